@@ -1,7 +1,7 @@
-//! An endpoint: a process's place in its world.
+//! //! The endpoint: the place of one process in its world.
 
-// Rustdoc shows the methods of `Endpoint` in the order of these modules, which is the order of use. rustfmt sorts the
-// modules of a group, so the groups stay separate.
+// // Rustdoc lists the methods of `Endpoint` in the order of these modules, which is the order of use. rustfmt
+// sorts the modules within a group, so blank lines separate the groups.
 mod open;
 
 mod message;
@@ -76,78 +76,81 @@ use barrier::free_context;
 use probe::Dropped;
 use wait::Waiter;
 
-/// Requests for which there is room at start; more are made room for as needed.
+/// /// The number of requests for which there is room at start. The storage grows as needed.
 pub(crate) const FIRST_REQUESTS: usize = 1024;
 
-/// Whom a receive listens to.
+/// /// The senders whose messages a receive accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Everyone, ourselves included.
+    /// /// Every rank, this one included.
     Any,
-    /// One rank.
+    /// /// One rank.
     Rank(usize),
 }
 
-/// Which tags a receive accepts.
+/// /// The tags that a receive accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tag {
-    /// Every tag.
+    /// /// Every tag.
     Any,
-    /// This one.
+    /// /// This tag only.
     Exactly(u64),
-    /// Those that agree with `value` in every bit that `ignore` does not set.
+    /// /// Every tag that equals `value` in all bits that `ignore` does not set.
     Masked {
-        /// The tag.
+        /// /// The tag.
         value: u64,
-        /// Bits that do not count.
+        /// /// The bits that are not compared.
         ignore: u64,
     },
 }
 
-/// What came of a message.
+/// /// The result of a completed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Receive: who sent it. Send: unspecified.
+    /// /// The sender, for a receive. Unspecified for a send.
     pub rank: usize,
-    /// The message's tag. Send: unspecified.
+    /// /// The message's tag, for a receive. Unspecified for a send.
     pub tag: u64,
-    /// Bytes moved.
+    /// /// The number of bytes moved.
     pub len: usize,
 }
 
-/// A non-blocking operation, by value; [`Endpoint::test`] and [`Endpoint::wait`] complete it.
+/// /// A non-blocking operation, by value. [`Endpoint::test`] and [`Endpoint::wait`] complete it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "an operation that is never waited for keeps its buffer in use and its slot taken"]
 pub struct Request(RequestId);
 
 impl Request {
-    /// One that is complete.
+    /// /// A request that is complete.
     const DONE: Self = Self(RequestId::SENT);
 
-    /// As one number, for C.
+    /// /// Returns the request as one number, for C.
     pub const fn to_bits(self) -> u64 {
         self.0.to_bits()
     }
 
-    /// Whether this was complete when it started, as most sends are: there is nothing to wait for.
+    /// /// Returns whether this request was complete when it started, as most sends are. There is then nothing
+    /// to wait for.
     pub fn is_complete(self) -> bool {
         self.0 == RequestId::SENT
     }
 
-    /// The inverse of [`Request::to_bits`]. Any number is safe: one that names no request gives [`Error::Stale`].
+    /// /// Returns the request that [`Request::to_bits`] made into this number. Any number is safe: if it names
+    /// no request, calls return [`Error::Stale`].
     pub const fn from_bits(bits: u64) -> Self {
         Self(RequestId::from_bits(bits))
     }
 }
 
-/// When a send is complete.
+/// /// The moment at which a send is complete.
 #[derive(Clone, Copy, Debug)]
 enum Mode {
-    /// When the buffer is the caller's again.
+    /// /// When the buffer belongs to the caller again.
     Standard,
-    /// The same; [`Endpoint::send_now`] has refused it, and it is not tried again before it is queued.
+    /// /// As `Standard`, for a message that [`Endpoint::send_now`] has refused. The message goes to the queue
+    /// without another attempt.
     Queued,
-    /// When a receive has matched it, too.
+    /// /// When the buffer belongs to the caller again and a receive has matched the message.
     Synchronous,
 }
 
@@ -166,62 +169,75 @@ impl Storage for Heap {
     type Trace = trace::Recorder;
 }
 
-/// A process's place in its world: sends and receives tagged messages.
+/// /// The place of one process in its world: it exchanges messages with all other ranks.
 ///
-/// Used by one thread at a time; it may move between threads. Only [`Endpoint::close`] is a finish. Dropping the
-/// endpoint otherwise, by a panic or by `?`, is a failure: its peers see [`Failure::Dropped`](crate::Failure::Dropped),
-/// and sends that have not left yet are lost.
+/// One thread uses an endpoint at a time; the endpoint may move between threads. [`Endpoint::into_shared`]
+/// makes one that several threads use.
 ///
-/// It belongs to the process that opened it. In a child that this forks it is dead: each call that would do something
-/// returns [`Error::Forked`], and dropping it does nothing to the parent, its peers or its launcher.
+/// Only [`Endpoint::close`] is a normal end. If an endpoint is dropped otherwise, by a panic or by `?`, its
+/// peers see a failure, [`Failure::Dropped`](crate::Failure::Dropped). Sends that have not left this process
+/// are then lost.
+///
+/// The endpoint belongs to the process that opened it. In a child made by `fork` it is dead. There, each call
+/// that would do something returns [`Error::Forked`], and the drop does nothing to the parent, its peers or its
+/// launcher.
+///
+/// The methods below are in the order of use: opening and closing, blocking messages, non-blocking requests,
+/// scopes, matching contexts, probes, lists of buffers, active messages, one-sided operations, barrier and
+/// agreement, restart, event loops, several threads, observation.
 pub struct Endpoint {
-    // The engine's port keeps what it points into: see `shm/views.rs`.
+    // // The engine's port owns the memory that the engine points into: see `shm/views.rs`.
     engine: Engine<Port, Heap>,
     waiter: Waiter,
-    /// Holds buffers that the engine uses.
+    /// /// The agreement and the barrier under way. They own buffers that the engine uses.
     agreements: Agreements,
     exchange: Option<Box<dyn Exchange + Send>>,
-    /// Peers that are gone, and whose last messages may still be on the way; and how often they were looked for.
+    /// /// The peers that are gone and whose last messages may not have been read, with the number of attempts
+    /// to read these.
     leaving: Vec<(usize, Departure, u32)>,
-    /// Regions that were allocated; the engine points into them.
+    /// /// The regions that this endpoint allocated. The engine points into them.
     allocations: Vec<region::Allocation>,
-    /// Regions of peers that are mapped here.
+    /// /// The regions of peers that are mapped here.
     direct: direct::Direct,
-    /// From how many bytes on copies to and from them go past the caches.
+    /// /// The number of bytes from which copies to and from these regions are non-temporal.
     non_temporal_bytes: u64,
-    /// Blocking one-sided operations so far.
+    /// /// The number of blocking one-sided operations so far.
     operations: u32,
-    /// Messages taken out by a matched probe, and dropped instead of received.
+    /// /// The messages that a matched probe took out and that were dropped instead of received.
     dropped: Arc<Dropped>,
-    /// Those of them that are being received into no room.
+    /// /// Those of the dropped messages that the engine is receiving into an empty buffer.
     discarding: Vec<RequestId>,
-    /// It was closed, and all its sends were flushed.
+    /// /// `close` has flushed all sends.
     finished: bool,
     config: Config,
     warnings: Vec<String>,
-    /// Polls and packets since the last look at the clock.
+    /// /// The number of polls and packets since the clock was last read.
     turns: u32,
-    /// When the peers' lives were last looked at.
+    /// /// The time of the last liveness check.
     liveness_checked: Instant,
-    /// What the peers are like; for [`Endpoint::explain`].
+    /// /// The facts about the peers, for [`Endpoint::explain`].
     facts: Facts,
-    /// Where processes that were started again call, and those that this one has called.
+    /// /// The listener for processes that were started again, and the connections that this process has
+    /// requested.
     rejoin: RejoinListener,
-    /// Of each rank.
+    /// /// The incarnation of each rank.
     incarnations: Vec<u64>,
-    /// By which the peers that read our memory know us.
+    /// /// The identity stamp of this process. Peers that read its memory check it.
     stamp: Box<u64>,
-    /// The process that opened this. In a child that it forks the segments are not mapped, and the endpoint is dead.
+    /// /// The process that opened this endpoint. A child that it forks has no segments mapped, and the
+    /// endpoint is dead there.
     origin: Arc<Origin>,
 }
 
 impl Endpoint {
-    /// Whether this process was forked from the one that opened the endpoint.
+    /// /// Returns whether this process was forked from the process that opened the endpoint.
     #[inline(always)]
     fn is_forked(&self) -> bool {
         self.origin.is_elsewhere()
     }
 
+    /// /// Fails in a forked child.
+    ///
     /// # Errors
     /// [`Error::Forked`].
     #[inline(always)]
@@ -229,7 +245,7 @@ impl Endpoint {
         if self.is_forked() { Err(Error::Forked) } else { Ok(()) }
     }
 
-    /// Starts a send, when there is room; an error means that the buffer is not used.
+    /// /// Starts a send once there is room for its request. After an error the engine does not use the buffer.
     #[inline]
     #[expect(clippy::needless_pass_by_value, reason = "the caller has no use of the buffer after this")]
     fn start(
@@ -243,10 +259,11 @@ impl Endpoint {
         self.check_origin()?;
         let to = u32::try_from(to).unwrap_or(u32::MAX);
         loop {
-            // SAFETY: the promise of `buf`'s maker covers each attempt: one that failed has not kept the buffer.
+            // // SAFETY: the promise of `buf`'s maker covers each attempt, since a failed attempt has not kept
+            // the buffer.
             let buf = unsafe { buf.again() };
             let started = match mode {
-                // Whoever is in a hurry with a word has tried it.
+                // // The fast path of messages of one word has failed before this call.
                 Mode::Standard => self.engine.isend_any(to, context, tag, buf),
                 Mode::Queued => self.engine.isend_queued(to, context, tag, buf),
                 Mode::Synchronous => self.engine.issend(to, context, tag, buf),
@@ -258,7 +275,8 @@ impl Endpoint {
         }
     }
 
-    /// Posts a receive, when there is room; an error means that the buffer is not used.
+    /// /// Posts a receive once there is room for its request. After an error the engine does not use the
+    /// buffer.
     #[inline]
     fn post(&mut self, pattern: Pattern, mut buf: RecvBuf) -> Result<Request, Error> {
         self.check_origin()?;
@@ -276,14 +294,15 @@ impl Endpoint {
         Some(outcome.map(status).map_err(Error::from))
     }
 
-    /// Makes the storage of requests grow up to its ceiling, or says why a request could not be started.
+    /// /// Grows the storage of requests up to its limit, or returns the reason why a request could not start.
     #[cold]
     fn make_room(&mut self, error: StartError) -> Result<(), Error> {
         match error {
             StartError::Requests { capacity } if capacity < self.config.requests => {
                 let more = (2 * capacity).min(self.config.requests);
                 self.engine.requests_mut().resize_with(more, Slot::default);
-                // As many lists as requests: finding a posted receive does not take longer as they grow.
+                // // There are as many lists as requests, so the time to find a posted receive does not grow
+                // with their number.
                 self.engine.grow_posted(|lists| lists.resize(more.next_power_of_two(), List::new()));
                 Ok(())
             }
@@ -319,8 +338,10 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
+/// /// Returns the pattern of a receive or a probe.
+///
 /// # Errors
-/// As [`free_context`].
+/// As for [`free_context`].
 #[inline(always)]
 fn pattern(from: Source, context: u16, tag: Tag) -> Result<Pattern, Error> {
     let context = free_context(context)?;

@@ -4,8 +4,10 @@ use super::{Endpoint, Source, Status, Tag};
 use crate::error::Error;
 
 impl Endpoint {
-    /// Sends a message and waits until its bytes have left the buffer. A message of up to NEMESIA_EAGER_BYTES leaves as
-    /// long as the receiver has room for it; others when a receive has matched them.
+    /// /// Sends a message and waits until its bytes have left the buffer.
+    ///
+    /// A message of up to NEMESIA_EAGER_BYTES leaves as soon as the receiver has room for it. A longer message
+    /// leaves when a receive has matched it.
     ///
     /// # Errors
     /// See [`Error`].
@@ -14,16 +16,16 @@ impl Endpoint {
         self.in_context(0).send(to, tag, bytes)
     }
 
-    /// Receives the first message that matches, and waits for it.
+    /// /// Receives the first message that matches, and waits for it.
     ///
     /// # Errors
-    /// See [`Error`]. A message longer than `buf` is [`Error::Truncated`]; what fits is received.
+    /// See [`Error`]. [`Error::Truncated`] if the message is longer than `buf`; the part that fits is received.
     #[inline]
     pub fn recv(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Result<Status, Error> {
         self.in_context(0).recv(from, tag, buf)
     }
 
-    /// Sends a message and waits until a receive has matched it (MPI_Ssend).
+    /// /// Sends a message and waits until a receive has matched it (MPI_Ssend).
     ///
     /// # Errors
     /// See [`Error`].
@@ -31,8 +33,10 @@ impl Endpoint {
         self.in_context(0).ssend(to, tag, bytes)
     }
 
-    /// Sends a message for which the caller knows that a receive is posted, and waits until its bytes have left the
-    /// buffer (MPI_Rsend). The promise is not made use of: this is [`Endpoint::send`], which MPI 4.1 permits (section
+    /// /// Sends a message for which a receive is posted, as the caller knows, and waits until its bytes have
+    /// left the buffer (MPI_Rsend).
+    ///
+    /// The engine makes no use of the posted receive: this is [`Endpoint::send`], as MPI 4.1 permits (section
     /// 3.4).
     ///
     /// # Errors

@@ -22,20 +22,22 @@ use crate::route;
 use crate::shm::{self, Attached};
 
 impl Endpoint {
-    /// Joins the world that the launcher describes; without a launcher, a world of one.
+    /// /// Joins the world that the launcher describes. Without a launcher, the world has one rank.
     ///
-    /// # Errors
-    /// What failed, on which rank, and the remedy.
+    /// The launcher speaks PMI-1: `mpiexec.hydra` or `nemesia run`.
+    ///
+    /// /// # Errors The error names what failed, on which rank, and the remedy.
     pub fn open(config: &Config) -> Result<Self, Error> {
         Self::open_with(config, Box::new(Bootstrap::from_env()?))
     }
 
-    /// Joins a world through the caller's own key-value exchange. Collective: every process of the world calls it.
+    /// /// Joins a world through the caller's own key-value exchange. Collective: every process of the world
+    /// calls it.
     ///
-    /// # Errors
-    /// What failed, on which rank, and the remedy.
+    /// /// # Errors The error names what failed, on which rank, and the remedy.
     pub fn open_with(config: &Config, mut exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
-        // Asked once: another answer later would not fit what is made from these.
+        // // The exchange is asked once: a different answer later would not fit the structures that these
+        // values size.
         let (rank, size) = (exchange.rank(), exchange.size());
         if rank >= size {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });
@@ -45,7 +47,8 @@ impl Endpoint {
         for preference in config.warnings() {
             config.give_up(preference, &mut warnings)?;
         }
-        // Before anybody is met: what can't be had here must not end their world.
+        // // This comes before the first contact with a peer: a local lack of memory must not end the peers'
+        // world.
         let (units, stored) = room(config.unexpected_bytes)?;
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
         let attached = shm::attach(config, exchange.as_mut(), ranks)?;
@@ -99,58 +102,61 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Flushes what is pending, tells the peers that this process has finished, and leaves the launcher's world.
+    /// /// Sends what is pending, tells the peers that this process has finished, and leaves the launcher's
+    /// world.
     ///
-    /// Messages that have left can be received after this; those to a peer that does not receive them are lost with
-    /// it.
+    /// Peers can still receive the messages that have left this process. A message to a peer that does not
+    /// receive it is lost when that peer ends.
     ///
     /// # Errors
-    /// The launcher's refusal, or a send that could not be flushed within the configured time; to the peers the latter
-    /// is [`Failure::Dropped`](crate::Failure::Dropped). [`Error::Forked`]: only the process that opened it can close
-    /// it.
+    /// The launcher's refusal, or [`Error::Timeout`] if pending sends did not leave within the configured time
+    /// (NEMESIA_TIMEOUT). The peers then see [`Failure::Dropped`](crate::Failure::Dropped).
+    /// [`Error::Forked`]: only the process that opened the endpoint can close it.
     pub fn close(mut self) -> Result<(), Error> {
         self.check_origin()?;
         let flushed = self.flush_sends().and_then(|()| {
-            // As late as it can be: what comes after this is lost to those that have sent it.
+            // // This is as late as possible: accumulated counts that arrive afterwards are lost to their
+            // senders.
             self.engine.settle_accounts();
             self.flush_sends()
         });
-        // Otherwise the rest is lost, and the peers are to know.
+        // // If the flush failed, the remaining sends are lost, and the peers must see a failure.
         self.finished = flushed.is_ok();
         let finalized = self.exchange.take().map_or(Ok(()), |mut exchange| exchange.finalize());
         flushed?;
         Ok(finalized?)
     }
 
-    /// Our rank, from 0.
+    /// /// Returns the rank of this process, from 0.
     pub fn rank(&self) -> usize {
         self.engine.rank() as usize
     }
 
-    /// Processes in the world.
+    /// /// Returns the number of processes in the world.
     pub fn size(&self) -> usize {
         self.engine.size() as usize
     }
 
-    /// Why a rank is gone, if it is.
+    /// /// Returns why a rank is gone; `None` if it is not.
     pub fn failure(&self, rank: usize) -> Option<crate::Failure> {
         self.engine.failure(u32::try_from(rank).ok()?)
     }
 
-    /// The caller knows of the peers that have failed so far: receives from any source can be posted again.
+    /// /// Acknowledges the peers that have failed so far. Receives from any source can then be posted again.
     pub fn acknowledge_failures(&mut self) {
         self.engine.acknowledge();
     }
 
-    /// Remarks on what was asked for and could not be had: huge pages that were to be tried, seals, cheap fences,
-    /// variables that do not exist. In strict mode all but the first are errors at start.
+    /// /// Returns warnings about settings that could not be applied: huge pages with fallback, seals, cheap
+    /// fences, unknown variables. In strict mode all but the first are errors at start.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 }
 
 impl Endpoint {
-    /// Tells how each rank is reached to whoever listens (feature `tracing`).
+    /// /// Reports how each rank is reached, and all warnings, to the subscribers of `tracing` (feature
+    /// `tracing`).
     fn report_routes(&self) {
         if cfg!(feature = "tracing") {
             let explanation = self.explain();
@@ -174,8 +180,8 @@ const fn tuning(config: &Config, window: u32, non_temporal_bytes: u64) -> Tuning
     }
 }
 
-/// Room for unexpected messages, and the lists that find them: together no more than so many bytes, zeroed by the
-/// kernel and committed as they are used.
+/// /// Returns the storage for unexpected messages and for the lists that find them. Together they take at most
+/// `bytes`. The kernel zeroes these bytes and commits them on first use.
 fn room(bytes: usize) -> Result<(Vec<Unit>, Vec<u32>), Error> {
     let refused = || Error::from(crate::ConfigError::TooLarge { name: "NEMESIA_UNEXPECTED_BYTES", bytes });
     limits::require_address_space(bytes)?;
@@ -183,7 +189,7 @@ fn room(bytes: usize) -> Result<(Vec<Unit>, Vec<u32>), Error> {
         return Err(refused());
     }
     let (units, lists) = store::split(bytes);
-    // Nothing is touched yet: the allocator can only fail for want of addresses.
+    // // No page is touched yet, so the allocator fails only if the address space is too small.
     Vec::<Unit>::new().try_reserve_exact(units).map_err(|_| refused())?;
     Ok((vec![[0; store::UNIT]; units], vec![0; lists]))
 }

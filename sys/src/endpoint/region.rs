@@ -13,60 +13,62 @@ use super::{Access, Endpoint, Refusal};
 use crate::error::Error;
 use crate::os::{Segment, random};
 
-/// Bytes of a [`RemoteKey`].
+/// /// The number of bytes of a [`RemoteKey`].
 pub const KEY_BYTES: usize = nemesia_core::wire::rma::KEY_BYTES;
-/// Most regions of an endpoint.
+/// /// The largest number of regions of an endpoint.
 const MOST_REGIONS: usize = 1 << 20;
 
-/// Memory of this process that its peers may use, by value.
+/// /// A region, by value: memory of this process that its peers may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region(pub(super) RegionId);
 
 impl Region {
-    /// As one number, for C.
+    /// /// Returns the region as one number, for C.
     pub const fn to_bits(self) -> u64 {
         self.0.to_bits()
     }
 
-    /// The inverse of [`Region::to_bits`]. Any number is safe: one that names no region gives [`Error::Region`].
+    /// /// Returns the region that [`Region::to_bits`] made into this number. Any number is safe: if it names
+    /// no region, calls return [`Error::Region`].
     pub const fn from_bits(bits: u64) -> Self {
         Self(RegionId::from_bits(bits))
     }
 }
 
-/// What a process needs to use a region of another. Plain bytes that travel by any means, a message for instance.
+/// /// The key that a process needs to use a region of another process. It is plain bytes and travels by any
+/// means, for instance in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteKey(pub(super) rma::RemoteKey);
 
 impl RemoteKey {
-    /// As bytes.
+    /// /// Returns the key as bytes.
     pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
         self.0.to_bytes()
     }
 
-    /// The inverse of [`RemoteKey::to_bytes`]; `None` for bytes that are none of this version. A key that was tampered
-    /// with is refused by the region's owner.
+    /// /// Returns the key that these bytes are, or `None` if they are no key of this version. The region's
+    /// owner refuses a forged key.
     pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Self> {
         rma::RemoteKey::from_bytes(bytes).map(Self)
     }
 
-    /// Whose region it is.
+    /// /// Returns the rank that owns the region.
     pub fn rank(&self) -> usize {
         self.0.rank as usize
     }
 
-    /// Bytes of the region.
+    /// /// Returns the number of bytes of the region.
     pub fn len(&self) -> u64 {
         self.0.len
     }
 
-    /// Whether the region is empty.
+    /// /// Returns whether the region is empty.
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
 }
 
-/// Memory that the endpoint has allocated, and the region that it is. The window points into the segment, so it is
+/// /// A region that the endpoint allocated, and its memory. The window points into the segment, so it is
 /// dropped first.
 #[derive(Debug)]
 pub(super) struct Allocation {
@@ -77,19 +79,21 @@ pub(super) struct Allocation {
 }
 
 impl Endpoint {
-    /// Allocates zeroed memory that peers may use, until [`Endpoint::unexpose`]. Peers of this machine map it, where
-    /// the kernel lets them and keeps `access` in force ([`Endpoint::path`]), and use it without this process's taking
-    /// part. It is used here by
-    /// [`Endpoint::read_region`] and [`Endpoint::write_region`], or through its address.
+    /// /// Allocates zeroed memory as a region that peers may use until [`Endpoint::unexpose`].
+    ///
+    /// Peers of this machine map the region if the kernel permits it and enforces `access`
+    /// ([`Endpoint::path`]). They then use it without any progress of this process. This process uses the
+    /// region by [`Endpoint::read_region`] and [`Endpoint::write_region`], or through its address
+    /// ([`Endpoint::region_memory`]).
     ///
     /// With [`Access::Read`] and [`Access::Write`] no other process can take pages out of the memory. With
-    /// [`Access::ReadWrite`] any process that may use the region directly can: a page that was taken out reads as
-    /// zeroes, here and there, and is allocated again by the process that touches it first. Such a region is therefore
-    /// never on huge pages. A peer whose memory is limited by a cgroup maps it only if it could bear the whole region,
-    /// or is in the owner's cgroup.
+    /// [`Access::ReadWrite`], any process that may use the region directly can do so. A page that was taken out
+    /// reads as zeroes in all processes, and the first process that touches it allocates it again. Such a
+    /// region is therefore never on huge pages. If a cgroup limits a peer's memory, the peer maps the region in
+    /// two cases only: the limit has room for the whole region, or the owner is in the same cgroup.
     ///
     /// # Errors
-    /// What the operating system says; nothing is exposed.
+    /// The error of the operating system; nothing is exposed.
     pub fn allocate(&mut self, len: usize, access: Access) -> Result<Region, Error> {
         self.check_origin()?;
         let bytes = len.checked_add(SHARED_BYTES).ok_or(Error::Regions { most: MOST_REGIONS })?;
@@ -97,18 +101,18 @@ impl Endpoint {
         let options = &self.config.segments;
         let segment = match access {
             Access::ReadWrite => Segment::create(NAME, bytes, &options.for_foreign_writers())?,
-            // Nobody writes it by mapping it. A region for reading that can't be sealed is used in packets; one for
-            // writing always is.
+            // // No peer writes such a region by mapping it. A read-only region that the kernel cannot seal is
+            // used in packets; a write-only region always is.
             Access::Read | Access::Write => Segment::create_sealed(NAME, bytes, options)?,
         };
         segment.seal_seals()?;
         let window = window_of(&segment, len, true)?;
         let key = u64::from_le_bytes(random()?);
         self.make_region_room()?;
-        // SAFETY: in the mapping, behind its first page.
+        // // SAFETY: the address is inside the mapping, after its first page.
         let base = unsafe { segment.as_ptr().add(SHARED_BYTES) };
-        // SAFETY: mapped readable and writable, and kept until the region is unexposed or the engine is gone;
-        // references to it are made by nobody.
+        // // SAFETY: the memory is mapped readable and writable, and kept until the region is unexposed or the
+        // engine is gone. This crate makes no reference to it.
         let memory = unsafe { Exposed::from_shared(base.as_ptr(), len) };
         let region = self.engine.expose(memory, access, key).map(Region);
         let region = region.ok_or(Error::Regions { most: MOST_REGIONS })?;
@@ -117,15 +121,17 @@ impl Endpoint {
         Ok(region)
     }
 
-    /// Lets peers use `len` bytes at `base`, until [`Endpoint::unexpose`] or the endpoint is dropped. The key that
-    /// opens them is new each time.
+    /// /// Exposes `len` bytes at `base` to peers, until [`Endpoint::unexpose`] or until the endpoint is
+    /// dropped. Each call makes a new key.
+    ///
+    /// Peers use this memory in packets, which this process executes when it makes progress.
     ///
     /// # Errors
     /// See [`Error`]; nothing is exposed.
     ///
     /// # Safety
-    /// Until then: the bytes are initialised and readable, and writable if `access` lets peers write; no reference to
-    /// them is alive while a function of this endpoint runs; other threads use them meanwhile only by atomic
+    /// Until then, the bytes are initialised and readable, and writable if `access` permits peers to write. No
+    /// reference to them is alive while a function of this endpoint runs. Other threads use them only by atomic
     /// operations.
     pub unsafe fn expose(&mut self, base: *mut u8, len: usize, access: Access) -> Result<Region, Error> {
         self.check_origin()?;
@@ -136,14 +142,15 @@ impl Endpoint {
         self.engine.expose(memory, access, key).map(Region).ok_or(Error::Regions { most: MOST_REGIONS })
     }
 
-    /// What others need to use a region.
+    /// /// Returns the key that other processes need to use a region.
     ///
     /// # Errors
     /// [`Error::Region`].
     pub fn remote_key(&mut self, region: Region) -> Result<RemoteKey, Error> {
         let mut key = self.engine.remote_key(region.0).ok_or(Error::Region)?;
         if let Some(Allocation { segment, .. }) = self.allocation(region) {
-            // Only what the kernel keeps in force is shared: a forged key must not give more.
+            // // The key names the descriptor only if the kernel enforces the access: a forged key must not
+            // permit more.
             let kept = match key.access {
                 Access::ReadWrite => true,
                 Access::Read => segment.write_sealed(),
@@ -155,7 +162,7 @@ impl Endpoint {
         Ok(RemoteKey(key))
     }
 
-    /// Takes a region back: operations on it are refused from now on. Memory that was allocated is freed.
+    /// /// Unexposes a region. From now on operations on it are refused. Memory that was allocated is freed.
     ///
     /// # Errors
     /// [`Error::Region`].
@@ -165,23 +172,26 @@ impl Endpoint {
             return Err(Error::Region);
         }
         if let Some(at) = self.allocations.iter().position(|allocation| allocation.region == region) {
-            // Those who have mapped it see that, and ask us.
+            // // Peers that have mapped the region see that its key is gone, and send packets, which this
+            // process refuses.
             self.allocations.swap_remove(at).window.set_key(0);
         }
         Ok(())
     }
 
-    /// Address and length of memory that was allocated; valid until the region is unexposed or the endpoint is dropped.
-    /// What is promised to [`Endpoint::expose`] holds for who uses it.
+    /// /// Returns the address and the length of a region that was allocated.
+    ///
+    /// They are valid until the region is unexposed or the endpoint is dropped. Code that uses the address
+    /// keeps the promises of [`Endpoint::expose`].
     pub fn region_memory(&self, region: Region) -> Option<(*mut u8, usize)> {
         let found = self.allocation(region)?;
         Some((found.segment.as_ptr().as_ptr().wrapping_add(SHARED_BYTES), found.len))
     }
 
-    /// Copies bytes out of a region, from `at`.
+    /// /// Copies bytes out of a region, from offset `at`.
     ///
     /// # Errors
-    /// [`Error::Region`], or [`Error::Refused`] when they are not all in it.
+    /// [`Error::Region`], or [`Error::Refused`] if the region ends before the last byte.
     pub fn read_region(&mut self, region: Region, at: usize, to: &mut [u8]) -> Result<(), Error> {
         self.check_origin()?;
         let rank = self.rank();
@@ -190,10 +200,10 @@ impl Endpoint {
         memory.read(at, to).then_some(()).ok_or(bounds)
     }
 
-    /// Copies bytes into a region that was allocated, or into which peers may put, from `at`.
+    /// /// Copies bytes into a region that was allocated or that peers may write, at offset `at`.
     ///
     /// # Errors
-    /// [`Error::Region`], or [`Error::Refused`] when they do not all fit, or the memory may be read-only.
+    /// [`Error::Region`], or [`Error::Refused`] if the bytes do not all fit or the memory may be read-only.
     pub fn write_region(&mut self, region: Region, at: usize, from: &[u8]) -> Result<(), Error> {
         self.check_origin()?;
         let rank = self.rank();
@@ -206,7 +216,7 @@ impl Endpoint {
         memory.write(at, from).then_some(()).ok_or(refused(Refusal::Bounds))
     }
 
-    /// Puts with notification that are done in a region, since it was exposed.
+    /// /// Returns the number of puts with notification that were completed in a region since it was exposed.
     ///
     /// # Errors
     /// [`Error::Region`].

@@ -6,8 +6,8 @@ use super::{Endpoint, Request, Source, Status, Tag};
 use crate::error::Error;
 
 impl Endpoint {
-    /// Starts a send of `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For runtimes;
-    /// see [`Endpoint::scope`] for a safe way.
+    /// /// Starts a send of `len` bytes at `base`. [`Endpoint::test`] or [`Endpoint::wait`] completes it. For
+    /// runtimes; [`Endpoint::scope`] is the safe alternative.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -26,15 +26,15 @@ impl Endpoint {
         unsafe { self.in_context(0).isend(to, tag, base, len) }
     }
 
-    /// Posts a receive into `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For
-    /// runtimes; see [`Endpoint::scope`] for a safe way.
+    /// /// Posts a receive into `len` bytes at `base`. [`Endpoint::test`] or [`Endpoint::wait`] completes it.
+    /// For runtimes; [`Endpoint::scope`] is the safe alternative.
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.
     ///
     /// # Safety
-    /// The bytes are initialised, and no reference to them is used until the request is complete or the endpoint is
-    /// dropped. Several requests may name the same bytes; what they then hold is unspecified.
+    /// The bytes are initialised, and no reference to them is used until the request is complete or the
+    /// endpoint is dropped. Several requests may use the same bytes; their content is then unspecified.
     #[inline]
     pub unsafe fn irecv(
         &mut self,
@@ -47,7 +47,8 @@ impl Endpoint {
         unsafe { self.in_context(0).irecv(from, tag, base, len) }
     }
 
-    /// As [`Endpoint::isend`]; complete only when a receive has matched the message (MPI_Issend).
+    /// /// Starts a send as [`Endpoint::isend`] does. It is complete only when a receive has matched the
+    /// message (MPI_Issend).
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -65,8 +66,8 @@ impl Endpoint {
         unsafe { self.in_context(0).issend(to, tag, base, len) }
     }
 
-    /// As [`Endpoint::isend`], for a message for which the caller knows that a receive is posted (MPI_Irsend). The
-    /// promise is not made use of: this is [`Endpoint::isend`].
+    /// /// Starts a send as [`Endpoint::isend`] does, of a message for which a receive is posted, as the caller
+    /// knows (MPI_Irsend). The engine makes no use of the posted receive.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -85,17 +86,17 @@ impl Endpoint {
         unsafe { self.isend(to, tag, base, len) }
     }
 
-    /// Whether a request is complete. Once it has said so, the request is gone.
+    /// /// Returns the result of a request if it is complete. The request then no longer exists.
     ///
     /// # Errors
-    /// See [`Error`]; after an error the request is gone as well.
+    /// See [`Error`]. After an error the request no longer exists either.
     #[inline]
     pub fn test(&mut self, request: Request) -> Result<Option<Status>, Error> {
         let done = match self.finish_now(request) {
             None => self.outcome(request).transpose()?,
             done => done,
         };
-        // Whoever only tests what is complete makes progress now and then all the same.
+        // // A caller that only tests requests that are complete makes progress now and then all the same.
         if done.is_some() && !self.is_progress_due() {
             return Ok(done);
         }
@@ -107,26 +108,26 @@ impl Endpoint {
         }
     }
 
-    /// Waits until a request is complete: spins, then sleeps.
+    /// /// Waits until a request is complete: it spins, then sleeps.
     ///
     /// # Errors
-    /// See [`Error`]. [`Error::Unexpected`] leaves the request as it is: it can be waited for again.
+    /// /// See [`Error`]. [`Error::Unexpected`] leaves the request as it is; the caller can wait for it again.
     #[inline]
     pub fn wait(&mut self, request: Request) -> Result<Status, Error> {
         self.wait_limited(request, None)
     }
 
-    /// As [`Endpoint::wait`], for at most this long.
+    /// /// Waits as [`Endpoint::wait`] does, for at most `limit`.
     ///
     /// # Errors
-    /// [`Error::Timeout`] leaves the request as it is: it can be waited for again.
+    /// /// [`Error::Timeout`] leaves the request as it is; the caller can wait for it again.
     pub fn wait_timeout(&mut self, request: Request, limit: Duration) -> Result<Status, Error> {
         self.wait_limited(request, Some(limit))
     }
 
-    /// Withdraws a posted receive. False when a message has matched it already, or it is a send.
+    /// /// Withdraws a posted receive. Returns false if a message has matched it already or if it is a send.
     ///
-    /// The request remains and completes with [`Error::Cancelled`]; its buffer is free at once.
+    /// The request still exists and completes with [`Error::Cancelled`]. Its buffer is free at once.
     pub fn cancel(&mut self, request: Request) -> bool {
         self.engine.cancel(request.0)
     }

@@ -1,4 +1,5 @@
-//! One-sided operations: regions, keys, and operations for runtimes. The safe ones are in `one_sided.rs`.
+//! //! One-sided operations for runtimes, which keep the buffers themselves. The safe operations are in
+//! `one_sided.rs`.
 
 use nemesia_core::engine::RequestId;
 use nemesia_core::engine::rma::{self, Target};
@@ -10,8 +11,8 @@ use super::{Endpoint, Region, RemoteKey, Request};
 use crate::error::Error;
 
 impl Endpoint {
-    /// Starts waiting until a region has had so many notifications, counted since it was exposed. Like a receive from
-    /// any source it fails when a peer dies, and can be cancelled.
+    /// /// Starts a wait until a region has had `count` notifications since it was exposed. As a receive from
+    /// any source, it fails when a peer fails, and it can be cancelled.
     ///
     /// # Errors
     /// See [`Error`].
@@ -25,11 +26,13 @@ impl Endpoint {
         }
     }
 
-    /// Starts a put of `len` bytes at `base`; complete when they have left. The region's notifications are counted up
-    /// by one when they are there, if `notify`.
+    /// /// Starts a put of `len` bytes at `base`. It is complete when the bytes have left the buffer.
+    ///
+    /// If `notify` is set, the region's count of notifications grows by one when the bytes are there.
     ///
     /// # Errors
-    /// See [`Error`]; nothing was sent. [`Error::Refused`] if the key says that the target would.
+    /// See [`Error`]; nothing was sent. [`Error::Refused`] if the key shows that the target would refuse the
+    /// put.
     ///
     /// # Safety
     /// The bytes stay readable and unchanged until the request is complete or the endpoint is dropped.
@@ -48,12 +51,14 @@ impl Endpoint {
             if !notify {
                 return Ok(Request(RequestId::SENT));
             }
-            // The bytes are there before the packet that tells of them.
-            // SAFETY: there are none.
+            // // The bytes are there before the packet that carries the notification.
+            //
+            // // SAFETY: the packet has no bytes.
             buf = unsafe { SendBuf::from_raw(base, 0) };
         }
         loop {
-            // SAFETY: the caller's promise covers each attempt: one that failed has not kept the buffer.
+            // // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the
+            // buffer.
             let buf = unsafe { buf.again() };
             match self.engine.put(&Target { key: &key.0, offset }, buf, notify) {
                 Ok(id) => return Ok(Request(id)),
@@ -62,14 +67,14 @@ impl Endpoint {
         }
     }
 
-    /// Starts a get of `len` bytes into `base`; complete when they are here.
+    /// /// Starts a get of `len` bytes into `base`. It is complete when the bytes are in the buffer.
     ///
     /// # Errors
-    /// As [`Endpoint::iput`].
+    /// As for [`Endpoint::iput`].
     ///
     /// # Safety
-    /// The bytes are initialised, and no reference to them is used until the request is complete or the endpoint is
-    /// dropped.
+    /// The bytes are initialised, and no reference to them is used until the request is complete or the
+    /// endpoint is dropped.
     #[inline]
     pub unsafe fn iget(
         &mut self,
@@ -91,13 +96,14 @@ impl Endpoint {
         }
     }
 
-    /// Starts combining `len` bytes of operands at `base` into values; atomic for each, complete when they have left.
+    /// /// Starts to combine `len` bytes of operands at `base` into values, atomically for each. It is complete
+    /// when the operands have left the buffer.
     ///
     /// # Errors
-    /// As [`Endpoint::iput`].
+    /// As for [`Endpoint::iput`].
     ///
     /// # Safety
-    /// As [`Endpoint::iput`].
+    /// As for [`Endpoint::iput`].
     pub unsafe fn iaccumulate(
         &mut self,
         key: &RemoteKey,
@@ -112,7 +118,8 @@ impl Endpoint {
             return Ok(Request(RequestId::SENT));
         }
         loop {
-            // SAFETY: the caller's promise covers each attempt: one that failed has not kept the buffer.
+            // // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the
+            // buffer.
             let buf = unsafe { buf.again() };
             match self.engine.accumulate(&Target { key: &key.0, offset }, datatype, reduction, buf) {
                 Ok(id) => return Ok(Request(id)),
@@ -121,14 +128,14 @@ impl Endpoint {
         }
     }
 
-    /// Starts combining an operand, given as bits, into one value; complete when what it was is at `old`, in the bytes
-    /// of its type.
+    /// /// Starts to combine an operand, given as bits, into one value. It is complete when the previous value
+    /// is at `old`, in the bytes of its type.
     ///
     /// # Errors
-    /// As [`Endpoint::iput`].
+    /// As for [`Endpoint::iput`].
     ///
     /// # Safety
-    /// As [`Endpoint::iget`], for the bytes of the type at `old`.
+    /// As for [`Endpoint::iget`], for the bytes of the type at `old`.
     pub unsafe fn ifetch(
         &mut self,
         key: &RemoteKey,
@@ -151,15 +158,17 @@ impl Endpoint {
         }
     }
 
-    /// Starts combining `len` bytes of operands at `operands` into values; complete when what those were is at `old`,
-    /// as many bytes (MPI's get-accumulate). Atomic for each. Of [`Reduction::Nothing`] the operands do not count; they
-    /// may be null.
+    /// /// Starts to combine `len` bytes of operands at `operands` into values, atomically for each (MPI's
+    /// get-accumulate). It is complete when the previous values are at `old`, as many bytes.
+    ///
+    /// [`Reduction::Nothing`] reads no operands; the pointer may then be null.
     ///
     /// # Errors
-    /// As [`Endpoint::iput`]. When a part is refused, others may have been done.
+    /// As for [`Endpoint::iput`]. If a part is refused, other parts may have been executed.
     ///
     /// # Safety
-    /// As [`Endpoint::iput`] for the operands, and as [`Endpoint::iget`] for the bytes at `old`, which are others.
+    /// As for [`Endpoint::iput`] for the operands, and as for [`Endpoint::iget`] for the bytes at `old`. The
+    /// two do not overlap.
     pub unsafe fn ifetch_accumulate(
         &mut self,
         key: &RemoteKey,
@@ -169,7 +178,7 @@ impl Endpoint {
         old: *mut u8,
         len: usize,
     ) -> Result<Request, Error> {
-        // They are not looked at, so they may lie where the old values go.
+        // // They are not read, so they may overlap the previous values.
         let count = if reduction == Reduction::Nothing { 0 } else { len };
         // SAFETY: the caller's promise.
         let (from, mut into) = unsafe { (SendBuf::from_raw(operands, count), RecvBuf::from_raw(old, len)) };
@@ -179,7 +188,8 @@ impl Endpoint {
         }
         loop {
             let target = Target { key: &key.0, offset };
-            // SAFETY: the caller's promise covers each attempt: one that failed has not kept the buffer.
+            // // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the
+            // buffer.
             let from = unsafe { from.again() };
             match self.engine.fetch_accumulate(&target, datatype, reduction, from, &mut into) {
                 Ok(id) => return Ok(Request(id)),
@@ -188,14 +198,14 @@ impl Endpoint {
         }
     }
 
-    /// Starts replacing one value by `value` if its bits are those of `expected`; complete when what it was is at
-    /// `old`, in the bytes of its type.
+    /// /// Starts to replace one value by `value` if its bits are those of `expected`. It is complete when the
+    /// previous value is at `old`, in the bytes of its type.
     ///
     /// # Errors
-    /// As [`Endpoint::iput`].
+    /// As for [`Endpoint::iput`].
     ///
     /// # Safety
-    /// As [`Endpoint::iget`], for the bytes of the type at `old`.
+    /// As for [`Endpoint::iget`], for the bytes of the type at `old`.
     pub unsafe fn icompare_swap(
         &mut self,
         key: &RemoteKey,
@@ -220,8 +230,10 @@ impl Endpoint {
         }
     }
 
-    /// Starts a flush: complete when all operations on the rank's regions that were started before are done there.
-    /// Fails with [`Error::Refused`] if puts or accumulates were refused since the last flush.
+    /// /// Starts a flush. It is complete when all earlier operations on the rank's regions are completed
+    /// there.
+    ///
+    /// It fails with [`Error::Refused`] if puts or accumulates were refused since the last flush.
     ///
     /// # Errors
     /// See [`Error`].
@@ -236,7 +248,8 @@ impl Endpoint {
         }
     }
 
-    /// Starts a flush of every rank on whose regions there were operations; and the first error that this met with.
+    /// /// Starts a flush of every rank on whose regions there were operations. Returns the requests and the
+    /// first error.
     pub fn iflush_all(&mut self) -> (Vec<Request>, Result<(), Error>) {
         let mut open = Vec::new();
         let mut result = self.check_origin();
@@ -251,8 +264,10 @@ impl Endpoint {
         (open, result)
     }
 
-    /// Operations on the rank's regions that are started later are executed there after all that were started before.
-    /// Without it that holds as well, but for a get, which may see what is written by what is started after it.
+    /// /// Orders operations on the rank's regions: later ones are executed there after all earlier ones.
+    ///
+    /// Without a fence this holds as well, except for a get. A get may see the bytes that a later operation
+    /// writes.
     ///
     /// # Errors
     /// See [`Error`].
@@ -272,7 +287,7 @@ impl Endpoint {
     }
 }
 
-/// An operation that is complete, and what the value was.
+/// /// Stores the previous value, and returns the request of an operation that is complete.
 fn returned(old: &mut RecvBuf, value: u64) -> Request {
     let len = old.len();
     old.part(0, len).copy_from_slice(&value.to_le_bytes()[..len]);
