@@ -1,6 +1,6 @@
-//! //! The endpoint: the place of one process in its world.
+//! The endpoint: the place of one process in its world.
 
-// // Rustdoc lists the methods of `Endpoint` in the order of these modules, which is the order of use. rustfmt
+// Rustdoc lists the methods of `Endpoint` in the order of these modules, which is the order of use. rustfmt
 // sorts the modules within a group, so blank lines separate the groups.
 mod open;
 
@@ -76,81 +76,81 @@ use barrier::free_context;
 use probe::Dropped;
 use wait::Waiter;
 
-/// /// The number of requests for which there is room at start. The storage grows as needed.
+/// The number of requests for which there is room at start. The storage grows as needed.
 pub(crate) const FIRST_REQUESTS: usize = 1024;
 
-/// /// The senders whose messages a receive accepts.
+/// The senders whose messages a receive accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// /// Every rank, this one included.
+    /// Every rank, this one included.
     Any,
-    /// /// One rank.
+    /// One rank.
     Rank(usize),
 }
 
-/// /// The tags that a receive accepts.
+/// The tags that a receive accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tag {
-    /// /// Every tag.
+    /// Every tag.
     Any,
-    /// /// This tag only.
+    /// This tag only.
     Exactly(u64),
-    /// /// Every tag that equals `value` in all bits that `ignore` does not set.
+    /// Every tag that equals `value` in all bits that `ignore` does not set.
     Masked {
-        /// /// The tag.
+        /// The tag.
         value: u64,
-        /// /// The bits that are not compared.
+        /// The bits that are not compared.
         ignore: u64,
     },
 }
 
-/// /// The result of a completed operation.
+/// The result of a completed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// /// The sender, for a receive. Unspecified for a send.
+    /// The sender, for a receive. Unspecified for a send.
     pub rank: usize,
-    /// /// The message's tag, for a receive. Unspecified for a send.
+    /// The message's tag, for a receive. Unspecified for a send.
     pub tag: u64,
-    /// /// The number of bytes moved.
+    /// The number of bytes moved.
     pub len: usize,
 }
 
-/// /// A non-blocking operation, by value. [`Endpoint::test`] and [`Endpoint::wait`] complete it.
+/// A non-blocking operation, by value. [`Endpoint::test`] and [`Endpoint::wait`] complete it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "an operation that is never waited for keeps its buffer in use and its slot taken"]
 pub struct Request(RequestId);
 
 impl Request {
-    /// /// A request that is complete.
+    /// A request that is complete.
     const DONE: Self = Self(RequestId::SENT);
 
-    /// /// Returns the request as one number, for C.
+    /// Returns the request as one number, for C.
     pub const fn to_bits(self) -> u64 {
         self.0.to_bits()
     }
 
-    /// /// Returns whether this request was complete when it started, as most sends are. There is then nothing
-    /// to wait for.
+    /// Returns whether this request was complete when it started, as most sends are. There is then nothing to
+    /// wait for.
     pub fn is_complete(self) -> bool {
         self.0 == RequestId::SENT
     }
 
-    /// /// Returns the request that [`Request::to_bits`] made into this number. Any number is safe: if it names
-    /// no request, calls return [`Error::Stale`].
+    /// Returns the request that [`Request::to_bits`] made into this number. Any number is safe: if it names no
+    /// request, calls return [`Error::Stale`].
     pub const fn from_bits(bits: u64) -> Self {
         Self(RequestId::from_bits(bits))
     }
 }
 
-/// /// The moment at which a send is complete.
+/// The moment at which a send is complete.
 #[derive(Clone, Copy, Debug)]
 enum Mode {
-    /// /// When the buffer belongs to the caller again.
+    /// When the buffer belongs to the caller again.
     Standard,
-    /// /// As `Standard`, for a message that [`Endpoint::send_now`] has refused. The message goes to the queue
+    /// As `Standard`, for a message that [`Endpoint::send_now`] has refused. The message goes to the queue
     /// without another attempt.
     Queued,
-    /// /// When the buffer belongs to the caller again and a receive has matched the message.
+    /// When the buffer belongs to the caller again and a receive has matched the message.
     Synchronous,
 }
 
@@ -169,7 +169,7 @@ impl Storage for Heap {
     type Trace = trace::Recorder;
 }
 
-/// /// The place of one process in its world: it exchanges messages with all other ranks.
+/// The place of one process in its world: it exchanges messages with all other ranks.
 ///
 /// One thread uses an endpoint at a time; the endpoint may move between threads. [`Endpoint::into_shared`]
 /// makes one that several threads use.
@@ -186,57 +186,56 @@ impl Storage for Heap {
 /// scopes, matching contexts, probes, lists of buffers, active messages, one-sided operations, barrier and
 /// agreement, restart, event loops, several threads, observation.
 pub struct Endpoint {
-    // // The engine's port owns the memory that the engine points into: see `shm/views.rs`.
+    // The engine's port owns the memory that the engine points into: see `shm/views.rs`.
     engine: Engine<Port, Heap>,
     waiter: Waiter,
-    /// /// The agreement and the barrier under way. They own buffers that the engine uses.
+    /// The agreement and the barrier under way. They own buffers that the engine uses.
     agreements: Agreements,
     exchange: Option<Box<dyn Exchange + Send>>,
-    /// /// The peers that are gone and whose last messages may not have been read, with the number of attempts
-    /// to read these.
+    /// The peers that are gone and whose last messages may not have been read, with the number of attempts to
+    /// read these.
     leaving: Vec<(usize, Departure, u32)>,
-    /// /// The regions that this endpoint allocated. The engine points into them.
+    /// The regions that this endpoint allocated. The engine points into them.
     allocations: Vec<region::Allocation>,
-    /// /// The regions of peers that are mapped here.
+    /// The regions of peers that are mapped here.
     direct: direct::Direct,
-    /// /// The number of bytes from which copies to and from these regions are non-temporal.
+    /// The number of bytes from which copies to and from these regions are non-temporal.
     non_temporal_bytes: u64,
-    /// /// The number of blocking one-sided operations so far.
+    /// The number of blocking one-sided operations so far.
     operations: u32,
-    /// /// The messages that a matched probe took out and that were dropped instead of received.
+    /// The messages that a matched probe took out and that were dropped instead of received.
     dropped: Arc<Dropped>,
-    /// /// Those of the dropped messages that the engine is receiving into an empty buffer.
+    /// Those of the dropped messages that the engine is receiving into an empty buffer.
     discarding: Vec<RequestId>,
-    /// /// `close` has flushed all sends.
+    /// `close` has flushed all sends.
     finished: bool,
     config: Config,
     warnings: Vec<String>,
-    /// /// The number of polls and packets since the clock was last read.
+    /// The number of polls and packets since the clock was last read.
     turns: u32,
-    /// /// The time of the last liveness check.
+    /// The time of the last liveness check.
     liveness_checked: Instant,
-    /// /// The facts about the peers, for [`Endpoint::explain`].
+    /// The facts about the peers, for [`Endpoint::explain`].
     facts: Facts,
-    /// /// The listener for processes that were started again, and the connections that this process has
-    /// requested.
+    /// The listener for processes that were started again, and the connections that this process has requested.
     rejoin: RejoinListener,
-    /// /// The incarnation of each rank.
+    /// The incarnation of each rank.
     incarnations: Vec<u64>,
-    /// /// The identity stamp of this process. Peers that read its memory check it.
+    /// The identity stamp of this process. Peers that read its memory check it.
     stamp: Box<u64>,
-    /// /// The process that opened this endpoint. A child that it forks has no segments mapped, and the
-    /// endpoint is dead there.
+    /// The process that opened this endpoint. A child that it forks has no segments mapped, and the endpoint is
+    /// dead there.
     origin: Arc<Origin>,
 }
 
 impl Endpoint {
-    /// /// Returns whether this process was forked from the process that opened the endpoint.
+    /// Returns whether this process was forked from the process that opened the endpoint.
     #[inline(always)]
     fn is_forked(&self) -> bool {
         self.origin.is_elsewhere()
     }
 
-    /// /// Fails in a forked child.
+    /// Fails in a forked child.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -245,7 +244,7 @@ impl Endpoint {
         if self.is_forked() { Err(Error::Forked) } else { Ok(()) }
     }
 
-    /// /// Starts a send once there is room for its request. After an error the engine does not use the buffer.
+    /// Starts a send once there is room for its request. After an error the engine does not use the buffer.
     #[inline]
     #[expect(clippy::needless_pass_by_value, reason = "the caller has no use of the buffer after this")]
     fn start(
@@ -259,11 +258,11 @@ impl Endpoint {
         self.check_origin()?;
         let to = u32::try_from(to).unwrap_or(u32::MAX);
         loop {
-            // // SAFETY: the promise of `buf`'s maker covers each attempt, since a failed attempt has not kept
-            // the buffer.
+            // SAFETY: the promise of `buf`'s maker covers each attempt, since a failed attempt has not kept the
+            // buffer.
             let buf = unsafe { buf.again() };
             let started = match mode {
-                // // The fast path of messages of one word has failed before this call.
+                // The fast path of messages of one word has failed before this call.
                 Mode::Standard => self.engine.isend_any(to, context, tag, buf),
                 Mode::Queued => self.engine.isend_queued(to, context, tag, buf),
                 Mode::Synchronous => self.engine.issend(to, context, tag, buf),
@@ -275,8 +274,7 @@ impl Endpoint {
         }
     }
 
-    /// /// Posts a receive once there is room for its request. After an error the engine does not use the
-    /// buffer.
+    /// Posts a receive once there is room for its request. After an error the engine does not use the buffer.
     #[inline]
     fn post(&mut self, pattern: Pattern, mut buf: RecvBuf) -> Result<Request, Error> {
         self.check_origin()?;
@@ -294,15 +292,15 @@ impl Endpoint {
         Some(outcome.map(status).map_err(Error::from))
     }
 
-    /// /// Grows the storage of requests up to its limit, or returns the reason why a request could not start.
+    /// Grows the storage of requests up to its limit, or returns the reason why a request could not start.
     #[cold]
     fn make_room(&mut self, error: StartError) -> Result<(), Error> {
         match error {
             StartError::Requests { capacity } if capacity < self.config.requests => {
                 let more = (2 * capacity).min(self.config.requests);
                 self.engine.requests_mut().resize_with(more, Slot::default);
-                // // There are as many lists as requests, so the time to find a posted receive does not grow
-                // with their number.
+                // There are as many lists as requests, so the time to find a posted receive does not grow with
+                // their number.
                 self.engine.grow_posted(|lists| lists.resize(more.next_power_of_two(), List::new()));
                 Ok(())
             }
@@ -338,7 +336,7 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-/// /// Returns the pattern of a receive or a probe.
+/// Returns the pattern of a receive or a probe.
 ///
 /// # Errors
 /// As for [`free_context`].

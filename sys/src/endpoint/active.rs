@@ -1,4 +1,4 @@
-//! //! Active messages: their handlers, and the replies of handlers.
+//! Active messages: their handlers, and the replies of handlers.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use crate::error::Error;
 
 type Handler = Box<dyn FnMut(&mut Incoming<'_>) + Send>;
 
-/// /// An active message, for its handler. Its bytes are valid until the handler returns.
+/// An active message, for its handler. Its bytes are valid until the handler returns.
 #[derive(Debug)]
 pub struct Incoming<'a> {
     from: usize,
@@ -26,22 +26,22 @@ pub struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    /// /// Returns the rank that sent the message.
+    /// Returns the rank that sent the message.
     pub fn from(&self) -> usize {
         self.from
     }
 
-    /// /// Returns the header.
+    /// Returns the header.
     pub fn header(&self) -> &[u8] {
         self.header
     }
 
-    /// /// Returns the payload.
+    /// Returns the payload.
     pub fn payload(&self) -> &[u8] {
         self.payload
     }
 
-    /// /// Sends an active message back. A reply to a sender that is gone is dropped.
+    /// Sends an active message back. A reply to a sender that is gone is dropped.
     ///
     /// Both parts are copied. Replies leave after the handler has returned, in their order, and before active
     /// messages that are sent later from outside.
@@ -62,7 +62,7 @@ impl Incoming<'_> {
     }
 }
 
-/// /// A reply that no engine has taken yet.
+/// A reply that no engine has taken yet.
 #[derive(Debug)]
 struct Reply {
     handler: u16,
@@ -70,24 +70,24 @@ struct Reply {
     bytes: Box<[u8]>,
 }
 
-/// /// The replies of handlers that have not left.
+/// The replies of handlers that have not left.
 #[derive(Debug, Default)]
 struct Outbox {
     pool: ReplyPool,
-    /// /// The replies by rank, up to the highest rank that has had one.
+    /// The replies by rank, up to the highest rank that has had one.
     peers: Vec<PeerReplies>,
-    /// /// The ranks that have replies, in the order in which they are served.
+    /// The ranks that have replies, in the order in which they are served.
     busy: VecDeque<usize>,
-    /// /// The number of replies, to all ranks, that no engine has taken yet.
+    /// The number of replies, to all ranks, that no engine has taken yet.
     waiting: usize,
 }
 
-/// /// The replies to one rank, in order. Those in `leaving` came before those in `waiting`.
+/// The replies to one rank, in order. Those in `leaving` came before those in `waiting`.
 #[derive(Debug, Default)]
 struct PeerReplies {
     account: ReplyAccount,
     waiting: VecDeque<Reply>,
-    /// /// The replies that the engine has taken. It uses the bytes until the request is complete.
+    /// The replies that the engine has taken. It uses the bytes until the request is complete.
     leaving: VecDeque<(RequestId, Box<[u8]>)>,
 }
 
@@ -98,7 +98,7 @@ impl PeerReplies {
 }
 
 impl Outbox {
-    /// /// Keeps a reply to a rank if its account permits one more.
+    /// Keeps a reply to a rank if its account permits one more.
     fn add(&mut self, to: usize, reply: impl FnOnce() -> Reply) -> Result<(), Error> {
         if self.peers.len() <= to {
             self.peers.resize_with(to + 1, PeerReplies::default);
@@ -115,48 +115,48 @@ impl Outbox {
         Ok(())
     }
 
-    /// /// Takes the next reply to a rank that no engine has taken. The account of the rank still counts it.
+    /// Takes the next reply to a rank that no engine has taken. The account of the rank still counts it.
     fn next(&mut self, to: usize) -> Option<Reply> {
         let reply = self.peers.get_mut(to)?.waiting.pop_front()?;
         self.waiting -= 1;
         Some(reply)
     }
 
-    /// /// Puts back a reply that the engine could not take.
+    /// Puts back a reply that the engine could not take.
     fn put_back(&mut self, to: usize, reply: Reply) {
         self.peers[to].waiting.push_front(reply);
         self.waiting += 1;
     }
 
-    /// /// Frees the place of a reply that has left or was dropped.
+    /// Frees the place of a reply that has left or was dropped.
     fn free(&mut self, to: usize) {
         self.pool.give_back(&mut self.peers[to].account);
     }
 }
 
-/// /// Finds the handler of a message and calls it.
+/// Finds the handler of a message and calls it.
 pub(super) struct Dispatch {
     handlers: Vec<Option<Handler>>,
     room: Vec<u8>,
-    /// /// By sender: a message of several packets that is not complete yet.
+    /// By sender: a message of several packets that is not complete yet.
     parts: HashMap<u32, Vec<u8>>,
     packet: usize,
     outbox: Outbox,
-    /// /// The first panic of a handler that has not been raised yet.
+    /// The first panic of a handler that has not been raised yet.
     panic: Option<Panic>,
 }
 
-/// /// The payload of a panic.
+/// The payload of a panic.
 pub(super) type Panic = Box<dyn Any + Send>;
 
 impl Dispatch {
-    /// /// Makes a dispatcher for packets of at most `packet` bytes.
+    /// Makes a dispatcher for packets of at most `packet` bytes.
     pub(super) fn new(packet: usize) -> Self {
         let (handlers, room, parts) = (Vec::new(), Vec::new(), HashMap::new());
         Self { handlers, room, parts, packet, outbox: Outbox::default(), panic: None }
     }
 
-    /// /// Drops the replies to a process that is gone. The next process of its rank must not receive them.
+    /// Drops the replies to a process that is gone. The next process of its rank must not receive them.
     pub(super) fn forget(&mut self, rank: usize) {
         while self.outbox.next(rank).is_some() {
             self.outbox.free(rank);
@@ -170,19 +170,19 @@ impl Dispatch {
         !self.outbox.busy.is_empty()
     }
 
-    /// /// Returns whether [`Endpoint::attend_handlers`] has something to do.
+    /// Returns whether [`Endpoint::attend_handlers`] has something to do.
     #[inline(always)]
     pub(super) fn wants_attention(&self) -> bool {
         self.has_replies() || self.panic.is_some()
     }
 
-    /// /// Keeps a panic until [`Endpoint::attend_handlers`] raises it. Only the first is kept, because the
-    /// thread can unwind once.
+    /// Keeps a panic until [`Endpoint::attend_handlers`] raises it. Only the first is kept, because the thread
+    /// can unwind once.
     pub(super) fn keep_panic(&mut self, panic: Panic) {
         if self.panic.is_none() {
             self.panic = Some(panic);
         } else {
-            // // The drop of a panic's payload may panic again.
+            // The drop of a panic's payload may panic again.
             std::mem::forget(panic);
         }
     }
@@ -218,7 +218,7 @@ impl Handlers for Dispatch {
         let room = several.as_deref().unwrap_or(room);
         let (header, payload) = room[..message.len].split_at(message.header_bytes);
         let mut incoming = Incoming { from: message.from as usize, header, payload, most: *packet, outbox };
-        // // The engine is processing a packet and has to finish this first. Afterwards the panic is raised.
+        // The engine is processing a packet and has to finish this first. Afterwards the panic is raised.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| handler(&mut incoming))) {
             self.keep_panic(panic);
         }
@@ -229,7 +229,7 @@ impl Handlers for Dispatch {
     }
 }
 
-/// /// Allocates `len` zeroed bytes, or fails: the sender chose the number.
+/// Allocates `len` zeroed bytes, or fails: the sender chose the number.
 fn zeroed(len: usize) -> Result<Vec<u8>, NoMemory> {
     let mut room = Vec::new();
     room.try_reserve_exact(len).map_err(|_| NoMemory)?;
@@ -238,7 +238,7 @@ fn zeroed(len: usize) -> Result<Vec<u8>, NoMemory> {
 }
 
 impl Endpoint {
-    /// /// Sets the handler of active messages with this number. It replaces an earlier handler.
+    /// Sets the handler of active messages with this number. It replaces an earlier handler.
     ///
     /// The handler runs in whichever call on this endpoint makes progress. One sender's messages are handled in
     /// the order in which they were sent. A handler can reply, but it cannot use the endpoint. Messages to a
@@ -256,26 +256,26 @@ impl Endpoint {
         handlers[at] = Some(Box::new(handler));
     }
 
-    /// /// Removes a handler. Returns false if there was none.
+    /// Removes a handler. Returns false if there was none.
     pub fn remove_handler(&mut self, number: u16) -> bool {
         let handlers = &mut self.engine.handlers_mut().handlers;
         handlers.get_mut(usize::from(number)).and_then(Option::take).is_some()
     }
 
-    /// /// Returns the number of active messages that were dropped because their number had no handler.
+    /// Returns the number of active messages that were dropped because their number had no handler.
     pub fn unhandled_messages(&self) -> u64 {
         self.engine.unhandled()
     }
 
-    /// /// Returns the most bytes of an active message, header and payload together: 1 MiB, or the size of a
-    /// packet if that is larger.
+    /// Returns the most bytes of an active message, header and payload together: 1 MiB, or the size of a packet
+    /// if that is larger.
     ///
     /// A message that is longer than a packet is streamed, and handled when it is complete.
     pub fn active_bytes(&self) -> usize {
         self.engine.active_bytes()
     }
 
-    /// /// Sends an active message and waits until its bytes have left both buffers.
+    /// Sends an active message and waits until its bytes have left both buffers.
     ///
     /// # Errors
     /// See [`Error`]. [`Error::TooLong`] if the message is longer than [`Endpoint::active_bytes`]; send the
@@ -287,14 +287,14 @@ impl Endpoint {
         header: &[u8],
         payload: &[u8],
     ) -> Result<(), Error> {
-        // // SAFETY: both are borrowed until this function returns, and `finish` returns only when the engine
-        // has finished with them.
+        // SAFETY: both are borrowed until this function returns, and `finish` returns only when the engine has
+        // finished with them.
         let request = unsafe { self.isend_active(to, handler, header, payload) }?;
         self.finish(request).map(drop)
     }
 
-    /// /// Starts an active message. [`Endpoint::test`] or [`Endpoint::wait`] completes it when its bytes have
-    /// left both buffers. For runtimes; [`Endpoint::scope`] is the safe alternative.
+    /// Starts an active message. [`Endpoint::test`] or [`Endpoint::wait`] completes it when its bytes have left
+    /// both buffers. For runtimes; [`Endpoint::scope`] is the safe alternative.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -317,7 +317,7 @@ impl Endpoint {
         unsafe { self.start_active(to, handler, header, payload) }
     }
 
-    /// /// Starts an active message without sending replies first.
+    /// Starts an active message without sending replies first.
     ///
     /// # Safety
     /// As for [`Endpoint::isend_active`].
@@ -336,8 +336,7 @@ impl Endpoint {
         // SAFETY: the caller's promise.
         let payload = unsafe { SendBuf::from_raw(payload.cast(), payload.len()) };
         loop {
-            // // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the
-            // buffer.
+            // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the buffer.
             let (header, payload) = unsafe { (header.again(), payload.again()) };
             match self.engine.send_active(to, handler, header, payload) {
                 Ok(id) => return Ok(Request(id)),
@@ -346,7 +345,7 @@ impl Endpoint {
         }
     }
 
-    /// /// Sends the replies of handlers, and raises the panic of a handler.
+    /// Sends the replies of handlers, and raises the panic of a handler.
     #[cold]
     pub(super) fn attend_handlers(&mut self) {
         self.send_replies();
@@ -355,8 +354,8 @@ impl Endpoint {
         }
     }
 
-    /// /// Sends the replies of handlers, and frees those that have left. A rank that takes no replies blocks
-    /// no other rank.
+    /// Sends the replies of handlers, and frees those that have left. A rank that takes no replies blocks no
+    /// other rank.
     #[cold]
     fn send_replies(&mut self) {
         for _ in 0..self.engine.handlers_mut().outbox.busy.len() {
@@ -373,11 +372,11 @@ impl Endpoint {
         }
     }
 
-    /// /// Frees the replies to a rank that have left.
+    /// Frees the replies to a rank that have left.
     fn forget_replies(&mut self, to: usize) {
         while let Some((id, _)) = self.engine.handlers_mut().outbox.peers[to].leaving.front() {
             let id = *id;
-            // // The result of the request does not matter.
+            // The result of the request does not matter.
             if self.engine.test(id).is_none() {
                 return;
             }
@@ -387,12 +386,12 @@ impl Endpoint {
         }
     }
 
-    /// /// Passes the replies to a rank to the engine. Returns false if the engine can take no more.
+    /// Passes the replies to a rank to the engine. Returns false if the engine can take no more.
     fn send_replies_to(&mut self, to: usize) -> bool {
         while let Some(reply) = self.engine.handlers_mut().outbox.next(to) {
             let (header, payload) = reply.bytes.split_at(reply.header_bytes);
             let (header, payload): (*const [u8], *const [u8]) = (header, payload);
-            // // SAFETY: the bytes are on the heap. They are kept below until the request is complete, and the
+            // SAFETY: the bytes are on the heap. They are kept below until the request is complete, and the
             // endpoint drops them after the engine.
             let started = unsafe { self.start_active(to, reply.handler, header, payload) };
             let outbox = &mut self.engine.handlers_mut().outbox;
@@ -404,7 +403,7 @@ impl Endpoint {
                     outbox.put_back(to, reply);
                     return false;
                 }
-                // // The reply has left, or its receiver is gone.
+                // The reply has left, or its receiver is gone.
                 Ok(_) | Err(_) => outbox.free(to),
             }
         }

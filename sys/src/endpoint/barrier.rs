@@ -1,4 +1,4 @@
-//! //! A barrier among the ranks that take part in agreements: all except those that were agreed to be gone.
+//! A barrier among the ranks that take part in agreements: all except those that were agreed to be gone.
 //!
 //! It is a dissemination barrier. In round `k`, each of `n` ranks sends one message to the rank 2^k places on
 //! and receives one from the rank 2^k places back. After ceil(log2 n) rounds, each rank has received a message
@@ -19,14 +19,14 @@ use nemesia_core::wire::Kind;
 use super::{Endpoint, Mode, Request, Status};
 use crate::error::Error;
 
-/// /// The matching context of the barrier's messages. Their tags are the numbers of the rounds.
+/// The matching context of the barrier's messages. Their tags are the numbers of the rounds.
 pub(super) const CONTEXT: u16 = 65534;
-/// /// The content of a message if its sender knows of no rank that is gone.
+/// The content of a message if its sender knows of no rank that is gone.
 const COMPLETE: u32 = u32::MAX;
 
 type Bytes = Box<[u8; 4]>;
 
-/// /// Checks that the caller may use a context.
+/// Checks that the caller may use a context.
 ///
 /// # Errors
 /// [`Error::Context`] if the context is reserved for barriers or agreements.
@@ -36,34 +36,34 @@ pub(super) fn free_context(context: u16) -> Result<u16, Error> {
     if context >= CONTEXT { Err(Error::Context) } else { Ok(context) }
 }
 
-/// /// The next step of the caller.
+/// The next step of the caller.
 pub(super) enum Step {
-    /// /// The caller waits for this request and passes its result to `barrier_waited`.
+    /// The caller waits for this request and passes its result to `barrier_waited`.
     Wait(Request),
-    /// /// The barrier has ended with this result.
+    /// The barrier has ended with this result.
     Leave(Result<(), Error>),
 }
 
-/// /// A barrier that this rank has entered, and the buffers that the engine uses for it.
+/// A barrier that this rank has entered, and the buffers that the engine uses for it.
 #[derive(Debug)]
 pub(super) struct Barrier {
-    /// /// The ranks that take part, in rising order, and the index of this rank among them.
+    /// The ranks that take part, in rising order, and the index of this rank among them.
     ranks: Vec<usize>,
     place: usize,
     round: u32,
-    /// /// Whether the message of this round was sent.
+    /// Whether the message of this round was sent.
     sent: bool,
     receive: Option<(Request, Bytes)>,
     sends: Vec<(Request, Bytes)>,
     broken: Option<Broken>,
 }
 
-/// /// The rank that is gone.
+/// The rank that is gone.
 #[derive(Clone, Copy, Debug)]
 enum Broken {
-    /// /// This process has found it.
+    /// This process has found it.
     Seen { rank: usize },
-    /// /// Another rank has reported it.
+    /// Another rank has reported it.
     Heard { rank: usize, from: usize },
 }
 
@@ -72,7 +72,7 @@ impl Barrier {
         1_usize.checked_shl(self.round).filter(|distance| *distance < self.ranks.len())
     }
 
-    /// /// Returns the rank to send to and the rank to receive from in this round; `None` after the last round.
+    /// Returns the rank to send to and the rank to receive from in this round; `None` after the last round.
     fn partners(&self) -> Option<(usize, usize)> {
         let (distance, count) = (self.distance()?, self.ranks.len());
         let (to, from) = ((self.place + distance) % count, (self.place + count - distance) % count);
@@ -96,7 +96,7 @@ impl Barrier {
 }
 
 impl Endpoint {
-    /// /// Waits until every rank has called this function. Collective: all ranks call it, in the same order as
+    /// Waits until every rank has called this function. Collective: all ranks call it, in the same order as
     /// [`Endpoint::agree`] and [`Endpoint::shrink`].
     ///
     /// Each rank sends ceil(log2 n) messages. A rank takes no part once the others have agreed that it is gone
@@ -127,13 +127,13 @@ impl Endpoint {
         }
     }
 
-    /// /// Advances the barrier until it has to wait for a request.
+    /// Advances the barrier until it has to wait for a request.
     pub(super) fn barrier_step(&mut self) -> Result<Step, Error> {
         let barrier = match self.agreements.barrier.take() {
             Some(barrier) => barrier,
             None => self.enter_barrier()?,
         };
-        // // The engine uses the barrier's buffers, so they must outlive a panic.
+        // The engine uses the barrier's buffers, so they must outlive a panic.
         let mut barrier = ManuallyDrop::new(barrier);
         let step = self.advance_barrier(&mut barrier);
         let barrier = ManuallyDrop::into_inner(barrier);
@@ -179,7 +179,7 @@ impl Endpoint {
 
     fn send_of_barrier(&mut self, to: usize, barrier: &mut Barrier) -> Result<(), Error> {
         let bytes = barrier.message();
-        // // SAFETY: the bytes are on the heap and stay unchanged in `barrier.sends` until the request is
+        // SAFETY: the bytes are on the heap and stay unchanged in `barrier.sends` until the request is
         // complete. The endpoint owns these, and drops its engine first.
         let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
         match self.start(to, CONTEXT, u64::from(barrier.round), buf, Mode::Standard) {
@@ -193,7 +193,7 @@ impl Endpoint {
 
     fn receive_of_barrier(&mut self, from: usize, barrier: &mut Barrier) -> Result<(), Error> {
         let mut bytes = Bytes::default();
-        // // SAFETY: as for a send: the bytes are on the heap and unused until the request is complete or the
+        // SAFETY: as for a send: the bytes are on the heap and unused until the request is complete or the
         // engine is gone.
         let buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), bytes.len()) };
         let (source, tag) = (CoreSource::Rank(from as u32), u64::from(barrier.round));
@@ -205,7 +205,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// /// Processes the result of the request that [`Step::Wait`] named.
+    /// Processes the result of the request that [`Step::Wait`] named.
     pub(super) fn barrier_waited(&mut self, outcome: Result<Status, Error>) -> Result<(), Error> {
         if matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_))) {
             return outcome.map(drop);
@@ -240,7 +240,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// /// Fails a peer whose message is not one of a barrier.
+    /// Fails a peer whose message is not one of a barrier.
     fn violated(&mut self, from: usize) {
         self.fault(from as u32, PortFault::Protocol { kind: Kind::Eager });
         if let Some(barrier) = &mut self.agreements.barrier {

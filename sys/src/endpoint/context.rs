@@ -1,4 +1,4 @@
-//! //! Matching contexts.
+//! Matching contexts.
 
 use nemesia_core::engine::{Bypass, RequestId};
 use nemesia_core::matching::Pattern;
@@ -9,7 +9,7 @@ use nemesia_core::trace::Recorder as _;
 use super::{Endpoint, Mode, Request, Source, Status, Tag, free_context, pattern, status};
 use crate::error::Error;
 
-/// /// An endpoint in one matching context. A message that is sent in a context is received and probed in this
+/// An endpoint in one matching context. A message that is sent in a context is received and probed in this
 /// context only, whatever its tag.
 ///
 /// MPI needs this for a communicator's context id (MPI 4.1, section 7.1.2). The methods of [`Endpoint`] itself
@@ -21,7 +21,7 @@ pub struct Context<'a> {
 }
 
 impl Endpoint {
-    /// /// Returns this endpoint in a matching context, for one call or several.
+    /// Returns this endpoint in a matching context, for one call or several.
     ///
     /// The contexts 0xfffe and 0xffff are reserved for [`Endpoint::barrier`] and [`Endpoint::agree`]. Every
     /// send, receive and probe in them returns [`Error::Context`].
@@ -47,7 +47,7 @@ impl Endpoint {
 }
 
 impl Endpoint {
-    /// /// Sends borrowed bytes and waits until the engine has finished with them.
+    /// Sends borrowed bytes and waits until the engine has finished with them.
     #[inline(never)]
     pub(super) fn send_slowly(
         &mut self,
@@ -57,8 +57,8 @@ impl Endpoint {
         bytes: &[u8],
         mode: Mode,
     ) -> Result<(), Error> {
-        // // SAFETY: the bytes are borrowed until this function returns, and `finish` returns only when the
-        // engine has finished with them.
+        // SAFETY: the bytes are borrowed until this function returns, and `finish` returns only when the engine
+        // has finished with them.
         let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
         self.engine.trace_mut().enter("send", bytes.len() as u64);
         let started = self.start(to, context, tag, buf, mode);
@@ -67,8 +67,8 @@ impl Endpoint {
         sent
     }
 
-    /// /// Sends a message of any length and waits. The function is separate from the critical path, so that
-    /// the critical path saves no registers.
+    /// Sends a message of any length and waits. The function is separate from the critical path, so that the
+    /// critical path saves no registers.
     #[inline(never)]
     fn send_any(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> Result<(), Error> {
         if self.send_at_once(to, context, tag, bytes) {
@@ -77,8 +77,8 @@ impl Endpoint {
         self.send_slowly(to, context, tag, bytes, Mode::Queued)
     }
 
-    /// /// Receives a message of any length and waits for it. When this function returns, the engine has
-    /// finished with `buf`: `recv_bypass` and `finish` guarantee the same.
+    /// Receives a message of any length and waits for it. When this function returns, the engine has finished
+    /// with `buf`: `recv_bypass` and `finish` guarantee the same.
     #[inline(never)]
     pub(super) fn recv_any(&mut self, pattern: Pattern, mut buf: RecvBuf) -> Result<Status, Error> {
         self.check_origin()?;
@@ -94,12 +94,12 @@ impl Endpoint {
 }
 
 impl Context<'_> {
-    /// /// Returns the context's number.
+    /// Returns the context's number.
     pub const fn id(&self) -> u16 {
         self.id
     }
 
-    /// /// Sends a message in this context and waits; see [`Endpoint::send`].
+    /// Sends a message in this context and waits; see [`Endpoint::send`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -107,7 +107,7 @@ impl Context<'_> {
     pub fn send(self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
         let Self { endpoint, id } = self;
         let id = free_context(id)?;
-        // // Most messages of one word need no more than this. For them every instruction counts.
+        // Most messages of one word need no more than this. For them every instruction counts.
         if let Ok(word) = Word::try_from(bytes)
             && endpoint.send_word_at_once(to, id, tag, word)
         {
@@ -116,7 +116,7 @@ impl Context<'_> {
         endpoint.send_any(to, id, tag, bytes)
     }
 
-    /// /// Sends a message in this context and waits until a receive has matched it; see [`Endpoint::ssend`].
+    /// Sends a message in this context and waits until a receive has matched it; see [`Endpoint::ssend`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -124,7 +124,7 @@ impl Context<'_> {
         self.endpoint.send_slowly(to, free_context(self.id)?, tag, bytes, Mode::Synchronous)
     }
 
-    /// /// Sends a message for which a receive is posted; see [`Endpoint::rsend`].
+    /// Sends a message for which a receive is posted; see [`Endpoint::rsend`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -133,7 +133,7 @@ impl Context<'_> {
         self.send(to, tag, bytes)
     }
 
-    /// /// Receives a message in this context and waits for it; see [`Endpoint::recv`].
+    /// Receives a message in this context and waits for it; see [`Endpoint::recv`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -145,13 +145,13 @@ impl Context<'_> {
         {
             return Ok(status(done));
         }
-        // // SAFETY: the buffer is borrowed until this function returns, and `recv_any` returns only when the
+        // SAFETY: the buffer is borrowed until this function returns, and `recv_any` returns only when the
         // engine has finished with it.
         let buf = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
         self.endpoint.recv_any(pattern, buf)
     }
 
-    /// /// Starts a send in this context; see [`Endpoint::isend`].
+    /// Starts a send in this context; see [`Endpoint::isend`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -171,7 +171,7 @@ impl Context<'_> {
         self.endpoint.start(to, context, tag, buf, Mode::Standard)
     }
 
-    /// /// Starts a synchronous send in this context; see [`Endpoint::issend`].
+    /// Starts a synchronous send in this context; see [`Endpoint::issend`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -184,7 +184,7 @@ impl Context<'_> {
         self.endpoint.start(to, free_context(self.id)?, tag, buf, Mode::Synchronous)
     }
 
-    /// /// Starts a send for which a receive is posted; see [`Endpoint::irsend`].
+    /// Starts a send for which a receive is posted; see [`Endpoint::irsend`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -197,7 +197,7 @@ impl Context<'_> {
         unsafe { self.isend(to, tag, base, len) }
     }
 
-    /// /// Posts a receive in this context; see [`Endpoint::irecv`].
+    /// Posts a receive in this context; see [`Endpoint::irecv`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.

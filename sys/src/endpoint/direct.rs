@@ -1,4 +1,4 @@
-//! //! The direct path: this process maps regions that a peer has allocated, on first use. Put, get and atomic
+//! The direct path: this process maps regions that a peer has allocated, on first use. Put, get and atomic
 //! operations on a mapped region need no progress of the peer.
 //!
 //! Operations keep their order although there are two paths. If a fence finds operations that are not flushed,
@@ -34,43 +34,43 @@ use crate::error::Error;
 use crate::os::borrow::open_foreign;
 use crate::os::{self, AttachLimits, Segment, SegmentBacking};
 
-/// /// The slack in a segment's size, which may be rounded up to huge pages.
+/// The slack in a segment's size, which may be rounded up to huge pages.
 const ROUNDING: usize = 1 << 30;
 
-/// /// The path that operations on a region take.
+/// The path that operations on a region take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// /// The region belongs to this process.
+    /// The region belongs to this process.
     Own,
-    /// /// The region is mapped here. Its owner need not make progress.
+    /// The region is mapped here. Its owner need not make progress.
     Direct,
-    /// /// Operations travel in packets, which the owner executes when it makes progress.
+    /// Operations travel in packets, which the owner executes when it makes progress.
     Packets {
-        /// /// The reason why the region is not mapped.
+        /// The reason why the region is not mapped.
         why: String,
     },
 }
 
-/// /// A mapped region of a peer. The window points into the segment, so it is dropped first.
+/// A mapped region of a peer. The window points into the segment, so it is dropped first.
 #[derive(Debug)]
 struct Mapped {
     window: SharedWindow<'static>,
     segment: Segment,
-    /// /// Whether peers can take pages out of the region and so have them charged to this process.
+    /// Whether peers can take pages out of the region and so have them charged to this process.
     punchable: bool,
 }
 
-/// /// The regions of peers that this process has used.
+/// The regions of peers that this process has used.
 #[derive(Debug, Default)]
 pub(super) struct Direct {
     known: KnownRegions,
-    /// /// The peers for which a fence was requested before all operations were flushed.
+    /// The peers for which a fence was requested before all operations were flushed.
     barred: Vec<u32>,
 }
 
 impl Direct {
-    /// /// Applies a fence to both paths: until all operations on the peer's regions are flushed, further ones
-    /// take packets.
+    /// Applies a fence to both paths: until all operations on the peer's regions are flushed, further ones take
+    /// packets.
     pub(super) fn bar(&mut self, peer: u32) {
         if !self.barred.contains(&peer) {
             self.barred.push(peer);
@@ -84,20 +84,20 @@ impl Direct {
         mapped.map(|mapped| mapped.segment.len() as u64).sum()
     }
 
-    /// /// Returns the number of mappings and of refusals that are remembered.
+    /// Returns the number of mappings and of refusals that are remembered.
     #[cfg(test)]
     pub(super) fn known(&self) -> (usize, usize) {
         self.known.count()
     }
 
-    /// /// Unmaps all regions of a peer that is gone.
+    /// Unmaps all regions of a peer that is gone.
     pub(super) fn forget(&mut self, peer: u32) {
         self.known.forget(peer);
     }
 }
 
 impl Endpoint {
-    /// /// Returns the path of operations on a region, with the reason if its owner has to take part.
+    /// Returns the path of operations on a region, with the reason if its owner has to take part.
     pub fn path(&mut self, key: &RemoteKey) -> Path {
         if key.rank() == self.rank() {
             return Path::Own;
@@ -108,7 +108,7 @@ impl Endpoint {
         }
     }
 
-    /// /// Returns the window of a region if the operation is valid and the direct path is usable now.
+    /// Returns the window of a region if the operation is valid and the direct path is usable now.
     fn window_for(
         &mut self,
         key: &RemoteKey,
@@ -137,7 +137,7 @@ impl Endpoint {
         self.direct.barred.contains(&peer)
     }
 
-    /// /// Returns the window of a region, and maps the region if it was not mapped; or the reason why there is
+    /// Returns the window of a region, and maps the region if it was not mapped; or the reason why there is
     /// none.
     #[inline]
     fn window(&mut self, key: &RemoteKey) -> Result<&SharedWindow<'static>, String> {
@@ -157,7 +157,7 @@ impl Endpoint {
         if let Some(why) = self.direct.known.refused(&key.0) {
             return Err(why.clone());
         }
-        // // The region was unexposed. Its owner refuses operations that come in packets.
+        // The region was unexposed. Its owner refuses operations that come in packets.
         if self.direct.known.unmap(&key.0) {
             return Err("it was unexposed".into());
         }
@@ -192,7 +192,7 @@ impl Endpoint {
         Ok(Mapped { window, segment, punchable: writable })
     }
 
-    /// /// Puts by the direct path. Returns false if the put has to take packets.
+    /// Puts by the direct path. Returns false if the put has to take packets.
     #[inline]
     pub(super) fn put_directly(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<bool, Error> {
         let non_temporal = bytes.len() as u64 >= self.non_temporal_bytes;
@@ -204,7 +204,7 @@ impl Endpoint {
         Ok(done && self.count(key, RmaOperation::Put, bytes.len()))
     }
 
-    /// /// Gets by the direct path. Returns false if the get has to take packets.
+    /// Gets by the direct path. Returns false if the get has to take packets.
     #[inline]
     pub(super) fn get_directly(
         &mut self,
@@ -221,7 +221,7 @@ impl Endpoint {
         Ok(done && self.count(key, RmaOperation::Get, buf.len()))
     }
 
-    /// /// Accumulates by the direct path. Returns false if the operation has to take packets; then nothing was
+    /// Accumulates by the direct path. Returns false if the operation has to take packets; then nothing was
     /// changed.
     pub(super) fn accumulate_directly(
         &mut self,
@@ -232,7 +232,7 @@ impl Endpoint {
     ) -> Result<bool, Error> {
         let (len, atomic) = (datatype.bytes(), Some((datatype, reduction)));
         let window = self.window_for(key, (offset, operands.len()), Access::ReadWrite, atomic)?;
-        // // The owner refuses operands that are not aligned, with its reason.
+        // The owner refuses operands that are not aligned, with its reason.
         let Some(window) = window.filter(|_| offset.is_multiple_of(len as u64)) else { return Ok(false) };
         for (operand, at) in operands.chunks_exact(len).zip((offset..).step_by(len)) {
             let mut word = [0; 8];
@@ -243,8 +243,8 @@ impl Endpoint {
         Ok(self.count(key, RmaOperation::Accumulate, operands.len()))
     }
 
-    /// /// Executes an atomic operation on one value by the direct path, and returns the previous value. `None`
-    /// if the operation has to take packets.
+    /// Executes an atomic operation on one value by the direct path, and returns the previous value. `None` if
+    /// the operation has to take packets.
     #[inline]
     pub(super) fn change_directly(
         &mut self,
@@ -262,7 +262,7 @@ impl Endpoint {
         Ok(old)
     }
 
-    /// /// Fetches and accumulates by the direct path; `old` receives the previous values. Returns false if the
+    /// Fetches and accumulates by the direct path; `old` receives the previous values. Returns false if the
     /// operation has to take packets; then nothing was changed.
     pub(super) fn exchange_directly(
         &mut self,
@@ -278,7 +278,7 @@ impl Endpoint {
             return Ok(false);
         }
         let window = self.window_for(key, (offset, old.len()), Access::ReadWrite, atomic)?;
-        // // The owner refuses operands that are not aligned, with its reason.
+        // The owner refuses operands that are not aligned, with its reason.
         let Some(window) = window.filter(|_| offset.is_multiple_of(len as u64)) else { return Ok(false) };
         let mut operands = operands.chunks_exact(len);
         for (old, at) in old.chunks_exact_mut(len).zip((offset..).step_by(len)) {
@@ -286,20 +286,20 @@ impl Endpoint {
             word[..len].copy_from_slice(operands.next().unwrap_or(&[0; 8][..len]));
             let operand = u64::from_le_bytes(word);
             let value = window.update(at, len, |old| combine(datatype, reduction, old, operand));
-            // // The window contains all values, and they are aligned.
+            // The window contains all values, and they are aligned.
             old.copy_from_slice(&value.unwrap_or_default().to_le_bytes()[..len]);
         }
         Ok(self.count(key, RmaOperation::FetchAccumulate, old.len()))
     }
 
-    /// /// Counts an operation that was executed here. Returns true.
+    /// Counts an operation that was executed here. Returns true.
     #[inline]
     fn count(&mut self, key: &RemoteKey, operation: RmaOperation, bytes: usize) -> bool {
         self.engine.count_direct(key.0.rank, operation, bytes);
         true
     }
 
-    /// /// Makes room as `make_room` does. An error names the region's owner.
+    /// Makes room as `make_room` does. An error names the region's owner.
     #[cold]
     pub(super) fn make_remote_room(&mut self, key: &RemoteKey, error: StartError) -> Result<(), Error> {
         self.make_room(error).map_err(|error| match error {
@@ -309,15 +309,15 @@ impl Endpoint {
     }
 }
 
-/// /// Returns the window of the region in a segment.
+/// Returns the window of the region in a segment.
 pub(super) fn window_of(
     segment: &Segment,
     len: usize,
     writable: bool,
 ) -> Result<SharedWindow<'static>, nemesia_core::shared::layout::LayoutError> {
-    // // SAFETY: the segment is mapped until it is dropped, and all callers drop it after the window.
+    // SAFETY: the segment is mapped until it is dropped, and all callers drop it after the window.
     let extent = unsafe { Extent::new(segment.as_ptr(), segment.len(), SHARED_BYTES + len) }?;
-    // // SAFETY: as above. It is mapped for writing if the caller requested this, and used only by copies and
+    // SAFETY: as above. It is mapped for writing if the caller requested this, and used only by copies and
     // atomics.
     unsafe { SharedWindow::new(&extent, len, writable) }
 }

@@ -1,4 +1,4 @@
-//! //! Messages in several buffers: gathered when they are sent, scattered when they are received.
+//! Messages in several buffers: gathered when they are sent, scattered when they are received.
 //!
 //! These calls allocate nothing. They add no copy either, except for messages that fit into a fastbox, which
 //! are gathered on the stack. A large message that is sent from a list is streamed through cells, in two
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::error::Error;
 
-// // The standard library documents both layouts, and POSIX that of `struct iovec`.
+// The standard library documents both layouts, and POSIX that of `struct iovec`.
 const _: () = assert!(
     size_of::<IoSlice<'_>>() == size_of::<Segment>()
         && align_of::<IoSlice<'_>>() == align_of::<Segment>()
@@ -26,7 +26,7 @@ const _: () = assert!(
 );
 
 impl Endpoint {
-    /// /// Sends the bytes of several slices, in their order, as one message; see [`Endpoint::send`].
+    /// Sends the bytes of several slices, in their order, as one message; see [`Endpoint::send`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -34,7 +34,7 @@ impl Endpoint {
         self.in_context(0).sendv(to, tag, list)
     }
 
-    /// /// Receives one message into several slices, in their order; see [`Endpoint::recv`].
+    /// Receives one message into several slices, in their order; see [`Endpoint::recv`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -42,13 +42,13 @@ impl Endpoint {
         self.in_context(0).recvv(from, tag, list)
     }
 
-    /// /// Starts a send of the bytes of `count` segments at `list`, in their order; see [`Endpoint::isend`].
+    /// Starts a send of the bytes of `count` segments at `list`, in their order; see [`Endpoint::isend`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
     ///
     /// # Safety
-    /// /// The list and the bytes stay readable and unchanged until the request is complete or the endpoint is
+    /// The list and the bytes stay readable and unchanged until the request is complete or the endpoint is
     /// dropped.
     pub unsafe fn isendv(
         &mut self,
@@ -61,13 +61,13 @@ impl Endpoint {
         unsafe { self.in_context(0).isendv(to, tag, list, count) }
     }
 
-    /// /// Posts a receive into `count` segments at `list`, in their order; see [`Endpoint::irecv`].
+    /// Posts a receive into `count` segments at `list`, in their order; see [`Endpoint::irecv`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.
     ///
     /// # Safety
-    /// /// As for [`Endpoint::irecv`]. The list, too, stays readable and unchanged until then.
+    /// As for [`Endpoint::irecv`]. The list, too, stays readable and unchanged until then.
     pub unsafe fn irecvv(
         &mut self,
         from: Source,
@@ -81,7 +81,7 @@ impl Endpoint {
 }
 
 impl Context<'_> {
-    /// /// Sends the bytes of several slices in this context; see [`Endpoint::sendv`].
+    /// Sends the bytes of several slices in this context; see [`Endpoint::sendv`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -89,8 +89,8 @@ impl Context<'_> {
         self.sendv_in(to, tag, list, Mode::Standard)
     }
 
-    /// /// Sends the bytes of several slices in this context, and waits until a receive has matched the
-    /// message; see [`Endpoint::ssend`].
+    /// Sends the bytes of several slices in this context, and waits until a receive has matched the message;
+    /// see [`Endpoint::ssend`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -101,24 +101,24 @@ impl Context<'_> {
     fn sendv_in(self, to: usize, tag: u64, list: &[IoSlice<'_>], mode: Mode) -> Result<(), Error> {
         let Self { endpoint, id } = self;
         let list = (list.as_ptr().cast(), list.len());
-        // // SAFETY: the list and its bytes are borrowed until this function returns, and `finish` returns only
+        // SAFETY: the list and its bytes are borrowed until this function returns, and `finish` returns only
         // when the engine has finished with them.
         let request = unsafe { endpoint.in_context(id).start_list(to, tag, list, mode) }?;
         endpoint.finish(request).map(drop)
     }
 
-    /// /// Receives one message of this context into several slices; see [`Endpoint::recvv`].
+    /// Receives one message of this context into several slices; see [`Endpoint::recvv`].
     ///
     /// # Errors
     /// See [`Error`].
     pub fn recvv(self, from: Source, tag: Tag, list: &mut [IoSliceMut<'_>]) -> Result<Status, Error> {
-        // // SAFETY: the list and its bytes are borrowed exclusively until this function returns, and
-        // `recv_any` returns only when the engine has finished with them.
+        // SAFETY: the list and its bytes are borrowed exclusively until this function returns, and `recv_any`
+        // returns only when the engine has finished with them.
         let buf = unsafe { RecvBuf::from_list(list.as_ptr().cast(), list.len()) };
         self.endpoint.recv_any(pattern(from, self.id, tag)?, buf.ok_or(Error::List)?)
     }
 
-    /// /// Starts a send of several segments in this context; see [`Endpoint::isendv`].
+    /// Starts a send of several segments in this context; see [`Endpoint::isendv`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -136,7 +136,7 @@ impl Context<'_> {
         unsafe { self.start_list(to, tag, (list, count), Mode::Standard) }
     }
 
-    /// /// Starts a synchronous send of `count` segments at `list`, in their order; see [`Endpoint::issend`].
+    /// Starts a synchronous send of `count` segments at `list`, in their order; see [`Endpoint::issend`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -154,7 +154,7 @@ impl Context<'_> {
         unsafe { self.start_list(to, tag, (list, count), Mode::Synchronous) }
     }
 
-    /// /// Starts a send of several segments.
+    /// Starts a send of several segments.
     ///
     /// # Safety
     /// As for [`Endpoint::isendv`].
@@ -170,7 +170,7 @@ impl Context<'_> {
         self.endpoint.start(to, free_context(self.id)?, tag, buf, mode)
     }
 
-    /// /// Posts a receive into several segments in this context; see [`Endpoint::irecvv`].
+    /// Posts a receive into several segments in this context; see [`Endpoint::irecvv`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.
@@ -191,17 +191,17 @@ impl Context<'_> {
 }
 
 impl<'env> ScopeContext<'_, '_, 'env> {
-    /// /// Starts a send of the bytes of several slices, in their order.
+    /// Starts a send of the bytes of several slices, in their order.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
     pub fn isendv(self, to: usize, tag: u64, list: &'env [IoSlice<'env>]) -> Result<Pending, Error> {
-        // // SAFETY: the list and its bytes are borrowed for 'env, which outlives the scope, and the scope does
+        // SAFETY: the list and its bytes are borrowed for 'env, which outlives the scope, and the scope does
         // not end before the operation does.
         self.start(|context| unsafe { context.isendv(to, tag, list.as_ptr().cast(), list.len()) })
     }
 
-    /// /// Starts a send as [`ScopeContext::isendv`] does. It is complete only when a receive has matched it.
+    /// Starts a send as [`ScopeContext::isendv`] does. It is complete only when a receive has matched it.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -210,19 +210,19 @@ impl<'env> ScopeContext<'_, '_, 'env> {
         self.start(|context| unsafe { context.issendv(to, tag, list.as_ptr().cast(), list.len()) })
     }
 
-    /// /// Posts a receive into several slices, in their order.
+    /// Posts a receive into several slices, in their order.
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.
     pub fn irecvv(self, from: Source, tag: Tag, list: &'env mut [IoSliceMut<'_>]) -> Result<Pending, Error> {
-        // // SAFETY: the list, and with it its bytes, are borrowed exclusively for 'env, which outlives the
-        // scope, and the scope does not end before the operation does.
+        // SAFETY: the list, and with it its bytes, are borrowed exclusively for 'env, which outlives the scope,
+        // and the scope does not end before the operation does.
         self.start(|context| unsafe { context.irecvv(from, tag, list.as_ptr().cast(), list.len()) })
     }
 }
 
 impl<'env> Scope<'_, 'env> {
-    /// /// Starts a send of several slices in context 0; see [`ScopeContext::isendv`].
+    /// Starts a send of several slices in context 0; see [`ScopeContext::isendv`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -230,7 +230,7 @@ impl<'env> Scope<'_, 'env> {
         self.in_context(0).isendv(to, tag, list)
     }
 
-    /// /// Posts a receive into several slices in context 0; see [`ScopeContext::irecvv`].
+    /// Posts a receive into several slices in context 0; see [`ScopeContext::irecvv`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.

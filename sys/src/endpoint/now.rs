@@ -1,4 +1,4 @@
-//! //! Operations that complete at once or do nothing: the critical path of sends, receives and waits, and the
+//! Operations that complete at once or do nothing: the critical path of sends, receives and waits, and the
 //! waits that begin with it.
 //!
 //! All results return in registers, never in memory. A result in memory would be written in parts and read as a
@@ -15,11 +15,11 @@ use super::wait::{Awaited, Wait};
 use super::{Context, Endpoint, Mode, Request, Source, Status, Tag, free_context, pattern, status};
 use crate::error::Error;
 
-/// /// The number of polls of a receive before the caller sets up a wait.
+/// The number of polls of a receive before the caller sets up a wait.
 const SOON: u32 = 32;
 
 impl Endpoint {
-    /// /// Sends a message if it can leave at once.
+    /// Sends a message if it can leave at once.
     ///
     /// It can if it has at most NEMESIA_EAGER_BYTES, there is room and credit, no message is queued before it,
     /// and it goes to another process. False has no other meaning, and does not say that the rank exists:
@@ -30,13 +30,13 @@ impl Endpoint {
         self.in_context(0).send_now(to, tag, bytes)
     }
 
-    /// /// Sends a message of 8 bytes as [`Endpoint::send_now`] does. This is the critical path.
+    /// Sends a message of 8 bytes as [`Endpoint::send_now`] does. This is the critical path.
     #[inline(always)]
     pub fn send_word_now(&mut self, to: usize, tag: u64, word: [u8; 8]) -> bool {
         self.send_word_at_once(to, 0, tag, word)
     }
 
-    /// /// Receives a message if it is there and no receive is posted, no message stored and no send pending.
+    /// Receives a message if it is there and no receive is posted, no message stored and no send pending.
     ///
     /// The message has 8 bytes, which go to the beginning of `buf`. If `from` and `tag` name one rank and one
     /// tag, it may have up to NEMESIA_EAGER_BYTES, as far as these fit. `None` has no other meaning:
@@ -46,17 +46,17 @@ impl Endpoint {
         self.in_context(0).recv_now(from, tag, buf)
     }
 
-    /// /// Receives a message as [`Endpoint::recv_now`] does, if it is there or comes within less than a
+    /// Receives a message as [`Endpoint::recv_now`] does, if it is there or comes within less than a
     /// microsecond.
     #[inline(always)]
     pub fn recv_soon(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
         let pattern = pattern(from, 0, tag).ok()?;
-        // // Pending sends must not wait for these polls.
+        // Pending sends must not wait for these polls.
         let polls = if self.engine.has_work() { 1 } else { self.waiter.polls().min(SOON) };
         self.receive_at_once(&pattern, buf, polls)
     }
 
-    /// /// Sends a message that [`Endpoint::send_now`] has refused, and waits as [`Endpoint::send`] does.
+    /// Sends a message that [`Endpoint::send_now`] has refused, and waits as [`Endpoint::send`] does.
     ///
     /// The message goes to the queue of pending sends without another attempt. From there it leaves at once if
     /// there is room by now.
@@ -67,7 +67,7 @@ impl Endpoint {
         self.send_slowly(to, 0, tag, bytes, Mode::Queued)
     }
 
-    /// /// Starts a send of a message that [`Endpoint::send_now`] has refused; see [`Endpoint::isend`] and
+    /// Starts a send of a message that [`Endpoint::send_now`] has refused; see [`Endpoint::isend`] and
     /// [`Endpoint::send_queued`].
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl Endpoint {
         self.start(to, 0, tag, buf, Mode::Queued)
     }
 
-    /// /// Posts a receive as [`Endpoint::irecv`] does, if no stored message might match it and there is a free
+    /// Posts a receive as [`Endpoint::irecv`] does, if no stored message might match it and there is a free
     /// slot.
     ///
     /// `None` has no other meaning, and nothing was posted.
@@ -100,7 +100,7 @@ impl Endpoint {
         unsafe { self.in_context(0).irecv_now(from, tag, base, len) }
     }
 
-    /// /// Finishes a request without making progress, if it has succeeded.
+    /// Finishes a request without making progress, if it has succeeded.
     ///
     /// It also finishes a receive whose message is there, if the message is eager and no longer than the
     /// buffer, and the receive names source and tag. `None` has no other meaning: [`Endpoint::test`] or
@@ -113,7 +113,7 @@ impl Endpoint {
         self.engine.finish_now(request.0).map(status)
     }
 
-    /// /// Waits for `request`, for a caller that will wait for `others` before it does anything else.
+    /// Waits for `request`, for a caller that will wait for `others` before it does anything else.
     ///
     /// The thread sleeps on until there is something to do. `others` returns each request by its number, and
     /// `None` after the last. Requests that are complete do no harm. With a limit this is
@@ -132,8 +132,8 @@ impl Endpoint {
 }
 
 impl Endpoint {
-    /// /// Receives a message that is there after at most `polls` failed polls, at least one. `None` has no
-    /// other meaning.
+    /// Receives a message that is there after at most `polls` failed polls, at least one. `None` has no other
+    /// meaning.
     #[inline(always)]
     pub(super) fn receive_at_once(
         &mut self,
@@ -150,8 +150,8 @@ impl Endpoint {
             }
             if self.engine.has_next() {
                 let From::Rank(rank) = pattern.source else { return None };
-                // // SAFETY: the buffer is borrowed until this function returns, and the engine keeps no
-                // pointer to it.
+                // SAFETY: the buffer is borrowed until this function returns, and the engine keeps no pointer
+                // to it.
                 let mut room = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
                 let len = self.engine.receive_packet(pattern, &mut room)?;
                 return Some(Status { rank: rank as usize, tag: pattern.tag, len });
@@ -164,19 +164,19 @@ impl Endpoint {
         }
     }
 
-    /// /// Sends a word if it can leave at once. False has no other meaning, and nothing was sent.
+    /// Sends a word if it can leave at once. False has no other meaning, and nothing was sent.
     #[inline(always)]
     pub(super) fn send_word_at_once(&mut self, to: usize, context: u16, tag: u64, word: Word) -> bool {
         self.engine.send_word(u32::try_from(to).unwrap_or(u32::MAX), context, tag, word)
     }
 
-    /// /// Sends a message if it can leave at once. False has no other meaning, and nothing was sent.
+    /// Sends a message if it can leave at once. False has no other meaning, and nothing was sent.
     #[inline(never)]
     pub(super) fn send_at_once(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> bool {
         self.engine.send_now(u32::try_from(to).unwrap_or(u32::MAX), context, tag, bytes)
     }
 
-    /// /// Waits until a request is complete, or for at most `limit`.
+    /// Waits until a request is complete, or for at most `limit`.
     #[inline]
     pub(super) fn wait_limited(
         &mut self,
@@ -186,8 +186,8 @@ impl Endpoint {
         self.wait_as(request, limit, Awaited::Request(request))
     }
 
-    /// /// Tries to finish the request first: in a stream of messages most requests are complete, or their
-    /// message is there.
+    /// Tries to finish the request first: in a stream of messages most requests are complete, or their message
+    /// is there.
     #[inline(always)]
     fn wait_as(
         &mut self,
@@ -214,13 +214,13 @@ impl Endpoint {
 }
 
 impl Context<'_> {
-    /// /// Sends a message if it can leave at once; see [`Endpoint::send_now`].
+    /// Sends a message if it can leave at once; see [`Endpoint::send_now`].
     #[inline(always)]
     pub fn send_now(self, to: usize, tag: u64, bytes: &[u8]) -> bool {
         free_context(self.id).is_ok() && self.endpoint.send_at_once(to, self.id, tag, bytes)
     }
 
-    /// /// Posts a receive if it can be posted at once; see [`Endpoint::irecv_now`].
+    /// Posts a receive if it can be posted at once; see [`Endpoint::irecv_now`].
     ///
     /// # Safety
     /// As for [`Endpoint::irecv`].
@@ -233,7 +233,7 @@ impl Context<'_> {
         self.endpoint.engine.post_now(&pattern, &mut buf).map(Request)
     }
 
-    /// /// Receives a message if it is there; see [`Endpoint::recv_now`].
+    /// Receives a message if it is there; see [`Endpoint::recv_now`].
     #[inline(always)]
     pub fn recv_now(self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
         let pattern = pattern(from, self.id, tag).ok()?;

@@ -1,11 +1,11 @@
-//! //! Safe one-sided operations on borrowed buffers and typed values. Each waits until it is complete.
+//! Safe one-sided operations on borrowed buffers and typed values. Each waits until it is complete.
 
 use nemesia_core::engine::rma::{Datatype, Reduction, Refusal};
 
 use super::{Endpoint, Region, RemoteKey, Request};
 use crate::error::Error;
 
-/// /// The number of operations between two progress steps.
+/// The number of operations between two progress steps.
 const PROGRESS_EVERY: u32 = 16;
 
 mod sealed {
@@ -14,11 +14,11 @@ mod sealed {
 
 /// A type whose values atomic operations combine: `i32`, `i64`, `u32`, `u64`, `f32`, `f64`.
 pub trait Value: Copy + sealed::Sealed {
-    /// /// The datatype.
+    /// The datatype.
     const DATATYPE: Datatype;
-    /// /// Returns the value as bits.
+    /// Returns the value as bits.
     fn to_bits(self) -> u64;
-    /// /// Returns the value of these bits. Bits beyond the size of the type are ignored.
+    /// Returns the value of these bits. Bits beyond the size of the type are ignored.
     fn from_bits(bits: u64) -> Self;
 }
 
@@ -47,8 +47,7 @@ value!(f32, F32, |it: f32| u64::from(it.to_bits()), |bits| f32::from_bits(bits a
 value!(f64, F64, f64::to_bits, f64::from_bits);
 
 impl Endpoint {
-    /// /// Writes bytes into a region of another process, at `offset`, and waits until they have left the
-    /// buffer.
+    /// Writes bytes into a region of another process, at `offset`, and waits until they have left the buffer.
     ///
     /// The bytes are in the region after a flush.
     ///
@@ -60,8 +59,8 @@ impl Endpoint {
         self.put_bytes(key, offset, bytes, false)
     }
 
-    /// /// Writes bytes as [`Endpoint::put`] does. When they are in the region, its count of notifications
-    /// grows by one.
+    /// Writes bytes as [`Endpoint::put`] does. When they are in the region, its count of notifications grows by
+    /// one.
     ///
     /// # Errors
     /// As for [`Endpoint::put`].
@@ -72,25 +71,25 @@ impl Endpoint {
 
     #[inline]
     fn put_bytes(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8], notify: bool) -> Result<(), Error> {
-        // // SAFETY: the bytes are borrowed until this function returns, and `finish` returns only when the
-        // engine has finished with them.
+        // SAFETY: the bytes are borrowed until this function returns, and `finish` returns only when the engine
+        // has finished with them.
         let request = unsafe { self.iput(key, offset, bytes.as_ptr(), bytes.len(), notify) }?;
         self.finish_at(request)
     }
 
-    /// /// Reads bytes of a region of another process, from `offset`.
+    /// Reads bytes of a region of another process, from `offset`.
     ///
     /// # Errors
     /// See [`Error`]. After an error the content of the buffer is unspecified.
     #[inline]
     pub fn get(&mut self, key: &RemoteKey, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        // // SAFETY: the buffer is borrowed until this function returns, and `finish` returns only when the
-        // engine has finished with it.
+        // SAFETY: the buffer is borrowed until this function returns, and `finish` returns only when the engine
+        // has finished with it.
         let request = unsafe { self.iget(key, offset, buf.as_mut_ptr(), buf.len()) }?;
         self.finish_at(request)
     }
 
-    /// /// Combines an array of operands into an array of values of another process, atomically for each value.
+    /// Combines an array of operands into an array of values of another process, atomically for each value.
     ///
     /// This function waits until the operands have left the buffer. The values are combined after a flush.
     ///
@@ -104,12 +103,12 @@ impl Endpoint {
         operands: &[T],
     ) -> Result<(), Error> {
         let (base, len) = (operands.as_ptr().cast(), size_of_val(operands));
-        // // SAFETY: as for a put. The values are numbers, which are bytes without padding.
+        // SAFETY: as for a put. The values are numbers, which are bytes without padding.
         let request = unsafe { self.iaccumulate(key, offset, (T::DATATYPE, reduction), base, len) }?;
         self.finish_at(request)
     }
 
-    /// /// Combines an operand into one value of another process, atomically, and returns the previous value.
+    /// Combines an operand into one value of another process, atomically, and returns the previous value.
     ///
     /// # Errors
     /// See [`Error`].
@@ -123,14 +122,14 @@ impl Endpoint {
     ) -> Result<T, Error> {
         let mut old = [0; 8];
         let (what, base) = ((T::DATATYPE, reduction), old.as_mut_ptr());
-        // // SAFETY: the buffer is as long as any value, and `finish` returns only when the engine has finished
+        // SAFETY: the buffer is as long as any value, and `finish` returns only when the engine has finished
         // with it.
         let request = unsafe { self.ifetch(key, offset, what, operand.to_bits(), base) }?;
         self.finish_at(request)?;
         Ok(T::from_bits(u64::from_le_bytes(old)))
     }
 
-    /// /// Combines an array of operands into an array of values of another process, atomically for each value.
+    /// Combines an array of operands into an array of values of another process, atomically for each value.
     /// `old` receives the previous values.
     ///
     /// # Errors
@@ -150,13 +149,13 @@ impl Endpoint {
         }
         let from = if none { core::ptr::null() } else { operands.as_ptr().cast() };
         let (into, len, what) = (old.as_mut_ptr().cast(), size_of_val(old), (T::DATATYPE, reduction));
-        // // SAFETY: both are borrowed until this function returns, and `finish` returns only when the engine
-        // has finished with them. Numbers are bytes without padding, and any bytes are a number.
+        // SAFETY: both are borrowed until this function returns, and `finish` returns only when the engine has
+        // finished with them. Numbers are bytes without padding, and any bytes are a number.
         let request = unsafe { self.ifetch_accumulate(key, offset, what, from, into, len) }?;
         self.finish_at(request)
     }
 
-    /// /// Adds to one value of another process, atomically, and returns the previous value. Integers wrap.
+    /// Adds to one value of another process, atomically, and returns the previous value. Integers wrap.
     ///
     /// # Errors
     /// See [`Error`].
@@ -165,7 +164,7 @@ impl Endpoint {
         self.fetch(key, offset, Reduction::Sum, operand)
     }
 
-    /// /// Replaces one value of another process, atomically, and returns the previous value.
+    /// Replaces one value of another process, atomically, and returns the previous value.
     ///
     /// # Errors
     /// See [`Error`].
@@ -174,7 +173,7 @@ impl Endpoint {
         self.fetch(key, offset, Reduction::Replace, value)
     }
 
-    /// /// Replaces one value of another process by `value` if its bits are those of `expected`, atomically.
+    /// Replaces one value of another process by `value` if its bits are those of `expected`, atomically.
     /// Returns the previous value.
     ///
     /// # Errors
@@ -195,7 +194,7 @@ impl Endpoint {
         Ok(T::from_bits(u64::from_le_bytes(old)))
     }
 
-    /// /// Waits until all operations on a rank's regions are completed there.
+    /// Waits until all operations on a rank's regions are completed there.
     ///
     /// # Errors
     /// See [`Error`]. [`Error::Refused`] if puts or accumulates were refused since the last flush; it has their
@@ -205,7 +204,7 @@ impl Endpoint {
         self.finish_quickly(request)
     }
 
-    /// /// Flushes every rank on whose regions there were operations, and waits for all of them.
+    /// Flushes every rank on whose regions there were operations, and waits for all of them.
     ///
     /// # Errors
     /// The first error of a flush.
@@ -217,7 +216,7 @@ impl Endpoint {
         result
     }
 
-    /// /// Waits until a region of this process has had `count` notifications since it was exposed.
+    /// Waits until a region of this process has had `count` notifications since it was exposed.
     ///
     /// # Errors
     /// See [`Error`]. As a receive from any source, it fails when a peer fails.
@@ -226,8 +225,8 @@ impl Endpoint {
         self.finish(request).map(drop)
     }
 
-    /// /// Waits for an operation, with progress now and then. A caller may repeat an operation that completes
-    /// at once until another process releases a lock, for instance. That process may need this one to make
+    /// Waits for an operation, with progress now and then. A caller may repeat an operation that completes at
+    /// once until another process releases a lock, for instance. That process may need this one to make
     /// progress.
     #[inline]
     fn finish_at(&mut self, request: Request) -> Result<(), Error> {

@@ -22,22 +22,22 @@ use crate::route;
 use crate::shm::{self, Attached};
 
 impl Endpoint {
-    /// /// Joins the world that the launcher describes. Without a launcher, the world has one rank.
+    /// Joins the world that the launcher describes. Without a launcher, the world has one rank.
     ///
     /// The launcher speaks PMI-1: `mpiexec.hydra` or `nemesia run`.
     ///
-    /// /// # Errors The error names what failed, on which rank, and the remedy.
+    /// # Errors The error names what failed, on which rank, and the remedy.
     pub fn open(config: &Config) -> Result<Self, Error> {
         Self::open_with(config, Box::new(Bootstrap::from_env()?))
     }
 
-    /// /// Joins a world through the caller's own key-value exchange. Collective: every process of the world
-    /// calls it.
+    /// Joins a world through the caller's own key-value exchange. Collective: every process of the world calls
+    /// it.
     ///
-    /// /// # Errors The error names what failed, on which rank, and the remedy.
+    /// # Errors The error names what failed, on which rank, and the remedy.
     pub fn open_with(config: &Config, mut exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
-        // // The exchange is asked once: a different answer later would not fit the structures that these
-        // values size.
+        // The exchange is asked once: a different answer later would not fit the structures that these values
+        // size.
         let (rank, size) = (exchange.rank(), exchange.size());
         if rank >= size {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });
@@ -47,7 +47,7 @@ impl Endpoint {
         for preference in config.warnings() {
             config.give_up(preference, &mut warnings)?;
         }
-        // // This comes before the first contact with a peer: a local lack of memory must not end the peers'
+        // This comes before the first contact with a peer: a local lack of memory must not end the peers'
         // world.
         let (units, stored) = room(config.unexpected_bytes)?;
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
@@ -102,8 +102,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// /// Sends what is pending, tells the peers that this process has finished, and leaves the launcher's
-    /// world.
+    /// Sends what is pending, tells the peers that this process has finished, and leaves the launcher's world.
     ///
     /// Peers can still receive the messages that have left this process. A message to a peer that does not
     /// receive it is lost when that peer ends.
@@ -115,39 +114,38 @@ impl Endpoint {
     pub fn close(mut self) -> Result<(), Error> {
         self.check_origin()?;
         let flushed = self.flush_sends().and_then(|()| {
-            // // This is as late as possible: accumulated counts that arrive afterwards are lost to their
-            // senders.
+            // This is as late as possible: accumulated counts that arrive afterwards are lost to their senders.
             self.engine.settle_accounts();
             self.flush_sends()
         });
-        // // If the flush failed, the remaining sends are lost, and the peers must see a failure.
+        // If the flush failed, the remaining sends are lost, and the peers must see a failure.
         self.finished = flushed.is_ok();
         let finalized = self.exchange.take().map_or(Ok(()), |mut exchange| exchange.finalize());
         flushed?;
         Ok(finalized?)
     }
 
-    /// /// Returns the rank of this process, from 0.
+    /// Returns the rank of this process, from 0.
     pub fn rank(&self) -> usize {
         self.engine.rank() as usize
     }
 
-    /// /// Returns the number of processes in the world.
+    /// Returns the number of processes in the world.
     pub fn size(&self) -> usize {
         self.engine.size() as usize
     }
 
-    /// /// Returns why a rank is gone; `None` if it is not.
+    /// Returns why a rank is gone; `None` if it is not.
     pub fn failure(&self, rank: usize) -> Option<crate::Failure> {
         self.engine.failure(u32::try_from(rank).ok()?)
     }
 
-    /// /// Acknowledges the peers that have failed so far. Receives from any source can then be posted again.
+    /// Acknowledges the peers that have failed so far. Receives from any source can then be posted again.
     pub fn acknowledge_failures(&mut self) {
         self.engine.acknowledge();
     }
 
-    /// /// Returns warnings about settings that could not be applied: huge pages with fallback, seals, cheap
+    /// Returns warnings about settings that could not be applied: huge pages with fallback, seals, cheap
     /// fences, unknown variables. In strict mode all but the first are errors at start.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
@@ -155,8 +153,7 @@ impl Endpoint {
 }
 
 impl Endpoint {
-    /// /// Reports how each rank is reached, and all warnings, to the subscribers of `tracing` (feature
-    /// `tracing`).
+    /// Reports how each rank is reached, and all warnings, to the subscribers of `tracing` (feature `tracing`).
     fn report_routes(&self) {
         if cfg!(feature = "tracing") {
             let explanation = self.explain();
@@ -180,7 +177,7 @@ const fn tuning(config: &Config, window: u32, non_temporal_bytes: u64) -> Tuning
     }
 }
 
-/// /// Returns the storage for unexpected messages and for the lists that find them. Together they take at most
+/// Returns the storage for unexpected messages and for the lists that find them. Together they take at most
 /// `bytes`. The kernel zeroes these bytes and commits them on first use.
 fn room(bytes: usize) -> Result<(Vec<Unit>, Vec<u32>), Error> {
     let refused = || Error::from(crate::ConfigError::TooLarge { name: "NEMESIA_UNEXPECTED_BYTES", bytes });
@@ -189,7 +186,7 @@ fn room(bytes: usize) -> Result<(Vec<Unit>, Vec<u32>), Error> {
         return Err(refused());
     }
     let (units, lists) = store::split(bytes);
-    // // No page is touched yet, so the allocator fails only if the address space is too small.
+    // No page is touched yet, so the allocator fails only if the address space is too small.
     Vec::<Unit>::new().try_reserve_exact(units).map_err(|_| refused())?;
     Ok((vec![[0; store::UNIT]; units], vec![0; lists]))
 }

@@ -1,4 +1,4 @@
-//! //! Probes: they find messages before these are received (MPI 4.1, section 3.8).
+//! Probes: they find messages before these are received (MPI 4.1, section 3.8).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::{Context, Endpoint, Request, Source, Status, Tag, pattern, status};
 use crate::error::Error;
 use crate::os::Origin;
 
-/// /// The identifiers of messages that were dropped, until their endpoint discards these messages.
+/// The identifiers of messages that were dropped, until their endpoint discards these messages.
 #[derive(Debug)]
 pub(super) struct Dropped {
     ids: Mutex<Vec<RequestId>>,
@@ -25,7 +25,7 @@ impl Dropped {
     }
 
     fn push(&self, id: RequestId) {
-        // // In a forked child, a thread of the parent may hold the lock and does not exist here to release it.
+        // In a forked child, a thread of the parent may hold the lock and does not exist here to release it.
         if !self.origin.is_elsewhere() {
             self.ids.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         }
@@ -36,8 +36,7 @@ impl Dropped {
     }
 }
 
-/// /// A message that a matched probe has taken out of the queue (MPI_Message). No other receive or probe finds
-/// it.
+/// A message that a matched probe has taken out of the queue (MPI_Message). No other receive or probe finds it.
 ///
 /// The message is received once, on the endpoint that found it. If it is dropped instead, the endpoint discards
 /// it: it receives the message into an empty buffer, which completes the sender's request. The endpoint does so
@@ -47,18 +46,18 @@ impl Dropped {
 pub struct Message {
     id: RequestId,
     status: Status,
-    /// /// `None` once the message was received.
+    /// `None` once the message was received.
     home: Option<Arc<Dropped>>,
 }
 
 impl Message {
-    /// /// Returns the sender, the tag and the full length of the message.
+    /// Returns the sender, the tag and the full length of the message.
     pub const fn status(&self) -> Status {
         self.status
     }
 
-    /// /// Returns the identifier as one number, for C. The message is then not discarded when it is dropped
-    /// and has to be received; see [`Endpoint::message`].
+    /// Returns the identifier as one number, for C. The message is then not discarded when it is dropped and
+    /// has to be received; see [`Endpoint::message`].
     pub fn into_bits(mut self) -> u64 {
         self.home = None;
         self.id.to_bits()
@@ -74,7 +73,7 @@ impl Drop for Message {
 }
 
 impl Endpoint {
-    /// /// Finds the first message that such a receive would receive, and leaves it in the queue (MPI_Iprobe).
+    /// Finds the first message that such a receive would receive, and leaves it in the queue (MPI_Iprobe).
     /// Makes progress if there is none.
     ///
     /// # Errors
@@ -83,7 +82,7 @@ impl Endpoint {
         self.in_context(0).iprobe(from, tag)
     }
 
-    /// /// Waits for a message as a receive does, and leaves it in the queue (MPI_Probe).
+    /// Waits for a message as a receive does, and leaves it in the queue (MPI_Probe).
     ///
     /// # Errors
     /// See [`Error`]. [`Error::Unexpected`] if there is no room for the message; receive others first.
@@ -91,7 +90,7 @@ impl Endpoint {
         self.in_context(0).probe(from, tag)
     }
 
-    /// /// Finds a message as [`Endpoint::iprobe`] does, and takes it out of the queue (MPI_Improbe).
+    /// Finds a message as [`Endpoint::iprobe`] does, and takes it out of the queue (MPI_Improbe).
     ///
     /// # Errors
     /// As for [`Endpoint::iprobe`]. [`Error::Requests`] if too many requests are under way; each message taken
@@ -100,7 +99,7 @@ impl Endpoint {
         self.in_context(0).improbe(from, tag)
     }
 
-    /// /// Waits for a message as a receive does, and takes it out of the queue (MPI_Mprobe).
+    /// Waits for a message as a receive does, and takes it out of the queue (MPI_Mprobe).
     ///
     /// # Errors
     /// As for [`Endpoint::probe`] and [`Endpoint::improbe`].
@@ -108,7 +107,7 @@ impl Endpoint {
         self.in_context(0).mprobe(from, tag)
     }
 
-    /// /// Starts the receive of a message that a probe took out, into `len` bytes at `base` (MPI_Imrecv).
+    /// Starts the receive of a message that a probe took out, into `len` bytes at `base` (MPI_Imrecv).
     ///
     /// # Errors
     /// [`Error::Stale`] if the message belongs to another endpoint; the buffer is not used.
@@ -132,26 +131,25 @@ impl Endpoint {
         Ok(Request(message.id))
     }
 
-    /// /// Receives a message that a probe took out, and waits for its bytes (MPI_Mrecv).
+    /// Receives a message that a probe took out, and waits for its bytes (MPI_Mrecv).
     ///
     /// # Errors
     /// See [`Error`]. [`Error::Truncated`] if the message is longer than `buf`; the part that fits is received.
     pub fn mrecv(&mut self, message: Message, buf: &mut [u8]) -> Result<Status, Error> {
-        // // SAFETY: the buffer is borrowed until this function returns, and `finish` returns only when the
-        // engine has finished with it.
+        // SAFETY: the buffer is borrowed until this function returns, and `finish` returns only when the engine
+        // has finished with it.
         let request = unsafe { self.imrecv(message, buf.as_mut_ptr(), buf.len()) }?;
         self.finish(request)
     }
 
-    /// /// Returns the message that [`Message::into_bits`] made into this number. Any number is safe: if it
-    /// names no message, the receive returns [`Error::Stale`]. The status of the message is not kept.
+    /// Returns the message that [`Message::into_bits`] made into this number. Any number is safe: if it names
+    /// no message, the receive returns [`Error::Stale`]. The status of the message is not kept.
     pub fn message(&self, bits: u64) -> Message {
         let status = Status { rank: self.rank(), tag: 0, len: 0 };
         Message { id: RequestId::from_bits(bits), status, home: Some(Arc::clone(&self.dropped)) }
     }
 
-    /// /// Receives the dropped messages into empty buffers. This completes the senders that wait for a
-    /// receive.
+    /// Receives the dropped messages into empty buffers. This completes the senders that wait for a receive.
     pub(super) fn discard_dropped(&mut self) {
         for id in self.dropped.take() {
             if self.engine.imrecv(id, &mut RecvBuf::empty()).is_ok() {
@@ -161,7 +159,7 @@ impl Endpoint {
         self.discarding.retain(|id| self.engine.test(*id).is_none());
     }
 
-    /// /// Searches with `find` twice, with progress in between.
+    /// Searches with `find` twice, with progress in between.
     fn look_for<T>(
         &mut self,
         pattern: &Pattern,
@@ -176,7 +174,7 @@ impl Endpoint {
         self.look_again(pattern, &mut find)
     }
 
-    /// /// Searches with `find` once. If it finds nothing, fails if no such message can come.
+    /// Searches with `find` once. If it finds nothing, fails if no such message can come.
     fn look_again<T>(
         &mut self,
         pattern: &Pattern,
@@ -189,7 +187,7 @@ impl Endpoint {
         Ok(found)
     }
 
-    /// /// Searches until `find` has found something: spins, then sleeps.
+    /// Searches until `find` has found something: spins, then sleeps.
     fn wait_for<T>(
         &mut self,
         pattern: &Pattern,
@@ -209,12 +207,12 @@ impl Endpoint {
         }
     }
 
-    /// /// Searches once for another thread, which waits.
+    /// Searches once for another thread, which waits.
     pub(super) fn find_once(&mut self, pattern: &Pattern) -> Result<Option<Status>, Error> {
         self.look_again(pattern, &mut Self::find)
     }
 
-    /// /// Searches as [`Endpoint::find_once`] does, and takes the message out.
+    /// Searches as [`Endpoint::find_once`] does, and takes the message out.
     pub(super) fn take_once(&mut self, pattern: &Pattern) -> Result<Option<Message>, Error> {
         self.look_again(pattern, &mut Self::take)
     }
@@ -240,7 +238,7 @@ impl Endpoint {
 }
 
 impl Context<'_> {
-    /// /// Finds a message in this context and leaves it in the queue; see [`Endpoint::iprobe`].
+    /// Finds a message in this context and leaves it in the queue; see [`Endpoint::iprobe`].
     ///
     /// # Errors
     /// As for [`Endpoint::iprobe`].
@@ -248,7 +246,7 @@ impl Context<'_> {
         self.endpoint.look_for(&pattern(from, self.id, tag)?, Endpoint::find)
     }
 
-    /// /// Waits for a message in this context and leaves it in the queue; see [`Endpoint::probe`].
+    /// Waits for a message in this context and leaves it in the queue; see [`Endpoint::probe`].
     ///
     /// # Errors
     /// As for [`Endpoint::probe`].
@@ -256,7 +254,7 @@ impl Context<'_> {
         self.endpoint.wait_for(&pattern(from, self.id, tag)?, None, Endpoint::find)
     }
 
-    /// /// Waits as [`Context::probe`] does, for at most `limit`.
+    /// Waits as [`Context::probe`] does, for at most `limit`.
     ///
     /// # Errors
     /// As for [`Endpoint::probe`]; [`Error::Timeout`].
@@ -264,7 +262,7 @@ impl Context<'_> {
         self.endpoint.wait_for(&pattern(from, self.id, tag)?, Some(limit), Endpoint::find)
     }
 
-    /// /// Finds a message in this context and takes it out of the queue; see [`Endpoint::improbe`].
+    /// Finds a message in this context and takes it out of the queue; see [`Endpoint::improbe`].
     ///
     /// # Errors
     /// As for [`Endpoint::improbe`].
@@ -272,7 +270,7 @@ impl Context<'_> {
         self.endpoint.look_for(&pattern(from, self.id, tag)?, Endpoint::take)
     }
 
-    /// /// Waits for a message in this context and takes it out of the queue; see [`Endpoint::mprobe`].
+    /// Waits for a message in this context and takes it out of the queue; see [`Endpoint::mprobe`].
     ///
     /// # Errors
     /// As for [`Endpoint::mprobe`].
@@ -280,7 +278,7 @@ impl Context<'_> {
         self.endpoint.wait_for(&pattern(from, self.id, tag)?, None, Endpoint::take)
     }
 
-    /// /// Waits as [`Context::mprobe`] does, for at most `limit`.
+    /// Waits as [`Context::mprobe`] does, for at most `limit`.
     ///
     /// # Errors
     /// As for [`Endpoint::mprobe`]; [`Error::Timeout`].

@@ -13,63 +13,63 @@ use super::{Access, Endpoint, Refusal};
 use crate::error::Error;
 use crate::os::{Segment, random};
 
-/// /// The number of bytes of a [`RemoteKey`].
+/// The number of bytes of a [`RemoteKey`].
 pub const KEY_BYTES: usize = nemesia_core::wire::rma::KEY_BYTES;
-/// /// The largest number of regions of an endpoint.
+/// The largest number of regions of an endpoint.
 const MOST_REGIONS: usize = 1 << 20;
 
-/// /// A region, by value: memory of this process that its peers may use.
+/// A region, by value: memory of this process that its peers may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region(pub(super) RegionId);
 
 impl Region {
-    /// /// Returns the region as one number, for C.
+    /// Returns the region as one number, for C.
     pub const fn to_bits(self) -> u64 {
         self.0.to_bits()
     }
 
-    /// /// Returns the region that [`Region::to_bits`] made into this number. Any number is safe: if it names
-    /// no region, calls return [`Error::Region`].
+    /// Returns the region that [`Region::to_bits`] made into this number. Any number is safe: if it names no
+    /// region, calls return [`Error::Region`].
     pub const fn from_bits(bits: u64) -> Self {
         Self(RegionId::from_bits(bits))
     }
 }
 
-/// /// The key that a process needs to use a region of another process. It is plain bytes and travels by any
-/// means, for instance in a message.
+/// The key that a process needs to use a region of another process. It is plain bytes and travels by any means,
+/// for instance in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteKey(pub(super) rma::RemoteKey);
 
 impl RemoteKey {
-    /// /// Returns the key as bytes.
+    /// Returns the key as bytes.
     pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
         self.0.to_bytes()
     }
 
-    /// /// Returns the key that these bytes are, or `None` if they are no key of this version. The region's
-    /// owner refuses a forged key.
+    /// Returns the key that these bytes are, or `None` if they are no key of this version. The region's owner
+    /// refuses a forged key.
     pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Self> {
         rma::RemoteKey::from_bytes(bytes).map(Self)
     }
 
-    /// /// Returns the rank that owns the region.
+    /// Returns the rank that owns the region.
     pub fn rank(&self) -> usize {
         self.0.rank as usize
     }
 
-    /// /// Returns the number of bytes of the region.
+    /// Returns the number of bytes of the region.
     pub fn len(&self) -> u64 {
         self.0.len
     }
 
-    /// /// Returns whether the region is empty.
+    /// Returns whether the region is empty.
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
 }
 
-/// /// A region that the endpoint allocated, and its memory. The window points into the segment, so it is
-/// dropped first.
+/// A region that the endpoint allocated, and its memory. The window points into the segment, so it is dropped
+/// first.
 #[derive(Debug)]
 pub(super) struct Allocation {
     region: Region,
@@ -79,7 +79,7 @@ pub(super) struct Allocation {
 }
 
 impl Endpoint {
-    /// /// Allocates zeroed memory as a region that peers may use until [`Endpoint::unexpose`].
+    /// Allocates zeroed memory as a region that peers may use until [`Endpoint::unexpose`].
     ///
     /// Peers of this machine map the region if the kernel permits it and enforces `access`
     /// ([`Endpoint::path`]). They then use it without any progress of this process. This process uses the
@@ -101,7 +101,7 @@ impl Endpoint {
         let options = &self.config.segments;
         let segment = match access {
             Access::ReadWrite => Segment::create(NAME, bytes, &options.for_foreign_writers())?,
-            // // No peer writes such a region by mapping it. A read-only region that the kernel cannot seal is
+            // No peer writes such a region by mapping it. A read-only region that the kernel cannot seal is
             // used in packets; a write-only region always is.
             Access::Read | Access::Write => Segment::create_sealed(NAME, bytes, options)?,
         };
@@ -109,9 +109,9 @@ impl Endpoint {
         let window = window_of(&segment, len, true)?;
         let key = u64::from_le_bytes(random()?);
         self.make_region_room()?;
-        // // SAFETY: the address is inside the mapping, after its first page.
+        // SAFETY: the address is inside the mapping, after its first page.
         let base = unsafe { segment.as_ptr().add(SHARED_BYTES) };
-        // // SAFETY: the memory is mapped readable and writable, and kept until the region is unexposed or the
+        // SAFETY: the memory is mapped readable and writable, and kept until the region is unexposed or the
         // engine is gone. This crate makes no reference to it.
         let memory = unsafe { Exposed::from_shared(base.as_ptr(), len) };
         let region = self.engine.expose(memory, access, key).map(Region);
@@ -121,8 +121,8 @@ impl Endpoint {
         Ok(region)
     }
 
-    /// /// Exposes `len` bytes at `base` to peers, until [`Endpoint::unexpose`] or until the endpoint is
-    /// dropped. Each call makes a new key.
+    /// Exposes `len` bytes at `base` to peers, until [`Endpoint::unexpose`] or until the endpoint is dropped.
+    /// Each call makes a new key.
     ///
     /// Peers use this memory in packets, which this process executes when it makes progress.
     ///
@@ -142,15 +142,15 @@ impl Endpoint {
         self.engine.expose(memory, access, key).map(Region).ok_or(Error::Regions { most: MOST_REGIONS })
     }
 
-    /// /// Returns the key that other processes need to use a region.
+    /// Returns the key that other processes need to use a region.
     ///
     /// # Errors
     /// [`Error::Region`].
     pub fn remote_key(&mut self, region: Region) -> Result<RemoteKey, Error> {
         let mut key = self.engine.remote_key(region.0).ok_or(Error::Region)?;
         if let Some(Allocation { segment, .. }) = self.allocation(region) {
-            // // The key names the descriptor only if the kernel enforces the access: a forged key must not
-            // permit more.
+            // The key names the descriptor only if the kernel enforces the access: a forged key must not permit
+            // more.
             let kept = match key.access {
                 Access::ReadWrite => true,
                 Access::Read => segment.write_sealed(),
@@ -162,7 +162,7 @@ impl Endpoint {
         Ok(RemoteKey(key))
     }
 
-    /// /// Unexposes a region. From now on operations on it are refused. Memory that was allocated is freed.
+    /// Unexposes a region. From now on operations on it are refused. Memory that was allocated is freed.
     ///
     /// # Errors
     /// [`Error::Region`].
@@ -172,14 +172,14 @@ impl Endpoint {
             return Err(Error::Region);
         }
         if let Some(at) = self.allocations.iter().position(|allocation| allocation.region == region) {
-            // // Peers that have mapped the region see that its key is gone, and send packets, which this
-            // process refuses.
+            // Peers that have mapped the region see that its key is gone, and send packets, which this process
+            // refuses.
             self.allocations.swap_remove(at).window.set_key(0);
         }
         Ok(())
     }
 
-    /// /// Returns the address and the length of a region that was allocated.
+    /// Returns the address and the length of a region that was allocated.
     ///
     /// They are valid until the region is unexposed or the endpoint is dropped. Code that uses the address
     /// keeps the promises of [`Endpoint::expose`].
@@ -188,7 +188,7 @@ impl Endpoint {
         Some((found.segment.as_ptr().as_ptr().wrapping_add(SHARED_BYTES), found.len))
     }
 
-    /// /// Copies bytes out of a region, from offset `at`.
+    /// Copies bytes out of a region, from offset `at`.
     ///
     /// # Errors
     /// [`Error::Region`], or [`Error::Refused`] if the region ends before the last byte.
@@ -200,7 +200,7 @@ impl Endpoint {
         memory.read(at, to).then_some(()).ok_or(bounds)
     }
 
-    /// /// Copies bytes into a region that was allocated or that peers may write, at offset `at`.
+    /// Copies bytes into a region that was allocated or that peers may write, at offset `at`.
     ///
     /// # Errors
     /// [`Error::Region`], or [`Error::Refused`] if the bytes do not all fit or the memory may be read-only.
@@ -216,7 +216,7 @@ impl Endpoint {
         memory.write(at, from).then_some(()).ok_or(refused(Refusal::Bounds))
     }
 
-    /// /// Returns the number of puts with notification that were completed in a region since it was exposed.
+    /// Returns the number of puts with notification that were completed in a region since it was exposed.
     ///
     /// # Errors
     /// [`Error::Region`].

@@ -6,7 +6,7 @@ use super::{Endpoint, Request, Source, Status, Tag};
 use crate::error::Error;
 
 impl Endpoint {
-    /// /// Starts a send of `len` bytes at `base`. [`Endpoint::test`] or [`Endpoint::wait`] completes it. For
+    /// Starts a send of `len` bytes at `base`. [`Endpoint::test`] or [`Endpoint::wait`] completes it. For
     /// runtimes; [`Endpoint::scope`] is the safe alternative.
     ///
     /// # Errors
@@ -26,8 +26,8 @@ impl Endpoint {
         unsafe { self.in_context(0).isend(to, tag, base, len) }
     }
 
-    /// /// Posts a receive into `len` bytes at `base`. [`Endpoint::test`] or [`Endpoint::wait`] completes it.
-    /// For runtimes; [`Endpoint::scope`] is the safe alternative.
+    /// Posts a receive into `len` bytes at `base`. [`Endpoint::test`] or [`Endpoint::wait`] completes it. For
+    /// runtimes; [`Endpoint::scope`] is the safe alternative.
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.
@@ -47,8 +47,8 @@ impl Endpoint {
         unsafe { self.in_context(0).irecv(from, tag, base, len) }
     }
 
-    /// /// Starts a send as [`Endpoint::isend`] does. It is complete only when a receive has matched the
-    /// message (MPI_Issend).
+    /// Starts a send as [`Endpoint::isend`] does. It is complete only when a receive has matched the message
+    /// (MPI_Issend).
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -66,7 +66,7 @@ impl Endpoint {
         unsafe { self.in_context(0).issend(to, tag, base, len) }
     }
 
-    /// /// Starts a send as [`Endpoint::isend`] does, of a message for which a receive is posted, as the caller
+    /// Starts a send as [`Endpoint::isend`] does, of a message for which a receive is posted, as the caller
     /// knows (MPI_Irsend). The engine makes no use of the posted receive.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl Endpoint {
         unsafe { self.isend(to, tag, base, len) }
     }
 
-    /// /// Returns the result of a request if it is complete. The request then no longer exists.
+    /// Returns the result of a request if it is complete. The request then no longer exists.
     ///
     /// # Errors
     /// See [`Error`]. After an error the request no longer exists either.
@@ -96,7 +96,7 @@ impl Endpoint {
             None => self.outcome(request).transpose()?,
             done => done,
         };
-        // // A caller that only tests requests that are complete makes progress now and then all the same.
+        // A caller that only tests requests that are complete makes progress now and then all the same.
         if done.is_some() && !self.is_progress_due() {
             return Ok(done);
         }
@@ -108,24 +108,24 @@ impl Endpoint {
         }
     }
 
-    /// /// Waits until a request is complete: it spins, then sleeps.
+    /// Waits until a request is complete: it spins, then sleeps.
     ///
     /// # Errors
-    /// /// See [`Error`]. [`Error::Unexpected`] leaves the request as it is; the caller can wait for it again.
+    /// See [`Error`]. [`Error::Unexpected`] leaves the request as it is; the caller can wait for it again.
     #[inline]
     pub fn wait(&mut self, request: Request) -> Result<Status, Error> {
         self.wait_limited(request, None)
     }
 
-    /// /// Waits as [`Endpoint::wait`] does, for at most `limit`.
+    /// Waits as [`Endpoint::wait`] does, for at most `limit`.
     ///
     /// # Errors
-    /// /// [`Error::Timeout`] leaves the request as it is; the caller can wait for it again.
+    /// [`Error::Timeout`] leaves the request as it is; the caller can wait for it again.
     pub fn wait_timeout(&mut self, request: Request, limit: Duration) -> Result<Status, Error> {
         self.wait_limited(request, Some(limit))
     }
 
-    /// /// Withdraws a posted receive. Returns false if a message has matched it already or if it is a send.
+    /// Withdraws a posted receive. Returns false if a message has matched it already or if it is a send.
     ///
     /// The request still exists and completes with [`Error::Cancelled`]. Its buffer is free at once.
     pub fn cancel(&mut self, request: Request) -> bool {

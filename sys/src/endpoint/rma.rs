@@ -1,4 +1,4 @@
-//! //! One-sided operations for runtimes, which keep the buffers themselves. The safe operations are in
+//! One-sided operations for runtimes, which keep the buffers themselves. The safe operations are in
 //! `one_sided.rs`.
 
 use nemesia_core::engine::RequestId;
@@ -11,8 +11,8 @@ use super::{Endpoint, Region, RemoteKey, Request};
 use crate::error::Error;
 
 impl Endpoint {
-    /// /// Starts a wait until a region has had `count` notifications since it was exposed. As a receive from
-    /// any source, it fails when a peer fails, and it can be cancelled.
+    /// Starts a wait until a region has had `count` notifications since it was exposed. As a receive from any
+    /// source, it fails when a peer fails, and it can be cancelled.
     ///
     /// # Errors
     /// See [`Error`].
@@ -26,7 +26,7 @@ impl Endpoint {
         }
     }
 
-    /// /// Starts a put of `len` bytes at `base`. It is complete when the bytes have left the buffer.
+    /// Starts a put of `len` bytes at `base`. It is complete when the bytes have left the buffer.
     ///
     /// If `notify` is set, the region's count of notifications grows by one when the bytes are there.
     ///
@@ -51,14 +51,12 @@ impl Endpoint {
             if !notify {
                 return Ok(Request(RequestId::SENT));
             }
-            // // The bytes are there before the packet that carries the notification.
-            //
-            // // SAFETY: the packet has no bytes.
+            // The bytes are there before the packet that carries the notification.
+            // SAFETY: the packet has no bytes.
             buf = unsafe { SendBuf::from_raw(base, 0) };
         }
         loop {
-            // // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the
-            // buffer.
+            // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the buffer.
             let buf = unsafe { buf.again() };
             match self.engine.put(&Target { key: &key.0, offset }, buf, notify) {
                 Ok(id) => return Ok(Request(id)),
@@ -67,7 +65,7 @@ impl Endpoint {
         }
     }
 
-    /// /// Starts a get of `len` bytes into `base`. It is complete when the bytes are in the buffer.
+    /// Starts a get of `len` bytes into `base`. It is complete when the bytes are in the buffer.
     ///
     /// # Errors
     /// As for [`Endpoint::iput`].
@@ -96,7 +94,7 @@ impl Endpoint {
         }
     }
 
-    /// /// Starts to combine `len` bytes of operands at `base` into values, atomically for each. It is complete
+    /// Starts to combine `len` bytes of operands at `base` into values, atomically for each. It is complete
     /// when the operands have left the buffer.
     ///
     /// # Errors
@@ -118,8 +116,7 @@ impl Endpoint {
             return Ok(Request(RequestId::SENT));
         }
         loop {
-            // // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the
-            // buffer.
+            // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the buffer.
             let buf = unsafe { buf.again() };
             match self.engine.accumulate(&Target { key: &key.0, offset }, datatype, reduction, buf) {
                 Ok(id) => return Ok(Request(id)),
@@ -128,8 +125,8 @@ impl Endpoint {
         }
     }
 
-    /// /// Starts to combine an operand, given as bits, into one value. It is complete when the previous value
-    /// is at `old`, in the bytes of its type.
+    /// Starts to combine an operand, given as bits, into one value. It is complete when the previous value is
+    /// at `old`, in the bytes of its type.
     ///
     /// # Errors
     /// As for [`Endpoint::iput`].
@@ -158,7 +155,7 @@ impl Endpoint {
         }
     }
 
-    /// /// Starts to combine `len` bytes of operands at `operands` into values, atomically for each (MPI's
+    /// Starts to combine `len` bytes of operands at `operands` into values, atomically for each (MPI's
     /// get-accumulate). It is complete when the previous values are at `old`, as many bytes.
     ///
     /// [`Reduction::Nothing`] reads no operands; the pointer may then be null.
@@ -178,7 +175,7 @@ impl Endpoint {
         old: *mut u8,
         len: usize,
     ) -> Result<Request, Error> {
-        // // They are not read, so they may overlap the previous values.
+        // They are not read, so they may overlap the previous values.
         let count = if reduction == Reduction::Nothing { 0 } else { len };
         // SAFETY: the caller's promise.
         let (from, mut into) = unsafe { (SendBuf::from_raw(operands, count), RecvBuf::from_raw(old, len)) };
@@ -188,8 +185,7 @@ impl Endpoint {
         }
         loop {
             let target = Target { key: &key.0, offset };
-            // // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the
-            // buffer.
+            // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the buffer.
             let from = unsafe { from.again() };
             match self.engine.fetch_accumulate(&target, datatype, reduction, from, &mut into) {
                 Ok(id) => return Ok(Request(id)),
@@ -198,7 +194,7 @@ impl Endpoint {
         }
     }
 
-    /// /// Starts to replace one value by `value` if its bits are those of `expected`. It is complete when the
+    /// Starts to replace one value by `value` if its bits are those of `expected`. It is complete when the
     /// previous value is at `old`, in the bytes of its type.
     ///
     /// # Errors
@@ -230,8 +226,7 @@ impl Endpoint {
         }
     }
 
-    /// /// Starts a flush. It is complete when all earlier operations on the rank's regions are completed
-    /// there.
+    /// Starts a flush. It is complete when all earlier operations on the rank's regions are completed there.
     ///
     /// It fails with [`Error::Refused`] if puts or accumulates were refused since the last flush.
     ///
@@ -248,8 +243,8 @@ impl Endpoint {
         }
     }
 
-    /// /// Starts a flush of every rank on whose regions there were operations. Returns the requests and the
-    /// first error.
+    /// Starts a flush of every rank on whose regions there were operations. Returns the requests and the first
+    /// error.
     pub fn iflush_all(&mut self) -> (Vec<Request>, Result<(), Error>) {
         let mut open = Vec::new();
         let mut result = self.check_origin();
@@ -264,7 +259,7 @@ impl Endpoint {
         (open, result)
     }
 
-    /// /// Orders operations on the rank's regions: later ones are executed there after all earlier ones.
+    /// Orders operations on the rank's regions: later ones are executed there after all earlier ones.
     ///
     /// Without a fence this holds as well, except for a get. A get may see the bytes that a later operation
     /// writes.
@@ -287,7 +282,7 @@ impl Endpoint {
     }
 }
 
-/// /// Stores the previous value, and returns the request of an operation that is complete.
+/// Stores the previous value, and returns the request of an operation that is complete.
 fn returned(old: &mut RecvBuf, value: u64) -> Request {
     let len = old.len();
     old.part(0, len).copy_from_slice(&value.to_le_bytes()[..len]);

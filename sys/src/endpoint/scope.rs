@@ -1,27 +1,27 @@
-//! //! Safe non-blocking operations on borrowed buffers. As with `std::thread::scope`, the scope ends only
-//! after all its operations have ended.
+//! Safe non-blocking operations on borrowed buffers. As with `std::thread::scope`, the scope ends only after
+//! all its operations have ended.
 
 use std::marker::PhantomData;
 
 use super::{Context, Endpoint, Message, Reduction, Refusal, RemoteKey, Request, Source, Status, Tag, Value};
 use crate::error::Error;
 
-/// /// An operation that a [`Scope`] has started. It names no operation of another scope.
+/// An operation that a [`Scope`] has started. It names no operation of another scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pending(usize, Request);
 
-/// /// Starts operations on buffers that outlive the scope.
+/// Starts operations on buffers that outlive the scope.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env> {
     endpoint: &'scope mut Endpoint,
     open: Vec<Option<Pending>>,
-    /// /// Buffers are borrowed for all of `'env`. The type is invariant, as `std::thread::Scope` is.
+    /// Buffers are borrowed for all of `'env`. The type is invariant, as `std::thread::Scope` is.
     buffers: PhantomData<&'scope mut &'env ()>,
 }
 
 impl Endpoint {
-    /// /// Runs `work` with a [`Scope`] that starts operations on borrowed buffers, and returns when all of
-    /// them are complete.
+    /// Runs `work` with a [`Scope`] that starts operations on borrowed buffers, and returns when all of them
+    /// are complete.
     ///
     /// At the end, this function waits for the operations that `work` did not wait for. If `work` panics or a
     /// wait ends early, this function withdraws posted receives and waits for transfers under way before it
@@ -40,7 +40,7 @@ impl Endpoint {
     }
 }
 
-/// /// A [`Scope`] in one matching context; see [`Context`].
+/// A [`Scope`] in one matching context; see [`Context`].
 #[derive(Debug)]
 pub struct ScopeContext<'a, 'scope, 'env> {
     scope: &'a mut Scope<'scope, 'env>,
@@ -53,12 +53,12 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
     /// # Errors
     /// See [`Error`]; nothing was sent.
     pub fn isend(self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
-        // // SAFETY: the bytes are borrowed for 'env, which outlives the scope, and the scope does not end
-        // before the operation does (see `Drop`).
+        // SAFETY: the bytes are borrowed for 'env, which outlives the scope, and the scope does not end before
+        // the operation does (see `Drop`).
         self.start(|context| unsafe { context.isend(to, tag, bytes.as_ptr(), bytes.len()) })
     }
 
-    /// /// Starts a send that is complete only when a receive has matched it. The scope cannot end before that.
+    /// Starts a send that is complete only when a receive has matched it. The scope cannot end before that.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -75,17 +75,17 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
         self.isend(to, tag, bytes)
     }
 
-    /// /// Posts a receive.
+    /// Posts a receive.
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.
     pub fn irecv(self, from: Source, tag: Tag, buf: &'env mut [u8]) -> Result<Pending, Error> {
-        // // SAFETY: the buffer is borrowed exclusively for 'env, which outlives the scope, and the scope does
-        // not end before the operation does (see `Drop`).
+        // SAFETY: the buffer is borrowed exclusively for 'env, which outlives the scope, and the scope does not
+        // end before the operation does (see `Drop`).
         self.start(|context| unsafe { context.irecv(from, tag, buf.as_mut_ptr(), buf.len()) })
     }
 
-    /// /// Looks for a message and leaves it in the queue; see [`Endpoint::iprobe`].
+    /// Looks for a message and leaves it in the queue; see [`Endpoint::iprobe`].
     ///
     /// # Errors
     /// As for [`Endpoint::iprobe`].
@@ -93,7 +93,7 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
         self.context().iprobe(from, tag)
     }
 
-    /// /// Waits for a message and leaves it in the queue; see [`Endpoint::probe`].
+    /// Waits for a message and leaves it in the queue; see [`Endpoint::probe`].
     ///
     /// # Errors
     /// As for [`Endpoint::probe`].
@@ -101,7 +101,7 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
         self.context().probe(from, tag)
     }
 
-    /// /// Looks for a message and takes it out of the queue; see [`Endpoint::improbe`].
+    /// Looks for a message and takes it out of the queue; see [`Endpoint::improbe`].
     ///
     /// # Errors
     /// As for [`Endpoint::improbe`].
@@ -109,7 +109,7 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
         self.context().improbe(from, tag)
     }
 
-    /// /// Waits for a message and takes it out of the queue; see [`Endpoint::mprobe`].
+    /// Waits for a message and takes it out of the queue; see [`Endpoint::mprobe`].
     ///
     /// # Errors
     /// As for [`Endpoint::mprobe`].
@@ -131,7 +131,7 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
 }
 
 impl<'scope, 'env> Scope<'scope, 'env> {
-    /// /// Returns this scope in a matching context, for one operation or one probe.
+    /// Returns this scope in a matching context, for one operation or one probe.
     pub const fn in_context(&mut self, context: u16) -> ScopeContext<'_, 'scope, 'env> {
         ScopeContext { scope: self, id: context }
     }
@@ -144,7 +144,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.in_context(0).isend(to, tag, bytes)
     }
 
-    /// /// Starts a send that is complete only when a receive has matched it. The scope cannot end before that.
+    /// Starts a send that is complete only when a receive has matched it. The scope cannot end before that.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -160,7 +160,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.in_context(0).irecv(from, tag, buf)
     }
 
-    /// /// Starts the receive of a message that a probe took out.
+    /// Starts the receive of a message that a probe took out.
     ///
     /// # Errors
     /// See [`Endpoint::imrecv`].
@@ -181,8 +181,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         header: &'env [u8],
         payload: &'env [u8],
     ) -> Result<Pending, Error> {
-        // // SAFETY: both are borrowed for 'env, which outlives the scope, and the scope does not end before
-        // the operation does (see `Drop`).
+        // SAFETY: both are borrowed for 'env, which outlives the scope, and the scope does not end before the
+        // operation does (see `Drop`).
         let request = unsafe { self.endpoint.isend_active(to, handler, header, payload) }?;
         Ok(self.keep(request))
     }
@@ -200,14 +200,14 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// Starts a get; see [`Endpoint::iget`].
     ///
     /// # Errors
-    /// /// See [`Error`]; nothing was requested.
+    /// See [`Error`]; nothing was requested.
     pub fn iget(&mut self, key: &RemoteKey, offset: u64, buf: &'env mut [u8]) -> Result<Pending, Error> {
         // SAFETY: as for a receive.
         let request = unsafe { self.endpoint.iget(key, offset, buf.as_mut_ptr(), buf.len()) }?;
         Ok(self.keep(request))
     }
 
-    /// /// Starts to combine operands into values; see [`Endpoint::iaccumulate`].
+    /// Starts to combine operands into values; see [`Endpoint::iaccumulate`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -219,16 +219,16 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         operands: &'env [T],
     ) -> Result<Pending, Error> {
         let (what, base) = ((T::DATATYPE, reduction), operands.as_ptr().cast());
-        // // SAFETY: as for a send. The values are numbers, which are bytes without padding.
+        // SAFETY: as for a send. The values are numbers, which are bytes without padding.
         let request = unsafe { self.endpoint.iaccumulate(key, offset, what, base, size_of_val(operands)) }?;
         Ok(self.keep(request))
     }
 
-    /// /// Starts to combine an operand into one value. `old` receives the previous value. See
+    /// Starts to combine an operand into one value. `old` receives the previous value. See
     /// [`Endpoint::ifetch`].
     ///
     /// # Errors
-    /// /// See [`Error`]; nothing was requested.
+    /// See [`Error`]; nothing was requested.
     pub fn ifetch<T: Value>(
         &mut self,
         key: &RemoteKey,
@@ -238,16 +238,16 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         old: &'env mut T,
     ) -> Result<Pending, Error> {
         let (what, base) = ((T::DATATYPE, reduction), (&raw mut *old).cast());
-        // // SAFETY: as for a receive. Any bytes are a number.
+        // SAFETY: as for a receive. Any bytes are a number.
         let request = unsafe { self.endpoint.ifetch(key, offset, what, operand.to_bits(), base) }?;
         Ok(self.keep(request))
     }
 
-    /// /// Starts to combine operands into values. `old` receives the previous values. See
+    /// Starts to combine operands into values. `old` receives the previous values. See
     /// [`Endpoint::fetch_accumulate`].
     ///
     /// # Errors
-    /// /// See [`Error`]; nothing was requested. [`Error::Refused`] if `operands` and `old` differ in length.
+    /// See [`Error`]; nothing was requested. [`Error::Refused`] if `operands` and `old` differ in length.
     pub fn ifetch_accumulate<T: Value>(
         &mut self,
         key: &RemoteKey,
@@ -261,14 +261,13 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         }
         let (from, into) = (operands.as_ptr().cast(), old.as_mut_ptr().cast());
         let (what, len) = ((T::DATATYPE, reduction), size_of_val(operands));
-        // // SAFETY: as for a send and a receive. Numbers are bytes without padding, and any bytes are a
-        // number.
+        // SAFETY: as for a send and a receive. Numbers are bytes without padding, and any bytes are a number.
         let request = unsafe { self.endpoint.ifetch_accumulate(key, offset, what, from, into, len) }?;
         Ok(self.keep(request))
     }
 
-    /// /// Refuses the name of an operation that is complete or belongs to another scope. Taken for an
-    /// operation of this scope, it would release that operation's buffer too early.
+    /// Refuses the name of an operation that is complete or belongs to another scope. Taken for an operation of
+    /// this scope, it would release that operation's buffer too early.
     fn check(&self, pending: Pending) -> Result<(), Error> {
         match self.open.get(pending.0) {
             Some(Some(open)) if *open == pending => Ok(()),
@@ -293,7 +292,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         outcome
     }
 
-    /// /// Forgets an operation after a wait for it, unless it is still under way.
+    /// Forgets an operation after a wait for it, unless it is still under way.
     fn forget(&mut self, at: usize, outcome: &Result<Status, Error>) {
         if !matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_)))
             && let Some(entry) = self.open.get_mut(at)
@@ -302,7 +301,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         }
     }
 
-    /// /// Returns the result of one operation if it is complete. The operation then no longer exists.
+    /// Returns the result of one operation if it is complete. The operation then no longer exists.
     ///
     /// # Errors
     /// See [`Endpoint::test`].
@@ -317,10 +316,10 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         outcome
     }
 
-    /// /// Waits for every operation that `work` has not waited for yet.
+    /// Waits for every operation that `work` has not waited for yet.
     ///
     /// # Errors
-    /// /// The first error of an operation. The operations after it are completed at the end of the scope.
+    /// The first error of an operation. The operations after it are completed at the end of the scope.
     pub fn wait_all(&mut self) -> Result<(), Error> {
         for at in 0..self.open.len() {
             let Some(pending) = self.open[at] else { continue };

@@ -1,4 +1,4 @@
-//! //! A bounded table of each peer's regions, for mappings and for refusals.
+//! A bounded table of each peer's regions, for mappings and for refusals.
 //!
 //! An owner numbers its regions from 0 and reuses numbers. The place of a region in the table is therefore its
 //! number modulo the size of the table. This needs no hash, which could be flooded.
@@ -10,16 +10,16 @@ use nemesia_core::wire::rma::RemoteKey;
 
 use super::Mapped;
 
-/// /// The largest number of regions of a peer that are mapped at a time. Each takes one descriptor of its
-/// owner; a process usually has 1024.
+/// The largest number of regions of a peer that are mapped at a time. Each takes one descriptor of its owner; a
+/// process usually has 1024.
 const MAPPED: usize = 1024;
-/// /// The largest number of refusals of a peer that are remembered.
+/// The largest number of refusals of a peer that are remembered.
 const REFUSED: usize = 64;
 
-/// /// The regions of peers that this process has used.
+/// The regions of peers that this process has used.
 #[derive(Debug, Default)]
 pub(super) struct KnownRegions {
-    /// /// The regions by rank.
+    /// The regions by rank.
     peers: Vec<PeerRegions>,
 }
 
@@ -27,12 +27,12 @@ pub(super) struct KnownRegions {
 #[derive(Debug, Default)]
 struct PeerRegions {
     mapped: KeyTable<Mapped, MAPPED>,
-    /// /// The reasons why other regions are not mapped.
+    /// The reasons why other regions are not mapped.
     refused: KeyTable<String, REFUSED>,
 }
 
 impl KnownRegions {
-    /// /// Returns a mapped region.
+    /// Returns a mapped region.
     #[inline]
     pub(super) fn mapped(&self, key: &RemoteKey) -> Option<&Mapped> {
         self.peers.get(key.rank as usize)?.mapped.get(key)
@@ -43,13 +43,12 @@ impl KnownRegions {
         self.peers.iter().flat_map(|peer| peer.mapped.values())
     }
 
-    /// /// Returns why an earlier attempt did not map a region.
+    /// Returns why an earlier attempt did not map a region.
     pub(super) fn refused(&self, key: &RemoteKey) -> Option<&String> {
         self.peers.get(key.rank as usize)?.refused.get(key)
     }
 
-    /// /// Remembers a mapping that its key opens, or the reason why there is none. The rank is one of this
-    /// world.
+    /// Remembers a mapping that its key opens, or the reason why there is none. The rank is one of this world.
     pub(super) fn remember(&mut self, key: &RemoteKey, outcome: Result<Mapped, String>) {
         let rank = key.rank as usize;
         if self.peers.len() <= rank {
@@ -61,19 +60,19 @@ impl KnownRegions {
         }
     }
 
-    /// /// Unmaps a region. Returns false if it was not mapped.
+    /// Unmaps a region. Returns false if it was not mapped.
     pub(super) fn unmap(&mut self, key: &RemoteKey) -> bool {
         self.peers.get_mut(key.rank as usize).is_some_and(|peer| peer.mapped.remove(key))
     }
 
-    /// /// Forgets all regions of a peer.
+    /// Forgets all regions of a peer.
     pub(super) fn forget(&mut self, peer: u32) {
         if let Some(peer) = self.peers.get_mut(peer as usize) {
             *peer = PeerRegions::default();
         }
     }
 
-    /// /// Returns the number of mappings and of refusals that are remembered.
+    /// Returns the number of mappings and of refusals that are remembered.
     #[cfg(test)]
     pub(super) fn count(&self) -> (usize, usize) {
         let count = |(mapped, refused), peer: &PeerRegions| {
@@ -83,7 +82,7 @@ impl KnownRegions {
     }
 }
 
-/// /// At most `MOST` values, each under a key. A new value replaces the one at the same place.
+/// At most `MOST` values, each under a key. A new value replaces the one at the same place.
 #[derive(Debug)]
 struct KeyTable<T, const MOST: usize>(Vec<Option<(RemoteKey, T)>>);
 
@@ -101,7 +100,7 @@ impl<T, const MOST: usize> KeyTable<T, MOST> {
     #[inline]
     fn get(&self, key: &RemoteKey) -> Option<&T> {
         let (known, value) = self.0.get(Self::place(key))?.as_ref()?;
-        // // The whole key is compared: a forged length or descriptor makes another key.
+        // The whole key is compared: a forged length or descriptor makes another key.
         (known == key).then_some(value)
     }
 
