@@ -1,17 +1,17 @@
-//! The end of an endpoint: closed, dropped, or left to the process that it belongs to.
+//! The end of an endpoint: it is closed, dropped, or left to the process that owns it.
 
 use super::Endpoint;
 
 impl Endpoint {
-    /// Before buffers whose sends have not ended go back to their owners: a peer that reads them later finds that we
-    /// are not who it knows, and not whatever is there then.
+    /// Clears the identity stamp before buffers of unfinished sends return to their owners. A peer that reads
+    /// such a buffer later then finds another stamp and discards the bytes.
     pub(super) fn forbid_reading(&mut self) {
-        // SAFETY: our own number, which nobody else writes. Volatile, as other processes read it.
+        // SAFETY: only this process writes the stamp. The write is volatile, because other processes read it.
         unsafe { (&raw mut *self.stamp).write_volatile(0) };
     }
 
-    /// In a forked child: keeps what is the parent's from being dropped. The segments are not mapped here, and
-    /// unmapping them could hit what has been mapped at their addresses since; an exchange could speak to the launcher.
+    /// Keeps a forked child from dropping what belongs to its parent. The segments are not mapped in the child,
+    /// and an unmap could hit later mappings at their addresses. An exchange could speak to the launcher.
     #[cold]
     pub(super) fn leave_to_parent(&mut self) {
         std::mem::forget(self.exchange.take());
