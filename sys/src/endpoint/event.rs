@@ -51,9 +51,9 @@ impl Endpoint {
     /// the delay that a hostile peer can cause by suppressing wake-ups.
     ///
     /// - It is level-triggered: once readable, it stays so until the next [`Endpoint::arm`]. Edge-triggered
-    /// loops, such as that of `tokio`, are notified of every event after an [`Endpoint::arm`] as well.
+    ///   loops, such as that of `tokio`, are notified of every event after an [`Endpoint::arm`] as well.
     /// - The caller only waits for it, and never reads or changes it. It is always the same descriptor and
-    /// belongs to the endpoint. For a longer borrow use `try_clone_to_owned`.
+    ///   belongs to the endpoint. For a longer borrow use `try_clone_to_owned`.
     ///
     /// ```no_run
     /// # fn wait_readable(_: std::os::fd::BorrowedFd<'_>) {}

@@ -89,9 +89,9 @@ impl Endpoint {
     /// - The rank takes part in [`Endpoint::agree`] and [`Endpoint::shrink`] again. All survivors readmit it
     ///   between the same two agreements, and it learns their number. If several ranks come back at once, a
     ///   survivor sends each of them the ranks that are gone, and each readmits these before it takes part. If
-    ///   this process had readmitted a rank already when the others agreed that it was gone, this call only lets
-    ///   it take part again. Ranks that take part in different agreements disconnect from each other, and both
-    ///   see a fault that names the other.
+    ///   this process had readmitted a rank already when the others agreed that it was gone, this call only
+    ///   lets it take part again. Ranks that take part in different agreements disconnect from each other, and
+    ///   both see a fault that names the other.
     ///
     /// # Errors
     /// [`Error::NotRestarted`] if [`Endpoint::restarted`] does not name the rank. [`Error::AgreementUnderWay`].

@@ -5,26 +5,27 @@
 //! It releases the lock while other threads want it, and while it sleeps. The other threads sleep until they
 //! are served or have to drive. The protocol is that of [`nemesia_core::threads`], where it is modelled.
 
+mod guard;
 mod locked;
 #[cfg(all(test, nemesia_race))]
 mod race;
 
 use std::cell::UnsafeCell;
-use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nemesia_core::engine::Progress;
 use nemesia_core::matching::Pattern;
-use nemesia_core::sync::{Word32, spin_hint};
-use nemesia_core::threads::{Bits, EventCount, Lock, Park, WaiterList, WaiterSlot};
+use nemesia_core::sync::spin_hint;
+use nemesia_core::threads::{Bits, EventCount, Lock, WaiterList, WaiterSlot};
 
 use super::barrier::Step;
 use super::wait::{Awaited, Wait, WaitStage, give_way};
 use super::{Endpoint, Message, Request, Source, Status, Tag, pattern};
 use crate::error::Error;
-use crate::os::{Origin, futex_wait, futex_wait_bits, futex_wake, futex_wake_bits};
+use crate::os::{Origin, futex_wait_bits};
+use guard::{Futex, Guard, WaiterPlace};
 pub use locked::LockedEndpoint;
 
 /// An endpoint that any number of threads use at the same time. Each clone is the same endpoint.
@@ -503,115 +504,5 @@ impl SharedState {
         if driver && inner.parked {
             inner.endpoint.notify();
         }
-    }
-}
-
-/// The lock, held.
-struct Guard<'a>(&'a SharedState);
-
-impl Guard<'_> {
-    /// Passes the lock to the threads that wait for it, calls `work`, and takes the lock again.
-    fn unlocked<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        struct Retake<'a>(&'a SharedState);
-        impl Drop for Retake<'_> {
-            fn drop(&mut self) {
-                self.0.lock.acquire(&Futex);
-            }
-        }
-        let served = std::mem::take(&mut self.served);
-        self.0.lock.hand_over(&Futex);
-        let _retake = Retake(self.0);
-        wake(self.0, served);
-        work()
-    }
-}
-
-impl Deref for Guard<'_> {
-    type Target = Inner;
-
-    fn deref(&self) -> &Inner {
-        // SAFETY: this guard holds the lock, so no other reference exists. It lends the state for its own
-        // borrow only.
-        unsafe { &*self.0.inner.get() }
-    }
-}
-
-impl DerefMut for Guard<'_> {
-    fn deref_mut(&mut self) -> &mut Inner {
-        // SAFETY: this guard holds the lock, so no other reference exists. It lends the state for its own
-        // borrow only.
-        unsafe { &mut *self.0.inner.get() }
-    }
-}
-
-impl Drop for Guard<'_> {
-    fn drop(&mut self) {
-        let served = std::mem::take(&mut self.served);
-        self.0.lock.release(&Futex);
-        wake(self.0, served);
-    }
-}
-
-/// Wakes the threads for which the event count has moved. The caller does not hold the lock, which these
-/// threads will take.
-fn wake(shared: &SharedState, served: Bits) {
-    if served != Bits::NONE {
-        futex_wake_bits(shared.event_count.word().as_futex(), served.mask());
-    }
-}
-
-/// The slot of a thread that waits. It is given up however the wait ends, so that another thread drives.
-struct WaiterPlace<'a> {
-    inner: Guard<'a>,
-    ask: Ask,
-    slot: usize,
-}
-
-impl<'a> WaiterPlace<'a> {
-    fn take(mut inner: Guard<'a>, ask: Ask) -> Self {
-        let mut entry = WaiterEntry { ask, answer: None };
-        let slot = loop {
-            match inner.waiters.join(entry) {
-                Ok(slot) => break slot,
-                Err(refused) => {
-                    entry = refused;
-                    inner.waiters.slots_mut().push(None);
-                }
-            }
-        };
-        Self { inner, ask, slot }
-    }
-
-    fn drives(&mut self) -> bool {
-        self.inner.waiters.drives(self.slot)
-    }
-
-    fn answer(&mut self) -> Option<Result<SharedAnswer, Error>> {
-        self.inner.waiters.entry(self.slot)?.answer.take()
-    }
-}
-
-impl Drop for WaiterPlace<'_> {
-    fn drop(&mut self) {
-        let (_, next) = self.inner.waiters.leave(self.slot);
-        let shared = self.inner.0;
-        shared.ring(&mut self.inner, (next, false));
-    }
-}
-
-/// Parks threads that wait for the lock by the futex call.
-struct Futex;
-
-impl Park for Futex {
-    fn park(&self, word: &Word32, expected: u32) {
-        futex_wait(word.as_futex(), expected, None);
-    }
-
-    fn unpark(&self, word: &Word32) {
-        futex_wake(word.as_futex(), 1);
-    }
-
-    fn unpark_all(&self, word: &Word32) {
-        futex_wake(word.as_futex(), u32::MAX);
     }
 }

@@ -9,8 +9,7 @@
 //! | packets | none; the wait begins anew |
 //! | nothing | a hint to the processor |
 //! | nothing, a few times | a yield of the core; `wait/spin.rs` decides how often, and when to stop |
-//! | nothing, for long | a liveness check, if the last is 10 ms ago; then a sleep, until a peer wakes us or for
-//! 50 ms |
+//! | nothing, for long | a liveness check if one is due (10 ms); then a sleep of at most 50 ms |
 //! | nothing, after a peer woke us | a scan of all cells, because the entry that should name one is lost |
 //! | anything, 32 times | the clock is read: deadlines pass and peers die even during heavy traffic |
 

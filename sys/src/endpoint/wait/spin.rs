@@ -5,11 +5,11 @@
 //! but two observations help:
 //!
 //! - If a yield takes longer than the call itself, another thread has had the core. With peers on the same
-//! core, a yield is then the quickest way to get their messages, so the process yields after almost every poll
-//! from then on. A yield that returns at once doubles the number of polls before the next.
+//!   core, a yield is then the quickest way to get their messages, so the process yields after almost every
+//!   poll from then on. A yield that returns at once doubles the number of polls before the next.
 //! - A sleep that ends soon was hardly worth its cost, and the spin before the next sleep doubles. A long sleep
-//! was worth it, and the spin is halved. A spin during which the kernel preempted the process is halved as
-//! well.
+//!   was worth it, and the spin is halved. A spin during which the kernel preempted the process is halved as
+//!   well.
 //!
 //! A yield needs neither a call of the sender's nor a fence, but it does not reach all processes. The kernel
 //! puts the processes of another session into another scheduling group, for instance each process that Hydra
