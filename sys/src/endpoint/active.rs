@@ -237,6 +237,37 @@ fn zeroed(len: usize) -> Result<Vec<u8>, NoMemory> {
     Ok(room)
 }
 
+/// # Active messages
+///
+/// An active message runs a handler at its receiver, in whichever call makes progress there. The handler may
+/// reply with another active message.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use std::sync::atomic::{AtomicU8, Ordering};
+/// use std::sync::Arc;
+///
+/// const ASK: u16 = 1;
+/// const ANSWER: u16 = 2;
+/// let peer = 1 - endpoint.rank();
+/// let sum = Arc::new(AtomicU8::new(0));
+/// let result = Arc::clone(&sum);
+/// endpoint.set_handler(ASK, |message| {
+///     let sum = message.payload().iter().sum::<u8>();
+///     message.reply(ANSWER, b"", &[sum]).expect("one reply has room");
+/// });
+/// endpoint.set_handler(ANSWER, move |message| result.store(message.payload()[0], Ordering::Relaxed));
+/// endpoint.barrier()?;
+/// endpoint.send_active(peer, ASK, b"", &[1, 2, 3])?;
+/// while sum.load(Ordering::Relaxed) == 0 {
+///     endpoint.progress();
+/// }
+/// assert_eq!(sum.load(Ordering::Relaxed), 6);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Sets the handler of active messages with this number. It replaces an earlier handler.
     ///
@@ -416,7 +447,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_that_there_is_no_memory_for_is_refused_and_others_are_not() {
+    fn a_message_without_memory_is_refused_and_others_are_not() {
         let mut dispatch = Dispatch::new(256);
         dispatch.handlers.push(Some(Box::new(|_| {})));
         let message = |from, len| ActiveMessage { from, handler: 0, header_bytes: 0, len };

@@ -160,6 +160,22 @@ impl Drop for Kept<'_> {
     }
 }
 
+/// # Agreement and survivors
+///
+/// An agreement gives the same result to all living ranks, even if ranks die meanwhile. After a failure,
+/// `shrink` numbers the survivors anew.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// let agreed = endpoint.agree(0b10 | endpoint.rank() as u64)?;
+/// assert_eq!((agreed.flags, agreed.gone.len()), (0b10, 0));
+/// let ranking = endpoint.shrink()?;
+/// assert_eq!(ranking.to_world(ranking.rank()), Some(endpoint.rank()));
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Returns the ranks that are not gone as far as this process knows, itself included. Other processes may
     /// know otherwise; [`Endpoint::shrink`] makes all of them agree.

@@ -95,6 +95,19 @@ impl Barrier {
     }
 }
 
+/// # Barrier
+///
+/// A barrier returns when every rank has entered it. Before [`Endpoint::close`] it makes sure that no rank
+/// still needs this one.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// endpoint.barrier()?;
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Waits until every rank has called this function. Collective: all ranks call it, in the same order as
     /// [`Endpoint::agree`] and [`Endpoint::shrink`].
@@ -106,7 +119,7 @@ impl Endpoint {
     /// # How to end a program
     /// Call `barrier`, then [`Endpoint::close`]. After the barrier, no rank waits any longer for a message that
     /// this rank had to send before it. So no rank finds that this one has gone too early. `close` waits until
-    /// all pending sends have left this process, and then tells the peers that this rank has finished. If it
+    /// all pending sends have left this process, and then notifies the peers that this rank has finished. If it
     /// returns [`Error::Timeout`], some sends have not left within the configured time, and are lost.
     ///
     /// # Errors

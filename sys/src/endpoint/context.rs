@@ -20,26 +20,31 @@ pub struct Context<'a> {
     pub(super) id: u16,
 }
 
+/// # Matching contexts
+///
+/// A message that is sent in a matching context is received and probed only there, so libraries that share an
+/// endpoint do not take each other's messages. The methods of the endpoint itself use context 0.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// let me = endpoint.rank();
+/// endpoint.in_context(7).send(me, 1, b"seven")?;
+/// endpoint.send(me, 1, b"zero")?;
+/// let status = endpoint.in_context(7).recv(Source::Rank(me), Tag::Any, &mut [0; 8])?;
+/// assert_eq!(status.len, 5);
+/// # endpoint.recv(Source::Rank(me), Tag::Any, &mut [0; 8])?;
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Returns this endpoint in a matching context, for one call or several.
     ///
     /// The contexts 0xfffe and 0xffff are reserved for [`Endpoint::barrier`] and [`Endpoint::agree`]. Every
     /// send, receive and probe in them returns [`Error::Context`].
-    ///
-    /// ```
-    /// # let mut endpoint = nemesia::Endpoint::open_with(
-    /// #     &nemesia::Config::default(),
-    /// #     Box::new(nemesia::bootstrap::Singleton::new()),
-    /// # )?;
-    /// use nemesia::{Source, Tag};
-    ///
-    /// let me = endpoint.rank();
-    /// endpoint.in_context(7).send(me, 1, b"seven")?;
-    /// endpoint.send(me, 1, b"none")?;
-    /// let status = endpoint.in_context(7).recv(Source::Rank(me), Tag::Any, &mut [0; 8])?;
-    /// assert_eq!(status.len, 5);
-    /// # Ok::<(), nemesia::Error>(())
-    /// ```
     #[inline(always)]
     pub const fn in_context(&mut self, context: u16) -> Context<'_> {
         Context { endpoint: self, id: context }

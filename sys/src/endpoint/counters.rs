@@ -47,6 +47,20 @@ impl Counters {
     }
 }
 
+/// # Observation
+///
+/// Counters show what an endpoint has done, and `explain` shows how each rank is reached and why other routes
+/// are not used. Counting costs almost nothing.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// println!("{}", endpoint.explain());
+/// endpoint.counters().each(|field, value| println!("{} {value} {}", field.name, field.unit));
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Returns all counters. The call takes some work for each peer; the counting itself costs almost nothing.
     pub fn counters(&self) -> Counters {

@@ -96,6 +96,23 @@ impl Direct {
     }
 }
 
+/// # Paths to regions
+///
+/// Operations on an allocated region of a peer on the same machine can go directly through mapped memory.
+/// `path` shows whether they do, and why not.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Access, Path};
+///
+/// let region = endpoint.allocate(8, Access::ReadWrite)?;
+/// let key = endpoint.remote_key(region)?;
+/// assert_eq!(endpoint.path(&key), Path::Own);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Returns the path of operations on a region, with the reason if its owner has to take part.
     pub fn path(&mut self, key: &RemoteKey) -> Path {
@@ -107,7 +124,9 @@ impl Endpoint {
             Err(why) => Path::Packets { why },
         }
     }
+}
 
+impl Endpoint {
     /// Returns the window of a region if the operation is valid and the direct path is usable now.
     fn window_for(
         &mut self,

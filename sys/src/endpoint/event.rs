@@ -28,6 +28,29 @@ pub enum Arm {
     Busy,
 }
 
+/// # Progress and event loops
+///
+/// Every blocking call makes progress; a program that only tests requests calls `progress` now and then. A
+/// program with an event loop waits for the endpoint's descriptor beside its other descriptors.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Arm, Source, Tag};
+///
+/// # fn wait_readable(_: std::os::fd::BorrowedFd<'_>) {}
+/// let peer = 1 - endpoint.rank();
+/// endpoint.send(peer, 1, b"nemesia!")?;
+/// while endpoint.iprobe(Source::Rank(peer), Tag::Exactly(1))?.is_none() {
+///     if endpoint.arm() == Arm::Armed {
+///         wait_readable(endpoint.event_fd()?);
+///     }
+/// }
+/// assert_eq!(endpoint.recv(Source::Rank(peer), Tag::Exactly(1), &mut [0; 8])?.len, 8);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Delivers messages that have arrived and sends what is pending. Returns the number of packets moved.
     ///

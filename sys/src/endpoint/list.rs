@@ -25,6 +25,28 @@ const _: () = assert!(
         && std::mem::offset_of!(libc::iovec, iov_len) == std::mem::offset_of!(Segment, len)
 );
 
+/// # Lists of buffers
+///
+/// One message can be gathered from several buffers and scattered into several others. The two lists need not
+/// have the same lengths.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use std::io::{IoSlice, IoSliceMut};
+///
+/// use nemesia::{Source, Tag};
+///
+/// let peer = 1 - endpoint.rank();
+/// endpoint.sendv(peer, 1, &[IoSlice::new(b"head"), IoSlice::new(b"tail")])?;
+/// let (mut first, mut rest) = ([0; 2], [0; 6]);
+/// let list = &mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut rest)];
+/// assert_eq!(endpoint.recvv(Source::Rank(peer), Tag::Exactly(1), list)?.len, 8);
+/// assert_eq!((&first, &rest), (b"he", b"adtail"));
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Sends the bytes of several slices, in their order, as one message; see [`Endpoint::send`].
     ///

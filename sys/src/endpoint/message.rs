@@ -3,6 +3,27 @@
 use super::{Endpoint, Source, Status, Tag};
 use crate::error::Error;
 
+/// # Blocking messages
+///
+/// A send returns when the caller may change its buffer, and a receive returns when the message is in its
+/// buffer. A receive selects messages by their sender and by their 64-bit tag.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// if endpoint.rank() == 0 {
+///     endpoint.send(1, 7, b"hello")?;
+/// } else {
+///     let mut buf = [0; 64];
+///     let status = endpoint.recv(Source::Rank(0), Tag::Exactly(7), &mut buf)?;
+///     assert_eq!(&buf[..status.len], b"hello");
+/// }
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Sends a message and waits until its bytes have left the buffer.
     ///

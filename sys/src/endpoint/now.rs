@@ -18,11 +18,35 @@ use crate::error::Error;
 /// The number of polls of a receive before the caller sets up a wait.
 const SOON: u32 = 32;
 
+/// # At once or not at all
+///
+/// These functions complete at once or do nothing, so that a runtime needs no request of its own in the usual
+/// case. If one of them refuses, the caller uses the ordinary function.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// let peer = 1 - endpoint.rank();
+/// if !endpoint.send_now(peer, 1, b"nemesia!") {
+///     endpoint.send_queued(peer, 1, b"nemesia!")?;
+/// }
+/// let (from, tag, mut buf) = (Source::Rank(peer), Tag::Exactly(1), [0; 8]);
+/// let status = match endpoint.recv_now(from, tag, &mut buf) {
+///     Some(status) => status,
+///     None => endpoint.recv(from, tag, &mut buf)?,
+/// };
+/// assert_eq!(status.len, 8);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Sends a message if it can leave at once.
     ///
     /// It can if it has at most NEMESIA_EAGER_BYTES, there is room and credit, no message is queued before it,
-    /// and it goes to another process. False has no other meaning, and does not say that the rank exists:
+    /// and it goes to another process. False has no other meaning, and does not mean that the rank exists:
     /// [`Endpoint::isend`] or [`Endpoint::send`] returns the reason. For runtimes that need no request of their
     /// own in this case (`fi_inject` of libfabric).
     #[inline(always)]

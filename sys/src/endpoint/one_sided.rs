@@ -46,6 +46,37 @@ value!(u64, U64, |it| it, |bits| bits);
 value!(f32, F32, |it: f32| u64::from(it.to_bits()), |bits| f32::from_bits(bits as u32));
 value!(f64, F64, f64::to_bits, f64::from_bits);
 
+/// # One-sided operations
+///
+/// Put, get and atomic operations work on a region of another process, by its key. A get and a fetch are
+/// complete when they return; a put and an accumulate are complete after a flush.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Access, KEY_BYTES, RemoteKey, Source, Tag};
+///
+/// if endpoint.rank() == 0 {
+///     let mut bytes = [0; KEY_BYTES];
+///     endpoint.recv(Source::Rank(1), Tag::Exactly(1), &mut bytes)?;
+///     let key = RemoteKey::from_bytes(&bytes).expect("a key of this version");
+///     endpoint.put(&key, 0, b"nemesia!")?;
+///     assert_eq!(endpoint.fetch_add(&key, 8, 5_u64)?, 0);
+///     endpoint.flush(1)?;
+///     endpoint.barrier()?;
+/// } else {
+///     let region = endpoint.allocate(16, Access::ReadWrite)?;
+///     let key = endpoint.remote_key(region)?;
+///     endpoint.send(0, 1, &key.to_bytes())?;
+///     endpoint.barrier()?;
+///     let mut bytes = [0; 16];
+///     endpoint.read_region(region, 0, &mut bytes)?;
+///     assert_eq!(&bytes[..9], b"nemesia!\x05");
+/// }
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Writes bytes into a region of another process, at `offset`, and waits until they have left the buffer.
     ///

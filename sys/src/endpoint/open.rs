@@ -21,12 +21,29 @@ use crate::os::limits;
 use crate::route;
 use crate::shm::{self, Attached};
 
+/// # Opening, closing and facts
+///
+/// A process opens one endpoint, uses it, and closes it. Only a closed endpoint has ended normally for its
+/// peers.
+///
+/// ```no_run
+/// use nemesia::{Config, Endpoint};
+///
+/// let mut endpoint = Endpoint::open(&Config::from_env()?)?;
+/// for warning in endpoint.warnings() {
+///     eprintln!("rank {} of {}: {warning}", endpoint.rank(), endpoint.size());
+/// }
+/// endpoint.barrier()?;
+/// endpoint.close()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Joins the world that the launcher describes. Without a launcher, the world has one rank.
     ///
     /// The launcher speaks PMI-1: `mpiexec.hydra` or `nemesia run`.
     ///
-    /// # Errors The error names what failed, on which rank, and the remedy.
+    /// # Errors
+    /// The error names what failed, on which rank, and the remedy.
     pub fn open(config: &Config) -> Result<Self, Error> {
         Self::open_with(config, Box::new(Bootstrap::from_env()?))
     }
@@ -34,7 +51,8 @@ impl Endpoint {
     /// Joins a world through the caller's own key-value exchange. Collective: every process of the world calls
     /// it.
     ///
-    /// # Errors The error names what failed, on which rank, and the remedy.
+    /// # Errors
+    /// The error names what failed, on which rank, and the remedy.
     pub fn open_with(config: &Config, mut exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
         // The exchange is asked once: a different answer later would not fit the structures that these values
         // size.
@@ -102,7 +120,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Sends what is pending, tells the peers that this process has finished, and leaves the launcher's world.
+    /// Sends what is pending, notifies the peers that this process has finished, and leaves the launcher's world.
     ///
     /// Peers can still receive the messages that have left this process. A message to a peer that does not
     /// receive it is lost when that peer ends.

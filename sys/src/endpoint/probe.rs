@@ -72,6 +72,26 @@ impl Drop for Message {
     }
 }
 
+/// # Probes
+///
+/// A probe returns sender, tag and length of a message before it is received. A matched probe also takes the
+/// message out of the queue, so that no other receive gets it.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// let peer = 1 - endpoint.rank();
+/// endpoint.send(peer, 1, &vec![7; 1000])?;
+/// let message = endpoint.mprobe(Source::Any, Tag::Any)?;
+/// let mut buf = vec![0; message.status().len];
+/// endpoint.mrecv(message, &mut buf)?;
+/// assert_eq!(buf, [7; 1000]);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Finds the first message that such a receive would receive, and leaves it in the queue (MPI_Iprobe).
     /// Makes progress if there is none.

@@ -78,6 +78,25 @@ pub(super) struct Allocation {
     len: usize,
 }
 
+/// # Regions
+///
+/// A region is memory of this process that its peers may use by one-sided operations. Its key is plain bytes: a
+/// peer that has the key can use the region, within its access.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Access, RemoteKey};
+///
+/// let region = endpoint.allocate(4096, Access::ReadWrite)?;
+/// endpoint.write_region(region, 0, b"nemesia!")?;
+/// let bytes = endpoint.remote_key(region)?.to_bytes();
+/// assert_eq!(RemoteKey::from_bytes(&bytes).map(|key| key.len()), Some(4096));
+/// endpoint.unexpose(region)?;
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Allocates zeroed memory as a region that peers may use until [`Endpoint::unexpose`].
     ///

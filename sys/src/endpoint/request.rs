@@ -5,6 +5,29 @@ use std::time::Duration;
 use super::{Endpoint, Request, Source, Status, Tag};
 use crate::error::Error;
 
+/// # Non-blocking requests
+///
+/// These functions start an operation and return a request, which `test` and `wait` complete. They are for
+/// runtimes that keep the buffers alive themselves, so they are `unsafe`; [`Endpoint::scope`] is the safe
+/// alternative.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// let peer = 1 - endpoint.rank();
+/// let mut buf = [0; 8];
+/// let (base, len) = (buf.as_mut_ptr(), buf.len());
+/// // SAFETY: the buffer lives, unused, until `wait` returns.
+/// let request = unsafe { endpoint.irecv(Source::Rank(peer), Tag::Exactly(1), base, len) }?;
+/// endpoint.send(peer, 1, b"nemesia!")?;
+/// assert_eq!(endpoint.wait(request)?.len, 8);
+/// assert_eq!(&buf, b"nemesia!");
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Starts a send of `len` bytes at `base`. [`Endpoint::test`] or [`Endpoint::wait`] completes it. For
     /// runtimes; [`Endpoint::scope`] is the safe alternative.

@@ -14,6 +14,21 @@ use crate::error::Error;
 use crate::os::Departure;
 use crate::shm::{JoiningProcess, RejoinAnswer};
 
+/// # Restart
+///
+/// If the launcher starts a rank again (`nemesia run --restart`), each survivor readmits it. Operations with
+/// the rank then reach the new process.
+///
+/// ```no_run
+/// # fn go(mut endpoint: nemesia::Endpoint) -> Result<(), nemesia::Error> {
+/// if endpoint.incarnation() == 0 {
+///     for rank in endpoint.wait_restarted(None)? {
+///         endpoint.readmit(rank)?;
+///         endpoint.send(rank, 1, b"go on from step 12")?;
+///     }
+/// }
+/// # Ok(()) }
+/// ```
 impl Endpoint {
     /// Returns how often the rank of this process was started before: 0 for a process that was started with its
     /// world.

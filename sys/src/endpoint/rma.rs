@@ -10,6 +10,27 @@ pub use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
 use super::{Endpoint, Region, RemoteKey, Request};
 use crate::error::Error;
 
+/// # Non-blocking one-sided operations
+///
+/// These functions start a one-sided operation and return a request, for runtimes that keep the buffers alive
+/// themselves. [`Scope::iput`](crate::Scope::iput) and its neighbours are the safe alternatives.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::Access;
+///
+/// let region = endpoint.allocate(8, Access::ReadWrite)?;
+/// let key = endpoint.remote_key(region)?;
+/// let mut buf = [1; 8];
+/// // SAFETY: the buffer lives, unused, until `wait` returns.
+/// let request = unsafe { endpoint.iget(&key, 0, buf.as_mut_ptr(), buf.len()) }?;
+/// endpoint.wait(request)?;
+/// assert_eq!(buf, [0; 8]);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Starts a wait until a region has had `count` notifications since it was exposed. As a receive from any
     /// source, it fails when a peer fails, and it can be cancelled.

@@ -19,6 +19,28 @@ pub struct Scope<'scope, 'env> {
     buffers: PhantomData<&'scope mut &'env ()>,
 }
 
+/// # Scopes
+///
+/// A scope starts non-blocking operations on borrowed buffers and needs no `unsafe`. It ends when all its
+/// operations have ended, as `std::thread::scope` does with threads.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// let (me, peer) = (endpoint.rank(), 1 - endpoint.rank());
+/// let (outgoing, mut incoming) = ([me as u8; 100], [0; 100]);
+/// endpoint.scope(|scope| {
+///     scope.irecv(Source::Rank(peer), Tag::Exactly(1), &mut incoming)?;
+///     scope.isend(peer, 1, &outgoing)?;
+///     Ok(())
+/// })?;
+/// assert_eq!(incoming, [peer as u8; 100]);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Runs `work` with a [`Scope`] that starts operations on borrowed buffers, and returns when all of them
     /// are complete.

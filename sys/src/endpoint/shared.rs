@@ -111,6 +111,31 @@ impl Ask {
     }
 }
 
+/// # Several threads
+///
+/// An endpoint belongs to one thread at a time; a [`SharedEndpoint`] is one that any number of threads use.
+/// Each clone is the same endpoint, and the last clone closes it.
+///
+/// ```
+/// # nemesia::testing::world(2, |endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// let peer = 1 - endpoint.rank();
+/// let endpoint = endpoint.into_shared();
+/// std::thread::scope(|scope| {
+///     for tag in 0..4 {
+///         let endpoint = endpoint.clone();
+///         scope.spawn(move || {
+///             endpoint.send(peer, tag, b"nemesia!").expect("the peer is there");
+///             endpoint.recv(Source::Rank(peer), Tag::Exactly(tag), &mut [0; 8]).expect("a message")
+///         });
+///     }
+/// });
+/// endpoint.barrier()?;
+/// endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Converts the endpoint into one that all threads of this process can use.
     pub fn into_shared(self) -> SharedEndpoint {

@@ -33,6 +33,21 @@ fn now() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
+/// # Call tree
+///
+/// In builds with the feature `trace`, the engine records the functions that it enters and leaves.
+/// NEMESIA_TRACE sets the length of the record.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// if let Some(tree) = endpoint.call_tree() {
+///     eprintln!("{tree}");
+/// }
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
     /// Returns the call tree as lines of text: the functions that were entered and left last, with times.
     ///

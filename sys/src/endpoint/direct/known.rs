@@ -140,7 +140,7 @@ mod tests {
         RemoteKey { rank: 1, region: 3, key: 77, len: 8, access: Access::ReadWrite, share: 5 };
 
     #[test]
-    fn a_table_of_keys_is_bounded_and_tells_them_apart() {
+    fn a_table_of_keys_is_bounded_and_distinguishes_them() {
         let mut table = KeyTable::<u32, 8>::default();
         table.insert(&KEY, 1);
         let forged = [

@@ -31,7 +31,7 @@ use nemesia_core::payload::Segment;
 ///
 /// Two locked endpoints cannot be swapped either:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0521
 /// # use nemesia::SharedEndpoint;
 /// fn crosses(one: &SharedEndpoint, other: &SharedEndpoint) {
 ///     let _ = one.with(|one| other.with(|other| std::mem::swap(one, other)));

@@ -180,14 +180,14 @@ mod tests {
         slept(&mut zero, true, Duration::ZERO);
         assert_eq!((asks(&zero), wake(&zero)), (asked, Waking::Awake));
         slept(&mut zero, true, SHORT_SLEEP);
-        assert!(!asks(&zero), "it slept for long");
+        assert!(!asks(&zero), "the sleep was long");
         slept(&mut zero, true, Duration::ZERO);
         slept(&mut zero, false, Duration::ZERO);
-        assert!(!asks(&zero), "nobody woke it");
+        assert!(!asks(&zero), "the sleep had no wake-up");
     }
 
     #[test]
-    fn wakers_are_asked_no_longer_once_nobody_sleeps() {
+    fn wakers_are_asked_for_no_fences_once_no_process_sleeps() {
         let (mut zero, _one) = pair(&Config::default());
         slept(&mut zero, true, Duration::ZERO);
         (0..POLLS_WITHOUT_SLEEP).for_each(|_| zero.waiter.take_back_request());

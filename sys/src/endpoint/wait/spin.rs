@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_our_core_gets_it_soon_even_if_nobody_was_expected() {
+    fn a_peer_that_waits_for_this_core_gets_it_soon_even_without_known_oversubscription() {
         let (mut spin_policy, mut failed_polls) = (spin_policy(Oversubscription::Room), FailedPolls::NONE);
         assert_eq!(spin_policy.polls(), MOST_POLLS);
         spin_policy.learn_yield(&mut failed_polls, HANDED_OVER);
@@ -247,7 +247,7 @@ mod tests {
 
     /// The earlier yields may have returned at once, but by now a peer may want this core.
     #[test]
-    fn whom_yields_reach_offers_them_the_core_in_every_spin() {
+    fn peers_that_yields_reach_get_the_core_in_every_spin() {
         let mut spin_policy = spin_policy(Oversubscription::Together);
         for _ in 0..100 {
             let mut failed_polls = FailedPolls::NONE;
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn yields_that_were_of_no_use_are_tried_again() {
+    fn yields_without_effect_are_tried_again() {
         let (mut spin_policy, mut failed_polls) = (spin_policy(Oversubscription::Apart), FailedPolls::NONE);
         polls_before_sleep(&mut spin_policy, AT_ONCE);
         assert_eq!(spin_policy.rest(&mut failed_polls, spin_policy.polls()), Next::Sleep);
@@ -283,14 +283,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wakeup_without_work_is_followed_by_one_poll_and_the_next_sleep() {
+    fn a_sleep_without_a_wake_up_is_followed_by_one_poll_and_the_next_sleep() {
         let (mut spin_policy, mut failed_polls) = (spin_policy(Oversubscription::Room), FailedPolls::NONE);
         spin_policy.learn_sleep(&mut failed_polls, LONG, false);
         assert_eq!(spin_policy.rest(&mut failed_polls, 1), Next::Sleep);
     }
 
     #[test]
-    fn a_core_that_is_taken_by_force_shortens_the_spin() {
+    fn preemption_shortens_the_spin() {
         let (mut spin_policy, mut failed_polls, now) =
             (spin_policy(Oversubscription::Room), FailedPolls::NONE, Instant::now());
         spin_policy.learn_time(&mut failed_polls, now);
