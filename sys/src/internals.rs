@@ -1,8 +1,8 @@
-//! The internals that this repository's own tests and programs use. **Not part of the API**: the module exists only
-//! with the feature `internals`, follows no version numbers, and may change or go in any release.
+//! The internals that this repository's own tests and programs use. **Not part of the API**: the module exists
+//! only with the feature `internals`, follows no version numbers, and may change or go in any release.
 //!
-//! A function whose misuse could break memory safety is `unsafe` here as everywhere. This one could write any memory of
-//! its own process:
+//! A function whose misuse could break memory safety is `unsafe` here as everywhere. The following function
+//! could write any memory of its own process:
 //!
 //! ```compile_fail,E0133
 //! use nemesia::internals::os::{IdentityStamp, RemoteMemory};

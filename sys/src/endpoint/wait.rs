@@ -10,7 +10,7 @@
 //! | nothing | a hint to the processor |
 //! | nothing, a few times | a yield of the core; `wait/spin.rs` decides how often, and when to stop |
 //! | nothing, for long | a liveness check if one is due (10 ms); then a sleep of at most 50 ms |
-//! | nothing, after a peer woke us | a scan of all cells, because the entry that should name one is lost |
+//! | nothing, after a wake-up | a scan of all cells, because the entry that should name one is lost |
 //! | anything, 32 times | the clock is read: deadlines pass and peers die even during heavy traffic |
 
 mod liveness;
@@ -62,7 +62,7 @@ pub(super) struct Wait {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sleep {
-    /// A peer or another thread woke us.
+    /// A peer or another thread woke this one.
     Woken,
     /// The time limit of the sleep passed.
     Failed,

@@ -52,8 +52,8 @@ macro_rules! methods {
     ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
         impl LockedEndpoint<'_> {
             $(
-                #[doc = concat!("As [`Endpoint::", stringify!($name), "`].")]
-                #[doc = "\n# Errors\nSee there."]
+                #[doc = concat!("Calls [`Endpoint::", stringify!($name), "`] on the locked endpoint.")]
+                #[doc = "\n# Errors\nAs for that method."]
                 #[inline]
                 pub fn $name(&mut self, $($argument: $type),*) $(-> $result)? {
                     self.0.$name($($argument),*)
@@ -67,9 +67,9 @@ macro_rules! unsafe_methods {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         impl LockedEndpoint<'_> {
             $(
-                #[doc = concat!("As [`Endpoint::", stringify!($name), "`].")]
-                #[doc = "\n# Errors\nSee there."]
-                #[doc = "\n# Safety\nSee there."]
+                #[doc = concat!("Calls [`Endpoint::", stringify!($name), "`] on the locked endpoint.")]
+                #[doc = "\n# Errors\nAs for that method."]
+                #[doc = "\n# Safety\nAs for that method."]
                 #[inline]
                 pub unsafe fn $name(&mut self, $($argument: $type),*) -> $result {
                     // SAFETY: the caller's promise.
