@@ -1,8 +1,7 @@
 //! The promises of every memory port: one suite, generic over the fabric.
 //!
 //! A [`Fabric`] makes ports and lets time pass. Each check gets a new fabric and returns what is wrong. Where
-//! fabrics may
-//! differ, the checks read the facts of the port and hold the port to them.
+//! fabrics may differ, the checks read the facts of the port and hold the port to them.
 //!
 //! | module | what it checks |
 //! |---|---|

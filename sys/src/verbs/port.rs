@@ -87,8 +87,7 @@ impl Default for PortOptions {
 }
 
 /// A memory port over an RDMA device. After [`Event::PortFailed`] it must be dropped: the kernel may wait for
-/// that before it releases the device.
-/// device go.
+/// that before it releases the device. device go.
 pub struct VerbsPort {
     // In the order of dropping: users before the objects that they use.
     links: Links,

@@ -38,9 +38,8 @@ impl Block {
         Self { base, layout }
     }
 
-    /// Returns the memory twice: once to be registered, once to be inspected. The block is freed after the port
-    /// to which it
-    /// is lent; it is only copied to and from.
+    /// Returns the memory twice: once to be registered, once to be inspected. The block is freed after the
+    /// port to which it is lent; it is only copied to and from.
     pub(super) fn lent(&self, len: usize) -> (LentMemory, LentMemory) {
         let len = len.min(self.layout.size());
         // SAFETY: allocated with that length, and zeroed; of the rest, what is said above.

@@ -9,8 +9,7 @@ use nemesia_core::sync::{PayloadMut, Word64};
 const BROKEN: u64 = u64::MAX;
 
 /// Runs the core on `length` bytes at `memory`. Returns a value that depends on everything that the core did,
-/// so that
-/// nothing can be optimised away; `u64::MAX` if the core refused.
+/// so that nothing can be optimised away; `u64::MAX` if the core refused.
 ///
 /// # Safety
 /// `memory` points to `length` bytes that nobody else uses until this returns.

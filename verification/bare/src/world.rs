@@ -120,8 +120,7 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
 }
 
 /// Sends a small and a large message from rank 0 to rank 1; the large one's bytes come from `memory`. Returns
-/// the
-/// sum of the received bytes.
+/// the sum of the received bytes.
 ///
 /// # Safety
 /// `memory` points to `length` bytes that nobody else uses until this returns.

@@ -1,8 +1,7 @@
 //! Models of the sleep word: no wake-up is lost.
 //!
 //! The futex wait is not modelled by blocking. A wake-up is lost exactly if, at the end, the sleeper has not
-//! found
-//! the work and the sequence on which it would wait has not moved. Each model checks that at its end.
+//! found the work and the sequence on which it would wait has not moved. Each model checks that at its end.
 
 use nemesia_core::shared::fastbox::FastboxSlot;
 use nemesia_core::shared::sleep::{Payer, Sleep, SleepWord, WakeReason, Waking};
@@ -118,10 +117,8 @@ fn wake(run: &Run, messages: u8) {
         };
         let (since, _) = both(sleeper, waker);
         // Loom does not know that the flag's second rise follows a claim of its first rise in modification
-        // order (the
-        // claim is atomic), and lets the waker read back its own claim. A second sleep that began after that
-        // claim's
-        // bump is left out here: it equals a first sleep with another number.
+        // order (the claim is atomic), and lets the waker read back its own claim. A second sleep that began
+        // after that claim's bump is left out here: it equals a first sleep with another number.
         let claimed_before = since != 0;
         assert!(
             claimed_before || taking.next > messages || word.moved(since),

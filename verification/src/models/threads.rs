@@ -240,8 +240,7 @@ impl Shared {
     }
 
     /// Polls for messages and reports them to the waiting threads. Returns whether there were any. The caller
-    /// holds
-    /// the lock.
+    /// holds the lock.
     fn progress(&self) -> bool {
         let (bits, driver) =
             self.waiters(|waiters| waiters.serve(|message| self.mail[*message].load_relaxed() == 1));
@@ -279,8 +278,7 @@ impl Shared {
             self.mail[*message].store_relaxed(1);
         }
         // Wakes once for all messages. After a claim, loom lets the waker read its own claim back (see
-        // `sleep/twice`),
-        // so that the waker would miss a sleep that began since.
+        // `sleep/twice`), so that the waker would miss a sleep that began since.
         if matches!(self.word.must_wake(FenceMode::Symmetric, WakeReason::Message), Waking::Asleep(_)) {
             self.for_word.wake(true);
         }

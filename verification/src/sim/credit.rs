@@ -89,9 +89,8 @@ impl Simulation {
         (0..self.shape.conditions.ranks).filter(open).collect()
     }
 
-    /// Lets a rank that stores nothing send empty messages to itself until there is no room: memory that is not
-    /// promised to
-    /// others must be usable. Then the rank receives them.
+    /// Lets a rank that stores nothing send empty messages to itself until there is no room: memory that is
+    /// not promised to others must be usable. Then the rank receives them.
     pub(crate) fn measure_pool(&mut self, rank: u32) -> Check {
         let ceiling = self.shape.terms.units as u64;
         if ceiling > MEASURED {

@@ -91,8 +91,7 @@ impl Simulation {
     }
 
     /// Lets a rank learn of a death, take what the dead rank left behind, and disconnect: one of these steps,
-    /// or all at
-    /// once if `hasty`.
+    /// or all at once if `hasty`.
     pub(crate) fn learn(&mut self, rank: u32, peer: u32, hasty: bool) -> Check {
         let Some(failure) = self.rank(peer).gone else { return Ok(()) };
         self.rank(rank).asleep = false;

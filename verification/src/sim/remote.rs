@@ -1,6 +1,5 @@
 //! One-sided operations and active messages: what a rank starts, and an oracle that executes each on plain
-//! bytes when
-//! its packet is taken, in the order started.
+//! bytes when its packet is taken, in the order started.
 
 mod model;
 
@@ -159,9 +158,8 @@ impl Simulation {
 
     fn start_order(&mut self, from: u32, order: Order) -> Check {
         let to = order.to;
-        // An operation on the own region waits behind messages to itself. Its end is visible, but not its order
-        // among the
-        // operations of others.
+        // An operation on the own region waits behind messages to itself. Its end is visible, but not its
+        // order among the operations of others.
         let waits = from == to && !self.side(from).own.is_empty();
         if waits && !order.verb.concerns_one_origin() {
             return self.progress(from).map(drop);

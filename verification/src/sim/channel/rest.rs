@@ -8,8 +8,7 @@ use crate::violation::{Check, Violation, ensure};
 /// The number of rounds after which everything must have arrived and nothing happens any more.
 const TURNS: usize = 20_000;
 /// The number of consecutive quiet rounds that count as rest. Recalled receives are still given up after all
-/// packets
-/// have arrived.
+/// packets have arrived.
 const QUIET: usize = 40;
 
 impl ChannelWorld {

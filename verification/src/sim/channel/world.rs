@@ -1,10 +1,8 @@
 //! Channels that exchange packets over a simulated fabric, and the checks of the result.
 //!
 //! Between two processes, each packet arrives once, whole and in the order sent, or never if one of them is
-//! gone. When
-//! a world is left alone, everything submitted has arrived, all buffers but the posted ones are back, and each
-//! process
-//! that lost a peer knows it.
+//! gone. When a world is left alone, everything submitted has arrived, all buffers but the posted ones are
+//! back, and each process that lost a peer knows it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
