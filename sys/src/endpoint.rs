@@ -51,7 +51,7 @@ use crate::bootstrap::{Bootstrap, Exchange};
 use crate::config::Config;
 use crate::error::Error;
 use crate::events;
-use crate::os::{Departure, Origin, limits};
+use crate::os::{Departure, ProcessOrigin, limits};
 use crate::route::{self, Explanation, Facts};
 use crate::shm::{self, Attached, Port, RejoinListener};
 use agree::Agreements;
@@ -195,7 +195,7 @@ pub struct Endpoint {
     /// By which the peers that read our memory know us.
     stamp: Box<u64>,
     /// The process that opened this. In a child that it forks the segments are not mapped, and the endpoint is dead.
-    origin: Arc<Origin>,
+    origin: Arc<ProcessOrigin>,
 }
 
 impl Endpoint {

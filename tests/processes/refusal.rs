@@ -166,7 +166,7 @@ const IMPOSTORS: [(&str, &str, &str); 28] = [
     ("handshake-garbage", "does not speak nemesia", "it never called"),
     ("handshake-short", "handshake is too short", "it never called"),
     ("handshake-long", "too long", "it never called"),
-    ("handshake-rank", "it says that it is rank 7", "it never called"),
+    ("handshake-rank", "it claims to be rank 7", "it never called"),
     ("handshake-cells", "its cells is 32, ours is 64", "its cells is 32, ours is 64"),
     ("silent", "timed out", "it never called"),
     ("closes", "is gone", "gone"),
@@ -209,7 +209,7 @@ fn meet(kind: &str, impostor: usize, expected: &str) -> Result<(), String> {
     let understood = !expected.contains("never called") && !kind.starts_with("address");
     let hears = understood && !matches!(kind, "closes" | "other-user");
     if hears && impostor == 1 && !false_one.output.contains("refused: ") {
-        return Err(format!("{kind} as rank {impostor} was not told why:\n{}", report(&ranks)));
+        return Err(format!("{kind} as rank {impostor} received no reason:\n{}", report(&ranks)));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use crate::syntax::parse;
 
 const LIB: &str = "sys/src/lib.rs";
 /// Users' modules. What is public there is an interface, which has to be safe whatever it is called with.
-const PUBLIC: [&str; 5] = ["bootstrap", "regcache", "shm", "tcp", "verbs"];
+const PUBLIC: [&str; 6] = ["bootstrap", "regcache", "shm", "tcp", "testing", "verbs"];
 /// What this repository's own tests use, only with the feature of the same name.
 const INTERNALS: &str = "internals";
 

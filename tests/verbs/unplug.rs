@@ -2,7 +2,7 @@
 //!
 //! The kernel holds the removal of a device until every process that has it open has ended; librdmacm closes
 //! none before. So each scene runs in a process of its own, and the test itself opens no device.
-#![allow(clippy::print_stdout, reason = "seen with --nocapture only, by who wants to know how long it took")]
+#![allow(clippy::print_stdout, reason = "visible with --nocapture only: how long it took")]
 
 #[cfg(test)]
 mod fabric;

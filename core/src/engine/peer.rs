@@ -129,7 +129,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     fn is_sharable(&self, queue: PeerQueue, index: u32) -> bool {
         queue == PeerQueue::Offered
-            && matches!(&self.requests.get(index).0, State::Offered { message, .. } if may_be_assisted(message, self.tuning.assist_bytes))
+            && match &self.requests.get(index).0 {
+                State::Offered { message, .. } => may_be_assisted(message, self.tuning.assist_bytes),
+                _ => false,
+            }
     }
 
     /// Removes a request from a queue of its peer. The request must still have the state that belongs to the

@@ -69,7 +69,7 @@ pub(super) struct RmaState {
     executed: u64,
     reported: u64,
     /// Whether the rest must be reported before this process leaves.
-    owes_account: bool,
+    account_is_pending: bool,
     /// The refusals that the peer reported before it left and that no flush has returned.
     final_refusals: account::Refused,
     /// Whether the peer is gone, and a started operation is not known to be done.
@@ -81,7 +81,7 @@ pub(super) struct RmaState {
 impl RmaState {
     /// Returns whether a request or reply may leave without an answer from the peer.
     pub(super) const fn has_work(&self) -> bool {
-        !self.leaving.is_empty() || !self.replies.is_empty() || self.owes_account
+        !self.leaving.is_empty() || !self.replies.is_empty() || self.account_is_pending
     }
 
     /// Returns whether the peer has confirmed all operations of this process.
@@ -225,7 +225,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         while sent < PACKETS_A_TURN {
             let done = match self.rma_state(peer).replies.first() {
                 Some(reply) => self.send_reply(peer, reply),
-                None if self.rma_state(peer).owes_account => self.send_account(peer),
+                None if self.rma_state(peer).account_is_pending => self.send_account(peer),
                 None => match self.rma_state(peer).leaving.first() {
                     Some(index) => self.leave(peer, index),
                     None => break,
@@ -295,7 +295,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             (core::mem::take(&mut rma_state.awaited), core::mem::take(&mut rma_state.replies))
         };
         while let Some(index) = self.requests.pop_front(&mut awaited) {
-            let done = self.fate_of_flush(peer, index);
+            let done = self.result_of_flush(peer, index);
             self.rma_state(peer).lost |= done.is_none();
             self.complete(index, done.unwrap_or(completion_error));
         }

@@ -24,7 +24,7 @@ pub(super) const CONTEXT: u16 = 65534;
 /// In a message: no rank is known to be gone.
 const COMPLETE: u32 = u32::MAX;
 
-type Bytes = Box<[u8; 4]>;
+type BarrierBytes = Box<[u8; 4]>;
 
 /// Checks that a context is the caller's to use.
 ///
@@ -37,7 +37,7 @@ pub(super) fn free_context(context: u16) -> Result<u16, Error> {
 }
 
 /// What a caller does next.
-pub(super) enum Step {
+pub(super) enum BarrierStep {
     /// Waits for this request, and hands over what came of it.
     Wait(Request),
     /// Leaves the barrier.
@@ -53,8 +53,8 @@ pub(super) struct Barrier {
     round: u32,
     /// The message of this round was sent.
     sent: bool,
-    receive: Option<(Request, Bytes)>,
-    sends: Vec<(Request, Bytes)>,
+    receive: Option<(Request, BarrierBytes)>,
+    sends: Vec<(Request, BarrierBytes)>,
     broken: Option<Broken>,
 }
 
@@ -88,7 +88,7 @@ impl Barrier {
         self.broken.get_or_insert(broken);
     }
 
-    fn message(&self) -> Bytes {
+    fn message(&self) -> BarrierBytes {
         let gone =
             self.broken.map_or(COMPLETE, |(Broken::Seen { rank } | Broken::Heard { rank, .. })| rank as u32);
         Box::new(gone.to_le_bytes())
@@ -116,8 +116,8 @@ impl Endpoint {
     pub fn barrier(&mut self) -> Result<(), Error> {
         loop {
             match self.barrier_step()? {
-                Step::Leave(outcome) => return outcome,
-                Step::Wait(request) => {
+                BarrierStep::Leave(outcome) => return outcome,
+                BarrierStep::Wait(request) => {
                     let outcome = self.wait(request);
                     self.barrier_waited(outcome)?;
                 }
@@ -126,7 +126,7 @@ impl Endpoint {
     }
 
     /// Goes on until there is something to wait for.
-    pub(super) fn barrier_step(&mut self) -> Result<Step, Error> {
+    pub(super) fn barrier_step(&mut self) -> Result<BarrierStep, Error> {
         let barrier = match self.agreements.barrier.take() {
             Some(barrier) => barrier,
             None => self.enter_barrier()?,
@@ -135,7 +135,7 @@ impl Endpoint {
         let mut barrier = ManuallyDrop::new(barrier);
         let step = self.advance_barrier(&mut barrier);
         let barrier = ManuallyDrop::into_inner(barrier);
-        if !matches!(step, Ok(Step::Leave(_))) {
+        if !matches!(step, Ok(BarrierStep::Leave(_))) {
             self.agreements.barrier = Some(barrier);
         }
         step
@@ -148,7 +148,7 @@ impl Endpoint {
         Ok(Barrier { ranks, place, round: 0, sent: false, receive, sends, broken })
     }
 
-    fn advance_barrier(&mut self, barrier: &mut Barrier) -> Result<Step, Error> {
+    fn advance_barrier(&mut self, barrier: &mut Barrier) -> Result<BarrierStep, Error> {
         while let Some((to, from)) = barrier.partners() {
             if !barrier.sent {
                 self.send_of_barrier(to, barrier)?;
@@ -158,14 +158,14 @@ impl Endpoint {
                 self.receive_of_barrier(from, barrier)?;
             }
             match &barrier.receive {
-                Some((request, _)) => return Ok(Step::Wait(*request)),
+                Some((request, _)) => return Ok(BarrierStep::Wait(*request)),
                 None => barrier.next_round(),
             }
         }
         if let Some((request, _)) = barrier.sends.last() {
-            return Ok(Step::Wait(*request));
+            return Ok(BarrierStep::Wait(*request));
         }
-        Ok(Step::Leave(match barrier.broken {
+        Ok(BarrierStep::Leave(match barrier.broken {
             None => Ok(()),
             Some(Broken::Heard { rank, from }) => Err(Error::BarrierBroken { rank, by: from }),
             Some(Broken::Seen { rank }) => match self.failure(rank) {
@@ -190,7 +190,7 @@ impl Endpoint {
     }
 
     fn receive_of_barrier(&mut self, from: usize, barrier: &mut Barrier) -> Result<(), Error> {
-        let mut bytes = Bytes::default();
+        let mut bytes = BarrierBytes::default();
         // SAFETY: as for a send: on the heap, and untouched until the request is complete or the engine is gone.
         let buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), bytes.len()) };
         let (source, tag) = (CoreSource::Rank(from as u32), u64::from(barrier.round));
@@ -202,7 +202,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes what came of the request that [`Step::Wait`] named.
+    /// Takes what came of the request that [`BarrierStep::Wait`] named.
     pub(super) fn barrier_waited(&mut self, outcome: Result<Status, Error>) -> Result<(), Error> {
         if matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_))) {
             return outcome.map(drop);

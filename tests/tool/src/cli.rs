@@ -150,7 +150,13 @@ pub(crate) struct PerfArgs {
     pub(crate) counters: bool,
     /// Print at the end the functions that rank 0 entered last, with times, as a tree, from N entries and
     /// exits; needs a build with `--features trace`. It slows down what is measured
-    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "256", value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
+    #[arg(
+        long,
+        value_name = "N",
+        num_args = 0..=1,
+        default_missing_value = "256",
+        value_parser = clap::value_parser!(u32).range(2..=1 << 20)
+    )]
     pub(crate) trace: Option<u32>,
     /// Do not bind the two processes; default: each is bound to a core of its own
     #[arg(long)]

@@ -287,12 +287,12 @@ impl Simulation {
 
     fn check_failed(&mut self, rank: u32, outcome: Outcome) -> Check {
         let Err(CompletionError::PeerFailed { peer, failure }) = outcome else {
-            return Err(Violation(format!("rank {rank} listens to nobody, but receives {outcome:?}")));
+            return Err(Violation(format!("rank {rank} has no receive, but receives {outcome:?}")));
         };
         self.count(Event::PeerFailed);
         ensure!(
             self.knows_failure(rank, peer, failure),
-            "rank {rank} says of rank {peer} that it is gone: {failure}"
+            "rank {rank} reports the wrong failure of rank {peer}: {failure}"
         );
         Ok(())
     }

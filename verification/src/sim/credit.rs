@@ -118,7 +118,7 @@ impl Simulation {
         // The last message found no room.
         ensure!(
             stored > least,
-            "{least} units of rank {rank} are nobody's, but only {} are free",
+            "{least} units of rank {rank} belong to no message, but only {} are free",
             stored - 1
         );
         let pattern = Pattern { source: Source::Rank(rank), context: 0, tag: 0, ignore: 0 };

@@ -207,7 +207,7 @@ impl Simulation {
             );
             let stored = self.world.stored(rank);
             ensure!(stored == 0, "rank {rank} stores {stored} messages in the end");
-            ensure!(!self.world.sends_pending(rank), "rank {rank} says that sends are pending");
+            ensure!(!self.world.sends_pending(rank), "rank {rank} reports pending sends");
             let (free, lent) = {
                 let mut fabric = self.world.fabric();
                 (fabric.free_cells(rank), fabric.memory.count(rank))

@@ -254,7 +254,7 @@ impl ChannelWorld {
             }
             Polled::Fault(fault) => {
                 let from = fault.peer as usize;
-                self.trace.note(self.now.as_micros() as u64, || format!("{rank} is told: {fault}"));
+                self.trace.note(self.now.as_micros() as u64, || format!("reported to {rank}: {fault}"));
                 ensure!(
                     matches!(fault.fault, PortFault::Lost(_) | PortFault::Work(_)),
                     "rank {rank} accuses {from}: {fault}"
