@@ -1,5 +1,5 @@
-/* The layer of `oversubscription.c` without a library: processes that share memory, a few cache lines for each pair and tag, and wait for
- * one another in one way only. It measures the cost of the machine itself.
+/* The layer of `oversubscription.c` without a library: processes that share memory, a few cache lines for each pair and
+ * tag, and wait for one another in one way only. It measures the cost of the machine itself.
  *
  *   BARE_RANKS=N BARE_WAIT=yield|sleep oversubscription-bare TEST SECONDS
  *

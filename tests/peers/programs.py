@@ -82,7 +82,8 @@ def build(name, program, scratch):
 
 def build_tool():
     """Builds the program `nemesia`, which contains our launcher."""
-    job.run(["cargo", "build", "--release", "--quiet", "--package", "nemesia-tool"], LIMIT, with_cargo(), cwd=REPOSITORY)
+    command = ["cargo", "build", "--release", "--quiet", "--package", "nemesia-tool"]
+    job.run(command, LIMIT, with_cargo(), cwd=REPOSITORY)
 
 
 def tool():

@@ -13,7 +13,7 @@ use crate::syntax::parse;
 
 /// Columns of a line.
 const COLUMNS: usize = 120;
-/// Kinds of files that people write.
+/// Kinds of files that people write, beside scripts without an ending.
 const WRITTEN: [&str; 7] = [".rs", ".md", ".h", ".c", ".cc", ".sh", ".py"];
 /// Files that programs write, or that come from elsewhere.
 const GENERATED: [&str; 2] = ["ffi/include/nemesia.h", "sys/rdma-core-sys/src/bindings.rs"];
@@ -151,7 +151,7 @@ fn parts(word: &str) -> Vec<String> {
 
 /// Lines that are too long. Rows of a table can't be broken, and neither can what has no space.
 pub(crate) fn columns(path: &str, text: &str) -> Vec<Finding> {
-    let written = WRITTEN.iter().any(|end| path.ends_with(end));
+    let written = WRITTEN.iter().any(|end| path.ends_with(end)) || text.starts_with("#!/");
     if !written || GENERATED.contains(&path) {
         return Vec::new();
     }
@@ -266,6 +266,7 @@ mod tests {
         let (long, table, word) = ("a ".repeat(61), format!("//! | {} |", "a ".repeat(61)), "a".repeat(130));
         let text = format!("fine\n{long}\n{table}\n// {word}\n");
         assert_eq!(lines(&columns("core/src/a.rs", &text)), [2]);
+        assert_eq!(lines(&columns("tests/run", &format!("#!/bin/sh\n{long}\n"))), [2]);
         assert_eq!(columns("ffi/include/nemesia.h", &text), []);
         assert_eq!(columns("Cargo.lock", &text), []);
     }

@@ -176,7 +176,10 @@ fn bereaved(endpoint: &mut Endpoint, victim: usize, message: u64) -> Outcome<boo
         Err(Fault::Library(Error::PeerFailed { rank, failure: Failure::Died })) if rank == victim => {}
         Err(fault) => return Err(fault),
     }
-    let of_victim = |outcome: &Result<(), Error>| matches!(outcome, Err(Error::PeerFailed { rank, .. }) if *rank == victim);
+    let of_victim = |outcome: &Result<(), Error>| match outcome {
+        Err(Error::PeerFailed { rank, .. }) => *rank == victim,
+        _ => false,
+    };
     let send = endpoint.send(victim, 0, &[]);
     ensure(of_victim(&send), || format!("a send to the dead: {send:?}"))?;
     let never = Tag::Exactly(u64::MAX);
