@@ -116,7 +116,7 @@ fn survivors_go_on(random: &mut Random) -> Result<(), String> {
     Ok(())
 }
 
-/// Sleeping processes look at their peers' lives; so must those that never get to sleep.
+/// Sleeping processes check whether their peers live. Processes that never sleep must do so too.
 fn a_death_is_noticed_under_traffic() -> Result<(), String> {
     let job = Job::new(PEER, SCRATCH, "notice").env("NEMESIA_SPIN", "4000000000");
     let ranks = job.spawn(3)?.wait(LIMIT)?;
@@ -124,7 +124,8 @@ fn a_death_is_noticed_under_traffic() -> Result<(), String> {
     if fine { Ok(()) } else { Err(format!("under traffic:\n{}", report(&ranks))) }
 }
 
-/// `/tmp` and `/dev/shm` are replaced for the processes, so that nobody else's files are there.
+/// The processes get empty directories as `/tmp` and `/dev/shm`, so that these contain no files of other
+/// programs.
 #[test]
 fn no_file_is_made_that_outlives_a_killed_process() -> Result<(), String> {
     const NAME: &str = "no_file_is_made_that_outlives_a_killed_process";

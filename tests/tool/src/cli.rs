@@ -246,7 +246,7 @@ fn assignment(text: &OsString) -> Result<Assignment, String> {
 /// Parses the command line. Returns `None` after `--help` and `--version`, which leave nothing to do.
 ///
 /// # Errors
-/// What is wrong with the command line.
+/// An error of the command line.
 pub(crate) fn parse(mut args: Vec<OsString>) -> Result<Option<Command>, Failure> {
     if args.len() < 2 {
         args.resize_with(1, || "nemesia".into());
@@ -265,8 +265,7 @@ pub(crate) fn parse(mut args: Vec<OsString>) -> Result<Option<Command>, Failure>
     }
 }
 
-/// Returns the parts of an error of `clap` that say what is wrong and what was probably meant, without the
-/// usage.
+/// Returns the parts of an error of `clap` that name the mistake and the probable intention, without the usage.
 fn wrong(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return "a subcommand is missing: perf, info or run".to_owned();

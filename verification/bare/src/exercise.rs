@@ -12,7 +12,7 @@ const BROKEN: u64 = u64::MAX;
 /// so that nothing can be optimised away; `u64::MAX` if the core refused.
 ///
 /// # Safety
-/// `memory` points to `length` bytes that nobody else uses until this returns.
+/// `memory` points to `length` bytes that nothing else uses until this function returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_bare_exercise(memory: *mut u8, length: usize) -> u64 {
     let Some(base) = NonNull::new(memory) else { return BROKEN };

@@ -1,7 +1,7 @@
 //! MPI's matching rules (MPI 4.1, section 3.5) over two plain vectors: obviously correct, and slow.
 //!
-//! The oracle of a rank learns which receives are posted there and whose next message has arrived. Only the
-//! choice between two senders is taken from the fabric. The sender has declared the message itself.
+//! The oracle of a rank gets the posted receives and the source of each message that arrives. Only the choice
+//! between two senders is taken from the fabric. The sender has declared the message itself.
 
 use crate::world::{Pattern, Source};
 

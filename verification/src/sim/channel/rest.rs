@@ -38,7 +38,7 @@ impl ChannelWorld {
         Ok(())
     }
 
-    /// Returns what is not yet as it must be, if anything.
+    /// Returns the first unmet condition of rest, if any.
     fn unrest(&self) -> Option<String> {
         for (rank, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else { continue };
