@@ -17,7 +17,7 @@
 
 enum {
     TAGS = 8,  /* tags from 0 on */
-    SLOTS = 2  /* nobody is more than a message ahead of who receives it */
+    SLOTS = 2  /* no sender is more than one message ahead of its receiver */
 };
 
 typedef struct {

@@ -15,7 +15,7 @@ class Results:
         self.tests, self.sizes, self.still = tests, sizes, still
         self.samples = {}  # contender -> (test, bytes) -> a sample a round
         self.gone = set()  # contenders that are left out from some round on: no more samples come
-        self.state = None  # the one whose values are told
+        self.state = None  # the state whose values are reported
         self.rounds = 0
 
     def add(self, name, found):

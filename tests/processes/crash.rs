@@ -1,4 +1,4 @@
-//! Processes that are killed: the others learn of it soon and go on, and nothing is left behind.
+//! Processes that are killed: the others are notified soon and continue, and nothing is left behind.
 
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ fn kill_one(random: &mut Random, tally: &mut Tally) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits until `size` ranks have joined, or the test fails by what follows.
+/// Waits until `size` ranks have joined. If they do not join within the limit, the next step fails.
 fn all_open(world: &World, size: usize) {
     let deadline = Instant::now() + LIMIT;
     while !(0..size).all(|rank| world.output(rank).contains("open")) && Instant::now() < deadline {

@@ -1,4 +1,4 @@
-//! Channels over the fabric: what the engine uses of it.
+//! Channels over the fabric, as far as the engine uses them.
 
 mod engine;
 mod node;

@@ -125,7 +125,7 @@ fn nobody<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     }
     let offer = bench.offer(b"hello", false);
     match bench.port(0)?.connect(&address, &offer) {
-        // Some fabrics know this at once.
+        // Some fabrics report this at once.
         Err(ConnectError::NotListening | ConnectError::Unreachable) => return Ok(()),
         Err(other) => return Err(format!("no listener: {other}")),
         Ok(_) => {}

@@ -1,6 +1,6 @@
 //! `restart TIMES`: ranks exchange messages and agree, round by round, while the last one is killed from
-//! outside and started again `TIMES` times; the others readmit it and go on. `restart-impostor`: the last rank,
-//! which was never restarted, claims that it, and others, were.
+//! outside and started again `TIMES` times; the others readmit it and continue. `restart-impostor`: the last
+//! rank, which was never restarted, claims that it and others were restarted.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};

@@ -92,7 +92,6 @@ impl Simulation {
 
     /// Reports a death to a rank, delivers the remaining messages of the dead rank, or disconnects it: one of
     /// these steps, or all at once if `hasty`.
-    /// or all at once if `hasty`.
     pub(crate) fn learn(&mut self, rank: u32, peer: u32, hasty: bool) -> Check {
         let Some(failure) = self.rank(peer).gone else { return Ok(()) };
         self.rank(rank).asleep = false;
