@@ -68,7 +68,7 @@ pub(crate) use trace::RECORD_BYTES;
 use crate::bootstrap::Exchange;
 use crate::config::Config;
 use crate::error::Error;
-use crate::os::{Departure, Origin};
+use crate::os::{Departure, ProcessOrigin};
 use crate::route::Facts;
 use crate::shm::{Port, RejoinListener};
 use agree::Agreements;
@@ -225,7 +225,7 @@ pub struct Endpoint {
     stamp: Box<u64>,
     /// The process that opened this endpoint. A child that it forks has no segments mapped, and the endpoint is
     /// dead there.
-    origin: Arc<Origin>,
+    origin: Arc<ProcessOrigin>,
 }
 
 impl Endpoint {

@@ -1,4 +1,5 @@
-/* A runtime whose processes know each other already embeds Nemesia: three forked processes with a store of their own. */
+/* A runtime whose processes know each other already embeds Nemesia: three forked processes with a store of their
+ * own. */
 #define _GNU_SOURCE
 #include "check.h"
 

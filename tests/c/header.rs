@@ -1,4 +1,4 @@
-//! The committed header is what cbindgen makes of the sources.
+//! Checks that the committed header equals the output of cbindgen for the sources.
 
 use crate::toolchain::{lines, source};
 

@@ -1,15 +1,15 @@
 //! The C interface as its users meet it: installed by `ffi/install.sh`, compiled with `cc` and `c++`, run by the
 //! launcher.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
-//! | `check.h` | checks that name the place and what the library said |
-//! | `pair.c` | what two processes do, one case an argument |
+//! | `check.h` | checks that print the place and the library's message |
+//! | `pair.c` | the cases of two processes, one case an argument |
 //! | `remote.c` | active messages and one-sided operations, likewise |
 //! | `embed.c` | processes that meet through an exchange of their own |
 //! | `threads.c` | threads that share an endpoint, or have one each |
 //! | `plus.cc` | the header in C++ |
-//! | `misuse.c` | handles that are closed, of another kind, or none at all |
+//! | `misuse.c` | invalid handles: closed, of another kind, or none at all |
 
 mod header;
 mod misuse;

@@ -21,7 +21,7 @@ fn the_quick_start_of_c_runs_as_it_is_written() -> Result<(), String> {
         std::fs::read_to_string(source("ffi/examples/quickstart.c")).map_err(|error| error.to_string())?;
     assert!(text.lines().count() <= 30, "{} lines", text.lines().count());
     std::fs::write(directory.join("quickstart.c"), text).map_err(|error| error.to_string())?;
-    // Where pkg-config is not installed, what it would have printed.
+    // If pkg-config is not installed, the output that it would print.
     let compile = match missing(&["pkg-config"]) {
         None => COMPILE.to_owned(),
         Some(_) => COMPILE.replace("$(pkg-config --cflags --libs nemesia)", &flags()?),

@@ -114,8 +114,8 @@ static void fetch_arrays(const nemesia_remote_key *key) {
         wait_for(request);
         for (at = 0; at < 10; at++) CHECK(old[at] == at * round);
     }
-    OK(nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_NOTHING, NULL, 10, old,
-                                          &request));
+    OK(nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_NOTHING, NULL, 10,
+                                          old, &request));
     wait_for(request);
     for (at = 0; at < 10; at++) CHECK(old[at] == 3 * at);
     request = 99;

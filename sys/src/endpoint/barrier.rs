@@ -24,7 +24,7 @@ pub(super) const CONTEXT: u16 = 65534;
 /// The content of a message if its sender knows of no rank that is gone.
 const COMPLETE: u32 = u32::MAX;
 
-type Bytes = Box<[u8; 4]>;
+type BarrierBytes = Box<[u8; 4]>;
 
 /// Checks that the caller may use a context.
 ///
@@ -37,7 +37,7 @@ pub(super) fn free_context(context: u16) -> Result<u16, Error> {
 }
 
 /// The next step of the caller.
-pub(super) enum Step {
+pub(super) enum BarrierStep {
     /// The caller waits for this request and passes its result to `barrier_waited`.
     Wait(Request),
     /// The barrier has ended with this result.
@@ -53,8 +53,8 @@ pub(super) struct Barrier {
     round: u32,
     /// Whether the message of this round was sent.
     sent: bool,
-    receive: Option<(Request, Bytes)>,
-    sends: Vec<(Request, Bytes)>,
+    receive: Option<(Request, BarrierBytes)>,
+    sends: Vec<(Request, BarrierBytes)>,
     broken: Option<Broken>,
 }
 
@@ -88,7 +88,7 @@ impl Barrier {
         self.broken.get_or_insert(broken);
     }
 
-    fn message(&self) -> Bytes {
+    fn message(&self) -> BarrierBytes {
         let gone =
             self.broken.map_or(COMPLETE, |(Broken::Seen { rank } | Broken::Heard { rank, .. })| rank as u32);
         Box::new(gone.to_le_bytes())
@@ -131,8 +131,8 @@ impl Endpoint {
     pub fn barrier(&mut self) -> Result<(), Error> {
         loop {
             match self.barrier_step()? {
-                Step::Leave(outcome) => return outcome,
-                Step::Wait(request) => {
+                BarrierStep::Leave(outcome) => return outcome,
+                BarrierStep::Wait(request) => {
                     let outcome = self.wait(request);
                     self.barrier_waited(outcome)?;
                 }
@@ -141,7 +141,7 @@ impl Endpoint {
     }
 
     /// Advances the barrier until it has to wait for a request.
-    pub(super) fn barrier_step(&mut self) -> Result<Step, Error> {
+    pub(super) fn barrier_step(&mut self) -> Result<BarrierStep, Error> {
         let barrier = match self.agreements.barrier.take() {
             Some(barrier) => barrier,
             None => self.enter_barrier()?,
@@ -150,7 +150,7 @@ impl Endpoint {
         let mut barrier = ManuallyDrop::new(barrier);
         let step = self.advance_barrier(&mut barrier);
         let barrier = ManuallyDrop::into_inner(barrier);
-        if !matches!(step, Ok(Step::Leave(_))) {
+        if !matches!(step, Ok(BarrierStep::Leave(_))) {
             self.agreements.barrier = Some(barrier);
         }
         step
@@ -163,7 +163,7 @@ impl Endpoint {
         Ok(Barrier { ranks, place, round: 0, sent: false, receive, sends, broken })
     }
 
-    fn advance_barrier(&mut self, barrier: &mut Barrier) -> Result<Step, Error> {
+    fn advance_barrier(&mut self, barrier: &mut Barrier) -> Result<BarrierStep, Error> {
         while let Some((to, from)) = barrier.partners() {
             if !barrier.sent {
                 self.send_of_barrier(to, barrier)?;
@@ -173,14 +173,14 @@ impl Endpoint {
                 self.receive_of_barrier(from, barrier)?;
             }
             match &barrier.receive {
-                Some((request, _)) => return Ok(Step::Wait(*request)),
+                Some((request, _)) => return Ok(BarrierStep::Wait(*request)),
                 None => barrier.next_round(),
             }
         }
         if let Some((request, _)) = barrier.sends.last() {
-            return Ok(Step::Wait(*request));
+            return Ok(BarrierStep::Wait(*request));
         }
-        Ok(Step::Leave(match barrier.broken {
+        Ok(BarrierStep::Leave(match barrier.broken {
             None => Ok(()),
             Some(Broken::Heard { rank, from }) => Err(Error::BarrierBroken { rank, by: from }),
             Some(Broken::Seen { rank }) => match self.failure(rank) {
@@ -205,7 +205,7 @@ impl Endpoint {
     }
 
     fn receive_of_barrier(&mut self, from: usize, barrier: &mut Barrier) -> Result<(), Error> {
-        let mut bytes = Bytes::default();
+        let mut bytes = BarrierBytes::default();
         // SAFETY: as for a send: the bytes are on the heap and unused until the request is complete or the
         // engine is gone.
         let buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), bytes.len()) };
@@ -218,7 +218,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Processes the result of the request that [`Step::Wait`] named.
+    /// Processes the result of the request that [`BarrierStep::Wait`] named.
     pub(super) fn barrier_waited(&mut self, outcome: Result<Status, Error>) -> Result<(), Error> {
         if matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_))) {
             return outcome.map(drop);

@@ -10,17 +10,17 @@ use nemesia_core::payload::RecvBuf;
 use super::wait::{Awaited, Wait};
 use super::{Context, Endpoint, Request, Source, Status, Tag, pattern, status};
 use crate::error::Error;
-use crate::os::Origin;
+use crate::os::ProcessOrigin;
 
 /// The identifiers of messages that were dropped, until their endpoint discards these messages.
 #[derive(Debug)]
 pub(super) struct Dropped {
     ids: Mutex<Vec<RequestId>>,
-    origin: Arc<Origin>,
+    origin: Arc<ProcessOrigin>,
 }
 
 impl Dropped {
-    pub(super) const fn new(origin: Arc<Origin>) -> Self {
+    pub(super) const fn new(origin: Arc<ProcessOrigin>) -> Self {
         Self { ids: Mutex::new(Vec::new()), origin }
     }
 

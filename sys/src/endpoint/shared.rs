@@ -20,11 +20,11 @@ use nemesia_core::matching::Pattern;
 use nemesia_core::sync::spin_hint;
 use nemesia_core::threads::{Bits, EventCount, Lock, WaiterList, WaiterSlot};
 
-use super::barrier::Step;
+use super::barrier::BarrierStep;
 use super::wait::{Awaited, Wait, WaitStage, give_way};
 use super::{Endpoint, Message, Request, Source, Status, Tag, pattern};
 use crate::error::Error;
-use crate::os::{Origin, futex_wait_bits};
+use crate::os::{ProcessOrigin, futex_wait_bits};
 use guard::{Futex, Guard, WaiterPlace};
 pub use locked::LockedEndpoint;
 
@@ -47,7 +47,7 @@ struct SharedState {
     size: usize,
     /// The process that opened the endpoint. It is checked before the lock is taken: in a forked child, a
     /// thread that does not exist there may hold the lock.
-    origin: Arc<Origin>,
+    origin: Arc<ProcessOrigin>,
     inner: UnsafeCell<Inner>,
 }
 
@@ -289,8 +289,8 @@ impl SharedEndpoint {
             // SAFETY: a step of the barrier leaves the endpoint where it is.
             let step = unsafe { self.with_endpoint(Endpoint::barrier_step) }?;
             match step? {
-                Step::Leave(outcome) => return outcome,
-                Step::Wait(request) => {
+                BarrierStep::Leave(outcome) => return outcome,
+                BarrierStep::Wait(request) => {
                     let outcome = self.wait(request);
                     // SAFETY: as above.
                     unsafe { self.with_endpoint(|endpoint| endpoint.barrier_waited(outcome)) }??;
@@ -314,7 +314,7 @@ impl SharedEndpoint {
     /// Waits for a request that borrows the caller's buffer. It returns or unwinds only when the engine has
     /// finished with the buffer.
     fn finish(&self, request: Request) -> Result<Status, Error> {
-        let borrowed = Borrowed { endpoint: self, request };
+        let borrowed = SharedBorrow { endpoint: self, request };
         let outcome = loop {
             match self.wait(request) {
                 // The receive was withdrawn. If it could not be, it is under way, and ends at the latest with
@@ -362,12 +362,12 @@ impl SharedEndpoint {
 
 /// A request that uses a buffer of the caller's while a thread waits for it. It is dropped only if a panic ends
 /// the wait.
-struct Borrowed<'a> {
+struct SharedBorrow<'a> {
     endpoint: &'a SharedEndpoint,
     request: Request,
 }
 
-impl Drop for Borrowed<'_> {
+impl Drop for SharedBorrow<'_> {
     fn drop(&mut self) {
         self.endpoint.release(self.request);
     }

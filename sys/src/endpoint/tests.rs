@@ -140,7 +140,7 @@ fn a_held_peer_does_not_end_a_receive_that_another_satisfies() {
     let request = unsafe { zero.irecv(Source::Any, Tag::Exactly(2), got.as_mut_ptr(), 8) }.unwrap();
     // A wait checks for held peers after a sleep without result. Rank 1 sends only after that.
     let mut wait = Wait::new(None);
-    sleep_in_vain(&mut zero, &mut wait, request);
+    sleep_unwoken(&mut zero, &mut wait, request);
     assert!(zero.engine.is_held(2) && !zero.engine.is_held(1));
     one.send(0, 2, b"late").unwrap();
     let status = zero.go_on(request, &mut wait, Awaited::Request(request)).unwrap();
@@ -150,14 +150,14 @@ fn a_held_peer_does_not_end_a_receive_that_another_satisfies() {
 
 /// Continues a wait, as the blocking calls do, until a sleep had no result and the wait has continued after it.
 /// The wait has then read the clock and checked for held peers. No message may come meanwhile.
-fn sleep_in_vain(endpoint: &mut Endpoint, wait: &mut Wait, request: super::Request) {
-    let in_vain = |endpoint: &Endpoint| {
+fn sleep_unwoken(endpoint: &mut Endpoint, wait: &mut Wait, request: super::Request) {
+    let unwoken = |endpoint: &Endpoint| {
         let waits = endpoint.counters().waits;
         waits.sleeps - waits.sleeps_woken
     };
-    let before = in_vain(endpoint);
+    let before = unwoken(endpoint);
     // The second sleep begins after the wait has processed the result of the first.
-    while in_vain(endpoint) < before + 2 {
+    while unwoken(endpoint) < before + 2 {
         assert!(endpoint.outcome(request).is_none(), "the request is complete");
         let packets = endpoint.engine.step().packets;
         endpoint.pause(wait, packets, Awaited::Request(request)).unwrap();
@@ -172,7 +172,7 @@ fn a_time_beyond_the_end_of_the_clock_never_comes() {
     let request = unsafe { zero.irecv(Source::Any, Tag::Any, got.as_mut_ptr(), 8) }.unwrap();
     let mut wait = Wait::new(Some(Duration::MAX));
     // The wait has added the time to the clock before the message is sent.
-    sleep_in_vain(&mut zero, &mut wait, request);
+    sleep_unwoken(&mut zero, &mut wait, request);
     one.send(0, 2, &[2; 8]).unwrap();
     assert_eq!(zero.go_on(request, &mut wait, Awaited::Request(request)).unwrap().len, 8);
     // SAFETY: as above.

@@ -84,12 +84,12 @@ pub(super) enum Awaited<'a> {
 
 /// A request that uses a buffer of the caller's while code runs that may panic: the handler of an active
 /// message, or a subscriber of `tracing`. It is dropped only if that code panics, and forgotten otherwise.
-struct Borrowed<'a> {
+struct BorrowedRequest<'a> {
     endpoint: &'a mut Endpoint,
     request: Request,
 }
 
-impl Drop for Borrowed<'_> {
+impl Drop for BorrowedRequest<'_> {
     fn drop(&mut self) {
         self.endpoint.release(self.request);
     }
@@ -291,7 +291,7 @@ impl Endpoint {
 
     /// Waits as [`Endpoint::finish`] does, and continues an earlier wait.
     fn finish_after(&mut self, request: Request, mut wait: Wait) -> Result<Status, Error> {
-        let borrowed = Borrowed { endpoint: self, request };
+        let borrowed = BorrowedRequest { endpoint: self, request };
         let endpoint = &mut *borrowed.endpoint;
         let outcome = loop {
             match endpoint.go_on(request, &mut wait, Awaited::Request(request)) {
@@ -313,7 +313,7 @@ impl Endpoint {
     /// Makes progress while a request borrows the caller's buffer. It unwinds only when the engine has finished
     /// with the buffer.
     pub(super) fn progress_beside(&mut self, request: Request) {
-        let borrowed = Borrowed { endpoint: self, request };
+        let borrowed = BorrowedRequest { endpoint: self, request };
         borrowed.endpoint.progress();
         std::mem::forget(borrowed);
     }
