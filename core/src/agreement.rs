@@ -1,46 +1,43 @@
 //! Agreement of the surviving processes: one process's part in it, step by step.
 //!
-//! Every rank of a world takes part with a word of flags and the set of ranks that it knows to have
-//! failed. All ranks that decide reach the same decision: the AND of the flags of all ranks that
-//! took part to the end, and one set of failed ranks. MPI's ULFM builds `MPI_Comm_agree` and
-//! `MPI_Comm_shrink` on this (Bland, Bouteiller, Herault, Bosilca, Dongarra, *Post-failure recovery
-//! of MPI communication capability*, IJHPCA 27(3), 2013).
+//! Every rank of a world takes part with a word of flags and the set of ranks that it knows to have failed.
+//! All ranks that decide reach the same decision: the AND of the flags of all ranks that took part to the
+//! end, and one set of failed ranks. MPI's ULFM builds `MPI_Comm_agree` and `MPI_Comm_shrink` on this (Bland,
+//! Bouteiller, Herault, Bosilca, Dongarra, *Post-failure recovery of MPI communication capability*, IJHPCA
+//! 27(3), 2013).
 //!
 //! **Algorithm.** Non-blocking (three-phase) commit with a central site (Skeen, *Nonblocking commit
-//! protocols*, SIGMOD 1981, section 6). If the coordinator fails, the next rank replaces it, as in
-//! the rotating coordinator of Chandra and Toueg (*Unreliable failure detectors for reliable
-//! distributed systems*, JACM 43(2), 1996, section 6.1). The coordinator is the lowest rank that
-//! has not failed.
+//! protocols*, SIGMOD 1981, section 6). If the coordinator fails, the next rank replaces it, as in the
+//! rotating coordinator of Chandra and Toueg (*Unreliable failure detectors for reliable distributed
+//! systems*, JACM 43(2), 1996, section 6.1). The coordinator is the lowest rank that has not failed.
 //!
 //! 1. Every rank reports its flags and its set of failed ranks to the coordinator.
-//! 2. When the coordinator has heard from every rank that has not failed, it sends a proposal. The
-//!    proposal is the one that the coordinator itself accepted from an earlier coordinator, else
-//!    the AND and the union of the reports. Every rank accepts.
+//! 2. When the coordinator has heard from every rank that has not failed, it sends a proposal. The proposal
+//!    is the one that the coordinator itself accepted from an earlier coordinator, else the AND and the union
+//!    of the reports. Every rank accepts.
 //! 3. When every rank that has not failed has accepted, the coordinator has decided.
-//! 4. A rank that has decided sends the decision to every rank, and ends when every rank that has
-//!    not failed has sent the decision to it.
+//! 4. A rank that has decided sends the decision to every rank, and ends when every rank that has not failed
+//!    has sent the decision to it.
 //!
 //! Without failures the cost is two round trips and one exchange of all with all. Each failure of a
 //! coordinator costs one more round. There are at most *n* coordinators, so the algorithm ends.
 //!
-//! **Why all decisions are equal**, those of ranks that fail later included: a coordinator decides
-//! what every surviving rank has accepted, the next coordinator included. The next coordinator
-//! therefore proposes the same, and so on. If the next coordinator has not accepted a proposal, no
-//! rank has decided it. **Why no rank waits forever** (4): a rank that ends has received the
-//! decision of every surviving rank. No message of this agreement follows, and no rank waits for
-//! it.
+//! **Why all decisions are equal**, those of ranks that fail later included: a coordinator decides what every
+//! surviving rank has accepted, the next coordinator included. The next coordinator therefore proposes the
+//! same, and so on. If the next coordinator has not accepted a proposal, no rank has decided it. **Why no
+//! rank waits forever** (4): a rank that ends has received the decision of every surviving rank. No message
+//! of this agreement follows, and no rank waits for it.
 //!
-//! **Assumptions.** Ranks fail only by crashing. Messages between two ranks arrive whole and in
-//! order; those of a failed rank may be lost from some point on. A failure is reported
-//! ([`Agreement::failed`]) only for a rank that no longer takes part, eventually for every such
-//! rank, and after the last message that is accepted from it: a perfect failure detector, which a
-//! machine's kernel is for its own processes. If a rank violates the transport's protocol, only the
-//! affected peer fails it. Other ranks that still communicate with it inform it that it is
-//! [excluded](Decision::excluded).
+//! **Assumptions.** Ranks fail only by crashing. Messages between two ranks arrive whole and in order; those
+//! of a failed rank may be lost from some point on. A failure is reported ([`Agreement::failed`]) only for a
+//! rank that no longer takes part, eventually for every such rank, and after the last message that is
+//! accepted from it: a perfect failure detector, which a machine's kernel is for its own processes. If a rank
+//! violates the transport's protocol, only the affected peer fails it. Other ranks that still communicate
+//! with it inform it that it is [excluded](Decision::excluded).
 //!
-//! Messages of peers are checked. A peer that sends well-formed but false messages can change the
-//! decision of the others, and do no other harm. The tag of a message is the number of its
-//! agreement. If a message belongs to an agreement that is not due, its receiver fails the sender
+//! Messages of peers are checked. A peer that sends well-formed but false messages can change the decision of
+//! the others, and do no other harm. The tag of a message is the number of its agreement. If a message
+//! belongs to an agreement that is not due, its receiver fails the sender
 //! ([`PortFault::Agreement`](crate::port::PortFault::Agreement)).
 #![forbid(unsafe_code)]
 
@@ -87,8 +84,7 @@ impl<W: BorrowMut<[u64]>> Ranks<W> {
 /// The next action of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Send [`Agreement::message`], then call [`Agreement::sent`]. Nothing must be sent to a failed
-    /// peer.
+    /// Send [`Agreement::message`], then call [`Agreement::sent`]. Nothing must be sent to a failed peer.
     Send(PeerId),
     /// Wait for a message of this peer, then call [`Agreement::received`]; if the peer fails, call
     /// [`Agreement::failed`].
@@ -126,8 +122,8 @@ enum Stage {
     Done,
 }
 
-/// One rank's part in an agreement. The caller drives it: [`Agreement::step`] returns the next
-/// action, and the caller reports its result.
+/// One rank's part in an agreement. The caller drives it: [`Agreement::step`] returns the next action, and
+/// the caller reports its result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agreement<W> {
     rank: PeerId,
@@ -145,8 +141,8 @@ pub struct Agreement<W> {
 }
 
 impl<W: BorrowMut<[u64]>> Agreement<W> {
-    /// Returns the part of rank `rank` of `size` in an agreement, with its flags. The caller lends
-    /// two sets of [`words`]`(size)` words.
+    /// Returns the part of rank `rank` of `size` in an agreement, with its flags. The caller lends two sets
+    /// of [`words`]`(size)` words.
     pub fn new(rank: PeerId, size: u32, flags: u64, (gone, missing): (W, W)) -> Self {
         let (gone, missing) = (Ranks::new(gone), Ranks::new(missing));
         Self { rank, size, stage: Stage::Elect, gone, accepted: false, flags, missing, teller: None }
@@ -195,8 +191,8 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
         }
     }
 
-    /// Writes the message of a [`Step::Send`]. Returns its length, [`message_bytes`]`(size)`, or 0
-    /// if `out` is too short.
+    /// Writes the message of a [`Step::Send`]. Returns its length, [`message_bytes`]`(size)`, or 0 if `out`
+    /// is too short.
     pub fn message(&self, out: &mut [u8]) -> usize {
         let kind = match self.stage {
             Stage::Propose(_) => AgreementKind::Proposal,
@@ -251,8 +247,7 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
         Ok(())
     }
 
-    /// Records that the peer of a [`Step::Receive`] has failed, after all its messages were
-    /// processed.
+    /// Records that the peer of a [`Step::Receive`] has failed, after all its messages were processed.
     pub fn failed(&mut self) {
         let (peer, then) = match self.stage {
             Stage::Gather(peer) | Stage::Collect(peer) | Stage::Hear(peer) => (peer, self.stage),
@@ -268,8 +263,8 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
         (self.stage == Stage::Done).then(|| self.current())
     }
 
-    /// Returns whether the decision lists the rank as failed. Valid when [`Agreement::decision`]
-    /// returns a decision.
+    /// Returns whether the decision lists the rank as failed. Valid when [`Agreement::decision`] returns a
+    /// decision.
     pub fn is_gone(&self, rank: PeerId) -> bool {
         self.missing.contains(rank)
     }

@@ -1,14 +1,14 @@
-//! Counters: how much was sent and received, by kind and by path, and how often operations had to
-//! wait or fail.
+//! Counters: how much was sent and received, by kind and by path, and how often operations had to wait or
+//! fail.
 //!
-//! The counters are plain numbers owned by the thread that owns the engine: no atomics, no
-//! allocation. They lie in the storage lent for each peer ([`crate::engine::Peer`],
-//! [`crate::shared::port::Link`]). They start at 0, only grow, and survive the failure of the peer.
+//! The counters are plain numbers owned by the thread that owns the engine: no atomics, no allocation. They
+//! lie in the storage lent for each peer ([`crate::engine::Peer`], [`crate::shared::port::Link`]). They start
+//! at 0, only grow, and survive the failure of the peer.
 //!
-//! The critical path updates one counter at each end, the bytes of eager messages. All other counts
-//! of small messages are derived on request: the port's sequence numbers give the total number of
-//! packets, from which the counts of the slower paths (every other kind, every cell, every posted
-//! and every unexpected message) are subtracted.
+//! The critical path updates one counter at each end, the bytes of eager messages. All other counts of small
+//! messages are derived on request: the port's sequence numbers give the total number of packets, from which
+//! the counts of the slower paths (every other kind, every cell, every posted and every unexpected message)
+//! are subtracted.
 #![forbid(unsafe_code)]
 
 use crate::wire::Kind;
@@ -55,8 +55,7 @@ pub struct TrafficCounters {
 /// The engine's counters for one peer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
-    /// By [`Kind`]. The number of eager packets is derived, except for messages to this process
-    /// itself.
+    /// By [`Kind`]. The number of eager packets is derived, except for messages to this process itself.
     pub(crate) sent: [Count; Kind::COUNT],
     pub(crate) received: [Count; Kind::COUNT],
     /// Messages that matched a posted receive.
@@ -109,8 +108,7 @@ impl Tally {
         counts.iter().skip(1).map(|it| it.count).sum()
     }
 
-    /// Returns all counters of a peer except its credits. `traffic` is `None` for this process
-    /// itself.
+    /// Returns all counters of a peer except its credits. `traffic` is `None` for this process itself.
     pub(crate) fn snapshot(&self, traffic: Option<TrafficCounters>) -> PeerCounters {
         let (mut sent, mut received) = (self.sent, self.received);
         if let Some(traffic) = traffic {
@@ -210,8 +208,7 @@ impl Tally {
 pub struct Field {
     /// Name of the field in Rust, C and JSON.
     pub name: &'static str,
-    /// Unit: `packets`, `messages`, `bytes`, `units` (of 64 bytes), `operations`, `times`, `peers`,
-    /// `ns`.
+    /// Unit: `packets`, `messages`, `bytes`, `units` (of 64 bytes), `operations`, `times`, `peers`, `ns`.
     pub unit: &'static str,
 }
 
@@ -251,12 +248,12 @@ macro_rules! counters {
 }
 
 counters! {
-    /// The counters between an endpoint and one peer, or the sum over all peers, since the endpoint
-    /// was opened.
+    /// The counters between an endpoint and one peer, or the sum over all peers, since the endpoint was
+    /// opened.
     ///
-    /// Packets and their payload are counted by kind (from `eager` to `rma_reply`; see
-    /// [`crate::wire`]), and again by path (`fastbox` and `cell`). Messages of a process to itself
-    /// travel in no packets: they count as `eager`, whatever their size, and under no path.
+    /// Packets and their payload are counted by kind (from `eager` to `rma_reply`; see [`crate::wire`]), and
+    /// again by path (`fastbox` and `cell`). Messages of a process to itself travel in no packets: they count
+    /// as `eager`, whatever their size, and under no path.
     PeerCounters {
         /// Messages sent whole.
         eager_sent: "packets",
@@ -376,11 +373,10 @@ counters! {
         large_streamed: "messages",
         /// Their payload.
         large_streamed_bytes: "bytes",
-        /// Messages that began as a copy through the kernel, and were streamed after the kernel
-        /// refused.
+        /// Messages that began as a copy through the kernel, and were streamed after the kernel refused.
         large_fallbacks: "messages",
-        /// Parts of messages that this process, as sender, wrote into the peer's memory
-        /// (sender-assisted copy).
+        /// Parts of messages that this process, as sender, wrote into the peer's memory (sender-assisted
+        /// copy).
         large_pushed: "times",
         /// Their payload.
         large_pushed_bytes: "bytes",
@@ -408,8 +404,7 @@ counters! {
         direct_bytes: "bytes",
         /// Times that this process woke the peer.
         wakes_sent: "times",
-        /// Packets sent through cells that were filled with non-temporal stores
-        /// (`NEMESIA_CELL_STORES`).
+        /// Packets sent through cells that were filled with non-temporal stores (`NEMESIA_CELL_STORES`).
         cell_non_temporal: "packets",
     }
 }

@@ -1,8 +1,7 @@
 //! The engine: tagged messages over a [`MessagePort`], non-blocking, driven by [`Engine::progress`].
 //!
-//! The caller lends all storage ([`Storage`]). No call blocks, and each call does a bounded amount
-//! of work. The layer above decides when to call the engine and when to sleep, and reports dead
-//! peers to it.
+//! The caller lends all storage ([`Storage`]). No call blocks, and each call does a bounded amount of work.
+//! The layer above decides when to call the engine and when to sleep, and reports dead peers to it.
 //!
 //! | file | contents |
 //! |---|---|
@@ -55,8 +54,8 @@ use crate::trace::Recorder;
 use crate::wire::rendezvous::RTS_BYTES;
 use lmt::ProtocolSelections;
 
-/// The types of the memory that the caller lends to the engine. Slices and `Vec`s are suitable; the
-/// storage of requests may grow.
+/// The types of the memory that the caller lends to the engine. Slices and `Vec`s are suitable; the storage
+/// of requests may grow.
 pub trait Storage {
     /// One slot for each request in progress.
     type Requests: BorrowMut<[Slot<Request>]>;
@@ -64,17 +63,16 @@ pub trait Storage {
     type Peers: BorrowMut<[Peer]>;
     /// Memory for unexpected messages. Its size is the ceiling for unexpected data.
     type Units: BorrowMut<[Unit]>;
-    /// Hash buckets that index the stored messages, initially all zero; see
-    /// [`crate::store::split`].
+    /// Hash buckets that index the stored messages, initially all zero; see [`crate::store::split`].
     type Stored: BorrowMut<[u32]>;
-    /// Hash buckets that index posted receives: about as many as requests. The engine uses the
-    /// largest power of two that fits.
+    /// Hash buckets that index posted receives: about as many as requests. The engine uses the largest power
+    /// of two that fits.
     type Buckets: BorrowMut<[List]>;
     /// One slot for each region that peers may access. May be empty.
     type Regions: BorrowMut<[Slot<ExposedRegion>]>;
     /// [`WINDOW`](rma::WINDOW) slots for each other rank. May be empty if no process uses one-sided
-    /// operations. If the engine has no slot for a reply, it treats the peer's request as a
-    /// protocol violation.
+    /// operations. If the engine has no slot for a reply, it treats the peer's request as a protocol
+    /// violation.
     type Replies: BorrowMut<[Slot<Reply>]>;
     /// The handlers of active messages; `()` handles none.
     type Handlers: Handlers;
@@ -108,23 +106,22 @@ pub struct Lent<S: Storage> {
 /// Parameters that the layer above chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Largest message that is sent eagerly, in bytes, limited by the port's packet size. Larger
-    /// messages use rendezvous.
+    /// Largest message that is sent eagerly, in bytes, limited by the port's packet size. Larger messages use
+    /// rendezvous.
     pub eager_bytes: usize,
-    /// Credit window of a peer, in units of 64 bytes. The window is smaller when less memory is
-    /// free.
+    /// Credit window of a peer, in units of 64 bytes. The window is smaller when less memory is free.
     pub window: u32,
-    /// Smallest message, in bytes, of which a waiting sender copies a part for the receiver
-    /// (sender-assisted copy). `u64::MAX` disables this.
+    /// Smallest message, in bytes, of which a waiting sender copies a part for the receiver (sender-assisted
+    /// copy). `u64::MAX` disables this.
     pub assist_bytes: u64,
-    /// Smallest message, in bytes, that the receiver copies out of packets with non-temporal
-    /// stores. `u64::MAX` disables this. A good value is about the size of the last-level cache.
+    /// Smallest message, in bytes, that the receiver copies out of packets with non-temporal stores.
+    /// `u64::MAX` disables this. A good value is about the size of the last-level cache.
     pub non_temporal_bytes: u64,
-    /// Most bytes of a message that the receiver reads in one step, at least 1. A step should take
-    /// some ten microseconds, so that other transfers also progress.
+    /// Most bytes of a message that the receiver reads in one step, at least 1. A step should take some ten
+    /// microseconds, so that other transfers also progress.
     pub pull_bytes: u64,
-    /// Smallest average length, in bytes, of the contiguous runs of a scattered buffer for which
-    /// the engine makes one kernel call per run.
+    /// Smallest average length, in bytes, of the contiguous runs of a scattered buffer for which the engine
+    /// makes one kernel call per run.
     pub run_bytes: u64,
 }
 
@@ -166,8 +163,7 @@ pub struct Engine<P: MessagePort, S: Storage> {
     tuning: Tuning,
     /// Whether messages of one word are sent eagerly through the port's shortest path.
     sends_words: bool,
-    /// The most recent failure that receives from any source must report; see
-    /// [`Engine::acknowledge`].
+    /// The most recent failure that receives from any source must report; see [`Engine::acknowledge`].
     any_source_failure: Option<(PeerId, Failure)>,
     /// A peer that failed outside of a poll, and that [`Engine::progress`] has not yet reported.
     found_out: Option<PeerId>,

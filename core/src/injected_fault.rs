@@ -1,5 +1,5 @@
-//! Injected faults: logic errors that the engine commits on request of the simulation. A simulation
-//! that does not detect one is not thorough enough.
+//! Injected faults: logic errors that the engine commits on request of the simulation. A simulation that does
+//! not detect one is not thorough enough.
 //!
 //! Compiled only with the private cfg `nemesia_injected_fault`; the shipped library contains none of this.
 //! The name of a fault appears, behind the cfg, at the place where it is injected.
@@ -35,8 +35,7 @@ pub enum InjectedFault {
     ForgetCount,
     /// Credit spent with a process counts for the next process of the same rank.
     KeepAllowance,
-    /// Messages of a process can still be received after the next process of the same rank has
-    /// connected.
+    /// Messages of a process can still be received after the next process of the same rank has connected.
     KeepMessages,
     /// An active message of several packets is handled before the last packet has arrived.
     RunEarly,

@@ -1,8 +1,8 @@
 //! The core of Nemesia: all algorithms and protocols of the transport engine.
 //!
-//! The core does not allocate, read a clock, draw random numbers or perform I/O (sans-I/O). The
-//! caller lends storage at start, polls, and receives results as return values. The same code
-//! therefore runs over shared memory, in a kernel, in a simulator and under the loom model checker.
+//! The core does not allocate, read a clock, draw random numbers or perform I/O (sans-I/O). The caller lends
+//! storage at start, polls, and receives results as return values. The same code therefore runs over shared
+//! memory, in a kernel, in a simulator and under the loom model checker.
 //!
 //! | module | contents |
 //! |---|---|
@@ -21,9 +21,8 @@
 //! | [`counters`] | statistics |
 //! | [`engine`] | eager and rendezvous protocols, active messages, one-sided operations, requests, progress, failure |
 //!
-//! The ideas come from five papers; each module names its source. "Paper 4" is Buntinas, Mercier
-//! and Gropp, *Implementation and Shared-Memory Evaluation of MPICH2 over the Nemesis Communication
-//! Subsystem*.
+//! The ideas come from five papers; each module names its source. "Paper 4" is Buntinas, Mercier and Gropp,
+//! *Implementation and Shared-Memory Evaluation of MPICH2 over the Nemesis Communication Subsystem*.
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
 

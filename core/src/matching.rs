@@ -1,13 +1,13 @@
 //! Matching: receive patterns and posted receives.
 //!
-//! A message matches a receive if the context is the same, the source is the requested one (or
-//! any), and the tags agree in every bit that the receive does not ignore. Of several matching
-//! receives, the one posted first takes the message; of several matching messages, the one that
-//! arrived first is taken (MPI 4.1, section 3.5).
+//! A message matches a receive if the context is the same, the source is the requested one (or any), and the
+//! tags agree in every bit that the receive does not ignore. Of several matching receives, the one posted
+//! first takes the message; of several matching messages, the one that arrived first is taken (MPI 4.1,
+//! section 3.5).
 //!
-//! Receives that name source and whole tag are found by hash, at a cost that does not grow with
-//! their number. Receives with a wildcard are in one list, in order. A sequence number decides
-//! which of two receives was posted first.
+//! Receives that name source and whole tag are found by hash, at a cost that does not grow with their number.
+//! Receives with a wildcard are in one list, in order. A sequence number decides which of two receives was
+//! posted first.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -74,9 +74,8 @@ impl Pattern {
     }
 }
 
-/// Returns the hash of the values that identify a message to an exact receive. The hash is
-/// multiplicative and not meant against adversaries: a peer whose tags collide slows only the
-/// matching of its own messages.
+/// Returns the hash of the values that identify a message to an exact receive. The hash is multiplicative and
+/// not meant against adversaries: a peer whose tags collide slows only the matching of its own messages.
 #[inline(always)]
 pub fn hash(source: PeerId, context: u16, tag: u64) -> u32 {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -94,8 +93,8 @@ fn shift(lists: usize) -> u32 {
 #[derive(Debug)]
 pub struct Buckets<B: BorrowMut<[List]>> {
     lists: B,
-    /// The shift that selects the high bits of a hash: they are the best distributed ones of a
-    /// multiplicative hash.
+    /// The shift that selects the high bits of a hash: they are the best distributed ones of a multiplicative
+    /// hash.
     shift: u32,
     /// The only list if no storage was lent.
     spare: List,
@@ -205,8 +204,8 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         }
     }
 
-    /// Appends a receive with this pattern to the requests, and returns its slot for the caller to
-    /// fill. `None` if no slot is free.
+    /// Appends a receive with this pattern to the requests, and returns its slot for the caller to fill.
+    /// `None` if no slot is free.
     #[inline(always)]
     pub fn push<'s, T, S>(
         &mut self,
@@ -221,8 +220,8 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         Some(reserved)
     }
 
-    /// Returns a receive with source, whole tag and this hash, if it precedes all others that its
-    /// message would match. `None` is possible even so: the caller takes the slow path.
+    /// Returns a receive with source, whole tag and this hash, if it precedes all others that its message
+    /// would match. `None` is possible even so: the caller takes the slow path.
     #[inline(always)]
     pub fn first(&mut self, hash: u32, index: u32) -> Option<First<'_>> {
         let list = self.exact.get_mut(hash);
@@ -268,8 +267,7 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         Some(index)
     }
 
-    /// Returns the number of receives that [`Posted::take`] would compare with a message. For
-    /// measurements.
+    /// Returns the number of receives that [`Posted::take`] would compare with a message. For measurements.
     pub fn steps<T, S>(&self, requests: &Slab<T, S>, from: PeerId, envelope: &Envelope) -> usize
     where
         T: Posting,
@@ -285,8 +283,8 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         steps
     }
 
-    /// Removes every receive whose pattern satisfies the test, and passes it to `taken`. For
-    /// failures: visits all receives.
+    /// Removes every receive whose pattern satisfies the test, and passes it to `taken`. For failures: visits
+    /// all receives.
     pub fn extract<T, S>(
         &mut self,
         requests: &mut Slab<T, S>,

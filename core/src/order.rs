@@ -1,15 +1,13 @@
 //! The reorder window: packets that arrive out of order are put back in order.
 //!
-//! Packets that travel over several paths, rails or streams to one peer share one sequence number,
-//! and are delivered in that order (paper 4, section 3.1, for fastbox and queue; paper 5, section
-//! 4.3, for streams). A packet that arrives too early waits in a queue of bounded size, the
-//! wait-for-process queue of paper 5. Credits ensure that a sender never has more packets in flight
-//! than the window. If a sender violates this, or repeats a number, the window reports it and loses
-//! no waiting packet.
+//! Packets that travel over several paths, rails or streams to one peer share one sequence number, and are
+//! delivered in that order (paper 4, section 3.1, for fastbox and queue; paper 5, section 4.3, for streams).
+//! A packet that arrives too early waits in a queue of bounded size, the wait-for-process queue of paper 5.
+//! Credits ensure that a sender never has more packets in flight than the window. If a sender violates this,
+//! or repeats a number, the window reports it and loses no waiting packet.
 //!
-//! Sequence numbers have as many bits as on the wire, and wrap around. The window covers at most
-//! half of the number range, so that early and late packets can be distinguished: the far half is
-//! the past.
+//! Sequence numbers have as many bits as on the wire, and wrap around. The window covers at most half of the
+//! number range, so that early and late packets can be distinguished: the far half is the past.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -42,9 +40,9 @@ pub struct ReorderWindow<T, B: BorrowMut<[Option<T>]>> {
 }
 
 impl<T, B: BorrowMut<[Option<T>]>> ReorderWindow<T, B> {
-    /// Returns a window whose first number is `first`, with numbers of `bits` bits on the wire. The
-    /// slots are cleared. `None` unless the number of slots is a power of two and at most half of
-    /// the number range, and `bits` is 1 to 64.
+    /// Returns a window whose first number is `first`, with numbers of `bits` bits on the wire. The slots are
+    /// cleared. `None` unless the number of slots is a power of two and at most half of the number range, and
+    /// `bits` is 1 to 64.
     pub fn new(mut slots: B, bits: u32, first: u64) -> Option<Self> {
         let count = slots.borrow().len() as u64;
         if !(1..=64).contains(&bits) || !count.is_power_of_two() || count > 1 << (bits - 1) {
@@ -97,8 +95,8 @@ impl<T, B: BorrowMut<[Option<T>]>> ReorderWindow<T, B> {
         }
     }
 
-    /// Returns the next packet if it is one that waited. The caller repeats this after each
-    /// delivery until it returns `None`.
+    /// Returns the next packet if it is one that waited. The caller repeats this after each delivery until it
+    /// returns `None`.
     #[inline]
     pub fn next_due(&mut self) -> Option<T> {
         if self.waiting == 0 {
@@ -119,8 +117,8 @@ impl<T, B: BorrowMut<[Option<T>]>> ReorderWindow<T, B> {
         (self.due, self.waiting) = (first & self.mask, 0);
     }
 
-    /// Removes the waiting packets, in order and with gaps: after the peer has failed and the
-    /// missing ones will not arrive.
+    /// Removes the waiting packets, in order and with gaps: after the peer has failed and the missing ones
+    /// will not arrive.
     pub fn drain(&mut self) -> Option<T> {
         if self.waiting == 0 {
             return None;

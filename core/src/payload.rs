@@ -8,15 +8,16 @@
 //! A buffer is contiguous, or a list of contiguous runs ([`Segment`], the `struct iovec` of POSIX) that its owner
 //! keeps. The top bit of the length, which no length needs, marks a list.
 
-use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 use crate::sync::{Edge, Word32, Word64, opaque};
 
 mod borrowed;
+mod bounce;
 mod lent;
 
 pub use borrowed::{BorrowedGather, BorrowedRecv};
+pub use bounce::{BOUNCE, Bounce};
 pub use lent::LentMemory;
 
 /// Flag in the length of a buffer whose base is the address of a list.
@@ -439,31 +440,10 @@ impl Scatter {
     }
 }
 
-/// The most bytes of exposed memory that are read at once, through a buffer of this process.
-pub const BOUNCE: usize = 8192;
 /// The most bytes that are written to exposed memory at once, also through a buffer.
 const CHUNK: usize = 1024;
 /// Most writes are no longer than this.
 const SMALL: usize = 64;
-
-/// The buffer into which [`Exposed::view`] copies. It is uninitialised at first: initialising it would take longer than
-/// most copies.
-#[derive(Debug)]
-pub struct Bounce([MaybeUninit<u8>; BOUNCE]);
-
-impl Bounce {
-    /// Makes a buffer.
-    #[inline(always)]
-    pub const fn new() -> Self {
-        Self([MaybeUninit::uninit(); BOUNCE])
-    }
-}
-
-impl Default for Bounce {
-    fn default() -> Self {
-        Self::new()
-    }
-}
 
 /// Memory of this process that peers may access. No reference to the bytes is ever made, because threads of this
 /// process and other processes may use them at any time: they are only copied, or changed value by value.

@@ -1,8 +1,8 @@
 //! The interface that the engine requires of a transport.
 //!
 //! A [`MessagePort`] carries packets between this process and its peers, in order for each pair. A
-//! [`MemoryPort`](memory::MemoryPort) accesses remote memory. A [`Channel`](channel::Channel) is a
-//! message port over a memory port.
+//! [`MemoryPort`](memory::MemoryPort) accesses remote memory. A [`Channel`](channel::Channel) is a message
+//! port over a memory port.
 #![deny(unsafe_code)]
 
 use crate::counters::TrafficCounters;
@@ -21,8 +21,8 @@ use memory::{LostError, PostError, WorkError};
 /// A peer's rank in the world.
 pub type PeerId = u32;
 
-/// The reason why a peer's connection failed: the peer violated the protocol, except in the cases
-/// of [`PortFault::is_innocent`]. Other peers are not affected.
+/// The reason why a peer's connection failed: the peer violated the protocol, except in the cases of
+/// [`PortFault::is_innocent`]. Other peers are not affected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PortFault {
     /// An invalid value in the peer's fastbox, or in its position in this process's fastbox.
@@ -49,8 +49,8 @@ pub enum PortFault {
         /// Kind of the packet.
         kind: Kind,
     },
-    /// The peer takes part in another agreement than the next one
-    /// ([`agreement`](crate::agreement)), or reports an impossible number of agreements.
+    /// The peer takes part in another agreement than the next one ([`agreement`](crate::agreement)), or
+    /// reports an impossible number of agreements.
     #[error(
         "it takes part in agreement {number}, but {due} is next: readmit a rank between the same two everywhere"
     )]
@@ -90,8 +90,8 @@ pub enum PortFault {
     /// A work request of a channel was refused.
     #[error("a work request was refused: {0}")]
     Post(PostError),
-    /// This process has no memory for the message. The connection fails so that the message is not
-    /// lost silently.
+    /// This process has no memory for the message. The connection fails so that the message is not lost
+    /// silently.
     #[error("this process has no memory for an active message of {len} bytes")]
     Memory {
         /// Length of the message in bytes.
@@ -186,13 +186,12 @@ pub enum NextChunk {
 
 /// A transport that carries packets.
 ///
-/// Every call does a bounded amount of work and never blocks. The engine reads and releases a
-/// packet that [`MessagePort::poll`] returned before the next poll.
+/// Every call does a bounded amount of work and never blocks. The engine reads and releases a packet that
+/// [`MessagePort::poll`] returned before the next poll.
 ///
-/// It is a safe trait: memory of this process is lent to a port by slices, for the length of a
-/// call. No unsafe code relies on what a port does with them, or on its reports. Addresses in
-/// [`MessagePort::pull`] and [`MessagePort::push`] belong to the peer's memory, and the kernel
-/// checks them.
+/// It is a safe trait: memory of this process is lent to a port by slices, for the length of a call. No
+/// unsafe code relies on what a port does with them, or on its reports. Addresses in [`MessagePort::pull`]
+/// and [`MessagePort::push`] belong to the peer's memory, and the kernel checks them.
 pub trait MessagePort {
     /// The location of a received packet.
     type Token: Copy;
@@ -200,8 +199,8 @@ pub trait MessagePort {
     /// Returns the largest payload of one packet, at least 256 bytes.
     fn packet_bytes(&self) -> usize;
 
-    /// Sends a packet: reserves space, fills it and commits it in one call. Returns `false` if
-    /// there is no space now.
+    /// Sends a packet: reserves space, fills it and commits it in one call. Returns `false` if there is no
+    /// space now.
     ///
     /// # Errors
     /// A peer (not always `peer`) violated the protocol; nothing was sent.
@@ -212,17 +211,17 @@ pub trait MessagePort {
         false
     }
 
-    /// The critical path of [`MessagePort::send`]: sends a whole message of one word, if only the
-    /// word must be written. Returns whether the caller must call [`MessagePort::settle_send`]
-    /// next. `None` if nothing was sent: the caller uses [`MessagePort::send`].
+    /// The critical path of [`MessagePort::send`]: sends a whole message of one word, if only the word must
+    /// be written. Returns whether the caller must call [`MessagePort::settle_send`] next. `None` if nothing
+    /// was sent: the caller uses [`MessagePort::send`].
     #[inline(always)]
     fn send_word(&mut self, peer: PeerId, context: u16, tag: u64, word: Word) -> Option<bool> {
         let _ = (peer, context, tag, word);
         None
     }
 
-    /// As [`MessagePort::send_word`], for a whole message that is too large for a fastbox, if the
-    /// message only needs to be copied.
+    /// As [`MessagePort::send_word`], for a whole message that is too large for a fastbox, if the message
+    /// only needs to be copied.
     #[inline(always)]
     fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
         let _ = (peer, context, tag, bytes);
@@ -234,8 +233,7 @@ pub trait MessagePort {
         let _ = peer;
     }
 
-    /// As [`MessagePort::send`], for a payload in two pieces: a protocol header and the user's
-    /// bytes.
+    /// As [`MessagePort::send`], for a payload in two pieces: a protocol header and the user's bytes.
     ///
     /// # Errors
     /// As [`MessagePort::send`].
@@ -247,8 +245,8 @@ pub trait MessagePort {
         body: &[u8],
     ) -> Result<bool, PeerFault>;
 
-    /// As [`MessagePort::send`], for `envelope.total` bytes of a list from `at` on. The list must
-    /// contain them.
+    /// As [`MessagePort::send`], for `envelope.total` bytes of a list from `at` on. The list must contain
+    /// them.
     ///
     /// # Errors
     /// As for [`MessagePort::send`].
@@ -260,8 +258,8 @@ pub trait MessagePort {
         at: usize,
     ) -> Result<bool, PeerFault>;
 
-    /// Sets the copy policy for later packets of kind `Data`, which their receiver has requested. A
-    /// port may ignore it.
+    /// Sets the copy policy for later packets of kind `Data`, which their receiver has requested. A port may
+    /// ignore it.
     #[inline]
     fn set_data_stores(&mut self, peer: PeerId, stores: Stores) {
         let _ = (peer, stores);
@@ -270,9 +268,9 @@ pub trait MessagePort {
     /// Returns the next packet, a fault, or nothing.
     fn poll(&mut self) -> Polled<Self::Token>;
 
-    /// The critical path of receiving, in one step. If a poll would first find a whole small
-    /// message, and `wanted` accepts it, copies the bytes that fit into `to`, releases the packet,
-    /// and returns its sender and envelope. `None` if nothing was taken: the caller polls.
+    /// The critical path of receiving, in one step. If a poll would first find a whole small message, and
+    /// `wanted` accepts it, copies the bytes that fit into `to`, releases the packet, and returns its sender
+    /// and envelope. `None` if nothing was taken: the caller polls.
     #[inline(always)]
     fn take(
         &mut self,
@@ -283,9 +281,9 @@ pub trait MessagePort {
         None
     }
 
-    /// As [`MessagePort::take`], for a message of one word in this context, from this peer; without
-    /// a peer, from the one that a poll checks first. Returns the sender, the tag, the word, and
-    /// whether the caller must call [`MessagePort::settle_take`] next.
+    /// As [`MessagePort::take`], for a message of one word in this context, from this peer; without a peer,
+    /// from the one that a poll checks first. Returns the sender, the tag, the word, and whether the caller
+    /// must call [`MessagePort::settle_take`] next.
     #[inline(always)]
     fn take_word(
         &mut self,
@@ -302,28 +300,28 @@ pub trait MessagePort {
         let _ = peer;
     }
 
-    /// As [`MessagePort::poll`], for all packets of one peer, wherever they are. After the last
-    /// packet a failed peer can be released.
+    /// As [`MessagePort::poll`], for all packets of one peer, wherever they are. After the last packet a
+    /// failed peer can be released.
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Self::Token>;
 
-    /// Returns whether [`MessagePort::poll`] may find a packet where [`MessagePort::take`] looks.
-    /// The cost is the same as that of `take`.
+    /// Returns whether [`MessagePort::poll`] may find a packet where [`MessagePort::take`] looks. The cost is
+    /// the same as that of `take`.
     fn has_next(&self) -> bool {
         false
     }
 
-    /// Pauses between two polls that found nothing: the core idles for some ten nanoseconds, or
-    /// does work of about that length that speeds up later calls.
+    /// Pauses between two polls that found nothing: the core idles for some ten nanoseconds, or does work of
+    /// about that length that speeds up later calls.
     fn pause(&mut self) {
         spin_hint();
     }
 
-    /// Copies payload bytes of a received packet, from `at` on, into `to`. `at + to.len()` is at
-    /// most its size.
+    /// Copies payload bytes of a received packet, from `at` on, into `to`. `at + to.len()` is at most its
+    /// size.
     fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]);
 
-    /// As [`MessagePort::read`], with non-temporal stores where possible: the message is too large
-    /// for the caches.
+    /// As [`MessagePort::read`], with non-temporal stores where possible: the message is too large for the
+    /// caches.
     fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
         self.read(arrival, at, to);
     }
@@ -331,20 +329,18 @@ pub trait MessagePort {
     /// Releases a packet: its memory returns to the sender.
     fn release(&mut self, arrival: Arrival<Self::Token>);
 
-    /// Prioritizes polling for packets of this peer, after a receive was posted (paper 4, section
-    /// 3.1).
+    /// Prioritizes polling for packets of this peer, after a receive was posted (paper 4, section 3.1).
     fn prioritize(&mut self, peer: PeerId);
 
-    /// Grants the peer a total credit of `units` units since the start, and wakes the peer if it
-    /// may wait for credit.
+    /// Grants the peer a total credit of `units` units since the start, and wakes the peer if it may wait for
+    /// credit.
     fn grant(&mut self, peer: PeerId, units: u64);
 
     /// Returns the total credit in units that the peer has granted, as the peer wrote it.
     fn granted(&self, peer: PeerId) -> u64;
 
-    /// Returns a monotonic clock of any unit that takes some tens of nanoseconds to read. The
-    /// engine uses it to learn whether pulling or streaming is faster. `None`: the engine pulls
-    /// whenever possible.
+    /// Returns a monotonic clock of any unit that takes some tens of nanoseconds to read. The engine uses it
+    /// to learn whether pulling or streaming is faster. `None`: the engine pulls whenever possible.
     fn ticks(&self) -> Option<u64> {
         None
     }
@@ -355,15 +351,15 @@ pub trait MessagePort {
         false
     }
 
-    /// Fills `to` from `address` in the peer's memory, in one copy. If the result is not `Done`,
-    /// the content of `to` is unspecified.
+    /// Fills `to` from `address` in the peer's memory, in one copy. If the result is not `Done`, the content
+    /// of `to` is unspecified.
     fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
         let _ = (peer, address, to);
         Pulled::Refused
     }
 
-    /// Opens a message from this peer for sender-assisted copy. The preceding share must be
-    /// complete. Returns `false` if the port does not support this.
+    /// Opens a message from this peer for sender-assisted copy. The preceding share must be complete. Returns
+    /// `false` if the port does not support this.
     fn open_assist(&mut self, peer: PeerId, assist: &AssistedCopy) -> bool {
         let _ = (peer, assist);
         false
@@ -375,21 +371,21 @@ pub trait MessagePort {
         NextChunk::Done
     }
 
-    /// Closes the share: the sender can claim nothing more. [`MessagePort::next_chunk`] then returns
-    /// the rest.
+    /// Closes the share: the sender can claim nothing more. [`MessagePort::next_chunk`] then returns the
+    /// rest.
     fn close_assist(&mut self, peer: PeerId) {
         let _ = peer;
     }
 
-    /// Returns a share that the peer, as receiver, has opened and that was not returned before. Its
-    /// fields are unchecked.
+    /// Returns a share that the peer, as receiver, has opened and that was not returned before. Its fields
+    /// are unchecked.
     fn find_assist(&mut self, peer: PeerId) -> Option<AssistedCopy> {
         let _ = peer;
         None
     }
 
-    /// Joins, as sender, the share found last and claims a part that ends at `end`. `None` if the
-    /// share is closed by now.
+    /// Joins, as sender, the share found last and claims a part that ends at `end`. `None` if the share is
+    /// closed by now.
     fn join_assist(&mut self, peer: PeerId, end: u64) -> Option<Part> {
         let _ = (peer, end);
         None
@@ -401,8 +397,8 @@ pub trait MessagePort {
         None
     }
 
-    /// Ends the claimed part; `written` says whether it was written. The receiver does not wait for
-    /// the next part.
+    /// Ends the claimed part; `written` says whether it was written. The receiver does not wait for the next
+    /// part.
     fn end_part(&mut self, peer: PeerId, part: Part, written: bool) {
         let _ = (peer, part, written);
     }
@@ -416,7 +412,7 @@ pub trait MessagePort {
     /// Returns the traffic with this peer until its connection was closed ([`MessagePort::close`]).
     fn traffic(&self, peer: PeerId) -> TrafficCounters;
 
-    /// Closes the connection to a peer that failed or violated the protocol: no more packets are
-    /// exchanged, and the memory that the peer held is reclaimed.
+    /// Closes the connection to a peer that failed or violated the protocol: no more packets are exchanged,
+    /// and the memory that the peer held is reclaimed.
     fn close(&mut self, peer: PeerId);
 }

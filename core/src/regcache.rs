@@ -1,32 +1,28 @@
-//! The registration cache: memory that a device may access stays registered after its use, for the
-//! next use.
+//! The registration cache: memory that a device may access stays registered after its use, for the next use.
 //!
-//! Registration pins pages and costs microseconds to milliseconds, and programs send from the same
-//! buffers again and again. A registration is therefore dropped lazily (paper 1, section 5; paper
-//! 2, section 2.4.2, the Dynamic Memory Engine). The cache keeps reference counts, a free list, and
-//! a list of unused registrations in the order of their last use, from which it evicts the oldest
-//! when space is needed. Beyond paper 2, any part of a registered range is a hit.
+//! Registration pins pages and costs microseconds to milliseconds, and programs send from the same buffers
+//! again and again. A registration is therefore dropped lazily (paper 1, section 5; paper 2, section 2.4.2,
+//! the Dynamic Memory Engine). The cache keeps reference counts, a free list, and a list of unused
+//! registrations in the order of their last use, from which it evicts the oldest when space is needed. Beyond
+//! paper 2, any part of a registered range is a hit.
 //!
-//! **Index.** A range of more than `16^k` and at most `16^(k+1)` pages (at most 16 for `k = 0`) has
-//! level `k`. It touches one or two aligned blocks of `16^(k+1)` pages. The hash table has an entry
-//! for it under each, with the sixteenths of the block that it touches. An address lies in one
-//! block of each level, so a look-up probes once per level in use, most populated level first.
-//! There are at most 13 levels, in practice two or three, however many ranges there are. A probe
-//! reads one cache line, and the found registration another. The sixteenths distinguish the ranges
-//! of a block. Few ranges overlap, because a miss that overlaps known ranges registers the union
-//! and withdraws them. Adjacent ranges are not joined: that would register a growing heap anew
-//! after each growth.
+//! **Index.** A range of more than `16^k` and at most `16^(k+1)` pages (at most 16 for `k = 0`) has level
+//! `k`. It touches one or two aligned blocks of `16^(k+1)` pages. The hash table has an entry for it under
+//! each, with the sixteenths of the block that it touches. An address lies in one block of each level, so a
+//! look-up probes once per level in use, most populated level first. There are at most 13 levels, in practice
+//! two or three, however many ranges there are. A probe reads one cache line, and the found registration
+//! another. The sixteenths distinguish the ranges of a block. Few ranges overlap, because a miss that
+//! overlaps known ranges registers the union and withdraws them. Adjacent ranges are not joined: that would
+//! register a growing heap anew after each growth.
 //!
 //! **Withdrawn** ranges are no longer hits. If they are in use, their last user deregisters them.
-//! [`Cache::invalidate`] withdraws ranges too; the owner must call it before an address range gets
-//! other pages (unmapped, remapped, returned to the system): invariant 9. If such changes are not
-//! reported, [`Limits::keep`] must be off. Then no registration outlives its use, and only exactly
-//! the same pages are a hit, because a user guarantees the stability only of the pages that it
-//! requested.
+//! [`Cache::invalidate`] withdraws ranges too; the owner must call it before an address range gets other
+//! pages (unmapped, remapped, returned to the system): invariant 9. If such changes are not reported,
+//! [`Limits::keep`] must be off. Then no registration outlives its use, and only exactly the same pages are a
+//! hit, because a user guarantees the stability only of the pages that it requested.
 //!
-//! A miss and an invalidation cost one probe for each block of the range at each level, and at most
-//! a walk over all entries. That is little compared with the kernel's cost for the pages of the
-//! range.
+//! A miss and an invalidation cost one probe for each block of the range at each level, and at most a walk
+//! over all entries. That is little compared with the kernel's cost for the pages of the range.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -89,16 +85,15 @@ pub trait Registrar {
     /// Registers a range of whole pages with these rights.
     ///
     /// # Errors
-    /// The device or the system refuses. The cache then evicts registrations and tries again, as
-    /// far as possible.
+    /// The device or the system refuses. The cache then evicts registrations and tries again, as far as
+    /// possible.
     fn register(&mut self, range: Range, rights: u32) -> Result<Self::Handle, Self::Error>;
 
     /// Deregisters an unused range.
     fn deregister(&mut self, range: Range, handle: Self::Handle);
 
-    /// Returns whether [`Cache::invalidate`] will be called when this range, just registered, gets
-    /// other pages. If not, the registration ends with its last use, and serves only uses of
-    /// exactly this range.
+    /// Returns whether [`Cache::invalidate`] will be called when this range, just registered, gets other
+    /// pages. If not, the registration ends with its last use, and serves only uses of exactly this range.
     fn reported(&mut self, range: Range) -> bool {
         let _ = range;
         true
@@ -110,8 +105,8 @@ pub trait Registrar {
 pub struct Limits {
     /// Most bytes registered at once, used or unused.
     pub bytes: u64,
-    /// Whether registrations outlive their use. Allowed only if every change of a mapping is
-    /// reported: see [`Cache::invalidate`].
+    /// Whether registrations outlive their use. Allowed only if every change of a mapping is reported: see
+    /// [`Cache::invalidate`].
     pub keep: bool,
     /// Binary logarithm of the page size, 12 to 30, to which registrations are rounded.
     pub page_shift: u32,
@@ -147,8 +142,8 @@ pub enum AcquireError<E> {
     Refused(E),
 }
 
-/// A use of a registration. It must be passed to [`Cache::release`] of the same cache; another
-/// cache may not recognise it as foreign.
+/// A use of a registration. It must be passed to [`Cache::release`] of the same cache; another cache may not
+/// recognise it as foreign.
 #[derive(Debug)]
 #[must_use = "a registration that is not released stays registered forever"]
 pub struct Held {
@@ -171,8 +166,8 @@ pub struct Counts {
     pub invalidated: u64,
 }
 
-/// The cache, over lent storage: `E` has one slot per registration; `B` is the hash table, see
-/// [`buckets`]. Only one thread at a time may use it.
+/// The cache, over lent storage: `E` has one slot per registration; `B` is the hash table, see [`buckets`].
+/// Only one thread at a time may use it.
 #[derive(Debug)]
 pub struct Cache<H: Copy, E, B>
 where
@@ -189,9 +184,9 @@ where
     handle: PhantomData<H>,
 }
 
-/// Returns the number of buckets for a cache of `entries` registrations: one for three of them, or
-/// up to twice as many. A bucket has seven places, and a registration takes up to two.
-/// [`Cache::new`] refuses a number that could be too small.
+/// Returns the number of buckets for a cache of `entries` registrations: one for three of them, or up to
+/// twice as many. A bucket has seven places, and a registration takes up to two. [`Cache::new`] refuses a
+/// number that could be too small.
 pub const fn buckets(entries: usize) -> usize {
     index::buckets(entries)
 }
@@ -201,8 +196,7 @@ where
     E: BorrowMut<[Entry<H>]>,
     B: BorrowMut<[Bucket]>,
 {
-    /// Returns an empty cache. `None` if there are too few buckets, or the page size is out of
-    /// range.
+    /// Returns an empty cache. `None` if there are too few buckets, or the page size is out of range.
     pub fn new(limits: Limits, entries: E, buckets: B) -> Option<Self> {
         if !(12..=30).contains(&limits.page_shift) {
             return None;
@@ -234,8 +228,8 @@ where
         self.counts
     }
 
-    /// Returns a registration of `len` bytes at `address` (at least one byte) with at least these
-    /// rights. A missing one is made.
+    /// Returns a registration of `len` bytes at `address` (at least one byte) with at least these rights. A
+    /// missing one is made.
     ///
     /// # Errors
     /// See [`AcquireError`]. Nothing is held then; unused registrations may have been evicted.
@@ -273,8 +267,7 @@ where
         Some(self.get(held)?.range)
     }
 
-    /// Ends a use. The registration stays for the next use, unless it was withdrawn or nothing is
-    /// kept.
+    /// Ends a use. The registration stays for the next use, unless it was withdrawn or nothing is kept.
     #[inline]
     #[expect(clippy::needless_pass_by_value, reason = "a use can end only once")]
     pub fn release<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, held: Held) {
@@ -295,9 +288,9 @@ where
         }
     }
 
-    /// Withdraws all registrations that overlap this range, because its addresses are about to get
-    /// other pages or already have them. Unused ones are deregistered at once, the others by their
-    /// last user. Returns the number withdrawn.
+    /// Withdraws all registrations that overlap this range, because its addresses are about to get other
+    /// pages or already have them. Unused ones are deregistered at once, the others by their last user.
+    /// Returns the number withdrawn.
     pub fn invalidate<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, range: Range) -> usize {
         let (mut count, mut walk) = (0, self.index.walk(range, &self.entries));
         while let Some(index) = self.index.next_overlapping(&mut walk, &self.entries) {
@@ -357,8 +350,8 @@ where
         };
         let (union, all_rights) = self.merge(registrar, &pages, rights);
         if union != pages || all_rights != rights {
-            // The union is optional: a part of it may have been unmapped, may not allow the same
-            // rights, or may have changes that are not reported.
+            // The union is optional: a part of it may have been unmapped, may not allow the same rights, or
+            // may have changes that are not reported.
             if let Ok(held) = self.register(registrar, &union, all_rights, false) {
                 return Ok(held);
             }
@@ -366,9 +359,8 @@ where
         self.register(registrar, &pages, rights, true)
     }
 
-    /// Withdraws registrations that overlap these pages. Returns the union of the ranges and of the
-    /// rights. Registrations whose changes are not reported are left out, because they serve only
-    /// their own users.
+    /// Withdraws registrations that overlap these pages. Returns the union of the ranges and of the rights.
+    /// Registrations whose changes are not reported are left out, because they serve only their own users.
     fn merge<R: Registrar<Handle = H>>(
         &mut self,
         registrar: &mut R,
@@ -400,8 +392,8 @@ where
         let handle = loop {
             match registrar.register(*range, rights) {
                 Ok(handle) => break handle,
-                // The limit may also be exhausted by memory that others have pinned, so evicting
-                // less than everything may not help: evict as much as is needed, and try again.
+                // The limit may also be exhausted by memory that others have pinned, so evicting less than
+                // everything may not help: evict as much as is needed, and try again.
                 Err(_) if insist && self.yield_bytes(registrar, range.len()) => {}
                 Err(error) => return Err(AcquireError::Refused(error)),
             }
@@ -421,16 +413,15 @@ where
                 Ok(Held { index, generation: self.entries.get(index).generation })
             }
             None => {
-                // A slot was free before, and the registrar cannot call the cache, so this does not
-                // occur.
+                // A slot was free before, and the registrar cannot call the cache, so this does not occur.
                 registrar.deregister(*range, handle);
                 Err(self.full(range.len()))
             }
         }
     }
 
-    /// Evicts unused registrations, oldest first, until a slot is free and `wanted` bytes fit
-    /// within the limit.
+    /// Evicts unused registrations, oldest first, until a slot is free and `wanted` bytes fit within the
+    /// limit.
     fn make_room<R: Registrar<Handle = H>>(
         &mut self,
         registrar: &mut R,
@@ -454,8 +445,7 @@ where
         AcquireError::Full { wanted, used: self.bytes, limit, entries }
     }
 
-    /// Evicts at least this many bytes, or all unused registrations. Returns `false` if none was
-    /// unused.
+    /// Evicts at least this many bytes, or all unused registrations. Returns `false` if none was unused.
     fn yield_bytes<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, bytes: u64) -> bool {
         let mut given = 0;
         while given < bytes

@@ -1,31 +1,28 @@
-//! The adaptive selector: it selects the fastest of several alternatives for the same work, by
-//! trial.
+//! The adaptive selector: it selects the fastest of several alternatives for the same work, by trial.
 //!
-//! The caller measures the work in *runs* and reports the cost of each. The selector uses the
-//! preferred alternative. Occasionally, and less often while nothing changes, a few runs try
-//! another alternative, each in rotation. If that alternative was clearly faster, it becomes the
-//! preferred one. The median of three runs counts, because a run in which the process lost its core
-//! is not representative.
+//! The caller measures the work in *runs* and reports the cost of each. The selector uses the preferred
+//! alternative. Occasionally, and less often while nothing changes, a few runs try another alternative, each
+//! in rotation. If that alternative was clearly faster, it becomes the preferred one. The median of three
+//! runs counts, because a run in which the process lost its core is not representative.
 #![forbid(unsafe_code)]
 
 /// Number of runs that are recorded for each alternative; their median counts.
 const SAMPLES: usize = 3;
-/// Runs of a trial. The first run is not recorded, because the cache contents left by the other
-/// alternative make it more expensive.
+/// Runs of a trial. The first run is not recorded, because the cache contents left by the other alternative
+/// make it more expensive.
 const TRIAL: u8 = SAMPLES as u8 + 1;
 /// Runs between two trials at first. The interval doubles while nothing changes, up to a limit.
 const FIRST_WAIT: u16 = 8;
 /// Fraction of the interval after which a suggested alternative may be tried.
 const SOON: u16 = 8;
-/// Number of runs in a row at twice the earlier cost after which another alternative is tried soon.
-/// A trial of the peer, which may cost this process as much, is shorter.
+/// Number of runs in a row at twice the earlier cost after which another alternative is tried soon. A trial
+/// of the peer, which may cost this process as much, is shorter.
 const CHANGED: u8 = 8;
-/// The cost of another alternative must stay below this many sixteenths of the preferred
-/// alternative's cost. Half of a ping-pong's time belongs to the other side, so half of the gain is
-/// invisible.
+/// The cost of another alternative must stay below this many sixteenths of the preferred alternative's cost.
+/// Half of a ping-pong's time belongs to the other side, so half of the gain is invisible.
 const BETTER: u64 = 15;
-/// If a run of another alternative costs more than this many times the preferred alternative's
-/// cost, its trial ends at once.
+/// If a run of another alternative costs more than this many times the preferred alternative's cost, its
+/// trial ends at once.
 const HOPELESS: u64 = 4;
 
 /// The costs of the last runs; 0 if there is none.
@@ -51,8 +48,8 @@ impl Costs {
     }
 }
 
-/// The selector among `N` alternatives, numbered from 0. Another alternative is tried after at most
-/// `LONGEST` runs.
+/// The selector among `N` alternatives, numbered from 0. Another alternative is tried after at most `LONGEST`
+/// runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdaptiveSelector<const N: usize, const LONGEST: u16> {
     preferred: u8,
@@ -130,9 +127,9 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         }
     }
 
-    /// Tries an alternative that the peer tries, unless another trial is in progress, or less than
-    /// an eighth of the interval has passed since the last trial. Without that limit, two peers
-    /// with different preferences would react to each other's trials forever.
+    /// Tries an alternative that the peer tries, unless another trial is in progress, or less than an eighth
+    /// of the interval has passed since the last trial. Without that limit, two peers with different
+    /// preferences would react to each other's trials forever.
     pub(crate) fn suggest(&mut self, option: u8) {
         if self.trial == 0
             && self.waited.saturating_sub(self.wait) >= self.waited / SOON
@@ -144,9 +141,9 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         }
     }
 
-    /// Records a run that was not measured as expected. A trial continues without the run, and ends
-    /// without a result if it was the last. The next trial is as far ahead as after any other,
-    /// because perhaps no run of this alternative can ever be measured.
+    /// Records a run that was not measured as expected. A trial continues without the run, and ends without a
+    /// result if it was the last. The next trial is as far ahead as after any other, because perhaps no run
+    /// of this alternative can ever be measured.
     pub(crate) fn miss(&mut self) {
         self.trial = match self.trial {
             0 => return,

@@ -1,25 +1,24 @@
-//! Structures that two processes share: layouts and lock-free structures, each a view over borrowed
-//! memory.
+//! Structures that two processes share: layouts and lock-free structures, each a view over borrowed memory.
 //!
 //! # Two segments per process
-//! - The *own* segment is written only by its owner. Peers map it read-only, which the kernel
-//!   enforces (`F_SEAL_FUTURE_WRITE`). It holds a header; per peer, the fastbox to it, positions, and
-//!   the ring that returns its cells; and the cell pool.
-//! - The *inbox* is written by every process. It holds a header, the sleep word, and the entries of
-//!   the receive queue.
+//! - The *own* segment is written only by its owner. Peers map it read-only, which the kernel enforces
+//!   (`F_SEAL_FUTURE_WRITE`). It holds a header; per peer, the fastbox to it, positions, and the ring that
+//!   returns its cells; and the cell pool.
+//! - The *inbox* is written by every process. It holds a header, the sleep word, and the entries of the
+//!   receive queue.
 //!
-//! A malicious peer can therefore corrupt only its own messages and the inboxes of other processes.
-//! An inbox holds only hints: each entry names a cell in the sender's own segment, and the cell
-//! itself records its destination and sequence number. The receiver skips a forged entry. If an
-//! entry is lost, the receiver finds the message by scanning the senders' cells. The worst that a
-//! peer can do is fail its own connection (invariant 1).
+//! A malicious peer can therefore corrupt only its own messages and the inboxes of other processes. An inbox
+//! holds only hints: each entry names a cell in the sender's own segment, and the cell itself records its
+//! destination and sequence number. The receiver skips a forged entry. If an entry is lost, the receiver
+//! finds the message by scanning the senders' cells. The worst that a peer can do is fail its own connection
+//! (invariant 1).
 //!
 //! # Why there is no incomplete enqueue
-//! Nemesis's queue (paper 4, section 2) swaps the tail and then links the previous cell. If a
-//! producer dies between the two steps, the consumer hangs. Here the entry itself is the commit:
-//! one compare-and-swap writes the number of a filled cell into the next free entry. If the
-//! producer dies before it, the queue is unchanged; after it, the message is in the queue. The tail
-//! is a hint that every producer corrects. See [`queue`].
+//! Nemesis's queue (paper 4, section 2) swaps the tail and then links the previous cell. If a producer dies
+//! between the two steps, the consumer hangs. Here the entry itself is the commit: one compare-and-swap
+//! writes the number of a filled cell into the next free entry. If the producer dies before it, the queue is
+//! unchanged; after it, the message is in the queue. The tail is a hint that every producer corrects. See
+//! [`queue`].
 
 pub mod assist;
 pub mod fastbox;

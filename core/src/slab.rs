@@ -23,8 +23,8 @@ pub struct Slot<T> {
 pub struct Slab<T, B: BorrowMut<[Slot<T>]>> {
     slots: B,
     free: u32,
-    /// Slots below this index were used at least once. The others are not touched, so their pages
-    /// stay uncommitted.
+    /// Slots below this index were used at least once. The others are not touched, so their pages stay
+    /// uncommitted.
     fresh: u32,
     used: usize,
     value: core::marker::PhantomData<T>,
@@ -78,8 +78,8 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         self.used
     }
 
-    /// Returns the number of slots that were ever in use: those with an index below the result. A
-    /// free slot keeps its last value.
+    /// Returns the number of slots that were ever in use: those with an index below the result. A free slot
+    /// keeps its last value.
     pub const fn touched(&self) -> usize {
         self.fresh as usize
     }
@@ -104,11 +104,11 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         }
     }
 
-    /// Appends a free slot to a list, and returns its index and its place. The place still holds
-    /// its last value. `None` if every slot is in use.
+    /// Appends a free slot to a list, and returns its index and its place. The place still holds its last
+    /// value. `None` if every slot is in use.
     ///
-    /// The caller fills the slot in place, because a value passed as an argument would be copied on
-    /// the critical path.
+    /// The caller fills the slot in place, because a value passed as an argument would be copied on the
+    /// critical path.
     #[inline(always)]
     pub fn reserve_back(&mut self, list: &mut List) -> Option<(u32, &mut T)> {
         let tail = list.tail;

@@ -8,9 +8,9 @@
 //! | [`PayloadWord`] | payload that travels in words | a relaxed atomic | loom's `UnsafeCell`: a race fails the model |
 //! | [`Payload`], [`PayloadMut`] | payload bytes | a bounds-checked raw range | a slice of loom's `UnsafeCell` |
 //!
-//! A Release and the Acquire that pairs with it name the same [`Edge`]. The loom build can weaken
-//! either end of any edge (a *mutant*, see `sync/model.rs`); `cargo proofs` requires that a model
-//! fails for each of them.
+//! A Release and the Acquire that pairs with it name the same [`Edge`]. The loom build can weaken either end
+//! of any edge (a *mutant*, see `sync/model.rs`); `cargo proofs` requires that a model fails for each of
+//! them.
 
 #[cfg(not(nemesia_loom))]
 mod copy;
@@ -30,11 +30,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 #[cfg(nemesia_loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// A named Release/Acquire pair (or, for [`Edge::Sleep`] and [`Edge::AssistClaim`], a pair of
-/// sequentially consistent fences).
+/// A named Release/Acquire pair (or, for [`Edge::Sleep`] and [`Edge::AssistClaim`], a pair of sequentially
+/// consistent fences).
 ///
-/// The name appears at both ends in the code. `tests/tidy` checks this, and the loom run weakens
-/// each end.
+/// The name appears at both ends in the code. `tests/tidy` checks this, and the loom run weakens each end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Edge {
@@ -56,28 +55,28 @@ pub enum Edge {
     RingRelease,
     /// Segment: the header is complete when a peer sees its `ready` word.
     SegmentReady,
-    /// Sender-assisted copy: a sender that sees the share's number sees its parameters, and none of
-    /// the preceding share.
+    /// Sender-assisted copy: a sender that sees the share's number sees its parameters, and none of the
+    /// preceding share.
     AssistOpen,
-    /// Sender-assisted copy: a receiver that sees that the sender has joined sees its claim; one
-    /// that sees that it has left sees the bytes written.
+    /// Sender-assisted copy: a receiver that sees that the sender has joined sees its claim; one that sees
+    /// that it has left sees the bytes written.
     AssistLeave,
-    /// Sender-assisted copy: each side publishes its claim, then reads the other's. A fence on each
-    /// side ensures that at least one sees the other's claim.
+    /// Sender-assisted copy: each side publishes its claim, then reads the other's. A fence on each side
+    /// ensures that at least one sees the other's claim.
     AssistClaim,
-    /// Exposed memory: bytes put before an atomic operation on a value are readable for a process
-    /// that observes the value by another atomic operation.
+    /// Exposed memory: bytes put before an atomic operation on a value are readable for a process that
+    /// observes the value by another atomic operation.
     Region,
-    /// Released memory: a reported range is complete when its stamp is seen, for readers and for
-    /// the slot's next writer.
+    /// Released memory: a reported range is complete when its stamp is seen, for readers and for the slot's
+    /// next writer.
     ReleaseReported,
-    /// Released memory: a reader that has seen a part of the slot's next range sees that the stamp
-    /// has changed.
+    /// Released memory: a reader that has seen a part of the slot's next range sees that the stamp has
+    /// changed.
     ReleaseReused,
     /// Lock: the next holder sees everything that the preceding holder did.
     Lock,
-    /// Sleep: the sleeper sets its flag, then polls for work; the waker publishes work, then reads
-    /// the flag. A fence on each side ensures that at least one sees the other's write.
+    /// Sleep: the sleeper sets its flag, then polls for work; the waker publishes work, then reads the flag.
+    /// A fence on each side ensures that at least one sees the other's write.
     Sleep,
 }
 
@@ -113,8 +112,7 @@ pub enum End {
     Acquire,
 }
 
-/// Returns the ordering of an access: as written, unless this loom run weakens that end of that
-/// edge.
+/// Returns the ordering of an access: as written, unless this loom run weakens that end of that edge.
 #[inline(always)]
 fn order(edge: Edge, end: End) -> Ordering {
     #[cfg(nemesia_loom)]
@@ -179,24 +177,21 @@ macro_rules! word {
                 self.0.store(value, Ordering::Relaxed);
             }
 
-            /// Reads the word. Everything that its writer did before its Release on `edge` is then
-            /// visible.
+            /// Reads the word. Everything that its writer did before its Release on `edge` is then visible.
             #[inline(always)]
             pub fn load_acquire(&self, edge: Edge) -> $int {
                 step();
                 self.0.load(order(edge, End::Acquire))
             }
 
-            /// Writes the word. A reader of the value with Acquire on `edge` sees everything done
-            /// before.
+            /// Writes the word. A reader of the value with Acquire on `edge` sees everything done before.
             #[inline(always)]
             pub fn store_release(&self, value: $int, edge: Edge) {
                 step();
                 self.0.store(value, order(edge, End::Release));
             }
 
-            /// Writes `new` with Release on `edge` if the word is `current`; else returns its
-            /// value.
+            /// Writes `new` with Release on `edge` if the word is `current`; else returns its value.
             ///
             /// # Errors
             /// The value found, if it is not `current`.
@@ -206,8 +201,8 @@ macro_rules! word {
                 self.0.compare_exchange(current, new, order(edge, End::Release), Ordering::Relaxed)
             }
 
-            /// Writes `new` if the word is `current`. Everything that the writer of `current` did
-            /// before its Release on `edge` is then visible. Else returns the word's value.
+            /// Writes `new` if the word is `current`. Everything that the writer of `current` did before its
+            /// Release on `edge` is then visible. Else returns the word's value.
             ///
             /// # Errors
             /// The value found, if it is not `current`.
@@ -217,8 +212,8 @@ macro_rules! word {
                 self.0.compare_exchange(current, new, order(edge, End::Acquire), Ordering::Relaxed)
             }
 
-            /// Writes the word and returns the old value. A reader of the new value with Acquire on
-            /// `edge` sees everything done before.
+            /// Writes the word and returns the old value. A reader of the new value with Acquire on `edge`
+            /// sees everything done before.
             #[inline(always)]
             pub fn swap_release(&self, value: $int, edge: Edge) -> $int {
                 step();
@@ -235,9 +230,9 @@ macro_rules! word {
                 self.0.compare_exchange(current, new, Ordering::Relaxed, Ordering::Relaxed)
             }
 
-            /// Changes the word in one atomic step and returns the old value, with Acquire and
-            /// Release on `edge`: everything that other writers did before their changes is
-            /// visible, and later writers see everything that this thread did before.
+            /// Changes the word in one atomic step and returns the old value, with Acquire and Release on
+            /// `edge`: everything that other writers did before their changes is visible, and later writers
+            /// see everything that this thread did before.
             #[inline]
             pub fn update_acq_rel(&self, edge: Edge, change: impl Fn($int) -> $int) -> $int {
                 step();
@@ -253,8 +248,8 @@ macro_rules! word {
             /// As `update_acq_rel`, for a word at an address.
             ///
             /// # Safety
-            /// The word is initialised, aligned, mapped and writable. Others access it meanwhile
-            /// only by atomic operations.
+            /// The word is initialised, aligned, mapped and writable. Others access it meanwhile only by
+            /// atomic operations.
             #[cfg(not(nemesia_loom))]
             #[inline]
             pub unsafe fn update_acq_rel_at(
@@ -262,8 +257,8 @@ macro_rules! word {
                 edge: Edge,
                 change: impl Fn($int) -> $int,
             ) -> $int {
-                // SAFETY: the caller guarantees a valid word, and this type is only an atomic; the
-                // reference does not outlive this call.
+                // SAFETY: the caller guarantees a valid word, and this type is only an atomic; the reference
+                // does not outlive this call.
                 unsafe { word.cast::<Self>().as_ref() }.update_acq_rel(edge, change)
             }
 
@@ -319,15 +314,14 @@ impl Word32 {
 /// The kind of the two fences of [`Edge::Sleep`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FenceMode {
-    /// The sleeper makes every process of the world execute a barrier (`membarrier`). The waker
-    /// only prevents reordering by the compiler, and its critical path has no fence.
+    /// The sleeper makes every process of the world execute a barrier (`membarrier`). The waker only prevents
+    /// reordering by the compiler, and its critical path has no fence.
     Asymmetric,
     /// Both sides execute a sequentially consistent fence.
     Symmetric,
 }
 
-/// Executes the waker's side of [`Edge::Sleep`]: between publishing work and reading the sleeper's
-/// flag.
+/// Executes the waker's side of [`Edge::Sleep`]: between publishing work and reading the sleeper's flag.
 #[inline(always)]
 pub fn waker_fence(mode: FenceMode) {
     #[cfg(not(nemesia_loom))]
@@ -335,8 +329,8 @@ pub fn waker_fence(mode: FenceMode) {
         FenceMode::Asymmetric => compiler_fence(Ordering::SeqCst),
         FenceMode::Symmetric => fence(Ordering::SeqCst),
     }
-    // Loom has no membarrier. Models run the symmetric form, which gives the same guarantee as the
-    // asymmetric form.
+    // Loom has no membarrier. Models run the symmetric form, which gives the same guarantee as the asymmetric
+    // form.
     #[cfg(nemesia_loom)]
     {
         step();
@@ -346,8 +340,8 @@ pub fn waker_fence(mode: FenceMode) {
     }
 }
 
-/// Executes the waker's side of [`Edge::Sleep`] on request of the sleeper: before reading the
-/// sleeper's flag again.
+/// Executes the waker's side of [`Edge::Sleep`] on request of the sleeper: before reading the sleeper's flag
+/// again.
 #[inline]
 pub fn asked_fence() {
     step();
@@ -358,11 +352,10 @@ pub fn asked_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// Executes the sleeper's side of [`Edge::Sleep`]: between setting its flag and polling for work a
-/// last time.
+/// Executes the sleeper's side of [`Edge::Sleep`]: between setting its flag and polling for work a last time.
 ///
-/// In [`FenceMode::Asymmetric`] this fence alone is not enough: the caller also executes
-/// `membarrier`, or has requested [`asked_fence`] of the wakers.
+/// In [`FenceMode::Asymmetric`] this fence alone is not enough: the caller also executes `membarrier`, or has
+/// requested [`asked_fence`] of the wakers.
 #[inline]
 pub fn sleeper_fence() {
     step();
@@ -373,8 +366,8 @@ pub fn sleeper_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// Executes the receiver's side of [`Edge::AssistClaim`]: between publishing its claim and reading
-/// the sender's.
+/// Executes the receiver's side of [`Edge::AssistClaim`]: between publishing its claim and reading the
+/// sender's.
 #[inline]
 pub fn receiver_fence() {
     claim_fence(End::Release);

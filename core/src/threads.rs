@@ -1,19 +1,18 @@
-//! One endpoint shared by several threads of a process: a lock around it, and the election of the
-//! thread that makes progress.
+//! One endpoint shared by several threads of a process: a lock around it, and the election of the thread that
+//! makes progress.
 //!
-//! - A [`Lock`] is held for the length of a non-blocking call, never while a thread sleeps. If a
-//!   thread waits long for the lock, the lock is handed over to it, so that threads with frequent
-//!   calls cannot starve it (W. Amer et al., "MPI+Threads: Runtime Contention and Remedies", PPoPP
-//!   2015, describes runtimes whose locks lack this).
-//! - Of the threads that wait for requests one is the *driver*: it polls, and sleeps on the
-//!   endpoint's sleep word when no packet arrives. The others sleep until the driver, or another
-//!   thread that makes progress, has completed their requests. A driver that leaves makes another
-//!   waiter the driver and wakes it. The [`WaiterList`] is the waiter list; the lock protects it.
-//! - A [`EventCount`] is the event count that wakes waiters other than the driver. A waiter reads it, and
-//!   a notifier advances it, with the lock held, so that no wake-up is lost.
+//! - A [`Lock`] is held for the length of a non-blocking call, never while a thread sleeps. If a thread waits
+//!   long for the lock, the lock is handed over to it, so that threads with frequent calls cannot starve it
+//!   (W. Amer et al., "MPI+Threads: Runtime Contention and Remedies", PPoPP 2015, describes runtimes whose
+//!   locks lack this).
+//! - Of the threads that wait for requests one is the *driver*: it polls, and sleeps on the endpoint's sleep
+//!   word when no packet arrives. The others sleep until the driver, or another thread that makes progress,
+//!   has completed their requests. A driver that leaves makes another waiter the driver and wakes it. The
+//!   [`WaiterList`] is the waiter list; the lock protects it.
+//! - A [`EventCount`] is the event count that wakes waiters other than the driver. A waiter reads it, and a
+//!   notifier advances it, with the lock held, so that no wake-up is lost.
 //!
-//! The models `threads/...` run this code with the sleep word, and search for lost wake-ups and
-//! idle drivers.
+//! The models `threads/...` run this code with the sleep word, and search for lost wake-ups and idle drivers.
 #![forbid(unsafe_code)]
 
 mod lock;
@@ -42,8 +41,8 @@ impl EventCount {
         self.0.load_relaxed()
     }
 
-    /// Notifies the waiters: a thread that has read the value and is not asleep yet will not fall
-    /// asleep. The caller holds the lock, and afterwards wakes the sleepers whose bits are set.
+    /// Notifies the waiters: a thread that has read the value and is not asleep yet will not fall asleep. The
+    /// caller holds the lock, and afterwards wakes the sleepers whose bits are set.
     pub fn ring(&self) {
         self.0.bump_relaxed();
     }

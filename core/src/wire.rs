@@ -1,10 +1,10 @@
 //! The layout of shared memory.
 //!
-//! All integers are effectively little-endian: both sides run on one machine, and
-//! [`LAYOUT_VERSION`] together with the segment magic rejects a peer that differs. Version 6:
+//! All integers are effectively little-endian: both sides run on one machine, and [`LAYOUT_VERSION`] together
+//! with the segment magic rejects a peer that differs. Version 6:
 //!
-//! **Packet.** Each packet between two processes takes the next *sequence number*, whichever of the
-//! two paths (fastbox, cell) carries it. The receiver takes packets only in that order.
+//! **Packet.** Each packet between two processes takes the next *sequence number*, whichever of the two paths
+//! (fastbox, cell) carries it. The receiver takes packets only in that order.
 //!
 //! | kind | code | meaning |
 //! |---|---|---|
@@ -17,38 +17,37 @@
 //! | [`Kind::Rma`] | 7 | a one-sided operation for its target |
 //! | [`Kind::RmaReply`] | 8 | the target's answer |
 //!
-//! **Credit.** `Eager` and `Rts` packets occupy memory at the receiver if no receive matches: as
-//! many units of 64 bytes as [`cost`](crate::store::cost) returns for their payload. The receiver
-//! publishes the total units granted, which only grows, in the second word of the line that holds
-//! its fastbox position. The sender never sends more. The other kinds occupy no memory.
+//! **Credit.** `Eager` and `Rts` packets occupy memory at the receiver if no receive matches: as many units
+//! of 64 bytes as [`cost`](crate::store::cost) returns for their payload. The receiver publishes the total
+//! units granted, which only grows, in the second word of the line that holds its fastbox position. The
+//! sender never sends more. The other kinds occupy no memory.
 //!
 //! **Sender-assisted copy** (64 bytes, eight words, one line a peer in the owner's segment;
-//! [`crate::shared::assist`]). As receiver, word 0: number of the share in bits 1-63, bit 0 set if
-//! it is closed; 1: the sender's request; 2: address of the receiver's buffer; 3: end of the bytes
-//! to copy; 4: end of those claimed. As sender, word 5: number of the share joined in bits 1-63,
-//! bit 0 set while it is not copying; 6: start of the bytes claimed; 7: start of those written.
+//! [`crate::shared::assist`]). As receiver, word 0: number of the share in bits 1-63, bit 0 set if it is
+//! closed; 1: the sender's request; 2: address of the receiver's buffer; 3: end of the bytes to copy; 4: end
+//! of those claimed. As sender, word 5: number of the share joined in bits 1-63, bit 0 set while it is not
+//! copying; 6: start of the bytes claimed; 7: start of those written.
 //!
-//! **Fastbox slot** (32 bytes, four words; two slots share a cache line). Word 0 is the *stamp*:
-//! bits 0-7 lap, 8-15 kind, 16-31 low half of the sequence number, 32-47 payload bytes of this
-//! packet, 48-63 context. In the first slot of a packet, word 1 is the tag and words 2-3 are the
-//! first 16 payload bytes. In a further slot, only the lap and the kind `0xff` of the stamp are
-//! significant, and words 1-3 are the next 24 payload bytes. Bit 7 of the kind is set if the
-//! payload lies in a cell of the sender. The header of that cell is then not significant, and the
-//! packet takes one slot: word 2 is the cell in bits 0-31 and the payload bytes in bits 32-63; word
-//! 3 is a returned cell of the receiver, plus one, or 0. The lap of the packet that starts at
-//! position `p` of a fastbox of `n` slots is `(p / n + 1) mod 256`.
+//! **Fastbox slot** (32 bytes, four words; two slots share a cache line). Word 0 is the *stamp*: bits 0-7
+//! lap, 8-15 kind, 16-31 low half of the sequence number, 32-47 payload bytes of this packet, 48-63 context.
+//! In the first slot of a packet, word 1 is the tag and words 2-3 are the first 16 payload bytes. In a
+//! further slot, only the lap and the kind `0xff` of the stamp are significant, and words 1-3 are the next 24
+//! payload bytes. Bit 7 of the kind is set if the payload lies in a cell of the sender. The header of that
+//! cell is then not significant, and the packet takes one slot: word 2 is the cell in bits 0-31 and the
+//! payload bytes in bits 32-63; word 3 is a returned cell of the receiver, plus one, or 0. The lap of the
+//! packet that starts at position `p` of a fastbox of `n` slots is `(p / n + 1) mod 256`.
 //!
-//! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63, destination rank in bits
-//! 0-15. Word 1: bits 0-31 payload bytes, 32-39 kind, 48-63 context. Word 2: tag. The rest is
-//! reserved. Sequence numbers of cells are 48 bits wide and start at 1.
+//! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63, destination rank in bits 0-15. Word 1:
+//! bits 0-31 payload bytes, 32-39 kind, 48-63 context. Word 2: tag. The rest is reserved. Sequence numbers of
+//! cells are 48 bits wide and start at 1.
 //!
-//! **Sleep word** (64 bytes in the inbox; [`crate::shared::sleep`]). Bytes 0-3: bits 0-6 are 0 if
-//! the process is awake, 1 if it sleeps on the futex, and 2 if it sleeps in an event loop; bit 7
-//! requests a fence of wakers before each read; bits 8-31 are the number of messages that the
-//! sleeper needs beyond the next. Bytes 4-7: the number of the wake-up, on which the futex waits.
+//! **Sleep word** (64 bytes in the inbox; [`crate::shared::sleep`]). Bytes 0-3: bits 0-6 are 0 if the process
+//! is awake, 1 if it sleeps on the futex, and 2 if it sleeps in an event loop; bit 7 requests a fence of
+//! wakers before each read; bits 8-31 are the number of messages that the sleeper needs beyond the next.
+//! Bytes 4-7: the number of the wake-up, on which the futex waits.
 //!
-//! **Queue entry** (64 bits). Bits 0-31: the cell's number in the world, `rank * cells + cell`.
-//! Bits 32-63: lap of the entry, `position / entries + 1`.
+//! **Queue entry** (64 bits). Bits 0-31: the cell's number in the world, `rank * cells + cell`. Bits 32-63:
+//! lap of the entry, `position / entries + 1`.
 //!
 //! **Return slot** (32 bits). Bits 0-15: the cell. Bits 16-31: lap, `position / cells + 1`.
 #![forbid(unsafe_code)]
@@ -129,8 +128,8 @@ impl Kind {
 pub struct Envelope {
     /// Kind of the packet.
     pub kind: Kind,
-    /// Matching context (for example of an MPI communicator); never a wildcard. 0xffff is reserved
-    /// for agreements: [`crate::agreement`].
+    /// Matching context (for example of an MPI communicator); never a wildcard. 0xffff is reserved for
+    /// agreements: [`crate::agreement`].
     pub context: u16,
     /// The sender's tag.
     pub tag: u64,

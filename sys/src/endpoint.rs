@@ -1,38 +1,55 @@
-//! An endpoint: a process's place in its world.
+//! The endpoint: the place of one process in its world.
+
+// Rustdoc lists the methods of `Endpoint` in the order of these modules, which is the order of use. rustfmt
+// sorts the modules within a group, so blank lines separate the groups.
+mod open;
+
+mod message;
+
+mod request;
+
+mod now;
+mod scope;
+
+mod context;
+mod probe;
+
+mod list;
 
 mod active;
-mod agree;
-mod barrier;
-mod context;
-mod counters;
-mod direct;
-mod end;
-mod event;
-mod list;
-mod now;
+
+mod region;
+
 mod one_sided;
-mod probe;
-mod restart;
 mod rma;
-mod scope;
+
+mod direct;
+
+mod barrier;
+
+mod agree;
+mod restart;
+
+mod event;
 mod shared;
+
+mod counters;
+mod trace;
+
+mod end;
 #[cfg(test)]
 mod tests;
-mod trace;
 mod wait;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use nemesia_core::engine::rma::{ExposedRegion as Exposure, Reply, WINDOW};
-use nemesia_core::engine::{
-    Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage, Tuning,
-};
+use nemesia_core::engine::rma::{ExposedRegion as Exposure, Reply};
+use nemesia_core::engine::{Engine, Peer, Request as Operation, RequestId, StartError, Storage};
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
-use nemesia_core::port::MessagePort as _;
 use nemesia_core::slab::{List, Slot};
-use nemesia_core::store::{self, Unit};
+use nemesia_core::store::Unit;
 
 pub use active::Incoming;
 pub use agree::{Agreed, Ranking};
@@ -42,95 +59,98 @@ pub use direct::Path;
 pub use event::Arm;
 pub use one_sided::Value;
 pub use probe::Message;
-pub use rma::{Access, Datatype, KEY_BYTES, Reduction, Refusal, Region, RemoteKey};
+pub use region::{KEY_BYTES, Region, RemoteKey};
+pub use rma::{Access, Datatype, Reduction, Refusal};
 pub use scope::{Pending, Scope, ScopeContext};
 pub use shared::{LockedEndpoint, SharedEndpoint};
 pub(crate) use trace::RECORD_BYTES;
 
-use crate::bootstrap::{Bootstrap, Exchange};
+use crate::bootstrap::Exchange;
 use crate::config::Config;
 use crate::error::Error;
-use crate::events;
-use crate::os::{Departure, Origin, limits};
-use crate::route::{self, Explanation, Facts};
-use crate::shm::{self, Attached, Port, RejoinListener};
+use crate::os::{Departure, ProcessOrigin};
+use crate::route::Facts;
+use crate::shm::{Port, RejoinListener};
 use agree::Agreements;
 use barrier::free_context;
 use probe::Dropped;
 use wait::Waiter;
 
-/// Requests for which there is room at start; more are made room for as needed.
+/// The number of requests for which there is room at start. The storage grows as needed.
 pub(crate) const FIRST_REQUESTS: usize = 1024;
 
-/// Whom a receive listens to.
+/// The senders whose messages a receive accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Everyone, ourselves included.
+    /// Every rank, this one included.
     Any,
     /// One rank.
     Rank(usize),
 }
 
-/// Which tags a receive accepts.
+/// The tags that a receive accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tag {
     /// Every tag.
     Any,
-    /// This one.
+    /// This tag only.
     Exactly(u64),
-    /// Those that agree with `value` in every bit that `ignore` does not set.
+    /// Every tag that equals `value` in all bits that `ignore` does not set.
     Masked {
         /// The tag.
         value: u64,
-        /// Bits that do not count.
+        /// The bits that are not compared.
         ignore: u64,
     },
 }
 
-/// What came of a message.
+/// The result of a completed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Receive: who sent it. Send: unspecified.
+    /// The sender, for a receive. Unspecified for a send.
     pub rank: usize,
-    /// The message's tag. Send: unspecified.
+    /// The message's tag, for a receive. Unspecified for a send.
     pub tag: u64,
-    /// Bytes moved.
+    /// The number of bytes moved.
     pub len: usize,
 }
 
-/// A non-blocking operation, by value; [`Endpoint::test`] and [`Endpoint::wait`] complete it.
+/// A non-blocking operation, by value. [`Endpoint::test`] and [`Endpoint::wait`] complete it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "an operation that is never waited for keeps its buffer in use and its slot taken"]
 pub struct Request(RequestId);
 
 impl Request {
-    /// One that is complete.
+    /// A request that is complete.
     const DONE: Self = Self(RequestId::SENT);
 
-    /// As one number, for C.
+    /// Returns the request as one number, for C.
     pub const fn to_bits(self) -> u64 {
         self.0.to_bits()
     }
 
-    /// Whether this was complete when it started, as most sends are: there is nothing to wait for.
+    /// Returns whether this request was complete when it started, as most sends are. There is then nothing to
+    /// wait for.
     pub fn is_complete(self) -> bool {
         self.0 == RequestId::SENT
     }
 
-    /// The inverse of [`Request::to_bits`]. Any number is safe: one that names no request gives [`Error::Stale`].
+    /// Returns the request that [`Request::to_bits`] made into this number. Any number is safe: if it names no
+    /// request, calls return [`Error::Stale`].
     pub const fn from_bits(bits: u64) -> Self {
         Self(RequestId::from_bits(bits))
     }
 }
 
-/// When a send is complete.
+/// The moment at which a send is complete.
 #[derive(Clone, Copy, Debug)]
 enum Mode {
-    /// When the buffer is the caller's again.
+    /// When the buffer belongs to the caller again.
     Standard,
-    /// The same; [`Endpoint::send_now`] has refused it, and it is not tried again before it is queued.
+    /// As `Standard`, for a message that [`Endpoint::send_now`] has refused. The message goes to the queue
+    /// without another attempt.
     Queued,
-    /// When a receive has matched it, too.
+    /// When the buffer belongs to the caller again and a receive has matched the message.
     Synchronous,
 }
 
@@ -149,247 +169,74 @@ impl Storage for Heap {
     type Trace = trace::Recorder;
 }
 
-/// A process's place in its world: sends and receives tagged messages.
+/// The place of one process in its world: it exchanges messages with all other ranks.
 ///
-/// Used by one thread at a time; it may move between threads. Only [`Endpoint::close`] is a finish. Dropping the
-/// endpoint otherwise, by a panic or by `?`, is a failure: its peers see [`Failure::Dropped`](crate::Failure::Dropped),
-/// and sends that have not left yet are lost.
+/// One thread uses an endpoint at a time; the endpoint may move between threads. [`Endpoint::into_shared`]
+/// makes one that several threads use.
 ///
-/// It belongs to the process that opened it. In a child that this forks it is dead: each call that would do something
-/// returns [`Error::Forked`], and dropping it does nothing to the parent, its peers or its launcher.
+/// Only [`Endpoint::close`] is a normal end. If an endpoint is dropped otherwise, by a panic or by `?`, its
+/// peers see a failure, [`Failure::Dropped`](crate::Failure::Dropped). Sends that have not left this process
+/// are then lost.
+///
+/// The endpoint belongs to the process that opened it. In a child made by `fork` it is dead. There, each call
+/// that would do something returns [`Error::Forked`], and the drop does nothing to the parent, its peers or its
+/// launcher.
+///
+/// The methods below are in the order of use: opening and closing, blocking messages, non-blocking requests,
+/// scopes, matching contexts, probes, lists of buffers, active messages, one-sided operations, barrier and
+/// agreement, restart, event loops, several threads, observation.
 pub struct Endpoint {
-    // The engine's port keeps what it points into: see `shm/views.rs`.
+    // The engine's port owns the memory that the engine points into: see `shm/views.rs`.
     engine: Engine<Port, Heap>,
     waiter: Waiter,
-    /// Holds buffers that the engine uses.
+    /// The agreement and the barrier under way. They own buffers that the engine uses.
     agreements: Agreements,
     exchange: Option<Box<dyn Exchange + Send>>,
-    /// Peers that are gone, and whose last messages may still be on the way; and how often they were looked for.
+    /// The peers that are gone and whose last messages may not have been read, with the number of attempts to
+    /// read these.
     leaving: Vec<(usize, Departure, u32)>,
-    /// Regions that were allocated; the engine points into them.
-    allocations: Vec<rma::Allocation>,
-    /// Regions of peers that are mapped here.
+    /// The regions that this endpoint allocated. The engine points into them.
+    allocations: Vec<region::Allocation>,
+    /// The regions of peers that are mapped here.
     direct: direct::Direct,
-    /// From how many bytes on copies to and from them go past the caches.
+    /// The number of bytes from which copies to and from these regions are non-temporal.
     non_temporal_bytes: u64,
-    /// Blocking one-sided operations so far.
+    /// The number of blocking one-sided operations so far.
     operations: u32,
-    /// Messages taken out by a matched probe, and dropped instead of received.
+    /// The messages that a matched probe took out and that were dropped instead of received.
     dropped: Arc<Dropped>,
-    /// Those of them that are being received into no room.
+    /// Those of the dropped messages that the engine is receiving into an empty buffer.
     discarding: Vec<RequestId>,
-    /// It was closed, and all its sends were flushed.
+    /// `close` has flushed all sends.
     finished: bool,
     config: Config,
     warnings: Vec<String>,
-    /// Polls and packets since the last look at the clock.
+    /// The number of polls and packets since the clock was last read.
     turns: u32,
-    /// When the peers' lives were last looked at.
+    /// The time of the last liveness check.
     liveness_checked: Instant,
-    /// What the peers are like; for [`Endpoint::explain`].
+    /// The facts about the peers, for [`Endpoint::explain`].
     facts: Facts,
-    /// Where processes that were started again call, and those that this one has called.
+    /// The listener for processes that were started again, and the connections that this process has requested.
     rejoin: RejoinListener,
-    /// Of each rank.
+    /// The incarnation of each rank.
     incarnations: Vec<u64>,
-    /// By which the peers that read our memory know us.
+    /// The identity stamp of this process. Peers that read its memory check it.
     stamp: Box<u64>,
-    /// The process that opened this. In a child that it forks the segments are not mapped, and the endpoint is dead.
-    origin: Arc<Origin>,
+    /// The process that opened this endpoint. A child that it forks has no segments mapped, and the endpoint is
+    /// dead there.
+    origin: Arc<ProcessOrigin>,
 }
 
 impl Endpoint {
-    /// Joins the world that the launcher describes; without a launcher, a world of one.
-    ///
-    /// # Errors
-    /// What failed, on which rank, and the remedy.
-    pub fn open(config: &Config) -> Result<Self, Error> {
-        Self::open_with(config, Box::new(Bootstrap::from_env()?))
-    }
-
-    /// Joins a world through the caller's own key-value exchange. Collective: every process of the world calls it.
-    ///
-    /// # Errors
-    /// What failed, on which rank, and the remedy.
-    pub fn open_with(config: &Config, mut exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
-        // Asked once: another answer later would not fit what is made from these.
-        let (rank, size) = (exchange.rank(), exchange.size());
-        if rank >= size {
-            return Err(Error::Rank { rank, last: size.saturating_sub(1) });
-        }
-        let _inside = events::open(rank, size);
-        let mut warnings = Vec::new();
-        for preference in config.warnings() {
-            config.give_up(preference, &mut warnings)?;
-        }
-        // Before anybody is met: what can't be had here must not end their world.
-        let (units, stored) = room(config.unexpected_bytes)?;
-        let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
-        let attached = shm::attach(config, exchange.as_mut(), ranks)?;
-        let Attached { port, sleep, watch, fence, load, facts, warnings: remarks, stamp, .. } = attached;
-        warnings.extend(remarks);
-        let lent = Lent::<Heap> {
-            requests: filled(FIRST_REQUESTS.min(config.requests)),
-            peers: filled(size),
-            units,
-            stored,
-            posted: vec![List::new(); FIRST_REQUESTS],
-            regions: Vec::new(),
-            replies: filled(size.saturating_sub(1) * WINDOW as usize),
-            handlers: active::Dispatch::new(port.packet_bytes()),
-            trace: trace::recorder(config),
-        };
-        let window = (config.credit_bytes / store::UNIT) as u32;
-        let non_temporal_bytes = config.non_temporal_from();
-        let tuning = tuning(config, window, non_temporal_bytes);
-        let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
-        let waiter = Waiter::new(config, load, sleep, watch, fence);
-        let mut endpoint = Self {
-            engine,
-            waiter,
-            agreements: Agreements::default(),
-            exchange: Some(exchange),
-            leaving: Vec::new(),
-            allocations: Vec::new(),
-            direct: direct::Direct::default(),
-            non_temporal_bytes,
-            operations: 0,
-            dropped: Arc::new(Dropped::new(Arc::clone(&attached.origin))),
-            discarding: Vec::new(),
-            finished: false,
-            config: config.clone(),
-            warnings,
-            turns: 0,
-            liveness_checked: Instant::now(),
-            facts,
-            rejoin: attached.rejoin,
-            incarnations: vec![0; size],
-            stamp,
-            origin: attached.origin,
-        };
-        endpoint.incarnations[rank] = endpoint.rejoin.incarnation();
-        endpoint.begin_without(&attached.gone);
-        endpoint.report_routes();
-        if config.explain {
-            route::say(&endpoint.explain());
-        }
-        Ok(endpoint)
-    }
-
-    /// Our rank, from 0.
-    pub fn rank(&self) -> usize {
-        self.engine.rank() as usize
-    }
-
-    /// Processes in the world.
-    pub fn size(&self) -> usize {
-        self.engine.size() as usize
-    }
-
-    /// Remarks on what was asked for and could not be had: huge pages that were to be tried, seals, cheap fences,
-    /// variables that do not exist. In strict mode all but the first are errors at start.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-
-    /// How each rank is reached, what is used with it, and why what is not used was refused.
-    pub fn explain(&self) -> Explanation {
-        let route = |rank| {
-            let pulls = self.engine.port().can_pull(rank as u32);
-            self.facts.route(&self.config, (self.rank(), rank), pulls, self.failure(rank))
-        };
-        Explanation {
-            rank: self.rank(),
-            routes: (0..self.size()).map(route).collect(),
-            warnings: self.warnings.clone(),
-        }
-    }
-
-    /// Tells how each rank is reached to whoever listens (feature `tracing`).
-    fn report_routes(&self) {
-        if cfg!(feature = "tracing") {
-            let explanation = self.explain();
-            explanation.routes.iter().for_each(events::route);
-            explanation.warnings.iter().for_each(|warning| events::warning(warning));
-        }
-    }
-
-    /// Why a rank is gone, if it is.
-    pub fn failure(&self, rank: usize) -> Option<crate::Failure> {
-        self.engine.failure(u32::try_from(rank).ok()?)
-    }
-
-    /// The caller knows of the peers that have failed so far: receives from any source can be posted again.
-    pub fn acknowledge_failures(&mut self) {
-        self.engine.acknowledge();
-    }
-
-    /// Sends a message and waits until its bytes have left the buffer. A message of up to NEMESIA_EAGER_BYTES leaves as
-    /// long as the receiver has room for it; others when a receive has matched them.
-    ///
-    /// # Errors
-    /// See [`Error`].
-    #[inline]
-    pub fn send(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.in_context(0).send(to, tag, bytes)
-    }
-
-    /// Receives the first message that matches, and waits for it.
-    ///
-    /// # Errors
-    /// See [`Error`]. A message longer than `buf` is [`Error::Truncated`]; what fits is received.
-    #[inline]
-    pub fn recv(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Result<Status, Error> {
-        self.in_context(0).recv(from, tag, buf)
-    }
-
-    /// Starts a send of `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For runtimes;
-    /// see [`Endpoint::scope`] for a safe way.
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// The bytes stay readable and unchanged until the request is complete or the endpoint is dropped.
-    #[inline]
-    pub unsafe fn isend(
-        &mut self,
-        to: usize,
-        tag: u64,
-        base: *const u8,
-        len: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.in_context(0).isend(to, tag, base, len) }
-    }
-
-    /// Posts a receive into `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For
-    /// runtimes; see [`Endpoint::scope`] for a safe way.
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was posted.
-    ///
-    /// # Safety
-    /// The bytes are initialised, and no reference to them is used until the request is complete or the endpoint is
-    /// dropped. Several requests may name the same bytes; what they then hold is unspecified.
-    #[inline]
-    pub unsafe fn irecv(
-        &mut self,
-        from: Source,
-        tag: Tag,
-        base: *mut u8,
-        len: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.in_context(0).irecv(from, tag, base, len) }
-    }
-
-    /// Whether this process was forked from the one that opened the endpoint.
+    /// Returns whether this process was forked from the process that opened the endpoint.
     #[inline(always)]
     fn is_forked(&self) -> bool {
         self.origin.is_elsewhere()
     }
 
+    /// Fails in a forked child.
+    ///
     /// # Errors
     /// [`Error::Forked`].
     #[inline(always)]
@@ -397,7 +244,7 @@ impl Endpoint {
         if self.is_forked() { Err(Error::Forked) } else { Ok(()) }
     }
 
-    /// Starts a send, when there is room; an error means that the buffer is not used.
+    /// Starts a send once there is room for its request. After an error the engine does not use the buffer.
     #[inline]
     #[expect(clippy::needless_pass_by_value, reason = "the caller has no use of the buffer after this")]
     fn start(
@@ -411,10 +258,11 @@ impl Endpoint {
         self.check_origin()?;
         let to = u32::try_from(to).unwrap_or(u32::MAX);
         loop {
-            // SAFETY: the promise of `buf`'s maker covers each attempt: one that failed has not kept the buffer.
+            // SAFETY: the promise of `buf`'s maker covers each attempt, since a failed attempt has not kept the
+            // buffer.
             let buf = unsafe { buf.again() };
             let started = match mode {
-                // Whoever is in a hurry with a word has tried it.
+                // The fast path of messages of one word has failed before this call.
                 Mode::Standard => self.engine.isend_any(to, context, tag, buf),
                 Mode::Queued => self.engine.isend_queued(to, context, tag, buf),
                 Mode::Synchronous => self.engine.issend(to, context, tag, buf),
@@ -426,7 +274,7 @@ impl Endpoint {
         }
     }
 
-    /// Posts a receive, when there is room; an error means that the buffer is not used.
+    /// Posts a receive once there is room for its request. After an error the engine does not use the buffer.
     #[inline]
     fn post(&mut self, pattern: Pattern, mut buf: RecvBuf) -> Result<Request, Error> {
         self.check_origin()?;
@@ -438,66 +286,21 @@ impl Endpoint {
         }
     }
 
-    /// Whether a request is complete. Once it has said so, the request is gone.
-    ///
-    /// # Errors
-    /// See [`Error`]; after an error the request is gone as well.
-    #[inline]
-    pub fn test(&mut self, request: Request) -> Result<Option<Status>, Error> {
-        let done = match self.finish_now(request) {
-            None => self.outcome(request).transpose()?,
-            done => done,
-        };
-        // Whoever only tests what is complete makes progress now and then all the same.
-        if done.is_some() && !self.is_progress_due() {
-            return Ok(done);
-        }
-        self.progress();
-        match done {
-            None if self.is_forked() => Err(Error::Forked),
-            None => self.outcome(request).transpose(),
-            done => Ok(done),
-        }
-    }
-
     #[inline(never)]
     fn outcome(&mut self, request: Request) -> Option<Result<Status, Error>> {
         let outcome = self.engine.try_finish(request.0)?;
         Some(outcome.map(status).map_err(Error::from))
     }
 
-    /// Waits until a request is complete: spins, then sleeps.
-    ///
-    /// # Errors
-    /// See [`Error`]. [`Error::Unexpected`] leaves the request as it is: it can be waited for again.
-    #[inline]
-    pub fn wait(&mut self, request: Request) -> Result<Status, Error> {
-        self.wait_limited(request, None)
-    }
-
-    /// As [`Endpoint::wait`], for at most this long.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`] leaves the request as it is: it can be waited for again.
-    pub fn wait_timeout(&mut self, request: Request, limit: Duration) -> Result<Status, Error> {
-        self.wait_limited(request, Some(limit))
-    }
-
-    /// Withdraws a posted receive. False when a message has matched it already, or it is a send.
-    ///
-    /// The request remains and completes with [`Error::Cancelled`]; its buffer is free at once.
-    pub fn cancel(&mut self, request: Request) -> bool {
-        self.engine.cancel(request.0)
-    }
-
-    /// Makes the storage of requests grow up to its ceiling, or says why a request could not be started.
+    /// Grows the storage of requests up to its limit, or returns the reason why a request could not start.
     #[cold]
     fn make_room(&mut self, error: StartError) -> Result<(), Error> {
         match error {
             StartError::Requests { capacity } if capacity < self.config.requests => {
                 let more = (2 * capacity).min(self.config.requests);
                 self.engine.requests_mut().resize_with(more, Slot::default);
-                // As many lists as requests: finding a posted receive does not take longer as they grow.
+                // There are as many lists as requests, so the time to find a posted receive does not grow with
+                // their number.
                 self.engine.grow_posted(|lists| lists.resize(more.next_power_of_two(), List::new()));
                 Ok(())
             }
@@ -533,40 +336,10 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-const fn tuning(config: &Config, window: u32, non_temporal_bytes: u64) -> Tuning {
-    Tuning {
-        eager_bytes: config.eager_bytes,
-        window,
-        assist_bytes: match config.assist_bytes {
-            Some(bytes) => bytes,
-            None => u64::MAX,
-        },
-        non_temporal_bytes,
-        pull_bytes: config.pull_bytes,
-        run_bytes: config.run_bytes,
-    }
-}
-
-/// Room for unexpected messages, and the lists that find them: together no more than so many bytes, zeroed by the
-/// kernel and committed as they are used.
-fn room(bytes: usize) -> Result<(Vec<Unit>, Vec<u32>), Error> {
-    let refused = || Error::from(crate::ConfigError::TooLarge { name: "NEMESIA_UNEXPECTED_BYTES", bytes });
-    limits::require_address_space(bytes)?;
-    if limits::available_memory().is_some_and(|available| bytes as u64 > available.bytes) {
-        return Err(refused());
-    }
-    let (units, lists) = store::split(bytes);
-    // Nothing is touched yet: the allocator can only fail for want of addresses.
-    Vec::<Unit>::new().try_reserve_exact(units).map_err(|_| refused())?;
-    Ok((vec![[0; store::UNIT]; units], vec![0; lists]))
-}
-
-fn filled<T: Default>(len: usize) -> Vec<T> {
-    std::iter::repeat_with(T::default).take(len).collect()
-}
-
+/// Returns the pattern of a receive or a probe.
+///
 /// # Errors
-/// As [`free_context`].
+/// As for [`free_context`].
 #[inline(always)]
 fn pattern(from: Source, context: u16, tag: Tag) -> Result<Pattern, Error> {
     let context = free_context(context)?;

@@ -1,4 +1,4 @@
-//! Errors for the caller.
+//! The errors that callers see.
 
 use std::fmt;
 
@@ -36,7 +36,7 @@ pub enum Error {
         problem: String,
     },
     /// The peer is gone.
-    #[error("rank {rank}, shared memory: peer failed: {failure}")]
+    #[error("rank {rank} is gone (shared memory): {failure}")]
     PeerFailed {
         /// The peer.
         rank: usize,
@@ -45,7 +45,7 @@ pub enum Error {
     },
     /// Another rank found during a barrier that a rank is gone.
     #[error(
-        "rank {rank} is gone, as rank {by} reports in a barrier: call shrink, then the barrier is among the survivors"
+        "rank {rank} is gone, as rank {by} reports in a barrier: call shrink; the next barrier is among the survivors"
     )]
     BarrierBroken {
         /// The rank that is gone.
@@ -72,38 +72,38 @@ pub enum Error {
         /// The limit.
         capacity: usize,
     },
-    /// Unexpected messages have reached their ceiling, and the awaited message cannot come before they are
+    /// Unexpected messages have reached their limit. The awaited message cannot come before some of them are
     /// received.
     #[error(
-        "{messages} unexpected messages fill the ceiling of {ceiling} bytes, and {held} peers are held back: \
+        "{messages} unexpected messages fill the limit of {ceiling} bytes, and {held} peers are held back: \
          receive them, or raise NEMESIA_UNEXPECTED_BYTES"
     )]
     Unexpected {
-        /// Messages stored.
+        /// The number of stored messages.
         messages: usize,
-        /// Ceiling for them, in bytes.
+        /// The limit for their bytes.
         ceiling: usize,
-        /// Peers held back.
+        /// The number of peers that are held back.
         held: usize,
     },
     /// An active message is too long.
     #[error(
-        "active message of {len} bytes, header included: {most} are the most; send the rest as a tagged message, or \
-        put it"
+        "active message of {len} bytes, header included, exceeds the limit of {most} bytes: send the rest as a tagged \
+         message, or put it"
     )]
     TooLong {
-        /// Bytes of header and payload.
+        /// The number of bytes of header and payload.
         len: usize,
         /// The limit in bytes.
         most: usize,
     },
     /// A reply of a handler is longer than a packet.
     #[error(
-        "reply of {len} bytes, header included: {most} are the most; send it from outside the handler, or raise \
-         NEMESIA_CELL_BYTES"
+        "reply of {len} bytes, header included, exceeds the limit of {most} bytes: send it from outside the handler, \
+         or raise NEMESIA_CELL_BYTES"
     )]
     LongReply {
-        /// Bytes of header and payload.
+        /// The number of bytes of header and payload.
         len: usize,
         /// The limit in bytes: the payload of a cell.
         most: usize,
@@ -113,7 +113,7 @@ pub enum Error {
         "{most} replies to rank {rank} wait to leave, and no more are allowed: reply later, from outside a handler"
     )]
     Replies {
-        /// The rank that does not take them.
+        /// The rank that takes no replies.
         rank: usize,
         /// The limit.
         most: usize,
@@ -128,7 +128,7 @@ pub enum Error {
         /// The number of refused operations.
         count: u64,
     },
-    /// No such region of this process.
+    /// This process has no such region.
     #[error("no such region: it was unexposed, or never exposed")]
     Region,
     /// Too many regions are exposed.
@@ -138,44 +138,46 @@ pub enum Error {
         most: usize,
     },
     /// A list of segments is invalid.
-    #[error("a list of segments has one that is nowhere, or more bytes than any memory")]
+    #[error(
+        "invalid list of segments: a segment has no address, or the total length exceeds the address space"
+    )]
     List,
     /// The other ranks have agreed that this process is gone: one of them disconnected from it.
-    #[error("the other ranks have agreed to go on without this one")]
+    #[error("the other ranks have agreed that this one is gone, and continue without it")]
     Excluded,
     /// The matching context is reserved.
     #[error("contexts 65534 and 65535 are reserved, for barriers and agreements: use another one")]
     Context,
     /// The rank has not failed, or was not started again yet.
     #[error(
-        "rank {rank} can't be readmitted: it has not failed, or its next process is not there yet; see \
-        Endpoint::restarted"
+        "rank {rank} cannot be readmitted: it has not failed, or its new process has not come yet; see \
+         Endpoint::restarted"
     )]
     NotRestarted {
         /// The rank.
         rank: usize,
     },
-    /// An agreement that an error interrupted is not finished.
+    /// An agreement was interrupted by an error and is still under way.
     #[error("an agreement is under way: call agree or shrink again until it is done, then readmit")]
     AgreementUnderWay,
-    /// This process was forked from the one that opened the endpoint, which alone can use it.
+    /// This process was forked from the process that opened the endpoint. Only that process can use it.
     #[error(
-        "the endpoint belongs to the process that opened it, and this is a forked child: open another one here"
+        "this process is a forked child, and the endpoint belongs to the process that opened it: open another one here"
     )]
     Forked,
     /// The request was withdrawn.
     #[error("the receive was cancelled")]
     Cancelled,
-    /// The request was completed before, or never existed.
+    /// The request was completed before, or it never existed.
     #[error("no such request: it was completed before, or never started")]
     Stale,
-    /// The wait timed out; the request is still under way.
-    #[error("nothing came within {0:?}")]
+    /// The wait has reached its time limit. The request is still under way.
+    #[error("the operation was not complete within {0:?}: it is still under way")]
     Timeout(std::time::Duration),
 }
 
-/// Prints an error by `Debug` as by `Display`: `main` and `unwrap` print `Debug`, and the reader wants the line that
-/// names peer and remedy.
+/// Makes `Debug` of an error equal to `Display`. `main` and `unwrap` print `Debug`, and the reader needs the
+/// line that names peer and remedy.
 macro_rules! debug_is_display {
     ($($error:ty),+) => {
         $(impl fmt::Debug for $error {

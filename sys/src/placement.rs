@@ -70,8 +70,7 @@ pub unsafe trait Stream: AsFd {
     /// meanwhile ([`Stream::withdraw`]); the copied bytes are then arbitrary.
     ///
     /// # Safety
-    /// The vectors name memory that may be written.
-    /// The vectors name memory that may be written.
+    /// The vectors name memory that may be written. The vectors name memory that may be written.
     unsafe fn pull(&mut self, from: u64, into: &[libc::iovec]) -> bool {
         let _ = (from, into);
         false

@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::events;
 use crate::os::clock;
 use crate::os::{
-    CopyError, HandoffConnection, HeavyFence, Origin, RemoteMemory, Segment, SegmentBacking, Watch,
+    CopyError, HandoffConnection, HeavyFence, ProcessOrigin, RemoteMemory, Segment, SegmentBacking, Watch,
     allow_any_reader, futex_wake,
 };
 use crate::route::Facts;
@@ -149,7 +149,7 @@ pub(crate) struct Attached {
     /// The ranks that were gone before this process came.
     pub(crate) gone: Vec<usize>,
     /// Which process all this belongs to.
-    pub(crate) origin: Arc<Origin>,
+    pub(crate) origin: Arc<ProcessOrigin>,
 }
 
 /// Makes our segments, exchanges them with every other process of the world, and builds the port.
@@ -159,7 +159,7 @@ pub(crate) fn attach(
     (rank, size): (u32, u32),
 ) -> Result<Attached, Error> {
     let geometry = config.geometry(size)?;
-    let origin = Arc::new(Origin::here(size as usize)?);
+    let origin = Arc::new(ProcessOrigin::here(size as usize)?);
     let epoch = handshake::draw_epoch()?;
     let mut warnings = Vec::new();
     let identity = |kind| Identity { kind, geometry, rank, epoch };
@@ -250,7 +250,7 @@ fn make_segments(
 }
 
 /// Asks the kernel for what can be done without, and notes what could not be had.
-fn ask_for_all(config: &Config, origin: &Origin, warnings: &mut Vec<String>) -> Result<(), Error> {
+fn ask_for_all(config: &Config, origin: &ProcessOrigin, warnings: &mut Vec<String>) -> Result<(), Error> {
     if !origin.is_known() {
         config.give_up(NO_WIPING.into(), warnings)?;
     }

@@ -2,8 +2,8 @@
 //!
 //! A thin layer that owns the objects of the library and drops them in the right order: a [`Device`] has
 //! [`Domain`]s, which have [`MemoryRegion`]s, [`SharedReceives`] and [`QueuePair`]s. Completions arrive in a
-//! [`CompletionQueue`]. [`VerbsPort`] is the memory port over these, connected by RDMA-CM (librdmacm).
-//! Queue pairs can also be joined by bytes that travel by any other means ([`PairInfo`]).
+//! [`CompletionQueue`]. [`VerbsPort`] is the memory port over these, connected by RDMA-CM (librdmacm). Queue
+//! pairs can also be joined by bytes that travel by any other means ([`PairInfo`]).
 //!
 //! The library is opened at run time. Codes of the device (status, opcode, event) are kept as numbers. An
 //! unknown code is a failure with that number, never a panic.

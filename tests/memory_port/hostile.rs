@@ -88,7 +88,7 @@ impl Scene {
         self.bench.works((0, a), (1, b))?;
         let is = |memory: &Memory, byte| memory.get(0, BYTES).iter().all(|it| *it == byte);
         if !is(&self.readable, 0x33) || !is(&self.secret, 0x44) {
-            return Err("memory was written that nobody may write".into());
+            return Err("memory without write access was written".into());
         }
         Ok(())
     }

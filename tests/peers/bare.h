@@ -1,5 +1,5 @@
-/* The layer of `oversubscription.c` without a library: processes that share memory, a few cache lines for each pair and tag, and wait for
- * one another in one way only. It measures the cost of the machine itself.
+/* The layer of `oversubscription.c` without a library: processes that share memory, a few cache lines for each pair and
+ * tag, and wait for one another in one way only. It measures the cost of the machine itself.
  *
  *   BARE_RANKS=N BARE_WAIT=yield|sleep oversubscription-bare TEST SECONDS
  *
@@ -17,7 +17,7 @@
 
 enum {
     TAGS = 8,  /* tags from 0 on */
-    SLOTS = 2  /* nobody is more than a message ahead of who receives it */
+    SLOTS = 2  /* no sender is more than one message ahead of its receiver */
 };
 
 typedef struct {

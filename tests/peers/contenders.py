@@ -1,7 +1,7 @@
 """The contenders: how each is run, and how its output is read.
 
-Each is a function of the setting that returns {(test, bytes): sample}: latency in nanoseconds one way, bandwidth in MB/s
-(10^6 bytes), rate in messages a second.
+Each is a function of the setting that returns {(test, bytes): sample}: latency in nanoseconds one way, bandwidth in
+MB/s (10^6 bytes), rate in messages a second.
 """
 
 import csv
@@ -60,9 +60,10 @@ def pingpong(name, launcher, setting, more=None):
     """Our own program, over one of the libraries against which it can be compiled."""
     asked = {"latency": "latency" in setting.tests, "window": setting.windows(), "still": setting.still}
     tests = [test for test, wanted in asked.items() if wanted]
-    lines = setting.scratch / "lines"  # what both processes share for the bare hand-over
+    lines = setting.scratch / "lines"  # memory that both processes share for the bare hand-over
     lines.write_bytes(bytes(4096))
-    program = [str(setting.scratch / f"pingpong-{name}"), ",".join(tests), ",".join(map(str, setting.sizes)), str(lines)]
+    sizes = ",".join(map(str, setting.sizes))
+    program = [str(setting.scratch / f"pingpong-{name}"), ",".join(tests), sizes, str(lines)]
     text = job.run(launcher + program, LIMIT, {**setting.env, **(more or {})})
     found = {}
     for line in text.splitlines():

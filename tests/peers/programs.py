@@ -20,7 +20,7 @@ NEEDS = {
     "ucx": {"ucx_perftest": "ucx-utils"},
     "libfabric": {"fi_pingpong": "libfabric-bin", "taskset": "util-linux"},
 }
-# Warnings concern those who change the source; MPICH's header causes some of its own.
+# Without warnings: they are for developers of the source, and MPICH's header causes some of its own.
 FLAGS = ["-std=gnu11", "-O2", "-w"]
 
 
@@ -82,7 +82,8 @@ def build(name, program, scratch):
 
 def build_tool():
     """Builds the program `nemesia`, which contains our launcher."""
-    job.run(["cargo", "build", "--release", "--quiet", "--package", "nemesia-tool"], LIMIT, with_cargo(), cwd=REPOSITORY)
+    command = ["cargo", "build", "--release", "--quiet", "--package", "nemesia-tool"]
+    job.run(command, LIMIT, with_cargo(), cwd=REPOSITORY)
 
 
 def tool():

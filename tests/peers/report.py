@@ -15,7 +15,7 @@ class Results:
         self.tests, self.sizes, self.still = tests, sizes, still
         self.samples = {}  # contender -> (test, bytes) -> a sample a round
         self.gone = set()  # contenders that are left out from some round on: no more samples come
-        self.state = None  # the one whose values are told
+        self.state = None  # the state whose values are reported
         self.rounds = 0
 
     def add(self, name, found):
@@ -87,8 +87,8 @@ def table(results, test):
     marks = {peer: peer + "*" * (remark(results, peer, test) is not None) for peer in peers}
     lines = [f"{test}, {UNITS[test]}"]
     still = test == "latency" and "still" in results.samples
-    lines.append(f"{'bytes':>6} {'ours':>11}" + f" {'ours*':>11}" * still + "".join(f" {marks[peer]:>11}" for peer in peers) +
-                 f" {'to the best':>13}  place")
+    columns = "".join(f" {marks[peer]:>11}" for peer in peers)
+    lines.append(f"{'bytes':>6} {'ours':>11}" + f" {'ours*':>11}" * still + columns + f" {'to the best':>13}  place")
     for _, size, mine, theirs in rows:
         mine = f"{written(mine):>11}" + f" {written(results.median('still', test, size)):>11}" * still
         cells = "".join(f" {written(theirs.get(peer)):>11}" for peer in peers)
@@ -102,8 +102,8 @@ def remark(results, peer, test):
     if (peer, test) == ("libfabric", "bandwidth"):
         return "of a ping-pong, not of windows"
     if peer in ("ucx", "libfabric") and test == "latency" and not results.still:
-        return "sends bytes that never change, which a receiver that copies them itself finds in its own cache; judged by " \
-               "ours*, which does the same"
+        return "sends bytes that never change, which a receiver that copies them itself finds in its own cache; " \
+               "judged by ours*, which does the same"
     return None
 
 
@@ -127,8 +127,8 @@ def limit(results):
 def text(results):
     """Formats the tables of the state with the most samples, then of the others."""
     found = results.settle()
-    parts = [f"two processes, a core each; {results.rounds} round{'s' * (results.rounds != 1)}; 'to the best': how many times "
-             "better ours is than the best peer"]
+    parts = [f"two processes, a core each; {results.rounds} round{'s' * (results.rounds != 1)}; 'to the best': how "
+             "many times better ours is than the best peer"]
     for state in found:
         results.state = state
         if not results.peers() or any(theirs for *_, theirs in results.rows()):
@@ -155,7 +155,8 @@ def document(results):
     states = results.settle()
     for state in states:
         results.state = state
-        found.append({"handover_ns": exact(results.hand_over()), "fewest": results.fewest(state), "rows": listed(results)})
+        found.append({"handover_ns": exact(results.hand_over()), "fewest": results.fewest(state),
+                      "rows": listed(results)})
     results.state = states[0] if states else None
     first = found[0] if found else {"handover_ns": 0, "rows": []}
     return {"rounds": results.rounds, "handover_ns": first["handover_ns"], "rows": first["rows"], "states": found}

@@ -1,4 +1,5 @@
-/* Time stamps of these programs: the processor's counter, which ticks evenly on current processors; otherwise the clock. */
+/* Time stamps of these programs: the processor's counter, which ticks evenly on current processors, otherwise the
+ * clock. */
 #ifndef TICKS_H
 #define TICKS_H
 

@@ -74,7 +74,7 @@ fn no_peer_can_write_our_own_segment_or_change_the_size_of_any() -> Result<(), S
 
 #[test]
 fn deadlines_and_deaths_are_seen_while_a_peer_never_stops_sending() -> Result<(), String> {
-    // As on a machine with a core for each process: no process sleeps while a message may come.
+    // As on a machine with a core for each process: no process sleeps while a message may arrive.
     let job = Job::new(PEER, SCRATCH, "flood").env("NEMESIA_SPIN", "1000000");
     let ranks = job.spawn(3)?.wait(LIMIT)?;
     assert!(ranks[..2].iter().all(|rank| rank.kind.is_success()), "{}", report(&ranks));

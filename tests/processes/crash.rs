@@ -1,4 +1,4 @@
-//! Processes that are killed: the others learn of it soon and go on, and nothing is left behind.
+//! Processes that are killed: the others are notified soon and continue, and nothing is left behind.
 
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ fn kill_one(random: &mut Random, tally: &mut Tally) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits until `size` ranks have joined, or the test fails by what follows.
+/// Waits until `size` ranks have joined. If they do not join within the limit, the next step fails.
 fn all_open(world: &World, size: usize) {
     let deadline = Instant::now() + LIMIT;
     while !(0..size).all(|rank| world.output(rank).contains("open")) && Instant::now() < deadline {
@@ -116,7 +116,7 @@ fn survivors_go_on(random: &mut Random) -> Result<(), String> {
     Ok(())
 }
 
-/// Sleeping processes look at their peers' lives; so must those that never get to sleep.
+/// Sleeping processes check whether their peers live. Processes that never sleep must do so too.
 fn a_death_is_noticed_under_traffic() -> Result<(), String> {
     let job = Job::new(PEER, SCRATCH, "notice").env("NEMESIA_SPIN", "4000000000");
     let ranks = job.spawn(3)?.wait(LIMIT)?;
@@ -124,7 +124,8 @@ fn a_death_is_noticed_under_traffic() -> Result<(), String> {
     if fine { Ok(()) } else { Err(format!("under traffic:\n{}", report(&ranks))) }
 }
 
-/// `/tmp` and `/dev/shm` are replaced for the processes, so that nobody else's files are there.
+/// The processes get empty directories as `/tmp` and `/dev/shm`, so that these contain no files of other
+/// programs.
 #[test]
 fn no_file_is_made_that_outlives_a_killed_process() -> Result<(), String> {
     const NAME: &str = "no_file_is_made_that_outlives_a_killed_process";

@@ -1,4 +1,4 @@
-//! How processes leave their world, and what those that stay see.
+//! The ways in which a process leaves its world, and what the remaining processes observe.
 
 use nemesia_tests::job::{Job, report};
 

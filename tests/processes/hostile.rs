@@ -1,4 +1,5 @@
-//! Processes that hand over what blocks, and take away what they have lent: the others neither wait nor die.
+//! Hostile processes: they hand over descriptors that block, and remove the pages of memory that they have
+//! lent. The other processes neither wait nor die.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,10 +11,10 @@ use nemesia_tests::skip;
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 const LIMIT: Duration = Duration::from_secs(120);
-/// A user that owns nothing.
+/// A user id that owns nothing.
 const NOBODY: u32 = 65534;
 
-/// A process that is no rank, killed in the end.
+/// A process that is not a rank. It is killed when this value is dropped.
 struct Stranger(Child);
 
 impl Drop for Stranger {
@@ -30,7 +31,7 @@ fn stranger(name: &str, silent: u32, lingering: u32, uid: u32) -> Result<Strange
     command.spawn().map(Stranger).map_err(|error| error.to_string())
 }
 
-/// The name of the socket at which a rank meets the others.
+/// Returns the name of the socket on which a rank listens for the other ranks.
 fn listener(world: &World, rank: usize) -> Option<String> {
     let pid = world.pid(rank)?;
     let sockets: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
@@ -49,9 +50,9 @@ fn listener(world: &World, rank: usize) -> Option<String> {
     })
 }
 
-/// A start in which rank 1 comes late, so that strangers find the socket of rank 0 before.
+/// Starts a job in which rank 1 comes late, so that attackers connect to the socket of rank 0 first.
 fn attacked(silent: u32, lingering: u32, uid: u32, restarts: u32) -> Result<(), String> {
-    // Less than any of the attacks takes, more than a start does.
+    // The limit is less than any of the attacks takes, and more than a start takes.
     let job = Job::new(PEER, SCRATCH, "late 3000").env("NEMESIA_TIMEOUT", "50").restart(restarts);
     let world = job.spawn(2)?;
     let deadline = Instant::now() + LIMIT;
@@ -101,7 +102,7 @@ fn a_key_to_a_file_under_a_lease_does_not_hold_up_a_put() -> Result<(), String> 
     Job::new(PEER, SCRATCH, "leased").succeed(2).map(|_| ())
 }
 
-/// With huge pages, where there are some: a hole in them would be a SIGBUS.
+/// Runs with huge pages as well, where the machine has some: access to a hole in them would raise SIGBUS.
 #[test]
 fn a_process_survives_holes_in_its_inbox() -> Result<(), String> {
     for huge in ["never", "try"] {
@@ -113,7 +114,7 @@ fn a_process_survives_holes_in_its_inbox() -> Result<(), String> {
     Ok(())
 }
 
-/// A memory cgroup with a limit, removed in the end.
+/// A memory cgroup with a limit. It is removed when this value is dropped.
 struct Group(PathBuf);
 
 impl Group {

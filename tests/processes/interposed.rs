@@ -1,4 +1,4 @@
-//! Registration caches that learn of changed mappings from `libnemesia_interpose.so`. Each test runs again in a
+//! Registration caches that `libnemesia_interpose.so` notifies of changed mappings. Each test runs again in a
 //! process of its own with the library preloaded. The registrar remembers the contents of the pages that it
 //! registered, as a device that has pinned them does.
 #![allow(clippy::unwrap_used, reason = "helpers of tests; a panic fails the test")]
@@ -158,7 +158,7 @@ fn page_that_was_replaced_moved_or_discarded_is_registered_anew() {
 
 /// Moves the end of the heap. Returns its former place.
 fn move_heap(bytes: isize) -> usize {
-    // SAFETY: grows the heap, or takes back what this test had grown it by.
+    // SAFETY: grows the heap, or shrinks it by the bytes by which this test has grown it.
     let before = unsafe { libc::sbrk(bytes) };
     assert_ne!(before.addr(), usize::MAX);
     before.expose_provenance()
@@ -183,7 +183,7 @@ fn heap_that_shrinks_takes_its_registrations_along() {
         if byte % 2 == 0 {
             move_heap(-8 * PAGE as isize);
         } else {
-            // SAFETY: takes back what this test had grown the heap by.
+            // SAFETY: shrinks the heap by the bytes by which this test has grown it.
             assert_eq!(unsafe { libc::brk(place(start)) }, 0);
         }
     }

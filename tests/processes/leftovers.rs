@@ -19,7 +19,7 @@ fn job(program: &str, args: &str) -> Job {
 fn files_of_other_programs_are_not_ours() -> Result<(), String> {
     let places = ["/dev/shm", "/tmp"]
         .map(|place| PathBuf::from(format!("{place}/nemesia-other-{}", std::process::id())));
-    // The other thread plays the other program: it keeps the machine's view, which the thread of the test gives up.
+    // The other thread acts as another program: it keeps the machine's view, which the test's thread gives up.
     let ((go_on, reported), (made, is_made)) = (channel::<()>(), channel());
     let other = std::thread::spawn(move || {
         reported.recv().unwrap();
@@ -40,7 +40,7 @@ fn files_of_other_programs_are_not_ours() -> Result<(), String> {
 #[test]
 fn a_name_that_a_process_leaves_is_found() -> Result<(), String> {
     let traces = Traces::now();
-    // `$$` is the number of the process, which would be in the name.
+    // `$$` is the process id, which would be in the name.
     let script = "name=/dev/shm/nemesia-$$; echo left >$name; echo left >$name-removed; rm $name-removed";
     job("/bin/true", "").before(script).run(1)?;
     let found = traces.at_once();

@@ -1,4 +1,4 @@
-//! The library prints what was asked for, and nothing otherwise.
+//! The library prints the requested output and nothing else.
 
 use nemesia_tests::job::{Job, Rank};
 

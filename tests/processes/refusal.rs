@@ -1,4 +1,4 @@
-//! Impossible requests are refused: exit code 2, and one line that names what is wrong and the remedy.
+//! Impossible requests are refused: exit code 2, and one line with the reason and the remedy.
 
 use std::process::Command;
 use std::time::Duration;
@@ -150,9 +150,10 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
     Ok(())
 }
 
-/// The deviation of each impostor; the message if rank 0, which is called, plays it; and if rank 1, which
-/// calls, plays it. `OURS` is the version of the layout, `NEXT` the one after it. A rank 1 that cannot be
-/// understood does not end the world: it counts as an unauthenticated connection, and rank 1 as missing.
+/// The deviation of each impostor; the message if rank 0, which accepts, is the impostor; and the message if
+/// rank 1, which connects, is the impostor. `OURS` is the version of the layout, `NEXT` the one after it. An
+/// incomprehensible rank 1 does not end the world: it counts as an unauthenticated connection, and rank 1 as
+/// missing.
 const IMPOSTORS: [(&str, &str, &str); 28] = [
     (
         "address-version",
@@ -166,7 +167,7 @@ const IMPOSTORS: [(&str, &str, &str); 28] = [
     ("handshake-garbage", "does not speak nemesia", "it never called"),
     ("handshake-short", "handshake is too short", "it never called"),
     ("handshake-long", "too long", "it never called"),
-    ("handshake-rank", "it says that it is rank 7", "it never called"),
+    ("handshake-rank", "it claims to be rank 7", "it never called"),
     ("handshake-cells", "its cells is 32, ours is 64", "its cells is 32, ours is 64"),
     ("silent", "timed out", "it never called"),
     ("closes", "is gone", "gone"),
@@ -205,11 +206,11 @@ fn meet(kind: &str, impostor: usize, expected: &str) -> Result<(), String> {
     if !(refused(honest, &[&name, expected]) && reported) {
         return Err(format!("{kind} as rank {impostor}, {expected:?} wanted:\n{}", report(&ranks)));
     }
-    // A caller that was understood learns the reason too.
+    // A caller that was understood also receives the reason.
     let understood = !expected.contains("never called") && !kind.starts_with("address");
     let hears = understood && !matches!(kind, "closes" | "other-user");
     if hears && impostor == 1 && !false_one.output.contains("refused: ") {
-        return Err(format!("{kind} as rank {impostor} was not told why:\n{}", report(&ranks)));
+        return Err(format!("{kind} as rank {impostor} received no reason:\n{}", report(&ranks)));
     }
     Ok(())
 }

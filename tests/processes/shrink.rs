@@ -1,5 +1,5 @@
-//! Processes that are killed while they agree on the survivors: all that decide decide the same, and go on
-//! without the dead.
+//! Processes that are killed while they agree on the survivors: all processes that decide reach the same
+//! decision, and continue without the dead ones.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! A rank dies, and another process gets its number between two system calls of a peer. Each test runs again as the
-//! first process of a pid namespace of its own, in which numbers can be chosen.
+//! A rank dies, and another process gets its process id between two system calls of a peer. Each test runs
+//! again as the first process of a new pid namespace, in which process ids can be chosen.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,10 +9,10 @@ use nemesia_tests::skip;
 
 const SUCCESSOR: &str = env!("CARGO_BIN_EXE_successor");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
-/// Set in the namespace: a word that no other run has, as process numbers are the same in all of them.
+/// Set in the namespace, to a word that no other run has: the process ids are the same in all runs.
 const INSIDE: &str = "NEMESIA_TEST_PID_NAMESPACE";
 
-/// A command in a new pid namespace.
+/// Makes a command that runs in a new pid namespace.
 fn inside(program: &Path) -> Command {
     let mut command = Command::new("unshare");
     // SAFETY: takes nothing and can't fail.
@@ -23,8 +23,8 @@ fn inside(program: &Path) -> Command {
     command
 }
 
-/// Runs this test again where process numbers can be chosen; or says why it can't. True in the process that is to do
-/// the work.
+/// Runs this test again where process ids can be chosen, or reports why it cannot. Returns `true` in the
+/// process that must do the work.
 fn is_inside(test: &str) -> Result<bool, String> {
     if std::env::var_os(INSIDE).is_some() {
         return Ok(true);
@@ -42,7 +42,7 @@ fn is_inside(test: &str) -> Result<bool, String> {
     let output = command.output().map_err(|error| error.to_string())?;
     let [text, errors] =
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    // A skip inside says why.
+    // If the inner run skips the test, its output has the reason.
     text.lines().filter(|line| line.starts_with("SKIPPED")).for_each(nemesia_tests::say);
     if output.status.success() && text.contains("1 passed") {
         return Ok(false);
@@ -54,10 +54,10 @@ fn replaced(test: &str, mode: &str) -> Result<(), String> {
     if !is_inside(test)? {
         return Ok(());
     }
-    // All messages of this size are copied by the kernel, where it permits that.
+    // The kernel copies all messages of this size, where it permits that.
     let scratch = Path::new(SCRATCH).join(std::env::var(INSIDE).unwrap_or_default());
     let ranks = Job::new(SUCCESSOR, &scratch, mode).env("NEMESIA_SINGLE_COPY", "require").run(2);
-    // What is left of it lies in the target directory.
+    // Its remains lie in the target directory.
     let _ = std::fs::remove_dir_all(&scratch);
     let ranks = ranks?;
     if ranks.iter().any(|rank| rank.errors.contains("no single copy through the kernel")) {

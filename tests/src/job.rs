@@ -210,7 +210,7 @@ impl World {
         Ok(ranks.collect())
     }
 
-    /// Kills the remaining ranks, and describes what they were doing.
+    /// Kills the remaining ranks, and describes their states.
     fn give_up(self, limit: Duration) -> String {
         let mut text = format!("not ended within {limit:?}:\n");
         for (rank, ended) in self.ended.iter().enumerate() {

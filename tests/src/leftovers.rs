@@ -46,13 +46,13 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Returns what is there now, for the jobs that this thread starts from now on.
+    /// Returns the existing things, for the jobs that this thread starts from now on.
     pub fn now() -> Self {
         let view = VIEW.with_borrow_mut(|view| view.get_or_insert_with(own_view).clone());
         Self { found: look(&view), view }
     }
 
-    /// Returns what was left since then. Waits a while for it to vanish.
+    /// Returns the new things since then. Waits a while for them to vanish.
     pub fn new_ones(&self) -> Vec<String> {
         let deadline = Instant::now() + SETTLING;
         loop {
@@ -64,7 +64,7 @@ impl Traces {
         }
     }
 
-    /// Returns what is there now and was not there then.
+    /// Returns the things that exist now and did not exist then.
     pub fn at_once(&self) -> Vec<String> {
         look(&self.view).difference(&self.found).cloned().collect()
     }
@@ -77,7 +77,7 @@ impl Traces {
 
 /// Gives this thread a view of its own if that is permitted.
 fn own_view() -> View {
-    // SAFETY: it changes only what this thread sees, and processes that it starts later.
+    // SAFETY: changes only the view of this thread, and of processes that it starts later.
     if unsafe { libc::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWIPC) } != 0 {
         return View::Shared;
     }

@@ -1,12 +1,13 @@
 //! The common parts of the tests between processes: jobs of the program `peer`, its modes, and the search for
 //! leftovers.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`job`] | starting a world of processes, waiting for it under a deadline, reading what each rank wrote |
+//! | [`job`] | starting a world of processes, waiting for it under a deadline, reading the output of each rank
+//! |
 //! | [`leftovers`] | names, System V objects and processes that a test leaves behind |
 //! | [`content`] | payloads that can be checked |
-//! | [`memory_port`] | what every memory port has to do |
+//! | [`memory_port`] | the requirements of every memory port |
 //! | [`peer`] | the program itself, one module a mode |
 
 pub mod content;

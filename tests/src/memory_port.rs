@@ -1,10 +1,9 @@
 //! The promises of every memory port: one suite, generic over the fabric.
 //!
-//! A [`Fabric`] makes ports and lets time pass. Each check gets a new fabric and returns what is wrong. Where
-//! fabrics may
-//! differ, the checks read the facts of the port and hold the port to them.
+//! A [`Fabric`] makes ports and advances time. Each check gets a new fabric and returns the violation, if any.
+//! If fabrics may differ, a check reads the facts of the port and requires the port to keep them.
 //!
-//! | module | what it checks |
+//! | module | subject |
 //! |---|---|
 //! | [`connect`] | connections: made, refused, too late, too many, closed |
 //! | [`data`] | every operation, of every size, with its contents |
@@ -12,11 +11,11 @@
 //! | [`atomics`] | atomic operations |
 //! | [`long`] | writes and reads that are longer than a message |
 //! | [`receives`] | receives: too short, none posted, the shared queue |
-//! | [`refused`] | what a target refuses, and what is refused before it is posted |
+//! | [`refused`] | operations that a target refuses, or that are refused before they are posted |
 //! | [`queues`] | full queues, quiet work, order, sleeping |
 //! | [`loss`] | peers that are lost, memory that is taken back |
-//! | [`random`] | everything at once, against a model |
-//! | [`channel`] | a channel over it: packets in order, peers that are lost or break the rules, and the engine on top |
+//! | [`random`] | all operations at once, against a model |
+//! | [`channel`] | a channel over it: packets in order, peers that are lost or violate the protocol, the engine on top |
 
 pub mod answers;
 pub mod atomics;
@@ -75,7 +74,8 @@ pub trait Fabric {
         false
     }
 
-    /// Returns the longest message that is worth its time here; the facts say what is possible.
+    /// Returns the longest message that the tests send here, to limit their time. The facts have the real
+    /// limit.
     fn most_bytes(&self) -> u32 {
         64 << 20
     }

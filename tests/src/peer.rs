@@ -5,7 +5,7 @@
 //! | 0 | every promise was kept |
 //! | 2 | this process could not be set up: one line says why, and the remedy |
 //! | 3 | a peer has failed: one line names it |
-//! | 4 | a promise was broken |
+//! | 2 | this process could not be set up: one line has the reason and the remedy |
 //! | 64 | wrong arguments |
 
 mod active;

@@ -1,4 +1,4 @@
-//! What is public in the package `nemesia`: what users need, and nothing of the inside.
+//! The package `nemesia` makes public only the interface for users.
 
 use syn::{Attribute, Item, Visibility};
 
@@ -6,12 +6,12 @@ use crate::source::{File, Finding};
 use crate::syntax::parse;
 
 const LIB: &str = "sys/src/lib.rs";
-/// Users' modules. What is public there is an interface, which has to be safe whatever it is called with.
-const PUBLIC: [&str; 5] = ["bootstrap", "regcache", "shm", "tcp", "verbs"];
-/// What this repository's own tests use, only with the feature of the same name.
+/// The modules for users. A public item of these is an interface, which must be safe for every argument.
+const PUBLIC: [&str; 6] = ["bootstrap", "regcache", "shm", "tcp", "testing", "verbs"];
+/// The module for this repository's own tests. It exists only with the feature of the same name.
 const INTERNALS: &str = "internals";
 
-/// The root of the package declares no other module public.
+/// Checks that the root of the package declares no other module public.
 pub(crate) fn check(files: &[File]) -> Vec<Finding> {
     match files.iter().find(|file| file.path == LIB) {
         Some(file) => check_root(&file.text),
@@ -38,7 +38,7 @@ fn check_root(text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Whether this is there only with the feature, and not documented.
+/// Returns whether the module exists only with the feature, and is not documented.
 fn is_only_ours(attributes: &[Attribute]) -> bool {
     let says = |name: &str, words: &str| {
         attributes.iter().filter_map(|attribute| attribute.meta.require_list().ok()).any(|list| {

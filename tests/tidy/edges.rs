@@ -1,10 +1,9 @@
 //! Each Release has an Acquire of the same name.
 //!
 //! The variants of `Edge` in `core/src/sync.rs` name the synchronisation edges. The innermost call around an
-//! edge decides
-//! which end it is: `cursor.store_release(Edge::Cell, next)` releases, `cursor.load_acquire(Edge::Cell)`
-//! acquires, and an
-//! `acq_rel` does both. An edge that is a pair of fences has a function for each end; see [`FENCES`].
+//! edge decides which end it is: `cursor.store_release(Edge::Cell, next)` releases,
+//! `cursor.load_acquire(Edge::Cell)` acquires, and an `acq_rel` does both. An edge that is a pair of fences
+//! has a function for each end; see [`FENCES`].
 
 use syn::visit::{self, Visit};
 use syn::{Expr, Item, Token};

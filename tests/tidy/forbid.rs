@@ -9,9 +9,9 @@ use crate::syntax::{files_under, parse};
 const ALLOWED: [&str; 4] = [
     "core/src/payload.rs",
     "core/src/payload/lent.rs",
-    // It declares an unsafe trait, and does nothing unsafe.
+    // The file declares an unsafe trait, and does nothing unsafe.
     "core/src/port/memory.rs",
-    // The parent of that: `forbid` could not be lifted below it, `deny` can.
+    // The parent of that file: below `forbid` the lint could not be allowed again, below `deny` it can.
     "core/src/port.rs",
 ];
 /// The modules that hold atomics and shared memory.
@@ -66,7 +66,7 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
     whats.into_iter().map(|what| Finding::new(path, 1, what)).collect()
 }
 
-/// Where tests implement a trait that has obligations, what ships forbids unsafe code.
+/// Returns whether the module forbids unsafe code outside tests, which implement a trait that has obligations.
 fn forbids_but_in_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::List(list) if list.path.is_ident("cfg_attr") => {

@@ -8,14 +8,14 @@
 //! |---|---|
 //! | [`length`] | functions of at most 70 lines, files of at most 600 |
 //! | [`layers`] | dependencies run one way: `core` <- `sys` <- `ffi` |
-//! | [`api`] | what the package `nemesia` makes public is for users |
+//! | [`api`] | the package `nemesia` makes only its user interface public |
 //! | [`forbid`] | `forbid(unsafe_code)` in every module of `core` but a short list |
 //! | [`doors`] | atomics, cells and spinning only through `core/src/sync.rs`; no `std`, no `alloc` |
 //! | [`edges`] | every Release has an Acquire of the same name |
 //! | [`hosts`] | no path of one machine and no registry host in a text file |
-//! | [`top_level`] | what the top of the repository may hold |
+//! | [`top_level`] | the names that are allowed at the top of the repository |
 //! | [`terms`] | retired terms stay retired, a type name is used once in a crate, lines of at most 120 columns |
-//! | [`readme`] | the commands of the README exist, and CI runs what the README says |
+//! | [`readme`] | the commands of the README exist, and CI runs the command that the README names |
 
 mod api;
 mod doors;

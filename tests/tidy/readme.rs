@@ -1,4 +1,4 @@
-//! The commands of the README exist, and CI runs what the README says.
+//! The commands of the README exist, and CI runs the command that the README names.
 
 use std::os::unix::fs::PermissionsExt;
 

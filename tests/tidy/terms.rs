@@ -11,16 +11,16 @@ use syn::{ItemEnum, ItemStruct, ItemTrait, ItemType, ItemUnion};
 use crate::source::{File, Finding};
 use crate::syntax::parse;
 
-/// Columns of a line.
+/// The largest number of columns in a line.
 const COLUMNS: usize = 120;
-/// Kinds of files that people write.
+/// Kinds of files that people write, beside scripts without an ending.
 const WRITTEN: [&str; 7] = [".rs", ".md", ".h", ".c", ".cc", ".sh", ".py"];
 /// Files that programs write, or that come from elsewhere.
 const GENERATED: [&str; 2] = ["ffi/include/nemesia.h", "sys/rdma-core-sys/src/bindings.rs"];
-/// This rule names the words that it forbids.
+/// The path of this rule, which names the words that it forbids.
 const SELF: &str = "tests/tidy/terms.rs";
 
-/// Words that are neither a part of a name nor of a sentence any more.
+/// Words that no name and no sentence may use.
 const RETIRED: [&str; 24] = [
     "blunder",
     "blunders",
@@ -47,13 +47,13 @@ const RETIRED: [&str; 24] = [
     "revived",
     "revives",
 ];
-/// Words that English needs, but no name of ours does.
+/// Words that prose may use, but no name.
 const RETIRED_IN_NAMES: [&str; 23] = [
     "crowd", "crowded", "crowding", "fate", "fates", "hungry", "knock", "knocked", "nap", "owe", "owed",
     "owes", "owing", "revive", "rude", "seat", "seats", "spy", "stir", "stirred", "vain", "warmed",
     "warming",
 ];
-/// Groups of words that are no part of a name any more.
+/// Groups of words that no name may contain.
 const RETIRED_GROUPS: [&str; 8] =
     ["hang_up", "hung_up", "let_go", "lie_down", "past_caches", "pay_owed", "stream_past", "in_vain"];
 /// Crates that are not a directory of their own below a package, longest path first.
@@ -75,10 +75,10 @@ const CRATES: [&str; 16] = [
     "verification/src/regcache",
     "verification/src/sim",
 ];
-/// Either the one or the other is compiled, so they share their names.
+/// Files of which only one is compiled, so they share their names.
 const ALTERNATIVES: [&str; 2] = ["core/src/sync/model.rs", "core/src/sync/real.rs"];
 
-/// Retired words in names, and those that are retired everywhere in any text.
+/// Reports retired words in names, and those words that no text may use.
 pub(crate) fn retired(path: &str, text: &str) -> Vec<Finding> {
     if path == SELF || GENERATED.contains(&path) || path.ends_with(".lock") {
         return Vec::new();
@@ -99,7 +99,8 @@ pub(crate) fn retired(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Where a comment begins: behind it, and in text files, words are prose unless they look like a name.
+/// Returns the position at which the prose of a line begins. Words in prose are not checked as names unless
+/// they look like names.
 fn comment_of(path: &str, line: &str) -> usize {
     if path.ends_with(".rs") {
         let code = line.find('"').into_iter().chain(line.find("//")).min();
@@ -108,7 +109,7 @@ fn comment_of(path: &str, line: &str) -> usize {
     0
 }
 
-/// The identifiers and words of a line, with where they begin.
+/// Returns the identifiers and words of a line with their positions.
 fn words(line: &str) -> impl Iterator<Item = (usize, &str)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut at = 0;
@@ -130,7 +131,7 @@ fn retired_word(word: &str, is_prose: bool) -> Option<&'static str> {
         .or_else(|| RETIRED_GROUPS.into_iter().find(|group| joined.contains(&format!("_{group}_"))))
 }
 
-/// `PastCaches`, `past_caches` and `PAST_CACHES` are `past` and `caches`.
+/// Returns the parts of a name: `PastCaches`, `past_caches` and `PAST_CACHES` are `past` and `caches`.
 fn parts(word: &str) -> Vec<String> {
     let mut parts = Vec::new();
     for piece in word.split('_') {
@@ -149,9 +150,10 @@ fn parts(word: &str) -> Vec<String> {
     parts
 }
 
-/// Lines that are too long. Rows of a table can't be broken, and neither can what has no space.
+/// Reports lines that are too long. Rows of a table and lines without a space are exempt, because they cannot
+/// be broken.
 pub(crate) fn columns(path: &str, text: &str) -> Vec<Finding> {
-    let written = WRITTEN.iter().any(|end| path.ends_with(end));
+    let written = WRITTEN.iter().any(|end| path.ends_with(end)) || text.starts_with("#!/");
     if !written || GENERATED.contains(&path) {
         return Vec::new();
     }
@@ -167,7 +169,7 @@ fn is_whole(line: &str) -> bool {
     text.starts_with('|') || !text.trim().contains(' ')
 }
 
-/// The names of types, and where they are declared.
+/// The names of types, and the lines of their declarations.
 struct Types {
     found: Vec<(String, usize)>,
 }
@@ -205,7 +207,8 @@ impl<'ast> Visit<'ast> for Types {
     }
 }
 
-/// Types of one crate in two files, with one name. In one file, a name stands twice only behind a `cfg`.
+/// Reports types of one crate that have one name in two files. In one file, a name stands twice only behind a
+/// `cfg`.
 pub(crate) fn homonyms(files: &[File]) -> Vec<Finding> {
     let mut first: BTreeMap<(String, String), String> = BTreeMap::new();
     let mut findings = Vec::new();
@@ -227,7 +230,7 @@ pub(crate) fn homonyms(files: &[File]) -> Vec<Finding> {
     findings
 }
 
-/// The crate of a file: a directory of the list, a whole program in one file, or the models.
+/// Returns the crate of a file: a directory of the list, a whole program in one file, or the models.
 fn crate_of(path: &str) -> String {
     let known = CRATES.into_iter().filter(|root| path.starts_with(&format!("{root}/")));
     let longest = known.max_by_key(|root| root.len());
@@ -266,6 +269,7 @@ mod tests {
         let (long, table, word) = ("a ".repeat(61), format!("//! | {} |", "a ".repeat(61)), "a".repeat(130));
         let text = format!("fine\n{long}\n{table}\n// {word}\n");
         assert_eq!(lines(&columns("core/src/a.rs", &text)), [2]);
+        assert_eq!(lines(&columns("tests/run", &format!("#!/bin/sh\n{long}\n"))), [2]);
         assert_eq!(columns("ffi/include/nemesia.h", &text), []);
         assert_eq!(columns("Cargo.lock", &text), []);
     }

@@ -1,5 +1,5 @@
-//! Two processes, on two hosts if there are two (see `tests/vm/README.md`). Each has a port, and knows of the
-//! other's memory only what it was sent.
+//! Two processes, on two hosts if there are two (see `tests/vm/README.md`). Each has a port, and gets the
+//! address of the other's memory only by a message.
 
 use nemesia_core::port::memory::{
     Address, CompletionSource, Event, MemoryKey, MemoryPort, ReceiveQueue, RegionAccess, Work, WorkOutcome,

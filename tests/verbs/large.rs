@@ -40,7 +40,7 @@ fn sixty_four_mebibytes_are_written_and_read_whole() {
             .write(Work::new(a, 3), CompletionSource::Gather(&part), to.at(0), Some(33))
             .unwrap();
         let (reported, immediate, written) = bench.received(1, 3).unwrap();
-        println!("{reported} bytes were told of those that were written with an immediate");
+        println!("the immediate reported {reported} of the bytes that were written");
         assert_eq!((immediate, written, difference(3, &to.get(0, size))), (Some(33), true, None));
         bench.succeeds(0, 3).unwrap();
     }

@@ -2,10 +2,7 @@
 //! properties of devices. Without a device, as on most machines, the tests are skipped; `tests/vm/run` has
 //! some.
 
-#![allow(
-    clippy::print_stdout,
-    reason = "seen with --nocapture only, by who wants to know how a device gets on"
-)]
+#![allow(clippy::print_stdout, reason = "visible with --nocapture only: how a device gets on")]
 
 #[cfg(test)]
 mod across;

@@ -1,8 +1,8 @@
-//! The link goes down, and the device is pulled out, while connections are up.
+//! The link goes down, and the device is unplugged, while connections are up.
 //!
 //! The kernel holds the removal of a device until every process that has it open has ended; librdmacm closes
 //! none before. So each scene runs in a process of its own, and the test itself opens no device.
-#![allow(clippy::print_stdout, reason = "seen with --nocapture only, by who wants to know how long it took")]
+#![allow(clippy::print_stdout, reason = "visible with --nocapture only: how long it took")]
 
 #[cfg(test)]
 mod fabric;
@@ -30,7 +30,7 @@ mod scenes {
         assert!(status.is_ok_and(|status| status.success()), "fabric {arguments:?}");
     }
 
-    /// Connects two ports, and lets something happen to the device.
+    /// Connects two ports, and changes the state of the device.
     fn play(happens: &[&str]) {
         let mut bench = Bench::new(Devices::new(&addresses().unwrap()));
         bench.open(2).unwrap();

@@ -16,18 +16,19 @@ import packages
 import siw
 
 HERE = pathlib.Path(__file__).resolve().parent
-# What an image is made of; a change of one of these makes a new image.
+# The sources of an image. If one of them changes, a new image is made.
 SOURCES = ("packages.py", "kernel.py", "siw.py", "image.py", "guest/init")
 EMULATOR = ["qemu-system-x86", "busybox-static"]
-# What the guest sees over the host's own files.
-TOOLS = ["libibverbs1", "librdmacm1", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "perftest", "iproute2", "iputils-ping"]
+# Packages that the guest sees over the host's own files.
+TOOLS = ["libibverbs1", "librdmacm1", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "perftest", "iproute2",
+         "iputils-ping"]
 BUILD_TOOLS = ["libelf1"]  # objtool's
 KEPT = 3  # images; older ones are removed when a new one is made
 DEBIAN = ("apt-get", "apt-cache", "dpkg-deb")
 
 
 def cache():
-    """NEMESIA_VM_CACHE, or where the user's caches are, or cargo's target directory."""
+    """Returns the directory of the cache: NEMESIA_VM_CACHE, the user's caches, or cargo's target directory."""
     named = os.environ.get("NEMESIA_VM_CACHE")
     if named:
         return pathlib.Path(named).absolute()
@@ -41,7 +42,7 @@ def cache():
 
 
 class Image:
-    """One image, held so that nobody removes it."""
+    """One image, locked against removal."""
 
     def __init__(self, path, lock):
         self.path = path
@@ -49,7 +50,7 @@ class Image:
         self.release = json.loads((path / "image.json").read_text())["release"]
 
     def qemu(self):
-        """The start of a command line that runs QEMU from the image."""
+        """Returns the start of a command line that runs QEMU from the image."""
         return [str(self.path / "host/usr/bin/qemu-system-x86_64"), "-L", str(self.path / "host/usr/share/qemu"),
                 "-L", str(self.path / "host/usr/share/seabios"), "-L", str(self.path / "host/usr/lib/ipxe/qemu")]
 
@@ -59,7 +60,7 @@ class Image:
 
 
 def open_image(say):
-    """The image for these scripts and Debian's newest kernel, made if it is not there. `Unavailable` says why not."""
+    """Opens the image for these scripts and Debian's newest kernel, and makes it first if it does not exist."""
     require_debian()
     place = cache()
     try:
@@ -70,7 +71,7 @@ def open_image(say):
         path = place / "images" / key(version)
         return hold(path) or make_locked(apt, path, version, say)
     except OSError as error:
-        raise packages.Unavailable(f"the image can't be kept in {place}: {error}") from error
+        raise packages.Unavailable(f"the image can't be stored in {place}: {error}") from error
 
 
 def require_debian():
@@ -82,7 +83,7 @@ def require_debian():
 
 
 def known_kernel(apt, place, say):
-    """Release and version of the kernel; apt is asked only when its lists have changed, since it takes a second."""
+    """Returns release and version of the kernel. Calls apt, which takes a second, only if its lists have changed."""
     stamps = [path.stat().st_mtime_ns for path in (pathlib.Path("/var/lib/apt/lists"), apt.lists) if path.is_dir()]
     memory = place / "kernel.json"
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -108,11 +109,11 @@ def key(version):
 
 
 def hold(path):
-    """The image at `path`, if it is complete and works; locked against removal."""
+    """Returns the image at `path`, locked against removal, if it is complete and works."""
     with contextlib.suppress(OSError):
         lock = os.open(path / "image.json", os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_SH)
-        # Removed between the two calls?
+        # The image may have been removed between the two calls.
         if os.fstat(lock).st_nlink > 0:
             image = Image(path, lock)
             tried = subprocess.run([*image.qemu(), "--version"], env=image.environment(), stdin=subprocess.DEVNULL,
@@ -125,23 +126,23 @@ def hold(path):
 
 
 def make_locked(apt, path, version, say):
-    """One at a time makes an image; who waited finds it made."""
+    """Makes an image under a lock. A process that waited for the lock finds the image made."""
     with (path.parent.parent / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("waiting: somebody else is making the image")
+            say("waiting: another process is making the image")
             fcntl.flock(lock, fcntl.LOCK_EX)
         found = hold(path)
         if found:
             return found
         for leftover in path.parent.glob(".making-*"):
-            packages.remove(leftover)  # of one that was interrupted: we hold the lock
+            packages.remove(leftover)  # of an interrupted run: we hold the lock
         path.parent.mkdir(exist_ok=True)
         scratch = pathlib.Path(tempfile.mkdtemp(dir=path.parent, prefix=".making-"))
         try:
             make(apt, scratch, version, say)
-            packages.remove(path)  # if it was there, it did not work
+            packages.remove(path)  # an image that existed did not work
             scratch.rename(path)
         finally:
             packages.remove(scratch)
@@ -172,12 +173,12 @@ def make(apt, path, version, say):
                                kernel.Modules(path / "kernel", release), [module])
     for name in ("kernel", "headers", "siw"):
         packages.remove(path / name)
-    # Last: an image with this file is complete.
+    # Written last: an image with this file is complete.
     (path / "image.json").write_text(json.dumps({"release": release, "version": version[1]}) + "\n")
 
 
 def fetch(apt, release, say):
-    """All archives. Lists that name what is no longer there are fetched anew, once."""
+    """Returns all archives. If the lists name packages that no longer exist, fetches the lists again, once."""
     try:
         return archives(apt, release)
     except packages.Unavailable as error:
@@ -198,7 +199,7 @@ def archives(apt, release):
 
 
 def remove_old(newest):
-    """All but the last few images, unless somebody uses them."""
+    """Removes all but the last few images, except those in use."""
     images = sorted((path for path in newest.parent.iterdir() if not path.name.startswith(".")),
                     key=lambda path: path.stat().st_mtime, reverse=True)
     for path in images[KEPT:]:

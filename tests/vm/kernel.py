@@ -1,4 +1,4 @@
-"""What QEMU boots: the kernel out of its package, and an initial file system with modules and `guest/init`."""
+"""The files that QEMU boots: the kernel from its package, and an initial file system with modules and `guest/init`."""
 
 import gzip
 import lzma
@@ -10,18 +10,18 @@ import subprocess
 
 import packages
 
-# Modules in the order in which they are wanted; what they depend on goes before them. First what it takes to have a
-# root and a way to talk, then network and RDMA. The checksums are asked for by name inside the kernel and so are no
-# dependencies.
+# Modules in the order of loading; their dependencies are loaded before them. The first list has the modules for a root
+# file system and for the console, the second those for network and RDMA. The kernel requests the checksums by name, so
+# they are not listed as dependencies.
 TO_START = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
-FOR_RDMA = ("virtio_net", "dummy", "veth", "sch_netem", "ib_uverbs", "rdma_ucm", "ib_umad", "crc32_generic", "crc32_pclmul",
-            "crc32c_generic", "crc32c_intel", "libcrc32c", "rdma_rxe", "iw_cm")
+FOR_RDMA = ("virtio_net", "dummy", "veth", "sch_netem", "ib_uverbs", "rdma_ucm", "ib_umad", "crc32_generic",
+            "crc32_pclmul", "crc32c_generic", "crc32c_intel", "libcrc32c", "rdma_rxe", "iw_cm")
 SIGNATURE = b"~Module signature appended~\n"
 PAYLOAD = 0x248  # in the header of a bzImage: offset and length of the compressed kernel
 
 
 def extract(image):
-    """The ELF file in a bzImage, as bytes: booted directly it saves seconds of decompression in an emulated processor."""
+    """Returns the ELF file of a bzImage. To boot it directly saves seconds of decompression when emulated."""
     start = image.read_bytes()
     setup = (start[0x1F1] or 4) + 1
     offset, length = struct.unpack_from("<II", start, PAYLOAD)
@@ -49,7 +49,7 @@ class Modules:
         self.builtin = {name_of(pathlib.Path(line)) for line in builtin.read_text().splitlines()}
 
     def read(self, name):
-        """The module without its signature: checking it costs an emulated processor more than anything else."""
+        """Returns the module without its signature. The check of signatures takes long in an emulated processor."""
         path = self.paths[name]
         content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
         if content.endswith(SIGNATURE):
@@ -59,7 +59,7 @@ class Modules:
         return content
 
     def load_order(self, names, extra=()):
-        """Pairs of name and content, dependencies first. `extra` are modules of our own, as paths."""
+        """Returns pairs of name and content, dependencies first. `extra` are paths of modules of our own."""
         own = {path.stem: path.read_bytes() for path in extra}
         order = {}
 
@@ -69,7 +69,7 @@ class Modules:
             if name not in own and name not in self.paths:
                 raise packages.Unavailable(f"this kernel has no module {name}")
             content = own[name] if name in own else self.read(name)
-            order[name] = None  # its place is taken below; a circle would end here
+            order[name] = None  # replaced below; a cycle of dependencies ends here
             for needed in dependencies(content):
                 visit(needed)
             del order[name]
@@ -90,7 +90,7 @@ def dependencies(content):
 
 
 def initial_file_system(target, busybox, init, modules, extra):
-    """Writes the archive that the kernel unpacks: busybox, modules, two lists of them, and the first program."""
+    """Writes the archive that the kernel unpacks: busybox, modules, two lists of modules, and the first program."""
     scratch = target.with_suffix(".tree")
     for name in ("bin", "dev", "proc", "sys", "mnt", "modules", "new"):
         (scratch / name).mkdir(parents=True)

@@ -15,18 +15,18 @@ import packages
 
 TIMED_OUT = 124
 DIED = 125
-KVM_PROBE = 20  # seconds for a guest under KVM that does nothing; it takes three
+KVM_PROBE = 20  # seconds for a guest under KVM that does nothing; normal is 3 s
 TCG = "tcg,thread=multi"
 KERNEL = ("console=ttyS0 quiet loglevel=4 panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check "
           "random.trust_cpu=on audit=0 apparmor=0 net.ifnames=0")
 CHUNK = 1 << 16
-LAST = 60  # lines: the trace of a crash, and what came before it
+LAST = 60  # lines: the trace of a crash, and some lines before it
 PR_SET_PDEATHSIG = 1
-MTU = 9000  # the most that a wire takes; `fabric` uses less
+MTU = 9000  # the largest packet of a wire, in bytes; `fabric` uses less
 
 
 class Guest:
-    """A virtual machine that runs a shell script, until it ends or `stop`."""
+    """A virtual machine that runs a shell script, until the script ends or `stop` is called."""
 
     def __init__(self, image, directory, script, accelerator, cpus=2, memory=2048, wires=(), out=None, err=None):
         self.directory = pathlib.Path(directory)
@@ -35,7 +35,8 @@ class Guest:
                      "-cpu", "host" if accelerator == "kvm" else "max", "-smp", str(cpus), "-m", str(memory),
                      "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
                      "-serial", f"file:{self.directory}/console",
-                     "-kernel", str(image.path / "vmlinux"), "-initrd", str(image.path / "initramfs"), "-append", KERNEL,
+                     "-kernel", str(image.path / "vmlinux"), "-initrd", str(image.path / "initramfs"),
+                     "-append", KERNEL,
                      "-device", "virtio-serial-pci",
                      *shared("host", "/", ",readonly=on"), *shared("tools", image.path / "tools", ",readonly=on"),
                      *shared("run", self.directory)]
@@ -48,20 +49,21 @@ class Guest:
         for name, sink in (("out", out), ("err", err)):
             reader, writer = os.pipe()
             writers.append(writer)
-            # A file and not `stdio`: with the standard input at its end that one stalls.
+            # A file and not `stdio`, which stalls when the standard input is at its end.
             arguments += ["-chardev", f"file,id={name},path=/dev/fd/{writer}",
                           "-device", f"virtserialport,chardev={name},name={name}"]
             self.pumps.append(threading.Thread(target=pump, args=(reader, sink), daemon=True))
         with (self.directory / "qemu").open("wb") as log:
             self.process = subprocess.Popen(arguments, env=image.environment(), stdin=subprocess.DEVNULL, stdout=log,
-                                            stderr=log, pass_fds=passed + writers, preexec_fn=die_with_parent, start_new_session=True)
+                                            stderr=log, pass_fds=passed + writers, preexec_fn=die_with_parent,
+                                            start_new_session=True)
         for writer in writers:
             os.close(writer)
         for thread in self.pumps:
             thread.start()
 
     def wait(self, deadline):
-        """The exit status of the command: its own, 124 after the deadline, 125 if the guest ended without saying."""
+        """Returns the exit status: the command's, 124 after the deadline, 125 if the guest ended without one."""
         try:
             self.process.wait(max(deadline - time.monotonic(), 0))
         except subprocess.TimeoutExpired:
@@ -80,7 +82,7 @@ class Guest:
             thread.join()
 
     def last_words(self):
-        """What the kernel, the first program and QEMU said last."""
+        """Returns the last lines of the kernel, the first program and QEMU."""
         lines = []
         for name in ("console", "qemu"):
             with contextlib.suppress(OSError):
@@ -89,12 +91,13 @@ class Guest:
 
 
 def shared(tag, path, more=""):
-    """A directory of this machine in the guest."""
-    return ["-virtfs", f"local,path={str(path).replace(',', ',,')},mount_tag={tag},security_model=none,multidevs=remap{more}"]
+    """Returns the arguments that show a directory of this machine in the guest."""
+    path = str(path).replace(",", ",,")
+    return ["-virtfs", f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{more}"]
 
 
 def pump(reader, sink):
-    """Copies what comes; reads on when nobody wants it any more, or the guest would stall."""
+    """Copies the guest's output. Reads on when the sink is closed, because the guest would stall otherwise."""
     with open(reader, "rb", buffering=0) as source:
         while chunk := source.read(CHUNK):
             if sink is not None:
@@ -106,7 +109,7 @@ def pump(reader, sink):
 
 
 def die_with_parent():
-    """No guest outlives the program that started it, however that one ends."""
+    """Makes the guest die with the program that started it, whatever ends that program."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -119,7 +122,7 @@ class Wire:
         self.ends = socket.socketpair()
 
     def device(self, host):
-        """QEMU's arguments for the end at this host, and the descriptor that they name."""
+        """Returns QEMU's arguments for the end at this host, and the descriptor that they name."""
         descriptor = self.ends[host].fileno()
         arguments = ["-netdev", f"stream,id={self.name},server=off,addr.type=fd,addr.str={descriptor}",
                      "-device", f"virtio-net-pci,netdev={self.name},mac={self.mac}:0{host},host_mtu={MTU}"]
@@ -131,18 +134,18 @@ class Wire:
 
 
 def script(directory, environment, arguments, before=()):
-    """The script that runs a command as it would run here: same directory, same words."""
+    """Returns a script that runs a command as it would run here: with the same directory and the same words."""
     lines = ["#!/bin/bash"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    lines += [f"{shlex.join(step)} || {{ echo {shlex.quote('the guest failed: ' + shlex.join(step))} >&2; exit {DIED}; }}"
-              for step in before]
+    for step in map(shlex.join, before):
+        lines.append(f"{step} || {{ echo {shlex.quote('the guest failed: ' + step)} >&2; exit {DIED}; }}")
     lines += [f"cd {shlex.quote(directory)} || exit {DIED}"]
     lines += [f"exec {shlex.join(arguments)}", ""]
     return os.fsencode("\n".join(lines))
 
 
 def accelerator(image, place, scratch):
-    """`kvm` where a guest really runs under it, or TCG. Remembered until this machine or the image changes."""
+    """Returns `kvm` if a guest really runs under it, otherwise TCG. Remembered until machine or image change."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     memory = place / "accelerator"
     known = f"{boot} {image.path.name} "
@@ -156,7 +159,7 @@ def accelerator(image, place, scratch):
 
 
 def kvm_works(image, scratch):
-    """/dev/kvm can be opened on some machines whose guests then hang, as with kvm_pvm: only a guest that ran counts."""
+    """Returns whether a guest ran under KVM. On some machines /dev/kvm opens but guests hang, as with kvm_pvm."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK) or pathlib.Path("/sys/module/kvm_pvm").exists():
         return False
     directory = pathlib.Path(scratch) / "probe"

@@ -9,19 +9,19 @@ import subprocess
 import tarfile
 import tempfile
 
-LIMIT = 900  # seconds for one command: a network that hangs must not hold a machine for ever
+LIMIT = 900  # seconds for one command: a network that hangs must not block a machine for ever
 KERNEL = "linux-image-amd64"  # depends on the newest kernel of the release
-# What every Debian has, so that no closure needs it. Programs of the host go on with the C library that they know.
+# Packages that every Debian has: no closure includes them. Programs of the host keep using the host's C library.
 BASE = {"libc6", "libc-bin", "libgcc-s1", "gcc-12-base", "libcrypt1"}
 EMULATOR_PARTS = {"qemu-system-common", "qemu-system-data", "seabios", "ipxe-qemu"}
 
 
 class Unavailable(Exception):
-    """The virtual machine can't be had here; the text says why, and what would help."""
+    """No virtual machine is possible here. The text has the reason and the remedy."""
 
 
 def command(arguments, **more):
-    """What a program printed; `Unavailable` if it fails."""
+    """Runs a program and returns its output. Raises `Unavailable` if the program fails."""
     try:
         done = subprocess.run(arguments, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, errors="replace", timeout=LIMIT, **more)
@@ -36,7 +36,7 @@ def command(arguments, **more):
 
 
 class Apt:
-    """apt-get with its state in our cache: it believes that nothing is installed, so what it finds is complete."""
+    """apt-get with its state in our cache. Its state has no installed packages, so its closures are complete."""
 
     def __init__(self, cache):
         self.archives = cache / "debs"
@@ -49,7 +49,7 @@ class Apt:
         (self.state / "status").touch()
 
     def options(self):
-        """Debian's lists as the host has them, unless ours are newer."""
+        """Returns the options of apt: the host's package lists, unless ours are newer."""
         settings = {"Dir::Cache": self.state, "Dir::Cache::archives": self.archives,
                     "Dir::State::status": self.state / "status", "Debug::NoLocking": "1",
                     "APT::Sandbox::User": "root", "APT::Get::Assume-Yes": "1", "APT::Install-Recommends": "0"}
@@ -58,33 +58,33 @@ class Apt:
         return [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
 
     def has_own_lists(self):
-        """A list that was fetched after the host's were."""
+        """Returns whether we have a list that is newer than the host's."""
         ours = [path.stat().st_mtime for path in self.lists.glob("*Packages*")]
         theirs = pathlib.Path("/var/lib/apt/lists")
         return bool(ours) and (not theirs.is_dir() or max(ours) > theirs.stat().st_mtime)
 
     def update(self):
-        """Fetches lists of our own; the host's may be absent or out of date, and are root's."""
+        """Fetches lists of our own. The host's may be absent or out of date, and only root may change them."""
         self.prepare()
         command(["apt-get", *self.options(), "-o", f"Dir::State::lists={self.lists}", "-q", "update"])
         for path in self.lists.glob("*Packages*"):
             os.utime(path)  # apt keeps the server's time
 
     def fields(self, package):
-        """What the lists say about the newest version of a package; empty if they don't know it."""
+        """Returns the fields of the newest version of a package in the lists; empty if they do not have the package."""
         with contextlib.suppress(Unavailable):
             text = command(["apt-cache", *self.options(), "show", "--no-all-versions", package])
             return dict(re.findall(r"^([A-Z][\w-]*): (.*)$", text.split("\n\n", maxsplit=1)[0], re.MULTILINE))
         return {}
 
     def kernel(self):
-        """The release of Debian's newest kernel, and the version of its package."""
+        """Returns the release of Debian's newest kernel, and the version of its package."""
         image = self.fields(KERNEL)
         release = re.search(r"\blinux-image-(\d[^ ,]*)", image.get("Depends", ""))
         return (release[1], image["Version"]) if release else None
 
     def download(self, packages):
-        """The archives of these packages, without what they depend on."""
+        """Downloads these packages without their dependencies. Returns the archives."""
         command(["apt-get", *self.options(), "-q", "download", *packages], cwd=self.archives)
         found = []
         for package in packages:
@@ -101,19 +101,19 @@ class Apt:
             archive.unlink()
 
     def closure(self, packages):
-        """The archives of these packages and of all that they depend on, but for what every Debian has."""
+        """Downloads these packages and their dependencies, except those that every Debian has. Returns the archives."""
         plan = command(["apt-get", *self.options(), "--simulate", "install", *packages])
         command(["apt-get", *self.options(), "-q", "--download-only", "install", *packages])
         steps = re.findall(r"^Inst (\S+) \((\S+) .*\[(\w+)\]\)", plan, re.MULTILINE)
         names = [(name, f"{name}_{version.replace(':', '%3a')}_{architecture}.deb")
                  for name, version, architecture in steps if name not in BASE]
-        # Of the dependencies only libraries and what QEMU loads: programs and accounts are the host's.
+        # Of the dependencies only libraries and the files that QEMU loads: programs and accounts are the host's.
         return [self.archives / archive for name, archive in names
                 if name in packages or name in EMULATOR_PARTS or name.startswith("lib")]
 
 
 def unpack(archives, root):
-    """Unpacks archives over each other into a tree in which /lib and /bin are what they are on a merged system."""
+    """Unpacks archives over each other into a tree in which /lib and /bin are links, as on a merged system."""
     for name in ("bin", "sbin", "lib", "lib64"):
         (root / "usr" / name).mkdir(parents=True, exist_ok=True)
     for archive in archives:
@@ -127,7 +127,7 @@ def unpack(archives, root):
 
 @contextlib.contextmanager
 def extracted(archive):
-    """The files of an archive, as a stream."""
+    """Opens the files of an archive as a stream."""
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL) as reader:
         try:
@@ -138,7 +138,7 @@ def extracted(archive):
 
 
 def merged(name):
-    """`./lib/x` as `usr/lib/x`: the host's /lib is a link, which a directory must not hide."""
+    """Returns `./lib/x` as `usr/lib/x`: the host's /lib is a link, which a directory must not hide."""
     name = name.removeprefix("./")
     return f"usr/{name}" if name.split("/")[0] in ("bin", "sbin", "lib", "lib64") else name
 
@@ -157,7 +157,7 @@ def place(files, member, root):
 
 
 def replace(path, text):
-    """Writes a file at once or not at all."""
+    """Replaces a file atomically."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
         file.write(text)
     os.replace(file.name, path)

@@ -1,15 +1,16 @@
 """Soft iWARP from Debian's kernel source: changed so that it can be as strict as hardware, and built beside the kernel.
 
-Debian's kernel has no siw (`CONFIG_RDMA_SIW is not set`). Its compile-time switches become parameters of the module, and there is a
-new one, `strict_active_first`: in MPA (RFC 5044, 7.1) the side that accepted a connection must not send before the active side's
-first message has arrived; siw as it is does not look.
-0: does not look; 1: says so in the kernel's log; 2: also fails the queue pair, as hardware may.
+Debian's kernel has no siw (`CONFIG_RDMA_SIW is not set`). The compile-time switches of siw become parameters of the
+module. There is a new parameter, `strict_active_first`: in MPA (RFC 5044, 7.1) the side that accepted a connection must
+not send before the first message of the active side has arrived. Plain siw does not check that.
+0: no check; 1: violations are written to the kernel's log; 2: they also fail the queue pair, as hardware may.
 
-One mistake of siw's is put right. `siw_accept()` sends the MPA reply and then makes the socket the queue pair's; what the peer sends in
-between wakes nobody, and waits in the socket until something else comes: for ever, if the peer waits for an answer. With
-`accept_looks`, on by default, siw looks at the socket once more; `accept_pause` makes the time in between longer, in milliseconds.
+The module corrects one mistake in accepting. `siw_accept()` sends the MPA reply and then attaches the socket to the
+queue pair. A message that arrives in between wakes no thread and waits in the socket until more data arrives: for ever,
+if the peer waits for an answer. With `accept_looks`, which is on by default, siw checks the socket once more.
+`accept_pause` makes the time in between longer, in milliseconds.
 
-Two mistakes in the data that siw sends are put right too. With `data_mends=0` the module has them again, as plain siw
+The module corrects two mistakes in the data that siw sends. With `data_mends=0` the module has them again, as plain siw
 has them:
 - `siw_activate_tx()` takes a read request of length 0 from the queue of requests and leaves the length of an earlier
   work request in the first part. The answer then carries bytes that the peer did not ask for, and the peer ends the
@@ -31,19 +32,21 @@ SWITCHES = ("zcopy_tx", "loopback_enabled", "mpa_crc_required", "mpa_crc_strict"
 PARAMETER = "strict_active_first"
 DATA_MENDS = "data_mends"
 ACCEPTED = "\t} else {\n\t\tsiw_qp_socket_assoc(cep, qp);\n"
-# Each change: the file, what stands there once, and what comes instead.
+# Each change: the file, a text that it has once, and the replacement.
 CHANGES = (
     ("siw.h", "extern u_char mpa_version;", f"extern u_char mpa_version;\nextern int {PARAMETER};"),
-    ("siw.h", "\tint tx_cpu;\n", "\tint tx_cpu;\n\tbool must_listen; /* accepted, and nothing has come yet */\n"
+    ("siw.h", "\tint tx_cpu;\n", "\tint tx_cpu;\n\tbool must_listen; /* accepted, and nothing has arrived yet */\n"
                                  "\tbool has_spoken_first;\n"),
     ("siw_main.c", "struct task_struct *siw_tx_thread[NR_CPUS];",
      f"int {PARAMETER};\nmodule_param({PARAMETER}, int, 0644);\n\nstruct task_struct *siw_tx_thread[NR_CPUS];"),
     # siw_accept(): in peer-to-peer mode the active side has spoken before the queue pair may send.
     ("siw_cm.c", '\tsiw_dbg_cep(cep, "[QP%u]: moving to rts\\n", qp_id(qp));',
      '\tqp->must_listen = !wait_for_peer_rts;\n\tsiw_dbg_cep(cep, "[QP%u]: moving to rts\\n", qp_id(qp));'),
-    ("siw_main.c", "MODULE_AUTHOR(", "uint accept_pause;\nmodule_param(accept_pause, uint, 0644);\nbool accept_looks = true;\n"
-                                     "module_param(accept_looks, bool, 0644);\n\nMODULE_AUTHOR("),
-    ("siw.h", "extern const bool siw_tcp_nagle;", "extern const bool siw_tcp_nagle;\nextern uint accept_pause;\nextern bool accept_looks;"),
+    ("siw_main.c", "MODULE_AUTHOR(",
+     "uint accept_pause;\nmodule_param(accept_pause, uint, 0644);\nbool accept_looks = true;\n"
+     "module_param(accept_looks, bool, 0644);\n\nMODULE_AUTHOR("),
+    ("siw.h", "extern const bool siw_tcp_nagle;",
+     "extern const bool siw_tcp_nagle;\nextern uint accept_pause;\nextern bool accept_looks;"),
     ("siw_cm.c", ACCEPTED, ACCEPTED.replace("{\n", "{\n\t\tif (accept_pause)\n\t\t\tmsleep(accept_pause);\n")
      + "\t\tif (accept_looks)\n\t\t\tsiw_look(cep->sock->sk);\n"),
     ("siw_cm.c", "int siw_accept(struct iw_cm_id *id,", """\
@@ -66,11 +69,12 @@ int siw_accept(struct iw_cm_id *id,"""),
     # siw_try_1seg(): the first step ends where the page ends.
     ("siw_qp_tx.c", "unsigned long part = bytes - (PAGE_SIZE - off);",
      f"unsigned long part = {DATA_MENDS} ? PAGE_SIZE - off : bytes - (PAGE_SIZE - off);"),
-    # siw_get_hdr(): something has come.
+    # siw_get_hdr(): a header has arrived.
     ("siw_qp_rx.c", "\tint bytes;\n\n\tif (srx->fpdu_part_rcvd < MIN_DDP_HDR) {",
      "\tint bytes;\n\n\tqp->must_listen = false;\n\tif (srx->fpdu_part_rcvd < MIN_DDP_HDR) {"),
     ("siw_qp_tx.c", "\tif (tx_type <= SIW_OP_READ_RESPONSE)\n\t\trv = siw_qp_sq_proc_tx(qp, wqe);\n",
-     "\trv = siw_may_speak(qp, tx_type);\n\tif (rv)\n\t\t; /* the work request fails below, and the queue pair with it */\n"
+     "\trv = siw_may_speak(qp, tx_type);\n\tif (rv)\n"
+     "\t\t; /* the work request fails below, and the queue pair with it */\n"
      "\telse if (tx_type <= SIW_OP_READ_RESPONSE)\n\t\trv = siw_qp_sq_proc_tx(qp, wqe);\n"),
     ("siw_qp_tx.c", "int siw_qp_sq_process(struct siw_qp *qp)\n{", f"""\
 static int siw_may_speak(struct siw_qp *qp, enum siw_opcode what)
@@ -90,7 +94,7 @@ int siw_qp_sq_process(struct siw_qp *qp)
 
 
 def take_source(archive, directory):
-    """Takes siw out of Debian's archive of the whole kernel source, which is read only as far as that."""
+    """Extracts siw from Debian's archive of the kernel source, which is read only up to siw."""
     with packages.extracted(archive) as outer:
         for member in outer:
             if re.search(r"/linux-source-[^/]*\.tar\.xz$", member.name):
@@ -113,7 +117,7 @@ def take_directory(files, directory):
 
 
 def patch(directory):
-    """Changes the source; one that has become different is an error, never half a patch."""
+    """Changes the source. If the source differs from the expected one, this is an error, never half a patch."""
     for name, before, after in (*CHANGES, *switch_changes(directory)):
         path = directory / name
         text = path.read_text()
@@ -123,7 +127,7 @@ def patch(directory):
 
 
 def switch_changes(directory):
-    """`const bool x;` becomes a parameter."""
+    """Yields the changes that make each `const bool x;` a parameter."""
     main = (directory / "siw_main.c").read_text()
     for name in SWITCHES:
         yield "siw.h", f"extern const bool {name};", f"extern bool {name};"
@@ -134,7 +138,7 @@ def switch_changes(directory):
 
 
 def build(release, headers, directory):
-    """The module siw.ko, built with the kernel's headers, which were unpacked in `headers`."""
+    """Builds the module siw.ko with the kernel's headers, which were unpacked in `headers`. Returns its path."""
     for program, package in (("make", "make"), ("gcc", "gcc"), ("strip", "binutils")):
         if not shutil.which(program):
             raise packages.Unavailable(f"{program} is needed to build siw: install the package {package}")
@@ -143,8 +147,8 @@ def build(release, headers, directory):
     makefile.write_text(makefile.read_text().replace("include /usr/src/", f"include {headers}/usr/src/"))
     environment = {**os.environ, "LD_LIBRARY_PATH": str(headers / "usr/lib/x86_64-linux-gnu"), "KBUILD_BUILD_USER": "",
                    "KBUILD_BUILD_HOST": ""}
-    packages.command(["make", f"-j{os.cpu_count()}", "-C", str(tree), f"M={directory}", "CONFIG_RDMA_SIW=m", "CONFIG_DEBUG_INFO_BTF_MODULES=",
-                      "modules"], env=environment)
+    packages.command(["make", f"-j{os.cpu_count()}", "-C", str(tree), f"M={directory}", "CONFIG_RDMA_SIW=m",
+                      "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"], env=environment)
     module = directory / "siw.ko"
     packages.command(["strip", "-g", str(module)])
     return module

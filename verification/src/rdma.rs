@@ -1,12 +1,10 @@
 //! A simulated RDMA fabric: a [`MemoryPort`](nemesia_core::port::memory::MemoryPort) whose every step is drawn
 //! from a seed.
 //!
-//! All ports of a [`Fabric`] live in one thread. Time passes when [`Fabric::pass`] is called. Then connections
-//! are
-//! made, parts of messages are placed and work requests complete, each at random, so that all orders occur that
-//! the
-//! facts allow: parts out of order, reads after later writes, completions of one connection long after
-//! another's.
+//! All ports of a [`Fabric`] live in one thread. Time passes when [`Fabric::pass`] is called. Then
+//! connections are made, parts of messages are placed and work requests complete, each at random, so that all
+//! orders occur that the facts allow: parts out of order, reads after later writes, completions of one
+//! connection long after another's.
 #![deny(unsafe_code)]
 
 use std::cell::RefCell;

@@ -12,9 +12,8 @@ use nemesia_core::wire::{Envelope, Kind};
 
 use crate::mutant::InjectedFault;
 
-/// The branches of one execution before loom gives up. No thread of a model waits for another without a limit,
-/// so
-/// only a broken model reaches this.
+/// The branches of one execution before loom gives up. No thread of a model waits for another without a
+/// limit, so only a broken model reaches this.
 const BRANCHES: usize = 20_000;
 /// More accesses than any body makes that is crashed.
 const STEPS: usize = 1000;
@@ -47,8 +46,7 @@ impl Run {
     }
 
     /// Runs `body` under every schedule with at most `preemptions` preemptions (one more in a long run), and
-    /// with every
-    /// value that each load may return.
+    /// with every value that each load may return.
     pub(crate) fn explore(&self, preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.max_branches = BRANCHES;
@@ -60,9 +58,8 @@ impl Run {
         });
     }
 
-    /// Explores `body(accesses)` for each number of accesses, until the thread that it stops always runs to its
-    /// end.
-    /// `body` stops one thread after so many accesses and returns whether it did.
+    /// Explores `body(accesses)` for each number of accesses, until the thread that it stops always runs to
+    /// its end. `body` stops one thread after so many accesses and returns whether it did.
     pub(crate) fn explore_crashes(
         &self,
         preemptions: usize,

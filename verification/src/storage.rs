@@ -28,8 +28,7 @@ impl<H: Handlers> engine::Storage for EngineVectors<H> {
 
 impl<H: Handlers> EngineVectors<H> {
     /// Returns storage for a world of `ranks` ranks, each with one region: `requests` requests at first,
-    /// `units` units of 64
-    /// bytes for unexpected messages, and `buckets` lists by hash.
+    /// `units` units of 64 bytes for unexpected messages, and `buckets` lists by hash.
     pub fn lent(ranks: usize, requests: usize, units: usize, buckets: usize, handlers: H) -> Lent<Self> {
         Lent {
             requests: several(requests),

@@ -28,7 +28,7 @@ pub(crate) fn list() -> String {
     }
     let unclaimed: Vec<_> = unclaimed().map(|mutant| mutant.to_string()).collect();
     if !unclaimed.is_empty() {
-        let _ = writeln!(text, "nobody kills {}", unclaimed.join(", "));
+        let _ = writeln!(text, "no model kills {}", unclaimed.join(", "));
     }
     text
 }

@@ -1,6 +1,5 @@
-//! The messages of an agreement, in little-endian words of 64 bits. Word 0: kind; word 1: flags;
-//! from word 2 on: the failed ranks, 64 a word, rank 0 in bit 0 of the first; bits after the last
-//! rank are 0.
+//! The messages of an agreement, in little-endian words of 64 bits. Word 0: kind; word 1: flags; from word 2
+//! on: the failed ranks, 64 a word, rank 0 in bit 0 of the first; bits after the last rank are 0.
 #![forbid(unsafe_code)]
 
 const HEAD_BYTES: usize = 16;

@@ -1,5 +1,5 @@
-//! Worlds of agreements whose ranks crash at any step: every interleaving of small worlds, and
-//! random runs of larger ones.
+//! Worlds of agreements whose ranks crash at any step: every interleaving of small worlds, and random runs of
+//! larger ones.
 
 use std::collections::{HashSet, VecDeque};
 use std::vec;

@@ -1,20 +1,19 @@
-//! Active messages: a short header and a payload for a handler of the receiver. The handler runs
-//! when the message arrives.
+//! Active messages: a short header and a payload for a handler of the receiver. The handler runs when the
+//! message arrives.
 //!
-//! Active messages are neither matched nor stored. Those between two processes are handled in the
-//! order sent, relative to each other and to one-sided operations. They do not wait behind tagged
-//! messages that lack credit, so active and tagged messages are not ordered relative to each other.
+//! Active messages are neither matched nor stored. Those between two processes are handled in the order sent,
+//! relative to each other and to one-sided operations. They do not wait behind tagged messages that lack
+//! credit, so active and tagged messages are not ordered relative to each other.
 //!
-//! A message that is larger than a packet, up to [`ACTIVE_BYTES`], travels in several packets. No
-//! other active message or one-sided operation is sent between them. The receiver assembles the
-//! message in memory that the handler layer supplies, and the handler receives it whole. The order
-//! therefore does not depend on the size. A handler needs no descriptor that it keeps for later (as
-//! in UCX), and a peer can occupy memory for one message only. For still larger data, use a tagged
-//! message or a put, which need one copy.
+//! A message that is larger than a packet, up to [`ACTIVE_BYTES`], travels in several packets. No other
+//! active message or one-sided operation is sent between them. The receiver assembles the message in memory
+//! that the handler layer supplies, and the handler receives it whole. The order therefore does not depend on
+//! the size. A handler needs no descriptor that it keeps for later (as in UCX), and a peer can occupy memory
+//! for one message only. For still larger data, use a tagged message or a put, which need one copy.
 //!
-//! Packet format: the context is the handler number. Bits 0-31 of the tag hold the bytes of the
-//! header. Bits 32-63 hold the bytes of the whole message if it takes several packets, else 0. The
-//! payload is the header followed by the data, or the next part of both.
+//! Packet format: the context is the handler number. Bits 0-31 of the tag hold the bytes of the header. Bits
+//! 32-63 hold the bytes of the whole message if it takes several packets, else 0. The payload is the header
+//! followed by the data, or the next part of both.
 #![forbid(unsafe_code)]
 
 use super::request::State;
@@ -46,27 +45,27 @@ pub struct ActiveMessage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoMemory;
 
-/// The active-message interface of the layer above. [`Engine::progress`] and similar calls invoke
-/// it; implementations cannot call the engine.
+/// The active-message interface of the layer above. [`Engine::progress`] and similar calls invoke it;
+/// implementations cannot call the engine.
 pub trait Handlers {
-    /// Returns memory for a message, at least [`ActiveMessage::len`] bytes. `None` if no handler
-    /// has that number: the engine then drops the message and counts it.
+    /// Returns memory for a message, at least [`ActiveMessage::len`] bytes. `None` if no handler has that
+    /// number: the engine then drops the message and counts it.
     ///
-    /// For a message in several packets, the engine calls this function once per packet. Until that
-    /// message is run or dropped, the function must return the same memory for its sender and must
-    /// not give that memory to another sender.
+    /// For a message in several packets, the engine calls this function once per packet. Until that message
+    /// is run or dropped, the function must return the same memory for its sender and must not give that
+    /// memory to another sender.
     ///
     /// # Errors
-    /// [`NoMemory`] if no memory is available. The engine then fails the connection to the sender,
-    /// so that the message is not lost silently.
+    /// [`NoMemory`] if no memory is available. The engine then fails the connection to the sender, so that
+    /// the message is not lost silently.
     fn room(&mut self, message: &ActiveMessage) -> Result<Option<&mut [u8]>, NoMemory>;
 
-    /// Handles the message that the engine has copied into the memory from `room`: header, then
-    /// payload. The sender's packet has been released.
+    /// Handles the message that the engine has copied into the memory from `room`: header, then payload. The
+    /// sender's packet has been released.
     fn run(&mut self, message: &ActiveMessage);
 
-    /// Discards the parts of an incomplete message in several packets, because its sender failed or
-    /// its handler was removed.
+    /// Discards the parts of an incomplete message in several packets, because its sender failed or its
+    /// handler was removed.
     fn drop_parts(&mut self, from: PeerId) {
         let _ = from;
     }
@@ -102,8 +101,8 @@ impl Outgoing {
         self.header.len() + self.payload.len()
     }
 
-    /// Returns the next bytes, at most `most`: the remaining part of the header, followed by a part
-    /// of the payload.
+    /// Returns the next bytes, at most `most`: the remaining part of the header, followed by a part of the
+    /// payload.
     fn part(&self, most: usize) -> [&[u8]; 2] {
         let head = self.header.part(self.sent, most);
         let at = self.sent.saturating_sub(self.header.len());
@@ -122,8 +121,8 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    /// Returns the state that the first packet of a message announces. `None` if the announced
-    /// sizes violate the protocol.
+    /// Returns the state that the first packet of a message announces. `None` if the announced sizes violate
+    /// the protocol.
     fn new(handler: u16, header_bytes: u32, len: u32, packet_bytes: usize) -> Option<Self> {
         let fits = (packet_bytes + 1..=ACTIVE_BYTES).contains(&(len as usize)) && header_bytes <= len;
         fits.then_some(Self { handler, wanted: true, header_bytes, len, at: 0 })
@@ -136,9 +135,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.port.packet_bytes().max(ACTIVE_BYTES)
     }
 
-    /// Starts an active message. [`RequestId::SENT`] means that the message was sent and the caller
-    /// may reuse both buffers. The next [`Engine::progress`] handles a message to this process
-    /// itself.
+    /// Starts an active message. [`RequestId::SENT`] means that the message was sent and the caller may reuse
+    /// both buffers. The next [`Engine::progress`] handles a message to this process itself.
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent. [`StartError::TooLong`] if the message exceeds
@@ -160,8 +158,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if message.len() > most {
             return Err(StartError::TooLong { len: message.len(), most });
         }
-        // A message in several packets needs a request slot first: if none is free, no packet may
-        // have been sent.
+        // A message in several packets needs a request slot first: if none is free, no packet may have been
+        // sent.
         let several = message.len() > self.port.packet_bytes();
         if to != self.rank && several {
             let index = self.start(State::Active(message))?;
@@ -241,8 +239,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// Delivers an active message, or a part of one. The data is copied out first, so that the
-    /// sender gets its packet memory back. A message is handled when it is complete.
+    /// Delivers an active message, or a part of one. The data is copied out first, so that the sender gets
+    /// its packet memory back. A message is handled when it is complete.
     pub(super) fn deliver_active(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
         let (header_bytes, several) = (envelope.tag as u32, (envelope.tag >> 32) as u32);
@@ -280,8 +278,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Delivers one packet of a message in several packets. Its sizes are checked against those of
-    /// the first packet.
+    /// Delivers one packet of a message in several packets. Its sizes are checked against those of the first
+    /// packet.
     #[cold]
     fn deliver_part(
         &mut self,

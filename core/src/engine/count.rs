@@ -51,8 +51,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Counts a one-sided operation that the layer above performed directly on mapped memory,
-    /// without the engine.
+    /// Counts a one-sided operation that the layer above performed directly on mapped memory, without the
+    /// engine.
     #[inline]
     pub fn count_direct(&mut self, to: PeerId, operation: RmaOperation, bytes: usize) {
         if to < self.size() {
@@ -61,8 +61,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Returns the counters of a peer or of this process itself. A failed peer keeps its counters.
-    /// `None` if the rank does not exist.
+    /// Returns the counters of a peer or of this process itself. A failed peer keeps its counters. `None` if
+    /// the rank does not exist.
     pub fn peer_counters(&self, peer: PeerId) -> Option<PeerCounters> {
         let it = self.peers.borrow().get(peer as usize)?;
         let traffic = (peer != self.rank).then(|| it.tally.last.unwrap_or_else(|| self.port.traffic(peer)));

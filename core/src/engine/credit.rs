@@ -1,5 +1,5 @@
-//! Credit: a process sends no more than the receiver has promised memory for (invariant 4).
-//! [`crate::flow`] counts and distributes the credit; [`crate::wire`] defines how grants travel.
+//! Credit: a process sends no more than the receiver has promised memory for (invariant 4). [`crate::flow`]
+//! counts and distributes the credit; [`crate::wire`] defines how grants travel.
 #![forbid(unsafe_code)]
 
 use core::borrow::{Borrow, BorrowMut};
@@ -51,8 +51,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Charges the credit account of `from` for a message of `units` units. `stored` says whether
-    /// the message will be stored.
+    /// Charges the credit account of `from` for a message of `units` units. `stored` says whether the message
+    /// will be stored.
     ///
     /// # Errors
     /// The peer had no credit for the message.
@@ -98,8 +98,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Returns whether a peer cannot send until messages are received, because it has no credit.
-    /// For this process's own rank: whether a message to itself waits for memory.
+    /// Returns whether a peer cannot send until messages are received, because it has no credit. For this
+    /// process's own rank: whether a message to itself waits for memory.
     pub fn is_held(&self, peer: PeerId) -> bool {
         self.peers.borrow().get(peer as usize).is_some_and(|it| match it.failure {
             _ if peer == self.rank => !it.queue(PeerQueue::Pending).is_empty(),
@@ -128,8 +128,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.held_peers() > 0 && (0..self.size()).all(silent)
     }
 
-    /// Returns whether `id` is a message to this process itself that no receive has matched, and
-    /// that would be complete if there were memory to store it.
+    /// Returns whether `id` is a message to this process itself that no receive has matched, and that would
+    /// be complete if there were memory to store it.
     pub fn is_own_send_held(&self, id: RequestId) -> bool {
         self.held_own(id).is_some()
     }
@@ -151,10 +151,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         (own.is_some() && !message.synchronous && message.buf.len() <= self.eager_bytes).then_some(queue)
     }
 
-    /// Withdraws a message for which [`Engine::is_own_send_held`] returns `true`. Nothing is sent,
-    /// and the caller may reuse the buffer. The request completes with [`CompletionError::Cancelled`]. Returns
-    /// `false` if `id` is no such message, or if a matched probe has removed the message from the
-    /// queue.
+    /// Withdraws a message for which [`Engine::is_own_send_held`] returns `true`. Nothing is sent, and the
+    /// caller may reuse the buffer. The request completes with [`CompletionError::Cancelled`]. Returns
+    /// `false` if `id` is no such message, or if a matched probe has removed the message from the queue.
     pub fn withdraw_own_send(&mut self, id: RequestId) -> bool {
         let Some(queue) = self.held_own(id) else { return false };
         if queue == PeerQueue::Offered && !self.forget_own_offer(id) {
@@ -165,8 +164,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         true
     }
 
-    /// Drops the stored RTS of a message to this process itself. Returns `false` if it is not in
-    /// the store.
+    /// Drops the stored RTS of a message to this process itself. Returns `false` if it is not in the store.
     fn forget_own_offer(&mut self, id: RequestId) -> bool {
         let me = self.rank;
         let is_it = |store: &Store<_, _>, at: u32, stored: &Stored| {
@@ -182,9 +180,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         units > 0
     }
 
-    /// Closes the account of a failed peer. Its grant is void, and the messages that it has only
-    /// announced are dropped. Messages that travelled whole with their RTS, as short synchronous
-    /// messages do, can still be received.
+    /// Closes the account of a failed peer. Its grant is void, and the messages that it has only announced
+    /// are dropped. Messages that travelled whole with their RTS, as short synchronous messages do, can still
+    /// be received.
     pub(super) fn close_account(&mut self, peer: PeerId) {
         let gone = |store: &Store<_, _>, id: u32, stored: &Stored| {
             stored.source == peer && stored.kind == Kind::Rts && {

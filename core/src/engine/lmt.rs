@@ -1,23 +1,22 @@
-//! The large message transfer interface (paper 4, section 3.2). An RTS announces a message; the
-//! receiver matches it; one of several protocols then moves the data. Any number of transfers may
-//! be in progress, in both directions.
+//! The large message transfer interface (paper 4, section 3.2). An RTS announces a message; the receiver
+//! matches it; one of several protocols then moves the data. Any number of transfers may be in progress, in
+//! both directions.
 //!
-//! - **Pull** (`lmt/pull.rs`): one copy. The receiver reads the sender's memory
-//!   ([`MessagePort::pull`]). A waiting sender may write into the receiver's memory at the same
-//!   time, from the end of the message.
-//! - **Stream** (`lmt/stream.rs`): packets, which the sender fills while the receiver empties others
-//!   (double buffering).
+//! - **Pull** (`lmt/pull.rs`): one copy. The receiver reads the sender's memory ([`MessagePort::pull`]). A
+//!   waiting sender may write into the receiver's memory at the same time, from the end of the message.
+//! - **Stream** (`lmt/stream.rs`): packets, which the sender fills while the receiver empties others (double
+//!   buffering).
 //!
-//! The faster protocol depends on the machine, on the cores of both processes and on the sender's
-//! activity. If the port has a clock ([`MessagePort::ticks`]), the receiver learns the faster
-//! protocol for each peer and size (`lmt/choice.rs`). Without a clock, the receiver pulls.
+//! The faster protocol depends on the machine, on the cores of both processes and on the sender's activity.
+//! If the port has a clock ([`MessagePort::ticks`]), the receiver learns the faster protocol for each peer
+//! and size (`lmt/choice.rs`). Without a clock, the receiver pulls.
 //!
-//! Lists: a message that is not contiguous is streamed, and gathered into each packet. A receiver
-//! whose buffer is not contiguous pulls run by run, or streams if the runs are short. Neither case
-//! uses the sender-assisted copy.
+//! Lists: a message that is not contiguous is streamed, and gathered into each packet. A receiver whose
+//! buffer is not contiguous pulls run by run, or streams if the runs are short. Neither case uses the
+//! sender-assisted copy.
 //!
-//! If a receiver cannot pull, or can no longer pull in the middle of a message, it requests the
-//! remaining bytes as a stream. No byte is lost or moved twice.
+//! If a receiver cannot pull, or can no longer pull in the middle of a message, it requests the remaining
+//! bytes as a stream. No byte is lost or moved twice.
 #![forbid(unsafe_code)]
 
 mod offer;
@@ -33,12 +32,12 @@ use super::{Engine, Storage};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
 use crate::wire::rendezvous::Cts;
 
-/// The seven functions of the paper. Each protocol implements those in which it differs from the
-/// others. The slot number names a request. Each function expects the request in the state and
-/// queue in which the preceding function left it.
+/// The seven functions of the paper. Each protocol implements those in which it differs from the others. The
+/// slot number names a request. Each function expects the request in the state and queue in which the
+/// preceding function left it.
 pub(super) trait Transfer<P: MessagePort, S: Storage> {
-    /// Sender: announces the message (`initiate_lmt`). Returns `false` if there is no space or
-    /// credit for the RTS now.
+    /// Sender: announces the message (`initiate_lmt`). Returns `false` if there is no space or credit for the
+    /// RTS now.
     fn initiate(engine: &mut Engine<P, S>, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         engine.offer(to, index)
     }
@@ -51,8 +50,8 @@ pub(super) trait Transfer<P: MessagePort, S: Storage> {
         let _ = (engine, to, index, cts);
     }
 
-    /// Receiver: handles a packet of the transfer (`handle_cookie`). Returns `false` if the packet
-    /// violates the protocol.
+    /// Receiver: handles a packet of the transfer (`handle_cookie`). Returns `false` if the packet violates
+    /// the protocol.
     fn handle_cookie(engine: &mut Engine<P, S>, index: u32, arrival: &Arrival<P::Token>) -> bool {
         let _ = (engine, index, arrival);
         false
@@ -61,8 +60,8 @@ pub(super) trait Transfer<P: MessagePort, S: Storage> {
     /// Either side: moves the next bytes (`lmt_progress`). Returns `false` if there is no space.
     fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault>;
 
-    /// Sender: completes the send; the receiver has all bytes that it requested, or they are on the
-    /// way (`done_send`).
+    /// Sender: completes the send; the receiver has all bytes that it requested, or they are on the way
+    /// (`done_send`).
     fn done_send(engine: &mut Engine<P, S>, to: PeerId, index: u32) {
         engine.complete_send(to, index);
     }

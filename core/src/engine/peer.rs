@@ -15,8 +15,8 @@ use crate::slab::List;
 
 use super::lmt::{Pull, Stream, Transfer, may_be_assisted};
 
-/// The queues of a peer. Requests in the queues before [`PeerQueue::Offered`] can progress without an
-/// answer from the peer.
+/// The queues of a peer. Requests in the queues before [`PeerQueue::Offered`] can progress without an answer
+/// from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerQueue {
     /// Sends that wait for space or credit, in order.
@@ -70,8 +70,7 @@ pub struct Peer {
     pub(super) failure: Option<Failure>,
     /// The peer failed, but packets that it sent before may not have been delivered yet.
     pub(super) departed: Option<Failure>,
-    /// Whether receives from any source must report the failure of the peer: see
-    /// [`Engine::acknowledge`].
+    /// Whether receives from any source must report the failure of the peer: see [`Engine::acknowledge`].
     pub(super) unacknowledged: bool,
     /// The credit of this process at the peer.
     pub(super) allowance: Allowance,
@@ -92,8 +91,7 @@ impl Peer {
         &self.queues[queue as usize]
     }
 
-    /// Returns whether a message can leave at once: no send is queued before it, and the peer has
-    /// not failed.
+    /// Returns whether a message can leave at once: no send is queued before it, and the peer has not failed.
     #[inline(always)]
     pub(super) fn is_free(&self) -> bool {
         #[cfg(nemesia_injected_fault)]
@@ -131,11 +129,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     fn is_sharable(&self, queue: PeerQueue, index: u32) -> bool {
         queue == PeerQueue::Offered
-            && matches!(&self.requests.get(index).0, State::Offered { message, .. } if may_be_assisted(message, self.tuning.assist_bytes))
+            && match &self.requests.get(index).0 {
+                State::Offered { message, .. } => may_be_assisted(message, self.tuning.assist_bytes),
+                _ => false,
+            }
     }
 
-    /// Removes a request from a queue of its peer. The request must still have the state that
-    /// belongs to the queue.
+    /// Removes a request from a queue of its peer. The request must still have the state that belongs to the
+    /// queue.
     pub(super) fn dequeue(&mut self, peer: PeerId, queue: PeerQueue, index: u32) {
         let sharable = self.is_sharable(queue, index);
         self.peer(peer).sharable -= u32::from(sharable);
@@ -158,9 +159,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Continues pending work for every peer: sends packets for which there is space, pulls and
-    /// answers. Returns the number of packets and pieces moved, and a peer that failed since the
-    /// last report.
+    /// Continues pending work for every peer: sends packets for which there is space, pulls and answers.
+    /// Returns the number of packets and pieces moved, and a peer that failed since the last report.
     #[cold]
     pub(super) fn work(&mut self) -> Progress {
         let mut moved = 0;

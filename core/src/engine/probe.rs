@@ -1,5 +1,5 @@
-//! Probes: they report unexpected messages without receiving them, and matched probes reserve one
-//! for a later receive (MPI 4.1, section 3.8).
+//! Probes: they report unexpected messages without receiving them, and matched probes reserve one for a later
+//! receive (MPI 4.1, section 3.8).
 #![forbid(unsafe_code)]
 
 use super::request::State;
@@ -11,8 +11,8 @@ use crate::wire::rendezvous::{RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Returns sender, tag and total length of the first stored message that `pattern` matches;
-    /// `None` if there is none.
+    /// Returns sender, tag and total length of the first stored message that `pattern` matches; `None` if
+    /// there is none.
     pub fn iprobe(&self, pattern: &Pattern) -> Option<Status> {
         self.store.find(pattern).map(|id| self.stored_status(id))
     }
@@ -26,8 +26,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.check_alive(source)
     }
 
-    /// As [`Engine::iprobe`], and removes the message from the queue. Only [`Engine::imrecv`] with
-    /// this identifier receives it.
+    /// As [`Engine::iprobe`], and removes the message from the queue. Only [`Engine::imrecv`] with this
+    /// identifier receives it.
     ///
     /// # Errors
     /// Every request slot is in use; the message stays in the queue.
@@ -38,8 +38,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(Some((self.id(index), self.stored_status(stored))))
     }
 
-    /// Receives a message that [`Engine::improbe`] removed from the queue. The identifier then
-    /// names the receive, as if [`Engine::irecv`] had returned it.
+    /// Receives a message that [`Engine::improbe`] removed from the queue. The identifier then names the
+    /// receive, as if [`Engine::irecv`] had returned it.
     ///
     /// # Errors
     /// [`CompletionError::Stale`] if the identifier does not come from [`Engine::improbe`] or was already
@@ -61,14 +61,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// Returns the number of stored messages that a receive would inspect until it finds a match or
-    /// finds that there is none. For measurements.
+    /// Returns the number of stored messages that a receive would inspect until it finds a match or finds
+    /// that there is none. For measurements.
     pub fn receive_steps(&self, pattern: &Pattern) -> usize {
         self.store.steps(pattern)
     }
 
-    /// Returns the number of posted receives that a message would be compared with until one
-    /// matches or none does. For measurements.
+    /// Returns the number of posted receives that a message would be compared with until one matches or none
+    /// does. For measurements.
     pub fn arrival_steps(&self, from: PeerId, context: u16, tag: u64) -> usize {
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: 0 };
         self.posted.steps(&self.requests, from, &envelope)

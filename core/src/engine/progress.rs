@@ -21,8 +21,8 @@ pub struct Progress {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Delivers packets that have arrived and continues pending work. Does a bounded amount of work
-    /// and never blocks.
+    /// Delivers packets that have arrived and continues pending work. Does a bounded amount of work and never
+    /// blocks.
     #[inline]
     pub fn progress(&mut self) -> Progress {
         let happened = |done: &Progress| *done != Progress::default();
@@ -49,8 +49,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         done
     }
 
-    /// Delivers one packet, or continues pending work if no packet has arrived. For a caller that
-    /// waits for one request and wants to test it after each packet.
+    /// Delivers one packet, or continues pending work if no packet has arrived. For a caller that waits for
+    /// one request and wants to test it after each packet.
     #[inline(always)]
     pub fn step(&mut self) -> Progress {
         match self.port.poll() {
@@ -78,10 +78,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Records that a peer has failed while its packets may still be undelivered (call
-    /// [`Engine::drain`], then [`Engine::fail`]). Sends that were not announced to the peer fail
-    /// now with [`Fate::PeerFailed`](super::CompletionError::PeerFailed). The others may have been received,
-    /// and the peer may have confirmed them before it failed.
+    /// Records that a peer has failed while its packets may still be undelivered (call [`Engine::drain`],
+    /// then [`Engine::fail`]). Sends that were not announced to the peer fail now with
+    /// [`Fate::PeerFailed`](super::CompletionError::PeerFailed). The others may have been received, and the
+    /// peer may have confirmed them before it failed.
     pub fn depart(&mut self, peer: PeerId, failure: Failure) {
         if peer < self.size() && self.peer(peer).departed.is_none() && self.failure(peer).is_none() {
             self.peer(peer).departed = Some(failure);
@@ -90,8 +90,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Delivers the remaining packets of a failed peer. Returns `true` when no valid packet is
-    /// left; `false` after [`PACKETS_A_TURN`] packets: call again.
+    /// Delivers the remaining packets of a failed peer. Returns `true` when no valid packet is left; `false`
+    /// after [`PACKETS_A_TURN`] packets: call again.
     #[cold]
     pub fn drain(&mut self, peer: PeerId) -> bool {
         for _ in 0..PACKETS_A_TURN {
@@ -111,9 +111,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Fails a peer: every request that only this peer could complete ends with
     /// [`Fate::PeerFailed`](super::CompletionError::PeerFailed). If the peer did not close its endpoint in
-    /// order, or was the last peer, receives from any source fail too, until
-    /// [`Engine::acknowledge`] (as in MPI's ULFM). Messages of the peer that arrived whole can
-    /// still be received. The other peers are not affected.
+    /// order, or was the last peer, receives from any source fail too, until [`Engine::acknowledge`] (as in
+    /// MPI's ULFM). Messages of the peer that arrived whole can still be received. The other peers are not
+    /// affected.
     pub fn fail(&mut self, peer: PeerId, failure: Failure) {
         if peer >= self.size() || self.peer(peer).failure.is_some() {
             return;
@@ -122,8 +122,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.peer(peer).failure = Some(failure);
         self.peer(peer).assist = None;
         self.peer(peer).tally.last = Some(self.port.traffic(peer));
-        // The peer may be alive and still copying a message of its own; it must find no further
-        // part to copy.
+        // The peer may be alive and still copying a message of its own; it must find no further part to copy.
         self.port.close_assist(peer);
         self.port.close(peer);
         self.fail_sends(peer, failure);

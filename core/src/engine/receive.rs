@@ -140,8 +140,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(outcome(from, envelope.tag, envelope.total, buf.len()))
     }
 
-    /// Returns whether [`Engine::receive_step`] may find a packet that [`Engine::receive_next`] does not take: one of
-    /// another kind, or one in a cell.
+    /// Returns whether a packet may wait that only [`Engine::receive_step`] takes: of another kind, or in a cell.
     #[inline(always)]
     pub fn has_next(&self) -> bool {
         self.port.has_next()
@@ -158,8 +157,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     #[inline(always)]
     pub fn receive_word(&mut self, pattern: &Pattern, into: &mut Word) -> Option<Status> {
         const LEN: usize = size_of::<Word>();
-        // The same condition as in `can_bypass`. The check for a failed source is unnecessary, because a failed
-        // source has no packets.
+        // As in `can_bypass`, without the check for a failed source: a failed source has no packets.
         if !self.is_idle() {
             return None;
         }
@@ -332,8 +330,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         posted.map_or(Bypass::Busy, Bypass::Posted)
     }
 
-    /// Returns whether a blocking receive can proceed without being posted: no other receive may take its message,
-    /// and its message is not stored.
+    /// Returns whether a blocking receive needs no posting: no other receive may take its message, and none is
+    /// stored.
     #[inline(always)]
     pub fn can_bypass(&self, pattern: &Pattern) -> bool {
         self.is_idle() && self.check_alive(pattern.source).is_ok()
@@ -403,8 +401,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let end = rts.total.min(buf.len() as u64);
         let left = Part { start: end.min(first as u64), end };
         if let Some(failure) = self.failure(from) {
-            // The message was probed before the failure, or travelled whole with its RTS. Bytes that did not travel
-            // with the RTS are lost.
+            // The message was probed before the failure, or travelled whole with its RTS. Other bytes are lost.
             let completion_error = match first as u64 == rts.total {
                 true => outcome(from, tag, rts.total, buf.len()),
                 false => Err(CompletionError::PeerFailed { peer: from, failure }),

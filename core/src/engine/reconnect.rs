@@ -1,9 +1,9 @@
 //! Reconnection of a rank: a process that restarts, or one that joins late.
 //!
-//! A failed peer can be reconnected ([`Engine::reconnect`]) when its launcher has restarted it. The
-//! two processes of the rank share no state: sequence numbers, credits, requests and answers start
-//! anew. Messages of the first process that are still in the store are dropped. Requests that were
-//! complete or had failed stay so.
+//! A failed peer can be reconnected ([`Engine::reconnect`]) when its launcher has restarted it. The two
+//! processes of the rank share no state: sequence numbers, credits, requests and answers start anew. Messages
+//! of the first process that are still in the store are dropped. Requests that were complete or had failed
+//! stay so.
 #![forbid(unsafe_code)]
 
 use core::borrow::{Borrow as _, BorrowMut as _};
@@ -20,8 +20,8 @@ use crate::store::cost;
 use crate::wire::Kind;
 
 impl Peer {
-    /// Resets the state for the next process of the peer. The queues are empty since the failure.
-    /// The ledger resets the account, and the engine maintains the entry in the work list.
+    /// Resets the state for the next process of the peer. The queues are empty since the failure. The ledger
+    /// resets the account, and the engine maintains the entry in the work list.
     fn renew(&mut self) {
         self.failure = None;
         self.departed = None;
@@ -37,15 +37,14 @@ impl Peer {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Reconnects a failed peer whose new process the port is connected to. All operations started
-    /// from now on refer to the new process. Returns `false` without any effect if the peer has not
-    /// failed.
+    /// Reconnects a failed peer whose new process the port is connected to. All operations started from now
+    /// on refer to the new process. Returns `false` without any effect if the peer has not failed.
     ///
-    /// Messages of the former process that were not received are dropped. A message that a matched
-    /// probe has removed from the queue can still be received if it arrived whole and its sender
-    /// did not wait for the receive. The failure of this peer counts as acknowledged
-    /// ([`Engine::acknowledge`]); failures of other peers do not. Posted receives from any source
-    /// stay posted and match messages of the new process. The counters of the peer start at zero.
+    /// Messages of the former process that were not received are dropped. A message that a matched probe has
+    /// removed from the queue can still be received if it arrived whole and its sender did not wait for the
+    /// receive. The failure of this peer counts as acknowledged ([`Engine::acknowledge`]); failures of other
+    /// peers do not. Posted receives from any source stay posted and match messages of the new process. The
+    /// counters of the peer start at zero.
     #[cold]
     pub fn reconnect(&mut self, peer: PeerId) -> bool {
         if peer == self.rank || self.failure(peer).is_none() {
@@ -74,8 +73,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.list_work(peer);
     }
 
-    /// Drops stored messages of the former process, so that they do not mix with those of the new
-    /// one.
+    /// Drops stored messages of the former process, so that they do not mix with those of the new one.
     fn forget_messages(&mut self, peer: PeerId) {
         #[cfg(nemesia_injected_fault)]
         if injected(InjectedFault::KeepMessages) {
@@ -86,8 +84,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.credit_removed(peer, units);
     }
 
-    /// Fails messages that the former process had only announced and that a matched probe has
-    /// removed from the queue.
+    /// Fails messages that the former process had only announced and that a matched probe has removed from
+    /// the queue.
     fn lose_claims(&mut self, peer: PeerId) {
         let Some(failure) = self.failure(peer) else { return };
         for index in 0..self.requests.capacity() as u32 {

@@ -21,8 +21,8 @@ pub struct RequestId {
 }
 
 impl RequestId {
-    /// The identifier of a send that was complete when it started. This is the common case and
-    /// takes no storage.
+    /// The identifier of a send that was complete when it started. This is the common case and takes no
+    /// storage.
     pub const SENT: Self = Self { index: NONE, generation: 0 };
 
     /// Returns the identifier as one number, for C.
@@ -30,8 +30,8 @@ impl RequestId {
         (self.index as u64) << 32 | self.generation as u64
     }
 
-    /// Returns the identifier that [`RequestId::to_bits`] encoded. Any number is safe; the engine
-    /// recognises invalid ones.
+    /// Returns the identifier that [`RequestId::to_bits`] encoded. Any number is safe; the engine recognises
+    /// invalid ones.
     pub const fn from_bits(bits: u64) -> Self {
         Self { index: (bits >> 32) as u32, generation: bits as u32 }
     }
@@ -70,8 +70,7 @@ pub enum Failure {
     /// The peer dropped its endpoint without closing it, by a panic or an early return; or closing it failed.
     #[error("it dropped its endpoint without closing it")]
     Dropped,
-    /// The connection to the peer failed; usually because the peer violated the transport's
-    /// protocol.
+    /// The connection to the peer failed; usually because the peer violated the transport's protocol.
     #[error("{}{_0}", blame(_0))]
     Fault(#[from] PortFault),
 }
@@ -124,8 +123,8 @@ pub enum StartError {
     },
 }
 
-/// A request that is in progress or complete. Private to the engine; public only so that the caller
-/// can lend its storage.
+/// A request that is in progress or complete. Private to the engine; public only so that the caller can lend
+/// its storage.
 #[derive(Debug, Default)]
 pub struct Request(pub(super) State);
 
@@ -152,8 +151,8 @@ pub(super) enum State {
     Streaming { tag: u64, from: Gather, stream: StreamState },
     /// Waits in the queue of posted receives.
     Posted { pattern: Pattern, buf: RecvBuf, number: u64 },
-    /// Has matched an RTS. The receiver pulls the bytes (`pulling`), must send CTS (`answers`), or
-    /// receives the stream (`incoming`).
+    /// Has matched an RTS. The receiver pulls the bytes (`pulling`), must send CTS (`answers`), or receives
+    /// the stream (`incoming`).
     Receiving { incoming: Incoming, buf: Scatter },
     /// All bytes have arrived; the FIN must be sent (`answers`).
     Finishing { sender: u64, outcome: Outcome },
@@ -166,8 +165,8 @@ pub(super) enum State {
     /// A one-sided operation that waits to be sent (`rma_state.leaving`), or for its answer
     /// (`rma_state.awaited`).
     Remote(RemoteOperation),
-    /// Blocks later entries of its queue (`rma_state.leaving`) until the peer has answered all earlier
-    /// ones. The caller holds no identifier for it.
+    /// Blocks later entries of its queue (`rma_state.leaving`) until the peer has answered all earlier ones.
+    /// The caller holds no identifier for it.
     Fence,
     /// Waits until a region has had `count` notifications (the region's list).
     Notified { region: RegionId, count: u64 },
@@ -282,15 +281,14 @@ pub enum CompletionError {
     /// [`Engine::cancel`] withdrew the receive.
     #[error("the receive was cancelled")]
     Cancelled,
-    /// The identifier names no request: the request was already tested to completion, or it never
-    /// existed.
+    /// The identifier names no request: the request was already tested to completion, or it never existed.
     #[error("no such request")]
     Stale,
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Returns the outcome of a request if it is complete; `None` if it is not. A complete request
-    /// is freed, and its identifier becomes stale.
+    /// Returns the outcome of a request if it is complete; `None` if it is not. A complete request is freed,
+    /// and its identifier becomes stale.
     ///
     /// The error of the outcome is a [`CompletionError`].
     #[inline]
@@ -316,8 +314,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.finish_now(id).map(Ok)
     }
 
-    /// Withdraws a posted receive. Returns `false` if a message has matched it, if it is complete,
-    /// or if it is a send.
+    /// Withdraws a posted receive. Returns `false` if a message has matched it, if it is complete, or if it
+    /// is a send.
     ///
     /// A withdrawn receive completes with [`CompletionError::Cancelled`], and the caller may reuse its buffer
     /// at once.

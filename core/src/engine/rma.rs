@@ -1,5 +1,5 @@
-//! One-sided operations: put, get and atomic operations on memory that another process exposes. The
-//! target process only has to call [`Engine::progress`].
+//! One-sided operations: put, get and atomic operations on memory that another process exposes. The target
+//! process only has to call [`Engine::progress`].
 //!
 //! | file | contents |
 //! |---|---|
@@ -10,19 +10,18 @@
 //! | `rma/reduce.rs` | arithmetic |
 //!
 //! Invariants:
-//! - The target executes the operations of one origin in the order started, atomic ones included
-//!   (MPI's default accumulate ordering). Only a get may observe writes of operations started after
-//!   it, unless a fence separates them. Atomic operations of all origins on one value are atomic
-//!   with respect to each other.
-//! - A put is complete when its bytes have left the buffer. A get or fetch is complete when the
-//!   value has arrived. When a flush is complete, all operations before it are done at the target.
-//!   The outcome of a put or an accumulate is known only then.
-//! - A target stores no request: it executes each request on arrival. It stores replies for which
-//!   there is no space, at most [`WINDOW`] for each origin, because an origin starts no more. Two
-//!   processes that flood each other with gets always consume each other's packets, so space for
-//!   the replies becomes free again.
-//! - If a request lacks access rights, the target refuses it and continues. If a request is
-//!   malformed, it counts as a fault of its sender.
+//! - The target executes the operations of one origin in the order started, atomic ones included (MPI's
+//!   default accumulate ordering). Only a get may observe writes of operations started after it, unless a
+//!   fence separates them. Atomic operations of all origins on one value are atomic with respect to each
+//!   other.
+//! - A put is complete when its bytes have left the buffer. A get or fetch is complete when the value has
+//!   arrived. When a flush is complete, all operations before it are done at the target. The outcome of a put
+//!   or an accumulate is known only then.
+//! - A target stores no request: it executes each request on arrival. It stores replies for which there is no
+//!   space, at most [`WINDOW`] for each origin, because an origin starts no more. Two processes that flood
+//!   each other with gets always consume each other's packets, so space for the replies becomes free again.
+//! - If a request lacks access rights, the target refuses it and continues. If a request is malformed, it
+//!   counts as a fault of its sender.
 #![forbid(unsafe_code)]
 
 mod account;
@@ -51,8 +50,7 @@ pub use crate::wire::rma::{Access, Datatype, Reduction, Refusal, RemoteKey, WIND
 /// The RMA and active-message state of one peer.
 #[derive(Debug, Default)]
 pub(super) struct RmaState {
-    /// Requests that wait for space or a slot in the window, in order. Active messages are
-    /// included.
+    /// Requests that wait for space or a slot in the window, in order. Active messages are included.
     leaving: List,
     /// Requests that were sent and that the peer must answer, in order.
     awaited: List,
@@ -71,7 +69,7 @@ pub(super) struct RmaState {
     executed: u64,
     reported: u64,
     /// Whether the rest must be reported before this process leaves.
-    owes_account: bool,
+    account_is_pending: bool,
     /// The refusals that the peer reported before it left and that no flush has returned.
     final_refusals: account::Refused,
     /// Whether the peer is gone, and a started operation is not known to be done.
@@ -83,7 +81,7 @@ pub(super) struct RmaState {
 impl RmaState {
     /// Returns whether a request or reply may leave without an answer from the peer.
     pub(super) const fn has_work(&self) -> bool {
-        !self.leaving.is_empty() || !self.replies.is_empty() || self.owes_account
+        !self.leaving.is_empty() || !self.replies.is_empty() || self.account_is_pending
     }
 
     /// Returns whether the peer has confirmed all operations of this process.
@@ -110,14 +108,14 @@ impl RegionMemory<'_> {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Exposes memory to peers until [`Engine::unexpose`]. `key` is the secret that grants access:
-    /// it must be random and new for each call. `None` if every region is in use.
+    /// Exposes memory to peers until [`Engine::unexpose`]. `key` is the secret that grants access: it must be
+    /// random and new for each call. `None` if every region is in use.
     pub fn expose(&mut self, memory: Exposed, access: Access, key: u64) -> Option<RegionId> {
         self.regions.insert(ExposedRegion { memory, key, access, ..ExposedRegion::default() })
     }
 
-    /// Unexposes the memory. Requests for it are refused from now on, and requests that wait for
-    /// its notifications are cancelled. Returns `false` if there is no such region.
+    /// Unexposes the memory. Requests for it are refused from now on, and requests that wait for its
+    /// notifications are cancelled. Returns `false` if there is no such region.
     pub fn unexpose(&mut self, id: RegionId) -> bool {
         let Some(mut region) = self.regions.remove(id) else { return false };
         while let Some(index) = self.requests.pop_front(&mut region.waiting) {
@@ -154,9 +152,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.regions.find(id).map(|region| region.notified)
     }
 
-    /// Starts a request that completes when a region has had `count` notifications since it was
-    /// exposed. If a peer fails, the request fails under the same conditions as a receive from any
-    /// source.
+    /// Starts a request that completes when a region has had `count` notifications since it was exposed. If a
+    /// peer fails, the request fails under the same conditions as a receive from any source.
     ///
     /// # Errors
     /// See [`StartError`]; [`StartError::Region`] if there is no such region.
@@ -220,15 +217,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.rma_state(to).leaving = list;
     }
 
-    /// Sends queued replies and requests to one peer while there is space. Replies leave first, so
-    /// that the peer's requests do not wait for ours. Returns the number of packets sent.
+    /// Sends queued replies and requests to one peer while there is space. Replies leave first, so that the
+    /// peer's requests do not wait for ours. Returns the number of packets sent.
     pub(super) fn rma_work_for(&mut self, peer: PeerId) -> usize {
         let mut sent = 0;
         // The loop is bounded, because the peer may free space while this process sends.
         while sent < PACKETS_A_TURN {
             let done = match self.rma_state(peer).replies.first() {
                 Some(reply) => self.send_reply(peer, reply),
-                None if self.rma_state(peer).owes_account => self.send_account(peer),
+                None if self.rma_state(peer).account_is_pending => self.send_account(peer),
                 None => match self.rma_state(peer).leaving.first() {
                     Some(index) => self.leave(peer, index),
                     None => break,
@@ -261,8 +258,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Fails the requests that a departed peer will not receive. Its answers to earlier requests
-    /// may still arrive, and so may its report for flushes.
+    /// Fails the requests that a departed peer will not receive. Its answers to earlier requests may still
+    /// arrive, and so may its report for flushes.
     pub(super) fn fail_leaving(&mut self, peer: PeerId, failure: Failure) {
         let mut leaving = core::mem::take(&mut self.rma_state(peer).leaving);
         while let Some(index) = self.requests.pop_front(&mut leaving) {
@@ -285,8 +282,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Fails all operations with a failed peer. If `concerns_any`, requests that wait for
-    /// notifications of any peer fail too.
+    /// Fails all operations with a failed peer. If `concerns_any`, requests that wait for notifications of
+    /// any peer fail too.
     pub(super) fn fail_rma_state(&mut self, peer: PeerId, failure: Failure, concerns_any: bool) {
         self.fail_leaving(peer, failure);
         if self.rma_state(peer).assembly.is_some() {
@@ -298,7 +295,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             (core::mem::take(&mut rma_state.awaited), core::mem::take(&mut rma_state.replies))
         };
         while let Some(index) = self.requests.pop_front(&mut awaited) {
-            let done = self.fate_of_flush(peer, index);
+            let done = self.result_of_flush(peer, index);
             self.rma_state(peer).lost |= done.is_none();
             self.complete(index, done.unwrap_or(completion_error));
         }

@@ -1,9 +1,8 @@
-//! Sending: eagerly if the receiver has granted credit, else by rendezvous; at once, or through the
-//! peer's queue of pending sends.
+//! Sending: eagerly if the receiver has granted credit, else by rendezvous; at once, or through the peer's
+//! queue of pending sends.
 //!
-//! A message waits if it finds no space, no credit, or other messages queued before it.
-//! [`Engine::progress`] then sends it. No message to the same peer overtakes it (paper 4, section
-//! 3.1).
+//! A message waits if it finds no space, no credit, or other messages queued before it. [`Engine::progress`]
+//! then sends it. No message to the same peer overtakes it (paper 4, section 3.1).
 #![forbid(unsafe_code)]
 
 use core::borrow::{Borrow, BorrowMut};
@@ -22,8 +21,8 @@ use crate::trace::Recorder as _;
 use crate::wire::{Envelope, Kind};
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// As [`Engine::send_now`], for a message of one word: the critical path. Returns `false` if
-    /// nothing was sent: the caller takes the slow path.
+    /// As [`Engine::send_now`], for a message of one word: the critical path. Returns `false` if nothing was
+    /// sent: the caller takes the slow path.
     #[inline(always)]
     pub fn send_word(&mut self, to: PeerId, context: u16, tag: u64, word: Word) -> bool {
         const UNITS: u32 = cost(size_of::<Word>());
@@ -41,9 +40,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         true
     }
 
-    /// Sends a message eagerly if it is small enough, there is space and credit, and no message
-    /// waits before it. Returns `false` if nothing was sent: the caller then uses
-    /// [`Engine::isend`], which sends the message or returns the error.
+    /// Sends a message eagerly if it is small enough, there is space and credit, and no message waits before
+    /// it. Returns `false` if nothing was sent: the caller then uses [`Engine::isend`], which sends the
+    /// message or returns the error.
     #[inline(always)]
     pub fn send_now(&mut self, to: PeerId, context: u16, tag: u64, bytes: &[u8]) -> bool {
         if !self.may_send_now(to, bytes.len()) {
@@ -105,12 +104,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Starts a send. [`RequestId::SENT`] means that the send is complete and the caller may reuse
-    /// the buffer.
+    /// Starts a send. [`RequestId::SENT`] means that the send is complete and the caller may reuse the
+    /// buffer.
     ///
-    /// A small message is complete when its bytes have left the buffer, whether or not a receive is
-    /// posted. A larger message, or one for which the receiver has no memory, is complete when a
-    /// receive has taken it.
+    /// A small message is complete when its bytes have left the buffer, whether or not a receive is posted. A
+    /// larger message, or one for which the receiver has no memory, is complete when a receive has taken it.
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent.
@@ -130,8 +128,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.isend_any(to, context, tag, buf)
     }
 
-    /// As [`Engine::isend`], for a message that [`Engine::send_word`] refused or that is not one
-    /// word.
+    /// As [`Engine::isend`], for a message that [`Engine::send_word`] refused or that is not one word.
     ///
     /// # Errors
     /// As [`Engine::isend`].
@@ -156,8 +153,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.isend_queued(to, context, tag, buf)
     }
 
-    /// As [`Engine::isend`], for a message that [`Engine::send_now`] refused. The message goes
-    /// directly to the queue of pending sends, and leaves at once if there is space by now.
+    /// As [`Engine::isend`], for a message that [`Engine::send_now`] refused. The message goes directly to
+    /// the queue of pending sends, and leaves at once if there is space by now.
     ///
     /// # Errors
     /// As [`Engine::isend`].
@@ -171,8 +168,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_send(to, SendMessage { context, tag, buf, synchronous: false })
     }
 
-    /// Starts a synchronous send, which completes only when a receive has matched the message (MPI
-    /// 4.1, section 3.4).
+    /// Starts a synchronous send, which completes only when a receive has matched the message (MPI 4.1,
+    /// section 3.4).
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent.
@@ -247,8 +244,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 }
 
-/// Sends one packet of a message. The packet holds the bytes from `at` on; its envelope gives their
-/// number.
+/// Sends one packet of a message. The packet holds the bytes from `at` on; its envelope gives their number.
 pub(super) fn send_part<P: MessagePort>(
     port: &mut P,
     to: PeerId,

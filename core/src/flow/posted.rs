@@ -1,35 +1,32 @@
-//! Credits that are posted receives: the packets that a [channel](crate::port::channel) may send
-//! over a connection.
+//! Credits that are posted receives: the packets that a [channel](crate::port::channel) may send over a
+//! connection.
 //!
-//! On an RDMA fabric a message needs a receive that its target has posted before. A message without
-//! one waits, or ends its connection. A *credit* is therefore a posted receive of the peer, and
-//! belongs to one connection. Every packet takes one credit, including a packet that only reports
-//! credits.
+//! On an RDMA fabric a message needs a receive that its target has posted before. A message without one
+//! waits, or ends its connection. A *credit* is therefore a posted receive of the peer, and belongs to one
+//! connection. Every packet takes one credit, including a packet that only reports credits.
 //!
-//! - **Return.** A receive that was used and posted again is a new credit. Every packet carries the
-//!   total of receives ever posted, which wraps around; this *piggyback* is the usual way of
-//!   return. If half of an end's receives are unreported and it has nothing to send, it sends an
-//!   *update*, a packet without content.
-//! - **Reserve.** Ordinary packets leave one credit, and only an update that returns two or more
-//!   may take it. Suppose that an end has no usable credit: then all but one of the other end's
-//!   receives are unreported there, so an update is due. The other end has its reserve for this
-//!   update, or gets credits from an update that crosses it. An update returns at least two credits
-//!   and takes one, so a sequence of mutual updates ends. Hence every connection has at least
-//!   [`LEAST`] receives.
+//! - **Return.** A receive that was used and posted again is a new credit. Every packet carries the total of
+//!   receives ever posted, which wraps around; this *piggyback* is the usual way of return. If half of an
+//!   end's receives are unreported and it has nothing to send, it sends an *update*, a packet without
+//!   content.
+//! - **Reserve.** Ordinary packets leave one credit, and only an update that returns two or more may take it.
+//!   Suppose that an end has no usable credit: then all but one of the other end's receives are unreported
+//!   there, so an update is due. The other end has its reserve for this update, or gets credits from an
+//!   update that crosses it. An update returns at least two credits and takes one, so a sequence of mutual
+//!   updates ends. Hence every connection has at least [`LEAST`] receives.
 //! - **Growth.** If a peer has used all but the reserve, the receiver posts more receives, from a
 //!   [`ReceivePool`] that all connections of the process share (paper 2, section 2.3.2, requires dynamic
 //!   credits, not a static number per connection).
-//! - **Shares.** No connection gets the whole pool. A connection grows only while it has fewer
-//!   additional receives than remain for the others, so that each further busy connection gets as
-//!   many as the rest (the dynamic threshold of Choudhury and Hahne, *Dynamic queue length
-//!   thresholds for shared-memory packet switches*, IEEE/ACM ToN 6(2), 1998). The initial receives
-//!   of connections that do not exist yet are kept, up to half of the buffers ([`ReceivePool::may_grow`]).
-//!   If the pool is empty, a connection with more than twice as many receives as a receive-starved
-//!   one must return some, even if it is busy.
-//! - **Shrinkage.** Each packet also carries the number of receives that its sender *wants to
-//!   keep*. A peer with more credits than that returns them by packets without content. In this way
-//!   the receives of an idle connection, which no fabric can withdraw, return to the pool when
-//!   others need them. Those of a busy connection are simply not posted again.
+//! - **Shares.** No connection gets the whole pool. A connection grows only while it has fewer additional
+//!   receives than remain for the others, so that each further busy connection gets as many as the rest (the
+//!   dynamic threshold of Choudhury and Hahne, *Dynamic queue length thresholds for shared-memory packet
+//!   switches*, IEEE/ACM ToN 6(2), 1998). The initial receives of connections that do not exist yet are kept,
+//!   up to half of the buffers ([`ReceivePool::may_grow`]). If the pool is empty, a connection with more than
+//!   twice as many receives as a receive-starved one must return some, even if it is busy.
+//! - **Shrinkage.** Each packet also carries the number of receives that its sender *wants to keep*. A peer
+//!   with more credits than that returns them by packets without content. In this way the receives of an idle
+//!   connection, which no fabric can withdraw, return to the pool when others need them. Those of a busy
+//!   connection are simply not posted again.
 //!
 //! `verification` explores every interleaving of two small ends: `cargo sim` runs this first.
 #![forbid(unsafe_code)]
@@ -38,8 +35,7 @@
 pub const LEAST: u32 = 3;
 /// Most receives of a connection.
 pub const MOST: u32 = 1 << 15;
-/// Start value of all totals. It is close to the maximum, so that every long-lived connection wraps
-/// around.
+/// Start value of all totals. It is close to the maximum, so that every long-lived connection wraps around.
 pub const FIRST: u32 = u32::MAX - 6;
 
 /// Error: a peer's report of its receives is impossible.
@@ -96,8 +92,8 @@ pub struct Credits {
 }
 
 impl Credits {
-    /// Returns an end that starts with `receives` posted, at least [`LEAST`]. The peer learns this
-    /// number with the connection.
+    /// Returns an end that starts with `receives` posted, at least [`LEAST`]. The peer learns this number
+    /// with the connection.
     pub const fn new(receives: u32) -> Self {
         let posted = FIRST.wrapping_add(receives);
         Self {
@@ -193,8 +189,8 @@ impl Credits {
         Ok(())
     }
 
-    /// Processes the report of a packet, in the order of its connection. Returns `true` if the
-    /// credits have grown.
+    /// Processes the report of a packet, in the order of its connection. Returns `true` if the credits have
+    /// grown.
     ///
     /// # Errors
     /// The report is invalid; nothing was changed.
@@ -230,8 +226,8 @@ impl Credits {
         self.posted = self.posted.wrapping_add(1);
     }
 
-    /// Records that a buffer has left the connection without being retired: it could not be posted,
-    /// or the connection has ended.
+    /// Records that a buffer has left the connection without being retired: it could not be posted, or the
+    /// connection has ended.
     pub const fn lost(&mut self) {
         self.size = self.size.saturating_sub(1);
     }
@@ -247,8 +243,8 @@ impl Credits {
         self.reported.wrapping_sub(self.arrived) <= 1
     }
 
-    /// Returns the number of receives to post for a receive-starved peer: as many again, but at
-    /// most `most` in all.
+    /// Returns the number of receives to post for a receive-starved peer: as many again, but at most `most`
+    /// in all.
     pub const fn wanted(&self, most: u32) -> u32 {
         let room = most.saturating_sub(self.size);
         if self.size < room { self.size } else { room }
@@ -270,8 +266,8 @@ impl Credits {
         self.posted();
     }
 
-    /// Halves the number of receives to be kept. Returns `false` if the connection has only the
-    /// minimum, or keeps as few already.
+    /// Halves the number of receives to be kept. Returns `false` if the connection has only the minimum, or
+    /// keeps as few already.
     pub const fn shrink(&mut self) -> bool {
         let half = if self.size / 2 > LEAST { self.size / 2 } else { LEAST };
         let less = half < self.target;
@@ -292,12 +288,11 @@ impl Credits {
     }
 }
 
-/// The counts of the process's buffers. Each connection has reserved buffers; the rest is shared,
-/// first come, first served.
+/// The counts of the process's buffers. Each connection has reserved buffers; the rest is shared, first come,
+/// first served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ReceivePool {
-    /// Free buffers, and the number of them that are reserved for users that have not used all of
-    /// their own.
+    /// Free buffers, and the number of them that are reserved for users that have not used all of their own.
     free: u32,
     outstanding: u32,
 }
@@ -323,9 +318,8 @@ impl ReceivePool {
         self.free.saturating_sub(self.outstanding)
     }
 
-    /// Returns whether a connection with `extra` buffers beyond its initial ones may take another
-    /// shared buffer. `absent` buffers are wanted for connections that do not exist yet, out of
-    /// `all` buffers.
+    /// Returns whether a connection with `extra` buffers beyond its initial ones may take another shared
+    /// buffer. `absent` buffers are wanted for connections that do not exist yet, out of `all` buffers.
     pub fn may_grow(&self, extra: u32, absent: u32, all: u32) -> bool {
         #[cfg(nemesia_injected_fault)]
         if crate::injected_fault::injected(crate::injected_fault::InjectedFault::GrowGreedily) {
@@ -354,8 +348,7 @@ impl ReceivePool {
         self.outstanding = self.outstanding.saturating_sub(buffers);
     }
 
-    /// Takes a buffer: a reserved one if `own`, else a shared one. Returns `false` if there is
-    /// none.
+    /// Takes a buffer: a reserved one if `own`, else a shared one. Returns `false` if there is none.
     pub fn take(&mut self, own: bool) -> bool {
         let can = if own { self.free > 0 } else { self.may_take() };
         if can {

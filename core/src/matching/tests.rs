@@ -73,8 +73,8 @@ impl PostedQueue {
     }
 }
 
-/// Finds every exact receive, in an order unrelated to that of posting. The average and the maximum
-/// number of comparisons do not depend on the number of receives.
+/// Finds every exact receive, in an order unrelated to that of posting. The average and the maximum number of
+/// comparisons do not depend on the number of receives.
 #[test]
 fn exact_receives_cost_the_same_however_many_are_queued() {
     let strides = [1, 3, 64, 1000, 4096, 1 << 20, (1 << 32) + 1, 1 << 40, 1 << 47];

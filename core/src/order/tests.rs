@@ -25,8 +25,7 @@ fn arrive(window: &mut TestWindow, number: u64, out: &mut Vec<u64>) -> Placed<u6
     arrived
 }
 
-/// Every order in which the packets of a window can arrive, at every position of the smallest
-/// number range.
+/// Every order in which the packets of a window can arrive, at every position of the smallest number range.
 #[test]
 fn every_order_of_a_window_comes_out_in_order() {
     fn orders(left: &[u64], done: &mut Vec<u64>, check: &mut dyn FnMut(&[u64])) {
@@ -53,8 +52,8 @@ fn every_order_of_a_window_comes_out_in_order() {
     }
 }
 
-/// Every sequence of numbers, valid or not, of the smallest window: no packet is delivered twice,
-/// out of order, or lost.
+/// Every sequence of numbers, valid or not, of the smallest window: no packet is delivered twice, out of
+/// order, or lost.
 #[test]
 fn every_sequence_of_numbers_is_told_apart() {
     for code in 0..4u64.pow(8) {
@@ -84,8 +83,8 @@ fn every_sequence_of_numbers_is_told_apart() {
     }
 }
 
-/// A sender that stays within the window, over paths that reorder its packets; and, if `forged`,
-/// sometimes does not.
+/// A sender that stays within the window, over paths that reorder its packets; and, if `forged`, sometimes
+/// does not.
 fn shuffled(seed: u64, bits: u32, size: usize, first: u64, forged: bool) {
     let (mut rng, mut window) = (Rng::new(seed), window(size, bits, first));
     let mask = u64::MAX >> (64 - bits);

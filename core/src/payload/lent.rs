@@ -4,9 +4,9 @@ use core::ptr::NonNull;
 
 use crate::sync::{Edge, Word64, opaque};
 
-/// One contiguous range that a memory port may access, and through the port every peer with its
-/// key. No reference to the bytes is made here: they are copied, changed eight at a time, or passed
-/// to the kernel or a device by address.
+/// One contiguous range that a memory port may access, and through the port every peer with its key. No
+/// reference to the bytes is made here: they are copied, changed eight at a time, or passed to the kernel or
+/// a device by address.
 #[derive(Debug)]
 pub struct LentMemory {
     base: NonNull<u8>,
@@ -44,14 +44,12 @@ impl LentMemory {
         self.writable
     }
 
-    /// Returns two views of new private memory, for a test to register and to inspect. It is never
-    /// freed.
+    /// Returns two views of new private memory, for a test to register and to inspect. It is never freed.
     #[cfg(test)]
     pub(crate) fn leaked(len: usize) -> [Self; 2] {
         let words = std::boxed::Box::leak(std::vec![0_u64; len.div_ceil(8)].into_boxed_slice());
         let base = words.as_mut_ptr().cast::<u8>();
-        // SAFETY: the memory has at least `len` bytes and is never freed; the only reference to it
-        // has ended.
+        // SAFETY: the memory has at least `len` bytes and is never freed; the only reference to it has ended.
         [(), ()].map(|()| unsafe { Self::from_raw(base, len) })
     }
 
@@ -70,8 +68,7 @@ impl LentMemory {
         self.base.as_ptr().addr() as u64
     }
 
-    /// Returns the address of `len` bytes from `at` on; `None` if they do not all lie in the
-    /// memory.
+    /// Returns the address of `len` bytes from `at` on; `None` if they do not all lie in the memory.
     #[inline]
     pub fn part(&self, at: u64, len: u64) -> Option<NonNull<u8>> {
         if at.checked_add(len)? > self.len as u64 {
@@ -81,37 +78,36 @@ impl LentMemory {
         Some(unsafe { self.base.add(at as usize) })
     }
 
-    /// Copies bytes out, from `at` on. Returns `false`, with nothing copied, if they do not all lie
-    /// in the memory.
+    /// Copies bytes out, from `at` on. Returns `false`, with nothing copied, if they do not all lie in the
+    /// memory.
     pub fn read(&self, at: u64, to: &mut [u8]) -> bool {
         let Some(from) = self.part(at, to.len() as u64) else { return false };
-        // SAFETY: the bytes lie in the memory, which the maker guarantees to be readable. `to` is
-        // exclusive, so the ranges do not overlap. No reference is made: a concurrent write changes
-        // only which bytes are copied.
+        // SAFETY: the bytes lie in the memory, which the maker guarantees to be readable. `to` is exclusive,
+        // so the ranges do not overlap. No reference is made: a concurrent write changes only which bytes are
+        // copied.
         unsafe { opaque::copy(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         true
     }
 
-    /// Copies bytes in, from `at` on. Returns `false`, with nothing copied, if they do not all fit,
-    /// or may not be written.
+    /// Copies bytes in, from `at` on. Returns `false`, with nothing copied, if they do not all fit, or may
+    /// not be written.
     pub fn write(&self, at: u64, from: &[u8]) -> bool {
         let Some(to) = self.part(at, from.len() as u64).filter(|_| self.writable) else { return false };
-        // SAFETY: as for `read`, and writable, as the maker guarantees. `from` is a reference, so it
-        // is no part of the memory.
+        // SAFETY: as for `read`, and writable, as the maker guarantees. `from` is a reference, so it is no
+        // part of the memory.
         unsafe { opaque::copy(from.as_ptr(), to.as_ptr(), from.len()) };
         true
     }
 
-    /// Changes the eight bytes at `at` in one atomic step and returns the old value. `None`,
-    /// without any effect, if they do not all lie in the memory, are not aligned to eight bytes, or
-    /// may not be written.
+    /// Changes the eight bytes at `at` in one atomic step and returns the old value. `None`, without any
+    /// effect, if they do not all lie in the memory, are not aligned to eight bytes, or may not be written.
     pub fn update(&self, at: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
         let value = self.part(at, 8).filter(|_| self.writable)?;
         if !value.as_ptr().addr().is_multiple_of(8) {
             return None;
         }
-        // SAFETY: the value lies in the memory and is aligned, and it is writable, as the maker
-        // guarantees. Others access it meanwhile only by atomic operations.
+        // SAFETY: the value lies in the memory and is aligned, and it is writable, as the maker guarantees.
+        // Others access it meanwhile only by atomic operations.
         Some(unsafe { Word64::update_acq_rel_at(value.cast(), Edge::Region, change) })
     }
 }

@@ -61,8 +61,7 @@ fn every_range_of_a_list_is_what_it_is_in_one_place() {
             // SAFETY: as above; the runs lie in `room`, in another order than in memory.
             let (low, high) = room.split_at_mut(9);
             let list = [segments(high, &[4, 11]), segments(low, &[2, 0, 7])].concat();
-            // SAFETY: list and room outlive the buffer, and are not accessed otherwise while it is
-            // in use.
+            // SAFETY: list and room outlive the buffer, and are not accessed otherwise while it is in use.
             let mut to = unsafe { RecvBuf::from_list(list.as_ptr(), list.len()) }.unwrap();
             assert!(to.whole(0, 1).is_none() && to.address() == 0 && to.len() == 24);
             let part = to.part(at, len).len();

@@ -1,10 +1,10 @@
 //! The channel: a message port over a memory port, with which the engine runs over an RDMA fabric.
 //!
-//! Packets are *sends* into receives that the peer has posted before (the send/receive channel of
-//! paper 5, section 4.1; the lower of the two layers of paper 2, section 2.3.2). Writes into a ring
-//! of the peer's memory would need no receive, but a write does not notify its target: on iWARP its
-//! completion does not prove its placement, and its bytes are placed in any order. The completion
-//! of a receive proves the arrival of the whole packet on every fabric.
+//! Packets are *sends* into receives that the peer has posted before (the send/receive channel of paper 5,
+//! section 4.1; the lower of the two layers of paper 2, section 2.3.2). Writes into a ring of the peer's
+//! memory would need no receive, but a write does not notify its target: on iWARP its completion does not
+//! prove its placement, and its bytes are placed in any order. The completion of a receive proves the arrival
+//! of the whole packet on every fabric.
 //!
 //! | part | contents |
 //! |---|---|
@@ -12,58 +12,52 @@
 //! | [`order`](crate::order) | the reorder window for packets of several rails |
 //! | [`wire::channel`](crate::wire::channel) | the packet format |
 //!
-//! **Rails.** A peer has one to [`MOST_RAILS`] connections. A packet takes the next rail, in
-//! rotation, that has a credit and space in its queue. Packets with content are numbered over all
-//! rails. A packet that arrives too early waits in its receive buffer, in a
-//! [`Window`](crate::order::ReorderWindow) that has a place for every receive of the peer's rails. Updates
-//! have no number and never wait.
+//! **Rails.** A peer has one to [`MOST_RAILS`] connections. A packet takes the next rail, in rotation, that
+//! has a credit and space in its queue. Packets with content are numbered over all rails. A packet that
+//! arrives too early waits in its receive buffer, in a [`Window`](crate::order::ReorderWindow) that has a
+//! place for every receive of the peer's rails. Updates have no number and never wait.
 //!
-//! **Memory.** All connections share one pool of buffers, for receives and sends. The caller lends
-//! and registers its memory ([`Channel::lend`]): some at the start, and more whenever
-//! [`Channel::wants_memory`] reports that a peer is receive-starved and the pool is empty. A failed
-//! registration costs only speed. Each connection has [`OWN`] reserved buffers, so that it
-//! progresses whatever the others do.
+//! **Memory.** All connections share one pool of buffers, for receives and sends. The caller lends and
+//! registers its memory ([`Channel::lend`]): some at the start, and more whenever [`Channel::wants_memory`]
+//! reports that a peer is receive-starved and the pool is empty. A failed registration costs only speed. Each
+//! connection has [`OWN`] reserved buffers, so that it progresses whatever the others do.
 //!
-//! **Shares.** A busy peer cannot take the pool away from others: it grows only while it holds less
-//! than remains for all others ([`flow::posted`](crate::flow::posted)). The initial buffers of
-//! connections that do not exist yet are kept for them, up to half of all buffers. If the pool is
-//! empty and a peer is receive-starved, or one more peer cannot connect, the channel recalls half
-//! of the buffers of another connection: one that has received nothing since it was last checked,
-//! else one that is busy but has more than twice as many. The buffers that a peer never gives up
-//! are at most its share.
+//! **Shares.** A busy peer cannot take the pool away from others: it grows only while it holds less than
+//! remains for all others ([`flow::posted`](crate::flow::posted)). The initial buffers of connections that do
+//! not exist yet are kept for them, up to half of all buffers. If the pool is empty and a peer is
+//! receive-starved, or one more peer cannot connect, the channel recalls half of the buffers of another
+//! connection: one that has received nothing since it was last checked, else one that is busy but has more
+//! than twice as many. The buffers that a peer never gives up are at most its share.
 //!
-//! **Failure.** A lost connection, a failed work request, a packet without credit, an invalid
-//! header, or a repeated number each fail their peer with a [`PortFault`], and no other peer.
-//! Packets that arrived whole before a connection was lost are still delivered. All content of a
-//! packet is checked and copied before it is used. Packets that arrive before a connection is ready
-//! are delivered when it is, and discarded if it never is.
+//! **Failure.** A lost connection, a failed work request, a packet without credit, an invalid header, or a
+//! repeated number each fail their peer with a [`PortFault`], and no other peer. Packets that arrived whole
+//! before a connection was lost are still delivered. All content of a packet is checked and copied before it
+//! is used. Packets that arrive before a connection is ready are delivered when it is, and discarded if it
+//! never is.
 //!
-//! **A lost rail** fails its peer even if other rails remain. Packets that arrived in order are
-//! delivered. Packets that were sent and not known to have arrived are lost, and so are packets
-//! that arrived behind them on other rails. To send them again over another rail, a sender would
-//! have to keep every packet until its receiver acknowledges it: no fabric's completion proves
-//! arrival (on iWARP it only means that the memory may be reused). Several rails increase speed,
-//! not reliability. To continue, the caller closes the peer and connects anew, as with a restarted
-//! process.
+//! **A lost rail** fails its peer even if other rails remain. Packets that arrived in order are delivered.
+//! Packets that were sent and not known to have arrived are lost, and so are packets that arrived behind them
+//! on other rails. To send them again over another rail, a sender would have to keep every packet until its
+//! receiver acknowledges it: no fabric's completion proves arrival (on iWARP it only means that the memory
+//! may be reused). Several rails increase speed, not reliability. To continue, the caller closes the peer and
+//! connects anew, as with a restarted process.
 //!
-//! **Identity.** A process presents its rank, the number of the world, and a *token*. The token is
-//! random and is presented only to this peer, on each connection to it. All connections of a peer
-//! therefore belong to one process. While one of them exists or is being made, a process with
-//! another token is refused ([`Refusal::Claimed`](crate::wire::channel::ChannelRefusal::Claimed)), without
-//! effect on the process that holds the rank. A process to which this one connects actively may not
-//! connect to it. Nothing is delivered or granted before the other side has identified itself. If
-//! the caller knows the machine or process of a peer, and the fabric reports origins, connections
-//! from elsewhere are refused ([`Channel::prioritize_from`]). Three assumptions remain: only members
-//! know the number of the world; an address leads to the member that published it; and, among
-//! several members that may claim a free rank, the first one is accepted. If the rightful process
-//! comes second, it and this process receive an error.
+//! **Identity.** A process presents its rank, the number of the world, and a *token*. The token is random and
+//! is presented only to this peer, on each connection to it. All connections of a peer therefore belong to
+//! one process. While one of them exists or is being made, a process with another token is refused
+//! ([`Refusal::Claimed`](crate::wire::channel::ChannelRefusal::Claimed)), without effect on the process that
+//! holds the rank. A process to which this one connects actively may not connect to it. Nothing is delivered
+//! or granted before the other side has identified itself. If the caller knows the machine or process of a
+//! peer, and the fabric reports origins, connections from elsewhere are refused
+//! ([`Channel::prioritize_from`]). Three assumptions remain: only members know the number of the world; an
+//! address leads to the member that published it; and, among several members that may claim a free rank, the
+//! first one is accepted. If the rightful process comes second, it and this process receive an error.
 //!
-//! **The side that speaks first.** If only the connecting side may start
-//! ([`Facts::active_speaks_first`]), it sends an update as soon as it is connected (paper 3,
-//! section 3.1, uses a dummy message), and the other side waits for the update.
+//! **The side that speaks first.** If only the connecting side may start ([`Facts::active_speaks_first`]), it
+//! sends an update as soon as it is connected (paper 3, section 3.1, uses a dummy message), and the other
+//! side waits for the update.
 //!
-//! The shared receive queue of a fabric is not used: its receives could not be granted to
-//! individual peers.
+//! The shared receive queue of a fabric is not used: its receives could not be granted to individual peers.
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
 mod arrive;
@@ -99,8 +93,8 @@ const LOOKS: usize = 16;
 /// Longest packet, header included, that is sent inline. It is assembled on the stack.
 const INLINE: usize = 256;
 
-/// The configuration of a channel. Both ends must agree on every field except the rank,
-/// `most_receives` and `patience`.
+/// The configuration of a channel. Both ends must agree on every field except the rank, `most_receives` and
+/// `patience`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Rank of this process.
@@ -162,8 +156,8 @@ pub enum LendError {
 pub trait ChannelStorage {
     /// One for each rank of the world; that of this process is unused.
     type Peers: BorrowMut<[ChannelPeer<Self::Window>]>;
-    /// For each peer: places for packets that arrive too early. A power of two, at least [`LEAST`]
-    /// for each rail.
+    /// For each peer: places for packets that arrive too early. A power of two, at least [`LEAST`] for each
+    /// rail.
     type Window: BorrowMut<[Option<u32>]>;
     /// One for each buffer.
     type Buffers: BorrowMut<[ChannelBuffer]>;
@@ -199,8 +193,8 @@ pub struct Channel<M: MemoryPort, S: ChannelStorage> {
     ready: peer::ReadyPeers,
     /// The packet that was delivered and not yet released.
     out: Option<u32>,
-    /// Peer and rail of the packet that was released last. If the engine sends an answer, it may
-    /// replace the update.
+    /// Peer and rail of the packet that was released last. If the engine sends an answer, it may replace the
+    /// update.
     released: Option<(PeerId, u32)>,
     /// Number of peers with an unreported fault.
     pending: u32,
@@ -252,9 +246,9 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         })
     }
 
-    /// Adds memory to the pool. `region` is registered at the port with the right `local_write`,
-    /// and `memory` describes the same bytes. They stay registered until the channel is dropped.
-    /// Returns the number of added buffers.
+    /// Adds memory to the pool. `region` is registered at the port with the right `local_write`, and `memory`
+    /// describes the same bytes. They stay registered until the channel is dropped. Returns the number of
+    /// added buffers.
     ///
     /// # Errors
     /// See [`LendError`].
@@ -263,8 +257,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         self.buffers.lend(region, memory)
     }
 
-    /// Returns whether a peer was receive-starved while no buffer was free. The caller may then
-    /// call [`Channel::lend`].
+    /// Returns whether a peer was receive-starved while no buffer was free. The caller may then call
+    /// [`Channel::lend`].
     pub const fn wants_memory(&self) -> bool {
         self.wants
     }
@@ -289,15 +283,15 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         &self.port
     }
 
-    /// Ends the channel without notifying its peers, and returns the port with its connections and
-    /// the lent memory.
+    /// Ends the channel without notifying its peers, and returns the port with its connections and the lent
+    /// memory.
     pub fn into_port(self) -> M {
         self.port
     }
 
-    /// Restricts this peer to an origin from now on: connections from, or to, elsewhere are
-    /// refused. `None` accepts any process that presents the peer's rank, as at the start. If the
-    /// port reports no origins ([`MemoryPort::origin`]), every connection is refused.
+    /// Restricts this peer to an origin from now on: connections from, or to, elsewhere are refused. `None`
+    /// accepts any process that presents the peer's rank, as at the start. If the port reports no origins
+    /// ([`MemoryPort::origin`]), every connection is refused.
     pub fn prioritize_from(&mut self, peer: PeerId, origin: Option<Origin>) {
         if let Some(it) = self.peer(peer) {
             it.origin = origin;
@@ -329,8 +323,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     #[inline]
     fn settle_released(&mut self) {
         if let Some(buffer) = self.out.take() {
-            // The packet was not released, because its peer failed meanwhile or because it was not
-            // wanted.
+            // The packet was not released, because its peer failed meanwhile or because it was not wanted.
             self.released = self.recycle(buffer);
         }
         if let Some((peer, rail)) = self.released.take() {

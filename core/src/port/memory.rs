@@ -1,48 +1,46 @@
 //! The memory port: the interface of an RDMA fabric.
 //!
-//! A port has *regions* (registered memory of the caller), *connections* (reliable, each with a
-//! send queue and a receive queue, to one peer; a peer may have several) and one *completion
-//! queue*. The caller posts *work requests* to a queue, which complete later; each carries a number
-//! of the caller's. The model is that of reliable connections in the InfiniBand Architecture
-//! Specification volume 1 (below: IBA) as `ibv_*(3)` offers them, reduced to what iWARP (RFC 5040,
-//! 5041, 5044) supports too. [`Facts`] describe the differences between fabrics; no protocol
-//! depends on the type of the fabric. Sections are cited by their titles, because the numbers
-//! differ between the releases of the IBA.
+//! A port has *regions* (registered memory of the caller), *connections* (reliable, each with a send queue
+//! and a receive queue, to one peer; a peer may have several) and one *completion queue*. The caller posts
+//! *work requests* to a queue, which complete later; each carries a number of the caller's. The model is that
+//! of reliable connections in the InfiniBand Architecture Specification volume 1 (below: IBA) as `ibv_*(3)`
+//! offers them, reduced to what iWARP (RFC 5040, 5041, 5044) supports too. [`Facts`] describe the differences
+//! between fabrics; no protocol depends on the type of the fabric. Sections are cited by their titles,
+//! because the numbers differ between the releases of the IBA.
 //!
 //! # Guarantees
-//! - **Work.** Every posted work request completes exactly once, unless it is quiet and succeeds.
-//!   This includes lost peers and closed connections, in bounded time. No call blocks; every call
-//!   does a bounded amount of work. A call that returns an error has had no effect.
-//! - **Memory.** The port uses the local parts of a work request from the call to the completion.
-//!   Inline bytes are copied before the call returns. The call that posts checks each region and
-//!   refuses a stale one.
-//! - **Order at the sender.** Work requests of one send queue complete in the order posted (IBA,
-//!   "Work Request Processing Model"; RFC 5040, "Ordering and Completions"). A completion therefore
-//!   frees the places of all quiet requests before it.
-//! - **Order at the target.** A receive's completion proves that all writes posted before its
-//!   message on the same connection are placed (IBA, "Transaction Ordering"; RFC 5040, "Ordering
-//!   and Completions"). The completion of a read or an atomic operation proves the same, because
-//!   the target executes it after them. Messages arrive in the order posted, each in the oldest
-//!   receive of the connection's queue. Receives of a shared queue are taken oldest first, in the
-//!   order in which messages begin to arrive.
-//! - **Errors.** A failed work request ends its connection: everything else in both its queues
-//!   completes with [`WorkError::Flushed`], and [`Event::Lost`] reports the loss (the IBA's error
-//!   state of queue pairs; RFC 5040, "RDMAP Error Management"). Other connections are not affected.
-//! - **Sides.** A target checks key, bounds and rights of every access. A peer's actions can fail
-//!   only its own connection.
+//! - **Work.** Every posted work request completes exactly once, unless it is quiet and succeeds. This
+//!   includes lost peers and closed connections, in bounded time. No call blocks; every call does a bounded
+//!   amount of work. A call that returns an error has had no effect.
+//! - **Memory.** The port uses the local parts of a work request from the call to the completion. Inline
+//!   bytes are copied before the call returns. The call that posts checks each region and refuses a stale
+//!   one.
+//! - **Order at the sender.** Work requests of one send queue complete in the order posted (IBA, "Work
+//!   Request Processing Model"; RFC 5040, "Ordering and Completions"). A completion therefore frees the
+//!   places of all quiet requests before it.
+//! - **Order at the target.** A receive's completion proves that all writes posted before its message on the
+//!   same connection are placed (IBA, "Transaction Ordering"; RFC 5040, "Ordering and Completions"). The
+//!   completion of a read or an atomic operation proves the same, because the target executes it after them.
+//!   Messages arrive in the order posted, each in the oldest receive of the connection's queue. Receives of a
+//!   shared queue are taken oldest first, in the order in which messages begin to arrive.
+//! - **Errors.** A failed work request ends its connection: everything else in both its queues completes with
+//!   [`WorkError::Flushed`], and [`Event::Lost`] reports the loss (the IBA's error state of queue pairs; RFC
+//!   5040, "RDMAP Error Management"). Other connections are not affected.
+//! - **Sides.** A target checks key, bounds and rights of every access. A peer's actions can fail only its
+//!   own connection.
 //!
 //! # Not guaranteed
-//! - That the bytes of one write, or of several, are placed in order, unless
-//!   [`Facts::ordered_placement`] (`ibv_query_qp_data_in_order(3)`, which describes one write; RFC
-//!   5040, "Ordering and Completions"): only then may a target poll on the last byte.
-//! - That a completed write is placed, or was even allowed, unless
-//!   [`Facts::write_proves_placement`]. On iWARP, completion means only that the source buffer may
-//!   be reused; an error follows later, as a lost connection.
-//! - That a read or an atomic operation is executed before requests posted after it, unless those
-//!   have [`Work::fence`] (IBA, "Transaction Ordering"; `IBV_SEND_FENCE` in `ibv_post_send(3)`).
+//! - That the bytes of one write, or of several, are placed in order, unless [`Facts::ordered_placement`]
+//!   (`ibv_query_qp_data_in_order(3)`, which describes one write; RFC 5040, "Ordering and Completions"): only
+//!   then may a target poll on the last byte.
+//! - That a completed write is placed, or was even allowed, unless [`Facts::write_proves_placement`]. On
+//!   iWARP, completion means only that the source buffer may be reused; an error follows later, as a lost
+//!   connection.
+//! - That a read or an atomic operation is executed before requests posted after it, unless those have
+//!   [`Work::fence`] (IBA, "Transaction Ordering"; `IBV_SEND_FENCE` in `ibv_post_send(3)`).
 //! - Any order between connections, or between a connection's two queues.
-//! - The number of bytes that a failed operation has placed; and that the key of an operation of
-//!   zero bytes is checked (the IBA allows a responder to omit this).
+//! - The number of bytes that a failed operation has placed; and that the key of an operation of zero bytes
+//!   is checked (the IBA allows a responder to omit this).
 //! - That atomic operations exclude those of the processor, or of another port
 //!   ([`Facts::atomics_exclude_processor`]).
 //! - A connection from one port to itself.
@@ -100,14 +98,13 @@ impl RegionAccess {
     pub const ALL: Self =
         Self { local_write: true, remote_read: true, remote_write: true, remote_atomic: true };
 
-    /// Returns whether the rights are consistent: rights for peers to write require the local right
-    /// to write.
+    /// Returns whether the rights are consistent: rights for peers to write require the local right to write.
     pub const fn is_consistent(self) -> bool {
         self.local_write || !(self.remote_write || self.remote_atomic)
     }
 
-    /// Returns whether this memory can be registered with these rights: they are consistent, and
-    /// write nothing that was lent to be read only.
+    /// Returns whether this memory can be registered with these rights: they are consistent, and write
+    /// nothing that was lent to be read only.
     pub const fn fits(self, memory: &LentMemory) -> bool {
         self.is_consistent() && (memory.is_writable() || !self.local_write)
     }
@@ -166,8 +163,8 @@ pub struct Work {
     pub connection: Connection,
     /// The caller's number, which the completion returns. The port does not interpret it.
     pub id: u64,
-    /// Produces a completion only on failure. Its place in the queue becomes free when a later
-    /// request completes, so not all requests may be quiet.
+    /// Produces a completion only on failure. Its place in the queue becomes free when a later request
+    /// completes, so not all requests may be quiet.
     pub quiet: bool,
     /// Starts only after earlier reads and atomic operations of this queue have completed.
     pub fence: bool,
@@ -196,14 +193,12 @@ pub enum WorkOutcome {
     Done,
     /// A message has arrived.
     Received {
-        /// Length of the message. For a write with immediate: the bytes written, or 0 if the fabric
-        /// does not report them; fewer are possible for a write longer than
-        /// [`Facts::message_bytes`].
+        /// Length of the message. For a write with immediate: the bytes written, or 0 if the fabric does not
+        /// report them; fewer are possible for a write longer than [`Facts::message_bytes`].
         len: u32,
         /// The immediate of the message.
         immediate: Option<u32>,
-        /// Whether a write with immediate placed the bytes, so that they are not in the receive's
-        /// memory.
+        /// Whether a write with immediate placed the bytes, so that they are not in the receive's memory.
         written: bool,
     },
     /// The work request failed, and with it the connection.
@@ -274,16 +269,14 @@ pub enum Event {
         /// The private data of a refusal.
         private: Private,
     },
-    /// The connection has ended. All its work requests complete; the caller must close it. Reported
-    /// once.
+    /// The connection has ended. All its work requests complete; the caller must close it. Reported once.
     Lost {
         /// The connection.
         connection: Connection,
         /// The reason, as far as it is known.
         error: LostError,
     },
-    /// The last event of a closed connection: all completions were polled, and the number is not
-    /// used again.
+    /// The last event of a closed connection: all completions were polled, and the number is not used again.
     Closed {
         /// The connection.
         connection: Connection,
@@ -317,22 +310,21 @@ pub struct Offer {
 
 /// An RDMA fabric. The [module](self) describes its guarantees.
 ///
-/// The caller supplies the time, measured from any start, never decreasing. Only one thread at a
-/// time may use the port. Dropping a port closes all connections; after that, nothing accesses the
-/// lent memory.
+/// The caller supplies the time, measured from any start, never decreasing. Only one thread at a time may use
+/// the port. Dropping a port closes all connections; after that, nothing accesses the lent memory.
 ///
 /// # Safety
 /// The owner of lent memory uses it again, and frees it, when this port reports that it may. An
-/// implementation must therefore guarantee the following, whatever peers and callers do. (If a port
-/// is leaked, its memory stays lent.)
+/// implementation must therefore guarantee the following, whatever peers and callers do. (If a port is
+/// leaked, its memory stays lent.)
 ///
-/// - It uses only memory that was lent to it ([`MemoryPort::register`]), and only ranges within one
-///   region. It reads them for work requests and for peers that have the key. It writes them only
-///   if [`RegionAccess::fits`] and the region's rights, or the peer's, permit it.
-/// - After [`MemoryPort::deregister`] has returned `Ok`, and after the port is dropped, neither the
-///   port nor a device or another process on its behalf uses the memory.
-/// - After the completion of a work request was polled, it no longer uses the local parts for that
-///   request. Before the completion of a receive, everything that the completion reports is written.
+/// - It uses only memory that was lent to it ([`MemoryPort::register`]), and only ranges within one region.
+///   It reads them for work requests and for peers that have the key. It writes them only if
+///   [`RegionAccess::fits`] and the region's rights, or the peer's, permit it.
+/// - After [`MemoryPort::deregister`] has returned `Ok`, and after the port is dropped, neither the port nor
+///   a device or another process on its behalf uses the memory.
+/// - After the completion of a work request was polled, it no longer uses the local parts for that request.
+///   Before the completion of a receive, everything that the completion reports is written.
 /// - It makes no reference to the memory.
 #[allow(unsafe_code, reason = "the trait has obligations; nothing unsafe is done here")]
 pub unsafe trait MemoryPort {
@@ -345,22 +337,22 @@ pub unsafe trait MemoryPort {
     /// See [`RegisterError`]: some errors disappear when other regions are deregistered.
     fn register(&mut self, memory: LentMemory, access: RegionAccess) -> Result<PortRegion, RegisterError>;
 
-    /// Deregisters memory. From the call on no new access begins: calls refuse the region, and the
-    /// target refuses its key. Incomplete work requests that use the region either still succeed or
-    /// fail. After the first return of `Ok`, nothing accesses the memory.
+    /// Deregisters memory. From the call on no new access begins: calls refuse the region, and the target
+    /// refuses its key. Incomplete work requests that use the region either still succeed or fail. After the
+    /// first return of `Ok`, nothing accesses the memory.
     ///
     /// # Errors
-    /// [`RegisterError::Busy`] if an access is in progress: the caller tries again later and keeps
-    /// the memory until then. A peer whose access does not end loses its connection after some
-    /// time, measured by the clock of [`MemoryPort::poll_event`].
+    /// [`RegisterError::Busy`] if an access is in progress: the caller tries again later and keeps the memory
+    /// until then. A peer whose access does not end loses its connection after some time, measured by the
+    /// clock of [`MemoryPort::poll_event`].
     fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError>;
 
-    /// Returns the key of a region for peers; `None` if the region does not exist, or its rights
-    /// allow peers nothing.
+    /// Returns the key of a region for peers; `None` if the region does not exist, or its rights allow peers
+    /// nothing.
     fn key(&self, region: PortRegion) -> Option<MemoryKey>;
 
-    /// Returns the address to which peers can connect, to be passed to them by any means; `None` if
-    /// this port cannot accept connections.
+    /// Returns the address to which peers can connect, to be passed to them by any means; `None` if this port
+    /// cannot accept connections.
     fn address(&self) -> Option<Address>;
 
     /// Starts a connection. [`Event::Established`] or [`Event::Failed`] follows.
@@ -381,25 +373,24 @@ pub unsafe trait MemoryPort {
     /// [`ConnectError::State`] if the connection is not, or no longer, requested.
     fn refuse(&mut self, connection: Connection, private: Private) -> Result<(), ConnectError>;
 
-    /// Closes a connection at once: incomplete work requests flush. To be sure that data has
-    /// arrived, wait for its completion (and see [`Facts::write_proves_placement`]) or for an
-    /// answer. [`Event::Closed`] follows when all completions have been polled. A call for a closed
-    /// connection has no effect.
+    /// Closes a connection at once: incomplete work requests flush. To be sure that data has arrived, wait
+    /// for its completion (and see [`Facts::write_proves_placement`]) or for an answer. [`Event::Closed`]
+    /// follows when all completions have been polled. A call for a closed connection has no effect.
     fn close(&mut self, connection: Connection);
 
     /// Returns the state of a connection.
     fn state(&self, connection: Connection) -> ConnectionState;
 
-    /// Returns the origin of the other end of a connection, including one that is only requested.
-    /// `None` if only the peer itself could report it, or if the connection is lost.
+    /// Returns the origin of the other end of a connection, including one that is only requested. `None` if
+    /// only the peer itself could report it, or if the connection is lost.
     fn origin(&self, connection: Connection) -> Option<Origin> {
         let _ = connection;
         None
     }
 
-    /// Writes into the peer's memory (RFC 5040, "RDMA Write Message"), at most
-    /// [`Facts::transfer_bytes`]. A write with an immediate ([`Facts::immediates`]) consumes a
-    /// receive of the peer, which completes when the bytes are placed.
+    /// Writes into the peer's memory (RFC 5040, "RDMA Write Message"), at most [`Facts::transfer_bytes`]. A
+    /// write with an immediate ([`Facts::immediates`]) consumes a receive of the peer, which completes when
+    /// the bytes are placed.
     ///
     /// # Errors
     /// See [`PostError`].
@@ -411,16 +402,16 @@ pub unsafe trait MemoryPort {
         immediate: Option<u32>,
     ) -> Result<(), PostError>;
 
-    /// Reads from the peer's memory (RFC 5040, "RDMA Read Operation"), at most
-    /// [`Facts::transfer_bytes`], into at most [`Facts::read_slices`] parts.
+    /// Reads from the peer's memory (RFC 5040, "RDMA Read Operation"), at most [`Facts::transfer_bytes`],
+    /// into at most [`Facts::read_slices`] parts.
     ///
     /// # Errors
     /// See [`PostError`].
     fn read(&mut self, work: Work, into: &[Slice], from: RemoteRange) -> Result<(), PostError>;
 
-    /// Sends a message of at most [`Facts::message_bytes`], which consumes a receive of the peer
-    /// (RFC 5040, "Send Message Type"). If no receive is posted, the message waits or the
-    /// connection fails: [`Facts::waits_for_receive`].
+    /// Sends a message of at most [`Facts::message_bytes`], which consumes a receive of the peer (RFC 5040,
+    /// "Send Message Type"). If no receive is posted, the message waits or the connection fails:
+    /// [`Facts::waits_for_receive`].
     ///
     /// # Errors
     /// See [`PostError`].
@@ -431,9 +422,9 @@ pub unsafe trait MemoryPort {
         immediate: Option<u32>,
     ) -> Result<(), PostError>;
 
-    /// Adds to eight aligned bytes in the peer's memory, in the byte order of its processor,
-    /// wrapping. The old value is placed in `into`, eight bytes in the local byte order
-    /// (`IBV_WR_ATOMIC_FETCH_AND_ADD` in `ibv_post_send(3)`).
+    /// Adds to eight aligned bytes in the peer's memory, in the byte order of its processor, wrapping. The
+    /// old value is placed in `into`, eight bytes in the local byte order (`IBV_WR_ATOMIC_FETCH_AND_ADD` in
+    /// `ibv_post_send(3)`).
     ///
     /// # Errors
     /// See [`PostError`].
@@ -452,25 +443,24 @@ pub unsafe trait MemoryPort {
         new: u64,
     ) -> Result<(), PostError>;
 
-    /// Posts a receive of at most [`Facts::slices`] parts, which are filled in sequence. A message
-    /// that does not fit fails its connection.
+    /// Posts a receive of at most [`Facts::slices`] parts, which are filled in sequence. A message that does
+    /// not fit fails its connection.
     ///
     /// # Errors
     /// See [`PostError`].
     fn receive(&mut self, queue: ReceiveQueue, id: u64, into: &[Slice]) -> Result<(), PostError>;
 
-    /// Progresses posted requests, if this fabric needs the processor for that, fills `into` with
-    /// completed work requests, and returns their number. If fewer than `into.len()` are returned,
-    /// more may still follow at once.
+    /// Progresses posted requests, if this fabric needs the processor for that, fills `into` with completed
+    /// work requests, and returns their number. If fewer than `into.len()` are returned, more may still
+    /// follow at once.
     fn poll(&mut self, into: &mut [Completion]) -> usize;
 
     /// Progresses connections at time `now` and returns the next event.
     fn poll_event(&mut self, now: Duration) -> Option<Event>;
 
-    /// Requests one wake-up by the next completion or event. After [`Armed::Sleep`], poll again
-    /// before sleeping: something that arrived just before may not wake the caller
-    /// (`ibv_req_notify_cq(3)`). A connection that is being made may need calls by time, so do not
-    /// sleep past its deadline.
+    /// Requests one wake-up by the next completion or event. After [`Armed::Sleep`], poll again before
+    /// sleeping: something that arrived just before may not wake the caller (`ibv_req_notify_cq(3)`). A
+    /// connection that is being made may need calls by time, so do not sleep past its deadline.
     fn arm(&mut self) -> Armed;
 
     /// Returns the file descriptor that becomes readable; `None` if the port has none.

@@ -1,5 +1,4 @@
-//! The registrations: slots over lent storage, and a list of the unused ones in the order of their
-//! last use.
+//! The registrations: slots over lent storage, and a list of the unused ones in the order of their last use.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -7,8 +6,8 @@ use core::borrow::BorrowMut;
 use super::Range;
 use crate::slab::NONE;
 
-/// The cache's record of one registration. If the handle takes at most 16 bytes, all that a use
-/// touches lies in one cache line.
+/// The cache's record of one registration. If the handle takes at most 16 bytes, all that a use touches lies
+/// in one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub struct Entry<H> {
@@ -72,8 +71,8 @@ impl Wanted {
 }
 
 impl<H> Entry<H> {
-    /// Returns whether the entry serves the request. If its changes are not reported, it serves
-    /// only exactly the same pages.
+    /// Returns whether the entry serves the request. If its changes are not reported, it serves only exactly
+    /// the same pages.
     #[inline(always)]
     pub(super) fn serves(&self, wanted: &Wanted) -> bool {
         // One comparison: with two, the branch is hard to predict.
@@ -83,9 +82,8 @@ impl<H> Entry<H> {
     }
 }
 
-/// The slots. An entry that is used again stays in the list until it is found there or released. A
-/// use therefore does not touch the list if the same entry was used last, and costs one move
-/// otherwise.
+/// The slots. An entry that is used again stays in the list until it is found there or released. A use
+/// therefore does not touch the list if the same entry was used last, and costs one move otherwise.
 #[derive(Debug)]
 pub(super) struct Entries<E> {
     slots: E,

@@ -14,17 +14,17 @@ const LEVELS: usize = (64 - 12usize).div_ceil(STEP as usize);
 /// Places in a bucket.
 const LANES: usize = 7;
 
-/// A bucket of the hash table: one cache line. A place holds a tag of 16 bits, the parts of the
-/// block that the range touches (never none, which marks a free place), and the entry. Tags and
-/// parts are packed four to a word, and compared together.
+/// A bucket of the hash table: one cache line. A place holds a tag of 16 bits, the parts of the block that
+/// the range touches (never none, which marks a free place), and the entry. Tags and parts are packed four to
+/// a word, and compared together.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 pub struct Bucket {
     /// The last lane is not a place and always stays free.
     tags: [u64; 2],
     parts: [u64; 2],
-    /// The last element counts the ranges that belong in this bucket or an earlier one and
-    /// overflowed to a later one.
+    /// The last element counts the ranges that belong in this bucket or an earlier one and overflowed to a
+    /// later one.
     entries: [u32; LANES + 1],
 }
 
@@ -33,8 +33,8 @@ const LOW: u64 = 0x0001_0001_0001_0001;
 /// The highest bit of each place in a word.
 const HIGH: u64 = LOW << 15;
 
-/// Returns the lowest bit of each place with this tag. In rare cases it also sets the bit of the
-/// place above such a place; other bits have no meaning.
+/// Returns the lowest bit of each place with this tag. In rare cases it also sets the bit of the place above
+/// such a place; other bits have no meaning.
 #[inline(always)]
 const fn same(tags: u64, tag: u64) -> u64 {
     let differ = tags ^ (tag * LOW);
@@ -42,8 +42,8 @@ const fn same(tags: u64, tag: u64) -> u64 {
 }
 
 impl Bucket {
-    /// Returns the places that may have this tag and touch one of these parts. No such place is
-    /// missing. See [`lane`].
+    /// Returns the places that may have this tag and touch one of these parts. No such place is missing. See
+    /// [`lane`].
     #[inline(always)]
     fn matches(&self, wanted: IndexKey) -> u64 {
         let wanted_parts = wanted.parts * LOW;
@@ -63,8 +63,8 @@ impl Bucket {
         first | second << 1
     }
 
-    /// Returns the number of ranges that belong in this bucket or an earlier one and overflowed to
-    /// a later one.
+    /// Returns the number of ranges that belong in this bucket or an earlier one and overflowed to a later
+    /// one.
     #[inline(always)]
     const fn beyond(&self) -> u32 {
         self.entries[LANES]
@@ -131,8 +131,8 @@ pub(super) struct Walk {
     levels: u32,
     /// The next block of the lowest of these levels.
     block: u64,
-    /// The next entry if the walk visits all entries, because the range has more blocks than there
-    /// are entries.
+    /// The next entry if the walk visits all entries, because the range has more blocks than there are
+    /// entries.
     every: Option<u32>,
 }
 
@@ -151,8 +151,8 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
     /// Returns bucket and tag of a block of a level.
     #[inline(always)]
     fn home(&self, level: u32, block: u64) -> (usize, u64) {
-        // Blocks have at most 52 bits, so no two hashes are equal. The high bits are the best
-        // distributed ones.
+        // Blocks have at most 52 bits, so no two hashes are equal. The high bits are the best distributed
+        // ones.
         let hash = (block ^ u64::from(level) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((hash >> self.shift) as usize & self.mask, hash >> 32 & PARTS)
     }
@@ -163,8 +163,8 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         self.page_shift + level * STEP
     }
 
-    /// Returns the level of a range: 0 for up to 16 pages, 1 for up to 256, and so on. No range
-    /// touches more than two blocks.
+    /// Returns the level of a range: 0 for up to 16 pages, 1 for up to 256, and so on. No range touches more
+    /// than two blocks.
     fn level(&self, range: &Range) -> u32 {
         ((range.len() >> self.page_shift).max(2) - 1).ilog2() / STEP
     }
@@ -395,8 +395,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         None
     }
 
-    /// Returns the cache lines that a look-up of an address reads, including entries that it may
-    /// read.
+    /// Returns the cache lines that a look-up of an address reads, including entries that it may read.
     #[cfg(test)]
     pub(super) fn lines(&self, address: u64) -> usize {
         let mut lines = 0;

@@ -1,23 +1,22 @@
-//! Reports of address ranges that are about to get other pages: a lock-free ring of the last
-//! reports. Any thread may report at any point, and each cache reads the ring independently.
+//! Reports of address ranges that are about to get other pages: a lock-free ring of the last reports. Any
+//! thread may report at any point, and each cache reads the ring independently.
 //!
-//! The reporting thread may be anywhere, in a signal handler or in an allocator that holds its
-//! lock. [`Releases::report`] therefore never waits and does a bounded amount of work, unless other
-//! threads succeed meanwhile. A range that does not fit is not lost: the ring advances by more than
-//! its length, and its readers treat all addresses as released.
+//! The reporting thread may be anywhere, in a signal handler or in an allocator that holds its lock.
+//! [`Releases::report`] therefore never waits and does a bounded amount of work, unless other threads succeed
+//! meanwhile. A range that does not fit is not lost: the ring advances by more than its length, and its
+//! readers treat all addresses as released.
 //!
-//! **Order.** A range is reported *before* its pages change. A thread that acquires the addresses
-//! afterwards knows that they have changed (the call has returned, or the kernel has reassigned
-//! them under its lock), so the report happened before. Two edges ensure that a concurrent reader
-//! finds no partly written range. [`Edge::ReleaseReported`] goes from the stamp of a slot, which is
-//! written last, to the reader and to the next writer of the slot. By [`Edge::ReleaseReused`], a
-//! reader that has seen any part of the next range in the slot sees the new stamp when it reads the
-//! stamp again.
+//! **Order.** A range is reported *before* its pages change. A thread that acquires the addresses afterwards
+//! knows that they have changed (the call has returned, or the kernel has reassigned them under its lock), so
+//! the report happened before. Two edges ensure that a concurrent reader finds no partly written range.
+//! [`Edge::ReleaseReported`] goes from the stamp of a slot, which is written last, to the reader and to the
+//! next writer of the slot. By [`Edge::ReleaseReused`], a reader that has seen any part of the next range in
+//! the slot sees the new stamp when it reads the stamp again.
 //!
-//! A reader that finds a range in the middle of being reported treats everything as released and
-//! does not read that range later. Memory registered from then on was acquired while its pages were
-//! being removed. Where that is allowed, for example for pages that are discarded but stay mapped,
-//! the range must be reported again after they have changed.
+//! A reader that finds a range in the middle of being reported treats everything as released and does not
+//! read that range later. Memory registered from then on was acquired while its pages were being removed.
+//! Where that is allowed, for example for pages that are discarded but stay mapped, the range must be
+//! reported again after they have changed.
 #![forbid(unsafe_code)]
 
 use crate::regcache::Range;
@@ -26,8 +25,7 @@ use crate::sync::{Edge, Word64};
 /// A reported range and the number of its report.
 #[derive(Debug)]
 struct ReleaseSlot {
-    /// Twice the number plus 2; plus 1 while the range is being written. 0 if the slot was never
-    /// used.
+    /// Twice the number plus 2; plus 1 while the range is being written. 0 if the slot was never used.
     stamp: Word64,
     start: Word64,
     end: Word64,
@@ -94,8 +92,8 @@ impl<const N: usize> Default for Releases<N> {
 }
 
 impl<const N: usize> Releases<N> {
-    /// Reports that the addresses of this range are about to get other pages. May be called from
-    /// any thread in any state; takes no lock.
+    /// Reports that the addresses of this range are about to get other pages. May be called from any thread
+    /// in any state; takes no lock.
     pub fn report(&self, range: Range) {
         let number = self.count.bump_relaxed();
         if !self.write(number, range) {

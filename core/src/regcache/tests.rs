@@ -1,5 +1,5 @@
-//! The guarantees of the cache to its users, one at a time. `cargo regcache` compares the cache
-//! with a reference model at length.
+//! The guarantees of the cache to its users, one at a time. `cargo regcache` compares the cache with a
+//! reference model at length.
 
 use std::vec;
 use std::vec::Vec;
@@ -226,8 +226,8 @@ fn nothing_outlives_its_use_where_changes_are_not_reported() {
     assert_eq!(device.registered.len(), 0);
 }
 
-/// A user guarantees the stability only of the pages that it acquired. If changes are not reported,
-/// the other pages may change.
+/// A user guarantees the stability only of the pages that it acquired. If changes are not reported, the other
+/// pages may change.
 #[test]
 fn unreported_pages_that_no_user_guarantees_are_no_hit() {
     for (keep, mute) in [(false, None), (true, Some(pages(0, 9)))] {
@@ -287,8 +287,7 @@ fn end_of_the_address_space_is_an_error_and_not_a_wrap() {
     assert_eq!(device.made, 1);
 }
 
-/// A use is a number, and may equal that of another cache. Its release must not deregister an
-/// unused entry.
+/// A use is a number, and may equal that of another cache. Its release must not deregister an unused entry.
 #[test]
 fn use_of_another_cache_deregisters_no_unused_entry() {
     let (mut mine, mut other) = (cache(8, 1000, true), cache(8, 1000, true));

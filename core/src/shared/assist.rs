@@ -1,18 +1,18 @@
-//! The sender-assisted copy: both processes copy one large message at once. The receiver reads the
-//! sender's memory from the front. An otherwise idle sender writes the receiver's memory from the
-//! back, until the two meet. Two cores then copy, each from or to its own cache. Neither side waits
-//! for the other to begin: a busy sender never joins.
+//! The sender-assisted copy: both processes copy one large message at once. The receiver reads the sender's
+//! memory from the front. An otherwise idle sender writes the receiver's memory from the back, until the two
+//! meet. Two cores then copy, each from or to its own cache. Neither side waits for the other to begin: a
+//! busy sender never joins.
 //!
-//! Each process has one line for each peer in its own segment, which only this process writes. The
-//! upper part concerns the message that it receives from that peer, the lower part the message that
-//! it helps to send to that peer.
+//! Each process has one line for each peer in its own segment, which only this process writes. The upper part
+//! concerns the message that it receives from that peer, the lower part the message that it helps to send to
+//! that peer.
 //!
-//! Each side claims a piece by publishing its next position, and then reads the position of the
-//! other ([`Edge::AssistClaim`]: a fence between the two on each side, so that at least one sees the
-//! other). On a conflict the sender withdraws its claim and leaves. The receiver stops at the
-//! sender's claim and closes the share. If the sender is copying a part, the receiver waits until
-//! the sender has left, and then copies the bytes that the sender did not write. So no byte is
-//! written twice, and the sender writes nothing after the receiver has continued.
+//! Each side claims a piece by publishing its next position, and then reads the position of the other
+//! ([`Edge::AssistClaim`]: a fence between the two on each side, so that at least one sees the other). On a
+//! conflict the sender withdraws its claim and leaves. The receiver stops at the sender's claim and closes
+//! the share. If the sender is copying a part, the receiver waits until the sender has left, and then copies
+//! the bytes that the sender did not write. So no byte is written twice, and the sender writes nothing after
+//! the receiver has continued.
 
 use crate::port::{AssistedCopy, NextChunk, Part};
 use crate::sync::{Edge, Word64, assist_fence, receiver_fence};
@@ -23,8 +23,8 @@ use crate::sync::{Edge, Word64, assist_fence, receiver_fence};
 pub struct AssistLine {
     /// As receiver: number of the share, doubled; odd if the share is closed.
     state: Word64,
-    /// The sender's request, the address of the receiver's buffer, the end of the bytes to copy,
-    /// and the end of the receiver's claim.
+    /// The sender's request, the address of the receiver's buffer, the end of the bytes to copy, and the end
+    /// of the receiver's claim.
     request: Word64,
     address: Word64,
     end: Word64,
@@ -53,12 +53,12 @@ impl AssistLine {
     }
 }
 
-/// The size of one claim: a quarter of the remaining bytes, within these bounds, so that pieces
-/// shrink towards the end. A claim costs two cache misses and a system call. At the end, one side
-/// may wait for the other's last piece.
+/// The size of one claim: a quarter of the remaining bytes, within these bounds, so that pieces shrink
+/// towards the end. A claim costs two cache misses and a system call. At the end, one side may wait for the
+/// other's last piece.
 ///
-/// Each side has its own bounds and need not know the other's. A peer's choice can only make its
-/// own copy slower.
+/// Each side has its own bounds and need not know the other's. A peer's choice can only make its own copy
+/// slower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pieces {
     least: u64,
@@ -74,8 +74,7 @@ const MULTIPLE: u64 = 64;
 const MULTIPLE: u64 = 1;
 
 impl Pieces {
-    /// Returns bounds for pieces. `least` is raised to at least one byte, and `most` to at least
-    /// `least`.
+    /// Returns bounds for pieces. `least` is raised to at least one byte, and `most` to at least `least`.
     pub const fn new(least: u64, most: u64) -> Self {
         let least = if least == 0 { 1 } else { least };
         Self { least, most: if most < least { least } else { most } }
@@ -122,8 +121,7 @@ pub struct AssistReceiver<'a> {
 }
 
 impl<'a> AssistReceiver<'a> {
-    /// Returns an end without an open share. `line` lies in this process's segment, `peer` in the
-    /// sender's.
+    /// Returns an end without an open share. `line` lies in this process's segment, `peer` in the sender's.
     pub const fn new(line: &'a AssistLine, peer: &'a AssistLine) -> Self {
         let pieces = Pieces::new(1, 1);
         Self { line, peer, number: 0, front: 0, back: 0, end: 0, open: false, pieces }
@@ -137,8 +135,8 @@ impl<'a> AssistReceiver<'a> {
         }
     }
 
-    /// Opens a share, of which the receiver copies pieces within `pieces`. The preceding share must
-    /// be complete.
+    /// Opens a share, of which the receiver copies pieces within `pieces`. The preceding share must be
+    /// complete.
     pub fn open(&mut self, assist: &AssistedCopy, pieces: Pieces) {
         self.number += 1;
         self.pieces = pieces;
@@ -187,13 +185,12 @@ impl<'a> AssistReceiver<'a> {
         }
     }
 
-    /// Returns the next step after closing. When the sender has left, the receiver copies what the
-    /// sender did not write.
+    /// Returns the next step after closing. When the sender has left, the receiver copies what the sender did
+    /// not write.
     fn rest(&mut self) -> NextChunk {
         self.back = match self.sender() {
             (true, false) => return NextChunk::Wait,
-            // `back` is not used here: the sender may have claimed more before it found the share
-            // closed.
+            // `back` is not used here: the sender may have claimed more before it found the share closed.
             (true, true) => self.peer.written.load_relaxed().clamp(self.front, self.end),
             (false, _) => self.end,
         };
@@ -220,14 +217,14 @@ pub struct AssistSender<'a> {
 }
 
 impl<'a> AssistSender<'a> {
-    /// Returns an end that has joined no share. `line` lies in this process's segment, `peer` in
-    /// the receiver's.
+    /// Returns an end that has joined no share. `line` lies in this process's segment, `peer` in the
+    /// receiver's.
     pub const fn new(line: &'a AssistLine, peer: &'a AssistLine) -> Self {
         Self { line, peer, number: 0, back: 0, pieces: Pieces::new(1, 1) }
     }
 
-    /// Returns a share that the receiver has opened and that was not returned before. The peer
-    /// wrote every value, and all are unchecked.
+    /// Returns a share that the receiver has opened and that was not returned before. The peer wrote every
+    /// value, and all are unchecked.
     #[inline]
     pub fn find(&mut self) -> Option<AssistedCopy> {
         let state = self.peer.state.load_acquire(Edge::AssistOpen);
@@ -243,8 +240,8 @@ impl<'a> AssistSender<'a> {
         })
     }
 
-    /// Joins the share that was returned last, copies it up to `end` in pieces within `pieces`, and
-    /// claims the last piece. `None` if the share is closed by now.
+    /// Joins the share that was returned last, copies it up to `end` in pieces within `pieces`, and claims
+    /// the last piece. `None` if the share is closed by now.
     pub fn join(&mut self, end: u64, pieces: Pieces) -> Option<Part> {
         (self.back, self.pieces) = (end, pieces);
         self.line.written.store_relaxed(end);
@@ -267,8 +264,8 @@ impl<'a> AssistSender<'a> {
         Some(Part { start: claim, end: self.back })
     }
 
-    /// Ends the claimed part; `written` says whether it was written. The sender leaves in either
-    /// case, so that the receiver never waits for the sender's next step.
+    /// Ends the claimed part; `written` says whether it was written. The sender leaves in either case, so
+    /// that the receiver never waits for the sender's next step.
     pub fn finish(&mut self, part: Part, written: bool) {
         self.back = if written { part.start } else { part.end };
         self.leave();

@@ -149,8 +149,8 @@ impl Geometry {
         Ok(())
     }
 
-    /// Returns the number of entries of a receive queue. The queue has an entry for every cell of
-    /// the world, so it cannot overflow.
+    /// Returns the number of entries of a receive queue. The queue has an entry for every cell of the world,
+    /// so it cannot overflow.
     pub const fn queue_entries(&self) -> u32 {
         (self.peers * self.cells).next_power_of_two()
     }
@@ -203,8 +203,8 @@ impl Geometry {
         self.fastbox_slots as usize * size_of::<FastboxSlot>()
     }
 
-    /// Returns the bytes of shared memory that each further process of the world adds to each
-    /// process: fastbox, return ring, lines and queue entries, without messages.
+    /// Returns the bytes of shared memory that each further process of the world adds to each process:
+    /// fastbox, return ring, lines and queue entries, without messages.
     pub const fn bytes_per_peer(&self) -> usize {
         self.fastbox_bytes() + self.return_bytes() + 2 * LINE + self.cells as usize * size_of::<Word64>()
     }
@@ -246,8 +246,8 @@ pub struct InboxLayout {
     pub total: usize,
 }
 
-/// The header of each segment. The owner writes every field once and then stores `ready` with
-/// release ordering.
+/// The header of each segment. The owner writes every field once and then stores `ready` with release
+/// ordering.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SegmentHeader {
@@ -336,12 +336,11 @@ impl SegmentHeader {
         self.ready.store_release(1, Edge::SegmentReady);
     }
 
-    /// Compares each field with the expected value. Each field is read once; nothing in the header
-    /// is used afterwards.
+    /// Compares each field with the expected value. Each field is read once; nothing in the header is used
+    /// afterwards.
     ///
     /// # Errors
-    /// The first field that differs. The version is compared first, because it defines the other
-    /// fields.
+    /// The first field that differs. The version is compared first, because it defines the other fields.
     pub fn check(&self, expected: &Identity, total: u64) -> Result<(), LayoutError> {
         if self.ready.load_acquire(Edge::SegmentReady) != 1 {
             return Err(LayoutError::NotReady);
@@ -394,8 +393,8 @@ impl Extent {
         Ok(Self { base, len })
     }
 
-    /// Returns the address of `count` values of `T` at `offset` bytes, checked for overflow,
-    /// alignment and extent.
+    /// Returns the address of `count` values of `T` at `offset` bytes, checked for overflow, alignment and
+    /// extent.
     ///
     /// # Errors
     /// [`LayoutError::Extent`] if the values do not lie in the mapping or are not aligned.

@@ -1,17 +1,15 @@
-//! The cell pool: a process's buffers for messages that do not go through a fastbox (paper 4,
-//! section 2).
+//! The cell pool: a process's buffers for messages that do not go through a fastbox (paper 4, section 2).
 //!
-//! Cells lie in their owner's segment, and only the owner writes them. A filled cell is published
-//! in one of two ways. An announcement in a fastbox publishes it and describes it completely. Or
-//! the cell's own sequence word publishes it ([`Edge::CellPublish`]); the word includes the
-//! destination, so the receiver can validate the cell wherever it found the cell's number. The
-//! receiver returns the cell through a ring in *its* own segment, one ring per owner
-//! ([`Edge::CellReturn`]). The ring replaces Nemesis's free queue: it has one writer and one
-//! reader, so no dead process can block it. If the receiver replies at once, the announcement of
-//! its own cell returns the cell instead.
+//! Cells lie in their owner's segment, and only the owner writes them. A filled cell is published in one of
+//! two ways. An announcement in a fastbox publishes it and describes it completely. Or the cell's own
+//! sequence word publishes it ([`Edge::CellPublish`]); the word includes the destination, so the receiver can
+//! validate the cell wherever it found the cell's number. The receiver returns the cell through a ring in
+//! *its* own segment, one ring per owner ([`Edge::CellReturn`]). The ring replaces Nemesis's free queue: it
+//! has one writer and one reader, so no dead process can block it. If the receiver replies at once, the
+//! announcement of its own cell returns the cell instead.
 //!
-//! The owner records in private memory which peer holds each cell. A peer therefore cannot return a
-//! cell that it does not hold, and the owner reclaims the cells of a dead peer.
+//! The owner records in private memory which peer holds each cell. A peer therefore cannot return a cell that
+//! it does not hold, and the owner reclaims the cells of a dead peer.
 
 use core::borrow::BorrowMut;
 
@@ -107,8 +105,8 @@ pub struct CellPool<'a, R: BorrowMut<[CellRecord]>> {
 }
 
 impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
-    /// Returns a pool with every cell free. `None` if there are more headers than records, or less
-    /// payload than `cell_bytes` for each.
+    /// Returns a pool with every cell free. `None` if there are more headers than records, or less payload
+    /// than `cell_bytes` for each.
     pub fn new(
         headers: &'a [CellHeader],
         payload: PayloadMut<'a>,
@@ -152,8 +150,8 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
         Some(cell)
     }
 
-    /// Copies bytes in two pieces into a cell that [`CellPool::take`] returned. The caller publishes
-    /// the cell. Returns `false`, without any effect, if the bytes do not fit.
+    /// Copies bytes in two pieces into a cell that [`CellPool::take`] returned. The caller publishes the
+    /// cell. Returns `false`, without any effect, if the bytes do not fit.
     #[inline(always)]
     #[must_use]
     pub fn fill(&self, cell: u32, [head, body]: [&[u8]; 2], how: Writing) -> bool {
@@ -201,9 +199,9 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
         self.first_free.checked_sub(1)
     }
 
-    /// Write-prefetches `len` bytes of a free cell from `at` on, by a store to each line; `at` is
-    /// the start of a line. The lines then belong to this core, and filling the cell does not
-    /// stall. Returns `false`, without any effect, if the cell is not free or is too short.
+    /// Write-prefetches `len` bytes of a free cell from `at` on, by a store to each line; `at` is the start
+    /// of a line. The lines then belong to this core, and filling the cell does not stall. Returns `false`,
+    /// without any effect, if the cell is not free or is too short.
     #[must_use]
     pub fn prefetch(&self, cell: u32, at: usize, len: usize) -> bool {
         let record = self.records.borrow().get(cell as usize);
@@ -213,8 +211,8 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
             && self.payload.prefetch(cell as usize * self.cell_bytes + at, len)
     }
 
-    /// Publishes a filled cell of `envelope.total` bytes by its own header. The receiver then
-    /// recognises the cell wherever it finds the cell's number.
+    /// Publishes a filled cell of `envelope.total` bytes by its own header. The receiver then recognises the
+    /// cell wherever it finds the cell's number.
     #[inline]
     pub fn publish(&self, cell: u32, holder: u16, sequence: u64, envelope: &Envelope) {
         let Some(header) = self.headers.get(cell as usize) else { return };
@@ -254,8 +252,8 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
         record.filter(|record| record.holder == holder + 1).ok_or(ReturnFault { cell })
     }
 
-    /// Clears the headers of all cells that were sent to a failed peer, because the sequence
-    /// numbers of its next process start anew. The peer must no longer hold any cell.
+    /// Clears the headers of all cells that were sent to a failed peer, because the sequence numbers of its
+    /// next process start anew. The peer must no longer hold any cell.
     pub(super) fn forget(&self, holder: u32) {
         for header in
             self.headers.iter().filter(|header| header.publish.load_relaxed() as u16 == holder as u16)
@@ -312,8 +310,8 @@ impl<'a> PeerPool<'a> {
         Self { headers, payload, cell_bytes }
     }
 
-    /// Inspects a cell: whether it is for `me`, and whether it holds packet `expected`. Every word
-    /// is read once.
+    /// Inspects a cell: whether it is for `me`, and whether it holds packet `expected`. Every word is read
+    /// once.
     #[inline]
     pub fn inspect(&self, cell: u32, me: u16, expected: u64) -> CellState {
         let Some(header) = self.headers.get(cell as usize) else { return CellState::Other };
@@ -342,23 +340,21 @@ impl<'a> PeerPool<'a> {
         CellState::Due { envelope, len }
     }
 
-    /// Returns the cell that holds packet `expected` for `me`, by scanning all cells. Because of
-    /// this function, entries of the receive queue are only hints.
+    /// Returns the cell that holds packet `expected` for `me`, by scanning all cells. Because of this
+    /// function, entries of the receive queue are only hints.
     pub fn find(&self, me: u16, expected: u64) -> Option<u32> {
         (0..self.headers.len() as u32).find(|&cell| {
             matches!(self.inspect(cell, me, expected), CellState::Due { .. } | CellState::Malformed)
         })
     }
 
-    /// Returns whether `cell` exists and can hold `len` bytes. Checks the values that a peer has
-    /// announced.
+    /// Returns whether `cell` exists and can hold `len` bytes. Checks the values that a peer has announced.
     #[inline]
     pub fn holds(&self, cell: u32, len: usize) -> bool {
         (cell as usize) < self.headers.len() && len <= self.cell_bytes
     }
 
-    /// Copies payload bytes out of a cell, from `at` on. Returns `false` if they do not all lie in
-    /// the cell.
+    /// Copies payload bytes out of a cell, from `at` on. Returns `false` if they do not all lie in the cell.
     #[inline]
     #[must_use]
     pub fn read(&self, cell: u32, at: usize, to: &mut [u8]) -> bool {
@@ -374,8 +370,8 @@ impl<'a> PeerPool<'a> {
     }
 }
 
-/// The receiver's end of a return ring, in the receiver's memory. The ring cannot overflow: the
-/// owner has at most as many cells as the ring has slots, and each cell is returned once.
+/// The receiver's end of a return ring, in the receiver's memory. The ring cannot overflow: the owner has at
+/// most as many cells as the ring has slots, and each cell is returned once.
 #[derive(Debug)]
 pub struct ReturnSender<'a> {
     slots: &'a [ReturnSlot],
@@ -389,8 +385,8 @@ pub struct ReturnReceiver<'a> {
     head: u32,
 }
 
-/// Returns the lap of a position, in the upper half of a slot. Lap 0 (an empty slot) recurs after
-/// 65,535 laps; each slot then holds the preceding lap.
+/// Returns the lap of a position, in the upper half of a slot. Lap 0 (an empty slot) recurs after 65,535
+/// laps; each slot then holds the preceding lap.
 #[inline]
 fn return_lap(slots: &[ReturnSlot], position: u32) -> u32 {
     ((position >> slots.len().trailing_zeros()).wrapping_add(1)) << 16
@@ -402,8 +398,7 @@ fn return_slot(slots: &[ReturnSlot], position: u32) -> &ReturnSlot {
 }
 
 impl<'a> ReturnSender<'a> {
-    /// Returns the sending end of an empty ring. The number of slots is a power of two, at most
-    /// 65,536.
+    /// Returns the sending end of an empty ring. The number of slots is a power of two, at most 65,536.
     pub const fn new(slots: &'a [ReturnSlot]) -> Self {
         Self { slots, tail: 0 }
     }
@@ -423,14 +418,13 @@ impl<'a> ReturnSender<'a> {
 }
 
 impl<'a> ReturnReceiver<'a> {
-    /// Returns the receiving end of an empty ring. The number of slots is a power of two, at most
-    /// 65,536.
+    /// Returns the receiving end of an empty ring. The number of slots is a power of two, at most 65,536.
     pub const fn new(slots: &'a [ReturnSlot]) -> Self {
         Self { slots, head: 0 }
     }
 
-    /// Takes the number of the next returned cell. The peer wrote the number; [`CellPool::give_back`]
-    /// checks it.
+    /// Takes the number of the next returned cell. The peer wrote the number; [`CellPool::give_back`] checks
+    /// it.
     #[inline]
     pub fn pop(&mut self) -> Option<u32> {
         let value = return_slot(self.slots, self.head).0.load_acquire(Edge::CellReturn);

@@ -1,19 +1,18 @@
 //! The receive queue: many producers and one consumer of cell numbers (paper 4, section 2).
 //!
-//! Nemesis's queue links cells: a producer swaps the tail, then links the preceding cell. If the
-//! producer dies between the two steps, the consumer hangs forever. This queue has no such
-//! interval. Its entries are a ring with space for every cell of the world. After a producer has
-//! filled a cell, it commits the cell with *one* compare-and-swap of the entry at the tail, from
-//! "last lap" to "this lap, this cell". If the producer dies before that instruction, the queue is
-//! unchanged; after it, the message is complete. Each entry names the cell and thereby its owner.
+//! Nemesis's queue links cells: a producer swaps the tail, then links the preceding cell. If the producer
+//! dies between the two steps, the consumer hangs forever. This queue has no such interval. Its entries are a
+//! ring with space for every cell of the world. After a producer has filled a cell, it commits the cell with
+//! *one* compare-and-swap of the entry at the tail, from "last lap" to "this lap, this cell". If the producer
+//! dies before that instruction, the queue is unchanged; after it, the message is complete. Each entry names
+//! the cell and thereby its owner.
 //!
-//! The tail is a hint: a producer that finds its entry taken moves on. If a producer dies before it
-//! updates the hint, the next producer needs one more step. The head belongs to the consumer alone
-//! and is never shared, which completes the idea of Nemesis's shadow head. Polling an empty queue
-//! therefore reads one line that changes only when a message arrives.
+//! The tail is a hint: a producer that finds its entry taken moves on. If a producer dies before it updates
+//! the hint, the next producer needs one more step. The head belongs to the consumer alone and is never
+//! shared, which completes the idea of Nemesis's shadow head. Polling an empty queue therefore reads one line
+//! that changes only when a message arrives.
 //!
-//! A peer that corrupts this memory can forge or lose entries; [`super`] explains why neither
-//! matters.
+//! A peer that corrupts this memory can forge or lose entries; [`super`] explains why neither matters.
 
 use crate::sync::{Edge, Word64};
 
@@ -25,8 +24,8 @@ pub struct CellQueue<'a> {
 }
 
 impl<'a> CellQueue<'a> {
-    /// Returns a queue over zeroed memory. The number of entries is a power of two, at least the
-    /// number of cells that can be in the queue at once.
+    /// Returns a queue over zeroed memory. The number of entries is a power of two, at least the number of
+    /// cells that can be in the queue at once.
     pub fn new(entries: &'a [Word64], tail: &'a Word64) -> Self {
         debug_assert!(entries.len().is_power_of_two());
         Self { entries, tail }
@@ -37,12 +36,11 @@ impl<'a> CellQueue<'a> {
         &self.entries[position as usize & (self.entries.len() - 1)]
     }
 
-    /// Returns the lap of a position, in the upper half of an entry. The first lap is 1, because
-    /// zeroed memory is lap 0.
+    /// Returns the lap of a position, in the upper half of an entry. The first lap is 1, because zeroed
+    /// memory is lap 0.
     ///
-    /// Laps have 32 bits: the smallest queue (4 entries) wraps after 17 billion cells. Every
-    /// comparison then fails, and receivers fall back to scanning the senders' cells, which is
-    /// slower but correct.
+    /// Laps have 32 bits: the smallest queue (4 entries) wraps after 17 billion cells. Every comparison then
+    /// fails, and receivers fall back to scanning the senders' cells, which is slower but correct.
     #[inline]
     fn lap(&self, position: u64) -> u64 {
         ((position >> self.entries.len().trailing_zeros()) + 1) << 32
@@ -79,20 +77,19 @@ impl<'a> Producer<'a> {
 
     /// Enqueues a published cell by its number in the world.
     ///
-    /// Lock-free: a retry means that another producer has enqueued its cell. The function walks at
-    /// most four times around the ring.
+    /// Lock-free: a retry means that another producer has enqueued its cell. The function walks at most four
+    /// times around the ring.
     ///
     /// # Errors
     /// The entries are invalid. The cell is not enqueued; the consumer finds it by scanning.
     #[inline]
     pub fn push(&mut self, cell: u32) -> Result<(), QueueFault> {
-        // A hint below the known position is outdated. A hint above it was written after the
-        // entries below it were taken.
+        // A hint below the known position is outdated. A hint above it was written after the entries below it
+        // were taken.
         let hint = self.queue.tail.load_acquire(Edge::QueueTail);
         let position = match self.walk(hint.max(self.from), cell) {
             Ok(position) => position,
-            // The hint is corrupt. The known position is a safe, if possibly outdated, place to
-            // start.
+            // The hint is corrupt. The known position is a safe, if possibly outdated, place to start.
             Err(_) => self.walk(self.from, cell)?,
         };
         self.from = position + 1;
@@ -100,8 +97,8 @@ impl<'a> Producer<'a> {
         Ok(())
     }
 
-    /// Puts the cell into the first free entry at or after `position`, and returns the position of
-    /// that entry.
+    /// Puts the cell into the first free entry at or after `position`, and returns the position of that
+    /// entry.
     #[inline]
     fn walk(&self, mut position: u64, cell: u32) -> Result<u64, QueueFault> {
         let queue = self.queue;
@@ -113,22 +110,20 @@ impl<'a> Producer<'a> {
                 return fault(position, 0);
             }
             let (entry, lap) = (queue.entry(position), queue.lap(position));
-            // Acquire ordering is needed because the step below skips entries. A producer that sees
-            // this entry must see all earlier entries as taken; otherwise it mistakes an entry that
-            // is two laps behind for a corrupt one.
+            // Acquire ordering is needed because the step below skips entries. A producer that sees this
+            // entry must see all earlier entries as taken; otherwise it mistakes an entry that is two laps
+            // behind for a corrupt one.
             let found = entry.load_acquire(Edge::QueuePublish);
             let taken = found & LAP;
             if taken >= lap {
-                // The entry is taken in this lap or in a later one, so everything before it is
-                // taken as well.
+                // The entry is taken in this lap or in a later one, so everything before it is taken as well.
                 position += 1 + ((taken - lap) >> 32) * entries;
             } else if taken + (1 << 32) != lap {
                 return fault(position, found);
             } else if entry.cas_release(found, lap | u64::from(cell), Edge::QueuePublish).is_ok() {
                 return Ok(position);
             }
-            // Otherwise another producer took the entry: the next iteration reads it again and
-            // steps over it.
+            // Otherwise another producer took the entry: the next iteration reads it again and steps over it.
         }
         fault(position, 0)
     }
@@ -147,8 +142,8 @@ impl<'a> Consumer<'a> {
         Self { queue, head: 0 }
     }
 
-    /// Returns the unchecked cell number at the head; `None` if the queue is empty. Never waits for
-    /// a producer.
+    /// Returns the unchecked cell number at the head; `None` if the queue is empty. Never waits for a
+    /// producer.
     ///
     /// # Errors
     /// The entry is invalid.

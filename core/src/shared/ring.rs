@@ -1,12 +1,11 @@
 //! Single-producer, single-consumer rings: byte rings, and record rings on top of them.
 //!
-//! [`ByteWriter`] and [`ByteReader`] are the FIFO byte pipe of paper 1's RDMA Channel: a
-//! non-blocking put or get moves the bytes that fit and returns their number. [`RecordWriter`] and
-//! [`RecordReader`] keep message boundaries: each record is a length word and its bytes, and
-//! becomes visible as a whole.
+//! [`ByteWriter`] and [`ByteReader`] are the FIFO byte pipe of paper 1's RDMA Channel: a non-blocking put or
+//! get moves the bytes that fit and returns their number. [`RecordWriter`] and [`RecordReader`] keep message
+//! boundaries: each record is a length word and its bytes, and becomes visible as a whole.
 //!
-//! Positions count bytes since the start and never wrap in 64 bits. Each side caches the other's
-//! last position and reads it again only when the ring looks full or empty (paper 4's shadow head).
+//! Positions count bytes since the start and never wrap in 64 bits. Each side caches the other's last
+//! position and reads it again only when the ring looks full or empty (paper 4's shadow head).
 
 use crate::sync::{Edge, PayloadMut, Word64};
 
@@ -42,8 +41,7 @@ pub struct ByteRing<'a> {
 }
 
 impl<'a> ByteRing<'a> {
-    /// Returns a ring over zeroed positions. `None` unless the size is a power of two of at least 8
-    /// bytes.
+    /// Returns a ring over zeroed positions. `None` unless the size is a power of two of at least 8 bytes.
     pub fn new(bytes: PayloadMut<'a>, written: &'a Word64, read: &'a Word64) -> Option<Self> {
         let size = bytes.len();
         (size.is_power_of_two() && size >= 8).then_some(Self { bytes, written, read })
@@ -61,8 +59,7 @@ impl<'a> ByteRing<'a> {
 
     fn put(&self, position: u64, from: &[u8]) {
         let (at, first) = self.split(position, from.len());
-        // This cannot fail: `at + first` is at most the size, and callers never pass more than the
-        // size.
+        // This cannot fail: `at + first` is at most the size, and callers never pass more than the size.
         let fits = self.bytes.write(at, &from[..first]) && self.bytes.write(0, &from[first..]);
         debug_assert!(fits);
     }
@@ -89,8 +86,8 @@ impl<'a> ByteWriter<'a> {
         Self { ring, written: 0, read: 0 }
     }
 
-    /// Returns the number of bytes that fit now. The reader's position is read only if `want` bytes
-    /// do not fit by its cached value.
+    /// Returns the number of bytes that fit now. The reader's position is read only if `want` bytes do not
+    /// fit by its cached value.
     ///
     /// # Errors
     /// The reader wrote an invalid position.
@@ -163,8 +160,8 @@ impl<'a> ByteReader<'a> {
         Self { ring, read: 0, written: 0 }
     }
 
-    /// Returns the number of readable bytes. The writer's position is read only if its cached value
-    /// shows fewer than `want` bytes.
+    /// Returns the number of readable bytes. The writer's position is read only if its cached value shows
+    /// fewer than `want` bytes.
     ///
     /// # Errors
     /// The writer wrote an invalid position.
@@ -271,8 +268,8 @@ impl<'a> RecordReader<'a> {
         Self(ByteReader::new(ring))
     }
 
-    /// Takes the next record. Copies as much as `to` holds and returns the whole length of the
-    /// record; `None` if there is no record.
+    /// Takes the next record. Copies as much as `to` holds and returns the whole length of the record; `None`
+    /// if there is no record.
     ///
     /// # Errors
     /// The writer wrote an invalid position, or a length beyond the published bytes.

@@ -62,8 +62,8 @@ pub(crate) fn contents(salt: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns the part of `count` that a random test executes: all, or one N-th if `NEMESIA_TEST_PART`
-/// is N, for slow runs such as those under a sanitizer.
+/// Returns the part of `count` that a random test executes: all, or one N-th if `NEMESIA_TEST_PART` is N, for
+/// slow runs such as those under a sanitizer.
 pub(crate) fn portion(count: u64) -> u64 {
     let part = std::env::var("NEMESIA_TEST_PART").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     count.div_ceil(part.max(1))

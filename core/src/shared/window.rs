@@ -1,9 +1,9 @@
 //! A region of a peer, mapped into this process: put, get and atomic operations without the owner's
 //! participation.
 //!
-//! Puts and gets are copies, as for any shared payload. Atomic operations are the processor's, as
-//! on the owner's side ([`Exposed`](crate::payload::Exposed)). All of them are therefore atomic
-//! with respect to each other, whichever process executes them.
+//! Puts and gets are copies, as for any shared payload. Atomic operations are the processor's, as on the
+//! owner's side ([`Exposed`](crate::payload::Exposed)). All of them are therefore atomic with respect to each
+//! other, whichever process executes them.
 
 use core::ptr::NonNull;
 
@@ -12,8 +12,7 @@ use crate::payload;
 use crate::sync::{Payload, PayloadMut, Word64};
 use crate::wire::rma::SHARED_BYTES;
 
-/// A mapped region. The peer may change the bytes in the segment at any time; only local values are
-/// checked.
+/// A mapped region. The peer may change the bytes in the segment at any time; only local values are checked.
 #[derive(Debug)]
 pub struct SharedWindow<'a> {
     key: &'a Word64,
@@ -32,8 +31,8 @@ impl<'a> SharedWindow<'a> {
     /// [`LayoutError::Extent`] if the region does not lie in the segment.
     ///
     /// # Safety
-    /// The segment stays mapped for `'a`, for writing if `writable`. No reference to its bytes
-    /// exists meanwhile, except to its first word as an atomic.
+    /// The segment stays mapped for `'a`, for writing if `writable`. No reference to its bytes exists
+    /// meanwhile, except to its first word as an atomic.
     pub unsafe fn new(extent: &Extent, len: usize, writable: bool) -> Result<Self, LayoutError> {
         let key: NonNull<Word64> = extent.resolve(0, 1)?;
         let base: NonNull<u8> = extent.resolve(SHARED_BYTES, len)?;
@@ -41,23 +40,23 @@ impl<'a> SharedWindow<'a> {
         Ok(Self { key: unsafe { key.as_ref() }, base, len, writable })
     }
 
-    /// Returns whether the region is still exposed under this key. Operations after it was
-    /// unexposed affect only the orphaned segment.
+    /// Returns whether the region is still exposed under this key. Operations after it was unexposed affect
+    /// only the orphaned segment.
     #[inline]
     pub fn is_open(&self, key: u64) -> bool {
         self.key.load_relaxed() == key
     }
 
-    /// Publishes the key under which the region is exposed; 0 unexposes it. For the owner: a window
-    /// that can only be read stays as it is.
+    /// Publishes the key under which the region is exposed; 0 unexposes it. For the owner: a window that can
+    /// only be read stays as it is.
     pub fn set_key(&self, key: u64) {
         if self.writable {
             self.key.store_relaxed(key);
         }
     }
 
-    /// Copies bytes into the region. Returns `false`, with nothing copied, if they do not all fit
-    /// or the region is read-only.
+    /// Copies bytes into the region. Returns `false`, with nothing copied, if they do not all fit or the
+    /// region is read-only.
     #[inline]
     #[must_use]
     pub fn put(&self, at: u64, from: &[u8]) -> bool {
@@ -74,8 +73,7 @@ impl<'a> SharedWindow<'a> {
         self.writable && unsafe { PayloadMut::from_raw(self.base, self.len) }.write_non_temporal(at, from)
     }
 
-    /// Copies bytes out of the region. Returns `false`, with nothing copied, if they do not all lie
-    /// in it.
+    /// Copies bytes out of the region. Returns `false`, with nothing copied, if they do not all lie in it.
     #[inline]
     #[must_use]
     pub fn get(&self, at: u64, to: &mut [u8]) -> bool {
@@ -92,9 +90,8 @@ impl<'a> SharedWindow<'a> {
         unsafe { Payload::from_raw(self.base, self.len) }.read_non_temporal(at, to)
     }
 
-    /// Changes the value of four or eight bytes at `at` in one atomic step and returns the old
-    /// value. `None`, without any effect, if the value is not in the region, is not aligned, or the
-    /// region is read-only.
+    /// Changes the value of four or eight bytes at `at` in one atomic step and returns the old value. `None`,
+    /// without any effect, if the value is not in the region, is not aligned, or the region is read-only.
     #[inline]
     pub fn update(&self, at: u64, bytes: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
         let at = usize::try_from(at).ok()?;

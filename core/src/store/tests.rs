@@ -54,8 +54,8 @@ struct Expected {
     claimed: bool,
 }
 
-/// The store and its oracle. Few sources, contexts, tags and lists are used, so that envelopes
-/// repeat and lists are shared.
+/// The store and its oracle. Few sources, contexts, tags and lists are used, so that envelopes repeat and
+/// lists are shared.
 struct StoreTwin {
     store: Store<Vec<Unit>, Vec<u32>>,
     units: u32,
@@ -330,8 +330,7 @@ fn ceiling_is_spent_and_not_exceeded() {
     }
 }
 
-/// A million messages of one byte in 64 MiB, inserted in the order of tags and taken in reverse
-/// order.
+/// A million messages of one byte in 64 MiB, inserted in the order of tags and taken in reverse order.
 #[test]
 fn million_messages_come_out_in_reverse() {
     const COUNT: u64 = 1_000_000;
@@ -378,8 +377,7 @@ fn tags_of_every_stride_spread_over_the_lists() {
     }
 }
 
-/// The same envelope a hundred thousand times: the first message is always at the front of its
-/// list.
+/// The same envelope a hundred thousand times: the first message is always at the front of its list.
 #[test]
 fn messages_of_one_envelope_are_taken_in_one_step_each() {
     const COUNT: u64 = 100_000;

@@ -1,28 +1,25 @@
 //! Copies with write prefetch, and copies with non-temporal stores.
 //!
-//! A core can have only a limited number of stores in progress, which wait for their lines one
-//! after the other, and each store of a copy covers only part of a line. Therefore one byte of each
-//! line is written before some lines are copied (write prefetch): the core then has as many line
-//! transfers in progress as it has stores. On one test machine (Zen 4, 64 stores of at most 32
-//! bytes) 8 KiB of a stream between near cores took 0.64 us instead of 0.90, and 256 KiB 14 us
-//! instead of 20. A prefetch instruction for writing is not enough: it leaves a line shared that
-//! this core also holds.
+//! A core can have only a limited number of stores in progress, which wait for their lines one after the
+//! other, and each store of a copy covers only part of a line. Therefore one byte of each line is written
+//! before some lines are copied (write prefetch): the core then has as many line transfers in progress as it
+//! has stores. On one test machine (Zen 4, 64 stores of at most 32 bytes) 8 KiB of a stream between near
+//! cores took 0.64 us instead of 0.90, and 256 KiB 14 us instead of 20. A prefetch instruction for writing is
+//! not enough: it leaves a line shared that this core also holds.
 //!
-//! Non-temporal stores are for data that exceeds the caches. They go to memory through
-//! write-combining buffers, so they neither read the overwritten lines nor evict others (paper 4,
-//! section 3.2).
+//! Non-temporal stores are for data that exceeds the caches. They go to memory through write-combining
+//! buffers, so they neither read the overwritten lines nor evict others (paper 4, section 3.2).
 //!
-//! Non-temporal stores are not ordered by the store that publishes them: a Release orders only
-//! plain stores. Each such copy therefore ends with a store fence before it returns, so that they
-//! are complete before anything is published by any [`Edge`](super::Edge). The injected fault
-//! `Undrained` of the models omits the fence.
+//! Non-temporal stores are not ordered by the store that publishes them: a Release orders only plain stores.
+//! Each such copy therefore ends with a store fence before it returns, so that they are complete before
+//! anything is published by any [`Edge`](super::Edge). The injected fault `Undrained` of the models omits the
+//! fence.
 
 use super::opaque;
 
 /// Bytes of a cache line, which is the unit of a copy step and of transfer between cores.
 const LINE: usize = 64;
-/// Bytes whose lines are prefetched before they are copied. They must stay in the first-level
-/// cache.
+/// Bytes whose lines are prefetched before they are copied. They must stay in the first-level cache.
 const TAKEN: usize = 4096;
 
 /// Writes one byte of each line of `len` bytes from `to` on.
@@ -52,8 +49,8 @@ pub(super) unsafe fn taking(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes with non-temporal stores if the processor has them, else as any copy. For
-/// data that is not read again soon.
+/// Copies `len` bytes with non-temporal stores if the processor has them, else as any copy. For data that is
+/// not read again soon.
 ///
 /// # Safety
 /// As for [`opaque::copy`].
@@ -68,16 +65,16 @@ pub(super) unsafe fn non_temporal(from: *const u8, to: *mut u8, len: usize) {
     unsafe { stream(from.add(head), to.add(head), lines) };
     // SAFETY: the rest of both ranges.
     unsafe { opaque::copy(from.add(done), to.add(done), len - done) };
-    // SAFETY: every x86-64 processor has the instruction. It completes earlier stores of this
-    // thread before later ones.
+    // SAFETY: every x86-64 processor has the instruction. It completes earlier stores of this thread before
+    // later ones.
     unsafe { core::arch::x86_64::_mm_sfence() };
 }
 
 /// In assembly, so that the compiler knows nothing of the loads: see [`opaque`](mod@opaque).
 ///
 /// # Safety
-/// `lines` lines are readable at `from` and writable at `to`, which is aligned to a line; the
-/// ranges do not overlap.
+/// `lines` lines are readable at `from` and writable at `to`, which is aligned to a line; the ranges do not
+/// overlap.
 #[cfg(target_arch = "x86_64")]
 unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
     for at in (0..lines).map(|line| line * LINE) {

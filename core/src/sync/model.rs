@@ -8,8 +8,8 @@ use std::sync::Mutex;
 
 use super::{Edge, End};
 
-/// The weakened end, as `1 + 2 * edge + end`; 0 if there is none. A plain atomic, because loom must
-/// not explore it.
+/// The weakened end, as `1 + 2 * edge + end`; 0 if there is none. A plain atomic, because loom must not
+/// explore it.
 static MUTANT: AtomicUsize = AtomicUsize::new(0);
 
 const fn code(edge: Edge, end: End) -> usize {
@@ -45,9 +45,8 @@ fn doomed() -> std::sync::MutexGuard<'static, Option<(loom::thread::ThreadId, us
     DOOMED.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Runs `body` on the current loom thread and stops it, as SIGKILL would, before access number
-/// `accesses` to shared memory (counted from 0). Returns whether it was stopped; `false` if it ran
-/// to its end.
+/// Runs `body` on the current loom thread and stops it, as SIGKILL would, before access number `accesses` to
+/// shared memory (counted from 0). Returns whether it was stopped; `false` if it ran to its end.
 pub fn crash_after(accesses: usize, body: impl FnOnce()) -> bool {
     *doomed() = Some((loom::thread::current().id(), accesses));
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
@@ -76,18 +75,18 @@ pub(super) fn step() {
 }
 
 std::thread_local! {
-    /// Written before each access to a control word. Loom runs all threads of a model on one thread
-    /// of the system.
+    /// Written before each access to a control word. Loom runs all threads of a model on one thread of the
+    /// system.
     static TURN: RefCell<Option<loom::sync::atomic::AtomicUsize>> = const { RefCell::new(None) };
 }
 
 /// Makes loom consider every order of the accesses of this execution. A model calls this first.
 ///
-/// Loom reorders two accesses only if one follows the other as the *last* access to the same word.
-/// When a producer reads an entry before it writes it, as in a compare-and-swap loop, its own read
-/// hides the consumer's read, and loom never lets the consumer see the written value (loom 0.7.2).
-/// A write of one common word before each access makes all accesses follow each other. The write is
-/// relaxed and never read, so it orders nothing else.
+/// Loom reorders two accesses only if one follows the other as the *last* access to the same word. When a
+/// producer reads an entry before it writes it, as in a compare-and-swap loop, its own read hides the
+/// consumer's read, and loom never lets the consumer see the written value (loom 0.7.2). A write of one
+/// common word before each access makes all accesses follow each other. The write is relaxed and never read,
+/// so it orders nothing else.
 pub fn interleave() {
     TURN.set(Some(loom::sync::atomic::AtomicUsize::new(0)));
 }
@@ -228,8 +227,8 @@ impl<'a> PayloadMut<'a> {
         (at..at.saturating_add(len)).all(|at| self.write(at, &[0]))
     }
 
-    /// As [`PayloadMut::write`]. Without the final fence, the last byte has not arrived when the
-    /// copy returns, and does not arrive while the model runs.
+    /// As [`PayloadMut::write`]. Without the final fence, the last byte has not arrived when the copy
+    /// returns, and does not arrive while the model runs.
     #[must_use]
     pub fn write_non_temporal(&self, at: usize, from: &[u8]) -> bool {
         let stored =

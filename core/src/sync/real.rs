@@ -8,8 +8,8 @@ use super::{copy, opaque};
 
 /// Eight bytes of payload that another process may see or write.
 ///
-/// A relaxed atomic costs as much as a plain move. If a peer writes at the wrong time, the bytes
-/// are wrong, but behaviour is never undefined.
+/// A relaxed atomic costs as much as a plain move. If a peer writes at the wrong time, the bytes are wrong,
+/// but behaviour is never undefined.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct PayloadWord(AtomicU64);
@@ -72,13 +72,11 @@ impl<'a> Payload<'a> {
         if at.checked_add(len)? > self.len {
             return None;
         }
-        // SAFETY: `at + len` lies in this view, which the constructor's caller guarantees to be
-        // mapped.
+        // SAFETY: `at + len` lies in this view, which the constructor's caller guarantees to be mapped.
         Some(unsafe { Self::from_raw(self.base.add(at), len) })
     }
 
-    /// Copies bytes out, from `at` on. Returns `false`, with nothing copied, if they do not all lie
-    /// in view.
+    /// Copies bytes out, from `at` on. Returns `false`, with nothing copied, if they do not all lie in view.
     #[inline]
     #[must_use]
     pub fn read(&self, at: usize, to: &mut [u8]) -> bool {
@@ -174,9 +172,9 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
-    /// Write-prefetches the lines of `len` bytes from `at` on: one byte of each 64 is written, so
-    /// that the lines belong to this core. The bytes are unspecified afterwards. Returns `false`,
-    /// without any effect, if they do not all lie in view.
+    /// Write-prefetches the lines of `len` bytes from `at` on: one byte of each 64 is written, so that the
+    /// lines belong to this core. The bytes are unspecified afterwards. Returns `false`, without any effect,
+    /// if they do not all lie in view.
     #[must_use]
     pub fn prefetch(&self, at: usize, len: usize) -> bool {
         let Some(to) = self.0.slice(at, len) else { return false };
@@ -194,8 +192,8 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
-    /// As [`PayloadMut::write`], with non-temporal stores: for data that exceeds the caches. The
-    /// copy is complete before anything is published after it.
+    /// As [`PayloadMut::write`], with non-temporal stores: for data that exceeds the caches. The copy is
+    /// complete before anything is published after it.
     #[must_use]
     pub fn write_non_temporal(&self, at: usize, from: &[u8]) -> bool {
         let Some(to) = self.0.slice(at, from.len()) else { return false };

@@ -5,21 +5,20 @@ use crate::sync::{Edge, Word32, spin_hint};
 
 /// The lock is free.
 const FREE: u32 = 0;
-/// The lock is held. Either no thread sleeps for it, or a woken thread will record further
-/// sleepers.
+/// The lock is held. Either no thread sleeps for it, or a woken thread will record further sleepers.
 const HELD: u32 = 1;
 /// The lock is held, and threads may sleep for it.
 const CONTENDED: u32 = 2;
-/// The lock was handed over to the threads that waited at that time; only they can take it. The
-/// bits above the state identify them ([`NUMBER`]). A thread that falls asleep on this state
-/// therefore sleeps on this hand-over, and not on a later one that may include the thread.
+/// The lock was handed over to the threads that waited at that time; only they can take it. The bits above
+/// the state identify them ([`NUMBER`]). A thread that falls asleep on this state therefore sleeps on this
+/// hand-over, and not on a later one that may include the thread.
 const HANDED: u32 = 3;
 /// As `HANDED`, and other threads may sleep for the lock.
 const HANDED_CONTENDED: u32 = 4;
 /// The bits that distinguish the states.
 const KIND: u32 = 7;
-/// Increment of the upper bits, which hold the number of threads that had begun to wait when the
-/// lock was handed over. The number wraps.
+/// Increment of the upper bits, which hold the number of threads that had begun to wait when the lock was
+/// handed over. The number wraps.
 const NUMBER: u32 = 8;
 
 /// Polls before a thread sleeps. The lock is never held for long.
@@ -109,8 +108,8 @@ impl Lock {
         self.came.load_relaxed() != self.got.load_relaxed()
     }
 
-    /// Holder: releases the lock to the first thread that takes it, and occasionally hands it over
-    /// to the waiters.
+    /// Holder: releases the lock to the first thread that takes it, and occasionally hands it over to the
+    /// waiters.
     #[inline]
     pub fn release(&self, park: &impl Park) {
         if self.is_wanted() {
@@ -130,9 +129,8 @@ impl Lock {
         if came == self.got.load_relaxed() {
             return self.free(park);
         }
-        // One of the waiters takes the lock: not all of them have taken it, and none gives up. A
-        // thread that began to wait later may sleep in front of them, and must not be the only one
-        // that is woken.
+        // One of the waiters takes the lock: not all of them have taken it, and none gives up. A thread that
+        // began to wait later may sleep in front of them, and must not be the only one that is woken.
         let handed = HANDED + came.wrapping_mul(NUMBER);
         if self.state.swap_release(handed, Edge::Lock) == CONTENDED {
             park.unpark_all(&self.state);
@@ -147,8 +145,8 @@ impl Lock {
     }
 }
 
-/// Returns whether a thread had begun to wait when the lock was handed over. Numbers wrap, and
-/// fewer than 2^28 threads wait.
+/// Returns whether a thread had begun to wait when the lock was handed over. Numbers wrap, and fewer than
+/// 2^28 threads wait.
 fn is_before(number: u32, handed: u32) -> bool {
     (number.wrapping_mul(NUMBER).wrapping_sub(handed & !KIND) as i32) < 0
 }

@@ -102,9 +102,8 @@ impl<S> WaiterList<S> {
         self.slots.borrow().get(slot).and_then(Option::as_ref).is_some_and(|slot| slot.served)
     }
 
-    /// Calls `serve` for each waiting thread, after progress was made, to test whether its wait has
-    /// ended. Returns the threads to wake, and whether the driver, which may sleep elsewhere, is
-    /// among them.
+    /// Calls `serve` for each waiting thread, after progress was made, to test whether its wait has ended.
+    /// Returns the threads to wake, and whether the driver, which may sleep elsewhere, is among them.
     pub fn serve<T>(&mut self, mut serve: impl FnMut(&mut T) -> bool) -> (Bits, bool)
     where
         S: BorrowMut<[Option<WaiterSlot<T>>]>,
@@ -122,8 +121,8 @@ impl<S> WaiterList<S> {
         (bits, drives)
     }
 
-    /// Removes a thread. If it was the driver, the thread that has waited longest becomes the
-    /// driver and must be woken.
+    /// Removes a thread. If it was the driver, the thread that has waited longest becomes the driver and must
+    /// be woken.
     pub fn leave<T>(&mut self, slot: usize) -> (Option<T>, Bits)
     where
         S: BorrowMut<[Option<WaiterSlot<T>>]>,

@@ -22,15 +22,14 @@ impl Record {
     }
 }
 
-/// The last entries and exits of one thread, in as many records as the caller lends. Without
-/// records nothing is recorded.
+/// The last entries and exits of one thread, in as many records as the caller lends. Without records nothing
+/// is recorded.
 #[derive(Debug)]
 pub struct TraceRing<B> {
     records: B,
     /// Number of records written and not removed.
     next: u64,
-    /// The highest value of `next`. Records older than this by the length of the ring are
-    /// overwritten.
+    /// The highest value of `next`. Records older than this by the length of the ring are overwritten.
     most: u64,
     /// Nanoseconds since any moment; must never decrease.
     clock: fn() -> u64,
@@ -77,8 +76,8 @@ impl<B: BorrowMut<[Record]>> TraceRing<B> {
         (self.lost()..self.next).filter_map(|number| Some((number, self.get(number)?)))
     }
 
-    /// Returns the duration of a function including the functions that it called, and the part
-    /// spent in those. `None` if the function has not returned.
+    /// Returns the duration of a function including the functions that it called, and the part spent in
+    /// those. `None` if the function has not returned.
     fn took(&self, entry: u64) -> Option<(u64, u64)> {
         let start = self.get(entry)?.time;
         let (mut depth, mut child, mut called) = (0_u32, 0, 0);
@@ -119,8 +118,8 @@ impl<B: BorrowMut<[Record]>> Recorder for TraceRing<B> {
     }
 }
 
-/// The tree: one line per entry, with its start, its duration, and its duration without called
-/// functions, in nanoseconds.
+/// The tree: one line per entry, with its start, its duration, and its duration without called functions, in
+/// nanoseconds.
 #[derive(Debug)]
 pub struct Tree<'a, B> {
     ring: &'a TraceRing<B>,

@@ -1,27 +1,27 @@
-//! The packet format of a [channel](crate::port::channel): packets that are sent on connections of
-//! a memory port.
+//! The packet format of a [channel](crate::port::channel): packets that are sent on connections of a memory
+//! port.
 //!
-//! All words are little-endian. **Hello**, [`HELLO_BYTES`], is the private data of a connection
-//! request and of its acceptance. Words of 32 bits: 0: [`CHANNEL_VERSION`] in bits 0-15, the
-//! identity stamp `0x4e4d` in bits 16-31; 1: the sender's rank; 2 and 3: the number of the world;
-//! 4: bits 0-15 rail, 16-31 receives posted at the start; 5: payload bytes of the largest packet; 6
-//! and 7: the sender's token for this peer. A refusal has one byte: the [`ChannelRefusal`].
+//! All words are little-endian. **Hello**, [`HELLO_BYTES`], is the private data of a connection request and
+//! of its acceptance. Words of 32 bits: 0: [`CHANNEL_VERSION`] in bits 0-15, the identity stamp `0x4e4d` in
+//! bits 16-31; 1: the sender's rank; 2 and 3: the number of the world; 4: bits 0-15 rail, 16-31 receives
+//! posted at the start; 5: payload bytes of the largest packet; 6 and 7: the sender's token for this peer. A
+//! refusal has one byte: the [`ChannelRefusal`].
 //!
-//! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0:
-//! bits 0-7 the kind, 0 for a packet without content, 16-31 context, 32-47 receives that the sender
-//! wants to keep on this connection; 1: tag; 2: bits 0-31 sequence number, 32-63 total receives
-//! posted on this connection; 3: total units of the store granted. All other bits are 0.
+//! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0: bits 0-7
+//! the kind, 0 for a packet without content, 16-31 context, 32-47 receives that the sender wants to keep on
+//! this connection; 1: tag; 2: bits 0-31 sequence number, 32-63 total receives posted on this connection; 3:
+//! total units of the store granted. All other bits are 0.
 //!
-//! Sequence numbers count the packets with a kind, over all rails to a peer. They and the totals of
-//! receives are 32 bits wide, begin at [`FIRST`](crate::flow::posted::FIRST), and wrap around.
+//! Sequence numbers count the packets with a kind, over all rails to a peer. They and the totals of receives
+//! are 32 bits wide, begin at [`FIRST`](crate::flow::posted::FIRST), and wrap around.
 #![forbid(unsafe_code)]
 
 use super::Kind;
 use crate::flow::posted::Stamp;
 use crate::port::memory::Private;
 
-/// Version of the formats on this page, and of the payloads that [`super::rendezvous`] and
-/// [`super::rma`] define.
+/// Version of the formats on this page, and of the payloads that [`super::rendezvous`] and [`super::rma`]
+/// define.
 pub const CHANNEL_VERSION: u16 = 4;
 /// Bytes of a packet header.
 pub const HEADER_BYTES: usize = 32;
@@ -43,8 +43,8 @@ pub struct Hello {
     pub receives: u16,
     /// Payload bytes of the largest packet.
     pub packet_bytes: u32,
-    /// Random number that only this peer receives. All connections between the two processes carry
-    /// the same token.
+    /// Random number that only this peer receives. All connections between the two processes carry the same
+    /// token.
     pub token: u64,
 }
 
@@ -69,8 +69,7 @@ pub enum ChannelRefusal {
     /// There are too few buffers for the connection.
     #[error("too few buffers are free for the connection: lend more memory")]
     Buffers,
-    /// Another process holds the rank: the rank is connected, or being connected, with another
-    /// token.
+    /// Another process holds the rank: the rank is connected, or being connected, with another token.
     #[error(
         "another process holds that rank: if it is the former process, try again after its failure was detected"
     )]

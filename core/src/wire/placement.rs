@@ -1,15 +1,14 @@
-//! The format of software placement: the protocol of a memory port without an RDMA device over a
-//! byte stream (for example TCP).
+//! The format of software placement: the protocol of a memory port without an RDMA device over a byte stream
+//! (for example TCP).
 //!
-//! All words are little-endian. **Handshake**, [`HANDSHAKE_BYTES`], from each side, once; the
-//! connecting side sends first. Words of 64 bits: 0: [`MAGIC`]; 1: [`PLACEMENT_VERSION`] in bits
-//! 0-31, bytes of the handshake in bits 32-63: these two words never change; 2: the token of the
-//! address that was connected to, 0 in an answer; 3: bits 0-7 the [`PlacementAnswer`], bit 8 is set if
-//! receives are taken from a shared queue, bits 16-23 number of private bytes; then 56 private
-//! bytes, padded with zeros.
+//! All words are little-endian. **Handshake**, [`HANDSHAKE_BYTES`], from each side, once; the connecting side
+//! sends first. Words of 64 bits: 0: [`MAGIC`]; 1: [`PLACEMENT_VERSION`] in bits 0-31, bytes of the handshake
+//! in bits 32-63: these two words never change; 2: the token of the address that was connected to, 0 in an
+//! answer; 3: bits 0-7 the [`PlacementAnswer`], bit 8 is set if receives are taken from a shared queue, bits
+//! 16-23 number of private bytes; then 56 private bytes, padded with zeros.
 //!
-//! **Frame**: four words, then the fields of its kind. Word 0: bits 0-7 kind, bit 8 is set if there
-//! is an immediate, 32-63 bytes. Word 1: bits 0-31 the immediate. All other bits are 0.
+//! **Frame**: four words, then the fields of its kind. Word 0: bits 0-7 kind, bit 8 is set if there is an
+//! immediate, 32-63 bytes. Word 1: bits 0-31 the immediate. All other bits are 0.
 //!
 //! | kind | code | bytes | word 2 | word 3 | then |
 //! |---|---|---|---|---|---|
@@ -28,16 +27,15 @@
 //! | [`Frame::Pulled`] | 13 | 0 | number of payloads of kind 12 that were read | 0 | |
 //! | [`Frame::CanPull`] | 14 | 0 | 0 | 0 | |
 //!
-//! The last four kinds are for processes of one machine. A process that has found that it can read
-//! the other's memory reports this (14). The other process may then send the address of a payload
-//! instead of the payload (11 instead of 1, 12 instead of 6).
+//! The last four kinds are for processes of one machine. A process that has found that it can read the
+//! other's memory reports this (14). The other process may then send the address of a payload instead of the
+//! payload (11 instead of 1, 12 instead of 6).
 //!
-//! *Operations* (1 to 5, and 11) are executed in the order sent and counted from 0. Replies arrive
-//! in the order of their operations. A message (3, or 1 or 11 with an immediate) is sent only if
-//! there is space for it: the receiver reports the total number of messages since the start for
-//! which it has space. Space in a shared queue must be requested, for at most [`MOST_ASKED`]
-//! messages ahead. At most [`MOST_REPLIES`] operations with replies may be in flight. A receiver of
-//! any other frame ends the connection.
+//! *Operations* (1 to 5, and 11) are executed in the order sent and counted from 0. Replies arrive in the
+//! order of their operations. A message (3, or 1 or 11 with an immediate) is sent only if there is space for
+//! it: the receiver reports the total number of messages since the start for which it has space. Space in a
+//! shared queue must be requested, for at most [`MOST_ASKED`] messages ahead. At most [`MOST_REPLIES`]
+//! operations with replies may be in flight. A receiver of any other frame ends the connection.
 #![forbid(unsafe_code)]
 
 use crate::port::memory::{MOST_PRIVATE_BYTES, Private, RemoteRange};

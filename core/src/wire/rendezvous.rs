@@ -1,19 +1,19 @@
 //! The packets of the rendezvous protocol (paper 4, section 3.2): payloads of [`Kind::Rts`](super::Kind::Rts),
 //! [`Kind::Cts`](super::Kind::Cts) and [`Kind::Fin`](super::Kind::Fin), in words of 64 bits, little-endian.
 //!
-//! - **RTS**. Word 0: bytes of the message; 1: the sender's request; 2: address of the bytes at the
-//!   sender, 0 if they cannot be read there; 3: the protocol by which the sender receives such
-//!   messages, 0 if unknown, see [`Rts::protocol_number`]. Then the first bytes of the message.
-//! - **CTS**. Word 0: the sender's request; 1: the receiver's request; 2: first byte requested; 3: end
-//!   of the bytes requested; 4: the copy policy for the sender, the code of [`Stores`].
+//! - **RTS**. Word 0: bytes of the message; 1: the sender's request; 2: address of the bytes at the sender, 0
+//!   if they cannot be read there; 3: the protocol by which the sender receives such messages, 0 if unknown,
+//!   see [`Rts::protocol_number`]. Then the first bytes of the message.
+//! - **CTS**. Word 0: the sender's request; 1: the receiver's request; 2: first byte requested; 3: end of the
+//!   bytes requested; 4: the copy policy for the sender, the code of [`Stores`].
 //! - **FIN**. Word 0: the sender's request.
 //!
-//! A `Data` packet carries the receiver's request as its tag, and the next requested bytes. The
-//! packets of a message arrive in order. A receiver that has all bytes that it wants sends FIN,
-//! unless it received them in `Data` packets.
+//! A `Data` packet carries the receiver's request as its tag, and the next requested bytes. The packets of a
+//! message arrive in order. A receiver that has all bytes that it wants sends FIN, unless it received them in
+//! `Data` packets.
 //!
-//! A request is a number that its owner checks when the number returns. An address is used only by
-//! the kernel, which checks it.
+//! A request is a number that its owner checks when the number returns. An address is used only by the
+//! kernel, which checks it.
 #![forbid(unsafe_code)]
 
 /// Bytes of an RTS without the first bytes of the message.
@@ -34,9 +34,8 @@ pub struct Rts {
     pub sender: u64,
     /// Address of the bytes in the sender's memory; 0 if they cannot be read there.
     pub address: u64,
-    /// The protocol by which the sender currently receives messages of this size from the receiver,
-    /// a number from 1 to [`MOST_PROTOCOLS`]; 0 if unknown. If one side tries a protocol, the other may
-    /// try it too.
+    /// The protocol by which the sender currently receives messages of this size from the receiver, a number
+    /// from 1 to [`MOST_PROTOCOLS`]; 0 if unknown. If one side tries a protocol, the other may try it too.
     pub protocol_number: u8,
 }
 
@@ -101,8 +100,8 @@ impl Rts {
         encode(&[self.total, self.sender, self.address, self.protocol_number.into()])
     }
 
-    /// Decodes a packet of `len` bytes that begins with `bytes`. `None` if it violates the
-    /// protocol: it is too short, or carries more first bytes than the message has.
+    /// Decodes a packet of `len` bytes that begins with `bytes`. `None` if it violates the protocol: it is
+    /// too short, or carries more first bytes than the message has.
     pub fn decode(bytes: &[u8; RTS_BYTES], len: usize) -> Option<Self> {
         let protocol_number = u8::try_from(word(bytes, 3)?)
             .ok()

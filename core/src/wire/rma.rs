@@ -1,11 +1,10 @@
 //! The packets of one-sided operations: [`Kind::Rma`](super::Kind::Rma) from origin to target, and
-//! [`Kind::RmaReply`](super::Kind::RmaReply) back; and the format of a remote key. Words of 64
-//! bits, little-endian.
+//! [`Kind::RmaReply`](super::Kind::RmaReply) back; and the format of a remote key. Words of 64 bits,
+//! little-endian.
 //!
-//! **Request.** Its context encodes the operation: bits 0-3 the [`RmaOperation`], 4-7 the
-//! [`Reduction`], 8-11 the [`Datatype`], bit 12 is set if the target must count a notification of
-//! the region afterwards; the rest is 0. Its tag is the origin's request, and 0 if there is no
-//! answer. The payload:
+//! **Request.** Its context encodes the operation: bits 0-3 the [`RmaOperation`], 4-7 the [`Reduction`], 8-11
+//! the [`Datatype`], bit 12 is set if the target must count a notification of the region afterwards; the rest
+//! is 0. Its tag is the origin's request, and 0 if there is no answer. The payload:
 //!
 //! | operation | code | word 0 | word 1 | word 2 | word 3 | word 4 | then | answered |
 //! |---|---|---|---|---|---|---|---|---|
@@ -17,33 +16,31 @@
 //! | flush | 6 | | | | | | | when all earlier ones are done |
 //! | fetch and accumulate | 7 | key | offset | region | | | the operands | with the old values |
 //!
-//! A longer put or accumulate takes several packets, each with its own offset. So does a fetch and
-//! accumulate of more than [`GROUP_BYTES`]: each packet except the last has this size, is answered
-//! separately, and counts against the window. Values of four bytes occupy the low half of their
-//! word. Requests are not stored: a target executes each on arrival. An origin has at most
-//! [`WINDOW`] requests in flight that one target must answer.
+//! A longer put or accumulate takes several packets, each with its own offset. So does a fetch and accumulate
+//! of more than [`GROUP_BYTES`]: each packet except the last has this size, is answered separately, and
+//! counts against the window. Values of four bytes occupy the low half of their word. Requests are not
+//! stored: a target executes each on arrival. An origin has at most [`WINDOW`] requests in flight that one
+//! target must answer.
 //!
-//! **Reply.** Its tag is the request's, its context the code of a [`Refusal`], or 0. The payload of
-//! a get is the next requested bytes, in one packet or several; of fetch, and compare and swap, the
-//! old value in 4 or 8 bytes; of fetch and accumulate, as many old values as there were operands,
-//! or a refusal for each packet; of a flush, one word: the number of requests refused since the
-//! last flush, of which the first was refused for the reason in the context. Other refusals have no
-//! payload, and end the request.
+//! **Reply.** Its tag is the request's, its context the code of a [`Refusal`], or 0. The payload of a get is
+//! the next requested bytes, in one packet or several; of fetch, and compare and swap, the old value in 4 or
+//! 8 bytes; of fetch and accumulate, as many old values as there were operands, or a refusal for each packet;
+//! of a flush, one word: the number of requests refused since the last flush, of which the first was refused
+//! for the reason in the context. Other refusals have no payload, and end the request.
 //!
-//! **Account.** An unrequested reply from a target that leaves. Bit 15 of its context is set; bits
-//! 0-14 are the code of a [`Refusal`], or 0. Its tag is the number of puts and accumulates, in
-//! packets, that the target has executed or refused since the connection began. Its payload is one
-//! word, as in the reply to a flush. Without it, a flush that is started after the target has left
-//! could not know what is done.
+//! **Account.** An unrequested reply from a target that leaves. Bit 15 of its context is set; bits 0-14 are
+//! the code of a [`Refusal`], or 0. Its tag is the number of puts and accumulates, in packets, that the
+//! target has executed or refused since the connection began. Its payload is one word, as in the reply to a
+//! flush. Without it, a flush that is started after the target has left could not know what is done.
 //!
-//! **Remote key.** Four words. Word 0: bits 0-15 [`KEY_VERSION`], 16-23 [`Access`], 32-63 the
-//! owner's rank. Word 1: the key. Word 2: bytes of the region. Word 3: bits 0-31 the region, 32-63
-//! its share: 0, or one more than the number of the owner's descriptor of a shared region.
+//! **Remote key.** Four words. Word 0: bits 0-15 [`KEY_VERSION`], 16-23 [`Access`], 32-63 the owner's rank.
+//! Word 1: the key. Word 2: bytes of the region. Word 3: bits 0-31 the region, 32-63 its share: 0, or one
+//! more than the number of the owner's descriptor of a shared region.
 //!
-//! **Shared region.** A segment that peers can map. Its first word is the key, or 0 after the
-//! region was unexposed; its bytes begin at [`SHARED_BYTES`]. A process that has mapped it accesses
-//! it without its owner: puts and gets are copies, atomic operations are those of the processor.
-//! Its size and pages are fixed before the key is published.
+//! **Shared region.** A segment that peers can map. Its first word is the key, or 0 after the region was
+//! unexposed; its bytes begin at [`SHARED_BYTES`]. A process that has mapped it accesses it without its
+//! owner: puts and gets are copies, atomic operations are those of the processor. Its size and pages are
+//! fixed before the key is published.
 #![forbid(unsafe_code)]
 
 use crate::port::PeerId;
@@ -62,8 +59,8 @@ pub const KEY_VERSION: u16 = 1;
 /// Offset of the bytes of a shared region in its segment.
 pub const SHARED_BYTES: usize = 4096;
 
-/// Bytes of operands in a packet of fetch and accumulate. The target stores as many bytes of old
-/// values for each slot of the window.
+/// Bytes of operands in a packet of fetch and accumulate. The target stores as many bytes of old values for
+/// each slot of the window.
 pub const GROUP_BYTES: usize = 24;
 
 /// In the context of a reply: it is an account.
@@ -241,8 +238,7 @@ impl Refusal {
         self as u16 + 1
     }
 
-    /// Decodes a reply's code: `None` for an invalid code, `Some(None)` if the request was not
-    /// refused.
+    /// Decodes a reply's code: `None` for an invalid code, `Some(None)` if the request was not refused.
     pub fn from_code(code: u16) -> Option<Option<Self>> {
         match code.checked_sub(1) {
             None => Some(None),
@@ -336,8 +332,8 @@ impl Head {
     }
 }
 
-/// The information that a process needs to access a region of another: plain bytes that may travel
-/// by any means.
+/// The information that a process needs to access a region of another: plain bytes that may travel by any
+/// means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteKey {
     /// Rank of the owner.
@@ -366,8 +362,8 @@ impl RemoteKey {
         bytes
     }
 
-    /// Decodes a key; `None` if the bytes are not a key of this version. A forged key is harmless,
-    /// because the owner checks it.
+    /// Decodes a key; `None` if the bytes are not a key of this version. A forged key is harmless, because
+    /// the owner checks it.
     pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Self> {
         let mut words = [0; 4];
         for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {

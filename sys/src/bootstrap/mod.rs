@@ -1,10 +1,10 @@
 //! How the processes of a job find each other before they can exchange messages: an out-of-band exchange of
-//! short texts.
-//! A process calls [`Bootstrap::from_env`], puts the data that the others need to reach it (in hexadecimal),
-//! enters a barrier, and gets the data of the others. The exchange goes through the launcher that started the
-//! job, by the PMI-1 protocol: MPICH's `mpiexec.hydra`, or [`Launcher`], which is `nemesia run`. [`Launcher`]
-//! can also start a dead rank again, for which two requests were added to the protocol. A process without a
-//! launcher is a world of one. A runtime with an exchange of its own implements [`Exchange`].
+//! short texts. A process calls [`Bootstrap::from_env`], puts the data that the others need to reach it (in
+//! hexadecimal), enters a barrier, and gets the data of the others. The exchange goes through the launcher
+//! that started the job, by the PMI-1 protocol: MPICH's `mpiexec.hydra`, or [`Launcher`], which is
+//! `nemesia run`. [`Launcher`] can also start a dead rank again, for which two requests were added to the
+//! protocol. A process without a launcher is a world of one. A runtime with an exchange of its own implements
+//! [`Exchange`].
 //!
 //! Environment variables are read and never changed. No thread is started and no signal handler is installed
 //! here, except that [`Launcher`] starts one thread to supervise its processes and one for their output.

@@ -32,8 +32,8 @@ struct Maxes {
     value: usize,
 }
 
-/// A connection to a launcher that speaks PMI-1. It owns its descriptor of the socket. The connection
-/// ends with [`Exchange::finalize`] or when this value is dropped; most launchers treat the latter as an abnormal
+/// A connection to a launcher that speaks PMI-1. It owns its descriptor of the socket. The connection ends
+/// with [`Exchange::finalize`] or when this value is dropped; most launchers treat the latter as an abnormal
 /// end. In a child of `fork` a drop only closes the child's descriptor.
 ///
 /// It may move to another thread, but one thread at a time uses it. Every request waits for the launcher's

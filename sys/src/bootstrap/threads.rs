@@ -37,12 +37,12 @@ pub struct ThreadExchange {
 /// What the ranks share.
 #[derive(Debug, Default)]
 struct Meeting {
-    state: Mutex<State>,
+    state: Mutex<BoardState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BoardState {
     pairs: HashMap<String, String>,
     /// Ranks in the barrier.
     arrived: usize,
@@ -54,7 +54,7 @@ struct State {
 
 impl Meeting {
     /// A panic elsewhere leaves nothing half done here.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BoardState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

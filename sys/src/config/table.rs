@@ -174,7 +174,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NEMESIA_ASSIST_LEAST",
         values: "bytes, 4096 to 1073741824",
-        help: "least that this process copies at once in a sender-assisted copy; a quarter of the rest, if that is more",
+        help: "least that this process copies at once in a sender-assisted copy; a quarter of the rest, if more",
         get: |config| config.assist_pieces[0].to_string(),
         set: |config, value| put(&mut config.assist_pieces[0], ranged(value, 4096, 1 << 30)),
     },

@@ -1,4 +1,4 @@
-//! Active messages: handlers, and what they answer.
+//! Active messages: their handlers, and the replies of handlers.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use crate::error::Error;
 
 type Handler = Box<dyn FnMut(&mut Incoming<'_>) + Send>;
 
-/// An active message in the hands of its handler. Its bytes are gone when the handler returns.
+/// An active message, for its handler. Its bytes are valid until the handler returns.
 #[derive(Debug)]
 pub struct Incoming<'a> {
     from: usize,
@@ -26,28 +26,31 @@ pub struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    /// Who sent it.
+    /// Returns the rank that sent the message.
     pub fn from(&self) -> usize {
         self.from
     }
 
-    /// Its header.
+    /// Returns the header.
     pub fn header(&self) -> &[u8] {
         self.header
     }
 
-    /// Its payload.
+    /// Returns the payload.
     pub fn payload(&self) -> &[u8] {
         self.payload
     }
 
-    /// Sends an active message back. It leaves after the handler has returned, in the order of the replies, before what
-    /// is sent from outside; both parts are copied. A reply to a sender that is gone is dropped.
+    /// Sends an active message back. A reply to a sender that is gone is dropped.
+    ///
+    /// Both parts are copied. Replies leave after the handler has returned, in their order, and before active
+    /// messages that are sent later from outside.
     ///
     /// # Errors
-    /// [`Error::Replies`] when too many wait to leave for this sender: send it later, from outside a handler. Each
-    /// sender may have 32 replies that wait, whatever the others do, and more while there is room for them.
-    /// [`Error::LongReply`] beyond a packet (a cell), as replies are kept until they leave.
+    /// [`Error::Replies`] if too many replies to this sender wait to leave; send the reply later, from outside
+    /// a handler. 32 waiting replies are reserved for each sender. All senders share the room for further
+    /// replies. [`Error::LongReply`] if the reply is longer than a packet (a cell), because replies are kept
+    /// until they leave.
     pub fn reply(&mut self, handler: u16, header: &[u8], payload: &[u8]) -> Result<(), Error> {
         let len = header.len() + payload.len();
         if len > self.most {
@@ -59,7 +62,7 @@ impl Incoming<'_> {
     }
 }
 
-/// A reply that no engine has been given yet.
+/// A reply that no engine has taken yet.
 #[derive(Debug)]
 struct Reply {
     handler: u16,
@@ -67,24 +70,24 @@ struct Reply {
     bytes: Box<[u8]>,
 }
 
-/// What handlers have answered.
+/// The replies of handlers that have not left.
 #[derive(Debug, Default)]
 struct Outbox {
     pool: ReplyPool,
-    /// By rank, as far as any was answered.
+    /// The replies by rank, up to the highest rank that has had one.
     peers: Vec<PeerReplies>,
-    /// The ranks that have replies, in the order in which they are looked at.
+    /// The ranks that have replies, in the order in which they are served.
     busy: VecDeque<usize>,
-    /// Replies that no engine has been given yet, to all ranks.
+    /// The number of replies, to all ranks, that no engine has taken yet.
     waiting: usize,
 }
 
-/// The replies to one rank, in order: those that leave came first.
+/// The replies to one rank, in order. Those in `leaving` came before those in `waiting`.
 #[derive(Debug, Default)]
 struct PeerReplies {
     account: ReplyAccount,
     waiting: VecDeque<Reply>,
-    /// Given to the engine, which uses the bytes until the request is complete.
+    /// The replies that the engine has taken. It uses the bytes until the request is complete.
     leaving: VecDeque<(RequestId, Box<[u8]>)>,
 }
 
@@ -95,7 +98,7 @@ impl PeerReplies {
 }
 
 impl Outbox {
-    /// Keeps a reply to a rank, if there is a place for it.
+    /// Keeps a reply to a rank if its account permits one more.
     fn add(&mut self, to: usize, reply: impl FnOnce() -> Reply) -> Result<(), Error> {
         if self.peers.len() <= to {
             self.peers.resize_with(to + 1, PeerReplies::default);
@@ -112,20 +115,20 @@ impl Outbox {
         Ok(())
     }
 
-    /// The next reply to a rank that no engine has been given. It keeps its place.
+    /// Takes the next reply to a rank that no engine has taken. The account of the rank still counts it.
     fn next(&mut self, to: usize) -> Option<Reply> {
         let reply = self.peers.get_mut(to)?.waiting.pop_front()?;
         self.waiting -= 1;
         Some(reply)
     }
 
-    /// The engine could not take it.
+    /// Puts back a reply that the engine could not take.
     fn put_back(&mut self, to: usize, reply: Reply) {
         self.peers[to].waiting.push_front(reply);
         self.waiting += 1;
     }
 
-    /// A reply to a rank has left, or is dropped.
+    /// Frees the place of a reply that has left or was dropped.
     fn free(&mut self, to: usize) {
         self.pool.give_back(&mut self.peers[to].account);
     }
@@ -135,7 +138,7 @@ impl Outbox {
 pub(super) struct Dispatch {
     handlers: Vec<Option<Handler>>,
     room: Vec<u8>,
-    /// By sender: its message of several packets, until it is whole.
+    /// By sender: a message of several packets that is not complete yet.
     parts: HashMap<u32, Vec<u8>>,
     packet: usize,
     outbox: Outbox,
@@ -143,17 +146,17 @@ pub(super) struct Dispatch {
     panic: Option<Panic>,
 }
 
-/// What a panic carries.
+/// The payload of a panic.
 pub(super) type Panic = Box<dyn Any + Send>;
 
 impl Dispatch {
-    /// For packets of so many bytes.
+    /// Makes a dispatcher for packets of at most `packet` bytes.
     pub(super) fn new(packet: usize) -> Self {
         let (handlers, room, parts) = (Vec::new(), Vec::new(), HashMap::new());
         Self { handlers, room, parts, packet, outbox: Outbox::default(), panic: None }
     }
 
-    /// What was to be answered to a process that is gone is not for the next one of its rank.
+    /// Drops the replies to a process that is gone. The next process of its rank must not receive them.
     pub(super) fn forget(&mut self, rank: usize) {
         while self.outbox.next(rank).is_some() {
             self.outbox.free(rank);
@@ -167,18 +170,19 @@ impl Dispatch {
         !self.outbox.busy.is_empty()
     }
 
-    /// Whether [`Endpoint::attend_handlers`] has something to do.
+    /// Returns whether [`Endpoint::attend_handlers`] has something to do.
     #[inline(always)]
     pub(super) fn wants_attention(&self) -> bool {
         self.has_replies() || self.panic.is_some()
     }
 
-    /// Keeps a panic until [`Endpoint::attend_handlers`] raises it. Only the first is kept: the thread can unwind once.
+    /// Keeps a panic until [`Endpoint::attend_handlers`] raises it. Only the first is kept, because the thread
+    /// can unwind once.
     pub(super) fn keep_panic(&mut self, panic: Panic) {
         if self.panic.is_none() {
             self.panic = Some(panic);
         } else {
-            // Dropping what a panic carries may panic again.
+            // The drop of a panic's payload may panic again.
             std::mem::forget(panic);
         }
     }
@@ -214,7 +218,7 @@ impl Handlers for Dispatch {
         let room = several.as_deref().unwrap_or(room);
         let (header, payload) = room[..message.len].split_at(message.header_bytes);
         let mut incoming = Incoming { from: message.from as usize, header, payload, most: *packet, outbox };
-        // The engine is in the middle of a packet, and must not be left there: the panic goes on when it has finished.
+        // The engine is processing a packet and has to finish this first. Afterwards the panic is raised.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| handler(&mut incoming))) {
             self.keep_panic(panic);
         }
@@ -225,7 +229,7 @@ impl Handlers for Dispatch {
     }
 }
 
-/// So many bytes, or none: it is for others to say how many.
+/// Allocates `len` zeroed bytes, or fails: the sender chose the number.
 fn zeroed(len: usize) -> Result<Vec<u8>, NoMemory> {
     let mut room = Vec::new();
     room.try_reserve_exact(len).map_err(|_| NoMemory)?;
@@ -233,14 +237,47 @@ fn zeroed(len: usize) -> Result<Vec<u8>, NoMemory> {
     Ok(room)
 }
 
+/// # Active messages
+///
+/// An active message runs a handler at its receiver, in whichever call makes progress there. The handler may
+/// reply with another active message.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use std::sync::atomic::{AtomicU8, Ordering};
+/// use std::sync::Arc;
+///
+/// const ASK: u16 = 1;
+/// const ANSWER: u16 = 2;
+/// let peer = 1 - endpoint.rank();
+/// let sum = Arc::new(AtomicU8::new(0));
+/// let result = Arc::clone(&sum);
+/// endpoint.set_handler(ASK, |message| {
+///     let sum = message.payload().iter().sum::<u8>();
+///     message.reply(ANSWER, b"", &[sum]).expect("one reply has room");
+/// });
+/// endpoint.set_handler(ANSWER, move |message| result.store(message.payload()[0], Ordering::Relaxed));
+/// endpoint.barrier()?;
+/// endpoint.send_active(peer, ASK, b"", &[1, 2, 3])?;
+/// while sum.load(Ordering::Relaxed) == 0 {
+///     endpoint.progress();
+/// }
+/// assert_eq!(sum.load(Ordering::Relaxed), 6);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// Has a handler called for each active message with this number, from now on and in the place of any before. It
-    /// runs within whatever call of this endpoint makes progress, in the order in which one sender's messages were
-    /// sent; it can't use the endpoint, but reply. Messages for a number without handler are dropped and counted.
+    /// Sets the handler of active messages with this number. It replaces an earlier handler.
     ///
-    /// If a handler panics, its message counts as handled, and the panic goes on in the call that made progress, after
-    /// that has finished its step. A blocking call first takes back the buffer that it was given: it withdraws a
-    /// receive, and waits for a transfer that is under way. The endpoint can be used afterwards.
+    /// The handler runs in whichever call on this endpoint makes progress. One sender's messages are handled in
+    /// the order in which they were sent. A handler can reply, but it cannot use the endpoint. Messages to a
+    /// number without a handler are dropped and counted.
+    ///
+    /// If a handler panics, its message counts as handled. The call that made progress finishes its step and
+    /// then raises the panic. A blocking call first takes back the buffer that it has lent: it withdraws a
+    /// receive, or waits for a transfer that is under way. The endpoint can be used afterwards.
     pub fn set_handler(&mut self, number: u16, handler: impl FnMut(&mut Incoming<'_>) + Send + 'static) {
         let handlers = &mut self.engine.handlers_mut().handlers;
         let at = usize::from(number);
@@ -250,28 +287,30 @@ impl Endpoint {
         handlers[at] = Some(Box::new(handler));
     }
 
-    /// Takes a handler away. False when there was none.
+    /// Removes a handler. Returns false if there was none.
     pub fn remove_handler(&mut self, number: u16) -> bool {
         let handlers = &mut self.engine.handlers_mut().handlers;
         handlers.get_mut(usize::from(number)).and_then(Option::take).is_some()
     }
 
-    /// Active messages that were dropped, as no handler had their number.
+    /// Returns the number of active messages that were dropped because their number had no handler.
     pub fn unhandled_messages(&self) -> u64 {
         self.engine.unhandled()
     }
 
-    /// The most bytes of an active message, header and payload together: 1 MiB, or a packet if that is more. What does
-    /// not fit into a packet is streamed, and handled when it is whole.
+    /// Returns the most bytes of an active message, header and payload together: 1 MiB, or the size of a packet
+    /// if that is larger.
+    ///
+    /// A message that is longer than a packet is streamed, and handled when it is complete.
     pub fn active_bytes(&self) -> usize {
         self.engine.active_bytes()
     }
 
-    /// Sends an active message and waits until it has left both buffers.
+    /// Sends an active message and waits until its bytes have left both buffers.
     ///
     /// # Errors
-    /// See [`Error`]. [`Error::TooLong`] beyond [`Endpoint::active_bytes`]: send the payload as a tagged message, or
-    /// put it.
+    /// See [`Error`]. [`Error::TooLong`] if the message is longer than [`Endpoint::active_bytes`]; send the
+    /// payload as a tagged message, or put it.
     pub fn send_active(
         &mut self,
         to: usize,
@@ -279,20 +318,21 @@ impl Endpoint {
         header: &[u8],
         payload: &[u8],
     ) -> Result<(), Error> {
-        // SAFETY: both are borrowed until this returns, and `finish` returns only when the engine has done with them.
+        // SAFETY: both are borrowed until this function returns, and `finish` returns only when the engine has
+        // finished with them.
         let request = unsafe { self.isend_active(to, handler, header, payload) }?;
         self.finish(request).map(drop)
     }
 
-    /// Starts an active message; [`Endpoint::test`] or [`Endpoint::wait`] completes it, when it has left both buffers.
-    /// For runtimes; see [`Endpoint::scope`] for a safe way.
+    /// Starts an active message. [`Endpoint::test`] or [`Endpoint::wait`] completes it when its bytes have left
+    /// both buffers. For runtimes; [`Endpoint::scope`] is the safe alternative.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
     ///
     /// # Safety
-    /// The bytes of both pointers, which may be those of slices that do not live as long, stay readable and unchanged
-    /// until the request is complete or the endpoint is dropped.
+    /// The bytes of both pointers stay readable and unchanged until the request is complete or the endpoint is
+    /// dropped. The slices from which the pointers come may end earlier.
     #[inline]
     pub unsafe fn isend_active(
         &mut self,
@@ -308,8 +348,10 @@ impl Endpoint {
         unsafe { self.start_active(to, handler, header, payload) }
     }
 
+    /// Starts an active message without sending replies first.
+    ///
     /// # Safety
-    /// As [`Endpoint::isend_active`].
+    /// As for [`Endpoint::isend_active`].
     #[inline]
     unsafe fn start_active(
         &mut self,
@@ -325,7 +367,7 @@ impl Endpoint {
         // SAFETY: the caller's promise.
         let payload = unsafe { SendBuf::from_raw(payload.cast(), payload.len()) };
         loop {
-            // SAFETY: the caller's promise covers each attempt: one that failed has not kept the buffer.
+            // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the buffer.
             let (header, payload) = unsafe { (header.again(), payload.again()) };
             match self.engine.send_active(to, handler, header, payload) {
                 Ok(id) => return Ok(Request(id)),
@@ -343,7 +385,8 @@ impl Endpoint {
         }
     }
 
-    /// Sends the replies of handlers, and forgets those that have left. A rank that takes nothing blocks no other.
+    /// Sends the replies of handlers, and frees those that have left. A rank that takes no replies blocks no
+    /// other rank.
     #[cold]
     fn send_replies(&mut self) {
         for _ in 0..self.engine.handlers_mut().outbox.busy.len() {
@@ -360,11 +403,11 @@ impl Endpoint {
         }
     }
 
-    /// Forgets the replies to a rank that have left.
+    /// Frees the replies to a rank that have left.
     fn forget_replies(&mut self, to: usize) {
         while let Some((id, _)) = self.engine.handlers_mut().outbox.peers[to].leaving.front() {
             let id = *id;
-            // What came of it, nobody asks.
+            // The result of the request does not matter.
             if self.engine.test(id).is_none() {
                 return;
             }
@@ -374,13 +417,13 @@ impl Endpoint {
         }
     }
 
-    /// Gives the engine the replies to a rank. False when it can take no more.
+    /// Passes the replies to a rank to the engine. Returns false if the engine can take no more.
     fn send_replies_to(&mut self, to: usize) -> bool {
         while let Some(reply) = self.engine.handlers_mut().outbox.next(to) {
             let (header, payload) = reply.bytes.split_at(reply.header_bytes);
             let (header, payload): (*const [u8], *const [u8]) = (header, payload);
-            // SAFETY: the bytes are on the heap, and kept below until the request is complete; the endpoint drops them
-            // after the engine.
+            // SAFETY: the bytes are on the heap. They are kept below until the request is complete, and the
+            // endpoint drops them after the engine.
             let started = unsafe { self.start_active(to, reply.handler, header, payload) };
             let outbox = &mut self.engine.handlers_mut().outbox;
             match started {
@@ -391,7 +434,7 @@ impl Endpoint {
                     outbox.put_back(to, reply);
                     return false;
                 }
-                // It has left, or its receiver is gone.
+                // The reply has left, or its receiver is gone.
                 Ok(_) | Err(_) => outbox.free(to),
             }
         }
@@ -404,7 +447,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_that_there_is_no_memory_for_is_refused_and_others_are_not() {
+    fn a_message_without_memory_is_refused_and_others_are_not() {
         let mut dispatch = Dispatch::new(256);
         dispatch.handlers.push(Some(Box::new(|_| {})));
         let message = |from, len| ActiveMessage { from, handler: 0, header_bytes: 0, len };

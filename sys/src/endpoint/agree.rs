@@ -1,12 +1,11 @@
-//! Going on without those that are gone: agreement among the living, and their ranking. The algorithm, and what it
-//! relies on, is [`nemesia_core::agreement`]; here its messages travel, as any others, in a matching context of their
-//! own.
+//! Agreement among the living ranks, and their ranking. The algorithm and its assumptions are in
+//! [`nemesia_core::agreement`]. Its messages are ordinary messages in a matching context of their own.
 //!
-//! Agreements are counted, and each message says the number of its agreement. A process that was started again is told
-//! by those that readmit it how many there were. One that lies about that can make the joining process take part in an
-//! agreement that is not due, and nothing else: who hears of another number than its own breaks off with who said it,
-//! by a fault that names it, and nobody waits for ever. What can't be, and what is far ahead of what two others say, is
-//! not believed in the first place.
+//! Agreements are counted, and each message has the number of its agreement. A process that was started again
+//! learns this number from the ranks that readmit it. A rank that lies about the number can only make the
+//! joining process take part in an agreement that is not due. A process that receives a message with another
+//! number than its own disconnects from the sender, with a fault that names it. So no process waits forever.
+//! Impossible numbers are ignored, as are numbers far above those that two other ranks sent.
 
 use nemesia_core::agreement::{Agreement, CONTEXT, Step, message_bytes, words};
 use nemesia_core::engine::Failure;
@@ -20,21 +19,21 @@ use super::{Endpoint, Mode, Request};
 use crate::error::Error;
 use crate::events;
 
-/// More agreements than there can have been: one a microsecond, for years.
+/// A number above the count of agreements that is possible: one in each microsecond, for years.
 const MOST: u64 = 1 << 48;
-/// How far one may be ahead of what two others say.
+/// The largest permitted difference to the numbers that two other ranks sent.
 const AHEAD: u64 = 1 << 10;
 
-/// What the living have agreed on: the same in each of them.
+/// The result of an agreement. It is the same in each living rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreed {
-    /// The AND of the flags of all that took part, the living among them.
+    /// The AND of the flags of all ranks that took part. All living ranks did.
     pub flags: u64,
-    /// The ranks that are gone, in rising order. A rank that has gone since is not among them.
+    /// The ranks that are gone, in rising order. A rank that has died since is not among them.
     pub gone: Vec<usize>,
 }
 
-/// Survivors, numbered anew in the order of their ranks in the world.
+/// The survivors, numbered from 0 in the order of their ranks in the world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ranking {
     world: Vec<usize>,
@@ -42,27 +41,27 @@ pub struct Ranking {
 }
 
 impl Ranking {
-    /// Our number among them, from 0.
+    /// Returns the number of this process among the survivors.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many they are.
+    /// Returns the number of survivors.
     pub fn size(&self) -> usize {
         self.world.len()
     }
 
-    /// The rank in the world of a survivor.
+    /// Returns the rank in the world of a survivor.
     pub fn to_world(&self, rank: usize) -> Option<usize> {
         self.world.get(rank).copied()
     }
 
-    /// The number of a rank of the world, if it is a survivor.
+    /// Returns the number of a rank of the world, if it is a survivor.
     pub fn from_world(&self, rank: usize) -> Option<usize> {
         self.world.binary_search(&rank).ok()
     }
 
-    /// Their ranks in the world, in rising order.
+    /// Returns the survivors' ranks in the world, in rising order.
     pub fn world(&self) -> &[usize] {
         &self.world
     }
@@ -71,24 +70,24 @@ impl Ranking {
 /// The agreements of an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Agreements {
-    /// Number of the next.
+    /// The number of the next agreement.
     next: u64,
-    /// What those that readmitted us said of that.
+    /// The numbers that the ranks sent that readmitted this process.
     said: Vec<(usize, u64)>,
     ongoing: Option<Ongoing>,
-    /// The barrier under way, which holds buffers that the engine uses.
+    /// The barrier under way. It owns buffers that the engine uses.
     pub(super) barrier: Option<Barrier>,
-    /// Who was agreed to be gone: takes no part in later ones.
+    /// The ranks that were agreed to be gone. They take no part in later agreements.
     gone: Vec<usize>,
-    /// The others have agreed that we are.
+    /// Whether the other ranks have agreed that this process is gone.
     excluded: bool,
 }
 
 impl Agreements {
-    /// The ranks of a world of `size` that were not agreed to be gone, rising.
+    /// Returns the ranks of a world of `size` that were not agreed to be gone, in rising order.
     ///
     /// # Errors
-    /// [`Error::Excluded`]: this process was.
+    /// [`Error::Excluded`] if this process was agreed to be gone.
     pub(super) fn members(&self, size: usize) -> Result<Vec<usize>, Error> {
         if self.excluded {
             return Err(Error::Excluded);
@@ -100,19 +99,19 @@ impl Agreements {
         self.ongoing.is_some()
     }
 
-    /// Number of the next, as far as is known.
+    /// Returns the number of the next agreement, as far as it is known.
     pub(super) fn number(&self) -> u64 {
         let said = (0..self.said.len()).filter(|at| self.is_credible(*at)).map(|at| self.said[at].1);
         said.fold(self.next, u64::max)
     }
 
-    /// A rank says that others have come so far without this process.
+    /// Records the number of agreements that a rank reports.
     pub(super) fn hear(&mut self, rank: usize, number: u64) {
         self.said.push((rank, number));
     }
 
-    /// Whether it can be so. Who readmitted us earlier than others says less, and who has come back itself, and does
-    /// not know yet, says 0.
+    /// Returns whether a number is possible. A rank that readmitted this process earlier sends a smaller
+    /// number. A rank that has itself come back, and does not know the number yet, sends 0.
     fn is_credible(&self, at: usize) -> bool {
         let number = self.said[at].1;
         let others = self.said.iter().enumerate().filter(|(other, (_, said))| *other != at && *said > 0);
@@ -121,7 +120,8 @@ impl Agreements {
         number <= MOST && (count < 2 || number.saturating_sub(most) <= AHEAD)
     }
 
-    /// All have said it: that is the number. Returns those that are not believed, and what they said.
+    /// Settles the number after all ranks have sent theirs. Returns the ranks whose numbers were ignored, and
+    /// these numbers.
     fn settle(&mut self) -> Vec<(usize, u64)> {
         self.next = self.number();
         let liars =
@@ -130,7 +130,7 @@ impl Agreements {
         liars
     }
 
-    /// A rank takes part again. Whether it had not.
+    /// Lets a rank take part again. Returns whether it did not.
     pub(super) fn readmit(&mut self, rank: usize) -> bool {
         let at = self.gone.iter().position(|gone| *gone == rank);
         at.map(|at| self.gone.remove(at)).is_some()
@@ -145,8 +145,8 @@ struct Ongoing {
     sends: Vec<(Request, Vec<u8>)>,
 }
 
-/// An agreement that goes on. If it is broken off, by an error or by a panic, the endpoint keeps it: the engine uses
-/// its buffers, and the next call goes on with it.
+/// An agreement in progress. After an error or a panic the endpoint keeps it, because the engine uses its
+/// buffers. The next call continues it.
 struct Kept<'a> {
     endpoint: &'a mut Endpoint,
     ongoing: Option<Ongoing>,
@@ -160,31 +160,47 @@ impl Drop for Kept<'_> {
     }
 }
 
+/// # Agreement and survivors
+///
+/// An agreement gives the same result to all living ranks, even if ranks die meanwhile. After a failure,
+/// `shrink` numbers the survivors anew.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// let agreed = endpoint.agree(0b10 | endpoint.rank() as u64)?;
+/// assert_eq!((agreed.flags, agreed.gone.len()), (0b10, 0));
+/// let ranking = endpoint.shrink()?;
+/// assert_eq!(ranking.to_world(ranking.rank()), Some(endpoint.rank()));
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// The ranks that this process does not know to be gone, itself included: local knowledge, which can differ from
-    /// that of others. [`Endpoint::shrink`] has them agree.
+    /// Returns the ranks that are not gone as far as this process knows, itself included. Other processes may
+    /// know otherwise; [`Endpoint::shrink`] makes all of them agree.
     pub fn survivors(&self) -> Vec<usize> {
         (0..self.size()).filter(|&rank| self.failure(rank).is_none()).collect()
     }
 
-    /// Agrees with all living ranks on the AND of everyone's flags and on who is gone, whoever dies meanwhile (as
-    /// `MPI_Comm_agree` of ULFM). Collective: every rank that lives calls this and [`Endpoint::shrink`] in the same
-    /// order.
+    /// Agrees with all living ranks on the AND of all flags and on the ranks that are gone (`MPI_Comm_agree` of
+    /// ULFM).
     ///
-    /// Waits as a receive does; other traffic goes on. A rank that has finished counts as gone. Messages already sent
-    /// by those that are gone can still be received, and receives from any source report a failure until
-    /// [`Endpoint::acknowledge_failures`], as ever.
+    /// Collective: every living rank calls this function and [`Endpoint::shrink`] in the same order. Ranks may
+    /// die during the agreement. A rank that has finished counts as gone. This function waits as a receive
+    /// does, and other traffic continues. Messages that ranks sent before they were gone can still be received.
+    /// Receives from any source report a failure until [`Endpoint::acknowledge_failures`].
     ///
     /// # Errors
-    /// [`Error::Excluded`]: the others have agreed that this process is gone, as one of them broke off with it. Any
-    /// other error leaves the agreement under way: calling again goes on with it, and the flags of the first call
-    /// count.
+    /// [`Error::Excluded`] if the others have agreed that this process is gone, because one of them
+    /// disconnected from it. After any other error the agreement is still under way. The next call continues
+    /// it, with the flags of the first call.
     pub fn agree(&mut self, flags: u64) -> Result<Agreed, Error> {
         self.check_origin()?;
         if self.agreements.excluded {
             return Err(Error::Excluded);
         }
-        // Which is the next, those know that were there.
+        // The ranks that took part in earlier agreements know the number of the next one.
         self.await_answers()?;
         for (rank, number) in self.agreements.settle() {
             self.fault(rank as u32, PortFault::Agreement { number, due: self.agreements.next });
@@ -199,11 +215,13 @@ impl Endpoint {
         ended.map_or(Err(Error::Stale), |ongoing| self.end(&ongoing))
     }
 
-    /// Agrees with all living ranks on who they are: the same list in each, even if more die meanwhile (as
-    /// `MPI_Comm_shrink` of ULFM). One that dies after it was agreed on stands in the list.
+    /// Agrees with all living ranks on the list of living ranks (`MPI_Comm_shrink` of ULFM).
+    ///
+    /// Every rank gets the same list, even if more ranks die during the call. A rank that dies after the
+    /// agreement is in the list.
     ///
     /// # Errors
-    /// See [`Endpoint::agree`].
+    /// As for [`Endpoint::agree`].
     pub fn shrink(&mut self) -> Result<Ranking, Error> {
         let gone = self.agree(u64::MAX)?.gone;
         let world: Vec<usize> = (0..self.size()).filter(|rank| gone.binary_search(rank).is_err()).collect();
@@ -222,7 +240,7 @@ impl Endpoint {
         Ongoing { part, receive: None, sends: Vec::new() }
     }
 
-    /// Goes on until there is a decision, and every message of ours has left.
+    /// Continues until there is a decision and every message of this process has left.
     fn drive(&mut self, ongoing: &mut Ongoing) -> Result<(), Error> {
         loop {
             match ongoing.part.step() {
@@ -246,8 +264,8 @@ impl Endpoint {
     fn tell(&mut self, to: u32, ongoing: &mut Ongoing) -> Result<(), Error> {
         let mut bytes = vec![0; message_bytes(self.engine.size())];
         let len = ongoing.part.message(&mut bytes);
-        // SAFETY: the bytes are on the heap and stay untouched in `ongoing.sends` until the request is complete; the
-        // endpoint holds that, and drops its engine first.
+        // SAFETY: the bytes are on the heap and stay unchanged in `ongoing.sends` until the request is
+        // complete. The endpoint owns these, and drops its engine first.
         let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), len) };
         match self.start(to as usize, CONTEXT, self.agreements.next, buf, Mode::Standard) {
             Ok(request) if request.is_complete() => Ok(()),
@@ -255,7 +273,7 @@ impl Endpoint {
                 ongoing.sends.push((request, bytes));
                 Ok(())
             }
-            // Receiving will tell.
+            // The receive from this rank reports the failure.
             Err(Error::PeerFailed { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -296,17 +314,20 @@ impl Endpoint {
         Ok(())
     }
 
-    /// It broke the rules: to us it is gone, and it learns that at once, for it waits for us.
+    /// Fails a rank that violated the protocol. The rank waits for this process, so it has to learn of the end
+    /// at once.
     pub(super) fn fault(&mut self, rank: u32, fault: PortFault) {
         self.engine.fail(rank, Failure::Fault(fault));
         self.disconnect();
     }
 
-    /// Posts a receive for the next message of an agreement from a rank. Of which it is, is looked at when it is there.
+    /// Posts a receive for the next message of an agreement from a rank. The number of the agreement is checked
+    /// when the message is there.
     fn post_from(&mut self, from: u32, len: usize) -> Result<(Request, Vec<u8>), Error> {
         let (source, tag, ignore) = (CoreSource::Rank(from), 0, u64::MAX);
         let mut bytes = vec![0; len];
-        // SAFETY: as for a send: on the heap, and untouched until the request is complete or the engine is gone.
+        // SAFETY: as for a send: the bytes are on the heap and unused until the request is complete or the
+        // engine is gone.
         let buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), len) };
         let request = self.post(Pattern { source, context: CONTEXT, tag, ignore }, buf)?;
         Ok((request, bytes))
@@ -328,7 +349,8 @@ impl Endpoint {
         Ok(Agreed { flags: decision.flags, gone })
     }
 
-    /// Lets those that broke the rules notice that they are lost to us: they would wait for us, and others for them.
+    /// Disconnects from ranks that violated the protocol. Otherwise they would wait for this process, and
+    /// others for them.
     pub(super) fn disconnect(&mut self) {
         for rank in 0..self.size() {
             if let Some(failure @ Failure::Fault(_)) = self.failure(rank)
@@ -339,12 +361,12 @@ impl Endpoint {
         }
     }
 
-    /// What those that died have said last must not stay among the unexpected messages.
+    /// Receives the last messages of ranks that died, so that they do not stay among the unexpected messages.
     fn forget_lost(&mut self, part: &Agreement<Vec<u64>>) -> Result<(), Error> {
         for rank in (0..self.engine.size()).filter(|&rank| part.is_lost(rank)) {
             while self.failure(rank as usize).is_some() {
                 match self.post_from(rank, message_bytes(self.engine.size())) {
-                    // A message that was stored: complete at once.
+                    // The receive of a stored message is complete at once.
                     Ok((request, _bytes)) => drop(self.finish(request)),
                     Err(Error::PeerFailed { .. }) => break,
                     Err(error) => return Err(error),

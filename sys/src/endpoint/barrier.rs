@@ -1,12 +1,12 @@
-//! A barrier over the ranks that take part in agreements: all but those that were agreed to be gone.
+//! A barrier among the ranks that take part in agreements: all except those that were agreed to be gone.
 //!
-//! It is a dissemination barrier. In round `k` each of `n` ranks sends one message to the rank 2^k places on and
-//! receives one from the rank 2^k places back. After ceil(log2 n) rounds every rank has heard, over others, from every
-//! rank.
+//! It is a dissemination barrier. In round `k`, each of `n` ranks sends one message to the rank 2^k places on
+//! and receives one from the rank 2^k places back. After ceil(log2 n) rounds, each rank has received a message
+//! that depends on every other rank.
 //!
-//! Every rank that lives finishes all rounds, also after it has found that another rank is gone. Each of its later
-//! messages names the rank that is gone. So no rank waits for one that has given up, and no message of one barrier is
-//! left for the next.
+//! Every living rank finishes all rounds, even after it has found that another rank is gone. Each of its later
+//! messages names the rank that is gone. So no rank waits for one that has left early, and no message of one
+//! barrier remains for the next.
 
 use std::mem::ManuallyDrop;
 
@@ -19,51 +19,51 @@ use nemesia_core::wire::Kind;
 use super::{Endpoint, Mode, Request, Status};
 use crate::error::Error;
 
-/// The matching context of its messages; their tags are the numbers of the rounds.
+/// The matching context of the barrier's messages. Their tags are the numbers of the rounds.
 pub(super) const CONTEXT: u16 = 65534;
-/// In a message: no rank is known to be gone.
+/// The content of a message if its sender knows of no rank that is gone.
 const COMPLETE: u32 = u32::MAX;
 
-type Bytes = Box<[u8; 4]>;
+type BarrierBytes = Box<[u8; 4]>;
 
-/// Checks that a context is the caller's to use.
+/// Checks that the caller may use a context.
 ///
 /// # Errors
-/// It is that of barriers or of agreements.
+/// [`Error::Context`] if the context is reserved for barriers or agreements.
 #[inline(always)]
 pub(super) fn free_context(context: u16) -> Result<u16, Error> {
     const { assert!(CONTEXT + 1 == agreement::CONTEXT && agreement::CONTEXT == u16::MAX) };
     if context >= CONTEXT { Err(Error::Context) } else { Ok(context) }
 }
 
-/// What a caller does next.
-pub(super) enum Step {
-    /// Waits for this request, and hands over what came of it.
+/// The next step of the caller.
+pub(super) enum BarrierStep {
+    /// The caller waits for this request and passes its result to `barrier_waited`.
     Wait(Request),
-    /// Leaves the barrier.
+    /// The barrier has ended with this result.
     Leave(Result<(), Error>),
 }
 
 /// A barrier that this rank has entered, and the buffers that the engine uses for it.
 #[derive(Debug)]
 pub(super) struct Barrier {
-    /// The ranks that take part, rising, and the place of this one among them.
+    /// The ranks that take part, in rising order, and the index of this rank among them.
     ranks: Vec<usize>,
     place: usize,
     round: u32,
-    /// The message of this round was sent.
+    /// Whether the message of this round was sent.
     sent: bool,
-    receive: Option<(Request, Bytes)>,
-    sends: Vec<(Request, Bytes)>,
+    receive: Option<(Request, BarrierBytes)>,
+    sends: Vec<(Request, BarrierBytes)>,
     broken: Option<Broken>,
 }
 
-/// Which rank is gone.
+/// The rank that is gone.
 #[derive(Clone, Copy, Debug)]
 enum Broken {
-    /// This process has found that.
+    /// This process has found it.
     Seen { rank: usize },
-    /// Another rank says so.
+    /// Another rank has reported it.
     Heard { rank: usize, from: usize },
 }
 
@@ -72,7 +72,7 @@ impl Barrier {
         1_usize.checked_shl(self.round).filter(|distance| *distance < self.ranks.len())
     }
 
-    /// The rank to send to and the rank to receive from in this round; `None` after the last round.
+    /// Returns the rank to send to and the rank to receive from in this round; `None` after the last round.
     fn partners(&self) -> Option<(usize, usize)> {
         let (distance, count) = (self.distance()?, self.ranks.len());
         let (to, from) = ((self.place + distance) % count, (self.place + count - distance) % count);
@@ -88,36 +88,51 @@ impl Barrier {
         self.broken.get_or_insert(broken);
     }
 
-    fn message(&self) -> Bytes {
+    fn message(&self) -> BarrierBytes {
         let gone =
             self.broken.map_or(COMPLETE, |(Broken::Seen { rank } | Broken::Heard { rank, .. })| rank as u32);
         Box::new(gone.to_le_bytes())
     }
 }
 
+/// # Barrier
+///
+/// A barrier returns when every rank has entered it. Before [`Endpoint::close`] it makes sure that no rank
+/// still needs this one.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// endpoint.barrier()?;
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// Waits until every rank has called this. Collective: all ranks call it, in the same order as [`Endpoint::agree`]
-    /// and [`Endpoint::shrink`]. It takes ceil(log2 n) messages a rank.
+    /// Waits until every rank has called this function. Collective: all ranks call it, in the same order as
+    /// [`Endpoint::agree`] and [`Endpoint::shrink`].
     ///
-    /// A rank does not take part once the others have agreed that it is gone ([`Endpoint::agree`]). Messages that were
-    /// sent before the barrier need not have arrived after it; one-sided operations are complete after a flush only.
+    /// Each rank sends ceil(log2 n) messages. A rank takes no part once the others have agreed that it is gone
+    /// ([`Endpoint::agree`]). Messages that were sent before the barrier need not have arrived after it.
+    /// One-sided operations are complete only after a flush.
     ///
     /// # How to end a program
-    /// Call `barrier`, then [`Endpoint::close`]. After the barrier no rank waits any more for what this one had to send
-    /// before it, so none of them finds this rank gone too early. `close` waits until all pending sends have left this
-    /// process and then tells the peers that it has finished; [`Error::Timeout`] means that some sends have not left in
-    /// the configured time and are lost.
+    /// Call `barrier`, then [`Endpoint::close`]. After the barrier, no rank waits any longer for a message that
+    /// this rank had to send before it. So no rank finds that this one has gone too early. `close` waits until
+    /// all pending sends have left this process, and then notifies the peers that this rank has finished. If it
+    /// returns [`Error::Timeout`], some sends have not left within the configured time, and are lost.
     ///
     /// # Errors
-    /// [`Error::PeerFailed`] if a rank is gone, and [`Error::BarrierBroken`] if another rank found that: call
-    /// [`Endpoint::shrink`], and the next barrier is among the survivors. Some ranks may have left the same barrier
-    /// without an error if the rank had entered it. [`Error::Excluded`]. Any other error leaves the barrier under way:
-    /// calling again goes on with it.
+    /// [`Error::PeerFailed`] if a rank is gone, and [`Error::BarrierBroken`] if another rank has found that.
+    /// Call [`Endpoint::shrink`] in both cases; the next barrier is among the survivors. If the rank that is
+    /// gone had entered the barrier, some ranks may have left it without an error. [`Error::Excluded`] if the
+    /// others have agreed that this process is gone. After any other error the barrier is still under way, and
+    /// the next call continues it.
     pub fn barrier(&mut self) -> Result<(), Error> {
         loop {
             match self.barrier_step()? {
-                Step::Leave(outcome) => return outcome,
-                Step::Wait(request) => {
+                BarrierStep::Leave(outcome) => return outcome,
+                BarrierStep::Wait(request) => {
                     let outcome = self.wait(request);
                     self.barrier_waited(outcome)?;
                 }
@@ -125,18 +140,18 @@ impl Endpoint {
         }
     }
 
-    /// Goes on until there is something to wait for.
-    pub(super) fn barrier_step(&mut self) -> Result<Step, Error> {
+    /// Advances the barrier until it has to wait for a request.
+    pub(super) fn barrier_step(&mut self) -> Result<BarrierStep, Error> {
         self.check_origin()?;
         let barrier = match self.agreements.barrier.take() {
             Some(barrier) => barrier,
             None => self.enter_barrier()?,
         };
-        // The engine uses its buffers: they outlive a panic.
+        // The engine uses the barrier's buffers, so they must outlive a panic.
         let mut barrier = ManuallyDrop::new(barrier);
         let step = self.advance_barrier(&mut barrier);
         let barrier = ManuallyDrop::into_inner(barrier);
-        if !matches!(step, Ok(Step::Leave(_))) {
+        if !matches!(step, Ok(BarrierStep::Leave(_))) {
             self.agreements.barrier = Some(barrier);
         }
         step
@@ -149,7 +164,7 @@ impl Endpoint {
         Ok(Barrier { ranks, place, round: 0, sent: false, receive, sends, broken })
     }
 
-    fn advance_barrier(&mut self, barrier: &mut Barrier) -> Result<Step, Error> {
+    fn advance_barrier(&mut self, barrier: &mut Barrier) -> Result<BarrierStep, Error> {
         while let Some((to, from)) = barrier.partners() {
             if !barrier.sent {
                 self.send_of_barrier(to, barrier)?;
@@ -159,14 +174,14 @@ impl Endpoint {
                 self.receive_of_barrier(from, barrier)?;
             }
             match &barrier.receive {
-                Some((request, _)) => return Ok(Step::Wait(*request)),
+                Some((request, _)) => return Ok(BarrierStep::Wait(*request)),
                 None => barrier.next_round(),
             }
         }
         if let Some((request, _)) = barrier.sends.last() {
-            return Ok(Step::Wait(*request));
+            return Ok(BarrierStep::Wait(*request));
         }
-        Ok(Step::Leave(match barrier.broken {
+        Ok(BarrierStep::Leave(match barrier.broken {
             None => Ok(()),
             Some(Broken::Heard { rank, from }) => Err(Error::BarrierBroken { rank, by: from }),
             Some(Broken::Seen { rank }) => match self.failure(rank) {
@@ -178,8 +193,8 @@ impl Endpoint {
 
     fn send_of_barrier(&mut self, to: usize, barrier: &mut Barrier) -> Result<(), Error> {
         let bytes = barrier.message();
-        // SAFETY: the bytes are on the heap and stay untouched in `barrier.sends` until the request is complete; the
-        // endpoint holds that, and drops its engine first.
+        // SAFETY: the bytes are on the heap and stay unchanged in `barrier.sends` until the request is
+        // complete. The endpoint owns these, and drops its engine first.
         let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
         match self.start(to, CONTEXT, u64::from(barrier.round), buf, Mode::Standard) {
             Ok(request) if request.is_complete() => {}
@@ -191,8 +206,9 @@ impl Endpoint {
     }
 
     fn receive_of_barrier(&mut self, from: usize, barrier: &mut Barrier) -> Result<(), Error> {
-        let mut bytes = Bytes::default();
-        // SAFETY: as for a send: on the heap, and untouched until the request is complete or the engine is gone.
+        let mut bytes = BarrierBytes::default();
+        // SAFETY: as for a send: the bytes are on the heap and unused until the request is complete or the
+        // engine is gone.
         let buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), bytes.len()) };
         let (source, tag) = (CoreSource::Rank(from as u32), u64::from(barrier.round));
         match self.post(Pattern { source, context: CONTEXT, tag, ignore: 0 }, buf) {
@@ -203,7 +219,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes what came of the request that [`Step::Wait`] named.
+    /// Processes the result of the request that [`BarrierStep::Wait`] named.
     pub(super) fn barrier_waited(&mut self, outcome: Result<Status, Error>) -> Result<(), Error> {
         if matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_))) {
             return outcome.map(drop);
@@ -238,7 +254,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// A message of a barrier is none: its sender violated the protocol.
+    /// Fails a peer whose message is not one of a barrier.
     fn violated(&mut self, from: usize) {
         self.fault(from as u32, PortFault::Protocol { kind: Kind::Eager });
         if let Some(barrier) = &mut self.agreements.barrier {

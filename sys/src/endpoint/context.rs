@@ -1,4 +1,4 @@
-//! Matching contexts, and the modes of sending.
+//! Matching contexts.
 
 use nemesia_core::engine::{Bypass, RequestId};
 use nemesia_core::matching::Pattern;
@@ -9,128 +9,52 @@ use nemesia_core::trace::Recorder as _;
 use super::{Endpoint, Mode, Request, Source, Status, Tag, free_context, pattern, status};
 use crate::error::Error;
 
-/// An endpoint in one matching context: what is sent in it is received and probed in it only, whatever the tag. What
-/// MPI needs of a communicator's context id (MPI 4.1, section 7.1.2); the methods of [`Endpoint`] itself are in context 0.
+/// An endpoint in one matching context. A message that is sent in a context is received and probed in this
+/// context only, whatever its tag.
 ///
-/// Costs nothing: it is the endpoint and a number, and need not be kept.
+/// MPI needs this for a communicator's context id (MPI 4.1, section 7.1.2). The methods of [`Endpoint`] itself
+/// use context 0. The value is the endpoint and a number: it costs nothing and need not be kept.
 #[derive(Debug)]
 pub struct Context<'a> {
     pub(super) endpoint: &'a mut Endpoint,
     pub(super) id: u16,
 }
 
+/// # Matching contexts
+///
+/// A message that is sent in a matching context is received and probed only there, so libraries that share an
+/// endpoint do not take each other's messages. The methods of the endpoint itself use context 0.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// let me = endpoint.rank();
+/// endpoint.in_context(7).send(me, 1, b"seven")?;
+/// endpoint.send(me, 1, b"zero")?;
+/// let status = endpoint.in_context(7).recv(Source::Rank(me), Tag::Any, &mut [0; 8])?;
+/// assert_eq!(status.len, 5);
+/// # endpoint.recv(Source::Rank(me), Tag::Any, &mut [0; 8])?;
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// This endpoint in a matching context, for one call or several. 0xfffe and 0xffff are reserved for
-    /// [`Endpoint::barrier`] and [`Endpoint::agree`]: whatever is
-    /// to be sent, received or probed in it is [`Error::Context`].
+    /// Returns this endpoint in a matching context, for one call or several.
     ///
-    /// ```
-    /// # let mut endpoint = nemesia::Endpoint::open_with(
-    /// #     &nemesia::Config::default(),
-    /// #     Box::new(nemesia::bootstrap::Singleton::new()),
-    /// # )?;
-    /// use nemesia::{Source, Tag};
-    ///
-    /// let me = endpoint.rank();
-    /// endpoint.in_context(7).send(me, 1, b"seven")?;
-    /// endpoint.send(me, 1, b"none")?;
-    /// let status = endpoint.in_context(7).recv(Source::Rank(me), Tag::Any, &mut [0; 8])?;
-    /// assert_eq!(status.len, 5);
-    /// # Ok::<(), nemesia::Error>(())
-    /// ```
+    /// The contexts 0xfffe and 0xffff are reserved for [`Endpoint::barrier`] and [`Endpoint::agree`]. Every
+    /// send, receive and probe in them returns [`Error::Context`].
     #[inline(always)]
     pub const fn in_context(&mut self, context: u16) -> Context<'_> {
         Context { endpoint: self, id: context }
     }
+}
 
-    /// Sends a message and waits until a receive has matched it (MPI_Ssend).
-    ///
-    /// # Errors
-    /// See [`Error`].
-    pub fn ssend(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.in_context(0).ssend(to, tag, bytes)
-    }
-
-    /// As [`Endpoint::isend`]; complete only when a receive has matched the message (MPI_Issend).
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::isend`].
-    pub unsafe fn issend(
-        &mut self,
-        to: usize,
-        tag: u64,
-        base: *const u8,
-        len: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.in_context(0).issend(to, tag, base, len) }
-    }
-
-    /// As [`Endpoint::send`], of a message that [`Endpoint::send_now`] has refused: it is not tried again, but left to
-    /// the queue of pending sends, out of which it leaves at once if there is room by now.
-    ///
-    /// # Errors
-    /// See [`Error`].
-    pub fn send_queued(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.send_slowly(to, 0, tag, bytes, Mode::Queued)
-    }
-
-    /// As [`Endpoint::isend`], of a message that [`Endpoint::send_now`] has refused; see [`Endpoint::send_queued`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::isend`].
-    pub unsafe fn isend_queued(
-        &mut self,
-        to: usize,
-        tag: u64,
-        base: *const u8,
-        len: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        let buf = unsafe { SendBuf::from_raw(base, len) };
-        self.start(to, 0, tag, buf, Mode::Queued)
-    }
-
-    /// Sends a message for which the caller knows that a receive is posted, and waits until its bytes have left the
-    /// buffer (MPI_Rsend). The promise is not made use of: this is [`Endpoint::send`], which MPI 4.1 permits (section
-    /// 3.4).
-    ///
-    /// # Errors
-    /// See [`Error`].
-    #[inline]
-    pub fn rsend(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.send(to, tag, bytes)
-    }
-
-    /// As [`Endpoint::isend`], for a message for which the caller knows that a receive is posted (MPI_Irsend). The
-    /// promise is not made use of: this is [`Endpoint::isend`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::isend`].
-    #[inline]
-    pub unsafe fn irsend(
-        &mut self,
-        to: usize,
-        tag: u64,
-        base: *const u8,
-        len: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.isend(to, tag, base, len) }
-    }
-
-    /// Waits for a send from borrowed bytes.
+impl Endpoint {
+    /// Sends borrowed bytes and waits until the engine has finished with them.
     #[inline(never)]
-    fn send_slowly(
+    pub(super) fn send_slowly(
         &mut self,
         to: usize,
         context: u16,
@@ -138,8 +62,8 @@ impl Endpoint {
         bytes: &[u8],
         mode: Mode,
     ) -> Result<(), Error> {
-        // SAFETY: the bytes are borrowed until this returns, and `finish` returns only when the engine has done with
-        // them.
+        // SAFETY: the bytes are borrowed until this function returns, and `finish` returns only when the engine
+        // has finished with them.
         let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
         self.engine.trace_mut().enter("send", bytes.len() as u64);
         let started = self.start(to, context, tag, buf, mode);
@@ -148,7 +72,8 @@ impl Endpoint {
         sent
     }
 
-    /// Sends whatever it is, and waits. Apart from the critical path, which so needs no registers saved.
+    /// Sends a message of any length and waits. The function is separate from the critical path, so that the
+    /// critical path saves no registers.
     #[inline(never)]
     fn send_any(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> Result<(), Error> {
         if self.send_at_once(to, context, tag, bytes) {
@@ -157,8 +82,8 @@ impl Endpoint {
         self.send_slowly(to, context, tag, bytes, Mode::Queued)
     }
 
-    /// Receives whatever it is, and waits for it, into a buffer that the engine has done with when this returns, as
-    /// when `recv_bypass` and `finish` do.
+    /// Receives a message of any length and waits for it. When this function returns, the engine has finished
+    /// with `buf`: `recv_bypass` and `finish` guarantee the same.
     #[inline(never)]
     pub(super) fn recv_any(&mut self, pattern: Pattern, mut buf: RecvBuf) -> Result<Status, Error> {
         self.check_origin()?;
@@ -174,12 +99,12 @@ impl Endpoint {
 }
 
 impl Context<'_> {
-    /// The context's number.
+    /// Returns the context's number.
     pub const fn id(&self) -> u16 {
         self.id
     }
 
-    /// As [`Endpoint::send`].
+    /// Sends a message in this context and waits; see [`Endpoint::send`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -187,7 +112,7 @@ impl Context<'_> {
     pub fn send(self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
         let Self { endpoint, id } = self;
         let id = free_context(id)?;
-        // Most messages of a word, which are the ones for which every instruction counts, take no more than this.
+        // Most messages of one word need no more than this. For them every instruction counts.
         if let Ok(word) = Word::try_from(bytes)
             && endpoint.send_word_at_once(to, id, tag, word)
         {
@@ -196,7 +121,7 @@ impl Context<'_> {
         endpoint.send_any(to, id, tag, bytes)
     }
 
-    /// As [`Endpoint::ssend`].
+    /// Sends a message in this context and waits until a receive has matched it; see [`Endpoint::ssend`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -204,7 +129,7 @@ impl Context<'_> {
         self.endpoint.send_slowly(to, free_context(self.id)?, tag, bytes, Mode::Synchronous)
     }
 
-    /// As [`Endpoint::rsend`].
+    /// Sends a message for which a receive is posted; see [`Endpoint::rsend`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -213,7 +138,7 @@ impl Context<'_> {
         self.send(to, tag, bytes)
     }
 
-    /// As [`Endpoint::recv`].
+    /// Receives a message in this context and waits for it; see [`Endpoint::recv`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -225,13 +150,13 @@ impl Context<'_> {
         {
             return Ok(status(done));
         }
-        // SAFETY: the buffer is borrowed until this returns, and `recv_any` returns only when the engine has done with
-        // it.
+        // SAFETY: the buffer is borrowed until this function returns, and `recv_any` returns only when the
+        // engine has finished with it.
         let buf = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
         self.endpoint.recv_any(pattern, buf)
     }
 
-    /// As [`Endpoint::isend`].
+    /// Starts a send in this context; see [`Endpoint::isend`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -251,7 +176,7 @@ impl Context<'_> {
         self.endpoint.start(to, context, tag, buf, Mode::Standard)
     }
 
-    /// As [`Endpoint::issend`].
+    /// Starts a synchronous send in this context; see [`Endpoint::issend`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -264,7 +189,7 @@ impl Context<'_> {
         self.endpoint.start(to, free_context(self.id)?, tag, buf, Mode::Synchronous)
     }
 
-    /// As [`Endpoint::irsend`].
+    /// Starts a send for which a receive is posted; see [`Endpoint::irsend`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -277,7 +202,7 @@ impl Context<'_> {
         unsafe { self.isend(to, tag, base, len) }
     }
 
-    /// As [`Endpoint::irecv`].
+    /// Posts a receive in this context; see [`Endpoint::irecv`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.

@@ -1,23 +1,23 @@
-//! The direct path: regions that a peer has allocated are mapped here on first use, and put, get and atomic operations
-//! then need nothing of the peer.
+//! The direct path: this process maps regions that a peer has allocated, on first use. Put, get and atomic
+//! operations on a mapped region need no progress of the peer.
 //!
-//! Operations keep their order although there are two paths: what was not flushed when a fence was asked for goes on
-//! through packets until it is, and all else to that peer with it.
+//! Operations keep their order although there are two paths. If a fence finds operations that are not flushed,
+//! all further operations on that peer's regions take packets until they are.
 //!
-//! A region that peers may only read is mapped when the kernel keeps its pages where they are. Nobody can then make a
-//! get allocate memory. A region that peers may write cannot be protected like that: its owner, or a peer, can take
-//! pages out of it, and the process that touches them next allocates them, charged to its own cgroup. In total that is
-//! no more than what was mapped. So such a region is mapped if this process has no memory limit, if its owner is under
-//! the same one, or if there was room below the limit for all such regions when it was mapped. Otherwise it takes
-//! packets.
+//! A read-only region is mapped if the kernel prevents its owner from taking pages out of it. A get can then
+//! not allocate memory. The kernel offers no such protection for a region that peers may write: its owner, or a
+//! peer, can take pages out of it. The process that touches these pages next allocates them, charged to its own
+//! cgroup, in total at most the mapped bytes. Such a region is therefore mapped in three cases: this process
+//! has no memory limit, its owner is under the same limit, or the limit had room for all such regions when it
+//! was mapped. Otherwise operations take packets.
 //!
-//! Memory that is exposed and not allocated takes packets, although the kernel could copy it in one step
-//! (`process_vm_writev`, `process_vm_readv`): its owner may unexpose and reuse it at any moment, and such a copy can't
-//! be called back. A mapped region that is unexposed stays what it was for whoever has it mapped, and is nobody's
-//! memory; an address of the owner is somebody's at once. A get could look at the owner's record of the region again
-//! when it has copied, and forget what it has read. A put has written. Its owner would have to wait, whenever it
-//! unexposes a region, for every peer to say that it has left, and a peer that is stopped, or does not say so, would
-//! hold up a call that never waits.
+//! Memory that is exposed but not allocated takes packets, although the kernel could copy it in one step
+//! (`process_vm_writev`, `process_vm_readv`). Its owner may unexpose and reuse the memory at any moment, and
+//! such a copy cannot be cancelled. A mapped region that is unexposed remains valid memory for the processes
+//! that have mapped it, and nothing else uses that memory. An address in the owner's own memory can be reused
+//! at once. After the copy, a get could read the owner's record of the region again and discard the bytes. A
+//! put has already written. The owner would have to wait at each `unexpose` until every peer has confirmed that
+//! its copy is over. A peer that is stopped, or does not confirm, would block a call that must not wait.
 
 mod known;
 
@@ -29,48 +29,48 @@ use nemesia_core::wire::rma::{RmaOperation, SHARED_BYTES};
 
 use self::known::KnownRegions;
 use super::Endpoint;
-use super::rma::RemoteKey;
+use super::RemoteKey;
 use crate::error::Error;
 use crate::os::borrow::open_foreign;
 use crate::os::{self, AttachLimits, Segment, SegmentBacking};
 
-/// Slack in a segment's size: it may be rounded up to huge pages.
+/// The slack in a segment's size, which may be rounded up to huge pages.
 const ROUNDING: usize = 1 << 30;
 
-/// How operations on a region travel.
+/// The path that operations on a region take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// The region is this process's own.
+    /// The region belongs to this process.
     Own,
-    /// It is mapped here: its owner need not make progress.
+    /// The region is mapped here. Its owner need not make progress.
     Direct,
-    /// In packets, which its owner executes when it makes progress.
+    /// Operations travel in packets, which the owner executes when it makes progress.
     Packets {
-        /// Why it is not mapped.
+        /// The reason why the region is not mapped.
         why: String,
     },
 }
 
-/// A region of a peer, mapped; the window points into the segment, so it is dropped first.
+/// A mapped region of a peer. The window points into the segment, so it is dropped first.
 #[derive(Debug)]
 struct Mapped {
     window: SharedWindow<'static>,
     segment: Segment,
-    /// The owner could have its pages charged to this process.
+    /// Whether peers can take pages out of the region and so have them charged to this process.
     punchable: bool,
 }
 
-/// The regions of peers that were used, and how.
+/// The regions of peers that this process has used.
 #[derive(Debug, Default)]
 pub(super) struct Direct {
     known: KnownRegions,
-    /// Peers for which a fence was asked for before all was flushed.
+    /// The peers for which a fence was requested before all operations were flushed.
     barred: Vec<u32>,
 }
 
 impl Direct {
-    /// What a fence means for two paths: until all is flushed, everything takes the one on which something is under
-    /// way.
+    /// Applies a fence to both paths: until all operations on the peer's regions are flushed, further ones take
+    /// packets.
     pub(super) fn bar(&mut self, peer: u32) {
         if !self.barred.contains(&peer) {
             self.barred.push(peer);
@@ -84,20 +84,37 @@ impl Direct {
         mapped.map(|mapped| mapped.segment.len() as u64).sum()
     }
 
-    /// Returns how many mappings and refusals are remembered.
+    /// Returns the number of mappings and of refusals that are remembered.
     #[cfg(test)]
     pub(super) fn known(&self) -> (usize, usize) {
         self.known.count()
     }
 
-    /// A peer is gone: its regions are unmapped.
+    /// Unmaps all regions of a peer that is gone.
     pub(super) fn forget(&mut self, peer: u32) {
         self.known.forget(peer);
     }
 }
 
+/// # Paths to regions
+///
+/// Operations on an allocated region of a peer on the same machine can go directly through mapped memory.
+/// `path` shows whether they do, and why not.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Access, Path};
+///
+/// let region = endpoint.allocate(8, Access::ReadWrite)?;
+/// let key = endpoint.remote_key(region)?;
+/// assert_eq!(endpoint.path(&key), Path::Own);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// How operations on a region travel, and why if its owner has to take part.
+    /// Returns the path of operations on a region, with the reason if its owner has to take part.
     pub fn path(&mut self, key: &RemoteKey) -> Path {
         if key.rank() == self.rank() {
             return Path::Own;
@@ -107,8 +124,10 @@ impl Endpoint {
             Err(why) => Path::Packets { why },
         }
     }
+}
 
-    /// The window of a region that can be used directly now, when what is asked for is in order.
+impl Endpoint {
+    /// Returns the window of a region if the operation is valid and the direct path is usable now.
     fn window_for(
         &mut self,
         key: &RemoteKey,
@@ -137,7 +156,8 @@ impl Endpoint {
         self.direct.barred.contains(&peer)
     }
 
-    /// The window of a region, mapped now if it was not; or why there is none.
+    /// Returns the window of a region, and maps the region if it was not mapped; or the reason why there is
+    /// none.
     #[inline]
     fn window(&mut self, key: &RemoteKey) -> Result<&SharedWindow<'static>, String> {
         self.check_origin().map_err(|error| error.to_string())?;
@@ -156,7 +176,7 @@ impl Endpoint {
         if let Some(why) = self.direct.known.refused(&key.0) {
             return Err(why.clone());
         }
-        // Unexposed: its memory is nobody's, and its owner refuses what comes in packets.
+        // The region was unexposed. Its owner refuses operations that come in packets.
         if self.direct.known.unmap(&key.0) {
             return Err("it was unexposed".into());
         }
@@ -191,7 +211,7 @@ impl Endpoint {
         Ok(Mapped { window, segment, punchable: writable })
     }
 
-    /// A put by the direct path. False when it has to take the other.
+    /// Puts by the direct path. Returns false if the put has to take packets.
     #[inline]
     pub(super) fn put_directly(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<bool, Error> {
         let non_temporal = bytes.len() as u64 >= self.non_temporal_bytes;
@@ -203,7 +223,7 @@ impl Endpoint {
         Ok(done && self.count(key, RmaOperation::Put, bytes.len()))
     }
 
-    /// A get by the direct path. False when it has to take the other.
+    /// Gets by the direct path. Returns false if the get has to take packets.
     #[inline]
     pub(super) fn get_directly(
         &mut self,
@@ -220,7 +240,8 @@ impl Endpoint {
         Ok(done && self.count(key, RmaOperation::Get, buf.len()))
     }
 
-    /// An accumulate by the direct path. False when it has to take the other; then nothing is done.
+    /// Accumulates by the direct path. Returns false if the operation has to take packets; then nothing was
+    /// changed.
     pub(super) fn accumulate_directly(
         &mut self,
         key: &RemoteKey,
@@ -230,7 +251,7 @@ impl Endpoint {
     ) -> Result<bool, Error> {
         let (len, atomic) = (datatype.bytes(), Some((datatype, reduction)));
         let window = self.window_for(key, (offset, operands.len()), Access::ReadWrite, atomic)?;
-        // The owner says why what is not aligned is refused.
+        // The owner refuses operands that are not aligned, with its reason.
         let Some(window) = window.filter(|_| offset.is_multiple_of(len as u64)) else { return Ok(false) };
         for (operand, at) in operands.chunks_exact(len).zip((offset..).step_by(len)) {
             let mut word = [0; 8];
@@ -241,7 +262,8 @@ impl Endpoint {
         Ok(self.count(key, RmaOperation::Accumulate, operands.len()))
     }
 
-    /// An atomic operation on one value by the direct path: what it was. `None` when it has to take the other.
+    /// Executes an atomic operation on one value by the direct path, and returns the previous value. `None` if
+    /// the operation has to take packets.
     #[inline]
     pub(super) fn change_directly(
         &mut self,
@@ -259,8 +281,8 @@ impl Endpoint {
         Ok(old)
     }
 
-    /// A fetch and accumulate by the direct path: `old` has what the values were. False when it has to take the other;
-    /// then nothing is done.
+    /// Fetches and accumulates by the direct path; `old` receives the previous values. Returns false if the
+    /// operation has to take packets; then nothing was changed.
     pub(super) fn exchange_directly(
         &mut self,
         key: &RemoteKey,
@@ -275,7 +297,7 @@ impl Endpoint {
             return Ok(false);
         }
         let window = self.window_for(key, (offset, old.len()), Access::ReadWrite, atomic)?;
-        // The owner says why what is not aligned is refused.
+        // The owner refuses operands that are not aligned, with its reason.
         let Some(window) = window.filter(|_| offset.is_multiple_of(len as u64)) else { return Ok(false) };
         let mut operands = operands.chunks_exact(len);
         for (old, at) in old.chunks_exact_mut(len).zip((offset..).step_by(len)) {
@@ -283,20 +305,20 @@ impl Endpoint {
             word[..len].copy_from_slice(operands.next().unwrap_or(&[0; 8][..len]));
             let operand = u64::from_le_bytes(word);
             let value = window.update(at, len, |old| combine(datatype, reduction, old, operand));
-            // The window has them all, and they are aligned.
+            // The window contains all values, and they are aligned.
             old.copy_from_slice(&value.unwrap_or_default().to_le_bytes()[..len]);
         }
         Ok(self.count(key, RmaOperation::FetchAccumulate, old.len()))
     }
 
-    /// Counts an operation that was done here: true.
+    /// Counts an operation that was executed here. Returns true.
     #[inline]
     fn count(&mut self, key: &RemoteKey, operation: RmaOperation, bytes: usize) -> bool {
         self.engine.count_direct(key.0.rank, operation, bytes);
         true
     }
 
-    /// As `make_room`, and names the region's owner.
+    /// Makes room as `make_room` does. An error names the region's owner.
     #[cold]
     pub(super) fn make_remote_room(&mut self, key: &RemoteKey, error: StartError) -> Result<(), Error> {
         self.make_room(error).map_err(|error| match error {
@@ -306,14 +328,15 @@ impl Endpoint {
     }
 }
 
-/// The region in a segment.
+/// Returns the window of the region in a segment.
 pub(super) fn window_of(
     segment: &Segment,
     len: usize,
     writable: bool,
 ) -> Result<SharedWindow<'static>, nemesia_core::shared::layout::LayoutError> {
-    // SAFETY: the segment is mapped until it is dropped, which all callers do after the window.
+    // SAFETY: the segment is mapped until it is dropped, and all callers drop it after the window.
     let extent = unsafe { Extent::new(segment.as_ptr(), segment.len(), SHARED_BYTES + len) }?;
-    // SAFETY: as above; mapped for writing if the caller asked for that, and used by copies and atomics only.
+    // SAFETY: as above. It is mapped for writing if the caller requested this, and used only by copies and
+    // atomics.
     unsafe { SharedWindow::new(&extent, len, writable) }
 }

@@ -1,41 +1,17 @@
-//! The end of an endpoint: closed, dropped, or left to the process that it belongs to.
+//! The end of an endpoint: it is closed, dropped, or left to the process that owns it.
 
 use super::Endpoint;
-use crate::error::Error;
 
 impl Endpoint {
-    /// Flushes what is pending, tells the peers that this process has finished, and leaves the launcher's world.
-    ///
-    /// Messages that have left can be received after this; those to a peer that does not receive them are lost with
-    /// it.
-    ///
-    /// # Errors
-    /// The launcher's refusal, or a send that could not be flushed within the configured time; to the peers the latter
-    /// is [`Failure::Dropped`](crate::Failure::Dropped). [`Error::Forked`]: only the process that opened it can close
-    /// it.
-    pub fn close(mut self) -> Result<(), Error> {
-        self.check_origin()?;
-        let flushed = self.flush_sends().and_then(|()| {
-            // As late as it can be: what comes after this is lost to those that have sent it.
-            self.engine.settle_accounts();
-            self.flush_sends()
-        });
-        // Otherwise the rest is lost, and the peers are to know.
-        self.finished = flushed.is_ok();
-        let finalized = self.exchange.take().map_or(Ok(()), |mut exchange| exchange.finalize());
-        flushed?;
-        Ok(finalized?)
-    }
-
-    /// Before buffers whose sends have not ended go back to their owners: a peer that reads them later finds that we
-    /// are not who it knows, and not whatever is there then.
+    /// Clears the identity stamp before buffers of unfinished sends return to their owners. A peer that reads
+    /// such a buffer later then finds another stamp and discards the bytes.
     pub(super) fn forbid_reading(&mut self) {
-        // SAFETY: our own number, which nobody else writes. Volatile, as other processes read it.
+        // SAFETY: only this process writes the stamp. The write is volatile, because other processes read it.
         unsafe { (&raw mut *self.stamp).write_volatile(0) };
     }
 
-    /// In a forked child: keeps what is the parent's from being dropped. The segments are not mapped here, and
-    /// unmapping them could hit what has been mapped at their addresses since; an exchange could speak to the launcher.
+    /// Keeps a forked child from dropping what belongs to its parent. The segments are not mapped in the child,
+    /// and an unmap could hit later mappings at their addresses. An exchange could speak to the launcher.
     #[cold]
     pub(super) fn leave_to_parent(&mut self) {
         std::mem::forget(self.exchange.take());

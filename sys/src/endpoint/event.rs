@@ -1,10 +1,11 @@
-//! Waiting in an event loop: a descriptor that becomes readable when there is something to do.
+//! Event loops: a descriptor that becomes readable when there is something to do.
 //!
-//! The descriptor is the set in which the kernel watches the peers ([`Watch`](crate::os::Watch)): their processes,
-//! their connections, and a clock. An endpoint that is *armed* says in its sleep word that it sleeps in this way; a
-//! peer that then has a message for it, or room, finds the word up as for any other sleeper, and wakes it by a packet
-//! on their connection instead of a futex call. So nobody needs another descriptor, the kernel says who spoke, and a
-//! peer can hold up nobody but itself. Whoever does not sleep costs its senders nothing.
+//! The descriptor is the set in which the kernel watches the peers ([`Watch`](crate::os::Watch)): their
+//! processes, their connections, and a clock. An endpoint that is *armed* announces in its sleep word that it
+//! sleeps in this way. A peer that has a message for it, or room, finds the announcement as for any other
+//! sleeper. It wakes the endpoint by a packet on their connection instead of a futex call. So the endpoint
+//! needs no further descriptor, the kernel names the peer that sent the packet, and a peer can delay only
+//! itself. An endpoint that does not sleep costs its senders nothing.
 //!
 //! The scheme of arming is that of `ucp_worker_arm` (UCX) and `fi_trywait` (libfabric).
 
@@ -17,25 +18,65 @@ use super::Endpoint;
 use super::wait::LONGEST_SLEEP;
 use crate::error::Error;
 
-/// What [`Endpoint::arm`] found.
+/// The result of [`Endpoint::arm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a descriptor that is not armed stays silent"]
 pub enum Arm {
-    /// Nothing is to be done now, and the descriptor becomes readable as soon as something is.
+    /// There is nothing to do now. The descriptor becomes readable as soon as there is.
     Armed,
-    /// Something was done, and nothing is armed: test the requests, then arm again.
+    /// Progress was made, and the endpoint is not armed: test the requests, then arm again.
     Busy,
 }
 
+/// # Progress and event loops
+///
+/// Every blocking call makes progress; a program that only tests requests calls `progress` now and then. A
+/// program with an event loop waits for the endpoint's descriptor beside its other descriptors.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Arm, Source, Tag};
+///
+/// # fn wait_readable(_: std::os::fd::BorrowedFd<'_>) {}
+/// let peer = 1 - endpoint.rank();
+/// endpoint.send(peer, 1, b"nemesia!")?;
+/// while endpoint.iprobe(Source::Rank(peer), Tag::Exactly(1))?.is_none() {
+///     if endpoint.arm() == Arm::Armed {
+///         wait_readable(endpoint.event_fd()?);
+///     }
+/// }
+/// assert_eq!(endpoint.recv(Source::Rank(peer), Tag::Exactly(1), &mut [0; 8])?.len, 8);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// The descriptor for `poll`, `epoll` or an asynchronous runtime: readable when a message has come, there is room
-    /// for a send that waits, or a peer is gone, for an endpoint that is armed; and about every 50 ms, so that a
-    /// hostile peer that keeps others from waking us delays us no longer than that.
+    /// Delivers messages that have arrived and sends what is pending. Returns the number of packets moved.
     ///
-    /// - Level-triggered: once readable it stays so until the next [`Endpoint::arm`]. Edge-triggered loops, such as
-    ///   that of `tokio`, are told of everything that happens after an [`Endpoint::arm`] as well.
-    /// - To be waited for only: never read, never changed. Always the same, and the endpoint's: for a longer borrow use
-    ///   `try_clone_to_owned`.
+    /// The work is bounded, and the call never blocks. Some calls ask the kernel whether the peers are alive.
+    #[inline]
+    pub fn progress(&mut self) -> usize {
+        if self.is_forked() {
+            return 0;
+        }
+        let packets = self.engine.progress().packets;
+        if self.is_clock_due(packets) {
+            self.look_at_clock();
+        }
+        packets
+    }
+
+    /// Returns the descriptor for `poll`, `epoll` or an asynchronous runtime.
+    ///
+    /// If the endpoint is armed, the descriptor becomes readable when a message has come, when there is room
+    /// for a send that waits, or when a peer is gone. It also becomes readable about every 50 ms, which limits
+    /// the delay that a hostile peer can cause by suppressing wake-ups.
+    ///
+    /// - It is level-triggered: once readable, it stays so until the next [`Endpoint::arm`]. Edge-triggered
+    ///   loops, such as that of `tokio`, are notified of every event after an [`Endpoint::arm`] as well.
+    /// - The caller only waits for it, and never reads or changes it. It is always the same descriptor and
+    ///   belongs to the endpoint. For a longer borrow use `try_clone_to_owned`.
     ///
     /// ```no_run
     /// # fn wait_readable(_: std::os::fd::BorrowedFd<'_>) {}
@@ -52,25 +93,26 @@ impl Endpoint {
     /// ```
     ///
     /// # Errors
-    /// The first call may lack descriptors.
+    /// The first call fails if the process has no free descriptor.
     pub fn event_fd(&mut self) -> Result<BorrowedFd<'_>, Error> {
         self.check_origin()?;
         self.waiter.watch.tick(LONGEST_SLEEP)?;
         Ok(self.waiter.watch.as_fd())
     }
 
-    /// Prepares for waiting for the descriptor: test the requests before, and wait only if this returns [`Arm::Armed`].
-    /// Delivers and sends as [`Endpoint::progress`] does, and asks the kernel whether the peers live.
+    /// Prepares for a wait for the descriptor. Test the requests before, and wait only if this returns
+    /// [`Arm::Armed`].
     ///
-    /// It holds for one event: arm again before each wait. Any call that blocks ends it, too. Only a blocking wait says
-    /// that unexpected messages have reached their ceiling.
+    /// This call makes progress as [`Endpoint::progress`] does, and asks the kernel whether the peers are
+    /// alive. It holds for one event: arm again before each wait. A call that blocks disarms, too. Only a
+    /// blocking wait reports that unexpected messages have reached their limit.
     pub fn arm(&mut self) -> Arm {
         if self.is_forked() {
             return Arm::Busy;
         }
         let changed = self.check_liveness();
-        // A wake-up may have been lost, and with it the entry that names the message: the cells are the truth. Each
-        // idle poll looks through those of one peer.
+        // A wake-up may have been lost, and with it the entry that names the message. The cells are reliable:
+        // each idle poll scans those of one peer.
         let polls = if self.waiter.watch.has_ticked() { self.size() } else { 1 };
         if polls > 1 {
             self.engine.port_mut().sweep_all();
@@ -89,7 +131,8 @@ impl Endpoint {
         Arm::Armed
     }
 
-    /// Takes back [`Endpoint::arm`], for those who go on without waiting: saves the next sender a system call.
+    /// Takes back [`Endpoint::arm`], for callers that continue without a wait. This saves the next sender a
+    /// system call.
     pub fn disarm(&mut self) {
         if !self.is_forked() {
             self.waiter.unpark();

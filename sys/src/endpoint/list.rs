@@ -1,11 +1,11 @@
-//! Messages whose bytes are not in one place: gathered when they are sent, scattered when they are received.
+//! Messages in several buffers: gathered when they are sent, scattered when they are received.
 //!
-//! Nothing is allocated, and nothing copied that would not be copied otherwise, but for messages that are small enough
-//! for a fastbox: they are gathered on the stack. A large message that is sent from a list is streamed through cells,
-//! in two copies. One that is received into a list is pulled in one copy, run by run, if the runs have 4 KiB and more
-//! on average; else it is streamed.
+//! These calls allocate nothing. They add no copy either, except for messages that fit into a fastbox, which
+//! are gathered on the stack. A large message that is sent from a list is streamed through cells, in two
+//! copies. A large message that is received into a list is pulled in one copy, run by run, if the runs have 4
+//! KiB or more on average. Otherwise it is streamed.
 //!
-//! Any number of segments will do: a list is gone through once, or twice.
+//! The number of segments is not limited: the engine walks a list once or twice.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::error::Error;
 
-// What the standard library promises of both, and POSIX of `struct iovec`.
+// The standard library documents both layouts, and POSIX that of `struct iovec`.
 const _: () = assert!(
     size_of::<IoSlice<'_>>() == size_of::<Segment>()
         && align_of::<IoSlice<'_>>() == align_of::<Segment>()
@@ -25,8 +25,30 @@ const _: () = assert!(
         && std::mem::offset_of!(libc::iovec, iov_len) == std::mem::offset_of!(Segment, len)
 );
 
+/// # Lists of buffers
+///
+/// One message can be gathered from several buffers and scattered into several others. The two lists need not
+/// have the same lengths.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use std::io::{IoSlice, IoSliceMut};
+///
+/// use nemesia::{Source, Tag};
+///
+/// let peer = 1 - endpoint.rank();
+/// endpoint.sendv(peer, 1, &[IoSlice::new(b"head"), IoSlice::new(b"tail")])?;
+/// let (mut first, mut rest) = ([0; 2], [0; 6]);
+/// let list = &mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut rest)];
+/// assert_eq!(endpoint.recvv(Source::Rank(peer), Tag::Exactly(1), list)?.len, 8);
+/// assert_eq!((&first, &rest), (b"he", b"adtail"));
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// As [`Endpoint::send`], of the bytes of several slices, one after the other.
+    /// Sends the bytes of several slices, in their order, as one message; see [`Endpoint::send`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -34,7 +56,7 @@ impl Endpoint {
         self.in_context(0).sendv(to, tag, list)
     }
 
-    /// As [`Endpoint::recv`], into several slices, one after the other.
+    /// Receives one message into several slices, in their order; see [`Endpoint::recv`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -42,13 +64,14 @@ impl Endpoint {
         self.in_context(0).recvv(from, tag, list)
     }
 
-    /// As [`Endpoint::isend`], of the bytes of `count` segments at `list`, one after the other.
+    /// Starts a send of the bytes of `count` segments at `list`, in their order; see [`Endpoint::isend`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
     ///
     /// # Safety
-    /// List and bytes stay readable and unchanged until the request is complete or the endpoint is dropped.
+    /// The list and the bytes stay readable and unchanged until the request is complete or the endpoint is
+    /// dropped.
     pub unsafe fn isendv(
         &mut self,
         to: usize,
@@ -60,13 +83,13 @@ impl Endpoint {
         unsafe { self.in_context(0).isendv(to, tag, list, count) }
     }
 
-    /// As [`Endpoint::irecv`], into `count` segments at `list`, one after the other.
+    /// Posts a receive into `count` segments at `list`, in their order; see [`Endpoint::irecv`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.
     ///
     /// # Safety
-    /// As for [`Endpoint::irecv`]; and the list stays readable and unchanged as long.
+    /// As for [`Endpoint::irecv`]. The list, too, stays readable and unchanged until then.
     pub unsafe fn irecvv(
         &mut self,
         from: Source,
@@ -80,7 +103,7 @@ impl Endpoint {
 }
 
 impl Context<'_> {
-    /// As [`Endpoint::sendv`].
+    /// Sends the bytes of several slices in this context; see [`Endpoint::sendv`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -88,7 +111,8 @@ impl Context<'_> {
         self.sendv_in(to, tag, list, Mode::Standard)
     }
 
-    /// As [`Endpoint::ssend`], of the bytes of several slices, one after the other.
+    /// Sends the bytes of several slices in this context, and waits until a receive has matched the message;
+    /// see [`Endpoint::ssend`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -99,24 +123,24 @@ impl Context<'_> {
     fn sendv_in(self, to: usize, tag: u64, list: &[IoSlice<'_>], mode: Mode) -> Result<(), Error> {
         let Self { endpoint, id } = self;
         let list = (list.as_ptr().cast(), list.len());
-        // SAFETY: the list and its bytes are borrowed until this returns, and `finish` returns only when the engine has
-        // done with them.
+        // SAFETY: the list and its bytes are borrowed until this function returns, and `finish` returns only
+        // when the engine has finished with them.
         let request = unsafe { endpoint.in_context(id).start_list(to, tag, list, mode) }?;
         endpoint.finish(request).map(drop)
     }
 
-    /// As [`Endpoint::recvv`].
+    /// Receives one message of this context into several slices; see [`Endpoint::recvv`].
     ///
     /// # Errors
     /// See [`Error`].
     pub fn recvv(self, from: Source, tag: Tag, list: &mut [IoSliceMut<'_>]) -> Result<Status, Error> {
-        // SAFETY: the list and its bytes are borrowed exclusively until this returns, and `recv_any` returns only when
-        // the engine has done with them.
+        // SAFETY: the list and its bytes are borrowed exclusively until this function returns, and `recv_any`
+        // returns only when the engine has finished with them.
         let buf = unsafe { RecvBuf::from_list(list.as_ptr().cast(), list.len()) };
         self.endpoint.recv_any(pattern(from, self.id, tag)?, buf.ok_or(Error::List)?)
     }
 
-    /// As [`Endpoint::isendv`].
+    /// Starts a send of several segments in this context; see [`Endpoint::isendv`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -134,7 +158,7 @@ impl Context<'_> {
         unsafe { self.start_list(to, tag, (list, count), Mode::Standard) }
     }
 
-    /// As [`Endpoint::issend`], of the bytes of `count` segments at `list`, one after the other.
+    /// Starts a synchronous send of `count` segments at `list`, in their order; see [`Endpoint::issend`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -152,6 +176,8 @@ impl Context<'_> {
         unsafe { self.start_list(to, tag, (list, count), Mode::Synchronous) }
     }
 
+    /// Starts a send of several segments.
+    ///
     /// # Safety
     /// As for [`Endpoint::isendv`].
     unsafe fn start_list(
@@ -166,7 +192,7 @@ impl Context<'_> {
         self.endpoint.start(to, free_context(self.id)?, tag, buf, mode)
     }
 
-    /// As [`Endpoint::irecvv`].
+    /// Posts a receive into several segments in this context; see [`Endpoint::irecvv`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.
@@ -187,17 +213,17 @@ impl Context<'_> {
 }
 
 impl<'env> ScopeContext<'_, '_, 'env> {
-    /// Starts a send of the bytes of several slices, one after the other.
+    /// Starts a send of the bytes of several slices, in their order.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
     pub fn isendv(self, to: usize, tag: u64, list: &'env [IoSlice<'env>]) -> Result<Pending, Error> {
-        // SAFETY: the list and its bytes are borrowed for 'env, which outlives the scope, and the scope does not end
-        // before the operation does.
+        // SAFETY: the list and its bytes are borrowed for 'env, which outlives the scope, and the scope does
+        // not end before the operation does.
         self.start(|context| unsafe { context.isendv(to, tag, list.as_ptr().cast(), list.len()) })
     }
 
-    /// As [`ScopeContext::isendv`], complete only when a receive has matched it.
+    /// Starts a send as [`ScopeContext::isendv`] does. It is complete only when a receive has matched it.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -206,19 +232,19 @@ impl<'env> ScopeContext<'_, '_, 'env> {
         self.start(|context| unsafe { context.issendv(to, tag, list.as_ptr().cast(), list.len()) })
     }
 
-    /// Posts a receive into several slices, one after the other.
+    /// Posts a receive into several slices, in their order.
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.
     pub fn irecvv(self, from: Source, tag: Tag, list: &'env mut [IoSliceMut<'_>]) -> Result<Pending, Error> {
-        // SAFETY: the list, and with it its bytes, are borrowed exclusively for 'env, which outlives the scope, and the
-        // scope does not end before the operation does.
+        // SAFETY: the list, and with it its bytes, are borrowed exclusively for 'env, which outlives the scope,
+        // and the scope does not end before the operation does.
         self.start(|context| unsafe { context.irecvv(from, tag, list.as_ptr().cast(), list.len()) })
     }
 }
 
 impl<'env> Scope<'_, 'env> {
-    /// As [`ScopeContext::isendv`], in context 0.
+    /// Starts a send of several slices in context 0; see [`ScopeContext::isendv`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -226,7 +252,7 @@ impl<'env> Scope<'_, 'env> {
         self.in_context(0).isendv(to, tag, list)
     }
 
-    /// As [`ScopeContext::irecvv`], in context 0.
+    /// Posts a receive into several slices in context 0; see [`ScopeContext::irecvv`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.

@@ -1,56 +1,163 @@
-//! What is done at once or not at all: the critical path of sends, receives and waits, and the waits that begin with
-//! it.
+//! Operations that complete at once or do nothing: the critical path of sends, receives and waits, and the
+//! waits that begin with it.
 //!
-//! Everything here comes back in registers, and nothing in a result that lies in memory: that would be written by parts
-//! and read as a whole, for which a processor waits until all stores before it have left the core, that of the message
-//! among them, whose line the receiver has.
+//! All results return in registers, never in memory. A result in memory would be written in parts and read as a
+//! whole. For such a read the processor waits until all earlier stores have left the core. The store of the
+//! message is among them, and the receiver's core has its cache line.
 
 use std::time::Duration;
 
 use nemesia_core::matching::{Pattern, Source as From};
-use nemesia_core::payload::RecvBuf;
+use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::shared::fastbox::Word;
 
 use super::wait::{Awaited, Wait};
-use super::{Context, Endpoint, Request, Source, Status, Tag, free_context, pattern, status};
+use super::{Context, Endpoint, Mode, Request, Source, Status, Tag, free_context, pattern, status};
 use crate::error::Error;
 
-/// Polls of a receive before it is left to who sets up a wait.
+/// The number of polls of a receive before the caller sets up a wait.
 const SOON: u32 = 32;
 
+/// # At once or not at all
+///
+/// These functions complete at once or do nothing, so that a runtime needs no request of its own in the usual
+/// case. If one of them refuses, the caller uses the ordinary function.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// let peer = 1 - endpoint.rank();
+/// if !endpoint.send_now(peer, 1, b"nemesia!") {
+///     endpoint.send_queued(peer, 1, b"nemesia!")?;
+/// }
+/// let (from, tag, mut buf) = (Source::Rank(peer), Tag::Exactly(1), [0; 8]);
+/// let status = match endpoint.recv_now(from, tag, &mut buf) {
+///     Some(status) => status,
+///     None => endpoint.recv(from, tag, &mut buf)?,
+/// };
+/// assert_eq!(status.len, 8);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// Sends a message if it can leave at once: no longer than NEMESIA_EAGER_BYTES, with room and credit, nothing
-    /// before it, and to another process. False says nothing else, not even that the rank exists: [`Endpoint::isend`]
-    /// or [`Endpoint::send`] will tell. For runtimes whose own requests need not exist then (`fi_inject` of libfabric).
+    /// Sends a message if it can leave at once.
+    ///
+    /// It can if it has at most NEMESIA_EAGER_BYTES, there is room and credit, no message is queued before it,
+    /// and it goes to another process. False has no other meaning, and does not mean that the rank exists:
+    /// [`Endpoint::isend`] or [`Endpoint::send`] returns the reason. For runtimes that need no request of their
+    /// own in this case (`fi_inject` of libfabric).
     #[inline(always)]
     pub fn send_now(&mut self, to: usize, tag: u64, bytes: &[u8]) -> bool {
         self.in_context(0).send_now(to, tag, bytes)
     }
 
-    /// As [`Endpoint::send_now`], of a message of 8 bytes: the critical path.
+    /// Sends a message of 8 bytes as [`Endpoint::send_now`] does. This is the critical path.
     #[inline(always)]
     pub fn send_word_now(&mut self, to: usize, tag: u64, word: [u8; 8]) -> bool {
         self.send_word_at_once(to, 0, tag, word)
     }
 
-    /// Receives a message of 8 bytes into the beginning of `buf`, or one of up to NEMESIA_EAGER_BYTES that fits from a
-    /// rank and with a tag that are named, if it is there and nothing is posted, stored or pending. `None` says nothing
-    /// else: [`Endpoint::recv`] or [`Endpoint::irecv`] will tell.
+    /// Receives a message if it is there and no receive is posted, no message stored and no send pending.
+    ///
+    /// The message has 8 bytes, which go to the beginning of `buf`. If `from` and `tag` name one rank and one
+    /// tag, it may have up to NEMESIA_EAGER_BYTES, as far as these fit. `None` has no other meaning:
+    /// [`Endpoint::recv`] or [`Endpoint::irecv`] returns the reason.
     #[inline(always)]
     pub fn recv_now(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
         self.in_context(0).recv_now(from, tag, buf)
     }
 
-    /// As [`Endpoint::recv_now`], of a message that is there or comes within less than a microsecond.
+    /// Receives a message as [`Endpoint::recv_now`] does, if it is there or comes within less than a
+    /// microsecond.
     #[inline(always)]
     pub fn recv_soon(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
         let pattern = pattern(from, 0, tag).ok()?;
-        // What is pending is not to wait for it.
+        // Pending sends must not wait for these polls.
         let polls = if self.engine.has_work() { 1 } else { self.waiter.polls().min(SOON) };
         self.receive_at_once(&pattern, buf, polls)
     }
 
-    /// Receives what is there after at most so many polls in vain, at least one. `None` says nothing.
+    /// Sends a message that [`Endpoint::send_now`] has refused, and waits as [`Endpoint::send`] does.
+    ///
+    /// The message goes to the queue of pending sends without another attempt. From there it leaves at once if
+    /// there is room by now.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn send_queued(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.send_slowly(to, 0, tag, bytes, Mode::Queued)
+    }
+
+    /// Starts a send of a message that [`Endpoint::send_now`] has refused; see [`Endpoint::isend`] and
+    /// [`Endpoint::send_queued`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::isend`].
+    pub unsafe fn isend_queued(
+        &mut self,
+        to: usize,
+        tag: u64,
+        base: *const u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let buf = unsafe { SendBuf::from_raw(base, len) };
+        self.start(to, 0, tag, buf, Mode::Queued)
+    }
+
+    /// Posts a receive as [`Endpoint::irecv`] does, if no stored message might match it and there is a free
+    /// slot.
+    ///
+    /// `None` has no other meaning, and nothing was posted.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::irecv`].
+    #[inline(always)]
+    pub unsafe fn irecv_now(&mut self, from: Source, tag: Tag, base: *mut u8, len: usize) -> Option<Request> {
+        // SAFETY: the caller's promise.
+        unsafe { self.in_context(0).irecv_now(from, tag, base, len) }
+    }
+
+    /// Finishes a request without making progress, if it has succeeded.
+    ///
+    /// It also finishes a receive whose message is there, if the message is eager and no longer than the
+    /// buffer, and the receive names source and tag. `None` has no other meaning: [`Endpoint::test`] or
+    /// [`Endpoint::wait`] returns the reason.
+    #[inline(always)]
+    pub fn finish_now(&mut self, request: Request) -> Option<Status> {
+        if request.is_complete() {
+            return Some(Status { rank: self.rank(), tag: 0, len: 0 });
+        }
+        self.engine.finish_now(request.0).map(status)
+    }
+
+    /// Waits for `request`, for a caller that will wait for `others` before it does anything else.
+    ///
+    /// The thread sleeps on until there is something to do. `others` returns each request by its number, and
+    /// `None` after the last. Requests that are complete do no harm. With a limit this is
+    /// [`Endpoint::wait_timeout`], without one [`Endpoint::wait`].
+    ///
+    /// # Errors
+    /// As for these.
+    pub fn wait_before(
+        &mut self,
+        request: Request,
+        others: &dyn Fn(usize) -> Option<Request>,
+        limit: Option<Duration>,
+    ) -> Result<Status, Error> {
+        self.wait_as(request, limit, Awaited::All(request, others))
+    }
+}
+
+impl Endpoint {
+    /// Receives a message that is there after at most `polls` failed polls, at least one. `None` has no other
+    /// meaning.
     #[inline(always)]
     pub(super) fn receive_at_once(
         &mut self,
@@ -67,7 +174,8 @@ impl Endpoint {
             }
             if self.engine.has_next() {
                 let From::Rank(rank) = pattern.source else { return None };
-                // SAFETY: the buffer is borrowed until this returns, and the engine keeps nothing of it.
+                // SAFETY: the buffer is borrowed until this function returns, and the engine keeps no pointer
+                // to it.
                 let mut room = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
                 let len = self.engine.receive_packet(pattern, &mut room)?;
                 return Some(Status { rank: rank as usize, tag: pattern.tag, len });
@@ -80,41 +188,19 @@ impl Endpoint {
         }
     }
 
-    /// Posts a receive, as [`Endpoint::irecv`], if no message is stored that it might match, and there is a free slot.
-    /// `None` says nothing else, and nothing was posted.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::irecv`].
-    #[inline(always)]
-    pub unsafe fn irecv_now(&mut self, from: Source, tag: Tag, base: *mut u8, len: usize) -> Option<Request> {
-        // SAFETY: the caller's promise.
-        unsafe { self.in_context(0).irecv_now(from, tag, base, len) }
-    }
-
-    /// Finishes a request that is complete and has succeeded, as [`Endpoint::test`], or a receive whose message is
-    /// there, eager and no longer than the buffer, if source and tag are named. Does nothing else: no progress is made.
-    /// `None` says nothing; [`Endpoint::test`] or [`Endpoint::wait`] will tell.
-    #[inline(always)]
-    pub fn finish_now(&mut self, request: Request) -> Option<Status> {
-        if request.is_complete() {
-            return Some(Status { rank: self.rank(), tag: 0, len: 0 });
-        }
-        self.engine.finish_now(request.0).map(status)
-    }
-
-    /// Sends a word, if it can leave at once. False says nothing, and nothing was sent.
+    /// Sends a word if it can leave at once. False has no other meaning, and nothing was sent.
     #[inline(always)]
     pub(super) fn send_word_at_once(&mut self, to: usize, context: u16, tag: u64, word: Word) -> bool {
         self.engine.send_word(u32::try_from(to).unwrap_or(u32::MAX), context, tag, word)
     }
 
-    /// Sends what can leave at once. False says nothing, and nothing was sent.
+    /// Sends a message if it can leave at once. False has no other meaning, and nothing was sent.
     #[inline(never)]
     pub(super) fn send_at_once(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> bool {
         self.engine.send_now(u32::try_from(to).unwrap_or(u32::MAX), context, tag, bytes)
     }
 
-    /// Waits until a request is complete, or for at most so long.
+    /// Waits until a request is complete, or for at most `limit`.
     #[inline]
     pub(super) fn wait_limited(
         &mut self,
@@ -124,23 +210,8 @@ impl Endpoint {
         self.wait_as(request, limit, Awaited::Request(request))
     }
 
-    /// As [`Endpoint::wait`], or [`Endpoint::wait_timeout`] with a limit, by a caller that will wait for `others`
-    /// before it does anything else: it is not woken before it has something to do. `others` gives each by its number,
-    /// `None` after the last; requests that are complete do no harm.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn wait_before(
-        &mut self,
-        request: Request,
-        others: &dyn Fn(usize) -> Option<Request>,
-        limit: Option<Duration>,
-    ) -> Result<Status, Error> {
-        self.wait_as(request, limit, Awaited::All(request, others))
-    }
-
-    /// Looks first, as most requests that are waited for in a stream of messages are complete or have their message
-    /// there.
+    /// Tries to finish the request first: in a stream of messages most requests are complete, or their message
+    /// is there.
     #[inline(always)]
     fn wait_as(
         &mut self,
@@ -167,13 +238,13 @@ impl Endpoint {
 }
 
 impl Context<'_> {
-    /// As [`Endpoint::send_now`].
+    /// Sends a message if it can leave at once; see [`Endpoint::send_now`].
     #[inline(always)]
     pub fn send_now(self, to: usize, tag: u64, bytes: &[u8]) -> bool {
         free_context(self.id).is_ok() && self.endpoint.send_at_once(to, self.id, tag, bytes)
     }
 
-    /// As [`Endpoint::irecv_now`].
+    /// Posts a receive if it can be posted at once; see [`Endpoint::irecv_now`].
     ///
     /// # Safety
     /// As for [`Endpoint::irecv`].
@@ -186,7 +257,7 @@ impl Context<'_> {
         self.endpoint.engine.post_now(&pattern, &mut buf).map(Request)
     }
 
-    /// As [`Endpoint::recv_now`].
+    /// Receives a message if it is there; see [`Endpoint::recv_now`].
     #[inline(always)]
     pub fn recv_now(self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
         let pattern = pattern(from, self.id, tag).ok()?;

@@ -1,12 +1,11 @@
-//! One-sided operations on borrowed buffers and typed values, safely: each waits until it is complete.
+//! Safe one-sided operations on borrowed buffers and typed values. Each waits until it is complete.
 
 use nemesia_core::engine::rma::{Datatype, Reduction, Refusal};
 
-use super::rma::{Region, RemoteKey};
-use super::{Endpoint, Request};
+use super::{Endpoint, Region, RemoteKey, Request};
 use crate::error::Error;
 
-/// Operations between two looks at what others want of us.
+/// The number of operations between two progress steps.
 const PROGRESS_EVERY: u32 = 16;
 
 mod sealed {
@@ -15,11 +14,11 @@ mod sealed {
 
 /// A type whose values atomic operations combine: `i32`, `i64`, `u32`, `u64`, `f32`, `f64`.
 pub trait Value: Copy + sealed::Sealed {
-    /// Which one it is.
+    /// The datatype.
     const DATATYPE: Datatype;
-    /// The value as bits.
+    /// Returns the value as bits.
     fn to_bits(self) -> u64;
-    /// The value of these bits; those beyond its size do not count.
+    /// Returns the value of these bits. Bits beyond the size of the type are ignored.
     fn from_bits(bits: u64) -> Self;
 }
 
@@ -47,22 +46,55 @@ value!(u64, U64, |it| it, |bits| bits);
 value!(f32, F32, |it: f32| u64::from(it.to_bits()), |bits| f32::from_bits(bits as u32));
 value!(f64, F64, f64::to_bits, f64::from_bits);
 
+/// # One-sided operations
+///
+/// Put, get and atomic operations work on a region of another process, by its key. A get and a fetch are
+/// complete when they return; a put and an accumulate are complete after a flush.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Access, KEY_BYTES, RemoteKey, Source, Tag};
+///
+/// if endpoint.rank() == 0 {
+///     let mut bytes = [0; KEY_BYTES];
+///     endpoint.recv(Source::Rank(1), Tag::Exactly(1), &mut bytes)?;
+///     let key = RemoteKey::from_bytes(&bytes).expect("a key of this version");
+///     endpoint.put(&key, 0, b"nemesia!")?;
+///     assert_eq!(endpoint.fetch_add(&key, 8, 5_u64)?, 0);
+///     endpoint.flush(1)?;
+///     endpoint.barrier()?;
+/// } else {
+///     let region = endpoint.allocate(16, Access::ReadWrite)?;
+///     let key = endpoint.remote_key(region)?;
+///     endpoint.send(0, 1, &key.to_bytes())?;
+///     endpoint.barrier()?;
+///     let mut bytes = [0; 16];
+///     endpoint.read_region(region, 0, &mut bytes)?;
+///     assert_eq!(&bytes[..9], b"nemesia!\x05");
+/// }
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// Writes bytes into a region of another process, from `offset`, and waits until they have left: they are there
-    /// after a flush.
+    /// Writes bytes into a region of another process, at `offset`, and waits until they have left the buffer.
+    ///
+    /// The bytes are in the region after a flush.
     ///
     /// # Errors
-    /// See [`Error`]. [`Error::Refused`] if the key says that the target would; what only the target knows, a flush
-    /// tells.
+    /// See [`Error`]. [`Error::Refused`] if the key shows that the target would refuse the put. A refusal that
+    /// only the target can decide is reported by the flush.
     #[inline]
     pub fn put(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.put_bytes(key, offset, bytes, false)
     }
 
-    /// As [`Endpoint::put`], and the region's notifications are counted up by one when the bytes are there.
+    /// Writes bytes as [`Endpoint::put`] does. When they are in the region, its count of notifications grows by
+    /// one.
     ///
     /// # Errors
-    /// As [`Endpoint::put`].
+    /// As for [`Endpoint::put`].
     #[inline]
     pub fn put_notify(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.put_bytes(key, offset, bytes, true)
@@ -70,8 +102,8 @@ impl Endpoint {
 
     #[inline]
     fn put_bytes(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8], notify: bool) -> Result<(), Error> {
-        // SAFETY: the bytes are borrowed until this returns, and `finish` returns only when the engine has done with
-        // them.
+        // SAFETY: the bytes are borrowed until this function returns, and `finish` returns only when the engine
+        // has finished with them.
         let request = unsafe { self.iput(key, offset, bytes.as_ptr(), bytes.len(), notify) }?;
         self.finish_at(request)
     }
@@ -79,20 +111,21 @@ impl Endpoint {
     /// Reads bytes of a region of another process, from `offset`.
     ///
     /// # Errors
-    /// See [`Error`]. After one, what the buffer holds is unspecified.
+    /// See [`Error`]. After an error the content of the buffer is unspecified.
     #[inline]
     pub fn get(&mut self, key: &RemoteKey, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        // SAFETY: the buffer is borrowed until this returns, and `finish` returns only when the engine has done with
-        // it.
+        // SAFETY: the buffer is borrowed until this function returns, and `finish` returns only when the engine
+        // has finished with it.
         let request = unsafe { self.iget(key, offset, buf.as_mut_ptr(), buf.len()) }?;
         self.finish_at(request)
     }
 
-    /// Combines an array of operands into an array of values of another process, and waits until they have left: it is
-    /// done after a flush. Atomic for each value.
+    /// Combines an array of operands into an array of values of another process, atomically for each value.
+    ///
+    /// This function waits until the operands have left the buffer. The values are combined after a flush.
     ///
     /// # Errors
-    /// As [`Endpoint::put`].
+    /// As for [`Endpoint::put`].
     pub fn accumulate<T: Value>(
         &mut self,
         key: &RemoteKey,
@@ -101,12 +134,12 @@ impl Endpoint {
         operands: &[T],
     ) -> Result<(), Error> {
         let (base, len) = (operands.as_ptr().cast(), size_of_val(operands));
-        // SAFETY: as for a put; the values are numbers, which are bytes without gaps.
+        // SAFETY: as for a put. The values are numbers, which are bytes without padding.
         let request = unsafe { self.iaccumulate(key, offset, (T::DATATYPE, reduction), base, len) }?;
         self.finish_at(request)
     }
 
-    /// Combines an operand into one value of another process, atomically, and returns what it was.
+    /// Combines an operand into one value of another process, atomically, and returns the previous value.
     ///
     /// # Errors
     /// See [`Error`].
@@ -120,18 +153,19 @@ impl Endpoint {
     ) -> Result<T, Error> {
         let mut old = [0; 8];
         let (what, base) = ((T::DATATYPE, reduction), old.as_mut_ptr());
-        // SAFETY: the buffer is as long as any value, and `finish` returns only when the engine has done with it.
+        // SAFETY: the buffer is as long as any value, and `finish` returns only when the engine has finished
+        // with it.
         let request = unsafe { self.ifetch(key, offset, what, operand.to_bits(), base) }?;
         self.finish_at(request)?;
         Ok(T::from_bits(u64::from_le_bytes(old)))
     }
 
-    /// Combines an array of operands into an array of values of another process, and returns what those were, in `old`.
-    /// Atomic for each value.
+    /// Combines an array of operands into an array of values of another process, atomically for each value.
+    /// `old` receives the previous values.
     ///
     /// # Errors
-    /// See [`Error`]. [`Error::Refused`] when there are not as many operands as places in `old`; with
-    /// [`Reduction::Nothing`] there may be none. After an error, what `old` holds is unspecified.
+    /// See [`Error`]. [`Error::Refused`] if `operands` and `old` differ in length. With [`Reduction::Nothing`],
+    /// `operands` may be empty. After an error the content of `old` is unspecified.
     pub fn fetch_accumulate<T: Value>(
         &mut self,
         key: &RemoteKey,
@@ -146,13 +180,13 @@ impl Endpoint {
         }
         let from = if none { core::ptr::null() } else { operands.as_ptr().cast() };
         let (into, len, what) = (old.as_mut_ptr().cast(), size_of_val(old), (T::DATATYPE, reduction));
-        // SAFETY: both are borrowed until this returns, and `finish` returns only when the engine has done with them;
-        // numbers are bytes without gaps, and any bytes are a number.
+        // SAFETY: both are borrowed until this function returns, and `finish` returns only when the engine has
+        // finished with them. Numbers are bytes without padding, and any bytes are a number.
         let request = unsafe { self.ifetch_accumulate(key, offset, what, from, into, len) }?;
         self.finish_at(request)
     }
 
-    /// Adds to one value of another process, atomically, and returns what it was; integers wrap.
+    /// Adds to one value of another process, atomically, and returns the previous value. Integers wrap.
     ///
     /// # Errors
     /// See [`Error`].
@@ -161,7 +195,7 @@ impl Endpoint {
         self.fetch(key, offset, Reduction::Sum, operand)
     }
 
-    /// Replaces one value of another process, atomically, and returns what it was.
+    /// Replaces one value of another process, atomically, and returns the previous value.
     ///
     /// # Errors
     /// See [`Error`].
@@ -170,8 +204,8 @@ impl Endpoint {
         self.fetch(key, offset, Reduction::Replace, value)
     }
 
-    /// Replaces one value of another process by `value` if its bits are those of `expected`, atomically, and returns
-    /// what it was.
+    /// Replaces one value of another process by `value` if its bits are those of `expected`, atomically.
+    /// Returns the previous value.
     ///
     /// # Errors
     /// See [`Error`].
@@ -191,20 +225,20 @@ impl Endpoint {
         Ok(T::from_bits(u64::from_le_bytes(old)))
     }
 
-    /// Waits until all operations on a rank's regions are done there.
+    /// Waits until all operations on a rank's regions are completed there.
     ///
     /// # Errors
-    /// See [`Error`]. [`Error::Refused`] if puts or accumulates were refused since the last flush: how many, and why
-    /// the first.
+    /// See [`Error`]. [`Error::Refused`] if puts or accumulates were refused since the last flush; it has their
+    /// number and the reason of the first.
     pub fn flush(&mut self, rank: usize) -> Result<(), Error> {
         let request = self.iflush(rank)?;
         self.finish_quickly(request)
     }
 
-    /// As [`Endpoint::flush`], of every rank on whose regions there were operations. All are waited for.
+    /// Flushes every rank on whose regions there were operations, and waits for all of them.
     ///
     /// # Errors
-    /// The first that a flush met with.
+    /// The first error of a flush.
     pub fn flush_all(&mut self) -> Result<(), Error> {
         let (open, mut result) = self.iflush_all();
         for request in open {
@@ -213,32 +247,18 @@ impl Endpoint {
         result
     }
 
-    /// Starts a flush of every rank on whose regions there were operations; and the first error that this met with.
-    pub fn iflush_all(&mut self) -> (Vec<Request>, Result<(), Error>) {
-        let mut open = Vec::new();
-        let mut result = self.check_origin();
-        for rank in 0..self.size() {
-            if self.engine.is_unflushed(rank as u32) {
-                match self.iflush(rank) {
-                    Ok(request) => open.push(request),
-                    Err(error) => result = result.and(Err(error)),
-                }
-            }
-        }
-        (open, result)
-    }
-
-    /// Waits until a region of ours has had so many notifications, counted since it was exposed.
+    /// Waits until a region of this process has had `count` notifications since it was exposed.
     ///
     /// # Errors
-    /// See [`Error`]; like a receive from any source it fails when a peer dies.
+    /// See [`Error`]. As a receive from any source, it fails when a peer fails.
     pub fn wait_notified(&mut self, region: Region, count: u64) -> Result<(), Error> {
         let request = self.inotified(region, count)?;
         self.finish(request).map(drop)
     }
 
-    /// Waits for an operation. One that is complete at once may be repeated until somebody else has done something, let
-    /// go of a lock for instance, and that may need us: now and then there is progress all the same.
+    /// Waits for an operation, with progress now and then. A caller may repeat an operation that completes at
+    /// once until another process releases a lock, for instance. That process may need this one to make
+    /// progress.
     #[inline]
     fn finish_at(&mut self, request: Request) -> Result<(), Error> {
         self.operations = self.operations.wrapping_add(1);

@@ -1,4 +1,4 @@
-//! Looking at messages before they are received (MPI 4.1, section 3.8).
+//! Probes: they find messages before these are received (MPI 4.1, section 3.8).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,22 +10,22 @@ use nemesia_core::payload::RecvBuf;
 use super::wait::{Awaited, Wait};
 use super::{Context, Endpoint, Request, Source, Status, Tag, pattern, status};
 use crate::error::Error;
-use crate::os::Origin;
+use crate::os::ProcessOrigin;
 
-/// Identifiers of messages that were dropped, until their endpoint discards them.
+/// The identifiers of messages that were dropped, until their endpoint discards these messages.
 #[derive(Debug)]
 pub(super) struct Dropped {
     ids: Mutex<Vec<RequestId>>,
-    origin: Arc<Origin>,
+    origin: Arc<ProcessOrigin>,
 }
 
 impl Dropped {
-    pub(super) const fn new(origin: Arc<Origin>) -> Self {
+    pub(super) const fn new(origin: Arc<ProcessOrigin>) -> Self {
         Self { ids: Mutex::new(Vec::new()), origin }
     }
 
     fn push(&self, id: RequestId) {
-        // In a forked child the lock may be that of a thread which does not exist there.
+        // In a forked child, a thread of the parent may hold the lock and does not exist here to release it.
         if !self.origin.is_elsewhere() {
             self.ids.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         }
@@ -36,27 +36,28 @@ impl Dropped {
     }
 }
 
-/// A message that a matched probe has taken out of the queue: no other receive or probe finds it any more
-/// (MPI_Message). Received once, on the endpoint that it was probed on.
+/// A message that a matched probe has taken out of the queue (MPI_Message). No other receive or probe finds it.
 ///
-/// One that is dropped instead is discarded, as if it had been received into no room, and its sender's request
-/// completes: at the endpoint's next probe, or while it waits or makes progress, after some ten milliseconds.
+/// The message is received once, on the endpoint that found it. If it is dropped instead, the endpoint discards
+/// it: it receives the message into an empty buffer, which completes the sender's request. The endpoint does so
+/// at its next probe, or within some ten milliseconds while it waits or makes progress.
 #[derive(Debug)]
 #[must_use = "a message that is dropped is discarded"]
 pub struct Message {
     id: RequestId,
     status: Status,
-    /// `None` once it was received.
+    /// `None` once the message was received.
     home: Option<Arc<Dropped>>,
 }
 
 impl Message {
-    /// Sender, tag, and the bytes that it has in all.
+    /// Returns the sender, the tag and the full length of the message.
     pub const fn status(&self) -> Status {
         self.status
     }
 
-    /// Its identifier as one number, for C: it is not discarded, but has to be received; see [`Endpoint::message`].
+    /// Returns the identifier as one number, for C. The message is then not discarded when it is dropped and
+    /// has to be received; see [`Endpoint::message`].
     pub fn into_bits(mut self) -> u64 {
         self.home = None;
         self.id.to_bits()
@@ -71,33 +72,54 @@ impl Drop for Message {
     }
 }
 
+/// # Probes
+///
+/// A probe returns sender, tag and length of a message before it is received. A matched probe also takes the
+/// message out of the queue, so that no other receive gets it.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// let peer = 1 - endpoint.rank();
+/// endpoint.send(peer, 1, &vec![7; 1000])?;
+/// let message = endpoint.mprobe(Source::Any, Tag::Any)?;
+/// let mut buf = vec![0; message.status().len];
+/// endpoint.mrecv(message, &mut buf)?;
+/// assert_eq!(buf, [7; 1000]);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// Looks for the first message that this would receive, and leaves it where it is (MPI_Iprobe). Makes progress when
-    /// there is none.
+    /// Finds the first message that such a receive would receive, and leaves it in the queue (MPI_Iprobe).
+    /// Makes progress if there is none.
     ///
     /// # Errors
-    /// The rank does not exist, or is gone and has left no such message.
+    /// The rank does not exist, or it is gone and has left no such message.
     pub fn iprobe(&mut self, from: Source, tag: Tag) -> Result<Option<Status>, Error> {
         self.in_context(0).iprobe(from, tag)
     }
 
-    /// As [`Endpoint::iprobe`], and waits for it as a receive does (MPI_Probe).
+    /// Waits for a message as a receive does, and leaves it in the queue (MPI_Probe).
     ///
     /// # Errors
-    /// See [`Error`]. [`Error::Unexpected`]: there is no room for it; receive others first.
+    /// See [`Error`]. [`Error::Unexpected`] if there is no room for the message; receive others first.
     pub fn probe(&mut self, from: Source, tag: Tag) -> Result<Status, Error> {
         self.in_context(0).probe(from, tag)
     }
 
-    /// As [`Endpoint::iprobe`], and takes the message out of the queue (MPI_Improbe).
+    /// Finds a message as [`Endpoint::iprobe`] does, and takes it out of the queue (MPI_Improbe).
     ///
     /// # Errors
-    /// As for [`Endpoint::iprobe`]; or too many requests are under way, of which each message taken out is one.
+    /// As for [`Endpoint::iprobe`]. [`Error::Requests`] if too many requests are under way; each message taken
+    /// out counts as one.
     pub fn improbe(&mut self, from: Source, tag: Tag) -> Result<Option<Message>, Error> {
         self.in_context(0).improbe(from, tag)
     }
 
-    /// As [`Endpoint::improbe`], and waits for it as a receive does (MPI_Mprobe).
+    /// Waits for a message as a receive does, and takes it out of the queue (MPI_Mprobe).
     ///
     /// # Errors
     /// As for [`Endpoint::probe`] and [`Endpoint::improbe`].
@@ -105,10 +127,10 @@ impl Endpoint {
         self.in_context(0).mprobe(from, tag)
     }
 
-    /// Starts receiving a message that a probe took out, into `len` bytes at `base` (MPI_Imrecv).
+    /// Starts the receive of a message that a probe took out, into `len` bytes at `base` (MPI_Imrecv).
     ///
     /// # Errors
-    /// [`Error::Stale`]: the message is another endpoint's; the buffer is not used.
+    /// [`Error::Stale`] if the message belongs to another endpoint; the buffer is not used.
     ///
     /// # Safety
     /// As for [`Endpoint::irecv`].
@@ -132,34 +154,22 @@ impl Endpoint {
     /// Receives a message that a probe took out, and waits for its bytes (MPI_Mrecv).
     ///
     /// # Errors
-    /// See [`Error`]. A message longer than `buf` is [`Error::Truncated`]; what fits is received.
+    /// See [`Error`]. [`Error::Truncated`] if the message is longer than `buf`; the part that fits is received.
     pub fn mrecv(&mut self, message: Message, buf: &mut [u8]) -> Result<Status, Error> {
-        // SAFETY: the buffer is borrowed until this returns, and `finish` returns only when the engine has done with
-        // it.
+        // SAFETY: the buffer is borrowed until this function returns, and `finish` returns only when the engine
+        // has finished with it.
         let request = unsafe { self.imrecv(message, buf.as_mut_ptr(), buf.len()) }?;
         self.finish(request)
     }
 
-    /// What receiving costs just now, in messages that nobody has asked for: so many of them a receive in context 0
-    /// would look at before it has its own, or knows that there is none. For measurements.
-    pub fn receive_steps(&self, from: Source, tag: Tag) -> usize {
-        pattern(from, 0, tag).map_or(0, |pattern| self.engine.receive_steps(&pattern))
-    }
-
-    /// What delivering costs just now, in posted receives: so many of them would be looked at for a message in context
-    /// 0 before it has its own, or is known to have none. For measurements.
-    pub fn arrival_steps(&self, from: usize, tag: u64) -> usize {
-        self.engine.arrival_steps(u32::try_from(from).unwrap_or(u32::MAX), 0, tag)
-    }
-
-    /// The message that [`Message::into_bits`] made a number of. Any number is safe: one that names no message gives
-    /// [`Error::Stale`] when it is received. Its status is not known any more.
+    /// Returns the message that [`Message::into_bits`] made into this number. Any number is safe: if it names
+    /// no message, the receive returns [`Error::Stale`]. The status of the message is not kept.
     pub fn message(&self, bits: u64) -> Message {
         let status = Status { rank: self.rank(), tag: 0, len: 0 };
         Message { id: RequestId::from_bits(bits), status, home: Some(Arc::clone(&self.dropped)) }
     }
 
-    /// Receives what was dropped into no room, which tells the senders that are waiting for that.
+    /// Receives the dropped messages into empty buffers. This completes the senders that wait for a receive.
     pub(super) fn discard_dropped(&mut self) {
         for id in self.dropped.take() {
             if self.engine.imrecv(id, &mut RecvBuf::empty()).is_ok() {
@@ -169,7 +179,7 @@ impl Endpoint {
         self.discarding.retain(|id| self.engine.test(*id).is_none());
     }
 
-    /// Looks twice, with progress in between: `find` tells what it has found.
+    /// Searches with `find` twice, with progress in between.
     fn look_for<T>(
         &mut self,
         pattern: &Pattern,
@@ -184,7 +194,7 @@ impl Endpoint {
         self.look_again(pattern, &mut find)
     }
 
-    /// Looks once; when there is nothing, makes sure that there still can be.
+    /// Searches with `find` once. If it finds nothing, fails if no such message can come.
     fn look_again<T>(
         &mut self,
         pattern: &Pattern,
@@ -197,7 +207,7 @@ impl Endpoint {
         Ok(found)
     }
 
-    /// Looks until `find` has found something: spins, then sleeps.
+    /// Searches until `find` has found something: spins, then sleeps.
     fn wait_for<T>(
         &mut self,
         pattern: &Pattern,
@@ -217,12 +227,12 @@ impl Endpoint {
         }
     }
 
-    /// Looks once for another thread, which waits.
+    /// Searches once for another thread, which waits.
     pub(super) fn find_once(&mut self, pattern: &Pattern) -> Result<Option<Status>, Error> {
         self.look_again(pattern, &mut Self::find)
     }
 
-    /// As [`Endpoint::find_once`], and takes it out.
+    /// Searches as [`Endpoint::find_once`] does, and takes the message out.
     pub(super) fn take_once(&mut self, pattern: &Pattern) -> Result<Option<Message>, Error> {
         self.look_again(pattern, &mut Self::take)
     }
@@ -248,7 +258,7 @@ impl Endpoint {
 }
 
 impl Context<'_> {
-    /// As [`Endpoint::iprobe`].
+    /// Finds a message in this context and leaves it in the queue; see [`Endpoint::iprobe`].
     ///
     /// # Errors
     /// As for [`Endpoint::iprobe`].
@@ -256,7 +266,7 @@ impl Context<'_> {
         self.endpoint.look_for(&pattern(from, self.id, tag)?, Endpoint::find)
     }
 
-    /// As [`Endpoint::probe`].
+    /// Waits for a message in this context and leaves it in the queue; see [`Endpoint::probe`].
     ///
     /// # Errors
     /// As for [`Endpoint::probe`].
@@ -264,7 +274,7 @@ impl Context<'_> {
         self.endpoint.wait_for(&pattern(from, self.id, tag)?, None, Endpoint::find)
     }
 
-    /// As [`Endpoint::probe`], for at most this long.
+    /// Waits as [`Context::probe`] does, for at most `limit`.
     ///
     /// # Errors
     /// As for [`Endpoint::probe`]; [`Error::Timeout`].
@@ -272,7 +282,7 @@ impl Context<'_> {
         self.endpoint.wait_for(&pattern(from, self.id, tag)?, Some(limit), Endpoint::find)
     }
 
-    /// As [`Endpoint::improbe`].
+    /// Finds a message in this context and takes it out of the queue; see [`Endpoint::improbe`].
     ///
     /// # Errors
     /// As for [`Endpoint::improbe`].
@@ -280,7 +290,7 @@ impl Context<'_> {
         self.endpoint.look_for(&pattern(from, self.id, tag)?, Endpoint::take)
     }
 
-    /// As [`Endpoint::mprobe`].
+    /// Waits for a message in this context and takes it out of the queue; see [`Endpoint::mprobe`].
     ///
     /// # Errors
     /// As for [`Endpoint::mprobe`].
@@ -288,7 +298,7 @@ impl Context<'_> {
         self.endpoint.wait_for(&pattern(from, self.id, tag)?, None, Endpoint::take)
     }
 
-    /// As [`Endpoint::mprobe`], for at most this long.
+    /// Waits as [`Context::mprobe`] does, for at most `limit`.
     ///
     /// # Errors
     /// As for [`Endpoint::mprobe`]; [`Error::Timeout`].

@@ -1,6 +1,7 @@
-//! Ranks that were started again: who is there, taking them back, and being taken back. Who is believed is decided at
-//! the door ([`crate::shm::RejoinListener`]); what begins anew, in the core
-//! ([`nemesia_core::engine::Engine::reconnect`]).
+//! Ranks that were started again: finding them, readmitting them, and being readmitted.
+//!
+//! The rejoin listener ([`crate::shm::RejoinListener`]) decides which connection requests are genuine. The core
+//! resets the state of a rank ([`nemesia_core::engine::Engine::reconnect`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,34 +14,51 @@ use crate::error::Error;
 use crate::os::Departure;
 use crate::shm::{JoiningProcess, RejoinAnswer};
 
+/// # Restart
+///
+/// If the launcher starts a rank again (`nemesia run --restart`), each survivor readmits it. Operations with
+/// the rank then reach the new process.
+///
+/// ```no_run
+/// # fn go(mut endpoint: nemesia::Endpoint) -> Result<(), nemesia::Error> {
+/// if endpoint.incarnation() == 0 {
+///     for rank in endpoint.wait_restarted(None)? {
+///         endpoint.readmit(rank)?;
+///         endpoint.send(rank, 1, b"go on from step 12")?;
+///     }
+/// }
+/// # Ok(()) }
+/// ```
 impl Endpoint {
-    /// How often the rank of this process had been started before: 0 for a process that was started with its world.
+    /// Returns how often the rank of this process was started before: 0 for a process that was started with its
+    /// world.
     ///
-    /// A process that was started again ([`Launcher::restart`](crate::bootstrap::Launcher::restart)) knows nothing of
-    /// what its predecessor did. It is connected with each survivor from when that readmits it ([`Endpoint::readmit`]);
-    /// until then what is started with the survivor waits, and so do agreements. Ranks that are gone when it comes have
-    /// failed.
+    /// A process that was started again ([`Launcher::restart`](crate::bootstrap::Launcher::restart)) has no
+    /// state of its predecessor. It is connected with a survivor once that survivor has readmitted it
+    /// ([`Endpoint::readmit`]). Until then, operations with the survivor wait, and so do agreements. Ranks that
+    /// are gone when the process starts have failed.
     pub fn incarnation(&self) -> u64 {
         self.rejoin.incarnation()
     }
 
-    /// The incarnation of a rank, as far as this process knows it: that of the process that it is connected with, or
-    /// was last.
+    /// Returns the incarnation of a rank: that of the process with which this process is or was last connected.
     pub fn incarnation_of(&self, rank: usize) -> Option<u64> {
         self.incarnations.get(rank).copied()
     }
 
-    /// Whether this process waits for a survivor to readmit it.
+    /// Returns whether this process waits until a survivor readmits it.
     pub fn is_awaiting(&self, rank: usize) -> bool {
         self.rejoin.awaits(rank)
     }
 
-    /// The ranks that have failed, were started again, and wait to be readmitted, in rising order. Asks the kernel who
-    /// is there, and the launcher whether it is who it says it is; does not wait for ranks that are not there yet.
+    /// Returns the ranks that have failed, were started again, and wait to be readmitted, in rising order.
+    ///
+    /// This function asks the kernel for new processes, and the launcher whether they are genuine. It does not
+    /// wait for ranks that have not come yet.
     ///
     /// # Errors
-    /// [`BootstrapError::NoRestart`] when the launcher of this world starts no rank again,
-    /// [`BootstrapError::Finalized`], or the launcher's failure.
+    /// [`BootstrapError::NoRestart`] if the launcher of this world starts no rank again,
+    /// [`BootstrapError::Finalized`], or an error of the launcher.
     pub fn restarted(&mut self) -> Result<Vec<usize>, Error> {
         self.check_origin()?;
         self.check_liveness();
@@ -49,7 +67,8 @@ impl Endpoint {
         Ok(ranks)
     }
 
-    /// Waits until some rank waits to be readmitted, or for at most so long: [`Endpoint::restarted`] then is not empty.
+    /// Waits until a rank waits to be readmitted, or for at most `limit`. Returns what [`Endpoint::restarted`]
+    /// returns.
     ///
     /// # Errors
     /// As for [`Endpoint::restarted`], and [`Error::Timeout`].
@@ -60,7 +79,7 @@ impl Endpoint {
             if !ranks.is_empty() {
                 return Ok(ranks);
             }
-            // A caller makes no difference to what is polled: from one look to the next.
+            // Connection requests do not end a pause, so this loop runs until the next liveness check is due.
             let next = Instant::now() + super::wait::LIVENESS_EVERY;
             while Instant::now() < next {
                 let packets = self.engine.progress().packets;
@@ -69,27 +88,29 @@ impl Endpoint {
         }
     }
 
-    /// Takes a rank back that had failed and was started again. From now on operations are with the new process, with
-    /// which everything begins anew; until now they end with [`Error::PeerFailed`].
+    /// Readmits a rank that had failed and was started again.
     ///
-    /// - What was under way with the process before has failed, and stays so.
-    /// - Messages that the process before had sent whole could be received until now. Those that were not are dropped;
-    ///   one that a matched probe has taken out can still be received, unless its sender waited for that (a synchronous
-    ///   send).
-    /// - Receives from any source that are posted go on. The failure of this rank counts as acknowledged
+    /// From now on, operations are with the new process, with which all state begins anew. Until now they ended
+    /// with [`Error::PeerFailed`].
+    ///
+    /// - Operations that were under way with the earlier process have failed.
+    /// - Messages that the earlier process had sent completely could be received until now. The others are
+    ///   dropped. A message that a matched probe took out can still be received, unless it was a synchronous
+    ///   send.
+    /// - Posted receives from any source stay posted. The failure of this rank counts as acknowledged
     ///   ([`Endpoint::acknowledge_failures`]).
-    /// - What is counted of the rank ([`Endpoint::peer_counters`]) is counted from the beginning.
-    /// - Keys of regions of the process before are void. Our own regions stay as they are.
-    /// - In [`Endpoint::agree`] and [`Endpoint::shrink`] it takes part again: all survivors readmit it between the same
-    ///   two agreements. If several ranks come back at once, each of them readmits those that it finds gone, too,
-    ///   before it takes part: a survivor tells it which those are. Readmitting a rank that the others had agreed to be
-    ///   gone when this process had readmitted it already only lets it take part again. It is told how many agreements
-    ///   there were; who then takes part in different ones breaks off with each other, and both see a fault that names
-    ///   the other.
+    /// - The counters of the rank ([`Endpoint::peer_counters`]) begin at zero.
+    /// - Keys of the earlier process's regions are invalid. The regions of this process stay as they are.
+    /// - The rank takes part in [`Endpoint::agree`] and [`Endpoint::shrink`] again. All survivors readmit it
+    ///   between the same two agreements, and it learns their number. If several ranks come back at once, a
+    ///   survivor sends each of them the ranks that are gone, and each readmits these before it takes part. If
+    ///   this process had readmitted a rank already when the others agreed that it was gone, this call only
+    ///   lets it take part again. Ranks that take part in different agreements disconnect from each other, and
+    ///   both see a fault that names the other.
     ///
     /// # Errors
-    /// [`Error::NotRestarted`], as long as [`Endpoint::restarted`] does not name the rank.
-    /// [`Error::AgreementUnderWay`]. A process with other settings is sent away: [`Error::Peer`]. As for
+    /// [`Error::NotRestarted`] if [`Endpoint::restarted`] does not name the rank. [`Error::AgreementUnderWay`].
+    /// [`Error::Peer`] if the new process has other settings; it is refused. The errors of
     /// [`Endpoint::restarted`].
     pub fn readmit(&mut self, rank: usize) -> Result<(), Error> {
         self.check_origin()?;
@@ -113,12 +134,12 @@ impl Endpoint {
         let connection = self.connect(joining)?;
         self.engine.reconnect(rank as u32);
         self.agreements.readmit(rank);
-        // What the joining process may look at is empty now.
+        // All shared structures that the joining process may read are empty now.
         self.rejoin.answer(&connection, self.agreements.number());
         Ok(())
     }
 
-    /// Links the port with a process that it has no link with. Returns the connection to that.
+    /// Connects the port with a process with which it is not connected, and returns the connection.
     fn connect(&mut self, joining: JoiningProcess) -> Result<Arc<crate::os::HandoffConnection>, Error> {
         let (rank, incarnation) = (joining.rank, joining.incarnation);
         let (port, watch) = (self.engine.port_mut(), &mut self.waiter.watch);
@@ -129,7 +150,8 @@ impl Endpoint {
         Ok(connection)
     }
 
-    /// The ranks that were gone before this process was there have failed, which is no news to it.
+    /// Marks the ranks as failed that were gone before this process started. These failures count as
+    /// acknowledged.
     pub(super) fn begin_without(&mut self, gone: &[usize]) {
         for rank in gone {
             self.engine.fail(*rank as u32, Failure::Died);
@@ -137,7 +159,8 @@ impl Endpoint {
         self.engine.acknowledge();
     }
 
-    /// Lets in who knocks, and hears what those say who were called. Whether that may have changed anything.
+    /// Accepts connection requests, and processes the answers to those of this process. Returns whether this
+    /// may have changed anything.
     pub(super) fn attend_rejoin(&mut self) -> bool {
         self.rejoin.open();
         let Self { rejoin, engine, waiter, leaving, .. } = self;
@@ -145,7 +168,8 @@ impl Endpoint {
             if engine.failure(rank as u32).is_some() || !waiter.watch.is_watched(rank) {
                 return false;
             }
-            // A process that was started again calls when the one before is gone: that can be seen by now.
+            // A process that was started again connects only after its predecessor has ended, so the end is
+            // visible by now.
             match waiter.watch.look_at(rank) {
                 Some(departure) => {
                     leaving.push((rank, departure, 0));
@@ -179,7 +203,7 @@ impl Endpoint {
         self.leaving.push((rank, departure, 0));
     }
 
-    /// Waits until every survivor has readmitted this process, or is gone.
+    /// Waits until every survivor has readmitted this process or is gone.
     pub(super) fn await_answers(&mut self) -> Result<(), Error> {
         let mut wait = Wait::new(None);
         while self.rejoin.awaits_answers() {
@@ -190,7 +214,7 @@ impl Endpoint {
     }
 }
 
-/// The exchange, if its launcher starts ranks again.
+/// Returns the exchange if its launcher starts ranks again.
 fn may_restart<'a>(
     exchange: Option<&'a mut (dyn Exchange + Send + 'static)>,
 ) -> Result<&'a mut dyn Exchange, BootstrapError> {

@@ -1,236 +1,39 @@
-//! One-sided operations: regions, keys, and operations for runtimes. The safe ones are in `one_sided.rs`.
-
-use std::os::fd::AsRawFd;
+//! One-sided operations for runtimes, which keep the buffers themselves. The safe operations are in
+//! `one_sided.rs`.
 
 use nemesia_core::engine::RequestId;
-use nemesia_core::engine::rma::{self, RegionId, Target};
-use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
-use nemesia_core::shared::window::SharedWindow;
-use nemesia_core::slab::Slot;
-use nemesia_core::wire::rma::SHARED_BYTES;
+use nemesia_core::engine::rma::{self, Target};
+use nemesia_core::payload::{RecvBuf, SendBuf};
 
 pub use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
 
-use super::direct::window_of;
-use super::{Endpoint, Request};
+use super::{Endpoint, Region, RemoteKey, Request};
 use crate::error::Error;
-use crate::os::{Segment, random};
 
-/// Bytes of a [`RemoteKey`].
-pub const KEY_BYTES: usize = nemesia_core::wire::rma::KEY_BYTES;
-/// Most regions of an endpoint.
-const MOST_REGIONS: usize = 1 << 20;
-
-/// Memory of this process that its peers may use, by value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Region(RegionId);
-
-impl Region {
-    /// As one number, for C.
-    pub const fn to_bits(self) -> u64 {
-        self.0.to_bits()
-    }
-
-    /// The inverse of [`Region::to_bits`]. Any number is safe: one that names no region gives [`Error::Region`].
-    pub const fn from_bits(bits: u64) -> Self {
-        Self(RegionId::from_bits(bits))
-    }
-}
-
-/// What a process needs to use a region of another. Plain bytes that travel by any means, a message for instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoteKey(pub(super) rma::RemoteKey);
-
-impl RemoteKey {
-    /// As bytes.
-    pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
-        self.0.to_bytes()
-    }
-
-    /// The inverse of [`RemoteKey::to_bytes`]; `None` for bytes that are none of this version. A key that was tampered
-    /// with is refused by the region's owner.
-    pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Self> {
-        rma::RemoteKey::from_bytes(bytes).map(Self)
-    }
-
-    /// Whose region it is.
-    pub fn rank(&self) -> usize {
-        self.0.rank as usize
-    }
-
-    /// Bytes of the region.
-    pub fn len(&self) -> u64 {
-        self.0.len
-    }
-
-    /// Whether the region is empty.
-    pub fn is_empty(&self) -> bool {
-        self.0.len == 0
-    }
-}
-
-/// Memory that the endpoint has allocated, and the region that it is. The window points into the segment, so it is
-/// dropped first.
-#[derive(Debug)]
-pub(super) struct Allocation {
-    region: Region,
-    window: SharedWindow<'static>,
-    segment: Segment,
-    len: usize,
-}
-
+/// # Non-blocking one-sided operations
+///
+/// These functions start a one-sided operation and return a request, for runtimes that keep the buffers alive
+/// themselves. [`Scope::iput`](crate::Scope::iput) and its neighbours are the safe alternatives.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::Access;
+///
+/// let region = endpoint.allocate(8, Access::ReadWrite)?;
+/// let key = endpoint.remote_key(region)?;
+/// let mut buf = [1; 8];
+/// // SAFETY: the buffer lives, unused, until `wait` returns.
+/// let request = unsafe { endpoint.iget(&key, 0, buf.as_mut_ptr(), buf.len()) }?;
+/// endpoint.wait(request)?;
+/// assert_eq!(buf, [0; 8]);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// Lets peers use `len` bytes at `base`, until [`Endpoint::unexpose`] or the endpoint is dropped. The key that
-    /// opens them is new each time.
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing is exposed.
-    ///
-    /// # Safety
-    /// Until then: the bytes are initialised and readable, and writable if `access` lets peers write; no reference to
-    /// them is alive while a function of this endpoint runs; other threads use them meanwhile only by atomic
-    /// operations.
-    pub unsafe fn expose(&mut self, base: *mut u8, len: usize, access: Access) -> Result<Region, Error> {
-        self.check_origin()?;
-        let key = u64::from_le_bytes(random()?);
-        self.make_region_room()?;
-        // SAFETY: the caller's promise.
-        let memory = unsafe { Exposed::from_raw(base, len) };
-        self.engine.expose(memory, access, key).map(Region).ok_or(Error::Regions { most: MOST_REGIONS })
-    }
-
-    fn make_region_room(&mut self) -> Result<(), Error> {
-        let (capacity, used) = self.engine.region_count();
-        if used == capacity && capacity < MOST_REGIONS {
-            self.engine.regions_mut().resize_with((2 * capacity).max(8), Slot::default);
-        }
-        Ok(())
-    }
-
-    /// Allocates zeroed memory that peers may use, until [`Endpoint::unexpose`]. Peers of this machine map it, where
-    /// the kernel lets them and keeps `access` in force ([`Endpoint::path`]), and use it without this process's taking
-    /// part. It is used here by
-    /// [`Endpoint::read_region`] and [`Endpoint::write_region`], or through its address.
-    ///
-    /// With [`Access::Read`] and [`Access::Write`] no other process can take pages out of the memory. With
-    /// [`Access::ReadWrite`] any process that may use the region directly can: a page that was taken out reads as
-    /// zeroes, here and there, and is allocated again by the process that touches it first. Such a region is therefore
-    /// never on huge pages. A peer whose memory is limited by a cgroup maps it only if it could bear the whole region,
-    /// or is in the owner's cgroup.
-    ///
-    /// # Errors
-    /// What the operating system says; nothing is exposed.
-    pub fn allocate(&mut self, len: usize, access: Access) -> Result<Region, Error> {
-        self.check_origin()?;
-        let bytes = len.checked_add(SHARED_BYTES).ok_or(Error::Regions { most: MOST_REGIONS })?;
-        const NAME: &str = "nemesia-region";
-        let options = &self.config.segments;
-        let segment = match access {
-            Access::ReadWrite => Segment::create(NAME, bytes, &options.for_foreign_writers())?,
-            // Nobody writes it by mapping it. A region for reading that can't be sealed is used in packets; one for
-            // writing always is.
-            Access::Read | Access::Write => Segment::create_sealed(NAME, bytes, options)?,
-        };
-        segment.seal_seals()?;
-        let window = window_of(&segment, len, true)?;
-        let key = u64::from_le_bytes(random()?);
-        self.make_region_room()?;
-        // SAFETY: in the mapping, behind its first page.
-        let base = unsafe { segment.as_ptr().add(SHARED_BYTES) };
-        // SAFETY: mapped readable and writable, and kept until the region is unexposed or the engine is gone;
-        // references to it are made by nobody.
-        let memory = unsafe { Exposed::from_shared(base.as_ptr(), len) };
-        let region = self.engine.expose(memory, access, key).map(Region);
-        let region = region.ok_or(Error::Regions { most: MOST_REGIONS })?;
-        window.set_key(key);
-        self.allocations.push(Allocation { region, window, segment, len });
-        Ok(region)
-    }
-
-    fn allocation(&self, region: Region) -> Option<&Allocation> {
-        self.allocations.iter().find(|allocation| allocation.region == region)
-    }
-
-    /// Takes a region back: operations on it are refused from now on. Memory that was allocated is freed.
-    ///
-    /// # Errors
-    /// [`Error::Region`].
-    pub fn unexpose(&mut self, region: Region) -> Result<(), Error> {
-        self.check_origin()?;
-        if !self.engine.unexpose(region.0) {
-            return Err(Error::Region);
-        }
-        if let Some(at) = self.allocations.iter().position(|allocation| allocation.region == region) {
-            // Those who have mapped it see that, and ask us.
-            self.allocations.swap_remove(at).window.set_key(0);
-        }
-        Ok(())
-    }
-
-    /// What others need to use a region.
-    ///
-    /// # Errors
-    /// [`Error::Region`].
-    pub fn remote_key(&mut self, region: Region) -> Result<RemoteKey, Error> {
-        let mut key = self.engine.remote_key(region.0).ok_or(Error::Region)?;
-        if let Some(Allocation { segment, .. }) = self.allocation(region) {
-            // Only what the kernel keeps in force is shared: a forged key must not give more.
-            let kept = match key.access {
-                Access::ReadWrite => true,
-                Access::Read => segment.write_sealed(),
-                Access::Write => false,
-            };
-            let number = segment.fd().filter(|_| kept).map(|fd| fd.as_raw_fd().cast_unsigned());
-            key.share = number.map_or(0, |number| number + 1);
-        }
-        Ok(RemoteKey(key))
-    }
-
-    /// Address and length of memory that was allocated; valid until the region is unexposed or the endpoint is dropped.
-    /// What is promised to [`Endpoint::expose`] holds for who uses it.
-    pub fn region_memory(&self, region: Region) -> Option<(*mut u8, usize)> {
-        let found = self.allocation(region)?;
-        Some((found.segment.as_ptr().as_ptr().wrapping_add(SHARED_BYTES), found.len))
-    }
-
-    /// Copies bytes out of a region, from `at`.
-    ///
-    /// # Errors
-    /// [`Error::Region`], or [`Error::Refused`] when they are not all in it.
-    pub fn read_region(&mut self, region: Region, at: usize, to: &mut [u8]) -> Result<(), Error> {
-        self.check_origin()?;
-        let rank = self.rank();
-        let memory = self.engine.region_memory(region.0).ok_or(Error::Region)?;
-        let bounds = Error::Refused { rank, refusal: Refusal::Bounds, count: 1 };
-        memory.read(at, to).then_some(()).ok_or(bounds)
-    }
-
-    /// Copies bytes into a region that was allocated, or into which peers may put, from `at`.
-    ///
-    /// # Errors
-    /// [`Error::Region`], or [`Error::Refused`] when they do not all fit, or the memory may be read-only.
-    pub fn write_region(&mut self, region: Region, at: usize, from: &[u8]) -> Result<(), Error> {
-        self.check_origin()?;
-        let rank = self.rank();
-        let refused = |refusal| Error::Refused { rank, refusal, count: 1 };
-        let writable = self.remote_key(region)?.0.access.allows(Access::Write);
-        if !writable && self.allocation(region).is_none() {
-            return Err(refused(Refusal::Access));
-        }
-        let mut memory = self.engine.region_memory(region.0).ok_or(Error::Region)?;
-        memory.write(at, from).then_some(()).ok_or(refused(Refusal::Bounds))
-    }
-
-    /// Puts with notification that are done in a region, since it was exposed.
-    ///
-    /// # Errors
-    /// [`Error::Region`].
-    pub fn notifications(&mut self, region: Region) -> Result<u64, Error> {
-        self.engine.notifications(region.0).ok_or(Error::Region)
-    }
-
-    /// Starts waiting until a region has had so many notifications, counted since it was exposed. Like a receive from
-    /// any source it fails when a peer dies, and can be cancelled.
+    /// Starts a wait until a region has had `count` notifications since it was exposed. As a receive from any
+    /// source, it fails when a peer fails, and it can be cancelled.
     ///
     /// # Errors
     /// See [`Error`].
@@ -244,11 +47,13 @@ impl Endpoint {
         }
     }
 
-    /// Starts a put of `len` bytes at `base`; complete when they have left. The region's notifications are counted up
-    /// by one when they are there, if `notify`.
+    /// Starts a put of `len` bytes at `base`. It is complete when the bytes have left the buffer.
+    ///
+    /// If `notify` is set, the region's count of notifications grows by one when the bytes are there.
     ///
     /// # Errors
-    /// See [`Error`]; nothing was sent. [`Error::Refused`] if the key says that the target would.
+    /// See [`Error`]; nothing was sent. [`Error::Refused`] if the key shows that the target would refuse the
+    /// put.
     ///
     /// # Safety
     /// The bytes stay readable and unchanged until the request is complete or the endpoint is dropped.
@@ -267,12 +72,12 @@ impl Endpoint {
             if !notify {
                 return Ok(Request(RequestId::SENT));
             }
-            // The bytes are there before the packet that tells of them.
-            // SAFETY: there are none.
+            // The bytes are there before the packet that carries the notification.
+            // SAFETY: the packet has no bytes.
             buf = unsafe { SendBuf::from_raw(base, 0) };
         }
         loop {
-            // SAFETY: the caller's promise covers each attempt: one that failed has not kept the buffer.
+            // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the buffer.
             let buf = unsafe { buf.again() };
             match self.engine.put(&Target { key: &key.0, offset }, buf, notify) {
                 Ok(id) => return Ok(Request(id)),
@@ -281,14 +86,14 @@ impl Endpoint {
         }
     }
 
-    /// Starts a get of `len` bytes into `base`; complete when they are here.
+    /// Starts a get of `len` bytes into `base`. It is complete when the bytes are in the buffer.
     ///
     /// # Errors
-    /// As [`Endpoint::iput`].
+    /// As for [`Endpoint::iput`].
     ///
     /// # Safety
-    /// The bytes are initialised, and no reference to them is used until the request is complete or the endpoint is
-    /// dropped.
+    /// The bytes are initialised, and no reference to them is used until the request is complete or the
+    /// endpoint is dropped.
     #[inline]
     pub unsafe fn iget(
         &mut self,
@@ -310,13 +115,14 @@ impl Endpoint {
         }
     }
 
-    /// Starts combining `len` bytes of operands at `base` into values; atomic for each, complete when they have left.
+    /// Starts to combine `len` bytes of operands at `base` into values, atomically for each. It is complete
+    /// when the operands have left the buffer.
     ///
     /// # Errors
-    /// As [`Endpoint::iput`].
+    /// As for [`Endpoint::iput`].
     ///
     /// # Safety
-    /// As [`Endpoint::iput`].
+    /// As for [`Endpoint::iput`].
     pub unsafe fn iaccumulate(
         &mut self,
         key: &RemoteKey,
@@ -331,7 +137,7 @@ impl Endpoint {
             return Ok(Request(RequestId::SENT));
         }
         loop {
-            // SAFETY: the caller's promise covers each attempt: one that failed has not kept the buffer.
+            // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the buffer.
             let buf = unsafe { buf.again() };
             match self.engine.accumulate(&Target { key: &key.0, offset }, datatype, reduction, buf) {
                 Ok(id) => return Ok(Request(id)),
@@ -340,14 +146,14 @@ impl Endpoint {
         }
     }
 
-    /// Starts combining an operand, given as bits, into one value; complete when what it was is at `old`, in the bytes
-    /// of its type.
+    /// Starts to combine an operand, given as bits, into one value. It is complete when the previous value is
+    /// at `old`, in the bytes of its type.
     ///
     /// # Errors
-    /// As [`Endpoint::iput`].
+    /// As for [`Endpoint::iput`].
     ///
     /// # Safety
-    /// As [`Endpoint::iget`], for the bytes of the type at `old`.
+    /// As for [`Endpoint::iget`], for the bytes of the type at `old`.
     pub unsafe fn ifetch(
         &mut self,
         key: &RemoteKey,
@@ -370,15 +176,17 @@ impl Endpoint {
         }
     }
 
-    /// Starts combining `len` bytes of operands at `operands` into values; complete when what those were is at `old`,
-    /// as many bytes (MPI's get-accumulate). Atomic for each. Of [`Reduction::Nothing`] the operands do not count; they
-    /// may be null.
+    /// Starts to combine `len` bytes of operands at `operands` into values, atomically for each (MPI's
+    /// get-accumulate). It is complete when the previous values are at `old`, as many bytes.
+    ///
+    /// [`Reduction::Nothing`] reads no operands; the pointer may then be null.
     ///
     /// # Errors
-    /// As [`Endpoint::iput`]. When a part is refused, others may have been done.
+    /// As for [`Endpoint::iput`]. If a part is refused, other parts may have been executed.
     ///
     /// # Safety
-    /// As [`Endpoint::iput`] for the operands, and as [`Endpoint::iget`] for the bytes at `old`, which are others.
+    /// As for [`Endpoint::iput`] for the operands, and as for [`Endpoint::iget`] for the bytes at `old`. The
+    /// two do not overlap.
     pub unsafe fn ifetch_accumulate(
         &mut self,
         key: &RemoteKey,
@@ -388,7 +196,7 @@ impl Endpoint {
         old: *mut u8,
         len: usize,
     ) -> Result<Request, Error> {
-        // They are not looked at, so they may lie where the old values go.
+        // They are not read, so they may overlap the previous values.
         let count = if reduction == Reduction::Nothing { 0 } else { len };
         // SAFETY: the caller's promise.
         let (from, mut into) = unsafe { (SendBuf::from_raw(operands, count), RecvBuf::from_raw(old, len)) };
@@ -398,7 +206,7 @@ impl Endpoint {
         }
         loop {
             let target = Target { key: &key.0, offset };
-            // SAFETY: the caller's promise covers each attempt: one that failed has not kept the buffer.
+            // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the buffer.
             let from = unsafe { from.again() };
             match self.engine.fetch_accumulate(&target, datatype, reduction, from, &mut into) {
                 Ok(id) => return Ok(Request(id)),
@@ -407,14 +215,14 @@ impl Endpoint {
         }
     }
 
-    /// Starts replacing one value by `value` if its bits are those of `expected`; complete when what it was is at
-    /// `old`, in the bytes of its type.
+    /// Starts to replace one value by `value` if its bits are those of `expected`. It is complete when the
+    /// previous value is at `old`, in the bytes of its type.
     ///
     /// # Errors
-    /// As [`Endpoint::iput`].
+    /// As for [`Endpoint::iput`].
     ///
     /// # Safety
-    /// As [`Endpoint::iget`], for the bytes of the type at `old`.
+    /// As for [`Endpoint::iget`], for the bytes of the type at `old`.
     pub unsafe fn icompare_swap(
         &mut self,
         key: &RemoteKey,
@@ -439,8 +247,9 @@ impl Endpoint {
         }
     }
 
-    /// Starts a flush: complete when all operations on the rank's regions that were started before are done there.
-    /// Fails with [`Error::Refused`] if puts or accumulates were refused since the last flush.
+    /// Starts a flush. It is complete when all earlier operations on the rank's regions are completed there.
+    ///
+    /// It fails with [`Error::Refused`] if puts or accumulates were refused since the last flush.
     ///
     /// # Errors
     /// See [`Error`].
@@ -455,8 +264,26 @@ impl Endpoint {
         }
     }
 
-    /// Operations on the rank's regions that are started later are executed there after all that were started before.
-    /// Without it that holds as well, but for a get, which may see what is written by what is started after it.
+    /// Starts a flush of every rank on whose regions there were operations. Returns the requests and the first
+    /// error.
+    pub fn iflush_all(&mut self) -> (Vec<Request>, Result<(), Error>) {
+        let mut open = Vec::new();
+        let mut result = self.check_origin();
+        for rank in 0..self.size() {
+            if self.engine.is_unflushed(rank as u32) {
+                match self.iflush(rank) {
+                    Ok(request) => open.push(request),
+                    Err(error) => result = result.and(Err(error)),
+                }
+            }
+        }
+        (open, result)
+    }
+
+    /// Orders operations on the rank's regions: later ones are executed there after all earlier ones.
+    ///
+    /// Without a fence this holds as well, except for a get. A get may see the bytes that a later operation
+    /// writes.
     ///
     /// # Errors
     /// See [`Error`].
@@ -476,7 +303,7 @@ impl Endpoint {
     }
 }
 
-/// An operation that is complete, and what the value was.
+/// Stores the previous value, and returns the request of an operation that is complete.
 fn returned(old: &mut RecvBuf, value: u64) -> Request {
     let len = old.len();
     old.part(0, len).copy_from_slice(&value.to_le_bytes()[..len]);

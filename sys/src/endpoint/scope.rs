@@ -1,32 +1,56 @@
-//! Non-blocking operations on borrowed buffers, safely: as `std::thread::scope`, the scope does not end before they
-//! do.
+//! Safe non-blocking operations on borrowed buffers. As with `std::thread::scope`, the scope ends only after
+//! all its operations have ended.
 
 use std::marker::PhantomData;
 
 use super::{Context, Endpoint, Message, Reduction, Refusal, RemoteKey, Request, Source, Status, Tag, Value};
 use crate::error::Error;
 
-/// An operation that a [`Scope`] has started. Anywhere else it names nothing.
+/// An operation that a [`Scope`] has started. It names no operation of another scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pending(usize, Request);
 
-/// Starts operations whose buffers outlive the scope.
+/// Starts operations on buffers that outlive the scope.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env> {
     endpoint: &'scope mut Endpoint,
     open: Vec<Option<Pending>>,
-    /// Buffers are borrowed for all of `'env`; invariant, as in `std::thread::Scope`.
+    /// Buffers are borrowed for all of `'env`. The type is invariant, as `std::thread::Scope` is.
     buffers: PhantomData<&'scope mut &'env ()>,
 }
 
+/// # Scopes
+///
+/// A scope starts non-blocking operations on borrowed buffers and needs no `unsafe`. It ends when all its
+/// operations have ended, as `std::thread::scope` does with threads.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// let (me, peer) = (endpoint.rank(), 1 - endpoint.rank());
+/// let (outgoing, mut incoming) = ([me as u8; 100], [0; 100]);
+/// endpoint.scope(|scope| {
+///     scope.irecv(Source::Rank(peer), Tag::Exactly(1), &mut incoming)?;
+///     scope.isend(peer, 1, &outgoing)?;
+///     Ok(())
+/// })?;
+/// assert_eq!(incoming, [peer as u8; 100]);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// Runs `work` with a [`Scope`] that starts operations on borrowed buffers; returns when all are complete.
+    /// Runs `work` with a [`Scope`] that starts operations on borrowed buffers, and returns when all of them
+    /// are complete.
     ///
-    /// Operations that `work` did not wait for are waited for at the end; the first error is returned. If `work`
-    /// panics, or a wait ends early, posted receives are withdrawn and transfers under way are completed first.
+    /// At the end, this function waits for the operations that `work` did not wait for. If `work` panics or a
+    /// wait ends early, this function withdraws posted receives and waits for transfers under way before it
+    /// returns.
     ///
     /// # Errors
-    /// The first that an operation met with.
+    /// The first error of an operation.
     pub fn scope<'env, R>(
         &mut self,
         work: impl for<'scope> FnOnce(&mut Scope<'scope, 'env>) -> Result<R, Error>,
@@ -51,13 +75,12 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
     /// # Errors
     /// See [`Error`]; nothing was sent.
     pub fn isend(self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
-        // SAFETY: the bytes are borrowed for 'env, which outlives the scope, and the scope does not end before the
-        // operation does (see `Drop`).
+        // SAFETY: the bytes are borrowed for 'env, which outlives the scope, and the scope does not end before
+        // the operation does (see `Drop`).
         self.start(|context| unsafe { context.isend(to, tag, bytes.as_ptr(), bytes.len()) })
     }
 
-    /// Starts a send that is complete only when a receive has matched it. One that nobody receives keeps the scope from
-    /// ending.
+    /// Starts a send that is complete only when a receive has matched it. The scope cannot end before that.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -79,12 +102,12 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
     /// # Errors
     /// See [`Error`]; nothing was posted.
     pub fn irecv(self, from: Source, tag: Tag, buf: &'env mut [u8]) -> Result<Pending, Error> {
-        // SAFETY: the buffer is borrowed exclusively for 'env, which outlives the scope, and the scope does not end
-        // before the operation does (see `Drop`).
+        // SAFETY: the buffer is borrowed exclusively for 'env, which outlives the scope, and the scope does not
+        // end before the operation does (see `Drop`).
         self.start(|context| unsafe { context.irecv(from, tag, buf.as_mut_ptr(), buf.len()) })
     }
 
-    /// As [`Endpoint::iprobe`].
+    /// Looks for a message and leaves it in the queue; see [`Endpoint::iprobe`].
     ///
     /// # Errors
     /// As for [`Endpoint::iprobe`].
@@ -92,7 +115,7 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
         self.context().iprobe(from, tag)
     }
 
-    /// As [`Endpoint::probe`].
+    /// Waits for a message and leaves it in the queue; see [`Endpoint::probe`].
     ///
     /// # Errors
     /// As for [`Endpoint::probe`].
@@ -100,7 +123,7 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
         self.context().probe(from, tag)
     }
 
-    /// As [`Endpoint::improbe`].
+    /// Looks for a message and takes it out of the queue; see [`Endpoint::improbe`].
     ///
     /// # Errors
     /// As for [`Endpoint::improbe`].
@@ -108,7 +131,7 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
         self.context().improbe(from, tag)
     }
 
-    /// As [`Endpoint::mprobe`].
+    /// Waits for a message and takes it out of the queue; see [`Endpoint::mprobe`].
     ///
     /// # Errors
     /// As for [`Endpoint::mprobe`].
@@ -130,7 +153,7 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
 }
 
 impl<'scope, 'env> Scope<'scope, 'env> {
-    /// This scope in a matching context, for one operation, or for a probe.
+    /// Returns this scope in a matching context, for one operation or one probe.
     pub const fn in_context(&mut self, context: u16) -> ScopeContext<'_, 'scope, 'env> {
         ScopeContext { scope: self, id: context }
     }
@@ -143,8 +166,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.in_context(0).isend(to, tag, bytes)
     }
 
-    /// Starts a send that is complete only when a receive has matched it. One that nobody receives keeps the scope from
-    /// ending.
+    /// Starts a send that is complete only when a receive has matched it. The scope cannot end before that.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -160,7 +182,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.in_context(0).irecv(from, tag, buf)
     }
 
-    /// Starts receiving a message that a probe took out.
+    /// Starts the receive of a message that a probe took out.
     ///
     /// # Errors
     /// See [`Endpoint::imrecv`].
@@ -181,8 +203,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         header: &'env [u8],
         payload: &'env [u8],
     ) -> Result<Pending, Error> {
-        // SAFETY: both are borrowed for 'env, which outlives the scope, and the scope does not end before the operation
-        // does (see `Drop`).
+        // SAFETY: both are borrowed for 'env, which outlives the scope, and the scope does not end before the
+        // operation does (see `Drop`).
         let request = unsafe { self.endpoint.isend_active(to, handler, header, payload) }?;
         Ok(self.keep(request))
     }
@@ -200,14 +222,14 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// Starts a get; see [`Endpoint::iget`].
     ///
     /// # Errors
-    /// See [`Error`]; nothing was asked for.
+    /// See [`Error`]; nothing was requested.
     pub fn iget(&mut self, key: &RemoteKey, offset: u64, buf: &'env mut [u8]) -> Result<Pending, Error> {
         // SAFETY: as for a receive.
         let request = unsafe { self.endpoint.iget(key, offset, buf.as_mut_ptr(), buf.len()) }?;
         Ok(self.keep(request))
     }
 
-    /// Starts combining operands into values; see [`Endpoint::iaccumulate`].
+    /// Starts to combine operands into values; see [`Endpoint::iaccumulate`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -219,15 +241,16 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         operands: &'env [T],
     ) -> Result<Pending, Error> {
         let (what, base) = ((T::DATATYPE, reduction), operands.as_ptr().cast());
-        // SAFETY: as for a send; the values are numbers, which are bytes without gaps.
+        // SAFETY: as for a send. The values are numbers, which are bytes without padding.
         let request = unsafe { self.endpoint.iaccumulate(key, offset, what, base, size_of_val(operands)) }?;
         Ok(self.keep(request))
     }
 
-    /// Starts combining an operand into one value; `old` gets what it was. See [`Endpoint::ifetch`].
+    /// Starts to combine an operand into one value. `old` receives the previous value. See
+    /// [`Endpoint::ifetch`].
     ///
     /// # Errors
-    /// See [`Error`]; nothing was asked for.
+    /// See [`Error`]; nothing was requested.
     pub fn ifetch<T: Value>(
         &mut self,
         key: &RemoteKey,
@@ -237,15 +260,16 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         old: &'env mut T,
     ) -> Result<Pending, Error> {
         let (what, base) = ((T::DATATYPE, reduction), (&raw mut *old).cast());
-        // SAFETY: as for a receive; any bytes are a number.
+        // SAFETY: as for a receive. Any bytes are a number.
         let request = unsafe { self.endpoint.ifetch(key, offset, what, operand.to_bits(), base) }?;
         Ok(self.keep(request))
     }
 
-    /// Starts combining operands into values; `old` gets what those were. See [`Endpoint::fetch_accumulate`].
+    /// Starts to combine operands into values. `old` receives the previous values. See
+    /// [`Endpoint::fetch_accumulate`].
     ///
     /// # Errors
-    /// See [`Error`]; nothing was asked for. [`Error::Refused`] when there are not as many operands as places in `old`.
+    /// See [`Error`]; nothing was requested. [`Error::Refused`] if `operands` and `old` differ in length.
     pub fn ifetch_accumulate<T: Value>(
         &mut self,
         key: &RemoteKey,
@@ -259,13 +283,13 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         }
         let (from, into) = (operands.as_ptr().cast(), old.as_mut_ptr().cast());
         let (what, len) = ((T::DATATYPE, reduction), size_of_val(operands));
-        // SAFETY: as for a send and a receive; numbers are bytes without gaps, and any bytes are a number.
+        // SAFETY: as for a send and a receive. Numbers are bytes without padding, and any bytes are a number.
         let request = unsafe { self.endpoint.ifetch_accumulate(key, offset, what, from, into, len) }?;
         Ok(self.keep(request))
     }
 
-    /// A name of another scope, or of an operation that is complete, must not stand for one of this scope: its buffer
-    /// would be let go of.
+    /// Refuses the name of an operation that is complete or belongs to another scope. Taken for an operation of
+    /// this scope, it would release that operation's buffer too early.
     fn check(&self, pending: Pending) -> Result<(), Error> {
         match self.open.get(pending.0) {
             Some(Some(open)) if *open == pending => Ok(()),
@@ -290,7 +314,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         outcome
     }
 
-    /// After a wait: the operation is gone, unless it is still under way.
+    /// Forgets an operation after a wait for it, unless it is still under way.
     fn forget(&mut self, at: usize, outcome: &Result<Status, Error>) {
         if !matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_)))
             && let Some(entry) = self.open.get_mut(at)
@@ -299,7 +323,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         }
     }
 
-    /// Whether one operation is complete; once it has said so, the operation is gone.
+    /// Returns the result of one operation if it is complete. The operation then no longer exists.
     ///
     /// # Errors
     /// See [`Endpoint::test`].
@@ -314,10 +338,10 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         outcome
     }
 
-    /// Waits for every operation that was not waited for yet.
+    /// Waits for every operation that `work` has not waited for yet.
     ///
     /// # Errors
-    /// The first that an operation met with; those after it are left for the scope's end.
+    /// The first error of an operation. The operations after it are completed at the end of the scope.
     pub fn wait_all(&mut self) -> Result<(), Error> {
         for at in 0..self.open.len() {
             let Some(pending) = self.open[at] else { continue };

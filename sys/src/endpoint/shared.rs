@@ -1,41 +1,42 @@
 //! One endpoint for all threads of a process.
 //!
-//! A lock is around the endpoint, and held for the length of a call that does not block. Of the threads that wait for
-//! requests one drives: it polls, yields and sleeps as the owner of an endpoint does (`wait.rs`), without the lock
-//! while others want it or it sleeps. The others sleep until they are served, or have to drive. The protocol is that of
-//! [`nemesia_core::threads`], where it is modelled.
+//! A lock protects the endpoint. A thread holds it during a call that does not block. One of the threads that
+//! wait for requests is the driver: it polls, yields and sleeps as the owner of an endpoint does (`wait.rs`).
+//! It releases the lock while other threads want it, and while it sleeps. The other threads sleep until they
+//! are served or have to drive. The protocol is that of [`nemesia_core::threads`], where it is modelled.
 
+mod guard;
 mod locked;
 #[cfg(all(test, nemesia_race))]
 mod race;
 
 use std::cell::UnsafeCell;
-use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nemesia_core::engine::Progress;
 use nemesia_core::matching::Pattern;
-use nemesia_core::sync::{Word32, spin_hint};
-use nemesia_core::threads::{Bits, EventCount, Lock, Park, WaiterList, WaiterSlot};
+use nemesia_core::sync::spin_hint;
+use nemesia_core::threads::{Bits, EventCount, Lock, WaiterList, WaiterSlot};
 
-use super::barrier::Step;
+use super::barrier::BarrierStep;
 use super::wait::{Awaited, Wait, WaitStage, give_way};
 use super::{Endpoint, Message, Request, Source, Status, Tag, pattern};
 use crate::error::Error;
-use crate::os::{Origin, futex_wait, futex_wait_bits, futex_wake, futex_wake_bits};
+use crate::os::{ProcessOrigin, futex_wait_bits};
+use guard::{Futex, Guard, WaiterPlace};
 pub use locked::LockedEndpoint;
 
-/// An endpoint that any number of threads use at the same time; each clone is the same endpoint.
+/// An endpoint that any number of threads use at the same time. Each clone is the same endpoint.
 ///
-/// A call that does not block takes a lock, for which it competes with those of other threads. Threads that wait do not
-/// poll beside each other: one does, and wakes those that it has something for. Which of them takes a message that
-/// several receives match is decided by the order in which these were posted. A request is waited for by one thread;
-/// any thread may. Handlers of active messages run with the lock held, in whatever thread makes progress: they must not
-/// use the endpoint.
+/// A call that does not block takes a lock, for which all threads compete. Of the threads that wait, only one
+/// polls, and it wakes the others when their operations are complete. If several receives match a message, the
+/// one that was posted first gets it. Any thread may wait for a request, but only one thread per request.
+/// Handlers of active messages run with the lock held, in the thread that makes progress. They must not use the
+/// endpoint.
 ///
-/// An endpoint for each thread is faster, and one that a single thread owns fastest.
+/// One endpoint for each thread is faster. An endpoint that a single thread owns is fastest.
 #[derive(Clone)]
 pub struct SharedEndpoint(Arc<SharedState>);
 
@@ -44,38 +45,40 @@ struct SharedState {
     event_count: EventCount,
     rank: usize,
     size: usize,
-    /// Asked before the lock is taken: in a forked child a thread that does not exist there may hold it.
-    origin: Arc<Origin>,
+    /// The process that opened the endpoint. It is checked before the lock is taken: in a forked child, a
+    /// thread that does not exist there may hold the lock.
+    origin: Arc<ProcessOrigin>,
     inner: UnsafeCell<Inner>,
 }
 
-// SAFETY: `inner` is reached through a `Guard` only, which holds the lock; what is in it may move between threads.
+// SAFETY: `inner` is reached only through a `Guard`, which holds the lock, and its content may move between
+// threads.
 unsafe impl Sync for SharedState where Inner: Send {}
 
-/// What the lock guards.
+/// The state that the lock protects.
 struct Inner {
     endpoint: Endpoint,
     /// The threads that wait.
     waiters: WaiterList<Vec<Option<WaiterSlot<WaiterEntry>>>>,
-    /// The driver sleeps.
+    /// Whether the driver sleeps.
     parked: bool,
-    /// Those to be woken when the lock is free.
+    /// The threads to wake when the lock is free.
     served: Bits,
 }
 
-/// What a thread waits for, and gets.
+/// The operation that a thread waits for, and its result.
 struct WaiterEntry {
     ask: Ask,
     answer: Option<Result<SharedAnswer, Error>>,
 }
 
-/// What a thread can wait for.
+/// The operations that a thread can wait for.
 #[derive(Clone, Copy)]
 enum Ask {
     Request(Request),
-    /// A message that this would receive, left where it is.
+    /// A message that such a receive would receive. It stays in the queue.
     Probe(Pattern),
-    /// A message that this would receive, taken out.
+    /// A message that such a receive would receive. It is taken out of the queue.
     Take(Pattern),
 }
 
@@ -92,7 +95,7 @@ impl Ask {
         }
     }
 
-    /// What has come of it, if anything.
+    /// Returns the result if there is one.
     fn poll(&self, endpoint: &mut Endpoint) -> Option<Result<SharedAnswer, Error>> {
         match self {
             Self::Request(request) => {
@@ -108,8 +111,33 @@ impl Ask {
     }
 }
 
+/// # Several threads
+///
+/// An endpoint belongs to one thread at a time; a [`SharedEndpoint`] is one that any number of threads use.
+/// Each clone is the same endpoint, and the last clone closes it.
+///
+/// ```
+/// # nemesia::testing::world(2, |endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// let peer = 1 - endpoint.rank();
+/// let endpoint = endpoint.into_shared();
+/// std::thread::scope(|scope| {
+///     for tag in 0..4 {
+///         let endpoint = endpoint.clone();
+///         scope.spawn(move || {
+///             endpoint.send(peer, tag, b"nemesia!").expect("the peer is there");
+///             endpoint.recv(Source::Rank(peer), Tag::Exactly(tag), &mut [0; 8]).expect("a message")
+///         });
+///     }
+/// });
+/// endpoint.barrier()?;
+/// endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// Lets all threads of this process use the endpoint.
+    /// Converts the endpoint into one that all threads of this process can use.
     pub fn into_shared(self) -> SharedEndpoint {
         let (rank, size, origin) = (self.rank(), self.size(), Arc::clone(&self.origin));
         let inner =
@@ -126,9 +154,10 @@ impl Endpoint {
 }
 
 impl SharedEndpoint {
-    /// Calls methods of the endpoint that do not block, with the lock held. Those that do keep all other threads out
-    /// until they return: start the operation here and wait for it by [`SharedEndpoint::wait`], or use
-    /// [`SharedEndpoint::run`].
+    /// Calls methods of the endpoint that do not block, with the lock held.
+    ///
+    /// Methods that block keep all other threads out until they return. Start the operation here instead, and
+    /// wait for it by [`SharedEndpoint::wait`]; or use [`SharedEndpoint::run`].
     ///
     /// # Errors
     /// [`Error::Forked`]; `work` was not called.
@@ -137,27 +166,29 @@ impl SharedEndpoint {
         unsafe { self.with_endpoint(|endpoint| work(&mut LockedEndpoint(endpoint))) }
     }
 
-    /// As [`SharedEndpoint::with`], for callers that need the endpoint itself.
+    /// Calls `work` as [`SharedEndpoint::with`] does, for callers that need the endpoint itself.
     ///
     /// # Errors
     /// [`Error::Forked`]; `work` was not called.
     ///
     /// # Safety
-    /// `work` leaves this very endpoint where it is: it does not swap, replace or take it (`std::mem`), as other
-    /// threads may have lent buffers to it, and wait.
+    /// `work` leaves this very endpoint where it is: it does not swap, replace or take it (`std::mem`). Other
+    /// threads that wait may have lent buffers to it.
     pub unsafe fn with_endpoint<T>(&self, work: impl FnOnce(&mut Endpoint) -> T) -> Result<T, Error> {
         let mut inner = self.0.lock()?;
         let result = work(&mut inner.endpoint);
-        // A message to ourselves, or a receive that was withdrawn, may be what another thread waits for.
+        // A message to this process itself, or a withdrawn receive, may complete the wait of another thread.
         self.0.serve(&mut inner);
         Ok(result)
     }
 
-    /// Starts an operation with the lock held, and waits for it without. Returns or unwinds only when the operation is
-    /// done with its buffers, whatever comes of it: they may be borrowed for as long as this runs.
+    /// Starts an operation with the lock held, and waits for it without the lock.
+    ///
+    /// This function returns or unwinds only when the operation has finished with its buffers, whatever the
+    /// result. The buffers may be borrowed until then.
     ///
     /// # Errors
-    /// What `start` says, or what comes of the operation.
+    /// The error of `start` or of the operation.
     pub fn run(
         &self,
         start: impl FnOnce(&mut LockedEndpoint<'_>) -> Result<Request, Error>,
@@ -165,17 +196,17 @@ impl SharedEndpoint {
         self.finish(self.with(start)??)
     }
 
-    /// Our rank, from 0.
+    /// Returns the rank of this process, from 0.
     pub fn rank(&self) -> usize {
         self.0.rank
     }
 
-    /// Processes in the world.
+    /// Returns the number of processes in the world.
     pub fn size(&self) -> usize {
         self.0.size
     }
 
-    /// As [`Endpoint::send`].
+    /// Sends a message and waits; see [`Endpoint::send`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -184,7 +215,7 @@ impl SharedEndpoint {
         self.run(|endpoint| unsafe { endpoint.isend(to, tag, bytes.as_ptr(), bytes.len()) }).map(drop)
     }
 
-    /// As [`Endpoint::recv`].
+    /// Receives a message and waits for it; see [`Endpoint::recv`].
     ///
     /// # Errors
     /// See [`Error`].
@@ -194,34 +225,35 @@ impl SharedEndpoint {
         self.run(|endpoint| unsafe { endpoint.irecv(from, tag, base, len) })
     }
 
-    /// As [`Endpoint::test`].
+    /// Returns the result of a request if it is complete; see [`Endpoint::test`].
     ///
     /// # Errors
-    /// See [`Error`]; after an error the request is gone as well.
+    /// See [`Error`]. After an error the request no longer exists.
     pub fn test(&self, request: Request) -> Result<Option<Status>, Error> {
         self.with(|endpoint| endpoint.test(request))?
     }
 
-    /// As [`Endpoint::wait`].
+    /// Waits until a request is complete; see [`Endpoint::wait`].
     ///
     /// # Errors
-    /// See [`Error`]. [`Error::Unexpected`] leaves the request as it is: it can be waited for again.
+    /// See [`Error`]. [`Error::Unexpected`] leaves the request as it is; the caller can wait for it again.
     pub fn wait(&self, request: Request) -> Result<Status, Error> {
         self.0.wait(Ask::Request(request), None).and_then(SharedAnswer::status)
     }
 
-    /// As [`Endpoint::wait_timeout`].
+    /// Waits until a request is complete, for at most `limit`; see [`Endpoint::wait_timeout`].
     ///
     /// # Errors
-    /// [`Error::Timeout`] leaves the request as it is: it can be waited for again.
+    /// [`Error::Timeout`] leaves the request as it is; the caller can wait for it again.
     pub fn wait_timeout(&self, request: Request, limit: Duration) -> Result<Status, Error> {
         self.0.wait(Ask::Request(request), Some(limit)).and_then(SharedAnswer::status)
     }
 
-    /// As [`Endpoint::probe`] in a matching context, for at most so long if there is a limit.
+    /// Waits for a message of a matching context, for at most `limit`, and leaves it in the queue; see
+    /// [`Endpoint::probe`].
     ///
     /// # Errors
-    /// As there; [`Error::Timeout`].
+    /// As for [`Endpoint::probe`]; [`Error::Timeout`].
     pub fn probe(
         &self,
         context: u16,
@@ -232,10 +264,11 @@ impl SharedEndpoint {
         self.0.wait(Ask::Probe(pattern(from, context, tag)?), limit).and_then(SharedAnswer::status)
     }
 
-    /// As [`Endpoint::mprobe`] in a matching context, for at most so long if there is a limit.
+    /// Waits for a message of a matching context, for at most `limit`, and takes it out of the queue; see
+    /// [`Endpoint::mprobe`].
     ///
     /// # Errors
-    /// As there; [`Error::Timeout`].
+    /// As for [`Endpoint::mprobe`]; [`Error::Timeout`].
     pub fn mprobe(
         &self,
         context: u16,
@@ -246,17 +279,18 @@ impl SharedEndpoint {
         self.0.wait(Ask::Take(pattern(from, context, tag)?), limit).and_then(SharedAnswer::message)
     }
 
-    /// As [`Endpoint::barrier`]. One thread of each rank calls it; the other threads go on meanwhile.
+    /// Waits until every rank has entered the barrier; see [`Endpoint::barrier`]. One thread of each rank calls
+    /// this, and the other threads continue meanwhile.
     ///
     /// # Errors
-    /// See there.
+    /// As for [`Endpoint::barrier`].
     pub fn barrier(&self) -> Result<(), Error> {
         loop {
             // SAFETY: a step of the barrier leaves the endpoint where it is.
             let step = unsafe { self.with_endpoint(Endpoint::barrier_step) }?;
             match step? {
-                Step::Leave(outcome) => return outcome,
-                Step::Wait(request) => {
+                BarrierStep::Leave(outcome) => return outcome,
+                BarrierStep::Wait(request) => {
                     let outcome = self.wait(request);
                     // SAFETY: as above.
                     unsafe { self.with_endpoint(|endpoint| endpoint.barrier_waited(outcome)) }??;
@@ -265,10 +299,11 @@ impl SharedEndpoint {
         }
     }
 
-    /// As [`Endpoint::close`], for the last of all clones. The others only lose theirs.
+    /// Closes the endpoint if this is its last clone; see [`Endpoint::close`]. Otherwise it only drops the
+    /// clone.
     ///
     /// # Errors
-    /// See there.
+    /// As for [`Endpoint::close`].
     pub fn close(self) -> Result<(), Error> {
         self.0.check_origin()?;
         let shared = Arc::clone(&self.0);
@@ -276,15 +311,16 @@ impl SharedEndpoint {
         Arc::into_inner(shared).map_or(Ok(()), |shared| shared.inner.into_inner().endpoint.close())
     }
 
-    /// Waits for a request that borrows the caller's buffer: returns or unwinds only when the engine has done with the
-    /// buffer.
+    /// Waits for a request that borrows the caller's buffer. It returns or unwinds only when the engine has
+    /// finished with the buffer.
     fn finish(&self, request: Request) -> Result<Status, Error> {
-        let borrowed = Borrowed { endpoint: self, request };
+        let borrowed = SharedBorrow { endpoint: self, request };
         let outcome = loop {
             match self.wait(request) {
-                // Withdrawn, or, when it could not be, under way: then it ends, or its peer does.
+                // The receive was withdrawn. If it could not be, it is under way, and ends at the latest with
+                // its peer.
                 Err(error @ Error::Unexpected { .. }) if self.withdraw(request) => {
-                    // Only frees the slot.
+                    // This only frees the slot.
                     let _ = self.test(request);
                     break Err(error);
                 }
@@ -300,7 +336,7 @@ impl SharedEndpoint {
         self.with(|endpoint| endpoint.cancel(request)).unwrap_or(false)
     }
 
-    /// As [`Endpoint::release`].
+    /// Ends a request whose buffer returns to its owner at once; see [`Endpoint::release`].
     #[cold]
     fn release(&self, request: Request) {
         let mut first = None;
@@ -310,11 +346,11 @@ impl SharedEndpoint {
                 self.wait(request)
             }));
             match waited {
-                // A full store does not matter here: the buffer may not go before the transfer has ended.
+                // A full store does not matter here: the buffer must stay until the transfer has ended.
                 Ok(Err(Error::Unexpected { .. })) => {}
                 Ok(_) => break,
                 Err(panic) if first.is_none() => first = Some(panic),
-                // Dropping what a panic carries may panic again.
+                // The drop of a panic's payload may panic again.
                 Err(panic) => std::mem::forget(panic),
             }
         }
@@ -324,13 +360,14 @@ impl SharedEndpoint {
     }
 }
 
-/// A request that uses a buffer of the caller's while a thread waits for it; dropped only if a panic ends the wait.
-struct Borrowed<'a> {
+/// A request that uses a buffer of the caller's while a thread waits for it. It is dropped only if a panic ends
+/// the wait.
+struct SharedBorrow<'a> {
     endpoint: &'a SharedEndpoint,
     request: Request,
 }
 
-impl Drop for Borrowed<'_> {
+impl Drop for SharedBorrow<'_> {
     fn drop(&mut self) {
         self.endpoint.release(self.request);
     }
@@ -339,14 +376,15 @@ impl Drop for Borrowed<'_> {
 impl Drop for SharedEndpoint {
     fn drop(&mut self) {
         if self.0.origin.is_elsewhere() {
-            // A thread that does not exist in this forked child may have been changing it: nobody drops it here.
+            // A thread that does not exist in this forked child may have been changing the state, so it must
+            // not be dropped here.
             std::mem::forget(Arc::clone(&self.0));
         }
     }
 }
 
 impl SharedAnswer {
-    /// To a request or a probe.
+    /// Returns the answer to a request or a probe.
     fn status(self) -> Result<Status, Error> {
         match self {
             Self::Status(status) => Ok(status),
@@ -354,11 +392,11 @@ impl SharedAnswer {
         }
     }
 
-    /// To a matched probe.
+    /// Returns the answer to a matched probe.
     fn message(self) -> Result<Message, Error> {
         match self {
             Self::Message(message) => Ok(message),
-            // Not asked for.
+            // A matched probe is never answered by a status.
             Self::Status(_) => Err(Error::Stale),
         }
     }
@@ -372,12 +410,16 @@ impl std::fmt::Debug for SharedEndpoint {
 }
 
 impl SharedState {
+    /// Fails in a forked child.
+    ///
     /// # Errors
     /// [`Error::Forked`].
     fn check_origin(&self) -> Result<(), Error> {
         if self.origin.is_elsewhere() { Err(Error::Forked) } else { Ok(()) }
     }
 
+    /// Takes the lock.
+    ///
     /// # Errors
     /// [`Error::Forked`].
     fn lock(&self) -> Result<Guard<'_>, Error> {
@@ -402,13 +444,13 @@ impl SharedState {
                 false => self.listen(&mut place, &mut wait),
             };
             if let Err(error) = turn {
-                // Unless it has been served since.
+                // The operation may have been completed since then.
                 return place.answer().unwrap_or(Err(error));
             }
         }
     }
 
-    /// One turn of the driver.
+    /// Polls, yields or sleeps once, as the driver.
     fn drive(&self, place: &mut WaiterPlace<'_>, wait: &mut Wait) -> Result<(), Error> {
         let WaiterPlace { inner, ask, .. } = place;
         let done = inner.endpoint.engine.step();
@@ -444,7 +486,7 @@ impl SharedState {
         Ok(())
     }
 
-    /// One turn of a thread that does not drive: sleeps until it is served, or drives.
+    /// Sleeps once, as a thread that does not drive, until it is served or has to drive.
     fn listen(&self, place: &mut WaiterPlace<'_>, wait: &mut Wait) -> Result<(), Error> {
         let (since, bits) = (self.event_count.listen(), Bits::of(place.slot));
         wait.check(Instant::now())?;
@@ -455,7 +497,7 @@ impl SharedState {
         Ok(())
     }
 
-    /// After requests may have been completed: tells those who wait for them.
+    /// Passes the results of completed operations to the threads that wait for them.
     fn serve(&self, inner: &mut Inner) {
         let Inner { endpoint, waiters, .. } = inner;
         if waiters.count() == 0 {
@@ -468,8 +510,8 @@ impl SharedState {
         self.ring(inner, served);
     }
 
-    /// After nobody had anything for us during a whole sleep: what can't come because its sender is held back is not
-    /// waited for any longer.
+    /// Fails the waits whose message cannot come because its sender is held back. It is called after a whole
+    /// sleep without a wake-up.
     fn refuse_held(&self, inner: &mut Inner) {
         let Inner { endpoint, waiters, .. } = inner;
         let served = waiters.serve(|entry| {
@@ -487,112 +529,5 @@ impl SharedState {
         if driver && inner.parked {
             inner.endpoint.notify();
         }
-    }
-}
-
-/// The lock, held.
-struct Guard<'a>(&'a SharedState);
-
-impl Guard<'_> {
-    /// Gives the lock to those who wait for it, does this, and takes the lock again.
-    fn unlocked<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        struct Retake<'a>(&'a SharedState);
-        impl Drop for Retake<'_> {
-            fn drop(&mut self) {
-                self.0.lock.acquire(&Futex);
-            }
-        }
-        let served = std::mem::take(&mut self.served);
-        self.0.lock.hand_over(&Futex);
-        let _retake = Retake(self.0);
-        wake(self.0, served);
-        work()
-    }
-}
-
-impl Deref for Guard<'_> {
-    type Target = Inner;
-
-    fn deref(&self) -> &Inner {
-        // SAFETY: this guard holds the lock, so nobody else has a reference; and lends it out for its own borrow.
-        unsafe { &*self.0.inner.get() }
-    }
-}
-
-impl DerefMut for Guard<'_> {
-    fn deref_mut(&mut self) -> &mut Inner {
-        // SAFETY: this guard holds the lock, so nobody else has a reference; and lends it out for its own borrow.
-        unsafe { &mut *self.0.inner.get() }
-    }
-}
-
-impl Drop for Guard<'_> {
-    fn drop(&mut self) {
-        let served = std::mem::take(&mut self.served);
-        self.0.lock.release(&Futex);
-        wake(self.0, served);
-    }
-}
-
-/// Wakes threads that the bell was rung for; without the lock, for which they will ask.
-fn wake(shared: &SharedState, served: Bits) {
-    if served != Bits::NONE {
-        futex_wake_bits(shared.event_count.word().as_futex(), served.mask());
-    }
-}
-
-/// The seat of a thread that waits. Given up in whatever way the wait ends, so that others drive.
-struct WaiterPlace<'a> {
-    inner: Guard<'a>,
-    ask: Ask,
-    slot: usize,
-}
-
-impl<'a> WaiterPlace<'a> {
-    fn take(mut inner: Guard<'a>, ask: Ask) -> Self {
-        let mut entry = WaiterEntry { ask, answer: None };
-        let slot = loop {
-            match inner.waiters.join(entry) {
-                Ok(slot) => break slot,
-                Err(refused) => {
-                    entry = refused;
-                    inner.waiters.slots_mut().push(None);
-                }
-            }
-        };
-        Self { inner, ask, slot }
-    }
-
-    fn drives(&mut self) -> bool {
-        self.inner.waiters.drives(self.slot)
-    }
-
-    fn answer(&mut self) -> Option<Result<SharedAnswer, Error>> {
-        self.inner.waiters.entry(self.slot)?.answer.take()
-    }
-}
-
-impl Drop for WaiterPlace<'_> {
-    fn drop(&mut self) {
-        let (_, next) = self.inner.waiters.leave(self.slot);
-        let shared = self.inner.0;
-        shared.ring(&mut self.inner, (next, false));
-    }
-}
-
-/// Threads sleep for the lock by the futex call.
-struct Futex;
-
-impl Park for Futex {
-    fn park(&self, word: &Word32, expected: u32) {
-        futex_wait(word.as_futex(), expected, None);
-    }
-
-    fn unpark(&self, word: &Word32) {
-        futex_wake(word.as_futex(), 1);
-    }
-
-    fn unpark_all(&self, word: &Word32) {
-        futex_wake(word.as_futex(), u32::MAX);
     }
 }

@@ -1,4 +1,4 @@
-//! Whole endpoints in threads of one process, over a key-value exchange in memory.
+//! Complete endpoints in threads of one process, over a key-value exchange in memory.
 
 mod context;
 mod event;
@@ -19,7 +19,7 @@ use super::wait::{Awaited, Wait};
 use super::{Access, Endpoint, Path, Refusal, Region, Source, Tag};
 use crate::{Config, Error};
 
-/// A world of `size` endpoints.
+/// Opens a world of `size` endpoints.
 pub(in crate::endpoint) fn world(size: usize, config: &Config) -> Vec<Endpoint> {
     let meeting = TestMeeting::new(size);
     let open = |rank| {
@@ -48,7 +48,8 @@ fn operation_of_another_scope_releases_no_buffer() {
         Err::<(), _>(Error::Cancelled)
     });
     assert!(matches!(ended, Err(Error::Cancelled)));
-    // The scope has withdrawn the receive: this message finds nobody, and the buffer is ours.
+    // The scope has withdrawn the receive: no receive matches this message, and the buffer belongs to this
+    // function.
     endpoint.send(0, 9, &[7; 8]).unwrap();
     assert_eq!(buffer, [0; 8]);
 }
@@ -94,7 +95,7 @@ fn polling_for_one_message_is_not_stopped_by_many_others() {
 fn send_to_a_peer_that_left_while_it_was_held_fails() {
     let (mut zero, mut one) = pair(&Config::default().unexpected_bytes(64 << 10));
     let large = vec![1; 8 << 20];
-    // As many as there is room for, and one more, which is never complete: rank 1 leaves.
+    // There are as many sends as there is room for, and one more, which is never complete: rank 1 leaves.
     let never = loop {
         // SAFETY: the buffer outlives the endpoint.
         let request = unsafe { one.isend(0, 1, large.as_ptr(), 8) }.unwrap();
@@ -137,9 +138,9 @@ fn a_held_peer_does_not_end_a_receive_that_another_satisfies() {
     let mut got = [0; 8];
     // SAFETY: the buffer lives, unused, until the request is complete.
     let request = unsafe { zero.irecv(Source::Any, Tag::Exactly(2), got.as_mut_ptr(), 8) }.unwrap();
-    // A wait looks for held peers when a sleep has brought nothing. Only then rank 1 sends.
+    // A wait checks for held peers after a sleep without result. Rank 1 sends only after that.
     let mut wait = Wait::new(None);
-    sleep_in_vain(&mut zero, &mut wait, request);
+    sleep_unwoken(&mut zero, &mut wait, request);
     assert!(zero.engine.is_held(2) && !zero.engine.is_held(1));
     one.send(0, 2, b"late").unwrap();
     let status = zero.go_on(request, &mut wait, Awaited::Request(request)).unwrap();
@@ -147,17 +148,17 @@ fn a_held_peer_does_not_end_a_receive_that_another_satisfies() {
     drop((one, two));
 }
 
-/// Goes on with a wait, as the blocking calls do, until a sleep has brought nothing and the wait has gone on after
-/// that sleep: the wait has then read the clock and looked for held peers. Nothing may come meanwhile.
-fn sleep_in_vain(endpoint: &mut Endpoint, wait: &mut Wait, request: super::Request) {
-    let in_vain = |endpoint: &Endpoint| {
+/// Continues a wait, as the blocking calls do, until a sleep had no result and the wait has continued after it.
+/// The wait has then read the clock and checked for held peers. No message may come meanwhile.
+fn sleep_unwoken(endpoint: &mut Endpoint, wait: &mut Wait, request: super::Request) {
+    let unwoken = |endpoint: &Endpoint| {
         let waits = endpoint.counters().waits;
         waits.sleeps - waits.sleeps_woken
     };
-    let before = in_vain(endpoint);
-    // The second one begins after the conclusions from the first one.
-    while in_vain(endpoint) < before + 2 {
-        assert!(endpoint.outcome(request).is_none(), "it is complete");
+    let before = unwoken(endpoint);
+    // The second sleep begins after the wait has processed the result of the first.
+    while unwoken(endpoint) < before + 2 {
+        assert!(endpoint.outcome(request).is_none(), "the request is complete");
         let packets = endpoint.engine.step().packets;
         endpoint.pause(wait, packets, Awaited::Request(request)).unwrap();
     }
@@ -171,7 +172,7 @@ fn a_time_beyond_the_end_of_the_clock_never_comes() {
     let request = unsafe { zero.irecv(Source::Any, Tag::Any, got.as_mut_ptr(), 8) }.unwrap();
     let mut wait = Wait::new(Some(Duration::MAX));
     // The wait has added the time to the clock before the message is sent.
-    sleep_in_vain(&mut zero, &mut wait, request);
+    sleep_unwoken(&mut zero, &mut wait, request);
     one.send(0, 2, &[2; 8]).unwrap();
     assert_eq!(zero.go_on(request, &mut wait, Awaited::Request(request)).unwrap().len, 8);
     // SAFETY: as above.
@@ -189,7 +190,7 @@ fn a_rank_outside_its_world_is_refused() {
 }
 
 #[test]
-fn more_memory_than_there_is_is_refused_by_name() {
+fn a_setting_beyond_the_available_memory_is_refused_by_name() {
     for bytes in [usize::MAX, 1 << 60] {
         let exchange = TestMeeting::new(1).exchange(0);
         let config = Config::default().unexpected_bytes(bytes);
@@ -199,7 +200,7 @@ fn more_memory_than_there_is_is_refused_by_name() {
 }
 
 #[test]
-fn handlers_can_be_replaced_and_taken_away() {
+fn handlers_can_be_replaced_and_removed() {
     let (mut zero, mut one) = pair(&Config::default());
     let heard = Arc::new(Mutex::new(Vec::new()));
     let listen = |endpoint: &mut Endpoint, word: &'static str| {
@@ -267,12 +268,12 @@ fn replies_are_bounded_and_leave_in_order_before_what_is_sent_later() {
 }
 
 #[test]
-fn a_peer_that_says_for_ever_that_it_copies_does_not_hold_up_the_end() {
+fn a_peer_that_claims_to_copy_forever_does_not_delay_the_end() {
     let (mut zero, mut one) = pair(&Config::default().timeout_seconds(1));
     let (bytes, mut room) = (vec![7; 4 << 20], vec![0; 4 << 20]);
     // SAFETY: the bytes outlive both endpoints.
     let _send = unsafe { one.isend(0, 1, bytes.as_ptr(), bytes.len()) }.unwrap();
-    // SAFETY: as above, and nobody else uses them.
+    // SAFETY: as above, and no other code uses them.
     let _receive = unsafe { zero.irecv(Source::Rank(1), Tag::Any, room.as_mut_ptr(), room.len()) }.unwrap();
     if !zero.engine.port().can_pull(1) {
         crate::os::testing::skipped("the kernel lets no process read another's memory");
@@ -283,33 +284,33 @@ fn a_peer_that_says_for_ever_that_it_copies_does_not_hold_up_the_end() {
         let assist = one.engine.port_mut().find_assist(0)?;
         one.engine.port_mut().join_assist(0, assist.end)
     });
-    assert!(claimed.is_some(), "nothing was shared");
-    // It never writes what it has claimed, and never leaves.
+    assert!(claimed.is_some(), "no chunk was claimed");
+    // The peer never writes the bytes that it has claimed, and never leaves.
     let (done, ended) = std::sync::mpsc::channel();
     let end = std::thread::spawn(move || {
         drop(zero);
         done.send(()).unwrap();
     });
-    ended.recv_timeout(Duration::from_secs(60)).expect("the endpoint is still waiting");
+    ended.recv_timeout(Duration::from_secs(60)).expect("the drop of the endpoint has not ended");
     end.join().unwrap();
     drop(one);
 }
 
 #[test]
-fn buffers_of_who_leaves_are_not_read_any_more() {
+fn buffers_of_an_endpoint_that_ends_are_not_read_any_more() {
     let (mut zero, mut one) = pair(&Config::default());
     if !zero.engine.port().can_pull(1) {
         crate::os::testing::skipped("the kernel lets no process read another's memory");
         return;
     }
     let mut bytes = vec![7; 1 << 20];
-    // SAFETY: the bytes outlive both endpoints, and this one does not look at them again.
+    // SAFETY: the bytes outlive both endpoints, and this endpoint does not read them again.
     let _send = unsafe { one.isend(0, 1, bytes.as_ptr(), bytes.len()) }.unwrap();
     // Rank 0 knows the buffer's address before rank 1 forbids to read it.
     while zero.counters().engine.unexpected_now == 0 {
         zero.progress();
     }
-    // An endpoint that ends begins with this. The buffer then belongs to its owner again.
+    // The end of an endpoint begins with this. The buffer then belongs to its owner again.
     one.forbid_reading();
     bytes.fill(9);
     let mut room = vec![0; 1 << 20];
@@ -323,11 +324,11 @@ fn buffers_of_who_leaves_are_not_read_any_more() {
     drop(one);
     let outcome = zero.wait(receive);
     assert!(matches!(outcome, Err(Error::PeerFailed { rank: 1, .. })), "{outcome:?}");
-    assert!(room.iter().all(|&byte| byte != 9), "what was there later was read");
+    assert!(room.iter().all(|&byte| byte != 9), "the bytes after the end were read");
 }
 
 #[test]
-fn regions_are_what_they_were_made_for() {
+fn regions_permit_only_their_access_and_range() {
     let mut endpoint = world(1, &Config::default()).pop().unwrap();
     let empty = endpoint.allocate(0, Access::ReadWrite).unwrap();
     let key = endpoint.remote_key(empty).unwrap();
@@ -335,7 +336,7 @@ fn regions_are_what_they_were_made_for() {
     endpoint.put(&key, 0, &[]).unwrap();
     assert!(matches!(endpoint.put(&key, 0, &[1]), Err(Error::Refused { refusal: Refusal::Bounds, .. })));
     let fixed = [1_u8; 64];
-    // SAFETY: the bytes outlive the region, and nobody writes them.
+    // SAFETY: the bytes outlive the region, and no code writes them.
     let fixed = unsafe { endpoint.expose(fixed.as_ptr().cast_mut(), 64, Access::Read) }.unwrap();
     let written = endpoint.write_region(fixed, 0, &[2]);
     assert!(matches!(written, Err(Error::Refused { refusal: Refusal::Access, .. })));
@@ -365,10 +366,10 @@ fn regions_are_what_they_were_made_for() {
 }
 
 #[test]
-fn what_a_fence_separates_keeps_its_order_on_two_paths() {
+fn operations_before_and_after_a_fence_keep_their_order_on_two_paths() {
     let (mut zero, mut one) = pair(&Config::default());
     let memory = vec![0_u64; 1 << 17].leak();
-    // SAFETY: the bytes live for ever, and nobody else uses them.
+    // SAFETY: the bytes live forever, and no other code uses them.
     let slow = unsafe { one.expose(memory.as_mut_ptr().cast(), 1 << 20, Access::ReadWrite) }.unwrap();
     let fast = one.allocate(8, Access::ReadWrite).unwrap();
     let (slow_key, fast_key) = (one.remote_key(slow).unwrap(), one.remote_key(fast).unwrap());
@@ -379,12 +380,12 @@ fn what_a_fence_separates_keeps_its_order_on_two_paths() {
     zero.put(&fast_key, 0, &1_u64.to_le_bytes()).unwrap();
     let mut word = [0; 8];
     one.read_region(fast, 0, &mut word).unwrap();
-    assert_eq!(word[0], 1, "it is there before the owner has done anything");
+    assert_eq!(word[0], 1, "the put is there before the owner has made progress");
     zero.put(&slow_key, 0, &[7; 64]).unwrap();
     zero.fence(1).unwrap();
     zero.put(&fast_key, 0, &2_u64.to_le_bytes()).unwrap();
     one.read_region(fast, 0, &mut word).unwrap();
-    assert_eq!(word[0], 1, "behind what is still on the way");
+    assert_eq!(word[0], 1, "the put waits for the operations under way");
     let other = std::thread::spawn(move || {
         while one.notifications(slow).unwrap() == 0 {
             one.progress();
@@ -398,7 +399,7 @@ fn what_a_fence_separates_keeps_its_order_on_two_paths() {
     assert_eq!(word[0], 2);
     zero.put(&fast_key, 0, &3_u64.to_le_bytes()).unwrap();
     one.read_region(fast, 0, &mut word).unwrap();
-    assert_eq!(word[0], 3, "all is flushed: directly again");
+    assert_eq!(word[0], 3, "after the flush, puts are direct again");
     one.unexpose(fast).unwrap();
     assert_ne!(zero.path(&fast_key), Path::Direct);
     zero.put(&fast_key, 0, &4_u64.to_le_bytes()).unwrap();
@@ -413,7 +414,7 @@ fn what_a_fence_separates_keeps_its_order_on_two_paths() {
 }
 
 #[test]
-fn all_agree_and_those_that_finished_are_gone() {
+fn all_living_ranks_agree_and_finished_ranks_are_gone() {
     let mut all = world(4, &Config::default());
     drop(all.remove(1));
     let threads: Vec<_> = all
@@ -427,7 +428,7 @@ fn all_agree_and_those_that_finished_are_gone() {
                 assert_eq!(ranking.world(), [0, 2, 3]);
                 assert_eq!(ranking.to_world(ranking.rank()), Some(endpoint.rank()));
                 assert_eq!((ranking.size(), ranking.from_world(1), ranking.to_world(3)), (3, None, None));
-                // Nothing of it is left to slow down other receives.
+                // No message of the agreement is left to slow down other receives.
                 assert_eq!(endpoint.engine.unexpected_messages(), 0);
                 endpoint
             })
@@ -438,9 +439,9 @@ fn all_agree_and_those_that_finished_are_gone() {
 }
 
 #[test]
-fn an_agreement_goes_on_after_the_store_of_unexpected_messages_was_full() {
+fn an_agreement_continues_after_the_store_of_unexpected_messages_was_full() {
     let (mut zero, mut one) = pair(&Config::default().unexpected_bytes(64 << 10));
-    // More than there is room for: the agreement's messages wait behind them.
+    // There are more messages than there is room for, so the agreement's messages wait behind them.
     const MESSAGES: usize = 3000;
     let other = std::thread::spawn(move || {
         // SAFETY: the bytes are static.
@@ -474,15 +475,15 @@ fn an_agreement_goes_on_after_the_store_of_unexpected_messages_was_full() {
 }
 
 #[test]
-fn a_rank_that_another_broke_off_with_gets_an_error_that_it_is_excluded() {
+fn a_rank_from_which_another_disconnected_gets_an_error_that_it_is_excluded() {
     let mut all = world(3, &Config::default());
-    // What rank 1 would do if rank 0 had broken the rules.
+    // Rank 1 does the same if rank 0 violates the protocol.
     let fault = nemesia_core::port::PortFault::Credit { units: 1 };
     all[1].engine.fail(0, nemesia_core::engine::Failure::Fault(fault));
     let agree = |mut endpoint: Endpoint| {
         std::thread::spawn(move || {
             let agreed = endpoint.agree(0);
-            // Whoever is excluded stays it.
+            // A rank that is excluded stays excluded.
             assert!(agreed.is_ok() || matches!(endpoint.shrink(), Err(Error::Excluded)));
             (agreed, endpoint)
         })
@@ -490,12 +491,12 @@ fn a_rank_that_another_broke_off_with_gets_an_error_that_it_is_excluded() {
     let all: Vec<_> = all.into_iter().map(agree).collect();
     let ended: Vec<_> = all.into_iter().map(|thread| thread.join().unwrap()).collect();
     let excluded: Vec<_> = ended.iter().map(|(agreed, _)| matches!(agreed, Err(Error::Excluded))).collect();
-    // Rank 2 hears both and sides with none: who lost a rank, or was lost, is gone.
+    // Rank 2 hears from both and supports neither. A rank that lost another one, or was lost, may be gone.
     assert!(!excluded[2] && (excluded[0] || excluded[1]), "{ended:?}");
 }
 
 #[test]
-fn each_rank_has_its_route_and_a_peer_that_left_is_said_to_be_gone() {
+fn each_rank_has_its_route_and_a_peer_that_left_is_reported_as_gone() {
     let (mut zero, one) = pair(&Config::default());
     let before = zero.explain();
     let transports: Vec<&str> = before.routes.iter().map(|route| route.transport).collect();
@@ -507,7 +508,7 @@ fn each_rank_has_its_route_and_a_peer_that_left_is_said_to_be_gone() {
 }
 
 #[test]
-fn a_world_whose_launcher_starts_nobody_again_says_so() {
+fn a_launcher_without_restart_is_reported_with_the_remedy() {
     let mut endpoint = world(1, &Config::default()).remove(0);
     let errors = [endpoint.restarted().unwrap_err(), endpoint.readmit(0).unwrap_err()];
     for error in errors {

@@ -1,15 +1,15 @@
-//! The call tree: what writes it down in this build, and how it is read.
+//! The call tree: its recorder in this build, and its text.
 
 use super::Endpoint;
 use crate::config::Config;
 
-/// What the engine tells of the functions that it enters and leaves.
+/// The recorder of the functions that the engine enters and leaves.
 #[cfg(feature = "trace")]
 pub(super) type Recorder = nemesia_core::trace::TraceRing<Vec<nemesia_core::trace::Record>>;
 #[cfg(not(feature = "trace"))]
 pub(super) type Recorder = ();
 
-/// Bytes of one entry or exit in the ring; 0 in builds that have none.
+/// The number of bytes of one entry or exit in the ring; 0 in builds without a ring.
 #[cfg(feature = "trace")]
 pub(crate) const RECORD_BYTES: usize = size_of::<nemesia_core::trace::Record>();
 #[cfg(not(feature = "trace"))]
@@ -23,7 +23,7 @@ pub(super) fn recorder(config: &Config) -> Recorder {
 #[cfg(not(feature = "trace"))]
 pub(super) const fn recorder(_: &Config) -> Recorder {}
 
-/// Nanoseconds since the first call.
+/// Returns the nanoseconds since the first call.
 #[cfg(feature = "trace")]
 fn now() -> u64 {
     use std::sync::OnceLock;
@@ -33,9 +33,26 @@ fn now() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
+/// # Call tree
+///
+/// In builds with the feature `trace`, the engine records the functions that it enters and leaves.
+/// NEMESIA_TRACE sets the length of the record.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// if let Some(tree) = endpoint.call_tree() {
+///     eprintln!("{tree}");
+/// }
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
 impl Endpoint {
-    /// The functions that were entered and left lately, with times, as a tree: lines of text. `None` unless this build
-    /// has the feature `trace` and NEMESIA_TRACE says how many entries and exits to keep.
+    /// Returns the call tree as lines of text: the functions that were entered and left last, with times.
+    ///
+    /// `None` unless this build has the feature `trace` and NEMESIA_TRACE sets the number of entries and exits
+    /// to keep.
     pub fn call_tree(&self) -> Option<String> {
         #[cfg(feature = "trace")]
         let tree = (self.config.trace > 0).then(|| self.engine.trace().tree().to_string());

@@ -1,15 +1,17 @@
-//! Progress and waiting: spin briefly, then sleep until a peer wakes us; and notice the peers that die.
+//! Progress and waiting: an endpoint spins briefly, then sleeps until a peer wakes it, and notices peers that
+//! die.
 //!
-//! Whoever waits polls in a loop of its own, and calls `Endpoint::pause` between two polls; everything else is there:
+//! Each blocking call polls in a loop of its own, and calls `Endpoint::pause` between two polls. All other
+//! actions are in `pause`:
 //!
-//! | what the last poll found | what happens before the next |
+//! | result of the last poll | action before the next poll |
 //! |---|---|
-//! | packets | nothing; the wait begins anew |
+//! | packets | none; the wait begins anew |
 //! | nothing | a hint to the processor |
-//! | nothing, a few times | others may have the core; how many times, and when that is given up: `wait/pace.rs` |
-//! | nothing, for long | a look at the peers' lives, if the last is 10 ms ago; then sleep, until a peer wakes us or for 50 ms |
-//! | nothing, and a peer had woken us | all cells are looked through, as the entry that should name one is lost |
-//! | anything, for 32 times | a look at the clock: deadlines pass and peers die however much traffic there is |
+//! | nothing, a few times | a yield of the core; `wait/spin.rs` decides how often, and when to stop |
+//! | nothing, for long | a liveness check if one is due (10 ms); then a sleep of at most 50 ms |
+//! | nothing, after a wake-up | a scan of all cells, because the entry that should name one is lost |
+//! | anything, 32 times | the clock is read: deadlines pass and peers die even during heavy traffic |
 
 mod liveness;
 mod park;
@@ -33,90 +35,90 @@ pub(super) use park::{Parker, Slept, Waiter};
 pub(super) use spin::give_way;
 use spin::{FailedPolls, Next};
 
-/// Polls and packets between two looks at the clock, however much traffic there is.
+/// The number of polls and packets after which the clock is read, even during heavy traffic.
 const CLOCK_EVERY: u32 = 32;
-/// Glances at the likeliest place between two full polls of a blocking receive.
+/// The number of polls of the likeliest place between two full polls of a blocking receive.
 const GLANCES: u32 = 4;
-/// Time between two looks at the peers' lives.
+/// The time between two liveness checks.
 pub(super) const LIVENESS_EVERY: Duration = Duration::from_millis(10);
-/// Most requests that are looked through to see how many messages a sleeper lacks.
+/// The largest number of requests that are scanned to count the messages that a sleeper lacks.
 const MOST_LACKED: usize = 256;
-/// Longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this.
+/// The longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this time.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
-/// One wait: what was found so far, and how long it may take.
+/// One wait: the results so far, and its time limit.
 #[derive(Debug)]
 pub(super) struct Wait {
-    /// Polls in vain: since something came, or since the core was last given away.
+    /// The failed polls since something came, or since the core was last yielded.
     polls: u32,
     /// Whether something came since the last `rest`.
     came: bool,
-    /// What was tried since something came.
+    /// The polls and yields since something came.
     failed_polls: FailedPolls,
-    /// How the last sleep ended, if nothing came since.
+    /// The end of the last sleep, if nothing came since.
     slept: Option<Sleep>,
     limit: Limit,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sleep {
-    /// Somebody woke us.
+    /// A peer or another thread woke this one.
     Woken,
-    /// Nobody did.
+    /// The time limit of the sleep passed.
     Failed,
 }
 
-/// What is waited for.
+/// The event that a wait is for.
 #[derive(Clone, Copy)]
 pub(super) enum Awaited<'a> {
     Request(Request),
-    /// The same, while other threads go on.
+    /// A request, while other threads continue.
     Shared(Request),
-    /// This one, and after it the others.
+    /// A request, and after it the others.
     All(Request, Others<'a>),
-    /// A message from there.
+    /// A message from this source.
     Message(Source),
-    /// Something that does not depend on the room for messages here.
+    /// An event that does not depend on the room for messages.
     Other,
 }
 
-/// A request that uses a buffer of the caller's, while something runs that may panic: the handler of an active message,
-/// or a subscriber of `tracing`. Dropped only if it does; otherwise forgotten.
-struct Borrowed<'a> {
+/// A request that uses a buffer of the caller's while code runs that may panic: the handler of an active
+/// message, or a subscriber of `tracing`. It is dropped only if that code panics, and forgotten otherwise.
+struct BorrowedRequest<'a> {
     endpoint: &'a mut Endpoint,
     request: Request,
 }
 
-impl Drop for Borrowed<'_> {
+impl Drop for BorrowedRequest<'_> {
     fn drop(&mut self) {
         self.endpoint.release(self.request);
     }
 }
 
-/// Requests by numbers from 0 on; `None` after the last.
+/// Requests by number from 0; `None` after the last.
 pub(super) type Others<'a> = &'a dyn Fn(usize) -> Option<Request>;
 
-/// What is to be done between two polls.
+/// The action between two polls.
 pub(super) enum WaitStage {
     Poll,
-    /// Others may have the core: [`spin::give_way`].
+    /// A yield of the core: [`spin::give_way`].
     Yield,
-    /// It is time for this sleep, and then for [`Endpoint::unpark`].
+    /// This sleep, and then [`Endpoint::unpark`].
     Sleep(Parker),
 }
 
-/// How long a wait may take.
+/// The time limit of a wait.
 #[derive(Clone, Copy, Debug)]
 enum Limit {
     Never,
-    /// So long, from the first look at the clock on.
+    /// A time from the first reading of the clock.
     For(Duration),
-    /// Until then, which was so long.
+    /// An end, and the time that it was from the beginning.
     Until(Instant, Duration),
 }
 
 impl Wait {
-    /// A wait without end, or for at most so long.
+    /// Makes a wait without limit, or for at most `limit`.
     pub(super) const fn new(limit: Option<Duration>) -> Self {
         let limit = match limit {
             Some(limit) => Limit::For(limit),
@@ -125,16 +127,16 @@ impl Wait {
         Self { polls: 0, came: false, failed_polls: FailedPolls::NONE, slept: None, limit }
     }
 
-    /// Something came.
+    /// Begins the wait anew, because something came.
     #[inline(always)]
     fn renew(&mut self) {
         (self.polls, self.came) = (0, true);
     }
 
-    /// Fails when the limit has passed.
+    /// Fails if the limit has passed.
     pub(super) fn check(&mut self, now: Instant) -> Result<(), Error> {
         if let Limit::For(limit) = self.limit {
-            // A time beyond the clock's end never comes.
+            // A time beyond the end of the clock never comes.
             self.limit = now.checked_add(limit).map_or(Limit::Never, |end| Limit::Until(end, limit));
         }
         match self.limit {
@@ -143,7 +145,7 @@ impl Wait {
         }
     }
 
-    /// The time left; `None` without a limit.
+    /// Returns the time left; `None` without a limit.
     pub(super) fn left(&self, now: Instant) -> Option<Duration> {
         match self.limit {
             Limit::Never => None,
@@ -154,32 +156,17 @@ impl Wait {
 }
 
 impl Endpoint {
-    /// Delivers what has come and sends what is pending; bounded work, never blocks. Returns the packets moved.
-    ///
-    /// From time to time it asks the kernel whether the peers live.
-    #[inline]
-    pub fn progress(&mut self) -> usize {
-        if self.is_forked() {
-            return 0;
-        }
-        let packets = self.engine.progress().packets;
-        if self.is_clock_due(packets) {
-            self.look_at_clock();
-        }
-        packets
-    }
-
-    /// Counts a call that did without a poll; whether it is time for one.
+    /// Counts a call that made no poll. Returns whether a poll is due.
     #[inline(always)]
     pub(super) const fn is_progress_due(&mut self) -> bool {
         self.turns += 1;
         self.turns >= CLOCK_EVERY
     }
 
-    /// Counts a poll that found so many packets; whether it is time to look at the clock. Traffic with one peer must
-    /// not hide the death of another, nor the passing of a deadline.
+    /// Counts a poll that found so many packets. Returns whether the clock has to be read. Traffic with one
+    /// peer must not hide the death of another, nor a deadline that has passed.
     #[inline(always)]
-    fn is_clock_due(&mut self, packets: usize) -> bool {
+    pub(super) fn is_clock_due(&mut self, packets: usize) -> bool {
         self.turns += packets.max(1) as u32;
         if self.engine.handlers_mut().wants_attention() {
             self.attend_handlers();
@@ -187,10 +174,10 @@ impl Endpoint {
         self.turns >= CLOCK_EVERY
     }
 
-    /// Tells the time, and looks at the peers' lives if it is time for that; and whether that may have changed
-    /// anything.
+    /// Reads the clock, and makes a liveness check if one is due. Returns the time and whether the check may
+    /// have changed anything.
     #[inline(never)]
-    fn look_at_clock(&mut self) -> (Instant, bool) {
+    pub(super) fn look_at_clock(&mut self) -> (Instant, bool) {
         self.turns = 0;
         self.wake_counted();
         self.waiter.take_back_request();
@@ -202,10 +189,10 @@ impl Endpoint {
         (now, due && self.check_liveness())
     }
 
-    /// Goes on with a blocking receive that is not posted, from what its first poll found; posts it when spinning does
-    /// not help.
+    /// Continues a blocking receive that is not posted, from the result of its first poll. Posts the receive
+    /// when spinning does not help.
     ///
-    /// The buffer is the engine's only as long as this runs.
+    /// The engine uses the buffer only while this function runs.
     #[inline(never)]
     pub(super) fn recv_bypass(
         &mut self,
@@ -237,7 +224,8 @@ impl Endpoint {
                 Bypass::Idle => 0,
             };
             if !self.keep_polling(&mut wait, packets) {
-                // A look may have stored the message that this waits for. Before a sleep the receive is posted.
+                // A poll may have stored the message that this call waits for. The receive is posted before a
+                // sleep.
                 match self.rest(&mut wait)? {
                     Next::Sleep => break,
                     Next::Yield => self.give_way(&mut wait),
@@ -265,7 +253,7 @@ impl Endpoint {
         self.finish_after(request, wait)
     }
 
-    /// Goes on with a wait for a request.
+    /// Continues a wait for a request.
     #[inline]
     pub(super) fn go_on(
         &mut self,
@@ -295,21 +283,22 @@ impl Endpoint {
         }
     }
 
-    /// Waits for a request that borrows the caller's buffer: returns or unwinds only when the engine has done with the
-    /// buffer.
+    /// Waits for a request that borrows the caller's buffer. It returns or unwinds only when the engine has
+    /// finished with the buffer.
     pub(super) fn finish(&mut self, request: Request) -> Result<Status, Error> {
         self.finish_after(request, Wait::new(None))
     }
 
-    /// As [`Endpoint::finish`], after a wait that has begun already.
+    /// Waits as [`Endpoint::finish`] does, and continues an earlier wait.
     fn finish_after(&mut self, request: Request, mut wait: Wait) -> Result<Status, Error> {
-        let borrowed = Borrowed { endpoint: self, request };
+        let borrowed = BorrowedRequest { endpoint: self, request };
         let endpoint = &mut *borrowed.endpoint;
         let outcome = loop {
             match endpoint.go_on(request, &mut wait, Awaited::Request(request)) {
-                // Withdrawn, or, when it could not be, under way: then it ends, or its peer does.
+                // The request was withdrawn. If it could not be, it is under way, and ends at the latest with
+                // its peer.
                 Err(error @ Error::Unexpected { .. }) if endpoint.withdraw(request) => {
-                    // Only frees the slot.
+                    // This only frees the slot.
                     let _ = endpoint.outcome(request);
                     break Err(error);
                 }
@@ -321,16 +310,16 @@ impl Endpoint {
         outcome
     }
 
-    /// Makes progress while a request borrows the caller's buffer: unwinds only when the engine has done with the
-    /// buffer.
+    /// Makes progress while a request borrows the caller's buffer. It unwinds only when the engine has finished
+    /// with the buffer.
     pub(super) fn progress_beside(&mut self, request: Request) {
-        let borrowed = Borrowed { endpoint: self, request };
+        let borrowed = BorrowedRequest { endpoint: self, request };
         borrowed.endpoint.progress();
         std::mem::forget(borrowed);
     }
 
-    /// Ends a request whose buffer goes back to its owner at once: withdraws it, or waits for the transfer that is
-    /// under way. Never unwinds: a panic is raised by the next call that makes progress.
+    /// Ends a request whose buffer returns to its owner at once: withdraws it, or waits for the transfer that
+    /// is under way. It never unwinds; the next call that makes progress raises the panic.
     #[cold]
     pub(super) fn release(&mut self, request: Request) {
         let mut first = None;
@@ -340,11 +329,11 @@ impl Endpoint {
                 self.wait(request)
             }));
             match waited {
-                // A full store does not matter here: the buffer may not go before the transfer has ended.
+                // A full store does not matter here: the buffer must stay until the transfer has ended.
                 Ok(Err(Error::Unexpected { .. })) => {}
                 Ok(_) => break,
                 Err(panic) if first.is_none() => first = Some(panic),
-                // Dropping what a panic carries may panic again.
+                // The drop of a panic's payload may panic again.
                 Err(panic) => std::mem::forget(panic),
             }
         }
@@ -353,13 +342,13 @@ impl Endpoint {
         }
     }
 
-    /// Withdraws a request for which there is no room: a receive, or a message to ourselves that nobody can receive as
-    /// long as we wait.
+    /// Withdraws a request for which there is no room: a receive, or a message to this process itself. No
+    /// receive can match such a message while this thread waits.
     pub(super) fn withdraw(&mut self, request: Request) -> bool {
         self.cancel(request) || self.engine.withdraw_own_send(request.0)
     }
 
-    /// Waits until every pending send has left, or its peer is gone.
+    /// Waits until every pending send has left or its peer is gone.
     pub(super) fn flush_sends(&mut self) -> Result<(), Error> {
         let mut wait = Wait::new(Some(self.patience()));
         while self.engine.sends_pending() || self.engine.handlers_mut().wants_attention() {
@@ -369,14 +358,15 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Waits until no peer is about to copy into a buffer of ours: it becomes its owner's. A peer that copies is done
-    /// after some microseconds, or gone. One that says that it copies, and goes on to say so, is not believed for ever.
+    /// Waits until no peer copies into a buffer of this process. The buffer then belongs to its owner again. A
+    /// peer finishes such a copy within microseconds, or it is gone. The wait has a limit, in case a peer
+    /// claims to copy forever.
     pub(super) fn end_assists(&mut self) {
         let mut wait = Wait::new(Some(self.patience()));
         while !self.engine.end_assists() {
             spin_hint();
             if !self.keep_polling(&mut wait, 0) {
-                // There is no use in sleeping.
+                // A sleep has no use here.
                 match self.rest(&mut wait) {
                     Ok(Next::Yield) => self.give_way(&mut wait),
                     Ok(_) => {}
@@ -386,13 +376,13 @@ impl Endpoint {
         }
     }
 
-    /// How long peers are waited for at the end.
+    /// Returns how long the end of the endpoint waits for peers.
     fn patience(&self) -> Duration {
         Duration::from_secs(self.config.timeout_seconds.into())
     }
 
-    /// Between two polls, of which the last one found so many packets: spins, looks about, or sleeps. Whether it is
-    /// for something whose sender may be held back.
+    /// Spins, checks or sleeps between two polls, of which the last found `packets` packets. `awaited` shows
+    /// whether the awaited event's sender may be held back.
     #[inline(always)]
     pub(super) fn pause(
         &mut self,
@@ -409,7 +399,7 @@ impl Endpoint {
         self.pause_long(wait, awaited)
     }
 
-    /// Counts a poll that found so many packets; false when it is time for more than another one.
+    /// Counts a poll that found `packets` packets. Returns false if more than another poll is due.
     #[inline(always)]
     pub(super) fn keep_polling(&mut self, wait: &mut Wait, packets: usize) -> bool {
         if packets > 0 {
@@ -420,8 +410,7 @@ impl Endpoint {
         !self.is_clock_due(packets) && wait.polls < self.waiter.spin_policy.polls()
     }
 
-    /// What else is due when polling alone will not do: a look at the clock; and what to do when enough polls were in
-    /// vain.
+    /// Reads the clock if this is due, and decides what to do after enough failed polls.
     #[inline(never)]
     fn rest(&mut self, wait: &mut Wait) -> Result<Next, Error> {
         if std::mem::take(&mut wait.came) {
@@ -457,12 +446,12 @@ impl Endpoint {
         Ok(())
     }
 
-    /// What is to be done before the next poll, when polling alone will not do.
+    /// Returns the action before the next poll, when polls alone do not suffice.
     pub(super) fn stage(&mut self, wait: &mut Wait, awaited: Awaited<'_>) -> Result<WaitStage, Error> {
         // A handler may have forked.
         self.check_origin()?;
         let next = self.rest(wait)?;
-        // What is pending has its turn, however many packets come.
+        // Pending sends get their turn, however many packets come.
         if self.engine.has_work() && self.engine.progress().packets > 0 {
             wait.renew();
             return Ok(WaitStage::Poll);
@@ -474,7 +463,7 @@ impl Endpoint {
         }
         let now = Instant::now();
         wait.check(now)?;
-        // Many short sleeps need not be paid for by as many looks.
+        // Many short sleeps must not cause as many checks.
         if now.duration_since(self.liveness_checked) >= LIVENESS_EVERY {
             self.liveness_checked = now;
             if self.check_liveness() {
@@ -483,7 +472,7 @@ impl Endpoint {
         }
         let slept = wait.slept.take();
         if slept == Some(Sleep::Woken) {
-            // The entry in our inbox may be lost; the cells are the truth.
+            // The entry in the inbox may be lost. The cells are reliable.
             self.engine.port_mut().sweep_all();
             return Ok(WaitStage::Poll);
         }
@@ -496,19 +485,19 @@ impl Endpoint {
         Ok(self.prepare(wait, lacks).map_or(WaitStage::Poll, WaitStage::Sleep))
     }
 
-    /// Lets others have the core.
+    /// Yields the core.
     fn give_way(&mut self, wait: &mut Wait) {
         let took = give_way();
         self.learn_yield(wait, took);
     }
 
-    /// After a yield of this length.
+    /// Records a yield of this length.
     pub(super) fn learn_yield(&mut self, wait: &mut Wait, took: Duration) {
         self.waiter.counters.yields += 1;
         self.waiter.spin_policy.learn_yield(&mut wait.failed_polls, took);
     }
 
-    /// Why something is not to be waited for now, if it may be held back for want of room.
+    /// Returns why a wait has to fail, if its message may be held back for want of room.
     pub(super) fn held_back(&self, awaited: Awaited<'_>) -> Option<Error> {
         let held = match awaited {
             Awaited::Request(request) | Awaited::All(request, _) => {
@@ -527,7 +516,7 @@ impl Endpoint {
         futex_wake(self.waiter.sleep.futex(), u32::MAX);
     }
 
-    /// How many messages have to come at least before there is something to do.
+    /// Returns how many messages have to come at least before there is something to do.
     fn lacks(&self, awaited: Awaited<'_>) -> u32 {
         let Awaited::All(request, others) = awaited else { return 1 };
         let others = (0..MOST_LACKED).map_while(others);
@@ -535,14 +524,16 @@ impl Endpoint {
         lacked.count() as u32
     }
 
-    /// Wakes those who sleep on although we have sent them something, if we can't go on before they do.
+    /// Wakes peers that wait for more messages than they have got from this process, if this process cannot
+    /// continue before they do.
     pub(super) fn wake_counted(&mut self) {
         if self.engine.port_mut().has_counted() && self.engine.sends_pending() {
             self.engine.port_mut().wake_counted();
         }
     }
 
-    /// Says that we sleep, and for how many messages; `None` when there is something to do by now.
+    /// Announces a sleep, and the number of messages that it lacks. Returns `None` if there is something to do
+    /// by now.
     fn prepare(&mut self, wait: &Wait, lacks: u32) -> Option<Parker> {
         self.wake_counted();
         let sequence = self.waiter.announce(Way::Futex, lacks);
@@ -553,20 +544,20 @@ impl Endpoint {
         Some(Parker::new(self.waiter.sleep.clone(), sequence, self.longest_sleep(wait)))
     }
 
-    /// Until the peers' lives are to be looked at again, or the wait ends.
+    /// Returns the time until the next liveness check or the end of the wait.
     fn longest_sleep(&self, wait: &Wait) -> Duration {
         let now = Instant::now();
         let longest = LONGEST_SLEEP.saturating_sub(now.duration_since(self.liveness_checked));
         wait.left(now).map_or(longest, |left| left.min(longest))
     }
 
-    /// After a sleep.
+    /// Ends a sleep.
     pub(super) fn unpark(&mut self, wait: &mut Wait, slept: Slept) {
         self.waiter.unpark_after(slept);
         events::slept(slept.took, slept.woken);
         self.waiter.spin_policy.learn_sleep(&mut wait.failed_polls, slept.took, slept.woken);
         if !slept.woken {
-            // Perhaps somebody saw to it that nobody could wake us.
+            // A hostile peer may have suppressed the wake-up.
             self.engine.port_mut().sweep_all();
         }
         wait.slept = Some(if slept.woken { Sleep::Woken } else { Sleep::Failed });

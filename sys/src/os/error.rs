@@ -137,7 +137,10 @@ pub enum ShmError {
         wanted: Bytes,
     },
     /// RLIMIT_AS is too low.
-    #[error("address space limit is {limit}, {used} in use, {wanted} more wanted: ulimit -v {}", (used.0 + wanted.0).div_ceil(1024))]
+    #[error(
+        "address space limit is {limit}, {used} in use, {wanted} more wanted: ulimit -v {}",
+        (used.0 + wanted.0).div_ceil(1024)
+    )]
     AddressSpaceLimit {
         /// The soft limit.
         limit: Bytes,
@@ -147,7 +150,12 @@ pub enum ShmError {
         wanted: Bytes,
     },
     /// RLIMIT_MEMLOCK is too low.
-    #[error("memlock limit is {limit}{}, {wanted} wanted: ulimit -l {}{}", in_use(*locked), (locked.0 + wanted.0).div_ceil(1024), hard_limit(*hard))]
+    #[error(
+        "memlock limit is {limit}{}, {wanted} wanted: ulimit -l {}{}",
+        in_use(*locked),
+        (locked.0 + wanted.0).div_ceil(1024),
+        hard_limit(*hard)
+    )]
     MemlockLimit {
         /// The soft limit.
         limit: Bytes,

@@ -53,7 +53,7 @@ pub use closer::ForeignFd;
 pub use error::{Bytes, ShmError};
 pub use handoff::{Credentials, HandoffConnection, HandoffListener};
 pub use memory::{CopyError, IdentityStamp, RemoteMemory, allow_any_reader};
-pub(crate) use origin::Origin;
+pub(crate) use origin::ProcessOrigin;
 pub use segment::{Access, AttachLimits, HugePages, Segment, SegmentBacking, SegmentOptions};
 pub use wake::{HeavyFence, WaitResult, futex_wait, futex_wait_bits, futex_wake, futex_wake_bits};
 pub use watch::{Departed, Departure, Watch};

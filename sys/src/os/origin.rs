@@ -14,18 +14,18 @@ const BYTES: usize = 64 << 10;
 
 /// A number that is 0 in every child that the process forks, and stays what it is in the process itself.
 #[derive(Debug)]
-pub(crate) struct Origin {
+pub(crate) struct ProcessOrigin {
     word: NonNull<AtomicUsize>,
     /// Whether the kernel empties the page. Before Linux 4.14 it does not, and children are not told apart.
     wiped: bool,
 }
 
 // SAFETY: the page is reached by atomic loads only once it is made, and unmapped by the last owner.
-unsafe impl Send for Origin {}
+unsafe impl Send for ProcessOrigin {}
 // SAFETY: as above.
-unsafe impl Sync for Origin {}
+unsafe impl Sync for ProcessOrigin {}
 
-impl Origin {
+impl ProcessOrigin {
     /// The process that calls this, with a number, which is not 0.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl Origin {
         self.wiped
     }
 
-    /// The number that [`Origin::here`] was given; 0 in a forked child.
+    /// The number that [`ProcessOrigin::here`] was given; 0 in a forked child.
     #[inline(always)]
     pub(crate) fn number(&self) -> usize {
         self.word().load(Ordering::Relaxed)
@@ -76,7 +76,7 @@ impl Origin {
     }
 }
 
-impl Drop for Origin {
+impl Drop for ProcessOrigin {
     fn drop(&mut self) {
         // SAFETY: our own mapping, which a forked child has as well; nobody refers to it any more.
         unsafe { libc::munmap(self.word.as_ptr().cast::<c_void>(), BYTES) };
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_forked_child_sees_that_it_is_elsewhere_and_its_parent_sees_nothing() {
-        let origin = Origin::here(7).unwrap();
+        let origin = ProcessOrigin::here(7).unwrap();
         if !origin.is_known() {
             testing::skipped("this kernel (before 4.14) empties no pages in forked children");
             return;

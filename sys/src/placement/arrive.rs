@@ -7,7 +7,8 @@ use nemesia_core::wire::placement::{Frame, MOST_ASKED, MOST_REPLIES, Parsed, Rea
 
 use super::Stream;
 use super::link::{
-    End, IncomingFrame, Kind, Local, PendingReports, PlacementLink, PlacementReply, PostedReceives, What,
+    End, IncomingFrame, Local, PendingReports, PlacementKind, PlacementLink, PlacementReply, PostedReceives,
+    What,
 };
 use super::regions::{NOWHERE, PlacementParts, PlacementRegions, Reach, Vectors};
 use super::send::lost;
@@ -215,7 +216,7 @@ impl<S: Stream> PlacementLink<S> {
 
     fn begin_reply(&mut self, len: u32, source: Option<u64>) -> Result<(), End> {
         match self.replied() {
-            Some((Kind::Read { .. }, wanted, parts)) if wanted == len => {
+            Some((PlacementKind::Read { .. }, wanted, parts)) if wanted == len => {
                 self.expect(parts, len, What::Reply, source)
             }
             _ => Err(End::PROTOCOL),
@@ -228,7 +229,7 @@ impl<S: Stream> PlacementLink<S> {
         regions: &PlacementRegions,
         reports: &mut PendingReports,
     ) -> Result<(), End> {
-        let Some((Kind::Add { .. } | Kind::Swap { .. }, _, parts)) = self.replied() else {
+        let Some((PlacementKind::Add { .. } | PlacementKind::Swap { .. }, _, parts)) = self.replied() else {
             return Err(End::PROTOCOL);
         };
         if !regions.scatter(&parts, 0, &old.to_ne_bytes()) {
@@ -273,7 +274,7 @@ impl<S: Stream> PlacementLink<S> {
     }
 
     /// Returns the work request of the next reply: its kind, its length, and its destination.
-    fn replied(&mut self) -> Option<(Kind, u32, PlacementParts)> {
+    fn replied(&mut self) -> Option<(PlacementKind, u32, PlacementParts)> {
         // The places of completed requests may be in use again.
         self.next_reply = self.next_reply.max(self.completed);
         while self.next_reply < self.sent {

@@ -17,7 +17,7 @@ pub(super) const MOST_INLINE: usize = 64;
 
 /// The kind of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PlacementKind {
     Write { to: RemoteRange, immediate: Option<u32> },
     Read { from: RemoteRange },
     Send { immediate: Option<u32> },
@@ -25,7 +25,7 @@ pub(super) enum Kind {
     Swap { at: RemoteRange, expected: u64, new: u64 },
 }
 
-impl Kind {
+impl PlacementKind {
     /// Returns whether it has a reply of its own.
     pub(super) const fn is_answered(self) -> bool {
         matches!(self, Self::Read { .. } | Self::Add { .. } | Self::Swap { .. })
@@ -50,7 +50,7 @@ pub(super) struct PostedReceives {
     pub(super) id: u64,
     pub(super) quiet: bool,
     pub(super) fence: bool,
-    pub(super) kind: Kind,
+    pub(super) kind: PlacementKind,
     pub(super) local: Local,
     pub(super) len: u32,
     /// Whether its reply has arrived.

@@ -15,7 +15,7 @@ use nemesia_core::wire::placement::{Handshake, PlacementAnswer};
 
 use super::handshake::{LingeringClose, UnauthenticatedConnection};
 use super::link::{
-    End, Freed, Kind, Local, MOST_INLINE, PendingReports, PlacementLink, PostedReceives, Receive,
+    End, Freed, Local, MOST_INLINE, PendingReports, PlacementKind, PlacementLink, PostedReceives, Receive,
 };
 use super::regions::{MOST_PARTS, MOST_REGIONS, PlacementParts, PlacementRegions};
 use super::{Stream as _, StreamTransport};
@@ -216,7 +216,7 @@ impl<T: StreamTransport> PlacementPort<T> {
     }
 
     #[inline]
-    fn post(&mut self, work: Work, kind: Kind, (local, len): (Local, u32)) -> Result<(), PostError> {
+    fn post(&mut self, work: Work, kind: PlacementKind, (local, len): (Local, u32)) -> Result<(), PostError> {
         let link = self.link_mut(work.connection).ok_or(PostError::NotReady)?;
         if link.state != ConnectionState::Ready {
             return Err(PostError::NotReady);
@@ -230,7 +230,13 @@ impl<T: StreamTransport> PlacementPort<T> {
         Ok(())
     }
 
-    fn change(&mut self, work: Work, into: Slice, kind: Kind, at: RemoteRange) -> Result<(), PostError> {
+    fn change(
+        &mut self,
+        work: Work,
+        into: Slice,
+        kind: PlacementKind,
+        at: RemoteRange,
+    ) -> Result<(), PostError> {
         if into.len != 8 || !at.address.is_multiple_of(8) {
             return Err(PostError::Alignment);
         }
@@ -357,12 +363,12 @@ unsafe impl<T: StreamTransport> MemoryPort for PlacementPort<T> {
         immediate: Option<u32>,
     ) -> Result<(), PostError> {
         let source = self.source(from)?;
-        self.post(work, Kind::Write { to, immediate }, source)
+        self.post(work, PlacementKind::Write { to, immediate }, source)
     }
 
     fn read(&mut self, work: Work, into: &[Slice], from: RemoteRange) -> Result<(), PostError> {
         let len = self.check(into, true)?;
-        self.post(work, Kind::Read { from }, (Local::Parts(PlacementParts::new(into)), len))
+        self.post(work, PlacementKind::Read { from }, (Local::Parts(PlacementParts::new(into)), len))
     }
 
     fn send(
@@ -372,11 +378,11 @@ unsafe impl<T: StreamTransport> MemoryPort for PlacementPort<T> {
         immediate: Option<u32>,
     ) -> Result<(), PostError> {
         let source = self.source(from)?;
-        self.post(work, Kind::Send { immediate }, source)
+        self.post(work, PlacementKind::Send { immediate }, source)
     }
 
     fn fetch_add(&mut self, work: Work, into: Slice, at: RemoteRange, add: u64) -> Result<(), PostError> {
-        self.change(work, into, Kind::Add { at, add }, at)
+        self.change(work, into, PlacementKind::Add { at, add }, at)
     }
 
     fn compare_swap(
@@ -387,7 +393,7 @@ unsafe impl<T: StreamTransport> MemoryPort for PlacementPort<T> {
         expected: u64,
         new: u64,
     ) -> Result<(), PostError> {
-        self.change(work, into, Kind::Swap { at, expected, new }, at)
+        self.change(work, into, PlacementKind::Swap { at, expected, new }, at)
     }
 
     fn receive(&mut self, queue: ReceiveQueue, id: u64, into: &[Slice]) -> Result<(), PostError> {

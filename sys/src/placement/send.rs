@@ -6,7 +6,7 @@ use nemesia_core::port::memory::{ConnectionState, LostError, WorkError};
 use nemesia_core::wire::placement::{Frame, MOST_ASKED, MOST_FRAME_BYTES, MOST_REPLIES, Reason};
 
 use super::Stream;
-use super::link::{Body, End, Kind, Local, PlacementLink, PlacementReply, PostedReceives};
+use super::link::{Body, End, Local, PlacementKind, PlacementLink, PlacementReply, PostedReceives};
 use super::regions::{PlacementParts, PlacementRegions, Vectors};
 
 /// Payloads up to this length are copied, and go out with their frame and with others.
@@ -169,16 +169,16 @@ impl<S: Stream> PlacementLink<S> {
             }
             _ => None,
         };
-        let lent = source.is_some() && matches!(posted.kind, Kind::Write { .. });
+        let lent = source.is_some() && matches!(posted.kind, PlacementKind::Write { .. });
         let frame = match posted.kind {
-            Kind::Write { to, immediate } => match source {
+            PlacementKind::Write { to, immediate } => match source {
                 Some(source) => Frame::WriteFrom { len: posted.len, to, immediate, source },
                 None => Frame::Write { len: posted.len, to, immediate },
             },
-            Kind::Read { from } => Frame::Read { len: posted.len, from },
-            Kind::Send { immediate } => Frame::Send { len: posted.len, immediate },
-            Kind::Add { at, add } => Frame::Add { at, add },
-            Kind::Swap { at, expected, new } => Frame::Swap { at, new, expected },
+            PlacementKind::Read { from } => Frame::Read { len: posted.len, from },
+            PlacementKind::Send { immediate } => Frame::Send { len: posted.len, immediate },
+            PlacementKind::Add { at, add } => Frame::Add { at, add },
+            PlacementKind::Swap { at, expected, new } => Frame::Swap { at, new, expected },
         };
         let before = self.stage.len();
         self.stage_frame(&frame);

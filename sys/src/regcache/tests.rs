@@ -203,8 +203,7 @@ fn registration_in_use_outlives_the_change_and_is_not_found_again() {
 }
 
 /// Only one watch of a process can have a page. A late drop by the other watch must not end it, which the
-/// kernel would do before Linux 6.17.
-/// Linux 6.17.
+/// kernel would do before Linux 6.17. Linux 6.17.
 #[test]
 fn caches_of_one_process_leave_the_watches_of_each_other_alone() {
     if !alone("caches_of_one_process_leave_the_watches_of_each_other_alone") {

@@ -15,7 +15,7 @@ use crate::os::{ForeignFd, HandoffConnection, HandoffListener, ShmError, closer,
 /// How long one handshake may take to arrive.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// How long, when there is no room for more.
-const CROWDED_TIME: Duration = Duration::from_millis(200);
+const SHORT_HANDSHAKE_TIME: Duration = Duration::from_millis(200);
 /// Connections at once, beyond one for each rank.
 const SPARE: usize = 64;
 /// Connections that are accepted before those that are there are heard.
@@ -34,7 +34,7 @@ pub(super) struct Arrivals {
 }
 
 /// Somebody who has said who it is.
-pub(super) type Heard = (HandoffConnection, ShmHandshake, Vec<ForeignFd>);
+pub(super) type ArrivedHandshake = (HandoffConnection, ShmHandshake, Vec<ForeignFd>);
 
 impl Arrivals {
     /// For so many ranks.
@@ -73,12 +73,12 @@ impl Arrivals {
     }
 
     fn make_room(&mut self, now: Instant) {
-        let patience = if self.silent.len() < self.most { HANDSHAKE_TIME } else { CROWDED_TIME };
+        let patience = if self.silent.len() < self.most { HANDSHAKE_TIME } else { SHORT_HANDSHAKE_TIME };
         self.silent.retain(|(_, since)| now.duration_since(*since) < patience);
     }
 
     /// The next that has said who it is. What cannot be understood is closed.
-    pub(super) fn hear(&mut self) -> Option<Heard> {
+    pub(super) fn hear(&mut self) -> Option<ArrivedHandshake> {
         let now = Instant::now();
         while let Some((at, heard)) = self.silent.iter().enumerate().find_map(|(at, (connection, _))| {
             connect::hear(connection, now).transpose().map(|heard| (at, heard))

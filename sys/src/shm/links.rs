@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nemesia_core::shared::port::Link;
 
-use crate::os::Origin;
+use crate::os::ProcessOrigin;
 
 /// One element a rank. How many there are is read from a page that is empty in a forked child: every call of the port
 /// finds no link there, and does nothing, at no cost beyond that of one load.
@@ -17,7 +17,7 @@ pub(crate) struct Links {
     /// In the page of `origin`: the number of links, or 0. Here, as each message reads it.
     count: NonNull<AtomicUsize>,
     /// Holds the page.
-    _origin: Arc<Origin>,
+    _origin: Arc<ProcessOrigin>,
 }
 
 // SAFETY: `count` is only read, by atomic loads, and `_origin`, which may move between threads, keeps it mapped.
@@ -25,7 +25,7 @@ unsafe impl Send for Links where Link<'static>: Send {}
 
 impl Links {
     /// `origin` was made with the number of ranks; each has an element, if need be an empty one.
-    pub(super) fn new(mut links: Vec<Option<Link<'static>>>, origin: Arc<Origin>) -> Self {
+    pub(super) fn new(mut links: Vec<Option<Link<'static>>>, origin: Arc<ProcessOrigin>) -> Self {
         links.resize_with(origin.number(), || None);
         Self { links: links.into_boxed_slice(), count: origin.place(), _origin: origin }
     }

@@ -34,7 +34,7 @@ use nemesia_core::sync::{Payload, PayloadMut, Word64};
 
 use super::links::Links;
 use super::{Kernel, Pair, Port};
-use crate::os::{Origin, Segment};
+use crate::os::{ProcessOrigin, Segment};
 
 // See the module's documentation.
 const _: () = assert!(!needs_drop::<Option<Link<'static>>>());
@@ -203,7 +203,7 @@ pub(super) fn port(
     ours: &Arc<Pair>,
     peers: Vec<Option<Pair>>,
     kernel: impl FnOnce(Mappings) -> Kernel,
-    origin: &Arc<Origin>,
+    origin: &Arc<ProcessOrigin>,
 ) -> Result<Port, LayoutError> {
     let cell_bytes = geometry.cell_bytes as usize;
     let mut links = Vec::with_capacity(peers.len());

@@ -58,8 +58,7 @@ impl CompletionQueue {
     /// all its queue pairs end in an error state: never let more requests be under way.
     ///
     /// # Errors
-    /// The device has no such queue.
-    /// The device has no such queue.
+    /// The device has no such queue. The device has no such queue.
     pub fn new(device: &Arc<Device>, entries: u32) -> Result<Arc<Self>, VerbsError> {
         let verbs = verbs()?;
         // SAFETY: the context is open.
@@ -149,8 +148,7 @@ impl CompletionQueue {
     /// no event: poll again afterwards, before sleeping.
     ///
     /// # Errors
-    /// The queue is broken.
-    /// The queue is broken.
+    /// The queue is broken. The queue is broken.
     pub fn arm(&self) -> Result<(), VerbsError> {
         self.take_events();
         // SAFETY: the queue is in use.

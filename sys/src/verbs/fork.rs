@@ -37,8 +37,8 @@ pub fn fork_safety() -> Result<ForkSafety, VerbsError> {
 /// registration. Must be called before anything is registered.
 ///
 /// # Errors
-/// The library is absent, or memory is registered already.
-/// The library is absent, or memory is registered already.
+/// The library is absent, or memory is registered already. The library is absent, or memory is registered
+/// already.
 pub fn prepare_fork() -> Result<(), VerbsError> {
     // SAFETY: no requirements.
     match unsafe { (verbs()?.ibv_fork_init)() } {

@@ -41,7 +41,7 @@ use super::shared::SharedReceives;
 use super::survey::{DevicePreference, DeviceSelection};
 use crate::cm::{Channel, Id, encode_address};
 use held::Holding;
-use link::Links;
+use link::VerbsLinks;
 use regions::VerbsRegions;
 use ring::Slab;
 
@@ -87,11 +87,10 @@ impl Default for PortOptions {
 }
 
 /// A memory port over an RDMA device. After [`Event::PortFailed`] it must be dropped: the kernel may wait for
-/// that before it releases the device.
-/// device go.
+/// that before it releases the device. device go.
 pub struct VerbsPort {
     // In the order of dropping: users before the objects that they use.
-    links: Links,
+    links: VerbsLinks,
     /// Identifiers of closed connections, kept until the peer has confirmed the end, or until that time.
     leaving: Vec<(Id, Connection, Duration)>,
     listener: Option<Id>,

@@ -1,10 +1,10 @@
-//! `successor read|write`: two ranks; rank 1 dies just before rank 0's system call copies, and its process number goes
-//! to a stranger. Rank 0 must neither deliver the stranger's bytes nor change them.
+//! `successor read|write`: two ranks. Rank 1 dies just before rank 0's system call copies, and an unrelated
+//! process gets its process id. Rank 0 must neither deliver that process's bytes nor change them.
 //!
-//! The moment is exact, as this program defines the copying functions of the C library itself: they stand for a rank 0
-//! that the kernel does not run for a while. It needs a pid namespace whose numbers it may choose (`ns_last_pid`); the
-//! buffers of all processes have one address. Exit code 0: nothing of the stranger's was touched. 4: something was, or
-//! it was not tried.
+//! The moment is exact, because this program defines the copying functions of the C library itself. They act as
+//! if the kernel did not run rank 0 for a while. The test needs a pid namespace in which it may choose process
+//! ids (`ns_last_pid`). The buffers of all processes have one address. Exit code 0: no memory of the successor
+//! was read or changed. 4: some was, or the test did not happen.
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::process::ExitCode;
@@ -14,24 +14,24 @@ use std::time::{Duration, Instant};
 use nemesia::{Config, Endpoint, Error, Source, Tag};
 use nemesia_tests::say;
 
-/// Where the buffers of all processes are.
+/// The address of the buffers in all processes.
 const AT: usize = 0x7000_0000_0000;
-/// Less than what is shared with the sender, and more than what is sent eagerly.
+/// More than is sent eagerly, and too little for a sender-assisted copy.
 const READ: usize = 40 << 10;
-/// Enough for the sender to copy some of it.
+/// Enough for a sender-assisted copy.
 const WRITE: usize = 16 << 20;
-/// Copies of at least so many bytes are of the message.
+/// Copies of at least this many bytes belong to the message.
 const PAYLOAD: usize = 4 << 10;
-/// What the stranger's memory holds.
+/// The contents of the successor's memory.
 const STRANGE: u8 = 0xee;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The process that is to be replaced before the next copy in this direction; 0 when none is.
+/// The process that is to be replaced before the next copy in this direction. 0 if none.
 static READ_FROM: AtomicI32 = AtomicI32::new(0);
 static WRITTEN_TO: AtomicI32 = AtomicI32::new(0);
-/// A receiver that takes its time, so that the sender copies too.
+/// Whether the receiver is slow, so that the sender assists.
 static SLOW: AtomicBool = AtomicBool::new(false);
-/// The ends of pipes to the stranger: to ask it, and for its answers.
+/// The ends of pipes to the successor: for the question and for the answer.
 static ASK: AtomicI32 = AtomicI32::new(-1);
 static ANSWER: AtomicI32 = AtomicI32::new(-1);
 
@@ -46,7 +46,7 @@ unsafe extern "C" fn process_vm_readv(
     remotes: c_ulong,
     flags: c_ulong,
 ) -> libc::ssize_t {
-    // SAFETY: the caller's array.
+    // SAFETY: the array is the caller's.
     let bytes = unsafe { std::slice::from_raw_parts(remote, remotes as usize) };
     if bytes.iter().map(|part| part.iov_len).sum::<usize>() >= PAYLOAD {
         replace_before(&READ_FROM, pid);
@@ -54,7 +54,7 @@ unsafe extern "C" fn process_vm_readv(
             std::thread::sleep(Duration::from_millis(20));
         }
     }
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller fulfils the system call's conditions.
     unsafe {
         libc::syscall(libc::SYS_process_vm_readv, pid, local, locals, remote, remotes, flags) as libc::ssize_t
     }
@@ -72,7 +72,7 @@ unsafe extern "C" fn process_vm_writev(
     flags: c_ulong,
 ) -> libc::ssize_t {
     replace_before(&WRITTEN_TO, pid);
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller fulfils the system call's conditions.
     unsafe {
         libc::syscall(libc::SYS_process_vm_writev, pid, local, locals, remote, remotes, flags)
             as libc::ssize_t
@@ -91,23 +91,23 @@ unsafe extern "C" fn pwrite64(
     if len >= PAYLOAD && (at as usize) >= AT {
         replace_before(&WRITTEN_TO, WRITTEN_TO.load(Relaxed));
     }
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller fulfils the system call's conditions.
     unsafe { libc::syscall(libc::SYS_pwrite64, fd, from, len, at) as libc::ssize_t }
 }
 
-/// Ends a process once, and has a stranger take its number.
+/// Ends a process once, and starts another process with the same process id.
 fn replace_before(doomed: &AtomicI32, pid: libc::pid_t) {
     if pid == 0 || doomed.compare_exchange(pid, 0, Relaxed, Relaxed).is_err() {
         return;
     }
     let deadline = Instant::now() + LIMIT;
-    // SAFETY: numbers only. The launcher of both ranks reaps it, and its number is free.
+    // SAFETY: takes numbers only. The launcher of both ranks reaps the process, which frees its process id.
     while unsafe { libc::kill(pid, libc::SIGKILL) } == 0 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
     let (ask, answer) = (pipe(), pipe());
     while Instant::now() < deadline {
-        // What can't be written is seen below: the number does not come.
+        // If the write fails, the loop below notices: the process id does not come.
         let _ = std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string());
         // SAFETY: this process has one thread; the child calls nothing that allocates or locks.
         let child = unsafe { libc::fork() };
@@ -133,7 +133,7 @@ fn replace_before(doomed: &AtomicI32, pid: libc::pid_t) {
 
 const READY: u64 = u64::MAX;
 
-/// The stranger: fills its memory, waits, and says how much of it was changed.
+/// Runs the successor: fills its memory, waits, and reports how many bytes were changed.
 fn be_strange(ask: c_int, answer: c_int) {
     // SAFETY: this process has inherited the mapping, and nothing else uses it.
     let memory = unsafe { std::slice::from_raw_parts_mut(AT as *mut u8, WRITE) };

@@ -16,7 +16,7 @@ pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
 }
 
 const PAGE: usize = 4096;
-/// Lengths of short payloads, which fabrics may copy in another way than longer payloads.
+/// The lengths of short payloads, which fabrics may copy in another way than longer ones.
 const SHORT: [u32; 8] = [2, 3, 5, 8, 17, 31, 32, 33];
 
 fn text(error: impl std::fmt::Display) -> String {
@@ -28,14 +28,14 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + at / 256) as u8).collect()
 }
 
-/// A read without a part could take the part of an earlier work request that had its place in the queue.
+/// A read without a part could use the part of an earlier work request from the same slot of the queue.
 fn empty_read_changes_nothing<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let (a, _) = bench.connect(0, 1)?;
     let (mine, theirs) = (bench.open_memory(0, PAGE)?, bench.open_memory(1, PAGE)?);
     mine.put(0, &[0x11; PAGE]);
     theirs.put(0, &[0xee; PAGE]);
-    // Every place of the queue has been used.
+    // Every slot of the queue has been used.
     for _ in 0..bench.facts()?.send_depth + 16 {
         let id = bench.next_id();
         let part = [mine.slice(0, 64)];
@@ -96,7 +96,7 @@ fn payloads_across_a_page_end<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let (a, b) = bench.connect(0, 1)?;
     let long = bench.most_bytes()?.min(1 << 16) as usize;
     let (mine, theirs) = (bench.open_memory(0, long.max(2 * PAGE))?, bench.open_memory(1, 2 * PAGE)?);
-    // Writes may be placed in any order, so the short one has its own place behind the long one.
+    // Writes may be placed in any order, so the short write has its own place behind the long one.
     let (sink, into) = (bench.sink(0, PAGE)?, bench.open_memory(1, long + PAGE)?);
     let is_deep = bench.facts()?.send_depth > 1;
     mine.put(0, &pattern(2 * PAGE));
@@ -110,7 +110,7 @@ fn payloads_across_a_page_end<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             ensure(is_whole, || format!("a read of {len} bytes, {before} of them before the end of a page"))?;
         }
         for before in 1..len {
-            // The device is busy with the long write when it gets the short write.
+            // The device is busy with the long write when the short write reaches it.
             let (at, mut ids) = (u64::from(PAGE as u32 - before), Vec::new());
             let writes = [(mine.slice(0, long as u32), 0), (mine.slice(at, len), long as u64)];
             for (part, to) in writes.into_iter().skip(usize::from(!is_deep)) {

@@ -38,12 +38,11 @@ impl Block {
         Self { base, layout }
     }
 
-    /// Returns the memory twice: once to be registered, once to be inspected. The block is freed after the port
-    /// to which it
-    /// is lent; it is only copied to and from.
+    /// Returns the memory twice: once to be registered, once to be inspected. The block is freed after the
+    /// port to which it is lent; it is only copied to and from.
     pub(super) fn lent(&self, len: usize) -> (LentMemory, LentMemory) {
         let len = len.min(self.layout.size());
-        // SAFETY: allocated with that length, and zeroed; of the rest, what is said above.
+        // SAFETY: allocated with that length, and zeroed. The doc comment has the rest.
         unsafe { (LentMemory::from_raw(self.base, len), LentMemory::from_raw(self.base, len)) }
     }
 }
@@ -79,7 +78,7 @@ impl Memory {
 
     /// Stores bytes.
     pub fn put(&self, at: u64, bytes: &[u8]) {
-        // A check that stores outside its memory is itself wrong; it notices by what it reads back.
+        // A check that stores outside its memory is itself wrong; it detects that when it reads the bytes back.
         let _ = self.view.write(at, bytes);
     }
 

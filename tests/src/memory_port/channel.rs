@@ -1,4 +1,4 @@
-//! Channels over the fabric: what the engine uses of it.
+//! Channels over the fabric, as far as the engine uses them.
 
 mod engine;
 mod node;
@@ -203,7 +203,7 @@ fn lost<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     drop(blocks);
     for rank in [0, 1] {
         let mut fault = None;
-        bench.until("the loss is told", |bench| {
+        bench.until("the loss is reported", |bench| {
             hall.turn(bench);
             // A rank that sends notices sooner.
             let _ = hall.say(rank, 2, 0);
@@ -216,7 +216,7 @@ fn lost<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             fault.is_some()
         })?;
         let fault = fault.ok_or("no fault")?;
-        equal("who is lost", fault.peer, 2)?;
+        equal("the lost peer", fault.peer, 2)?;
         let typed = matches!(fault.fault, PortFault::Lost(_) | PortFault::Work(_));
         ensure(typed, || format!("a peer that was lost: {fault}"))?;
     }

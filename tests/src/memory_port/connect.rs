@@ -13,7 +13,7 @@ use super::{Check, Fabric, Verdict, ensure, equal};
 pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     vec![
         ("facts_make_sense", facts),
-        ("both_sides_learn_what_the_other_says", private),
+        ("both_sides_receive_the_private_data_of_the_other", private),
         ("a_refusal_is_reported_with_its_reason", refusal),
         ("nobody_listens", nobody),
         ("addresses_of_other_fabrics_are_not_understood", address),
@@ -125,14 +125,14 @@ fn nobody<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     }
     let offer = bench.offer(b"hello", false);
     match bench.port(0)?.connect(&address, &offer) {
-        // Some fabrics know this at once.
+        // Some fabrics report this at once.
         Err(ConnectError::NotListening | ConnectError::Unreachable) => return Ok(()),
-        Err(other) => return Err(format!("nobody there: {other}")),
+        Err(other) => return Err(format!("no listener: {other}")),
         Ok(_) => {}
     }
     let (connection, error, _) = bench.event(0, "failed", failed)?;
     let known = [ConnectError::NotListening, ConnectError::Unreachable, ConnectError::Refused];
-    ensure(known.contains(&error), || format!("nobody there: {error}"))?;
+    ensure(known.contains(&error), || format!("no listener: {error}"))?;
     bench.close(0, connection)
 }
 

@@ -157,7 +157,7 @@ fn immediates<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         write.map_err(|error| format!("{len} bytes: {error}"))?;
         let (reported, found, written) = bench.received(1, id)?;
         let is_known = reported == len || reported == 0 || len > message && reported < len;
-        ensure(is_known, || format!("{len} bytes written, {reported} told"))?;
+        ensure(is_known, || format!("{len} bytes written, {reported} reported"))?;
         equal("immediate", (found, written), (Some(immediate), true))?;
         check_frame(&to, id, len)?;
         bench.succeeds(0, id)?;

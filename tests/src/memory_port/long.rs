@@ -34,9 +34,9 @@ fn lens<F: Fabric>(bench: &mut Bench<F>) -> Result<Option<(u32, u32)>, String> {
 }
 
 /// Both ends with memory: the source of writes, the target of writes and reads, and the destination of reads.
-type Ends = ((Connection, Connection), [Memory; 3]);
+type LongEnds = ((Connection, Connection), [Memory; 3]);
 
-fn ends<F: Fabric>(bench: &mut Bench<F>, len: u32) -> Result<Ends, String> {
+fn ends<F: Fabric>(bench: &mut Bench<F>, len: u32) -> Result<LongEnds, String> {
     bench.open(2)?;
     let pair = bench.connect(0, 1)?;
     let len = len as usize;
@@ -44,7 +44,7 @@ fn ends<F: Fabric>(bench: &mut Bench<F>, len: u32) -> Result<Ends, String> {
 }
 
 /// Opens with as much memory as the longest transfer needs.
-fn long_ends<F: Fabric>(bench: &mut Bench<F>) -> Result<Option<(u32, u32, Ends)>, String> {
+fn long_ends<F: Fabric>(bench: &mut Bench<F>) -> Result<Option<(u32, u32, LongEnds)>, String> {
     bench.open(1)?;
     let Some((message, most)) = lens(bench)? else { return Ok(None) };
     bench.nodes.clear();

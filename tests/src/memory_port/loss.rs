@@ -192,8 +192,7 @@ fn take_back<F: Fabric>(bench: &mut Bench<F>, node: usize, memory: &Memory) -> V
 }
 
 /// Deregisters memory of `node` in the middle of work of all kinds between `own` and `theirs`. From then on
-/// nothing may
-/// touch the memory, and the connection must still end in good order.
+/// nothing may touch the memory, and the connection must still end in good order.
 fn taken_back<F: Fabric>(
     bench: &mut Bench<F>,
     round: usize,

@@ -117,6 +117,7 @@ fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdic
     };
     let len = if kind == 2 { len.min(message) } else { len };
     let bytes = source.get(start, len as usize);
+    let part = [source.slice(start, len)];
     // At most one message waits, so that its receive is known to be posted; and one read, so that its room is
     // its own.
     if kind == 1 && !flow.reads.is_empty() || kind == 2 && !flow.messages.is_empty() {
@@ -125,19 +126,17 @@ fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdic
     let room = flow.base;
     if kind == 2 {
         let [_, _, into] = &memories[flow.to.0];
-        let part = [into.slice(room + u64::from(WINDOW) * 4, len)];
-        bench.port(flow.to.0)?.receive(ReceiveQueue::Of(flow.to.1), id, &part).map_err(|e| e.to_string())?;
+        let receive = [into.slice(room + u64::from(WINDOW) * 4, len)];
+        bench
+            .port(flow.to.0)?
+            .receive(ReceiveQueue::Of(flow.to.1), id, &receive)
+            .map_err(|e| e.to_string())?;
     }
     let port = bench.port(flow.from.0)?;
     let posted = match kind {
-        0 => port.write(
-            work,
-            CompletionSource::Gather(&[source.slice(start, len)]),
-            target.at(room + place),
-            None,
-        ),
+        0 => port.write(work, CompletionSource::Gather(&part), target.at(room + place), None),
         1 => port.read(work, &[sink.slice(room, len)], target.at(room + place)),
-        _ => port.send(work, CompletionSource::Gather(&[source.slice(start, len)]), None),
+        _ => port.send(work, CompletionSource::Gather(&part), None),
     };
     match posted {
         Ok(()) => {}
@@ -145,11 +144,7 @@ fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdic
         Err(PostError::QueueFull) => {
             // The receive is posted: it takes this message once there is room.
             drain_sends(bench, flow, sink)?;
-            let again = bench.port(flow.from.0)?.send(
-                work,
-                CompletionSource::Gather(&[source.slice(start, len)]),
-                None,
-            );
+            let again = bench.port(flow.from.0)?.send(work, CompletionSource::Gather(&part), None);
             again.map_err(|error| format!("after everything has completed: {error}"))?;
         }
         Err(other) => return Err(format!("operation {kind} of {len} bytes: {other}")),

@@ -82,7 +82,7 @@ fn exchange(endpoint: &mut Endpoint, message: u64, len: usize) -> Outcome {
 /// More than is sent in the time of any test. Only address space is needed.
 const FLOOD: usize = 64 << 30;
 
-/// Rank 1 sends one endless message. Rank 0 still keeps its deadlines, and learns of rank 2's death.
+/// Rank 1 sends one endless message. Rank 0 still keeps its deadlines, and detects rank 2's death.
 pub(super) fn flood() -> Outcome {
     let mut endpoint = open()?;
     match endpoint.rank() {
@@ -139,7 +139,7 @@ fn beside_a_flood(mut endpoint: Endpoint) -> Outcome {
     // SAFETY: mapped until the process ends, and used for nothing else.
     let flooded = unsafe { endpoint.irecv(Source::Rank(1), Tag::Exactly(1), reservoir()?, FLOOD) }?;
     let never = arena.irecv(&mut endpoint, Source::Rank(2), Tag::Exactly(2), 8)?;
-    // The flood counts as begun after it has been received from for a while.
+    // The flood counts as begun when rank 0 has received from it for a while.
     let start = Instant::now();
     for _ in 0..3 {
         let outcome = endpoint.wait_timeout(never, limit);

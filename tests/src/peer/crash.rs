@@ -1,7 +1,7 @@
 //! Modes in which a rank is killed from outside.
 //!
-//! `crash SEED`: two ranks exchange messages for ever. `survive VICTIM ROUNDS`: two of three ranks go on.
-//! `notice`: rank 0 waits for rank 2, which dies, while it never stops exchanging messages with rank 1.
+//! `crash SEED`: two ranks exchange messages for ever. `survive VICTIM ROUNDS`: two of three ranks continue.
+//! `notice`: rank 0 waits for rank 2, which dies, and exchanges messages with rank 1 all the time.
 
 use nemesia::{Endpoint, Error, Failure, Request, Source, Tag};
 
@@ -148,7 +148,7 @@ pub(super) fn survive(victim: usize, rounds: u64) -> Outcome {
     let other = 3 - rank - victim;
     let (mut alone, mut left) = (false, rounds);
     for message in 0_u64.. {
-        // Both survivors learn in the same round that both know of the death.
+        // Both survivors are informed in the same round that both know of the death.
         let mine = [u8::from(alone)];
         let mut theirs = [0];
         endpoint.send(other, message, &mine)?;
@@ -176,7 +176,10 @@ fn bereaved(endpoint: &mut Endpoint, victim: usize, message: u64) -> Outcome<boo
         Err(Fault::Library(Error::PeerFailed { rank, failure: Failure::Died })) if rank == victim => {}
         Err(fault) => return Err(fault),
     }
-    let of_victim = |outcome: &Result<(), Error>| matches!(outcome, Err(Error::PeerFailed { rank, .. }) if *rank == victim);
+    let of_victim = |outcome: &Result<(), Error>| match outcome {
+        Err(Error::PeerFailed { rank, .. }) => *rank == victim,
+        _ => false,
+    };
     let send = endpoint.send(victim, 0, &[]);
     ensure(of_victim(&send), || format!("a send to the dead: {send:?}"))?;
     let never = Tag::Exactly(u64::MAX);
@@ -193,8 +196,8 @@ fn bereaved(endpoint: &mut Endpoint, victim: usize, message: u64) -> Outcome<boo
     Ok(true)
 }
 
-/// Rank 0 posts a receive from rank 2, which dies without a message. Rank 0 goes on exchanging messages with
-/// rank 1 by blocking calls until it knows of the death, without ever waiting for rank 2.
+/// Rank 0 posts a receive from rank 2, which dies without a message. Rank 0 continues to exchange messages with
+/// rank 1 by blocking calls until it has detected the death, without ever waiting for rank 2.
 pub(super) fn notice() -> Outcome {
     let mut endpoint = open()?;
     let mut arena = Arena::default();

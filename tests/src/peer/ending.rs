@@ -1,6 +1,6 @@
-//! `leaves HOW`: rank 0 leaves its world by a panic (0), by an early return (1) or by closing (2); the others say what
-//! they see. `flush OWN`: rank 1 flushes after rank 0, whose memory it has changed, has closed. The memory is rank 0's
-//! own (1) or allocated by Nemesia (0).
+//! `leaves HOW`: rank 0 leaves its world by a panic (0), by an early return (1) or by closing (2); the other
+//! ranks print what they observe. `flush OWN`: rank 1 changes memory of rank 0, waits until rank 0 has closed,
+//! and flushes. The memory is rank 0's own (1) or allocated by Nemesia (0).
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ pub(super) fn leaves(how: u64) -> Outcome {
     }
     match how {
         0 => {
-            // As after a panic that nobody caught, but without its exit code, which would end the others.
+            // As after an uncaught panic, but without its exit status, which would end the other ranks.
             let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
                 let _endpoint = endpoint;
                 std::panic::resume_unwind(Box::new("a program panics, as it should"));
@@ -50,11 +50,11 @@ pub(super) fn flush(own: bool) -> Outcome {
     if endpoint.rank() == 0 { lend(endpoint, own) } else { change(endpoint) }
 }
 
-/// Lends memory until the last put has come, and closes at once.
+/// Lends memory until the last put has arrived, and closes at once.
 fn lend(mut endpoint: Endpoint, own: bool) -> Outcome {
     let memory = vec![0_u8; 4096].leak();
     let region = match own {
-        // SAFETY: the bytes live for ever, and nobody else uses them.
+        // SAFETY: the bytes live for ever, and nothing else uses them.
         true => unsafe { endpoint.expose(memory.as_mut_ptr(), memory.len(), Access::ReadWrite) }?,
         false => endpoint.allocate(4096, Access::ReadWrite)?,
     };
@@ -83,7 +83,7 @@ fn change(mut endpoint: Endpoint) -> Outcome {
     endpoint.flush(0)?;
     endpoint.flush(0)?;
     endpoint.flush_all()?;
-    // What was not carried out is not.
+    // A put that was not executed is not done.
     let late = endpoint.put(&key, 0, &[1; 8]);
     ensure(matches!(late, Err(Error::PeerFailed { rank: 0, .. })), || {
         format!("put after the end: {late:?}")

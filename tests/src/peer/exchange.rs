@@ -94,9 +94,9 @@ fn to_itself(endpoint: &mut Endpoint, seed: u64) -> Outcome {
 fn refusals(endpoint: &mut Endpoint) -> Outcome {
     let size = endpoint.size();
     let nobody = endpoint.send(size, 0, &[1]);
-    ensure(matches!(nobody, Err(Error::Rank { .. })), || format!("a send to nobody: {nobody:?}"))?;
+    ensure(matches!(nobody, Err(Error::Rank { .. })), || format!("a send to no rank: {nobody:?}"))?;
     let nobody = endpoint.recv(Source::Rank(usize::MAX), Tag::Any, &mut [0]);
-    ensure(matches!(nobody, Err(Error::Rank { .. })), || format!("a receive from nobody: {nobody:?}"))?;
+    ensure(matches!(nobody, Err(Error::Rank { .. })), || format!("a receive from no rank: {nobody:?}"))?;
     let never = endpoint.test(nemesia::Request::from_bits(77));
     ensure(matches!(never, Err(Error::Stale)), || format!("a request that never was: {never:?}"))
 }
@@ -238,7 +238,7 @@ fn timeouts(endpoint: &mut Endpoint, partner: usize) -> Outcome {
         let early = endpoint.wait_timeout(request, limit);
         ensure(matches!(early, Err(Error::Timeout(_))), || format!("nothing was sent: {early:?}"))?;
     }
-    ensure(endpoint.test(request)?.is_none(), || "nothing was sent, and a test says it came".into())?;
+    ensure(endpoint.test(request)?.is_none(), || "nothing was sent, but the test reports a message".into())?;
     barrier_of_two(endpoint, partner)?;
     endpoint.send(partner, TIMEOUTS, &42_u64.to_le_bytes())?;
     let status = endpoint.wait(request)?;

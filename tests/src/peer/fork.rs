@@ -1,5 +1,5 @@
-//! `fork OWNER`: rank 0 forks with an open endpoint, its own (0) or one of several threads (1). The child finds it
-//! dead, whatever it calls, and drops or closes it. The world of the parent goes on.
+//! `fork OWNER`: rank 0 forks with an open endpoint, its own (0) or one that several threads share (1). In the
+//! child the endpoint is dead for every call; the child drops or closes it. The parent's world continues.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use nemesia::{Access, Arm, Config, Endpoint, Error, RemoteKey, SharedEndpoint, S
 
 use super::{Fault, Outcome, broken, ensure, open};
 
-/// Tags: the key of a region; something before the fork, and after it; the end.
+/// Tags: of a region's key, of a message before the fork, of one after it, and of the end.
 const KEY: u64 = 1;
 const BEFORE: u64 = 2;
 const AFTER: u64 = 3;
 
-/// Children, one after the other: what each does with the endpoint in the end.
+/// The children, which run one after the other, by what each finally does with the endpoint.
 const CHILDREN: [fn(Endpoint) -> Outcome; 3] = [
     |endpoint| {
         drop(endpoint);
@@ -59,7 +59,7 @@ pub(super) fn run(shared: bool) -> Outcome {
     Ok(endpoint.close()?)
 }
 
-/// Rank 1, which is to notice nothing.
+/// Runs rank 1, which must not notice the fork.
 fn stay(mut endpoint: Endpoint) -> Outcome {
     let region = endpoint.allocate(4096, Access::ReadWrite)?;
     let key = endpoint.remote_key(region)?;
@@ -78,7 +78,7 @@ fn fork_shared(endpoint: SharedEndpoint) -> Outcome {
     let waiting = endpoint.clone();
     let thread = std::thread::spawn(move || waiting.recv(Source::Rank(1), Tag::Exactly(AFTER), &mut [0; 8]));
     std::thread::sleep(Duration::from_millis(100));
-    // Whatever the other thread is doing at that moment, and whether or not it has the lock.
+    // The fork happens at any point of the other thread's work, whether or not that thread holds the lock.
     for _ in 0..50 {
         let pid = fork()?;
         if pid == 0 {
@@ -105,7 +105,7 @@ fn try_shared(endpoint: SharedEndpoint) -> Outcome {
     dead("close", endpoint.close())
 }
 
-/// Calls everything that does something. Each says that the endpoint is dead, or does nothing.
+/// Calls every operation. Each returns that the endpoint is dead, or does nothing.
 fn try_everything(endpoint: &mut Endpoint, key: &RemoteKey, own: nemesia::Region) -> Outcome {
     let (mut word, mut large) = ([0; 8], vec![0; 1 << 20]);
     let any = (Source::Any, Tag::Any);
@@ -153,8 +153,8 @@ fn try_everything(endpoint: &mut Endpoint, key: &RemoteKey, own: nemesia::Region
     Ok(())
 }
 
-/// Ends the endpoint between memory that the child has mapped since the fork, most likely where segments were, and a
-/// world of its own.
+/// Ends the endpoint after the child has mapped memory of its own, most likely where segments were, and before
+/// it opens a world of its own.
 fn leave(endpoint: Endpoint, end: fn(Endpoint) -> Outcome) -> Outcome {
     let memory: Vec<Vec<u8>> = (0..64_u8).map(|content| vec![content; 1 << 20]).collect();
     end(endpoint)?;
@@ -179,7 +179,7 @@ fn fork() -> Outcome<libc::pid_t> {
     }
 }
 
-/// Ends the child without anything of the parent's, such as the output that it has not written yet.
+/// Ends the child without side effects for the parent, such as writing the parent's buffered output.
 fn exit(outcome: Outcome) -> ! {
     let code = match outcome {
         Ok(()) => 0,
@@ -194,7 +194,7 @@ fn exit(outcome: Outcome) -> ! {
 
 fn reap(pid: libc::pid_t) -> Outcome {
     let mut status = 0;
-    // SAFETY: a child of ours, and a place for its status.
+    // SAFETY: the child is ours, and the status has a place.
     let reaped = unsafe { libc::waitpid(pid, &raw mut status, 0) };
     let good = reaped == pid && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
     ensure(good, || format!("the forked child ended with status {status:#x}"))

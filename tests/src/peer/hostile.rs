@@ -1,4 +1,5 @@
-//! Processes that hand over what blocks, and take away what they have lent: the others neither wait nor die.
+//! Hostile processes: they hand over descriptors that block, and remove the pages of memory that they have
+//! lent. The other processes neither wait nor die.
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
@@ -10,23 +11,25 @@ use nemesia::{Access, Error, Path, RemoteKey, Source, Tag};
 
 use super::{Fault, Outcome, barrier, broken, ensure, open, tell};
 
-/// How long a call may take. What it must not wait for takes longer.
+/// The longest time that a call may take. The operations that a call must not wait for take longer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes of a key, the last four of which name a descriptor of its owner's, counted from one.
+/// The bytes of a key. The last four are the number of one of its owner's descriptors, counted from one.
 const KEY_BYTES: usize = nemesia::KEY_BYTES;
 const SHARE_AT: usize = KEY_BYTES - 4;
 const MIB: usize = 1 << 20;
 const HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// `stranger NAME SILENT LINGERING UID`: connects to the listener of this name, so many times without a word, and so
-/// many times with a descriptor whose close blocks for minutes. Stays until it is killed.
+/// `stranger NAME SILENT LINGERING UID`: opens `SILENT` connections to the listener of this name without
+/// sending anything, and `LINGERING` connections that send a descriptor whose close blocks for minutes. Runs
+/// until it is killed.
 pub(super) fn stranger(words: &[&str]) -> Outcome {
     let [name, numbers @ ..] = words else { return Err(Fault::Usage("no name".into())) };
     let number = |text: &&str| text.parse().map_err(|_| Fault::Usage(format!("{text} is not a number")));
     let numbers = numbers.iter().map(number).collect::<Outcome<Vec<u32>>>()?;
     let [silent, lingering, uid] = numbers[..] else { return Err(Fault::Usage("three numbers".into())) };
     let sockets = (0..lingering).map(|_| slow_to_close()).collect::<Outcome<Vec<_>>>()?;
-    // SAFETY: takes no pointers. Only this process changes; the group first, while it may.
+    // SAFETY: takes no pointers. Only this process changes. The group is changed first, while that is
+    // permitted.
     let changed = uid == 0 || unsafe { libc::setgid(uid) == 0 && libc::setuid(uid) == 0 };
     ensure(changed, || "cannot become another user".into())?;
     let call = || HandoffConnection::connect(name, Instant::now() + PATIENCE).map_err(Error::from);
@@ -36,7 +39,7 @@ pub(super) fn stranger(words: &[&str]) -> Outcome {
         connection.send(b"nonsense", &[slow.as_fd()], Instant::now()).map_err(Error::from)?;
         kept.push(connection);
     }
-    // The other side has the last references now.
+    // The receiving side has the last references now.
     let others: Vec<_> = sockets.into_iter().map(|(_, other)| other).collect();
     for _ in 0..silent {
         match HandoffConnection::connect(name, Instant::now()) {
@@ -51,7 +54,7 @@ pub(super) fn stranger(words: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// A socket with unread data, whose last close blocks for ten minutes, and its other end.
+/// Makes a socket with unread data, whose last close blocks for ten minutes. Returns it and its other end.
 fn slow_to_close() -> Outcome<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut stream = TcpStream::connect(listener.local_addr()?)?;
@@ -71,7 +74,7 @@ fn slow_to_close() -> Outcome<(TcpStream, TcpStream)> {
     Ok((stream, other))
 }
 
-/// `leased`: rank 1 gives rank 0 a key to a file that it holds a lease on.
+/// `leased`: rank 1 gives rank 0 a key to a file on which rank 1 holds a lease.
 pub(super) fn leased() -> Outcome {
     let mut endpoint = open()?;
     if endpoint.rank() == 0 {
@@ -92,7 +95,7 @@ pub(super) fn leased() -> Outcome {
     let path = std::env::temp_dir().join(format!("nemesia-leased-{}", std::process::id()));
     let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path)?;
     std::fs::remove_file(&path)?;
-    // SAFETY: takes no pointers. The signal that a lease is wanted back would end this process.
+    // SAFETY: takes no pointers. The signal that asks for the lease back would end this process.
     let leased = unsafe {
         libc::signal(libc::SIGIO, libc::SIG_IGN);
         libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK)
@@ -109,13 +112,13 @@ pub(super) fn leased() -> Outcome {
     Ok(endpoint.close()?)
 }
 
-/// `holes`: rank 1 takes the pages of rank 0's inbox away as long as rank 0 uses it, and all huge pages that there are.
+/// `holes`: rank 1 removes the pages of rank 0's inbox while rank 0 uses it, and takes all free huge pages.
 pub(super) fn holes() -> Outcome {
     let mut endpoint = open()?;
     let mut bytes = [0; 8];
     if endpoint.rank() == 0 {
         endpoint.send(1, 1, &std::process::id().to_le_bytes())?;
-        // What the holes swallow is lost. That nobody is killed by touching them is what is tested.
+        // Messages in the holes are lost. The test is that no process is killed by an access to a hole.
         let deadline = Instant::now() + Duration::from_secs(2);
         while Instant::now() < deadline {
             endpoint.progress();
@@ -154,8 +157,8 @@ fn grab_huge_page() -> bool {
     unsafe { libc::mmap(std::ptr::null_mut(), 2 * MIB, access, kind, -1, 0) != libc::MAP_FAILED }
 }
 
-/// `lent MIB`: rank 1 lends so much memory, twice, and takes all of its pages away before rank 0 reads it. With the
-/// environment's `NEMESIA_TEST_CGROUP`, rank 0 lives in that group.
+/// `lent MIB`: rank 1 lends that much memory, twice, and removes all its pages before rank 0 reads it. If the
+/// environment variable `NEMESIA_TEST_CGROUP` is set, rank 0 runs in that group.
 pub(super) fn lent(mib: usize) -> Outcome {
     let mut endpoint = open()?;
     let len = mib * MIB;
@@ -201,7 +204,7 @@ pub(super) fn lent(mib: usize) -> Outcome {
     Ok(endpoint.close()?)
 }
 
-/// `late MILLIS`: the last rank comes so much later, and then all meet.
+/// `late MILLIS`: the last rank starts that much later. Then all ranks meet.
 pub(super) fn late(millis: u64) -> Outcome {
     if std::env::var("PMI_RANK").is_ok_and(|rank| rank == "1") {
         std::thread::sleep(Duration::from_millis(millis));

@@ -1,4 +1,4 @@
-//! `idle MILLISECONDS`: rank 1 lets all others wait for so long; each reports the cost of its waiting.
+//! `idle MILLISECONDS`: rank 1 keeps all others waiting for this time; each reports the cost of its waiting.
 
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};

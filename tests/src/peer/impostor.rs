@@ -154,7 +154,7 @@ fn segment(kind: &str, rank: u32, code: u32, total: usize) -> Outcome<Segment> {
     }
     header.extend((EPOCH + u64::from(kind == "header-epoch")).to_le_bytes());
     let from = header.as_ptr();
-    // SAFETY: the segment is longer than a header, and nobody else has it yet.
+    // SAFETY: the segment is longer than a header, and no other process has it yet.
     unsafe { segment.as_ptr().as_ptr().copy_from_nonoverlapping(from, header.len()) };
     if code == 1 && kind != "segment-writable" {
         segment.seal_against_foreign_writes().map_err(|error| Fault::Broken(error.to_string()))?;

@@ -186,7 +186,7 @@ impl KeyPlace {
         self.barrier()
     }
 
-    /// Bytes go round the ranks; each rank learns of them by the notification alone.
+    /// Bytes go round the ranks. Only the notification informs a rank that they have arrived.
     fn notified(&mut self) -> Outcome {
         let (rank, size) = (self.endpoint.rank(), self.endpoint.size());
         let key = self.keys[(rank + 1) % size];

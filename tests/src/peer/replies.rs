@@ -1,5 +1,5 @@
-//! `replies`: rank 1 asks for ever and takes no reply; it is stopped and killed by the test. Rank 2 asks, too, and all
-//! that it asks is answered.
+//! `replies`: rank 1 sends requests for ever and takes no reply; the test stops and kills it. Rank 2 sends
+//! requests too, and all of them are answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -23,11 +23,11 @@ pub(super) fn run() -> Outcome {
         1 => return ask_for_ever(&mut endpoint),
         _ => ask(&mut endpoint)?,
     }
-    // Its end would wait for rank 1 to take what it asked for.
+    // A regular end would wait for rank 1 to take its replies.
     std::process::exit(0)
 }
 
-/// Answers everybody, until rank 2 has got all of its answers.
+/// Answers all ranks until rank 2 has received all its answers.
 fn answer(endpoint: &mut Endpoint) -> Outcome {
     let refused: Arc<[AtomicUsize; 3]> = Arc::default();
     let counts = Arc::clone(&refused);
@@ -49,13 +49,13 @@ fn answer(endpoint: &mut Endpoint) -> Outcome {
     ensure(count == 0, || format!("{count} replies to rank 2 were refused"))
 }
 
-/// Asks, and makes no progress between its questions, which would take replies.
+/// Sends requests, and makes no progress in between, because progress would take replies.
 fn ask_for_ever(endpoint: &mut Endpoint) -> Outcome {
     loop {
         for _ in 0..20 {
             // SAFETY: the bytes are static.
             let asked = unsafe { endpoint.isend_active(0, ASK, &raw const *b"", &raw const *b"question") };
-            // Only when rank 0 was not run for long: it has not heard the last questions.
+            // This fails only if rank 0 was not scheduled for long: it has not received the last requests.
             match asked.and_then(|request| endpoint.wait(request)) {
                 Ok(_) => {}
                 Err(Error::PeerFailed { .. }) => return Ok(()),
@@ -66,7 +66,7 @@ fn ask_for_ever(endpoint: &mut Endpoint) -> Outcome {
     }
 }
 
-/// Asks a question after the other, each when the one before it is answered.
+/// Sends one request after the other, each when the previous one has been answered.
 fn ask(endpoint: &mut Endpoint) -> Outcome {
     let answers = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&answers);

@@ -1,6 +1,6 @@
 //! `restart TIMES`: ranks exchange messages and agree, round by round, while the last one is killed from
-//! outside and started again `TIMES` times; the others readmit it and go on. `restart-impostor`: the last rank,
-//! which was never restarted, claims that it, and others, were.
+//! outside and started again `TIMES` times; the others readmit it and continue. `restart-impostor`: the last
+//! rank, which was never restarted, claims that it and others were restarted.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -165,7 +165,7 @@ impl RestartPlace {
             ensure(heard.is_err() || u64::from_le_bytes(sign) == self.generation, || format!("{sign:?}"))?;
         }
         let anyone = self.arena.irecv(&mut self.endpoint, Source::Any, Tag::Exactly(ANYONE), 8)?;
-        match self.endpoint.send(mortal, 0, b"to nobody") {
+        match self.endpoint.send(mortal, 0, b"to a dead rank") {
             Err(Error::PeerFailed { rank, .. }) if rank == mortal => {}
             other => return broken(format!("a send to a rank that is gone: {other:?}")),
         }
@@ -328,7 +328,7 @@ pub(super) fn impostor() -> Outcome {
     if exchange.incarnation() > 0 {
         // The launcher has started it, but it never joins.
         std::thread::sleep(PATIENCE);
-        return broken("nobody ends this process");
+        return broken("this process was not ended");
     }
     let heard = std::sync::Arc::default();
     let eavesdropper = Eavesdropper { exchange, heard: std::sync::Arc::clone(&heard) };
@@ -361,8 +361,8 @@ pub(super) fn impostor() -> Outcome {
 
 fn called(mut endpoint: Endpoint) -> Outcome {
     endpoint.recv(Source::Rank(2), Tag::Exactly(WORD), &mut [])?;
-    ensure(endpoint.restarted()?.is_empty(), || "somebody who lives was restarted".into())?;
-    ensure(endpoint.survivors().len() == 3, || "somebody was lost".into())?;
+    ensure(endpoint.restarted()?.is_empty(), || "a living rank was restarted".into())?;
+    ensure(endpoint.survivors().len() == 3, || "a rank was lost".into())?;
     endpoint.send(1, WORD, &[])?;
     match endpoint.recv(Source::Rank(1), Tag::Any, &mut []) {
         Err(Error::PeerFailed { rank: 1, .. }) => {}
@@ -377,7 +377,7 @@ fn called(mut endpoint: Endpoint) -> Outcome {
     endpoint.recv(Source::Rank(2), Tag::Exactly(WORD), &mut [])?;
     match endpoint.readmit(1) {
         Err(Error::NotRestarted { rank: 1 }) => {}
-        other => return broken(format!("nobody is there: {other:?}")),
+        other => return broken(format!("a readmission without a process: {other:?}")),
     }
     tell("refused all")?;
     Ok(endpoint.close()?)

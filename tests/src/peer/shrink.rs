@@ -1,5 +1,5 @@
-//! `shrink DEATHS`: ranks exchange messages with a neighbour and agree, round by round, while they are killed
-//! from outside, until so many are gone. Then the survivors shrink their world and pass a word round in it.
+//! `shrink DEATHS`: ranks exchange messages with a neighbour and agree, round by round, while `DEATHS` of them
+//! are killed from outside. Then the survivors shrink their world and pass a word round in it.
 
 use nemesia::{Endpoint, Error, Ranking, Source, Tag};
 

@@ -110,8 +110,7 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_enum, default_value = "shm")]
     pub(crate) port: Port,
     /// The RDMA devices of --port verbs: one for both processes, or one for each, separated by a comma;
-    /// default: the first
-    /// usable one
+    /// default: the first usable one
     #[arg(long, value_name = "NAME", value_delimiter = ',', num_args = 1)]
     pub(crate) device: Vec<String>,
     /// Round trips, and messages (in whole windows of 64), for each size in each round; 1 to 10000000.
@@ -122,8 +121,8 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,
     /// With --port verbs: find a write by polling on its last byte even if the port does not promise to place
-    /// the bytes of a
-    /// write in order, as perftest does. By default an immediate or a message reports the write
+    /// the bytes of a write in order, as perftest does. By default an immediate or a message reports the
+    /// write
     #[arg(long)]
     pub(crate) last_byte: bool,
     /// With --port verbs: the most bytes that are copied into a work request, up to the device's limit
@@ -131,8 +130,8 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) inline: Option<u32>,
     /// With --port verbs: words before the command of the second process, which start it elsewhere on this
-    /// machine (for
-    /// example in another network namespace: \"ip netns exec NAME\") and keep its descriptors and environment
+    /// machine (for example in another network namespace: \"ip netns exec NAME\") and keep its descriptors
+    /// and environment
     #[arg(long, value_name = "WORDS", value_delimiter = ' ', num_args = 1, allow_hyphen_values = true)]
     pub(crate) second_through: Vec<String>,
     /// The file for the picture, as SVG [default: nemesia-perf.svg]
@@ -150,9 +149,14 @@ pub(crate) struct PerfArgs {
     #[arg(long)]
     pub(crate) counters: bool,
     /// Print at the end the functions that rank 0 entered last, with times, as a tree, from N entries and
-    /// exits; needs a
-    /// build with `--features trace`. It slows down what is measured
-    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "256", value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
+    /// exits; needs a build with `--features trace`. It slows down what is measured
+    #[arg(
+        long,
+        value_name = "N",
+        num_args = 0..=1,
+        default_missing_value = "256",
+        value_parser = clap::value_parser!(u32).range(2..=1 << 20)
+    )]
     pub(crate) trace: Option<u32>,
     /// Do not bind the two processes; default: each is bound to a core of its own
     #[arg(long)]
@@ -161,8 +165,7 @@ pub(crate) struct PerfArgs {
     #[arg(long, conflicts_with_all = ["sizes", "tests", "iterations", "plot", "no_plot", "no_pin"])]
     pub(crate) matching: bool,
     /// Send instead N messages before the receiver posts any receive, receive them in reverse order, and show
-    /// the memory
-    /// that the receiver needed; 1 to 100000000. NEMESIA_UNEXPECTED_BYTES sets the ceiling
+    /// the memory that the receiver needed; 1 to 100000000. NEMESIA_UNEXPECTED_BYTES sets the ceiling
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000_000),
           conflicts_with_all = ["sizes", "tests", "iterations", "plot", "no_plot", "matching"])]
     pub(crate) unexpected: Option<u64>,
@@ -199,8 +202,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) keep_going: bool,
     /// Start a process again if a signal ended it or if it exits with a code other than 0, at most N times in
-    /// all. The
-    /// others go on meanwhile
+    /// all. The others go on meanwhile
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) restart: u32,
     /// Bind each process to one of the allowed cores, round robin
@@ -244,7 +246,7 @@ fn assignment(text: &OsString) -> Result<Assignment, String> {
 /// Parses the command line. Returns `None` after `--help` and `--version`, which leave nothing to do.
 ///
 /// # Errors
-/// What is wrong with the command line.
+/// An error of the command line.
 pub(crate) fn parse(mut args: Vec<OsString>) -> Result<Option<Command>, Failure> {
     if args.len() < 2 {
         args.resize_with(1, || "nemesia".into());
@@ -263,8 +265,7 @@ pub(crate) fn parse(mut args: Vec<OsString>) -> Result<Option<Command>, Failure>
     }
 }
 
-/// Returns the parts of an error of `clap` that say what is wrong and what was probably meant, without the
-/// usage.
+/// Returns the parts of an error of `clap` that name the mistake and the probable intention, without the usage.
 fn wrong(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return "a subcommand is missing: perf, info or run".to_owned();

@@ -1,8 +1,7 @@
 //! The program `nemesia`: measures (`perf`), explains (`info`) and starts jobs (`run`).
 //!
-//! An error is one line on the standard error output. The exit status is 2 if a request cannot be met, and 1 if
-//! an
-//! attempt failed. `run` ends with the status of the first process that failed.
+//! An error is one line on the standard error output. The exit status is 2 if a request cannot be met, and 1
+//! if an attempt failed. `run` ends with the status of the first process that failed.
 
 mod cli;
 mod failure;

@@ -21,7 +21,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     for variable in &args.env {
         launcher = launcher.env(&variable.name, &variable.value);
     }
-    // Before any thread or process is there.
+    // Before any thread or process exists.
     let caught = Caught::hold().map_err(Failure::failed)?;
     let running = launcher.spawn().map_err(|error| launch_failure(&error))?;
     pass_on(caught, running.interrupter().map_err(|error| launch_failure(&error))?)?;

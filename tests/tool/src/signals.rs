@@ -1,26 +1,27 @@
-//! The signals that matter to a program that starts others.
+//! The signals that matter to a program that starts other programs.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// Signals that are passed on to the processes of a job.
+/// The signals that are passed on to the processes of a job.
 const PASSED_ON: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// Sees to it that the system says how our processes end, even if whoever started this program ignores that.
+/// Restores the default handling of SIGCHLD, so that the system reports how our processes end, even if the
+/// parent of this program ignores that signal.
 ///
-/// To be called before any process is started.
+/// Must be called before any process is started.
 pub(crate) fn hear_of_children() {
     // SAFETY: the default disposition involves no code of ours; no other thread exists yet.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// Signals that wait until [`Caught::next`] takes them, instead of ending this program.
+/// Signals that stay pending until [`Caught::next`] takes them, instead of ending this program.
 pub(crate) struct Caught(libc::sigset_t);
 
 impl Caught {
-    /// Holds back the signals that are to be passed on, in this thread and those that it starts from now on. Signals
-    /// that this program was told to ignore (as by `nohup`) stay ignored.
+    /// Blocks the signals that are to be passed on, in this thread and in those that it starts from now on.
+    /// Signals that this program ignores from its start (as under `nohup`) stay ignored.
     pub(crate) fn hold() -> io::Result<Self> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: sigemptyset initialises the set that it is given.
@@ -39,7 +40,7 @@ impl Caught {
         }
     }
 
-    /// Waits for the next of them; `None` if there can be none.
+    /// Waits for the next of these signals. `None` if none can come.
     pub(crate) fn next(&self) -> Option<i32> {
         let mut signal = 0;
         // SAFETY: the set is initialised, and the number is ours.

@@ -30,7 +30,7 @@ fn has_device() -> Result<bool, String> {
     verbs["usable"].as_bool().ok_or_else(|| verbs.to_string())
 }
 
-/// Measures a port. Every size has every result, and every byte was checked.
+/// Measures a port. Every size has every result, and every byte is checked.
 fn measures(port: &str) -> Result<(), String> {
     let sizes = [0, 1, 8, 4096, 100_000];
     let list = sizes.map(|bytes| bytes.to_string()).join(",");

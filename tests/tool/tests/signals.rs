@@ -1,4 +1,4 @@
-//! Signals that reach `nemesia run`: the job ends with it, and in order.
+//! Signals that reach `nemesia run`: the job ends with it, in an orderly way.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// What nothing takes on a machine that makes any progress.
+/// No step takes this long on a machine that makes any progress.
 const LONG: Duration = Duration::from_secs(120);
 
-/// A directory of one test's own.
+/// A directory for one test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -19,7 +19,7 @@ impl Scratch {
         Ok(Self(path))
     }
 
-    /// What a file holds, when it is there and whole.
+    /// Returns the contents of a file, if it exists and is complete.
     fn read(&self, name: &str) -> Result<String, String> {
         let deadline = Instant::now() + LONG;
         loop {
@@ -38,13 +38,13 @@ impl Drop for Scratch {
     }
 }
 
-/// Two ranks, each a shell that does `first`, says who it is, and then sleeps for ever.
+/// Starts two ranks. Each is a shell that runs `first`, writes its process id, and then sleeps for ever.
 fn start(scratch: &Scratch, first: &str) -> Result<(Child, Vec<i32>), String> {
     let script = format!("{first}\necho $$ >pid.$PMI_RANK\nwhile :; do sleep 0.1; done");
     let mut command = Command::new(env!("CARGO_BIN_EXE_nemesia"));
     command.args(["run", "-n", "2", "--", "sh", "-c", &script]);
     command.current_dir(&scratch.0).stdin(Stdio::null());
-    // Whoever runs the tests in the background ignores some of them.
+    // If the tests run in the background, the shell has made some of these signals ignored.
     let hear = || {
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
             // SAFETY: async-signal-safe, and the default disposition involves no code.
@@ -64,9 +64,9 @@ fn send(child: &Child, signal: i32) {
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
-/// Whether a process is there, be it a zombie.
+/// Returns whether a process exists, even as a zombie.
 fn is_there(pid: i32) -> bool {
-    // SAFETY: signal 0 is none.
+    // SAFETY: signal 0 only checks that the process exists.
     unsafe { libc::kill(pid, 0) == 0 }
 }
 
@@ -108,7 +108,7 @@ fn a_second_signal_kills_the_ranks_that_ignored_the_first() {
     assert_eq!(["got.0", "got.1"].map(|name| scratch.read(name).unwrap()), ["TERM\n", "TERM\n"]);
     send(&child, libc::SIGINT);
     let status = child.wait().unwrap();
-    // The first one counts.
+    // The first signal counts.
     assert_eq!(status.code(), Some(143), "{status}");
     assert!(!pids.into_iter().any(is_there));
 }

@@ -33,7 +33,7 @@ fn assert_declared(shown: &Value) -> Result<(), String> {
     let of = |name| number(shown, name);
     let private = of("ceiling")? + of("private_at_start")? + SLACK;
     assert!(of("private_growth")? <= private, "own memory: {shown}");
-    // Its own segments, and the sender's, which it maps.
+    // The segments of its own and the sender's, which it maps.
     assert!(of("shared_growth")? <= 2 * of("segments")?, "shared memory: {shown}");
     Ok(())
 }
@@ -48,7 +48,7 @@ fn a_million_messages_of_one_byte_stay_under_the_ceiling_and_are_received_in_rev
 
 #[test]
 fn beyond_the_ceiling_senders_are_held_and_nothing_is_lost() -> Result<(), String> {
-    // Messages of one byte: held back. Longer ones: announced as far as there is room, then held back.
+    // Messages of one byte are held back. Longer messages are announced while there is room, then held back.
     for (messages, bytes) in [(200_000, 1), (100_000, 100), (3_000, 9_000)] {
         let ceiling = if bytes > 1_000 { 64 << 10 } else { 4 << 20 };
         let shown = shown(ceiling, messages, bytes)?;

@@ -1,4 +1,4 @@
-"""Tests of the cache and of what comes before a guest; none of them needs QEMU or a network."""
+"""Tests of the cache and of the steps before a guest starts; none of them needs QEMU or a network."""
 
 import contextlib
 import os
@@ -32,14 +32,15 @@ def tests():
 
 
 def expect(is_true, what):
-    """`assert` would vanish under -O."""
+    """Raises AssertionError: `assert` would vanish under -O."""
     if not is_true:
         raise AssertionError(what)
 
 
 def wrong_arguments_are_refused():
-    for wrong in ([], ["--hosts", "3", "true"], ["--device", "mlx5", "true"], ["--loss", "101", "--device", "rxe", "true"],
-                  ["--loss", "1", "true"], ["--timeout", "0", "true"], ["--cpus", "x", "true"], ["--prepare", "true"], ["--nonsense"]):
+    for wrong in ([], ["--hosts", "3", "true"], ["--device", "mlx5", "true"],
+                  ["--loss", "101", "--device", "rxe", "true"], ["--loss", "1", "true"], ["--timeout", "0", "true"],
+                  ["--cpus", "x", "true"], ["--prepare", "true"], ["--nonsense"]):
         done = subprocess.run([RUN, *wrong], capture_output=True, text=True, check=False, timeout=WAIT)
         expect(done.returncode == 2, f"{wrong}: status {done.returncode}")
         expect("usage: tests/vm/run" in done.stderr, f"{wrong}: {done.stderr}")
@@ -48,7 +49,8 @@ def wrong_arguments_are_refused():
 def no_debian_is_unavailable_with_a_reason():
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "PATH": cache, "NEMESIA_VM_CACHE": cache}
-        done = subprocess.run([sys.executable, RUN, "true"], env=environment, capture_output=True, text=True, check=False, timeout=WAIT)
+        done = subprocess.run([sys.executable, RUN, "true"], env=environment, capture_output=True, text=True,
+                              check=False, timeout=WAIT)
     expect(done.returncode == 77, f"status {done.returncode}: {done.stderr}")
     expect("no virtual machine: apt-get is not installed" in done.stderr, done.stderr)
 
@@ -62,14 +64,14 @@ def cache():
 
 
 class Archives:
-    """What an image is made from, without apt."""
+    """A replacement of `packages.Apt` that fetches nothing."""
 
     def __init__(self, place):
         self.archives = place
 
 
 def make_with(content, seconds=0.0, emulator="exit 0"):
-    """A replacement of `image.make`: an image whose QEMU is a shell script."""
+    """Returns a replacement of `image.make`: it makes an image whose QEMU is a shell script."""
     def make(_apt, path, _version, _say):
         (path / "part").write_text(content)
         time.sleep(seconds)
@@ -84,7 +86,7 @@ def make_with(content, seconds=0.0, emulator="exit 0"):
 
 
 def make_locked(place, make):
-    """The image of the cache, made by `make` if need be."""
+    """Returns the image of the cache, which `make` makes if necessary."""
     ours, image.make = image.make, make
     try:
         return image.make_locked(Archives(place), place / "images" / "a", VERSION, lambda _: None)
@@ -93,7 +95,7 @@ def make_locked(place, make):
 
 
 def child(work):
-    """A process that does this, and ends with status 0 if it could."""
+    """Forks a process that does this work, and ends with status 0 on success."""
     pid = os.fork()
     if pid == 0:
         status = 1

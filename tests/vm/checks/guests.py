@@ -26,12 +26,12 @@ def tests():
 
 
 def run(*arguments, **more):
-    """A finished run."""
+    """Runs `tests/vm/run` to its end."""
     return subprocess.run([RUN, *arguments], capture_output=True, check=False, timeout=LIMIT * 2, **more)
 
 
-def told(done, what):
-    """What a failed expectation prints."""
+def failure(done, what):
+    """Returns the message of a failed expectation."""
     return f"{what}: status {done.returncode}\n{done.stdout[-2000:]!r}\n{done.stderr.decode(errors='replace')[-4000:]}"
 
 
@@ -43,7 +43,7 @@ def output_words_and_status_pass_through():
         script = 'cat file; printf "%s|" "$@" >&2; pwd >&2; echo "$RUST_TEST $NEMESIA_TEST" >&2; exit 3'
         done = run("--timeout", str(LIMIT), "--", "bash", "-c", script, "bash", *words, cwd=directory,
                    env={**os.environ, "RUST_TEST": "r s", "NEMESIA_TEST": "t"})
-    expect(done.returncode == 3, told(done, "exit 3"))
+    expect(done.returncode == 3, failure(done, "exit 3"))
     expect(done.stdout == content, f"1 MiB became {len(done.stdout)} bytes, or others")
     expected = "|".join(words) + f"|{directory}\nr s t\n"
     expect(done.stderr.decode().endswith(expected), f"{done.stderr.decode()!r} instead of {expected!r}")
@@ -53,26 +53,27 @@ def success_is_success_and_nothing_is_written_here():
     with tempfile.TemporaryDirectory() as directory:
         log = pathlib.Path(directory, "log")
         script = 'echo "SKIPPED: a: b" >>"$NEMESIA_SKIP_LOG"; touch here && test -e here'
-        done = run("--timeout", str(LIMIT), "bash", "-c", script, cwd=directory, env={**os.environ, "NEMESIA_SKIP_LOG": str(log)})
-        expect(done.returncode == 0, told(done, "true"))
+        done = run("--timeout", str(LIMIT), "bash", "-c", script, cwd=directory,
+                   env={**os.environ, "NEMESIA_SKIP_LOG": str(log)})
+        expect(done.returncode == 0, failure(done, "true"))
         expect(os.listdir(directory) == ["log"], f"written here: {os.listdir(directory)}")
         expect(log.read_text() == "SKIPPED: a: b\n", log.read_text())
 
 
 def a_command_that_hangs_times_out():
     done = run("--timeout", "15", "sleep", "100000")
-    expect(done.returncode == 124, told(done, "a command that hangs"))
-    expect(b"timed out after 15 s" in done.stderr, told(done, "the reason is missing"))
+    expect(done.returncode == 124, failure(done, "a command that hangs"))
+    expect(b"timed out after 15 s" in done.stderr, failure(done, "the reason is missing"))
 
 
 def a_guest_that_dies_is_reported():
     done = run("--timeout", str(LIMIT), "sh", "-c", "echo c >/proc/sysrq-trigger; sleep 100")
-    expect(done.returncode == 125, told(done, "a kernel that crashes"))
-    expect(b"sysrq triggered crash" in done.stderr, told(done, "the kernel's last words are missing"))
+    expect(done.returncode == 125, failure(done, "a kernel that crashes"))
+    expect(b"sysrq triggered crash" in done.stderr, failure(done, "the kernel's last words are missing"))
 
 
 def emulators():
-    """Guests that run from our cache; an emulator that is only asked for its version is none."""
+    """Returns the guests that run from our cache; an emulator that only prints its version is not a guest."""
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -111,9 +112,10 @@ def no_guest_outlives_its_runner():
 
 
 def a_reader_that_stops_reading_does_no_harm():
-    command = [RUN, "--timeout", str(LIMIT), "bash", "-c", "head -c 3000000 /dev/zero; sleep 1; head -c 3000000 /dev/zero; exit 4"]
+    script = "head -c 3000000 /dev/zero; sleep 1; head -c 3000000 /dev/zero; exit 4"
+    command = [RUN, "--timeout", str(LIMIT), "bash", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        time.sleep(3)  # output waits for us: nothing is lost
+        time.sleep(3)  # the output waits for this process: nothing is lost
         first = process.stdout.read(3_500_000)
         process.stdout.close()
         status = process.wait(LIMIT * 2)
@@ -121,9 +123,9 @@ def a_reader_that_stops_reading_does_no_harm():
 
 
 def hosts(count, *words, guests=1):
-    """`guest/selftest`: so many checks at least, and all is well."""
+    """Runs `guest/selftest`: at least `count` checks run, and all pass."""
     done = run("--timeout", str(LIMIT), "--guests", str(guests), "selftest", *words)
     lines = done.stdout.decode(errors="replace").splitlines()
     print("\n".join(f"  {line}" for line in lines))
-    expect(done.returncode == 0, told(done, "selftest"))
+    expect(done.returncode == 0, failure(done, "selftest"))
     expect(sum(line.startswith("ok ") for line in lines) >= count, "checks are missing")

@@ -1,4 +1,4 @@
-"""Tests of what `tests/vm/perftest` makes of the numbers; none of them needs a guest."""
+"""Tests of how `tests/vm/perftest` evaluates numbers; none of them needs a guest."""
 
 import importlib.machinery
 import importlib.util
@@ -8,7 +8,8 @@ import image
 from caching import expect
 
 LATENCY = """\
- #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   \
+99% percentile[usec]   99.9% percentile[usec]
  8       1000          20.16          301.22       {0}    	       23.09       	13.46  		111.53  		301.22
 """
 BANDWIDTH = """\
@@ -33,19 +34,19 @@ def program():
 
 
 def options(**more):
-    defaults = {"device": "rxe", "tests": ["latency"], "sizes": [8], "rounds": 3, "beside": [("ours", "true")], "at_most": None, "at_least": None,
-                "twice": False}
+    defaults = {"device": "rxe", "tests": ["latency"], "sizes": [8], "rounds": 3, "beside": [("ours", "true")],
+                "at_most": None, "at_least": None, "twice": False}
     return types.SimpleNamespace(**{**defaults, **more})
 
 
 def printed(runs):
-    """Lines as a session prints them, of runs with name, test, output and status."""
+    """Yields the lines that a session prints for runs with name, test, output and status."""
     for name, test, text, status in runs:
         yield from (f"@@ run {name} {test} 8\n", *text.splitlines(True), "\n", f"@@ ended {status}\n")
 
 
 def both(test, yardstick, other):
-    """Rounds in which perftest and another command had these results."""
+    """Yields rounds in which perftest and another command have these results."""
     table = LATENCY if test == "latency" else BANDWIDTH
     for theirs, ours in zip(yardstick, other):
         yield "perftest", test, table.format(theirs), 0
@@ -67,12 +68,13 @@ def medians_and_ratios_come_from_what_was_printed():
 def perftest_is_compared_with_itself():
     module = program()
     given = options(twice=True, beside=[], at_most=1.1)
-    runs = [(name, "latency", LATENCY.format(value), 0) for value in (10, 20, 30) for name in ("perftest", "perftest-again")]
+    names = ("perftest", "perftest-again")
+    runs = [(name, "latency", LATENCY.format(value), 0) for value in (10, 20, 30) for name in names]
     runs[3] = ("perftest-again", "latency", LATENCY.format(40), 0)
     found, failures = module.results(printed(runs), given)
     theirs, again = module.summary(found, given)
     expect(failures == 0 and again["values"] == [10, 40, 30], f"{failures} {found}")
-    # It is the noise, which no limit judges.
+    # The ratio of perftest-again is the noise, to which no limit applies.
     expect((theirs["median"], again["to_perftest"], again["is_within"]) == (20, 1.5, None), f"{theirs} {again}")
     names = [name for name, _ in module.contenders(given, "latency", 8)]
     expect(names == ["perftest", "perftest-again"], str(names))
@@ -93,7 +95,7 @@ def limits_judge_latency_and_bandwidth_each_its_way():
     for test, limits, is_within in (("latency", {"at_most": 1.05}, False), ("latency", {"at_most": 1.15}, True),
                                     ("bandwidth", {"at_least": 1.2}, False), ("bandwidth", {"at_least": 1.0}, True)):
         given = options(tests=[test], **limits)
-        # 1.1 times perftest's, which counts in units of 2^20 bytes.
+        # 1.1 times perftest's result, which is in units of 2^20 bytes.
         other = 11 if test == "latency" else 11 * 1.048576
         found, _ = module.results(printed(both(test, (10, 10, 10), (other,) * 3)), given)
         expect([entry["is_within"] for entry in module.summary(found, given)] == [None, is_within], f"{test} {limits}")

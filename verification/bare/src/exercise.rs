@@ -9,11 +9,10 @@ use nemesia_core::sync::{PayloadMut, Word64};
 const BROKEN: u64 = u64::MAX;
 
 /// Runs the core on `length` bytes at `memory`. Returns a value that depends on everything that the core did,
-/// so that
-/// nothing can be optimised away; `u64::MAX` if the core refused.
+/// so that nothing can be optimised away; `u64::MAX` if the core refused.
 ///
 /// # Safety
-/// `memory` points to `length` bytes that nobody else uses until this returns.
+/// `memory` points to `length` bytes that nothing else uses until this function returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_bare_exercise(memory: *mut u8, length: usize) -> u64 {
     let Some(base) = NonNull::new(memory) else { return BROKEN };

@@ -1,10 +1,8 @@
 //! The core of Nemesia without an operating system: proof that it needs none.
 //!
 //! `tests/tidy/bare.rs` builds this crate, links it without any library, and asserts that only the memory
-//! functions
-//! are missing that every compiler assumes. If `nemesia-core` ever used std, this crate would not compile,
-//! because
-//! std brings a panic handler of its own.
+//! functions are missing that every compiler assumes. If `nemesia-core` ever used std, this crate would not
+//! compile, because std brings a panic handler of its own.
 #![no_std]
 
 #[cfg(feature = "allocates")]

@@ -120,11 +120,10 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
 }
 
 /// Sends a small and a large message from rank 0 to rank 1; the large one's bytes come from `memory`. Returns
-/// the
-/// sum of the received bytes.
+/// the sum of the received bytes.
 ///
 /// # Safety
-/// `memory` points to `length` bytes that nobody else uses until this returns.
+/// `memory` points to `length` bytes that nothing else uses until this function returns.
 pub(crate) unsafe fn exchange(memory: NonNull<u8>, length: usize) -> Option<u64> {
     let pool = CELLS * CELL_BYTES;
     if length < 2 * pool + 2 * MESSAGE {

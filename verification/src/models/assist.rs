@@ -14,7 +14,7 @@ use crate::stage::{Run, both, payload};
 pub(super) const ONE: Model = Model {
     name: "assist/one",
     structure: "shared copy (2 pieces)",
-    property: "every byte is written once, and all of them before the receiver goes on",
+    property: "every byte is written once, all before the receiver continues",
     edges: &[Edge::AssistClaim, Edge::AssistLeave],
     injected_faults: &[InjectedFault::LeaveBeforeWrite],
     run: |run| assist(run, 1, 2, 2, [1, 1]),
@@ -24,7 +24,7 @@ pub(super) const ONE: Model = Model {
 pub(super) const TWO: Model = Model {
     name: "assist/two",
     structure: "shared copy (2 messages)",
-    property: "the same, and nothing of the first message is taken for one of the second",
+    property: "the same, and no part of the first message is mistaken for one of the second",
     edges: &[Edge::AssistOpen, Edge::AssistClaim],
     injected_faults: &[],
     run: |run| assist(run, 2, 1, 1, [1, 1]),
@@ -34,7 +34,7 @@ pub(super) const TWO: Model = Model {
 pub(super) const UNEVEN: Model = Model {
     name: "assist/uneven",
     structure: "shared copy (pieces of 2 and of 1)",
-    property: "the same, whatever pieces each side has chosen",
+    property: "the same, for any piece sizes of the two sides",
     edges: &[Edge::AssistClaim],
     injected_faults: &[],
     run: |run| assist(run, 1, 3, 2, [2, 1]),

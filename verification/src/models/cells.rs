@@ -17,7 +17,7 @@ use crate::stage::{Run, assert_whole, both, bytes, envelope, payload, several};
 pub(super) const REFILL: Model = Model {
     name: "cells/refill",
     structure: "pool, return ring, queue",
-    property: "a cell named by the queue is whole; it is not refilled before it is given back",
+    property: "a cell named by the queue is whole; it is not refilled before it is returned",
     edges: &[Edge::QueuePublish, Edge::CellReturn],
     injected_faults: &[
         InjectedFault::ReturnBeforeRead,
@@ -31,7 +31,7 @@ pub(super) const REFILL: Model = Model {
 pub(super) const NON_TEMPORAL: Model = Model {
     name: "cells/non-temporal",
     structure: "pool, return ring, queue; copies past the caches",
-    property: "a cell that is filled past the caches is whole when it is found",
+    property: "a cell that was filled with non-temporal stores is whole when it is found",
     edges: &[Edge::QueuePublish, Edge::CellReturn],
     injected_faults: &[InjectedFault::Undrained],
     run: non_temporal,
@@ -41,7 +41,7 @@ pub(super) const NON_TEMPORAL: Model = Model {
 pub(super) const PREFETCHED: Model = Model {
     name: "cells/prefetched",
     structure: "pool, return ring, queue; lines of the next cell are written to ahead",
-    property: "a cell is written to ahead only when it was given back",
+    property: "a cell is prefetched for writing only after it was returned",
     edges: &[Edge::QueuePublish, Edge::CellReturn],
     injected_faults: &[InjectedFault::PrefetchUnreturned],
     run: prefetched,
@@ -182,7 +182,7 @@ impl Owner<'_> {
 
     fn enqueue(&mut self, cell: u32) {
         if let Some(queue) = &mut self.queue {
-            queue.push(cell).expect("nobody corrupts");
+            queue.push(cell).expect("no process corrupts the queue");
         }
     }
 }
@@ -199,7 +199,7 @@ pub(super) struct Receiving<'a> {
 impl Receiving<'_> {
     /// Takes the cell at the head of the queue, if there is one, and checks it.
     pub(super) fn take(&mut self) -> bool {
-        let Some(cell) = self.queue.peek().expect("nobody corrupts") else { return false };
+        let Some(cell) = self.queue.peek().expect("no process corrupts the queue") else { return false };
         self.take_cell(cell);
         self.queue.advance();
         true

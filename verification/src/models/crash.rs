@@ -19,7 +19,7 @@ use crate::stage::{Run, both, crash, several, three};
 pub(super) const PRODUCER: Model = Model {
     name: "crash/producer",
     structure: "pool, queue (4 entries)",
-    property: "a producer dies anywhere: its cell is there whole or not at all; the others' all come",
+    property: "a producer dies anywhere: its cell arrives whole or not at all; all cells of the others arrive",
     edges: &[],
     injected_faults: &[InjectedFault::EnqueueBeforePublish],
     run: producer,
@@ -29,7 +29,7 @@ pub(super) const PRODUCER: Model = Model {
 pub(super) const FASTBOX: Model = Model {
     name: "crash/fastbox",
     structure: "fastbox (8 slots)",
-    property: "a sender dies anywhere: whole messages only, and all whose sending had ended",
+    property: "a sender dies anywhere: only whole messages arrive, among them all whose sending had ended",
     edges: &[Edge::FastboxPublish],
     injected_faults: &[],
     run: fastbox_sender,
@@ -39,7 +39,7 @@ pub(super) const FASTBOX: Model = Model {
 pub(super) const RECEIVER_DIES: Model = Model {
     name: "crash/receiver",
     structure: "pool, return ring",
-    property: "a receiver dies anywhere: its owner takes back every cell, each once, and fills them again",
+    property: "a receiver dies anywhere: the owner of the cells recovers each of them once, and fills it again",
     edges: &[Edge::CellReturn],
     injected_faults: &[],
     run: receiver,
@@ -49,7 +49,7 @@ pub(super) const RECEIVER_DIES: Model = Model {
 pub(super) const RING: Model = Model {
     name: "crash/ring",
     structure: "record ring (8 bytes)",
-    property: "a writer dies anywhere: whole records only, and all whose writing had ended",
+    property: "a writer dies anywhere: only whole records arrive, among them all whose writing had ended",
     edges: &[Edge::RingPublish],
     injected_faults: &[],
     run: ring_writer,
@@ -59,7 +59,7 @@ pub(super) const RING: Model = Model {
 pub(super) const PORT: Model = Model {
     name: "crash/port",
     structure: "port (4 slots, 4 cells)",
-    property: "a sender dies anywhere: no fault, no wait; the other's messages come; lent cells come back",
+    property: "a sender dies anywhere: no fault, no wait; the other's messages arrive; lent cells return",
     edges: &[Edge::FastboxPublish],
     injected_faults: &[],
     run: |run| whole_port(run, false, port::sending_both),
@@ -69,7 +69,7 @@ pub(super) const PORT: Model = Model {
 pub(super) const ANNOUNCED: Model = Model {
     name: "crash/announced",
     structure: "port (4 slots, 4 cells)",
-    property: "the same for cells that are announced in the fastbox: whole or not there, and the living one's all come",
+    property: "the same for cells that the fastbox announces: whole or absent, and all of the living sender's arrive",
     edges: &[Edge::FastboxPublish],
     injected_faults: &[],
     run: |run| whole_port(run, true, port::sending_cells),
@@ -85,7 +85,7 @@ fn producer(run: &Run) {
         let queue = alive.queue();
         let mut consumer = Consumer::new(queue);
         let mut came = Vec::new();
-        let mut take = || match consumer.peek().expect("nobody corrupts") {
+        let mut take = || match consumer.peek().expect("no process corrupts the queue") {
             Some(cell) => {
                 consumer.advance();
                 came.push(cell);
@@ -95,12 +95,12 @@ fn producer(run: &Run) {
         };
         let live = || {
             let mut producer = Producer::new(queue);
-            (0..DEAD).for_each(|cell| producer.push(cell).expect("nobody corrupts"));
+            (0..DEAD).for_each(|cell| producer.push(cell).expect("no process corrupts the queue"));
         };
         let (mut owner, mut ended) = (doomed.owner_without_queue(), false);
         let dying = || {
             crash(accesses, || {
-                let enqueue = || Producer::new(queue).push(DEAD).expect("nobody corrupts");
+                let enqueue = || Producer::new(queue).push(DEAD).expect("no process corrupts the queue");
                 if early {
                     enqueue();
                 }

@@ -10,7 +10,7 @@ use crate::stage::{Run, three};
 pub(super) const READY: Model = Model {
     name: "header/ready",
     structure: "segment header",
-    property: "who finds it ready finds every field; before that it is not ready, never wrong",
+    property: "a reader that finds the header ready finds every field; before, it is not ready, never wrong",
     edges: &[Edge::SegmentReady],
     injected_faults: &[],
     run: ready,

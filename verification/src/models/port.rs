@@ -21,7 +21,7 @@ use crate::stage::{Run, assert_whole, both, bytes, envelope, payload, several, t
 pub(super) const BY_SIZE: Model = Model {
     name: "port/by-size",
     structure: "port (4 slots, 4 cells)",
-    property: "messages alternate between fastbox and cells: all come, whole, in order; no fault",
+    property: "messages alternate between fastbox and cells: all arrive, whole, in order; no fault",
     edges: &[Edge::FastboxPublish, Edge::QueuePublish],
     injected_faults: &[],
     run: by_size,
@@ -42,7 +42,7 @@ pub(super) const ANNOUNCED: Model = Model {
 pub(super) const RETURNED: Model = Model {
     name: "port/returned",
     structure: "port (4 slots, 4 cells)",
-    property: "a cell that is given back in the announcement of the answer has been read before it is filled again",
+    property: "a cell that the announcement of the answer returns has been read before it is filled again",
     edges: &[Edge::FastboxPublish],
     injected_faults: &[InjectedFault::ReturnBeforeRead],
     run: returned,
@@ -52,7 +52,7 @@ pub(super) const RETURNED: Model = Model {
 pub(super) const PREFETCHED: Model = Model {
     name: "port/prefetched",
     structure: "port (4 slots, 4 cells)",
-    property: "a cell that is written to ahead, while an answer is awaited, has come back",
+    property: "a cell that is prefetched for writing while an answer is awaited has been returned",
     edges: &[Edge::FastboxPublish],
     injected_faults: &[InjectedFault::ReturnBeforeRead],
     run: prefetched,
@@ -62,7 +62,7 @@ pub(super) const PREFETCHED: Model = Model {
 pub(super) const OVERFLOW: Model = Model {
     name: "port/overflow",
     structure: "port (4 slots, 4 cells)",
-    property: "what a full fastbox refuses goes into a cell, and later ones into the fastbox again: in order",
+    property: "messages that a full fastbox refuses go into cells, later ones into the fastbox again: in order",
     edges: &[Edge::FastboxPublish, Edge::FastboxAck, Edge::QueuePublish],
     injected_faults: &[],
     run: overflow,
@@ -72,7 +72,7 @@ pub(super) const OVERFLOW: Model = Model {
 pub(super) const TWO_SENDERS: Model = Model {
     name: "port/two-senders",
     structure: "port (4 slots, 4 cells)",
-    property: "two senders, both paths: each one's messages come in its order",
+    property: "two senders, both paths: the messages of each arrive in its order",
     edges: &[Edge::FastboxPublish, Edge::QueuePublish],
     injected_faults: &[],
     run: two_senders,
@@ -395,7 +395,7 @@ fn finish(sending: &mut PortSending<'_>, taking: &mut PortTaking<'_>, from: usiz
     }
     assert_eq!(sending.next, sending.count + 1, "there is no room though all was released");
     assert_eq!(taking.due[from], sending.next, "a message is lost");
-    assert_eq!(sending.port.host_mut().0 + taking.port.host_mut().0, 0, "nobody slept");
+    assert_eq!(sending.port.host_mut().0 + taking.port.host_mut().0, 0, "no thread slept");
 }
 
 fn by_size(run: &Run) {

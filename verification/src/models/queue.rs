@@ -10,7 +10,7 @@ use crate::stage::{Run, both, several, three};
 pub(super) const PRODUCERS: Model = Model {
     name: "queue/producers",
     structure: "cell queue (4 entries)",
-    property: "two producers: no cell lost or doubled, each one's in order; no fault from honest ones",
+    property: "two producers: no cell lost or doubled, each producer's in order; no fault from honest producers",
     edges: &[Edge::QueuePublish],
     injected_faults: &[],
     run: producers,
@@ -20,7 +20,7 @@ pub(super) const PRODUCERS: Model = Model {
 pub(super) const HINT: Model = Model {
     name: "queue/hint",
     structure: "cell queue (4 entries)",
-    property: "who starts at another's tail hint sees the entries below as taken: no fault, no gap",
+    property: "a thread that starts at another's tail hint sees the entries below as taken: no fault, no gap",
     edges: &[Edge::QueueTail],
     injected_faults: &[],
     run: hint,
@@ -30,7 +30,7 @@ pub(super) const HINT: Model = Model {
 pub(super) const STALE: Model = Model {
     name: "queue/stale",
     structure: "cell queue (2 entries)",
-    property: "a producer that missed several laps still gets its cells in: no fault, no gap",
+    property: "a producer that missed several laps still enqueues its cells: no fault, no gap",
     edges: &[Edge::QueuePublish],
     injected_faults: &[],
     run: stale,
@@ -64,7 +64,7 @@ impl QueueMemory {
 
     /// Takes the cell at the head, if there is one.
     fn take(&self, consumer: &mut Consumer<'_>) -> Option<u32> {
-        let cell = consumer.peek().expect("nobody corrupts")?;
+        let cell = consumer.peek().expect("no process corrupts the queue")?;
         assert_eq!(self.cells[cell as usize].get(), u64::from(cell) + 1, "an entry names an unfilled cell");
         consumer.advance();
         Some(cell)

@@ -11,7 +11,7 @@ use crate::stage::{Run, both, payload, three};
 pub(super) const HANDED_OVER: Model = Model {
     name: "region/handed-over",
     structure: "atomic operation on exposed memory",
-    property: "what was put before an atomic operation is there for whoever sees it by another",
+    property: "a put before an atomic operation is visible to a thread whose atomic operation follows it",
     edges: &[Edge::Region],
     injected_faults: &[],
     run: handed_over,
@@ -31,7 +31,7 @@ pub(super) const COUNTED: Model = Model {
 pub(super) const NON_TEMPORAL: Model = Model {
     name: "region/non-temporal",
     structure: "copy past the caches, and an atomic operation",
-    property: "what was put past the caches is there as well",
+    property: "the same for a put with non-temporal stores",
     edges: &[Edge::Region],
     injected_faults: &[InjectedFault::Undrained],
     run: non_temporal,

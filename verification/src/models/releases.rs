@@ -12,8 +12,7 @@ use crate::stage::{Run, both, three};
 pub(super) const REPORTED: Model = Model {
     name: "releases/reported",
     structure: "ring of released ranges (1 slot; 2 in a long run)",
-    property: "who knows that pages are gone has been told of them, whole or by a range that covers them; slots are \
-        used again",
+    property: "a reader that knows that pages are gone has their range, or one that covers it; slots are used again",
     edges: &[Edge::ReleaseReported, Edge::ReleaseReused],
     injected_faults: &[InjectedFault::ReportLate],
     run: reported,
@@ -23,7 +22,7 @@ pub(super) const REPORTED: Model = Model {
 pub(super) const TWO_REPORT: Model = Model {
     name: "releases/two-tell",
     structure: "ring of released ranges (1 slot)",
-    property: "of two threads that want one slot none loses its range",
+    property: "two threads that want one slot both keep their ranges",
     edges: &[],
     injected_faults: &[],
     run: two_report,

@@ -1,8 +1,7 @@
 //! Models of the sleep word: no wake-up is lost.
 //!
 //! The futex wait is not modelled by blocking. A wake-up is lost exactly if, at the end, the sleeper has not
-//! found
-//! the work and the sequence on which it would wait has not moved. Each model checks that at its end.
+//! found the work and the sequence on which it would wait has not moved. Each model checks that at its end.
 
 use nemesia_core::shared::fastbox::FastboxSlot;
 use nemesia_core::shared::sleep::{Payer, Sleep, SleepWord, WakeReason, Waking};
@@ -47,7 +46,7 @@ pub(super) const TWO_WAKERS: Model = Model {
 pub(super) const EVENT: Model = Model {
     name: "sleep/event",
     structure: "sleep word",
-    property: "a sleeper that changes how it sleeps, and misses the work, is woken as it sleeps now",
+    property: "a sleeper that changes its way to sleep, and misses the work, is woken in the new way",
     edges: &[Edge::Sleep],
     injected_faults: &[InjectedFault::CheckBeforeAnnounce, InjectedFault::WakeAsBefore],
     run: event,
@@ -68,7 +67,7 @@ pub(super) const COUNTED: Model = Model {
 pub(super) const ASKED: Model = Model {
     name: "sleep/asked",
     structure: "sleep word",
-    property: "wakers that fence only where the word asks for it miss no sleeper, the first time and after a sleep",
+    property: "wakers that fence only on the word's request miss no sleeper, the first time and after a sleep",
     edges: &[Edge::Sleep],
     injected_faults: &[InjectedFault::CheckBeforeAnnounce, InjectedFault::AskTooLate],
     run: asked,
@@ -78,7 +77,7 @@ pub(super) const ASKED: Model = Model {
 pub(super) const ASKED_AGAIN: Model = Model {
     name: "sleep/asked-again",
     structure: "sleep word",
-    property: "a waker that is asked for fences, and comes when a sleep ends, does not miss the next",
+    property: "a waker whose fences are requested, and that comes when a sleep ends, does not miss the next",
     edges: &[Edge::Sleep],
     injected_faults: &[],
     run: asked_again,
@@ -118,10 +117,8 @@ fn wake(run: &Run, messages: u8) {
         };
         let (since, _) = both(sleeper, waker);
         // Loom does not know that the flag's second rise follows a claim of its first rise in modification
-        // order (the
-        // claim is atomic), and lets the waker read back its own claim. A second sleep that began after that
-        // claim's
-        // bump is left out here: it equals a first sleep with another number.
+        // order (the claim is atomic), and lets the waker read back its own claim. A second sleep that began
+        // after that claim's bump is left out here: it equals a first sleep with another number.
         let claimed_before = since != 0;
         assert!(
             claimed_before || taking.next > messages || word.moved(since),
@@ -146,7 +143,11 @@ fn two_wakers(run: &Run) {
         };
         let ((since, found), first, second) = three(sleeper, || waker(&work[0]), || waker(&work[1]));
         assert!(!(first && second), "both call the kernel for one sleep");
-        assert_eq!(first || second, word.moved(since), "who moves the sequence calls the kernel");
+        assert_eq!(
+            first || second,
+            word.moved(since),
+            "the thread that advances the sequence calls the kernel"
+        );
         assert!(found || first || second, "work lies there, and the sleeper sleeps");
     });
 }

@@ -17,8 +17,8 @@ use crate::stage::{Run, both, three};
 pub(super) const LOCK: Model = Model {
     name: "threads/lock",
     structure: "lock",
-    property: "three threads take it, are handed it and sleep for it: one at a time, each sees the last one's work, \
-        none sleeps on",
+    property: "three threads lock, hand over and sleep: one holds the lock at a time, each sees the work of the \
+        previous holder, none sleeps on",
     edges: &[Edge::Lock],
     injected_faults: &[],
     run: lock,
@@ -28,7 +28,7 @@ pub(super) const LOCK: Model = Model {
 pub(super) const AGAIN: Model = Model {
     name: "threads/again",
     structure: "lock",
-    property: "who hands the lock over to one that waits, and comes back, has it after that one",
+    property: "a thread that hands the lock to a waiter and returns gets it after the waiter",
     edges: &[],
     injected_faults: &[InjectedFault::GrabAgain],
     run: again,
@@ -38,8 +38,8 @@ pub(super) const AGAIN: Model = Model {
 pub(super) const TWICE: Model = Model {
     name: "threads/twice",
     structure: "lock",
-    property: "who is about to sleep because the lock was handed to others does not sleep when it is handed over \
-        again, to it",
+    property: "a thread about to sleep because the lock was handed to another does not sleep when the lock is then \
+        handed to it",
     edges: &[],
     injected_faults: &[InjectedFault::ForgetHanding],
     run: twice,
@@ -49,8 +49,8 @@ pub(super) const TWICE: Model = Model {
 pub(super) const DRIVER: Model = Model {
     name: "threads/driver",
     structure: "lock, waiter list, bell, sleep word",
-    property: "of two that wait one drives and serves both, or leaves the other to drive; neither sleeps when its \
-        message is there",
+    property: "of two waiting threads one drives and serves both, or leaves the other to drive; neither sleeps when \
+        its message is there",
     edges: &[Edge::Lock, Edge::Sleep],
     injected_faults: &[InjectedFault::ListenUnlocked, InjectedFault::CheckBeforeAnnounce],
     run: driver,
@@ -70,7 +70,7 @@ pub(super) const NOTIFY: Model = Model {
 pub(super) const HEIR: Model = Model {
     name: "threads/heir",
     structure: "lock, waiter list, bell, sleep word",
-    property: "a driver that leaves wakes the one that drives from then on",
+    property: "a driver that leaves wakes the next driver",
     edges: &[],
     injected_faults: &[InjectedFault::LeaveNoDriver],
     run: heir,
@@ -240,8 +240,7 @@ impl Shared {
     }
 
     /// Polls for messages and reports them to the waiting threads. Returns whether there were any. The caller
-    /// holds
-    /// the lock.
+    /// holds the lock.
     fn progress(&self) -> bool {
         let (bits, driver) =
             self.waiters(|waiters| waiters.serve(|message| self.mail[*message].load_relaxed() == 1));
@@ -279,8 +278,7 @@ impl Shared {
             self.mail[*message].store_relaxed(1);
         }
         // Wakes once for all messages. After a claim, loom lets the waker read its own claim back (see
-        // `sleep/twice`),
-        // so that the waker would miss a sleep that began since.
+        // `sleep/twice`), so that the waker would miss a sleep that began since.
         if matches!(self.word.must_wake(FenceMode::Symmetric, WakeReason::Message), Waking::Asleep(_)) {
             self.for_word.wake(true);
         }

@@ -230,8 +230,7 @@ impl World {
     }
 
     /// Takes the bytes from their owner, who may then use them again. Returns false if they were taken before
-    /// or are
-    /// not to be taken yet.
+    /// or are not to be taken yet.
     fn take(&mut self, node: usize, operation: &mut Operation) -> Result<bool, Failure> {
         if operation.kind.is_answered() {
             return Ok(false);

@@ -153,9 +153,8 @@ impl Memory {
     }
 }
 
-/// Calls `each` with the parts that make up `len` bytes from `at` on. Returns false as soon as `each` does, or
-/// if
-/// the list ends early.
+/// Calls `each` with the parts that make up `len` bytes from `at` on. Returns false as soon as `each` does,
+/// or if the list ends early.
 fn walk(
     slices: &[Slice],
     mut at: u64,

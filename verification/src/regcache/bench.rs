@@ -1,12 +1,9 @@
 //! Measures the cache beside caches that find their ranges in other ways. All get the same uses, in the same
-//! random
-//! order, from the same array. All count references and keep the order of use. The registrar does nothing, so
-//! only the
-//! cache is timed.
+//! random order, from the same array. All count references and keep the order of use. The registrar does
+//! nothing, so only the cache is timed.
 //!
-//! Hits are timed twice: back to back, so that the processor overlaps several; and dependent, so that the next
-//! use
-//! depends on the handle of the last.
+//! Hits are timed twice: back to back, so that the processor overlaps several; and dependent, so that the
+//! next use depends on the handle of the last.
 
 use std::collections::HashMap;
 use std::fmt::Write;

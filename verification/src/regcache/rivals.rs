@@ -1,6 +1,5 @@
 //! Caches that find a range by a B-tree or an AVL tree, and otherwise do the same as ours: references, access
-//! rights,
-//! order of use, eviction, and a check for overlaps before a range is inserted.
+//! rights, order of use, eviction, and a check for overlaps before a range is inserted.
 
 use std::collections::BTreeMap;
 
@@ -85,8 +84,7 @@ impl<F: Finder> Rival<F> {
     }
 
     /// Returns the handle of the entry that holds a range, and the entry; makes one if there is none. Returns
-    /// `None` if
-    /// the range overlaps another.
+    /// `None` if the range overlaps another.
     #[inline]
     pub(crate) fn acquire(&mut self, wanted: &Range, rights: u32) -> Option<(u32, u32)> {
         if let Some(index) = self.finder.before(wanted.start) {

@@ -1,7 +1,6 @@
 //! A message that both sides copy: the receiver from the front, and the sender, if it joins, from the back,
-//! until they meet.
-//! The fabric chooses their positions and the sizes of the pieces. `core/src/port.rs` says what each side may
-//! do.
+//! until they meet. The fabric chooses their positions and the sizes of the pieces. `core/src/port.rs` says
+//! what each side may do.
 
 use nemesia_core::port::{AssistedCopy, NextChunk, Part};
 
@@ -15,15 +14,13 @@ pub(crate) struct AssistState {
     open: bool,
     /// The number of the copy that the sender found last.
     found: u64,
-    /// The number that the sender has joined, and whether it copies a part now or has finished one that becomes
-    /// visible at a
-    /// time.
+    /// The number that the sender has joined, and whether it copies a part now or has finished one that
+    /// becomes visible at a time.
     joined: u64,
     copying: bool,
     seen: u64,
     /// The receiver was given everything before the first position; the sender has claimed, and written,
-    /// everything from the
-    /// second on.
+    /// everything from the second on.
     front: u64,
     back: u64,
     written: u64,

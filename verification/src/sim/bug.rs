@@ -35,15 +35,15 @@ pub(crate) enum Slip {
     Lose,
     /// The last packet of a rendezvous is lost.
     LoseFin,
-    /// A packet comes twice.
+    /// A packet arrives twice.
     Duplicate,
-    /// A packet is sent, and its sender is told that there was no room.
+    /// A packet is sent, but its sender gets the result that there was no room.
     DenySent,
     /// A byte of a message changes on the way.
     Corrupt,
-    /// A cell does not come back.
+    /// A cell is not returned.
     LoseCell,
-    /// A grant is lost for good.
+    /// A grant is lost for ever.
     LoseGrant,
     /// A grant promises more than was granted.
     InflateGrant,

@@ -18,8 +18,7 @@ enum DueCheck {
 
 impl Simulation {
     /// Reports to the oracle what a rank has taken since the last call. Checks that it was sent, and that the
-    /// engine keeps
-    /// what it must keep.
+    /// engine keeps what it must keep.
     pub(crate) fn listen(&mut self, rank: u32) -> Check {
         self.hear(rank)?;
         self.hear_itself(rank);
@@ -97,8 +96,7 @@ impl Simulation {
     }
 
     /// Reports messages of a rank to itself. They pass no fabric: they have arrived if they are stored, or if
-    /// their
-    /// receive is complete.
+    /// their receive is complete.
     fn hear_itself(&mut self, rank: u32) {
         while let Some(name) = self.next_own(rank) {
             let waiting = self.waiting(rank, name);
@@ -256,8 +254,7 @@ impl Simulation {
         };
         let Message { is, arrival, along, .. } = *self.message(rank, name);
         // A message that arrived whole with its announcement outlives its sender. It does not outlive the
-        // readmission of the
-        // sender, because the new process could not learn that it was received.
+        // readmission of the sender, because the new process could not learn that it was received.
         let lost = self.is_past(rank, name) && !along || self.is_of_another(rank, name);
         if arrival == Arrival::Offered && lost && matches!(outcome, Err(CompletionError::PeerFailed { .. })) {
             self.world.fabric().memory.end(loan, |_| ())?;
@@ -290,12 +287,12 @@ impl Simulation {
 
     fn check_failed(&mut self, rank: u32, outcome: Outcome) -> Check {
         let Err(CompletionError::PeerFailed { peer, failure }) = outcome else {
-            return Err(Violation(format!("rank {rank} listens to nobody, but receives {outcome:?}")));
+            return Err(Violation(format!("rank {rank} has no receive, but receives {outcome:?}")));
         };
         self.count(Event::PeerFailed);
         ensure!(
             self.knows_failure(rank, peer, failure),
-            "rank {rank} says of rank {peer} that it is gone: {failure}"
+            "rank {rank} reports the wrong failure of rank {peer}: {failure}"
         );
         Ok(())
     }

@@ -89,9 +89,8 @@ impl Simulation {
         (0..self.shape.conditions.ranks).filter(open).collect()
     }
 
-    /// Lets a rank that stores nothing send empty messages to itself until there is no room: memory that is not
-    /// promised to
-    /// others must be usable. Then the rank receives them.
+    /// Lets a rank that stores nothing send empty messages to itself until there is no room: memory that is
+    /// not promised to others must be usable. Then the rank receives them.
     pub(crate) fn measure_pool(&mut self, rank: u32) -> Check {
         let ceiling = self.shape.terms.units as u64;
         if ceiling > MEASURED {
@@ -119,7 +118,7 @@ impl Simulation {
         // The last message found no room.
         ensure!(
             stored > least,
-            "{least} units of rank {rank} are nobody's, but only {} are free",
+            "{least} units of rank {rank} belong to no message, but only {} are free",
             stored - 1
         );
         let pattern = Pattern { source: Source::Rank(rank), context: 0, tag: 0, ignore: 0 };

@@ -1,4 +1,4 @@
-//! Processes that vanish at any packet, and how the others learn of it.
+//! Processes that die at any packet, and how the others are notified.
 
 use crate::oracle::Name;
 use crate::simulation::{Arrival, Report, Simulation};
@@ -25,8 +25,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Lets a rank finish that has nothing left to send: if possible one that others still ask for something, else
-    /// `or`. If `or` still has something to send, it dies.
+    /// Makes a rank finish that has nothing left to send: if possible one with unanswered requests of others,
+    /// else `or`. If `or` still has something to send, it dies.
     fn some_finish(&mut self, or: u32) -> Check {
         let alive = self.alive();
         let mut silent = Vec::new();
@@ -56,7 +56,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Removes a rank that died in its last call, whose results no one has seen. Returns whether it died.
+    /// Removes a rank that died in its last call, whose results are lost. Returns whether it died.
     pub(crate) fn bury_if_dead(&mut self, rank: u32) -> bool {
         let died = self.rank(rank).gone.is_none() && self.world.fabric().is_dead(rank);
         if died {
@@ -78,7 +78,7 @@ impl Simulation {
         it.claims.clear();
     }
 
-    /// Lets one rank learn a little more of the end of another.
+    /// Gives one rank more information about the end of another.
     pub(crate) fn one_learns(&mut self) -> Check {
         let alive = self.alive();
         if alive.is_empty() {
@@ -90,9 +90,8 @@ impl Simulation {
         self.learn(rank, peer, hasty)
     }
 
-    /// Lets a rank learn of a death, take what the dead rank left behind, and disconnect: one of these steps,
-    /// or all at
-    /// once if `hasty`.
+    /// Reports a death to a rank, delivers the remaining messages of the dead rank, or disconnects it: one of
+    /// these steps, or all at once if `hasty`.
     pub(crate) fn learn(&mut self, rank: u32, peer: u32, hasty: bool) -> Check {
         let Some(failure) = self.rank(peer).gone else { return Ok(()) };
         self.rank(rank).asleep = false;
@@ -148,7 +147,7 @@ impl Simulation {
             self.flush_gone(rank, peer)?;
         }
         // A message that was only announced is lost with its sender. A message whose bytes came with its
-        // announcement is here.
+        // announcement is kept.
         let waiting = self.rank(rank).oracle.waiting().to_vec();
         for name in waiting.iter().map(|waiting| waiting.name).filter(|name| name.source == peer) {
             let message = self.message(rank, name);
@@ -159,7 +158,7 @@ impl Simulation {
         self.settle_call(rank, true)
     }
 
-    /// Lets every living rank learn of every death.
+    /// Reports every death to every living rank.
     pub(crate) fn all_learn(&mut self) -> Check {
         for rank in self.alive() {
             for peer in 0..self.shape.conditions.ranks {

@@ -2,10 +2,8 @@
 //! nothing of engines.
 //!
 //! As over shared memory, a packet takes one of two paths: a short path with few places for small packets, or
-//! one of its
-//! sender's few cells. Each path keeps its order and has its own delays. A receiver takes the packets of a
-//! sender by
-//! their sequence numbers. Time is a counter.
+//! one of its sender's few cells. Each path keeps its order and has its own delays. A receiver takes the
+//! packets of a sender by their sequence numbers. Time is a counter.
 
 mod life;
 mod remote;

@@ -1,8 +1,7 @@
 //! `cargo sim`: the engine that ships, many times in one process, over a simulated message port and in virtual time.
 //!
-//! A seed determines everything that happens, and an oracle of MPI's matching rules checks it. A failure prints
-//! the
-//! command that repeats it. See `README.md` beside this crate.
+//! A seed determines everything that happens, and an oracle of MPI's matching rules checks it. A failure
+//! prints the command that repeats it. See `README.md` beside this crate.
 
 mod arguments;
 mod assist;

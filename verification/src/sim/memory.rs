@@ -1,8 +1,7 @@
 //! The memory of every process: the buffers lent to the engines, their contents, and their permitted uses.
 //!
 //! A buffer that was given back is poisoned and kept for a while. An engine that still reads it sends poison,
-//! and an
-//! engine that still writes to it is detected.
+//! and an engine that still writes to it is detected.
 
 mod block;
 
@@ -153,16 +152,14 @@ impl Memory {
     }
 
     /// Copies bytes that a process has lent for a send, as a single copy of remote memory does. Returns false
-    /// if there is
-    /// no such buffer, and the real copy would have read something else.
+    /// if there is no such buffer, and the real copy would have read something else.
     pub(crate) fn pull(&mut self, owner: u32, address: u64, to: &mut [u8]) -> bool {
         let found = self.find(owner, Use::Send, address, to.len());
         found.map(|(block, at)| to.copy_from_slice(block.run(at, to.len()))).is_some()
     }
 
     /// Writes bytes that a process has lent for a receive. Returns false if there is no such buffer, and the
-    /// real copy
-    /// would have overwritten something else.
+    /// real copy would have overwritten something else.
     pub(crate) fn push(&mut self, owner: u32, address: u64, from: &[u8]) -> bool {
         let found = self.find(owner, Use::Receive, address, from.len());
         found.map(|(block, at)| block.run(at, from.len()).copy_from_slice(from)).is_some()

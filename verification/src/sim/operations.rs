@@ -185,7 +185,7 @@ impl Simulation {
         self.note(|| format!("rank {rank} receives {pattern:?} into {room} bytes: {}", reported(&started)));
         match started {
             Ok(handle) => {
-                ensure!(found.is_some() || !lost, "rank {rank} posts {pattern:?}, which nobody can match");
+                ensure!(found.is_some() || !lost, "rank {rank} posts {pattern:?}, which no rank can match");
                 let number = self.rank(rank).oracle.post(pattern);
                 if let Some(name) = found {
                     self.message(rank, name).matched = true;
@@ -197,7 +197,10 @@ impl Simulation {
             Err(StartError::PeerFailed { peer, failure }) => {
                 ensure!(lost && found.is_none(), "rank {rank} is refused {pattern:?}, as {peer} is gone");
                 let knows = self.rank(rank).reported[peer as usize].failure();
-                ensure!(knows == Some(failure), "rank {rank} says of rank {peer} that it is gone: {failure}");
+                ensure!(
+                    knows == Some(failure),
+                    "rank {rank} reports the wrong failure of rank {peer}: {failure}"
+                );
                 Ok(())
             }
             Err(error) => self.refused(rank, &error),
@@ -216,7 +219,7 @@ impl Simulation {
         // Only single steps show whether a message to itself or one of another rank was first.
         let whole = !self.awaits_itself(rank) && self.rng.one_in(2);
         let done = self.world.progress(rank, whole);
-        ensure!(done.failed.is_none(), "rank {rank} says that rank {:?} failed: {:?}", done.failed, {
+        ensure!(done.failed.is_none(), "rank {rank} reports that rank {:?} failed: {:?}", done.failed, {
             let peer = done.failed.unwrap_or_default();
             self.world.failure(rank, peer)
         });

@@ -1,7 +1,6 @@
 //! MPI's matching rules (MPI 4.1, section 3.5) over two plain vectors: obviously correct, and slow.
 //!
-//! The oracle of a rank learns which receives are posted there and whose next message has arrived. Only the
-//! choice
+//! The oracle of a rank gets the posted receives and the source of each message that arrives. Only the choice
 //! between two senders is taken from the fabric. The sender has declared the message itself.
 
 use crate::world::{Pattern, Source};
@@ -121,8 +120,7 @@ impl Oracle {
     }
 
     /// Fails a rank: receives from it fail, and receives from any source too if its failure means that.
-    /// Receives that have
-    /// matched are unaffected.
+    /// Receives that have matched are unaffected.
     pub(crate) fn fail(&mut self, peer: u32, concerns_any: bool) {
         let listens = |pattern: &Pattern| match pattern.source {
             Source::Any => concerns_any,

@@ -1,6 +1,5 @@
 //! One-sided operations and active messages: what a rank starts, and an oracle that executes each on plain
-//! bytes when
-//! its packet is taken, in the order started.
+//! bytes when its packet is taken, in the order started.
 
 mod model;
 
@@ -81,7 +80,7 @@ pub(crate) struct Remotes {
     operations: Vec<Remote>,
     /// By origin and target: started and unfinished operations, in order.
     under_way: Vec<Vec<VecDeque<usize>>>,
-    /// The same, of what the target had not executed when it left in good order.
+    /// The same, of what the target had not executed when it closed.
     lost: Vec<Vec<VecDeque<usize>>>,
 }
 
@@ -96,14 +95,14 @@ impl Remotes {
         }
     }
 
-    /// Removes a rank that is gone: it waits for nothing and does nothing.
+    /// Removes a rank that is gone: it no longer waits and no longer acts.
     pub(crate) fn forget(&mut self, rank: u32, finished: bool) {
         let side = &mut self.sides[rank as usize];
         side.open.clear();
         side.awaits.clear();
         for (under_way, lost) in self.under_way.iter_mut().zip(&mut self.lost) {
             let never = std::mem::take(&mut under_way[rank as usize]);
-            // What one that died did in its last call, nobody knows.
+            // The effects of the last call of a rank that died are unknown.
             if finished {
                 lost[rank as usize] = never;
             }
@@ -152,16 +151,15 @@ impl Simulation {
         self.start_order(from, order)
     }
 
-    /// Flushes a rank that has left in good order: what it had executed is done, and what it had not is not.
+    /// Flushes to a rank that has closed: what it has executed is done, and the rest is not.
     pub(crate) fn flush_gone(&mut self, from: u32, to: u32) -> Check {
         self.start_order(from, Order { to, offset: 0, len: 0, key: 0, verb: Verb::Flush })
     }
 
     fn start_order(&mut self, from: u32, order: Order) -> Check {
         let to = order.to;
-        // An operation on the own region waits behind messages to itself. Its end is visible, but not its order
-        // among the
-        // operations of others.
+        // An operation on the own region waits behind messages to itself. Its end is visible, but not its
+        // order among the operations of others.
         let waits = from == to && !self.side(from).own.is_empty();
         if waits && !order.verb.concerns_one_origin() {
             return self.progress(from).map(drop);
@@ -198,7 +196,8 @@ impl Simulation {
             Ok(handle) => {
                 self.side(from).open.push(Open { handle, number });
                 if !nothing && self.rank(to).gone.is_some() {
-                    // A flush of one that has left, which only waits for what that has said: nobody executes it.
+                    // A flush to a rank that has closed only waits for that rank's last report: no rank
+                    // executes it.
                     self.remotes.queue(from, to).pop_back();
                 }
                 if nothing && !done || waits && !nothing {
@@ -293,7 +292,7 @@ impl Simulation {
             let len = handled.bytes.len();
             let nobody = || {
                 Violation(format!(
-                    "rank {rank} handles {len} bytes of rank {from} for {handler}, which nobody sent"
+                    "rank {rank} handles {len} bytes of rank {from} for {handler}, which no rank sent"
                 ))
             };
             let (from, number) = due.ok_or_else(nobody)?;
@@ -431,7 +430,7 @@ impl Simulation {
                 let queue = &queue[rank as usize][order.to as usize];
                 let is_operation =
                     |&&number: &&usize| !matches!(operations[number].order.verb, Verb::Active { .. });
-                // One that has left need not have seen the flush itself.
+                // A rank that has closed need not have seen the flush itself.
                 let is_other = |number: &&usize| !gone || **number != open.number;
                 let first = queue.iter().filter(is_other).find(is_operation).copied();
                 let all = first.is_none_or(|first| first > open.number);

@@ -1,5 +1,5 @@
-//! Handlers that answer every active message, and peers that take no replies: each peer has its share of the places for
-//! replies.
+//! Handlers that answer every active message, and peers that take no replies: each peer has its share of the
+//! reply slots.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use nemesia_core::flow::replies::{ReplyAccount, ReplyPool};
 use crate::simulation::Simulation;
 use crate::violation::{Check, ensure};
 
-/// Few, so that they are all taken soon.
+/// Few, so that all of them are soon taken.
 const SHARE: u32 = 2;
 const POOL: u32 = 3;
-/// Once in so many calls a peer takes a reply.
+/// A peer takes a reply in one of this many calls.
 const TAKEN: usize = 3;
 
 /// The replies of one rank that have not left.
@@ -19,7 +19,7 @@ const TAKEN: usize = 3;
 pub(crate) struct ReplyDesk {
     pool: ReplyPool,
     accounts: BTreeMap<u32, ReplyAccount>,
-    /// Who was refused a place, and how many it held.
+    /// The peers that were refused a slot, and the number of slots that each held.
     refused: Vec<(u32, u32)>,
 }
 
@@ -30,7 +30,7 @@ impl Default for ReplyDesk {
 }
 
 impl ReplyDesk {
-    /// A handler answers a peer.
+    /// Records that a handler answers a peer.
     pub(crate) fn answer(&mut self, peer: u32) {
         let account = self.accounts.entry(peer).or_default();
         if !self.pool.take(account) {
@@ -38,7 +38,7 @@ impl ReplyDesk {
         }
     }
 
-    /// A reply to a peer leaves, if there is one.
+    /// Lets a reply to a peer leave. Returns `false` if there is none.
     fn leave(&mut self, peer: u32) -> bool {
         let Some(account) = self.accounts.get_mut(&peer).filter(|account| account.held() > 0) else {
             return false;
@@ -49,8 +49,9 @@ impl ReplyDesk {
 }
 
 impl Simulation {
-    /// Nobody was refused what it has to itself, and no more replies are kept than there are places. Some peers take a
-    /// reply; those of the next rank but one take none until the world comes to rest.
+    /// Checks that no peer was refused its own share of slots, and that no more replies are kept than there are
+    /// slots. Some peers take a reply. The peers of the next rank but one take none until the world comes to
+    /// rest.
     pub(crate) fn check_replies(&mut self, rank: u32) -> Check {
         let ranks = self.shape.conditions.ranks;
         let desk = self.world.replies(rank);
@@ -72,7 +73,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// When all peers have taken their replies, all places are free.
+    /// Checks that all slots are free when all peers have taken their replies.
     pub(crate) fn check_all_replies_leave(&mut self, rank: u32) -> Check {
         let desk = self.world.replies(rank);
         for peer in desk.accounts.keys().copied().collect::<Vec<_>>() {

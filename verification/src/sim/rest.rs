@@ -1,8 +1,7 @@
 //! Liveness: a world that is left alone comes to rest, and everything that can be complete is complete.
 //!
 //! A rank that finds nothing to do sleeps until another rank does something visible to it, as a process does.
-//! An engine
-//! that reports no work while there is work is therefore detected.
+//! An engine that reports no work while there is work is therefore detected.
 
 use crate::oracle::{MessageEnd as Expected, Waiting};
 use crate::simulation::{Arrival, Message, Rank, Simulation};
@@ -88,8 +87,8 @@ impl Simulation {
     }
 
     /// Checks the first message under way between two ranks: it must arrive if a receive asks for it and no
-    /// other message is
-    /// before it. If nothing waits at its destination, it must arrive in any case, also from that rank itself.
+    /// other message is before it. If nothing waits at its destination, it must arrive in any case, also from
+    /// that rank itself.
     fn check_head(&mut self, from: u32, to: u32) -> Check {
         let Some(name) = self.outstanding(from, to).next() else { return Ok(()) };
         self.count(Event::Held);
@@ -110,9 +109,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Receives everything that was sent between living ranks, and checks that nothing is left. In some worlds
-    /// each rank
-    /// leaves as soon as it has no more work, as programs do at their end.
+    /// Receives everything that was sent between living ranks, and checks that nothing is left. In some
+    /// worlds each rank leaves as soon as it has no more work, as programs do at their end.
     pub(crate) fn finish(&mut self) -> Check {
         self.come_to_rest()?;
         self.cancel_all()?;
@@ -209,7 +207,7 @@ impl Simulation {
             );
             let stored = self.world.stored(rank);
             ensure!(stored == 0, "rank {rank} stores {stored} messages in the end");
-            ensure!(!self.world.sends_pending(rank), "rank {rank} says that sends are pending");
+            ensure!(!self.world.sends_pending(rank), "rank {rank} reports pending sends");
             let (free, lent) = {
                 let mut fabric = self.world.fabric();
                 (fabric.free_cells(rank), fabric.memory.count(rank))

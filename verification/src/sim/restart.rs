@@ -1,9 +1,8 @@
 //! Ranks that are started again: a new process shares no state with the others until they readmit it.
 //!
-//! The messages between two ranks are numbered through all processes of a rank. The oracle tells the processes
-//! apart by
-//! the number of each process's first message. When a process is readmitted, nothing of the former one may be
-//! left.
+//! The messages between two ranks are numbered through all processes of a rank. The oracle tells the
+//! processes apart by the number of each process's first message. When a process is readmitted, nothing of
+//! the former one may be left.
 
 use crate::oracle::Name;
 use crate::simulation::{Arrival, Rank, Report, Simulation};
@@ -13,8 +12,7 @@ use crate::world::Failure;
 
 impl Simulation {
     /// Starts one dead rank again, if there is one. The others have learned of its end before, because a rank
-    /// that has not
-    /// learned of it cannot readmit it.
+    /// that has not learned of it cannot readmit it.
     pub(crate) fn one_restarts(&mut self) -> Check {
         let ranks = self.shape.conditions.ranks;
         let gone: Vec<u32> = (0..ranks).filter(|&rank| self.ranks[rank as usize].gone.is_some()).collect();

@@ -103,8 +103,8 @@ pub(crate) struct Rank {
     /// The ranks whose failures cause that.
     pub(crate) blamed: Vec<bool>,
     /// For each rank: the number of the first message to this rank that its present process has sent; the
-    /// number of messages
-    /// to it that the former processes of this rank had sent; and how the former processes of each rank failed.
+    /// number of messages to it that the former processes of this rank had sent; and how the former processes
+    /// of each rank failed.
     pub(crate) first: Vec<usize>,
     pub(crate) born: Vec<usize>,
     pub(crate) past: Vec<Vec<Failure>>,

@@ -11,8 +11,8 @@ use crate::store::cost;
 use crate::wire::rendezvous::{CTS_BYTES, Cts, FIN_BYTES, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
-/// Most bytes of a message that travel with its RTS. A synchronous message of at most this size
-/// travels whole in its RTS.
+/// Most bytes of a message that travel with its RTS. A synchronous message of at most this size travels whole
+/// in its RTS.
 pub(in crate::engine) const FIRST_BYTES: usize = 224;
 
 const fn control(kind: Kind, len: usize) -> Envelope {
@@ -25,16 +25,16 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let State::Sending { message } = &self.requests.get(index).0 else { return Ok(false) };
         let message = message.alias();
         let SendMessage { ref buf, synchronous, .. } = message;
-        // The RTS carries the first bytes where that saves time: a short synchronous message then
-        // arrives whole, and a streamed message has begun. A receiver that pulls must read the rest
-        // anyway, and the RTS would take five cache lines instead of one. With data in the RTS,
-        // pulled messages of 12, 16, 32 and 64 KiB took 19, 17, 17 and 30 % longer (medians of 5
-        // interleaved rounds of `nemesia perf --tests latency`; no round was faster).
+        // The RTS carries the first bytes where that saves time: a short synchronous message then arrives
+        // whole, and a streamed message has begun. A receiver that pulls must read the rest anyway, and the
+        // RTS would take five cache lines instead of one. With data in the RTS, pulled messages of 12, 16, 32
+        // and 64 KiB took 19, 17, 17 and 30 % longer (medians of 5 interleaved rounds of
+        // `nemesia perf --tests latency`; no round was faster).
         let along = synchronous || !self.port.can_pull(to);
         let mut first = if along { FIRST_BYTES.min(buf.len()) } else { 0 };
         if !self.has_credit(to, cost(RTS_BYTES + first)) {
-            // Without data the RTS takes the smallest possible amount of credit, so it leaves as
-            // soon as any packet can.
+            // Without data the RTS takes the smallest possible amount of credit, so it leaves as soon as any
+            // packet can.
             first = 0;
         }
         let len = RTS_BYTES + first;
@@ -117,8 +117,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Starts the transfer for a receive that has matched an RTS. The bytes that came with the RTS
-    /// are already in its buffer.
+    /// Starts the transfer for a receive that has matched an RTS. The bytes that came with the RTS are
+    /// already in its buffer.
     pub(in crate::engine) fn start_transfer(&mut self, index: u32) {
         let run_bytes = self.tuning.run_bytes;
         let State::Receiving { incoming, buf } = &mut self.requests.get_mut(index).0 else { return };
@@ -159,8 +159,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Ends a receive whose requested bytes have all arrived. The receive completes when its FIN
-    /// has been sent.
+    /// Ends a receive whose requested bytes have all arrived. The receive completes when its FIN has been
+    /// sent.
     pub(super) fn finish(&mut self, index: u32) {
         let State::Receiving { incoming, buf } = &self.requests.get(index).0 else { return };
         let Incoming { from, tag, rts, .. } = *incoming;
@@ -169,9 +169,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_answer(from, index);
     }
 
-    /// Queues a CTS or FIN, and sends it at once if it is first in the queue and there is space.
-    /// Other work for the peer is not continued here, because this function itself runs within a
-    /// work step for the peer.
+    /// Queues a CTS or FIN, and sends it at once if it is first in the queue and there is space. Other work
+    /// for the peer is not continued here, because this function itself runs within a work step for the peer.
     pub(super) fn start_answer(&mut self, peer: PeerId, index: u32) {
         self.enqueue(peer, PeerQueue::Answers, index);
         if self.first(peer, PeerQueue::Answers) == Some(index)

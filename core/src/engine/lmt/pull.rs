@@ -1,7 +1,6 @@
-//! The protocol with one copy: the receiver reads the sender's memory piece by piece and then sends
-//! FIN. This is paper 1's zero-copy design with the kernel's cross-memory read instead of the RDMA
-//! read. From a configurable size on, an otherwise idle sender copies a part
-//! ([`crate::shared::assist`]).
+//! The protocol with one copy: the receiver reads the sender's memory piece by piece and then sends FIN. This
+//! is paper 1's zero-copy design with the kernel's cross-memory read instead of the RDMA read. From a
+//! configurable size on, an otherwise idle sender copies a part ([`crate::shared::assist`]).
 #![forbid(unsafe_code)]
 
 use super::{Stream, Transfer};
@@ -17,14 +16,14 @@ use crate::port::{AssistedCopy, MessagePort, NextChunk, Part, PeerFault, PeerId,
 #[derive(Debug)]
 pub(in crate::engine) enum Pull {}
 
-/// Returns whether the message is large enough for a sender-assisted copy, and contiguous. Its
-/// sender then looks for a shared copy.
+/// Returns whether the message is large enough for a sender-assisted copy, and contiguous. Its sender then
+/// looks for a shared copy.
 pub(in crate::engine) fn may_be_assisted(message: &SendMessage, assist_bytes: u64) -> bool {
     message.buf.len() as u64 >= assist_bytes && message.buf.address() != 0
 }
 
-/// Returns whether the receiver's buffer is contiguous, or consists of few enough runs. Otherwise
-/// the bytes are streamed.
+/// Returns whether the receiver's buffer is contiguous, or consists of few enough runs. Otherwise the bytes
+/// are streamed.
 pub(in crate::engine) fn is_worth_pulling(incoming: &Incoming, buf: &mut Scatter, run_bytes: u64) -> bool {
     let wanted = incoming.wanted();
     if buf.address() != 0 {
@@ -40,8 +39,8 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
         engine.work_for(from);
     }
 
-    /// Reads the next piece of the first message in the queue. Reading one message at a time has
-    /// the same throughput as reading all alternately, and completes the first one earlier.
+    /// Reads the next piece of the first message in the queue. Reading one message at a time has the same
+    /// throughput as reading all alternately, and completes the first one earlier.
     fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
         let Engine { requests, port, tuning, .. } = engine;
         let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return Ok(false) };
@@ -109,8 +108,8 @@ fn next_chunk<P: MessagePort>(
         TransferPhase::Broken => {
             let next_chunk = port.next_chunk(from);
             if let NextChunk::Copy(part) = next_chunk {
-                // The sender will not write this part. No part is assigned twice, and all bytes
-                // behind this part have arrived.
+                // The sender will not write this part. No part is assigned twice, and all bytes behind this
+                // part have arrived.
                 incoming.left.end = part.end;
             }
             next_chunk
@@ -153,9 +152,8 @@ fn copy<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Stops all sender-assisted copies before the engine is dropped and its buffers are returned.
-    /// Returns `false` while a peer may still write into a buffer. The transfers are lost in either
-    /// case.
+    /// Stops all sender-assisted copies before the engine is dropped and its buffers are returned. Returns
+    /// `false` while a peer may still write into a buffer. The transfers are lost in either case.
     pub fn end_assists(&mut self) -> bool {
         // `filter` and `count` visit every peer, also after one that is not done.
         (0..self.size()).filter(|&peer| !self.end_assist(peer)).count() == 0
@@ -177,8 +175,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Sender: copies the next part of a message for its receiver (sender-assisted copy). Returns
-    /// `false` if there is no part.
+    /// Sender: copies the next part of a message for its receiver (sender-assisted copy). Returns `false` if
+    /// there is no part.
     pub(in crate::engine) fn assist(&mut self, peer: PeerId) -> bool {
         let (assist, part) = match self.peer(peer).assist.take() {
             Some(assist) => (assist, self.port.next_part(peer)),

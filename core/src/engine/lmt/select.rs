@@ -1,22 +1,21 @@
-//! The adaptive selector of the protocol for large messages. It learns from measured times, for
-//! each peer and size.
+//! The adaptive selector of the protocol for large messages. It learns from measured times, for each peer and
+//! size.
 //!
-//! No protocol is the fastest everywhere. A copy by the kernel costs a system call and a lookup of
-//! each page, and on some machines runs at half the speed of a user-space copy; but it needs no CPU
-//! time of the sender. In a stream both sides copy at the same time; its speed depends on the cost
-//! of moving a cache line between the two cores, and on a sender that polls. On one test machine 64
-//! KiB took 9 us by the kernel and 6 us as a stream between neighbouring cores, but 23 us and 34 us
-//! between distant cores. A stream through cells filled with non-temporal stores
-//! (`shared/port/copy_policy.rs` explains when that is faster) took 9 us between either. No fixed
-//! threshold fits all machines, so the receiver measures. The cost is two clock readings a message,
-//! and occasionally a few messages by another protocol.
+//! No protocol is the fastest everywhere. A copy by the kernel costs a system call and a lookup of each page,
+//! and on some machines runs at half the speed of a user-space copy; but it needs no CPU time of the sender.
+//! In a stream both sides copy at the same time; its speed depends on the cost of moving a cache line between
+//! the two cores, and on a sender that polls. On one test machine 64 KiB took 9 us by the kernel and 6 us as
+//! a stream between neighbouring cores, but 23 us and 34 us between distant cores. A stream through cells
+//! filled with non-temporal stores (`shared/port/copy_policy.rs` explains when that is faster) took 9 us
+//! between either. No fixed threshold fits all machines, so the receiver measures. The cost is two clock
+//! readings a message, and occasionally a few messages by another protocol.
 //!
-//! The unit of measurement is a *run*. A run consists of messages that overlap or follow each other
-//! at once, up to a few megabytes; or of messages that arrive one at a time, up to 256 KiB. The
-//! result is the time of the run divided by its bytes; idle times are excluded. A run with messages
-//! of several sizes is discarded. Single and overlapping messages are learned separately, because
-//! the protocol with the lowest latency need not have the highest throughput. The selector predicts
-//! that a run is of the same type as the preceding run. The cost of a run goes to [`AdaptiveSelector`].
+//! The unit of measurement is a *run*. A run consists of messages that overlap or follow each other at once,
+//! up to a few megabytes; or of messages that arrive one at a time, up to 256 KiB. The result is the time of
+//! the run divided by its bytes; idle times are excluded. A run with messages of several sizes is discarded.
+//! Single and overlapping messages are learned separately, because the protocol with the lowest latency need
+//! not have the highest throughput. The selector predicts that a run is of the same type as the preceding
+//! run. The cost of a run goes to [`AdaptiveSelector`].
 #![forbid(unsafe_code)]
 
 use crate::port::{PeerId, Stores};
@@ -32,8 +31,8 @@ pub(in crate::engine) enum Protocol {
     /// The data is streamed through cells that the sender fills with non-temporal stores; see
     /// [`super::Stream`].
     StreamNonTemporal,
-    /// The data is streamed through cells that the sender fills with plain stores. This protocol is
-    /// tried last, because it can be much slower than the others.
+    /// The data is streamed through cells that the sender fills with plain stores. This protocol is tried
+    /// last, because it can be much slower than the others.
     Stream,
 }
 
@@ -56,22 +55,21 @@ impl Protocol {
 /// Number of protocols to select from.
 const PROTOCOLS: usize = MOST_PROTOCOLS as usize;
 
-/// Number of size classes. Each is a power of two, from 8 KiB (which includes smaller sizes) to
-/// below 4 MiB.
+/// Number of size classes. Each is a power of two, from 8 KiB (which includes smaller sizes) to below 4 MiB.
 const CLASSES: usize = 9;
 const SMALLEST: u32 = 13;
-/// Number of size classes, up to below 128 KiB, for which overlapping messages are learned.
-/// Messages beyond the learned classes are pulled: there a pull with sender-assisted copy is always
-/// close to the best protocol, and a trial would cost too much. (A window of messages is announced
-/// at once, and all of it moves by the protocol on trial.)
+/// Number of size classes, up to below 128 KiB, for which overlapping messages are learned. Messages beyond
+/// the learned classes are pulled: there a pull with sender-assisted copy is always close to the best
+/// protocol, and a trial would cost too much. (A window of messages is announced at once, and all of it moves
+/// by the protocol on trial.)
 const OVERLAPPING: usize = 4;
 /// Most runs until another protocol is tried.
 const LONGEST_WAIT: u16 = 1024;
-/// If a message begins within this fraction of the duration of the preceding transfers, it counts
-/// as following at once and belongs to their run.
+/// If a message begins within this fraction of the duration of the preceding transfers, it counts as
+/// following at once and belongs to their run.
 const PAUSE: u64 = 4;
-/// Bytes of a run of single messages. A run must be long enough that cells are reused: the first
-/// cells filled by another method cost more than later ones.
+/// Bytes of a run of single messages. A run must be long enough that cells are reused: the first cells filled
+/// by another method cost more than later ones.
 const ALONE_BYTES: u64 = 256 << 10;
 /// Bytes after which a run ends even if more messages are in progress.
 const RUN_BYTES: u64 = 4 << 20;
@@ -80,14 +78,12 @@ const RUN_BYTES: u64 = 4 << 20;
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::engine) struct ProtocolSelection {
     alone: [AdaptiveSelector<PROTOCOLS, LONGEST_WAIT>; CLASSES],
-    /// The protocol that the peer last reported for messages from this process that travel alone,
-    /// plus one.
+    /// The protocol that the peer last reported for messages from this process that travel alone, plus one.
     heard: [u8; CLASSES],
     overlapping: [AdaptiveSelector<PROTOCOLS, LONGEST_WAIT>; OVERLAPPING],
     /// Whether messages overlapped in the last run.
     overlap: bool,
-    /// Messages in progress, and the number of them that began before the run, perhaps by another
-    /// protocol.
+    /// Messages in progress, and the number of them that began before the run, perhaps by another protocol.
     under_way: u32,
     stale: u32,
     /// Start time of the most recent group of transfers, and the end time of the last transfer.
@@ -145,16 +141,16 @@ impl ProtocolSelection {
         self.known(self.overlap, class).map_or(Protocol::Pull, |known| Protocol::of(known.preferred()))
     }
 
-    /// Returns the protocol that this process uses for single messages of `bytes` bytes, plus one;
-    /// 0 if nothing is learned for that size.
+    /// Returns the protocol that this process uses for single messages of `bytes` bytes, plus one; 0 if
+    /// nothing is learned for that size.
     fn protocol_number(&self, bytes: u64) -> u8 {
         self.alone.get(class_of(bytes)).map_or(0, |known| known.next() + 1)
     }
 
-    /// Records the protocol that the peer reports for such messages. If the report has changed,
-    /// this process tries that protocol too. One buffer may travel back and forth between the two
-    /// processes, and the speed here then depends on how the peer copies: a cache line that another
-    /// core has just read is slow to write.
+    /// Records the protocol that the peer reports for such messages. If the report has changed, this process
+    /// tries that protocol too. One buffer may travel back and forth between the two processes, and the speed
+    /// here then depends on how the peer copies: a cache line that another core has just read is slow to
+    /// write.
     fn hear(&mut self, class: usize, protocol_number: u8) {
         if core::mem::replace(&mut self.heard[class], protocol_number) != protocol_number
             && let Some(protocol_number) = protocol_number.checked_sub(1)
@@ -171,8 +167,8 @@ impl ProtocolSelection {
         self.run = Some(ProtocolRun { class, protocol_number, since: now, bytes: 0, mixed: false, overlaps });
     }
 
-    /// Excludes the current run from the measurement: a message did not move by the selected
-    /// protocol, or an unmeasured message moves at the same time.
+    /// Excludes the current run from the measurement: a message did not move by the selected protocol, or an
+    /// unmeasured message moves at the same time.
     pub(in crate::engine) fn spoil(&mut self) {
         if let Some(run) = &mut self.run {
             run.mixed = true;
@@ -229,8 +225,8 @@ impl ProtocolSelection {
     }
 }
 
-/// Number of peers that are learned at a time. Peers that share an entry replace each other;
-/// messages of a peer without an entry are pulled.
+/// Number of peers that are learned at a time. Peers that share an entry replace each other; messages of a
+/// peer without an entry are pulled.
 const PEERS: usize = 16;
 
 /// The receiver's measurements of its peers. The memory does not depend on the size of the world.
@@ -238,8 +234,8 @@ const PEERS: usize = 16;
 pub(in crate::engine) struct ProtocolSelections([(PeerId, ProtocolSelection); PEERS]);
 
 impl ProtocolSelections {
-    /// Returns the protocol for a message that begins. `None` if the message is not measured: it is
-    /// then pulled and its end is not recorded. `protocol_number` is the protocol that the peer reports.
+    /// Returns the protocol for a message that begins. `None` if the message is not measured: it is then
+    /// pulled and its end is not recorded. `protocol_number` is the protocol that the peer reports.
     pub(in crate::engine) fn begin(
         &mut self,
         from: PeerId,

@@ -1,5 +1,5 @@
-//! The protocol that moves data in packets. The cells are the double buffers of the paper: the
-//! sender copies in while the receiver copies out (section 3.2). It needs no kernel support.
+//! The protocol that moves data in packets. The cells are the double buffers of the paper: the sender copies
+//! in while the receiver copies out (section 3.2). It needs no kernel support.
 #![forbid(unsafe_code)]
 
 use super::Transfer;
@@ -16,12 +16,12 @@ use crate::wire::{Envelope, Kind};
 #[derive(Debug)]
 pub(in crate::engine) enum Stream {}
 
-/// Least bytes that are copied at once. A message of a few cells is split into smaller pieces, so
-/// that the receiver copies out the first while the sender copies in the second.
+/// Least bytes that are copied at once. A message of a few cells is split into smaller pieces, so that the
+/// receiver copies out the first while the sender copies in the second.
 const PIECE_BYTES: u64 = 4 << 10;
 
-/// Returns the bytes that are copied at once for a message of `total` bytes, before the limit of
-/// the packet size.
+/// Returns the bytes that are copied at once for a message of `total` bytes, before the limit of the packet
+/// size.
 fn piece(total: u64) -> usize {
     (total / 4).max(PIECE_BYTES).next_multiple_of(64) as usize
 }
@@ -76,8 +76,7 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
             return false;
         }
         let (at, len) = (left.start as usize, arrival.len);
-        // Cells are reused and stay in the caches. The destination of a large message does not fit
-        // there.
+        // Cells are reused and stay in the caches. The destination of a large message does not fit there.
         let non_temporal = rts.total >= tuning.non_temporal_bytes;
         match buf.whole(at, len) {
             Some(to) if non_temporal => port.read_non_temporal(arrival, 0, to),

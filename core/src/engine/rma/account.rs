@@ -58,7 +58,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             let is_there = peer != self.rank && self.check_destination(peer).is_ok();
             let rma_state = self.rma_state(peer);
             if is_there && rma_state.executed != rma_state.reported {
-                rma_state.owes_account = true;
+                rma_state.account_is_pending = true;
                 self.rma_work_for(peer);
                 if self.rma_state(peer).has_work() {
                     self.list_work(peer);
@@ -94,7 +94,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         self.peer(peer).tally.sent(Kind::RmaReply, total as usize);
         self.settle_flush(peer);
-        self.rma_state(peer).owes_account = false;
+        self.rma_state(peer).account_is_pending = false;
         Ok(true)
     }
 
@@ -140,7 +140,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// What comes of a flush, if this request is one, when its peer is gone and nothing more comes of it.
-    pub(super) fn fate_of_flush(
+    pub(super) fn result_of_flush(
         &mut self,
         peer: PeerId,
         index: u32,

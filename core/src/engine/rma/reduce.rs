@@ -3,8 +3,8 @@
 
 use crate::wire::rma::{Datatype, Reduction};
 
-/// Returns the value combined with an operand. Four-byte types use the low halves. If the type does
-/// not allow the reduction, the value is unchanged.
+/// Returns the value combined with an operand. Four-byte types use the low halves. If the type does not allow
+/// the reduction, the value is unchanged.
 #[inline]
 pub fn combine(datatype: Datatype, reduction: Reduction, value: u64, operand: u64) -> u64 {
     match datatype {

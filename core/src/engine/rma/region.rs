@@ -20,8 +20,8 @@ impl RegionId {
         (self.index as u64) << 32 | self.generation as u64
     }
 
-    /// Returns the identifier that [`RegionId::to_bits`] encoded. Any number is safe; the engine
-    /// recognises invalid ones.
+    /// Returns the identifier that [`RegionId::to_bits`] encoded. Any number is safe; the engine recognises
+    /// invalid ones.
     pub const fn from_bits(bits: u64) -> Self {
         Self { index: (bits >> 32) as u32, generation: bits as u32 }
     }
@@ -109,8 +109,8 @@ impl<B: BorrowMut<[Slot<ExposedRegion>]>> Regions<B> {
         }
     }
 
-    /// Returns the region that a peer names and the offset in it, if the peer has access. Every
-    /// number comes from the peer; this function is the only check.
+    /// Returns the region that a peer names and the offset in it, if the peer has access. Every number comes
+    /// from the peer; this function is the only check.
     pub(super) fn open(
         &mut self,
         place: &RegionPlace,

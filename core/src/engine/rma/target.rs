@@ -1,5 +1,5 @@
-//! The target's side of one-sided operations. Requests are executed on arrival. Replies leave at
-//! once, or as soon as there is space.
+//! The target's side of one-sided operations. Requests are executed on arrival. Replies leave at once, or as
+//! soon as there is space.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -21,8 +21,8 @@ use crate::wire::{Envelope, Kind};
 /// Bytes of operands that are combined at a time.
 const BATCH: usize = 256;
 
-/// A reply that waits for space. Private to the engine; public only so that the caller can lend its
-/// storage: [`WINDOW`] slots for each peer are enough.
+/// A reply that waits for space. Private to the engine; public only so that the caller can lend its storage:
+/// [`WINDOW`] slots for each peer are enough.
 #[derive(Debug, Default)]
 pub struct Reply {
     /// Identifier of the origin's request.

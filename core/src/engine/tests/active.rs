@@ -66,8 +66,7 @@ impl Handlers for Log {
 }
 
 impl World<'_> {
-    /// Sends an active message. The header's buffer stays lent forever, because one request has two
-    /// buffers.
+    /// Sends an active message. The header's buffer stays lent forever, because one request has two buffers.
     pub(super) fn active(
         &mut self,
         from: PeerId,

@@ -1,5 +1,5 @@
-//! Peers that die, close their endpoint or violate the protocol: operations with them end, and all
-//! others continue.
+//! Peers that die, close their endpoint or violate the protocol: operations with them end, and all others
+//! continue.
 
 use std::vec::Vec;
 

@@ -15,13 +15,11 @@ use crate::shared::tests::{Rng, cases, contents};
 use crate::wire::{Envelope, Kind};
 
 const HOSTILE: PeerId = 2;
-/// The context of the two honest ranks. The third rank may forge messages in it, but not their
-/// source.
+/// The context of the two honest ranks. The third rank may forge messages in it, but not their source.
 const HONEST: u16 = 7;
 const LARGEST: usize = 900;
 
-/// One direction between the honest ranks. Receives are posted in the order in which messages are
-/// sent.
+/// One direction between the honest ranks. Receives are posted in the order in which messages are sent.
 #[derive(Debug, Default)]
 struct HostileStream {
     salts: Vec<u64>,
@@ -118,8 +116,7 @@ impl<'a> EngineSiege<'a> {
         }
     }
 
-    /// Lets the malicious rank act like an honest one, so that its state is plausible and worth
-    /// corrupting.
+    /// Lets the malicious rank act like an honest one, so that its state is plausible and worth corrupting.
     fn behave(&mut self) {
         let to = self.rng.below(2) as PeerId;
         let len = self.rng.below(LARGEST);

@@ -43,8 +43,7 @@ fn scattered_messages_arrive_as_those_in_one_place() {
     }
 }
 
-/// Many tiny segments, streamed in many packets: the list is not walked from the start for each
-/// packet.
+/// Many tiny segments, streamed in many packets: the list is not walked from the start for each packet.
 #[test]
 fn streaming_a_list_visits_each_segment_a_few_times() {
     const LEN: usize = 40_000;

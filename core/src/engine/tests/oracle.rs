@@ -1,5 +1,4 @@
-//! MPI's matching rules over two plain vectors. The test reports arrivals and posted receives to
-//! the oracle.
+//! MPI's matching rules over two plain vectors. The test reports arrivals and posted receives to the oracle.
 
 use std::collections::BTreeSet;
 use std::vec;
@@ -141,8 +140,7 @@ impl Oracle {
         self.along.insert(name);
     }
 
-    /// Returns whether no more bytes of a message will arrive: it was announced, and its source
-    /// failed.
+    /// Returns whether no more bytes of a message will arrive: it was announced, and its source failed.
     pub(super) fn is_over(&self, name: Name) -> bool {
         self.is_announced(name) && self.gone.contains(&name.source)
     }

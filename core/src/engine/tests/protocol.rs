@@ -1,5 +1,4 @@
-//! Rendezvous packets that violate the protocol: the connection fails, and nothing else is
-//! affected.
+//! Rendezvous packets that violate the protocol: the connection fails, and nothing else is affected.
 
 use super::world::{AMPLE, RequestHandle, World, pattern};
 use crate::engine::{CompletionError, Failure, RequestId, Status};
@@ -12,8 +11,8 @@ use crate::wire::{Envelope, Kind};
 
 use std::vec::Vec;
 
-/// Three ranks. Rank 1 has a message of 3000 bytes in progress to rank 0, and rank 0 one to rank 1.
-/// Rank 2 is honest and waits too.
+/// Three ranks. Rank 1 has a message of 3000 bytes in progress to rank 0, and rank 0 one to rank 1. Rank 2 is
+/// honest and waits too.
 struct ProtocolStage<'a> {
     world: World<'a>,
     receive: RequestHandle,
@@ -54,8 +53,8 @@ impl<'a> ProtocolStage<'a> {
         assert_eq!(self.rts(rts), None);
     }
 
-    /// Checks that rank 1 was failed for this packet, that operations with it end, and that all
-    /// others continue.
+    /// Checks that rank 1 was failed for this packet, that operations with it end, and that all others
+    /// continue.
     fn assert_found_out(mut self, found: Option<Failure>, kind: Kind) {
         let failure = Failure::Fault(PortFault::Protocol { kind });
         assert_eq!(found, Some(failure));
@@ -231,8 +230,8 @@ fn fin_that_ends_nothing_is_a_fault() {
 #[test]
 fn data_before_it_was_cleared_is_a_fault() {
     for matched in [false, true] {
-        // The port must be able to read, so that the receive is not streamed. Rank 0 does not
-        // progress to the failing read.
+        // The port must be able to read, so that the receive is not streamed. Rank 0 does not progress to the
+        // failing read.
         let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
         let mut stage = ProtocolStage::new(&fabric);
         let bits = stage.receive.id.to_bits();

@@ -1,5 +1,5 @@
-//! Peers that reconnect as new processes: all state starts anew, and no message of the former
-//! process is delivered.
+//! Peers that reconnect as new processes: all state starts anew, and no message of the former process is
+//! delivered.
 
 use std::vec::Vec;
 

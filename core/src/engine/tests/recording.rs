@@ -37,8 +37,7 @@ pub(super) struct RecordingPort<P> {
     /// Number of attempts to send a packet, successful or not.
     pub(super) attempts: usize,
     pub(super) pulls: usize,
-    /// Whether a second read of an RTS returns another content, as if its sender had changed it
-    /// meanwhile.
+    /// Whether a second read of an RTS returns another content, as if its sender had changed it meanwhile.
     pub(super) twist: bool,
     reads: Cell<usize>,
     /// Bytes that were read with non-temporal stores.

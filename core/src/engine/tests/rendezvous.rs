@@ -1,5 +1,5 @@
-//! Messages that are matched before their data moves: synchronous ones, large ones, and peers that
-//! die during the transfer.
+//! Messages that are matched before their data moves: synchronous ones, large ones, and peers that die during
+//! the transfer.
 
 use std::vec::Vec;
 
@@ -147,8 +147,7 @@ fn sender_copies_nothing_more_after_its_receiver_has_failed_it() {
         world.engine(0).step();
     }
     world.engine(1).fail(0, Failure::Fault(PortFault::Memory { len: 1 }));
-    // The buffer belongs to its owner again. The sender is alive and has not learned of the
-    // failure.
+    // The buffer belongs to its owner again. The sender is alive and has not learned of the failure.
     assert!(matches!(world.engine(1).test(receive.id), Some(Err(CompletionError::PeerFailed { .. }))));
     let before = pushed();
     for _ in 0..100 {
@@ -414,8 +413,8 @@ fn turn_stays_bounded_however_many_messages_are_pulled() {
     let room = WorldRoom { requests: 2 * HALF, buckets: 4096, tuning, ..AMPLE };
     let fabric = Fabric::reading(Geometry { cells: 64, ..tiny(2) }, Reading::Always, 1);
     let mut world = World::new(&fabric, room);
-    // Each posted receive moves a piece of the first message in the queue. Messages of many pieces
-    // let the queue grow. When they are done, messages of one piece follow.
+    // Each posted receive moves a piece of the first message in the queue. Messages of many pieces let the
+    // queue grow. When they are done, messages of one piece follow.
     let messages: Vec<_> =
         (0..2 * HALF as u64).map(|tag| (tag, if tag < HALF as u64 { 4000 } else { 100 })).collect();
     let sends: Vec<_> =

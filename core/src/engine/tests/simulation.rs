@@ -310,8 +310,8 @@ impl<'a> Simulation<'a> {
         if self.reported[at][peer as usize].is_some() {
             return;
         }
-        // The report may precede the last packets of the dead rank, follow them, or follow the end
-        // of pending sends.
+        // The report may precede the last packets of the dead rank, follow them, or follow the end of pending
+        // sends.
         let protocol_number = self.rng.below(3);
         if protocol_number == 1 {
             self.world.engine(rank).depart(peer, failure);
@@ -409,8 +409,7 @@ fn geometry(rng: &mut Rng) -> Geometry {
     Geometry { peers, cells, cell_bytes: 256, fastbox_slots: rng.pick(&[4, 4, 16]) }
 }
 
-/// Returns a random store size, from one unit for each rank, which is the minimum, to more than
-/// enough.
+/// Returns a random store size, from one unit for each rank, which is the minimum, to more than enough.
 fn room(rng: &mut Rng, peers: usize) -> WorldRoom {
     let units = rng.pick(&[peers, peers + 1, 5 * peers, 6 * peers, 60, 4096]);
     let tuning = Tuning {
@@ -435,8 +434,7 @@ fn reading(rng: &mut Rng) -> Reading {
     ])
 }
 
-/// Counts of bytes read and written, of packets streamed, and of messages of which only a part was
-/// streamed.
+/// Counts of bytes read and written, of packets streamed, and of messages of which only a part was streamed.
 #[derive(Debug, Default)]
 struct SendCalls {
     pulled: u64,

@@ -106,8 +106,8 @@ impl<'a> World<'a> {
         Self { engines, fabric, room, lender: fabric.lender() }
     }
 
-    /// Replaces a rank: the process fails, all others deliver its packets and learn of the failure,
-    /// and a new process starts without connections.
+    /// Replaces a rank: the process fails, all others deliver its packets and learn of the failure, and a new
+    /// process starts without connections.
     pub(super) fn replace(&mut self, rank: PeerId, failure: Failure) {
         for survivor in (0..self.fabric.geometry.peers).filter(|&survivor| survivor != rank) {
             let engine = self.engine(survivor);
@@ -192,8 +192,8 @@ impl<'a> World<'a> {
         self.handle(rank, loan, started)
     }
 
-    /// Removes a matching message from the queue by a probe, if there is one. Returns its
-    /// identifier and its status.
+    /// Removes a matching message from the queue by a probe, if there is one. Returns its identifier and its
+    /// status.
     pub(super) fn improbe(&mut self, rank: PeerId, pattern: Pattern) -> Option<(RequestId, Status)> {
         self.engine(rank).improbe(&pattern).unwrap()
     }
@@ -220,8 +220,8 @@ impl<'a> World<'a> {
         self.irecv(rank, pattern(Source::Rank(from), tag), room).unwrap()
     }
 
-    /// Returns the outcome and the buffer of a complete request, and checks that its identifier is
-    /// stale afterwards.
+    /// Returns the outcome and the buffer of a complete request, and checks that its identifier is stale
+    /// afterwards.
     pub(super) fn test(&mut self, handle: RequestHandle) -> Option<(Outcome, Vec<u8>)> {
         let outcome = self.engine(handle.rank).test(handle.id)?;
         Some(self.end(handle, outcome))
@@ -259,8 +259,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Checks that nothing is left in the engines of these ranks, and that all their cells are
-    /// free.
+    /// Checks that nothing is left in the engines of these ranks, and that all their cells are free.
     pub(super) fn assert_empty(&mut self, ranks: &[PeerId], what: &str) {
         let cells = self.fabric.geometry.cells as usize;
         self.settle();

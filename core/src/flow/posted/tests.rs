@@ -115,8 +115,8 @@ fn buffers_reserved_for_one_are_not_given_to_another() {
     assert_eq!((pool.free(), pool.spare()), (4, 4));
 }
 
-/// Lets connections take all buffers that they can, one after the other. Returns the shared buffers
-/// that each has taken, and the buffers that are left.
+/// Lets connections take all buffers that they can, one after the other. Returns the shared buffers that each
+/// has taken, and the buffers that are left.
 fn greedy(connections: usize, spare: u32, absent: u32, all: u32) -> (std::vec::Vec<u32>, u32) {
     let mut pool = ReceivePool::new();
     pool.add(spare);

@@ -6,8 +6,8 @@ use super::{FlowOp, FlowTwin};
 use crate::flow::Account;
 use crate::shared::tests::{Rng, portion};
 
-/// If the caller asks after each event that may free units, until nothing more is granted, no peer
-/// stays blocked while there is free space.
+/// If the caller asks after each event that may free units, until nothing more is granted, no peer stays
+/// blocked while there is free space.
 #[test]
 fn no_peer_stays_blocked_while_there_is_free_space() {
     let mut rng = Rng::new(7);
@@ -36,8 +36,8 @@ fn no_peer_stays_blocked_while_there_is_free_space() {
     assert!(found > 1000, "{found}");
 }
 
-/// Senders have more to send than fits, and a receiver takes messages in any order. All messages
-/// arrive, and a blocked sender always has a stored message that can be received.
+/// Senders have more to send than fits, and a receiver takes messages in any order. All messages arrive, and
+/// a blocked sender always has a stored message that can be received.
 #[test]
 fn nothing_deadlocks_at_the_ceiling() {
     for seed in 0..40 {

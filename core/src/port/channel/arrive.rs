@@ -58,8 +58,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         it.receiving = it.receiving.saturating_sub(1);
         match outcome {
             WorkOutcome::Received { len, .. } if it.stage == ChannelStage::Opening => {
-                // The identity of the peer is not known yet, nor whether the connection will become
-                // ready.
+                // The identity of the peer is not known yet, nor whether the connection will become ready.
                 if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail))
                 {
                     self.buffers.push(&mut it.early, buffer);
@@ -81,8 +80,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         }
     }
 
-    /// Accepts the packet in this buffer. If the packet violates the protocol, its peer fails, and
-    /// later packets of the peer are ignored.
+    /// Accepts the packet in this buffer. If the packet violates the protocol, its peer fails, and later
+    /// packets of the peer are ignored.
     pub(super) fn accept_packet(&mut self, buffer: u32, (peer, rail): (PeerId, u32), len: u32) {
         if self.peer(peer).is_some_and(|it| it.has_violated_protocol()) {
             return self.go_home(buffer, peer, rail);
@@ -208,8 +207,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         Ok(())
     }
 
-    /// Handles a refused receive, for which there should be space. The port reports a lost
-    /// connection by itself.
+    /// Handles a refused receive, for which there should be space. The port reports a lost connection by
+    /// itself.
     fn cannot_post(&mut self, peer: PeerId, error: PostError) {
         if error != PostError::NotReady {
             self.fail(peer, PortFault::Post(error));
@@ -269,8 +268,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         most.saturating_sub(self.connections).saturating_mul(OWN)
     }
 
-    /// Recalls receives: from the next connection that does not use them, else from the largest one
-    /// checked, if it has more than twice as many as the receive-starved connection.
+    /// Recalls receives: from the next connection that does not use them, else from the largest one checked,
+    /// if it has more than twice as many as the receive-starved connection.
     pub(super) fn recall(&mut self, besides: PeerId, rail: u32, size: u32) {
         let rails = self.config.rails as usize;
         let places = self.peers.borrow().len() * rails;

@@ -36,8 +36,7 @@ pub enum ChannelEvent {
         rail: u32,
         /// The reason.
         error: ConnectError,
-        /// The refusal that the other side sent, or with which this process rejected the other
-        /// side's answer.
+        /// The refusal that the other side sent, or with which this process rejected the other side's answer.
         refusal: Option<ChannelRefusal>,
     },
     /// This process has refused a connection request.
@@ -87,9 +86,8 @@ pub enum JoinError {
 }
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
-    /// Requests a connection to a peer: rail number `rail`, counted from 0. Exactly one of the two
-    /// processes must connect, as the world agrees. [`ChannelEvent::Up`] or
-    /// [`ChannelEvent::Failed`] follows.
+    /// Requests a connection to a peer: rail number `rail`, counted from 0. Exactly one of the two processes
+    /// must connect, as the world agrees. [`ChannelEvent::Up`] or [`ChannelEvent::Failed`] follows.
     ///
     /// # Errors
     /// See [`JoinError`].
@@ -226,8 +224,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         None
     }
 
-    /// Checks that the requester may take the rank and rail that it claims. The current holder of
-    /// the rank is not affected.
+    /// Checks that the requester may take the rank and rail that it claims. The current holder of the rank is
+    /// not affected.
     fn claims(&mut self, connection: Connection, hello: &Hello) -> Result<(), ChannelRefusal> {
         let Some(it) = self.peer(hello.rank) else { return Ok(()) };
         if !it.takes_rails() || it.is_asked() {
@@ -236,8 +234,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         self.is_holder(connection, hello)
     }
 
-    /// Checks the origin of the other end, and that it is the process that holds the rank, if one
-    /// does.
+    /// Checks the origin of the other end, and that it is the process that holds the rank, if one does.
     fn is_holder(&self, connection: Connection, hello: &Hello) -> Result<(), ChannelRefusal> {
         let Some(it) = self.peers.borrow().get(hello.rank as usize) else { return Ok(()) };
         if it.origin.is_some() && it.origin != self.port.origin(connection) {
@@ -357,8 +354,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             self.out = None;
             self.recycle(out);
         }
-        // All work requests have completed, so all buffers are back, as the port guarantees. If a
-        // port violates this, its buffers are never reused and count as used.
+        // All work requests have completed, so all buffers are back, as the port guarantees. If a port
+        // violates this, its buffers are never reused and count as used.
         let kept = self.peer(peer)?.rails.get_mut(rail as usize)?.take()?.kept();
         self.buffers.pool_mut().unreserve(kept);
         self.connections = self.connections.saturating_sub(1);

@@ -89,8 +89,8 @@ pub struct Report {
     pub credits: u32,
     /// Packets that wait for earlier ones from other rails.
     pub waiting: u32,
-    /// Packets sent without content: updates, recalls, returned credits, and the first packet of
-    /// the side that speaks first.
+    /// Packets sent without content: updates, recalls, returned credits, and the first packet of the side
+    /// that speaks first.
     pub updates: u64,
     /// Number of times that receives were added.
     pub grown: u64,
@@ -102,8 +102,8 @@ pub struct Report {
 #[derive(Debug)]
 pub struct ChannelPeer<W: BorrowMut<[Option<u32>]>> {
     pub(super) rails: [Option<Rail>; MOST_RAILS],
-    /// The token that this process presents to the peer on each connection, and the token that the
-    /// peer presented on the first.
+    /// The token that this process presents to the peer on each connection, and the token that the peer
+    /// presented on the first.
     pub(super) token: u64,
     shown: Option<u64>,
     /// The required origin of the peer.
@@ -116,13 +116,12 @@ pub struct ChannelPeer<W: BorrowMut<[Option<u32>]>> {
     pub(super) next: u32,
     /// The rail that is next in rotation.
     pub(super) turn: usize,
-    /// Credit in units of the store: granted to the peer, last reported to the peer, and granted by
-    /// the peer.
+    /// Credit in units of the store: granted to the peer, last reported to the peer, and granted by the peer.
     units: u64,
     units_reported: u64,
     pub(super) granted: u64,
-    /// The fault of the peer until it is reported. If the peer violated the protocol, its later
-    /// packets are ignored.
+    /// The fault of the peer until it is reported. If the peer violated the protocol, its later packets are
+    /// ignored.
     fault: Option<PortFault>,
     reported: bool,
     violated: bool,
@@ -141,9 +140,9 @@ pub struct ChannelPeer<W: BorrowMut<[Option<u32>]>> {
 }
 
 impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
-    /// Returns a peer without connections. `token` is a random number that only this peer receives,
-    /// different for each peer. It proves that all connections belong to one process. `None` unless
-    /// the number of places of the window is a power of two.
+    /// Returns a peer without connections. `token` is a random number that only this peer receives, different
+    /// for each peer. It proves that all connections belong to one process. `None` unless the number of
+    /// places of the window is a power of two.
     pub fn new(window: W, token: u64) -> Option<Self> {
         Some(Self {
             rails: [const { None }; MOST_RAILS],
@@ -201,8 +200,8 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
         self.is_blank() || self.shown.is_none_or(|shown| shown == token)
     }
 
-    /// Returns whether this process connects actively to the peer; the peer then may not connect to
-    /// this process.
+    /// Returns whether this process connects actively to the peer; the peer then may not connect to this
+    /// process.
     pub(super) fn is_asked(&self) -> bool {
         self.rails.iter().flatten().any(|rail| rail.active)
     }
@@ -260,8 +259,7 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
         self.fault
     }
 
-    /// Resets the state after the peer was released. Returns `true` if its fault was never
-    /// reported.
+    /// Resets the state after the peer was released. Returns `true` if its fault was never reported.
     pub(super) fn forget(&mut self) -> bool {
         let pending = self.fault.is_some() && !self.reported;
         (self.fault, self.reported, self.violated) = (None, false, false);

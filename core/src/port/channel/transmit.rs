@@ -96,8 +96,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         Ok(false)
     }
 
-    /// Sends one packet on this rail, which must have a credit for it. Returns `false` if the queue
-    /// of the rail is full, if no buffer is free, or if the rail was just lost.
+    /// Sends one packet on this rail, which must have a credit for it. Returns `false` if the queue of the
+    /// rail is full, if no buffer is free, or if the rail was just lost.
     fn post_packet(
         &mut self,
         peer: PeerId,
@@ -149,8 +149,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         Ok(true)
     }
 
-    /// Records a posted packet, which carries this process's totals. `buffered` is its length if it
-    /// uses a buffer.
+    /// Records a posted packet, which carries this process's totals. `buffered` is its length if it uses a
+    /// buffer.
     fn was_posted(&mut self, peer: PeerId, rail: u32, units: u64, buffered: Option<usize>) {
         let Some(it) = self.peer(peer) else { return };
         it.reported_units(units);
@@ -164,8 +164,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         }
     }
 
-    /// Sends an update if one is due on this rail and can be sent. Otherwise the check is repeated
-    /// when a packet arrives or completes on the rail.
+    /// Sends an update if one is due on this rail and can be sent. Otherwise the check is repeated when a
+    /// packet arrives or completes on the rail.
     pub(super) fn settle(&mut self, peer: PeerId, rail: u32) {
         let first = self.facts().active_speaks_first;
         let Some(it) = self.peer(peer).filter(|it| !it.has_failed()) else { return };

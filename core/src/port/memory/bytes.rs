@@ -53,8 +53,8 @@ impl Address {
     }
 }
 
-/// The origin of a connection, as reported by the system and not by the peer: by the local kernel,
-/// or, for another machine, by the network and its kernel.
+/// The origin of a connection, as reported by the system and not by the peer: by the local kernel, or, for
+/// another machine, by the network and its kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A process of this machine, by its process number.
@@ -76,8 +76,8 @@ impl Private {
         Short::new(bytes).map(Self)
     }
 
-    /// Returns the bytes. A fabric may append zeros (`rdma_get_cm_event(3)`: the length may exceed
-    /// the sent length).
+    /// Returns the bytes. A fabric may append zeros (`rdma_get_cm_event(3)`: the length may exceed the sent
+    /// length).
     pub fn bytes(&self) -> &[u8] {
         self.0.get()
     }

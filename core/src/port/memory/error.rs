@@ -18,8 +18,8 @@ pub enum RegisterError {
         /// Size of the memory in bytes.
         bytes: u64,
     },
-    /// Peers would have the right to write where the port itself has not, or the port where the memory
-    /// was lent to be read only.
+    /// Peers would have the right to write where the port itself has not, or the port where the memory was
+    /// lent to be read only.
     #[error("rights to write need memory that was lent to be written, and those of peers need `local_write`")]
     Rights,
     /// The fabric does not support these rights (atomic operations).
@@ -86,8 +86,7 @@ pub enum PostError {
     System(i32),
 }
 
-/// The reason why a work request failed (`ibv_wc_status` in `ibv_poll_cq(3)`; RFC 5040, "Terminate
-/// Header").
+/// The reason why a work request failed (`ibv_wc_status` in `ibv_poll_cq(3)`; RFC 5040, "Terminate Header").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkError {
     /// Local memory: the region was deregistered meanwhile, or its rights do not allow the access.
@@ -114,8 +113,8 @@ pub enum WorkError {
     /// The connection ended for another reason before or during the execution.
     #[error("the connection ended before the work request completed")]
     Flushed,
-    /// The device failed the request without a more exact reason (`IBV_WC_GENERAL_ERR`, 21). Soft
-    /// iWARP reports so, among other causes, an answer of the wrong length.
+    /// The device failed the request without a more exact reason (`IBV_WC_GENERAL_ERR`, 21). Soft iWARP
+    /// reports so, among other causes, an answer of the wrong length.
     #[error("the device failed it with a general error and gave no reason; the kernel's log may have one")]
     General,
     /// Another error, with the fabric's code.

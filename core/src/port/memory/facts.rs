@@ -6,36 +6,35 @@
 pub struct Facts {
     /// The name of the fabric in explanations.
     pub name: &'static str,
-    /// The bytes of a write become visible at the target in the order of their addresses, so the
-    /// target may poll on the last byte. This holds for reliable connections on most InfiniBand
-    /// devices (`ibv_query_qp_data_in_order(3)`), but not for iWARP (RFC 5040, "Ordering and
-    /// Completions").
+    /// The bytes of a write become visible at the target in the order of their addresses, so the target may
+    /// poll on the last byte. This holds for reliable connections on most InfiniBand devices
+    /// (`ibv_query_qp_data_in_order(3)`), but not for iWARP (RFC 5040, "Ordering and Completions").
     pub ordered_placement: bool,
-    /// Only the side that connected may send, write or read first. The other side must wait until
-    /// something has arrived (RFC 5044, "Connection Startup Rules").
+    /// Only the side that connected may send, write or read first. The other side must wait until something
+    /// has arrived (RFC 5044, "Connection Startup Rules").
     pub active_speaks_first: bool,
     /// The completion of a write proves that its bytes are placed, and that the target allowed it.
     pub write_proves_placement: bool,
-    /// A message for which no receive is posted waits for one. If false, the message ends the
-    /// connection, as on iWARP.
+    /// A message for which no receive is posted waits for one. If false, the message ends the connection, as
+    /// on iWARP.
     pub waits_for_receive: bool,
-    /// Reads are placed only in regions that allow `remote_write` (on iWARP a steering tag places a
-    /// read's response, as it does a write; RFC 5040, "RDMA Read Operation").
+    /// Reads are placed only in regions that allow `remote_write` (on iWARP a steering tag places a read's
+    /// response, as it does a write; RFC 5040, "RDMA Read Operation").
     pub read_needs_remote_write: bool,
     /// Sends and writes may carry an immediate.
     pub immediates: bool,
     /// Atomic operations of eight bytes are available.
     pub atomics: bool,
-    /// Atomic operations exclude those of the target's processors (`IBV_ATOMIC_GLOB`), not only
-    /// those of this port.
+    /// Atomic operations exclude those of the target's processors (`IBV_ATOMIC_GLOB`), not only those of this
+    /// port.
     pub atomics_exclude_processor: bool,
     /// Most bytes of an inline source; 0 if inline sources are unsupported.
     pub inline_bytes: u32,
     /// Most bytes of one send.
     pub message_bytes: u32,
-    /// Most bytes of one write or read; at least [`Facts::message_bytes`]. The port may split a
-    /// longer transfer into several work requests. The transfer still completes as one. It takes
-    /// one place of the send queue for each `message_bytes` begun, and is refused
+    /// Most bytes of one write or read; at least [`Facts::message_bytes`]. The port may split a longer
+    /// transfer into several work requests. The transfer still completes as one. It takes one place of the
+    /// send queue for each `message_bytes` begun, and is refused
     /// ([`PostError::QueueFull`](super::PostError::QueueFull)) until there are enough places.
     pub transfer_bytes: u32,
     /// Most parts of a source, or of a receive; at least 1.

@@ -4,13 +4,12 @@
 use super::{FastboxSlot, Word};
 use crate::wire::Kind;
 
-/// The position of one end in the ring. The critical path advances through `run` without reading
-/// other fields.
+/// The position of one end in the ring. The critical path advances through `run` without reading other
+/// fields.
 #[derive(Clone, Debug)]
 pub(super) struct FastboxPlace<'a> {
     pub(super) slots: &'a [FastboxSlot],
-    /// The slots from here to the point where the end must take a slow step; at most to the end of
-    /// the ring.
+    /// The slots from here to the point where the end must take a slow step; at most to the end of the ring.
     pub(super) run: core::slice::Iter<'a, FastboxSlot>,
     /// Index of the slot after the run.
     end: usize,
@@ -40,8 +39,8 @@ impl<'a> FastboxPlace<'a> {
         (self.rounds - 1) * self.slots.len() as u64 + self.at() as u64
     }
 
-    /// Moves to slot `at`, or into the next lap if `at` is beyond the ring's end. The new run has
-    /// `run` slots, fewer at the ring's end.
+    /// Moves to slot `at`, or into the next lap if `at` is beyond the ring's end. The new run has `run`
+    /// slots, fewer at the ring's end.
     pub(super) fn set(&mut self, mut at: usize, run: usize) {
         if at >= self.slots.len() {
             at -= self.slots.len();

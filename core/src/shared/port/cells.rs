@@ -32,8 +32,8 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Sends a packet of `envelope.total` bytes through a cell. `fill` copies the payload into the
-    /// cell with the given stores.
+    /// Sends a packet of `envelope.total` bytes through a cell. `fill` copies the payload into the cell with
+    /// the given stores.
     #[inline(always)]
     pub(super) fn send_cell(
         &mut self,
@@ -60,8 +60,7 @@ where
         };
         if !announced {
             self.pool.publish(cell, peer as u16, sequence, envelope);
-            // An error means that the peer's inbox is corrupt. Its scan of the cells will find the
-            // packet.
+            // An error means that the peer's inbox is corrupt. Its scan of the cells will find the packet.
             let _ = link.ends.queue.push(self.config.rank * self.cells + cell);
         }
         link.traffic.sent_cell(len, how, reuse_order(envelope.kind, how, len));
@@ -70,10 +69,10 @@ where
         Ok(true)
     }
 
-    /// The critical path of [`Self::send_cell`], to which it leaves all uncommon cases: a whole
-    /// message, in a free cell, announced in the fastbox where a slot is free. Stores to lines that
-    /// another core holds stall only when the core's store buffer is full, so every additional
-    /// store costs time. This function therefore keeps as much as possible in registers.
+    /// The critical path of [`Self::send_cell`], to which it leaves all uncommon cases: a whole message, in a
+    /// free cell, announced in the fastbox where a slot is free. Stores to lines that another core holds
+    /// stall only when the core's store buffer is full, so every additional store costs time. This function
+    /// therefore keeps as much as possible in registers.
     #[inline(always)]
     pub(super) fn send_cell_now(
         &mut self,
@@ -110,8 +109,8 @@ where
         Some(is_asleep)
     }
 
-    /// Wakes the peer: a packet that returns a cell counts as more than a message, because a
-    /// sleeping peer may also need the cell.
+    /// Wakes the peer: a packet that returns a cell counts as more than a message, because a sleeping peer
+    /// may also need the cell.
     #[cold]
     #[inline(never)]
     fn report_room(&mut self, peer: PeerId) {
@@ -129,8 +128,8 @@ where
         if len > self.pool.cell_bytes() as u64 {
             return Ok(None);
         }
-        // A peer gets no more cells than remain for the others (dynamic thresholds). However many
-        // peers are slow, the next one finds a free cell.
+        // A peer gets no more cells than remain for the others (dynamic thresholds). However many peers are
+        // slow, the next one finds a free cell.
         if self.pool.free() == 0 || self.shared && lent >= self.pool.free() {
             self.collect_all()?;
             if self.shared && lent >= self.pool.free() {
@@ -167,8 +166,8 @@ where
         self.send_cell(peer, envelope, |pool, cell, how| pool.fill(cell, pieces, how))
     }
 
-    /// Sends through a cell a packet for which the fastbox has no space. The packet is counted when
-    /// it has left, because it may be tried many times.
+    /// Sends through a cell a packet for which the fastbox has no space. The packet is counted when it has
+    /// left, because it may be tried many times.
     #[inline(never)]
     pub(super) fn send_over(
         &mut self,
@@ -206,8 +205,8 @@ where
         Some((peer, packet.envelope))
     }
 
-    /// Defers the release of a peer's cell that was read. `back` is a cell of this process that
-    /// came back with the packet.
+    /// Defers the release of a peer's cell that was read. `back` is a cell of this process that came back
+    /// with the packet.
     #[inline(always)]
     pub(super) fn defer_release(&mut self, peer: PeerId, cell: u32, back: Option<u32>) {
         if let Some(back) = back {
@@ -219,8 +218,8 @@ where
         }
     }
 
-    /// Records that a peer has released a cell of this process. If the peer never held the cell,
-    /// nothing is done: the peer harms only itself.
+    /// Records that a peer has released a cell of this process. If the peer never held the cell, nothing is
+    /// done: the peer harms only itself.
     #[inline(always)]
     fn came_back(&mut self, peer: PeerId, cell: u32) {
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
@@ -239,8 +238,7 @@ where
         self.wake(peer, WakeReason::Other);
     }
 
-    /// Performs a deferred release when no packet arrives, because no packet may be sent for a long
-    /// time.
+    /// Performs a deferred release when no packet arrives, because no packet may be sent for a long time.
     #[inline(always)]
     pub(super) fn release_deferred(&mut self) {
         if let Some((peer, cell)) = self.deferred.take() {
@@ -256,8 +254,7 @@ where
         while link.traffic.lent > 0
             && let Some(cell) = link.ends.given_back.pop()
         {
-            // The ring is read when half of the cells are out, so the cells are reused in rotation
-            // anyway.
+            // The ring is read when half of the cells are out, so the cells are reused in rotation anyway.
             let reuse_order = if link.traffic.reuse_order == ReuseOrder::Last {
                 ReuseOrder::First
             } else {

@@ -1,26 +1,24 @@
-//! The copy policy for cells: plain stores, plain stores after a write prefetch, or non-temporal
-//! stores, whichever is fastest between the two cores.
+//! The copy policy for cells: plain stores, plain stores after a write prefetch, or non-temporal stores,
+//! whichever is fastest between the two cores.
 //!
-//! A plain store needs its cache line, which the receiver's core holds from the last use. The line
-//! moves to the sender, and later back to the receiver, and a core can wait for only a few such
-//! lines at a time. A process that waits for an answer can [prefetch the lines](super::prefetch) for
-//! the next message in that time. If both processes share one core, nothing needs to move, and
-//! reusing one cell is better. Non-temporal stores need no line; the receiver then reads from
-//! memory, whose latency is the same for one line as for many, and for any position of the other
-//! core.
+//! A plain store needs its cache line, which the receiver's core holds from the last use. The line moves to
+//! the sender, and later back to the receiver, and a core can wait for only a few such lines at a time. A
+//! process that waits for an answer can [prefetch the lines](super::prefetch) for the next message in that
+//! time. If both processes share one core, nothing needs to move, and reusing one cell is better.
+//! Non-temporal stores need no line; the receiver then reads from memory, whose latency is the same for one
+//! line as for many, and for any position of the other core.
 //!
-//! On one test machine 4 KiB took 0.53 us in a ping-pong between near cores with plain stores, 0.28
-//! us with write prefetch and 0.8 us with non-temporal stores; between distant cores 2.2 us with
-//! plain stores and 0.9 us with non-temporal stores; in a stream between near cores 0.35 us with
-//! plain stores and 0.4 us with non-temporal stores. The policy is therefore selected by
-//! measurement. A *run* consists of messages of similar size. The cost of a run is the time from
-//! the start of its first message to the start of the next run's first message. [`AdaptiveSelector`] compares
-//! the costs.
+//! On one test machine 4 KiB took 0.53 us in a ping-pong between near cores with plain stores, 0.28 us with
+//! write prefetch and 0.8 us with non-temporal stores; between distant cores 2.2 us with plain stores and 0.9
+//! us with non-temporal stores; in a stream between near cores 0.35 us with plain stores and 0.4 us with
+//! non-temporal stores. The policy is therefore selected by measurement. A *run* consists of messages of
+//! similar size. The cost of a run is the time from the start of its first message to the start of the next
+//! run's first message. [`AdaptiveSelector`] compares the costs.
 //!
-//! Messages that answer another message are learned separately from messages in a stream. Large
-//! messages in a stream use non-temporal stores until something is learned. Time that a process
-//! spends elsewhere is included; it is the same for all policies, and hides a difference only where
-//! the difference does not matter.
+//! Messages that answer another message are learned separately from messages in a stream. Large messages in a
+//! stream use non-temporal stores until something is learned. Time that a process spends elsewhere is
+//! included; it is the same for all policies, and hides a difference only where the difference does not
+//! matter.
 #![forbid(unsafe_code)]
 
 use super::HOT;
@@ -43,22 +41,22 @@ impl FillMethod {
     const ALL: [Self; 3] = [Self::Cached, Self::Prefetched, Self::NonTemporal];
 }
 
-/// Size classes, one per power of two: from 256 bytes, below which plain stores are as fast as the
-/// others, to 8 KiB and more.
+/// Size classes, one per power of two: from 256 bytes, below which plain stores are as fast as the others, to
+/// 8 KiB and more.
 const SMALLEST: u32 = 8;
 const CLASSES: usize = 6;
 /// Messages of a run of answers.
 const ANSWERS: u16 = 32;
-/// Messages of a run in a stream: so many that waits for the receiver, for example after each
-/// window, occur alike in all runs.
+/// Messages of a run in a stream: so many that waits for the receiver, for example after each window, occur
+/// alike in all runs.
 const STREAM: u16 = 128;
 /// The first size class whose streams use non-temporal stores before anything is learned.
 const LARGE: usize = 4;
 /// Most runs until another policy is tried. A trial is seldom much slower.
 const LONGEST_WAIT: u16 = 128;
-/// Limit of the counter that rises with each message sent after one from the peer, and falls with
-/// each other message. Messages count as answers when the counter exceeds three quarters of the
-/// limit, and until it falls to one quarter.
+/// Limit of the counter that rises with each message sent after one from the peer, and falls with each other
+/// message. Messages count as answers when the counter exceeds three quarters of the limit, and until it
+/// falls to one quarter.
 const TURNS: u8 = 16;
 
 /// The measurements of one peer.
@@ -145,8 +143,8 @@ const TAKE_OVER: u16 = 256;
 /// Number of peers that are learned at a time. (Models have small stacks.)
 const PLACES: usize = if cfg!(nemesia_loom) { 1 } else { HOT };
 
-/// The measurements of some peers. The memory does not depend on the size of the world. Peers that
-/// share an entry replace each other; cells to peers without an entry are filled with plain stores.
+/// The measurements of some peers. The memory does not depend on the size of the world. Peers that share an
+/// entry replace each other; cells to peers without an entry are filled with plain stores.
 #[derive(Debug)]
 pub(super) struct CopyPolicies([PolicySlot; PLACES]);
 
@@ -164,8 +162,8 @@ impl CopyPolicies {
         Self(core::array::from_fn(place))
     }
 
-    /// Returns the copy policy for a cell with `len` bytes for this peer. `received` is the number
-    /// of packets received from the peer.
+    /// Returns the copy policy for a cell with `len` bytes for this peer. `received` is the number of packets
+    /// received from the peer.
     #[inline(always)]
     pub(super) fn fill(
         &mut self,

@@ -11,8 +11,8 @@ pub trait Host {
     /// Wakes `peer`, whose sleep word is `word`, in the way that the peer has requested.
     fn wake(&mut self, peer: PeerId, word: &SleepWord, how: Sleep);
 
-    /// Returns the ticks of a monotonic clock that is cheap to read. The port uses it to learn the
-    /// copy policy; the engine uses it too ([`PortConfig::clocked`]).
+    /// Returns the ticks of a monotonic clock that is cheap to read. The port uses it to learn the copy
+    /// policy; the engine uses it too ([`PortConfig::clocked`]).
     fn ticks(&self) -> Option<u64> {
         None
     }
@@ -45,16 +45,14 @@ pub struct PortConfig {
     pub fastbox_limit: usize,
     /// The kind of fence between a sleeper and its wakers.
     pub fences: FenceMode,
-    /// Whether the fastbox announces a filled cell where a slot is free, instead of the receive
-    /// queue. This saves three cache-line transfers: the queue's entry, the queue's tail and the
-    /// cell's header. With more peers than [`HOT`](super::HOT) the receiver finds a queue entry
-    /// sooner.
+    /// Whether the fastbox announces a filled cell where a slot is free, instead of the receive queue. This
+    /// saves three cache-line transfers: the queue's entry, the queue's tail and the cell's header. With more
+    /// peers than [`HOT`](super::HOT) the receiver finds a queue entry sooner.
     pub announce: bool,
     /// The size of the pieces that this process copies in sender-assisted copies.
     pub pieces: Pieces,
     /// The copy policy for cells.
     pub stores: Stores,
-    /// Whether the engine may use the host's clock
-    /// ([`MessagePort::ticks`](crate::port::MessagePort::ticks)).
+    /// Whether the engine may use the host's clock ([`MessagePort::ticks`](crate::port::MessagePort::ticks)).
     pub clocked: bool,
 }

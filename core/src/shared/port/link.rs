@@ -1,5 +1,5 @@
-//! The link with one peer: the ends of all shared structures in both segments, and this process's
-//! positions in them.
+//! The link with one peer: the ends of all shared structures in both segments, and this process's positions
+//! in them.
 
 use super::Stores;
 use super::copy_policy::FillMethod;
@@ -51,8 +51,7 @@ pub(super) struct LinkTraffic {
     pub(super) next: u64,
     /// Sequence number of the next packet from the peer.
     pub(super) expected: u64,
-    /// Number of this process's cells that the peer holds. Every pool is smaller than the range of
-    /// this type.
+    /// Number of this process's cells that the peer holds. Every pool is smaller than the range of this type.
     pub(super) lent: u16,
     /// Whether the cells may hold a packet whose queue entry is lost.
     pub(super) sweep: bool,

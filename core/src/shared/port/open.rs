@@ -8,9 +8,8 @@ use crate::shared::pool::CellRecord;
 use crate::sync::FenceMode;
 
 impl Ends<'_> {
-    /// Resets this process's segment for the peer to its initial state. No process reads it now:
-    /// the peer's next process reads it only after a system call of this process that follows this
-    /// reset.
+    /// Resets this process's segment for the peer to its initial state. No process reads it now: the peer's
+    /// next process reads it only after a system call of this process that follows this reset.
     fn clear(&self) {
         self.outbound.clear();
         self.inbound.clear();
@@ -26,9 +25,9 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Connects a peer that has no link: a restarted process, or one that joins late. The state for
-    /// the former process is reset. The peer must not access the segment before this call returns,
-    /// and the caller must then inform the peer. Returns `false` if a link already exists.
+    /// Connects a peer that has no link: a restarted process, or one that joins late. The state for the
+    /// former process is reset. The peer must not access the segment before this call returns, and the caller
+    /// must then inform the peer. Returns `false` if a link already exists.
     #[cold]
     pub fn open(&mut self, peer: PeerId, ends: Ends<'a>) -> bool {
         let Some(link @ None) = self.links.borrow_mut().get_mut(peer as usize) else { return false };
@@ -39,8 +38,8 @@ where
         true
     }
 
-    /// Makes every waker execute its own fence from now on, because a peer has connected that
-    /// cannot use asymmetric fences.
+    /// Makes every waker execute its own fence from now on, because a peer has connected that cannot use
+    /// asymmetric fences.
     pub fn fence_always(&mut self) {
         self.config.fences = FenceMode::Symmetric;
     }

@@ -1,5 +1,5 @@
-//! Polling: the order in which the port checks fastboxes, queue and peers; and the scan of cells
-//! whose queue entries are lost.
+//! Polling: the order in which the port checks fastboxes, queue and peers; and the scan of cells whose queue
+//! entries are lost.
 
 use core::borrow::BorrowMut;
 
@@ -104,8 +104,7 @@ where
         None
     }
 
-    /// Returns the next packet that the receive queue names. Forged and outdated entries are
-    /// skipped.
+    /// Returns the next packet that the receive queue names. Forged and outdated entries are skipped.
     #[inline]
     fn poll_queue(&mut self) -> Option<Polled<PacketPlace>> {
         for _ in 0..ENTRIES_A_POLL {
@@ -117,8 +116,8 @@ where
                     return None;
                 }
             };
-            // The geometry is local, but any process may have written the number. A rank or cell
-            // that does not exist is ignored.
+            // The geometry is local, but any process may have written the number. A rank or cell that does
+            // not exist is ignored.
             let (peer, cell) = (number >> self.cells.trailing_zeros(), number & (self.cells - 1));
             let polled = self.poll_cell(peer, cell);
             if let Some(Polled::Packet(Arrival {
@@ -155,8 +154,7 @@ where
             CellState::Due { envelope, len } => Some(packet(peer, cell, envelope, len)),
             CellState::Malformed => Some(malformed(peer, cell)),
             CellState::Early => {
-                // All packets sent before this one are visible by now: in the fastbox, or in
-                // another cell.
+                // All packets sent before this one are visible by now: in the fastbox, or in another cell.
                 self.heat(peer);
                 let earlier = self.poll_fastbox(peer).or_else(|| self.sweep(peer));
                 if let Some(link) = self.link(peer) {
@@ -185,8 +183,8 @@ where
         }
     }
 
-    /// Polls the other sources after a burst. The order alternates, so that neither a busy fastbox
-    /// nor a busy queue starves the rest.
+    /// Polls the other sources after a burst. The order alternates, so that neither a busy fastbox nor a busy
+    /// queue starves the rest.
     fn poll_others(&mut self) -> Option<Polled<PacketPlace>> {
         self.cold_first = !self.cold_first;
         if self.cold_first {
@@ -212,8 +210,8 @@ where
         if self.inbox_damaged || self.idle.is_multiple_of(IDLE_SWEEP) {
             self.swept = if self.swept + 1 < self.peers() { self.swept + 1 } else { 0 };
             let found = self.sweep(self.swept);
-            // A scan may find a packet before its queue entry does. If this happens repeatedly,
-            // entries are being lost.
+            // A scan may find a packet before its queue entry does. If this happens repeatedly, entries are
+            // being lost.
             self.lost = self.lost.saturating_add(found.is_some().into());
             self.inbox_damaged |= self.lost >= LOST;
             return found;

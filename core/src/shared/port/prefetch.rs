@@ -1,12 +1,10 @@
-//! Write prefetch (RFO): while it waits, the sender prefetches the next cell's cache lines for
-//! writing.
+//! Write prefetch (RFO): while it waits, the sender prefetches the next cell's cache lines for writing.
 //!
-//! A line that the receiver has read is shared, and a store to it stalls until the receiver's core
-//! has invalidated its copy. With 8 KiB on one test machine this stall is 0.8 us of the 1.1 us that
-//! a message takes. A process that waits for an answer has that time to spare. It therefore stores
-//! to each line of the cell that it will fill next, and then fills the cell at the speed of its own
-//! cache. The cell that returns with the answer is used after that one. (The idea is in none of the
-//! papers.)
+//! A line that the receiver has read is shared, and a store to it stalls until the receiver's core has
+//! invalidated its copy. With 8 KiB on one test machine this stall is 0.8 us of the 1.1 us that a message
+//! takes. A process that waits for an answer has that time to spare. It therefore stores to each line of the
+//! cell that it will fill next, and then fills the cell at the speed of its own cache. The cell that returns
+//! with the answer is used after that one. (The idea is in none of the papers.)
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -19,8 +17,8 @@ use crate::shared::pool::{CellRecord, Writing};
 /// Lines that one poll prefetches. More lines would delay a packet that arrives meanwhile.
 const LINES_A_POLL: usize = 32;
 
-/// Bytes from which on a write prefetch directly before the copy pays, if there was no earlier time
-/// for it. The stores of smaller packets are all in progress at once anyway.
+/// Bytes from which on a write prefetch directly before the copy pays, if there was no earlier time for it.
+/// The stores of smaller packets are all in progress at once anyway.
 const PREFETCH_FROM: usize = 1024;
 
 /// The progress of a write prefetch: `end` bytes of this cell, of which `at` are done.
@@ -41,8 +39,7 @@ impl WritePrefetch {
         };
     }
 
-    /// Returns the stores for a cell with this policy. A cell that was prefetched is not prefetched
-    /// again.
+    /// Returns the stores for a cell with this policy. A cell that was prefetched is not prefetched again.
     #[inline(always)]
     pub(super) const fn writing(&self, how: FillMethod, cell: u32, len: usize) -> Writing {
         match how {
@@ -65,9 +62,9 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Starts the prefetch of the next cell after a cell with `len` bytes was sent. The first lines
-    /// are prefetched at once: the stores complete while the processor does other work, and in a
-    /// stream of messages there is no other time.
+    /// Starts the prefetch of the next cell after a cell with `len` bytes was sent. The first lines are
+    /// prefetched at once: the stores complete while the processor does other work, and in a stream of
+    /// messages there is no other time.
     #[inline(always)]
     pub(super) fn prefetch_next(&mut self, how: FillMethod, len: usize) {
         self.write_prefetch.begin(how, self.pool.first(), len);

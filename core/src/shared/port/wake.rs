@@ -14,8 +14,7 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Wakes a peer, after something was published for it, if it sleeps and the wake reason
-    /// suffices.
+    /// Wakes a peer, after something was published for it, if it sleeps and the wake reason suffices.
     #[inline(always)]
     pub(super) fn wake(&mut self, peer: PeerId, wake_reason: WakeReason) {
         let fences = self.config.fences;
@@ -32,14 +31,14 @@ where
         }
     }
 
-    /// Returns whether peers probably sleep although messages were sent to them, because they need
-    /// more ([`WakeReason::Message`]).
+    /// Returns whether peers probably sleep although messages were sent to them, because they need more
+    /// ([`WakeReason::Message`]).
     pub fn has_counted(&self) -> bool {
         self.counted
     }
 
-    /// Wakes these peers. A process that cannot continue must call this function: the peers may
-    /// release the space or credit that the process needs when they run.
+    /// Wakes these peers. A process that cannot continue must call this function: the peers may release the
+    /// space or credit that the process needs when they run.
     #[cold]
     pub fn wake_counted(&mut self) {
         self.counted = false;

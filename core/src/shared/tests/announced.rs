@@ -39,8 +39,8 @@ fn pool(fabric: &Fabric) -> CellPool<'_, Vec<CellRecord>> {
     CellPool::new(headers, payload, 256, vec![CellRecord::default(); 4]).unwrap()
 }
 
-/// Rank 0 sends the same cell to rank 1 in every packet, either announced, or published and queued.
-/// Rank 2 is honest.
+/// Rank 0 sends the same cell to rank 1 in every packet, either announced, or published and queued. Rank 2 is
+/// honest.
 fn one_cell_for_all(publishes: fn(u64) -> bool) {
     let fabric = Fabric::new(tiny(3));
     let (mut one, mut two) = (fabric.port(1), fabric.port(2));
@@ -93,8 +93,8 @@ fn packet_that_is_announced_and_queued_comes_once() {
     let mut came = vec![take(&mut one).unwrap(), take(&mut one).unwrap()];
     came.sort_unstable();
     assert_eq!(came, [(0, 1, LEN), (2, 7, 100)]);
-    // The copy of the other path is in the past: the queue's copy is skipped, the fastbox's is a
-    // fault of rank 0.
+    // The copy of the other path is in the past: the queue's copy is skipped, the fastbox's is a fault of
+    // rank 0.
     let fault = (0..5000).find_map(|_| match one.poll() {
         Polled::Fault(fault) => Some(fault.peer),
         Polled::Packet(arrival) => panic!("{arrival:?}"),

@@ -307,8 +307,8 @@ fn corrupted(seed: u64, slots: usize) {
             }
             _ => {
                 let Ok(Some(packet)) = receiver.peek() else { continue };
-                // The length of a packet in a cell may have any value: the owner of the view on the
-                // cells checks it.
+                // The length of a packet in a cell may have any value: the owner of the view on the cells
+                // checks it.
                 let len = if packet.cell.is_some() { 0 } else { packet.len };
                 assert!(len <= max_payload(slots), "seed {seed}");
                 region.corrupt(&mut rng, SLOTS_AT, SLOTS_AT + slots * size_of::<FastboxSlot>());

@@ -85,8 +85,7 @@ impl<'a> PortSiege<'a> {
         }
     }
 
-    /// Lets the malicious rank act like an honest one, so that its memory is plausible and worth
-    /// corrupting.
+    /// Lets the malicious rank act like an honest one, so that its memory is plausible and worth corrupting.
     fn behave(&mut self) {
         let most = self.fabric.geometry.cell_bytes as usize;
         let (to, len) = (self.rng.below(2) as PeerId, self.rng.below(most + 1));

@@ -158,8 +158,7 @@ fn a_deferred_release_to_a_failed_peer_is_dropped() {
     take_from_cell(&mut one);
 }
 
-/// A peer that returns a cell twice, or one that it does not hold, or that does not exist, has no
-/// effect.
+/// A peer that returns a cell twice, or one that it does not hold, or that does not exist, has no effect.
 #[test]
 fn cells_that_the_peer_does_not_hold_are_not_returned() {
     for back in [0, 1, 3, 4, 0x1_0000, u32::MAX - 1, u32::MAX] {

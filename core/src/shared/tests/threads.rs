@@ -1,6 +1,5 @@
-//! Ports in separate threads at full speed; the models run the same steps one by one.
-//! ThreadSanitizer checks these tests (`tests/sanitize`): only here do both ends of every structure
-//! have the same addresses.
+//! Ports in separate threads at full speed; the models run the same steps one by one. ThreadSanitizer checks
+//! these tests (`tests/sanitize`): only here do both ends of every structure have the same addresses.
 
 use std::vec::Vec;
 
@@ -18,9 +17,9 @@ const MESSAGES: u64 = if cfg!(debug_assertions) { 400 } else { 4000 };
 /// A port that moves to another thread, or back.
 struct Moved<'a>(TestPort<'a>);
 
-// SAFETY: a port shares with others only atomics, and bytes whose ownership changes through them.
-// The exception is the tests' replacement of the kernel, an `Rc`, which no thread here accesses.
-// One thread makes and drops all ports.
+// SAFETY: a port shares with others only atomics, and bytes whose ownership changes through them. The
+// exception is the tests' replacement of the kernel, an `Rc`, which no thread here accesses. One thread makes
+// and drops all ports.
 unsafe impl Send for Moved<'_> {}
 
 /// Sends to all other ranks and receives from them, as fast as there is space.

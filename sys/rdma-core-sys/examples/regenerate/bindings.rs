@@ -80,7 +80,11 @@ pub(crate) fn parse(roots: &Roots) -> Result<Parsed, Error> {
         .filter(|name| mentions(&text, name))
         .map(|name| quote::format_ident!("{name}"))
         .collect();
-    types.items.insert(0, syn::parse_quote!(#[allow(unused_imports, reason = "some are of functions only")] use libc::{#(#names),*};));
+    let of_libc = syn::parse_quote!(
+        #[allow(unused_imports, reason = "some are of functions only")]
+        use libc::{#(#names),*};
+    );
+    types.items.insert(0, of_libc);
     types.items.extend(aliases(&std::fs::read_to_string(roots.header("infiniband/verbs_api.h"))?));
     Ok(Parsed { types, functions })
 }

@@ -123,7 +123,12 @@ fn write(described: &[(Ident, String, Vec<Path>)], answers: &[probe::Answer]) ->
             asserts.push(quote!(const_assert_eq!(#offset_of, #offset);));
             fields.push(quote!((#c, #offset_of)));
         }
-        layouts.push(quote!(Layout { name: #c, size: size_of::<#name>(), align: align_of::<#name>(), fields: &[#(#fields),*] }));
+        layouts.push(quote!(Layout {
+            name: #c,
+            size: size_of::<#name>(),
+            align: align_of::<#name>(),
+            fields: &[#(#fields),*]
+        }));
     }
     Ok(syn::parse2(quote! {
         use memoffset::{offset_of, offset_of_union};

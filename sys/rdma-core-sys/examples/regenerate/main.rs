@@ -1,7 +1,7 @@
 //! Makes the generated files of this crate anew from the installed headers of rdma-core, or checks them.
 //!
 //! ```sh
-//! cargo run -p rdma-core-sys --features bindgen --example regenerate            # write src/{bindings,functions,layout}.rs
+//! cargo run -p rdma-core-sys --features bindgen --example regenerate   # write src/{bindings,functions,layout}.rs
 //! cargo run -p rdma-core-sys --features bindgen --example regenerate -- --check # compare, and fail where they differ
 //! ```
 //! It needs libclang, a C compiler, `readelf`, and the headers and libraries of libibverbs and librdmacm. What is not

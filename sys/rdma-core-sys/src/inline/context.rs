@@ -139,7 +139,8 @@ extended! {
     fn ibv_alloc_parent_domain(context: *mut ibv_context, attr: *mut ibv_parent_domain_init_attr)
         -> *mut ibv_pd = context, alloc_parent_domain;
     /// Reads a device's clock.
-    fn ibv_query_rt_values_ex(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int = context, query_rt_values;
+    fn ibv_query_rt_values_ex(context: *mut ibv_context, values: *mut ibv_values_ex)
+        -> c_int = context, query_rt_values;
     /// Opens a shareable queue pair.
     fn ibv_open_qp(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp = context, open_qp;
     /// Changes a queue pair's rate limit.
@@ -160,7 +161,8 @@ extended! {
     /// Destroys a set of counters.
     fn ibv_destroy_counters(counters: *mut ibv_counters) -> c_int = (*counters).context, destroy_counters;
     /// Attaches a set of counters to a flow.
-    fn ibv_attach_counters_point_flow(counters: *mut ibv_counters, attr: *mut ibv_counter_attach_attr, flow: *mut ibv_flow)
+    fn ibv_attach_counters_point_flow(
+        counters: *mut ibv_counters, attr: *mut ibv_counter_attach_attr, flow: *mut ibv_flow)
         -> c_int = (*counters).context, attach_counters_point_flow;
     /// Reads a set of counters.
     fn ibv_read_counters(counters: *mut ibv_counters, values: *mut u64, count: u32, flags: u32)

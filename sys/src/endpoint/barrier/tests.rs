@@ -5,7 +5,7 @@ use super::*;
 use crate::endpoint::tests::world;
 use crate::{Config, Source, Tag};
 
-/// Runs `body` for each endpoint in a thread of its own; what it returns, in the order of the ranks.
+/// Runs `body` for each endpoint in a thread of its own. Returns the results in the order of the ranks.
 fn each<T: Send + 'static>(
     all: Vec<Endpoint>,
     body: impl Fn(Endpoint) -> T + Send + Sync + Clone + 'static,
@@ -65,11 +65,11 @@ fn a_barrier_takes_no_message_of_the_callers_and_leaves_none() {
 }
 
 #[test]
-fn a_rank_that_is_gone_fails_the_barrier_of_all_others_and_the_survivors_have_theirs() {
+fn a_rank_that_is_gone_fails_the_barrier_of_all_others_and_the_survivors_have_their_own() {
     for size in [2, 3, 4, 7] {
         let ends = each(world(size, &Config::default()), move |mut endpoint| {
             endpoint.barrier().unwrap();
-            // It never enters the second one.
+            // Rank 1 never enters the second barrier.
             if endpoint.rank() == 1 {
                 return None;
             }
@@ -93,7 +93,7 @@ fn a_rank_that_is_gone_fails_the_barrier_of_all_others_and_the_survivors_have_th
 }
 
 #[test]
-fn a_message_of_a_barrier_that_is_none_fails_its_sender_only() {
+fn an_invalid_message_of_a_barrier_fails_its_sender_only() {
     for bytes in [&[0; 3][..], &[0; 5], &7_u32.to_le_bytes()] {
         let mut all = world(2, &Config::default());
         let mut liar = all.pop().unwrap();

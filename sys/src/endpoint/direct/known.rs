@@ -1,23 +1,25 @@
-//! What is known of the regions of peers: a bounded table for each peer, whatever keys come.
+//! A bounded table of each peer's regions, for mappings and for refusals.
 //!
-//! An owner numbers its regions from 0 and uses numbers again, so a region's number is its place, modulo the size of
-//! the table. That needs no hash, which could be flooded. Keys may be forged: a mapping gives its place only to another
-//! one that was verified, and refusals have a table of their own. What a key of one peer does changes nothing for those
-//! of others.
+//! An owner numbers its regions from 0 and reuses numbers. The place of a region in the table is therefore its
+//! number modulo the size of the table. This needs no hash, which could be flooded.
+//!
+//! Keys may be forged. Only a mapping that was verified replaces another mapping, and refusals have a table of
+//! their own. The keys of one peer do not affect the entries of other peers.
 
 use nemesia_core::wire::rma::RemoteKey;
 
 use super::Mapped;
 
-/// Most regions of a peer that are mapped at a time. Each takes its owner a descriptor, of which a process usually has 1024.
+/// The largest number of regions of a peer that are mapped at a time. Each takes one descriptor of its owner; a
+/// process usually has 1024.
 const MAPPED: usize = 1024;
-/// Most refusals that are remembered of a peer.
+/// The largest number of refusals of a peer that are remembered.
 const REFUSED: usize = 64;
 
-/// The regions of peers that were used.
+/// The regions of peers that this process has used.
 #[derive(Debug, Default)]
 pub(super) struct KnownRegions {
-    /// By rank.
+    /// The regions by rank.
     peers: Vec<PeerRegions>,
 }
 
@@ -25,12 +27,12 @@ pub(super) struct KnownRegions {
 #[derive(Debug, Default)]
 struct PeerRegions {
     mapped: KeyTable<Mapped, MAPPED>,
-    /// Why others are not mapped.
+    /// The reasons why other regions are not mapped.
     refused: KeyTable<String, REFUSED>,
 }
 
 impl KnownRegions {
-    /// A region that is mapped.
+    /// Returns a mapped region.
     #[inline]
     pub(super) fn mapped(&self, key: &RemoteKey) -> Option<&Mapped> {
         self.peers.get(key.rank as usize)?.mapped.get(key)
@@ -41,12 +43,12 @@ impl KnownRegions {
         self.peers.iter().flat_map(|peer| peer.mapped.values())
     }
 
-    /// Why a region is not mapped, if that was tried.
+    /// Returns why an earlier attempt did not map a region.
     pub(super) fn refused(&self, key: &RemoteKey) -> Option<&String> {
         self.peers.get(key.rank as usize)?.refused.get(key)
     }
 
-    /// Remembers a mapping that its key opens, or why there is none. The rank is one of this world.
+    /// Remembers a mapping that its key opens, or the reason why there is none. The rank is one of this world.
     pub(super) fn remember(&mut self, key: &RemoteKey, outcome: Result<Mapped, String>) {
         let rank = key.rank as usize;
         if self.peers.len() <= rank {
@@ -58,7 +60,7 @@ impl KnownRegions {
         }
     }
 
-    /// Unmaps a region. False when it was not mapped.
+    /// Unmaps a region. Returns false if it was not mapped.
     pub(super) fn unmap(&mut self, key: &RemoteKey) -> bool {
         self.peers.get_mut(key.rank as usize).is_some_and(|peer| peer.mapped.remove(key))
     }
@@ -70,7 +72,7 @@ impl KnownRegions {
         }
     }
 
-    /// How many mappings and refusals are remembered.
+    /// Returns the number of mappings and of refusals that are remembered.
     #[cfg(test)]
     pub(super) fn count(&self) -> (usize, usize) {
         let count = |(mapped, refused), peer: &PeerRegions| {
@@ -80,7 +82,7 @@ impl KnownRegions {
     }
 }
 
-/// At most `MOST` values, each under a key; one with the same place replaces another.
+/// At most `MOST` values, each under a key. A new value replaces the one at the same place.
 #[derive(Debug)]
 struct KeyTable<T, const MOST: usize>(Vec<Option<(RemoteKey, T)>>);
 
@@ -98,7 +100,7 @@ impl<T, const MOST: usize> KeyTable<T, MOST> {
     #[inline]
     fn get(&self, key: &RemoteKey) -> Option<&T> {
         let (known, value) = self.0.get(Self::place(key))?.as_ref()?;
-        // All of it: a forged length or descriptor is another key.
+        // The whole key is compared: a forged length or descriptor makes another key.
         (known == key).then_some(value)
     }
 
@@ -138,7 +140,7 @@ mod tests {
         RemoteKey { rank: 1, region: 3, key: 77, len: 8, access: Access::ReadWrite, share: 5 };
 
     #[test]
-    fn a_table_of_keys_is_bounded_and_tells_them_apart() {
+    fn a_table_of_keys_is_bounded_and_distinguishes_them() {
         let mut table = KeyTable::<u32, 8>::default();
         table.insert(&KEY, 1);
         let forged = [

@@ -1,4 +1,4 @@
-//! An endpoint for the length of a call, while the lock of its [`SharedEndpoint`](super::SharedEndpoint) is held.
+//! The endpoint of a [`SharedEndpoint`](super::SharedEndpoint) during a call that holds its lock.
 
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
@@ -10,10 +10,10 @@ use super::super::{
 use crate::error::Error;
 use nemesia_core::payload::Segment;
 
-/// The endpoint of a [`SharedEndpoint`](super::SharedEndpoint), locked: what its methods that do not block need.
+/// The locked endpoint of a [`SharedEndpoint`](super::SharedEndpoint), with the methods that do not block.
 ///
-/// It is no `&mut Endpoint`, for which another endpoint could be swapped in. A thread that waits for an operation has
-/// lent its buffer to this endpoint, which therefore stays where it is:
+/// It is no `&mut Endpoint`, so it cannot be swapped for another endpoint. A thread that waits for an operation
+/// has lent its buffer to this endpoint, which therefore has to stay where it is:
 ///
 /// ```compile_fail,E0308
 /// # use nemesia::{Endpoint, SharedEndpoint};
@@ -29,9 +29,9 @@ use nemesia_core::payload::Segment;
 /// }
 /// ```
 ///
-/// Nor can one that is locked be exchanged for another that is:
+/// Two locked endpoints cannot be swapped either:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0521
 /// # use nemesia::SharedEndpoint;
 /// fn crosses(one: &SharedEndpoint, other: &SharedEndpoint) {
 ///     let _ = one.with(|one| other.with(|other| std::mem::swap(one, other)));
@@ -52,8 +52,8 @@ macro_rules! methods {
     ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
         impl LockedEndpoint<'_> {
             $(
-                #[doc = concat!("As [`Endpoint::", stringify!($name), "`].")]
-                #[doc = "\n# Errors\nSee there."]
+                #[doc = concat!("Calls [`Endpoint::", stringify!($name), "`] on the locked endpoint.")]
+                #[doc = "\n# Errors\nAs for that method."]
                 #[inline]
                 pub fn $name(&mut self, $($argument: $type),*) $(-> $result)? {
                     self.0.$name($($argument),*)
@@ -67,9 +67,9 @@ macro_rules! unsafe_methods {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         impl LockedEndpoint<'_> {
             $(
-                #[doc = concat!("As [`Endpoint::", stringify!($name), "`].")]
-                #[doc = "\n# Errors\nSee there."]
-                #[doc = "\n# Safety\nSee there."]
+                #[doc = concat!("Calls [`Endpoint::", stringify!($name), "`] on the locked endpoint.")]
+                #[doc = "\n# Errors\nAs for that method."]
+                #[doc = "\n# Safety\nAs for that method."]
                 #[inline]
                 pub unsafe fn $name(&mut self, $($argument: $type),*) -> $result {
                     // SAFETY: the caller's promise.
@@ -141,24 +141,25 @@ unsafe_methods! {
 }
 
 impl LockedEndpoint<'_> {
-    /// As [`Endpoint::in_context`]. Methods of the result that block keep all other threads out until they return.
+    /// Returns this endpoint in a matching context; see [`Endpoint::in_context`]. Methods of the context that
+    /// block keep all other threads out until they return.
     #[inline]
     pub const fn in_context(&mut self, context: u16) -> Context<'_> {
         self.0.in_context(context)
     }
 
-    /// As [`Endpoint::event_fd`].
+    /// Returns the descriptor for event loops; see [`Endpoint::event_fd`].
     ///
     /// # Errors
-    /// See there.
+    /// As for [`Endpoint::event_fd`].
     pub fn event_fd(&mut self) -> Result<BorrowedFd<'_>, Error> {
         self.0.event_fd()
     }
 
-    /// As [`Endpoint::scope`]. All other threads are kept out until it returns.
+    /// Runs `work` with a scope; see [`Endpoint::scope`]. All other threads are kept out until it returns.
     ///
     /// # Errors
-    /// See there.
+    /// As for [`Endpoint::scope`].
     pub fn scope<'env, R>(
         &mut self,
         work: impl for<'scope> FnOnce(&mut Scope<'scope, 'env>) -> Result<R, Error>,

@@ -1,13 +1,13 @@
-//! A data race on purpose, for `tests/sanitize`: ThreadSanitizer has to find it, or what it does not find means
+//! A deliberate data race, for `tests/sanitize`: if ThreadSanitizer does not find it, its other results mean
 //! nothing.
 //!
-//! Only in builds with the private cfg `nemesia_race`, which that script sets.
+//! Only builds with the private cfg `nemesia_race`, which that script sets, contain this module.
 
 use super::{Guard, SharedEndpoint};
 use crate::bootstrap::Singleton;
 use crate::{Config, Endpoint};
 
-/// Forgets to take the lock.
+/// Returns the number of waiting threads without taking the lock.
 fn count_waiting(endpoint: &SharedEndpoint) -> usize {
     let unlocked = std::mem::ManuallyDrop::new(Guard(&endpoint.0));
     unlocked.waiters.count() + unlocked.endpoint.turns as usize

@@ -1,4 +1,4 @@
-//! Contexts, modes of sending, and probes.
+//! Matching contexts, modes of sending, and probes.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -14,13 +14,13 @@ fn alone() -> Endpoint {
     world(1, &Config::default()).pop().unwrap()
 }
 
-/// A synchronous send of bytes that are always there.
+/// Starts a synchronous send of static bytes.
 fn issend(endpoint: &mut Endpoint, to: usize, tag: u64, bytes: &'static [u8]) -> crate::Request {
-    // SAFETY: the bytes are always there.
+    // SAFETY: the bytes are static.
     unsafe { endpoint.issend(to, tag, bytes.as_ptr(), bytes.len()) }.unwrap()
 }
 
-/// The context of agreements is nobody else's, in whatever way it is asked for.
+/// Only agreements use their context: every other call refuses it.
 #[test]
 fn reserved_context_is_refused_everywhere() {
     const RESERVED: u16 = u16::MAX;
@@ -59,14 +59,14 @@ fn reserved_context_is_refused_everywhere() {
 }
 
 #[test]
-fn what_is_sent_in_a_context_is_seen_in_no_other() {
+fn a_message_of_one_context_is_visible_in_no_other() {
     let (mut zero, mut one) = pair(&Config::default());
     for (context, large) in [(0, false), (1, false), (u16::MAX - 2, true)] {
         let bytes = vec![context as u8; if large { 3000 } else { 8 }];
         zero.in_context(context).send(1, 5, &bytes).unwrap();
     }
     zero.in_context(3).send(1, 6, &[]).unwrap();
-    // The last one has come, and with it all.
+    // The last message has come, so all have.
     one.in_context(3).recv(ZERO, Tag::Any, &mut []).unwrap();
     assert!(one.in_context(2).iprobe(Source::Any, Tag::Any).unwrap().is_none());
     assert!(one.in_context(3).iprobe(Source::Any, Tag::Any).unwrap().is_none());
@@ -77,7 +77,7 @@ fn what_is_sent_in_a_context_is_seen_in_no_other() {
         assert_eq!((status.rank, status.tag, status.len), (0, 5, if context > 1 { 3000 } else { 8 }));
         assert!(buf[..status.len].iter().all(|byte| *byte == context as u8), "context {context}");
     }
-    // Posted receives: the second is satisfied first.
+    // The second of the posted receives is completed first.
     let (mut first, mut second) = ([0; 8], [0; 8]);
     let (into, other) = (&mut first, &mut second);
     one.scope(|scope| {
@@ -102,7 +102,7 @@ fn a_synchronous_send_is_complete_when_a_receive_has_matched_it() {
     assert!(!sent.is_complete());
     assert_eq!(one.probe(ZERO, Tag::Exactly(7)).unwrap().len, 8);
     for _ in 0..1000 {
-        assert!(zero.test(sent).unwrap().is_none(), "nobody has received it");
+        assert!(zero.test(sent).unwrap().is_none(), "no receive has matched it");
         one.progress();
     }
     let mut buf = [0; 8];
@@ -110,7 +110,7 @@ fn a_synchronous_send_is_complete_when_a_receive_has_matched_it() {
     zero.wait(sent).unwrap();
     assert_eq!(&buf, b"match me");
     let receiver = std::thread::spawn(move || {
-        // The sender returns after this receive was posted: what it says next comes second.
+        // The sender returns after this receive was posted, so its next message comes second.
         let status = one.recv(Source::Any, Tag::Any, &mut [0; 8]).unwrap();
         assert_eq!(status.tag, 8);
         one
@@ -149,7 +149,7 @@ fn a_blocking_probe_sleeps_until_the_message_comes_and_leaves_it() {
 }
 
 #[test]
-fn a_message_that_was_taken_out_is_received_once_and_by_its_endpoint_only() {
+fn a_message_that_was_taken_out_is_received_once_on_its_endpoint_only() {
     let (mut zero, mut one) = pair(&Config::default());
     let large = vec![5; 100_000];
     let sender = std::thread::spawn(move || {
@@ -169,7 +169,7 @@ fn a_message_that_was_taken_out_is_received_once_and_by_its_endpoint_only() {
     assert!(got.iter().all(|byte| *byte == 5));
     let second = zero.mprobe(Source::Any, Tag::Any).unwrap();
     let mut buf = [0; 8];
-    assert_eq!(zero.recv(Source::Any, Tag::Any, &mut buf).unwrap().len, 5, "the third");
+    assert_eq!(zero.recv(Source::Any, Tag::Any, &mut buf).unwrap().len, 5, "this is the third message");
     let one = sender.join().unwrap();
     let bits = second.into_bits();
     let (again, foreign) = (zero.message(bits), zero.message(bits));
@@ -179,23 +179,26 @@ fn a_message_that_was_taken_out_is_received_once_and_by_its_endpoint_only() {
     zero.send(0, 1, b"self").unwrap();
     let mine = zero.improbe(ZERO, Tag::Any).unwrap().unwrap();
     let mut one = one;
-    assert!(matches!(one.mrecv(mine, &mut buf), Err(Error::Stale)), "it is another endpoint's");
+    assert!(
+        matches!(one.mrecv(mine, &mut buf), Err(Error::Stale)),
+        "the message belongs to another endpoint"
+    );
 }
 
 #[test]
 fn dropped_messages_complete_their_senders_and_keep_no_slot() {
     let mut endpoint = world(1, &Config::default().requests(64)).pop().unwrap();
     for _ in 0..200 {
-        let sent = issend(&mut endpoint, 0, 1, b"nobody wants it");
+        let sent = issend(&mut endpoint, 0, 1, b"never received");
         drop(endpoint.improbe(ZERO, Tag::Any).unwrap().unwrap());
         assert!(endpoint.iprobe(Source::Any, Tag::Any).unwrap().is_none());
         endpoint.wait(sent).unwrap();
     }
-    // Without another probe: progress alone discards it.
-    let sent = issend(&mut endpoint, 0, 1, b"nobody wants it");
+    // Progress alone discards it, without another probe.
+    let sent = issend(&mut endpoint, 0, 1, b"never received");
     drop(endpoint.improbe(ZERO, Tag::Any).unwrap().unwrap());
     endpoint.wait(sent).unwrap();
-    // The endpoint may be gone before the message.
+    // The endpoint may be dropped before the message.
     endpoint.send(0, 1, b"late").unwrap();
     let message = endpoint.mprobe(Source::Any, Tag::Any).unwrap();
     drop(endpoint);
@@ -203,7 +206,7 @@ fn dropped_messages_complete_their_senders_and_keep_no_slot() {
 }
 
 #[test]
-fn a_number_that_is_no_message_receives_nothing_and_drops_nothing() {
+fn a_number_that_names_no_message_receives_nothing_and_drops_nothing() {
     let mut endpoint = alone();
     let mut buf = [0; 8];
     let base = buf.as_mut_ptr();
@@ -221,11 +224,11 @@ fn a_number_that_is_no_message_receives_nothing_and_drops_nothing() {
 }
 
 #[test]
-fn a_probe_for_which_there_is_no_room_says_so() {
+fn a_probe_without_room_for_its_message_fails() {
     let (mut zero, mut one) = pair(&Config::default().unexpected_bytes(64 << 10));
-    // As many as there is room for, and one more, which waits.
+    // There are as many sends as there is room for, and one more, which waits.
     loop {
-        // SAFETY: the bytes are always there.
+        // SAFETY: there are no bytes.
         let request = unsafe { one.isend(0, 1, std::ptr::null(), 0) }.unwrap();
         zero.progress();
         if !request.is_complete() && zero.progress() == 0 && one.test(request).unwrap().is_none() {
@@ -238,7 +241,7 @@ fn a_probe_for_which_there_is_no_room_says_so() {
 }
 
 #[test]
-fn a_message_to_ourselves_for_which_there_is_no_room_says_so() {
+fn a_message_to_the_own_rank_without_room_fails() {
     let config = Config::default().unexpected_bytes(64 << 10);
     let mut endpoint = world(1, &config).pop().unwrap();
     let mut sent = 0_u64;
@@ -249,8 +252,8 @@ fn a_message_to_ourselves_for_which_there_is_no_room_says_so() {
         }
     };
     assert!(matches!(full, Error::Unexpected { messages, .. } if messages as u64 == sent), "{full}");
-    // Of one that does not block it is told by the wait for it, which leaves it as it is.
-    // SAFETY: the bytes are always there.
+    // For a non-blocking send, the wait reports that there is no room, and leaves the request as it is.
+    // SAFETY: the bytes are static.
     let request = unsafe { endpoint.isend(0, sent, b"the last".as_ptr(), 8) }.unwrap();
     assert!(matches!(endpoint.wait(request), Err(Error::Unexpected { .. })));
     let scope = endpoint.scope(|scope| scope.isend(0, sent + 1, &[3; 8]).map(drop));
@@ -261,7 +264,7 @@ fn a_message_to_ourselves_for_which_there_is_no_room_says_so() {
     }
     assert_eq!(&got, b"the last");
     endpoint.wait(request).unwrap();
-    // Neither what was refused nor what its scope had to give up is there.
+    // Neither the refused message nor the one that its scope withdrew is there.
     assert!(endpoint.iprobe(Source::Any, Tag::Any).unwrap().is_none());
 }
 

@@ -8,14 +8,14 @@ use nemesia_core::shared::sleep::Sleep;
 use super::pair;
 use crate::{Arm, Config, Endpoint, Source, Tag};
 
-/// Waits until the descriptor is readable; without the clock, which would hide that a wake-up is missing, unless
-/// `Endpoint::event_fd` was called.
+/// Waits until the descriptor is readable. The clock does not run unless `Endpoint::event_fd` was called: it
+/// would hide a lost wake-up.
 fn await_readable(endpoint: &Endpoint) {
     let deadline = Instant::now() + Duration::from_secs(60);
     assert!(crate::os::wait_ready(endpoint.waiter.watch.as_fd(), libc::POLLIN, deadline).unwrap());
 }
 
-/// Arms when nothing is left to be done.
+/// Arms the endpoint once there is nothing left to do.
 fn arm(endpoint: &mut Endpoint) {
     while endpoint.arm() == Arm::Busy {}
 }
@@ -47,7 +47,7 @@ fn an_armed_endpoint_becomes_readable_when_a_message_comes() {
 }
 
 #[test]
-fn what_came_before_arming_is_found_by_arming() {
+fn a_message_that_came_before_arming_is_found_by_arming() {
     let (mut zero, mut one) = pair(&Config::default());
     one.send(0, 1, b"here").unwrap();
     assert_eq!(zero.arm(), Arm::Busy);
@@ -57,19 +57,19 @@ fn what_came_before_arming_is_found_by_arming() {
 }
 
 #[test]
-fn who_sleeps_for_more_messages_is_woken_by_a_sender_that_arms_as_it_can_not_go_on() {
+fn a_sender_that_cannot_continue_wakes_a_receiver_that_sleeps_for_more_messages() {
     let (mut zero, mut one) = pair(&Config::default());
     let sequence = one.waiter.announce(Sleep::Futex, 1 << 20);
     loop {
-        // SAFETY: the bytes are always there.
+        // SAFETY: the bytes are static.
         let request = unsafe { zero.isend(1, 1, b"a message".as_ptr(), 9) }.unwrap();
         if !request.is_complete() {
             break;
         }
     }
-    assert!(!one.waiter.sleep.moved(sequence), "it lacks more messages");
+    assert!(!one.waiter.sleep.moved(sequence), "the sleeper lacks more messages");
     arm(&mut zero);
-    assert!(one.waiter.sleep.moved(sequence), "it is to make room");
+    assert!(one.waiter.sleep.moved(sequence), "the sleeper has to make room");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn an_armed_endpoint_becomes_readable_when_a_peer_leaves() {
     arm(&mut zero);
     drop(one);
     await_readable(&zero);
-    // A goodbye comes before the end.
+    // The message that the peer leaves comes before the end of its connection.
     while zero.failure(1).is_none() {
         await_readable(&zero);
         let _ = zero.arm();
@@ -106,11 +106,11 @@ fn an_armed_endpoint_becomes_readable_when_a_peer_leaves() {
 }
 
 #[test]
-fn a_wake_that_is_kept_from_us_is_missed_for_a_while_only() {
+fn a_suppressed_wake_up_delays_an_armed_endpoint_only_for_a_limited_time() {
     let (mut zero, mut one) = pair(&Config::default());
     zero.event_fd().unwrap();
     arm(&mut zero);
-    // What a hostile peer could do.
+    // A hostile peer could do this.
     zero.waiter.unpark();
     one.send(0, 1, b"here").unwrap();
     await_readable(&zero);
@@ -121,7 +121,7 @@ fn a_wake_that_is_kept_from_us_is_missed_for_a_while_only() {
 }
 
 #[test]
-fn a_blocking_wait_of_an_armed_endpoint_is_woken_as_ever() {
+fn a_blocking_wait_of_an_armed_endpoint_is_woken() {
     let (mut zero, mut one) = pair(&Config::default().spin(0));
     let begun = Instant::now();
     for _ in 0..20 {

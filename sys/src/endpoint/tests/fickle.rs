@@ -1,4 +1,4 @@
-//! Exchanges that can't be relied on.
+//! Exchanges with inconsistent answers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,7 +6,7 @@ use super::{Endpoint, Source, Tag};
 use crate::bootstrap::{BootstrapError, Exchange, Singleton};
 use crate::{Config, Error};
 
-/// Says one rank and size when it is first asked for both, and others later.
+/// An exchange that returns one rank and size when each is first asked for, and others later.
 struct Fickle {
     asked: AtomicUsize,
     said: [(usize, usize); 2],
@@ -51,7 +51,7 @@ fn open(said: [(usize, usize); 2]) -> Result<Endpoint, Error> {
 }
 
 #[test]
-fn an_exchange_is_asked_for_rank_and_size_once_and_absurd_answers_are_errors() {
+fn rank_and_size_are_read_from_an_exchange_once_and_impossible_values_are_errors() {
     for size in [4097, 1 << 20, u32::MAX as usize, 1 << 32, usize::MAX] {
         let error = open([(0, size); 2]).unwrap_err().to_string();
         assert!(error.contains("number of processes") && error.contains("4096"), "{error}");
@@ -63,6 +63,6 @@ fn an_exchange_is_asked_for_rank_and_size_once_and_absurd_answers_are_errors() {
     }
     assert!(matches!(open([(0, 0), (0, 1)]), Err(Error::Rank { rank: 0, last: 0 })));
     assert!(matches!(open([(1, 1), (0, 1)]), Err(Error::Rank { rank: 1, last: 0 })));
-    // The others of a world that only it believes in have told nothing.
+    // The other ranks of this world do not exist, so they have put no keys.
     assert!(matches!(open([(0, 2), (0, 1)]), Err(Error::Bootstrap(_))));
 }

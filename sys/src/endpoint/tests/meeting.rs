@@ -1,5 +1,5 @@
-//! How the endpoints of a test meet. Out of atomics that are compiled with the test, and nothing of the standard
-//! library's that is not: ThreadSanitizer sees what orders these threads (`tests/sanitize`).
+//! The exchange of test worlds. It uses only atomics that are compiled with the test, and no synchronisation of
+//! the precompiled standard library. So ThreadSanitizer sees what orders these threads (`tests/sanitize`).
 
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::bootstrap::{BootstrapError, Exchange};
 
-/// Where the processes of one world put their cards, and wait for each other.
+/// The place where the processes of one world put their keys and wait for each other.
 pub(super) struct TestMeeting {
     size: usize,
     held: AtomicBool,
@@ -16,18 +16,18 @@ pub(super) struct TestMeeting {
     turns: AtomicUsize,
 }
 
-// SAFETY: the cards are reached in `with` only, by one thread at a time.
+// SAFETY: only `with` reaches the keys, in one thread at a time.
 unsafe impl Sync for TestMeeting {}
 
 impl TestMeeting {
-    /// One for so many. It stays for ever: who was the last to see it is nobody's business.
+    /// Makes an exchange for `size` ranks. It is never freed, because no rank knows that it is the last user.
     pub(super) fn new(size: usize) -> &'static Self {
         let (held, cards) = (AtomicBool::new(false), UnsafeCell::default());
         let (came, turns) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Box::leak(Box::new(Self { size, held, cards, came, turns }))
     }
 
-    /// The exchange of a rank.
+    /// Returns the exchange of a rank.
     pub(super) fn exchange(&'static self, rank: usize) -> Box<InMemory> {
         Box::new(InMemory { rank, meeting: self })
     }
@@ -36,7 +36,7 @@ impl TestMeeting {
         while self.held.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
         }
-        // SAFETY: nobody else holds it.
+        // SAFETY: no other thread holds it.
         let result = work(unsafe { &mut *self.cards.get() });
         self.held.store(false, Ordering::Release);
         result

@@ -1,12 +1,13 @@
-//! What can be seen of an endpoint: counters, the call tree, events.
+//! Observation of an endpoint: counters, the call tree, events.
 
 use super::{pair, world};
 use crate::{Config, Endpoint, Source, Tag};
 
-/// Waits for what never comes until this is true, which takes some sleeps; on a busy machine not every wait has one.
+/// Waits for a message that never comes until `done` is true. This takes some sleeps; on a busy machine not
+/// every wait has one.
 fn sleep_until(endpoint: &mut Endpoint, done: impl Fn(&Endpoint) -> bool) {
     let me = endpoint.rank();
-    // SAFETY: there is no buffer.
+    // SAFETY: the buffer is empty.
     let request = unsafe { endpoint.irecv(Source::Rank(me), Tag::Any, std::ptr::dangling_mut(), 0) }.unwrap();
     for _ in 0..1000 {
         assert!(endpoint.wait_timeout(request, std::time::Duration::from_millis(120)).is_err());
@@ -52,7 +53,7 @@ fn counters_of_both_ends_agree_and_sleeps_are_counted() {
 }
 
 #[test]
-fn operations_on_mapped_memory_are_counted_although_nobody_sees_a_packet() {
+fn operations_on_mapped_memory_are_counted_although_they_send_no_packet() {
     let mut endpoints = world(2, &Config::default());
     let (mut one, mut zero) = (endpoints.pop().unwrap(), endpoints.pop().unwrap());
     let region = one.allocate(4096, crate::Access::ReadWrite).unwrap();
@@ -78,7 +79,7 @@ fn failures_are_counted() {
 
 #[cfg(feature = "trace")]
 #[test]
-fn the_call_tree_shows_what_was_called_by_what_and_ends_with_the_last() {
+fn the_call_tree_shows_callers_and_callees_and_ends_with_the_last_call() {
     let mut config = Config::default();
     config.set("NEMESIA_TRACE", "256").unwrap();
     let mut endpoint = world(1, &config).pop().unwrap();
@@ -100,7 +101,7 @@ fn the_call_tree_shows_what_was_called_by_what_and_ends_with_the_last() {
 
 #[cfg(not(feature = "trace"))]
 #[test]
-fn a_call_tree_that_this_build_can_not_make_is_refused() {
+fn a_call_tree_that_this_build_cannot_make_is_refused() {
     let mut config = Config::default();
     config.set("NEMESIA_TRACE", "256").unwrap();
     let endpoint = world(1, &config).pop().unwrap();
@@ -146,7 +147,8 @@ fn a_further_peer_costs_at_most_8_kib_and_the_call_tree_is_on_the_bill() {
     assert_eq!(more > 0, cfg!(feature = "trace"));
 }
 
-/// So many large messages, each answered; how many were copied once, and streamed.
+/// Sends `count` large messages, each with an answer. Returns how many were copied once and how many were
+/// streamed.
 fn copied_and_streamed(config: &Config, count: u64) -> (u64, u64) {
     let (mut zero, mut one) = pair(config);
     std::thread::scope(|scope| {
@@ -177,7 +179,7 @@ fn large_messages_are_tried_with_each_protocol_unless_one_is_selected() {
     let (copied, streamed) = by(SingleCopy::Prefer);
     assert_eq!(copied + streamed, COUNT);
     if streamed == COUNT {
-        // The kernel refuses: there is no choice.
+        // The kernel refuses single copies, so there is no choice.
         assert_eq!(by(SingleCopy::Auto), (0, COUNT));
         return;
     }

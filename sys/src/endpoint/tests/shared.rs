@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use super::{pair, world};
 use crate::{Config, Error, Failure, LockedEndpoint, SharedEndpoint, Source, Tag};
 
-/// Messages to each thread. Under ThreadSanitizer everything takes long.
+/// The number of messages to each thread. Tests are slow under ThreadSanitizer.
 const MESSAGES: u64 = if cfg!(nemesia_race) { 12 } else { 30 };
-/// Threads of each endpoint.
+/// The number of threads of each endpoint.
 const THREADS: u64 = 4;
 
-/// Long enough to tell that a thread hangs.
+/// A time after which a thread certainly hangs.
 const EVER: Duration = Duration::from_secs(60);
 
 fn shared_pair(config: &Config) -> (SharedEndpoint, SharedEndpoint) {
@@ -23,7 +23,7 @@ fn tag(from: u64, to: u64, number: u64) -> u64 {
     from << 48 | to << 32 | number
 }
 
-/// From one byte to more than any cell holds, and some that need a rendezvous.
+/// Returns a length from one byte to more than a cell holds; some need a rendezvous.
 fn len(number: u64) -> usize {
     [8, 1, 100, 4000, 40_000, 300_000][(number % 6) as usize]
 }
@@ -32,7 +32,7 @@ fn content(tag: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (tag >> 32 ^ tag ^ at.wrapping_mul(31)) as u8).collect()
 }
 
-/// One thread: sends to every thread of the other endpoint, and receives from each, in three ways.
+/// Sends from one thread to every thread of the other endpoint, and receives from each, in three ways.
 fn converse(endpoint: &SharedEndpoint, me: u64, peer: usize, received: &AtomicU64) {
     for number in 0..MESSAGES {
         for other in 0..THREADS {
@@ -77,11 +77,11 @@ fn exchange(config: &Config) {
         };
         let both = |me| [spawn(&zero, me, 1), spawn(&one, me, 0)];
         let threads: Vec<_> = (0..THREADS).flat_map(both).collect();
-        // One by one: ThreadSanitizer does not see how a scope waits.
+        // The threads are joined one by one, because ThreadSanitizer does not see how a scope waits.
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     assert_eq!(received.into_inner(), 2 * THREADS * THREADS * MESSAGES);
-    // Somebody has to be last, and closes.
+    // One of the two is the last, and closes.
     let other = std::thread::spawn(move || one.close());
     zero.close().unwrap();
     other.join().unwrap().unwrap();
@@ -102,7 +102,7 @@ fn threads_exchange_through_tiny_structures() {
     exchange(&Config::default().cells(4).cell_bytes(256).fastbox_slots(4));
 }
 
-/// Posts a receive into a buffer that stays, and waits for it in a thread of its own.
+/// Receives into a buffer of its own, in a thread of its own.
 fn wait_for(
     endpoint: &SharedEndpoint,
     tag: u64,
@@ -115,15 +115,15 @@ fn wait_for(
     })
 }
 
-/// Long enough for a thread to fall asleep; what is tested holds if it does not, too.
+/// Sleeps long enough for a thread to fall asleep. The test also holds if it does not.
 fn let_them_sleep() {
     std::thread::sleep(Duration::from_millis(20));
 }
 
 #[test]
-fn whoever_is_left_goes_on_when_others_have_what_they_waited_for() {
+fn the_remaining_threads_continue_when_others_are_served() {
     let (zero, one) = shared_pair(&Config::default());
-    // In each order: the thread that makes progress for all is served first, last, and between.
+    // The driver is served first, last, and between the others.
     for round in 0..12_u64 {
         let waiting: Vec<_> = (0..3).map(|tag| wait_for(&zero, 3 * round + tag)).collect();
         let_them_sleep();
@@ -138,7 +138,7 @@ fn whoever_is_left_goes_on_when_others_have_what_they_waited_for() {
 }
 
 #[test]
-fn message_to_ourselves_ends_the_wait_of_another_thread() {
+fn a_message_to_the_own_rank_ends_the_wait_of_another_thread() {
     let zero = world(1, &Config::default()).pop().unwrap().into_shared();
     for tag in 0..20 {
         let waiting = wait_for(&zero, tag);
@@ -151,7 +151,7 @@ fn message_to_ourselves_ends_the_wait_of_another_thread() {
 }
 
 #[test]
-fn request_that_another_thread_withdraws_is_waited_for_no_longer() {
+fn the_wait_for_a_request_ends_when_another_thread_withdraws_it() {
     let (zero, _one) = shared_pair(&Config::default());
     let mut got = vec![0; 8];
     // SAFETY: the buffer outlives the request.
@@ -167,7 +167,7 @@ fn request_that_another_thread_withdraws_is_waited_for_no_longer() {
 }
 
 #[test]
-fn all_who_wait_for_a_peer_learn_that_it_left() {
+fn every_thread_that_waits_for_a_peer_gets_an_error_when_it_leaves() {
     let (zero, one) = shared_pair(&Config::default());
     let waiting: Vec<_> = (0..3).map(|tag| wait_for(&zero, tag)).collect();
     let_them_sleep();
@@ -193,7 +193,7 @@ fn each_thread_has_a_limit_of_its_own() {
     let outcome = zero.wait_timeout(request, Duration::from_millis(30));
     assert!(matches!(outcome, Err(Error::Timeout(_))), "{outcome:?}");
     assert!(begun.elapsed() >= Duration::from_millis(30));
-    // It is still under way.
+    // The request is still under way.
     one.send(0, 2, &[2; 8]).unwrap();
     assert_eq!(zero.wait_timeout(request, EVER).unwrap().tag, 2);
     one.send(0, 1, &[1; 8]).unwrap();
@@ -206,7 +206,7 @@ fn a_held_sender_is_reported_to_every_thread_that_waits_for_it() {
     let zero = zero.into_shared();
     let bytes = vec![1; 8];
     let held = std::thread::spawn(move || {
-        // As many as there is room for, and one more.
+        // There are as many sends as there is room for, and one more.
         loop {
             // SAFETY: the bytes outlive the endpoint.
             let request = unsafe { one.isend(0, 7, bytes.as_ptr(), 8) }.unwrap();
@@ -231,7 +231,7 @@ fn a_held_sender_is_reported_to_every_thread_that_waits_for_it() {
 }
 
 #[test]
-fn threads_wait_for_messages_that_nobody_has_asked_for() {
+fn threads_wait_for_unexpected_messages() {
     let (zero, one) = shared_pair(&Config::default());
     let probing: Vec<_> = (0..4_u64)
         .map(|tag| {
@@ -264,7 +264,7 @@ fn two_endpoints_of_one_thread_belong_to_two_worlds() {
     let (zero, one) = pair(&Config::default());
     let (mut other_zero, mut other_one) = pair(&Config::default().cells(8));
     let (zero, one) = (zero.into_shared(), one.into_shared());
-    // All four are used by this thread; what is sent waits until it is received.
+    // This thread uses all four endpoints. Each message waits until it is received.
     for number in 0..100 {
         zero.send(1, number, b"first").unwrap();
         other_zero.send(1, number, b"second").unwrap();
@@ -274,7 +274,7 @@ fn two_endpoints_of_one_thread_belong_to_two_worlds() {
         assert_eq!(other_one.recv(Source::Any, Tag::Exactly(number), &mut got).unwrap().len, 6);
         assert_eq!(&got, b"second");
     }
-    // One world ends, the other goes on.
+    // One world ends, and the other continues.
     drop((zero, one));
     other_zero.send(1, 1, b"still").unwrap();
     assert_eq!(other_one.recv(Source::Rank(0), Tag::Any, &mut [0; 8]).unwrap().len, 5);

@@ -1,4 +1,4 @@
-//! What one peer may take of this process, whatever it does.
+//! The share of this process's resources that one peer can take.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const REQUEST: u16 = 1;
 const ANSWER: u16 = 2;
 
-/// Has requests answered; how many replies to each rank were refused, and accepted.
+/// Answers requests. Returns how many replies to each rank were refused and accepted.
 fn answer(endpoint: &mut Endpoint) -> (Arc<[AtomicUsize; 3]>, Arc<[AtomicUsize; 3]>) {
     let (refused, accepted): (Arc<[AtomicUsize; 3]>, Arc<[AtomicUsize; 3]>) = Default::default();
     let counts = (Arc::clone(&refused), Arc::clone(&accepted));
@@ -29,20 +29,20 @@ fn answer(endpoint: &mut Endpoint) -> (Arc<[AtomicUsize; 3]>, Arc<[AtomicUsize; 
     counts
 }
 
-/// Asks, until what it asks for is refused; it takes no reply.
+/// Sends requests until a reply is refused. The asking endpoint takes no replies.
 fn ask_until_refused(asking: &mut Endpoint, answering: &mut Endpoint, refused: &AtomicUsize) {
     let deadline = Instant::now() + LIMIT;
     while refused.load(Relaxed) == 0 {
         // SAFETY: the bytes are static.
         let request = unsafe { asking.isend_active(0, REQUEST, &raw const *b"", &raw const *b"a request") };
-        assert!(request.unwrap().is_complete(), "the test can't go on without taking replies");
+        assert!(request.unwrap().is_complete(), "the asking endpoint has to take replies first");
         answering.progress();
         assert!(Instant::now() < deadline, "no reply was refused");
     }
 }
 
 #[test]
-fn a_peer_that_takes_no_replies_keeps_no_other_from_being_answered() {
+fn a_peer_that_takes_no_replies_blocks_no_replies_to_others() {
     let mut all = world(3, &Config::default());
     let [zero, one, two] = &mut all[..] else { unreachable!("three were asked for") };
     let (refused, accepted) = answer(zero);
@@ -64,7 +64,7 @@ fn a_peer_that_takes_no_replies_keeps_no_other_from_being_answered() {
             assert!(Instant::now() < deadline, "round {round}: no answer");
         }
     }
-    // Then the first one takes its replies, and is answered again.
+    // Then the first peer takes its replies, and is answered again.
     let answers = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&answers);
     one.set_handler(ANSWER, move |_| {
@@ -80,7 +80,7 @@ fn a_peer_that_takes_no_replies_keeps_no_other_from_being_answered() {
     assert!(!zero.engine.handlers_mut().has_replies());
 }
 
-/// The key with another secret, number and descriptor.
+/// Returns the key with another secret and descriptor.
 fn forged(key: &RemoteKey, number: u32) -> RemoteKey {
     let mut bytes: [u8; KEY_BYTES] = key.to_bytes();
     bytes[8..16].copy_from_slice(&u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
@@ -103,7 +103,7 @@ fn forged_keys_take_bounded_memory_and_displace_no_mapping() {
     }
     let (mapped, refused) = zero.direct.known();
     assert!(mapped == 1 && refused <= 64, "{mapped} mappings and {refused} refusals are remembered");
-    // Only the descriptor is wrong: that is not remembered of the key.
+    // Only the descriptor is wrong. The key itself must not be remembered as refused.
     let mut bytes = key.to_bytes();
     bytes[28..32].copy_from_slice(&u32::MAX.to_le_bytes());
     assert!(matches!(zero.path(&RemoteKey::from_bytes(&bytes).unwrap()), Path::Packets { .. }));

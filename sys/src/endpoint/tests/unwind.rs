@@ -1,4 +1,4 @@
-//! Panics: of handlers while a call waits, and of programs.
+//! Panics: of handlers during a call, and of programs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,24 +12,24 @@ use crate::{Config, Error, Failure};
 /// The number of the handler that panics.
 const PANICS: u16 = 3;
 
-/// Two endpoints, of which the first has a handler that panics.
+/// Opens two endpoints, of which the first has a handler that panics.
 fn pair_with_panics() -> (Endpoint, Endpoint) {
     let (mut zero, one) = pair(&Config::default());
     zero.set_handler(PANICS, |_| panic!("a handler panics, as it should"));
     (zero, one)
 }
 
-/// Whether this unwinds.
+/// Returns whether `work` unwinds.
 fn unwinds<T>(work: impl FnOnce() -> T) -> bool {
     catch_unwind(AssertUnwindSafe(work)).is_err()
 }
 
-/// Long enough for the other side to be in its wait; what is tested holds if it is not, too.
+/// Sleeps long enough for the other side to be in its wait. The test also holds if it is not.
 fn let_it_wait() {
     std::thread::sleep(Duration::from_millis(50));
 }
 
-/// Rank 1 has the handler panic, and does this when rank 0 says that its call has unwound.
+/// Makes rank 1 cause the panic of the handler, and then call `work` once the call of rank 0 has unwound.
 fn after(
     mut one: Endpoint,
     work: impl FnOnce(&mut Endpoint) + Send + 'static,
@@ -46,7 +46,8 @@ fn after(
     (unwound, thread)
 }
 
-/// Rank 1 has the handler panic, and does this some time later. It says when it begins.
+/// Makes rank 1 cause the panic of the handler, and call `work` some time later. Returns a flag that `work` has
+/// begun.
 fn later(
     mut one: Endpoint,
     work: impl FnOnce(&mut Endpoint) + Send + 'static,
@@ -102,7 +103,7 @@ fn a_send_that_a_panic_ends_is_over_when_its_buffer_is_given_back() {
     });
     let mut bytes = vec![5; 1 << 20];
     assert!(unwinds(|| zero.ssend(1, 7, &bytes)));
-    assert!(begun.load(Ordering::SeqCst), "nobody has received it yet");
+    assert!(begun.load(Ordering::SeqCst), "no receive has matched it yet");
     bytes.fill(6);
     drop(other.join().unwrap());
 }
@@ -111,7 +112,7 @@ fn a_send_that_a_panic_ends_is_over_when_its_buffer_is_given_back() {
 fn a_get_that_a_panic_ends_is_over_when_its_buffer_is_given_back() {
     let (mut zero, mut one) = pair_with_panics();
     let memory = vec![5_u8; 4096].leak();
-    // SAFETY: the bytes live for ever, and nobody else uses them.
+    // SAFETY: the bytes live forever, and no other code uses them.
     let region = unsafe { one.expose(memory.as_mut_ptr(), 4096, Access::Read) }.unwrap();
     let key = one.remote_key(region).unwrap();
     let (begun, other) = later(one, |one| {
@@ -119,7 +120,7 @@ fn a_get_that_a_panic_ends_is_over_when_its_buffer_is_given_back() {
     });
     let mut got = vec![0; 4096];
     assert!(unwinds(|| zero.get(&key, 0, &mut got)));
-    assert!(begun.load(Ordering::SeqCst) && got.iter().all(|&byte| byte == 5), "it is not over");
+    assert!(begun.load(Ordering::SeqCst) && got.iter().all(|&byte| byte == 5), "the get has not ended");
     zero.send(1, 8, &[]).unwrap();
     drop(other.join().unwrap());
 }
@@ -149,7 +150,7 @@ fn a_scope_that_a_panic_ends_gives_back_every_buffer() {
 }
 
 #[test]
-fn an_agreement_that_a_panic_ends_goes_on_with_the_next_call() {
+fn an_agreement_that_a_panic_interrupts_continues_with_the_next_call() {
     let (mut zero, one) = pair_with_panics();
     let (unwound, other) = after(one, |one| assert_eq!(one.agree(0b110).unwrap().flags, 0b010));
     assert!(unwinds(|| zero.agree(0b011)));
@@ -162,7 +163,7 @@ fn an_agreement_that_a_panic_ends_goes_on_with_the_next_call() {
 fn a_panic_while_a_buffer_is_given_back_is_raised_by_the_next_call() {
     let (mut zero, mut one) = pair_with_panics();
     let bytes = vec![5; 1 << 20];
-    // Two panics that come with one poll are one: then it is tried again.
+    // If one poll delivers both panics, they count as one. Then the test tries again.
     let raised = (0..100).any(|_| {
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
@@ -177,11 +178,11 @@ fn a_panic_while_a_buffer_is_given_back_is_raised_by_the_next_call() {
             (0..1000).any(|_| unwinds(|| zero.progress()))
         })
     });
-    assert!(raised, "panics are lost");
+    assert!(raised, "no panic was raised");
 }
 
 #[test]
-fn a_panic_in_the_engine_of_a_message_to_ourselves_leaves_it_usable() {
+fn an_endpoint_remains_usable_after_a_panic_in_the_handler_of_its_own_message() {
     let mut alone = world(1, &Config::default()).pop().unwrap();
     alone.set_handler(PANICS, |_| panic!("a handler panics, as it should"));
     assert!(unwinds(|| {

@@ -1,4 +1,4 @@
-//! Looking at the peers' lives.
+//! Liveness checks.
 
 use nemesia_core::engine::Failure;
 
@@ -6,13 +6,14 @@ use crate::endpoint::Endpoint;
 use crate::events;
 use crate::os::Departure;
 
-/// How often the last messages of a peer that is gone are looked for, a turn of the engine each time. It can't have
-/// left more than its cells and its fastbox hold; one that only pretends to be gone could go on for ever.
+/// The number of engine turns that search for the last messages of a peer that is gone. A peer leaves no more
+/// than its cells and its fastbox hold. Without this limit, a peer that only pretends to be gone could continue
+/// forever.
 const DRAIN_TURNS: u32 = 256;
 
 impl Endpoint {
-    /// Asks the kernel which peers are gone, and lets go of those from whom nothing more can come. Whether that may
-    /// have changed anything.
+    /// Asks the kernel which peers are gone, and fails those from which nothing more can come. Returns whether
+    /// this may have changed anything.
     #[cold]
     pub(in crate::endpoint) fn check_liveness(&mut self) -> bool {
         if self.is_forked() {
@@ -37,7 +38,7 @@ impl Endpoint {
                 Departure::Dropped => Failure::Dropped,
             };
             self.engine.depart(peer, failure);
-            // What it sent before is still in its segment: take it first.
+            // Messages that the peer sent before are still in its segment, and are received first.
             if turns < DRAIN_TURNS && self.engine.failure(peer).is_none() && !self.engine.drain(peer) {
                 self.leaving.push((rank, departure, turns + 1));
                 continue;

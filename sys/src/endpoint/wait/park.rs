@@ -1,9 +1,9 @@
-//! Falling asleep and rising: the sleep word's owner, and who pays for its fences.
+//! Parking and unparking: the owner's side of the sleep word, and the cost of its fences.
 //!
-//! A sleeper pays for its first sleep with a fence that interrupts all other processes, some microseconds, and asks its
-//! wakers in the same breath to fence from then on. As long as short sleeps follow each other, as with more processes
-//! than cores, they cost no more than the wakers' fences; after a long sleep, or traffic without any, the request is
-//! taken back.
+//! The first sleep costs the sleeper a fence that interrupts all other processes, some microseconds. With it,
+//! the sleeper requests that its wakers fence from then on. Short sleeps that follow each other, as with more
+//! processes than cores, then cost only the wakers' fences. After a long sleep, or traffic without sleeps, the
+//! sleeper takes the request back.
 
 use std::time::{Duration, Instant};
 
@@ -15,11 +15,11 @@ use crate::endpoint::counters::WaitCounters;
 use crate::os::{HeavyFence, WaitResult, Watch, futex_wait};
 use crate::shm::{Oversubscription, OwnSleep};
 
-/// Looks at the clock without a sleep, each after some tens of packets or polls, before wakers are asked for no more
-/// fences.
+/// The number of clock readings without a sleep after which wakers are asked for no more fences. Each reading
+/// follows some tens of packets or polls.
 const POLLS_WITHOUT_SLEEP: u32 = 8;
 
-/// What waiting needs of the operating system.
+/// The objects of the operating system that a wait needs.
 #[derive(Debug)]
 pub(in crate::endpoint) struct Waiter {
     pub(in crate::endpoint) sleep: OwnSleep,
@@ -27,16 +27,16 @@ pub(in crate::endpoint) struct Waiter {
     pub(in crate::endpoint) fence: HeavyFence,
     pub(in crate::endpoint) counters: WaitCounters,
     pub(super) spin_policy: SpinPolicy,
-    /// Who pays for the fences of sleeps.
+    /// The side that issues the fences of sleeps.
     payer: Payer,
-    /// Looks at the clock since the wakers were last asked to pay.
+    /// The number of clock readings since the wakers were last asked for fences.
     polls: u32,
-    /// A sleep is announced.
+    /// Whether a sleep is announced.
     announced: bool,
 }
 
 impl Waiter {
-    /// See [`SpinPolicy::polls`].
+    /// Returns the number of polls before a yield or a sleep; see [`SpinPolicy::polls`].
     #[inline(always)]
     pub(in crate::endpoint) fn polls(&self) -> u32 {
         self.spin_policy.polls()
@@ -62,29 +62,29 @@ impl Waiter {
         }
     }
 
-    /// The process of a peer, if it can be named.
+    /// Returns the process of a peer, if this process can name it.
     pub(in crate::endpoint) fn pid(&self, peer: usize) -> Option<i32> {
         self.watch.pid(peer)
     }
 
-    /// Closes the connection to a peer: the peer sees our end. Whether it was open.
+    /// Closes the connection to a peer, which sees its end. Returns whether it was open.
     pub(in crate::endpoint) fn release(&mut self, peer: usize) -> bool {
         self.watch.remove(peer).is_some()
     }
 
-    /// Tells the peers that we leave, having finished or not.
+    /// Notifies the peers that this process leaves, and whether it has finished.
     pub(in crate::endpoint) fn say_goodbye(&self, finished: bool) {
         if finished { self.watch.send_goodbyes() } else { self.watch.send_dropped() }
     }
 
-    /// Says that we sleep, in this way, and for how many messages; returns the sequence to wait on. Look for work
-    /// before waiting.
+    /// Announces a sleep of this kind, and the number of messages that it lacks. Returns the sequence to wait
+    /// for. The caller polls once more before it waits.
     pub(in crate::endpoint) fn announce(&mut self, how: Sleep, lacks: u32) -> u32 {
         self.announced = true;
         let request = if self.fence.is_expedited() { Payer::Wakers } else { Payer::Sleeper };
         let sequence = self.sleep.announce_for(how, lacks, request);
-        // Whatever we were told of the others' fences: a waker without one counts on ours, unless it was asked for one
-        // of its own before. A failure costs at most the bounded sleep.
+        // A waker without a fence relies on this one, whatever is known of the others' fences, unless it was
+        // asked for its own before. A failure costs at most the bounded sleep.
         if self.payer == Payer::Sleeper && self.fence.issue() {
             self.payer = request;
         }
@@ -92,13 +92,13 @@ impl Waiter {
         sequence
     }
 
-    /// Takes back what was announced. The wakers go on paying, as the next sleep may follow soon.
+    /// Takes back the announcement. The wakers continue to fence, because the next sleep may follow soon.
     pub(in crate::endpoint) fn unpark(&mut self) {
         self.announced = false;
         self.sleep.unpark(self.payer);
     }
 
-    /// After a sleep: whoever slept for long may not sleep again soon.
+    /// Records a sleep. After a long one, the next sleep may be far away.
     pub(super) fn unpark_after(&mut self, slept: Slept) {
         if !slept.woken || slept.took >= SHORT_SLEEP {
             self.payer = Payer::Sleeper;
@@ -109,7 +109,7 @@ impl Waiter {
         self.counters.slept_ns += slept.took.as_nanos() as u64;
     }
 
-    /// From time to time: asks the wakers for no more fences when that has been of no use for a while.
+    /// Asks the wakers for no more fences when these were of no use for a while.
     pub(super) fn take_back_request(&mut self) {
         if self.payer == Payer::Wakers && !self.announced {
             self.polls += 1;
@@ -121,18 +121,18 @@ impl Waiter {
     }
 }
 
-/// A sleep that was announced. It needs nothing of the endpoint.
+/// A sleep that was announced. It needs no access to the endpoint.
 pub(in crate::endpoint) struct Parker {
-    /// It stays mapped though another thread may drop the endpoint meanwhile.
+    /// The word stays mapped even if another thread drops the endpoint meanwhile.
     word: OwnSleep,
     sequence: u32,
     longest: Duration,
 }
 
-/// How a sleep was.
+/// The result of a sleep.
 #[derive(Clone, Copy)]
 pub(in crate::endpoint) struct Slept {
-    /// Somebody woke us.
+    /// Whether a peer or another thread ended it.
     pub(in crate::endpoint) woken: bool,
     pub(super) took: Duration,
 }
@@ -142,7 +142,7 @@ impl Parker {
         Self { word, sequence, longest }
     }
 
-    /// Sleeps until somebody wakes us.
+    /// Sleeps until a peer or another thread wakes this one, or until the limit.
     pub(in crate::endpoint) fn sleep(&self) -> Slept {
         let begun = Instant::now();
         let result = futex_wait(self.word.futex(), self.sequence, Some(self.longest));
@@ -164,7 +164,7 @@ mod tests {
         endpoint.waiter.unpark_after(Slept { woken, took });
     }
 
-    /// Whether a sender that looks at the word finds more to do than nothing.
+    /// Returns whether a sender that reads the word has to do more than nothing.
     fn asks(endpoint: &Endpoint) -> bool {
         endpoint.waiter.sleep.is_asleep(FenceMode::Asymmetric)
     }
@@ -180,19 +180,19 @@ mod tests {
         slept(&mut zero, true, Duration::ZERO);
         assert_eq!((asks(&zero), wake(&zero)), (asked, Waking::Awake));
         slept(&mut zero, true, SHORT_SLEEP);
-        assert!(!asks(&zero), "it slept for long");
+        assert!(!asks(&zero), "the sleep was long");
         slept(&mut zero, true, Duration::ZERO);
         slept(&mut zero, false, Duration::ZERO);
-        assert!(!asks(&zero), "nobody woke it");
+        assert!(!asks(&zero), "the sleep had no wake-up");
     }
 
     #[test]
-    fn wakers_are_asked_no_longer_once_nobody_sleeps() {
+    fn wakers_are_asked_for_no_fences_once_no_process_sleeps() {
         let (mut zero, _one) = pair(&Config::default());
         slept(&mut zero, true, Duration::ZERO);
         (0..POLLS_WITHOUT_SLEEP).for_each(|_| zero.waiter.take_back_request());
         assert!(!asks(&zero));
-        // Never from under a sleep, such as that of another thread.
+        // A request is never taken back during a sleep, for instance one of another thread.
         slept(&mut zero, true, Duration::ZERO);
         zero.waiter.announce(Sleep::Event, 1);
         (0..2 * POLLS_WITHOUT_SLEEP).for_each(|_| zero.waiter.take_back_request());

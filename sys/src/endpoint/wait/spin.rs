@@ -1,18 +1,21 @@
-//! How long to spin, and when to give the core away: learned from what came of it.
+//! The spin policy: how long to spin and when to yield the core, learned from earlier results.
 //!
-//! Somebody who waits polls, and after [`SpinPolicy::polls`] polls in vain lets others have the core (`sched_yield`);
-//! after a while without effect it sleeps. Nothing says for sure whether a peer waits for our core, but two things
-//! tell:
+//! A process that waits polls. After [`SpinPolicy::polls`] failed polls it yields the core (`sched_yield`), and
+//! after a while without effect it sleeps. Nothing shows with certainty whether a peer waits for the same core,
+//! but two observations help:
 //!
-//! - a yield that takes longer than the call itself has handed the core to somebody. With peers on our core this is
-//!   the quickest way to hear from them, so we yield after almost every poll from then on. A yield that comes back at
-//!   once doubles the polls before the next;
-//! - a sleep that soon ends was hardly worth its price, and one that lasts was: the spin before the next one doubles,
-//!   or is halved. A spin during which somebody took the core from us by force is halved as well.
+//! - If a yield takes longer than the call itself, another thread has had the core. With peers on the same
+//!   core, a yield is then the quickest way to get their messages, so the process yields after almost every
+//!   poll from then on. A yield that returns at once doubles the number of polls before the next.
+//! - A sleep that ends soon was hardly worth its cost, and the spin before the next sleep doubles. A long sleep
+//!   was worth it, and the spin is halved. A spin during which the kernel preempted the process is halved as
+//!   well.
 //!
-//! Yielding needs no call of the sender's and no fence, but it does not reach everybody: to the kernel the processes of
-//! another session, such as each of those that Hydra starts, are another group, which gets its share and not our turn.
-//! There, and when all others sleep, yields come back at once, and in a crowd we soon sleep.
+//! A yield needs neither a call of the sender's nor a fence, but it does not reach all processes. The kernel
+//! puts the processes of another session into another scheduling group, for instance each process that Hydra
+//! starts. That group gets its own share of the core, and a yield does not pass the core to it. There, and when
+//! all other processes sleep, yields return at once. With more processes than cores the process then sleeps
+//! soon.
 
 use std::time::{Duration, Instant};
 
@@ -21,56 +24,56 @@ use nemesia_core::sync::FutexWord;
 use crate::os::futex_wake;
 use crate::shm::Oversubscription;
 
-/// Polls between two yields while yields hand the core over.
+/// The number of polls between two yields while yields pass the core on.
 const FEWEST_POLLS: u32 = 2;
-/// The same while they do not, when each process can have a core.
+/// The number of polls between two yields while they do not, if each process can have a core.
 const MOST_POLLS: u32 = 1024;
-/// Polls in vain before a sleep when each process can have a core: the peer is at work on another one.
+/// The number of failed polls before a sleep if each process can have a core: the peer is busy on another one.
 const LONGEST_SPIN: u32 = 20_000;
-/// The least that is learned.
+/// The shortest spin that is learned.
 const SHORTEST_SPIN: u32 = 256;
-/// Polls in vain before a sleep when there are more processes than cores, unless yields hand the core over: about as
-/// long as it takes to be woken when yields reach the others, and hardly any when not.
+/// The number of failed polls before a sleep if there are more processes than cores, unless yields pass the
+/// core on. If yields reach the others, this takes about as long as a wake-up. If not, it is hardly any.
 const SPIN_TOGETHER: u32 = 256;
 const SPIN_APART: u32 = 32;
-/// Polls between two yields when yields reach the others: none of them is kept waiting.
+/// The number of polls between two yields if yields reach the others, so that none of them waits long.
 const MOST_POLLS_TOGETHER: u32 = 8;
-/// Sleeps after which yields are tried again.
+/// The number of sleeps after which yields are tried again.
 const RETRY: u32 = 64;
-/// Yields in vain before a sleep. They cost about what falling asleep and being woken costs.
+/// The number of failed yields before a sleep. They cost about as much as a sleep and its wake-up.
 const MOST_YIELDS: u32 = 64;
-/// A sleep shorter than this would have cost less as a spin.
+/// A sleep that is shorter than this would have cost less as a spin.
 pub(super) const SHORT_SLEEP: Duration = Duration::from_millis(1);
-/// Polls do not take so long, unless somebody takes the core from us.
+/// Polls take less than this, unless the kernel preempts the process.
 const FORCED: Duration = Duration::from_micros(500);
 
-/// What is known of spinning here.
+/// The learned state of spinning.
 #[derive(Debug)]
 pub(super) struct SpinPolicy {
-    /// Polls before something else is done.
+    /// The number of polls before another action.
     polls: u32,
-    /// What they may grow to.
+    /// The upper limit of `polls`.
     most_polls: u32,
-    /// Polls before a sleep.
+    /// The number of polls before a sleep.
     spin: u32,
-    /// What they may grow to.
+    /// The upper limit of `spin`.
     longest_spin: u32,
-    /// The caller has fixed the polls before a sleep.
+    /// Whether the caller has fixed the number of polls before a sleep.
     fixed: bool,
-    /// Sleeps since yields were last tried.
+    /// The number of sleeps since yields were last tried.
     untried: u32,
-    /// What a yield takes that hands nothing over.
+    /// The time of a yield that passes the core to no other thread.
     call: Duration,
 }
 
-/// What one wait has tried since something came.
+/// The failed attempts of one wait since something came.
 #[derive(Debug)]
 pub(super) struct FailedPolls {
-    /// Polls, since the core was last handed over.
+    /// The number of polls since the core was last passed on.
     spun: u32,
-    /// Yields that handed the core over.
+    /// The number of yields that passed the core on.
     yields: u32,
-    /// When the clock was last looked at, since the core was last given away.
+    /// The time when the clock was last read, since the core was last yielded.
     liveness_checked: Option<Instant>,
 }
 
@@ -78,7 +81,7 @@ impl FailedPolls {
     pub(super) const NONE: Self = Self { spun: 0, yields: 0, liveness_checked: None };
 }
 
-/// What to do after polls in vain.
+/// The action after failed polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Poll,
@@ -88,10 +91,11 @@ pub(super) enum Next {
 }
 
 impl SpinPolicy {
-    /// By what is known at start: how crowded the processors are, and whether the caller has fixed the spin.
+    /// Makes a policy from the facts at start: the oversubscription of the processors, and the spin that the
+    /// caller has fixed.
     pub(super) fn new(load: Oversubscription, fixed: Option<u32>) -> Self {
         let (polls, most_polls, spin) = match (fixed, load) {
-            // A poll that found something is followed by a look at what came of it, not by a sleep.
+            // A poll that found something is followed by a check of its result, not by a sleep.
             (Some(polls), _) => (polls.max(1), MOST_POLLS, polls),
             (None, Oversubscription::Room) => (MOST_POLLS, MOST_POLLS, LONGEST_SPIN),
             (None, Oversubscription::Together) => (FEWEST_POLLS, MOST_POLLS_TOGETHER, SPIN_TOGETHER),
@@ -102,20 +106,20 @@ impl SpinPolicy {
         Self { polls, most_polls, spin, longest_spin: spin, fixed, untried: 0, call }
     }
 
-    /// Polls in vain before [`SpinPolicy::rest`].
+    /// Returns the number of failed polls before [`SpinPolicy::rest`].
     #[inline(always)]
     pub(super) fn polls(&self) -> u32 {
         self.polls
     }
 
-    /// After so many polls in vain.
+    /// Returns the action after so many failed polls.
     pub(super) fn rest(&mut self, failed_polls: &mut FailedPolls, polls: u32) -> Next {
         failed_polls.spun = failed_polls.spun.saturating_add(polls);
         let over = self.fixed || failed_polls.spun >= self.spin || failed_polls.yields >= MOST_YIELDS;
         if over { Next::Sleep } else { Next::Yield }
     }
 
-    /// After a yield that took so long.
+    /// Learns from a yield that took this time.
     pub(super) fn learn_yield(&mut self, failed_polls: &mut FailedPolls, took: Duration) {
         failed_polls.liveness_checked = None;
         self.call = self.call.min(took);
@@ -128,7 +132,7 @@ impl SpinPolicy {
         }
     }
 
-    /// After a sleep of this length, that somebody ended or nobody.
+    /// Learns from a sleep of this length, which a wake-up or its time limit ended.
     pub(super) fn learn_sleep(&mut self, failed_polls: &mut FailedPolls, slept: Duration, woken: bool) {
         *failed_polls = FailedPolls::NONE;
         if self.fixed {
@@ -143,12 +147,12 @@ impl SpinPolicy {
         let spin = if longer { 2 * self.spin } else { self.spin / 2 };
         self.spin = spin.clamp(shortest, self.longest_spin);
         if !woken {
-            // Nothing has changed: one look, and on with the sleep.
+            // Nothing has changed: one poll, then the next sleep.
             failed_polls.spun = self.spin;
         }
     }
 
-    /// At a look at the clock, after a few polls in vain.
+    /// Learns from a reading of the clock, after a few failed polls.
     pub(super) fn learn_time(&mut self, failed_polls: &mut FailedPolls, now: Instant) {
         let since = failed_polls.liveness_checked.replace(now);
         let forced = since.is_some_and(|since| now.duration_since(since) >= FORCED);
@@ -158,14 +162,14 @@ impl SpinPolicy {
     }
 }
 
-/// Lets others have the core, and tells how long they had it.
+/// Yields the core, and returns the time until the thread has it again.
 pub(in crate::endpoint) fn give_way() -> Duration {
     let begun = Instant::now();
     std::thread::yield_now();
     begun.elapsed()
 }
 
-/// What a system call takes that does nothing.
+/// Returns the time of a system call that does nothing.
 fn empty_call() -> Duration {
     let word = FutexWord::new(0);
     let call = || {
@@ -188,7 +192,7 @@ mod tests {
         SpinPolicy { call: AT_ONCE, ..SpinPolicy::new(load, None) }
     }
 
-    /// Polls in vain until it is time to sleep, when every yield takes so long.
+    /// Returns the number of failed polls before a sleep if every yield takes this time.
     fn polls_before_sleep(spin_policy: &mut SpinPolicy, yields: Duration) -> u32 {
         let (mut failed_polls, mut polls) = (FailedPolls::NONE, 0);
         loop {
@@ -230,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_our_core_gets_it_soon_even_if_nobody_was_expected() {
+    fn a_peer_that_waits_for_this_core_gets_it_soon_even_without_known_oversubscription() {
         let (mut spin_policy, mut failed_polls) = (spin_policy(Oversubscription::Room), FailedPolls::NONE);
         assert_eq!(spin_policy.polls(), MOST_POLLS);
         spin_policy.learn_yield(&mut failed_polls, HANDED_OVER);
@@ -241,9 +245,9 @@ mod tests {
         assert_eq!(spin_policy.polls(), MOST_POLLS);
     }
 
-    /// However many yields have come back at once: a peer may want our core by now.
+    /// The earlier yields may have returned at once, but by now a peer may want this core.
     #[test]
-    fn whom_yields_reach_offers_them_the_core_in_every_spin() {
+    fn peers_that_yields_reach_get_the_core_in_every_spin() {
         let mut spin_policy = spin_policy(Oversubscription::Together);
         for _ in 0..100 {
             let mut failed_polls = FailedPolls::NONE;
@@ -255,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn yields_that_were_of_no_use_are_tried_again() {
+    fn yields_without_effect_are_tried_again() {
         let (mut spin_policy, mut failed_polls) = (spin_policy(Oversubscription::Apart), FailedPolls::NONE);
         polls_before_sleep(&mut spin_policy, AT_ONCE);
         assert_eq!(spin_policy.rest(&mut failed_polls, spin_policy.polls()), Next::Sleep);
@@ -279,14 +283,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wakeup_without_work_is_followed_by_one_poll_and_the_next_sleep() {
+    fn a_sleep_without_a_wake_up_is_followed_by_one_poll_and_the_next_sleep() {
         let (mut spin_policy, mut failed_polls) = (spin_policy(Oversubscription::Room), FailedPolls::NONE);
         spin_policy.learn_sleep(&mut failed_polls, LONG, false);
         assert_eq!(spin_policy.rest(&mut failed_polls, 1), Next::Sleep);
     }
 
     #[test]
-    fn a_core_that_is_taken_by_force_shortens_the_spin() {
+    fn preemption_shortens_the_spin() {
         let (mut spin_policy, mut failed_polls, now) =
             (spin_policy(Oversubscription::Room), FailedPolls::NONE, Instant::now());
         spin_policy.learn_time(&mut failed_polls, now);

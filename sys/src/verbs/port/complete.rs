@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use nemesia_core::port::memory::{Completion, Connection, LostError, WorkError, WorkOutcome};
 use rdma_core_sys as raw;
 
-use super::link::Links;
+use super::link::VerbsLinks;
 use super::tag::{Queue, WorkTag};
 use super::{SharedDevice, VerbsPort};
 use crate::cm::CmStage;
@@ -114,7 +114,7 @@ impl VerbsPort {
 
 /// The state that translates completions.
 struct Taking<'a> {
-    links: &'a mut Links,
+    links: &'a mut VerbsLinks,
     shared: &'a mut Option<SharedDevice>,
     by_pair: &'a HashMap<u32, u32>,
     pending: &'a mut VecDeque<Completion>,

@@ -133,7 +133,7 @@ fn release(link: &mut VerbsLink) -> Result<(), i32> {
 }
 
 /// Work requests of a connection that wait.
-pub(super) type Waiting = VecDeque<HeldWork>;
+pub(super) type HeldQueue = VecDeque<HeldWork>;
 
 impl VerbsPort {
     /// Reads were answered: what has waited for them goes on.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use nemesia_core::port::memory::{Connection, ConnectionState, LostError, Private};
 use rdma_core_sys as raw;
 
-use super::held::Waiting;
+use super::held::HeldQueue;
 use super::ring::Ring;
 use crate::cm::{CmStage, Id, Side};
 use crate::verbs::pair::QueuePair;
@@ -19,7 +19,7 @@ pub(super) struct VerbsLink {
     pub(super) id: Option<Id>,
     pub(super) sends: Ring,
     /// Those of `sends` that wait for reads, and the requests behind them.
-    pub(super) held: Waiting,
+    pub(super) held: HeldQueue,
     pub(super) receives: Ring,
     /// Receives posted before the queue pair existed. The first one's sequence number is 0.
     pub(super) early: Vec<Vec<raw::ibv_sge>>,
@@ -47,7 +47,7 @@ impl VerbsLink {
             pair: None,
             id: None,
             sends: Ring::new(depths.0),
-            held: Waiting::new(),
+            held: HeldQueue::new(),
             receives: Ring::new(depths.1),
             early: Vec::new(),
             shared: false,
@@ -90,13 +90,13 @@ struct LinkPlace {
 }
 
 /// All connections.
-pub(super) struct Links {
+pub(super) struct VerbsLinks {
     places: Vec<LinkPlace>,
     free: Vec<u32>,
     limit: u32,
 }
 
-impl Links {
+impl VerbsLinks {
     pub(super) fn new(limit: u32) -> Self {
         Self { places: Vec::new(), free: Vec::new(), limit }
     }
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_number_is_used_once() {
-        let mut links = Links::new(2);
+        let mut links = VerbsLinks::new(2);
         let (a, b) = (links.add(link()).unwrap(), links.add(link()).unwrap());
         assert_eq!(links.add(link()), None);
         assert!(links.remove(a).is_some() && links.remove(a).is_none() && links.get(a).is_none());
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_place_whose_numbers_are_used_up_stays_empty() {
-        let mut links = Links::new(1);
+        let mut links = VerbsLinks::new(1);
         let first = links.add(link()).unwrap();
         links.places[0].generation = u32::MAX;
         assert!(links.remove(first).is_none());

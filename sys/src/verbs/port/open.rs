@@ -11,7 +11,7 @@ use rdma_core_sys as raw;
 
 use super::connect::LISTENER;
 use super::held::Holding;
-use super::link::Links;
+use super::link::VerbsLinks;
 use super::regions::{MOST_PARTS, VerbsRegions};
 use super::ring::Slab;
 use super::tag::MOST_LINKS;
@@ -64,7 +64,7 @@ impl VerbsPort {
             limits.max_qp_init_rd_atom.clamp(0, MOST_READS) as u8,
         );
         Ok(Self {
-            links: Links::new(facts.connections),
+            links: VerbsLinks::new(facts.connections),
             leaving: Vec::new(),
             listener: Some(listener),
             channel,

@@ -24,9 +24,9 @@ pub(super) struct PostedWork {
     pub(super) outcome: Option<WorkOutcome>,
 }
 
-/// The work requests of one queue. They complete here in the order posted. Devices should do the same, but siw
-/// reports a write that was posted after a read before that read.
-/// was posted after a read before that read.
+/// The work requests of one queue. They complete here in the order posted. Devices should do the same, but
+/// siw reports a write that was posted after a read before that read. was posted after a read before that
+/// read.
 #[derive(Debug, Default)]
 pub(super) struct Ring {
     posted: VecDeque<PostedWork>,
@@ -108,9 +108,9 @@ impl Ring {
     }
 
     /// Ends the ring: hands every remaining operation to `each` as flushed. The oldest has not completed, so
-    /// none after it has either, whatever the device has reported. An error of its own is passed on, because it
-    /// says more.
-    /// after it have not either, whatever the device has reported: but an error of its own says more.
+    /// none after it has either, whatever the device has reported. An error of its own is passed on, because
+    /// it says more. after it have not either, whatever the device has reported: but an error of its own says
+    /// more.
     pub(super) fn flush(&mut self, mut each: impl FnMut(u64, WorkOutcome)) {
         self.first = self.next();
         let mut failed = None;

@@ -14,7 +14,7 @@ use super::super::{Fabric, Verdict, ensure, equal};
 use super::node::{PACKET_BYTES, WORLD};
 use super::{Hall, text};
 
-/// The bytes that the hostile port has for each message and for each receive.
+/// The bytes that the hostile port reserves for each message and for each receive.
 const ROOM: u64 = 2048;
 
 const HELLO: Hello =
@@ -25,7 +25,7 @@ fn header(sequence: u32, posted: u32) -> Vec<u8> {
     Header { packet, stamp: Stamp { posted, target: LEAST }, units: 0 }.encode().to_vec()
 }
 
-/// A name, the messages that the hostile port sends in order, and a test of the expected fault.
+/// A name, the messages that the hostile port sends in order, and a predicate for the expected fault.
 type Misdeed = (&'static str, Vec<Vec<u8>>, fn(&PortFault) -> bool);
 
 fn misdeeds() -> Vec<Misdeed> {

@@ -22,10 +22,8 @@ const PATIENCE: u32 = 1 << 14;
 /// The approximate time of one repetition of copies.
 const COPY_NS: f64 = 8e6;
 
-/// Fills `samples` with the ticks of each round trip of one line, at most [`TRIPS`]: rank 0 stores odd values,
-/// rank 1
-/// answers with even ones. A long wait calls `idle` now and then.
-/// `idle` now and then.
+/// Fills `samples` with the ticks of each round trip of one line, at most [`TRIPS`]: rank 0 stores odd
+/// values, rank 1 answers with even ones. A long wait calls `idle` now and then. `idle` now and then.
 pub(crate) fn hand_over(line: &AtomicU64, timer: &Timer, samples: &mut Vec<u64>, mut idle: impl FnMut()) {
     samples.clear();
     let start = timer.now();

@@ -161,8 +161,8 @@ impl Traffic for Link {
             self.requests.clear();
             for _ in 0..WINDOW {
                 // SAFETY: `base` names `bytes` bytes of `out`, which nothing changes in this function. All
-                // sends are waited for
-                // below, or an error ends the use of the link, and the endpoint is dropped before the buffer.
+                // sends are waited for below, or an error ends the use of the link, and the endpoint is
+                // dropped before the buffer.
                 let request = unsafe { self.endpoint.isend(self.peer, DATA, base, bytes) };
                 self.requests.push(request.map_err(text)?);
             }
@@ -182,10 +182,8 @@ impl Traffic for Link {
             self.requests.clear();
             for _ in 0..WINDOW {
                 // SAFETY: `base` names `bytes` initialised bytes of `into`, to which no reference is used in
-                // this function. All
-                // receives may write there, because nothing reads it. They are waited for below, or an error
-                // ends the use of the
-                // link, and the endpoint is dropped before the buffer.
+                // this function. All receives may write there, because nothing reads it. They are waited for
+                // below, or an error ends the use of the link, and the endpoint is dropped before the buffer.
                 let request = unsafe { self.endpoint.irecv(from, tag, base, bytes) };
                 self.requests.push(request.map_err(text)?);
             }

@@ -1,6 +1,5 @@
 //! The cost of matching with many posted receives or many unexpected messages: in one process, which sends to
-//! itself
-//! through the public interface.
+//! itself through the public interface.
 
 use std::fmt::Write;
 

@@ -1,6 +1,6 @@
-//! Memory that `perf` shares with its two processes: a page with one cache line to hand over and the progress,
-//! and a
-//! memory file for the report of each process. All of it is anonymous and ends with the last process.
+//! Memory that `perf` shares with its two processes: a page with one cache line to hand over and the
+//! progress, and a memory file for the report of each process. All of it is anonymous and ends with the last
+//! process.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -78,9 +78,8 @@ impl Page {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the file is long enough,
-        // and nothing
-        // shortens it.
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the file is long
+        // enough, and nothing shortens it.
         let base =
             unsafe { libc::mmap(std::ptr::null_mut(), LEN, access, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {

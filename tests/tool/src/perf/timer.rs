@@ -23,8 +23,8 @@ pub(crate) enum Timer {
 
 impl Timer {
     /// Chooses the counter if it ticks at a constant rate in all states of the processor, or if the kernel
-    /// takes its own time
-    /// from it, as in an emulated processor, which does not promise the rate; otherwise the clock.
+    /// takes its own time from it, as in an emulated processor, which does not promise the rate; otherwise
+    /// the clock.
     pub(crate) fn new() -> Self {
         #[cfg(target_arch = "x86_64")]
         if counter_is_invariant() {

@@ -1,8 +1,6 @@
 //! Many unexpected messages: rank 1 sends them before rank 0 posts a receive. Rank 0 then receives them in
-//! reverse order,
-//! checks every byte, and reports the memory that they took. At the ceiling the sender is held back; rank 0
-//! then receives
-//! what has arrived, in reverse order, and goes on.
+//! reverse order, checks every byte, and reports the memory that they took. At the ceiling the sender is held
+//! back; rank 0 then receives what has arrived, in reverse order, and goes on.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write;
@@ -38,8 +36,7 @@ pub(crate) struct Shown {
     segments: u64,
     private_at_start: u64,
     /// The growth of the receiver in bytes, since before it opened its endpoint, when most was stored: of its
-    /// own memory,
-    /// and of memory shared with the sender.
+    /// own memory, and of memory shared with the sender.
     private_growth: u64,
     shared_growth: u64,
     /// The largest number of messages stored at once, and how often the sender was held back at the ceiling.

@@ -1,11 +1,9 @@
 //! Every interleaving of two small ends of a connection, driven step by step through `core/src/flow/posted.rs`
 //! itself.
 //!
-//! Each step sends, delivers, gives up, recalls or takes one buffer. All numbers only grow, so a search ends if
-//! the
-//! protocol comes to rest, and reaches [`MOST_STATES`] if updates answer each other for ever. The search visits
-//! every
-//! reachable state of a [`ChannelShape`].
+//! Each step sends, delivers, gives up, recalls or takes one buffer. All numbers only grow, so a search ends
+//! if the protocol comes to rest, and reaches [`MOST_STATES`] if updates answer each other for ever. The
+//! search visits every reachable state of a [`ChannelShape`].
 
 use std::collections::HashSet;
 

@@ -31,8 +31,8 @@ impl Land {
     }
 
     fn lent(&self, len: u64) -> LentMemory {
-        // SAFETY: allocated with at least that length, and initialised; freed after the port is dropped. Nobody makes a
-        // reference to it.
+        // SAFETY: allocated with at least that length, and initialised; freed after the port is dropped. No
+        // reference to the memory exists.
         unsafe { LentMemory::from_raw(self.words.as_ptr().cast(), len as usize) }
     }
 }

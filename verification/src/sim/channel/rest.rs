@@ -8,8 +8,7 @@ use crate::violation::{Check, Violation, ensure};
 /// The number of rounds after which everything must have arrived and nothing happens any more.
 const TURNS: usize = 20_000;
 /// The number of consecutive quiet rounds that count as rest. Recalled receives are still given up after all
-/// packets
-/// have arrived.
+/// packets have arrived.
 const QUIET: usize = 40;
 
 impl ChannelWorld {
@@ -39,7 +38,7 @@ impl ChannelWorld {
         Ok(())
     }
 
-    /// Returns what is not yet as it must be, if anything.
+    /// Returns the first unmet condition of rest, if any.
     fn unrest(&self) -> Option<String> {
         for (rank, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else { continue };

@@ -1,10 +1,8 @@
 //! Channels that exchange packets over a simulated fabric, and the checks of the result.
 //!
 //! Between two processes, each packet arrives once, whole and in the order sent, or never if one of them is
-//! gone. When
-//! a world is left alone, everything submitted has arrived, all buffers but the posted ones are back, and each
-//! process
-//! that lost a peer knows it.
+//! gone. When a world is left alone, everything submitted has arrived, all buffers but the posted ones are
+//! back, and each process that lost a peer knows it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -256,7 +254,7 @@ impl ChannelWorld {
             }
             Polled::Fault(fault) => {
                 let from = fault.peer as usize;
-                self.trace.note(self.now.as_micros() as u64, || format!("{rank} is told: {fault}"));
+                self.trace.note(self.now.as_micros() as u64, || format!("reported to {rank}: {fault}"));
                 ensure!(
                     matches!(fault.fault, PortFault::Lost(_) | PortFault::Work(_)),
                     "rank {rank} accuses {from}: {fault}"

@@ -76,8 +76,8 @@ impl Block {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated with this capacity and initialised. The engines write through their pointers only while
-        // they run, and nobody holds this reference meanwhile: there is one thread.
+        // SAFETY: allocated with this capacity and initialised. The engines write through their pointers only
+        // while they run, and no engine runs while this reference lives: there is one thread.
         unsafe { std::slice::from_raw_parts(self.at(0), self.capacity) }
     }
 

@@ -4,8 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A machine on which each protocol has a cost per message, in ticks, and each message is preceded
-/// by a gap.
+/// A machine on which each protocol has a cost per message, in ticks, and each message is preceded by a gap.
 struct ProtocolMachine {
     selection: ProtocolSelection,
     now: u64,
@@ -30,8 +29,7 @@ impl ProtocolMachine {
             .count()
     }
 
-    /// Receives windows of messages that are in progress at the same time. Returns how many were
-    /// streamed.
+    /// Receives windows of messages that are in progress at the same time. Returns how many were streamed.
     fn windows(&mut self, count: usize, messages: usize, bytes: u64) -> usize {
         (0..count)
             .map(|_| {
@@ -191,9 +189,8 @@ fn each_of_the_three_is_found() {
     }
 }
 
-/// One buffer travels back and forth between two processes. The transfer is fast only if both
-/// receive by the same protocol, and fastest with non-temporal stores. A process that tries that
-/// alone gains nothing.
+/// One buffer travels back and forth between two processes. The transfer is fast only if both receive by the
+/// same protocol, and fastest with non-temporal stores. A process that tries that alone gains nothing.
 #[test]
 fn two_processes_that_pass_on_a_buffer_find_the_protocol_that_needs_both() {
     let bytes = 64 << 10;
@@ -219,8 +216,7 @@ fn two_processes_that_pass_on_a_buffer_find_the_protocol_that_needs_both() {
     assert!(fast > 3000, "{fast}");
 }
 
-/// Each side has another fastest protocol. The trials of one side must not cause endless trials of
-/// the other.
+/// Each side has another fastest protocol. The trials of one side must not cause endless trials of the other.
 #[test]
 fn two_processes_with_different_preferences_do_not_try_forever() {
     let bytes = 256 << 10;

@@ -70,8 +70,8 @@ impl BypassRun<'_> {
         }
     }
 
-    /// Returns a pattern that matches one of the next messages of a sender. If the pattern names
-    /// the sender, it matches no other message.
+    /// Returns a pattern that matches one of the next messages of a sender. If the pattern names the sender,
+    /// it matches no other message.
     fn pattern(&mut self, from: PeerId) -> Pattern {
         let queue = &self.sent[from as usize];
         let at = self.rng.pick(&[0, 0, 0, 1, 2]);
@@ -169,8 +169,8 @@ impl BypassRun<'_> {
         }
     }
 
-    /// Checks that the message is the first of its sender that the pattern matches, and that its
-    /// bytes are complete or truncated to the buffer.
+    /// Checks that the message is the first of its sender that the pattern matches, and that its bytes are
+    /// complete or truncated to the buffer.
     fn check(&mut self, pattern: &Pattern, room: usize, outcome: Outcome, bytes: &[u8]) {
         let (status, message) = match outcome {
             Ok(status) => (status, status.len as u64),

@@ -1,5 +1,4 @@
-//! Fetch and accumulate of arrays: in many packets, refused in the middle, and with a peer that
-//! fails.
+//! Fetch and accumulate of arrays: in many packets, refused in the middle, and with a peer that fails.
 
 use super::super::world::{AMPLE, World};
 use super::{ALL, BYTES};

@@ -1,5 +1,4 @@
-//! Packets that violate the protocol: their connection fails, memory is unchanged, and nothing
-//! panics.
+//! Packets that violate the protocol: their connection fails, memory is unchanged, and nothing panics.
 
 use std::vec;
 use std::vec::Vec;

@@ -1,5 +1,5 @@
-//! Random worlds against an oracle that executes each request on plain vectors when the target
-//! takes its packet.
+//! Random worlds against an oracle that executes each request on plain vectors when the target takes its
+//! packet.
 
 use std::collections::VecDeque;
 use std::vec;
@@ -189,8 +189,8 @@ impl<'a> Random<'a> {
                 (loan, engine.compare_swap(&target, *datatype, *expected, *value, &mut old))
             }
             What::FetchAccumulate { datatype, reduction, operands } => {
-                // Lent until the world ends, because an engine that drops a part of the array may
-                // still hold the buffer.
+                // Lent until the world ends, because an engine that drops a part of the array may still hold
+                // the buffer.
                 let (_, buf) = lender.send(from, operands.clone());
                 let (loan, mut old) = lender.receive(from, operands.len());
                 (loan, engine.fetch_accumulate(&target, *datatype, *reduction, buf, &mut old))

@@ -8,8 +8,8 @@ use crate::wire::rendezvous::RTS_BYTES;
 use crate::wire::{Envelope, Kind};
 
 impl Simulation<'_> {
-    /// Checks that no operation between surviving ranks is in progress: the counters of both ends
-    /// and the oracle agree.
+    /// Checks that no operation between surviving ranks is in progress: the counters of both ends and the
+    /// oracle agree.
     pub(super) fn check_counters(&mut self, alive: &[PeerId]) {
         let what = std::format!("seed {}", self.seed);
         for (&from, &to) in alive.iter().flat_map(|from| alive.iter().map(move |to| (from, to))) {
@@ -40,8 +40,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Reports the arrivals at a rank to the oracle, and checks that they are the messages sent, in
-    /// order.
+    /// Reports the arrivals at a rank to the oracle, and checks that they are the messages sent, in order.
     pub(super) fn listen(&mut self, rank: PeerId) {
         let seed = self.seed;
         for seen in core::mem::take(&mut self.world.engine(rank).port_mut().seen) {
@@ -77,8 +76,7 @@ impl Simulation<'_> {
         assert_eq!(stored, waiting, "seed {seed}: unexpected messages of {rank}");
     }
 
-    /// Checks that every request completes exactly when the oracle expects it, with the right
-    /// outcome.
+    /// Checks that every request completes exactly when the oracle expects it, with the right outcome.
     pub(super) fn complete(&mut self) {
         let gone = self.gone.clone();
         let running = move |rank: PeerId| gone[rank as usize].is_none();

@@ -41,8 +41,8 @@ impl GreedySender {
         self.heard(channel).0.posted.wrapping_sub(FIRST.wrapping_add(self.sent))
     }
 
-    /// Sends as many packets as the credits allow, and lets the channel take them. The first packet
-    /// arrives last, so that none is taken and returned before all have arrived.
+    /// Sends as many packets as the credits allow, and lets the channel take them. The first packet arrives
+    /// last, so that none is taken and returned before all have arrived.
     fn burst(&mut self, channel: &mut TestChannel) {
         let (_, posted) = self.heard(channel);
         let count = self.credits(channel).saturating_sub(1);
@@ -92,8 +92,8 @@ fn the_others_are_accepted_whatever_one_peer_takes() {
         let all = buffers - OTHERS * OWN;
         assert!(hog.receives(&channel) >= LEAST + (all / 2).min(OWN), "{buffers} buffers");
         for peer in [2, 3] {
-            // At first too few buffers may be free. A peer that tries again is accepted, although
-            // the first peer continues as before.
+            // At first too few buffers may be free. A peer that tries again is accepted, although the first
+            // peer continues as before.
             let mut tries = 0;
             while channel.report(peer).ready == 0 {
                 let claimed = Some(peer);

@@ -1,5 +1,4 @@
-//! Connections that are not made: every buffer is free afterwards, and other connections are not
-//! affected.
+//! Connections that are not made: every buffer is free afterwards, and other connections are not affected.
 
 use std::vec;
 use std::vec::Vec;

@@ -269,8 +269,8 @@ pub(super) fn hello(rank: PeerId, rail: u16) -> Hello {
     Hello { rank, world: WORLD, rail, receives: LEAST as u16, packet_bytes: PACKET_BYTES, token }
 }
 
-/// Returns a packet with content: packet `number` of its sender, which has posted `posted`
-/// additional receives.
+/// Returns a packet with content: packet `number` of its sender, which has posted `posted` additional
+/// receives.
 pub(super) fn packet(number: u32, posted: u32, payload: &[u8]) -> Vec<u8> {
     let sequence = FIRST.wrapping_add(number);
     let packet = Some(Numbered { kind: Kind::Eager, context: 0, tag: number.into(), sequence });

@@ -13,8 +13,8 @@ impl FillMachine {
         Self { copy_policies: CopyPolicies::new(), now: 1_000_000, received: 0, ticks }
     }
 
-    /// Sends messages of one size, each after an answer if `turns`. Returns how many were filled by
-    /// each policy.
+    /// Sends messages of one size, each after an answer if `turns`. Returns how many were filled by each
+    /// policy.
     fn send(&mut self, count: usize, len: usize, turns: bool) -> [usize; FillMethod::ALL.len()] {
         let mut filled = [0; FillMethod::ALL.len()];
         for _ in 0..count {

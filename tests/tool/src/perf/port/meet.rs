@@ -25,7 +25,9 @@ pub(super) fn exchange(bootstrap: &mut Bootstrap, own: &Address) -> Result<Optio
     }
     let said = bootstrap.get(KEY).map_err(text)?;
     let address = unhex(&said).and_then(|bytes| Address::new(&bytes));
-    address.map(Some).ok_or_else(|| format!("rank 1 says that its port is at '{said}', which is no address"))
+    address
+        .map(Some)
+        .ok_or_else(|| format!("rank 1 reports '{said}' as the address of its port, which is no address"))
 }
 
 /// Connects or accepts, and exchanges keys. `prepare` is called as soon as receives can be posted.

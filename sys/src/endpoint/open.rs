@@ -1,0 +1,214 @@
+//! Opening and closing an endpoint, and facts about its world.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use nemesia_core::engine::rma::WINDOW;
+use nemesia_core::engine::{Engine, Lent, Tuning};
+use nemesia_core::port::MessagePort as _;
+use nemesia_core::slab::List;
+use nemesia_core::store::{self, Unit};
+
+use super::agree::Agreements;
+use super::probe::Dropped;
+use super::wait::Waiter;
+use super::{Endpoint, FIRST_REQUESTS, Heap, active, direct, trace};
+use crate::bootstrap::{Bootstrap, Exchange};
+use crate::config::Config;
+use crate::error::Error;
+use crate::events;
+use crate::os::limits;
+use crate::route;
+use crate::shm::{self, Attached};
+
+/// # Opening, closing and facts
+///
+/// A process opens one endpoint, uses it, and closes it. Only a closed endpoint has ended normally for its
+/// peers.
+///
+/// ```no_run
+/// use nemesia::{Config, Endpoint};
+///
+/// let mut endpoint = Endpoint::open(&Config::from_env()?)?;
+/// for warning in endpoint.warnings() {
+///     eprintln!("rank {} of {}: {warning}", endpoint.rank(), endpoint.size());
+/// }
+/// endpoint.barrier()?;
+/// endpoint.close()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
+impl Endpoint {
+    /// Joins the world that the launcher describes. Without a launcher, the world has one rank.
+    ///
+    /// The launcher speaks PMI-1: `mpiexec.hydra` or `nemesia run`.
+    ///
+    /// # Errors
+    /// The error names what failed, on which rank, and the remedy.
+    pub fn open(config: &Config) -> Result<Self, Error> {
+        Self::open_with(config, Box::new(Bootstrap::from_env()?))
+    }
+
+    /// Joins a world through the caller's own key-value exchange. Collective: every process of the world calls
+    /// it.
+    ///
+    /// # Errors
+    /// The error names what failed, on which rank, and the remedy.
+    pub fn open_with(config: &Config, mut exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
+        // The exchange is asked once: a different answer later would not fit the structures that these values
+        // size.
+        let (rank, size) = (exchange.rank(), exchange.size());
+        if rank >= size {
+            return Err(Error::Rank { rank, last: size.saturating_sub(1) });
+        }
+        let _inside = events::open(rank, size);
+        let mut warnings = Vec::new();
+        for preference in config.warnings() {
+            config.give_up(preference, &mut warnings)?;
+        }
+        // This comes before the first contact with a peer: a local lack of memory must not end the peers'
+        // world.
+        let (units, stored) = room(config.unexpected_bytes)?;
+        let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
+        let attached = shm::attach(config, exchange.as_mut(), ranks)?;
+        let Attached { port, sleep, watch, fence, load, facts, warnings: remarks, stamp, .. } = attached;
+        warnings.extend(remarks);
+        let lent = Lent::<Heap> {
+            requests: filled(FIRST_REQUESTS.min(config.requests)),
+            peers: filled(size),
+            units,
+            stored,
+            posted: vec![List::new(); FIRST_REQUESTS],
+            regions: Vec::new(),
+            replies: filled(size.saturating_sub(1) * WINDOW as usize),
+            handlers: active::Dispatch::new(port.packet_bytes()),
+            trace: trace::recorder(config),
+        };
+        let window = (config.credit_bytes / store::UNIT) as u32;
+        let non_temporal_bytes = config.non_temporal_from();
+        let tuning = tuning(config, window, non_temporal_bytes);
+        let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
+        let waiter = Waiter::new(config, load, sleep, watch, fence);
+        let mut endpoint = Self {
+            engine,
+            waiter,
+            agreements: Agreements::default(),
+            exchange: Some(exchange),
+            leaving: Vec::new(),
+            allocations: Vec::new(),
+            direct: direct::Direct::default(),
+            non_temporal_bytes,
+            operations: 0,
+            dropped: Arc::new(Dropped::new(Arc::clone(&attached.origin))),
+            discarding: Vec::new(),
+            finished: false,
+            config: config.clone(),
+            warnings,
+            turns: 0,
+            liveness_checked: Instant::now(),
+            facts,
+            rejoin: attached.rejoin,
+            incarnations: vec![0; size],
+            stamp,
+            origin: attached.origin,
+        };
+        endpoint.incarnations[rank] = endpoint.rejoin.incarnation();
+        endpoint.begin_without(&attached.gone);
+        endpoint.report_routes();
+        if config.explain {
+            route::say(&endpoint.explain());
+        }
+        Ok(endpoint)
+    }
+
+    /// Sends what is pending, notifies the peers that this process has finished, and leaves the launcher's world.
+    ///
+    /// Peers can still receive the messages that have left this process. A message to a peer that does not
+    /// receive it is lost when that peer ends.
+    ///
+    /// # Errors
+    /// The launcher's refusal, or [`Error::Timeout`] if pending sends did not leave within the configured time
+    /// (NEMESIA_TIMEOUT). The peers then see [`Failure::Dropped`](crate::Failure::Dropped).
+    /// [`Error::Forked`]: only the process that opened the endpoint can close it.
+    pub fn close(mut self) -> Result<(), Error> {
+        self.check_origin()?;
+        let flushed = self.flush_sends().and_then(|()| {
+            // This is as late as possible: accumulated counts that arrive afterwards are lost to their senders.
+            self.engine.settle_accounts();
+            self.flush_sends()
+        });
+        // If the flush failed, the remaining sends are lost, and the peers must see a failure.
+        self.finished = flushed.is_ok();
+        let finalized = self.exchange.take().map_or(Ok(()), |mut exchange| exchange.finalize());
+        flushed?;
+        Ok(finalized?)
+    }
+
+    /// Returns the rank of this process, from 0.
+    pub fn rank(&self) -> usize {
+        self.engine.rank() as usize
+    }
+
+    /// Returns the number of processes in the world.
+    pub fn size(&self) -> usize {
+        self.engine.size() as usize
+    }
+
+    /// Returns why a rank is gone; `None` if it is not.
+    pub fn failure(&self, rank: usize) -> Option<crate::Failure> {
+        self.engine.failure(u32::try_from(rank).ok()?)
+    }
+
+    /// Acknowledges the peers that have failed so far. Receives from any source can then be posted again.
+    pub fn acknowledge_failures(&mut self) {
+        self.engine.acknowledge();
+    }
+
+    /// Returns warnings about settings that could not be applied: huge pages with fallback, seals, cheap
+    /// fences, unknown variables. In strict mode all but the first are errors at start.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+}
+
+impl Endpoint {
+    /// Reports how each rank is reached, and all warnings, to the subscribers of `tracing` (feature `tracing`).
+    fn report_routes(&self) {
+        if cfg!(feature = "tracing") {
+            let explanation = self.explain();
+            explanation.routes.iter().for_each(events::route);
+            explanation.warnings.iter().for_each(|warning| events::warning(warning));
+        }
+    }
+}
+
+const fn tuning(config: &Config, window: u32, non_temporal_bytes: u64) -> Tuning {
+    Tuning {
+        eager_bytes: config.eager_bytes,
+        window,
+        assist_bytes: match config.assist_bytes {
+            Some(bytes) => bytes,
+            None => u64::MAX,
+        },
+        non_temporal_bytes,
+        pull_bytes: config.pull_bytes,
+        run_bytes: config.run_bytes,
+    }
+}
+
+/// Returns the storage for unexpected messages and for the lists that find them. Together they take at most
+/// `bytes`. The kernel zeroes these bytes and commits them on first use.
+fn room(bytes: usize) -> Result<(Vec<Unit>, Vec<u32>), Error> {
+    let refused = || Error::from(crate::ConfigError::TooLarge { name: "NEMESIA_UNEXPECTED_BYTES", bytes });
+    limits::require_address_space(bytes)?;
+    if limits::available_memory().is_some_and(|available| bytes as u64 > available.bytes) {
+        return Err(refused());
+    }
+    let (units, lists) = store::split(bytes);
+    // No page is touched yet, so the allocator fails only if the address space is too small.
+    Vec::<Unit>::new().try_reserve_exact(units).map_err(|_| refused())?;
+    Ok((vec![[0; store::UNIT]; units], vec![0; lists]))
+}
+
+fn filled<T: Default>(len: usize) -> Vec<T> {
+    std::iter::repeat_with(T::default).take(len).collect()
+}
