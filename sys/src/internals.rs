@@ -1,15 +1,15 @@
-//! What this repository's own tests and programs use of the inside. **Not part of the API**: it is there only with the
-//! feature `internals`, follows no version numbers, and may change or go in any release.
+//! Internal interfaces for this repository's own tests and programs. **Not part of the API**: they exist only
+//! with the feature `internals`, follow no version numbers, and may change or go in any release.
 //!
-//! Functions whose misuse could break memory safety are `unsafe` here as everywhere. This one could write any memory of
-//! its own process:
+//! Functions whose misuse could break memory safety are `unsafe` here as well. The following one could write
+//! any memory of its own process:
 //!
 //! ```compile_fail,E0133
-//! use nemesia::internals::os::{Mark, RemoteMemory};
+//! use nemesia::internals::os::{IdentityStamp, RemoteMemory};
 //!
-//! let (mark, victim) = (Box::new(77_u64), Box::new([1_u8; 8]));
-//! let mark = Mark { address: &raw const *mark as u64, value: 77 };
-//! let mut own = RemoteMemory::new(std::process::id() as i32, mark).unwrap();
+//! let (stamp, victim) = (Box::new(77_u64), Box::new([1_u8; 8]));
+//! let stamp = IdentityStamp { address: &raw const *stamp as u64, value: 77 };
+//! let mut own = RemoteMemory::new(std::process::id() as i32, stamp).unwrap();
 //! own.write(&raw const *victim as u64, &[9; 8]).unwrap();
 //! ```
 
