@@ -13,7 +13,7 @@
 //! has not failed.
 //!
 //! 1. Every rank reports its flags and its set of failed ranks to the coordinator.
-//! 2. When the coordinator has heard from every rank that has not failed, it sends a proposal. The
+//! 2. When the coordinator has a report of every rank that has not failed, it sends a proposal. The
 //!    proposal is the one that the coordinator itself accepted from an earlier coordinator, else
 //!    the AND and the union of the reports. Every rank accepts.
 //! 3. When every rank that has not failed has accepted, the coordinator has decided.
@@ -40,7 +40,7 @@
 //!
 //! Messages of peers are checked. A peer that sends well-formed but false messages can change the
 //! decision of the others, and do no other harm. The tag of a message is the number of its
-//! agreement. If a message belongs to an agreement that is not due, its receiver fails the sender
+//! agreement. If a message belongs to an agreement other than the next one, its receiver fails the sender
 //! ([`PortFault::Agreement`](crate::port::PortFault::Agreement)).
 #![forbid(unsafe_code)]
 

@@ -283,9 +283,9 @@ pub trait MessagePort {
         None
     }
 
-    /// As [`MessagePort::take`], for a message of one word in this context, from this peer; without
-    /// a peer, from the one that a poll checks first. Returns the sender, the tag, the word, and
-    /// whether the caller must call [`MessagePort::settle_take`] next.
+    /// As [`MessagePort::take`], for a message of one word in this context, from this peer; without a peer,
+    /// from the one that a poll checks first. Returns the sender, the tag, the word, and whether the caller
+    /// must call [`MessagePort::settle_take`] next.
     #[inline(always)]
     fn take_word(
         &mut self,

@@ -255,7 +255,7 @@ fn ask_for_all(config: &Config, origin: &Origin, warnings: &mut Vec<String>) -> 
         config.give_up(NO_WIPING.into(), warnings)?;
     }
     if config.ptracer && !allow_any_reader() {
-        config.give_up("NEMESIA_PTRACER=1: the kernel does not let us allow it".into(), warnings)?;
+        config.give_up("NEMESIA_PTRACER=1: the kernel refuses it".into(), warnings)?;
     }
     Ok(())
 }
@@ -293,32 +293,31 @@ fn readable_one(config: &Config, peer: &mut connect::Peer) -> Result<RemoteMemor
         return Err(OFF.to_owned());
     }
     let memory = peer.memory.take().ok_or_else(|| {
-        "its process has no number here, or does not want to be read: run all in one pid namespace, with \
-         NEMESIA_SINGLE_COPY alike"
+        "its process has no number here, or forbids reading its memory: run all in one pid namespace, with \
+         the same NEMESIA_SINGLE_COPY"
             .to_owned()
     })?;
     memory.check().map(|()| memory).map_err(CopyError::explain)
 }
 
 /// Not an unmet preference: no setting changes it.
-const ORDINARY: &str = "what peers write (the inbox, and regions that are allocated for reading and writing) is on \
-                        ordinary pages: a process that can write a huge page could take it away, and the next \
+const ORDINARY: &str = "memory that peers write (the inbox, and regions that are allocated for reading and writing) is \
+                        on ordinary pages: a process that can write a huge page could remove it, and the next \
                         access would be a SIGBUS";
 const OFF: &str = "NEMESIA_SINGLE_COPY is off";
 const NO_WIPING: &str =
-    "a forked child that uses this endpoint is not stopped: that needs Linux 4.14 (MADV_WIPEONFORK)";
-const NO_MEMBARRIER: &str = "every send pays for a fence: membarrier is refused here; it needs Linux 4.14, and a \
-    seccomp \
-                             profile that allows it";
+    "the use of this endpoint in a forked child is not detected, which needs Linux 4.14 (MADV_WIPEONFORK)";
+const NO_MEMBARRIER: &str = "every send needs a full fence: membarrier is refused here; it needs Linux 4.14, and a seccomp \
+                             profile that permits it";
 
 /// Returns the reason why peers could write to our own segment, and the remedy.
 fn unsealed(backing: SegmentBacking) -> &'static str {
     match backing {
         SegmentBacking::DevShm => {
-            "peers could write to our own segment: files in /dev/shm cannot be sealed; NEMESIA_BACKING=memfd can"
+            "peers could write to our own segment: files in /dev/shm cannot be sealed; use NEMESIA_BACKING=memfd"
         }
         SegmentBacking::Memfd => {
-            "peers could write to our own segment: this kernel cannot seal it against them; Linux 5.1 can"
+            "peers could write to our own segment: this kernel cannot seal it against them; use Linux 5.1 or later"
         }
     }
 }
@@ -330,7 +329,7 @@ fn fenced_by(mut without: impl Iterator<Item = usize>) -> Option<String> {
         0 => String::new(),
         count => format!(" and {count} more"),
     };
-    Some(format!("every send pays for a fence: membarrier is refused to rank {first}{more}; allow it there"))
+    Some(format!("every send needs a full fence: membarrier is refused to rank {first}{more}; allow it there"))
 }
 
 /// Returns the descriptors that a handshake sends.

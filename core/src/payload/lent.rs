@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn what_may_only_be_read_is_not_written() {
         let bytes = [1_u64];
-        // SAFETY: the array outlives the descriptor, which says that it may only be read.
+        // SAFETY: the array outlives the descriptor, which permits reading only.
         let lent = unsafe { LentMemory::from_readable(bytes.as_ptr().cast(), 8) };
         let mut to = [0; 8];
         assert!(lent.read(0, &mut to) && to[0] == 1 && !lent.is_writable());

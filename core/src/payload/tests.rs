@@ -158,7 +158,7 @@ fn lists_longer_than_any_memory_are_refused() {
     }
 }
 
-/// Threads may use exposed memory at any time: what fills it, or is made of it, has bytes of its own.
+/// Threads may use exposed memory at any time. So `fill` and `view` use a buffer of their own.
 #[test]
 fn exposed_memory_is_only_copied() {
     let mut bytes: [u8; 3000] = core::array::from_fn(|at| at as u8);

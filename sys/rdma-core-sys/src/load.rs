@@ -102,7 +102,7 @@ impl fmt::Debug for Reason {
     }
 }
 
-/// Bytes that are printed as text, if they are valid UTF-8.
+/// Bytes that are printed as text, without those that are not valid UTF-8.
 struct Utf8<'a>(&'a [u8]);
 
 impl fmt::Display for Utf8<'_> {

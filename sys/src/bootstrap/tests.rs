@@ -239,7 +239,7 @@ fn no_bytes_break_the_server() {
     }
 }
 
-/// Returns the error of a client whose launcher sends `answers`, whatever it is asked, and then closes.
+/// Returns the error of a client whose launcher sends `answers` to any request, and then closes.
 fn client_of(answers: &'static [u8]) -> BootstrapError {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(answers).unwrap();
@@ -284,7 +284,7 @@ fn scratch(test: &str) -> std::path::PathBuf {
     directory
 }
 
-/// Describes a launch of this test program, which runs `launched_rank` and nothing else.
+/// Describes a launch of this test program, which runs only `launched_rank`.
 fn ourselves(size: usize, role: &str) -> Launcher {
     let (_, path) = module_path!().split_once("::").unwrap();
     let test = format!("{path}::launched_rank");
@@ -311,13 +311,13 @@ fn launched_rank() {
             if world.rank() == 1 {
                 thread::sleep(LONG);
             }
-            // Rank 1 never comes; the barrier must report that instead of waiting.
+            // Rank 1 never enters; the barrier must report that instead of waiting.
             let message = world.barrier().unwrap_err().to_string();
             assert!(message.contains("rank_1_is_gone"), "{message}");
         }
         "comes-back" => come_back(&mut world),
         "dies-early" => {
-            // The others wait for a rank that never comes, and must learn that.
+            // The others wait for a rank that never enters, and must receive an error.
             if world.rank() == 1 && world.incarnation() == 0 {
                 std::process::abort();
             }
@@ -542,7 +542,7 @@ fn without_restarts_a_launcher_is_believed_to_have_none() {
         assert!(matches!(error, BootstrapError::NoRestart));
         assert!(error.to_string().contains("nemesia run --restart"), "{error}");
     }
-    // Not our launcher, whatever the environment says: its table has another name.
+    // Not our launcher, even if the environment says so: its table has another name.
     let mut world = BootstrapWorld::new(1);
     let mut client = world.clients().remove(0);
     client.set_incarnation(3);

@@ -182,7 +182,7 @@ pub enum ShmError {
     },
     /// No process listens under this name.
     #[error(
-        "nobody listens under {name}: the peer is gone, or runs in another network namespace (container): {errno}"
+        "no process listens under {name}: the peer is gone, or runs in another network namespace (container): {errno}"
     )]
     NotListening {
         /// The name.

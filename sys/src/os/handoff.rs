@@ -69,10 +69,10 @@ impl HandoffListener {
         let (address, len) = address(&name);
         // SAFETY: the address outlives the call and has the length announced.
         checked(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) })
-            .map_err(|errno| ShmError::system("binding the meeting socket", errno))?;
+            .map_err(|errno| ShmError::system("binding the listening socket", errno))?;
         // SAFETY: takes no pointers.
         checked(unsafe { libc::listen(fd.as_raw_fd(), libc::SOMAXCONN) })
-            .map_err(|errno| ShmError::system("listening on the meeting socket", errno))?;
+            .map_err(|errno| ShmError::system("listening for peers", errno))?;
         Ok(Self { fd: ManuallyDrop::new(fd), name, process: process_id() })
     }
 
@@ -210,7 +210,7 @@ impl HandoffConnection {
     }
 
     fn known(fd: OwnedFd) -> Result<Self, ShmError> {
-        Self::new(fd).map_err(|errno| ShmError::system("asking who the peer is", errno))
+        Self::new(fd).map_err(|errno| ShmError::system("querying the peer's credentials", errno))
     }
 
     fn new(fd: OwnedFd) -> io::Result<Self> {
@@ -246,7 +246,7 @@ impl HandoffConnection {
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), ShmError> {
         const DOING: &str = "sending to a peer";
         if bytes.is_empty() {
-            return Err(self.bad("an empty message cannot be told from the end"));
+            return Err(self.bad("an empty message would look like the end of the connection"));
         }
         if fds.len() > MAX_FDS {
             return Err(self.bad("too many descriptors for one message"));

@@ -370,7 +370,7 @@ mod tests {
         for theirs in ["4:memory:/b\n1:cpu:/x\n0::/\n", "4:memory:/a\n1:cpu:/x\n0::/b\n", ""] {
             assert!(!share_memory_limits(ours, theirs), "{theirs}");
         }
-        assert!(!share_memory_limits("", ""), "nothing is known");
+        assert!(!share_memory_limits("", ""), "both groups are unknown");
         let ourselves = super::super::call::process_id();
         assert_eq!(require_to_bear(ourselves, u64::MAX), Ok(()));
         assert_eq!(require_to_bear(i32::MAX, 0), Ok(()));

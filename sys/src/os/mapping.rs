@@ -41,27 +41,27 @@ pub enum MappingError {
     )]
     Refused(io::Error),
     /// The kernel's `userfaultfd` is too old.
-    #[error("the kernel's userfaultfd has no events for unmapped ranges ({0}): Linux 5.7 or later has")]
+    #[error("the kernel's userfaultfd has no events for unmapped ranges ({0}): use Linux 5.7 or later")]
     Features(io::Error),
     /// The thread, or the descriptor that stops it, could not be made.
-    #[error("starting the thread that reads of changed mappings: {0}")]
+    #[error("starting the thread that reads mapping events: {0}")]
     Thread(io::Error),
     /// The library that intercepts the calls of this process is not loaded.
     #[error(
-        "the calls that change mappings are not seen: start the program with LD_PRELOAD=libnemesia_interpose.so (glibc \
+        "the calls that change mappings are not intercepted: start the program with LD_PRELOAD=libnemesia_interpose.so (glibc \
         on x86-64 or AArch64)"
     )]
     NotPreloaded,
     /// The library is loaded, but this process can unmap memory by calls that the library does not intercept.
     #[error(
-        "libnemesia_interpose.so does not see our munmap: it must be preloaded (LD_PRELOAD), and we not be loaded with \
-        RTLD_DEEPBIND"
+        "libnemesia_interpose.so does not intercept the munmap of this library: preload it (LD_PRELOAD), and do not load \
+        this library with RTLD_DEEPBIND"
     )]
     Unseen,
     /// The library is loaded, and refuses.
     #[error(
-        "libnemesia_interpose.so could not set malloc and threads so that it sees what they do, or has told too many \
-        libraries"
+        "libnemesia_interpose.so could not configure malloc and threads so that their calls are intercepted, or has \
+        too many subscribers"
     )]
     Untamed,
 }

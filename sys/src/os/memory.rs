@@ -206,8 +206,8 @@ impl CopyError {
     /// Returns the reason and the remedy, for messages.
     pub fn explain(self) -> String {
         match self {
-            CopyError::Unreadable => "the peer's memory can't be read at the address that it told".into(),
-            CopyError::OtherProcess => "the process with the peer's number is another one".into(),
+            CopyError::Unreadable => "the peer's memory can't be read at the address that it sent".into(),
+            CopyError::OtherProcess => "the peer's process number belongs to another process".into(),
             CopyError::Refused(libc::EPERM) => {
                 "the kernel doesn't permit it (process_vm_readv: EPERM): run all as one user, and, when \
                  /proc/sys/kernel/yama/ptrace_scope is 1 or more, set NEMESIA_PTRACER=1 or lower it; containers \
@@ -261,7 +261,7 @@ mod tests {
         stamp += 1;
         let mut to = [9; 5];
         assert_eq!(remote.read(bytes.as_ptr() as u64, &mut to), Err(CopyError::OtherProcess));
-        assert_eq!(to, [0; 5], "the stranger's bytes are wiped");
+        assert_eq!(to, [0; 5], "the other process's bytes are wiped");
         // SAFETY: nothing is written, because the stamp differs.
         let written = unsafe { remote.write(bytes.as_ptr() as u64, &[0; 5], || true) };
         assert_eq!(written, Err(CopyError::OtherProcess));
@@ -276,7 +276,7 @@ mod tests {
         let mut write = |alive| unsafe { remote.write(bytes.as_ptr() as u64, &[0; 5], || alive) };
         assert_eq!(write(false), Err(CopyError::OtherProcess));
         let again = write(true);
-        assert_eq!(again, Err(CopyError::OtherProcess), "it is not asked again");
+        assert_eq!(again, Err(CopyError::OtherProcess), "the refusal is final");
         assert_eq!(bytes, [1; 5]);
     }
 

@@ -38,7 +38,7 @@ impl Origin {
         let word = (page != libc::MAP_FAILED).then(|| NonNull::new(page.cast::<AtomicUsize>())).flatten();
         let Some(word) = word else {
             let error = std::io::Error::last_os_error();
-            return Err(ShmError::system("mapping a page that tells forked children apart", error));
+            return Err(ShmError::system("mapping the page that identifies forked children", error));
         };
         // SAFETY: the mapping made above, of this length.
         let wiped = checked(unsafe { libc::madvise(word.as_ptr().cast(), BYTES, libc::MADV_WIPEONFORK) });

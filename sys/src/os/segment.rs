@@ -207,7 +207,7 @@ impl Segment {
     /// # Errors
     /// Those of `create`; and required huge pages cannot be sealed.
     pub fn create_sealed(name: &str, len: usize, opts: &SegmentOptions) -> Result<Self, ShmError> {
-        const UNSEALED: &str = "sealing huge pages against peers, who could take them away: Linux 5.1 can";
+        const UNSEALED: &str = "sealing huge pages, which peers could otherwise remove (needs Linux 5.1)";
         let segment = Self::create(name, len, opts)?;
         if segment.seal_against_foreign_writes()? || !segment.huge() {
             return Ok(segment);
@@ -346,7 +346,7 @@ impl Segment {
         } else if found.huge {
             // The pool may be empty at the next access to a punched page, which then raises SIGBUS.
             return Err(ShmError::Untrustworthy(
-                "it is on huge pages, which whoever may write could take out of it: ordinary pages are wanted".into(),
+                "it is on huge pages, from which a process that may write could remove pages: use ordinary pages".into(),
             ));
         }
         if write_sealed && access == Access::ReadWrite {
@@ -557,7 +557,7 @@ mod tests {
         let limits = || AttachLimits { keeps_pages: true, ..SIZES.into() };
         let attach = |fd: &OwnedFd| Segment::attach(fd.try_clone().unwrap(), Access::ReadOnly, limits());
         let error = attach(&fd).unwrap_err().to_string();
-        assert!(error.contains("could take pages out of it"), "{error}");
+        assert!(error.contains("could remove pages from it"), "{error}");
         if store::add_seals(fd.as_fd(), libc::F_SEAL_FUTURE_WRITE).is_err() {
             testing::skipped("no F_SEAL_FUTURE_WRITE here");
             return;
@@ -851,6 +851,6 @@ mod tests {
         store(&segment, 101, 1);
         assert!(child.wait().unwrap().success());
         assert_eq!(watch.poll().unwrap().collect::<Vec<_>>(), [(0, crate::os::Departure::Finished)]);
-        assert_eq!(load(&segment, 100), 42, "what a dead process shared stays");
+        assert_eq!(load(&segment, 100), 42, "the memory of a dead process stays");
     }
 }

@@ -205,14 +205,14 @@ pub(super) fn inspect(fd: ForeignFd, allow_unsealed: bool) -> Result<(Found, Own
     }
     let fd = fd.into_inner();
     let seals = seals(fd.as_fd());
-    let kind = magic(&fd).map_err(|errno| ShmError::system("asking what a segment is", errno))?;
+    let kind = magic(&fd).map_err(|errno| ShmError::system("querying the file system of a segment", errno))?;
     let huge = match kind {
         libc::TMPFS_MAGIC => false,
         libc::HUGETLBFS_MAGIC => true,
         _ => return refuse("it is not a file in memory".into()),
     };
     let file = File::from(fd);
-    let about = file.metadata().map_err(|errno| ShmError::system("asking about a segment", errno))?;
+    let about = file.metadata().map_err(|errno| ShmError::system("querying the file of a segment", errno))?;
     if !about.is_file() {
         return refuse("it is not a regular file".into());
     }
@@ -261,15 +261,15 @@ pub(super) fn require_kept_pages(fd: &OwnedFd, seals: c_int, len: u64) -> Result
     let refuse = |why: &str| Err(ShmError::Untrustworthy(why.into()));
     if seals & FIXED != FIXED || seals & KEEPS_PAGES == 0 {
         return refuse(
-            "its owner or a peer could take pages out of it: it is not sealed against writing (F_SEAL_FUTURE_WRITE)",
+            "its owner or a peer could remove pages from it: it is not sealed against writing (F_SEAL_FUTURE_WRITE)",
         );
     }
     let size = libc::off_t::try_from(len)
         .map_err(|_| ShmError::Length { len, why: "longer than a file can be".into() })?;
     // SAFETY: takes no pointers.
     let set = uninterrupted(|| checked(unsafe { libc::ftruncate(fd.as_raw_fd(), size) }));
-    set.map_err(|errno| ShmError::system("setting the size that a segment has", errno))?;
+    set.map_err(|errno| ShmError::system("setting the present size of a segment again", errno))?;
     let file = File::from(fd.try_clone().map_err(|errno| ShmError::system("copying a descriptor", errno))?);
-    let about = file.metadata().map_err(|errno| ShmError::system("asking about a segment", errno))?;
+    let about = file.metadata().map_err(|errno| ShmError::system("querying the file of a segment", errno))?;
     require_pages(&about)
 }

@@ -26,7 +26,7 @@ pub(crate) fn is_child() -> bool {
 pub(super) fn eventually(mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
-        assert!(Instant::now() < deadline, "it never came about");
+        assert!(Instant::now() < deadline, "the condition never held");
         std::thread::yield_now();
     }
 }

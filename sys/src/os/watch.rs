@@ -95,7 +95,7 @@ impl Watch {
     pub fn new() -> Result<Self, ShmError> {
         // SAFETY: takes no pointers.
         let fd = checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
-            .map_err(|errno| ShmError::system("making a set of peers to watch", errno))?;
+            .map_err(|errno| ShmError::system("making the set of watched peers", errno))?;
         // SAFETY: a new descriptor, given to us alone.
         let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self {

@@ -60,7 +60,7 @@ impl Arrivals {
             match listener.accept(now) {
                 Ok(connection) if connection.require_same_user().is_err() => {}
                 Ok(connection) if !belongs(&connection) => {
-                    refuse(&connection, "no such rank is awaited here");
+                    refuse(&connection, "this rank is not awaited here");
                 }
                 Ok(connection) => self.silent.push((connection, now)),
                 Err(ShmError::TimedOut { .. }) => return,

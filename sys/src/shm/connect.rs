@@ -133,7 +133,7 @@ fn meet(
         let problem = |problem| Error::Peer { rank, problem };
         let (handshake, fds) = hear_by(&connection, deadline).map_err(problem)?;
         if handshake.rank as usize != rank {
-            return Err(problem(format!("it says that it is rank {}", handshake.rank)));
+            return Err(problem(format!("its handshake is of rank {}", handshake.rank)));
         }
         let mut peer = admit(world, &connection, &handshake, fds).map_err(problem)?;
         peer.connection = add(watch, rank, connection)?;
@@ -321,7 +321,7 @@ fn answer(
         };
         let rank = handshake.rank as usize;
         if handshake.incarnation != 0 || !is_awaited(rank, &connection) {
-            refuse(&connection, "no such rank is awaited here");
+            refuse(&connection, "this rank is not awaited here");
             continue;
         }
         let admitted = admit(world, &connection, &handshake, fds).and_then(|peer| {
@@ -360,7 +360,7 @@ fn missing(world: &ShmWorld, peers: &[Option<Peer>], error: &dyn std::fmt::Displ
     let absent = |rank: &usize| *rank > world.rank as usize && peers[*rank].is_none();
     let rank = (0..peers.len()).find(absent).unwrap_or(0);
     let count = (0..peers.len()).filter(absent).count();
-    let problem = format!("it never called ({count} ranks are missing): {error}; did it fail at start?");
+    let problem = format!("it never connected ({count} ranks are missing): {error}; did it fail at start?");
     Error::Peer { rank, problem }
 }
 

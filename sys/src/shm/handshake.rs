@@ -59,10 +59,10 @@ impl ShmHandshake {
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let (magic, rest) = word(bytes)?;
         if magic == REFUSAL {
-            return Err(format!("it refused us: {}", String::from_utf8_lossy(rest)));
+            return Err(format!("it refused the connection: {}", String::from_utf8_lossy(rest)));
         }
         if magic != MAGIC {
-            return Err("it does not speak nemesia".into());
+            return Err("it sent no nemesia handshake".into());
         }
         let (version, rest) = half(rest)?;
         if version != LAYOUT_VERSION {
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn a_refusal_reaches_the_other_side_in_words() {
         let error = ShmHandshake::decode(&refusal("because")).unwrap_err();
-        assert_eq!(error, "it refused us: because");
+        assert_eq!(error, "it refused the connection: because");
     }
 
     #[test]

@@ -7,7 +7,6 @@
 //!
 //! A caller is accepted if the process of its rank that was known here is gone, and if the launcher confirms
 //! that it has started the caller instead. Packets of callers are read without waiting.
-//! is the one that it has started instead. What a caller says is looked at without waiting for it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -164,7 +163,7 @@ impl RejoinListener {
                     std::mem::swap(&mut caller, &mut self.callers[at]);
                     self.callers[at..].rotate_left(1);
                 }
-                send_away(&caller.connection, "too many are at the door");
+                send_away(&caller.connection, "too many processes wait to be readmitted");
             } else {
                 self.callers.push(caller);
             }
@@ -216,7 +215,7 @@ impl RejoinListener {
                             && connect::is_genuine(&caller.connection, &member.address)
                     });
                     if !caller.genuine {
-                        send_away(&caller.connection, "the launcher knows of no such restart");
+                        send_away(&caller.connection, "the launcher reports no such restart");
                     }
                     caller.genuine
                 }
@@ -310,7 +309,7 @@ impl RejoinListener {
                     return Some((rank, answer));
                 }
                 Ok(Some(_)) => {
-                    RejoinAnswer::Gone(Departure::Died, Some("it says that it is another rank".into()))
+                    RejoinAnswer::Gone(Departure::Died, Some("its handshake is of another rank".into()))
                 }
                 Err(connect::Unheard::Leaving(departure)) => RejoinAnswer::Gone(departure, None),
                 Err(connect::Unheard::Gone) => RejoinAnswer::Gone(Departure::Died, None),
@@ -371,11 +370,11 @@ fn check(
 ) -> Result<(), String> {
     let rank = handshake.rank as usize;
     if handshake.incarnation == 0 || rank >= world.geometry.peers as usize || handshake.rank == world.rank {
-        return Err("no such rank is awaited here".into());
+        return Err("this rank is not awaited here".into());
     }
     handshake::compare(&world.geometry, &handshake.geometry)?;
     if lives(rank) {
-        return Err(format!("rank {rank} lives, and has not been started again"));
+        return Err(format!("rank {rank} lives, and was not restarted"));
     }
     Ok(())
 }

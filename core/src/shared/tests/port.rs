@@ -327,7 +327,7 @@ fn peers_that_are_ready_together_get_short_bursts() {
     for way in [by_polling as TakeCall, by_words] {
         for senders in 2..=4 {
             let order = order_of(senders, way);
-            // No other peer was known to be ready when the first burst began.
+            // No other peer was known to have packets when the first burst began.
             let runs: Vec<_> = order.chunk_by(|a, b| a == b).map(<[_]>::len).skip(1).collect();
             assert!(runs.iter().all(|&run| run <= 32), "{senders} senders: {runs:?}");
             for peer in 1..=senders {

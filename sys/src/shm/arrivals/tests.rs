@@ -86,7 +86,7 @@ fn a_process_that_is_not_awaited_is_refused_before_it_is_heard() {
     assert!(arrivals.hear().is_none() && arrivals.silent.is_empty());
     let mut words = [0; 256];
     let (len, _) = foreign.recv(&mut words, 0, Instant::now() + LIMIT).unwrap();
-    assert!(String::from_utf8_lossy(&words[..len]).contains("no such rank is awaited here"));
+    assert!(String::from_utf8_lossy(&words[..len]).contains("this rank is not awaited here"));
     assert!(foreign.has_disconnected());
 }
 

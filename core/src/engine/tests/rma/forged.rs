@@ -143,8 +143,8 @@ fn more_requests_than_the_window_are_a_fault_and_not_memory() {
     assert_eq!(world.engine(0).replies.used(), 0);
 }
 
-/// Rank 1 asks for as much as it may and takes no answer. All room for answers that is not its own is left to the
-/// others.
+/// Rank 1 requests as many answers as it may, and receives none. All space for answers that is not its own
+/// remains for the other peers.
 #[test]
 fn a_peer_that_takes_no_answers_keeps_no_other_from_being_answered() {
     let fabric = Fabric::new(Geometry { cells: 16, fastbox_slots: 4, ..tiny(3) });

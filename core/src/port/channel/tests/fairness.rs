@@ -158,7 +158,7 @@ fn the_receives_that_a_peer_never_returns_are_at_most_its_share() {
     let spare = 100 - OTHERS * OWN;
     let first = hog.receives(&channel);
     assert!(first <= LEAST + spare / 2 + 1, "{first}");
-    // The first peer was asked to return buffers, and does not.
+    // The channel has recalled buffers of the first peer, which does not return them.
     let mut second = GreedySender::enter(&mut channel, 2);
     (0..50).for_each(|_| second.burst(&mut channel));
     assert_eq!(hog.receives(&channel), first);
