@@ -307,8 +307,8 @@ const ORDINARY: &str = "memory that peers write (the inbox, and regions that are
 const OFF: &str = "NEMESIA_SINGLE_COPY is off";
 const NO_WIPING: &str =
     "the use of this endpoint in a forked child is not detected, which needs Linux 4.14 (MADV_WIPEONFORK)";
-const NO_MEMBARRIER: &str = "every send needs a full fence: membarrier is refused here; it needs Linux 4.14, and a seccomp \
-                             profile that permits it";
+const NO_MEMBARRIER: &str = "every send needs a full fence: membarrier is refused here; it needs Linux 4.14, and a \
+                             seccomp profile that permits it";
 
 /// Returns the reason why peers could write to our own segment, and the remedy.
 fn unsealed(backing: SegmentBacking) -> &'static str {
@@ -329,7 +329,9 @@ fn fenced_by(mut without: impl Iterator<Item = usize>) -> Option<String> {
         0 => String::new(),
         count => format!(" and {count} more"),
     };
-    Some(format!("every send needs a full fence: membarrier is refused to rank {first}{more}; allow it there"))
+    Some(format!(
+        "every send needs a full fence: membarrier is refused to rank {first}{more}; allow it there"
+    ))
 }
 
 /// Returns the descriptors that a handshake sends.

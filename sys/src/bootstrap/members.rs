@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_comes_back_to_a_world_that_was_never_complete() {
+    fn no_rank_rejoins_a_world_that_was_never_complete() {
         let mut members = Members::new(2, true);
         members.join(0, (V, 0), "a", 8).unwrap();
         members.leave(0);

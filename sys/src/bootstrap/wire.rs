@@ -457,7 +457,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_is_encoded_is_parsed_again() {
+    fn encoded_lines_are_parsed_again() {
         for request in REQUESTS {
             assert_eq!(PmiRequest::parse(strip(&request.encode())), Ok(request));
         }

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_against_writing_is_not_opened_for_it() {
+    fn a_file_sealed_against_writing_is_not_opened_for_writing() {
         let segment = Segment::create("test", 4096, &SegmentOptions::default()).unwrap();
         if !segment.seal_against_foreign_writes().unwrap() {
             crate::os::testing::skipped("this kernel cannot seal");
@@ -153,7 +153,7 @@ mod tests {
 
     /// Opening the file would break the lease, for which the kernel gives the holder 45 s.
     #[test]
-    fn what_is_under_a_lease_is_refused_at_once() {
+    fn a_file_under_a_lease_is_refused_at_once() {
         // From asm-generic/fcntl.h.
         const F_SETSIG: std::ffi::c_int = 10;
         let path = std::env::temp_dir().join(format!("nemesia-leased-{}", std::process::id()));

@@ -21,7 +21,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn it_goes_on() {
+    fn ticks_increase() {
         let earlier = super::ticks();
         std::thread::sleep(Duration::from_millis(1));
         assert!(super::ticks() > earlier);

@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn two_sides_meet_by_name_and_know_each_other() {
+    fn two_sides_connect_by_name_and_have_each_others_credentials() {
         let listener = HandoffListener::bind().unwrap();
         assert_eq!(listener.name().len(), 32);
         let ours = HandoffConnection::connect(&listener.name(), soon()).unwrap();
@@ -699,7 +699,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pidfd_tells_of_the_peers_end() {
+    fn a_pidfd_reports_the_peers_end() {
         let listener = HandoffListener::bind().unwrap();
         let (address, len) = address(&listener.name());
         let child = testing::fork(|| {

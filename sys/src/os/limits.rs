@@ -322,7 +322,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn memlock_counts_what_is_locked_already() {
+    fn memlock_counts_memory_that_is_already_locked() {
         let limit = ResourceLimit { soft: Some(8 * MIB), hard: Some(16 * MIB) };
         assert!(memlock_verdict(limit, 0, 8 * MIB).is_ok());
         assert!(memlock_verdict(limit, MIB, 7 * MIB).is_ok());
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_leaves_its_limit_less_what_cannot_be_reclaimed() {
+    fn a_cgroup_leaves_its_limit_less_the_unreclaimable_memory() {
         assert_eq!(headroom(100, 60, 20), 60);
         assert_eq!(headroom(100, 160, 20), 0);
         assert_eq!(headroom(100, 10, 20), 100);

@@ -48,14 +48,14 @@ pub enum MappingError {
     Thread(io::Error),
     /// The library that intercepts the calls of this process is not loaded.
     #[error(
-        "the calls that change mappings are not intercepted: start the program with LD_PRELOAD=libnemesia_interpose.so (glibc \
-        on x86-64 or AArch64)"
+        "the calls that change mappings are not intercepted: start the program with \
+        LD_PRELOAD=libnemesia_interpose.so (glibc on x86-64 or AArch64)"
     )]
     NotPreloaded,
     /// The library is loaded, but this process can unmap memory by calls that the library does not intercept.
     #[error(
-        "libnemesia_interpose.so does not intercept the munmap of this library: preload it (LD_PRELOAD), and do not load \
-        this library with RTLD_DEEPBIND"
+        "libnemesia_interpose.so does not intercept the munmap of this library: preload it (LD_PRELOAD), and do \
+        not load this library with RTLD_DEEPBIND"
     )]
     Unseen,
     /// The library is loaded, and refuses.

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_with_another_mark_is_neither_delivered_nor_written() {
+    fn memory_with_another_stamp_is_neither_delivered_nor_written() {
         let (mut stamp, bytes) = (77u64, [1u8; 5]);
         let mut remote = ourselves(&stamp);
         stamp += 1;
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_is_not_mapped_is_another_process() {
+    fn a_stamp_that_is_not_mapped_is_another_process() {
         let bytes = [1u8; 5];
         let stamp = IdentityStamp { address: 8, value: 77 };
         let mut remote = RemoteMemory::new(std::process::id() as i32, stamp).unwrap();

@@ -346,7 +346,7 @@ impl Segment {
         } else if found.huge {
             // The pool may be empty at the next access to a punched page, which then raises SIGBUS.
             return Err(ShmError::Untrustworthy(
-                "it is on huge pages, from which a process that may write could remove pages: use ordinary pages".into(),
+                "it is on huge pages, from which its writers could remove pages: use ordinary pages".into(),
             ));
         }
         if write_sealed && access == Access::ReadWrite {
@@ -522,7 +522,7 @@ mod tests {
     /// Neither the owner nor another process can do it, by `fallocate` or by `madvise`. An incomplete segment
     /// is also not accepted as complete.
     #[test]
-    fn nobody_can_take_pages_out_of_a_sealed_segment() {
+    fn no_process_can_remove_pages_from_a_sealed_segment() {
         let segment = plain();
         if !segment.seal_against_foreign_writes().unwrap() {
             testing::skipped("no F_SEAL_FUTURE_WRITE here");
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_truncated_is_refused() {
+    fn a_file_that_could_be_truncated_is_refused() {
         let fixed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
         for seals in [0, libc::F_SEAL_SHRINK, libc::F_SEAL_GROW] {
             let fd = raw_memfd(libc::MFD_ALLOW_SEALING, 4096);
@@ -620,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_memory_is_refused() {
+    fn a_file_that_is_not_memory_is_refused() {
         let (read, _write) = std::io::pipe().unwrap();
         let files: [OwnedFd; 4] = [
             File::open("/proc/self/exe").unwrap().into(),

@@ -205,7 +205,8 @@ pub(super) fn inspect(fd: ForeignFd, allow_unsealed: bool) -> Result<(Found, Own
     }
     let fd = fd.into_inner();
     let seals = seals(fd.as_fd());
-    let kind = magic(&fd).map_err(|errno| ShmError::system("querying the file system of a segment", errno))?;
+    let kind =
+        magic(&fd).map_err(|errno| ShmError::system("querying the file system of a segment", errno))?;
     let huge = match kind {
         libc::TMPFS_MAGIC => false,
         libc::HUGETLBFS_MAGIC => true,

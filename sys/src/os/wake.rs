@@ -247,13 +247,13 @@ mod tests {
     }
 
     #[test]
-    fn waking_nobody_wakes_nobody() {
+    fn waking_without_waiters_wakes_none() {
         assert_eq!(futex_wake(&AtomicU32::new(0), 0), 0);
         assert_eq!(futex_wake(&AtomicU32::new(0), 1), 0);
     }
 
     #[test]
-    fn the_plain_fence_says_that_it_reached_nobody() {
+    fn the_plain_fence_reports_that_it_reached_no_process() {
         assert!(!HeavyFence::plain().issue());
     }
 }

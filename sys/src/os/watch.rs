@@ -399,7 +399,7 @@ mod tests {
     fn wait_for_departures(watch: &mut Watch) -> Vec<(usize, Departure)> {
         let deadline = soon();
         loop {
-            assert!(wait_ready(watch.as_fd(), libc::POLLIN, deadline).unwrap(), "nobody departed");
+            assert!(wait_ready(watch.as_fd(), libc::POLLIN, deadline).unwrap(), "no peer departed");
             let departed: Vec<_> = watch.poll().unwrap().collect();
             if !departed.is_empty() {
                 return departed;
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_says_that_it_has_not_finished_is_believed_and_keeps_to_it() {
+    fn the_first_announced_departure_of_a_peer_counts() {
         let mut watch = Watch::new().unwrap();
         let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(2, ours, None).unwrap();
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_nobody_awaits_are_refused_by_the_kernel() {
+    fn unexpected_descriptors_are_refused_by_the_kernel() {
         let mut watch = Watch::new().unwrap();
         let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(5, ours, None).unwrap();
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_is_seen_and_those_that_nobody_asked_for_are_strays() {
+    fn requested_wakes_are_reported_and_others_are_strays() {
         let mut watch = Watch::new().unwrap();
         let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(5, ours, None).unwrap();
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn many_departures_come_in_bounded_batches_each_once() {
+    fn many_departures_are_reported_in_bounded_batches_each_once() {
         let mut watch = Watch::new().unwrap();
         let peers = 3 * BATCH + 1;
         for peer in 0..peers {

@@ -409,13 +409,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_caller_is_who_the_kernel_says() {
+    fn a_caller_is_identified_by_the_kernel() {
         // Both ends belong to this process.
         let (caller, _other) = HandoffConnection::pair().unwrap();
         let (space, pid) = (pid_namespace(), std::process::id());
         let address = |space: &str, pid: u32| format!("1.machine.name.{space}.{pid}");
         assert!(is_genuine(&caller, &address(&space, pid)));
-        assert!(!is_genuine(&caller, &address(&space, pid + 1)), "somebody else's address");
+        assert!(!is_genuine(&caller, &address(&space, pid + 1)), "the address of another process");
         assert!(is_genuine(&caller, &address("1", 1)), "the numbers of another namespace mean nothing");
     }
 }

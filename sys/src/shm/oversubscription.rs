@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_counts_those_who_share_it() {
+    fn a_quota_counts_the_processes_that_share_it() {
         let peers =
             ["0::/job/1\n".to_owned(), "0::/job/2\n".to_owned(), "0::/jobs\n".to_owned(), String::new()];
         let exceeded = |cpus, group: &str| Quota { cpus, group: group.into() }.is_exceeded(&peers);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_group_takes_turns_if_it_has_a_share() {
+    fn a_control_group_with_a_share_is_a_scheduling_group() {
         let with = |shares: &'static [&str]| move |path: &str| shares.contains(&path);
         assert_eq!(share_of("0::/\n", with(&["/sys/fs/cgroup/cpu.weight"])), "");
         assert_eq!(share_of("0::/job/1\n", with(&[])), "");
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_in_our_session_takes_turns_with_us() {
+    fn processes_of_our_session_are_in_our_scheduling_group() {
         let ours = allowed();
         let world = |pid| vec![(ours, pid); 64 * ours.len()];
         let own = std::process::id() as i32;

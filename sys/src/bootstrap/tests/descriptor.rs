@@ -11,7 +11,7 @@ fn a_descriptor_that_is_no_socket_is_refused() {
 
 /// A number that was a launcher's socket, was closed, and was reused, is judged by its present file.
 #[test]
-fn a_number_that_was_taken_once_does_not_hide_what_it_is_now() {
+fn a_reused_descriptor_number_is_checked_again() {
     // A high number, away from other tests, which open and close descriptors concurrently.
     let high = |file: std::os::fd::RawFd| {
         // SAFETY: takes numbers and touches no memory of this process.

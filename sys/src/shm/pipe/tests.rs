@@ -145,7 +145,7 @@ fn still_works(victim: &mut Victim, (port, connection): &mut (ShmMemoryPort, Lin
 }
 
 #[test]
-fn a_peer_that_says_anything_fails_only_itself() {
+fn a_peer_that_sends_arbitrary_bytes_fails_only_itself() {
     let (mut victim, mut random) = (Victim::new(), PipeRandom(std::process::id().into()));
     let stamp = Box::new(99);
     let mut pipes = Pipes { listener: HandoffListener::bind().unwrap(), stamp, copying: Copying::Kernel };
@@ -260,7 +260,7 @@ fn a_peer_that_is_stuck_loses_its_connection_when_memory_is_taken_back() {
 }
 
 #[test]
-fn the_kernel_says_which_process_the_other_end_is() {
+fn the_kernel_identifies_the_process_at_the_other_end() {
     let mut victim = Victim::new();
     let (mut port, connection) = honest(&mut victim);
     let process = Some(Origin::Process(std::process::id()));

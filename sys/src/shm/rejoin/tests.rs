@@ -69,7 +69,7 @@ fn callers_that_never_end_do_not_keep_the_one_that_opens() {
 }
 
 #[test]
-fn callers_that_say_nothing_do_not_keep_out_who_was_started_again() {
+fn silent_callers_do_not_keep_out_a_restarted_process() {
     let (mut rejoin, name) = rejoin();
     let silent: Vec<_> = (0..MOST).map(|_| call(&name)).collect();
     for _ in 0..4 {
@@ -116,7 +116,7 @@ fn descriptors_whose_close_blocks_do_not_hold_up_progress() {
 }
 
 #[test]
-fn who_lives_or_does_not_exist_has_no_business_here() {
+fn callers_of_living_or_unknown_ranks_are_refused() {
     let (mut rejoin, name) = rejoin();
     let _again = call_again(&name);
     rejoin.open();
@@ -126,7 +126,7 @@ fn who_lives_or_does_not_exist_has_no_business_here() {
     let handshake = ShmHandshake { rank: u32::MAX, ..handshake_of(1) };
     foreign.send(&handshake.encode(), &[], Instant::now()).unwrap();
     rejoin.open();
-    rejoin.hear(|rank| panic!("rank {rank} is nobody's"));
+    rejoin.hear(|rank| panic!("rank {rank} does not exist"));
     assert_eq!(rejoin.callers.len(), 0);
 }
 

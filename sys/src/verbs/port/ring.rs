@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_frees_the_quiet_ones_before_it_and_comes_once() {
+    fn a_completion_frees_the_quiet_ones_before_it_and_is_reported_once() {
         let mut ring = Ring { first: u32::MAX - 1, ..Ring::default() };
         for id in 0..4 {
             ring.push(posted(id, id != 2, id == 2));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_reports_out_of_order_waits_for_its_turn() {
+    fn requests_reported_out_of_order_wait_for_earlier_ones() {
         let mut ring = Ring::new(8);
         for id in 0..5 {
             ring.push(posted(id, id == 3, true));

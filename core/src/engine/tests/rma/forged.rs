@@ -77,7 +77,7 @@ fn malformed_requests_are_faults() {
 }
 
 #[test]
-fn random_requests_touch_nothing_outside_what_is_exposed() {
+fn random_requests_access_only_exposed_memory() {
     let mut rng = Rng::new(3);
     let fabric = Fabric::new(tiny(2));
     let memories = [FabricRegion::new(BYTES), FabricRegion::new(BYTES)];

@@ -119,7 +119,7 @@ fn the_others_are_accepted_whatever_one_peer_takes() {
 }
 
 #[test]
-fn a_second_peer_gets_a_share_although_the_first_goes_on() {
+fn a_second_peer_gets_a_share_although_the_first_continues() {
     let (mut channel, mut hog) = with_hog(100);
     let before = hog.receives(&channel);
     let mut second = GreedySender::enter(&mut channel, 2);
