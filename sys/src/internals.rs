@@ -10,7 +10,7 @@
 //! let (stamp, victim) = (Box::new(77_u64), Box::new([1_u8; 8]));
 //! let stamp = IdentityStamp { address: &raw const *stamp as u64, value: 77 };
 //! let mut own = RemoteMemory::new(std::process::id() as i32, stamp).unwrap();
-//! own.write(&raw const *victim as u64, &[9; 8]).unwrap();
+//! own.write(&raw const *victim as u64, &[9; 8], || true).unwrap();
 //! ```
 
 /// Connections by RDMA-CM.

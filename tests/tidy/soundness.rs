@@ -24,7 +24,7 @@ pub(crate) fn check(files: &[File]) -> Vec<Finding> {
         let path = file.path.as_str();
         let is_private =
             |dir: &&str| path.strip_prefix(*dir).is_some_and(|rest| rest.starts_with(['/', '.']));
-        path.starts_with("sys/src/") && !PRIVATE.iter().any(|dir| is_private(&dir))
+        path.starts_with("sys/src/") && !PRIVATE.iter().any(is_private)
     });
     findings.extend(covered(files, CORE, |file| {
         file.path.starts_with("core/src/") && UNSAFE.iter().any(|start| file.text.contains(start))

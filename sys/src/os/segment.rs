@@ -41,7 +41,7 @@ pub enum HugePages {
     /// Uses ordinary pages.
     #[default]
     Never,
-    /// Uses huge pages if there are enough, else ordinary ones; [`Segment::warnings`] then has the reason.
+    /// Uses huge pages if there are enough, else ordinary ones; `Segment::warnings` then has the reason.
     Try,
     /// Uses huge pages, or fails with an error that states the remedy.
     Require,
@@ -54,7 +54,7 @@ pub enum SegmentBacking {
     #[default]
     Memfd,
     /// An unnamed file in `/dev/shm`, for systems that refuse memfd. It cannot be sealed: peers must trust its
-    /// owner not to truncate it ([`AttachLimits::allow_unsealed`]), and its owner must trust peers not to write
+    /// owner not to truncate it (`AttachLimits::allow_unsealed`), and its owner must trust peers not to write
     /// it.
     DevShm,
 }

@@ -16,7 +16,7 @@
 //!
 //! # Bytes
 //! The connecting side makes the segment, and sends it with a packet of four words: `nemesiam`, version 1,
-//! address and value of its [`IdentityStamp`]. The other side answers with its own four words, without a
+//! address and value of its identity stamp. The other side answers with its own four words, without a
 //! segment. The segment holds four positions at multiples of 128 bytes (written and read of the connecting
 //! side's ring, then of the other one), the first ring at 4096, and the second behind it, 256 KiB each. Later
 //! packets are one byte: 1, the ring has data; 2, the ring is full, notify when there is room; 3, there is
