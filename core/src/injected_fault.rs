@@ -27,7 +27,7 @@ pub enum InjectedFault {
     DropWhole,
     /// A flush does not wait for earlier operations.
     ForgetFlush,
-    /// A flush takes what was sent to a process that has left for done.
+    /// A flush counts operations as done that were sent to a process which has left.
     AssumeDone,
     /// A put overtakes the answer to a get in spite of the fence between them.
     ForgetFence,
@@ -41,7 +41,7 @@ pub enum InjectedFault {
     RunEarly,
     /// The old values of a later packet overwrite those of the first.
     MixGroups,
-    /// Replies of handlers take places of the common pool only, as long as there are any.
+    /// Replies of handlers use only pool places while there are any.
     ForgetShare,
     /// The credit that is reserved for updates is used for other packets.
     SpendReserve,

@@ -5,8 +5,8 @@
 //! be copied outside of this crate: the guarantee ends when the request that has taken the buffer completes, and a kept
 //! copy could be read after that.
 //!
-//! A buffer is contiguous, or a list of contiguous runs ([`Segment`], the `struct iovec` of POSIX) that its owner
-//! keeps. The top bit of the length, which no length needs, marks a list.
+//! A buffer is contiguous, or a list of contiguous runs ([`Segment`], the `struct iovec` of POSIX) that its
+//! owner keeps. The top bit of the length, which no length needs, is set for a list.
 
 use core::ptr::NonNull;
 
@@ -64,12 +64,12 @@ struct ListPosition {
     before: usize,
 }
 
-/// Calls `each` with the runs that make up `len` bytes from `at` on, and with the number of bytes before each. The
-/// walk starts at the mark, unless the mark is beyond `at`, and leaves the mark where it ends.
+/// Calls `each` with the runs that make up `len` bytes from `at` on, and with the number of bytes before each.
+/// The walk starts at `position`, unless that is beyond `at`, and leaves `position` where it ends.
 ///
 /// # Safety
-/// `list` belongs to a buffer of at least `at + len` bytes, whose maker guarantees a valid list. The mark is new, or
-/// was left by a walk of the same list.
+/// `list` belongs to a buffer of at least `at + len` bytes, whose maker guarantees a valid list. The position
+/// is new, or was left by a walk of the same list.
 unsafe fn walk(
     list: NonNull<u8>,
     position: &mut ListPosition,
@@ -249,8 +249,8 @@ impl Gather {
             // SAFETY: the maker guarantees that each run is readable and unchanged; the slice ends with the call.
             each(done, unsafe { core::slice::from_raw_parts(base.as_ptr(), count) });
         };
-        // SAFETY: the range was limited to the buffer, whose maker guarantees a valid list; the mark is used with
-        // this list only.
+        // SAFETY: the range was limited to the buffer, whose maker guarantees a valid list; the position is
+        // used with this list only.
         unsafe { walk(self.buf.base, &mut self.position, (at, len), run) };
     }
 
@@ -358,12 +358,12 @@ impl RecvBuf {
     /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with the number of
     /// bytes before each.
     pub fn each(&mut self, at: usize, len: usize, each: impl FnMut(usize, &mut [u8])) {
-        // SAFETY: a new mark is valid for every list.
+        // SAFETY: a new position is valid for every list.
         unsafe { self.each_after(&mut ListPosition::default(), at, len, each) };
     }
 
     /// # Safety
-    /// As for [`walk`], of the mark.
+    /// That of [`walk`], for the position.
     unsafe fn each_after(
         &mut self,
         position: &mut ListPosition,
@@ -380,8 +380,8 @@ impl RecvBuf {
             // SAFETY: the maker guarantees that each run is exclusive and writable; the slice ends with the call.
             each(done, unsafe { core::slice::from_raw_parts_mut(base.as_ptr(), count) });
         };
-        // SAFETY: the range was limited to the buffer, whose maker guarantees a valid list; the caller guarantees the
-        // mark.
+        // SAFETY: the range was limited to the buffer, whose maker guarantees a valid list; the caller
+        // guarantees the position.
         unsafe { walk(self.base, position, (at, len), run) };
     }
 
@@ -430,7 +430,7 @@ impl Scatter {
 
     /// As [`RecvBuf::each`].
     pub fn each(&mut self, at: usize, len: usize, each: impl FnMut(usize, &mut [u8])) {
-        // SAFETY: the mark is used with this list only.
+        // SAFETY: the position is used with this list only.
         unsafe { self.buf.each_after(&mut self.position, at, len, each) };
     }
 
@@ -440,9 +440,9 @@ impl Scatter {
     }
 }
 
-/// The most bytes that are written to exposed memory at once, also through a buffer.
+/// The largest number of bytes that are written to exposed memory at once, also through a buffer.
 const CHUNK: usize = 1024;
-/// Most writes are no longer than this.
+/// Most writes are not longer than this.
 const SMALL: usize = 64;
 
 /// Memory of this process that peers may access. No reference to the bytes is ever made, because threads of this
@@ -502,8 +502,8 @@ impl Exposed {
         let at = at.min(self.len);
         let len = len.min(self.len - at).min(BOUNCE);
         let to = bounce.0.as_mut_ptr().cast::<u8>();
-        // SAFETY: in the memory, which the maker promised to be readable; `bounce` is ours alone and has at least `len`
-        // bytes. After the copy that many are initialised.
+        // SAFETY: in the memory, which the maker guarantees to be readable; `bounce` is exclusive and has at
+        // least `len` bytes. The copy initialises that many.
         unsafe {
             opaque::copy(self.base.as_ptr().add(at), to, len);
             core::slice::from_raw_parts(to, len)

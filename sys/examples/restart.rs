@@ -1,12 +1,13 @@
-//! A rank that dies and is started again: the other ranks readmit it and go on.
+//! A rank that dies and is restarted: the other ranks readmit it and go on.
 //!
 //! ```sh
-//! cargo build --release --example restart cargo run --release -- run -n 3 --restart 1 --prefix --
-//! target/release/examples/restart
+//! cargo build --release --example restart
+//! cargo run --release -- run -n 3 --restart 1 --prefix -- target/release/examples/restart
 //! ```
 //!
-//! Each rank adds up the words of the others, round by round. The last rank kills itself in the middle of its
-//! first life. In its second life it asks rank 0 for the present round, and goes on from there.
+//! Each rank adds up the words of the others, round by round. In its first life the last rank kills itself
+//! after some rounds. In its second life it asks rank 0 for the number of the present round, and goes on from
+//! there.
 
 use std::error::Error;
 use std::io::Write;
@@ -24,7 +25,8 @@ fn main() -> ExitCode {
     match add_up_all() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Returned from `main` it would be shown as it is for debugging, and not as the line that names the remedy.
+            // An error returned from `main` would be printed in its debug form, without the line that names the
+            // remedy.
             let _ = writeln!(std::io::stderr(), "restart: {error}");
             ExitCode::FAILURE
         }
@@ -59,7 +61,7 @@ fn add_up_all() -> Result<(), Box<dyn Error>> {
             continue;
         }
         for gone in agreed.gone {
-            // Until the new process is there, operations with it fail.
+            // Until the new process has joined, operations with it fail.
             while !endpoint.wait_restarted(None)?.contains(&gone) {}
             endpoint.readmit(gone)?;
             if rank == 0 {

@@ -1,11 +1,12 @@
 //! Messages in an event loop: an endpoint and other tasks share one thread of `tokio`, and none of them polls.
 //!
 //! ```sh
-//! cargo build --release --example tokio cargo run --release -- run -n 2 -- target/release/examples/tokio
+//! cargo build --release --example tokio
+//! cargo run --release -- run -n 2 -- target/release/examples/tokio
 //! ```
 //!
 //! Rank 0 sends a number, rank 1 sends back its successor, and so on. Meanwhile another task of each process
-//! counts its turns. It would have none if a wait for a message blocked the thread.
+//! counts how often it runs. It would never run if a wait for a message blocked the thread.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -27,8 +28,8 @@ const TAG: u64 = 7;
 struct Evented {
     endpoint: Endpoint,
     fd: AsyncFd<OwnedFd>,
-    // The buffers are here, after the endpoint, and not in the functions below: a future can be dropped while
-    // its request is under way, and the bytes must then still exist.
+    // The buffers are in this structure, after the endpoint, and not in the functions below: a future can be
+    // dropped while its request is in progress, and the bytes must then still exist.
     out: Box<[u8; 8]>,
     into: Box<[u8; 8]>,
 }
@@ -47,7 +48,7 @@ impl Evented {
             if let Some(status) = self.endpoint.test(request)? {
                 return Ok(status);
             }
-            // In this order: whatever happens after arming makes the descriptor readable.
+            // In this order: any event after arming makes the descriptor readable.
             if self.endpoint.arm() == Arm::Armed {
                 self.fd.readable().await?.clear_ready();
             }
@@ -79,7 +80,7 @@ async fn talk(evented: &mut Evented) -> Result<u64, Box<dyn Error>> {
             number = evented.recv(1).await?;
         } else {
             number = evented.recv(0).await? + 1;
-            // Now and then the other side waits for a while.
+            // Occasionally the other side waits for a while.
             if number % 50 == 0 {
                 tokio::time::sleep(Duration::from_millis(30)).await;
             }
@@ -101,7 +102,8 @@ fn main() -> ExitCode {
     match count_up() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Returned from `main` it would be shown as it is for debugging, and not as the line that names the remedy.
+            // An error returned from `main` would be printed in its debug form, without the line that names the
+            // remedy.
             let _ = writeln!(std::io::stderr(), "tokio: {error}");
             ExitCode::FAILURE
         }

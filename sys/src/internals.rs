@@ -1,8 +1,8 @@
-//! The internals that this repository's own tests and programs use. **Not part of the API**: the module exists
-//! only with the feature `internals`, follows no version numbers, and may change or go in any release.
+//! Internal interfaces for this repository's own tests and programs. **Not part of the API**: they exist only
+//! with the feature `internals`, follow no version numbers, and may change or go in any release.
 //!
-//! A function whose misuse could break memory safety is `unsafe` here as everywhere. The following function
-//! could write any memory of its own process:
+//! Functions whose misuse could break memory safety are `unsafe` here as well. The following one could write
+//! any memory of its own process:
 //!
 //! ```compile_fail,E0133
 //! use nemesia::internals::os::{IdentityStamp, RemoteMemory};

@@ -1,4 +1,4 @@
-//! The shared-memory transport on Linux: segments laid out, exchanged, validated and made into a port.
+//! The shared-memory transport on Linux: its segments are laid out, exchanged, validated and made into a port.
 
 mod arrivals;
 mod connect;
@@ -35,17 +35,17 @@ pub(crate) use oversubscription::Oversubscription;
 pub(crate) use rejoin::{JoiningProcess, RejoinAnswer, RejoinListener};
 pub(crate) use views::OwnSleep;
 
-/// The port as it runs over mapped segments.
+/// The port over mapped segments.
 pub(crate) type Port = ShmPort<'static, Kernel, Links, Vec<CellRecord>>;
 
-/// What the port needs of the operating system.
+/// The operating-system services that the port uses.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    /// Memory that can be read, one element a rank.
+    /// The memory of peers that can be read, one element per rank.
     memories: Vec<Option<RemoteMemory>>,
-    /// One a rank; those of peers that are gone are closed.
+    /// The connections, one per rank; those of departed peers are closed.
     connections: Vec<Weak<HandoffConnection>>,
-    /// What the port's views point into. Only `views` touches it.
+    /// The mappings into which the port's views point. Only `views` uses it.
     mappings: views::Mappings,
 }
 
@@ -65,7 +65,7 @@ impl Host for Kernel {
             }
             Sleep::Event => {
                 let connection = self.connections.get(peer as usize).and_then(Weak::upgrade);
-                // Who can't be told is gone, or has been told.
+                // If the packet cannot be sent, the peer is gone or has unread wake packets.
                 let _ = connection.map(|connection| connection.send_wake());
             }
         }
@@ -104,23 +104,23 @@ impl Host for Kernel {
     }
 }
 
-/// Both segments of one process, as mapped here.
+/// Both segments of one process, as mapped in this one.
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub(crate) own: Segment,
     pub(crate) inbox: Segment,
 }
 
-/// What was found out about a peer when it was met.
+/// The facts about a peer that the handshake established.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Met {
     /// It has registered for `membarrier`.
     pub(crate) expedited: bool,
-    /// Nobody else can write its own segment.
+    /// No other process can write its own segment.
     pub(crate) sealed: bool,
-    /// Size of the huge pages that its own segment is in, in bytes.
+    /// The size of the huge pages of its own segment, in bytes.
     pub(crate) page: Option<usize>,
-    /// Why its memory can't be read, if it can't.
+    /// The reason why its memory cannot be read, if it cannot.
     pub(crate) unreadable: Option<String>,
 }
 
@@ -132,7 +132,7 @@ impl Met {
     }
 }
 
-/// Everything that the transport gave us.
+/// The results of attaching to the transport.
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) port: Port,
@@ -141,14 +141,14 @@ pub(crate) struct Attached {
     pub(crate) fence: HeavyFence,
     pub(crate) load: Oversubscription,
     pub(crate) facts: Facts,
-    /// Remarks on what could not be had (huge pages, seals, cheap fences).
+    /// Warnings about features that are not available (huge pages, seals, cheap fences).
     pub(crate) warnings: Vec<String>,
-    /// What the peers know this process by when they read its memory.
+    /// The identity stamp by which peers recognise this process's memory.
     pub(crate) stamp: Box<u64>,
     pub(crate) rejoin: RejoinListener,
-    /// The ranks that were gone before this process came.
+    /// The ranks that had left before this process joined.
     pub(crate) gone: Vec<usize>,
-    /// Which process all this belongs to.
+    /// The process to which these objects belong.
     pub(crate) origin: Arc<ProcessOrigin>,
 }
 
@@ -170,7 +170,7 @@ pub(crate) fn attach(
         config.give_up(NO_MEMBARRIER.into(), &mut warnings)?;
     }
     let cpus = oversubscription::allowed();
-    // In one place for as long as the peers may read it: until this process ends.
+    // At a fixed address while peers may read it: until this process ends.
     let stamp = Box::new(epoch);
     let address = if config.single_copy == SingleCopy::Off { 0 } else { (&raw const *stamp) as u64 };
     let expedited = fence.is_expedited();
@@ -195,7 +195,7 @@ pub(crate) fn attach(
     let expedited = fence.is_expedited() && peers.iter().flatten().all(|peer| peer.expedited);
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
     let pid = |peer: &connect::Peer| peer.connection.upgrade().map_or(0, |connection| connection.peer().pid);
-    // Of those that are not met yet the best guess is that they may run where we may.
+    // The best guess for ranks that are not met yet is that they may run on our processors.
     let others = peers.iter().zip(0..).filter(|(_, other)| *other != rank);
     let others: Vec<_> =
         others.map(|(peer, _)| peer.as_ref().map_or((cpus, 0), |peer| (peer.cpus, pid(peer)))).collect();
@@ -218,7 +218,7 @@ pub(crate) fn attach(
     Ok(Attached { port, sleep, watch, fence, load, facts, warnings, stamp, rejoin, gone, origin })
 }
 
-/// A memory, or why it cannot be read.
+/// Splits a result into a memory, or the reason why it cannot be read.
 fn split<T, E>(result: Result<T, E>) -> (Option<T>, Option<E>) {
     match result {
         Ok(value) => (Some(value), None),
@@ -226,7 +226,7 @@ fn split<T, E>(result: Result<T, E>) -> (Option<T>, Option<E>) {
     }
 }
 
-/// Our own segments, with their headers, sealed as far as the kernel can do that.
+/// Makes our own segments with their headers, sealed as far as the kernel can.
 fn make_segments(
     config: &Config,
     geometry: &Geometry,
@@ -249,18 +249,19 @@ fn make_segments(
     Ok(Pair { own, inbox })
 }
 
-/// Asks the kernel for what can be done without, and notes what could not be had.
+/// Requests the optional features from the kernel, and records those that are refused as warnings.
 fn ask_for_all(config: &Config, origin: &ProcessOrigin, warnings: &mut Vec<String>) -> Result<(), Error> {
     if !origin.is_known() {
         config.give_up(NO_WIPING.into(), warnings)?;
     }
     if config.ptracer && !allow_any_reader() {
-        config.give_up("NEMESIA_PTRACER=1: the kernel does not let us allow it".into(), warnings)?;
+        config.give_up("NEMESIA_PTRACER=1: the kernel refuses it".into(), warnings)?;
     }
     Ok(())
 }
 
-/// The memories that the kernel lets us read, which is tried; or why not.
+/// Returns the memory of each peer that the kernel lets us read, after a trial read, or the reason for the
+/// refusal.
 fn readable(
     config: &Config,
     peers: &mut [Option<connect::Peer>],
@@ -285,53 +286,55 @@ fn readable(
     Ok(readable)
 }
 
-/// The memory of a peer, if the kernel lets us read it, which is tried; or why not.
+/// Returns the memory of one peer if the kernel lets us read it, after a trial read, or the reason for the
+/// refusal.
 fn readable_one(config: &Config, peer: &mut connect::Peer) -> Result<RemoteMemory, String> {
     if config.single_copy == SingleCopy::Off {
         return Err(OFF.to_owned());
     }
     let memory = peer.memory.take().ok_or_else(|| {
-        "its process has no number here, or does not want to be read: run all in one pid namespace, with \
-         NEMESIA_SINGLE_COPY alike"
+        "its process has no number here, or forbids reading its memory: run all in one pid namespace, with \
+         the same NEMESIA_SINGLE_COPY"
             .to_owned()
     })?;
     memory.check().map(|()| memory).map_err(CopyError::explain)
 }
 
-/// Not a preference that was not met: no setting has it otherwise.
-const ORDINARY: &str = "what peers write (the inbox, and regions that are allocated for reading and writing) is on \
-                        ordinary pages: a process that can write a huge page could take it away, and the next \
+/// Not an unmet preference: no setting changes it.
+const ORDINARY: &str = "memory that peers write (the inbox, and regions that are allocated for reading and writing) is \
+                        on ordinary pages: a process that can write a huge page could remove it, and the next \
                         access would be a SIGBUS";
 const OFF: &str = "NEMESIA_SINGLE_COPY is off";
 const NO_WIPING: &str =
-    "a forked child that uses this endpoint is not stopped: that needs Linux 4.14 (MADV_WIPEONFORK)";
-const NO_MEMBARRIER: &str = "every send pays for a fence: membarrier is refused here; it needs Linux 4.14, and a \
-    seccomp \
-                             profile that allows it";
+    "the use of this endpoint in a forked child is not detected, which needs Linux 4.14 (MADV_WIPEONFORK)";
+const NO_MEMBARRIER: &str = "every send needs a full fence: membarrier is refused here; it needs Linux 4.14, and a \
+                             seccomp profile that permits it";
 
-/// Why peers could write to our own segment, and the remedy.
+/// Returns the reason why peers could write to our own segment, and the remedy.
 fn unsealed(backing: SegmentBacking) -> &'static str {
     match backing {
         SegmentBacking::DevShm => {
-            "peers could write to our own segment: files in /dev/shm cannot be sealed; NEMESIA_BACKING=memfd can"
+            "peers could write to our own segment: files in /dev/shm cannot be sealed; use NEMESIA_BACKING=memfd"
         }
         SegmentBacking::Memfd => {
-            "peers could write to our own segment: this kernel cannot seal it against them; Linux 5.1 can"
+            "peers could write to our own segment: this kernel cannot seal it against them; use Linux 5.1 or later"
         }
     }
 }
 
-/// What it costs that these peers have not registered for `membarrier`, if there are any.
+/// Returns the cost of peers that have not registered for `membarrier`, if there are any.
 fn fenced_by(mut without: impl Iterator<Item = usize>) -> Option<String> {
     let first = without.next()?;
     let more = match without.count() {
         0 => String::new(),
         count => format!(" and {count} more"),
     };
-    Some(format!("every send pays for a fence: membarrier is refused to rank {first}{more}; allow it there"))
+    Some(format!(
+        "every send needs a full fence: membarrier is refused to rank {first}{more}; allow it there"
+    ))
 }
 
-/// The descriptors that a handshake hands over.
+/// Returns the descriptors that a handshake sends.
 fn descriptors(pair: &Pair) -> Vec<BorrowedFd<'_>> {
     [pair.own.fd(), pair.inbox.fd()].into_iter().flatten().collect()
 }

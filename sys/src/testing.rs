@@ -7,10 +7,8 @@ use std::thread;
 use crate::bootstrap::threads;
 use crate::{Config, Endpoint, Error};
 
-/// Runs `body` once for each rank of a world of `size`, in a thread of its own with that rank's endpoint.
-/// Returns the results by rank.
-///
-/// The configuration is that of the environment ([`Config::from_env`]).
+/// Runs `body` for each rank of a world of `size`, in a thread of its own and with the endpoint of that rank.
+/// Returns the results by rank. The configuration is that of the environment ([`Config::from_env`]).
 ///
 /// ```
 /// use nemesia::{Source, Tag, testing};
@@ -31,16 +29,16 @@ use crate::{Config, Endpoint, Error};
 /// ```
 ///
 /// # Errors
-/// The error of the lowest rank that could not open its endpoint. `body` has then not run for that rank.
+/// The error of the lowest rank that could not open its endpoint; `body` has then not run for that rank.
 ///
 /// # Panics
-/// If `body` panics, after all threads have ended. The endpoint of a thread that panics is dropped, so the
+/// If `body` panics: after all threads have ended. The endpoint of a thread that panics is dropped, so the
 /// other ranks do not wait for it.
 pub fn world<T: Send>(size: usize, body: impl Fn(Endpoint) -> T + Sync) -> Result<Vec<T>, Error> {
     world_with(&Config::from_env()?, size, body)
 }
 
-/// Runs `body` as [`world`] does, with this configuration.
+/// Does the same as [`world`], with a configuration.
 ///
 /// # Errors
 /// See [`world`].

@@ -151,7 +151,7 @@ fn frame(random: &mut Random, keys: &[MemoryKey]) -> Vec<u8> {
 }
 
 #[test]
-fn a_peer_that_says_anything_fails_only_itself() -> Verdict {
+fn a_peer_that_sends_arbitrary_bytes_fails_only_itself() -> Verdict {
     let seed = seed();
     let mut random = Random::new(seed);
     let mut scene = Scene::new()?;

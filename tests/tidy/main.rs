@@ -15,7 +15,8 @@
 //! | [`hosts`] | no path of one machine and no registry host in a text file |
 //! | [`top_level`] | the names that are allowed at the top of the repository |
 //! | [`terms`] | retired terms stay retired, a type name is used once in a crate, lines of at most 120 columns |
-//! | [`readme`] | the commands of the README exist, and CI runs the command that the README names |
+//! | [`soundness`] | `SOUNDNESS.md` names every function that it must, and nothing that does not exist |
+//! | [`readme`] | the commands of the README exist, and CI runs what the README says |
 
 mod api;
 mod doors;
@@ -25,6 +26,7 @@ mod hosts;
 mod layers;
 mod length;
 mod readme;
+mod soundness;
 mod source;
 mod syntax;
 mod terms;
@@ -95,6 +97,11 @@ fn lines_are_at_most_120_columns() {
 #[test]
 fn a_type_name_is_used_once_in_a_crate() {
     assert_none(&terms::homonyms(&tree()));
+}
+
+#[test]
+fn soundness_documents_are_complete_and_current() {
+    assert_none(&soundness::check(&tree()));
 }
 
 #[test]

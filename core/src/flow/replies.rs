@@ -1,34 +1,35 @@
-//! Places for the replies of active-message handlers, shared out among peers.
+//! Places for the replies of active-message handlers, shared by all peers.
 //!
-//! A reply is kept until its receiver has room for it, so a peer that takes no replies makes this process keep them.
-//! Each peer has [`SHARE`] places to itself, which no other peer can take. All else is one pool of [`POOL`] places: a
-//! peer may have more of the pool only while it holds less of it than is left. So one peer that takes nothing ends with
-//! half of the pool, two of them with a third each, and there is always some left for the next one.
+//! A reply is stored until its receiver has space for it, so a peer that receives no replies occupies memory of
+//! this process. Each peer has [`SHARE`] reserved places, which no other peer can take. All other places are
+//! one pool of [`POOL`] places: a peer may take another pool place only while it holds fewer of them than are
+//! free. So one peer that receives nothing ends with half of the pool, and two with a third each. Some places
+//! are always free for the next one.
 //!
-//! With `n` peers at most `POOL + n * SHARE` replies are kept.
+//! With `n` peers at most `POOL + n * SHARE` replies are stored.
 #![forbid(unsafe_code)]
 
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 
-/// Places that each peer has to itself.
+/// The number of reserved places of each peer.
 pub const SHARE: u32 = 32;
-/// Places of all peers together, besides.
+/// The number of places that all peers share, in addition.
 pub const POOL: u32 = 1024;
 
-/// The places that belong to no peer.
+/// The places of the pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplyPool {
     share: u32,
     left: u32,
 }
 
-/// What one peer holds.
+/// The places that one peer holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplyAccount {
-    /// Of its share.
+    /// The number of its reserved places.
     own: u32,
-    /// Of the pool.
+    /// The number of its pool places.
     pooled: u32,
 }
 
@@ -39,12 +40,12 @@ impl Default for ReplyPool {
 }
 
 impl ReplyPool {
-    /// A pool of so many places, beside so many that each peer has to itself.
+    /// Returns a pool of `pool` places, in addition to `share` reserved places of each peer.
     pub const fn new(share: u32, pool: u32) -> Self {
         Self { share, left: pool }
     }
 
-    /// Takes a place for a reply to a peer. False when it may hold no more for now.
+    /// Takes a place for a reply to a peer. Returns `false` if the peer may hold no more for now.
     #[must_use]
     pub fn take(&mut self, account: &mut ReplyAccount) -> bool {
         #[cfg(nemesia_injected_fault)]
@@ -65,7 +66,7 @@ impl ReplyPool {
         true
     }
 
-    /// A reply to a peer has left, or is dropped.
+    /// Releases the place of a reply that has left, or was dropped.
     pub fn give_back(&mut self, account: &mut ReplyAccount) {
         if account.pooled > 0 {
             account.pooled -= 1;
@@ -75,14 +76,14 @@ impl ReplyPool {
         }
     }
 
-    /// Places that belong to no peer.
+    /// Returns the number of free pool places.
     pub const fn left(&self) -> u32 {
         self.left
     }
 }
 
 impl ReplyAccount {
-    /// Places that the peer holds.
+    /// Returns the number of places that the peer holds.
     pub const fn held(&self) -> u32 {
         self.own + self.pooled
     }

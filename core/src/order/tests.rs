@@ -27,7 +27,7 @@ fn arrive(window: &mut TestWindow, number: u64, out: &mut Vec<u64>) -> Placed<u6
 
 /// Every order in which the packets of a window can arrive, at every position of the smallest number range.
 #[test]
-fn every_order_of_a_window_comes_out_in_order() {
+fn every_order_of_a_window_is_delivered_in_order() {
     fn orders(left: &[u64], done: &mut Vec<u64>, check: &mut dyn FnMut(&[u64])) {
         if left.is_empty() {
             return check(done);
@@ -55,7 +55,7 @@ fn every_order_of_a_window_comes_out_in_order() {
 /// Every sequence of numbers, valid or not, of the smallest window: no packet is delivered twice, out of
 /// order, or lost.
 #[test]
-fn every_sequence_of_numbers_is_told_apart() {
+fn every_sequence_of_numbers_is_distinguished() {
     for code in 0..4u64.pow(8) {
         let (mut window, mut out) = (window(2, 2, 3), vec![]);
         let (mut due, mut waits) = (3, vec![]);
@@ -124,7 +124,7 @@ proptest! {
     #![proptest_config(cases(150))]
 
     #[test]
-    fn packets_that_overtake_each_other_come_out_in_order(
+    fn packets_that_overtake_each_other_are_delivered_in_order(
         seed: u64,
         bits in 1u32..=64,
         bits_wanted in 0u32..=7,

@@ -1,28 +1,28 @@
-//! Buffers as a port gets them: for the length of one call. A reference to the buffer itself could be used to exchange
-//! it for another one, and to keep it beyond its request; what is here can only be exchanged for something that lives
-//! no longer than the call.
+//! Buffers in the form in which a port gets them: for the length of one call. With a reference to the buffer
+//! itself, a port could exchange it for another one, and keep it beyond its request. These values can only be
+//! exchanged for values that live no longer than the call.
 #![forbid(unsafe_code)]
 
 use super::{Gather, RecvBuf};
 
-/// Room to receive into, for one call.
+/// A receive buffer, for one call.
 #[derive(Debug)]
 pub struct BorrowedRecv<'a>(&'a mut RecvBuf);
 
 impl<'a> BorrowedRecv<'a> {
-    /// The room of this buffer.
+    /// Returns the memory of this buffer.
     #[inline(always)]
     pub const fn new(buf: &'a mut RecvBuf) -> Self {
         Self(buf)
     }
 
-    /// Bytes of room.
+    /// Returns the length in bytes.
     #[inline(always)]
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is no room.
+    /// Returns whether the buffer is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -44,7 +44,7 @@ impl<'a> BorrowedRecv<'a> {
 pub struct BorrowedGather<'a>(&'a mut Gather);
 
 impl<'a> BorrowedGather<'a> {
-    /// The bytes of this buffer.
+    /// Returns the bytes of this buffer.
     pub const fn new(from: &'a mut Gather) -> Self {
         Self(from)
     }

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_lies_in_the_memory_is_copied() {
+    fn only_bytes_within_the_memory_are_copied() {
         let mut bytes = [1_u8, 2, 3, 4];
         // SAFETY: the array outlives the descriptor and is not used meanwhile.
         let lent = unsafe { LentMemory::from_raw(bytes.as_mut_ptr(), bytes.len()) };
@@ -132,9 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn what_may_only_be_read_is_not_written() {
+    fn read_only_memory_is_not_written() {
         let bytes = [1_u64];
-        // SAFETY: the array outlives the descriptor, which says that it may only be read.
+        // SAFETY: the array outlives the descriptor, which permits reading only.
         let lent = unsafe { LentMemory::from_readable(bytes.as_ptr().cast(), 8) };
         let mut to = [0; 8];
         assert!(lent.read(0, &mut to) && to[0] == 1 && !lent.is_writable());

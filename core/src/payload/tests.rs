@@ -35,7 +35,7 @@ fn segments(bytes: &mut [u8], lens: &[usize]) -> Vec<Segment> {
 }
 
 #[test]
-fn every_range_of_a_list_is_what_it_is_in_one_place() {
+fn every_range_of_a_list_equals_that_of_contiguous_bytes() {
     let mut bytes: Vec<u8> = (0..24).collect();
     let whole = bytes.clone();
     let list = segments(&mut bytes, &[0, 1, 7, 0, 0, 3, 12, 1, 0]);
@@ -157,7 +157,7 @@ fn lists_longer_than_any_memory_are_refused() {
     }
 }
 
-/// Threads may use exposed memory at any time: what fills it, or is made of it, has bytes of its own.
+/// Threads may use exposed memory at any time. So `fill` and `view` use a buffer of their own.
 #[test]
 fn exposed_memory_is_only_copied() {
     let mut bytes: [u8; 3000] = core::array::from_fn(|at| at as u8);

@@ -137,7 +137,7 @@ fn more_rights_than_registered_are_no_hit_and_less_are() {
 }
 
 #[test]
-fn least_recently_used_goes_first_and_what_is_used_never() {
+fn least_recently_used_is_evicted_first_and_ranges_in_use_never() {
     let (mut cache, mut device) = (cache(3, 1000, true), Device::default());
     let held = acquire(&mut cache, &mut device, 0, 1);
     touch(&mut cache, &mut device, 10, 11);

@@ -4,7 +4,7 @@ use super::*;
 
 const LONGEST: u16 = 1024;
 
-/// Executes runs, each by the selected way. Returns how many runs each way got.
+/// Executes runs, each by the selected alternative. Returns the number of runs of each alternative.
 fn run<const N: usize>(
     selector: &mut AdaptiveSelector<N, LONGEST>,
     count: usize,
@@ -50,7 +50,7 @@ fn a_trial_of_too_few_runs_decides_nothing() {
     let mut selector = AdaptiveSelector::<2, LONGEST>::default();
     for _ in 0..1000 {
         run(&mut selector, 20, [9, 9]);
-        // A much better way was tried only once.
+        // A much better alternative was tried only once.
         while selector.trial > 1 {
             selector.miss();
         }
@@ -123,7 +123,7 @@ fn repeated_suggestions_are_tried_rarely() {
 }
 
 proptest! {
-    /// For any sequence of calls, the selected way is valid.
+    /// For any sequence of calls, the selected alternative is valid.
     #[test]
     fn any_history_leaves_valid_state(
         first in 0_u8..3,

@@ -332,7 +332,7 @@ fn ceiling_is_spent_and_not_exceeded() {
 
 /// A million messages of one byte in 64 MiB, inserted in the order of tags and taken in reverse order.
 #[test]
-fn million_messages_come_out_in_reverse() {
+fn a_million_messages_are_taken_in_reverse() {
     const COUNT: u64 = 1_000_000;
     let (units, lists) = split(64 << 20);
     let mut store = Store::new(vec![[0; 64]; units], vec![0; lists]);

@@ -70,7 +70,7 @@ pub(super) unsafe fn non_temporal(from: *const u8, to: *mut u8, len: usize) {
     unsafe { core::arch::x86_64::_mm_sfence() };
 }
 
-/// In assembly, so that the compiler knows nothing of the loads: see [`opaque`](mod@opaque).
+/// In assembly, so that the compiler cannot analyse the loads: see [`opaque`](mod@opaque).
 ///
 /// # Safety
 /// `lines` lines are readable at `from` and writable at `to`, which is aligned to a line; the ranges do not
@@ -102,7 +102,7 @@ unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
     }
 }
 
-/// Copies as any copy: no non-temporal stores are known for this processor.
+/// Copies with ordinary stores: this library has no non-temporal copy for this processor.
 ///
 /// # Safety
 /// As for [`opaque::copy`].

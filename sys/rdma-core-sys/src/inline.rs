@@ -1,11 +1,12 @@
 //! The inline functions of the headers, in Rust.
 //!
-//! They have the names, arguments and results of those in `infiniband/verbs.h`, `rdma/rdma_cma.h` and
-//! `rdma/rdma_verbs.h`. Three call into the libraries as well and are therefore methods of [`Verbs`](crate::Verbs).
-//! Where the headers would call a null pointer, because a device has no such operation, these return `EOPNOTSUPP`.
+//! They have the names, arguments and results of the functions in `infiniband/verbs.h`, `rdma/rdma_cma.h` and
+//! `rdma/rdma_verbs.h`. Three also call into the libraries, so they are methods of [`Verbs`](crate::Verbs). If
+//! a device lacks an operation, these functions return `EOPNOTSUPP`; the headers' functions would call a null
+//! pointer.
 //!
-//! Errors are those of C: a function that returns an `int` returns an error number, zero or (some providers) a negative
-//! error number; one that returns a pointer returns null and sets `errno`.
+//! Errors follow C: a function that returns an `int` returns zero, an error number, or (some providers) a
+//! negative error number. A function that returns a pointer returns null and sets `errno`.
 
 mod cm;
 mod completion;
@@ -27,7 +28,7 @@ fn set_errno(code: c_int) {
     unsafe { *libc::__errno_location() = code };
 }
 
-/// As the C library has it: minus one, and the error in `errno`.
+/// Converts a result to the convention of the C library: minus one, and the error in `errno`.
 fn or_errno(code: c_int) -> c_int {
     if code == 0 {
         return 0;

@@ -5,17 +5,17 @@ use core::fmt;
 
 use crate::{Cm, Verbs};
 
-/// Why a library can't be used, and what to do about it.
+/// The reason why a library cannot be used, and the remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenError {
     /// The dynamic linker could not open the library.
     Absent {
         /// The library.
         library: &'static CStr,
-        /// What the dynamic linker said.
+        /// The dynamic linker's message.
         reason: Reason,
     },
-    /// The library is there, but it is too old or is another one.
+    /// The library exists, but it is too old or a different one.
     Lacks {
         /// The library.
         library: &'static CStr,
@@ -33,7 +33,7 @@ impl OpenError {
         }
     }
 
-    /// The Debian and Ubuntu packages that bring the library, for a command line.
+    /// Returns the Debian and Ubuntu packages with the library, for a command line.
     pub fn packages(&self) -> &'static str {
         if self.library() == Cm::LIBRARY {
             "librdmacm1 ibverbs-providers"
@@ -61,7 +61,7 @@ impl fmt::Display for OpenError {
 
 impl core::error::Error for OpenError {}
 
-/// What the dynamic linker said, cut at 96 bytes: it keeps its own text only until the next call.
+/// The dynamic linker's message, cut at 96 bytes: the linker keeps its own text only until the next call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Reason {
     bytes: [u8; Self::CAPACITY],
@@ -78,9 +78,9 @@ impl Reason {
         Self { bytes, len: len as u8 }
     }
 
-    /// What `dlerror` says of the last failure of this thread.
+    /// Returns the `dlerror` text of this thread's last failure.
     fn last() -> Self {
-        // SAFETY: no requirements; the text is this thread's until its next call into the dynamic linker.
+        // SAFETY: no requirements; the text belongs to this thread until its next call into the dynamic linker.
         let text = unsafe { libc::dlerror() };
         if text.is_null() {
             return Self::new(b"no reason given");
@@ -102,7 +102,7 @@ impl fmt::Debug for Reason {
     }
 }
 
-/// Bytes that ought to be text.
+/// Bytes that are printed as text, without those that are not valid UTF-8.
 struct Utf8<'a>(&'a [u8]);
 
 impl fmt::Display for Utf8<'_> {
@@ -114,8 +114,8 @@ impl fmt::Display for Utf8<'_> {
     }
 }
 
-/// A library that is open. It stays open until the process ends: providers that it has loaded keep pointers into it,
-/// and so do the function tables.
+/// An open library. It stays open until the process ends, because the providers that it has loaded keep
+/// pointers into it, as do the function tables.
 pub(crate) struct Library {
     name: &'static CStr,
     handle: *mut c_void,
@@ -131,7 +131,7 @@ impl Library {
         Ok(Self { name, handle })
     }
 
-    /// A function that every release has.
+    /// Returns a function that every release has.
     ///
     /// # Safety
     /// `F` is a function pointer of the type that the library's headers declare.
@@ -148,7 +148,7 @@ impl Library {
         })
     }
 
-    /// A function that came with a later version.
+    /// Returns a function that came with a later version, if the library has it.
     ///
     /// # Safety
     /// `F` is a function pointer of the type that the library's headers declare.
@@ -159,12 +159,12 @@ impl Library {
         if address.is_null() {
             return None;
         }
-        // SAFETY: the address is that of the function, of whose type the caller has made sure; the sizes are equal.
+        // SAFETY: the address is that of the function, whose type is the caller's promise; the sizes are equal.
         Some(unsafe { core::mem::transmute_copy(&address) })
     }
 }
 
-/// The symbol of that version. A plain `dlsym` would take the newest, whose signature may be a later one.
+/// Returns the symbol of that version. A plain `dlsym` would return the newest, whose signature may differ.
 ///
 /// # Safety
 /// The handle is open; the others are C strings.
@@ -174,7 +174,7 @@ unsafe fn symbol(handle: *mut c_void, name: *const c_char, version: *const c_cha
     unsafe { libc::dlvsym(handle, name, version) }
 }
 
-/// The symbol: this C library knows no versions, and a build of rdma-core for it has one of each.
+/// Returns the symbol. This C library has no versions, and a build of rdma-core for it has one of each symbol.
 ///
 /// # Safety
 /// The handle is open; the name is a C string.
@@ -188,7 +188,7 @@ impl Verbs {
     /// Opens libibverbs and looks up its functions. The library is never closed; opening it again is cheap.
     ///
     /// # Errors
-    /// The library can't be opened, or lacks a function that every release since 2006 has.
+    /// The library cannot be opened, or lacks a function that every release since 2006 has.
     pub fn open() -> Result<Self, OpenError> {
         let library = Library::open(Self::LIBRARY)?;
         // SAFETY: the library is the one that the constant names.
@@ -200,7 +200,7 @@ impl Cm {
     /// Opens librdmacm and looks up its functions. The library is never closed; opening it again is cheap.
     ///
     /// # Errors
-    /// The library can't be opened, or lacks a function that every release since 2013 has.
+    /// The library cannot be opened, or lacks a function that every release since 2013 has.
     pub fn open() -> Result<Self, OpenError> {
         let library = Library::open(Self::LIBRARY)?;
         // SAFETY: the library is the one that the constant names.
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn a_library_that_is_another_one_is_refused_with_the_function_that_it_lacks() {
         let Ok(libc) = Library::open(c"libc.so.6") else { return };
-        // SAFETY: nothing is found, so nothing of a wrong type comes into being.
+        // SAFETY: no symbol is found, so no value of a wrong type is made.
         let error = unsafe { Verbs::look_up(&libc) }.map(|_| ());
         let text = error.expect_err("the C library has no verbs").to_string();
         assert!(text.contains("lacks ibv_") && text.contains("@IBVERBS_1."), "{text}");
@@ -242,7 +242,7 @@ mod tests {
     fn a_symbol_is_looked_up_under_its_version_only() {
         let Ok(libc) = Library::open(c"libc.so.6") else { return };
         if cfg!(target_env = "gnu") {
-            // SAFETY: `getpid` has this type; the other lookup finds nothing.
+            // SAFETY: `getpid` has this type; the other lookup finds no symbol.
             let wrong = unsafe { libc.optional::<extern "C" fn() -> i32>(c"getpid", c"GLIBC_9.9") };
             assert!(wrong.is_none());
         }

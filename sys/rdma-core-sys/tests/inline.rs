@@ -1,4 +1,4 @@
-//! The inline functions: which operation they find, and what they say where there is none. No device is involved.
+//! The inline functions: the operation that each calls, and its result if there is none. No device is involved.
 
 use std::ptr;
 
@@ -8,9 +8,9 @@ use rdma_core_sys::inline::{
 };
 use rdma_core_sys::*;
 
-/// Zeros: no operation, no provider.
+/// Returns zeros: no operation, no provider.
 fn zeroed<T>() -> Box<T> {
-    // SAFETY: the types used here are plain data of C, for which zeros are a value.
+    // SAFETY: the types used here are plain data of C, for which zeros are a valid value.
     Box::new(unsafe { std::mem::zeroed() })
 }
 
@@ -28,7 +28,7 @@ fn an_operation_that_a_device_lacks_is_not_supported_and_no_crash() {
     (qp.context, cq.context, pd.context) = (&raw mut *context, &raw mut *context, &raw mut *context);
     let mut bad_send = ptr::null_mut();
     let mut bad_recv = ptr::null_mut();
-    // SAFETY: the structures are there, and none has an operation that could be called.
+    // SAFETY: the structures exist, and none has an operation that could be called.
     unsafe {
         assert_eq!(ibv_post_send(&raw mut *qp, ptr::null_mut(), &raw mut bad_send), libc::EOPNOTSUPP);
         assert_eq!(ibv_post_recv(&raw mut *qp, ptr::null_mut(), &raw mut bad_recv), libc::EOPNOTSUPP);
@@ -44,7 +44,7 @@ fn an_operation_that_a_device_lacks_is_not_supported_and_no_crash() {
 #[test]
 fn a_work_request_reaches_the_operation_of_its_context_unchanged() {
     unsafe extern "C" fn post(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
-        // SAFETY: the caller below passes all three.
+        // SAFETY: the caller below passes valid pointers for all three.
         unsafe {
             assert_eq!(((*qp).qp_num, (*wr).wr_id, (*wr).wr.rdma.rkey), (7, 8, 9));
             *bad = wr;
@@ -58,7 +58,7 @@ fn a_work_request_reaches_the_operation_of_its_context_unchanged() {
     wr.wr_id = 8;
     wr.wr.rdma.rkey = 9;
     let mut bad = ptr::null_mut();
-    // SAFETY: all are there.
+    // SAFETY: all structures exist.
     let code = unsafe { ibv_post_send(&raw mut *qp, &raw mut *wr, &raw mut bad) };
     assert_eq!((code, bad), (-22, &raw mut *wr), "a negative error number stays one");
 }
@@ -72,17 +72,17 @@ fn an_extended_context_is_used_as_far_as_it_reaches() {
     extended.destroy_wq = Some(destroy);
     let base = &raw mut *extended;
     let mut wq = zeroed::<ibv_wq>();
-    // SAFETY: the context lies in the extended one; all are there.
+    // SAFETY: the context lies in the extended one; all structures exist.
     unsafe {
         wq.context = &raw mut (*base).context;
         assert_eq!(verbs_get_ctx(wq.context), base);
         assert_eq!(ibv_destroy_wq(&raw mut *wq), 5);
-        // One that is too short for the operation, as an old provider's is.
+        // A context that is too short for the operation, as an old provider's is.
         (*base).sz = size_of::<verbs_context>() - std::mem::offset_of!(verbs_context, destroy_wq) - 1;
         assert_eq!(ibv_destroy_wq(&raw mut *wq), libc::EOPNOTSUPP);
         (*base).sz += 1;
         assert_eq!(ibv_destroy_wq(&raw mut *wq), 5);
-        // One of the time before.
+        // A context from before extended contexts.
         (*base).context.abi_compat = ptr::null_mut();
         assert!(verbs_get_ctx(wq.context).is_null());
         assert_eq!(ibv_destroy_wq(&raw mut *wq), libc::EOPNOTSUPP);

@@ -1,4 +1,4 @@
-//! The layout of every struct and union, as Rust has it and as the C compiler of this machine has it.
+//! The layout of every struct and union: in Rust, and by the C compiler of this machine.
 
 mod headers;
 mod probe;
@@ -8,7 +8,7 @@ use std::path::Path;
 use headers::Roots;
 use rdma_core_sys::{LAYOUTS, Layout};
 
-/// Tells why a test could not run, as every test of this repository does.
+/// Prints why a test could not run, as every test of this repository does.
 #[allow(clippy::print_stderr, reason = "this is how a test says that it did not run")]
 fn skip(test: &str, reason: &str) {
     use std::io::Write as _;
@@ -27,7 +27,7 @@ fn asked() -> Vec<(String, Vec<String>)> {
     LAYOUTS.iter().map(|layout| (layout.name.to_string(), fields(layout))).collect()
 }
 
-/// What differs. A later release may append to a structure, but moves nothing.
+/// Returns the differences. A later release may append to a structure, but moves no field.
 fn differences(answers: &[probe::Answer], is_same_release: bool) -> Vec<String> {
     let mut found = Vec::new();
     for (layout, c) in LAYOUTS.iter().zip(answers) {

@@ -100,7 +100,7 @@ pub enum BootstrapError {
         /// The mistake in the line.
         source: WireError,
     },
-    /// The launcher answered another request than the one that was sent, or sent an answer without a request.
+    /// The launcher answered a request other than the one that was sent, or sent an answer without a request.
     #[error(
         "the launcher answered {during} with {reply:?}; use a launcher that speaks PMI-1, such as mpiexec.hydra"
     )]

@@ -19,7 +19,8 @@ use std::time::Duration;
 /// noticed earlier.
 const DISCONNECTION_GRACE: Duration = Duration::from_secs(1);
 
-/// Why a job could not be started or supervised. Each message is one line: what failed, and the remedy.
+/// The reason why a job could not be started or supervised. Each message is one line: the failure and the
+/// remedy.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
@@ -172,7 +173,7 @@ impl Launcher {
     /// error here: see [`Outcome`].
     ///
     /// # Errors
-    /// The job cannot be started or supervised; nothing of it is left then.
+    /// The job cannot be started or supervised; no process of it is left.
     pub fn run(&self) -> Result<Outcome, LaunchError> {
         self.spawn()?.wait()
     }
@@ -184,7 +185,7 @@ impl Launcher {
     /// this process, because the system would then not report how its children ended.
     ///
     /// # Errors
-    /// The job cannot be started; nothing of it is left then.
+    /// The job cannot be started; no process of it is left.
     pub fn spawn(&self) -> Result<Running, LaunchError> {
         let mut processes = Processes::new(self.plan()?);
         let mut sockets = Vec::with_capacity(self.size);
@@ -237,12 +238,13 @@ impl Interrupter {
     /// The time between the signal and SIGKILL.
     pub const GRACE: Duration = INTERRUPT_GRACE;
 
-    /// Sends `signal` to all running ranks; those that have not ended after [`Interrupter::GRACE`] get SIGKILL. The
-    /// second call sends SIGKILL at once. No rank is started again after that, and [`Outcome::exit_code`] is
-    /// 128 + `signal`. Does nothing if the job has ended, or if `signal` is not between 1 and 127.
+    /// Sends `signal` to all running ranks; those that have not ended after [`Interrupter::GRACE`] get SIGKILL.
+    /// The second call sends SIGKILL at once. After that no rank is restarted, and [`Outcome::exit_code`] is
+    /// 128 + `signal`. No effect if the job has ended, or if `signal` is not between 1 and 127.
     pub fn interrupt(&self, signal: i32) {
         if let Some(byte) = u8::try_from(signal).ok().filter(|byte| (1..128).contains(byte)) {
-            // An error means that the job has ended, or that many signals wait to be read: either way nothing is lost.
+            // An error means that the job has ended, or that many signals are unread: no signal is lost in
+            // either case.
             let _ = poll::send(self.0.as_fd(), &[byte]);
         }
     }
@@ -255,7 +257,8 @@ impl Interrupter {
 pub struct Running {
     ids: Vec<u32>,
     live: LivePids,
-    /// Shutting it down tells the supervisor that the job is abandoned. Interrupters have it, too.
+    /// The supervisor takes its shutdown as the end of the owner: the job is then abandoned. Interrupters have
+    /// it, too.
     owner: UnixStream,
     supervisor: Option<JoinHandle<Result<Outcome, LaunchError>>>,
     forwarder: Option<Forwarder>,

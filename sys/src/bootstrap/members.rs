@@ -1,9 +1,9 @@
-//! The members of a world whose ranks may be started again: the table that the launcher keeps.
+//! The members of a world whose ranks may be restarted: a table in the launcher.
 //!
 //! Every process joins with the address at which the others reach it, and gets a *turn*, a growing number. A
-//! restarted process calls the members that joined before it, and is called by those that join later: of any
-//! two that start at the same time, one calls. The called process asks here whether the caller is the process
-//! that it claims to be.
+//! restarted process connects to the members that joined before it, and later members connect to it. So of any
+//! two that start at the same time, one connects. The other one queries this table whether the connecting
+//! process is the one that it claims to be.
 
 use super::wire::{self, PmiReply};
 use std::num::NonZeroU64;
@@ -67,12 +67,12 @@ impl Members {
         })
     }
 
-    /// Returns whether this rank was started again: it takes part in no barrier.
+    /// Returns whether this rank was restarted: it takes part in no barrier.
     pub(super) fn is_restart(&self, rank: usize) -> bool {
         self.slots.get(rank).is_some_and(|slot| slot.incarnation > 0)
     }
 
-    /// Adds `rank`, whose address is untrusted. Returns its turn, or why it cannot join.
+    /// Adds `rank`, whose address is untrusted. Returns its turn, or the reason why it cannot join.
     pub(super) fn join(
         &mut self,
         rank: usize,
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_comes_back_to_a_world_that_was_never_complete() {
+    fn no_rank_rejoins_a_world_that_was_never_complete() {
         let mut members = Members::new(2, true);
         members.join(0, (V, 0), "a", 8).unwrap();
         members.leave(0);

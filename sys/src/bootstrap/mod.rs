@@ -1,10 +1,11 @@
-//! How the processes of a job find each other before they can exchange messages: an out-of-band exchange of
-//! short texts. A process calls [`Bootstrap::from_env`], puts the data that the others need to reach it (in
-//! hexadecimal), enters a barrier, and gets the data of the others. The exchange goes through the launcher
-//! that started the job, by the PMI-1 protocol: MPICH's `mpiexec.hydra`, or [`Launcher`], which is
-//! `nemesia run`. [`Launcher`] can also start a dead rank again, for which two requests were added to the
-//! protocol. A process without a launcher is a world of one. A runtime with an exchange of its own implements
-//! [`Exchange`].
+//! The bootstrap: an out-of-band exchange of short texts, by which the processes of a job find each other
+//! before they can exchange messages.
+//!
+//! A process calls [`Bootstrap::from_env`], puts the data that the others need to reach it (in hexadecimal),
+//! enters a barrier, and gets the data of the others. The exchange goes through the launcher that started the
+//! job, by the PMI-1 protocol: MPICH's `mpiexec.hydra`, or [`Launcher`], which is `nemesia run`. [`Launcher`]
+//! can also restart a dead rank, for which two requests were added to the protocol. A process without a
+//! launcher is a world of one. A runtime with an exchange of its own implements [`Exchange`].
 //!
 //! Environment variables are read and never changed. No thread is started and no signal handler is installed
 //! here, except that [`Launcher`] starts one thread to supervise its processes and one for their output.
@@ -40,7 +41,7 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
 
 /// The prefix of the name of our launcher's table; a number follows.
 const KVSNAME: &str = "kvs_nemesia_";
-/// The environment variable in which a launcher that restarts ranks puts how often the rank was started before.
+/// The environment variable in which a launcher passes the number of previous starts of the rank.
 const INCARNATION: &str = "NEMESIA_INCARNATION";
 
 /// The longest key of a world of one, in bytes, as Hydra's, so that a program that works alone also works under
@@ -77,14 +78,14 @@ pub trait Exchange {
     /// A process is gone and will never come, the deadline has passed, or the exchange has failed.
     fn barrier(&mut self) -> Result<(), BootstrapError>;
 
-    /// Ends the connection to the launcher. A second call does nothing; other calls fail afterwards.
+    /// Ends the connection to the launcher. A second call has no effect; other calls fail afterwards.
     ///
     /// # Errors
     /// The exchange has failed.
     fn finalize(&mut self) -> Result<(), BootstrapError>;
 
-    /// Returns how often the rank of this process was started before in this job: 0 for a process that started
-    /// with the job. A restarted process enters no barrier: it joins ([`Exchange::join`]), and asks for the
+    /// Returns the number of previous starts of this process's rank in this job: 0 for a process that started
+    /// with the job. A restarted process enters no barrier: it joins ([`Exchange::join`]), and queries the
     /// [`Exchange::member`]s.
     fn incarnation(&self) -> u64 {
         0

@@ -10,7 +10,7 @@ pub enum ExitKind {
     Exited(i32),
     /// This signal ended it.
     Signaled(i32),
-    /// It asked the launcher by PMI to end the whole job with this exit code.
+    /// The rank requested the end of the whole job with this exit code, by PMI.
     Aborted(i32),
     /// The operating system did not report how it ended.
     Unknown,
@@ -133,7 +133,7 @@ impl Outcome {
     }
 }
 
-/// One line: the rank that failed first and how, and the fate of the others.
+/// One line: the rank that failed first and how, and the ends of the others.
 impl fmt::Display for Outcome {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.ranks.len();

@@ -21,7 +21,7 @@ static OPENED: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 enum State {
     Open,
     Finalized,
-    /// A request failed half-way: the next line could be its answer or that of the next request.
+    /// A request failed half-way: the next line could be its answer or the answer to the next request.
     Broken,
 }
 
@@ -32,7 +32,7 @@ struct Maxes {
     value: usize,
 }
 
-/// A connection to a launcher that speaks PMI-1. It owns its descriptor of the socket. The connection ends
+/// A connection to a launcher that implements PMI-1. It owns its descriptor of the socket. The connection ends
 /// with [`Exchange::finalize`] or when this value is dropped; most launchers treat the latter as an abnormal
 /// end. In a child of `fork` a drop only closes the child's descriptor.
 ///
@@ -60,7 +60,6 @@ impl PmiClient {
     ///
     /// # Errors
     /// [`BootstrapError::RankOutOfRange`], or any failure of an exchange with the launcher.
-    /// [`BootstrapError::RankOutOfRange`], or what an exchange with the launcher can fail with.
     pub fn connect(
         socket: OwnedFd,
         rank: usize,
@@ -111,8 +110,8 @@ impl PmiClient {
         self.maxes.value.saturating_sub(1)
     }
 
-    /// Asks the launcher to end all processes of this job with exit code `code`, and finalizes this connection.
-    /// The launcher does not answer; it ends this process too.
+    /// Requests the launcher to end all processes of this job with exit code `code`, and finalizes this
+    /// connection. The launcher does not answer; it ends this process too.
     ///
     /// # Errors
     /// The request cannot be sent.
@@ -157,8 +156,9 @@ impl PmiClient {
         }
     }
 
-    /// Ends the connection, whoever else has a descriptor of it: the one that PMI_FD names stays open. Not before the
-    /// launcher has answered, because until then the socket may be anything; and not for the parent of a forked child.
+    /// Ends the connection, even if other descriptors of it exist: the descriptor that PMI_FD names stays open.
+    /// Does nothing before the launcher has answered, because until then the socket may be of any kind. Does
+    /// nothing in a forked child, whose parent still uses the connection.
     fn disconnect(&mut self) {
         let Some(socket) = self.socket.take() else { return };
         if self.process == Some(std::process::id()) {
@@ -463,8 +463,8 @@ pub(super) fn open_inherited(fd: RawFd) -> Result<OwnedFd, BootstrapError> {
     Ok(ours)
 }
 
-/// Checks that a descriptor is a connected stream socket; else says what is wrong. A pipe carries bytes one way only,
-/// so that it cannot carry questions and answers.
+/// Checks that a descriptor is a connected stream socket; else returns what is wrong. A pipe carries bytes in
+/// one direction only, so it cannot carry requests and answers.
 fn check_socket(socket: &OwnedFd) -> Result<(), String> {
     let (mut kind, mut len) = (0_i32, size_of::<i32>() as libc::socklen_t);
     let fd = socket.as_raw_fd();

@@ -10,7 +10,7 @@ pub(super) fn entry(fd: BorrowedFd<'_>, events: libc::c_short) -> libc::pollfd {
 }
 
 /// Waits until an entry is ready or `timeout` has passed (`None`: no limit), rounded up to milliseconds. An
-/// interruption by a signal counts as "nothing is ready": callers read their clock again anyway.
+/// interruption by a signal returns with no entry ready: callers read their clock again anyway.
 pub(super) fn wait(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
     let millis =
         timeout.map_or(-1, |limit| i32::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));

@@ -78,8 +78,8 @@ pub(super) struct Server {
     grace: Duration,
     aborts: Vec<Abort>,
     faults: Vec<(usize, String)>,
-    /// The ranks that have left or are lost, in that order. A message blames the first, not one that gave up
-    /// because of it.
+    /// The ranks that have left or are lost, in that order. A message names the first one, which is the cause,
+    /// and not a rank that left because of it.
     leavers: Vec<usize>,
     members: Members,
 }
@@ -307,7 +307,7 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the barrier if all ranks are in it, or fails it if a rank in it waits for one that never comes.
+    /// Ends the barrier if all ranks are in it, or fails it if it waits for a rank that cannot enter it.
     fn settle_barrier(&mut self, now: Instant) {
         if !self.someone_waits() {
             return;

@@ -42,10 +42,10 @@ pub(super) struct Supervisor {
     processes: Processes,
     server: Server,
     policy: Policy,
-    /// Ranks to be started again when the world is complete, and how they ended.
+    /// Ranks to be restarted when the world is complete, and how they ended.
     waiting: Vec<(usize, ExitKind)>,
     restarts: Vec<RankRestart>,
-    /// Why ranks could not be started again.
+    /// The reasons why ranks could not be restarted.
     faults: Vec<(usize, String)>,
     /// [`Running`](super::Running) holds the other side. A byte from there is a signal to forward. If it is shut down,
     /// the job has been abandoned.
@@ -84,7 +84,7 @@ impl Supervisor {
             self.restart_waiting(now);
             self.advance_ending(now, abandoned);
         }
-        // There was no world to come back to for these.
+        // The world never was complete, so these ranks cannot join it again.
         for (rank, kind) in std::mem::take(&mut self.waiting) {
             self.note_failure(rank, kind);
         }
@@ -126,7 +126,7 @@ impl Supervisor {
         Ok(!forced && entries.first().is_some_and(|entry| entry.revents != 0))
     }
 
-    /// Passes on the signals that the owner has named. Returns whether it has abandoned the job.
+    /// Forwards the signals that the owner has sent. Returns whether the owner has abandoned the job.
     fn hear_owner(&mut self, now: Instant) -> bool {
         let mut signals = [0; 16];
         let count = match poll::receive(self.owner.as_fd(), &mut signals) {
@@ -140,14 +140,14 @@ impl Supervisor {
         false
     }
 
-    /// Passes a signal on. The second one ends the job at once.
+    /// Forwards a signal. The second one ends the job at once.
     fn interrupt(&mut self, signal: i32, now: Instant) {
         if self.interrupted.is_some() {
             self.ending = Ending::Asked(now);
             return;
         }
         self.interrupted = Some(signal);
-        // Also if a rank has failed just now: Ctrl-C reaches the ranks of a terminal before it is passed on.
+        // Also if a rank has just failed: Ctrl-C reaches the ranks of a terminal before it is forwarded.
         self.ending = Ending::Asked(now + INTERRUPT_GRACE);
         self.processes.end_all(signal);
     }
@@ -162,11 +162,12 @@ impl Supervisor {
     /// Reaps ended processes and reacts to their ends.
     fn bury(&mut self, now: Instant) {
         let mut ended = self.processes.reap();
-        // Of several ends noticed at once, a violent one is the likelier cause: the others may have failed
-        // because they noticed it.
+        // If several ends are detected at once, a death by a signal is the likelier cause: the others may have
+        // failed because of it.
         ended.sort_by_key(|(rank, kind, _)| (!matches!(kind, ExitKind::Signaled(_)), *rank));
         for (rank, kind, ended_by_launcher) in ended {
-            // Its last requests come first: an abort counts for more than the exit code that follows it.
+            // The rank's last requests are handled first: an abort takes precedence over the exit code that
+            // follows it.
             self.server.rank_ended(rank, now);
             self.hear_aborts(now);
             if !kind.is_success() && !ended_by_launcher {
@@ -184,7 +185,7 @@ impl Supervisor {
         }
     }
 
-    /// Handles the failure of a rank that is not started again.
+    /// Handles the failure of a rank that is not restarted.
     fn give_up(&mut self, rank: usize, kind: ExitKind, now: Instant) {
         self.note_failure(rank, kind);
         if !self.policy.keep_going {
@@ -192,7 +193,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts waiting ranks again where that is possible now.
+    /// Restarts waiting ranks that can be restarted now.
     fn restart_waiting(&mut self, now: Instant) {
         for (rank, kind) in std::mem::take(&mut self.waiting) {
             if self.ending != Ending::No {
@@ -206,8 +207,8 @@ impl Supervisor {
         }
     }
 
-    /// Starts a rank again from this thread, which lasts as long as the processes: the kernel kills them when
-    /// it ends.
+    /// Restarts a rank from this thread, which lasts as long as the processes: the kernel kills them when it
+    /// ends.
     fn restart(&mut self, rank: usize, kind: ExitKind) -> io::Result<()> {
         let (ours, theirs) = UnixStream::pair()?;
         let incarnation = self.server.next_incarnation(rank);

@@ -134,7 +134,7 @@ fn exchange_cards(exchange: &mut dyn Exchange) {
 }
 
 #[test]
-fn all_ranks_see_what_all_have_put() {
+fn all_ranks_get_the_values_of_all() {
     let mut world = BootstrapWorld::new(4);
     let threads: Vec<_> = world
         .clients()
@@ -146,7 +146,7 @@ fn all_ranks_see_what_all_have_put() {
 }
 
 #[test]
-fn the_server_refuses_with_a_reason_and_the_connection_goes_on() {
+fn the_server_refuses_with_a_reason_and_the_connection_stays() {
     let mut world = BootstrapWorld::new(1);
     let mut client = world.clients().remove(0);
     let longest = "v".repeat(client.max_value_len());
@@ -239,7 +239,7 @@ fn no_bytes_break_the_server() {
     }
 }
 
-/// Returns the error of a client whose launcher sends `answers`, whatever it is asked, and then closes.
+/// Returns the error of a client whose launcher sends `answers` to any request, and then closes.
 fn client_of(answers: &'static [u8]) -> BootstrapError {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(answers).unwrap();
@@ -284,7 +284,7 @@ fn scratch(test: &str) -> std::path::PathBuf {
     directory
 }
 
-/// Describes a launch of this test program, which runs `launched_rank` and nothing else.
+/// Describes a launch of this test program, which runs only `launched_rank`.
 fn ourselves(size: usize, role: &str) -> Launcher {
     let (_, path) = module_path!().split_once("::").unwrap();
     let test = format!("{path}::launched_rank");
@@ -311,13 +311,13 @@ fn launched_rank() {
             if world.rank() == 1 {
                 thread::sleep(LONG);
             }
-            // Rank 1 never comes; the barrier must report that instead of waiting.
+            // Rank 1 never enters; the barrier must report that instead of waiting.
             let message = world.barrier().unwrap_err().to_string();
             assert!(message.contains("rank_1_is_gone"), "{message}");
         }
         "comes-back" => come_back(&mut world),
         "dies-early" => {
-            // The others wait for a rank that never comes, and must learn that.
+            // The others wait for a rank that never enters, and must receive an error.
             if world.rank() == 1 && world.incarnation() == 0 {
                 std::process::abort();
             }
@@ -391,7 +391,7 @@ fn the_first_failure_ends_the_others() {
 }
 
 #[test]
-fn who_ignores_sigterm_is_killed() {
+fn a_rank_that_ignores_sigterm_is_killed() {
     // Rank 0 fails only after rank 1 has reported, through a pipe, that it ignores the signal.
     let directory = scratch("sigterm");
     let script = format!(
@@ -484,7 +484,7 @@ fn come_back(world: &mut Bootstrap) {
     }
     let last = await_turn(1, 2);
     assert_eq!(last.address, "address-1-2");
-    assert_eq!(last.turn > turn, rank != 1, "who comes later has a later turn");
+    assert_eq!(last.turn > turn, rank != 1, "a later rank has a later turn");
     let barrier = world.barrier().unwrap_err().to_string();
     assert!(barrier.contains("_was_started_again") || barrier.contains("_is_gone"), "{barrier}");
     // The others have seen rank 1 before it leaves.
@@ -495,7 +495,7 @@ fn come_back(world: &mut Bootstrap) {
 }
 
 #[test]
-fn a_rank_that_dies_is_started_again_and_comes_back() {
+fn a_rank_that_dies_is_restarted_and_rejoins() {
     let outcome = ourselves(3, "comes-back").restart(2).prefix_output(true).run().unwrap();
     assert_eq!((outcome.exit_code(), outcome.first_failure), (0, None), "{outcome}");
     let kinds: Vec<_> = outcome.restarts.iter().map(|it| (it.rank, it.incarnation, it.kind)).collect();
@@ -504,7 +504,7 @@ fn a_rank_that_dies_is_started_again_and_comes_back() {
 }
 
 #[test]
-fn nobody_comes_back_to_a_world_that_was_never_there() {
+fn no_rank_rejoins_a_world_that_never_started() {
     let outcome = ourselves(2, "dies-early").restart(5).run().unwrap();
     assert_eq!(outcome.first_failure, Some((1, ExitKind::Signaled(libc::SIGABRT))), "{outcome}");
     assert!(outcome.restarts.is_empty() && outcome.ranks[0].kind.is_success(), "{outcome}");
@@ -534,7 +534,7 @@ fn all_processes_of_a_rank_write_to_the_same_output() {
 }
 
 #[test]
-fn without_restarts_a_launcher_is_believed_to_have_none() {
+fn without_restarts_a_launcher_is_assumed_to_have_none() {
     assert_eq!(shell(1, "[ -z \"$NEMESIA_INCARNATION\" ]").run().unwrap().exit_code(), 0);
     let mut world = Singleton::new();
     assert!(!world.restarts() && world.incarnation() == 0);
@@ -542,7 +542,7 @@ fn without_restarts_a_launcher_is_believed_to_have_none() {
         assert!(matches!(error, BootstrapError::NoRestart));
         assert!(error.to_string().contains("nemesia run --restart"), "{error}");
     }
-    // Not our launcher, whatever the environment says: its table has another name.
+    // Not our launcher, even if the environment says so: its table has another name.
     let mut world = BootstrapWorld::new(1);
     let mut client = world.clients().remove(0);
     client.set_incarnation(3);

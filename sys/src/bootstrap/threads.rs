@@ -1,4 +1,4 @@
-//! A world of threads in one process, for tests and examples that no launcher starts.
+//! A world of threads in one process, for tests and examples without a launcher.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::{BootstrapError, DEFAULT_DEADLINE, Exchange, SINGLETON_MAX_KEY, SINGLETON_MAX_VALUE, pmi};
 
-/// The exchanges of a world of `size` ranks in one process, by rank. Each belongs to one thread, which opens an
-/// endpoint with it ([`Endpoint::open_with`](crate::Endpoint::open_with)); [`testing::world`](crate::testing::world)
-/// does all of that.
+/// Returns the exchanges of a world of `size` ranks in one process, by rank. Each belongs to one thread, which
+/// opens an endpoint with it ([`Endpoint::open_with`](crate::Endpoint::open_with)).
+/// [`testing::world`](crate::testing::world) does all of that.
 ///
-/// If a thread drops its exchange before it has finalized it, the barriers of the others fail at once.
+/// If a thread drops its exchange before it has finalized it, the barriers of the other ranks fail at once.
 #[must_use]
 pub fn threads(size: usize) -> Vec<ThreadExchange> {
     let meeting = Arc::new(Meeting::default());
@@ -34,7 +34,7 @@ pub struct ThreadExchange {
     finalized: bool,
 }
 
-/// What the ranks share.
+/// The state that the ranks share.
 #[derive(Debug, Default)]
 struct Meeting {
     state: Mutex<BoardState>,
@@ -44,23 +44,23 @@ struct Meeting {
 #[derive(Debug, Default)]
 struct BoardState {
     pairs: HashMap<String, String>,
-    /// Ranks in the barrier.
+    /// The number of ranks in the barrier.
     arrived: usize,
-    /// Barriers that are over.
+    /// The number of barriers that are over.
     barriers: u64,
-    /// A rank that has left before it finalized.
+    /// A rank that left before it finalized.
     gone: Option<usize>,
 }
 
 impl Meeting {
-    /// A panic elsewhere leaves nothing half done here.
+    /// A panic of another thread leaves the state consistent: no call changes it half-way.
     fn lock(&self) -> MutexGuard<'_, BoardState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ThreadExchange {
-    /// Sets how long a barrier may take.
+    /// Sets the time limit of a barrier.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }

@@ -1,6 +1,7 @@
 //! The PMI-1 wire protocol: lines of `key=value` tokens, as pure functions.
 //!
-//! A line ends with ` `, its tokens are separated by spaces, and its first token is `cmd=NAME`. Everything
+//! A line ends with a newline character, its tokens are separated by spaces, and its first token is `cmd=NAME`.
+//! Everything
 //! parsed here comes from another process and is untrusted: lengths and counts are bounded, and unknown or
 //! malformed input is a [`WireError`].
 
@@ -456,7 +457,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_is_encoded_is_parsed_again() {
+    fn encoded_lines_are_parsed_again() {
         for request in REQUESTS {
             assert_eq!(PmiRequest::parse(strip(&request.encode())), Ok(request));
         }

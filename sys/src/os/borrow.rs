@@ -1,10 +1,11 @@
-//! Opening a segment of a peer by the number of its descriptor, where nobody wants to hand it over: most regions are
-//! used by few peers, and each copy of a descriptor counts.
+//! Opening a segment of a peer by the number of its descriptor. Used where the peer does not send the
+//! descriptor: most regions are used by few peers, and each copy of a descriptor counts towards a limit.
 //!
-//! The kernel lets a process of the same user do that by `/proc`. What the descriptor is, is asked before it is opened:
-//! opening a device or a pipe could do anything, and opening a regular file can block: on FUSE until the process that
-//! serves it answers, and elsewhere until the holder of a lease gives it up (`/proc/sys/fs/lease-break-time`, 45 s). So
-//! only what lies on the same file system as memory of our own is opened, without waiting for leases.
+//! The kernel permits processes of the same user to open descriptors of each other by `/proc`. The file's type
+//! is checked before the file is opened. Opening a device or a pipe can have any side effect, and opening a
+//! regular file can block: on FUSE until the serving process answers, elsewhere until the holder of a lease
+//! releases it (`/proc/sys/fs/lease-break-time`, 45 s). So this module opens only files on the file systems of
+//! our own memory, without waiting for leases.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -21,15 +22,15 @@ use super::store::{self, Store};
 
 const WHAT: &str = "opening a region of a peer";
 
-/// Opens the file behind a descriptor of another process. What comes is judged by [`Segment::attach`](super::Segment).
-/// Never waits.
+/// Opens the file behind a descriptor of another process. [`Segment::attach`](super::Segment) validates the
+/// result. Never waits.
 ///
-/// The descriptor can be written even if the memory is only to be read:
-/// [`AttachLimits::keeps_pages`](super::AttachLimits) needs that to set the size that the file has.
+/// The descriptor is opened for writing even if the memory is only read:
+/// [`AttachLimits::keeps_pages`](super::AttachLimits) needs write access to set the file's present size again.
 ///
 /// # Errors
-/// When there is no such process or descriptor, when it is no memory, when its owner holds a lease on it, and when the
-/// kernel does not allow it: for another user, and for a process that has forbidden it (`PR_SET_DUMPABLE`).
+/// There is no such process or descriptor; the descriptor is not memory; its owner holds a lease on it; or the
+/// kernel refuses access: for another user, and for a process that has forbidden it (`PR_SET_DUMPABLE`).
 pub fn open_foreign(pid: i32, descriptor: u32) -> Result<ForeignFd, ShmError> {
     let system = |error| ShmError::system(WHAT, error);
     // Names the file without opening it.
@@ -45,7 +46,7 @@ pub fn open_foreign(pid: i32, descriptor: u32) -> Result<ForeignFd, ShmError> {
     if !memory_devices().contains(&kind.device) {
         return Err(ShmError::Untrustworthy("it is not a file in memory".into()));
     }
-    // The very file that was looked at.
+    // By the descriptor, so that the file that is opened is the file that was checked.
     let path = format!("/proc/self/fd/{}", named.as_raw_fd());
     let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
     match file {
@@ -57,10 +58,10 @@ pub fn open_foreign(pid: i32, descriptor: u32) -> Result<ForeignFd, ShmError> {
     }
 }
 
-/// What the kernel knows of a file without asking whoever serves it.
+/// The facts that the kernel knows about a file without asking the process that serves it.
 struct Kind {
     mode: u16,
-    /// Major and minor number of its file system.
+    /// The major and minor number of its file system.
     device: (u32, u32),
 }
 
@@ -69,7 +70,7 @@ impl Kind {
         const NOTHING: &CStr = c"";
         let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
         let mut about = MaybeUninit::<libc::statx>::zeroed();
-        // SAFETY: the path ends with zero, and the kernel fills the structure, which lives here.
+        // SAFETY: the path ends with zero; the kernel fills the structure, which is a local variable.
         checked(unsafe {
             libc::statx(
                 fd.as_raw_fd(),
@@ -85,7 +86,7 @@ impl Kind {
     }
 }
 
-/// The file systems of memory: those of a memfd, of one on huge pages, and `/dev/shm`.
+/// Returns the file systems of memory: of a memfd, of a memfd on huge pages, and of `/dev/shm`.
 fn memory_devices() -> &'static [(u32, u32)] {
     static DEVICES: OnceLock<Vec<(u32, u32)>> = OnceLock::new();
     DEVICES.get_or_init(|| {
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_against_writing_is_not_opened_for_it() {
+    fn a_file_sealed_against_writing_is_not_opened_for_writing() {
         let segment = Segment::create("test", 4096, &SegmentOptions::default()).unwrap();
         if !segment.seal_against_foreign_writes().unwrap() {
             crate::os::testing::skipped("this kernel cannot seal");
@@ -150,20 +151,21 @@ mod tests {
         }
     }
 
-    /// Opening it would break the lease, for which the kernel gives its holder 45 s.
+    /// Opening the file would break the lease, for which the kernel gives the holder 45 s.
     #[test]
-    fn what_is_under_a_lease_is_refused_at_once() {
+    fn a_file_under_a_lease_is_refused_at_once() {
         // From asm-generic/fcntl.h.
         const F_SETSIG: std::ffi::c_int = 10;
         let path = std::env::temp_dir().join(format!("nemesia-leased-{}", std::process::id()));
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let memory = Store::Memfd.open("leased").unwrap();
-        // What is open for writing as well has no write lease.
+        // A file that is also open for writing cannot have a write lease.
         let memory = File::open(format!("/proc/self/fd/{}", memory.as_raw_fd())).unwrap();
         let began = std::time::Instant::now();
         for (fd, kind) in [(file.as_fd(), libc::F_WRLCK), (memory.as_fd(), libc::F_RDLCK)] {
-            // SAFETY: takes no pointers. The signal of a broken lease is one that is ignored.
+            // SAFETY: takes no pointers. The signal that reports a broken lease is one that is ignored by
+            // default.
             let leased = unsafe {
                 libc::fcntl(fd.as_raw_fd(), F_SETSIG, libc::SIGURG);
                 libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, kind) == 0

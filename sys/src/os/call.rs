@@ -12,12 +12,12 @@ pub(super) fn checked(result: c_int) -> io::Result<c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// The same for `libc::syscall`.
+/// Does the same for `libc::syscall`.
 pub(super) fn checked_long(result: c_long) -> io::Result<c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Repeats a call for as long as signals interrupt it.
+/// Repeats a call while signals interrupt it.
 pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -27,7 +27,7 @@ pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::R
     }
 }
 
-/// Random bytes from the kernel; at most 256, which come at once or not at all.
+/// Returns random bytes from the kernel. At most 256, which the kernel returns whole or not at all.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], ShmError> {
     const { assert!(N <= 256) };
     let mut random = [0; N];
@@ -37,36 +37,36 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], ShmError> {
     Ok(random)
 }
 
-/// The effective user of this process.
+/// Returns the effective user of this process.
 pub(super) fn effective_uid() -> u32 {
     // SAFETY: takes nothing and cannot fail.
     unsafe { libc::geteuid() }
 }
 
-/// This process.
+/// Returns the id of this process.
 pub(super) fn process_id() -> i32 {
     // SAFETY: takes nothing and cannot fail.
     unsafe { libc::getpid() }
 }
 
-/// The time left, zero when the deadline has passed.
+/// Returns the time until the deadline, zero if it has passed.
 pub(super) fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// A duration as the kernel wants it; what does not fit becomes the longest possible wait.
+/// Converts a duration for the kernel. A duration that does not fit becomes the longest possible wait.
 pub(super) fn timespec(duration: Duration) -> libc::timespec {
     let tv_sec = libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX);
     libc::timespec { tv_sec, tv_nsec: duration.subsec_nanos().into() }
 }
 
-/// Waits until one of `events`, a hang-up or an error is there: false when the deadline passes first.
-/// Looks once even when the deadline has passed already.
+/// Waits until one of `events`, a disconnection or an error is reported. False if the deadline passes first.
+/// Polls once even if the deadline has already passed.
 pub(crate) fn wait_ready(fd: BorrowedFd<'_>, events: c_short, deadline: Instant) -> io::Result<bool> {
     Ok(poll_once(fd, events, || left(deadline))? != 0)
 }
 
-/// Waits until one of these is readable, or at its end, or the deadline passes.
+/// Waits until one of the descriptors is readable or at its end, or until the deadline.
 pub(crate) fn wait_any(fds: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<()> {
     let poll = |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let mut polls: Vec<_> = fds.iter().map(poll).collect();
@@ -81,7 +81,7 @@ pub(crate) fn wait_any(fds: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<
     .map(|_| ())
 }
 
-/// What is there now, without waiting.
+/// Returns the events that are ready now, without waiting.
 pub(super) fn ready_now(fd: BorrowedFd<'_>, events: c_short) -> io::Result<c_short> {
     poll_once(fd, events, || Duration::ZERO)
 }

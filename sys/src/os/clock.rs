@@ -1,7 +1,7 @@
-//! A clock that costs next to nothing, for comparing times with each other.
+//! A cheap clock, for comparing times with each other.
 
-/// Ticks of a steady clock, of an unknown unit; a process that moves to another core may see it step on machines where
-/// the counters of cores differ.
+/// Returns the ticks of a steady clock, in an unknown unit. On machines whose cores have different counters,
+/// the clock may step when a process moves to another core.
 #[inline]
 pub fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -21,7 +21,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn it_goes_on() {
+    fn ticks_increase() {
         let earlier = super::ticks();
         std::thread::sleep(Duration::from_millis(1));
         assert!(super::ticks() > earlier);

@@ -1,15 +1,16 @@
-//! Closing descriptors that other processes have sent, away from the thread that makes progress.
+//! Closing descriptors that other processes have sent, in a thread other than the one that makes progress.
 //!
-//! `close(2)` can block for as long as the sender of a descriptor likes: a TCP socket with `SO_LINGER` and data that
-//! nobody reads, or a file of a FUSE file system whose process does not answer. The kernel also closes what nobody has
-//! received: with the last reference to a Unix socket it closes the descriptors that lie in its queue, in the thread
-//! that closed the socket.
+//! `close(2)` can block for as long as the sender of a descriptor chooses: on a TCP socket with `SO_LINGER` and
+//! unread data, or on a file of a FUSE file system whose server does not answer. The kernel also closes
+//! descriptors that were sent but not received: when the last reference to a Unix socket is closed, the kernel
+//! closes the descriptors in its queue, in the closing thread.
 //!
-//! So a helper thread closes them. It is started when there is something to close, and ends when nothing is left. At
-//! most `MOST_THREADS` run at once, each for one `close` that blocks. While more than `MOST_WAITING` descriptors wait,
-//! nobody accepts unauthenticated connections (`has_room`). No thread is ever waited for: not by an endpoint that is
-//! closed or dropped, and not at the end of the process, where the kernel interrupts a close that lingers. The threads
-//! block all signals. A library that is unloaded (`dlclose`) within that time must not have been attacked before.
+//! So a helper thread closes them. It starts when there is a descriptor to close, and ends when none is left.
+//! At most `MOST_THREADS` run at once, each for one `close` that blocks. While more than `MOST_WAITING`
+//! descriptors wait, no unauthenticated connection is accepted (`has_room`). Nothing ever waits for these
+//! threads: neither an endpoint that is closed or dropped, nor the end of the process, at which the kernel
+//! interrupts a lingering close. The threads block all signals. If the library is unloaded (`dlclose`) while
+//! such a close blocks, its thread has no code to return to: a library that was attacked must not be unloaded.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -20,24 +21,25 @@ use super::mapping::without_signals;
 use super::message;
 use super::store;
 
-/// Threads at once.
+/// The largest number of threads at once.
 const MOST_THREADS: usize = 16;
-/// Descriptors that wait before no unauthenticated connection is accepted any more.
+/// The number of waiting descriptors above which no unauthenticated connection is accepted.
 const MOST_WAITING: usize = 128;
-/// Packets of one socket that are taken apart; the kernel closes what the others carry.
+/// The packets of one socket whose descriptors this module closes; the kernel closes those of the others.
 const MOST_PACKETS: usize = 1024;
-/// Bytes of a thread's stack.
+/// The bytes of a thread's stack.
 const STACK: usize = 128 << 10;
-/// How often the lock is tried. A forked child may find it locked for ever, by a thread that it does not have.
+/// The number of tries for the lock. A forked child may find it locked for ever, by a thread that the child
+/// does not have.
 const TRIES: usize = 1000;
 
-/// A descriptor that another process has sent or named, of a kind that is not known yet. It may be dropped anywhere:
-/// unless it is memory, a helper thread closes it.
+/// A descriptor that another process has sent or named, and whose type is not known yet. It may be dropped in
+/// any thread: unless it is memory, a helper thread closes it.
 #[derive(Debug)]
 pub struct ForeignFd(ManuallyDrop<OwnedFd>);
 
 impl ForeignFd {
-    /// The descriptor itself, for a caller that has found that closing it does not block.
+    /// Returns the descriptor itself, for a caller that has verified that closing it does not block.
     pub fn into_inner(self) -> OwnedFd {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: taken once: neither `this` nor its field is used or dropped after that.
@@ -73,17 +75,17 @@ impl Drop for ForeignFd {
     }
 }
 
-/// What is to be closed.
+/// A descriptor to be closed.
 #[derive(Debug)]
 pub(super) enum Unwanted {
     Descriptor(OwnedFd),
-    /// A Unix socket of ours with packets that nobody has received.
+    /// A Unix socket of ours with unreceived packets.
     Queue(OwnedFd),
 }
 
 #[derive(Debug)]
 struct Waiting {
-    /// The threads are this process's.
+    /// The process that the threads belong to.
     process: i32,
     threads: usize,
     items: Vec<Unwanted>,
@@ -91,7 +93,7 @@ struct Waiting {
 
 static WAITING: Mutex<Waiting> = Mutex::new(Waiting { process: 0, threads: 0, items: Vec::new() });
 
-/// The lock, unless a thread holds it that does not run.
+/// Returns the lock. `None` if a thread that does not run holds it.
 fn waiting() -> Option<MutexGuard<'static, Waiting>> {
     for _ in 0..TRIES {
         let mut waiting = match WAITING.try_lock() {
@@ -113,7 +115,7 @@ fn waiting() -> Option<MutexGuard<'static, Waiting>> {
     None
 }
 
-/// Has a helper thread close it. Returns at once.
+/// Queues the descriptor for a helper thread. Returns at once.
 pub(super) fn close(item: Unwanted) {
     let Some(mut waiting) = waiting() else {
         let _ = spawn(move || item.close());
@@ -129,7 +131,7 @@ pub(super) fn close(item: Unwanted) {
     }
 }
 
-/// Whether more descriptors of strangers may be taken in.
+/// Returns whether more descriptors of unauthenticated connections may be accepted.
 pub(crate) fn has_room() -> bool {
     waiting().is_none_or(|waiting| waiting.items.len() < MOST_WAITING)
 }
@@ -151,7 +153,7 @@ fn close_all() {
 }
 
 impl Unwanted {
-    /// May block.
+    /// Closes it, which may block.
     fn close(self) {
         match self {
             Self::Descriptor(fd) => close_soon(&fd),
@@ -161,7 +163,7 @@ impl Unwanted {
                         Ok(packet) if packet.len == 0 && packet.fds.is_empty() => break,
                         Ok(packet) => packet.fds.into_iter().for_each(|fd| close_soon(&fd.into_inner())),
                         Err(errno) if errno.raw_os_error() == Some(libc::EAGAIN) => break,
-                        // A reset is reported once, before what the peer had sent.
+                        // The kernel reports a reset once, before the data that the peer had sent.
                         Err(_) => {}
                     }
                 }
@@ -170,28 +172,30 @@ impl Unwanted {
     }
 }
 
-/// Lets the close that follows not linger. Where that does not help, the close blocks this thread alone.
+/// Makes the following close not linger. If the kernel refuses, the close blocks this thread alone.
 fn close_soon(fd: &OwnedFd) {
     let no = libc::linger { l_onoff: 0, l_linger: 0 };
     let len = size_of_val(&no) as libc::socklen_t;
-    // SAFETY: the value is alive and of the length that is passed. What is no socket refuses.
+    // SAFETY: the value is alive and has the length that is passed. The call fails if the descriptor is no
+    // socket.
     unsafe {
         libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, (&raw const no).cast(), len);
     }
 }
 
-/// Ends a Unix socket of ours for both sides and closes it: here if its queue is empty or holds plain bytes, else in a
-/// helper thread.
+/// Shuts a Unix socket of ours down for both sides and closes it: in this thread if its queue is empty or holds
+/// plain bytes, else in a helper thread.
 pub(super) fn close_socket(socket: OwnedFd) {
     // From here on the peer can queue nothing more.
-    // SAFETY: takes no memory. It fails only where nobody is there any more.
+    // SAFETY: takes no memory. The call fails only if the peer has already closed its end.
     unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
     if !message::drop_plain_packets(socket.as_fd()) {
         close(Unwanted::Queue(socket));
     }
 }
 
-/// A socket whose last close blocks for up to `seconds`, and the peer that does not read, which has to stay open.
+/// Returns a socket whose last close blocks for up to `seconds`, and its peer, which does not read and must
+/// stay open.
 #[cfg(test)]
 pub(crate) fn lingering(seconds: std::ffi::c_int) -> (std::net::TcpStream, std::net::TcpStream) {
     use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! What can go wrong below the shared-memory port: one line each, with the remedy in it.
+//! The errors below the shared-memory port: one line each, which includes the remedy.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,8 @@ pub struct Bytes(pub u64);
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-        // Exact as long as the number stays short: a limit and a wish just above it must not read the same.
+        // Exact while the number stays short: a limit and a request slightly above it must not print the same
+        // text.
         let (mut value, mut unit) = (self.0, 0);
         while value >= 1024 && value % 1024 == 0 && unit + 1 < UNITS.len() {
             (value, unit) = (value / 1024, unit + 1);
@@ -33,7 +34,7 @@ pub enum ShmError {
     /// A system call failed for a reason that has no better variant.
     #[error("{what}: {errno}")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
         /// The kernel's reason.
         errno: io::Error,
@@ -41,7 +42,7 @@ pub enum ShmError {
     /// This process, or the machine, is out of file descriptors.
     #[error("{what}: {errno}: raise the limit of open files, `ulimit -n` (now {limit})")]
     Descriptors {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
         /// The kernel's reason.
         errno: io::Error,
@@ -53,39 +54,39 @@ pub enum ShmError {
     DescriptorLimit {
         /// The soft limit.
         limit: u64,
-        /// How many are open.
+        /// The number of open descriptors.
         open: u64,
-        /// How many more are wanted.
+        /// The number of additional descriptors wanted.
         wanted: u64,
     },
     /// A segment of this length cannot be made or accepted.
     #[error("segment of {len} bytes refused: {why}")]
     Length {
-        /// The length asked for or found.
+        /// The length requested or found.
         len: u64,
         /// The rule that it breaks.
         why: String,
     },
-    /// A name that cannot be used.
+    /// A name is not valid.
     #[error("{what} {name:?} is not valid: {rule}")]
     Name {
-        /// What it would name.
+        /// The object that it would name.
         what: &'static str,
         /// The name.
         name: String,
-        /// What a valid one looks like.
+        /// The rule for valid names.
         rule: &'static str,
     },
-    /// Less memory is available than is wanted, found out before taking any.
+    /// Less memory is available than is wanted. Detected before any memory is reserved.
     #[error("{wanted} of shared memory wanted, {available} available in {bound_by}: {remedy}")]
     Memory {
-        /// What is wanted.
+        /// The bytes wanted.
         wanted: Bytes,
-        /// What can be had.
+        /// The bytes available.
         available: Bytes,
-        /// What sets the bound: the machine, or a memory cgroup.
+        /// The source of the bound: the machine, or a memory cgroup.
         bound_by: String,
-        /// What to do about it.
+        /// The remedy.
         remedy: &'static str,
     },
     /// The kernel refused to reserve the pages.
@@ -94,7 +95,7 @@ pub enum ShmError {
          or use fewer or smaller buffers"
     )]
     Reserve {
-        /// What is wanted.
+        /// The bytes wanted.
         wanted: Bytes,
         /// The kernel's reason.
         errno: io::Error,
@@ -105,9 +106,9 @@ pub enum ShmError {
          in a container `docker run --shm-size=...`"
     )]
     DevShmFull {
-        /// What is wanted.
+        /// The bytes wanted.
         wanted: Bytes,
-        /// What is free in it.
+        /// The bytes free in `/dev/shm`.
         available: Bytes,
     },
     /// The kernel or the container refuses anonymous memory files.
@@ -119,21 +120,21 @@ pub enum ShmError {
     /// There are not enough huge pages.
     #[error("{wanted} of huge pages wanted, {free} free: {errno}: sysctl vm.nr_hugepages={pages}")]
     HugePages {
-        /// What is wanted.
+        /// The bytes wanted.
         wanted: Bytes,
-        /// What is free.
+        /// The bytes free.
         free: Bytes,
         /// The kernel's reason.
         errno: io::Error,
-        /// The pool size, in pages, that would do.
+        /// The pool size, in pages, that would suffice.
         pages: u64,
     },
-    /// RLIMIT_FSIZE is too low; going on would bring the signal SIGXFSZ.
+    /// RLIMIT_FSIZE is too low; exceeding it would raise the signal SIGXFSZ.
     #[error("file size limit is {limit}, {wanted} wanted: ulimit -f unlimited")]
     FileSizeLimit {
         /// The soft limit.
         limit: Bytes,
-        /// What is wanted.
+        /// The bytes wanted.
         wanted: Bytes,
     },
     /// RLIMIT_AS is too low.
@@ -144,9 +145,9 @@ pub enum ShmError {
     AddressSpaceLimit {
         /// The soft limit.
         limit: Bytes,
-        /// What this process has mapped already.
+        /// The bytes that this process has already mapped.
         used: Bytes,
-        /// What is wanted on top.
+        /// The additional bytes wanted.
         wanted: Bytes,
     },
     /// RLIMIT_MEMLOCK is too low.
@@ -159,11 +160,11 @@ pub enum ShmError {
     MemlockLimit {
         /// The soft limit.
         limit: Bytes,
-        /// What this process has locked already.
+        /// The bytes that this process has already locked.
         locked: Bytes,
-        /// What is wanted on top.
+        /// The additional bytes wanted.
         wanted: Bytes,
-        /// The hard limit, when it too is in the way: only an administrator can raise it.
+        /// The hard limit, if it is too low as well: only an administrator can raise it.
         hard: Option<Bytes>,
     },
     /// A descriptor received from a peer is not memory that is safe to map.
@@ -184,12 +185,12 @@ pub enum ShmError {
     PeerGone {
         /// Its process id; 0 when it lives in another pid namespace.
         pid: i32,
-        /// What we were doing.
+        /// The operation that was interrupted.
         doing: &'static str,
     },
-    /// Nobody listens under this name.
+    /// No process listens under this name.
     #[error(
-        "nobody listens under {name}: the peer is gone, or runs in another network namespace (container): {errno}"
+        "no process listens under {name}: the peer is gone, or runs in another network namespace (container): {errno}"
     )]
     NotListening {
         /// The name.
@@ -200,7 +201,7 @@ pub enum ShmError {
     /// The deadline passed.
     #[error("timed out while {doing}")]
     TimedOut {
-        /// What we were doing.
+        /// The operation that timed out.
         doing: &'static str,
     },
     /// A message does not have the agreed form.
@@ -208,13 +209,13 @@ pub enum ShmError {
     BadMessage {
         /// Its process id.
         pid: i32,
-        /// What is wrong with it.
+        /// The rule that it violates.
         why: &'static str,
     },
     /// This CPU cannot be used by this process.
     #[error("cannot run on CPU {cpu}: {errno}: allowed are {allowed:?}")]
     Cpu {
-        /// The CPU asked for.
+        /// The CPU requested.
         cpu: usize,
         /// The kernel's reason.
         errno: io::Error,
@@ -234,7 +235,7 @@ fn hard_limit(hard: Option<Bytes>) -> String {
 }
 
 impl ShmError {
-    /// Wraps the failure of a call, with the remedy where the reason is lack of descriptors.
+    /// Returns the error of a failed call, with the remedy if the cause is a lack of descriptors.
     pub(super) fn system(what: &'static str, errno: io::Error) -> Self {
         match errno.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE | libc::ETOOMANYREFS) => {

@@ -1,9 +1,11 @@
-//! Meeting a peer of the same machine once, to exchange a hello and the descriptors of segments.
+//! One connection to each peer of the same machine, over which both exchange a handshake and the descriptors of
+//! segments.
 //!
-//! The meeting place is a Unix socket in the abstract namespace: no file, gone with its process. Anybody in the same
-//! network namespace can connect to it, so both sides ask the kernel who the other is
-//! ([`HandoffConnection::require_same_user`]) before they believe a word. The connection then stays open: its hang-up
-//! is one of the two ways in which a [`Watch`](super::Watch) learns of a death.
+//! Peers connect to a Unix socket in the abstract namespace: it has no file and ends with its process. Any
+//! process in the same network namespace can connect to it. So both sides ask the kernel for the peer's
+//! credentials ([`HandoffConnection::require_same_user`]) before they use any data of the peer. The connection
+//! then stays open: its disconnection is one of the two ways in which a [`Watch`](super::Watch) detects a
+//! death.
 
 use std::ffi::{c_int, c_void};
 use std::fmt::Write;
@@ -18,24 +20,25 @@ use super::error::ShmError;
 use super::message::{self, Packet};
 use super::watch::Departure;
 
-/// The most descriptors that one message may carry.
+/// The largest number of descriptors in one message.
 pub const MAX_FDS: usize = message::MAX_FDS;
 
-/// What a process says before it leaves on purpose. A hello must not begin with it.
+/// The packet that a process sends before it leaves on purpose. A handshake must not begin with it.
 const GOODBYE: &[u8] = b"nemesia:goodbye";
-/// What a process says before it leaves otherwise; as long as a goodbye. A hello must not begin with it either.
+/// The packet that a process sends before it leaves without having finished; as long as a goodbye. A handshake
+/// must not begin with it either.
 const DROPPED: &[u8] = b"nemesia:dropped";
-/// What a process says to one that sleeps in an event loop; no longer than a goodbye. A hello must not begin with it
-/// either.
+/// The packet that a process sends to wake one that waits in an event loop; no longer than a goodbye. A
+/// handshake must not begin with it either.
 const WAKE: &[u8] = b"nemesia:wake";
 
 const PREFIX: &str = "nemesia-";
 const NAME_LEN: usize = 32;
 
-/// Who a peer is, as the kernel saw it when it connected, or called `listen`.
+/// The credentials of a peer, which the kernel recorded when the peer connected or called `listen`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Process id; 0 when the peer lives in a pid namespace that cannot be seen from here.
+    /// Process id; 0 if the peer lives in a pid namespace that is not visible from this one.
     pub pid: i32,
     /// Effective user.
     pub uid: u32,
@@ -43,14 +46,15 @@ pub struct Credentials {
     pub gid: u32,
 }
 
-/// A place to be met at. Its name dies with the last descriptor, that is with the process.
+/// A listening socket. The kernel removes its name with the last descriptor, that is with the process.
 ///
-/// Bind in the process that accepts: peers see the process that bound as the owner of every connection.
+/// Bind in the process that accepts: the kernel reports the binding process to peers as the owner of every
+/// connection.
 #[derive(Debug)]
 pub struct HandoffListener {
     fd: ManuallyDrop<OwnedFd>,
     name: String,
-    /// The process that accepts: a forked child closes its copy, and nothing else.
+    /// The process that accepts: a forked child only closes its copy.
     process: i32,
 }
 
@@ -58,29 +62,29 @@ impl HandoffListener {
     /// Listens under a fresh random name of 128 bits.
     ///
     /// # Errors
-    /// Without descriptors, or where a sandbox refuses Unix sockets.
+    /// No descriptors are left, or a sandbox refuses Unix sockets.
     pub fn bind() -> Result<Self, ShmError> {
         let name = random_name()?;
         let fd = socket(libc::SOCK_NONBLOCK)?;
         let (address, len) = address(&name);
         // SAFETY: the address outlives the call and has the length announced.
         checked(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) })
-            .map_err(|errno| ShmError::system("binding the meeting socket", errno))?;
+            .map_err(|errno| ShmError::system("binding the listening socket", errno))?;
         // SAFETY: takes no pointers.
         checked(unsafe { libc::listen(fd.as_raw_fd(), libc::SOMAXCONN) })
-            .map_err(|errno| ShmError::system("listening on the meeting socket", errno))?;
+            .map_err(|errno| ShmError::system("listening for peers", errno))?;
         Ok(Self { fd: ManuallyDrop::new(fd), name, process: process_id() })
     }
 
-    /// What peers give to [`HandoffConnection::connect`]: 32 hexadecimal digits.
+    /// Returns the name that peers pass to [`HandoffConnection::connect`]: 32 hexadecimal digits.
     pub fn name(&self) -> String {
         self.name.clone()
     }
 
-    /// Takes the next connection. Whoever it is: ask it for its credentials.
+    /// Accepts the next connection. Its peer is not authenticated: check its credentials.
     ///
     /// # Errors
-    /// [`ShmError::TimedOut`] at the deadline, and without descriptors.
+    /// [`ShmError::TimedOut`] at the deadline; no descriptors are left.
     pub fn accept(&self, deadline: Instant) -> Result<HandoffConnection, ShmError> {
         const WHAT: &str = "waiting for a peer to connect";
         loop {
@@ -101,8 +105,8 @@ impl HandoffListener {
     }
 }
 
-/// Connections that wait in the queue of a listener may hold descriptors whose close blocks, so they are accepted
-/// before the listener is closed: each of them then is closed as any other connection.
+/// Connections in the queue of a listener may hold descriptors whose close blocks. So they are accepted before
+/// the listener is closed, and each is then closed like any other connection.
 impl Drop for HandoffListener {
     fn drop(&mut self) {
         // SAFETY: taken once: the field is not used after this.
@@ -110,7 +114,7 @@ impl Drop for HandoffListener {
         if self.process != process_id() {
             return;
         }
-        // SAFETY: takes no memory. Nobody can connect any more.
+        // SAFETY: takes no memory. No process can connect after this call.
         unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RDWR) };
         let end = loop {
             match accept(fd.as_fd()) {
@@ -119,7 +123,7 @@ impl Drop for HandoffListener {
                 Err(errno) => break errno,
             }
         };
-        // Nothing was left, unless there are too many descriptors.
+        // The queue is empty, unless too many descriptors are open.
         if !matches!(end.raw_os_error(), Some(libc::EAGAIN | libc::EINVAL)) {
             closer::close(Unwanted::Descriptor(fd));
         }
@@ -136,21 +140,21 @@ fn accept(listener: BorrowedFd<'_>) -> io::Result<HandoffConnection> {
     HandoffConnection::new(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Readable when somebody wants to connect.
+/// Readable when a process wants to connect.
 impl AsFd for HandoffListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// A connection to one peer process: packets with boundaries, in order, with descriptors.
+/// A connection to one peer process, which carries packets with boundaries, in order, with descriptors.
 ///
 /// Any thread may use it; concurrent packets do not mix.
 #[derive(Debug)]
 pub struct HandoffConnection {
     fd: ManuallyDrop<OwnedFd>,
     peer: Credentials,
-    /// The process that uses it: a forked child closes its copy, and nothing else.
+    /// The process that uses it: a forked child only closes its copy.
     process: i32,
 }
 
@@ -158,7 +162,7 @@ impl HandoffConnection {
     /// Connects to a listener by its name.
     ///
     /// # Errors
-    /// [`ShmError::NotListening`] when there is no such listener, [`ShmError::TimedOut`] when its queue of waiting
+    /// [`ShmError::NotListening`] if there is no such listener. [`ShmError::TimedOut`] if its queue of waiting
     /// connections stays full until the deadline.
     pub fn connect(name: &str, deadline: Instant) -> Result<Self, ShmError> {
         if name.len() != NAME_LEN || !name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
@@ -172,7 +176,8 @@ impl HandoffConnection {
         let fd = socket(0)?;
         let (address, len) = address(name);
         loop {
-            // A non-blocking connect cannot be waited for when the queue is full; a blocking one with a time limit can.
+            // The kernel has no way to wait for a non-blocking connect while the queue is full. A blocking one
+            // with a time limit waits.
             set_send_timeout(&fd, left(deadline))?;
             // SAFETY: the address outlives the call and has the length announced.
             let result = checked(unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) });
@@ -189,14 +194,14 @@ impl HandoffConnection {
         Self::known(fd)
     }
 
-    /// Two ends connected to each other, both in this process.
+    /// Returns two ends that are connected to each other, both in this process.
     ///
     /// # Errors
-    /// Without descriptors.
+    /// No descriptors are left.
     pub fn pair() -> Result<(Self, Self), ShmError> {
         let mut fds: [c_int; 2] = [-1; 2];
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-        // SAFETY: room for the two descriptors.
+        // SAFETY: the array has room for the two descriptors.
         checked(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) })
             .map_err(|errno| ShmError::system("making a pair of sockets", errno))?;
         // SAFETY: two new descriptors, given to us alone.
@@ -205,7 +210,7 @@ impl HandoffConnection {
     }
 
     fn known(fd: OwnedFd) -> Result<Self, ShmError> {
-        Self::new(fd).map_err(|errno| ShmError::system("asking who the peer is", errno))
+        Self::new(fd).map_err(|errno| ShmError::system("querying the peer's credentials", errno))
     }
 
     fn new(fd: OwnedFd) -> io::Result<Self> {
@@ -214,12 +219,12 @@ impl HandoffConnection {
         Ok(Self { fd: ManuallyDrop::new(fd), peer, process: process_id() })
     }
 
-    /// Who is at the other end, as the kernel vouches for it.
+    /// Returns the credentials of the peer, for which the kernel vouches.
     pub fn peer(&self) -> Credentials {
         self.peer
     }
 
-    /// Accepts the peer only if it runs as our effective user.
+    /// Checks that the peer runs as our effective user.
     ///
     /// # Errors
     /// [`ShmError::OtherUser`].
@@ -232,7 +237,8 @@ impl HandoffConnection {
         if theirs == ours { Ok(()) } else { Err(ShmError::OtherUser { pid, theirs, ours }) }
     }
 
-    /// Sends one packet, with copies of at most [`MAX_FDS`] descriptors. Tries once even when the deadline has passed.
+    /// Sends one packet, with copies of at most [`MAX_FDS`] descriptors. Tries once even if the deadline has
+    /// passed.
     ///
     /// # Errors
     /// [`ShmError::TimedOut`] while the peer's queue is full, [`ShmError::PeerGone`], [`ShmError::BadMessage`] for an
@@ -240,7 +246,7 @@ impl HandoffConnection {
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), ShmError> {
         const DOING: &str = "sending to a peer";
         if bytes.is_empty() {
-            return Err(self.bad("an empty message cannot be told from the end"));
+            return Err(self.bad("an empty message would look like the end of the connection"));
         }
         if fds.len() > MAX_FDS {
             return Err(self.bad("too many descriptors for one message"));
@@ -255,10 +261,11 @@ impl HandoffConnection {
         }
     }
 
-    /// Takes one packet: its length in `buf`, and its descriptors. Tries once even when the deadline has passed.
+    /// Receives one packet: returns its length in `buf`, and its descriptors. Tries once even if the deadline
+    /// has passed.
     ///
     /// # Errors
-    /// [`ShmError::PeerGone`] at the end of the connection, [`ShmError::TimedOut`], and [`ShmError::BadMessage`] when
+    /// [`ShmError::PeerGone`] at the end of the connection; [`ShmError::TimedOut`]; [`ShmError::BadMessage`] if
     /// the packet is longer than `buf` or carries more than `max_fds` descriptors, which are then closed.
     pub fn recv(
         &self,
@@ -275,7 +282,8 @@ impl HandoffConnection {
             };
             match errno.raw_os_error() {
                 Some(libc::EAGAIN) => self.wait(libc::POLLIN, DOING, deadline)?,
-                // The peer left without reading all of ours. Told once; what it had sent is still to come.
+                // The peer left without reading all our packets. The kernel reports this once; the peer's
+                // packets follow.
                 Some(libc::ECONNRESET) if !reset => reset = true,
                 Some(libc::ECONNRESET) => return Err(self.gone(DOING)),
                 _ => return Err(ShmError::system(DOING, errno)),
@@ -321,19 +329,20 @@ impl HandoffConnection {
         ShmError::BadMessage { pid: self.peer.pid, why }
     }
 
-    /// Tells the peer that we leave on purpose: the hang-up that follows is then [`Departure::Finished`] there.
-    /// Does not wait: with a peer that does not read, the goodbye is lost.
+    /// Sends the peer the packet that announces a finished departure: the peer then reports the disconnection
+    /// that follows as [`Departure::Finished`]. Does not wait: if the peer does not read, the packet is lost.
     ///
     /// [`Departure::Finished`]: super::Departure::Finished
     ///
     /// # Errors
-    /// When it could not be sent; mostly the peer has left before us.
+    /// The packet could not be sent, in most cases because the peer has already left.
     pub fn send_goodbye(&self) -> Result<(), ShmError> {
         self.send(GOODBYE, &[], Instant::now())
     }
 
-    /// Tells the peer that we leave without having finished: the hang-up that follows is then [`Departure::Dropped`]
-    /// there. Does not wait, as [`HandoffConnection::send_goodbye`].
+    /// Sends the peer the packet that announces a departure without having finished: the peer then reports the
+    /// disconnection that follows as [`Departure::Dropped`]. Does not wait, as
+    /// [`HandoffConnection::send_goodbye`].
     ///
     /// [`Departure::Dropped`]: super::Departure::Dropped
     ///
@@ -343,8 +352,8 @@ impl HandoffConnection {
         self.send(DROPPED, &[], Instant::now())
     }
 
-    /// What a packet says about the hang-up that follows it, if it is that of [`HandoffConnection::send_goodbye`] or of
-    /// [`HandoffConnection::send_dropped`].
+    /// Returns the departure that a packet announces, if the packet is that of
+    /// [`HandoffConnection::send_goodbye`] or of [`HandoffConnection::send_dropped`].
     pub fn departure_in(packet: &[u8]) -> Option<Departure> {
         match packet {
             GOODBYE => Some(Departure::Finished),
@@ -353,31 +362,32 @@ impl HandoffConnection {
         }
     }
 
-    /// Whether the other end is closed, whatever may still be there to read.
+    /// Returns whether the other end is closed, even if unread packets are left.
     pub fn has_disconnected(&self) -> bool {
         let events = ready_now(self.fd.as_fd(), libc::POLLRDHUP);
         events.is_ok_and(|events| events & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) != 0)
     }
 
-    /// Ends the connection for both sides, whoever else may hold our end of it.
+    /// Ends the connection for both sides, even if other processes hold our end of it.
     pub fn disconnect(&self) {
-        // SAFETY: takes no memory. It fails only where nobody is there any more.
+        // SAFETY: takes no memory. The call fails only if the peer has already closed its end.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
-    /// Wakes the peer, which has said that its event loop waits for this connection. Does not wait: a peer whose queue
-    /// is full has not read what woke it before.
+    /// Wakes the peer, which has announced that its event loop waits for this connection. Does not wait: if the
+    /// peer's queue is full, the peer has unread packets that wake it anyway.
     ///
     /// # Errors
-    /// When it could not be sent: nobody is there, or woken already.
+    /// The packet could not be sent: the peer is gone, or its queue is full and it is already woken.
     pub fn send_wake(&self) -> Result<(), ShmError> {
         self.send(WAKE, &[], Instant::now())
     }
 
-    /// A descriptor that becomes readable when the peer's process ends, whoever else may hold its sockets.
+    /// Returns a descriptor that becomes readable when the peer's process ends, even if other processes hold
+    /// its sockets.
     ///
-    /// `None` where that cannot be had: before Linux 5.3, across pid namespaces, in some sandboxes, or when the peer is
-    /// dead already. The hang-up of the connection has to do then.
+    /// `None` before Linux 5.3, across pid namespaces, in some sandboxes, or if the peer is already dead: the
+    /// caller then relies on the disconnection alone.
     pub fn pidfd(&self) -> Option<OwnedFd> {
         match socket_option::<c_int>(&self.fd, SO_PEERPIDFD) {
             // SAFETY: a new descriptor, given to us alone.
@@ -387,8 +397,7 @@ impl HandoffConnection {
         }
     }
 
-    /// Whether the process at the other end lives, as far as the kernel says: without a pidfd, whether the connection
-    /// is up.
+    /// Returns whether the process at the other end lives. Without a pidfd: whether the connection is up.
     pub(crate) fn is_alive(&self) -> bool {
         match self.pidfd() {
             Some(pidfd) => ready_now(pidfd.as_fd(), libc::POLLIN).is_ok_and(|events| events == 0),
@@ -396,8 +405,9 @@ impl HandoffConnection {
         }
     }
 
-    /// Before Linux 6.5: by number, which may meanwhile belong to another process. It does not if the connection is
-    /// still up after the fact, since the peer itself then still is (or has given its socket away: not by us).
+    /// Before Linux 6.5: opens the pidfd by the process number, which may belong to another process by then. It
+    /// does not if the connection is still up afterwards: the peer then still exists (or has given its socket
+    /// away, which our processes do not do).
     fn pidfd_by_number(&self) -> Option<OwnedFd> {
         if self.peer.pid <= 0 {
             return None;
@@ -410,7 +420,7 @@ impl HandoffConnection {
         (disconnected & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) == 0).then_some(fd)
     }
 
-    /// Takes what is there without waiting.
+    /// Reads the next packet without waiting.
     pub(super) fn glance(&self) -> Glance {
         let mut buf = [0; GOODBYE.len() + 1];
         match message::receive(self.fd.as_fd(), &mut buf) {
@@ -438,35 +448,35 @@ impl Drop for HandoffConnection {
     }
 }
 
-/// Readable when a packet or the end is there.
+/// Readable at a packet or at the end of the connection.
 impl AsFd for HandoffConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// What [`HandoffConnection::glance`] saw.
+/// The result of [`HandoffConnection::glance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Glance {
     Nothing,
-    /// The peer has said how it leaves.
+    /// The peer has announced how it leaves.
     Leaving(Departure),
     Wake,
-    /// A packet that nobody expects.
+    /// A packet that is not expected.
     Stray,
-    /// The peer has left without reading all of ours; what it had sent may still follow.
+    /// The peer has left without reading all our packets; its own packets may still follow.
     Reset,
     End,
 }
 
-// From asm/socket.h; the C libraries do not all have it.
+// From asm/socket.h; some C libraries lack it.
 #[cfg(any(target_arch = "sparc", target_arch = "sparc64"))]
 const SO_PEERPIDFD: c_int = 0x0056;
 #[cfg(not(any(target_arch = "sparc", target_arch = "sparc64")))]
 const SO_PEERPIDFD: c_int = 77;
 
 /// # Safety
-/// All zeroes, and anything that the kernel writes for its options, is a value.
+/// All zeroes, and any bytes that the kernel writes for its options, are a valid value.
 unsafe trait Plain: Copy {}
 // SAFETY: an integer.
 unsafe impl Plain for c_int {}
@@ -486,7 +496,7 @@ fn socket_option<T: Plain>(fd: &OwnedFd, option: c_int) -> io::Result<T> {
             &raw mut len,
         )
     })?;
-    // SAFETY: zeroed, then written by the kernel: a value either way, by `Plain`.
+    // SAFETY: zeroed, then written by the kernel: a valid value in both cases, by `Plain`.
     Ok(unsafe { value.assume_init() })
 }
 
@@ -496,7 +506,7 @@ const fn socket_len<T>() -> libc::socklen_t {
 }
 
 fn set_send_timeout(fd: &OwnedFd, timeout: Duration) -> Result<(), ShmError> {
-    // Zero would mean forever.
+    // The kernel takes zero as no limit.
     let timeout = timeout.clamp(Duration::from_micros(1), Duration::from_secs(1 << 30));
     let value = libc::timeval {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -531,7 +541,7 @@ fn random_name() -> Result<String, ShmError> {
 #[expect(clippy::cast_possible_truncation, reason = "it is 1")]
 const AF_UNIX: libc::sa_family_t = libc::AF_UNIX as libc::sa_family_t;
 
-/// The address of a name: it begins with a zero byte, so it is abstract.
+/// Returns the address of a name. It begins with a zero byte, so it is abstract.
 fn address(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
     // SAFETY: all zeroes is a valid address structure.
     let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
@@ -557,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn two_sides_meet_by_name_and_know_each_other() {
+    fn two_sides_connect_by_name_and_have_each_others_credentials() {
         let listener = HandoffListener::bind().unwrap();
         assert_eq!(listener.name().len(), 32);
         let ours = HandoffConnection::connect(&listener.name(), soon()).unwrap();
@@ -646,7 +656,7 @@ mod tests {
         assert_eq!(text, "through");
     }
 
-    /// The read end of a pipe sees the end of file only when every copy of the write end is closed.
+    /// The read end of a pipe reports the end of file only after every copy of the write end is closed.
     #[test]
     fn surplus_descriptors_are_closed() {
         for (sent, accepted) in [(1, 0), (3, 2), (MAX_FDS, 0), (MAX_FDS, MAX_FDS - 1)] {
@@ -689,11 +699,11 @@ mod tests {
     }
 
     #[test]
-    fn a_pidfd_tells_of_the_peers_end() {
+    fn a_pidfd_reports_the_peers_end() {
         let listener = HandoffListener::bind().unwrap();
         let (address, len) = address(&listener.name());
         let child = testing::fork(|| {
-            // SAFETY: system calls on what lives here; SEQPACKET as in `socket`.
+            // SAFETY: system calls on local variables; SEQPACKET as in `socket`.
             unsafe {
                 let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0);
                 if libc::connect(fd, (&raw const address).cast(), len) != 0 {

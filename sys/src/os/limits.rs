@@ -1,9 +1,9 @@
-//! Asking before taking: each limit that would otherwise end in a signal, the out-of-memory killer, or an error number
-//! without a remedy.
+//! Checks before reservations: of each limit that would otherwise end in a signal, in the out-of-memory killer,
+//! or in an error number without a remedy.
 //!
-//! All of these are checks at one moment. They make the usual mistakes readable; they are no reservation, and of many
-//! processes that start together each may see the same free memory. The reservation itself is made by
-//! [`Segment::create`](super::Segment::create).
+//! Each check holds for one moment only. The checks make the usual mistakes readable; they reserve nothing. If
+//! many processes start together, each may count the same free memory.
+//! [`Segment::create`](super::Segment::create) makes the reservation itself.
 
 use std::fs;
 use std::io;
@@ -19,7 +19,7 @@ type Resource = std::ffi::c_int;
 #[cfg(not(target_env = "musl"))]
 type Resource = libc::__rlimit_resource_t;
 
-/// Soft and hard limit; `None` is unlimited.
+/// A soft and a hard limit; `None` is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ResourceLimit {
     soft: Option<u64>,
@@ -28,7 +28,7 @@ struct ResourceLimit {
 
 fn limit_of(resource: Resource) -> Result<ResourceLimit, ShmError> {
     let mut limit = MaybeUninit::<libc::rlimit>::uninit();
-    // SAFETY: the kernel fills the structure, which lives here.
+    // SAFETY: the kernel fills the structure, which is a local variable.
     checked(unsafe { libc::getrlimit(resource, limit.as_mut_ptr()) })
         .map_err(|errno| ShmError::system("reading a resource limit", errno))?;
     // SAFETY: filled, since the call succeeded.
@@ -37,7 +37,7 @@ fn limit_of(resource: Resource) -> Result<ResourceLimit, ShmError> {
     Ok(ResourceLimit { soft: finite(limit.rlim_cur), hard: finite(limit.rlim_max) })
 }
 
-/// A line `Name:  123 kB` of `/proc/self/status` or `/proc/meminfo`, in bytes.
+/// Returns a line `Name:  123 kB` of `/proc/self/status` or `/proc/meminfo`, in bytes.
 pub(super) fn kib_field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
@@ -70,8 +70,9 @@ fn memlock_verdict(limit: ResourceLimit, locked: u64, wanted: u64) -> Result<(),
     }
 }
 
-/// Whether the kernel disregards the memlock limit for this process: it wants CAP_IPC_LOCK in the *initial* user
-/// namespace, so root of a rootless container does not have it. When in doubt, the kernel may decide by itself.
+/// Returns whether the kernel ignores the memlock limit for this process. That requires CAP_IPC_LOCK in the
+/// *initial* user namespace, which root of a rootless container does not have. If undecided, returns true: the
+/// kernel then decides.
 fn may_exceed_memlock() -> bool {
     const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD; // PROC_USER_INIT_INO
     const CAP_IPC_LOCK: u32 = 14;
@@ -98,7 +99,8 @@ pub fn require_address_space(bytes: usize) -> Result<(), ShmError> {
     }
 }
 
-/// Checks that a file of `bytes` may be made: past RLIMIT_FSIZE the kernel sends SIGXFSZ, which kills.
+/// Checks that a file of `bytes` may be made: above RLIMIT_FSIZE the kernel sends SIGXFSZ, which kills the
+/// process.
 ///
 /// # Errors
 /// [`ShmError::FileSizeLimit`].
@@ -111,19 +113,19 @@ pub fn require_file_size(bytes: usize) -> Result<(), ShmError> {
     }
 }
 
-/// The soft limit of open files, when there is one.
+/// Returns the soft limit of open files. `None` if there is none.
 pub fn open_files() -> Option<u64> {
     limit_of(libc::RLIMIT_NOFILE).ok()?.soft
 }
 
-/// Checks that `more` descriptors may be opened: a peer takes two (connection and pidfd), and a third
-/// one as soon as its memory is written directly; a process takes four for itself.
+/// Checks that `more` descriptors may be opened. A peer takes two (connection and pidfd), and a third one when
+/// its memory is first written directly. A process takes four for itself.
 ///
 /// # Errors
 /// [`ShmError::DescriptorLimit`], with the command that raises the limit.
 pub fn require_descriptors(more: usize) -> Result<(), ShmError> {
     let Some(limit) = open_files() else { return Ok(()) };
-    // The listing itself holds one open.
+    // The directory listing itself holds one descriptor open.
     let open = fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1) as u64);
     let wanted = more as u64;
     if open.saturating_add(wanted) > limit {
@@ -132,19 +134,19 @@ pub fn require_descriptors(more: usize) -> Result<(), ShmError> {
     Ok(())
 }
 
-/// How much memory this process could still take, and what sets that bound.
+/// The memory that this process can still reserve, and the source of that bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Available {
-    /// Bytes.
+    /// The number of bytes.
     pub bytes: u64,
     /// `this machine`, or the cgroup with its limit.
     pub bound_by: String,
     in_cgroup: bool,
 }
 
-/// What can still be had, judged by `/proc/meminfo` and by the memory limits of all enclosing cgroups (version 2, and
-/// version 1). `None` where `/proc` is not readable. Memory that the kernel can take back, such as file cache, counts
-/// as available, as does swap.
+/// Returns the memory that can still be reserved, by `/proc/meminfo` and by the memory limits of all enclosing
+/// cgroups (version 2 and version 1). `None` if `/proc` is not readable. Reclaimable memory, such as file
+/// cache, counts as available, as does swap.
 pub fn available_memory() -> Option<Available> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     let swap = kib_field(&meminfo, "SwapFree").unwrap_or(0);
@@ -154,7 +156,8 @@ pub fn available_memory() -> Option<Available> {
     groups.lines().filter_map(|line| tightest_cgroup(line, swap)).chain([machine]).min_by_key(|a| a.bytes)
 }
 
-/// The tightest bound along one line of `/proc/self/cgroup`, such as `0::/user.slice` or `4:memory:/job/7`.
+/// Returns the tightest bound along one line of `/proc/self/cgroup`, such as `0::/user.slice` or
+/// `4:memory:/job/7`.
 fn tightest_cgroup(line: &str, swap: u64) -> Option<Available> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, path) = (fields.next()?, fields.next()?);
@@ -180,7 +183,7 @@ fn tightest_cgroup(line: &str, swap: u64) -> Option<Available> {
 struct CgroupFiles {
     max: &'static str,
     current: &'static str,
-    /// Lines of `memory.stat` that can be reclaimed.
+    /// The lines of `memory.stat` that the kernel can reclaim.
     reclaimable: [&'static str; 2],
     swap_max: &'static str,
 }
@@ -225,15 +228,16 @@ fn reclaimable(stat: &str, names: &[&str]) -> u64 {
     stat.lines().filter_map(value).fold(0, u64::saturating_add)
 }
 
-/// Bytes from which on a limit is none: version 1 of the memory controller writes a large number.
+/// The number of bytes from which a limit counts as unlimited: version 1 of the memory controller writes a
+/// large number.
 const UNLIMITED: u64 = 1 << 60;
 
-/// Checks that `bytes` of memory that process `pid` owns may be charged to this process instead. That is so if no
-/// cgroup limits the memory of this process, if both are in the same cgroup (what the one is charged, the other is
-/// not), or if there is room for all.
+/// Checks that `bytes` of memory that process `pid` owns may be charged to this process instead. That holds if
+/// no cgroup limits the memory of this process, if both processes are in the same cgroup (the charge then moves
+/// within it), or if there is room for all.
 ///
 /// # Errors
-/// Why not, and the remedy.
+/// The limit that is too low, and the remedy.
 pub(crate) fn require_to_bear(pid: i32, bytes: u64) -> Result<(), String> {
     let groups = |process: &str| fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
     let (ours, theirs) = (groups("self"), groups(&pid.to_string()));
@@ -251,7 +255,7 @@ pub(crate) fn require_to_bear(pid: i32, bytes: u64) -> Result<(), String> {
     ))
 }
 
-/// Whether two files `cgroup` of `/proc` name the same memory controllers' groups.
+/// Returns whether two `cgroup` files of `/proc` name the same memory cgroups.
 fn share_memory_limits(ours: &str, theirs: &str) -> bool {
     let counts = |line: &&str| {
         let controllers = line.split(':').nth(1).unwrap_or_default();
@@ -260,11 +264,11 @@ fn share_memory_limits(ours: &str, theirs: &str) -> bool {
     !ours.is_empty() && ours.lines().filter(counts).eq(theirs.lines().filter(counts))
 }
 
-/// Checks that `bytes` of memory can be had: without this, reserving more than a cgroup allows ends not in an error
-/// but in the out-of-memory killer.
+/// Checks that `bytes` of memory are available. Without this check, reserving more than a cgroup allows ends in
+/// the out-of-memory killer instead of an error.
 ///
 /// # Errors
-/// [`ShmError::Memory`], naming what is wanted, what is available, who says so, and the remedy.
+/// [`ShmError::Memory`], with the bytes wanted, the bytes available, the source of the bound, and the remedy.
 pub fn require_memory(bytes: usize) -> Result<(), ShmError> {
     available_memory().map_or(Ok(()), |available| memory_verdict(available, bytes as u64))
 }
@@ -282,7 +286,8 @@ fn memory_verdict(available: Available, wanted: u64) -> Result<(), ShmError> {
     Err(ShmError::Memory { wanted, available, bound_by, remedy })
 }
 
-/// Free and total huge pages of the default size, and that size in bytes; `None` without huge pages in the kernel.
+/// Returns the free and total huge pages of the default size, and that size in bytes. `None` if the kernel has
+/// no huge pages.
 pub(super) fn huge_pages() -> Option<HugePool> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     let count = |name| kib_field(&meminfo, name).map(|value| value / 1024); // counts, not kB
@@ -301,7 +306,7 @@ pub(super) struct HugePool {
 }
 
 impl HugePool {
-    /// The error that says how large the pool would have to be.
+    /// Returns the error that states the necessary pool size.
     pub(super) fn too_small(self, bytes: usize, errno: io::Error) -> ShmError {
         let (page, wanted) = (self.page as u64, bytes as u64);
         let pages = self.total + wanted.div_ceil(page).saturating_sub(self.free);
@@ -317,7 +322,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn memlock_counts_what_is_locked_already() {
+    fn memlock_counts_memory_that_is_already_locked() {
         let limit = ResourceLimit { soft: Some(8 * MIB), hard: Some(16 * MIB) };
         assert!(memlock_verdict(limit, 0, 8 * MIB).is_ok());
         assert!(memlock_verdict(limit, MIB, 7 * MIB).is_ok());
@@ -336,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_leaves_its_limit_less_what_cannot_be_reclaimed() {
+    fn a_cgroup_leaves_its_limit_less_the_unreclaimable_memory() {
         assert_eq!(headroom(100, 60, 20), 60);
         assert_eq!(headroom(100, 160, 20), 0);
         assert_eq!(headroom(100, 10, 20), 100);
@@ -352,7 +357,7 @@ mod tests {
     #[test]
     fn every_enclosing_cgroup_is_asked() {
         for line in ["0::/", "0::/../x", "4:memory:/a/b", "4:memory,cpu:/", "9:pids:/", "nonsense", ""] {
-            // What it finds depends on the machine; that it copes with any line does not.
+            // The result depends on the machine; the test is that any line is accepted without a panic.
             let _ = tightest_cgroup(line, 0);
         }
         assert!(tightest_cgroup("9:pids:/", 0).is_none());
@@ -365,7 +370,7 @@ mod tests {
         for theirs in ["4:memory:/b\n1:cpu:/x\n0::/\n", "4:memory:/a\n1:cpu:/x\n0::/b\n", ""] {
             assert!(!share_memory_limits(ours, theirs), "{theirs}");
         }
-        assert!(!share_memory_limits("", ""), "nothing is known");
+        assert!(!share_memory_limits("", ""), "both groups are unknown");
         let ourselves = super::super::call::process_id();
         assert_eq!(require_to_bear(ourselves, u64::MAX), Ok(()));
         assert_eq!(require_to_bear(i32::MAX, 0), Ok(()));

@@ -1,14 +1,16 @@
-//! Learning that addresses get other pages, from the kernel and without patching anything: `userfaultfd` with its
+//! Detection of addresses that get other pages, by the kernel and without patching code: `userfaultfd` with its
 //! events for unmapped, moved and discarded ranges (Linux 5.7 or later).
 //!
-//! The kernel holds up whoever changes a watched mapping until the event has been read. So a thread of its own
-//! reads them: it never allocates, takes no lock that anyone holds while changing mappings, and ends with the watch.
-//! When the call that changed the mapping returns, [`MappingWatch::changed`] is true: the thread says so before it
-//! reads. And so it is before that: addresses are free, and may be given to someone else, while the call has yet to be
-//! told of.
+//! The kernel blocks the thread that changes a watched mapping until the event has been read. So a separate
+//! thread reads the events. It never allocates, takes no lock that another thread holds while it changes
+//! mappings, and ends with the watch.
 //!
-//! Only private memory without a file is watched. The pages of a file, shared memory among them, also change by calls
-//! on the file and in other processes, of which the kernel tells nobody.
+//! [`MappingWatch::changed`] is true when the call that changed the mapping returns: the reading thread sets
+//! the state before it reads. It is true even earlier: addresses are free, and the kernel may give them to
+//! another mapping, before the event of the call is read.
+//!
+//! Only private memory without a file is watched. The pages of a file, shared memory among them, also change by
+//! calls on the file and in other processes, for which the kernel has no events.
 
 use std::fmt;
 use std::fs::File;
@@ -26,45 +28,45 @@ use super::call::{checked, checked_long, process_id, uninterrupted};
 /// A range of addresses: the first, and the one behind the last.
 pub type Addresses = std::ops::Range<u64>;
 
-/// Changes that are remembered one by one; beyond that, everything counts as changed.
+/// The number of changes that are remembered one by one; if there are more, every range counts as changed.
 const REMEMBERED: usize = 64;
 
-/// Why mappings cannot be watched.
+/// The reasons for which mappings cannot be watched.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum MappingError {
-    /// The kernel does not give us a `userfaultfd`.
+    /// The kernel refuses a `userfaultfd`.
     #[error(
         "userfaultfd is refused ({0}): sysctl vm.unprivileged_userfaultfd=1, or CAP_SYS_PTRACE, allows it"
     )]
     Refused(io::Error),
     /// The kernel's `userfaultfd` is too old.
-    #[error("the kernel's userfaultfd has no events for unmapped ranges ({0}): Linux 5.7 or later has")]
+    #[error("the kernel's userfaultfd has no events for unmapped ranges ({0}): use Linux 5.7 or later")]
     Features(io::Error),
-    /// No thread, or no descriptor to stop it by.
-    #[error("starting the thread that reads of changed mappings: {0}")]
+    /// The thread, or the descriptor that stops it, could not be made.
+    #[error("starting the thread that reads mapping events: {0}")]
     Thread(io::Error),
-    /// The library that sees the calls of this process is not there.
+    /// The library that intercepts the calls of this process is not loaded.
     #[error(
-        "the calls that change mappings are not seen: start the program with LD_PRELOAD=libnemesia_interpose.so (glibc \
-        on x86-64 or AArch64)"
+        "the calls that change mappings are not intercepted: start the program with \
+        LD_PRELOAD=libnemesia_interpose.so (glibc on x86-64 or AArch64)"
     )]
     NotPreloaded,
-    /// It is there, and we can unmap memory without its knowing.
+    /// The library is loaded, but this process can unmap memory by calls that the library does not intercept.
     #[error(
-        "libnemesia_interpose.so does not see our munmap: it must be preloaded (LD_PRELOAD), and we not be loaded with \
-        RTLD_DEEPBIND"
+        "libnemesia_interpose.so does not intercept the munmap of this library: preload it (LD_PRELOAD), and do \
+        not load this library with RTLD_DEEPBIND"
     )]
     Unseen,
-    /// It is there, and refuses.
+    /// The library is loaded, and refuses.
     #[error(
-        "libnemesia_interpose.so could not set malloc and threads so that it sees what they do, or has told too many \
-        libraries"
+        "libnemesia_interpose.so could not configure malloc and threads so that their calls are intercepted, or has \
+        too many subscribers"
     )]
     Untamed,
 }
 
-/// What has changed since the last look.
+/// The changes since the last call of [`MappingWatch::settle`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changes {
     ranges: [Addresses; REMEMBERED],
@@ -85,16 +87,16 @@ impl Changes {
         }
     }
 
-    /// The ranges; all there are, when there were too many to remember.
+    /// Returns the changed ranges. If there were too many to remember, returns one range of all addresses.
     pub fn ranges(&self) -> &[Addresses] {
         const ALL: &Addresses = &(0..u64::MAX);
         if self.all { std::slice::from_ref(ALL) } else { &self.ranges[..self.count] }
     }
 }
 
-/// What the thread and its owner share.
+/// The state that the thread and its owner share.
 struct MappingState {
-    /// Something has changed, or is being read: [`QUIET`] or [`CHANGED`].
+    /// Whether a mapping has changed, or an event is being read: [`QUIET`] or [`CHANGED`].
     state: AtomicU32,
     changes: Mutex<Changes>,
     uffd: OwnedFd,
@@ -104,17 +106,19 @@ struct MappingState {
 const QUIET: u32 = 0;
 const CHANGED: u32 = 1;
 
-/// What each watch of this process watches, by its descriptor. Before Linux 6.17 the kernel lets any of them end what
-/// another one watches, so each looks here first. Held while the kernel is asked; no reader of events takes it.
+/// The pages that each watch of this process watches, by its descriptor. Before Linux 6.17 the kernel lets one
+/// watch end what another one watches, so each watch checks this list first. The lock is held during the system
+/// call; no thread that reads events takes it.
 static WATCHED: Mutex<Vec<(i32, Addresses)>> = Mutex::new(Vec::new());
 
 fn all_watched() -> MutexGuard<'static, Vec<(i32, Addresses)>> {
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The kernel tells this process of changed mappings. One thread at a time asks; any may change mappings.
+/// A watch by which the kernel reports changed mappings to this process. One thread at a time queries it; any
+/// thread may change mappings.
 ///
-/// Not to be used in a forked child, which it does not watch; dropping it there is harmless.
+/// Must not be used in a forked child, whose mappings it does not watch. Dropping it there is harmless.
 pub struct MappingWatch {
     shared: Arc<MappingState>,
     thread: Option<JoinHandle<()>>,
@@ -155,7 +159,7 @@ struct Register {
     ioctls: u64,
 }
 
-/// An event; what the arguments are depends on it.
+/// An event. The meaning of its arguments depends on the kind of event.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct MappingMessage {
@@ -168,22 +172,22 @@ const MESSAGE_REMAP: u8 = 0x14;
 const MESSAGE_REMOVE: u8 = 0x15;
 const MESSAGE_UNMAP: u8 = 0x16;
 
-/// One `ioctl` on a `userfaultfd`, on this argument.
+/// Makes one `ioctl` on a `userfaultfd`, with this argument.
 fn control<T>(uffd: &OwnedFd, request: libc::Ioctl, argument: &mut T) -> io::Result<()> {
-    // SAFETY: each request of this file is used with the type that it was made from; the kernel writes nothing beyond
-    // it.
+    // SAFETY: each request of this file is used with the type from which it was made; the kernel writes nothing
+    // beyond that.
     uninterrupted(|| checked(unsafe { libc::ioctl(uffd.as_raw_fd(), request, &raw mut *argument) })).map(drop)
 }
 
 fn open() -> Result<OwnedFd, MappingError> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // Without kernel faults first: that is allowed to more users.
+    // First without kernel faults, which the kernel allows to more users.
     let call = |flags: i32| {
         // SAFETY: the call takes flags only, and returns a new descriptor.
         checked_long(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })
     };
     let fd = call(flags | UFFD_USER_MODE_ONLY).or_else(|_| call(flags)).map_err(MappingError::Refused)?;
-    // SAFETY: a new descriptor that is nobody else's; the kernel's numbers fit.
+    // SAFETY: a new descriptor, which only this value owns; the kernel's numbers fit.
     let uffd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
     let mut api = Api { api: UFFD_API, features: FEATURES, ioctls: 0 };
     control(&uffd, API, &mut api).map_err(MappingError::Features)?;
@@ -191,15 +195,15 @@ fn open() -> Result<OwnedFd, MappingError> {
 }
 
 impl MappingWatch {
-    /// Asks the kernel, and starts the thread.
+    /// Opens the `userfaultfd` and starts the thread.
     ///
     /// # Errors
-    /// The kernel refuses, or has no such events, or there is no thread to be had.
+    /// The kernel refuses, lacks these events, or no thread can be started.
     pub fn start() -> Result<Self, MappingError> {
         let uffd = open()?;
         // SAFETY: the call takes numbers only, and returns a new descriptor.
         let stop = checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).map_err(MappingError::Thread)?;
-        // SAFETY: a new descriptor that is nobody else's.
+        // SAFETY: a new descriptor, which only this value owns.
         let stop = unsafe { OwnedFd::from_raw_fd(stop) };
         let shared = Arc::new(MappingState {
             state: AtomicU32::new(QUIET),
@@ -216,8 +220,8 @@ impl MappingWatch {
         Ok(Self { shared, thread: Some(thread), process: process_id() })
     }
 
-    /// From now on, tells of changes of these whole pages. False when that cannot be: they are not all mapped, are
-    /// shared or of a file, or someone else watches them.
+    /// Watches these whole pages from now on. False if the kernel cannot: they are not all mapped, they are
+    /// shared or of a file, or another watch has them.
     pub fn watch(&mut self, pages: &Addresses) -> bool {
         let (start, len) = (pages.start, pages.end - pages.start);
         let mut argument = Register { start, len, mode: REGISTER_MODE_WP, ioctls: 0 };
@@ -230,7 +234,7 @@ impl MappingWatch {
             watched.push(mine);
         }
         drop(watched);
-        // The kernel takes shared memory, and gaps between mappings.
+        // The kernel would also accept shared memory, and gaps between mappings.
         let private = is_private(pages);
         if !private {
             self.unwatch(pages);
@@ -238,19 +242,19 @@ impl MappingWatch {
         private
     }
 
-    /// Does not tell of these pages any more. Until then, whoever changes them waits for the thread.
+    /// Stops watching these pages. Until then, a thread that changes them waits for the reading thread.
     pub fn unwatch(&mut self, pages: &Addresses) {
         let (mut watched, id) = (all_watched(), self.id());
         watched.retain(|(owner, it)| *owner != id || it.start < pages.start || pages.end < it.end);
         self.forget(pages, &watched);
     }
 
-    /// What this watch is called among those of the process.
+    /// Returns the number of this watch among those of the process.
     fn id(&self) -> i32 {
         self.shared.uffd.as_raw_fd()
     }
 
-    /// Ends the watch of these pages, but for those that another one watches.
+    /// Stops watching these pages, except those that another watch has.
     fn forget(&self, pages: &Addresses, watched: &[(i32, Addresses)]) {
         let mut from = pages.start;
         while from < pages.end {
@@ -265,27 +269,29 @@ impl MappingWatch {
         }
     }
 
-    /// Whether anything has changed since [`MappingWatch::settle`], or changes now: one system call. Whoever
-    /// has got addresses that were watched, or knows that a call which changed them has returned, sees true.
+    /// Returns whether a mapping has changed since [`MappingWatch::settle`], or changes now. Makes one system
+    /// call. If this thread has got addresses that were watched, or knows that a call which changed them has
+    /// returned, the result is true.
     #[inline]
     pub fn changed(&self) -> bool {
-        // Before the state, which is set before the change is over.
+        // Asked before the state is read: the reading thread sets the state before the change is over.
         let changing = self.shared.is_changing();
         changing || self.shared.state.load(Ordering::Acquire) != QUIET
     }
 
-    /// Whether anything has changed since [`MappingWatch::settle`] by a call that has returned, without a system call.
-    /// Of a call that goes on, it may not know yet: see [`MappingWatch::changed`].
+    /// Returns whether a mapping has changed since [`MappingWatch::settle`] by a call that has returned. Makes
+    /// no system call. May miss a call that has not returned yet: see [`MappingWatch::changed`].
     #[inline]
     pub fn has_changed(&self) -> bool {
         self.shared.state.load(Ordering::Acquire) != QUIET
     }
 
-    /// What has changed since the last time, perhaps nothing. Waits while the thread is reading of it; and for a moment
-    /// when there is nothing yet, so that whoever changes a mapping can go on.
+    /// Returns the changes since the last call, perhaps none. Waits while the thread reads an event. Also waits
+    /// briefly while a change is in progress that the thread has not read yet, so that the changing thread can
+    /// go on.
     pub fn settle(&self) -> Changes {
         if self.shared.state.load(Ordering::Acquire) == QUIET {
-            // Not just a yield, which would keep one of a lower priority waiting.
+            // A yield is not enough: it would starve a thread of a lower priority.
             std::thread::sleep(MOMENT);
         }
         let mut changes = self.shared.lock();
@@ -294,7 +300,7 @@ impl MappingWatch {
     }
 }
 
-/// Whether these pages are all mapped, private, and of no file.
+/// Returns whether these pages are all mapped, private, and not of a file.
 pub(crate) fn is_private(pages: &Addresses) -> bool {
     let mut from = pages.start;
     for mapping in mappings() {
@@ -318,14 +324,14 @@ struct ObservedMapping {
     private: bool,
 }
 
-/// The mappings of this process, by address; none when the kernel does not show them.
+/// Returns the mappings of this process, by address. None if the kernel does not show them.
 fn mappings() -> impl Iterator<Item = ObservedMapping> {
     let lines = File::open("/proc/self/maps").map(|file| BufReader::new(file).split(b'\n'));
     let lines = lines.into_iter().flatten().map_while(Result::ok);
     lines.filter_map(|line| mapping(&String::from_utf8_lossy(&line)))
 }
 
-/// `start-end rwxp offset device inode path`.
+/// Parses a line `start-end rwxp offset device inode path`.
 fn mapping(line: &str) -> Option<ObservedMapping> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
@@ -333,22 +339,23 @@ fn mapping(line: &str) -> Option<ObservedMapping> {
     let range = hex(start)?..hex(end)?;
     let shared = !words.next()?.ends_with('p');
     let (inode, path) = (words.nth(2)?, words.next());
-    // The kernel's own file of huge pages, which nobody else has.
+    // The kernel's internal file of huge pages, which only this process has.
     let private = !shared && (inode == "0" || path == Some("/anon_hugepage"));
     Some(ObservedMapping { range, private })
 }
 
 impl Drop for MappingWatch {
     fn drop(&mut self) {
-        // In a forked child there is no thread, and the descriptors are its parent's too.
+        // A forked child has no such thread, and its parent has the same descriptors.
         let Some(thread) = self.thread.take().filter(|_| self.process == process_id()) else { return };
-        // The descriptor may live on in a child, and the watch with it: then nobody would read of the changes.
+        // A child may keep the descriptor open, and thus the watch. Without this call, no thread would then
+        // read the events.
         self.forget_all();
         let one = 1u64;
         // SAFETY: eight bytes of our own are read.
         let wrote = unsafe { libc::write(self.shared.stop.as_raw_fd(), (&raw const one).cast(), 8) };
         if wrote == 8 {
-            // It does nothing that can panic.
+            // The thread cannot panic.
             let _ = thread.join();
         }
     }
@@ -361,7 +368,7 @@ impl MappingWatch {
         if mine.is_empty() {
             return;
         }
-        // Mapping by mapping: one that the kernel does not watch would be an error for the whole range.
+        // One mapping at a time: an unsupported mapping would fail the request for the whole range.
         for mapping in mappings().filter(|mapping| mapping.private) {
             for pages in &mine {
                 let (start, end) = (pages.start.max(mapping.range.start), pages.end.min(mapping.range.end));
@@ -373,11 +380,11 @@ impl MappingWatch {
     }
 }
 
-/// Bytes of the thread's stack: it calls nothing but the kernel.
+/// The bytes of the thread's stack. The thread makes only system calls.
 const STACK: usize = 64 << 10;
-/// How long the thread rests when the kernel gives it nonsense.
+/// The time for which the thread sleeps if the kernel returns invalid data.
 const REST: Duration = Duration::from_millis(1);
-/// How long whoever asks rests while a mapping is being changed.
+/// The time for which a query sleeps while a mapping is being changed.
 const MOMENT: Duration = Duration::from_micros(20);
 
 impl MappingState {
@@ -385,19 +392,19 @@ impl MappingState {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a call is changing watched mappings whose event has not been read: the first thing that the kernel looks
-    /// at in this request, of which the argument, an empty range, is never good.
+    /// Returns whether a call is changing watched mappings and its event has not been read. The kernel checks
+    /// that first in this request, whose argument, an empty range, is always invalid.
     #[inline]
     fn is_changing(&self) -> bool {
         let mut empty = [0u64; 3];
         // SAFETY: the argument has the size that the request has; the kernel refuses it.
         let refused = unsafe { libc::ioctl(self.uffd.as_raw_fd(), WRITE_PROTECT, empty.as_mut_ptr()) };
-        // The state is read after this, and was written before whoever changed the mapping could go on.
+        // The state is read after this fence, and was written before the changing thread could go on.
         fence(Ordering::SeqCst);
         refused < 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
     }
 
-    /// The thread: reads events until it is told to stop.
+    /// Reads events until the owner stops the thread.
     fn read_on(&self) {
         let wanted = |fd: &OwnedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let mut wait = [wanted(&self.uffd), wanted(&self.stop)];
@@ -413,18 +420,18 @@ impl MappingState {
         }
     }
 
-    /// Reads what there is. False when the kernel fails.
+    /// Reads the pending events. False if the kernel fails.
     fn read(&self) -> bool {
         let mut changes = self.lock();
-        // Before the read, which lets whoever changed the mapping go on: it must find us stirred, and wait for the
-        // lock.
+        // Before the read, which lets the changing thread go on: that thread must find the state CHANGED, and
+        // wait for the lock.
         self.state.store(CHANGED, Ordering::SeqCst);
         let mut messages = [MappingMessage::default(); 16];
         let room = size_of::<MappingMessage>() * messages.len();
         // SAFETY: the kernel writes at most `room` bytes into the array, any of which are valid there.
         let got = unsafe { libc::read(self.uffd.as_raw_fd(), messages.as_mut_ptr().cast(), room) };
         let Ok(got) = usize::try_from(got) else {
-            // Nobody knows what was missed.
+            // Any event may have been missed.
             let again = io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock;
             changes.all |= !again;
             return again;
@@ -433,7 +440,8 @@ impl MappingState {
             let [first, second, len] = message.arguments;
             match message.event {
                 MESSAGE_REMOVE | MESSAGE_UNMAP => changes.add(first..second),
-                // From the first to the second address. The old place is empty; the new one had other pages.
+                // Moved from the first address to the second. The old range is empty; the new one had other
+                // pages.
                 MESSAGE_REMAP => {
                     changes.add(first..first.saturating_add(len));
                     changes.add(second..second.saturating_add(len));
@@ -445,9 +453,10 @@ impl MappingState {
     }
 }
 
-/// Starts a thread that no signal of the program is delivered to.
+/// Starts a thread to which no signal of the program is delivered.
 pub(super) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
-    // SAFETY: the sets are our own and written before they are read; the calling thread gets its mask back.
+    // SAFETY: the sets are local variables and written before they are read; the calling thread gets its mask
+    // back.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);

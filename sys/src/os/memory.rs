@@ -1,20 +1,21 @@
-//! Reading and writing another process's memory in one copy, by the kernel.
+//! Copies from and to another process's memory, by the kernel, in one pass.
 //!
-//! A process number alone may by now belong to another process. So each process sends its peers the address and the
-//! value of a random *mark* in its memory, and every copy is tied to the memory that holds the mark:
+//! A process number may meanwhile belong to another process. So each process sends its peers the address and
+//! the value of a random *identity stamp* in its memory, and every copy is tied to the memory that holds the
+//! stamp:
 //!
-//! - A read asks for the bytes and then the mark in one `process_vm_readv`. The kernel looks the process up once per
-//!   call, so both come from the same address space. If the mark is wrong, the bytes are wiped and the read fails. As
-//!   the mark comes last, a process that overwrites its mark before it reuses a buffer has no read of the new content
-//!   succeed.
-//! - A write can't be validated afterwards, and no single call reads the mark and writes. So writes go to
-//!   `/proc/PID/mem`, which is opened once, and in which the mark is read once: an open descriptor refers to one
-//!   address space for ever, whatever becomes of the number. When that address space is gone (its process has ended, or
-//!   has called `exec`), writes fail.
+//! - A read requests the bytes and then the stamp in one `process_vm_readv`. The kernel looks the process up
+//!   once per call, so both come from the same address space. If the stamp is wrong, the bytes are wiped and the
+//!   read fails. The stamp comes last. So if a process overwrites its stamp before it reuses a buffer, no read of
+//!   the new content succeeds.
+//! - A write cannot be validated afterwards, and no single call reads the stamp and writes. So writes go to
+//!   `/proc/PID/mem`. That file is opened once, and the stamp is read in it once: an open descriptor refers to
+//!   one address space for ever, even if the process number is reused. When that address space is gone (its
+//!   process has ended, or has called `exec`), writes fail.
 //!
-//! Through `/proc/PID/mem` the kernel copies each page twice. Measured on one machine, a write takes 1.7 to 1.9 times
-//! as long as one by `process_vm_writev`, and a read 1.5 times as long as one by `process_vm_readv`: so reads don't use
-//! it. The mark costs a read some 0.1 us.
+//! The kernel copies each page twice through `/proc/PID/mem`. Measured on one machine, a write takes 1.7 to 1.9
+//! times as long as by `process_vm_writev`, and a read 1.5 times as long as by `process_vm_readv`: so reads do
+//! not use it. The stamp costs a read about 0.1 us.
 
 use std::fs::File;
 use std::io;
@@ -22,26 +23,26 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use super::call::{checked_long, uninterrupted};
 
-/// Bytes of a [`IdentityStamp`].
+/// The bytes of an [`IdentityStamp`].
 const STAMP_BYTES: usize = 8;
 
-/// What a process is known by.
+/// The address and value by which a process's memory is identified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdentityStamp {
-    /// Where it stands in the process's memory.
+    /// The stamp's address in the process's memory.
     pub address: u64,
-    /// What stands there.
+    /// The stamp's value.
     pub value: u64,
 }
 
-/// Why bytes could not be copied.
+/// The reason why bytes were not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyError {
-    /// Not these bytes: they are not all mapped, or not memory.
+    /// The range is not all mapped, or not memory.
     Unreadable,
-    /// The kernel refuses it, with this error number.
+    /// The kernel refuses, with this error number.
     Refused(i32),
-    /// It is another process.
+    /// The number belongs to another process.
     OtherProcess,
 }
 
@@ -53,14 +54,14 @@ pub struct RemoteMemory {
     writer: Writer,
 }
 
-/// The way by which a process's memory is written.
+/// The state of the descriptor by which a process's memory is written.
 #[derive(Debug)]
 enum Writer {
-    /// Nothing was written yet.
+    /// Nothing has been written yet.
     Unopened,
-    /// Its `/proc/PID/mem`, in which the mark was seen.
+    /// The process's `/proc/PID/mem`, in which the stamp was found.
     Open(File),
-    /// It can't be opened, or is another process's.
+    /// The file cannot be opened, or belongs to another process.
     Refused(CopyError),
 }
 
@@ -68,19 +69,19 @@ fn part(base: *mut u8, len: usize) -> libc::iovec {
     libc::iovec { iov_base: base.cast(), iov_len: len }
 }
 
-/// Part of the other process's memory: never followed here, and checked by the kernel.
+/// Describes part of the other process's memory: never dereferenced here, and checked by the kernel.
 fn remote(address: u64, len: usize) -> libc::iovec {
     part(std::ptr::without_provenance_mut(address as usize), len)
 }
 
 impl RemoteMemory {
-    /// The memory of process `pid` in our numbering, known by `stamp`. `None` when it has no number here, as it is of
-    /// another pid namespace.
+    /// Returns the memory of process `pid` in our numbering, identified by `stamp`. `None` if the process has
+    /// no number here because it is in another pid namespace.
     pub fn new(pid: i32, stamp: IdentityStamp) -> Option<Self> {
         (pid > 0 && stamp.address != 0).then_some(Self { pid, stamp, writer: Writer::Unopened })
     }
 
-    /// Whether it is still that process.
+    /// Checks that the memory still belongs to that process.
     ///
     /// # Errors
     /// See [`CopyError`].
@@ -90,13 +91,14 @@ impl RemoteMemory {
         // SAFETY: `own` names our own array.
         match unsafe { self.transfer(&[own], &[remote(self.stamp.address, STAMP_BYTES)]) } {
             Ok(STAMP_BYTES) if u64::from_le_bytes(stamp) == self.stamp.value => Ok(()),
-            // Of a process that we may read, the mark is not there.
+            // The process may be read, but its memory does not hold the stamp.
             Ok(_) | Err(CopyError::Unreadable) => Err(CopyError::OtherProcess),
             Err(error) => Err(error),
         }
     }
 
-    /// Fills `to` from `address`; what it holds is unspecified after an error, but never a stranger's bytes.
+    /// Fills `to` from `address`. After an error the content of `to` is unspecified, but never from another
+    /// process.
     ///
     /// # Errors
     /// See [`CopyError`].
@@ -105,8 +107,8 @@ impl RemoteMemory {
         unsafe { self.read_into(address, to.as_mut_ptr(), to.len()) }
     }
 
-    /// As [`RemoteMemory::read`], to `len` bytes that threads of this process may use meanwhile: no reference to
-    /// them is made.
+    /// Reads as [`RemoteMemory::read`] does, to `len` bytes that threads of this process may use concurrently:
+    /// no reference to them is made.
     ///
     /// # Errors
     /// See [`CopyError`].
@@ -117,7 +119,7 @@ impl RemoteMemory {
         let mut stamp = [0; STAMP_BYTES];
         let local = [part(to, len), part(stamp.as_mut_ptr(), STAMP_BYTES)];
         let remote = [remote(address, len), remote(self.stamp.address, STAMP_BYTES)];
-        // SAFETY: the caller's promise about the bytes; the mark is our own.
+        // SAFETY: the caller's promise about the bytes; the buffer of the stamp is a local variable.
         let moved = unsafe { self.transfer(&local, &remote) };
         if moved == Ok(len + STAMP_BYTES) && u64::from_le_bytes(stamp) == self.stamp.value {
             return Ok(());
@@ -147,9 +149,9 @@ impl RemoteMemory {
         moved.map(|moved| moved as usize).map_err(|error| refusal(&error))
     }
 
-    /// Copies `from` to `address`; the bytes there are unspecified after an error. `is_alive` is called once, when
-    /// the memory is opened: whether the process, of which the caller has a descriptor, still has its number. A
-    /// process that lies about its mark therefore cannot direct writes into its successor's memory.
+    /// Copies `from` to `address`; the bytes there are unspecified after an error. `is_alive` is called once,
+    /// when the memory is opened. It returns whether the process, of which the caller has a descriptor, still
+    /// has its number. So a process that gives a wrong stamp cannot direct writes into its successor's memory.
     ///
     /// # Errors
     /// See [`CopyError`].
@@ -170,14 +172,14 @@ impl RemoteMemory {
             }
         }
         match &self.writer {
-            // Nothing is written once the address space is gone.
+            // Fails once the address space is gone: nothing is written.
             Writer::Open(file) => file.write_all_at(from, address).map_err(|error| refusal(&error)),
             Writer::Refused(why) => Err(*why),
             Writer::Unopened => Err(CopyError::OtherProcess),
         }
     }
 
-    /// Opens the memory for writing, and looks for the mark in what was opened.
+    /// Opens the memory for writing, and checks the stamp in the opened file.
     fn open(&self) -> Result<File, CopyError> {
         let file = File::options()
             .read(true)
@@ -201,11 +203,11 @@ fn refusal(error: &io::Error) -> CopyError {
 }
 
 impl CopyError {
-    /// What it is, and the remedy, for people.
+    /// Returns the reason and the remedy, for messages.
     pub fn explain(self) -> String {
         match self {
-            CopyError::Unreadable => "the peer's memory can't be read at the address that it told".into(),
-            CopyError::OtherProcess => "the process with the peer's number is another one".into(),
+            CopyError::Unreadable => "the peer's memory can't be read at the address that it sent".into(),
+            CopyError::OtherProcess => "the peer's process number belongs to another process".into(),
             CopyError::Refused(libc::EPERM) => {
                 "the kernel doesn't permit it (process_vm_readv: EPERM): run all as one user, and, when \
                  /proc/sys/kernel/yama/ptrace_scope is 1 or more, set NEMESIA_PTRACER=1 or lower it; containers \
@@ -223,12 +225,12 @@ impl CopyError {
     }
 }
 
-/// Lets every process of this user read our memory as a debugger could, where the kernel reserves that to ancestors
-/// (Yama). True when it applies now, or was not needed.
+/// Permits every process of this user to read our memory as a debugger could, where the kernel reserves that to
+/// ancestors (Yama). True if the permission now holds, or was not needed.
 pub fn allow_any_reader() -> bool {
     // SAFETY: changes a property of this process and touches no memory.
     let result = unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
-    // Without Yama the call is unknown, and the memory open already.
+    // A kernel without Yama does not know the call, and does not restrict reads.
     result == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
 }
 
@@ -247,20 +249,20 @@ mod tests {
         let mut to = [0; 5];
         assert_eq!(ourselves(&stamp).read(bytes.as_ptr() as u64, &mut to), Ok(()));
         assert_eq!(to, bytes);
-        // SAFETY: it is our own array, to which no other reference exists.
+        // SAFETY: the array is a local variable, to which no other reference exists.
         assert_eq!(unsafe { ourselves(&stamp).write(to.as_mut_ptr() as u64, &[9; 5], || true) }, Ok(()));
         assert_eq!(to, [9; 5]);
     }
 
     #[test]
-    fn memory_with_another_mark_is_neither_delivered_nor_written() {
+    fn memory_with_another_stamp_is_neither_delivered_nor_written() {
         let (mut stamp, bytes) = (77u64, [1u8; 5]);
         let mut remote = ourselves(&stamp);
         stamp += 1;
         let mut to = [9; 5];
         assert_eq!(remote.read(bytes.as_ptr() as u64, &mut to), Err(CopyError::OtherProcess));
-        assert_eq!(to, [0; 5], "the stranger's bytes are wiped");
-        // SAFETY: nothing is written, because the mark is another.
+        assert_eq!(to, [0; 5], "the other process's bytes are wiped");
+        // SAFETY: nothing is written, because the stamp differs.
         let written = unsafe { remote.write(bytes.as_ptr() as u64, &[0; 5], || true) };
         assert_eq!(written, Err(CopyError::OtherProcess));
         assert_eq!((stamp, bytes), (78, [1; 5]));
@@ -274,7 +276,7 @@ mod tests {
         let mut write = |alive| unsafe { remote.write(bytes.as_ptr() as u64, &[0; 5], || alive) };
         assert_eq!(write(false), Err(CopyError::OtherProcess));
         let again = write(true);
-        assert_eq!(again, Err(CopyError::OtherProcess), "it is not asked again");
+        assert_eq!(again, Err(CopyError::OtherProcess), "the refusal is final");
         assert_eq!(bytes, [1; 5]);
     }
 
@@ -290,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_is_not_mapped_is_another_process() {
+    fn a_stamp_that_is_not_mapped_is_another_process() {
         let bytes = [1u8; 5];
         let stamp = IdentityStamp { address: 8, value: 77 };
         let mut remote = RemoteMemory::new(std::process::id() as i32, stamp).unwrap();

@@ -8,20 +8,21 @@ use std::ptr;
 use super::call::{checked_long, uninterrupted};
 use super::closer::ForeignFd;
 
-/// The most descriptors that one packet may carry.
+/// The largest number of descriptors in one packet.
 pub(super) const MAX_FDS: usize = 8;
 
-/// Room for `MAX_FDS` descriptors and one more, so that a surplus is seen; aligned as the headers in it want to be.
+/// Room for `MAX_FDS` descriptors and one more, so that a surplus is detected; aligned for the headers in it.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-/// A packet as it arrived.
+/// A packet as it was received.
 pub(super) struct Packet {
     pub(super) len: usize,
     pub(super) fds: Vec<ForeignFd>,
-    /// Longer than the buffer.
+    /// The packet was longer than the buffer.
     pub(super) cut: bool,
-    /// Carried more descriptors than there was room for, here or in this process's table; the kernel dropped those.
+    /// The packet carried more descriptors than fit here or in this process's table; the kernel dropped the
+    /// surplus.
     pub(super) control_cut: bool,
 }
 
@@ -38,7 +39,7 @@ const fn payload(fds: usize) -> u32 {
     (fds * size_of::<RawFd>()) as u32
 }
 
-/// Sends one packet, whole or not at all, without waiting. No more than `MAX_FDS` descriptors.
+/// Sends one packet without waiting, with at most `MAX_FDS` descriptors. It is sent whole or not at all.
 pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if fds.len() > MAX_FDS {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -50,8 +51,8 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
         header.msg_control = (&raw mut control).cast();
         // SAFETY: arithmetic only.
         header.msg_controllen = unsafe { libc::CMSG_SPACE(payload(fds.len())) } as _;
-        // SAFETY: `control` is aligned and has room for one header and MAX_FDS descriptors, so the first header exists
-        // and all of it and its data lies inside.
+        // SAFETY: `control` is aligned and has room for one header and MAX_FDS descriptors. So the first header
+        // exists, and all of it and its data lies inside.
         unsafe {
             let first = libc::CMSG_FIRSTHDR(&raw const header);
             (*first).cmsg_level = libc::SOL_SOCKET;
@@ -70,7 +71,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
     uninterrupted(|| checked_long(send() as _)).map(|_| ())
 }
 
-/// Takes one packet, without waiting. Length 0 without descriptors is the end of the connection.
+/// Receives one packet, without waiting. Length 0 without descriptors is the end of the connection.
 pub(super) fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Packet> {
     let mut control = Control([0; 64]);
     let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
@@ -90,19 +91,20 @@ pub(super) fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Pack
     })
 }
 
-/// Packets that [`drop_plain_packets`] takes.
+/// The number of packets that [`drop_plain_packets`] receives.
 const PLAIN_PACKETS: usize = 64;
 
-/// Takes the packets that carry no descriptors, up to the first that does. True if the queue is then empty. The
-/// receiving side has been shut down.
+/// Receives the packets that carry no descriptors, up to the first that does. True if the queue is then empty.
+/// The caller has shut the receiving side down.
 pub(super) fn drop_plain_packets(socket: BorrowedFd<'_>) -> bool {
     for _ in 0..PLAIN_PACKETS {
         match peek(socket) {
             Ok((_, true)) => return false,
-            // The end, or a packet without bytes: with credentials wanted, the kernel marks every packet.
+            // The end, or a packet without bytes: with credentials requested, the kernel attaches them to every
+            // packet.
             Ok((0, false)) => return want_credentials(socket) && matches!(peek(socket), Ok((0, false))),
             Ok(_) => drop(receive(socket, &mut [0])),
-            // A reset is reported once, before what the peer had sent.
+            // The kernel reports a reset once, before the data that the peer had sent.
             Err(errno) if errno.raw_os_error() == Some(libc::ECONNRESET) => {}
             Err(errno) => return errno.raw_os_error() == Some(libc::EAGAIN),
         }
@@ -110,8 +112,8 @@ pub(super) fn drop_plain_packets(socket: BorrowedFd<'_>) -> bool {
     false
 }
 
-/// The length of the next packet, one byte at most, and whether it carries something that has no room here. It stays in
-/// the queue, and so do its descriptors.
+/// Returns the length of the next packet, one byte at most, and whether the packet carries control data that
+/// has no room here. The packet stays in the queue, with its descriptors.
 fn peek(socket: BorrowedFd<'_>) -> io::Result<(usize, bool)> {
     let mut byte = [0_u8; 1];
     let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: byte.len() };
@@ -140,7 +142,7 @@ fn want_credentials(socket: BorrowedFd<'_>) -> bool {
     set == 0
 }
 
-/// Takes possession of every descriptor that the kernel has installed for this message.
+/// Takes ownership of every descriptor that the kernel has installed for this message.
 fn descriptors(header: &libc::msghdr) -> Vec<ForeignFd> {
     let mut fds = Vec::new();
     // SAFETY: the kernel wrote `header` and the control buffer it points to, which is alive in our caller.
@@ -153,7 +155,7 @@ fn descriptors(header: &libc::msghdr) -> Vec<ForeignFd> {
             #[allow(clippy::unnecessary_cast, reason = "not a usize with every C library")]
             let count = (control.cmsg_len as usize).saturating_sub(overhead) / size_of::<RawFd>();
             for index in 0..count {
-                // SAFETY: the kernel put `count` descriptors there, new ones that belong to nobody else yet.
+                // SAFETY: the kernel put `count` descriptors there, new ones that have no other owner.
                 fds.push(unsafe {
                     let data = libc::CMSG_DATA(ptr::from_ref(control)).cast::<RawFd>();
                     OwnedFd::from_raw_fd(data.add(index).read_unaligned()).into()

@@ -1,26 +1,26 @@
-//! Thin, checked layer over the Linux calls that the shared-memory port needs.
+//! A thin, checked layer over the Linux calls that the shared-memory port needs.
 //!
-//! | module | what it gives |
+//! | module | content |
 //! |---|---|
 //! | [`segment`] | memory that other processes can map, without a name in any file system |
-//! | [`handoff`] | meeting a peer once, to exchange a hello and file descriptors |
-//! | `closer` | closing descriptors of others, where that could block |
-//! | [`watch`] | learning that a peer is gone |
-//! | [`borrow`] | opening a segment of a peer that has not handed it over |
+//! | [`handoff`] | one connection to each peer, for a handshake and file descriptors |
+//! | `closer` | closing foreign descriptors whose close may block |
+//! | [`watch`] | detecting that a peer is gone |
+//! | [`borrow`] | opening a segment of a peer that has not sent its descriptor |
 //! | [`wake`] | sleeping and waking through shared memory; the one-sided fence |
 //! | [`memory`] | reading and writing a peer's memory in one copy |
-//! | [`mapping`] | learning that addresses get other pages |
+//! | [`mapping`] | detecting that addresses get other pages |
 //! | [`clock`] | comparing times |
-//! | [`limits`] | asking before taking: memory, locked memory, descriptors |
-//! | `origin` | telling a forked child from the process that opened something |
+//! | [`limits`] | checks before reservations: memory, locked memory, descriptors |
+//! | `origin` | telling a forked child from the process that opened an object |
 //! | [`numa`] | processors, memory nodes, cache lines |
 //!
-//! What holds for all of it: nothing here leaves a name behind, installs a signal handler, starts a thread ([`mapping`]
-//! does, when asked, and `closer`, when another process hands over something that could block), prints, or waits past
-//! its deadline. Every error is one line that says what failed and what to do about it. Descriptors are close-on-exec
-//! and segments are not inherited by `fork`.
+//! Nothing in these modules leaves a name behind, installs a signal handler, prints, or waits past its
+//! deadline. Two start threads: [`mapping`] on request, and `closer` when another process has sent a descriptor
+//! whose close may block. Every error is one line with the failure and the remedy. Descriptors are
+//! close-on-exec, and segments are not inherited by `fork`.
 //!
-//! Not public, because some of it is safe only as this crate uses it:
+//! Not public, because some functions are safe only as this crate uses them:
 //!
 //! ```compile_fail,E0603
 //! use nemesia::os::RemoteMemory;

@@ -1,4 +1,4 @@
-//! Where this process runs and where its memory lies.
+//! The processors and memory nodes on which this process runs.
 
 use std::ffi::{c_int, c_uint, c_ulong};
 use std::fs;
@@ -11,10 +11,10 @@ use super::error::ShmError;
 const NODE_WORDS: usize = 16; // 1024 nodes: the most that Linux can be built for
 const BITS: usize = c_ulong::BITS as usize;
 
-/// The most CPUs whose affinity is read: beyond the 8192 that Linux can be built for.
+/// The words of the largest affinity mask that is read: more than the 8192 CPUs that Linux can be built for.
 const CPU_WORDS: usize = 16384 / BITS;
 
-/// Parses the kernel's list format: `0-3,8` is 0, 1, 2, 3, 8. None when it is not in that format.
+/// Parses the kernel's list format: `0-3,8` is 0, 1, 2, 3, 8. `None` if the text is not in that format.
 fn parse_list(text: &str) -> Option<Vec<usize>> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -28,7 +28,7 @@ fn parse_list(text: &str) -> Option<Vec<usize>> {
     Some(numbers)
 }
 
-/// The memory nodes of the machine; just node 0 where the kernel does not tell.
+/// Returns the memory nodes of the machine; only node 0 if the kernel does not list them.
 pub fn nodes() -> Vec<usize> {
     fs::read_to_string("/sys/devices/system/node/online")
         .ok()
@@ -37,28 +37,29 @@ pub fn nodes() -> Vec<usize> {
         .unwrap_or_else(|| vec![0])
 }
 
-/// The CPU and the memory node that the calling thread runs on at this moment.
+/// Returns the CPU and the memory node on which the calling thread runs at this moment.
 ///
 /// # Errors
-/// Only where a sandbox refuses `getcpu`.
+/// A sandbox refuses `getcpu`.
 pub fn current_cpu_and_node() -> Result<(usize, usize), ShmError> {
     let (mut cpu, mut node): (c_uint, c_uint) = (0, 0);
-    // SAFETY: the kernel writes two integers that live here; the third argument is unused since Linux 2.6.24.
+    // SAFETY: the kernel writes two integers, both local variables; the third argument is unused since Linux
+    // 2.6.24.
     let result = unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, &raw mut node, ptr::null::<u8>()) };
     checked_long(result).map_err(|errno| ShmError::system("finding the current CPU", errno))?;
     Ok((cpu as usize, node as usize))
 }
 
-/// Asks that pages of the range, not yet touched, come from the node that the calling thread runs on, or from another
-/// when that one is full. False, and nothing is done, when the machine has one node.
+/// Requests that the pages of the range which are not touched yet come from the node of the calling thread, or
+/// from another if that one is full. False, without effect, if the machine has one node.
 ///
-/// For a shared mapping the wish belongs to the memory, whoever touches it first.
+/// In a shared mapping the preference belongs to the memory, whichever process touches it first.
 ///
 /// # Errors
-/// When the kernel or a sandbox refuses `mbind`: the memory is usable nonetheless.
+/// The kernel or a sandbox refuses `mbind`. The memory is usable nonetheless.
 ///
 /// # Safety
-/// The range is page-aligned and mapped, and the caller may decide about it.
+/// The range is page-aligned and mapped, and the caller controls its placement.
 pub unsafe fn prefer_local(base: NonNull<u8>, len: usize) -> Result<bool, ShmError> {
     if nodes().len() < 2 {
         return Ok(false);
@@ -74,7 +75,7 @@ unsafe fn prefer_node(base: NonNull<u8>, len: usize, node: usize) -> Result<bool
     let mut mask: [c_ulong; NODE_WORDS] = [0; NODE_WORDS];
     let Some(word) = mask.get_mut(node / BITS) else { return Ok(false) };
     *word |= 1 << (node % BITS);
-    // The kernel reads one bit less than it is told.
+    // The kernel reads one bit less than the number passed.
     let bits = mask.len() * BITS + 1;
     // SAFETY: the caller vouches for the range; the mask has the bits announced and outlives the call.
     let result = unsafe {
@@ -84,10 +85,10 @@ unsafe fn prefer_node(base: NonNull<u8>, len: usize, node: usize) -> Result<bool
     Ok(true)
 }
 
-/// The CPUs that the calling thread may run on, ascending; never empty.
+/// Returns the CPUs on which the calling thread may run, ascending; never empty.
 ///
 /// # Errors
-/// Only where a sandbox refuses the question.
+/// A sandbox refuses the system call.
 pub fn allowed_cpus() -> Result<Vec<usize>, ShmError> {
     // The raw call: the C library's `cpu_set_t` ends at 1024 CPUs.
     let mut mask: [c_ulong; CPU_WORDS] = [0; CPU_WORDS];
@@ -99,10 +100,10 @@ pub fn allowed_cpus() -> Result<Vec<usize>, ShmError> {
     Ok((0..CPU_WORDS * BITS).filter(allowed).collect())
 }
 
-/// Lets the calling thread, and threads that it starts from now on, run on this CPU only.
+/// Restricts the calling thread, and the threads that it starts from now on, to this CPU.
 ///
 /// # Errors
-/// When there is no such CPU or this process may not use it; the error lists those that it may.
+/// There is no such CPU, or this process may not use it; the error lists the permitted ones.
 pub fn pin_to_cpu(cpu: usize) -> Result<(), ShmError> {
     let mut mask: [c_ulong; CPU_WORDS] = [0; CPU_WORDS];
     let outcome = match mask.get_mut(cpu / BITS) {
@@ -118,7 +119,7 @@ pub fn pin_to_cpu(cpu: usize) -> Result<(), ShmError> {
     outcome.map_err(|errno| ShmError::Cpu { cpu, errno, allowed: allowed_cpus().unwrap_or_default() })
 }
 
-/// The cache line of this machine in bytes: 64 where nobody tells.
+/// Returns the size of this machine's cache line in bytes; 64 if neither library nor kernel reports it.
 pub fn cache_line_size() -> usize {
     fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size")
         .ok()
@@ -138,7 +139,8 @@ fn cache_line_by_sysconf() -> Option<usize> {
     None
 }
 
-/// Bytes that the largest cache of the first CPU holds; `None` where nobody tells. Reads some small files.
+/// Returns the bytes of the first CPU's largest cache; `None` if the kernel does not report them. Reads some
+/// small files.
 pub fn last_cache_bytes() -> Option<u64> {
     let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
     let sizes =
@@ -146,13 +148,13 @@ pub fn last_cache_bytes() -> Option<u64> {
     sizes.max()
 }
 
-/// Parses the kernel's sizes of caches: `32768K`.
+/// Parses the kernel's format of cache sizes: `32768K`.
 fn parse_size(text: &str) -> Option<u64> {
     let kib: u64 = text.trim().strip_suffix('K')?.parse().ok()?;
     kib.checked_mul(1024).filter(|bytes| *bytes > 0)
 }
 
-/// The page size of this machine in bytes.
+/// Returns the page size of this machine in bytes.
 pub fn page_size() -> usize {
     sysconf(libc::_SC_PAGESIZE).unwrap_or(4096)
 }

@@ -1,6 +1,7 @@
-//! Which process something belongs to: told by a page that the kernel empties in a forked child (`MADV_WIPEONFORK`).
+//! The process that an object belongs to, by a page that the kernel empties in a forked child
+//! (`MADV_WIPEONFORK`).
 //!
-//! Reading it costs one load, and no system call. No handler of `fork` is installed.
+//! Reading the page costs one load and no system call. No `fork` handler is installed.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -9,27 +10,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::call::checked;
 use super::error::ShmError;
 
-/// Bytes of the mapping: a page of any machine is no longer.
+/// The bytes of the mapping: no machine has a longer page.
 const BYTES: usize = 64 << 10;
 
-/// A number that is 0 in every child that the process forks, and stays what it is in the process itself.
+/// A number that is 0 in every forked child, and keeps its value in the process itself.
 #[derive(Debug)]
 pub(crate) struct ProcessOrigin {
     word: NonNull<AtomicUsize>,
-    /// Whether the kernel empties the page. Before Linux 4.14 it does not, and children are not told apart.
+    /// Whether the kernel empties the page. Before Linux 4.14 it does not, and children are not distinguished.
     wiped: bool,
 }
 
-// SAFETY: the page is reached by atomic loads only once it is made, and unmapped by the last owner.
+// SAFETY: after its construction, the page is only reached by atomic loads; the last owner unmaps it.
 unsafe impl Send for ProcessOrigin {}
 // SAFETY: as above.
 unsafe impl Sync for ProcessOrigin {}
 
 impl ProcessOrigin {
-    /// The process that calls this, with a number, which is not 0.
+    /// Marks the calling process with a number, which is not 0.
     ///
     /// # Errors
-    /// Without memory.
+    /// No memory is left.
     pub(crate) fn here(number: usize) -> Result<Self, ShmError> {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping at a place of the kernel's choice.
@@ -37,7 +38,7 @@ impl ProcessOrigin {
         let word = (page != libc::MAP_FAILED).then(|| NonNull::new(page.cast::<AtomicUsize>())).flatten();
         let Some(word) = word else {
             let error = std::io::Error::last_os_error();
-            return Err(ShmError::system("mapping a page that tells forked children apart", error));
+            return Err(ShmError::system("mapping the page that identifies forked children", error));
         };
         // SAFETY: the mapping made above, of this length.
         let wiped = checked(unsafe { libc::madvise(word.as_ptr().cast(), BYTES, libc::MADV_WIPEONFORK) });
@@ -46,39 +47,39 @@ impl ProcessOrigin {
         Ok(origin)
     }
 
-    /// Whether forked children can be told apart here.
+    /// Returns whether the kernel lets forked children be distinguished.
     pub(crate) fn is_known(&self) -> bool {
         self.wiped
     }
 
-    /// The number that [`ProcessOrigin::here`] was given; 0 in a forked child.
+    /// Returns the number passed to [`Origin::here`]; 0 in a forked child.
     #[inline(always)]
     pub(crate) fn number(&self) -> usize {
         self.word().load(Ordering::Relaxed)
     }
 
-    /// Whether this process was forked from the one that made this.
+    /// Returns whether this process was forked from the one that made this value.
     #[inline(always)]
     pub(crate) fn is_elsewhere(&self) -> bool {
         self.number() == 0
     }
 
-    /// Where the number stands: mapped until this is dropped, and to be read by atomic loads.
+    /// Returns the address of the number: mapped until this value is dropped, to be read by atomic loads.
     pub(crate) fn place(&self) -> NonNull<AtomicUsize> {
         self.word
     }
 
     #[inline(always)]
     fn word(&self) -> &AtomicUsize {
-        // SAFETY: the page is mapped until this is dropped, aligned, and begins with zeroes or a number that was
-        // stored.
+        // SAFETY: the page is mapped until this is dropped, aligned, and begins with zeroes or a number that
+        // was stored.
         unsafe { self.word.as_ref() }
     }
 }
 
 impl Drop for ProcessOrigin {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, which a forked child has as well; nobody refers to it any more.
+        // SAFETY: our own mapping, which a forked child has as well; no reference to it is left.
         unsafe { libc::munmap(self.word.as_ptr().cast::<c_void>(), BYTES) };
     }
 }

@@ -1,25 +1,28 @@
 //! Shared memory without a name.
 //!
-//! A process creates its segments and hands their descriptors to peers over a [`Connection`](super::HandoffConnection).
-//! The memory lives as long as somebody maps it or holds a descriptor, and vanishes with the last of them, SIGKILL
-//! included. All pages are reserved at creation, and the size is sealed, so that no touch of a segment ends in SIGBUS.
+//! A process creates its segments and sends their descriptors to peers over a
+//! [`Connection`](super::HandoffConnection). The memory lives while a process maps it or holds a descriptor,
+//! and ends with the last of them, even by SIGKILL. All pages are reserved at creation, and the size is sealed.
+//! So no access to a segment raises SIGBUS.
 //!
-//! # Pages that are taken out again
-//! A process that can write a file in memory can also punch holes into it (`fallocate`, `madvise(MADV_REMOVE)`). The
-//! next touch of such a page then allocates a new one, charged to the process that touches it.
+//! # Pages that are punched out
+//! A process that can write a file in memory can also punch holes into it (`fallocate`,
+//! `madvise(MADV_REMOVE)`). The next access to such a page then allocates a new one, charged to the process
+//! that makes the access.
 //!
-//! - **Sealed against writing** ([`Segment::seal_against_foreign_writes`]; Linux 5.1): nobody can punch it any more,
-//!   its owner included. A peer that attaches it with [`AttachLimits::keeps_pages`] knows that all its pages are there.
-//! - **Written by peers, memfd**: any peer can punch it. A touch then allocates a zeroed page, in total at most the
-//!   length of the segment. In a cgroup at its limit the out-of-memory killer decides. It is a SIGBUS only if the
-//!   system refuses a single page, with `vm.overcommit_memory=2`.
-//! - **Written by peers, huge pages**: never made by the transport, and refused by [`Segment::attach`]. A punched page
-//!   returns to a pool that others can exhaust, and the next touch is a SIGBUS.
-//! - **In `/dev/shm`**: cannot be sealed, and its users trust each other. A touch of a punched page is a SIGBUS where
-//!   `/dev/shm` is full.
+//! - **Sealed against writing** ([`Segment::seal_against_foreign_writes`]; Linux 5.1): no process can punch it
+//!   any more, not even its owner. A peer that attaches it with [`AttachLimits::keeps_pages`] has verified that
+//!   all its pages exist.
+//! - **Written by peers, memfd**: any peer can punch it. An access then allocates a zeroed page, in total at
+//!   most the length of the segment. In a cgroup at its limit, the out-of-memory killer chooses a process. It is
+//!   a SIGBUS only if the system refuses a single page, with `vm.overcommit_memory=2`.
+//! - **Written by peers, huge pages**: never made by the transport, and refused by [`Segment::attach`]. A
+//!   punched page returns to a pool that other processes can exhaust, and the next access is a SIGBUS.
+//! - **In `/dev/shm`**: cannot be sealed, and its users trust each other. If `/dev/shm` is full, an access to a
+//!   punched page is a SIGBUS.
 //!
-//! A segment's memory is shared with processes that are not trusted: reach it through atomics and volatile copies
-//! only, never through a reference to plain data.
+//! Untrusted processes share the memory of a segment: access it by atomics and volatile copies only, never by a
+//! reference to plain data.
 
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -32,71 +35,73 @@ use super::limits;
 use super::numa;
 use super::store::{self, Store};
 
-/// Whether a segment may, or has to, use huge pages.
+/// The use of huge pages for a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HugePages {
-    /// Ordinary pages.
+    /// Uses ordinary pages.
     #[default]
     Never,
-    /// Huge pages if there are enough, else ordinary ones, with the reason among [`Segment::warnings`].
+    /// Uses huge pages if there are enough, else ordinary ones; `Segment::warnings` then has the reason.
     Try,
-    /// Huge pages or an error that says how to get them.
+    /// Uses huge pages, or fails with an error that states the remedy.
     Require,
 }
 
-/// What a segment is made of.
+/// The kind of file behind a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SegmentBacking {
     /// An anonymous memory file: its size is sealed, and it is not limited by the size of `/dev/shm`.
     #[default]
     Memfd,
-    /// An unnamed file in `/dev/shm`, where memfd is refused. It cannot be sealed: peers have to trust its owner not
-    /// to truncate it ([`AttachLimits::allow_unsealed`]), and its owner has to trust peers not to write it.
+    /// An unnamed file in `/dev/shm`, for systems that refuse memfd. It cannot be sealed: peers must trust its
+    /// owner not to truncate it (`AttachLimits::allow_unsealed`), and its owner must trust peers not to write
+    /// it.
     DevShm,
 }
 
-/// How a segment is created.
+/// The options for creating a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentOptions {
-    /// Use of huge pages; only with [`SegmentBacking::Memfd`].
+    /// The use of huge pages; only with [`SegmentBacking::Memfd`].
     pub huge: HugePages,
-    /// Take the pages from the memory node that the calling thread runs on, where that is possible.
+    /// Takes the pages from the memory node of the calling thread, if possible.
     pub numa_local: bool,
-    /// Lock the pages into memory; an error when the memlock limit is too low.
+    /// Locks the pages into memory; an error if the memlock limit is too low.
     pub lock: bool,
-    /// What the segment is made of.
+    /// The kind of file behind the segment.
     pub backing: SegmentBacking,
 }
 
 impl SegmentOptions {
-    /// The same for a segment that other processes may write: never on huge pages. The descriptor that lets a process
-    /// write also lets it punch holes, and a punched page returns to the pool, where it may be missing when it is
-    /// touched next.
+    /// Returns the same options for a segment that other processes may write: never on huge pages. A descriptor
+    /// that permits writing also permits punching holes. A punched page returns to the pool, which may be empty
+    /// at the next access.
     #[must_use]
     pub fn for_foreign_writers(self) -> Self {
         Self { huge: HugePages::Never, ..self }
     }
 }
 
-/// What a mapping may be used for.
+/// The accesses that a mapping permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Loads only: a store is a fault.
+    /// Loads only; a store raises SIGSEGV.
     ReadOnly,
     /// Loads and stores.
     ReadWrite,
 }
 
-/// What a segment from a peer has to be like.
+/// The requirements on a segment from a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachLimits {
-    /// Accepted lengths in bytes.
+    /// The accepted lengths in bytes.
     pub lengths: RangeInclusive<usize>,
-    /// Accept a file whose size is not sealed, as long as it is memory without a name. Its owner can then kill this
+    /// Accepts a file whose size is not sealed, if it is memory without a name. Its owner can then kill this
     /// process by truncating it: for [`SegmentBacking::DevShm`] only.
     pub allow_unsealed: bool,
-    /// Accept only a file in memory from which nobody can take pages, its owner and other peers included: it is sealed
-    /// against writing by all who come later, and all its pages are there. For what is only read here.
+    /// Accepts only a file in memory from which no process can remove pages, its owner and other peers
+    /// included: it is sealed against new writers, and all its pages exist. For segments that are only read
+    /// here.
     pub keeps_pages: bool,
 }
 
@@ -106,13 +111,13 @@ impl From<RangeInclusive<usize>> for AttachLimits {
     }
 }
 
-/// The mapped range; unmapped on drop.
+/// A mapped range, which is unmapped on drop.
 #[derive(Debug)]
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    /// The process that mapped it: a forked child has not got the mapping (MADV_DONTFORK), and must not unmap
-    /// whatever it may have in that place.
+    /// The process that mapped it. A forked child does not have the mapping (MADV_DONTFORK), and must not unmap
+    /// other memory that it may have at that address.
     process: i32,
 }
 
@@ -122,7 +127,7 @@ impl Mapping {
             Access::ReadOnly => libc::PROT_READ,
             Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
         };
-        // SAFETY: a new mapping at a place of the kernel's choice touches no memory that is in use.
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that is in use.
         let base =
             unsafe { libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
@@ -131,7 +136,7 @@ impl Mapping {
         let base =
             NonNull::new(base.cast()).ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
         let mapping = Self { base, len, process: process_id() };
-        // SAFETY: the range was mapped just now; the advice concerns children only.
+        // SAFETY: the range was just mapped; the advice concerns children only.
         checked(unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) })?;
         Ok(mapping)
     }
@@ -140,25 +145,26 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.process == process_id() {
-            // SAFETY: this process mapped the range and nobody else unmaps it; users of the memory borrow the segment
-            // or have promised to be done with it (see `Segment::as_ptr`).
+            // SAFETY: this process mapped the range, and only this value unmaps it. Users of the memory borrow
+            // the segment or have promised to have finished their accesses (see `Segment::as_ptr`).
             unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
         }
     }
 }
 
-/// Memory that other processes map too. Unmapped on drop.
+/// Memory that other processes also map. Unmapped on drop.
 ///
-/// Not inherited by `fork`: the child has nothing mapped there.
+/// Not inherited by `fork`: the child has no mapping at that address.
 #[derive(Debug)]
 pub struct Segment {
     mapping: Mapping,
-    /// Held by the creator, to be handed out. Not by those who attach: a descriptor per peer would be wasted.
+    /// Kept by the creator, to be sent to peers. Attached segments do not keep it, which would cost a
+    /// descriptor per peer.
     fd: Option<OwnedFd>,
     access: Access,
     huge: bool,
     page: usize,
-    /// Of a segment that was attached.
+    /// For an attached segment: whether it is sealed against writing.
     foreign_write_sealed: bool,
     warnings: Vec<String>,
 }
@@ -170,12 +176,13 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// Makes a zeroed segment of at least `len` bytes, rounded up to whole pages, mapped for reading and writing, all
-    /// its pages reserved, its size sealed (memfd). The name shows up in `/proc/*/maps` and nowhere else.
+    /// Creates a zeroed segment of at least `len` bytes, rounded up to whole pages, mapped for reading and
+    /// writing. All its pages are reserved, and its size is sealed (memfd). The name is visible only in
+    /// `/proc/*/maps`.
     ///
     /// # Errors
-    /// Every limit in the way is a variant of its own, found before anything is taken where that is possible; nothing
-    /// is left behind.
+    /// Each limit has its own variant, and is checked before memory is reserved where possible. After an error
+    /// nothing is left behind.
     pub fn create(name: &str, len: usize, opts: &SegmentOptions) -> Result<Self, ShmError> {
         let refused = match (opts.huge, huge_store(opts.backing)) {
             (HugePages::Never, _) => None,
@@ -194,13 +201,13 @@ impl Segment {
         Ok(segment)
     }
 
-    /// As [`create`](Self::create), and seals the segment against writing by others, where the kernel can do that
-    /// ([`write_sealed`](Self::write_sealed)). Huge pages that cannot be sealed are not used.
+    /// Creates a segment as [`create`](Self::create) does, and seals it against writing by other processes if
+    /// the kernel can ([`write_sealed`](Self::write_sealed)). Huge pages that cannot be sealed are not used.
     ///
     /// # Errors
-    /// As for `create`, and when huge pages that are required cannot be sealed.
+    /// Those of `create`; and required huge pages cannot be sealed.
     pub fn create_sealed(name: &str, len: usize, opts: &SegmentOptions) -> Result<Self, ShmError> {
-        const UNSEALED: &str = "sealing huge pages against peers, who could take them away: Linux 5.1 can";
+        const UNSEALED: &str = "sealing huge pages, which peers could otherwise remove (needs Linux 5.1)";
         let segment = Self::create(name, len, opts)?;
         if segment.seal_against_foreign_writes()? || !segment.huge() {
             return Ok(segment);
@@ -231,7 +238,7 @@ impl Segment {
             .map_err(|e| store.exhausted(fd.as_fd(), len, e))?;
         let mut warnings = Vec::new();
         if opts.numa_local {
-            // Before the reservation: it is what places the pages.
+            // Before the reservation, which places the pages.
             // SAFETY: our own new mapping.
             if let Err(why) = unsafe { numa::prefer_local(mapping.base, len) } {
                 warnings.push(format!("memory not placed on the local NUMA node: {why}"));
@@ -265,15 +272,15 @@ impl Segment {
             .map_err(|errno| ShmError::system("locking a segment into memory (see ulimit -l)", errno))
     }
 
-    /// From now on nobody can map the segment for writing, nor write to it by a system call, nor take pages out of it;
-    /// the mapping in this process stays writable. Then no seal can be added any more.
+    /// Seals the segment: from now on no process can map it for writing, write to it by a system call, or
+    /// remove pages from it. The mapping in this process stays writable. No further seal can be added.
     ///
-    /// Call it once, before the descriptor is handed out. False when that cannot be had: with a kernel before 5.1,
-    /// with [`SegmentBacking::DevShm`], after [`seal_seals`](Self::seal_seals), or on a segment of somebody else's.
-    /// Peers are then *able* to write.
+    /// Call it once, before the descriptor is sent. False if the file cannot be sealed: with a kernel before
+    /// 5.1, with [`SegmentBacking::DevShm`], after [`seal_seals`](Self::seal_seals), or on a segment of another
+    /// process. Peers are then *able* to write.
     ///
     /// # Errors
-    /// When the kernel refuses for any other reason.
+    /// The kernel refuses for any other reason.
     pub fn seal_against_foreign_writes(&self) -> Result<bool, ShmError> {
         if self.write_sealed() {
             return Ok(true);
@@ -281,7 +288,7 @@ impl Segment {
         let Some(fd) = self.fd() else { return Ok(false) };
         match store::add_seals(fd, libc::F_SEAL_FUTURE_WRITE) {
             Ok(()) => {}
-            // Unknown to an old kernel; not allowed on a file that is no memfd.
+            // An old kernel does not know the seal; a file that is no memfd does not permit it.
             Err(errno) if matches!(errno.raw_os_error(), Some(libc::EINVAL | libc::EPERM)) => {
                 return Ok(false);
             }
@@ -291,11 +298,11 @@ impl Segment {
         Ok(true)
     }
 
-    /// No seal can be added any more: without this a peer could seal a queue segment against other peers' mappings.
-    /// Nothing happens where the file cannot have seals.
+    /// Forbids further seals: without this a peer could seal a queue segment against other peers' mappings. No
+    /// effect on a file that cannot have seals.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// The kernel refuses.
     pub fn seal_seals(&self) -> Result<(), ShmError> {
         let Some(fd) = self.fd() else { return Ok(()) };
         if store::seals(fd) & libc::F_SEAL_SEAL != 0 {
@@ -309,14 +316,14 @@ impl Segment {
         }
     }
 
-    /// Maps a segment that a peer has handed over. The descriptor is closed; the mapping remains.
+    /// Maps a segment that a peer has sent. The descriptor is closed; the mapping remains.
     ///
-    /// Takes the lengths alone (`4096..=1 << 20`) or a whole [`AttachLimits`].
+    /// Takes the accepted lengths (`4096..=1 << 20`) or a whole [`AttachLimits`].
     ///
     /// # Errors
-    /// [`ShmError::Untrustworthy`] unless the file is memory, belongs to our effective user, cannot change its size,
-    /// and has all its pages; [`ShmError::Length`] outside the limits; and when it cannot be mapped, among other
-    /// reasons because its owner allows no writing.
+    /// [`ShmError::Untrustworthy`] unless the file is memory, belongs to our effective user, cannot change its
+    /// size, and has all its pages. [`ShmError::Length`] outside the limits. Other errors if it cannot be
+    /// mapped, for example because its owner permits no writing.
     pub fn attach(
         fd: impl Into<ForeignFd>,
         access: Access,
@@ -337,9 +344,9 @@ impl Segment {
         if keeps_pages || (found.huge && write_sealed) {
             store::require_kept_pages(&fd, found.seals, found.len)?;
         } else if found.huge {
-            // The pool may be empty when a page that was taken out is touched: that is a SIGBUS.
+            // The pool may be empty at the next access to a punched page, which then raises SIGBUS.
             return Err(ShmError::Untrustworthy(
-                "it is on huge pages, which whoever may write could take out of it: ordinary pages are wanted".into(),
+                "it is on huge pages, from which its writers could remove pages: use ordinary pages".into(),
             ));
         }
         if write_sealed && access == Access::ReadWrite {
@@ -359,39 +366,39 @@ impl Segment {
         })
     }
 
-    /// The first byte; aligned to a page. The memory behind it stays mapped until the segment is dropped, and is
-    /// written by other processes at any time.
+    /// Returns the first byte, which is aligned to a page. The memory stays mapped until the segment is
+    /// dropped, and other processes may write it at any time.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.mapping.base
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a segment is never empty")]
     pub fn len(&self) -> usize {
         self.mapping.len
     }
 
-    /// The descriptor to hand to peers; `None` for a segment that was attached, whose descriptor is closed.
+    /// Returns the descriptor to send to peers; `None` for an attached segment, whose descriptor is closed.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether the segment consists of huge pages.
+    /// Returns whether the segment consists of huge pages.
     pub fn huge(&self) -> bool {
         self.huge
     }
 
-    /// Size of its pages in bytes.
+    /// Returns the size of its pages in bytes.
     pub fn page_size(&self) -> usize {
         self.page
     }
 
-    /// Whether this mapping can only be read.
+    /// Returns whether this mapping is read-only.
     pub fn read_only(&self) -> bool {
         self.access == Access::ReadOnly
     }
 
-    /// Whether the kernel keeps everybody but the creator from writing.
+    /// Returns whether the kernel keeps every process but the creator from writing.
     pub fn write_sealed(&self) -> bool {
         match self.fd() {
             Some(fd) => store::seals(fd) & store::KEEPS_PAGES != 0,
@@ -399,7 +406,7 @@ impl Segment {
         }
     }
 
-    /// What was wished for and not granted, one line each.
+    /// Returns the options that were requested and not granted, one line each.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -456,7 +463,7 @@ mod tests {
     }
 
     fn raw_memfd(flags: u32, len: i64) -> OwnedFd {
-        // SAFETY: a name that ends with zero; a new descriptor that belongs to us.
+        // SAFETY: a name that ends with zero; a new descriptor that this function owns.
         unsafe {
             let fd = libc::memfd_create(c"raw".as_ptr(), flags | libc::MFD_CLOEXEC);
             assert_eq!(libc::ftruncate(fd, len), 0);
@@ -496,7 +503,7 @@ mod tests {
         assert_eq!(load(&theirs, 1), 5);
         let error = Segment::attach(copy_of(&segment), Access::ReadWrite, SIZES).unwrap_err();
         assert!(matches!(error, ShmError::Untrustworthy(_)), "{error}");
-        // Not by good manners but by the kernel: no mapping, no upgrade, no write, no hole, no further seal.
+        // The kernel enforces it: no mapping, no upgrade, no write, no hole, no further seal.
         let fd = copy_of(&segment);
         let error = Mapping::new(fd.as_fd(), LEN, Access::ReadWrite).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EPERM));
@@ -512,9 +519,10 @@ mod tests {
         assert_eq!(load(&segment, 1), 5);
     }
 
-    /// By `fallocate` or `madvise`, by its owner or anybody else; nor make it look whole when it is not.
+    /// Neither the owner nor another process can do it, by `fallocate` or by `madvise`. An incomplete segment
+    /// is also not accepted as complete.
     #[test]
-    fn nobody_can_take_pages_out_of_a_sealed_segment() {
+    fn no_process_can_remove_pages_from_a_sealed_segment() {
         let segment = plain();
         if !segment.seal_against_foreign_writes().unwrap() {
             testing::skipped("no F_SEAL_FUTURE_WRITE here");
@@ -527,12 +535,12 @@ mod tests {
         let punched = checked(unsafe { libc::fallocate(copy_of(&segment).as_raw_fd(), hole, 0, 4096) });
         assert_eq!(punched.unwrap_err().raw_os_error(), Some(libc::EPERM));
         let base = segment.as_ptr().as_ptr().cast();
-        // SAFETY: our own mapping, which nobody refers to.
+        // SAFETY: our own mapping, to which no reference exists.
         let removed = checked(unsafe { libc::madvise(base, segment.len(), libc::MADV_REMOVE) });
         assert_eq!(removed.unwrap_err().raw_os_error(), Some(libc::EPERM));
     }
 
-    /// Otherwise the first touch of a page would be charged to the one that reads.
+    /// Otherwise the first access to a page would be charged to the reader.
     #[test]
     fn holes_hidden_by_pages_behind_the_end_are_found() {
         let page = numa::page_size() as i64;
@@ -549,7 +557,7 @@ mod tests {
         let limits = || AttachLimits { keeps_pages: true, ..SIZES.into() };
         let attach = |fd: &OwnedFd| Segment::attach(fd.try_clone().unwrap(), Access::ReadOnly, limits());
         let error = attach(&fd).unwrap_err().to_string();
-        assert!(error.contains("could take pages out of it"), "{error}");
+        assert!(error.contains("could remove pages from it"), "{error}");
         if store::add_seals(fd.as_fd(), libc::F_SEAL_FUTURE_WRITE).is_err() {
             testing::skipped("no F_SEAL_FUTURE_WRITE here");
             return;
@@ -561,7 +569,7 @@ mod tests {
         attach(&fd).unwrap();
     }
 
-    /// A page that was punched out of them may be missing in the pool when it is touched.
+    /// A page that was punched out may be missing in the pool at the next access.
     #[test]
     fn huge_pages_that_others_may_write_are_refused() {
         let options = SegmentOptions { huge: HugePages::Require, ..SegmentOptions::default() };
@@ -597,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_truncated_is_refused() {
+    fn a_file_that_could_be_truncated_is_refused() {
         let fixed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
         for seals in [0, libc::F_SEAL_SHRINK, libc::F_SEAL_GROW] {
             let fd = raw_memfd(libc::MFD_ALLOW_SEALING, 4096);
@@ -612,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_memory_is_refused() {
+    fn a_file_that_is_not_memory_is_refused() {
         let (read, _write) = std::io::pipe().unwrap();
         let files: [OwnedFd; 4] = [
             File::open("/proc/self/exe").unwrap().into(),
@@ -665,7 +673,7 @@ mod tests {
         let names =
             || std::fs::read_dir("/dev/shm").unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
         let opts = SegmentOptions { backing: SegmentBacking::DevShm, ..SegmentOptions::default() };
-        // No other program has a file of this name.
+        // The name is unique to this process.
         let own = format!("nemesia-test-{}", std::process::id());
         let segment = Segment::create(&own, LEN, &opts).unwrap();
         assert!(!names().iter().any(|name| name.to_string_lossy().contains(&own)));
@@ -728,7 +736,7 @@ mod tests {
         if !testing::is_child() {
             testing::run_again(NAME, || {
                 testing::set_limit(libc::RLIMIT_MEMLOCK, 8 << 20)?;
-                // Without privilege: in a user namespace of its own, or as it is.
+                // Without privilege: in a user namespace of its own, else unchanged.
                 // SAFETY: takes no pointers.
                 unsafe { libc::unshare(libc::CLONE_NEWUSER) };
                 Ok(())
@@ -773,7 +781,7 @@ mod tests {
         let error = Segment::create("x", 2 << 20, &opts).unwrap_err().to_string();
         assert!(error.starts_with("/dev/shm is full: 2 MiB wanted, 1 MiB available"), "{error}");
         assert!(error.contains("--shm-size"), "{error}");
-        // Past the first check, as when others fill it meanwhile.
+        // Past the first check, as if other processes had filled it meanwhile.
         let held = Segment::create("x", 1 << 19, &opts).unwrap();
         let fd = Store::DevShm.open("x").unwrap();
         // SAFETY: takes no pointers.
@@ -782,7 +790,7 @@ mod tests {
         assert!(error.starts_with("/dev/shm is full: 1 MiB wanted, 512 KiB available"), "{error}");
         drop((held, fd));
         Segment::create("x", 1 << 20, &opts).unwrap();
-        // A memfd does not live there.
+        // A memfd does not use that file system.
         Segment::create("x", 2 << 20, &SegmentOptions::default()).unwrap();
     }
 
@@ -792,7 +800,8 @@ mod tests {
         let (base, len) = (segment.as_ptr().as_ptr(), segment.len());
         let mut segment = Some(segment);
         let child = testing::fork(|| {
-            // SAFETY: asks about the range; a hole is the expected answer. Then maps a page of its own in the hole.
+            // SAFETY: queries the range; a hole is the expected answer. Then maps a page of its own in the
+            // hole.
             unsafe {
                 let mut core = [0_u8; 64];
                 if libc::mincore(base.cast(), len, core.as_mut_ptr()) == 0 {
@@ -809,7 +818,7 @@ mod tests {
         store(segment.as_ref().unwrap(), 0, 1);
     }
 
-    /// The whole of it, between two processes: meet, check, hand over, write, die.
+    /// The whole life cycle between two processes: connect, check, send, write, die.
     #[test]
     fn a_segment_travels_to_another_process() {
         const NAME: &str = concat!(module_path!(), "::a_segment_travels_to_another_process");
@@ -842,6 +851,6 @@ mod tests {
         store(&segment, 101, 1);
         assert!(child.wait().unwrap().success());
         assert_eq!(watch.poll().unwrap().collect::<Vec<_>>(), [(0, crate::os::Departure::Finished)]);
-        assert_eq!(load(&segment, 100), 42, "what a dead process shared stays");
+        assert_eq!(load(&segment, 100), 42, "the memory of a dead process stays");
     }
 }

@@ -12,7 +12,7 @@ use super::closer::ForeignFd;
 use super::error::{Bytes, ShmError};
 use super::limits;
 
-/// Where a segment's file comes from.
+/// The kind of file behind a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Store {
     Memfd,
@@ -21,8 +21,8 @@ pub(super) enum Store {
     DevShm,
 }
 
-/// Reserved in such pieces that a process with a fast interval timer gets through: the kernel gives up an
-/// interrupted piece and has to begin it again.
+/// The bytes of one reservation call. The kernel abandons an interrupted call, which then has to start again;
+/// with small pieces a process with a fast interval timer makes progress.
 const PIECE: usize = 8 << 20;
 
 fn own(fd: RawFd) -> OwnedFd {
@@ -31,7 +31,7 @@ fn own(fd: RawFd) -> OwnedFd {
 }
 
 impl Store {
-    /// Makes an empty file. The name is for `/proc` only and need not be unique.
+    /// Creates an empty file. The name is for `/proc` only and need not be unique.
     pub(super) fn open(self, name: &str) -> Result<OwnedFd, ShmError> {
         let bad_name = || ShmError::Name {
             what: "segment",
@@ -46,7 +46,7 @@ impl Store {
         }
     }
 
-    /// Sets the length and refuses before the kernel would send a signal or look for somebody to kill.
+    /// Sets the length. Refuses before the kernel would send a signal or start the out-of-memory killer.
     pub(super) fn resize(self, fd: BorrowedFd<'_>, len: usize) -> Result<(), ShmError> {
         limits::require_file_size(len)?;
         match self {
@@ -64,7 +64,7 @@ impl Store {
         Ok(())
     }
 
-    /// Takes all pages now, so that touching them never fails later.
+    /// Reserves all pages now, so that no later access fails.
     pub(super) fn reserve(self, fd: BorrowedFd<'_>, len: usize) -> Result<(), ShmError> {
         let piece = match self {
             Self::HugeMemfd(page) => PIECE.max(page),
@@ -79,7 +79,7 @@ impl Store {
         Ok(())
     }
 
-    /// The error for a refusal of memory, by where it was to come from.
+    /// Returns the error for a refusal of memory, by the kind of file.
     pub(super) fn exhausted(self, fd: BorrowedFd<'_>, len: usize, errno: io::Error) -> ShmError {
         let wanted = Bytes(len as u64);
         match (self, errno.raw_os_error()) {
@@ -105,7 +105,7 @@ fn memfd(name: &CString, kind: c_uint) -> Result<OwnedFd, ShmError> {
     let base = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | kind;
     // SAFETY: the name ends with zero and outlives the call.
     let create = |flags| checked(unsafe { libc::memfd_create(name.as_ptr(), flags) });
-    // Kernels before 6.3 do not know the flag; some with vm.memfd_noexec=2 demand it.
+    // Kernels before 6.3 do not know the flag; some kernels with vm.memfd_noexec=2 require it.
     let result = match create(base | libc::MFD_NOEXEC_SEAL) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => create(base),
         result => result,
@@ -117,7 +117,7 @@ fn memfd(name: &CString, kind: c_uint) -> Result<OwnedFd, ShmError> {
 }
 
 fn dev_shm() -> Result<OwnedFd, ShmError> {
-    // O_EXCL: the file can never be given a name.
+    // With O_EXCL the file can never get a name.
     let flags = libc::O_TMPFILE | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC;
     // SAFETY: the path ends with zero.
     let fd = uninterrupted(|| checked(unsafe { libc::open(c"/dev/shm".as_ptr(), flags, 0o600) }))
@@ -138,19 +138,19 @@ type Magic = std::ffi::c_ulong;
 #[cfg(not(all(target_os = "linux", target_env = "musl")))]
 type Magic = libc::__fsword_t;
 
-/// The kind of file system that a file lives on.
+/// Returns the type of a file's file system.
 fn magic(fd: &OwnedFd) -> io::Result<Magic> {
     let mut about = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the kernel fills the structure, which lives here.
+    // SAFETY: the kernel fills the structure, which is a local variable.
     uninterrupted(|| checked(unsafe { libc::fstatfs(fd.as_raw_fd(), about.as_mut_ptr()) }))?;
     // SAFETY: filled, since the call succeeded.
     Ok(unsafe { about.assume_init() }.f_type)
 }
 
-/// Free bytes of the file system; `None` when it has no bound of its own.
+/// Returns the free bytes of the file system; `None` if it has no bound of its own.
 fn room(fd: BorrowedFd<'_>) -> io::Result<Option<u64>> {
     let mut about = MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the kernel fills the structure, which lives here.
+    // SAFETY: the kernel fills the structure, which is a local variable.
     uninterrupted(|| checked(unsafe { libc::fstatvfs(fd.as_raw_fd(), about.as_mut_ptr()) }))?;
     // SAFETY: filled, since the call succeeded.
     let about = unsafe { about.assume_init() };
@@ -166,14 +166,15 @@ fn require_room(fd: BorrowedFd<'_>, len: usize) -> Result<(), ShmError> {
     }
 }
 
-/// The seals on a file; none where it cannot have any.
+/// Returns the seals on a file; none if it cannot have any.
 pub(super) fn seals(fd: BorrowedFd<'_>) -> c_int {
     // SAFETY: takes no pointers.
     checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) }).unwrap_or(0)
 }
 
-/// Whether this is a file on tmpfs or hugetlbfs, the only ones that answer the question for seals. It is answered at
-/// once whatever the file is, whereas `fstat` and `fstatfs` of a file on FUSE wait for the process that serves it.
+/// Returns whether this is a file on tmpfs or hugetlbfs, the only ones that support the query for seals. The
+/// query returns at once for any file, whereas `fstat` and `fstatfs` of a file on FUSE wait for the serving
+/// process.
 pub(super) fn is_memory(fd: BorrowedFd<'_>) -> bool {
     // SAFETY: takes no pointers.
     checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) }).is_ok()
@@ -185,7 +186,7 @@ pub(super) fn add_seals(fd: BorrowedFd<'_>, seals: c_int) -> io::Result<()> {
     checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) }).map(|_| ())
 }
 
-/// What a received descriptor turned out to be.
+/// The properties of a received descriptor.
 pub(super) struct Found {
     pub(super) len: u64,
     pub(super) seals: c_int,
@@ -193,9 +194,10 @@ pub(super) struct Found {
     pub(super) page: usize,
 }
 
-/// Judges a descriptor from a peer: ours by owner, memory by file system, of a size that cannot change, its pages
-/// there. The seals are read first: once they are seen, the size that is read after them is final. They are also the
-/// only question that every file answers at once, and only memory answers it with yes.
+/// Validates a descriptor from a peer: its owner is our user, its file system is memory, its size cannot
+/// change, and its pages exist. The seals are read first: once they are set, the size that is read after them
+/// is final. The query for seals is also the only one that returns at once for every file, and it succeeds only
+/// for memory.
 pub(super) fn inspect(fd: ForeignFd, allow_unsealed: bool) -> Result<(Found, OwnedFd), ShmError> {
     let refuse = |why: String| Err(ShmError::Untrustworthy(why));
     if !is_memory(fd.as_fd()) {
@@ -203,14 +205,15 @@ pub(super) fn inspect(fd: ForeignFd, allow_unsealed: bool) -> Result<(Found, Own
     }
     let fd = fd.into_inner();
     let seals = seals(fd.as_fd());
-    let kind = magic(&fd).map_err(|errno| ShmError::system("asking what a segment is", errno))?;
+    let kind =
+        magic(&fd).map_err(|errno| ShmError::system("querying the file system of a segment", errno))?;
     let huge = match kind {
         libc::TMPFS_MAGIC => false,
         libc::HUGETLBFS_MAGIC => true,
         _ => return refuse("it is not a file in memory".into()),
     };
     let file = File::from(fd);
-    let about = file.metadata().map_err(|errno| ShmError::system("asking about a segment", errno))?;
+    let about = file.metadata().map_err(|errno| ShmError::system("querying the file of a segment", errno))?;
     if !about.is_file() {
         return refuse("it is not a regular file".into());
     }
@@ -235,7 +238,7 @@ pub(super) fn inspect(fd: ForeignFd, allow_unsealed: bool) -> Result<(Found, Own
     Ok((Found { len: about.len(), seals, huge, page }, file.into()))
 }
 
-/// A page that is not there would be charged to us at first touch, or be a SIGBUS.
+/// Checks that no page is missing. A missing page would be charged to us at the first access, or be a SIGBUS.
 fn require_pages(about: &std::fs::Metadata) -> Result<(), ShmError> {
     let reserved = about.blocks().saturating_mul(512);
     if reserved >= about.len() {
@@ -245,29 +248,29 @@ fn require_pages(about: &std::fs::Metadata) -> Result<(), ShmError> {
     Err(ShmError::Untrustworthy(why))
 }
 
-/// Seals under which nobody can take pages out of a file any more, neither by `fallocate` nor by
-/// `madvise(MADV_REMOVE)`, not even its owner through a mapping that is writable.
+/// The seals under which no process can remove pages from a file, by `fallocate` or by `madvise(MADV_REMOVE)`,
+/// not even its owner through a writable mapping.
 pub(super) const KEEPS_PAGES: c_int = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_WRITE;
 
-/// Makes sure that every page of a file of this size is there and stays there. All seals are on it.
+/// Verifies that every page of a file of this size exists and stays. The file has all seals.
 ///
-/// The number of blocks alone does not say so: its owner may have reserved pages behind the end before the size was
-/// sealed, and punched as many holes before the end. To set the size that it has is allowed, and frees what is behind
-/// the end.
+/// The number of blocks alone does not prove that: before the size was sealed, the owner may have reserved
+/// pages behind the end, and punched as many holes before the end. Setting the size to its present value is
+/// permitted, and frees the pages behind the end.
 pub(super) fn require_kept_pages(fd: &OwnedFd, seals: c_int, len: u64) -> Result<(), ShmError> {
     const FIXED: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     let refuse = |why: &str| Err(ShmError::Untrustworthy(why.into()));
     if seals & FIXED != FIXED || seals & KEEPS_PAGES == 0 {
         return refuse(
-            "its owner or a peer could take pages out of it: it is not sealed against writing (F_SEAL_FUTURE_WRITE)",
+            "its owner or a peer could remove pages from it: it is not sealed against writing (F_SEAL_FUTURE_WRITE)",
         );
     }
     let size = libc::off_t::try_from(len)
         .map_err(|_| ShmError::Length { len, why: "longer than a file can be".into() })?;
     // SAFETY: takes no pointers.
     let set = uninterrupted(|| checked(unsafe { libc::ftruncate(fd.as_raw_fd(), size) }));
-    set.map_err(|errno| ShmError::system("setting the size that a segment has", errno))?;
+    set.map_err(|errno| ShmError::system("setting the present size of a segment again", errno))?;
     let file = File::from(fd.try_clone().map_err(|errno| ShmError::system("copying a descriptor", errno))?);
-    let about = file.metadata().map_err(|errno| ShmError::system("asking about a segment", errno))?;
+    let about = file.metadata().map_err(|errno| ShmError::system("querying the file of a segment", errno))?;
     require_pages(&about)
 }

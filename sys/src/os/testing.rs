@@ -10,29 +10,29 @@ use super::call::{checked, uninterrupted};
 
 const CHILD: &str = "NEMESIA_TEST_CHILD";
 
-/// Says visibly that a test could not run here.
+/// Prints that a test could not run here.
 pub(crate) fn skipped(why: &str) {
-    // Not `eprintln`, which the test runner swallows.
+    // Not `eprintln`, whose output the test runner captures.
     writeln!(io::stderr(), "SKIPPED {}: {why}", std::thread::current().name().unwrap_or("?")).unwrap();
 }
 
-/// Whether this is a process started by [`run_again`].
+/// Returns whether this is a process started by [`run_again`].
 pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Waits until it is so. For what follows a close: a child that some other test forks in the same moment may hold a
-/// copy of the descriptor for a while.
+/// Waits until the condition holds. For conditions that follow a close: a child that another test forks at the
+/// same moment may hold a copy of the descriptor for a while.
 pub(super) fn eventually(mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
-        assert!(Instant::now() < deadline, "it never came about");
+        assert!(Instant::now() < deadline, "the condition never held");
         std::thread::yield_now();
     }
 }
 
-/// The test binary, set to run only this test, named with its crate and modules; `argument` is what [`child_argument`]
-/// returns there.
+/// Returns the command that runs only this test of the test binary, named with its crate and modules.
+/// `argument` is the value that [`child_argument`] returns there.
 pub(super) fn again(test: &str, argument: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let (_crate, test) = test.split_once("::").unwrap();
@@ -44,10 +44,10 @@ pub(super) fn child_argument() -> String {
     std::env::var(CHILD).unwrap()
 }
 
-/// Runs this one test again, in a process of its own after `prepare`, and fails unless it passes there.
+/// Runs this one test again, in a process of its own after `prepare`. Fails unless the test passes there.
 pub(crate) fn run_again(test: &str, prepare: impl FnMut() -> io::Result<()> + Send + Sync + 'static) {
     let mut command = again(test, "1");
-    // SAFETY: the preparations given here only make system calls.
+    // SAFETY: the functions passed here only make system calls.
     let output = unsafe { command.pre_exec(prepare) }.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
@@ -67,7 +67,7 @@ type LimitedResource = libc::__rlimit_resource_t;
 /// Sets the soft limit.
 pub(super) fn set_limit(resource: LimitedResource, soft: u64) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel fills and reads a structure that lives here.
+    // SAFETY: the kernel fills and reads a structure that is a local variable.
     unsafe {
         checked(libc::getrlimit(resource, &raw mut limit))?;
         limit.rlim_cur = soft;
@@ -76,10 +76,10 @@ pub(super) fn set_limit(resource: LimitedResource, soft: u64) -> io::Result<()> 
     Ok(())
 }
 
-/// A mount namespace of its own with a `/dev/shm` of one MiB; for [`run_again`].
+/// Makes a mount namespace with a `/dev/shm` of one MiB; for [`run_again`].
 pub(super) fn small_dev_shm() -> io::Result<()> {
     let (private, none) = (libc::MS_REC | libc::MS_PRIVATE, ptr::null());
-    // SAFETY: strings that end with zero, or null where the kernel allows it.
+    // SAFETY: strings that end with zero, or null where the kernel permits it.
     unsafe {
         checked(libc::unshare(libc::CLONE_NEWNS))?;
         checked(libc::mount(c"none".as_ptr(), c"/".as_ptr(), none, private, ptr::null()))?;
@@ -89,29 +89,29 @@ pub(super) fn small_dev_shm() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether [`small_dev_shm`] works here.
+/// Returns whether [`small_dev_shm`] works here.
 pub(super) fn private_dev_shm_is_possible() -> bool {
     fork(|| i32::from(small_dev_shm().is_err())).exit_code() == Some(0)
 }
 
-/// One zeroed page shared with children made by [`fork`]; never unmapped.
+/// Returns one zeroed page that is shared with children made by [`fork`]; never unmapped.
 pub(super) fn forkable_page() -> NonNull<u8> {
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping at a place of the kernel's choice.
+    // SAFETY: a new mapping at an address of the kernel's choice.
     let page = unsafe { libc::mmap(ptr::null_mut(), 4096, access, kind, -1, 0) };
     assert_ne!(page, libc::MAP_FAILED);
     NonNull::new(page.cast()).unwrap()
 }
 
-/// A forked child: killed and reaped on drop.
+/// A forked child, which is killed and reaped on drop.
 pub(super) struct Forked(libc::pid_t);
 
-/// Forks; the child runs `body`, which must only make system calls, and exits with its result.
+/// Forks. The child runs `body`, which must only make system calls, and exits with its result.
 pub(super) fn fork(body: impl FnOnce() -> i32) -> Forked {
     // SAFETY: the child makes system calls only and leaves by `_exit`.
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", io::Error::last_os_error()),
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: ends the child without running any code of the parent.
         0 => unsafe { libc::_exit(body()) },
         pid => Forked(pid),
     }
@@ -131,16 +131,16 @@ impl Forked {
     }
 
     pub(super) fn kill(&self) {
-        // SAFETY: a child of ours that nobody has reaped.
+        // SAFETY: an unreaped child of ours.
         assert_eq!(unsafe { libc::kill(self.0, libc::SIGKILL) }, 0);
     }
 
-    /// Whether it has ended; it stays unreaped.
+    /// Returns whether the child has ended; it stays unreaped.
     pub(super) fn has_ended(&self) -> bool {
         self.wait_id(libc::WNOHANG | libc::WNOWAIT).0 != 0
     }
 
-    /// Waits for the end, leaves it unreaped; `None` when a signal ended it.
+    /// Waits for the child's end and leaves it unreaped; `None` if a signal ended it.
     pub(super) fn exit_code(&self) -> Option<i32> {
         let (_, code, status) = self.wait_id(libc::WNOWAIT);
         (code == libc::CLD_EXITED).then_some(status)
@@ -151,7 +151,7 @@ impl Forked {
         // SAFETY: all zeroes is a valid siginfo_t, which the kernel fills.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
         uninterrupted(|| {
-            // SAFETY: `info` lives here.
+            // SAFETY: `info` is a local variable.
             checked(unsafe { libc::waitid(libc::P_PID, id, &raw mut info, options | libc::WEXITED) })
         })
         .unwrap();

@@ -1,10 +1,11 @@
-//! Sleeping until a peer wakes us, and the fence that makes the waker's side free of one.
+//! Sleeping until a peer wakes this process, and a fence that lets the waker do without one.
 //!
-//! The sleeper raises a flag in its queue segment, issues a [`HeavyFence`], looks once more at its queue, and waits on
-//! the futex word. A sender publishes its entry, runs a compiler fence, and reads the flag. The heavy fence makes every
-//! running thread of every *registered* process pass through a full memory barrier, so that either the sleeper sees the
-//! entry or the sender sees the flag. It holds only between processes that have all called [`HeavyFence::register`]:
-//! each says in its hello whether it is registered, and with one that is not, both sides use full fences.
+//! The sleeper sets a flag in its queue segment, issues a [`HeavyFence`], checks its queue once more, and waits
+//! on the futex word. A sender publishes its entry, runs a compiler fence, and reads the flag. The heavy fence
+//! makes every running thread of every *registered* process pass through a full memory barrier. So either the
+//! sleeper sees the entry or the sender sees the flag. This holds only between processes that have all called
+//! [`HeavyFence::register`]. Each process states in its handshake whether it is registered. If one of two
+//! processes is not, both use full fences.
 
 use std::ffi::{c_int, c_long};
 use std::io;
@@ -14,10 +15,11 @@ use std::time::Duration;
 
 use super::call::{self, checked_long, timespec};
 
-/// Why [`futex_wait`] came back. Every reason is a reason to look again; none is a promise.
+/// The reason why [`futex_wait`] returned. After any of them, the caller checks its condition again; none
+/// proves a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitResult {
-    /// Somebody called [`futex_wake`], or the kernel woke us for no reason.
+    /// A thread called [`futex_wake`], or the kernel woke this one for no reason.
     Woken,
     /// The word did not hold the expected value.
     ValueChanged,
@@ -25,15 +27,15 @@ pub enum WaitResult {
     TimedOut,
     /// A signal arrived.
     Interrupted,
-    /// The kernel or a sandbox refuses futexes, with this error number: sleep in another way.
+    /// The kernel or a sandbox refuses futexes, with this error number: the caller must sleep in another way.
     Refused(i32),
 }
 
-/// Sleeps while `word` holds `expected`, at most for `timeout` (monotonic; without limit when `None`).
+/// Sleeps while `word` holds `expected`, at most for `timeout` (monotonic; `None` is without limit).
 ///
-/// Works between processes: the word is found by its place in the shared file, not by its address. Any number of
-/// threads may wait on one word. A peer that writes the word can make this return early, never late: past the timeout
-/// it returns whatever the peer does.
+/// Works between processes: the kernel identifies the word by its place in the shared file, not by its address.
+/// Any number of threads may wait on one word. A peer that writes the word can make this return early, never
+/// late: the timeout holds whatever the peer does.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> WaitResult {
     let timeout = timeout.map(timespec);
     let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
@@ -54,9 +56,9 @@ fn outcome(result: c_long) -> WaitResult {
     }
 }
 
-/// Wakes at most `count` threads that wait on `word`, in any process; returns how many were woken.
+/// Wakes at most `count` threads that wait on `word`, in any process. Returns the number of threads woken.
 ///
-/// Failure counts as nobody woken: the sleepers' timeouts bound what that can cost.
+/// A failure counts as 0: the sleepers' timeouts bound the delay.
 pub fn futex_wake(word: &AtomicU32, count: u32) -> usize {
     if count == 0 {
         return 0; // the kernel would wake one
@@ -67,10 +69,11 @@ pub fn futex_wake(word: &AtomicU32, count: u32) -> usize {
     usize::try_from(result).unwrap_or(0)
 }
 
-/// As [`futex_wait`], between threads of this process: woken by [`futex_wake_bits`] with one of these bits.
+/// Sleeps as [`futex_wait`] does, between threads of this process, until [`futex_wake_bits`] is called with one
+/// of these bits.
 pub fn futex_wait_bits(word: &AtomicU32, expected: u32, bits: u32, timeout: Option<Duration>) -> WaitResult {
     let operation = libc::FUTEX_WAIT_BITSET | libc::FUTEX_PRIVATE_FLAG;
-    // This call wants to know when, not how long.
+    // This call takes a time, not a duration.
     let end = timeout.and_then(|timeout| Some(timespec(monotonic()?.checked_add(timeout)?)));
     let end = end.as_ref().map_or(ptr::null(), ptr::from_ref);
     let nobody: *const u32 = ptr::null();
@@ -108,7 +111,7 @@ fn membarrier(command: c_int) -> io::Result<c_int> {
     Ok(c_int::try_from(result).unwrap_or(c_int::MAX))
 }
 
-/// The right to issue, and the duty to suffer, barriers on other processes.
+/// The right to issue barriers on other processes, and the registration to receive theirs.
 ///
 /// Registration belongs to the process and ends with it or with `exec`; registering again is harmless. Free to copy,
 /// usable from every thread.
@@ -204,7 +207,7 @@ mod tests {
             }
             7
         });
-        // Somebody was woken, so the child does sleep here; it finds nothing and sleeps again.
+        // A thread was woken, so the child sleeps here. It finds no change and sleeps again.
         testing::eventually(|| futex_wake(word, 1) == 1);
         word.store(1, Ordering::Release);
         while !child.has_ended() {
@@ -244,13 +247,13 @@ mod tests {
     }
 
     #[test]
-    fn waking_nobody_wakes_nobody() {
+    fn waking_without_waiters_wakes_none() {
         assert_eq!(futex_wake(&AtomicU32::new(0), 0), 0);
         assert_eq!(futex_wake(&AtomicU32::new(0), 1), 0);
     }
 
     #[test]
-    fn the_plain_fence_says_that_it_reached_nobody() {
+    fn the_plain_fence_reports_that_it_reached_no_process() {
         assert!(!HeavyFence::plain().issue());
     }
 }

@@ -1,7 +1,8 @@
-//! Learning that a peer is gone, or has woken us, for next to nothing: one system call answers for all peers.
+//! Detection of departed peers and of wake-ups: one system call polls all peers.
 //!
-//! A peer is gone when its process has ended (pidfd) or when its end of the connection is closed. Either alone has a
-//! hole: a forked child can keep the socket open after its parent's death, and a pidfd cannot always be had.
+//! A peer is gone when its process has ended (pidfd) or when its end of the connection is closed. Neither check
+//! suffices alone: a forked child can keep the socket open after its parent's death, and a pidfd is not always
+//! available.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -13,31 +14,31 @@ use super::call::{checked, timespec};
 use super::error::ShmError;
 use super::handoff::{Glance, HandoffConnection};
 
-/// How many events one [`Watch::poll`] looks at; the rest is seen by the next.
+/// The largest number of events that one [`Watch::poll`] processes; the next call processes the rest.
 const BATCH: usize = 16;
 
-/// Packets that nobody asked for, over the life of a connection, before the peer counts as lost. Thereby what a
-/// flooding peer can cost us is bounded.
+/// The number of unexpected packets, over the life of a connection, above which the peer counts as lost. This
+/// bounds the work that a flooding peer can cause.
 const STRAYS: u32 = 16;
-/// Wakes of one peer that one look takes; the rest is seen by the next.
+/// The largest number of wake packets of one peer that one check reads; the next check reads the rest.
 const WAKES_A_CHECK: u32 = 16;
 /// The key of the clock, which no peer has.
 const CLOCK: u64 = u64::MAX;
-/// The key of what is attended to elsewhere.
+/// The key of descriptors that the caller handles.
 const OTHER: u64 = u64::MAX - 1;
 
-/// How a peer left.
+/// The way in which a peer left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departure {
-    /// Without a word, or after breaking the protocol.
+    /// Without announcing it, or after it violated the protocol.
     Died,
-    /// After a goodbye ([`HandoffConnection::send_goodbye`]).
+    /// After announcing that it has finished ([`HandoffConnection::send_goodbye`]).
     Finished,
-    /// After saying that it leaves without having finished ([`HandoffConnection::send_dropped`]).
+    /// After announcing that it leaves without having finished ([`HandoffConnection::send_dropped`]).
     Dropped,
 }
 
-/// The peers found gone by one [`Watch::poll`].
+/// The departed peers that one [`Watch::poll`] found.
 #[derive(Clone, Debug)]
 pub struct Departed {
     found: [(usize, Departure); BATCH],
@@ -63,37 +64,38 @@ struct Watched {
     peer: usize,
     connection: Arc<HandoffConnection>,
     pidfd: Option<OwnedFd>,
-    /// What the peer has said about how it leaves.
+    /// The departure that the peer has announced.
     said: Option<Departure>,
     strays: u32,
     wakes: u64,
 }
 
-/// A set of peers whose end is watched. One thread at a time.
+/// A set of watched peers. One thread at a time may use it.
 ///
-/// Not to be used in a forked child: it shares the kernel's set with its parent. Dropping it there is harmless.
+/// Must not be used in a forked child, which shares the kernel's set with its parent. Dropping it there is
+/// harmless.
 #[derive(Debug)]
 pub struct Watch {
     epoll: OwnedFd,
-    // By a number that is never used again: an event of a peer that is gone finds nothing.
+    // By a number that is never reused: an event of a departed peer finds no entry.
     watched: BTreeMap<u64, Watched>,
     next: u64,
     clock: Option<OwnedFd>,
     ticked: bool,
     called: bool,
-    /// How often a peer may have been asked to wake us.
+    /// The largest number of times that a peer may have been asked to wake us.
     wakes: u64,
 }
 
 impl Watch {
-    /// An empty set.
+    /// Returns an empty set.
     ///
     /// # Errors
-    /// Without descriptors.
+    /// No descriptors are left.
     pub fn new() -> Result<Self, ShmError> {
         // SAFETY: takes no pointers.
         let fd = checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
-            .map_err(|errno| ShmError::system("making a set of peers to watch", errno))?;
+            .map_err(|errno| ShmError::system("making the set of watched peers", errno))?;
         // SAFETY: a new descriptor, given to us alone.
         let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self {
@@ -107,11 +109,11 @@ impl Watch {
         })
     }
 
-    /// Watches a peer from now on, until it is gone or removed. Everything that belongs to the hello must have been
-    /// read. Without a pidfd the connection alone has to tell.
+    /// Watches a peer from now on, until it is gone or removed. The caller must have read the whole handshake.
+    /// Without a pidfd, only the connection shows that the peer is gone.
     ///
     /// # Errors
-    /// When the kernel's limit is reached (`fs.epoll.max_user_watches`); the peer is then not watched.
+    /// The kernel's limit is reached (`fs.epoll.max_user_watches`); the peer is then not watched.
     pub fn add(
         &mut self,
         peer: usize,
@@ -131,23 +133,24 @@ impl Watch {
         Ok(())
     }
 
-    /// Watches a peer no longer; gives its connection back.
+    /// Stops watching a peer, and returns its connection.
     pub fn remove(&mut self, peer: usize) -> Option<Arc<HandoffConnection>> {
         let key = *self.watched.iter().find(|(_, watched)| watched.peer == peer)?.0;
         self.release(key).map(|watched| watched.connection)
     }
 
-    /// The process of a peer that is watched; `None` when it is not, or lives where its number means nothing here.
+    /// Returns the process of a watched peer. `None` if it is not watched, or is in a pid namespace whose
+    /// numbers have no meaning here.
     pub fn pid(&self, peer: usize) -> Option<i32> {
         let watched = self.watched.values().find(|watched| watched.peer == peer)?;
         Some(watched.connection.peer().pid).filter(|pid| *pid > 0)
     }
 
-    /// Makes the set readable from time to time even if nothing happens, until dropped: for those who wait for it, and
-    /// can't rely on being woken.
+    /// Makes the set readable periodically even without events, until it is dropped: for callers that wait for
+    /// it and cannot rely on being woken.
     ///
     /// # Errors
-    /// Without descriptors.
+    /// No descriptors are left.
     pub fn tick(&mut self, every: Duration) -> Result<(), ShmError> {
         const DOING: &str = "making a clock for an event loop";
         if self.clock.is_some() {
@@ -160,7 +163,7 @@ impl Watch {
         // SAFETY: a new descriptor, given to us alone.
         let clock = unsafe { OwnedFd::from_raw_fd(fd) };
         let every = libc::itimerspec { it_interval: timespec(every), it_value: timespec(every) };
-        // SAFETY: the value outlives the call, which may be told not to return the old one.
+        // SAFETY: the value outlives the call; a null pointer for the old value is permitted.
         checked(unsafe {
             libc::timerfd_settime(clock.as_raw_fd(), 0, &raw const every, std::ptr::null_mut())
         })
@@ -170,17 +173,17 @@ impl Watch {
         Ok(())
     }
 
-    /// Each peer may wake us once more ([`HandoffConnection::send_wake`]): then the set is readable until the next
-    /// [`Watch::poll`].
+    /// Permits each peer to wake us once more ([`HandoffConnection::send_wake`]): the set is then readable
+    /// until the next [`Watch::poll`].
     pub fn expect_wake(&mut self) {
         self.wakes += 1;
     }
 
-    /// The peers found gone since the last call, each once; its descriptors are closed. Does not wait, and does a
-    /// bounded amount of work: when there are more, the next call has them.
+    /// Returns the peers found gone since the last call, each once, and closes their descriptors. Does not
+    /// wait, and does a bounded amount of work: the next call returns the rest.
     ///
     /// # Errors
-    /// Only when the epoll descriptor was closed behind our back.
+    /// The epoll descriptor was closed by other code.
     pub fn poll(&mut self) -> Result<Departed, ShmError> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
         let room = c_int::try_from(BATCH).unwrap_or(1);
@@ -206,40 +209,41 @@ impl Watch {
         Ok(departed)
     }
 
-    /// Makes the set readable, too, when this descriptor is, which somebody else attends to ([`Watch::was_called`]).
+    /// Makes the set readable also while this descriptor is readable. The caller handles the descriptor
+    /// ([`Watch::was_called`]).
     ///
     /// # Errors
-    /// When the kernel's limit is reached (`fs.epoll.max_user_watches`).
+    /// The kernel's limit is reached (`fs.epoll.max_user_watches`).
     pub fn attend(&self, fd: BorrowedFd<'_>) -> Result<(), ShmError> {
         self.control(libc::EPOLL_CTL_ADD, fd, OTHER)
     }
 
-    /// Takes a descriptor out again, before it is closed or watched.
+    /// Removes a descriptor from the set, before it is closed or watched.
     pub fn unattend(&self, fd: BorrowedFd<'_>) {
         self.forget(fd);
     }
 
-    /// Whether a descriptor of [`Watch::attend`] was seen to be readable since this was last asked.
+    /// Returns whether a descriptor of [`Watch::attend`] has been readable since the last call.
     pub fn was_called(&mut self) -> bool {
         std::mem::take(&mut self.called)
     }
 
-    /// Whether this peer is watched: nobody has seen that it is gone.
+    /// Returns whether this peer is watched: its departure has not been detected.
     pub fn is_watched(&self, peer: usize) -> bool {
         self.watched.values().any(|watched| watched.peer == peer)
     }
 
-    /// Whether the clock of [`Watch::tick`] was seen since this was last asked.
+    /// Returns whether the clock of [`Watch::tick`] has ticked since the last call.
     pub fn has_ticked(&mut self) -> bool {
         std::mem::take(&mut self.ticked)
     }
 
-    /// Whether the process of a pidfd has ended.
+    /// Returns whether the process of a pidfd has ended.
     pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
         has_ended(pidfd)
     }
 
-    /// Looks at one peer: how it left, if it is found gone now. It is then not watched any more.
+    /// Checks one peer: returns how it left if it is gone now. It is then not watched any more.
     pub fn look_at(&mut self, peer: usize) -> Option<Departure> {
         let key = *self.watched.iter().find(|(_, watched)| watched.peer == peer)?.0;
         self.examine(key).map(|(_, departure)| departure)
@@ -249,16 +253,17 @@ impl Watch {
         self.ticked = true;
         let mut ticks = [0_u8; 8];
         if let Some(clock) = &self.clock {
-            // SAFETY: the kernel writes at most the length announced. Without ticks it refuses, which is as good.
+            // SAFETY: the kernel writes at most the length announced. Without ticks the call fails, which has
+            // no effect.
             unsafe { libc::read(clock.as_raw_fd(), ticks.as_mut_ptr().cast(), ticks.len()) };
         }
     }
 
-    /// Looks at a peer of which the kernel had something to tell.
+    /// Checks a peer for which the kernel reported an event.
     fn examine(&mut self, key: u64) -> Option<(usize, Departure)> {
         let expected = self.wakes;
         let watched = self.watched.get_mut(&key)?; // both of its descriptors may be in one batch
-        // Asked before the packets are read: what a dead process has sent is all there.
+        // Checked before the packets are read: a dead process sends no further packets.
         let ended = watched.pidfd.as_ref().is_some_and(|fd| has_ended(fd.as_fd()));
         if !(watched.drain(expected) || ended) {
             return None;
@@ -269,7 +274,7 @@ impl Watch {
 
     fn release(&mut self, key: u64) -> Option<Watched> {
         let watched = self.watched.remove(&key)?;
-        // Closing is not enough: a forked child may hold copies, and then the kernel would go on telling.
+        // Closing is not enough: if a forked child holds copies, the kernel continues to report events.
         self.forget(watched.connection.as_fd());
         if let Some(fd) = &watched.pidfd {
             self.forget(fd.as_fd());
@@ -277,33 +282,34 @@ impl Watch {
         Some(watched)
     }
 
-    /// Says goodbye to every peer that is left; call it last. Those that cannot be told will see a death.
+    /// Announces to every remaining peer that this process has finished; call it last. A peer that the packet
+    /// does not reach sees a death.
     pub fn send_goodbyes(&self) {
         for watched in self.watched.values() {
             let _ = watched.connection.send_goodbye();
         }
     }
 
-    /// Tells every peer that is left that we leave without having finished; call it last. Those that cannot be told
-    /// will see a death.
+    /// Announces to every remaining peer that this process leaves without having finished; call it last. A peer
+    /// that the packet does not reach sees a death.
     pub fn send_dropped(&self) {
         for watched in self.watched.values() {
             let _ = watched.connection.send_dropped();
         }
     }
 
-    /// Whether nobody is watched.
+    /// Returns whether no peer is watched.
     pub fn is_empty(&self) -> bool {
         self.watched.is_empty()
     }
 
-    /// How many peers are watched.
+    /// Returns the number of watched peers.
     pub fn len(&self) -> usize {
         self.watched.len()
     }
 
     fn control(&self, operation: c_int, fd: BorrowedFd<'_>, key: u64) -> Result<(), ShmError> {
-        // Level-triggered: what one bounded look leaves behind is told again.
+        // Level-triggered: events that one bounded check leaves are reported again.
         let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLRDHUP) as u32, u64: key };
         // SAFETY: both descriptors are open, and the event outlives the call.
         checked(unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) })
@@ -316,7 +322,7 @@ impl Watch {
     }
 }
 
-/// Readable when [`Watch::poll`] has something to look at: for event loops and for `epoll` within `epoll`.
+/// Readable when [`Watch::poll`] has events to process: for event loops and for `epoll` within `epoll`.
 impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
@@ -324,11 +330,12 @@ impl AsFd for Watch {
 }
 
 impl Watched {
-    /// Reads what the peer has said; true when the connection is at its end, or has to be ended. It may have woken us
-    /// as often as it was asked to.
+    /// Reads the peer's packets. True if the connection is at its end, or must be ended. The peer may have sent
+    /// as many wake packets as it was asked for.
     fn drain(&mut self, expected: u64) -> bool {
         let mut taken = 0;
-        // Every turn but the last is one of a few wakes, a stray, the one goodbye, or the one reset.
+        // Bounded: each iteration but the last reads one of a few wakes, a stray, the one goodbye, or the one
+        // reset.
         loop {
             match self.connection.glance() {
                 Glance::Nothing => return false,
@@ -357,8 +364,8 @@ fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
     super::call::ready_now(pidfd, libc::POLLIN).is_ok_and(|events| events != 0)
 }
 
-/// Has the kernel refuse descriptors that the peer sends from now on, where it can (Linux 6.16): nobody awaits any, and
-/// closing one that its sender has prepared can take as long as the sender likes.
+/// Makes the kernel refuse descriptors that the peer sends from now on, where it can (Linux 6.16). No
+/// descriptor is expected, and closing one that its sender has prepared can take as long as the sender chooses.
 fn refuse_descriptors(socket: BorrowedFd<'_>) {
     // From asm-generic/socket.h; libc does not have it yet.
     const SO_PASSRIGHTS: c_int = 83;
@@ -388,11 +395,11 @@ mod tests {
         Some(unsafe { OwnedFd::from_raw_fd(fd.try_into().ok()?) })
     }
 
-    /// All departures up to the first, or what there is without waiting.
+    /// Returns all departures up to the first, or those that are there without waiting.
     fn wait_for_departures(watch: &mut Watch) -> Vec<(usize, Departure)> {
         let deadline = soon();
         loop {
-            assert!(wait_ready(watch.as_fd(), libc::POLLIN, deadline).unwrap(), "nobody departed");
+            assert!(wait_ready(watch.as_fd(), libc::POLLIN, deadline).unwrap(), "no peer departed");
             let departed: Vec<_> = watch.poll().unwrap().collect();
             if !departed.is_empty() {
                 return departed;
@@ -423,7 +430,7 @@ mod tests {
         assert_eq!(watch.len(), 1);
     }
 
-    /// The peer's end of the connection stays open, in this process: only the pidfd can tell.
+    /// The peer's end of the connection stays open in this process: only the pidfd shows the death.
     #[test]
     fn a_killed_process_is_seen_even_when_its_socket_lives_on() {
         let child = testing::fork(testing::sleep_forever);
@@ -445,7 +452,7 @@ mod tests {
         let (ours, theirs) = HandoffConnection::pair().unwrap();
         let (start, started) = HandoffConnection::pair().unwrap();
         let child = testing::fork(|| {
-            // The child's copy of our own end has to go, or nobody hangs up.
+            // The child's copy of our own end must be closed, else no end disconnects.
             // SAFETY: takes no pointers.
             unsafe { libc::close(ours.as_fd().as_raw_fd()) };
             let _ = start.send(b"up", &[], soon());
@@ -471,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_says_that_it_has_not_finished_is_believed_and_keeps_to_it() {
+    fn the_first_announced_departure_of_a_peer_counts() {
         let mut watch = Watch::new().unwrap();
         let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(2, ours, None).unwrap();
@@ -481,7 +488,7 @@ mod tests {
         assert_eq!(wait_for_departures(&mut watch), [(2, Departure::Dropped)]);
     }
 
-    /// The kernel turns our unread goodbye into a reset, ahead of theirs.
+    /// The kernel turns our unread goodbye into a reset, which arrives before theirs.
     #[test]
     fn goodbyes_that_cross_are_both_goodbyes() {
         let mut watch = Watch::new().unwrap();
@@ -507,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_nobody_awaits_are_refused_by_the_kernel() {
+    fn unexpected_descriptors_are_refused_by_the_kernel() {
         let mut watch = Watch::new().unwrap();
         let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(5, ours, None).unwrap();
@@ -517,7 +524,7 @@ mod tests {
         assert_eq!(watch.poll().unwrap().len(), 0);
     }
 
-    /// It was sent before the kernel was asked to refuse descriptors.
+    /// The packet was sent before the kernel was asked to refuse descriptors.
     #[test]
     fn a_stray_descriptor_whose_close_blocks_does_not_hold_up_the_look() {
         let began = Instant::now();
@@ -531,7 +538,7 @@ mod tests {
         let mut watch = Watch::new().unwrap();
         watch.add(3, ours, None).unwrap();
         assert_eq!(watch.poll().unwrap().len(), 0);
-        // Nobody reads this one before the connection is closed.
+        // This packet is not read before the connection is closed.
         drop(watch);
         assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
     }
@@ -549,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_is_seen_and_those_that_nobody_asked_for_are_strays() {
+    fn requested_wakes_are_reported_and_others_are_strays() {
         let mut watch = Watch::new().unwrap();
         let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(5, ours, None).unwrap();
@@ -578,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn many_departures_come_in_bounded_batches_each_once() {
+    fn many_departures_are_reported_in_bounded_batches_each_once() {
         let mut watch = Watch::new().unwrap();
         let peers = 3 * BATCH + 1;
         for peer in 0..peers {

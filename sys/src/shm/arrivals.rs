@@ -1,9 +1,10 @@
-//! Unauthenticated connections at start, heard side by side.
+//! Concurrent handling of unauthenticated connections at start.
 //!
-//! Anybody on the machine can connect to the socket at which peers meet, and need not say anything. So a connection is
-//! first judged by what the kernel knows of the process behind it: of another user, or no process of a rank that is
-//! awaited, it is closed before anything that it has sent is received. The others are heard as they speak. None of them
-//! delays the others: how long each may be silent is limited, and how many there are at once.
+//! Any process of the machine can connect to our listening socket, and need not send anything. So a connection
+//! is first checked by the kernel's credentials of the process behind it. If that process belongs to another
+//! user, or is not the process of an awaited rank, the connection is closed before anything that it has sent is
+//! received. The other connections are read as their packets arrive. None of them delays the others: the time
+//! for which each may be silent is limited, and so is their number.
 
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
@@ -12,37 +13,37 @@ use super::connect;
 use super::handshake::{self, ShmHandshake};
 use crate::os::{ForeignFd, HandoffConnection, HandoffListener, ShmError, closer, wait_any};
 
-/// How long one handshake may take to arrive.
+/// The time within which one handshake must arrive.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// How long, when there is no room for more.
+/// The same limit while there is no room for more connections.
 const SHORT_HANDSHAKE_TIME: Duration = Duration::from_millis(200);
-/// Connections at once, beyond one for each rank.
+/// The number of connections at once, beyond one for each rank.
 const SPARE: usize = 64;
-/// Connections that are accepted before those that are there are heard.
+/// The number of connections that are accepted before the present ones are read.
 const AT_ONCE: usize = 64;
-/// How long to wait when nobody can be accepted although somebody may have called.
+/// The wait before the next try if no connection can be accepted, although one may be pending.
 const FULL_FOR: Duration = Duration::from_millis(10);
 
-/// Connections that have not said who they are.
+/// Connections that have not sent their handshake.
 #[derive(Debug)]
 pub(super) struct Arrivals {
-    /// In the order in which they came.
+    /// In the order of their arrival.
     silent: Vec<(HandoffConnection, Instant)>,
     most: usize,
-    /// Nobody was accepted at the last try, though somebody may have called.
+    /// The last try accepted no connection, although one may be pending.
     full: bool,
 }
 
-/// Somebody who has said who it is.
+/// A connection with its handshake and descriptors.
 pub(super) type ArrivedHandshake = (HandoffConnection, ShmHandshake, Vec<ForeignFd>);
 
 impl Arrivals {
-    /// For so many ranks.
+    /// Returns an empty set, with room for this many ranks.
     pub(super) fn new(ranks: usize) -> Self {
         Self { silent: Vec::new(), most: ranks + SPARE, full: false }
     }
 
-    /// Accepts those who have called, as far as there is room, and refuses those who don't belong here.
+    /// Accepts pending connections as far as there is room, and closes those that are not from an awaited rank.
     pub(super) fn accept(
         &mut self,
         listener: &HandoffListener,
@@ -59,11 +60,11 @@ impl Arrivals {
             match listener.accept(now) {
                 Ok(connection) if connection.require_same_user().is_err() => {}
                 Ok(connection) if !belongs(&connection) => {
-                    refuse(&connection, "no such rank is awaited here");
+                    refuse(&connection, "this rank is not awaited here");
                 }
                 Ok(connection) => self.silent.push((connection, now)),
                 Err(ShmError::TimedOut { .. }) => return,
-                // Without descriptors, for one.
+                // For example, no descriptors are left.
                 Err(_) => {
                     self.full = true;
                     return;
@@ -77,7 +78,7 @@ impl Arrivals {
         self.silent.retain(|(_, since)| now.duration_since(*since) < patience);
     }
 
-    /// The next that has said who it is. What cannot be understood is closed.
+    /// Returns the next connection whose handshake has arrived. A connection with an invalid packet is closed.
     pub(super) fn hear(&mut self) -> Option<ArrivedHandshake> {
         let now = Instant::now();
         while let Some((at, heard)) = self.silent.iter().enumerate().find_map(|(at, (connection, _))| {
@@ -91,7 +92,8 @@ impl Arrivals {
         None
     }
 
-    /// Waits until somebody calls or speaks, or has been silent for too long; no longer than `until`.
+    /// Waits for a connection, a packet, or the end of a connection's time for its handshake; not longer than
+    /// `until`.
     pub(super) fn wait(&self, listener: &HandoffListener, until: Instant) {
         let first = self.silent.first().map(|(_, since)| *since + HANDSHAKE_TIME);
         let until = first.into_iter().fold(until, Instant::min);
@@ -102,12 +104,12 @@ impl Arrivals {
             fds.push(listener.as_fd());
             until
         };
-        // If it fails, the caller looks at all of them again, until its own deadline.
+        // If it fails, the caller checks all connections again, until its own deadline.
         let _ = wait_any(&fds, until);
     }
 }
 
-/// Says why, if that can be said at once.
+/// Sends the reason for the refusal, if that is possible without waiting.
 pub(super) fn refuse(connection: &HandoffConnection, problem: &str) {
     let _ = connection.send(&handshake::refusal(problem), &[], Instant::now());
 }

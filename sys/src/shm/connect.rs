@@ -1,9 +1,10 @@
-//! Every process meets every other of its machine, once.
+//! Connects every process with every other of its machine, once.
 //!
-//! Each listens on a socket in the abstract namespace (which leaves no name behind) and tells its address through
-//! the launcher. It connects to every lower rank and greets, then answers every higher rank, then reads the answers:
-//! no step waits for one that waits for it. The connection then stays open, so that the kernel tells when the peer
-//! dies. A process that was started again finds the others as [`super::rejoin`] says.
+//! Each process listens on a socket in the abstract namespace (which leaves no name behind) and publishes its
+//! address through the launcher. It connects to every lower rank and sends its handshake, then answers every
+//! higher rank, then reads the answers: so no step waits for a process that waits for it. The connection then
+//! stays open, so that the kernel reports the peer's death. [`super::rejoin`] describes how a restarted process
+//! finds the others.
 
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Weak};
@@ -25,7 +26,7 @@ use crate::os::{
     RemoteMemory, Segment, SegmentBacking, ShmError, Watch, limits,
 };
 
-/// What this process brings along.
+/// The facts about this process that its handshake contains.
 #[derive(Debug)]
 pub(super) struct ShmWorld {
     pub(super) config: Config,
@@ -34,42 +35,42 @@ pub(super) struct ShmWorld {
     pub(super) epoch: u64,
     pub(super) expedited: bool,
     pub(super) cpus: Cpus,
-    /// Where `epoch` stands in our memory, if the peers may read it.
+    /// The address of `epoch` in our memory, if the peers may read it.
     pub(super) stamp: u64,
-    /// How often our rank had been started before.
+    /// The number of previous starts of our rank.
     pub(super) incarnation: u64,
-    /// Our own segment is sealed against writing, so this kernel can do that for the peers' as well.
+    /// Our own segment is sealed against writing, so this kernel can seal the peers' as well.
     pub(super) sealed: bool,
 }
 
-/// A peer that was met.
+/// A connected peer.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) pair: Pair,
     pub(super) expedited: bool,
     pub(super) cpus: Cpus,
-    /// Its memory, if it can be named.
+    /// Its memory, if it can be identified.
     pub(super) memory: Option<RemoteMemory>,
-    /// As long as the peer is there.
+    /// Valid while the peer is connected.
     pub(super) connection: Weak<HandoffConnection>,
 }
 
 /// Slack in a segment's size: it may be rounded up to huge pages.
 const ROUNDING: usize = 1 << 30;
-/// How often those who have not called yet are asked whether they live.
+/// The interval between liveness checks of the ranks that have not connected yet.
 const PROBE_EVERY: Duration = Duration::from_millis(200);
 
-/// Everyone, as far as they were met.
+/// The result of connecting with all ranks.
 pub(super) struct ShmMeeting {
-    /// One element a rank, `None` for ourselves and those that were not met.
+    /// One element per rank, `None` for this process and for ranks that are not connected.
     pub(super) peers: Vec<Option<Peer>>,
     pub(super) watch: Watch,
     pub(super) rejoin: RejoinListener,
-    /// The ranks that were gone before we came.
+    /// The ranks that had left before this process joined.
     pub(super) gone: Vec<usize>,
 }
 
-/// Meets everyone; or, if this process was started again, calls everyone.
+/// Connects with every rank. If this process was restarted, sends connection requests to every rank.
 pub(super) fn connect(
     world: ShmWorld,
     ours: &Arc<Pair>,
@@ -101,7 +102,7 @@ pub(super) fn connect(
     Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new() })
 }
 
-/// Everybody has just been started.
+/// Connects with every rank, all of which have just been started.
 fn meet(
     world: &ShmWorld,
     ours: &Pair,
@@ -132,7 +133,7 @@ fn meet(
         let problem = |problem| Error::Peer { rank, problem };
         let (handshake, fds) = hear_by(&connection, deadline).map_err(problem)?;
         if handshake.rank as usize != rank {
-            return Err(problem(format!("it says that it is rank {}", handshake.rank)));
+            return Err(problem(format!("its handshake is of rank {}", handshake.rank)));
         }
         let mut peer = admit(world, &connection, &handshake, fds).map_err(problem)?;
         peer.connection = add(watch, rank, connection)?;
@@ -141,8 +142,8 @@ fn meet(
     Ok(peers)
 }
 
-/// This process was started again: it calls those that joined before it, and waits for nobody. Those that join later
-/// will call it.
+/// Connects this restarted process to the ranks that joined before it, without waiting for answers. Ranks that
+/// join later connect to this one.
 fn come_back(
     world: ShmWorld,
     ours: &Arc<Pair>,
@@ -171,14 +172,14 @@ fn key(rank: usize) -> String {
     format!("nemesia-{rank}")
 }
 
-/// Version, machine, socket name, and who we are; all that a peer needs to decide whether it can reach us, and to
-/// know us when we call.
+/// Returns our address: version, machine, socket name, pid namespace and process id. By these a peer decides
+/// whether it can reach us, and recognises our connection.
 fn address(listener: &HandoffListener) -> String {
     format!("{LAYOUT_VERSION}.{}.{}.{}.{}", machine(), listener.name(), pid_namespace(), std::process::id())
 }
 
-/// Whether a caller is the process that published this address. The kernel names the caller; across pid namespaces its
-/// numbers mean nothing, and the caller is believed.
+/// Returns whether a connection comes from the process that published this address. The kernel supplies the
+/// process id. Across pid namespaces its numbers have no meaning, and the connection is accepted.
 pub(super) fn is_genuine(caller: &HandoffConnection, address: &str) -> bool {
     let mut fields = address.rsplit('.');
     let pid = fields.next().and_then(|pid| pid.parse().ok());
@@ -186,19 +187,19 @@ pub(super) fn is_genuine(caller: &HandoffConnection, address: &str) -> bool {
     !comparable || pid == Some(caller.peer().pid)
 }
 
-/// Tells this pid namespace from any other.
+/// Returns an identifier that distinguishes this pid namespace from any other.
 fn pid_namespace() -> String {
     let link = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     link.to_string_lossy().chars().filter(char::is_ascii_digit).collect()
 }
 
-/// Tells this boot of this machine from any other.
+/// Returns an identifier that distinguishes this boot of this machine from any other.
 fn machine() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.chars().filter(char::is_ascii_hexdigit).collect()
 }
 
-/// The name of the socket in an address, if we can reach it.
+/// Returns the socket name in an address, if we can reach it.
 pub(super) fn name_in(address: &str) -> Result<&str, String> {
     let fields: Vec<&str> = address.split('.').collect();
     let [version, host, name, _space, _pid] = fields[..] else {
@@ -237,15 +238,15 @@ pub(super) fn shake_hands(
     connection.send(&handshake.encode(), &descriptors(ours), deadline)
 }
 
-/// Why an answer was not understood.
+/// The reason why no valid answer was received.
 pub(super) enum Unheard {
-    /// It leaves, and says how.
+    /// The peer leaves, and has announced how.
     Leaving(Departure),
     Gone,
     Problem(String),
 }
 
-/// What somebody whom we have called answers, if anything has come by the deadline.
+/// Receives the answer of a rank to which we connected, if it has arrived by the deadline.
 pub(super) fn hear_answer(
     connection: &HandoffConnection,
     deadline: Instant,
@@ -268,7 +269,7 @@ pub(super) fn hear_answer(
     }
 }
 
-/// What a caller says, if anything has come by the deadline.
+/// Receives the handshake of a connection, if it has arrived by the deadline.
 pub(super) fn hear(
     connection: &HandoffConnection,
     deadline: Instant,
@@ -288,7 +289,8 @@ fn hear_by(
     Ok((ShmHandshake::decode(&bytes[..len])?, fds))
 }
 
-/// Answers the next caller that belongs here. Others are refused and do not end the world.
+/// Answers the next connection from an awaited rank. Other connections are refused, which is not an error of
+/// the world.
 fn answer(
     world: &ShmWorld,
     ours: &Pair,
@@ -319,7 +321,7 @@ fn answer(
         };
         let rank = handshake.rank as usize;
         if handshake.incarnation != 0 || !is_awaited(rank, &connection) {
-            refuse(&connection, "no such rank is awaited here");
+            refuse(&connection, "this rank is not awaited here");
             continue;
         }
         let admitted = admit(world, &connection, &handshake, fds).and_then(|peer| {
@@ -336,8 +338,9 @@ fn answer(
     }
 }
 
-/// Whether those who have not called yet still live: their listeners vanish with them. A probe does not wait, and looks
-/// like a stranger to them. A queue that is full of other callers proves that the listener is there.
+/// Checks that the ranks that have not connected yet still live: the kernel removes their listeners with them.
+/// A probe does not wait, and appears to them as an unauthenticated connection. A full queue of other
+/// connections proves that the listener exists.
 fn probe(world: &ShmWorld, peers: &[Option<Peer>], addresses: &[String]) -> Result<(), Error> {
     let late = (0..peers.len()).filter(|rank| *rank > world.rank as usize && peers[*rank].is_none());
     for rank in late {
@@ -352,16 +355,16 @@ fn probe(world: &ShmWorld, peers: &[Option<Peer>], addresses: &[String]) -> Resu
     Ok(())
 }
 
-/// Names the ranks that never called.
+/// Names the ranks that have not connected.
 fn missing(world: &ShmWorld, peers: &[Option<Peer>], error: &dyn std::fmt::Display) -> Error {
     let absent = |rank: &usize| *rank > world.rank as usize && peers[*rank].is_none();
     let rank = (0..peers.len()).find(absent).unwrap_or(0);
     let count = (0..peers.len()).filter(absent).count();
-    let problem = format!("it never called ({count} ranks are missing): {error}; did it fail at start?");
+    let problem = format!("it never connected ({count} ranks are missing): {error}; did it fail at start?");
     Error::Peer { rank, problem }
 }
 
-/// Maps and checks the segments of a peer. Its own segment is mapped read-only.
+/// Maps and validates the segments of a peer. Its own segment is mapped read-only.
 pub(super) fn admit(
     world: &ShmWorld,
     connection: &HandoffConnection,
@@ -406,13 +409,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_caller_is_who_the_kernel_says() {
-        // Both ends are ours.
+    fn a_caller_is_identified_by_the_kernel() {
+        // Both ends belong to this process.
         let (caller, _other) = HandoffConnection::pair().unwrap();
         let (space, pid) = (pid_namespace(), std::process::id());
         let address = |space: &str, pid: u32| format!("1.machine.name.{space}.{pid}");
         assert!(is_genuine(&caller, &address(&space, pid)));
-        assert!(!is_genuine(&caller, &address(&space, pid + 1)), "somebody else's address");
+        assert!(!is_genuine(&caller, &address(&space, pid + 1)), "the address of another process");
         assert!(is_genuine(&caller, &address("1", 1)), "the numbers of another namespace mean nothing");
     }
 }

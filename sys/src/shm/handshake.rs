@@ -1,11 +1,11 @@
-//! What two processes say to each other before they share memory.
+//! The packets that two processes exchange before they share memory.
 //!
-//! The connecting side sends a *handshake* with its two segments' descriptors; the other answers with its own
-//! handshake, or with a *refusal* in words. Handshake, little-endian: magic (8 bytes), layout version (4), rank (4),
-//! epoch (8), processes (4), cells (4), cell bytes (4), fastbox slots (4), flags (4: bit 0, registered for
-//! `membarrier`), processors that it may run on (64, one bit each, modulo 512), address of a copy of the epoch in its
-//! memory (8; 0 when nobody is to read it), incarnation (8), number of the next agreement (8). Refusal: magic
-//! "NEMESIAX", then at most 240 bytes of UTF-8.
+//! The connecting side sends a *handshake* with its two segments' descriptors. The other side answers with its
+//! own handshake, or with a *refusal* in text. Handshake, little-endian: magic (8 bytes), layout version (4),
+//! rank (4), epoch (8), processes (4), cells (4), cell bytes (4), fastbox slots (4), flags (4: bit 0,
+//! registered for `membarrier`), processors on which it may run (64, one bit each, modulo 512), address of a
+//! copy of the epoch in its memory (8; 0 if it must not be read), incarnation (8), number of the next agreement
+//! (8). Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
 
 use nemesia_core::shared::layout::{Geometry, MAGIC};
 use nemesia_core::wire::LAYOUT_VERSION;
@@ -13,15 +13,15 @@ use nemesia_core::wire::LAYOUT_VERSION;
 use crate::error::Error;
 use crate::os::random;
 
-/// Largest packet of either kind, in bytes.
+/// The largest packet of either kind, in bytes.
 pub(super) const MOST_BYTES: usize = 256;
 const HANDSHAKE_BYTES: usize = 68 + size_of::<Cpus>();
 const REFUSAL: u64 = u64::from_le_bytes(*b"NEMESIAX");
 
-/// Processors by number, modulo 512.
+/// A set of processors by number, modulo 512.
 pub(crate) type Cpus = [u64; 8];
 
-/// A handshake's content.
+/// The content of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShmHandshake {
     pub(super) rank: u32,
@@ -29,11 +29,11 @@ pub(super) struct ShmHandshake {
     pub(super) geometry: Geometry,
     pub(super) expedited: bool,
     pub(super) cpus: Cpus,
-    /// Where the epoch stands in the process's memory, for reading that in one copy.
+    /// The address of the epoch in the process's memory, by which that memory is read in one copy.
     pub(super) stamp: u64,
-    /// How often its rank had been started before.
+    /// The number of previous starts of its rank.
     pub(super) incarnation: u64,
-    /// Of an answer: agreements that there were before.
+    /// In an answer: the number of agreements so far.
     pub(super) agreements: u64,
 }
 
@@ -55,14 +55,14 @@ impl ShmHandshake {
         bytes
     }
 
-    /// Understands a packet from a peer, or says why not.
+    /// Decodes a packet from a peer, or returns what is wrong with it.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let (magic, rest) = word(bytes)?;
         if magic == REFUSAL {
-            return Err(format!("it refused us: {}", String::from_utf8_lossy(rest)));
+            return Err(format!("it refused the connection: {}", String::from_utf8_lossy(rest)));
         }
         if magic != MAGIC {
-            return Err("it does not speak nemesia".into());
+            return Err("it sent no nemesia handshake".into());
         }
         let (version, rest) = half(rest)?;
         if version != LAYOUT_VERSION {
@@ -88,14 +88,14 @@ impl ShmHandshake {
     }
 }
 
-/// What a peer with another layout is told, and told about.
+/// Returns the message about a peer with another layout, which both sides report.
 pub(super) fn version_mismatch(version: impl std::fmt::Display) -> String {
     format!(
         "its shared-memory layout is version {version}, ours is {LAYOUT_VERSION}: build both with the same nemesia"
     )
 }
 
-/// Says both values of the first size that differs.
+/// Compares the sizes. The error has both values of the first size that differs.
 pub(super) fn compare(ours: &Geometry, theirs: &Geometry) -> Result<(), String> {
     let fields = [
         ("number of processes", ours.peers, theirs.peers, "start all with one launcher"),
@@ -127,7 +127,7 @@ fn word(bytes: &[u8]) -> Result<(u64, &[u8]), String> {
     Ok((u64::from_le_bytes(*field), rest))
 }
 
-/// A random number that tells this process's segments from those of any other.
+/// Returns a random number that distinguishes this process's segments from those of any other.
 pub(super) fn draw_epoch() -> Result<u64, Error> {
     Ok(u64::from_le_bytes(random()?))
 }
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn a_refusal_reaches_the_other_side_in_words() {
         let error = ShmHandshake::decode(&refusal("because")).unwrap_err();
-        assert_eq!(error, "it refused us: because");
+        assert_eq!(error, "it refused the connection: because");
     }
 
     #[test]

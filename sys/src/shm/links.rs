@@ -1,4 +1,4 @@
-//! The links of a port, which are none in a forked child: what lies behind them is not mapped there.
+//! The links of a port. In a forked child there are none, because the memory behind them is not mapped there.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::ptr::NonNull;
@@ -9,22 +9,24 @@ use nemesia_core::shared::port::Link;
 
 use crate::os::ProcessOrigin;
 
-/// One element a rank. How many there are is read from a page that is empty in a forked child: every call of the port
-/// finds no link there, and does nothing, at no cost beyond that of one load.
+/// The links, one per rank. Their number is read from a page that is empty in a forked child. So every call of
+/// the port finds no link there and does nothing, at the cost of one load.
 #[derive(Debug)]
 pub(crate) struct Links {
     links: Box<[Option<Link<'static>>]>,
-    /// In the page of `origin`: the number of links, or 0. Here, as each message reads it.
+    /// The number of links, or 0, in the page of `origin`. The pointer is stored here because each message
+    /// reads it.
     count: NonNull<AtomicUsize>,
-    /// Holds the page.
+    /// Keeps the page mapped.
     _origin: Arc<ProcessOrigin>,
 }
 
-// SAFETY: `count` is only read, by atomic loads, and `_origin`, which may move between threads, keeps it mapped.
+// SAFETY: `count` is only read, by atomic loads; `_origin`, which may move between threads, keeps it mapped.
 unsafe impl Send for Links where Link<'static>: Send {}
 
 impl Links {
-    /// `origin` was made with the number of ranks; each has an element, if need be an empty one.
+    /// Returns the links. `origin` was made with the number of ranks. Each rank has an element, which may be
+    /// empty.
     pub(super) fn new(mut links: Vec<Option<Link<'static>>>, origin: Arc<ProcessOrigin>) -> Self {
         links.resize_with(origin.number(), || None);
         Self { links: links.into_boxed_slice(), count: origin.place(), _origin: origin }
@@ -32,7 +34,7 @@ impl Links {
 
     #[inline(always)]
     fn count(&self) -> usize {
-        // SAFETY: `_origin` keeps the page mapped, and nobody writes there but by atomic stores.
+        // SAFETY: `_origin` keeps the page mapped, and all writes to it are atomic stores.
         unsafe { self.count.as_ref() }.load(Ordering::Relaxed)
     }
 }
@@ -40,7 +42,7 @@ impl Links {
 impl Borrow<[Option<Link<'static>>]> for Links {
     #[inline(always)]
     fn borrow(&self) -> &[Option<Link<'static>>] {
-        // SAFETY: `new` has made as many links as the page says, and the page keeps that number, or has 0.
+        // SAFETY: `new` has made as many links as the page says; the page keeps that number, or has 0.
         unsafe { std::slice::from_raw_parts(self.links.as_ptr(), self.count()) }
     }
 }

@@ -1,10 +1,12 @@
-//! Whether the processes of a world get in each other's way on their processors, or each can have its own: by the
-//! processors that each may run on, and by the processor time that control groups grant (`cpu.max`, or
-//! `cpu.cfs_quota_us` of version 1). And whether they can give each other their turns: the kernel gives the turn of who
-//! yields to others of the same group, and each control group with a share of its own is one; outside of those, each
-//! session is (`autogroup`).
+//! The estimate of whether the processes of a world compete for processors, or each can have its own. It uses
+//! the processors on which each may run, and the processor time that control groups grant (`cpu.max`, or
+//! `cpu.cfs_quota_us` of version 1).
 //!
-//! This is what is known at start, and only where waiting begins to learn from.
+//! It also determines whether a yield lets the peers run. The kernel gives the time of a yielding process to
+//! others of the same scheduling group. Each control group with a CPU share of its own is one; outside of
+//! those, each session is one (`autogroup`).
+//!
+//! This is the state at start, and only the initial value of the adaptive waiting.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -12,7 +14,7 @@ use std::path::{Component, Path, PathBuf};
 use super::handshake::Cpus;
 use crate::os::numa;
 
-/// The processors that this process may run on.
+/// Returns the processors on which this process may run.
 pub(super) fn allowed() -> Cpus {
     let mut cpus = Cpus::default();
     for cpu in numa::allowed_cpus().unwrap_or_default() {
@@ -21,18 +23,19 @@ pub(super) fn allowed() -> Cpus {
     cpus
 }
 
-/// How the processes of a world share their processors.
+/// The way in which the processes of a world share their processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Oversubscription {
-    /// Each can have one of its own.
+    /// Each process can have a processor of its own.
     Room,
-    /// They are more than the processors; who yields gives the others its turn.
+    /// There are more processes than processors. A yield lets the peers run.
     Together,
-    /// They are more than the processors, and not all known to get our turn when we yield.
+    /// There are more processes than processors. A yield is not known to let all peers run.
     Apart,
 }
 
-/// How we share our processors with the peers: their processors, and their numbers, 0 where they are not known.
+/// Returns how we share our processors with the peers, given their processors and their process ids (0 if
+/// unknown).
 pub(crate) fn load(ours: Cpus, peers: &[(Cpus, i32)]) -> Oversubscription {
     if !is_oversubscribed(ours, peers) {
         return Oversubscription::Room;
@@ -46,7 +49,7 @@ pub(crate) fn load(ours: Cpus, peers: &[(Cpus, i32)]) -> Oversubscription {
     }
 }
 
-/// Whether there are more processes of the world than processors for them, or than processor time.
+/// Returns whether there are more processes of the world than processors, or than granted processor time.
 fn is_oversubscribed(ours: Cpus, peers: &[(Cpus, i32)]) -> bool {
     let quota = || {
         let group_of = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
@@ -57,8 +60,8 @@ fn is_oversubscribed(ours: Cpus, peers: &[(Cpus, i32)]) -> bool {
     lacks_processors(ours, peers.iter().map(|(cpus, _)| *cpus)) || !peers.is_empty() && quota()
 }
 
-/// The group in which a process, `self` or a number, takes turns, by a name that says nothing else; `None` if it can't
-/// be found out.
+/// Returns the scheduling group of a process, `self` or a number, by a name that is only good for comparison.
+/// `None` if it cannot be determined.
 fn turns_of(process: &str) -> Option<String> {
     let of = |file: &str| fs::read_to_string(format!("/proc/{process}/{file}"));
     let group = share_of(&of("cgroup").ok()?, |path| Path::new(path).exists());
@@ -67,8 +70,8 @@ fn turns_of(process: &str) -> Option<String> {
     if by_session { of("autogroup").ok() } else { Some(group) }
 }
 
-/// The innermost control group with a share of the processors of its own, by the lines of `/proc/PID/cgroup`; empty
-/// when that is the root.
+/// Returns the innermost control group with a CPU share of its own, by the lines of `/proc/PID/cgroup`; empty
+/// if that is the root.
 fn share_of(lines: &str, exists: impl Fn(&str) -> bool) -> String {
     let hierarchies = lines.lines().filter_map(|line| {
         let (_, rest) = line.split_once(':')?;
@@ -92,18 +95,19 @@ fn group_of_self() -> String {
     fs::read_to_string("/proc/self/cgroup").unwrap_or_default()
 }
 
-/// Processor time that the members of a control group get together.
+/// The processor time that the members of a control group get together.
 #[derive(Debug, PartialEq)]
 struct Quota {
-    /// In processors.
+    /// In units of one processor.
     cpus: f64,
-    /// The group, as the lines of `/proc/PID/cgroup` begin for its members: hierarchy, controllers and path.
+    /// The group, as the lines of `/proc/PID/cgroup` of its members begin: hierarchy, controllers and path.
     group: String,
 }
 
 impl Quota {
-    /// Whether we and those peers that are in the group as well, by their `/proc/PID/cgroup`, are more processes than
-    /// it has processors. Peers that can't be looked at live in another container, which has limits of its own.
+    /// Returns whether we and the peers in this group, by their `/proc/PID/cgroup`, are more processes than the
+    /// quota has processors. A peer whose file cannot be read is in another container, which has limits of its
+    /// own.
     fn is_exceeded(&self, peers: &[String]) -> bool {
         let inside = |peer: &&String| peer.lines().any(|line| is_within(line, &self.group));
         let processes = 1 + peers.iter().filter(inside).count();
@@ -116,7 +120,8 @@ fn is_within(line: &str, group: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || group.ends_with('/'))
 }
 
-/// The tightest quota along one line of `/proc/self/cgroup`, such as `0::/user.slice` or `4:cpu,cpuacct:/job/7`.
+/// Returns the tightest quota along one line of `/proc/self/cgroup`, such as `0::/user.slice` or
+/// `4:cpu,cpuacct:/job/7`.
 fn tightest_quota(line: &str) -> Option<Quota> {
     let (head, path) = line.split_at(line.match_indices(':').nth(1)?.0 + 1);
     let controllers = head.trim_end_matches(':').split_once(':')?.1;
@@ -137,7 +142,7 @@ fn tightest_quota(line: &str) -> Option<Quota> {
     quotas.min_by(|one, other| one.cpus.total_cmp(&other.cpus))
 }
 
-/// Reads the quota of the group in this directory, in processors.
+/// A function that reads the quota of the group in this directory, in processors.
 type Reader = fn(&Path) -> Option<f64>;
 
 fn quota_of_version_2(group: &Path) -> Option<f64> {
@@ -151,14 +156,16 @@ fn quota_of_version_1(group: &Path) -> Option<f64> {
     processors(read("cpu.cfs_quota_us")?.trim(), read("cpu.cfs_period_us")?.trim())
 }
 
-/// A quota of processor time in each period, both in microseconds. None when there is no bound: `max`, or -1.
+/// Parses a quota of processor time per period, both in microseconds. `None` if there is no bound: `max`, or
+/// -1.
 fn processors(quota: &str, period: &str) -> Option<f64> {
     let (quota, period) = (quota.parse::<u64>().ok()?, period.parse::<u64>().ok()?);
     (period > 0).then(|| quota as f64 / period as f64)
 }
 
-/// Whether the processes that share processors with us, directly or through others, are more than those processors.
-/// A process bound to a core of its own is not crowded, however many there are.
+/// Returns whether the processes that share processors with us, directly or through others, outnumber those
+/// processors. A process that is bound to a core of its own is not oversubscribed, however many processes there
+/// are.
 fn lacks_processors(ours: Cpus, peers: impl Iterator<Item = Cpus>) -> bool {
     let mut others: Vec<Cpus> = peers.collect();
     let mut shared = ours;
@@ -205,13 +212,13 @@ mod tests {
     fn more_processes_than_cores_are_oversubscribed() {
         assert!(oversubscribed(&[0], &[&[0]]));
         assert!(oversubscribed(&[0, 1], &[&[0, 1], &[0, 1]]));
-        // Through a third: 0 and 1 are shared by three.
+        // Through a third process: processors 0 and 1 are shared by three.
         assert!(oversubscribed(&[0], &[&[0, 1], &[1]]));
         assert!(!oversubscribed(&[5], &[&[0], &[0]]));
     }
 
     #[test]
-    fn a_quota_counts_those_who_share_it() {
+    fn a_quota_counts_the_processes_that_share_it() {
         let peers =
             ["0::/job/1\n".to_owned(), "0::/job/2\n".to_owned(), "0::/jobs\n".to_owned(), String::new()];
         let exceeded = |cpus, group: &str| Quota { cpus, group: group.into() }.is_exceeded(&peers);
@@ -234,13 +241,13 @@ mod tests {
         for line in
             ["0::/", "0::/../x", "4:cpu,cpuacct:/a/b", "4:cpu:", "9:pids:/", "nonsense", "", "::", ":"]
         {
-            // What it finds depends on the machine.
+            // The result depends on the machine.
             let _ = tightest_quota(line);
         }
         assert_eq!(tightest_quota("9:pids:/"), None);
     }
 
-    /// A group tree as it lies in a file system, in both versions.
+    /// A group tree in a file system, in both versions.
     #[test]
     fn quotas_are_found_in_a_group() {
         let group = std::env::temp_dir().join(format!("nemesia-oversubscription-{}", std::process::id()));
@@ -256,14 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn a_control_group_takes_turns_if_it_has_a_share() {
+    fn a_control_group_with_a_share_is_a_scheduling_group() {
         let with = |shares: &'static [&str]| move |path: &str| shares.contains(&path);
         assert_eq!(share_of("0::/\n", with(&["/sys/fs/cgroup/cpu.weight"])), "");
         assert_eq!(share_of("0::/job/1\n", with(&[])), "");
         assert_eq!(share_of("0::/job/1\n", with(&["/sys/fs/cgroup/job/cpu.weight"])), "/job");
         let both = ["/sys/fs/cgroup/job/cpu.weight", "/sys/fs/cgroup/job/1/cpu.weight"];
         assert_eq!(share_of("0::/job/1\n", |path| both.contains(&path)), "/job/1");
-        // Where version 1 has the processors, version 2 does not.
+        // If version 1 controls the processors, version 2 does not.
         assert_eq!(share_of("4:cpu,cpuacct:/a\n1:pids:/b\n0::/c\n", |_| true), "/a");
         for lines in ["", "nonsense", "0::", ":", "0::../x", "cpu:cpu"] {
             share_of(lines, |_| true);
@@ -271,14 +278,15 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_in_our_session_takes_turns_with_us() {
+    fn processes_of_our_session_are_in_our_scheduling_group() {
         let ours = allowed();
         let world = |pid| vec![(ours, pid); 64 * ours.len()];
         let own = std::process::id() as i32;
-        // One that is in no group of ours: a quota of less than two processors would make a crowd of two.
+        // The peer is in no group of ours; in ours, a quota of less than two processors would mean
+        // oversubscription.
         assert_eq!(load(cpus(&[0]), &[(cpus(&[1]), 0)]), Oversubscription::Room);
         assert_eq!(load(ours, &world(own)), Oversubscription::Together);
-        // Nobody has this number, and 0 is nobody's.
+        // The first number belongs to no process, and 0 stands for an unknown one.
         for foreign in [i32::MAX, 0] {
             let mut peers = world(own);
             peers.push((ours, foreign));

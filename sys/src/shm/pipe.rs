@@ -1,25 +1,26 @@
 //! A memory port between processes of one machine: software placement over shared memory.
 //!
-//! A stream is a pair of rings in a segment that both have mapped ([`core::shared::ring`](nemesia_core::shared::ring)),
-//! and a Unix socket, by which its ends meet, ring for each other, and learn that the other one is gone. Bulk data take
-//! one of two ways ([`Copying`]): through the rings, in two copies, or straight from one process's memory to the
-//! other's by the kernel, in one.
+//! A stream is a pair of rings in a segment that both processes have mapped
+//! ([`core::shared::ring`](nemesia_core::shared::ring)), and a Unix socket. By the socket the ends connect,
+//! signal each other, and detect the other's departure. Bulk data take one of two paths ([`Copying`]): through
+//! the rings, in two copies, or directly from one process's memory to the other's by the kernel, in one copy.
 //!
 //! # Trust
-//! As over TCP the target checks key, rights and bounds of every access, and copies itself; no process ever writes
-//! another's memory, so that what arrives late arrives nowhere. What a peer writes into a ring is bytes like any
-//! others, and its positions are checked. By the kernel, a process reads where the peer says that a payload is:
-//! addresses in the *peer's* memory, which the kernel checks against the peer; and who takes such memory back hangs up
-//! first, so that what is read later counts as not read. Only processes of one user meet. Processes that can read each
-//! other's memory can do so without asking, whatever keys say: keys protect against mistakes there, not against
-//! attackers.
+//! As over TCP, the target checks key, rights and bounds of every access, and makes the copy itself. No process
+//! ever writes another's memory, so late data never reach it. Bytes that a peer writes into a ring are
+//! untrusted input, and its positions are checked. With copies by the kernel, a process reads a payload at the
+//! address that the peer sent: an address in the *peer's* memory, which the kernel checks against the peer.
+//! Before a process takes such memory back, it disconnects; the reader then discards bytes that it read later.
+//! Only processes of one user connect. Such processes can read each other's memory without this library,
+//! whatever the keys: keys protect against mistakes there, not against attackers.
 //!
 //! # Bytes
-//! Who connects makes the segment, and sends it with a packet of four words: `nemesiam`, version 1, address and value
-//! of its [`IdentityStamp`]. The other side answers with the same words of its own, without a segment. The segment:
-//! four positions at multiples of 128 bytes (written and read of the ring of who connects, then of the other one), the
-//! first ring at 4096, the second behind, 256 KiB each. Packets after that are one byte: 1, there is something in the
-//! ring; 2, the ring is full, say when there is room; 3, there is room.
+//! The connecting side makes the segment, and sends it with a packet of four words: `nemesiam`, version 1,
+//! address and value of its identity stamp. The other side answers with its own four words, without a
+//! segment. The segment holds four positions at multiples of 128 bytes (written and read of the connecting
+//! side's ring, then of the other one), the first ring at 4096, and the second behind it, 256 KiB each. Later
+//! packets are one byte: 1, the ring has data; 2, the ring is full, notify when there is room; 3, there is
+//! room.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -39,45 +40,45 @@ use crate::os::{
 pub use crate::placement::{Options, PlacementPort};
 use crate::placement::{Stream, StreamTransport};
 
-/// Begins the first packet.
+/// The magic number of the first packet.
 const MAGIC: u64 = u64::from_le_bytes(*b"nemesiam");
-/// Version of the bytes above.
+/// The version of the format above.
 const VERSION: u64 = 1;
-/// Bytes of the first packet.
+/// The bytes of the first packet.
 const HELLO_BYTES: usize = 32;
-/// Where the rings begin.
+/// The offset of the rings.
 const RINGS_AT: usize = 4096;
-/// Bytes of a ring.
+/// The bytes of a ring.
 const RING_BYTES: usize = 256 << 10;
-/// Bytes of a segment.
+/// The bytes of a segment.
 const SEGMENT_BYTES: usize = RINGS_AT + 2 * RING_BYTES;
-/// A segment may be rounded up to huge pages.
+/// The slack in a segment's size: it may be rounded up to huge pages.
 const ROUNDING: usize = 1 << 30;
-/// Bytes between positions.
+/// The bytes between positions.
 const LINE: usize = 128;
 
-/// There is something in the ring.
+/// The ring has data.
 const DOORBELL: u8 = 1;
-/// The ring is full: say when there is room.
+/// The ring is full: notify when there is room.
 const FULL: u8 = 2;
 /// There is room.
 const ROOM: u8 = 3;
-/// Packets taken at once.
+/// The number of packets received at once.
 const PACKETS: usize = 16;
-/// How long the kernel may take to queue a connection.
+/// The time that the kernel may take to queue a connection.
 const BRIEFLY: Duration = Duration::from_millis(1);
 
-/// Begins an address.
+/// The first bytes of an address.
 const MARK: &[u8; 4] = b"shm1";
-/// Bytes of a listener's name.
+/// The bytes of a listener's name.
 const NAME_BYTES: usize = 32;
 
-/// How bulk data travel.
+/// The path of bulk data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copying {
     /// Through mapped rings: two copies, always possible.
     Rings,
-    /// By the kernel, in one copy, where it permits that (`process_vm_readv(2)`); else through rings.
+    /// By the kernel, in one copy, if it permits that (`process_vm_readv(2)`); else through rings.
     Kernel,
 }
 
@@ -87,18 +88,19 @@ pub type ShmMemoryPort = PlacementPort<Pipes>;
 /// Opens a port that other processes of this user can connect to.
 ///
 /// # Errors
-/// The system's reason.
+/// Those of the system calls.
 pub fn listen(copying: Copying, options: &Options) -> io::Result<ShmMemoryPort> {
     let listener = HandoffListener::bind().map_err(io::Error::other)?;
     let stamp = Box::new(os::random::<8>().map(u64::from_le_bytes).map_err(io::Error::other)?);
     PlacementPort::new(Pipes { listener, stamp, copying }, options)
 }
 
-/// Where pipes come from.
+/// The factory of pipes.
 #[derive(Debug)]
 pub struct Pipes {
     listener: HandoffListener,
-    /// What peers know this process by. It stays where it is as long as the port.
+    /// The identity stamp by which peers recognise this process's memory. It stays at its address as long as
+    /// the port lives.
     stamp: Box<u64>,
     copying: Copying,
 }
@@ -111,18 +113,18 @@ pub struct Pipe {
     stamp: IdentityStamp,
     copying: Copying,
     memory: Option<RemoteMemory>,
-    /// The peer is gone, or nothing more is said.
+    /// The peer is gone, or the connection has ended.
     ended: bool,
     finished: bool,
-    /// The peer wants to know when there is room.
+    /// The peer has asked to be notified when there is room.
     defers_room: bool,
     /// A packet did not fit: it is sent when the socket is writable.
     waits: bool,
 }
 
-/// Both rings, and the segment that they point into. Their type says `'static` because a structure can't borrow from
-/// its own field. They are used only by methods of [`Pipe`], which borrows all three, and do nothing when they are
-/// dropped, so the order doesn't matter.
+/// Both rings, and the segment into which they point. Their type is `'static` because a structure cannot borrow
+/// from its own field. Only methods of [`Pipe`], which borrow all three, use them. Dropping them has no effect,
+/// so the order of drops does not matter.
 #[derive(Debug)]
 struct Ends {
     writer: ByteWriter<'static>,
@@ -156,7 +158,7 @@ impl Pipe {
         self.connection.send(&bytes, fd.as_slice(), Instant::now())
     }
 
-    /// Takes a packet that is there; its first byte. The first one is the peer's mark.
+    /// Receives a pending packet, and returns its first byte. The first packet holds the peer's identity stamp.
     fn packet(&mut self) -> io::Result<Option<u8>> {
         let mut bytes = [0; HELLO_BYTES];
         let fds = usize::from(self.ends.is_none());
@@ -192,7 +194,7 @@ impl Pipe {
         Ok(Some(DOORBELL))
     }
 
-    /// Rings for the peer. It has been rung for before if that does not fit.
+    /// Sends the peer a signal. If it does not fit, earlier signals are still unread.
     fn ring(&mut self, what: u8) -> io::Result<()> {
         match self.connection.send(&[what], &[], Instant::now()) {
             Ok(()) => Ok(()),
@@ -207,13 +209,13 @@ impl Pipe {
     /// Copies from the ring.
     ///
     /// # Safety
-    /// As for [`Stream::read`].
+    /// Those of [`Stream::read`].
     unsafe fn take(&mut self, into: &[libc::iovec]) -> io::Result<usize> {
         let Some(ends) = &mut self.ends else { return Ok(0) };
         let mut total = 0;
         for part in into {
-            // SAFETY: memory that may be written, by the caller's promise, and that is not of the segment, which only
-            // this has mapped.
+            // SAFETY: memory that may be written, by the caller's promise. It is not part of the segment, which
+            // only this value has mapped.
             let count = unsafe { ends.reader.read_into(part.iov_base.cast::<u8>(), part.iov_len) };
             let count = count.map_err(|fault| broken(&fault))?;
             total += count;
@@ -237,15 +239,16 @@ fn broken(fault: &nemesia_core::shared::ring::RingFault) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, fault.to_string())
 }
 
-/// The rings of a segment, for the side that has made it or the other one.
+/// Returns the rings of a segment, for the side that made it or for the other one.
 fn ends(segment: Segment, made: bool) -> Result<Ends, LayoutError> {
-    // SAFETY: the segment is mapped until it is dropped, and goes into one value with what is resolved in it.
+    // SAFETY: the segment is mapped until it is dropped, and is stored in one value with the pointers resolved
+    // in it.
     let extent = unsafe { Extent::new(segment.as_ptr(), segment.len(), SEGMENT_BYTES) }?;
     let ring = |number: usize| {
         let word = |at: usize| {
             let word: NonNull<Word64> = extent.resolve((2 * number + at) * LINE, 1)?;
-            // SAFETY: resolved, so mapped and aligned; an atomic word, whatever the peer writes; as long as the
-            // segment.
+            // SAFETY: resolved, so mapped and aligned; an atomic word, valid whatever the peer writes; it lives
+            // as long as the segment.
             Ok(unsafe { word.as_ref() })
         };
         let bytes: NonNull<u8> = extent.resolve(RINGS_AT + number * RING_BYTES, RING_BYTES)?;
@@ -265,7 +268,7 @@ impl AsFd for Pipe {
     }
 }
 
-// SAFETY: only what the vectors name is copied, while the call lasts.
+// SAFETY: only the memory of the vectors is copied, during the call.
 unsafe impl Stream for Pipe {
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>> {
         Some(Ok(()))
@@ -307,8 +310,8 @@ unsafe impl Stream for Pipe {
         let Some(ends) = &mut self.ends else { return Err(io::ErrorKind::WouldBlock.into()) };
         let mut total = 0;
         for part in from {
-            // SAFETY: memory that may be read, by the caller's promise, and that is not of the segment, which only this
-            // has mapped.
+            // SAFETY: memory that may be read, by the caller's promise. It is not part of the segment, which
+            // only this value has mapped.
             let count = unsafe { ends.writer.write_from(part.iov_base.cast::<u8>(), part.iov_len) };
             let count = count.map_err(|fault| broken(&fault))?;
             total += count;
@@ -335,7 +338,7 @@ unsafe impl Stream for Pipe {
         };
         let can = memory.check().is_ok();
         if !can {
-            // It is not asked again.
+            // The kernel is not asked again.
             self.copying = Copying::Rings;
         }
         can
@@ -357,7 +360,7 @@ unsafe impl Stream for Pipe {
     }
 
     fn origin(&self) -> Option<Origin> {
-        // Of another pid namespace there is no number.
+        // A process of another pid namespace has no number here.
         u32::try_from(self.connection.peer().pid).ok().filter(|pid| *pid > 0).map(Origin::Process)
     }
 
@@ -395,7 +398,7 @@ impl StreamTransport for Pipes {
     fn accept(&mut self) -> Option<Pipe> {
         for _ in 0..PACKETS {
             let connection = self.listener.accept(Instant::now()).ok()?;
-            // Before anything that it has sent is received.
+            // Before any of its packets is received.
             if connection.require_same_user().is_ok() {
                 return Some(Pipe::new(connection, self.own_stamp(), self.copying));
             }

@@ -1,11 +1,12 @@
-//! The door through which a process comes back: who was started again meets those that live.
+//! Reconnection of a restarted process with the processes that live.
 //!
-//! In a world whose launcher starts ranks again every process keeps its listener. A process that was started again
-//! calls all that joined the world before it, greets, and goes on; whom it has called answers when it readmits it, and
-//! only then the two share memory. Until then a *caller* waits at the door here, and there the answer is *awaited*.
+//! If the launcher restarts ranks, every process keeps its listener. A restarted process connects to all ranks
+//! that joined the world before it, sends each its handshake, and goes on. Each of them answers when it
+//! readmits the restarted process; only then the two share memory. Until then the surviving process keeps a
+//! *caller* here, and the restarted process an *awaited* answer.
 //!
-//! A caller is believed when the process of its rank that was known here is gone, and the launcher says that the caller
-//! is the one that it has started instead. What a caller says is looked at without waiting for it.
+//! A caller is accepted if the process of its rank that was known here is gone, and if the launcher confirms
+//! that it has started the caller instead. Packets of callers are read without waiting.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -21,24 +22,24 @@ use crate::os::{
     Departure, ForeignFd, HandoffConnection, HandoffListener, RemoteMemory, ShmError, Watch, closer,
 };
 
-/// How long a caller may take to greet.
+/// The time within which a caller's handshake must arrive.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// Callers at the door, beyond one for each rank; for more, those go that have said nothing for longest, or they are
-/// sent away. So many are let in at once.
+/// The number of callers beyond one for each rank. If there are more, the oldest caller without a handshake is
+/// disconnected, or else the new one. Also the number of connections that are accepted at once.
 const SPARE_CALLERS: usize = 16;
 
-/// Somebody who has called.
+/// A connection request.
 #[derive(Debug)]
 struct Caller {
     connection: HandoffConnection,
     since: Instant,
-    /// What it has said, and the descriptors of its segments.
+    /// Its handshake, and the descriptors of its segments.
     said: Option<(ShmHandshake, Vec<ForeignFd>)>,
-    /// The launcher vouches for it.
+    /// The launcher has confirmed it.
     genuine: bool,
 }
 
-/// Somebody whom we have called.
+/// A rank to which we have connected.
 #[derive(Debug)]
 struct AwaitedProcess {
     rank: usize,
@@ -47,21 +48,21 @@ struct AwaitedProcess {
     pidfd: Option<OwnedFd>,
 }
 
-/// What came of a call of ours.
+/// The result of one of our connection requests.
 #[derive(Debug)]
 pub(crate) enum RejoinAnswer {
-    /// We are readmitted.
+    /// The rank has readmitted us.
     Met(Box<JoiningProcess>),
-    /// It is gone, or does not want us; then this says why.
+    /// The rank is gone or refuses; the text has the reason for a refusal.
     Gone(Departure, Option<String>),
 }
 
-/// A process that we have no link with yet, with everything that makes one.
+/// A process without a link to this one yet, with all parts of a link.
 #[derive(Debug)]
 pub(crate) struct JoiningProcess {
     pub(crate) rank: usize,
     pub(crate) incarnation: u64,
-    /// Agreements that there were before.
+    /// The number of agreements so far.
     pub(crate) agreements: u64,
     pub(crate) met: Met,
     link: NewLink,
@@ -70,16 +71,16 @@ pub(crate) struct JoiningProcess {
     pidfd: Option<OwnedFd>,
 }
 
-/// See the module.
+/// The restart state of this process; see the module.
 #[derive(Debug)]
 pub(crate) struct RejoinListener {
     world: ShmWorld,
     ours: Arc<Pair>,
-    /// None when nobody is ever started again.
+    /// `None` if the launcher never restarts ranks.
     listener: Option<HandoffListener>,
-    /// In the order in which they came.
+    /// In the order of their arrival.
     callers: Vec<Caller>,
-    /// Others may be waiting to be let in.
+    /// More connections may be pending.
     more: bool,
     awaited: Vec<AwaitedProcess>,
 }
@@ -89,7 +90,7 @@ impl RejoinListener {
         Self { world, ours, listener, callers: Vec::new(), more: false, awaited: Vec::new() }
     }
 
-    /// Calls a member, for it to answer when it likes. False when it is gone.
+    /// Connects to a rank, which answers when it readmits us. False if it is gone.
     pub(super) fn call(
         &mut self,
         rank: usize,
@@ -116,33 +117,33 @@ impl RejoinListener {
         Ok(true)
     }
 
-    /// How often our rank had been started before.
+    /// Returns the number of previous starts of our rank.
     pub(crate) fn incarnation(&self) -> u64 {
         self.world.incarnation
     }
 
-    /// Whether we wait for answers.
+    /// Returns whether any answer is awaited.
     pub(crate) fn awaits_answers(&self) -> bool {
         !self.awaited.is_empty()
     }
 
-    /// Whether we wait for the answer of this rank.
+    /// Returns whether the answer of this rank is awaited.
     pub(crate) fn awaits(&self, rank: usize) -> bool {
         self.awaited.iter().any(|awaited| awaited.rank == rank)
     }
 
-    /// Whether there is somebody to be looked at even if nobody has called.
+    /// Returns whether there are connections to check even if no new one is pending.
     pub(crate) fn is_busy(&self) -> bool {
         self.more || !self.callers.is_empty() || !self.awaited.is_empty()
     }
 
-    /// Lets in who has called. To be called before the peers' ends are looked at ([`RejoinListener::hear`]): who was
-    /// started again calls after its predecessor's end.
+    /// Accepts pending connections. Call it before the peers' departures are checked
+    /// ([`RejoinListener::hear`]): a restarted process connects after the end of its predecessor.
     pub(crate) fn open(&mut self) {
         let Some(listener) = &self.listener else { return };
         let most = self.world.geometry.peers as usize + SPARE_CALLERS;
         let now = Instant::now();
-        // However many call, and whoever they are: those that have been let in are heard next.
+        // Bounded, whatever the number of pending connections: the accepted ones are read next.
         for _ in 0..SPARE_CALLERS {
             if !closer::has_room() {
                 break;
@@ -156,13 +157,13 @@ impl RejoinListener {
             }
             let mut caller = Caller { connection, since: now, said: None, genuine: false };
             if self.callers.len() >= most {
-                // Who was started again greets at once.
+                // A restarted process sends its handshake at once.
                 let silent = self.callers.iter().position(|caller| caller.said.is_none());
                 if let Some(at) = silent {
                     std::mem::swap(&mut caller, &mut self.callers[at]);
                     self.callers[at..].rotate_left(1);
                 }
-                send_away(&caller.connection, "too many are at the door");
+                send_away(&caller.connection, "too many processes wait to be readmitted");
             } else {
                 self.callers.push(caller);
             }
@@ -170,8 +171,8 @@ impl RejoinListener {
         self.more = true;
     }
 
-    /// Hears what the callers have to say, and sends away those who have no business here. `lives` tells whether the
-    /// process of that rank that is known here lives.
+    /// Reads the callers' handshakes, and disconnects callers that are not valid. `lives` returns whether the
+    /// known process of a rank lives.
     pub(crate) fn hear(&mut self, mut lives: impl FnMut(usize) -> bool) {
         let now = Instant::now();
         let world = &self.world;
@@ -199,7 +200,7 @@ impl RejoinListener {
         });
     }
 
-    /// The ranks that are at the door, in rising order, as far as the launcher vouches for them. Others are sent away.
+    /// Returns the callers' ranks that the launcher confirms, in rising order. Other callers are disconnected.
     pub(crate) fn ranks(&mut self, exchange: &mut dyn Exchange) -> Result<Vec<usize>, Error> {
         let mut error = None;
         self.callers.retain_mut(|caller| {
@@ -214,7 +215,7 @@ impl RejoinListener {
                             && connect::is_genuine(&caller.connection, &member.address)
                     });
                     if !caller.genuine {
-                        send_away(&caller.connection, "the launcher knows of no such restart");
+                        send_away(&caller.connection, "the launcher reports no such restart");
                     }
                     caller.genuine
                 }
@@ -235,8 +236,9 @@ impl RejoinListener {
         Ok(ranks)
     }
 
-    /// The caller of this rank, if one is there for whom the launcher vouches: mapped and checked, for
-    /// [`JoiningProcess::enter`]. Of several the last one; the launcher starts the next when the one before is gone.
+    /// Returns the caller of this rank that the launcher has confirmed, mapped and validated, for
+    /// [`JoiningProcess::enter`]. `None` if there is none. If there are several, returns the last: the launcher
+    /// starts the next one after the end of the one before.
     pub(crate) fn admit(&mut self, rank: usize) -> Option<Result<JoiningProcess, String>> {
         let is_it = |caller: &Caller| {
             caller.genuine
@@ -277,18 +279,19 @@ impl RejoinListener {
         })
     }
 
-    /// Tells a caller that it is readmitted, after so many agreements. It then looks at our segments.
+    /// Sends a caller the answer that it is readmitted, with the number of agreements so far. The caller then
+    /// maps our segments.
     pub(crate) fn answer(&self, connection: &HandoffConnection, agreements: u64) {
-        // Who can't be told is gone, which the watch will find.
+        // If the packet cannot be sent, the caller is gone, which the watch detects.
         let _ = connect::shake_hands(&self.world, &self.ours, connection, agreements, Instant::now());
     }
 
-    /// The next of those we have called who has answered, or is gone.
+    /// Returns the next awaited rank that has answered, or is gone.
     pub(crate) fn next_answer(&mut self, watch: &Watch) -> Option<(usize, RejoinAnswer)> {
         let now = Instant::now();
         for at in 0..self.awaited.len() {
             let AwaitedProcess { rank, incarnation, connection, pidfd } = &self.awaited[at];
-            // Asked before the packets are read: what a dead process has sent is all there.
+            // Checked before the packets are read: a dead process sends no further packets.
             let ended = pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
             let answer = match connect::hear_answer(connection, now) {
                 Ok(None) if ended => RejoinAnswer::Gone(Departure::Died, None),
@@ -306,7 +309,7 @@ impl RejoinListener {
                     return Some((rank, answer));
                 }
                 Ok(Some(_)) => {
-                    RejoinAnswer::Gone(Departure::Died, Some("it says that it is another rank".into()))
+                    RejoinAnswer::Gone(Departure::Died, Some("its handshake is of another rank".into()))
                 }
                 Err(connect::Unheard::Leaving(departure)) => RejoinAnswer::Gone(departure, None),
                 Err(connect::Unheard::Gone) => RejoinAnswer::Gone(Departure::Died, None),
@@ -324,21 +327,22 @@ impl RejoinListener {
         awaited
     }
 
-    /// Tells all at the door, and all who have not answered, that we leave: as the peers are told, finished or not.
+    /// Announces to all callers, and to all awaited ranks, that we leave: finished or not, as to the peers.
     pub(crate) fn send_goodbyes(&self, finished: bool) {
         let callers = self.callers.iter().map(|caller| &caller.connection);
         for connection in callers.chain(self.awaited.iter().map(|awaited| &awaited.connection)) {
-            // Who can't be told sees a death.
+            // A process that the packet does not reach sees a death.
             let _ = if finished { connection.send_goodbye() } else { connection.send_dropped() };
         }
     }
 }
 
 impl JoiningProcess {
-    /// Links the port with it; the mappings of its predecessor are unmapped. The connection, to be answered.
+    /// Links the port with the process, and unmaps its predecessor's segments. Returns the connection, for the
+    /// answer.
     ///
     /// # Errors
-    /// It can't be watched; nothing is done.
+    /// The process cannot be watched; nothing is changed.
     pub(crate) fn enter(
         self,
         port: &mut Port,
@@ -358,7 +362,7 @@ impl JoiningProcess {
     }
 }
 
-/// Whether somebody who greets like this can be a rank that was started again.
+/// Checks that a process with this handshake can be a restarted rank.
 fn check(
     world: &ShmWorld,
     handshake: &ShmHandshake,
@@ -366,17 +370,17 @@ fn check(
 ) -> Result<(), String> {
     let rank = handshake.rank as usize;
     if handshake.incarnation == 0 || rank >= world.geometry.peers as usize || handshake.rank == world.rank {
-        return Err("no such rank is awaited here".into());
+        return Err("this rank is not awaited here".into());
     }
     handshake::compare(&world.geometry, &handshake.geometry)?;
     if lives(rank) {
-        return Err(format!("rank {rank} lives, and has not been started again"));
+        return Err(format!("rank {rank} lives, and was not restarted"));
     }
     Ok(())
 }
 
 fn send_away(connection: &HandoffConnection, problem: &str) {
-    // A nicety: the stranger may be gone.
+    // Optional: the process may be gone.
     let _ = connection.send(&handshake::refusal(problem), &[], Instant::now());
 }
 

@@ -1,20 +1,21 @@
 //! Typed views of mapped segments. All offsets come from our own geometry, none from shared memory.
 //!
 //! # Why the views may be `'static`
-//! Their type says `'static`, because a structure can't borrow from its own field. What makes it true enough is here
-//! and nowhere else: a view leaves this module only together with what keeps its segment mapped, in one value that
-//! can't be taken apart outside of it.
+//! Their type is `'static` because a structure cannot borrow from its own field. This module alone ensures that
+//! they do not outlive their memory: a view leaves this module only in one value with the mapping of its
+//! segment, and the value cannot be taken apart outside of it.
 //!
-//! | value | views | what keeps them mapped |
+//! | value | views | mapping |
 //! |---|---|---|
-//! | [`Port`] | of our own segments, and of each peer that is or was linked | [`Mappings`], in the port's [`Kernel`] |
-//! | [`NewLink`] | of both sides' | the peer's [`Pair`], and ours |
-//! | [`OwnSleep`] | the word by which we are woken | our [`Pair`] |
+//! | [`Port`] | of our own segments, and of each peer that is or was linked | [`Mappings`], in the port's
+//! [`Kernel`] |
+//! | [`NewLink`] | of both sides' segments | the peer's [`Pair`], and ours |
+//! | [`OwnSleep`] | the word by which peers wake us | our [`Pair`] |
 //!
-//! All uses of a view are in methods of these values, which borrow them, so the mappings are alive. In which order the
-//! fields are dropped doesn't matter: no view does anything when it is dropped, which is checked below when this is
-//! compiled. A segment of a peer is unmapped early only by [`NewLink::open`], when the port has no link with that peer
-//! any more.
+//! Methods of these values make all uses of a view. They borrow the value, so the mappings are alive. The order
+//! in which fields are dropped does not matter: dropping a view has no effect, which an assertion below checks
+//! at compile time. A peer's segment is unmapped early only by [`NewLink::open`], after the port has closed its
+//! link with that peer.
 
 use std::mem::needs_drop;
 use std::ops::Deref;
@@ -45,19 +46,19 @@ const _: () = assert!(!needs_drop::<CellPool<'static, [CellRecord; 1]>>());
 #[derive(Debug)]
 pub(crate) struct Mappings {
     ours: Arc<Pair>,
-    /// One element a rank: those of each peer that is or was linked.
+    /// One element per rank: the segments of each peer that is or was linked.
     peers: Vec<Option<Pair>>,
 }
 
 impl Mappings {
-    /// Keeps all segments from being unmapped when this value is dropped: in a forked child they are not mapped, and
-    /// other memory may lie at their addresses.
+    /// Keeps all segments from being unmapped when this value is dropped. In a forked child they are not
+    /// mapped, and other memory may be at their addresses.
     pub(super) fn leave_to_parent(&mut self) {
         std::mem::forget(std::mem::take(&mut self.peers));
         std::mem::forget(Arc::clone(&self.ours));
     }
 
-    /// None, for a kernel without a port.
+    /// Returns no mappings, for a kernel without a port.
     #[cfg(all(test, feature = "tracing"))]
     pub(super) fn of(ours: Arc<Pair>) -> Self {
         Self { ours, peers: Vec::new() }
@@ -80,13 +81,13 @@ impl OwnSleep {
 impl Deref for OwnSleep {
     type Target = SleepWord;
 
-    /// No longer than this value is borrowed, which keeps the word mapped.
+    /// The reference lives no longer than the borrow of this value, which keeps the word mapped.
     fn deref(&self) -> &SleepWord {
         self.word
     }
 }
 
-/// What makes a link with a peer that the port has none with.
+/// The parts of a new link, with a peer to which the port has none.
 #[derive(Debug)]
 pub(super) struct NewLink {
     ends: Ends<'static>,
@@ -104,9 +105,9 @@ impl NewLink {
         Ok(Self { ends: ends(me, peer, geometry, ours, &theirs)?, theirs, ours: Arc::clone(ours) })
     }
 
-    /// Links the port with the peer. The mappings of the process that was there before are unmapped: its link, the only
-    /// holder of views of them, is closed, as otherwise the port refuses. Then nothing happens, likewise if the port is
-    /// not over the same segments of ours.
+    /// Links the port with the peer, and unmaps the segments of its predecessor: the predecessor's link, the
+    /// only holder of their views, is closed, because the port refuses otherwise. If the port refuses, or is
+    /// not over the same segments of ours, nothing changes.
     pub(super) fn open(self, port: &mut Port, peer: u32) {
         let Self { ends, theirs, ours } = self;
         let mappings = &port.host_mut().mappings;
@@ -120,12 +121,12 @@ impl NewLink {
 }
 
 fn extent(segment: &Segment, want: usize) -> Result<Extent, LayoutError> {
-    // SAFETY: the segment is mapped readable until it is dropped; what is resolved here is kept together with it (see
-    // the module's documentation).
+    // SAFETY: the segment is mapped readable until it is dropped; the pointers resolved here are stored
+    // together with it (see the module's documentation).
     unsafe { Extent::new(segment.as_ptr(), segment.len(), want) }
 }
 
-/// `count` values at an offset. `T` is one of the core's types of shared words.
+/// Returns `count` values at an offset. `T` is one of the core's types of shared words.
 ///
 /// # Safety
 /// `T` consists of atomic words only, so that any bytes are valid and other processes may write them; the segment
@@ -136,7 +137,7 @@ unsafe fn view<T>(extent: &Extent, offset: usize, count: usize) -> Result<&'stat
     Ok(unsafe { std::slice::from_raw_parts(base.as_ptr(), count) })
 }
 
-/// The header of a segment.
+/// Returns the header of a segment.
 pub(super) fn header(segment: &Segment) -> Result<&SegmentHeader, LayoutError> {
     let extent = extent(segment, size_of::<SegmentHeader>())?;
     // SAFETY: a header is atomic words; the result borrows the segment, so it is mapped.
@@ -161,7 +162,7 @@ fn inbox(segment: &Segment, geometry: &Geometry) -> Result<Inbox, LayoutError> {
     }
 }
 
-/// The parts of an own segment that concern one peer, and the cells.
+/// The cells of an own segment, and its parts that concern one peer.
 struct Own {
     acks: &'static [Line],
     assist: &'static [AssistLine],
@@ -172,7 +173,7 @@ struct Own {
     payload_bytes: usize,
 }
 
-/// What in `segment` is meant for `peer`.
+/// Returns the parts of `segment` that concern `peer`.
 fn own(segment: &Segment, geometry: &Geometry, peer: u32) -> Result<Own, LayoutError> {
     let layout = geometry.own();
     let extent = extent(segment, layout.total)?;
@@ -196,7 +197,7 @@ fn own(segment: &Segment, geometry: &Geometry, peer: u32) -> Result<Own, LayoutE
     }
 }
 
-/// Builds the port over our segments and those of the peers, which it keeps mapped in what `kernel` makes of them.
+/// Builds the port over our segments and those of the peers. `kernel` makes the value that keeps them mapped.
 pub(super) fn port(
     config: PortConfig,
     geometry: &Geometry,
@@ -224,7 +225,7 @@ pub(super) fn port(
     Ok(ShmPort::new(config, links, pool, geometry.cells, consumer, kernel))
 }
 
-/// What connects us with a peer.
+/// Returns the parts that connect us with a peer.
 fn ends(
     me: u32,
     peer: u32,

@@ -12,7 +12,7 @@ use super::device::{Device, set_nonblocking};
 use super::error::VerbsError;
 use super::verbs;
 
-/// The largest number of completions that are taken at once.
+/// The largest number of completions that are polled at once.
 pub(super) const BATCH: usize = 16;
 
 /// A completion as the device reported it. A failed one has only `id`, `status`, `pair` and `vendor`.
@@ -54,11 +54,12 @@ impl fmt::Debug for CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Makes a queue for at least `entries` completions. If more complete than it has room for, the queue and
-    /// all its queue pairs end in an error state: never let more requests be under way.
+    /// Makes a queue for at least `entries` completions. If more complete than fit, the queue and all its queue
+    /// pairs end in an error state: never let more requests be in progress.
     ///
     /// # Errors
-    /// The device has no such queue. The device has no such queue.
+    ///
+    /// The device has no such queue.
     pub fn new(device: &Arc<Device>, entries: u32) -> Result<Arc<Self>, VerbsError> {
         let verbs = verbs()?;
         // SAFETY: the context is open.
@@ -148,7 +149,7 @@ impl CompletionQueue {
     /// no event: poll again afterwards, before sleeping.
     ///
     /// # Errors
-    /// The queue is broken. The queue is broken.
+    /// The queue has failed.
     pub fn arm(&self) -> Result<(), VerbsError> {
         self.take_events();
         // SAFETY: the queue is in use.
@@ -181,8 +182,8 @@ impl CompletionQueue {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         if let Ok(verbs) = verbs() {
-            // SAFETY: every user of the queue holds this value, so there is no user left. The queue goes first,
-            // because the channel knows it.
+            // SAFETY: every user of the queue holds this value, so there is no user left. The queue is
+            // destroyed first, because it refers to the channel.
             unsafe {
                 (verbs.ibv_destroy_cq)(self.raw());
                 (verbs.ibv_destroy_comp_channel)(self.channel.as_ptr());

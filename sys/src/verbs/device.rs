@@ -18,7 +18,7 @@ pub enum DeviceTransport {
     InfiniBand,
     /// iWARP: RDMA over TCP.
     Iwarp,
-    /// Another transport, without reliable connections that this module knows.
+    /// Another transport, without reliable connections that this module supports.
     Other(i32),
 }
 

@@ -99,12 +99,12 @@ mod tests {
     const INFO: PairInfo = PairInfo { number: 0x12_3456, psn: 7, mtu: 5, reads: 16, lid: 3, gid: [9; 16] };
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn encoded_messages_are_decoded() {
         assert_eq!(PairInfo::from_bytes(&INFO.to_bytes()), Ok(INFO));
     }
 
     #[test]
-    fn what_no_device_has_is_refused() {
+    fn values_that_no_device_has_are_refused() {
         let none = PairInfo { lid: 0, gid: [0; 16], ..INFO };
         for (field, bad) in [
             ("number", PairInfo { number: 1 << 24, ..INFO }),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_bytes_and_versions_are_told_apart() {
+    fn foreign_bytes_and_versions_are_distinguished() {
         assert_eq!(PairInfo::from_bytes(&[0; INFO_BYTES]), Err(InfoError::Foreign));
         let mut bytes = INFO.to_bytes();
         bytes[1] = 9;

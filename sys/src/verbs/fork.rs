@@ -14,11 +14,11 @@ pub enum ForkSafety {
     Prepared,
     /// Yes: the kernel gives the child copies of pinned pages at once (since 5.12).
     Unneeded,
-    /// Unknown: the library returned a number that this module does not know.
+    /// Unknown: the library returned a number that this module does not define.
     Unknown(u32),
 }
 
-/// Returns what holds in this process (`ibv_is_fork_initialized(3)`).
+/// Returns the fork safety of this process (`ibv_is_fork_initialized(3)`).
 ///
 /// # Errors
 /// The library is absent, or too old to report it.
@@ -37,8 +37,7 @@ pub fn fork_safety() -> Result<ForkSafety, VerbsError> {
 /// registration. Must be called before anything is registered.
 ///
 /// # Errors
-/// The library is absent, or memory is registered already. The library is absent, or memory is registered
-/// already.
+/// The library is absent, or memory is registered already.
 pub fn prepare_fork() -> Result<(), VerbsError> {
     // SAFETY: no requirements.
     match unsafe { (verbs()?.ibv_fork_init)() } {

@@ -104,8 +104,8 @@ impl QueuePair {
         Ok(pair)
     }
 
-    /// Returns how much inline payload it takes. siw accepts any amount when it makes a queue pair, and reports
-    /// its limit only later.
+    /// Returns the largest inline payload. siw accepts any amount when it makes a queue pair, and reports its
+    /// limit only later.
     fn inline(&self) -> Result<u32, VerbsError> {
         let mut attr = attributes(raw::IBV_QPS_RESET);
         // SAFETY: zeros are a value of every field.
@@ -161,7 +161,7 @@ impl QueuePair {
         // SAFETY: the queue pair exists, and the attributes may be read.
         match unsafe { (verbs()?.ibv_modify_qp)(self.raw(), attr, mask.cast_signed()) } {
             0 => Ok(()),
-            // A provider that returns -1 has put the reason into `errno`.
+            // A provider that returns -1 has stored the reason in `errno`.
             -1 => Err(self.device().error(what, last_errno())),
             code => Err(self.device().error(what, code)),
         }
@@ -265,7 +265,7 @@ impl QueuePair {
     /// Moves it to the error state: incomplete requests are flushed.
     ///
     /// # Errors
-    /// It is in RESET, or the device is gone; then nothing is under way any more.
+    /// It is in RESET, or the device is gone; no request is then in progress.
     pub fn fail(&self) -> Result<(), VerbsError> {
         self.modify(&mut attributes(raw::IBV_QPS_ERR), raw::IBV_QP_STATE, "a queue pair to the error state")
     }
@@ -290,7 +290,7 @@ impl QueuePair {
         // SAFETY: the queue pair exists; the caller guarantees the rest.
         match unsafe { ibv_post_send(self.raw(), wr, &raw mut bad) } {
             0 => Ok(()),
-            // Providers whose requests pass through the kernel put the reason into `errno`. Others return it
+            // Providers whose requests pass through the kernel store the reason in `errno`. Others return it
             // negative.
             -1 => Err(last_errno()),
             code => Err(code.saturating_abs()),

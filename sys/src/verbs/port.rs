@@ -1,9 +1,9 @@
 //! The memory port over an RDMA device: InfiniBand, `RoCE` or iWARP, connected by RDMA-CM.
 //!
 //! Each connection is a reliable queue pair; all of them complete in one queue. The number of a work request in
-//! the device names its connection, the connection's generation and its place in a [`Ring`] ([`tag`]), so that
-//! a late completion finds nothing. A connection that ends is destroyed at once. Requests that the device has
-//! not reported by then are reported here as flushed. This is the same on every device; some never report
+//! the device names its connection, the connection's generation and its place in a [`Ring`] ([`tag`]). So a
+//! late completion matches no request. A connection that ends is destroyed at once. Requests that the device
+//! has not reported by then are reported here as flushed. This is the same on every device; some never report
 //! unsignalled requests.
 
 mod complete;
@@ -87,7 +87,7 @@ impl Default for PortOptions {
 }
 
 /// A memory port over an RDMA device. After [`Event::PortFailed`] it must be dropped: the kernel may wait for
-/// that before it releases the device. device go.
+/// that before it releases the device.
 pub struct VerbsPort {
     // In the order of dropping: users before the objects that they use.
     links: VerbsLinks,
@@ -105,15 +105,15 @@ pub struct VerbsPort {
     facts: Facts,
     depths: Depths,
     local: SocketAddr,
-    /// The reads that a queue pair serves at once, and has under way at once.
+    /// The reads that a queue pair serves at once, and has in progress at once.
     reads: (u8, u8),
     /// The connection of each queue pair: the completion of a shared receive names only the number of the queue
     /// pair.
     by_pair: HashMap<u32, u32>,
-    /// Completions that were taken and that the caller has not polled.
+    /// Completions that were read from the queue and that the caller has not polled.
     pending: VecDeque<Completion>,
     events: VecDeque<Event>,
-    /// What the port holds back in place of the device.
+    /// The kinds of work requests that the port holds back in place of the device.
     holding: Holding,
     /// Connections with a completion for which held requests may wait.
     answered: Vec<u32>,
@@ -124,9 +124,10 @@ pub struct VerbsPort {
     alarm: Duration,
     /// The number of closed connections that are not reported as closed yet.
     closing: u32,
-    /// When kernel and device were last queried for events, and the number of calls without a query since.
+    /// The time of the last query to kernel and device for events, and the number of calls without a query
+    /// since.
     heard: (Duration, u32),
-    /// Since when the device's port has been down, and the event's code.
+    /// The time since which the device's port has been down, and the event's code.
     down: Option<(Duration, u32)>,
     failed: bool,
 }
@@ -158,11 +159,11 @@ impl VerbsPort {
     }
 }
 
-// SAFETY: the device uses memory only by regions registered with it, for which it checks bounds and rights in hardware,
-// and by parts of work requests, which `VerbsRegions` checks before they are posted. `deregister` is `Ok` only when the
-// device has deregistered, and no work request is under way that it could still read for. A drop destroys the queue
-// pairs, then deregisters: the fields' `Arc`s keep each part of the library until those that use it are gone. The
-// processor only copies by descriptors.
+// SAFETY: the device uses memory only by regions registered with it, for which it checks bounds and rights in
+// hardware, and by parts of work requests, which `VerbsRegions` checks before they are posted. `deregister` is
+// `Ok` only when the device has deregistered, and no work request is in progress for which it could still read.
+// A drop destroys the queue pairs, then deregisters: the fields' `Arc`s keep each part of the library until its
+// users are gone. The processor only copies by descriptors.
 unsafe impl MemoryPort for VerbsPort {
     fn facts(&self) -> &Facts {
         &self.facts
@@ -180,7 +181,8 @@ unsafe impl MemoryPort for VerbsPort {
     }
 
     fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError> {
-        // Where the completion of a write proves nothing, its bytes may also be read later than expected.
+        // If the completion of a write does not prove placement, its bytes may also be read later than
+        // expected.
         let lags = !self.facts.write_proves_placement;
         let mut oldest = None;
         if lags {

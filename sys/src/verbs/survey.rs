@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preference_that_nothing_fits_says_why_of_each() {
+    fn an_unmet_preference_names_the_reason_of_each_port() {
         let preference = DevicePreference { device: Some("a".into()), ..DevicePreference::default() };
         let text = pick(&preference, both()).unwrap_err().to_string();
         assert!(text.contains("a port 1: RoCE; not usable: its state is DOWN"), "{text}");

@@ -351,8 +351,8 @@ pub(super) fn impostor() -> Outcome {
             let _silent = HandoffConnection::connect(name, Instant::now() + PATIENCE).map_err(Error::from)?;
             endpoint.send(0, WORD, &[])?;
             endpoint.recv(Source::Rank(0), Tag::Exactly(WORD), &mut [])?;
-            claim(name, 1, 1, "the launcher knows of no such restart")?;
-            claim(name, 1, 9, "the launcher knows of no such restart")?;
+            claim(name, 1, 1, "the launcher reports no such restart")?;
+            claim(name, 1, 9, "the launcher reports no such restart")?;
             endpoint.send(0, WORD, &[])?;
             Ok(endpoint.close()?)
         }

@@ -1,8 +1,8 @@
-//! What is known of puts and accumulates when a peer is gone.
+//! The state of puts and accumulates whose target has left.
 //!
-//! They are not answered: their origin learns by a flush that they are done. A process that leaves in good order
-//! therefore tells each peer, unasked, how many it has executed ([`Engine::settle_accounts`]). A flush after that
-//! succeeds if those were all.
+//! They have no replies: a flush tells the origin that they are done. So before a process closes its endpoint,
+//! it sends each peer the number of operations that it has executed, without a request
+//! ([`Engine::settle_accounts`]). A flush after that succeeds if these were all.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut as _;
@@ -16,10 +16,10 @@ use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
 use crate::wire::rma::{ACCOUNT, ACCOUNT_BYTES, Refusal, RmaOperation};
 use crate::wire::{Envelope, Kind};
 
-/// What was refused: why first, and how often.
+/// Refused operations: the reason for the first, and their number.
 pub(super) type Refused = Option<(Refusal, u64)>;
 
-/// Both of two refusals; the first reason counts.
+/// Combines two refusals; the first reason counts.
 pub(super) const fn both(first: Refused, second: Refused) -> Refused {
     match (first, second) {
         (Some((refusal, some)), Some((_, more))) => Some((refusal, some.saturating_add(more))),
@@ -29,9 +29,10 @@ pub(super) const fn both(first: Refused, second: Refused) -> Refused {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Starts a flush: complete when all operations that were started before are done at the target. Fails with
-    /// [`CompletionError::Refused`] if some were refused since the last flush. A target that is gone does not matter if
-    /// all were done before; as far as is known, they are not if it died.
+    /// Starts a flush. It is complete when all operations that were started before are done at the target. It
+    /// fails with [`CompletionError::Refused`] if the target has refused operations since the last flush. If
+    /// the target has left, the flush still succeeds if all operations were done before. If the target died,
+    /// only the operations known to be done count.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -51,8 +52,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(id)
     }
 
-    /// Tells each peer how much of what it has sent is executed, so that it need not take that for lost: before this
-    /// process leaves. Sent at once, or as soon as there is room ([`Engine::sends_pending`]).
+    /// Sends each peer the number of its operations that were executed, so that the peer does not count them as
+    /// lost. Call it before this process leaves. The packets leave at once, or as soon as there is space
+    /// ([`Engine::sends_pending`]).
     pub fn settle_accounts(&mut self) {
         for peer in 0..self.size() {
             let is_there = peer != self.rank && self.check_destination(peer).is_ok();
@@ -67,21 +69,22 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// A put or an accumulate of a peer was executed, or refused.
+    /// Counts a put or an accumulate of a peer that was executed, or refused.
     pub(super) fn count_executed(&mut self, peer: PeerId, operation: RmaOperation) {
         if matches!(operation, RmaOperation::Put | RmaOperation::Accumulate) {
             self.rma_state(peer).executed += 1;
         }
     }
 
-    /// What a flush of a peer is answered with: afterwards it knows of everything that was executed.
+    /// Returns the refusals for the answer to a peer's flush. The peer then has the state of everything that
+    /// was executed.
     pub(super) fn settle_flush(&mut self, peer: PeerId) -> Refused {
         let rma_state = self.rma_state(peer);
         rma_state.reported = rma_state.executed;
         rma_state.refused.take()
     }
 
-    /// Sends a peer its account. False when there is no room.
+    /// Sends a peer its account. Returns `false` if there is no space.
     pub(super) fn send_account(&mut self, peer: PeerId) -> Result<bool, PeerFault> {
         let rma_state = self.rma_state(peer);
         let (executed, refused) = (rma_state.executed, rma_state.refused);
@@ -98,7 +101,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(true)
     }
 
-    /// A peer that leaves says how much it has executed. More than was sent, or less than it has said before, is a lie.
+    /// Handles the account of a peer that leaves. A number above the operations sent, or below an earlier
+    /// report, is a fault.
     pub(super) fn deliver_account(&mut self, arrival: &Arrival<P::Token>) -> Result<(), PortFault> {
         let fault = PortFault::Protocol { kind: Kind::RmaReply };
         let refusal = Refusal::from_code(arrival.envelope.context & !ACCOUNT).ok_or(fault)?;
@@ -117,8 +121,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// Starts a flush of a peer that is gone or departs, or of one of which everything is known to be done: complete at
-    /// once, unless the peer's last packets are still to be looked at.
+    /// Starts a flush of a peer that is gone or leaves, or whose operations are all known to be done. It is
+    /// complete at once, unless packets of the peer are still unread.
     fn flush_known(&mut self, peer: PeerId) -> Result<RequestId, StartError> {
         let lost = self.rma_state(peer).lost;
         #[cfg(nemesia_injected_fault)]
@@ -139,7 +143,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(self.id(index))
     }
 
-    /// What comes of a flush, if this request is one, when its peer is gone and nothing more comes of it.
+    /// Returns the result of the request, if it is a flush, when its peer is gone and no further packet can
+    /// arrive.
     pub(super) fn result_of_flush(
         &mut self,
         peer: PeerId,

@@ -40,8 +40,8 @@ pub(super) enum Body {
 }
 
 impl RemoteOperation {
-    /// A flush: to be sent; or, if so many puts and accumulates have been sent and their target has left, awaiting its
-    /// account.
+    /// Describes a flush. It must be sent; or, if so many puts and accumulates were sent and their target has
+    /// left, it waits for the target's account.
     pub(super) const fn flush(to: PeerId, awaiting: Option<u64>) -> Self {
         let (awaited, issued) = match awaiting {
             Some(issued) => (true, issued),
@@ -51,7 +51,7 @@ impl RemoteOperation {
         Self { to, region: 0, verb: Verb::plain(RmaOperation::Flush), key: 0, offset: 0, body }
     }
 
-    /// Has a flush that has not left await what the target says unasked. False if it is none.
+    /// Makes an unsent flush wait for the target's account. Returns `false` if this is no such flush.
     pub(super) const fn await_account(&mut self, sent: u64) -> bool {
         let Body::Nothing { awaited, issued } = &mut self.body else { return false };
         (*awaited, *issued) = (true, sent);
@@ -108,7 +108,7 @@ pub struct Target<'a> {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Checks what the target would refuse, as far as the key shows it, and what cannot be sent to it.
+    /// Checks for refusals by the target that the key predicts, and for targets to which nothing can be sent.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -491,7 +491,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 port.read(arrival, 0, &mut count);
                 let (issued, count) = (*issued, u64::from_le_bytes(count));
                 let rma_state = self.rma_state(from);
-                // An account may have said more by now.
+                // An account may have reported more by now.
                 rma_state.flushed = rma_state.flushed.max(issued);
                 match both(rma_state.final_refusals.take(), refusal.map(|refusal| (refusal, count))) {
                     None => Ok(Status { peer: from, tag: 0, len: 0 }),

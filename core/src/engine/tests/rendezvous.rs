@@ -74,7 +74,7 @@ fn synchronous_or_large_send_is_complete_only_when_it_is_received() {
 }
 
 #[test]
-fn truncated_rendezvous_moves_what_fits_and_completes_its_send() {
+fn truncated_rendezvous_moves_the_bytes_that_fit_and_completes_its_send() {
     for (seed, reading) in (0..).zip(READINGS) {
         let fabric = Fabric::reading(tiny(2), reading, seed);
         let mut world = World::new(&fabric, AMPLE);

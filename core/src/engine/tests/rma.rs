@@ -152,7 +152,7 @@ fn put_bytes_are_there_after_a_flush_and_a_get_returns_them() {
 }
 
 #[test]
-fn atomic_operations_return_what_was_there() {
+fn atomic_operations_return_the_old_value() {
     let fabric = Fabric::new(tiny(2));
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -202,7 +202,7 @@ fn arrays_are_accumulated_value_by_value_over_several_packets() {
 }
 
 #[test]
-fn key_says_beforehand_what_would_be_refused() {
+fn refusals_are_predicted_from_the_key() {
     let fabric = Fabric::new(tiny(2));
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -229,7 +229,7 @@ fn key_says_beforehand_what_would_be_refused() {
 }
 
 #[test]
-fn target_refuses_and_reports_what_the_key_does_not_show() {
+fn target_refuses_and_reports_requests_that_the_key_does_not_reveal_as_invalid() {
     let fabric = Fabric::new(tiny(2));
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -309,7 +309,7 @@ fn two_ranks_that_flood_each_other_with_gets_finish() {
 }
 
 #[test]
-fn window_bounds_what_a_target_has_to_store() {
+fn window_bounds_the_replies_that_a_target_stores() {
     let fabric = Fabric::new(Geometry { cells: 4, fastbox_slots: 256, ..tiny(2) });
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -391,7 +391,7 @@ fn lists_are_refused_as_buffers_of_one_sided_operations() {
 }
 
 #[test]
-fn fence_keeps_a_get_from_seeing_what_is_put_later() {
+fn fence_keeps_a_get_from_reading_a_later_put() {
     let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });
     for fenced in [true, false] {
         let memory = FabricRegion::new(BYTES);

@@ -297,7 +297,7 @@ impl<'a> Simulation<'a> {
         count
     }
 
-    /// Stops a rank for good; no other rank knows this yet.
+    /// Stops a rank for good; no other rank has detected this yet.
     fn stop(&mut self, rank: PeerId, failure: Failure) {
         self.gone[rank as usize] = Some(failure);
         self.world.fabric.with_memory(|memory| memory.gone.push(rank));

@@ -39,7 +39,7 @@ pub(super) struct Rail {
     pub(super) heard: bool,
     /// Whether a packet has arrived since the last check for unused buffers.
     pub(super) used: bool,
-    /// Whether the other side waits for this side to speak first.
+    /// Whether the other side waits for this side to send first.
     pub(super) hello: bool,
     /// Posted receives that have not completed.
     pub(super) receiving: u32,
@@ -89,8 +89,8 @@ pub struct Report {
     pub credits: u32,
     /// Packets that wait for earlier ones from other rails.
     pub waiting: u32,
-    /// Packets sent without content: updates, recalls, returned credits, and the first packet of the side
-    /// that speaks first.
+    /// Packets sent without content: updates, recalls, returned credits, and the first packet of the side that
+    /// sends first.
     pub updates: u64,
     /// Number of times that receives were added.
     pub grown: u64,

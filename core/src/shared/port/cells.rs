@@ -142,7 +142,7 @@ where
         }
     }
 
-    /// Records that no cell was free; nothing is sent.
+    /// Records that no cell was free, so that nothing was sent.
     #[cold]
     fn wait_for_cell(&mut self, peer: PeerId) -> Option<u32> {
         if let Some(link) = self.link(peer) {

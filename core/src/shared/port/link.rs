@@ -63,7 +63,7 @@ pub(super) struct LinkTraffic {
     pub(super) reuse_order: ReuseOrder,
     /// The receiver's preferred copy policy for parts of large messages.
     pub(super) data_stores: Stores,
-    /// See [`Told`]. All other packets went through a fastbox.
+    /// See [`Reported`]. All other packets went through a fastbox.
     pub(super) cells_sent: Count,
     pub(super) cells_received: Count,
     pub(super) fastbox_full: u64,

@@ -128,7 +128,7 @@ where
                 // This is an earlier packet of the same peer, so the entry stays in the queue.
                 return polled;
             }
-            // Without links, as in a forked child, nothing is ours to take.
+            // Without links, as in a forked child, no packet belongs to this process.
             if polled.is_none() && self.peers() == 0 {
                 return None;
             }

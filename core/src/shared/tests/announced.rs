@@ -79,7 +79,7 @@ fn cell_that_is_announced_and_published_does_no_harm() {
 
 /// One packet by both paths at once is delivered once; its remaining copy is no packet.
 #[test]
-fn packet_that_is_announced_and_queued_comes_once() {
+fn packet_that_is_announced_and_queued_is_delivered_once() {
     let fabric = Fabric::new(tiny(3));
     let (mut one, mut two) = (fabric.port(1), fabric.port(2));
     let mut announcer = FastboxSender::new(fabric.fastbox(0, 1), fabric.ack(1, 0));

@@ -164,7 +164,7 @@ proptest! {
     #![proptest_config(cases(64))]
 
     #[test]
-    fn fastbox_delivers_what_was_pushed_in_order((slots, ops) in run()) {
+    fn fastbox_delivers_packets_in_the_order_pushed((slots, ops) in run()) {
         let region = region(slots);
         let mut pair = Pair::new(&region, slots, 1);
         for op in ops {

@@ -57,7 +57,7 @@ proptest! {
     }
 
     #[test]
-    fn only_what_the_documentation_allows_is_valid(
+    fn only_documented_geometries_are_valid(
         peers in edge(4096), cells in edge(4096), cell_bytes in edge(1 << 24), fastbox_slots in edge(4096),
     ) {
         let g = Geometry { peers, cells, cell_bytes, fastbox_slots };
@@ -82,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn extent_resolves_only_what_lies_in_it(
+    fn extent_resolves_only_ranges_within_it(
         offset: usize, count: usize, small in 0..9000usize, few in 0..200usize,
     ) {
         let region = FabricRegion::new(8192);
@@ -117,7 +117,7 @@ fn largest_geometry_has_a_layout() {
 }
 
 #[test]
-fn declared_bytes_per_peer_cover_what_a_further_peer_adds() {
+fn declared_bytes_per_peer_cover_a_further_peer() {
     let per_peer = tiny(64).bytes_per_peer();
     let bytes = |peers| tiny(peers).own().total + tiny(peers).inbox().total;
     assert!(bytes(128) - bytes(64) <= 64 * per_peer + 2 * HEADER_PAGE);
@@ -171,7 +171,7 @@ fn each_field_that_differs_is_named() {
 }
 
 #[test]
-fn other_version_is_refused_before_any_other_field_is_believed() {
+fn other_version_is_refused_before_any_other_field_is_used() {
     let region = FabricRegion::new(4096);
     let (header, identity) = published(&region);
     let word = region.word(16);

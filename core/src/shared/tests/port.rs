@@ -97,7 +97,7 @@ fn announced_cells_leave_the_queue_alone_until_the_fastbox_is_full() {
 }
 
 #[test]
-fn announcement_of_what_no_cell_holds_is_a_fault() {
+fn announcement_of_a_packet_that_no_cell_holds_is_a_fault() {
     for (cell, len) in [(4u64, 8u64), (u64::from(u32::MAX), 0), (0, 257), (3, u64::from(u32::MAX))] {
         let fabric = Fabric::new(tiny(2));
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
@@ -327,7 +327,7 @@ fn peers_that_are_ready_together_get_short_bursts() {
     for way in [by_polling as TakeCall, by_words] {
         for senders in 2..=4 {
             let order = order_of(senders, way);
-            // No other peer was known to be ready when the first burst began.
+            // No other peer was known to have packets when the first burst began.
             let runs: Vec<_> = order.chunk_by(|a, b| a == b).map(<[_]>::len).skip(1).collect();
             assert!(runs.iter().all(|&run| run <= 32), "{senders} senders: {runs:?}");
             for peer in 1..=senders {
@@ -505,7 +505,7 @@ fn grant_is_seen_by_its_peer_alone_and_wakes_it() {
 }
 
 #[test]
-fn fault_names_what_the_peer_did() {
+fn fault_names_the_violation_of_the_peer() {
     let gap = PeerFault { peer: 1, fault: PortFault::Gap { expected: 1 } };
     let malformed = PeerFault { peer: 1, fault: PortFault::Malformed { cell: 2 } };
     for (sequence, shape, expected) in

@@ -108,7 +108,7 @@ fn largest_record_fits_exactly() {
 }
 
 #[test]
-fn record_beyond_what_was_published_is_a_fault() {
+fn record_beyond_the_published_bytes_is_a_fault() {
     for (published, length) in [(1u64, 0u32), (3, 0), (4, 1), (8, 5), (16, u32::MAX)] {
         let region = region(16);
         let mut records = Records::new(&region, 16);

@@ -73,7 +73,7 @@ proptest! {
     #![proptest_config(cases(128))]
 
     #[test]
-    fn bytes_come_out_as_they_went_in(shift in 3u32..=6, ops in prop::collection::vec(op(), 0..300)) {
+    fn bytes_are_read_as_written(shift in 3u32..=6, ops in prop::collection::vec(op(), 0..300)) {
         let region = region(1 << shift);
         let mut pipe = Pipe::new(&region, 1 << shift);
         for op in ops {

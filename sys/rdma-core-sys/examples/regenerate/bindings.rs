@@ -1,4 +1,4 @@
-//! Types and constants: what bindgen makes of the headers, divided into types and functions.
+//! Types and constants: bindgen's output for the headers, divided into types and functions.
 
 use bindgen::callbacks::{DeriveTrait, ImplementsTrait, ParseCallbacks};
 use bindgen::{Builder, EnumVariation, Formatter};
@@ -8,7 +8,7 @@ use syn::{Attribute, ForeignItemFn, Item};
 use crate::Error;
 use crate::headers::Roots;
 
-/// What the headers declare.
+/// The declarations of the headers.
 pub(crate) struct Parsed {
     /// Types and constants.
     pub(crate) types: syn::File,
@@ -42,7 +42,7 @@ const FROM_LIBC: [&str; 18] = [
     "off_t",
 ];
 
-/// Runs bindgen and sorts what it gives.
+/// Runs bindgen and sorts its output.
 pub(crate) fn parse(roots: &Roots) -> Result<Parsed, Error> {
     let mut builder = Builder::default()
         .header_contents("rdma-core.h", HEADERS)
@@ -89,8 +89,8 @@ pub(crate) fn parse(roots: &Roots) -> Result<Parsed, Error> {
     Ok(Parsed { types, functions })
 }
 
-/// `verbs_api.h` gives types and constants of the kernel's interface their names in verbs, by macros, which bindgen
-/// cannot read.
+/// Returns the aliases by which `verbs_api.h` renames types and constants of the kernel's interface. They are
+/// macros, which bindgen cannot read.
 fn aliases(text: &str) -> Vec<Item> {
     let defines = text.lines().filter_map(|line| line.strip_prefix("#define "));
     let pairs = defines.filter_map(|line| {
@@ -100,7 +100,7 @@ fn aliases(text: &str) -> Vec<Item> {
     });
     let pairs = pairs.filter(|(_, old)| old.starts_with("ib_uverbs_") || old.starts_with("IB_UVERBS_"));
     pairs
-        // A macro with a number behind it is one that bindgen has read.
+        // Bindgen has already read the macros with a number.
         .filter(|(_, old)| !old.starts_with("IB_UVERBS_ACCESS_OPTIONAL_") || old.ends_with("_RANGE"))
         .map(|(new, old)| {
             let (new, old) = (quote::format_ident!("{new}"), quote::format_ident!("{old}"));
@@ -113,12 +113,13 @@ fn mentions(text: &str, name: &str) -> bool {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == name)
 }
 
-/// The comments of the headers are plain text: what rustdoc would take for a link, a list or code is escaped.
+/// The comments of the headers are plain text: characters that rustdoc would read as a link, a list or code are
+/// escaped.
 #[derive(Debug)]
 struct Comments;
 
 impl ParseCallbacks for Comments {
-    /// What the crate `libc` has instead is plain data.
+    /// The types that come from the crate `libc` are plain data.
     fn blocklisted_type_implements_trait(&self, _: &str, derive: DeriveTrait) -> Option<ImplementsTrait> {
         matches!(derive, DeriveTrait::Copy | DeriveTrait::Debug).then_some(ImplementsTrait::Yes)
     }
@@ -130,7 +131,7 @@ impl ParseCallbacks for Comments {
             let mut before = ' ';
             for (at, c) in line.char_indices() {
                 let after = line[at + c.len_utf8()..].chars().next().unwrap_or(' ');
-                // Within a word an underscore is only that.
+                // An underscore within a word has no meaning in Markdown.
                 let is_mark = if c == '_' {
                     !(before.is_alphanumeric() && after.is_alphanumeric())
                 } else {
@@ -142,14 +143,14 @@ impl ParseCallbacks for Comments {
                 escaped.push(c);
                 before = c;
             }
-            // A dash or a number at the start would begin a list, and an empty line ends a paragraph.
+            // A dash or a number at the start would begin a list, and an empty line would end a paragraph.
             if escaped.starts_with(['-', '+', '=']) { format!(" \\{escaped}") } else { format!(" {escaped}") }
         });
         Some(lines.collect::<Vec<_>>().join("\n"))
     }
 }
 
-/// One attribute a line of documentation, which is printed as `///`.
+/// Makes each line of documentation one attribute, which is printed as `///`.
 struct Lines;
 
 impl VisitMut for Lines {

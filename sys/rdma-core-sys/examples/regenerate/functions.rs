@@ -33,7 +33,7 @@ const LIBRARIES: [Library; 2] = [
     },
 ];
 
-/// The text of `functions.rs`.
+/// Returns the text of `functions.rs`.
 pub(crate) fn render(parsed: &Parsed, roots: &Roots) -> Result<String, Error> {
     let mut file: syn::File = syn::parse_quote! {
         use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, timeval};
@@ -52,14 +52,15 @@ pub(crate) fn render(parsed: &Parsed, roots: &Roots) -> Result<String, Error> {
         bound += mine.len();
         file.items.extend(table(library, &mine));
     }
-    // `ibv_static_providers` is for programs that link providers statically; a shared library has it too.
+    // `ibv_static_providers` is for programs that link providers statically, but a shared library also exports
+    // it.
     if bound != parsed.functions.len() {
         return Err(format!("{} functions declared, {bound} exported", parsed.functions.len()).into());
     }
     Ok(prettyplease::unparse(&file))
 }
 
-/// The default version of every symbol that the library exports.
+/// Returns the default version of every symbol that the library exports.
 fn versions(library: &Library, roots: &Roots) -> Result<HashMap<String, String>, Error> {
     let path = roots.library(library.file)?;
     let output = Command::new("readelf").args(["-W", "--dyn-syms"]).arg(&path).output()?;

@@ -1,4 +1,5 @@
-//! The layout of every struct and union: names for the comparison with C, and what C says here.
+//! The layout of every struct and union: names for the comparison with C, and the C compiler's values at
+//! generation.
 
 use std::collections::HashMap;
 
@@ -18,13 +19,13 @@ struct Composite<'a> {
     fields: &'a FieldsNamed,
 }
 
-/// A field as C writes it, with the way to it through the types that bindgen made for unnamed ones.
+/// A field with its name in C, and its path through the types that bindgen made for unnamed members.
 struct Path {
     c: String,
     steps: Vec<(Ident, bool, Ident)>,
 }
 
-/// The text of `layout.rs`.
+/// Returns the text of `layout.rs`.
 pub(crate) fn render(types: &syn::File, roots: &Roots) -> Result<String, Error> {
     let composites = composites(types);
     let mut names: Vec<&Ident> = composites.keys().copied().collect();
@@ -69,7 +70,7 @@ fn composites(types: &syn::File) -> HashMap<&Ident, Composite<'_>> {
     found
 }
 
-/// Every field that C can name, those of unnamed members included.
+/// Collects every field that C can name, those of unnamed members included.
 fn walk(
     all: &HashMap<&Ident, Composite<'_>>,
     name: &Ident,

@@ -1,11 +1,12 @@
-//! Makes the generated files of this crate anew from the installed headers of rdma-core, or checks them.
+//! Regenerates the generated files of this crate from the installed headers of rdma-core, or checks them.
 //!
 //! ```sh
 //! cargo run -p rdma-core-sys --features bindgen --example regenerate   # write src/{bindings,functions,layout}.rs
 //! cargo run -p rdma-core-sys --features bindgen --example regenerate -- --check # compare, and fail where they differ
 //! ```
-//! It needs libclang, a C compiler, `readelf`, and the headers and libraries of libibverbs and librdmacm. What is not
-//! installed is downloaded with `apt-get download` and unpacked below the target directory, where that can be done.
+//! It needs libclang, a C compiler, `readelf`, and the headers and libraries of libibverbs and librdmacm.
+//! Missing packages are downloaded with `apt-get download` and unpacked below the target directory, if that is
+//! possible.
 
 mod bindings;
 mod functions;
@@ -65,7 +66,7 @@ fn run() -> Result<(), Error> {
     compare(&files)
 }
 
-/// The generated files with their contents.
+/// Returns the generated files with their contents.
 fn generate(roots: &Roots) -> Result<Vec<(PathBuf, String)>, Error> {
     let parsed = bindings::parse(roots)?;
     let version = format!(
@@ -97,14 +98,14 @@ fn compare(files: &[(PathBuf, String)]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Where packages are downloaded to: beside the directory that this program lies in.
+/// Returns the directory for downloaded packages: beside the directory of this program.
 fn scratch() -> Result<PathBuf, Error> {
     let program = std::env::current_exe()?;
     let target = program.ancestors().nth(2).ok_or("the program lies in no target directory")?;
     Ok(target.join("rdma-core"))
 }
 
-/// Tells that nothing could be compared, as tests do.
+/// Prints that nothing could be compared, as tests do.
 fn skip(reason: &str) -> Result<(), Error> {
     let line = format!("SKIPPED: bindings of rdma-core: {reason}\n");
     report(line.trim_end());

@@ -1,5 +1,5 @@
-//! The inline functions of `rdma/rdma_cma.h` and `rdma/rdma_verbs.h`. All but the addresses return zero, or minus one
-//! with the error in `errno`.
+//! The inline functions of `rdma/rdma_cma.h` and `rdma/rdma_verbs.h`. All but the two for addresses return
+//! zero, or minus one with the error in `errno`.
 
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
@@ -11,7 +11,7 @@ use super::{ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_post_srq_recv, ibv_re
 use crate::bindings::*;
 use crate::functions::Verbs;
 
-/// The address of this side.
+/// Returns the address of this side.
 ///
 /// # Safety
 /// `id` is in use.
@@ -21,7 +21,7 @@ pub unsafe fn rdma_get_local_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
     unsafe { (&raw mut (*id).route.addr.__bindgen_anon_1).cast() }
 }
 
-/// The address of the other side.
+/// Returns the address of the other side.
 ///
 /// # Safety
 /// `id` is in use.
@@ -31,7 +31,7 @@ pub unsafe fn rdma_get_peer_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
     unsafe { (&raw mut (*id).route.addr.__bindgen_anon_2).cast() }
 }
 
-/// Posts a receive into several places.
+/// Posts a receive into several buffers.
 ///
 /// # Safety
 /// `id` is in use and has a queue pair; the rest is as for [`ibv_post_recv`].
@@ -54,7 +54,7 @@ pub unsafe fn rdma_post_recvv(
     }
 }
 
-/// A work request with everything else zero.
+/// Returns a work request with all other fields zero.
 fn request(
     context: *mut c_void,
     sgl: *mut ibv_sge,
@@ -80,7 +80,7 @@ unsafe fn post(id: *mut rdma_cm_id, mut wr: ibv_send_wr) -> c_int {
     unsafe { or_errno(ibv_post_send((*id).qp, &raw mut wr, &raw mut bad)) }
 }
 
-/// Posts a send from several places.
+/// Posts a send from several buffers.
 ///
 /// # Safety
 /// `id` is in use and has a queue pair; the rest is as for [`ibv_post_send`].
@@ -95,7 +95,7 @@ pub unsafe fn rdma_post_sendv(
     unsafe { post(id, request(context, sgl, nsge, IBV_WR_SEND, flags)) }
 }
 
-/// Posts a read into several places.
+/// Posts a read into several buffers.
 ///
 /// # Safety
 /// `id` is in use and has a queue pair; the rest is as for [`ibv_post_send`].
@@ -113,7 +113,7 @@ pub unsafe fn rdma_post_readv(
     unsafe { post_rdma(id, wr, remote_addr, rkey) }
 }
 
-/// Posts a write from several places.
+/// Posts a write from several buffers.
 ///
 /// # Safety
 /// `id` is in use and has a queue pair; the rest is as for [`ibv_post_send`].
@@ -140,7 +140,7 @@ unsafe fn post_rdma(id: *mut rdma_cm_id, mut wr: ibv_send_wr, remote_addr: u64, 
     unsafe { post(id, wr) }
 }
 
-/// The scatter/gather element of one buffer. Without a memory region the payload must go inline.
+/// Returns the scatter/gather element of one buffer. Without a memory region the payload must be inline.
 ///
 /// # Safety
 /// `mr` is null or in use.
@@ -285,7 +285,7 @@ impl Verbs {
         or_errno(unsafe { (self.ibv_dereg_mr)(mr) })
     }
 
-    /// Waits for a completion of the send queue: one, or a negative number.
+    /// Waits for a completion of the send queue. Returns one, or a negative number.
     ///
     /// # Safety
     /// `id` is in use, was created for synchronous use, and `wc` may be written.
@@ -294,7 +294,7 @@ impl Verbs {
         unsafe { self.wait((*id).send_cq, (*id).send_cq_channel, wc) }
     }
 
-    /// Waits for a completion of the receive queue: one, or a negative number.
+    /// Waits for a completion of the receive queue. Returns one, or a negative number.
     ///
     /// # Safety
     /// `id` is in use, was created for synchronous use, and `wc` may be written.
@@ -315,7 +315,7 @@ impl Verbs {
                     if code != 0 {
                         return or_errno(code);
                     }
-                    // What came before the queue was armed makes no event.
+                    // Completions before the queue was armed cause no event.
                     count = ibv_poll_cq(cq, 1, wc);
                 }
                 if count != 0 {

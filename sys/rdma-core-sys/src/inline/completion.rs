@@ -6,23 +6,23 @@ use libc::EOPNOTSUPP;
 
 use crate::bindings::*;
 
-/// The same queue for the verbs that are not extended.
+/// Returns the same queue for the verbs that are not extended.
 #[must_use]
 pub const fn ibv_cq_ex_to_cq(cq: *mut ibv_cq_ex) -> *mut ibv_cq {
     cq.cast()
 }
 
-/// Takes the first completion: zero, `ENOENT` if there is none, or an error number.
+/// Reads the first completion. Returns zero, `ENOENT` if there is none, or an error number.
 ///
 /// # Safety
-/// `cq` is in use, no poll of it is under way, and `attr` may be read.
+/// `cq` is in use, no poll of it is in progress, and `attr` may be read.
 #[inline]
 pub unsafe fn ibv_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { (*cq).start_poll.map_or(EOPNOTSUPP, |operation| operation(cq, attr)) }
 }
 
-/// Takes the next completion: zero, `ENOENT` if there is none, or an error number.
+/// Reads the next completion. Returns zero, `ENOENT` if there is none, or an error number.
 ///
 /// # Safety
 /// `cq` is in use, and [`ibv_start_poll`] has returned zero.
@@ -46,14 +46,14 @@ pub unsafe fn ibv_end_poll(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// Functions that read a value of the current completion. A queue has those that were asked for when it was created;
-/// without one the value is zero.
+/// Functions that read a value of the current completion. A queue supports those requested at its creation; the
+/// others return zero.
 macro_rules! readers {
     ($($(#[$attribute:meta])* fn $name:ident = $operation:ident -> $type:ty;)*) => {$(
         $(#[$attribute])*
         ///
         /// # Safety
-        /// `cq` is in use, a poll of it is under way, and has found a completion.
+        /// `cq` is in use, a poll of it is in progress, and has found a completion.
         #[inline]
         pub unsafe fn $name(cq: *mut ibv_cq_ex) -> $type {
             // SAFETY: the caller's promise.
@@ -63,42 +63,42 @@ macro_rules! readers {
 }
 
 readers! {
-    /// What has completed.
+    /// Returns the opcode of the completed request.
     fn ibv_wc_read_opcode = read_opcode -> ibv_wc_opcode;
-    /// The vendor's error code.
+    /// Returns the vendor's error code.
     fn ibv_wc_read_vendor_err = read_vendor_err -> u32;
-    /// Bytes received.
+    /// Returns the number of bytes received.
     fn ibv_wc_read_byte_len = read_byte_len -> u32;
-    /// The immediate, big-endian.
+    /// Returns the immediate, big-endian.
     fn ibv_wc_read_imm_data = read_imm_data -> __be32;
-    /// The key that was invalidated.
+    /// Returns the key that was invalidated.
     fn ibv_wc_read_invalidated_rkey = read_imm_data -> u32;
-    /// The queue pair of this side.
+    /// Returns the queue pair of this side.
     fn ibv_wc_read_qp_num = read_qp_num -> u32;
-    /// The queue pair of the other side, of datagrams.
+    /// Returns the queue pair of the other side, for datagrams.
     fn ibv_wc_read_src_qp = read_src_qp -> u32;
-    /// Flags.
+    /// Returns the flags.
     fn ibv_wc_read_wc_flags = read_wc_flags -> c_uint;
-    /// The LID of the other side, of datagrams.
+    /// Returns the LID of the other side, for datagrams.
     fn ibv_wc_read_slid = read_slid -> u32;
-    /// The service level.
+    /// Returns the service level.
     fn ibv_wc_read_sl = read_sl -> u8;
-    /// The low bits of the LID of this side.
+    /// Returns the low bits of the LID of this side.
     fn ibv_wc_read_dlid_path_bits = read_dlid_path_bits -> u8;
-    /// When it completed, on the device's clock.
+    /// Returns the time of the completion, on the device's clock.
     fn ibv_wc_read_completion_ts = read_completion_ts -> u64;
-    /// When it completed, in nanoseconds of wall-clock time.
+    /// Returns the time of the completion, in nanoseconds of wall-clock time.
     fn ibv_wc_read_completion_wallclock_ns = read_completion_wallclock_ns -> u64;
-    /// The VLAN.
+    /// Returns the VLAN.
     fn ibv_wc_read_cvlan = read_cvlan -> u16;
-    /// The flow's tag.
+    /// Returns the flow's tag.
     fn ibv_wc_read_flow_tag = read_flow_tag -> u32;
 }
 
-/// Reads the tag matching header of the current completion; without one `tm_info` stays as it is.
+/// Reads the tag matching header of the current completion. If there is none, `tm_info` is unchanged.
 ///
 /// # Safety
-/// As for the other readers; `tm_info` may be written.
+/// Those of the other readers; `tm_info` may be written.
 #[inline]
 pub unsafe fn ibv_wc_read_tm_info(cq: *mut ibv_cq_ex, tm_info: *mut ibv_wc_tm_info) {
     // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! Verbs that go through the operations table of the context, and the extended table before it.
+//! Verbs by the operations table of the context, and by the extended table before it.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::offset_of;
@@ -10,19 +10,19 @@ use super::set_errno;
 use crate::bindings::*;
 use crate::functions::Verbs;
 
-/// What `ibv_context::abi_compat` holds when a `verbs_context` surrounds the context.
+/// The value of `ibv_context::abi_compat` if a `verbs_context` surrounds the context.
 const EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 
-/// In `ibv_parent_domain_init_attr`: what an allocator returns to leave the allocation to the provider.
+/// In `ibv_parent_domain_init_attr`: the value by which an allocator leaves the allocation to the provider.
 pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 
-/// The extended context that surrounds a context, or null if its provider is of the time before there was one.
+/// Returns the extended context that surrounds a context, or null if its provider predates extended contexts.
 ///
 /// # Safety
 /// `context` is open.
 #[must_use]
 pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
-    // SAFETY: the context is open, and if it says so it lies within a `verbs_context`.
+    // SAFETY: the context is open. If its `abi_compat` has that value, it lies within a `verbs_context`.
     unsafe {
         if (*context).abi_compat != EXTENDED {
             return ptr::null_mut();
@@ -31,12 +31,12 @@ pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
     }
 }
 
-/// The extended context if it reaches down to the operation at `offset`: the structure grows at its front.
+/// Returns the extended context if it includes the operation at `offset`: the structure grows at its front.
 ///
 /// # Safety
 /// `context` is open.
 unsafe fn reaching(context: *mut ibv_context, offset: usize) -> *mut verbs_context {
-    // SAFETY: the caller's promise; `sz` is at the end of the structure, which is always there.
+    // SAFETY: the caller's promise; `sz` is at the end of the structure, which always exists.
     unsafe {
         let extended = verbs_get_ctx(context);
         if extended.is_null() || (*extended).sz < size_of::<verbs_context>() - offset {
@@ -46,7 +46,7 @@ unsafe fn reaching(context: *mut ibv_context, offset: usize) -> *mut verbs_conte
     }
 }
 
-/// What a function returns when a device has no such operation.
+/// The value that a function returns if a device has no such operation.
 trait Unsupported {
     fn unsupported() -> Self;
 }
@@ -64,7 +64,7 @@ impl<T> Unsupported for *mut T {
     }
 }
 
-/// The operation of an extended context, or `None` where the provider has none.
+/// Returns the operation of an extended context, or `None` if the provider has none.
 macro_rules! operation {
     ($context:expr, $operation:ident) => {{
         let extended = reaching($context, offset_of!(verbs_context, $operation));
@@ -72,7 +72,7 @@ macro_rules! operation {
     }};
 }
 
-/// Functions that do nothing but call an operation of the extended context.
+/// Functions that only call an operation of the extended context.
 macro_rules! extended {
     ($(
         $(#[$attribute:meta])*
@@ -81,10 +81,10 @@ macro_rules! extended {
         $(#[$attribute])*
         ///
         /// # Safety
-        /// As for the function of this name in `infiniband/verbs.h`: every pointer is one that libibverbs returned and
-        /// that was not released since, or points to a structure that may be read and written.
+        /// As for the function of this name in `infiniband/verbs.h`: every pointer was returned by libibverbs
+        /// and has not been released since, or points to a structure that may be read and written.
         pub unsafe fn $name($($argument: $type),*) -> $result {
-            // SAFETY: the caller's promise; the operation is looked up in the context that the object belongs to.
+            // SAFETY: the caller's promise; the operation is looked up in the context of the object.
             unsafe {
                 match operation!($context, $operation) {
                     Some(operation) => operation($($argument),*),
@@ -129,7 +129,7 @@ extended! {
         -> *mut ibv_cq_ex = context, create_cq_ex;
     /// Changes a completion queue's moderation.
     fn ibv_modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int = (*cq).context, modify_cq;
-    /// The number of a shared receive queue.
+    /// Reads the number of a shared receive queue.
     fn ibv_get_srq_num(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int = (*srq).context, get_srq_num;
     /// Allocates a thread domain.
     fn ibv_alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td = context, alloc_td;
@@ -195,7 +195,7 @@ pub unsafe fn ibv_post_srq_ops(
 /// # Safety
 /// `context` is open, and `attr` may be read and written.
 pub unsafe fn ibv_create_wq(context: *mut ibv_context, attr: *mut ibv_wq_init_attr) -> *mut ibv_wq {
-    // SAFETY: the caller's promise; the new queue is not known to anybody else yet.
+    // SAFETY: the caller's promise; only this function has the new queue so far.
     unsafe {
         let Some(operation) = operation!(context, create_wq) else { return Unsupported::unsupported() };
         let wq = operation(context, attr);
@@ -232,7 +232,7 @@ pub unsafe fn ibv_dealloc_mw(mw: *mut ibv_mw) -> c_int {
     unsafe { (*(*mw).context).ops.dealloc_mw.map_or(EOPNOTSUPP, |operation| operation(mw)) }
 }
 
-/// The key that a memory window of type 2 gets at its next binding.
+/// Returns the key that a memory window of type 2 gets at its next binding.
 #[must_use]
 pub const fn ibv_inc_rkey(rkey: u32) -> u32 {
     (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
@@ -286,13 +286,13 @@ pub unsafe fn ibv_memcpy_from_dm(
     }
 }
 
-/// Whether a capability mask has the bit of a queue pair type.
+/// Returns whether a capability mask has the bit of a queue pair type.
 #[must_use]
 pub const fn ibv_is_qpt_supported(caps: u32, qpt: ibv_qp_type) -> bool {
     qpt < u32::BITS && caps & (1 << qpt) != 0
 }
 
-/// The UDP source port that `RoCE` v2 derives from a flow label.
+/// Returns the UDP source port that `RoCE` v2 derives from a flow label.
 #[must_use]
 pub const fn ibv_flow_label_to_udp_sport(label: u32) -> u16 {
     let low = (label & 0x0_3fff) ^ ((label & 0xf_c000) >> 14);
@@ -300,7 +300,7 @@ pub const fn ibv_flow_label_to_udp_sport(label: u32) -> u16 {
 }
 
 impl Verbs {
-    /// A port's attributes, all of them that the library knows; those that it does not are zero.
+    /// Reads a port's attributes, all that the library supports; the others are zero.
     ///
     /// # Safety
     /// `context` is open, and `attr` may be written.
@@ -322,7 +322,8 @@ impl Verbs {
         }
     }
 
-    /// A device's attributes, the extended ones included; those that the device does not know are zero.
+    /// Reads a device's attributes, the extended ones included; those that the device does not support are
+    /// zero.
     ///
     /// # Safety
     /// `context` is open, `input` is null or may be read, and `attr` may be written.
@@ -393,7 +394,7 @@ impl Verbs {
         }
     }
 
-    /// Registers memory. Flags that a device may ignore need a library that knows them.
+    /// Registers memory. Flags that a device may ignore need a library that supports them.
     ///
     /// # Safety
     /// `pd` is in use. The memory stays mapped until it is deregistered.
@@ -435,7 +436,7 @@ impl Verbs {
         }
     }
 
-    /// An entry of a port's GID table, with its type and network interface.
+    /// Reads an entry of a port's GID table, with its type and network interface.
     ///
     /// # Safety
     /// `context` is open, and `entry` may be written.
@@ -453,7 +454,7 @@ impl Verbs {
         })
     }
 
-    /// The GID tables of all ports: the number of valid entries, or a negative error number.
+    /// Reads the GID tables of all ports. Returns the number of valid entries, or a negative error number.
     ///
     /// # Safety
     /// `context` is open, and `entries` may be written for `max` entries.

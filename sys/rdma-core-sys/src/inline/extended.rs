@@ -1,5 +1,5 @@
-//! Work requests by the extended interface: between [`ibv_wr_start`] and [`ibv_wr_complete`] or [`ibv_wr_abort`], one
-//! call for each request and one for its buffers.
+//! Work requests by the extended interface: between [`ibv_wr_start`] and [`ibv_wr_complete`] or
+//! [`ibv_wr_abort`], the program makes one call for each request and one for its buffers.
 
 use core::ffi::{c_int, c_void};
 
@@ -7,14 +7,15 @@ use libc::EOPNOTSUPP;
 
 use crate::bindings::*;
 
-/// Functions that call an operation of an extended queue pair, which has those that were asked for when it was created.
+/// Functions that call an operation of an extended queue pair. A queue pair supports the operations requested
+/// at its creation.
 macro_rules! operations {
     ($($(#[$attribute:meta])* fn $name:ident = $operation:ident($($argument:ident: $type:ty),*);)*) => {$(
         $(#[$attribute])*
         ///
         /// # Safety
-        /// `qp` is in use and was created with this operation among its `send_ops_flags`; a batch has been started by
-        /// this thread. Pointers are those that libibverbs returned, or may be read as the operation says.
+        /// `qp` is in use and was created with this operation among its `send_ops_flags`. This thread has
+        /// started a batch. Pointers were returned by libibverbs, or may be read as the operation says.
         #[inline]
         pub unsafe fn $name(qp: *mut ibv_qp_ex, $($argument: $type),*) {
             // SAFETY: the caller's promise.
@@ -30,13 +31,13 @@ macro_rules! operations {
 operations! {
     /// Begins a batch.
     fn ibv_wr_start = wr_start();
-    /// Forgets a batch.
+    /// Discards a batch.
     fn ibv_wr_abort = wr_abort();
     /// Compares and swaps 8 bytes of remote memory.
     fn ibv_wr_atomic_cmp_swp = wr_atomic_cmp_swp(rkey: u32, remote_addr: u64, compare: u64, swap: u64);
     /// Adds to 8 bytes of remote memory.
     fn ibv_wr_atomic_fetch_add = wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64);
-    /// Writes 8 bytes of remote memory at once.
+    /// Writes 8 bytes of remote memory atomically.
     fn ibv_wr_atomic_write = wr_atomic_write(rkey: u32, remote_addr: u64, atomic_wr: *const c_void);
     /// Binds a memory window of type 2.
     fn ibv_wr_bind_mw = wr_bind_mw(mw: *mut ibv_mw, rkey: u32, bind_info: *const ibv_mw_bind_info);
@@ -56,24 +57,24 @@ operations! {
     fn ibv_wr_send_inv = wr_send_inv(invalidate_rkey: u32);
     /// Sends in TCP segments.
     fn ibv_wr_send_tso = wr_send_tso(hdr: *mut c_void, hdr_sz: u16, mss: u16);
-    /// The destination of a datagram.
+    /// Sets the destination of a datagram.
     fn ibv_wr_set_ud_addr = wr_set_ud_addr(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32);
-    /// The shared receive queue of an XRC request.
+    /// Sets the shared receive queue of an XRC request.
     fn ibv_wr_set_xrc_srqn = wr_set_xrc_srqn(remote_srqn: u32);
-    /// The payload, which is copied at once.
+    /// Sets the payload, which is copied at once.
     fn ibv_wr_set_inline_data = wr_set_inline_data(addr: *mut c_void, length: usize);
-    /// The payload in several places, which is copied at once.
+    /// Sets the payload from several buffers, which are copied at once.
     fn ibv_wr_set_inline_data_list = wr_set_inline_data_list(num_buf: usize, buf_list: *const ibv_data_buf);
-    /// The buffer.
+    /// Sets the buffer.
     fn ibv_wr_set_sge = wr_set_sge(lkey: u32, addr: u64, length: u32);
-    /// The buffers.
+    /// Sets the buffers.
     fn ibv_wr_set_sge_list = wr_set_sge_list(num_sge: usize, sg_list: *const ibv_sge);
 }
 
-/// Posts a batch: zero, or an error number; then none of it was posted.
+/// Posts a batch. Returns zero, or an error number; no request was then posted.
 ///
 /// # Safety
-/// `qp` is in use, and this thread has started a batch, whose buffers are as for
+/// `qp` is in use, and this thread has started a batch. The batch's buffers are as for
 /// [`ibv_post_send`](super::ibv_post_send).
 #[inline]
 pub unsafe fn ibv_wr_complete(qp: *mut ibv_qp_ex) -> c_int {

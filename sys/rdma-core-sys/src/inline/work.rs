@@ -6,8 +6,8 @@ use libc::EOPNOTSUPP;
 
 use crate::bindings::*;
 
-/// Posts a list of work requests to a send queue. Zero, or an error number, which some providers return negative; then
-/// `bad_wr` is the first one that was not posted.
+/// Posts a list of work requests to a send queue. Returns zero, or an error number, which some providers return
+/// negative; `bad_wr` is then the first request that was not posted.
 ///
 /// # Safety
 /// `qp` is in use. The list and its scatter/gather elements may be read; `bad_wr` may be written. The buffers stay
@@ -27,7 +27,7 @@ pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut 
 ///
 /// # Safety
 /// `qp` is in use. The list and its scatter/gather elements may be read; `bad_wr` may be written. The buffers stay
-/// registered, and are not looked at, until the completion.
+/// registered, and are not accessed, until the completion.
 #[inline]
 pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: the caller's promise.
@@ -77,7 +77,7 @@ pub unsafe fn ibv_post_wq_recv(
     }
 }
 
-/// Takes up to `num_entries` completions: their number, or a negative number if the queue is broken.
+/// Polls up to `num_entries` completions. Returns their number, or a negative number if the queue has failed.
 ///
 /// # Safety
 /// `cq` is in use, and `wc` may be written for `num_entries` completions.
@@ -92,7 +92,7 @@ pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) 
     }
 }
 
-/// Asks for an event in the queue's completion channel with the next completion that is added.
+/// Requests an event in the queue's completion channel for the next completion.
 ///
 /// # Safety
 /// `cq` is in use.

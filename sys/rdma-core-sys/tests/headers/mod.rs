@@ -1,15 +1,15 @@
-//! Finds the headers and libraries of rdma-core: installed, or downloaded and unpacked without being installed.
+//! The headers and libraries of rdma-core: installed, or downloaded and unpacked without being installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The packages that bring the headers, and the libraries whose symbols have versions.
+/// The packages with the headers, and with the libraries whose symbols have versions.
 const PACKAGES: [&str; 4] = ["libibverbs-dev", "librdmacm-dev", "libibverbs1", "librdmacm1"];
-/// Where libraries may lie below a root.
+/// The directories below a root that may hold libraries.
 const LIBRARIES: [&str; 4] =
     ["usr/lib", "usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"];
 
-/// A tree that holds the headers, like `/`.
+/// A tree that contains the headers, like `/`.
 pub(crate) struct Roots {
     root: PathBuf,
     scratch: PathBuf,
@@ -17,7 +17,7 @@ pub(crate) struct Roots {
 
 #[allow(dead_code, reason = "each program that includes this module uses a part of it")]
 impl Roots {
-    /// The system itself, or packages downloaded to `scratch`; with `libclang`, that as well.
+    /// Finds the system itself, or packages downloaded to `scratch`; with `libclang`, that as well.
     pub(crate) fn find(scratch: &Path, libclang: bool) -> Result<Self, String> {
         std::fs::create_dir_all(scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
         let system = Self { root: "/".into(), scratch: scratch.into() };
@@ -39,7 +39,7 @@ impl Roots {
         if is_complete(&here) { Ok(here) } else { Err("the packages lack headers".into()) }
     }
 
-    /// What a C compiler needs to know.
+    /// Returns the include arguments for a C compiler.
     pub(crate) fn include_arguments(&self) -> Vec<String> {
         if self.root == Path::new("/") {
             return Vec::new();
@@ -47,17 +47,17 @@ impl Roots {
         vec!["-I".into(), self.root.join("usr/include").display().to_string()]
     }
 
-    /// The path of a header.
+    /// Returns the path of a header.
     pub(crate) fn header(&self, name: &str) -> PathBuf {
         self.root.join("usr/include").join(name)
     }
 
-    /// Where intermediate files go.
+    /// Returns the directory for intermediate files.
     pub(crate) fn scratch(&self) -> PathBuf {
         self.scratch.clone()
     }
 
-    /// The path of a library.
+    /// Returns the path of a library.
     pub(crate) fn library(&self, file: &str) -> Result<PathBuf, String> {
         let mut places = LIBRARIES.iter().map(|place| self.root.join(place).join(file));
         places
@@ -65,7 +65,7 @@ impl Roots {
             .ok_or_else(|| format!("{file} is nowhere below {}", self.root.display()))
     }
 
-    /// The version of rdma-core, as libibverbs's pkg-config file has it: `44.0` of `1.14.44.0`.
+    /// Returns the version of rdma-core from libibverbs's pkg-config file: `44.0` of `1.14.44.0`.
     pub(crate) fn version(&self) -> Result<String, String> {
         let file = self.library("pkgconfig/libibverbs.pc")?;
         let text = std::fs::read_to_string(&file).map_err(|error| error.to_string())?;
@@ -75,13 +75,13 @@ impl Roots {
     }
 }
 
-/// The version that the committed bindings are made from.
+/// Returns the version from which the committed bindings are made.
 #[allow(dead_code, reason = "each program that includes this module uses a part of it")]
 pub(crate) fn committed_version() -> &'static str {
     rdma_core_sys::RDMA_CORE_VERSION
 }
 
-/// Makes sure that bindgen finds libclang: through `LIBCLANG_PATH`, in the system, or downloaded.
+/// Lets bindgen find libclang: by `LIBCLANG_PATH`, in the system, or downloaded.
 fn find_libclang(root: &Path, scratch: &Path) -> Result<(), String> {
     if std::env::var_os("LIBCLANG_PATH").is_some() {
         return Ok(());
@@ -120,19 +120,20 @@ fn find_libclang(root: &Path, scratch: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Opens a downloaded libLLVM, so that libclang, which depends on it, finds it loaded.
+/// Opens a downloaded libLLVM, so that it is already loaded for libclang, which depends on it.
 fn preload(root: &Path) {
     for entry in std::fs::read_dir(root.join(LIBRARIES[2])).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with("libLLVM") {
             let path = std::ffi::CString::new(entry.path().into_os_string().into_encoded_bytes());
             let Ok(path) = path else { continue };
-            // SAFETY: the path is a C string, and libLLVM may be loaded at any time. If it is not, libclang says so.
+            // SAFETY: the path is a C string, and libLLVM may be loaded at any time. If loading fails, libclang
+            // reports it.
             unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         }
     }
 }
 
-/// The package that `package` depends on and whose name begins with `prefix`.
+/// Returns the package on which `package` depends and whose name begins with `prefix`.
 fn dependency(package: &str, prefix: &str) -> Result<String, String> {
     let text = output(Command::new("apt-cache").args(["depends", package]))?;
     let mut names = text.split_whitespace().filter(|word| word.starts_with(prefix));

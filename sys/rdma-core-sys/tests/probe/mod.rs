@@ -1,22 +1,22 @@
-//! Asks the C compiler for the layout of types: writes a program that prints it, and runs that.
+//! Queries the C compiler for the layout of types: writes a program that prints it, and runs the program.
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// What C says of one type.
+/// The C compiler's layout of one type.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// `sizeof`.
     pub(crate) size: usize,
     /// `_Alignof`.
     pub(crate) align: usize,
-    /// `offsetof` of each field that was asked for, in that order.
+    /// `offsetof` of each requested field, in the order of the request.
     pub(crate) offsets: Vec<usize>,
 }
 
-/// Asks for types and their fields, all as C writes them. `arguments` are for the compiler; the program is built
-/// in `scratch`.
+/// Returns the layout of types and their fields, all by their names in C. `arguments` are for the compiler; the
+/// program is built in `scratch`.
 pub(crate) fn ask_c(
     types: &[(String, Vec<String>)],
     arguments: &[String],

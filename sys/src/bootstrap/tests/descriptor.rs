@@ -9,10 +9,10 @@ fn a_descriptor_that_is_no_socket_is_refused() {
     assert!(error.to_string().contains("is not a socket"), "{error}");
 }
 
-/// A number that was a launcher's socket, was closed, and now is something else, is judged by what it is.
+/// A number that was a launcher's socket, was closed, and was reused, is judged by its present file.
 #[test]
-fn a_number_that_was_taken_once_does_not_hide_what_it_is_now() {
-    // Out of the way of other tests, which open and close descriptors all the time.
+fn a_reused_descriptor_number_is_checked_again() {
+    // A high number, away from other tests, which open and close descriptors concurrently.
     let high = |file: std::os::fd::RawFd| {
         // SAFETY: takes numbers and touches no memory of this process.
         let fd = unsafe { libc::fcntl(file, libc::F_DUPFD_CLOEXEC, 700) };
@@ -23,7 +23,7 @@ fn a_number_that_was_taken_once_does_not_hide_what_it_is_now() {
     let fd = high(theirs.as_raw_fd());
     drop(pmi::open_inherited(fd).unwrap());
     assert!(matches!(pmi::open_inherited(fd), Err(BootstrapError::AlreadyOpened { .. })), "it is open");
-    // SAFETY: this test made it, and nothing else has it.
+    // SAFETY: this test made it, and only this test has it.
     drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) });
     let closed = pmi::open_inherited(fd).unwrap_err();
     assert!(closed.to_string().contains("is not open"), "{closed}");
@@ -31,7 +31,7 @@ fn a_number_that_was_taken_once_does_not_hide_what_it_is_now() {
     assert_eq!(high(file.as_raw_fd()), fd);
     let error = pmi::open_inherited(fd).unwrap_err();
     assert!(error.to_string().contains("is not a socket"), "{error}");
-    // SAFETY: this test made it, and nobody else has it.
+    // SAFETY: this test made it, and only this test has it.
     let owned: OwnedFd = unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) };
     drop((ours, owned));
 }
@@ -45,7 +45,7 @@ fn a_descriptor_has_one_owner() {
     drop((ours, owned));
 }
 
-/// PMI_FD may name a descriptor of other code in this process, which goes on using it.
+/// PMI_FD may name a descriptor of other code in this process, which continues to use it.
 #[test]
 fn the_descriptor_that_the_environment_names_is_never_closed() {
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
@@ -54,7 +54,7 @@ fn the_descriptor_that_the_environment_names_is_never_closed() {
     let mut bytes = [0; 10];
     theirs.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"still here");
-    // One that is no launcher does not lose its connection either.
+    // A socket that is no launcher's does not lose its connection either.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let named = theirs.try_clone().unwrap();
     theirs.write_all(b"HTTP/1.1 400 Bad Request\n").unwrap();
@@ -75,7 +75,8 @@ fn only_a_connected_stream_is_taken_for_a_launcher() {
     assert!(error.contains("is not a connected socket"), "{error}");
 }
 
-/// The descriptor that PMI_FD names stays open, so the end has to be told by the connection.
+/// The descriptor that PMI_FD names stays open, so the launcher must detect the end by the shutdown of the
+/// connection.
 #[test]
 fn a_client_that_is_dropped_ends_its_connection_for_every_descriptor() {
     let mut world = BootstrapWorld::new(1);

@@ -1,4 +1,4 @@
-//! Who calls at start and says nothing, or says it in a way that holds others up.
+//! Connections at start that send nothing, or send packets that delay the receiver.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -32,7 +32,7 @@ fn call(name: &str) -> HandoffConnection {
     HandoffConnection::connect(name, Instant::now() + LIMIT).unwrap()
 }
 
-/// Accepts and hears until somebody has said who it is, which is rank 1; the rounds that it took.
+/// Accepts and reads until one handshake has arrived, which is rank 1's; returns the number of rounds.
 fn hear(arrivals: &mut Arrivals, listener: &HandoffListener) -> usize {
     let deadline = Instant::now() + LIMIT;
     for round in 1.. {
@@ -55,7 +55,7 @@ fn silent_connections_do_not_delay_the_one_that_speaks() {
     let silent: Vec<_> = (0..SPARE / 2).map(|_| call(&name)).collect();
     let one = call(&name);
     one.send(&handshake(), &[], Instant::now()).unwrap();
-    // No time has to pass for that.
+    // The limit is reached without any passage of time.
     let mut arrivals = Arrivals::new(RANKS);
     arrivals.accept(&listener, |_| true);
     assert!(arrivals.hear().is_some());
@@ -86,12 +86,12 @@ fn a_process_that_is_not_awaited_is_refused_before_it_is_heard() {
     assert!(arrivals.hear().is_none() && arrivals.silent.is_empty());
     let mut words = [0; 256];
     let (len, _) = foreign.recv(&mut words, 0, Instant::now() + LIMIT).unwrap();
-    assert!(String::from_utf8_lossy(&words[..len]).contains("no such rank is awaited here"));
+    assert!(String::from_utf8_lossy(&words[..len]).contains("this rank is not awaited here"));
     assert!(foreign.has_disconnected());
 }
 
-/// Their closes would block for minutes: those that are received, those that nobody receives, and those of connections
-/// that nobody has accepted.
+/// Their closes would block for minutes. The test covers descriptors that are received, those that are not, and
+/// those of connections that are not accepted.
 #[test]
 fn descriptors_whose_close_blocks_do_not_delay_anything() {
     const SECONDS: i32 = 600;
@@ -111,12 +111,12 @@ fn descriptors_whose_close_blocks_do_not_delay_anything() {
     let (one, two, three, four) = (bad(), bad(), bad(), bad());
     let callers =
         [hand_over(b"garbage", &[one.as_fd()]), hand_over(&handshake(), &[two.as_fd(), two.as_fd()])];
-    // Behind a packet that is understood.
+    // After a valid packet.
     callers[1].send(b"more", &[three.as_fd()], Instant::now()).unwrap();
     drop((one, two, three));
     let mut arrivals = Arrivals::new(RANKS);
     hear(&mut arrivals, &listener);
-    // Nobody accepts this one.
+    // This connection is not accepted.
     let last = hand_over(b"garbage", &[four.as_fd()]);
     drop(four);
     drop((arrivals, listener));

@@ -1,4 +1,4 @@
-//! A peer that says anything, and writes anything into the rings.
+//! A peer that sends arbitrary packets, and writes arbitrary bytes into the rings.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use nemesia_core::wire::placement::{Frame, HANDSHAKE_BYTES, Handshake, Placement
 use super::*;
 
 const BYTES: usize = 64 << 10;
-/// Until a peer's hang-up is noticed.
+/// The time until a peer's disconnection is detected.
 const LATER: Duration = Duration::from_secs(3600);
 
-/// splitmix64.
+/// The generator splitmix64.
 struct PipeRandom(u64);
 
 impl PipeRandom {
@@ -27,7 +27,8 @@ impl PipeRandom {
     }
 }
 
-/// A port with memory that everybody may use, and with some that nobody was told of. Dropped before the memory.
+/// A port with memory that every peer may access, and with memory whose key it sent to no peer. Dropped before
+/// the memory.
 struct Victim {
     port: ShmMemoryPort,
     now: Duration,
@@ -40,7 +41,7 @@ impl Victim {
     fn new() -> Self {
         let mut port = listen(Copying::Kernel, &Options::default()).unwrap();
         let bytes = Box::into_raw(vec![0x44_u8; 2 * BYTES].into_boxed_slice());
-        // SAFETY: freed after the port; used by raw pointers only.
+        // SAFETY: freed after the port; accessed by raw pointers only.
         let open = unsafe { LentMemory::from_raw(bytes.cast(), BYTES) };
         let region = port.register(open, Rights::ALL).unwrap();
         let key = port.key(region).unwrap();
@@ -64,7 +65,7 @@ impl Victim {
 
     fn secret_is_untouched(&self) -> bool {
         (BYTES..2 * BYTES).all(|at| {
-            // SAFETY: in the memory.
+            // SAFETY: inside the memory.
             unsafe { self.bytes.cast::<u8>().add(at).read_volatile() == 0x44 }
         })
     }
@@ -76,11 +77,11 @@ fn offer() -> Offer {
 
 fn write(pipe: &mut Pipe, bytes: &[u8]) {
     let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: the bytes outlive the call. Whether they are taken is of no interest.
+    // SAFETY: the bytes outlive the call. The test does not depend on whether they are accepted.
     let _ = unsafe { pipe.write(&[part]) };
 }
 
-/// A stream to the victim, whose handshake it has accepted.
+/// Returns a stream to the victim, which has accepted its handshake.
 fn enemy(victim: &mut Victim, pipes: &mut Pipes) -> (Pipe, Link) {
     let address = victim.port.address().unwrap();
     let (name, token) = Pipes::parse(&address).unwrap();
@@ -107,7 +108,7 @@ fn frame(random: &mut PipeRandom, key: MemoryKey) -> Frame {
     let at =
         RemoteRange { address: key.address.wrapping_add(number()), key: key.key ^ (number() == 7) as u64 };
     let (len, value, count) = (number().min(1 << 20) as u32, number(), number());
-    // Memory of this process that can be read, which stands for that of the enemy.
+    // Readable memory of this process, which stands for that of the enemy.
     let source = if value == 1 { key.address } else { value };
     match random.below(10) {
         0..=2 => Frame::WriteFrom { len, to: at, immediate: (count == 1).then_some(1), source },
@@ -120,7 +121,7 @@ fn frame(random: &mut PipeRandom, key: MemoryKey) -> Frame {
     }
 }
 
-/// An honest port that has a connection to the victim, and can still write on it.
+/// Returns an honest port with a connection to the victim, over which it can still write.
 fn honest(victim: &mut Victim) -> (ShmMemoryPort, Link) {
     let mut port = listen(Copying::Kernel, &Options::default()).unwrap();
     let connection = port.connect(&victim.port.address().unwrap(), &offer()).unwrap();
@@ -144,7 +145,7 @@ fn still_works(victim: &mut Victim, (port, connection): &mut (ShmMemoryPort, Lin
 }
 
 #[test]
-fn a_peer_that_says_anything_fails_only_itself() {
+fn a_peer_that_sends_arbitrary_bytes_fails_only_itself() {
     let (mut victim, mut random) = (Victim::new(), PipeRandom(std::process::id().into()));
     let stamp = Box::new(99);
     let mut pipes = Pipes { listener: HandoffListener::bind().unwrap(), stamp, copying: Copying::Kernel };
@@ -161,11 +162,11 @@ fn a_peer_that_says_anything_fails_only_itself() {
             (0..3).for_each(|_| victim.turn());
         }
         if round % 4 == 0 {
-            // Positions that are impossible.
+            // Invalid positions.
             let base = pipe.ends.as_ref().unwrap().segment.as_ptr();
             for word in 0..4 {
                 let value = [0, 1, u64::MAX, 1 << 40, random.below(1 << 20)][random.below(5) as usize];
-                // SAFETY: the positions of a segment that is mapped.
+                // SAFETY: the positions are in a mapped segment.
                 unsafe { base.add(word * LINE).cast::<u64>().write_volatile(value) };
             }
             let _ = pipe.ring(DOORBELL);
@@ -209,25 +210,25 @@ fn a_first_packet_of_another_kind_ends_the_stream() {
     still_works(&mut victim, &mut friend);
 }
 
-/// A peer that does nothing any more does not keep memory for ever, and when it wakes up it does not take for the old
-/// bytes what is there by then.
+/// A peer that has stopped does not keep memory for ever. When it runs again, it does not mistake the new bytes
+/// of that memory for the old ones.
 #[test]
 fn a_peer_that_is_stuck_loses_its_connection_when_memory_is_taken_back() {
     let mut victim = Victim::new();
     let (mut stuck, connection) = honest(&mut victim);
     let mut friend = honest(&mut victim);
     let mut room = [Completion::EMPTY; 4];
-    // Each finds that it can read the other's memory, and says so.
+    // Each detects that it can read the other's memory, and reports so.
     for _ in 0..20 {
         victim.turn();
         assert_eq!(stuck.poll(&mut room), 0);
     }
     let into = Box::into_raw(vec![0_u8; BYTES].into_boxed_slice());
-    // SAFETY: never freed; used by raw pointers only.
+    // SAFETY: never freed; accessed by raw pointers only.
     let region = stuck.register(unsafe { LentMemory::from_raw(into.cast(), BYTES) }, Rights::LOCAL).unwrap();
     let part = [nemesia_core::port::memory::Slice { region, offset: 0, len: BYTES as u32 }];
     stuck.read(Work::new(connection, 7), &part, victim.open.1.at(0)).unwrap();
-    // It leaves, and is not looked after again until the memory is somebody else's.
+    // It leaves, and is not polled again until the memory has another owner.
     assert_eq!(stuck.poll(&mut room), 0);
     (0..20).for_each(|_| victim.turn());
 
@@ -243,7 +244,7 @@ fn a_peer_that_is_stuck_loses_its_connection_when_memory_is_taken_back() {
     let error = nemesia_core::port::memory::LostError::Unreachable;
     assert!(matches!(victim.events.as_slice(), [Event::Lost { error: it, .. }] if *it == error));
     assert_eq!(victim.port.deregister(mine), Ok(()));
-    // SAFETY: nobody else has the memory now; no reference is made.
+    // SAFETY: no other code uses the memory now; no reference is made.
     unsafe { victim.bytes.cast::<u8>().write_bytes(0x99, BYTES) };
 
     let outcome = loop {
@@ -253,13 +254,13 @@ fn a_peer_that_is_stuck_loses_its_connection_when_memory_is_taken_back() {
         }
     };
     assert!(matches!(outcome, nemesia_core::port::memory::WorkOutcome::Failed(_)), "{outcome:?}");
-    // The other one has noticed nothing.
+    // The other port has not detected it yet.
     friend.0.poll(&mut room);
     assert_eq!(friend.0.state(friend.1), ConnectionState::Ready);
 }
 
 #[test]
-fn the_kernel_says_which_process_the_other_end_is() {
+fn the_kernel_identifies_the_process_at_the_other_end() {
     let mut victim = Victim::new();
     let (mut port, connection) = honest(&mut victim);
     let process = Some(Origin::Process(std::process::id()));

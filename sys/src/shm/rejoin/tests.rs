@@ -1,4 +1,4 @@
-//! Who calls at the door and is none of those that are awaited.
+//! Callers that are not the restarted processes that are awaited.
 
 use nemesia_core::shared::layout::Geometry;
 
@@ -8,7 +8,7 @@ use crate::os::Segment;
 use crate::os::closer::lingering;
 
 const GEOMETRY: Geometry = Geometry { peers: 4, cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
-/// As many as there is room for.
+/// The largest number of callers.
 const MOST: usize = GEOMETRY.peers as usize + SPARE_CALLERS;
 
 fn world(rank: u32, incarnation: u64) -> ShmWorld {
@@ -35,7 +35,7 @@ fn pair() -> Pair {
     }
 }
 
-/// The door of rank 0, and the name of its listener.
+/// Returns the rejoin listener of rank 0, and the name of its socket.
 fn rejoin() -> (RejoinListener, String) {
     let listener = HandoffListener::bind().unwrap();
     let name = listener.name();
@@ -46,7 +46,7 @@ fn call(name: &str) -> HandoffConnection {
     HandoffConnection::connect(name, Instant::now() + HANDSHAKE_TIME).unwrap()
 }
 
-/// Rank 1, which was started again.
+/// Connects as rank 1, which was restarted.
 fn call_again(name: &str) -> HandoffConnection {
     let connection = call(name);
     connect::shake_hands(&world(1, 1), &pair(), &connection, 0, Instant::now()).unwrap();
@@ -61,7 +61,7 @@ fn heard(rejoin: &RejoinListener) -> Vec<u32> {
 fn callers_that_never_end_do_not_keep_the_one_that_opens() {
     let (mut rejoin, name) = rejoin();
     let many: Vec<_> = (0..3 * MOST).map(|_| call(&name)).collect();
-    // As many as there can be, if somebody calls whenever one is let in.
+    // The largest number there can be, if a process connects whenever one is accepted.
     rejoin.open();
     let disconnected = many.iter().filter(|caller| caller.has_disconnected()).count();
     assert!(rejoin.callers.len() + disconnected <= MOST, "{} and {disconnected}", rejoin.callers.len());
@@ -69,7 +69,7 @@ fn callers_that_never_end_do_not_keep_the_one_that_opens() {
 }
 
 #[test]
-fn callers_that_say_nothing_do_not_keep_out_who_was_started_again() {
+fn silent_callers_do_not_keep_out_a_restarted_process() {
     let (mut rejoin, name) = rejoin();
     let silent: Vec<_> = (0..MOST).map(|_| call(&name)).collect();
     for _ in 0..4 {
@@ -105,7 +105,7 @@ fn descriptors_whose_close_blocks_do_not_hold_up_progress() {
     rejoin.open();
     rejoin.hear(|_| false);
     assert_eq!(heard(&rejoin), [1, 1]);
-    // One does not hand over two segments, and the other goes with the door.
+    // One does not send two segments, and the other ends with the listener.
     assert!(rejoin.callers.iter_mut().all(|caller| {
         caller.genuine = true;
         caller.said.is_some()
@@ -116,7 +116,7 @@ fn descriptors_whose_close_blocks_do_not_hold_up_progress() {
 }
 
 #[test]
-fn who_lives_or_does_not_exist_has_no_business_here() {
+fn callers_of_living_or_unknown_ranks_are_refused() {
     let (mut rejoin, name) = rejoin();
     let _again = call_again(&name);
     rejoin.open();
@@ -126,7 +126,7 @@ fn who_lives_or_does_not_exist_has_no_business_here() {
     let handshake = ShmHandshake { rank: u32::MAX, ..handshake_of(1) };
     foreign.send(&handshake.encode(), &[], Instant::now()).unwrap();
     rejoin.open();
-    rejoin.hear(|rank| panic!("rank {rank} is nobody's"));
+    rejoin.hear(|rank| panic!("rank {rank} does not exist"));
     assert_eq!(rejoin.callers.len(), 0);
 }
 

@@ -32,7 +32,7 @@ impl VerbsPort {
         count
     }
 
-    /// Returns completions that were taken before.
+    /// Returns completions that were read from the queue before.
     #[inline]
     fn hand_out(&mut self, into: &mut [Completion]) -> usize {
         let mut count = 0;
@@ -79,7 +79,7 @@ impl VerbsPort {
 
     /// Takes all completions and keeps them for the caller.
     pub(super) fn sweep(&mut self) {
-        // All requests under way fit the queue, and no new ones can be posted meanwhile.
+        // All requests in progress fit the queue, and no new ones can be posted meanwhile.
         for _ in 0..=self.queue.entries() as usize / BATCH {
             if self.take(BATCH) == 0 {
                 break;
@@ -123,7 +123,7 @@ struct Taking<'a> {
 }
 
 impl Taking<'_> {
-    /// Translates a completion of the device for the caller; `None` if it comes too late.
+    /// Translates a completion of the device for the caller; `None` if its connection or request has ended.
     #[inline]
     fn translate(&mut self, polled: &Polled) {
         let Some(tag) = WorkTag::decode(polled.id) else { return };

@@ -219,13 +219,13 @@ impl VerbsPort {
         link.id.as_ref().map_or(Ok(()), call)
     }
 
-    /// Sends the request when the route is known.
+    /// Sends the connection request when the route is known.
     fn ask(&mut self, connection: Connection) -> Result<(), VerbsError> {
         let is_infiniband = self.device.transport() == DeviceTransport::InfiniBand;
         let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
         let (Some(id), Some(pair)) = (&link.id, &link.pair) else { return Ok(()) };
         if is_infiniband {
-            // Once more to INIT: the partition key is known only now.
+            // Modifies to INIT once more: the partition key is known only now.
             initialise(id, pair)?;
         }
         link.stage = CmStage::Asking;
@@ -281,7 +281,7 @@ impl VerbsPort {
         }
         link.disconnect();
         link.stage = CmStage::Over;
-        // Failures must be seen before flushes. The device may be gone and know no states.
+        // Failures must be detected before flushes. The device may be gone and report no states.
         if let Some(pair) = &link.pair {
             let _ = pair.fail();
         }
@@ -350,7 +350,7 @@ fn accept(
 /// Moves to INIT with the attributes of the connection manager.
 fn initialise(id: &Id, pair: &QueuePair) -> Result<(), VerbsError> {
     let (mut attr, mask) = id.attributes(raw::IBV_QPS_INIT)?;
-    // The manager does not know yet what peers may do.
+    // The manager does not set the peers' access rights yet.
     attr.qp_access_flags = pair.access();
     pair.modify(&mut attr, mask, "a queue pair to INIT")
 }

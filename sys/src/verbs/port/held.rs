@@ -1,17 +1,17 @@
-//! Work requests that the port holds back, because the device would wait without end in their place.
+//! Work requests that the port holds back, because the device would otherwise wait for ever.
 //!
-//! **Soft `RoCE`** keeps a fenced work request until no read or atomic operation of its queue is under way
-//! (`rxe_wqe_is_fenced`, Linux 6.1). When a packet is lost it sends again from the oldest that was not acknowledged,
-//! and reads behind that, or that one itself if it is a fenced read, still count as under way: it waits for itself,
-//! for ever.
+//! **Soft `RoCE`** delays a fenced work request until no read or atomic operation of its queue is in progress
+//! (`rxe_wqe_is_fenced`, Linux 6.1). When a packet is lost, it sends again from the oldest request that was not
+//! acknowledged. Reads behind that one still count as in progress, as does that request itself if it is a
+//! fenced read. It then waits for itself, for ever.
 //!
-//! **Soft iWARP (siw)** stops its send queue at a fenced work request while an answer is missing, and at a read that
-//! exceeds the number of reads under way (`siw_activate_tx_from_sq`, Linux 6.1). Its answers to the peer's reads wait
-//! in the same queue behind that work request. If both ends are in this state, each answer waits behind the other end's
-//! work request: a deadlock.
+//! **Soft iWARP (siw)** stops its send queue at a fenced work request while an answer is missing, and at a read
+//! that exceeds the limit of reads in progress (`siw_activate_tx_from_sq`, Linux 6.1). Its answers to the
+//! peer's reads wait in the same queue behind that work request. If both ends are in this state, each answer
+//! waits behind the other end's work request: a deadlock.
 //!
-//! Therefore the port keeps a fenced work request, and all work requests behind it, until the reads before it were
-//! answered. On siw it also keeps a read until the device may have one more read under way.
+//! Therefore the port holds a fenced work request, and all work requests behind it, until the reads before it
+//! are answered. On siw it also holds a read until the device may have one more read in progress.
 
 use std::collections::VecDeque;
 
@@ -24,31 +24,31 @@ use super::link::VerbsLink;
 use super::regions::VerbsParts;
 use crate::verbs::pair::QueuePair;
 
-/// What the vendor of soft `RoCE` is called: `RXE_VENDOR_ID`.
+/// The vendor of soft `RoCE`: `RXE_VENDOR_ID`.
 const RXE: u32 = 0xff_ffff;
 
 /// The vendor of soft iWARP: `SIW_VENDOR_ID`.
 const SIW: u32 = 0x62_6d74;
 
-/// What the port does in place of the device.
+/// The kinds of work requests that the port holds back in place of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Holding {
-    /// It holds fenced work requests: the device's fences can't be used.
+    /// Fenced work requests: the device's fences cannot be used.
     pub(super) fences: bool,
-    /// It holds reads that exceed the number of reads under way.
+    /// Reads that exceed the limit of reads in progress.
     pub(super) reads: bool,
-    /// It has one part of a long read under way at a time; see [`long`](super::long).
+    /// Long reads: one part is in progress at a time; see [`long`](super::long).
     pub(super) long_reads: bool,
 }
 
 impl Holding {
-    /// Returns what the port does for a device of this vendor.
+    /// Returns the kinds for a device of this vendor.
     pub(super) const fn of(vendor: u32) -> Self {
         Self { fences: matches!(vendor, RXE | SIW), reads: vendor == SIW, long_reads: vendor == RXE }
     }
 
-    /// Returns how many requests before this one may still wait for an answer when the device gets it; `under_way` is
-    /// the connection's number of reads under way. `None` if the port never holds it.
+    /// Returns the number of earlier requests that may still wait for an answer when the device gets this one.
+    /// `under_way` is the connection's number of reads in progress. `None` if the port never holds the request.
     #[inline]
     pub(super) const fn most_unanswered(self, fence: bool, answered: bool, under_way: u8) -> Option<u32> {
         if fence && self.fences {
@@ -61,7 +61,7 @@ impl Holding {
     }
 }
 
-/// A work request that waits. Its place in the ring is taken.
+/// A work request that waits. It occupies its place in the ring.
 pub(super) struct HeldWork {
     wr: raw::ibv_send_wr,
     parts: VerbsParts,
@@ -71,11 +71,11 @@ pub(super) struct HeldWork {
     sequence: u32,
 }
 
-// SAFETY: the list of parts and the payload are its own; the request's pointers are set when it is posted.
+// SAFETY: the value owns the list of parts and the payload; the request's pointers are set when it is posted.
 unsafe impl Send for HeldWork {}
 
 impl HeldWork {
-    /// Keeps a work request.
+    /// Copies a work request, to be posted later.
     ///
     /// # Safety
     /// An inline payload can be read.
@@ -86,7 +86,7 @@ impl HeldWork {
         sequence: u32,
     ) -> Self {
         let mut parts = VerbsParts::NONE;
-        // There are never more.
+        // The zip is exact: the list is never longer.
         for (part, to) in list.iter().zip(&mut parts.list) {
             *to = *part;
             parts.count += 1;
@@ -96,17 +96,17 @@ impl HeldWork {
             let part = parts.list[0];
             let from = std::ptr::with_exposed_provenance::<u8>(part.addr as usize);
             inline = vec![0; part.length as usize].into_boxed_slice();
-            // SAFETY: the caller's promise; inline payloads have one part. Threads may use the bytes meanwhile, so
-            // there is no reference to them.
+            // SAFETY: the caller's promise; inline payloads have one part. Threads may use the bytes
+            // concurrently, so no reference to them is made.
             unsafe { opaque::copy(from, inline.as_mut_ptr(), inline.len()) };
         }
         Self { wr, parts, inline, most_unanswered, sequence }
     }
 
-    /// Posts it, as [`QueuePair::post_send`] does.
+    /// Posts the work request, as [`QueuePair::post_send`] does.
     ///
     /// # Safety
-    /// As there, for parts that are not inline.
+    /// Those of that function, for parts that are not inline.
     unsafe fn post(mut self, pair: &QueuePair) -> Result<(), i32> {
         if !self.inline.is_empty() {
             self.parts.list[0].addr = self.inline.as_ptr().expose_provenance() as u64;
@@ -117,7 +117,7 @@ impl HeldWork {
     }
 }
 
-/// Posts those whose turn it is; the error number where the device takes one no more.
+/// Posts the held requests that may now go. Returns the error number if the device accepts no more.
 fn release(link: &mut VerbsLink) -> Result<(), i32> {
     while let Some(held) = link.held.front() {
         if held.most_unanswered.is_some_and(|most| link.sends.awaits_more_answers_before(held.sequence, most))
@@ -125,18 +125,18 @@ fn release(link: &mut VerbsLink) -> Result<(), i32> {
             break;
         }
         let (Some(held), Some(pair)) = (link.held.pop_front(), &link.pair) else { break };
-        // SAFETY: the parts lie in memory that was promised until its regions are deregistered; a stale key the device
-        // refuses.
+        // SAFETY: the parts lie in memory that was promised until its regions are deregistered; the device
+        // refuses a stale key.
         unsafe { held.post(pair) }?;
     }
     Ok(())
 }
 
-/// Work requests of a connection that wait.
+/// The work requests of a connection that wait.
 pub(super) type HeldQueue = VecDeque<HeldWork>;
 
 impl VerbsPort {
-    /// Reads were answered: what has waited for them goes on.
+    /// Handles answered reads: posts the requests that waited for them.
     #[cold]
     pub(super) fn release_answered(&mut self) {
         for index in std::mem::take(&mut self.answered) {

@@ -29,7 +29,7 @@ pub(super) struct VerbsLink {
     pub(super) private: Private,
     /// The time by which it must be ready.
     pub(super) deadline: Duration,
-    /// The reads that this side serves, and has under way, at once.
+    /// The reads that this side serves at once, and has in progress at once.
     pub(super) reads: (u8, u8),
     /// Completions that the caller has not polled yet.
     pub(super) unpolled: u32,

@@ -2,12 +2,12 @@
 //!
 //! They are posted as several requests, one behind the other. A queue pair executes them in order: when the
 //! last has completed, all have. A failed one ends the queue pair, and with it the requests behind it. The
-//! [`Ring`](super::ring::Ring) knows which requests belong together, and reports them once.
+//! [`Ring`](super::ring::Ring) records which requests belong together, and reports them once.
 //!
 //! Soft `RoCE` gets reads one by one (as if each had a fence, see [`held`](super::held)). During a read of 8
-//! MiB, nothing shows rxe that the peer is alive. If several are under way and the processor is busy, rxe gives
-//! up on the last of them (`rxe_completer`, Linux 6.1: only an acknowledgement resets the count of retries, and
-//! none comes in the middle of an answer).
+//! MiB, rxe receives no sign that the peer is alive. If several are in progress and the processor is busy, rxe
+//! fails the last of them (`rxe_completer`, Linux 6.1: only an acknowledgement resets the count of retries, and
+//! none arrives in the middle of an answer).
 
 use nemesia_core::port::memory::{Facts, LostError, PostError, Work, WorkError, WorkOutcome};
 use rdma_core_sys as raw;
@@ -81,8 +81,8 @@ impl VerbsPort {
         Ok(())
     }
 
-    /// Ends the connection: the device has taken a part of an operation and takes no more, and nothing can take
-    /// that part back.
+    /// Ends the connection: the device has accepted a part of an operation and refuses the next one, and an
+    /// accepted part cannot be withdrawn.
     fn break_off(&mut self, work: Work, error: PostError) {
         let code =
             if let PostError::System(code) = error { code.unsigned_abs() } else { libc::ENOMEM as u32 };

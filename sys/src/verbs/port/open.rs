@@ -27,7 +27,7 @@ use crate::verbs::survey::choose;
 
 /// The inline payloads to try, largest first: a device does not report its limit. rxe takes 512, siw 80.
 const INLINE: [u32; 9] = [1024, 512, 256, 220, 128, 80, 64, 32, 0];
-/// The largest number of reads under way at once: more bring no gain.
+/// The largest number of reads in progress at once: more bring no gain.
 const MOST_READS: i32 = 16;
 
 /// Converts a number of C that is at least 0.
@@ -105,7 +105,7 @@ fn facts(device: &Device, port: PortAttributes, options: &PortOptions) -> Facts 
         (options.send_depth.clamp(1, most_work), options.receive_depth.clamp(1, most_work));
     let has_shared = limits.max_srq > 0 && count(limits.max_srq_sge) >= slices;
     let shared = if has_shared { options.shared_receive_depth.min(count(limits.max_srq_wr)) } else { 0 };
-    // All requests under way must fit the completion queue.
+    // All requests in progress must fit the completion queue.
     let room = count(limits.max_cqe).saturating_sub(shared) / (send_depth + receive_depth);
     let message_bytes = port.message_bytes.min(options.work_bytes).max(1);
     let connections = options.connections.min(count(limits.max_qp)).min(room).clamp(1, MOST_LINKS);
@@ -138,7 +138,7 @@ fn entries(facts: &Facts) -> u32 {
     facts.connections * (facts.send_depth + facts.receive_depth) + facts.shared_receive_depth
 }
 
-/// Finds out how much inline payload the device takes, by making queue pairs, and what order it promises.
+/// Determines the device's limit of inline payload, by making queue pairs, and the order that it guarantees.
 fn probe(
     domain: &Arc<Domain>,
     queue: &Arc<CompletionQueue>,

@@ -36,7 +36,7 @@ fn refused(code: i32) -> PostError {
     match code {
         libc::ENOMEM | libc::EAGAIN => PostError::QueueFull,
         libc::EOPNOTSUPP => PostError::Unsupported,
-        // siw has ended the connection, and we have not heard of it yet.
+        // siw has ended the connection, and has not reported it yet.
         libc::ENOTCONN => PostError::NotReady,
         code => PostError::System(code),
     }
@@ -162,8 +162,8 @@ impl VerbsPort {
         let sequence = link.sends.next();
         wr.wr_id = WorkTag { queue: Queue::Send, index, generation, sequence }.encode();
         let answered = is_answered(wr.opcode);
-        // Where the device may report out of order, what is not reported could not be known to be done; nor, where
-        // fences are ours, that a read was answered.
+        // If the device may report out of order, an unreported request could not be known to be done. If the
+        // port replaces the device's fences, it must learn that a read was answered.
         let signalled =
             share.is_signalled(work.quiet) || self.facts.active_speaks_first || (answered && holding.fences);
         wr.send_flags |= if signalled { raw::IBV_SEND_SIGNALED } else { 0 };
@@ -263,7 +263,8 @@ impl VerbsPort {
     }
 }
 
-/// Converts a key for the device. A wider key is none of this fabric, and its low bits would be another key.
+/// Converts a key for the device. A wider key belongs to no fabric of this type, and its low bits could be
+/// another key.
 fn key(at: RemoteRange) -> u32 {
     u32::try_from(at.key).unwrap_or(0)
 }

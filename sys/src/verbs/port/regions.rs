@@ -63,7 +63,7 @@ struct Entry {
     access: RegionAccess,
     /// `None` for an empty region: a device can reach nothing there.
     region: Option<MemoryRegion>,
-    /// Whether it was to be deregistered while the device still used it.
+    /// Whether a deregistration was requested while the device still used it.
     leaving: bool,
     /// The number of the last operation of a send queue that may use it.
     last_use: Cell<u64>,
@@ -131,7 +131,8 @@ impl VerbsRegions {
     }
 
     /// Deregisters a region, unless a work request still uses it. `oldest` is the number of the oldest request
-    /// under way, if the device goes on reading for such requests after a region is deregistered, as siw does.
+    /// in progress, if the device continues to read for such requests after a region is deregistered, as siw
+    /// does.
     pub(super) fn deregister(
         &mut self,
         region: PortRegion,
@@ -171,8 +172,8 @@ impl VerbsRegions {
         Some(MemoryKey { address: entry.lent.address(), len: entry.lent.len() as u64, key: key.into() })
     }
 
-    /// Checks the parts of a work request: they are registered, lie in their regions, and allow what `allows`
-    /// requires.
+    /// Checks the parts of a work request: they are registered, lie in their regions, and have the rights that
+    /// `allows` requires.
     #[inline]
     pub(super) fn parts(
         &self,
@@ -190,7 +191,7 @@ impl VerbsRegions {
             if !allows(entry.access) {
                 return Err(PostError::Access { part });
             }
-            // An empty part is left out: some devices take it for 2^31 bytes.
+            // An empty part is omitted: some devices take it for 2^31 bytes.
             if slice.len > 0 {
                 let lkey = entry.region.as_ref().map_or(0, MemoryRegion::local_key);
                 entry.last_use.set(self.next());

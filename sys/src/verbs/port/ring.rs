@@ -24,9 +24,8 @@ pub(super) struct PostedWork {
     pub(super) outcome: Option<WorkOutcome>,
 }
 
-/// The work requests of one queue. They complete here in the order posted. Devices should do the same, but
-/// siw reports a write that was posted after a read before that read. was posted after a read before that
-/// read.
+/// The work requests of one queue. They complete here in the order posted. Devices should do the same, but siw
+/// reports a write that was posted after a read before that read.
 #[derive(Debug, Default)]
 pub(super) struct Ring {
     posted: VecDeque<PostedWork>,
@@ -69,9 +68,9 @@ impl Ring {
         self.posted.front().map(|posted| posted.number)
     }
 
-    /// Completes a request, and with it the earlier ones that the device does not report. Hands each operation
-    /// whose turn has come to `each`, with its outcome. Returns false if the request is not here, or no longer.
-    /// to `each`, with what it came to. False if it is not here, or no longer.
+    /// Completes a request, and with it the earlier ones that the device does not report. Passes each operation
+    /// that is then the oldest and complete to `each`, with its outcome. Returns `false` if the request is not
+    /// here, or no longer.
     #[inline]
     pub(super) fn complete(
         &mut self,
@@ -107,10 +106,9 @@ impl Ring {
         true
     }
 
-    /// Ends the ring: hands every remaining operation to `each` as flushed. The oldest has not completed, so
-    /// none after it has either, whatever the device has reported. An error of its own is passed on, because
-    /// it says more. after it have not either, whatever the device has reported: but an error of its own says
-    /// more.
+    /// Ends the ring: passes every remaining operation to `each` as flushed. The oldest has not completed, so
+    /// none after it has either, whatever the device has reported. An operation's own error is passed on
+    /// instead, because it is more specific.
     pub(super) fn flush(&mut self, mut each: impl FnMut(u64, WorkOutcome)) {
         self.first = self.next();
         let mut failed = None;
@@ -186,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_frees_the_quiet_ones_before_it_and_comes_once() {
+    fn a_completion_frees_the_quiet_ones_before_it_and_is_reported_once() {
         let mut ring = Ring { first: u32::MAX - 1, ..Ring::default() };
         for id in 0..4 {
             ring.push(posted(id, id != 2, id == 2));
@@ -203,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_reports_out_of_order_waits_for_its_turn() {
+    fn requests_reported_out_of_order_wait_for_earlier_ones() {
         let mut ring = Ring::new(8);
         for id in 0..5 {
             ring.push(posted(id, id == 3, true));
@@ -310,7 +308,7 @@ mod tests {
         }
         let awaits = |ring: &Ring, sequence| ring.awaits_more_answers_before(sequence, 0);
         assert!(!awaits(&ring, 0) && awaits(&ring, 1) && awaits(&ring, 2));
-        // Reported out of order: the read has its answer, and its turn has not come.
+        // Reported out of order: the read has its answer, but the operation before it is not complete.
         assert_eq!(completed(&mut ring, 0, WorkOutcome::Done), Some(vec![]));
         assert!(!awaits(&ring, 2) && ring.len() == 3);
     }

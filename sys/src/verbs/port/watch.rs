@@ -100,8 +100,8 @@ impl VerbsPort {
         }
     }
 
-    /// Ends the port. Identifiers are freed at once, because the kernel waits for that, and for the port to
-    /// be dropped, before it releases a device. before it lets a device go.
+    /// Ends the port. Identifiers are freed at once, because the kernel waits for that, and for the port to be
+    /// dropped, before it releases a device.
     pub(super) fn fail_port(&mut self, code: u32) {
         if std::mem::replace(&mut self.failed, true) {
             return;

@@ -14,14 +14,14 @@ use crate::wire::rma::ACCOUNT;
 const GONE: CompletionError = CompletionError::PeerFailed { peer: 1, failure: Failure::Finished };
 
 impl World<'_> {
-    /// Rank 1 leaves: as far as rank 0 sees it.
+    /// Rank 1 leaves, in the state of rank 0.
     fn leave(&mut self) {
         self.engine(0).depart(1, Failure::Finished);
         assert!((0..100).any(|_| self.engine(0).drain(1)), "draining does not end");
         self.engine(0).fail(1, Failure::Finished);
     }
 
-    /// A put and an accumulate, of several packets each.
+    /// Starts a put and an accumulate, of several packets each.
     fn change(&mut self, key: &RemoteKey) {
         let put = self.put(0, key, 8, &[7; 600]).unwrap();
         let sum = (Datatype::U64, Reduction::Sum);
@@ -44,14 +44,14 @@ impl World<'_> {
 }
 
 #[test]
-fn what_was_done_before_the_target_closed_is_done_whenever_it_is_flushed() {
+fn operations_done_before_the_target_closed_are_done_whenever_they_are_flushed() {
     for before in [false, true] {
         let fabric = Fabric::new(tiny(2));
         let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 7);
         world.change(&key);
-        // One flush that the target does not see any more.
+        // A flush that arrives at the target too late.
         let early = before.then(|| world.flush(0, 1).unwrap());
         world.engine(1).settle_accounts();
         assert!(!world.engine(1).sends_pending());
@@ -68,7 +68,7 @@ fn what_was_done_before_the_target_closed_is_done_whenever_it_is_flushed() {
 }
 
 #[test]
-fn a_target_that_says_nothing_may_have_done_nothing() {
+fn a_target_without_an_account_may_have_executed_nothing() {
     for flushes_before in [false, true] {
         let fabric = Fabric::new(tiny(2));
         let memory = FabricRegion::new(BYTES);
@@ -87,7 +87,7 @@ fn a_target_that_says_nothing_may_have_done_nothing() {
 }
 
 #[test]
-fn what_came_after_the_target_had_settled_is_lost_and_a_flush_says_so() {
+fn operations_after_the_targets_account_are_lost_and_a_flush_fails() {
     for more in 0..3 {
         let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });
         let memory = FabricRegion::new(BYTES);
@@ -97,7 +97,7 @@ fn what_came_after_the_target_had_settled_is_lost_and_a_flush_says_so() {
         world.engine(1).settle_accounts();
         let (put, get) = match more {
             0 => (Some(world.put(0, &key, 0, &[1; 8]).unwrap()), None),
-            // More than there is room for: some never leaves.
+            // More packets than there is space for: some never leave.
             1 => (Some(world.put(0, &key, 0, &[1; BYTES]).unwrap()), None),
             _ => (None, Some(world.get(0, &key, 0, 8).unwrap())),
         };
@@ -116,7 +116,7 @@ fn what_came_after_the_target_had_settled_is_lost_and_a_flush_says_so() {
 }
 
 #[test]
-fn what_the_target_refused_before_it_closed_is_told_by_one_flush() {
+fn refusals_before_the_target_closed_are_reported_by_one_flush() {
     for flushes_before in [false, true] {
         let fabric = Fabric::new(tiny(2));
         let memory = FabricRegion::new(BYTES);
@@ -155,7 +155,8 @@ fn a_target_that_is_there_again_has_nothing_of_the_account_before() {
 
 #[test]
 fn accounts_that_can_not_be_are_faults() {
-    // Code, count, what is said to be done, and whether an honest peer may say that after two puts of one packet each.
+    // Code, length, the number reported as done, and whether an honest peer may report it after two puts of one
+    // packet each.
     for (code, len, executed, good) in [
         (0, 8, 2, true),
         (0, 8, 0, true),
@@ -179,7 +180,7 @@ fn accounts_that_can_not_be_are_faults() {
         let fault = Failure::Fault(PortFault::Protocol { kind: Kind::RmaReply });
         assert_eq!(failure, (!good).then_some(fault), "{code} {len} {executed}");
         if good && executed > 0 {
-            // Not less than it has said before.
+            // A number below an earlier report is a fault.
             let failure = forge(&mut world, Kind::RmaReply, ACCOUNT, executed - 1, &[0; 8]);
             assert_eq!(failure, Some(fault));
         }

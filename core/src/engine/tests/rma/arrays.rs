@@ -39,7 +39,7 @@ fn arrays_are_fetched_and_accumulated_beyond_the_window() {
 }
 
 #[test]
-fn array_that_is_refused_in_the_middle_ends_and_all_else_goes_on() {
+fn array_that_is_refused_in_the_middle_ends_and_other_requests_continue() {
     let sum = (Datatype::U64, Reduction::Sum);
     let refused = |refusal| Err(CompletionError::Refused { peer: 1, refusal, count: 1 });
     for turns in [0, 1, 2] {

@@ -76,7 +76,7 @@ fn malformed_requests_are_faults() {
 }
 
 #[test]
-fn random_requests_touch_nothing_outside_what_is_exposed() {
+fn random_requests_access_only_exposed_memory() {
     let mut rng = Rng::new(3);
     let fabric = Fabric::new(tiny(2));
     let memories = [FabricRegion::new(BYTES), FabricRegion::new(BYTES)];
@@ -142,8 +142,8 @@ fn more_requests_than_the_window_are_a_fault_and_not_memory() {
     assert_eq!(world.engine(0).replies.used(), 0);
 }
 
-/// Rank 1 asks for as much as it may and takes no answer. All room for answers that is not its own is left to the
-/// others.
+/// Rank 1 requests as many answers as it may, and receives none. All space for answers that is not its own
+/// remains for the other peers.
 #[test]
 fn a_peer_that_takes_no_answers_keeps_no_other_from_being_answered() {
     let fabric = Fabric::new(Geometry { cells: 16, fastbox_slots: 4, ..tiny(3) });

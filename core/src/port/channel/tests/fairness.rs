@@ -119,7 +119,7 @@ fn the_others_are_accepted_whatever_one_peer_takes() {
 }
 
 #[test]
-fn a_second_peer_gets_a_share_although_the_first_goes_on() {
+fn a_second_peer_gets_a_share_although_the_first_continues() {
     let (mut channel, mut hog) = with_hog(100);
     let before = hog.receives(&channel);
     let mut second = GreedySender::enter(&mut channel, 2);
@@ -158,7 +158,7 @@ fn the_receives_that_a_peer_never_returns_are_at_most_its_share() {
     let spare = 100 - OTHERS * OWN;
     let first = hog.receives(&channel);
     assert!(first <= LEAST + spare / 2 + 1, "{first}");
-    // The first peer was asked to return buffers, and does not.
+    // The channel has recalled buffers of the first peer, which does not return them.
     let mut second = GreedySender::enter(&mut channel, 2);
     (0..50).for_each(|_| second.burst(&mut channel));
     assert_eq!(hog.receives(&channel), first);
