@@ -209,8 +209,8 @@ fn the_header_serves_cxx() -> Result<(), String> {
 }
 
 #[test]
-fn the_example_tells_the_time_of_one_way() -> Result<(), String> {
-    if !can_run("the_example_tells_the_time_of_one_way", &["cc"]) {
+fn the_example_prints_the_one_way_time() -> Result<(), String> {
+    if !can_run("the_example_prints_the_one_way_time", &["cc"]) {
         return Ok(());
     }
     let program = compile("cc", &STRICT_C, &source("ffi/examples/pingpong.c"), Linking::Shared, "pingpong")?;

@@ -55,7 +55,7 @@ fn every_order_of_a_window_comes_out_in_order() {
 /// Every sequence of numbers, valid or not, of the smallest window: no packet is delivered twice, out of
 /// order, or lost.
 #[test]
-fn every_sequence_of_numbers_is_told_apart() {
+fn every_sequence_of_numbers_is_distinguished() {
     for code in 0..4u64.pow(8) {
         let (mut window, mut out) = (window(2, 2, 3), vec![]);
         let (mut due, mut waits) = (3, vec![]);

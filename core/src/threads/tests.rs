@@ -41,7 +41,7 @@ fn uncontended_lock_costs_no_call() {
 }
 
 #[test]
-fn lock_excludes_and_starves_nobody() {
+fn lock_excludes_and_starves_no_thread() {
     use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
     #[derive(Default)]

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_and_other_protocols_are_told_apart() {
+    fn other_versions_and_other_protocols_are_distinguished() {
         let mut bytes = handshake(b"abc").encode();
         bytes[8] = 2;
         assert_eq!(Handshake::decode(&bytes), Err(HandshakeError::Version { theirs: 2 }));

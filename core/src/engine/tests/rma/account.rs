@@ -44,7 +44,7 @@ impl World<'_> {
 }
 
 #[test]
-fn what_was_done_before_the_target_closed_is_done_whenever_it_is_flushed() {
+fn operations_executed_before_the_target_closed_are_done_whenever_they_are_flushed() {
     for before in [false, true] {
         let fabric = Fabric::new(tiny(2));
         let memory = FabricRegion::new(BYTES);
@@ -68,7 +68,7 @@ fn what_was_done_before_the_target_closed_is_done_whenever_it_is_flushed() {
 }
 
 #[test]
-fn a_target_that_says_nothing_may_have_done_nothing() {
+fn a_target_without_a_report_may_have_executed_nothing() {
     for flushes_before in [false, true] {
         let fabric = Fabric::new(tiny(2));
         let memory = FabricRegion::new(BYTES);
@@ -87,7 +87,7 @@ fn a_target_that_says_nothing_may_have_done_nothing() {
 }
 
 #[test]
-fn what_came_after_the_target_had_settled_is_lost_and_a_flush_says_so() {
+fn operations_after_the_target_had_settled_are_lost_and_a_flush_reports_it() {
     for more in 0..3 {
         let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });
         let memory = FabricRegion::new(BYTES);
@@ -116,7 +116,7 @@ fn what_came_after_the_target_had_settled_is_lost_and_a_flush_says_so() {
 }
 
 #[test]
-fn what_the_target_refused_before_it_closed_is_told_by_one_flush() {
+fn refusals_before_the_target_closed_are_reported_by_one_flush() {
     for flushes_before in [false, true] {
         let fabric = Fabric::new(tiny(2));
         let memory = FabricRegion::new(BYTES);
