@@ -49,8 +49,8 @@ fn flags() -> Result<String, String> {
 }
 
 #[test]
-fn the_installed_program_prints_its_version_and_usage() -> Result<(), String> {
-    if !can_run("the_installed_program_prints_its_version_and_usage", &["cc"]) {
+fn the_installed_program_prints_its_version_and_its_usage() -> Result<(), String> {
+    if !can_run("the_installed_program_prints_its_version_and_its_usage", &["cc"]) {
         return Ok(());
     }
     let program = installed()?.join("bin/nemesia");

@@ -151,7 +151,7 @@ fn frame(random: &mut Random, keys: &[MemoryKey]) -> Vec<u8> {
 }
 
 #[test]
-fn a_peer_that_sends_arbitrary_bytes_fails_only_itself() -> Verdict {
+fn a_peer_that_sends_noise_fails_only_itself() -> Verdict {
     let seed = seed();
     let mut random = Random::new(seed);
     let mut scene = Scene::new()?;
@@ -276,7 +276,7 @@ fn silent_unauthenticated_connections_do_not_keep_others_out() -> Verdict {
 }
 
 #[test]
-fn peers_that_claim_shared_receives_and_never_use_them_keep_nobody_from_sending() -> Verdict {
+fn peers_that_claim_shared_receives_and_never_use_them_block_no_sender() -> Verdict {
     const ENEMIES: usize = 3;
     let mut scene = Scene::new()?;
     let mut enemies = Vec::new();
@@ -315,7 +315,7 @@ fn peers_that_claim_shared_receives_and_never_use_them_keep_nobody_from_sending(
 }
 
 #[test]
-fn the_kernel_says_from_where_the_other_end_comes() -> Verdict {
+fn the_kernel_reports_the_origin_of_the_other_end() -> Verdict {
     let mut scene = Scene::new()?;
     let (_stream, enemy) = scene.enemy(false)?;
     let (a, b) = scene.honest;

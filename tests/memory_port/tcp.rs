@@ -83,7 +83,7 @@ fn tcp_over_ipv6_passes() {
 }
 
 #[test]
-fn an_address_that_nobody_can_connect_to_is_refused() {
+fn an_address_that_allows_no_connection_is_refused() {
     let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
     assert!(listen(any, &Options::default()).is_err());
 }

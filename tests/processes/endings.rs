@@ -35,7 +35,7 @@ fn a_program_that_panics_or_returns_early_has_failed_and_one_that_closes_has_not
 }
 
 #[test]
-fn a_flush_after_the_owner_has_closed_says_that_what_was_done_is_done() -> Result<(), String> {
+fn a_flush_after_the_owner_has_closed_reports_executed_operations_as_done() -> Result<(), String> {
     for own in [0, 1] {
         for _ in 0..5 {
             job(&format!("flush {own}")).succeed(2)?;

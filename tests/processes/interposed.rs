@@ -88,7 +88,7 @@ fn without_the_library_the_preference_is_refused_and_nothing_is_kept() {
 }
 
 #[test]
-fn memory_that_another_thread_says_is_released_is_registered_anew() {
+fn memory_that_another_thread_reports_as_released_is_registered_anew() {
     let mut cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Program);
     let (at, other) = (map(8, 1), map(1, 5));
     touch(&mut cache, at, 8);

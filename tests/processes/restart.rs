@@ -19,7 +19,7 @@ fn a_rank_of_three_comes_back_as_often_as_it_is_killed() -> Result<(), String> {
 }
 
 #[test]
-fn a_rank_of_four_comes_back_where_nobody_reads_memory_and_cells_are_few() -> Result<(), String> {
+fn a_rank_of_four_comes_back_without_memory_reads_and_with_few_cells() -> Result<(), String> {
     kill_again_and_again(4, "NEMESIA_SINGLE_COPY=off NEMESIA_CELLS=8 NEMESIA_FASTBOX_SLOTS=8")
 }
 

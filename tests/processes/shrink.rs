@@ -14,7 +14,7 @@ const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
-fn survivors_of_random_deaths_agree_on_who_they_are() -> Result<(), String> {
+fn survivors_of_random_deaths_agree_on_their_group() -> Result<(), String> {
     let (seed, traces) = (seed(), Traces::now());
     let mut random = Random::new(seed);
     let (mut deaths, mut rounds) = (0, 0);

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_call_tells_the_position() {
+    fn the_innermost_call_determines_the_position() {
         let nested = "a.store_release(Edge::Other, b.load_acquire(Edge::Cell));";
         assert_eq!(found(nested), ["sync.rs:3: `Edge::Cell` is never released (used at shared/queue.rs:2)"]);
     }

@@ -26,8 +26,8 @@ fn every_device_is_explained() {
 }
 
 #[test]
-fn a_device_tells_what_it_is() {
-    if usable("a_device_tells_what_it_is").is_none() {
+fn a_device_reports_its_kind() {
+    if usable("a_device_reports_its_kind").is_none() {
         return;
     }
     for name in Device::names().unwrap() {
@@ -83,8 +83,8 @@ fn the_facts_are_those_of_the_device() {
 }
 
 #[test]
-fn the_manager_says_from_where_the_other_end_comes() {
-    let Some(addresses) = usable("the_manager_says_from_where_the_other_end_comes") else { return };
+fn the_manager_reports_the_origin_of_the_other_end() {
+    let Some(addresses) = usable("the_manager_reports_the_origin_of_the_other_end") else { return };
     let mut bench = Bench::new(Devices::new(&addresses));
     bench.open(2).unwrap();
     let (a, b) = bench.connect(0, 1).unwrap();

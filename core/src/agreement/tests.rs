@@ -220,7 +220,7 @@ fn a_rank_alone_decides_at_once() {
 }
 
 #[test]
-fn a_rank_that_others_have_lost_learns_that_it_is_excluded() {
+fn a_rank_that_others_have_lost_is_informed_of_its_exclusion() {
     let mut world = AgreementWorld::new(3, vec![false; 3]);
     // Ranks 1 and 2 have lost each other; rank 0 has no report of this yet.
     world.parts[1].begin_without(2);

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variable_that_is_set_shows_what_is_in_force_and_who_says_so() {
+    fn a_variable_that_is_set_shows_its_value_and_its_origin() {
         let pairs =
             [("NEMESIA_CONFIG", ""), ("NEMESIA_CELLS", " 128 "), ("NEMESIA_FASTBOX_LIMIT", "999999999")];
         let config = Config::from_vars(pairs.map(|(name, value)| (name.into(), value.into()))).unwrap();

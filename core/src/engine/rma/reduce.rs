@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn replace_and_nothing_return_the_right_value_for_every_type() {
+    fn replace_and_nothing_work_for_every_type() {
         for datatype in Datatype::ALL {
             assert_eq!(combine(datatype, Reduction::Replace, 1, 2), 2);
             assert_eq!(combine(datatype, Reduction::Nothing, 1, 2), 1);

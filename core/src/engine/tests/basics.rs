@@ -34,7 +34,7 @@ fn message_of_each_boundary_size_arrives_whether_it_was_expected_or_not() {
 }
 
 #[test]
-fn message_longer_than_the_buffer_is_truncated_and_reports_it() {
+fn message_longer_than_the_buffer_is_truncated_and_reported() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     let cases = [(1, 0), (48, 47), (256, 255), (257, 256), (600, 300), (600, 0), (3000, 2999), (3000, 1)];

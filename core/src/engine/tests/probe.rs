@@ -12,7 +12,7 @@ const READINGS: [Reading; 2] = [Reading::Never, Reading::Always];
 const ANY: Pattern = Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX };
 
 #[test]
-fn probe_describes_the_message_of_a_receive_and_takes_none() {
+fn probe_reports_the_message_of_the_next_receive_and_takes_nothing() {
     for reading in READINGS {
         let fabric = Fabric::reading(tiny(3), reading, 1);
         let mut world = World::new(&fabric, AMPLE);

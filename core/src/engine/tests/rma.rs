@@ -202,7 +202,7 @@ fn arrays_are_accumulated_value_by_value_over_several_packets() {
 }
 
 #[test]
-fn refusals_are_predicted_from_the_key() {
+fn key_predicts_refusals() {
     let fabric = Fabric::new(tiny(2));
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);

@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn inspect_returns_the_content_of_the_header(
+    fn inspect_returns_the_fields_of_the_header(
         kind in 0..10u64, len in 0..600u64, me in 0..3u16, to in 0..3u16,
         ahead in -3..4i64,
         expected in prop_oneof![Just(1), Just(9), Just(SEQUENCE_MASK), Just(SEQUENCE_MASK + 1)],

@@ -44,7 +44,7 @@ impl World<'_> {
 }
 
 #[test]
-fn operations_done_before_the_target_closed_are_done_whenever_they_are_flushed() {
+fn operations_executed_before_the_target_closed_are_done_whenever_they_are_flushed() {
     for before in [false, true] {
         let fabric = Fabric::new(tiny(2));
         let memory = FabricRegion::new(BYTES);
@@ -68,7 +68,7 @@ fn operations_done_before_the_target_closed_are_done_whenever_they_are_flushed()
 }
 
 #[test]
-fn a_target_without_an_account_may_have_executed_nothing() {
+fn a_target_without_a_report_may_have_executed_nothing() {
     for flushes_before in [false, true] {
         let fabric = Fabric::new(tiny(2));
         let memory = FabricRegion::new(BYTES);
@@ -87,7 +87,7 @@ fn a_target_without_an_account_may_have_executed_nothing() {
 }
 
 #[test]
-fn operations_after_the_targets_account_are_lost_and_a_flush_fails() {
+fn operations_after_the_target_had_settled_are_lost_and_a_flush_reports_it() {
     for more in 0..3 {
         let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });
         let memory = FabricRegion::new(BYTES);
