@@ -57,6 +57,11 @@ fn a_reply_after_its_handler_is_refused() -> Result<(), String> {
 }
 
 #[test]
+fn a_handler_within_a_handler_uses_neither_endpoint() -> Result<(), String> {
+    case("a_handler_within_a_handler_uses_neither_endpoint", "nested-handlers")
+}
+
+#[test]
 fn a_message_that_was_probed_is_received_once() -> Result<(), String> {
     case("a_message_that_was_probed_is_received_once", "message-twice")
 }
