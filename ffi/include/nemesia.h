@@ -59,8 +59,8 @@
 #define NEMESIA_BUSY 2
 
 /**
- * An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not UTF-8,
- * contexts 65534 and 65535, which are reserved for barriers and agreements.
+ * An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not
+ * UTF-8, contexts 65534 and 65535, which are reserved for barriers and agreements.
  */
 #define NEMESIA_ERR_ARGUMENT -1
 
@@ -183,8 +183,9 @@
 
 /**
  * Another thread is in a call on the endpoint, which belongs to one at a time; nothing was done. Open it with
- * NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always. From
- * `nemesia_endpoint_close` of an endpoint with NEMESIA_THREADS_MULTIPLE it is always given while another thread is in a call.
+ * NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always.
+ * From `nemesia_endpoint_close` of an endpoint with NEMESIA_THREADS_MULTIPLE it is always given while another thread
+ * is in a call.
  */
 #define NEMESIA_ERR_THREADS -25
 
@@ -204,21 +205,27 @@
 #define NEMESIA_ERR_AGREEMENT -28
 
 /**
- * The handle is none: it was closed or destroyed before, it is of another kind (a configuration in place of an endpoint), its
- * handler has returned, or no function of this library has made it. Nothing was done. Or as many endpoints and
- * configurations exist as may, and no more can be made. `nemesia_last_error_message` tells which.
+ * The handle is none: it was closed or destroyed before, it is of another kind (a configuration in place of an
+ * endpoint), its handler has returned, or no function of this library has made it. Nothing was done. Or as many
+ * endpoints and configurations exist as may, and no more can be made. `nemesia_last_error_message` tells which.
  */
 #define NEMESIA_ERR_HANDLE -29
 
 /**
- * How threads use an endpoint: one at a time. The caller sees to that; the endpoint may move between threads. The default,
- * and the fastest.
+ * The endpoint belongs to the process that opened it, and this is a forked child: open another one here. Every
+ * function that takes an endpoint may return this.
+ */
+#define NEMESIA_ERR_FORKED -30
+
+/**
+ * How threads use an endpoint: one at a time. The caller sees to that; the endpoint may move between threads. The
+ * default, and the fastest.
  */
 #define NEMESIA_THREADS_SINGLE 0
 
 /**
- * How threads use an endpoint: any number of them at once (as MPI_THREAD_MULTIPLE). A call that does not block takes a lock.
- * Of the threads that wait one makes progress for all.
+ * How threads use an endpoint: any number of them at once (as MPI_THREAD_MULTIPLE). A call that does not block takes a
+ * lock. Of the threads that wait one makes progress for all.
  */
 #define NEMESIA_THREADS_MULTIPLE 1
 
@@ -417,8 +424,8 @@ typedef struct nemesia_config nemesia_config;
 typedef struct nemesia_endpoint nemesia_endpoint;
 
 /**
- * An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns: after that, and
- * in other threads, its use is NEMESIA_ERR_HANDLE.
+ * An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns: after
+ * that, and in other threads, its use is NEMESIA_ERR_HANDLE.
  */
 typedef struct nemesia_incoming nemesia_incoming;
 
@@ -514,8 +521,8 @@ typedef struct nemesia_iovec {
  *
  * - `context`: as given to `nemesia_endpoint_set_handler`.
  * - `rank`: who sent it.
- * - `header`, `header_len`, `payload`, `len`: its two parts; the bytes are Nemesia's, and gone when the handler returns.
- *   Neither pointer is NULL; they may be aligned to nothing.
+ * - `header`, `header_len`, `payload`, `len`: its two parts; the bytes are Nemesia's, and gone when the handler
+ *   returns. Neither pointer is NULL; they may be aligned to nothing.
  * - `message`: for `nemesia_incoming_reply`.
  *
  * It must not throw and must not jump out (longjmp). It can't use the endpoint: calls return NEMESIA_ERR_ARGUMENT.
@@ -540,8 +547,8 @@ typedef struct nemesia_remote_key {
 } nemesia_remote_key;
 
 /**
- * What was done since the endpoint was opened, and what it met with. Set `struct_size` and nothing else. The fields have
- * the names that `nemesia perf --counters` prints. Those that this version of the library does not know are 0.
+ * What was done since the endpoint was opened, and what it met with. Set `struct_size` and nothing else. The fields
+ * have the names that `nemesia perf --counters` prints. Those that this version of the library does not know are 0.
  */
 typedef struct nemesia_counters {
     /**
@@ -899,7 +906,7 @@ typedef struct nemesia_counters {
     /**
      * Times that the kernel was asked whether the peers live; 0 for a single rank. Unit: times.
      */
-    uint64_t looks;
+    uint64_t liveness_checks;
     /**
      * Peers that dropped their endpoint without closing it; 0 for a single rank. Unit: peers.
      */
@@ -975,11 +982,12 @@ int32_t nemesia_config_default(struct nemesia_config **out_config);
  * Says how threads will use the endpoints that are opened with this configuration.
  *
  * With NEMESIA_THREADS_MULTIPLE any threads may call any functions on the endpoint at once, but for
- * `nemesia_endpoint_close`, during and after which nobody else uses it. A request is waited for, or tested to completion, by
- * one thread; any thread may. Which of several receives gets a message is decided by the order in which they were posted.
- * `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` keep the other threads out until they return, and
- * `nemesia_endpoint_arm` is for a process in which no other thread waits on this endpoint.
- * A process may also open several endpoints, each for one thread of its own (`nemesia_endpoint_open_with`): that is faster.
+ * `nemesia_endpoint_close`, during and after which nobody else uses it. A request is waited for, or tested to
+ * completion, by one thread; any thread may. Which of several receives gets a message is decided by the order in which
+ * they were posted. `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` keep the other threads out until they
+ * return, and `nemesia_endpoint_arm` is for a process in which no other thread waits on this endpoint.
+ * A process may also open several endpoints, each for one thread of its own (`nemesia_endpoint_open_with`): that is
+ * faster.
  *
  * - `config`: a configuration.
  * - `threads`: NEMESIA_THREADS_SINGLE or NEMESIA_THREADS_MULTIPLE.
@@ -1040,8 +1048,8 @@ int32_t nemesia_config_get(struct nemesia_config *config,
 /**
  * Ends a configuration. Endpoints that were opened with it have their own copy.
  *
- * - `config`: a configuration. For NULL nothing happens. For what is no configuration, or was destroyed before, or is used
- *   by another thread in this moment, nothing happens but that `nemesia_last_error_message` says so.
+ * - `config`: a configuration. For NULL nothing happens. For what is no configuration, or was destroyed before, or is
+ *   used by another thread in this moment, nothing happens but that `nemesia_last_error_message` says so.
  *
  * Ownership: takes the configuration.
  * Threads: any; no other thread may be using it.
@@ -1082,19 +1090,19 @@ int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
 
 /**
  * Sends what is pending, tells the peers that this process has finished, and leaves the world. May block for as long
- * as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers. A process that
- * ends without this call, or whose call returns NEMESIA_ERR_TIMEOUT, has failed for its peers.
+ * as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers. A
+ * process that ends without this call, or whose call returns NEMESIA_ERR_TIMEOUT, has failed for its peers.
  *
  * In a forked child it returns NEMESIA_ERR_FORKED and does nothing to the world of the parent.
  *
- * - `endpoint`: an open endpoint. The call closes it, whatever it returns, unless that is NEMESIA_ERR_THREADS, _ARGUMENT or
- *   _HANDLE. Every later use of the handle, another close among them, returns NEMESIA_ERR_HANDLE.
+ * - `endpoint`: an open endpoint. The call closes it, whatever it returns, unless that is NEMESIA_ERR_THREADS,
+ *   _ARGUMENT or _HANDLE. Every later use of the handle, another close among them, returns NEMESIA_ERR_HANDLE.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT if something could not be sent; NEMESIA_ERR_BOOTSTRAP if the launcher did
- * not take leave; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error of Nemesia's own; NEMESIA_ERR_THREADS if
- * another thread is in a call on the endpoint, which stays open: let that call return, and close again; NEMESIA_ERR_ARGUMENT
- * for NULL, and from a handler of this endpoint; NEMESIA_ERR_HANDLE.
- * Ownership: takes the endpoint. Its requests end, and their buffers are the caller's again.
+ * not take leave; NEMESIA_ERR_FORKED in a forked child; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error
+ * of Nemesia's own; NEMESIA_ERR_THREADS if another thread is in a call on the endpoint, which stays open: let that
+ * call return, and close again; NEMESIA_ERR_ARGUMENT for NULL, and from a handler of this endpoint;
+ * NEMESIA_ERR_HANDLE. Ownership: takes the endpoint. Its requests end, and their buffers are the caller's again.
  * Threads: any; no other thread may be using the endpoint.
  */
 int32_t nemesia_endpoint_close(struct nemesia_endpoint *endpoint);
@@ -1132,7 +1140,7 @@ int32_t nemesia_endpoint_size(struct nemesia_endpoint *endpoint, int32_t *out_si
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 const char *nemesia_endpoint_warning(struct nemesia_endpoint *endpoint,
-                                  size_t index);
+                                     size_t index);
 
 /**
  * How each rank is reached, what is used with it, and why what is not used was refused; and the remarks of
@@ -1177,9 +1185,9 @@ int32_t nemesia_endpoint_acknowledge_failures(struct nemesia_endpoint *endpoint)
 
 /**
  * A descriptor for poll, epoll or an event library. When the endpoint is armed (`nemesia_endpoint_arm`), it becomes
- * readable when a message has come, when there is room for a send that waits, or when a peer is gone; and about every 50
- * milliseconds. It stays readable until the endpoint is armed again; edge-triggered loops are told of everything that
- * happens after arming.
+ * readable when a message has come, when there is room for a send that waits, or when a peer is gone; and about every
+ * 50 milliseconds. It stays readable until the endpoint is armed again; edge-triggered loops are told of everything
+ * that happens after arming.
  *
  * - `endpoint`: an open endpoint.
  * - `out_fd`: the descriptor, always the same one, written on success.
@@ -1192,19 +1200,19 @@ int32_t nemesia_endpoint_event_fd(struct nemesia_endpoint *endpoint,
                                   int32_t *out_fd);
 
 /**
- * Prepares for waiting for the descriptor of `nemesia_endpoint_event_fd`, once: test the requests, then arm, and wait if
- * this returns NEMESIA_OK; if it returns NEMESIA_BUSY begin again. Makes progress. A call that blocks disarms.
+ * Prepares for waiting for the descriptor of `nemesia_endpoint_event_fd`, once: test the requests, then arm, and wait
+ * if this returns NEMESIA_OK; if it returns NEMESIA_BUSY begin again. Makes progress. A call that blocks disarms.
  *
  * - `endpoint`: an open endpoint.
  *
- * Returns: NEMESIA_OK; NEMESIA_BUSY if something was done just now, and nothing is armed; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_BUSY if something was done just now, and nothing is armed; NEMESIA_ERR_ARGUMENT or
+ * _PANIC. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_arm(struct nemesia_endpoint *endpoint);
 
 /**
- * Takes back `nemesia_endpoint_arm`, for a caller that goes on without waiting. Not needed, but it saves the next sender
- * a system call.
+ * Takes back `nemesia_endpoint_arm`, for a caller that goes on without waiting. Not needed, but it saves the next
+ * sender a system call.
  *
  * - `endpoint`: an open endpoint.
  *
@@ -1223,8 +1231,8 @@ int32_t nemesia_endpoint_disarm(struct nemesia_endpoint *endpoint);
  * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to this
- * process itself, for which there is no room; with NEMESIA_THREADS_MULTIPLE it waits for another thread) or _PANIC. After an
- * error nothing was sent.
+ * process itself, for which there is no room; with NEMESIA_THREADS_MULTIPLE it waits for another thread) or _PANIC.
+ * After an error nothing was sent.
  * Ownership: the buffer is the caller's again when this returns.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
@@ -1266,9 +1274,9 @@ int32_t nemesia_endpoint_recv(struct nemesia_endpoint *endpoint,
  * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
  * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the message has left already.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
- * Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
- * closed. The request belongs to this endpoint.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was
+ * sent. Ownership: the request holds the buffer, which must stay as it is until the request is complete or the
+ * endpoint is closed. The request belongs to this endpoint.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_isend(struct nemesia_endpoint *endpoint,
@@ -1501,8 +1509,8 @@ int32_t nemesia_endpoint_irecv_in(struct nemesia_endpoint *endpoint,
  *
  * Returns: as `nemesia_endpoint_isend`; NEMESIA_ERR_ARGUMENT, too, if a run is at NULL or they are more bytes than any
  * memory has. After an error nothing was sent.
- * Ownership: the request holds the list and its bytes, which must stay as they are until the request is complete or the
- * endpoint is closed. The request belongs to this endpoint.
+ * Ownership: the request holds the list and its bytes, which must stay as they are until the request is complete or
+ * the endpoint is closed. The request belongs to this endpoint.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_isendv(struct nemesia_endpoint *endpoint,
@@ -1515,8 +1523,8 @@ int32_t nemesia_endpoint_isendv(struct nemesia_endpoint *endpoint,
                                 uint64_t *out_request);
 
 /**
- * As `nemesia_endpoint_irecv_in`, into several runs, one after the other. Nothing is allocated. A large message takes one
- * copy if the runs have 4 KiB and more on average, and it was sent from one place; else it is streamed.
+ * As `nemesia_endpoint_irecv_in`, into several runs, one after the other. Nothing is allocated. A large message takes
+ * one copy if the runs have 4 KiB and more on average, and it was sent from one place; else it is streamed.
  *
  * - `endpoint`: an open endpoint.
  * - `context`: the matching context; 0 is that of the functions that take none.
@@ -1527,8 +1535,8 @@ int32_t nemesia_endpoint_isendv(struct nemesia_endpoint *endpoint,
  *
  * Returns: as `nemesia_endpoint_irecv`; NEMESIA_ERR_ARGUMENT, too, if a run is at NULL or they are more bytes than any
  * memory has. After an error nothing was posted.
- * Ownership: the request holds the list and its bytes; they must stay, and nobody else uses the bytes, until the request
- * is complete or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
+ * Ownership: the request holds the list and its bytes; they must stay, and nobody else uses the bytes, until the
+ * request is complete or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_irecvv(struct nemesia_endpoint *endpoint,
@@ -1551,8 +1559,8 @@ int32_t nemesia_endpoint_irecvv(struct nemesia_endpoint *endpoint,
  * - `out_status`: sender, tag, and the bytes that the message has in all, written on success (not with
  *   NEMESIA_PENDING); may be NULL.
  *
- * Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED (the sender is
- * gone and has left none) or _PANIC.
+ * Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED (the sender
+ * is gone and has left none) or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_iprobe(struct nemesia_endpoint *endpoint,
@@ -1598,8 +1606,8 @@ int32_t nemesia_endpoint_probe(struct nemesia_endpoint *endpoint,
  *
  * Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS
  * (each message taken out is one) or _PANIC.
- * Ownership: the message has to be received, with a capacity of 0 if nobody wants it: until then it takes the room of an
- * unexpected message and of a request.
+ * Ownership: the message has to be received, with a capacity of 0 if nobody wants it: until then it takes the room of
+ * an unexpected message and of a request.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_improbe(struct nemesia_endpoint *endpoint,
@@ -1698,16 +1706,16 @@ int32_t nemesia_endpoint_set_handler(struct nemesia_endpoint *endpoint,
                                      void *context);
 
 /**
- * Sends an active message back to the sender of one, from within its handler. It leaves after the handler has returned,
- * in the order of the replies, before what is sent later from outside.
+ * Sends an active message back to the sender of one, from within its handler. It leaves after the handler has
+ * returned, in the order of the replies, before what is sent later from outside.
  *
  * - `message`: as given to the handler.
  * - `number`: the handler at the sender.
  * - `header`, `header_len`, `payload`, `len`: both parts; NULL is allowed where the length is 0.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_REPLIES when too many wait to leave: send it later, from outside a handler;
- * NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC; NEMESIA_ERR_HANDLE when the handler has returned, or runs in another thread.
- * Ownership: both parts are copied.
+ * NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC; NEMESIA_ERR_HANDLE when the handler has returned, or runs in another
+ * thread. Ownership: both parts are copied.
  * Threads: the handler's.
  */
 int32_t nemesia_incoming_reply(struct nemesia_incoming *message,
@@ -1723,8 +1731,8 @@ int32_t nemesia_incoming_reply(struct nemesia_incoming *message,
  * - `endpoint`: an open endpoint.
  * - `rank`: the receiver; a message to this process itself is handled by the next progress.
  * - `number`: its handler there.
- * - `header`, `header_len`, `payload`, `len`: both parts, together at most what `nemesia_endpoint_active_bytes` says; NULL
- *   is allowed where the length is 0.
+ * - `header`, `header_len`, `payload`, `len`: both parts, together at most what `nemesia_endpoint_active_bytes` says;
+ *   NULL is allowed where the length is 0.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
  * Ownership: the buffers are the caller's again when this returns.
@@ -1745,10 +1753,10 @@ int32_t nemesia_endpoint_send_active(struct nemesia_endpoint *endpoint,
  * - `endpoint`, `rank`, `number`, `header`, `header_len`, `payload`, `len`: as for `nemesia_endpoint_send_active`.
  * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the message has left already.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing
- * was sent.
- * Ownership: the request holds both buffers, which must stay as they are until it is complete or the endpoint is closed.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error
+ * nothing was sent.
+ * Ownership: the request holds both buffers, which must stay as they are until it is complete or the endpoint is
+ * closed. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_isend_active(struct nemesia_endpoint *endpoint,
                                       int32_t rank,
@@ -1760,8 +1768,8 @@ int32_t nemesia_endpoint_isend_active(struct nemesia_endpoint *endpoint,
                                       uint64_t *out_request);
 
 /**
- * The most bytes of an active message, header and payload together: 1 MiB, or a cell if that is more. What does not fit into
- * a cell is streamed, and handled when it is whole, in its order. A reply has to fit into a cell.
+ * The most bytes of an active message, header and payload together: 1 MiB, or a cell if that is more. What does not
+ * fit into a cell is streamed, and handled when it is whole, in its order. A reply has to fit into a cell.
  *
  * - `endpoint`: an open endpoint.
  * - `out_bytes`: written on success.
@@ -1787,8 +1795,8 @@ int32_t nemesia_endpoint_unhandled(struct nemesia_endpoint *endpoint, uint64_t *
  * Lets peers use memory, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
  *
  * - `endpoint`: an open endpoint.
- * - `base`, `len`: the memory; `base` may be NULL if `len` is 0. It holds values, and may be written if `access` lets peers
- *   write.
+ * - `base`, `len`: the memory; `base` may be NULL if `len` is 0. It holds values, and may be written if `access` lets
+ *   peers write.
  * - `access`: NEMESIA_ACCESS_READ, _WRITE or _READ_WRITE.
  * - `out_region`: names the region, written on success.
  *
@@ -1822,8 +1830,8 @@ int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
                                   uint64_t *out_region);
 
 /**
- * Takes a region back: operations on it are refused from now on, and those who wait for its notifications are cancelled.
- * Memory that was allocated is freed.
+ * Takes a region back: operations on it are refused from now on, and those who wait for its notifications are
+ * cancelled. Memory that was allocated is freed.
  *
  * - `endpoint`: an open endpoint.
  * - `region`: from `nemesia_endpoint_expose` or `nemesia_endpoint_allocate`.
@@ -1832,8 +1840,7 @@ int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
  * Ownership: memory that was exposed is the caller's alone again.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_unexpose(struct nemesia_endpoint *endpoint,
-                                 uint64_t region);
+int32_t nemesia_endpoint_unexpose(struct nemesia_endpoint *endpoint, uint64_t region);
 
 /**
  * What others need to use a region.
@@ -1854,8 +1861,8 @@ int32_t nemesia_endpoint_remote_key(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`: an open endpoint.
  * - `key`: of the region.
- * - `out_path`: NEMESIA_PATH_OWN, _DIRECT or _PACKETS, written on success. With _PACKETS `nemesia_last_error_message` tells
- *   why the region is not mapped.
+ * - `out_path`: NEMESIA_PATH_OWN, _DIRECT or _PACKETS, written on success. With _PACKETS `nemesia_last_error_message`
+ *   tells why the region is not mapped.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -1865,8 +1872,8 @@ int32_t nemesia_endpoint_path(struct nemesia_endpoint *endpoint,
                               int32_t *out_path);
 
 /**
- * Starts writing bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it,
- * when they have left the buffer; they are there after a flush.
+ * Starts writing bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes
+ * it, when they have left the buffer; they are there after a flush.
  *
  * - `endpoint`: an open endpoint.
  * - `key`: of the region; it may be one of this process.
@@ -1875,8 +1882,8 @@ int32_t nemesia_endpoint_path(struct nemesia_endpoint *endpoint,
  * - `notify`: whether the region's notifications are counted up by one when the bytes are there.
  * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the bytes have left already.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key says that it would be refused; NEMESIA_ERR_ARGUMENT, _RANK,
- * _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key says that it would be refused; NEMESIA_ERR_ARGUMENT,
+ * _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
  * Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
  * closed. The key is copied.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -1890,8 +1897,8 @@ int32_t nemesia_endpoint_iput(struct nemesia_endpoint *endpoint,
                               uint64_t *out_request);
 
 /**
- * Starts reading bytes of a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it,
- * when they are here.
+ * Starts reading bytes of a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes
+ * it, when they are here.
  *
  * - `endpoint`, `key`, `offset`: as for `nemesia_endpoint_iput`.
  * - `len`: bytes wanted.
@@ -1899,8 +1906,8 @@ int32_t nemesia_endpoint_iput(struct nemesia_endpoint *endpoint,
  * - `out_request`: written on success.
  *
  * Returns: as `nemesia_endpoint_iput`. What only the owner knows, the request tells: NEMESIA_ERR_KEY for instance.
- * Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete or
- * the endpoint is closed.
+ * Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
+ * or the endpoint is closed.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_iget(struct nemesia_endpoint *endpoint,
@@ -1911,11 +1918,12 @@ int32_t nemesia_endpoint_iget(struct nemesia_endpoint *endpoint,
                               uint64_t *out_request);
 
 /**
- * Starts combining an array of operands into an array of values of another process; atomic for each value. Complete when
- * the operands have left the buffer; done after a flush. Operations of one process on another are executed in order.
+ * Starts combining an array of operands into an array of values of another process; atomic for each value. Complete
+ * when the operands have left the buffer; done after a flush. Operations of one process on another are executed in
+ * order.
  *
- * - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The first value lies at a multiple of its
- *   size in memory.
+ * - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The first value lies at a multiple of
+ *   its size in memory.
  * - `datatype`: NEMESIA_TYPE_...
  * - `op`: NEMESIA_OP_...
  * - `operands`, `count`: as many values of that type; may be NULL if `count` is 0.
@@ -1938,8 +1946,8 @@ int32_t nemesia_endpoint_iaccumulate(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: whose regions.
- * - `out_request`: written on success; NEMESIA_REQUEST_NONE if there is nothing to flush. With NEMESIA_ERR_KEY, _BOUNDS,
- *   _ACCESS, _ALIGNMENT or _UNDEFINED it reports the first refusal since the last flush.
+ * - `out_request`: written on success; NEMESIA_REQUEST_NONE if there is nothing to flush. With NEMESIA_ERR_KEY,
+ *   _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED it reports the first refusal since the last flush.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -2032,14 +2040,14 @@ int32_t nemesia_endpoint_ifetch(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
  * - `operands`, `count`: so many values of that type. With NEMESIA_OP_NOTHING they do not count, and may be null.
- * - `out_old`: room for as many values, none of it within `operands` (MPI 4.1, section 12.3.4): the first old values may come
- *   while the last operands have not left. Written when the request is complete. After an error, what it holds is
- *   unspecified, and a part may have been done.
+ * - `out_old`: room for as many values, none of it within `operands` (MPI 4.1, section 12.3.4): the first old values
+ *   may come while the last operands have not left. Written when the request is complete. After an error, what it
+ *   holds is unspecified, and a part may have been done.
  * - `out_request`: written on success.
  *
  * Returns: as `nemesia_endpoint_iaccumulate`; NEMESIA_ERR_ARGUMENT if `operands` and `out_old` overlap.
- * Ownership: the request holds `operands` as that of `nemesia_endpoint_iput` holds its buffer, and `out_old` as that of
- * `nemesia_endpoint_iget`.
+ * Ownership: the request holds `operands` as that of `nemesia_endpoint_iput` holds its buffer, and `out_old` as that
+ * of `nemesia_endpoint_iget`.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_ifetch_accumulate(struct nemesia_endpoint *endpoint,
@@ -2053,8 +2061,8 @@ int32_t nemesia_endpoint_ifetch_accumulate(struct nemesia_endpoint *endpoint,
                                            uint64_t *out_request);
 
 /**
- * Starts replacing one value of another process if its bits are those that are expected, atomically, and getting what the
- * value was.
+ * Starts replacing one value of another process if its bits are those that are expected, atomically, and getting what
+ * the value was.
  *
  * - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
  * - `expected`, `value`: one value of that type each.
@@ -2077,9 +2085,9 @@ int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
  * `nemesia_endpoint_agree` and `nemesia_endpoint_shrink`; ranks that were agreed to be gone do not take part. With
  * NEMESIA_THREADS_MULTIPLE one thread of each rank calls it, and the others go on.
  *
- * To end a program, call this and then `nemesia_endpoint_close`: after the barrier no rank waits for what another one had to
- * send before it. `nemesia_endpoint_close` waits until pending sends have left this process, and then tells the peers that
- * it has finished; after NEMESIA_ERR_TIMEOUT some sends are lost.
+ * To end a program, call this and then `nemesia_endpoint_close`: after the barrier no rank waits for what another one
+ * had to send before it. `nemesia_endpoint_close` waits until pending sends have left this process, and then tells the
+ * peers that it has finished; after NEMESIA_ERR_TIMEOUT some sends are lost.
  *
  * - `endpoint`: an open endpoint.
  *
@@ -2093,9 +2101,9 @@ int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
 int32_t nemesia_endpoint_barrier(struct nemesia_endpoint *endpoint);
 
 /**
- * Agrees with all living ranks on the AND of everyone's flags and on how many ranks are gone, whoever dies meanwhile (as
- * `MPI_Comm_agree` of MPI's ULFM). Collective: every rank that lives calls this and `nemesia_endpoint_shrink` in the same
- * order. Waits as a receive does.
+ * Agrees with all living ranks on the AND of everyone's flags and on how many ranks are gone, whoever dies meanwhile
+ * (as `MPI_Comm_agree` of MPI's ULFM). Collective: every rank that lives calls this and `nemesia_endpoint_shrink` in
+ * the same order. Waits as a receive does.
  *
  * - `endpoint`: an open endpoint.
  * - `flags`: this rank's flags.
@@ -2113,11 +2121,13 @@ int32_t nemesia_endpoint_agree(struct nemesia_endpoint *endpoint,
                                int32_t *out_gone);
 
 /**
- * Agrees with all living ranks on who they are: the same list in each, even if more die meanwhile (as `MPI_Comm_shrink` of
- * MPI's ULFM). Collective: see `nemesia_endpoint_agree`. The index in the list is a survivor's new rank.
+ * Agrees with all living ranks on who they are: the same list in each, even if more die meanwhile (as
+ * `MPI_Comm_shrink` of MPI's ULFM). Collective: see `nemesia_endpoint_agree`. The index in the list is a survivor's
+ * new rank.
  *
  * - `endpoint`: an open endpoint.
- * - `out_ranks`: room for as many ranks as the world has; the survivors' ranks in the world, rising, written on success.
+ * - `out_ranks`: room for as many ranks as the world has; the survivors' ranks in the world, rising, written on
+ *   success.
  * - `out_count`: how many there are, written on success.
  * - `out_rank`: the new rank of this process, written on success; may be NULL.
  *
@@ -2165,9 +2175,9 @@ int32_t nemesia_endpoint_call_tree(struct nemesia_endpoint *endpoint,
  * How often the rank of this process had been started before, by a launcher that starts ranks again (`nemesia run
  * --restart N`).
  *
- * A process that was started again knows nothing of what its predecessor did. It is connected with each survivor from when
- * that readmits it; until then what is started with the survivor stays pending, and agreements wait. Ranks that are gone when
- * it comes have failed.
+ * A process that was started again knows nothing of what its predecessor did. It is connected with each survivor from
+ * when that readmits it; until then what is started with the survivor stays pending, and agreements wait. Ranks that
+ * are gone when it comes have failed.
  *
  * - `endpoint`: an open endpoint.
  * - `out_incarnation`: 0 for a process that was started with its world, written on success.
@@ -2179,15 +2189,15 @@ int32_t nemesia_endpoint_incarnation(struct nemesia_endpoint *endpoint,
                                      uint64_t *out_incarnation);
 
 /**
- * The ranks that have failed, were started again, and wait to be readmitted. Does not wait for ranks that are not there yet:
- * call it again after progress.
+ * The ranks that have failed, were started again, and wait to be readmitted. Does not wait for ranks that are not
+ * there yet: call it again after progress.
  *
  * - `endpoint`: an open endpoint.
  * - `out_ranks`: room for as many ranks as the world has; the ranks, rising, written on success.
  * - `out_count`: how many there are, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_NO_RESTART if the launcher of this world starts no rank again;
- * NEMESIA_ERR_BOOTSTRAP if the launcher could not be asked; NEMESIA_ERR_PANIC.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_NO_RESTART if the launcher of this world starts no rank
+ * again; NEMESIA_ERR_BOOTSTRAP if the launcher could not be asked; NEMESIA_ERR_PANIC.
  * Threads: one at a time for an endpoint.
  */
 int32_t nemesia_endpoint_restarted(struct nemesia_endpoint *endpoint,
@@ -2198,11 +2208,11 @@ int32_t nemesia_endpoint_restarted(struct nemesia_endpoint *endpoint,
  * Takes a rank back that had failed and was started again. From now on operations are with the new process, with which
  * everything begins anew; until now they end with NEMESIA_ERR_PEER_FAILED.
  *
- * What was under way with the process before has failed, and stays so. Messages that it had sent whole could be received
- * until now; those that were not are dropped, except those that a matched probe has taken out. Receives from any source that
- * are posted go on, and the failure of this rank counts as acknowledged. Keys of its regions are void. In
- * `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` it takes part again: all survivors readmit it between the same two
- * agreements.
+ * What was under way with the process before has failed, and stays so. Messages that it had sent whole could be
+ * received until now; those that were not are dropped, except those that a matched probe has taken out. Receives from
+ * any source that are posted go on, and the failure of this rank counts as acknowledged. Keys of its regions are void.
+ * In `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` it takes part again: all survivors readmit it between the
+ * same two agreements.
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the rank.
@@ -2216,15 +2226,16 @@ int32_t nemesia_endpoint_readmit(struct nemesia_endpoint *endpoint,
                                  int32_t rank);
 
 /**
- * Tells that addresses are about to get other pages: that they are going to be unmapped, mapped anew, moved, discarded, or given
- * back by an allocator. For programs and runtimes that see these calls anyway. Call it before the change; and once more after
- * it, if other threads may use the addresses meanwhile, as they may while pages are discarded. Registrations that this
- * library keeps on the caller's word are not used for these addresses again; those that the kernel tells of need no call.
+ * Tells that addresses are about to get other pages: that they are going to be unmapped, mapped anew, moved,
+ * discarded, or given back by an allocator. For programs and runtimes that see these calls anyway. Call it before the
+ * change; and once more after it, if other threads may use the addresses meanwhile, as they may while pages are
+ * discarded. Registrations that this library keeps on the caller's word are not used for these addresses again; those
+ * that the kernel tells of need no call.
  *
  * - `address`, `bytes`: the range. With NULL and SIZE_MAX it is every address.
  *
- * Threads: any, in any state: in a signal handler, in an allocator, while another function of this library runs. It takes no
- * lock, allocates nothing, and leaves errno and the last error alone.
+ * Threads: any, in any state: in a signal handler, in an allocator, while another function of this library runs. It
+ * takes no lock, allocates nothing, and leaves errno and the last error alone.
  */
 void nemesia_memory_released(const void *address,
                              size_t bytes);
