@@ -441,7 +441,9 @@ impl Scatter {
 }
 
 /// The largest number of bytes that are written to exposed memory at once, also through a buffer.
-const CHUNK: usize = 1024;
+const CHUNK: usize = 8192;
+/// Many writes are not longer than this. Their buffer is initialised in less time than a chunk.
+const MEDIUM: usize = 1024;
 /// Most writes are not longer than this.
 const SMALL: usize = 64;
 
@@ -510,6 +512,17 @@ impl Exposed {
         }
     }
 
+    /// Calls `each` with copies of the parts that make up `len` bytes from `at` on, fewer at the end, and with the
+    /// number of bytes before each.
+    pub fn each(&self, at: usize, len: usize, mut each: impl FnMut(usize, &[u8])) {
+        let at = at.min(self.len);
+        let len = len.min(self.len - at);
+        let mut bounce = Bounce::new();
+        for done in (0..len).step_by(BOUNCE) {
+            each(done, self.view(at + done, len - done, &mut bounce));
+        }
+    }
+
     /// Writes `len` bytes from `at` on. `fill` supplies them part by part: it gets the offset of the part and its
     /// destination. Returns `false`, with nothing written, if they do not all lie in the memory. Only for memory that
     /// peers may write.
@@ -519,6 +532,8 @@ impl Exposed {
         }
         if len <= SMALL {
             self.fill_by(&mut [0; SMALL], at, len, fill);
+        } else if len <= MEDIUM {
+            self.fill_by(&mut [0; MEDIUM], at, len, fill);
         } else {
             self.fill_by(&mut [0; CHUNK], at, len, fill);
         }

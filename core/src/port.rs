@@ -6,7 +6,7 @@
 #![deny(unsafe_code)]
 
 use crate::counters::TrafficCounters;
-use crate::payload::{BorrowedGather, BorrowedRecv};
+use crate::payload::{BOUNCE, BorrowedGather, BorrowedRecv, Bounce, Exposed};
 use crate::shared::fastbox::{FastboxFault, Word};
 use crate::shared::pool::ReturnFault;
 use crate::sync::spin_hint;
@@ -257,6 +257,26 @@ pub trait MessagePort {
         from: &mut BorrowedGather<'_>,
         at: usize,
     ) -> Result<bool, PeerFault>;
+
+    /// Returns the largest number of bytes of exposed memory that one packet carries.
+    fn exposed_bytes(&self) -> usize {
+        self.packet_bytes().min(BOUNCE)
+    }
+
+    /// As [`MessagePort::send`], for `envelope.total` bytes of exposed memory from `at` on, at most
+    /// [`MessagePort::exposed_bytes`]. The memory must contain them.
+    ///
+    /// # Errors
+    /// As for [`MessagePort::send`].
+    fn send_exposed(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        from: &Exposed,
+        at: usize,
+    ) -> Result<bool, PeerFault> {
+        self.send(peer, envelope, from.view(at, envelope.total as usize, &mut Bounce::new()))
+    }
 
     /// Sets the copy policy for later packets of kind `Data`, which their receiver has requested. A port may
     /// ignore it.

@@ -45,6 +45,8 @@ pub type Handler = Option<
 struct Running {
     /// The handle that the handler got.
     handle: u64,
+    /// The endpoint whose handler it is.
+    endpoint: usize,
     message: *mut c_void,
     outer: *const Running,
 }
@@ -72,16 +74,30 @@ fn next_handle() -> u64 {
 }
 
 /// Runs `handler`. Meanwhile `nemesia_incoming_reply` finds the message by its handle.
-fn while_handled(message: *mut c_void, handler: impl FnOnce(*mut Incoming)) {
+fn while_handled(endpoint: usize, message: *mut c_void, handler: impl FnOnce(*mut Incoming)) {
     struct Leave(*const Running);
     impl Drop for Leave {
         fn drop(&mut self) {
             RUNNING.set(self.0);
         }
     }
-    let running = Running { handle: next_handle(), message, outer: RUNNING.get() };
+    let running = Running { handle: next_handle(), endpoint, message, outer: RUNNING.get() };
     let _leave = Leave(RUNNING.replace(&raw const running));
     handler(ptr::without_provenance_mut(running.handle as usize));
+}
+
+/// Returns whether this thread is in a handler of an endpoint. Handlers nest: it may be an outer one.
+#[cold]
+pub(crate) fn runs_handler_of(endpoint: usize) -> bool {
+    let mut at = RUNNING.get();
+    // SAFETY: as in `message_of`.
+    while let Some(running) = unsafe { at.as_ref() } {
+        if running.endpoint == endpoint {
+            return true;
+        }
+        at = running.outer;
+    }
+    false
 }
 
 /// Returns the message of a handle, whose handler runs in this thread.
@@ -149,7 +165,7 @@ pub unsafe extern "C" fn nemesia_endpoint_set_handler(
             let (payload, len) = (payload.as_ptr().cast(), payload.len());
             let rank = rank_of(message.from());
             let before = IN_HANDLER.replace(handle);
-            while_handled((&raw mut *message).cast(), |incoming| {
+            while_handled(handle, (&raw mut *message).cast(), |incoming| {
                 // SAFETY: the caller's function; all pointers are valid until it returns.
                 unsafe { handler(context.get(), rank, header, header_len, payload, len, incoming) };
             });

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nemesia::Failure;
 
+use crate::active::runs_handler_of;
 use crate::boundary::{Out, guard, read_versioned, write_text};
 use crate::config::{self, Config};
 use crate::exchange::{Exchange, Foreign};
@@ -392,11 +393,11 @@ fn spoil(endpoint: *mut Endpoint) {
 }
 
 fn is_in_handler(endpoint: *mut Endpoint) -> bool {
-    IN_HANDLER.get() == endpoint.addr() && !endpoint.is_null()
+    IN_HANDLER.get() != 0 && runs_handler_of(endpoint.addr())
 }
 
 thread_local! {
-    /// The handle of the endpoint whose handler this thread runs, or 0.
+    /// The handle of the endpoint whose handler this thread is in, or 0. Of nested handlers: the innermost.
     pub(crate) static IN_HANDLER: Cell<usize> = const { Cell::new(0) };
 }
 

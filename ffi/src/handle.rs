@@ -182,11 +182,12 @@ fn full() -> Fault {
 #[inline(always)]
 pub(crate) unsafe fn at_hand<'a, T: Object>(handle: *const T) -> Option<&'a Single> {
     let entry = entry_of(handle.addr());
+    // Acquire: see `insert`. Before the handle is compared: with the endpoint of a later use of the entry comes the
+    // handle of that use, so a handle that was closed never finds another thread's new endpoint.
+    let single = entry.single.load(Ordering::Acquire);
     if entry.at_hand.load(Ordering::Relaxed) != handle.addr() {
         return None;
     }
-    // Acquire: see `insert`.
-    let single = entry.single.load(Ordering::Acquire);
     // SAFETY: null, or the endpoint of this handle. Only `Pinned::take` removes it, which the same thread
     // calls later.
     unsafe { single.as_ref() }

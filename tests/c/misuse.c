@@ -314,6 +314,46 @@ static void late_reply(void) {
     }
 }
 
+/* A handler may use another endpoint, whose handlers then must not use the first one either. */
+static nemesia_endpoint *inner;
+static int nested;
+
+static void innermost(void *context, int32_t rank, const void *header, size_t header_len, const void *payload,
+                      size_t len, nemesia_incoming *message) {
+    (void)context, (void)rank, (void)header, (void)header_len, (void)payload, (void)len, (void)message;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send(inner, 0, TAG, NULL, 0));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send(own, 0, TAG, NULL, 0));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_close(own));
+    nested++;
+}
+
+static void outermost(void *context, int32_t rank, const void *header, size_t header_len, const void *payload,
+                      size_t len, nemesia_incoming *message) {
+    const int before = nested;
+    (void)context, (void)rank, (void)header, (void)header_len, (void)payload, (void)len, (void)message;
+    OK(nemesia_endpoint_send_active(inner, 0, 1, NULL, 0, NULL, 0));
+    while (nested == before) OK(nemesia_endpoint_progress(inner, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_close(own));
+    works(inner);
+}
+
+static void nested_handlers(void) {
+    const uint32_t modes[] = {SINGLE, MULTIPLE};
+    size_t at;
+    for (at = 0; at < 2; at++) {
+        own = opened(modes[at]);
+        inner = opened(modes[at]);
+        nested = 0;
+        OK(nemesia_endpoint_set_handler(own, 1, outermost, NULL));
+        OK(nemesia_endpoint_set_handler(inner, 1, innermost, NULL));
+        OK(nemesia_endpoint_send_active(own, 0, 1, NULL, 0, NULL, 0));
+        while (nested == 0) OK(nemesia_endpoint_progress(own, NULL));
+        works(own);
+        OK(nemesia_endpoint_close(inner));
+        OK(nemesia_endpoint_close(own));
+    }
+}
+
 /* A probed message and a request can be used once. Invalid numbers are refused. */
 static void message_twice(void) {
     nemesia_endpoint *endpoint = opened(SINGLE);
@@ -372,6 +412,7 @@ int main(int argc, char **argv) {
         {"foreign", foreign},
         {"close-while-waiting", close_while_waiting},
         {"late-reply", late_reply},
+        {"nested-handlers", nested_handlers},
         {"message-twice", message_twice},
         {"forked-child", forked_child},
     };

@@ -62,6 +62,11 @@ fn a_forked_child_gets_an_error_from_the_endpoint_of_its_parent() -> Result<(), 
 }
 
 #[test]
+fn a_handler_within_a_handler_uses_neither_endpoint() -> Result<(), String> {
+    case("a_handler_within_a_handler_uses_neither_endpoint", "nested-handlers")
+}
+
+#[test]
 fn a_probed_message_is_received_once() -> Result<(), String> {
     case("a_probed_message_is_received_once", "message-twice")
 }

@@ -13,7 +13,7 @@
 
 use core::borrow::BorrowMut;
 
-use crate::payload::BorrowedGather;
+use crate::payload::{BorrowedGather, Exposed};
 use crate::sync::{Edge, Payload, PayloadMut, PayloadWord, Word32, Word64};
 use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
 
@@ -172,6 +172,18 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
         how: Writing,
     ) -> bool {
         if !self.holds(cell, len) {
+            return false;
+        }
+        let base = cell as usize * self.cell_bytes;
+        let mut fit = true;
+        from.each(at, len, |done, part| fit &= self.write(base + done, part, how));
+        fit
+    }
+
+    /// As [`CellPool::fill`], with `len` bytes of exposed memory from `at` on.
+    #[must_use]
+    pub fn fill_exposed(&self, cell: u32, from: &Exposed, (at, len): (usize, usize), how: Writing) -> bool {
+        if !self.holds(cell, len) || at.checked_add(len).is_none_or(|end| end > from.len()) {
             return false;
         }
         let base = cell as usize * self.cell_bytes;

@@ -31,7 +31,7 @@ use super::pool::{CellPool, CellRecord};
 use super::queue::Consumer;
 use super::sleep::WakeReason;
 use crate::counters::TrafficCounters;
-use crate::payload::{BorrowedGather, BorrowedRecv};
+use crate::payload::{BorrowedGather, BorrowedRecv, Bounce, Exposed};
 pub use crate::port::Stores;
 use crate::port::{Arrival, AssistedCopy, MessagePort, NextChunk, Part, PeerFault, PeerId, Polled, Pulled};
 use crate::sync::spin_hint;
@@ -315,6 +315,24 @@ where
             return self.send(peer, envelope, bytes);
         }
         self.send_cell(peer, envelope, |pool, cell, how| pool.fill_list(cell, from, at, len, how))
+    }
+
+    fn exposed_bytes(&self) -> usize {
+        self.packet_bytes()
+    }
+
+    fn send_exposed(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        from: &Exposed,
+        at: usize,
+    ) -> Result<bool, PeerFault> {
+        let len = envelope.total as usize;
+        if len <= self.config.fastbox_limit {
+            return self.send(peer, envelope, from.view(at, len, &mut Bounce::new()));
+        }
+        self.send_cell(peer, envelope, |pool, cell, how| pool.fill_exposed(cell, from, (at, len), how))
     }
 
     #[inline]

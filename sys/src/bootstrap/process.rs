@@ -4,9 +4,11 @@ use super::INCARNATION;
 use super::outcome::ExitKind;
 use std::ffi::OsString;
 use std::io::{self, PipeWriter};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
+use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The words of an affinity mask: 8192 processors, the most that Linux supports today.
@@ -266,6 +268,7 @@ fn prepare(socket: RawFd, launcher: libc::pid_t, mask: Option<&[u64]>) -> io::Re
     if unsafe { libc::getppid() } != launcher {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
+    unblock_signals()?;
     // Only this copy of the socket loses close-on-exec: the other ranks never inherit it.
     // SAFETY: F_SETFD takes an int and touches no memory; `socket` was open at the fork.
     if unsafe { libc::fcntl(socket, libc::F_SETFD, 0) } != 0 {
@@ -279,6 +282,18 @@ fn prepare(socket: RawFd, launcher: libc::pid_t, mask: Option<&[u64]>) -> io::Re
         }
     }
     Ok(())
+}
+
+/// Unblocks every signal. A blocked signal stays blocked across exec, and the threads of the launcher, or its program,
+/// block those that are passed on to the ranks.
+fn unblock_signals() -> io::Result<()> {
+    let mut none = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set, which sigmask then only reads; no old set is asked for.
+    let code = unsafe {
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), ptr::null_mut())
+    };
+    if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
 }
 
 fn mask_of(cpu: usize) -> CpuMask {

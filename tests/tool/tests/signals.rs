@@ -112,3 +112,13 @@ fn a_second_signal_kills_the_ranks_that_ignored_the_first() {
     assert_eq!(status.code(), Some(143), "{status}");
     assert!(!pids.into_iter().any(is_there));
 }
+
+/// A shell clears its mask itself; most programs keep the one that they get.
+#[test]
+fn ranks_start_with_no_signal_blocked() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nemesia"));
+    command.args(["run", "-n", "2", "--", "grep", "SigBlk", "/proc/self/status"]);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "SigBlk:\t0000000000000000\n".repeat(2));
+}

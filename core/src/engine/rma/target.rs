@@ -10,7 +10,7 @@ use super::reduce::combine;
 use super::region::{ExposedRegion, RegionPlace, Regions};
 use crate::engine::request::{CompletionError, Outcome};
 use crate::engine::{Engine, Status, Storage};
-use crate::payload::{Bounce, Exposed};
+use crate::payload::Exposed;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
 use crate::slab::Slot;
 use crate::wire::rma::{
@@ -224,33 +224,41 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Sends one packet of a reply. Returns `true` if it was the last.
     fn send_part(&mut self, peer: PeerId, reply: &mut Reply) -> Result<bool, PeerFault> {
-        let most = self.port.packet_bytes();
-        let (mut bounce, word) = (Bounce::new(), reply.word());
-        let (refusal, bytes): (Option<Refusal>, &[u8]) = match &reply.answer {
+        let (request, word) = (reply.request, reply.word());
+        let envelope = |refusal: Option<Refusal>, total| {
+            let context = refusal.map_or(0, Refusal::code);
+            Envelope { kind: Kind::RmaReply, context, tag: request, total }
+        };
+        let (total, sent, last) = match &mut reply.answer {
             // The region may have been unexposed since the last packet.
             TargetAnswer::Bytes { region, key, offset, len } => {
                 let place = RegionPlace { region: *region, key: *key, offset: *offset, len: *len };
                 match self.regions.open(&place, Access::Read) {
-                    Ok((region, at)) => (None, region.memory.view(at, most.min(*len as usize), &mut bounce)),
-                    Err(refusal) => (Some(refusal), &[]),
+                    Ok((region, at)) => {
+                        let part = (*len).min(self.port.exposed_bytes() as u64);
+                        let sent = self.port.send_exposed(peer, &envelope(None, part), &region.memory, at)?;
+                        if sent {
+                            *offset += part;
+                            *len -= part;
+                        }
+                        (part, sent, *len == 0)
+                    }
+                    Err(refusal) => (0, self.port.send(peer, &envelope(Some(refusal), 0), &[])?, true),
                 }
             }
-            TargetAnswer::Word { len, refusal, .. } => (*refusal, &word[..*len]),
-            TargetAnswer::Values { bytes, len } => (None, &bytes[..usize::from(*len)]),
+            TargetAnswer::Word { len, refusal, .. } => {
+                let total = *len as u64;
+                (total, self.port.send(peer, &envelope(*refusal, total), &word[..*len])?, true)
+            }
+            TargetAnswer::Values { bytes, len } => {
+                let (total, bytes) = (u64::from(*len), &bytes[..usize::from(*len)]);
+                (total, self.port.send(peer, &envelope(None, total), bytes)?, true)
+            }
         };
-        let context = refusal.map_or(0, Refusal::code);
-        let total = bytes.len() as u64;
-        let envelope = Envelope { kind: Kind::RmaReply, context, tag: reply.request, total };
-        if !self.port.send(peer, &envelope, bytes)? {
-            return Ok(false);
+        if sent {
+            self.peer(peer).tally.sent(Kind::RmaReply, total as usize);
         }
-        self.peer(peer).tally.sent(Kind::RmaReply, total as usize);
-        if let (None, TargetAnswer::Bytes { offset, len, .. }) = (refusal, &mut reply.answer) {
-            *offset += total;
-            *len -= total;
-            return Ok(*len == 0);
-        }
-        Ok(true)
+        Ok(sent && last)
     }
 
     /// Executes an operation on a region of this process itself.

@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::vec;
 use std::vec::Vec;
 
-use super::fabric::{Fabric, TestPort, tiny};
+use super::fabric::{Fabric, FabricRegion, TestPort, tiny};
 use super::{Rng, contents, portion};
+use crate::payload::BOUNCE;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
 use crate::shared::fastbox::max_payload;
 use crate::shared::layout::Geometry;
@@ -69,6 +70,22 @@ fn packets_of_both_paths_arrive_in_the_order_sent() {
             assert_eq!(take(&mut one, 1), Some((0, tag)));
         }
         assert_eq!(take(&mut one, 5000), None);
+    }
+}
+
+#[test]
+fn exposed_memory_fills_a_whole_cell() {
+    let fabric =
+        Fabric::new(Geometry { peers: 2, cells: 4, cell_bytes: 4 * BOUNCE as u32, fastbox_slots: 4 });
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    assert_eq!(zero.exposed_bytes(), 4 * BOUNCE);
+    for (tag, len) in [3, 200, BOUNCE, BOUNCE + 1, 4 * BOUNCE].into_iter().enumerate() {
+        let region = FabricRegion::new(5 * BOUNCE);
+        let (tag, at) = (tag as u64, 64);
+        let mut memory = region.exposed();
+        assert!(memory.write(at, &contents(tag, len)));
+        assert!(zero.send_exposed(1, &eager(tag, len), &memory, at).unwrap(), "{len} bytes");
+        assert_eq!(take(&mut one, 1), Some((0, tag)));
     }
 }
 

@@ -1,10 +1,10 @@
 //! A bounded table of each peer's regions, for mappings and for refusals.
 //!
-//! An owner numbers its regions from 0 and reuses numbers. The place of a region in the table is therefore its
-//! number modulo the size of the table. This needs no hash, which could be flooded.
-//!
-//! Keys may be forged. Only a mapping that was verified replaces another mapping, and refusals have a table of
-//! their own. The keys of one peer do not affect the entries of other peers.
+//! An owner numbers its regions from 0 and uses numbers again, so a region's number is its place, modulo the size of
+//! the table. That needs no hash, which could be flooded. If another region has that place, one of the next few places
+//! is used. Otherwise two regions whose numbers differ by the size of the table would be mapped and unmapped in turns.
+//! Keys may be forged: a mapping gives its place only to another one that was verified, and refusals have a table of
+//! their own. What a key of one peer does changes nothing for those of others.
 
 use nemesia_core::wire::rma::RemoteKey;
 
@@ -15,6 +15,8 @@ use super::Mapped;
 const MAPPED: usize = 1024;
 /// The largest number of refusals of a peer that are remembered.
 const REFUSED: usize = 64;
+/// Places where a region can be: that of its number, and those after it.
+const PLACES: usize = 8;
 
 /// The regions of peers that this process has used.
 #[derive(Debug, Default)]
@@ -82,7 +84,7 @@ impl KnownRegions {
     }
 }
 
-/// At most `MOST` values, each under a key. A new value replaces the one at the same place.
+/// At most `MOST` values, each under a key. If all places of a key are taken, its value replaces another.
 #[derive(Debug)]
 struct KeyTable<T, const MOST: usize>(Vec<Option<(RemoteKey, T)>>);
 
@@ -97,15 +99,36 @@ impl<T, const MOST: usize> KeyTable<T, MOST> {
         key.region as usize % MOST
     }
 
+    /// The places of a key, the likeliest first.
+    fn places(key: &RemoteKey) -> impl Iterator<Item = usize> {
+        let first = Self::place(key);
+        (0..PLACES.min(MOST)).map(move |next| (first + next) % MOST)
+    }
+
     #[inline]
     fn get(&self, key: &RemoteKey) -> Option<&T> {
-        let (known, value) = self.0.get(Self::place(key))?.as_ref()?;
-        // The whole key is compared: a forged length or descriptor makes another key.
-        (known == key).then_some(value)
+        match self.0.get(Self::place(key)) {
+            // The whole key is compared: a forged length or descriptor makes another key.
+            Some(Some((known, value))) if known == key => Some(value),
+            _ => self.get_further(key),
+        }
+    }
+
+    #[cold]
+    fn get_further(&self, key: &RemoteKey) -> Option<&T> {
+        let (_, value) = self.0.get(self.find(key)?)?.as_ref()?;
+        Some(value)
+    }
+
+    /// Returns the place that holds a key.
+    fn find(&self, key: &RemoteKey) -> Option<usize> {
+        let is_here = |at: &usize| matches!(self.0.get(*at), Some(Some((known, _))) if known == key);
+        Self::places(key).find(is_here)
     }
 
     fn insert(&mut self, key: &RemoteKey, value: T) {
-        let at = Self::place(key);
+        let is_free = |at: &usize| !matches!(self.0.get(*at), Some(Some(_)));
+        let at = self.find(key).or_else(|| Self::places(key).find(is_free)).unwrap_or(Self::place(key));
         if self.0.len() <= at {
             self.0.resize_with(at + 1, || None);
         }
@@ -117,11 +140,11 @@ impl<T, const MOST: usize> KeyTable<T, MOST> {
     }
 
     fn remove(&mut self, key: &RemoteKey) -> bool {
-        let known = self.get(key).is_some();
-        if known {
-            self.0[Self::place(key)] = None;
+        let found = self.find(key);
+        if let Some(at) = found {
+            self.0[at] = None;
         }
-        known
+        found.is_some()
     }
 
     #[cfg(test)]
@@ -161,5 +184,24 @@ mod tests {
         assert_eq!(table.get(&RemoteKey { region: u32::MAX, ..KEY }), Some(&u32::MAX));
         assert!(table.remove(&RemoteKey { region: u32::MAX, ..KEY }));
         assert_eq!(table.count(), 7);
+    }
+
+    #[test]
+    fn regions_whose_numbers_have_the_same_place_do_not_displace_each_other() {
+        let mut table = KeyTable::<u32, 1024>::default();
+        let keys: Vec<_> = (0..4).map(|turn| RemoteKey { region: 3 + turn * 1024, ..KEY }).collect();
+        for (value, key) in (0..).zip(&keys) {
+            table.insert(key, value);
+        }
+        // The place of the next number is taken by then.
+        let next = RemoteKey { region: 4, ..KEY };
+        table.insert(&next, 99);
+        assert_eq!(table.get(&next), Some(&99));
+        for (value, key) in (0..).zip(&keys) {
+            assert_eq!(table.get(key), Some(&value), "{key:?}");
+        }
+        // A value that is inserted again stays one value.
+        table.insert(&keys[2], 7);
+        assert!(table.count() == 5 && table.remove(&keys[2]) && table.get(&keys[2]).is_none());
     }
 }
