@@ -343,10 +343,10 @@ pub(super) fn impostor() -> Outcome {
         }
         _ => {
             let name = heard.first().and_then(|address| address.split('.').nth(2)).unwrap_or_default();
-            for (rank, wanted) in [(1, "lives"), (2, "lives"), (0, "no such rank"), (7, "no such rank")] {
+            for (rank, wanted) in [(1, "lives"), (2, "lives"), (0, "not awaited"), (7, "not awaited")] {
                 claim(name, rank, 1, wanted)?;
             }
-            claim(name, 1, 0, "no such rank")?;
+            claim(name, 1, 0, "this rank is not awaited")?;
             // Sends nothing at all.
             let _silent = HandoffConnection::connect(name, Instant::now() + PATIENCE).map_err(Error::from)?;
             endpoint.send(0, WORD, &[])?;
@@ -361,7 +361,7 @@ pub(super) fn impostor() -> Outcome {
 
 fn called(mut endpoint: Endpoint) -> Outcome {
     endpoint.recv(Source::Rank(2), Tag::Exactly(WORD), &mut [])?;
-    ensure(endpoint.restarted()?.is_empty(), || "somebody who lives was restarted".into())?;
+    ensure(endpoint.restarted()?.is_empty(), || "a living process was restarted".into())?;
     ensure(endpoint.survivors().len() == 3, || "somebody was lost".into())?;
     endpoint.send(1, WORD, &[])?;
     match endpoint.recv(Source::Rank(1), Tag::Any, &mut []) {
