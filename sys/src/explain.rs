@@ -109,7 +109,7 @@ fn facilities() -> Vec<Verdict> {
     let membarrier = if fence.is_expedited() {
         Verdict::new("membarrier", true, "sleepers pay for the fence, senders don't")
     } else {
-        Verdict::new("membarrier", false, "the kernel refuses it: every send pays for a fence")
+        Verdict::new("membarrier", false, "the kernel refuses it: every send needs a full fence")
     };
     let try_segment = |options: SegmentOptions, use_: &str| {
         Segment::create("nemesia-probe", HEADER_PAGE, &options).map(|_| use_.to_owned())

@@ -113,9 +113,9 @@ impl Facts {
         let fastbox = format!("up to {} bytes, {} slots", config.fastbox_bytes(), config.fastbox_slots);
         let cells = format!("{} of {} bytes", config.cells, config.cell_bytes);
         let membarrier = match (self.expedited, met.expedited) {
-            (true, _) => "no send pays for a fence",
-            (false, true) => "some process of the world is refused it, so every send pays for a fence",
-            (false, false) => "it is refused there, so every send pays for a fence",
+            (true, _) => "no send needs a full fence",
+            (false, true) => "some process of the world is refused it, so every send needs a full fence",
+            (false, false) => "it is refused there, so every send needs a full fence",
         };
         let seal = if met.sealed {
             "only it can write its own segment"

@@ -54,7 +54,7 @@ fn in_strict_mode_a_preference_that_cannot_be_met_is_an_error_with_the_remedy() 
     for (name, value, parts) in [
         ("NEMESIA_CELS", "8", ["there is no variable NEMESIA_CELS", "did you mean NEMESIA_CELLS?"]),
         ("NEMESIA_FASTBOX_LIMIT", "99999", ["carries 760 bytes at most", "raise NEMESIA_FASTBOX_SLOTS"]),
-        ("NEMESIA_BACKING", "devshm", ["cannot be sealed", "NEMESIA_BACKING=memfd can"]),
+        ("NEMESIA_BACKING", "devshm", ["cannot be sealed", "use NEMESIA_BACKING=memfd"]),
     ] {
         alone(&strict().env(name, value), &[parts[0], parts[1], "NEMESIA_STRICT"])?;
         open().env(name, value).succeed(2)?;
@@ -145,7 +145,7 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
         let ranks = job.spawn(2)?.wait(LIMIT)?;
         let [one, two] = parts;
         assert!(refused(&ranks[0], &["rank 1", one, two]), "{}", report(&ranks));
-        assert!(refused(&ranks[1], &["rank 0", "refused us", one, two]), "{}", report(&ranks));
+        assert!(refused(&ranks[1], &["rank 0", "refused the connection", one, two]), "{}", report(&ranks));
     }
     Ok(())
 }
@@ -167,7 +167,7 @@ const IMPOSTORS: [(&str, &str, &str); 28] = [
     ("handshake-garbage", "sent no nemesia handshake", "it never connected"),
     ("handshake-short", "handshake is too short", "it never connected"),
     ("handshake-long", "too long", "it never connected"),
-    ("handshake-rank", "its handshake is of rank 7", "it never connected"),
+    ("handshake-rank", "it claims to be rank 7", "it never connected"),
     ("handshake-cells", "its cells is 32, ours is 64", "its cells is 32, ours is 64"),
     ("silent", "timed out", "it never connected"),
     ("closes", "is gone", "gone"),
@@ -207,7 +207,7 @@ fn meet(kind: &str, impostor: usize, expected: &str) -> Result<(), String> {
         return Err(format!("{kind} as rank {impostor}, {expected:?} wanted:\n{}", report(&ranks)));
     }
     // A caller that was understood also receives the reason.
-    let understood = !expected.contains("never called") && !kind.starts_with("address");
+    let understood = !expected.contains("never connected") && !kind.starts_with("address");
     let hears = understood && !matches!(kind, "closes" | "other-user");
     if hears && impostor == 1 && !false_one.output.contains("refused: ") {
         return Err(format!("{kind} as rank {impostor} received no reason:\n{}", report(&ranks)));

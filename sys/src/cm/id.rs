@@ -262,8 +262,7 @@ fn place(channel: &Arc<Channel>, address: IpAddr) -> Result<(String, u8), VerbsE
 /// link-local addresses are left out: no peer elsewhere could use them.
 ///
 /// # Errors
-/// There is no connection manager, or the kernel reports no addresses. There is no connection manager, or the
-/// kernel does not tell.
+/// There is no connection manager, or the kernel reports no addresses.
 pub fn local_addresses() -> Result<Vec<(IpAddr, String, u8)>, VerbsError> {
     let channel = Channel::new()?;
     let mut list = ptr::null_mut();

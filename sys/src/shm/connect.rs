@@ -133,7 +133,7 @@ fn meet(
         let problem = |problem| Error::Peer { rank, problem };
         let (handshake, fds) = hear_by(&connection, deadline).map_err(problem)?;
         if handshake.rank as usize != rank {
-            return Err(problem(format!("its handshake is of rank {}", handshake.rank)));
+            return Err(problem(format!("it claims to be rank {}", handshake.rank)));
         }
         let mut peer = admit(world, &connection, &handshake, fds).map_err(problem)?;
         peer.connection = add(watch, rank, connection)?;

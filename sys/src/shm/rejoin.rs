@@ -309,7 +309,7 @@ impl RejoinListener {
                     return Some((rank, answer));
                 }
                 Ok(Some(_)) => {
-                    RejoinAnswer::Gone(Departure::Died, Some("its handshake is of another rank".into()))
+                    RejoinAnswer::Gone(Departure::Died, Some("it claims to be another rank".into()))
                 }
                 Err(connect::Unheard::Leaving(departure)) => RejoinAnswer::Gone(departure, None),
                 Err(connect::Unheard::Gone) => RejoinAnswer::Gone(Departure::Died, None),

@@ -343,10 +343,10 @@ pub(super) fn impostor() -> Outcome {
         }
         _ => {
             let name = heard.first().and_then(|address| address.split('.').nth(2)).unwrap_or_default();
-            for (rank, wanted) in [(1, "lives"), (2, "lives"), (0, "no such rank"), (7, "no such rank")] {
+            for (rank, wanted) in [(1, "lives"), (2, "lives"), (0, "not awaited"), (7, "not awaited")] {
                 claim(name, rank, 1, wanted)?;
             }
-            claim(name, 1, 0, "no such rank")?;
+            claim(name, 1, 0, "this rank is not awaited")?;
             // Sends nothing at all.
             let _silent = HandoffConnection::connect(name, Instant::now() + PATIENCE).map_err(Error::from)?;
             endpoint.send(0, WORD, &[])?;
