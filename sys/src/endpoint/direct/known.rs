@@ -10,7 +10,8 @@ use nemesia_core::wire::rma::RemoteKey;
 
 use super::Mapped;
 
-/// Most regions of a peer that are mapped at a time. Each takes its owner a descriptor, of which a process usually has 1024.
+/// Most regions of a peer that are mapped at a time. Each takes its owner a descriptor, of which a process usually has
+/// 1024.
 const MAPPED: usize = 1024;
 /// Most refusals that are remembered of a peer.
 const REFUSED: usize = 64;
