@@ -1149,7 +1149,8 @@ int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
  * A process that ends without this call has failed, from its peers' point of view. So has a process whose
  * call returns NEMESIA_ERR_TIMEOUT.
  *
- * In a forked child the call returns NEMESIA_ERR_FORKED and has no effect on the world of the parent.
+ * In a forked child the call has no effect on the world of the parent. It returns NEMESIA_ERR_FORKED, or
+ * NEMESIA_ERR_THREADS if another thread was in a call on the endpoint during the fork.
  *
  * - `endpoint`: an open endpoint. The call closes it, unless it returns NEMESIA_ERR_THREADS, _ARGUMENT or
  *   _HANDLE. Every later use of the handle, including another close, returns NEMESIA_ERR_HANDLE.

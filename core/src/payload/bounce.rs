@@ -3,7 +3,7 @@
 
 use core::mem::MaybeUninit;
 
-/// The most bytes of exposed memory that are read at once, through a buffer of this process.
+/// The largest number of bytes of exposed memory that are read at once, through a buffer of this process.
 pub const BOUNCE: usize = 8192;
 
 /// The buffer into which [`Exposed::view`](super::Exposed::view) copies. It is uninitialised at first:
