@@ -12,9 +12,9 @@
 //! systems*, JACM 43(2), 1996, section 6.1). The coordinator is the lowest rank that has not failed.
 //!
 //! 1. Every rank reports its flags and its set of failed ranks to the coordinator.
-//! 2. When the coordinator has a report of every rank that has not failed, it sends a proposal. The
-//!    proposal is the one that the coordinator itself accepted from an earlier coordinator, else
-//!    the AND and the union of the reports. Every rank accepts.
+//! 2. When the coordinator has a report of every rank that has not failed, it sends a proposal. The proposal
+//!    is the one that the coordinator itself accepted from an earlier coordinator, else the AND and the union
+//!    of the reports. Every rank accepts.
 //! 3. When every rank that has not failed has accepted, the coordinator has decided.
 //! 4. A rank that has decided sends the decision to every rank, and ends when every rank that has not failed
 //!    has sent the decision to it.
@@ -35,9 +35,9 @@
 //! violates the transport's protocol, only the affected peer fails it. Other ranks that still communicate
 //! with it inform it that it is [excluded](Decision::excluded).
 //!
-//! Messages of peers are checked. A peer that sends well-formed but false messages can change the
-//! decision of the others, and do no other harm. The tag of a message is the number of its
-//! agreement. If a message belongs to an agreement other than the next one, its receiver fails the sender
+//! Messages of peers are checked. A peer that sends well-formed but false messages can change the decision of
+//! the others, and do no other harm. The tag of a message is the number of its agreement. If a message
+//! belongs to an agreement other than the next one, its receiver fails the sender
 //! ([`PortFault::Agreement`](crate::port::PortFault::Agreement)).
 #![forbid(unsafe_code)]
 

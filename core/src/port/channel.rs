@@ -53,9 +53,9 @@
 //! address leads to the member that published it; and, among several members that may claim a free rank, the
 //! first one is accepted. If the rightful process comes second, it and this process receive an error.
 //!
-//! **The side that sends first.** If only the connecting side may start
-//! ([`Facts::active_speaks_first`]), it sends an update as soon as it is connected (paper 3,
-//! section 3.1, uses a dummy message), and the other side waits for the update.
+//! **The side that sends first.** If only the connecting side may start ([`Facts::active_speaks_first`]), it
+//! sends an update as soon as it is connected (paper 3, section 3.1, uses a dummy message), and the other
+//! side waits for the update.
 //!
 //! The shared receive queue of a fabric is not used: its receives could not be granted to individual peers.
 #![cfg_attr(not(test), forbid(unsafe_code))]

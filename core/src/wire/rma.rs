@@ -28,11 +28,10 @@
 //! of a flush, one word: the number of requests refused since the last flush, of which the first was refused
 //! for the reason in the context. Other refusals have no payload, and end the request.
 //!
-//! **Account.** An unrequested reply from a target that leaves. Bit 15 of its context is set; bits
-//! 0-14 are the code of a [`Refusal`], or 0. Its tag is the number of puts and accumulates, in
-//! packets, that the target has executed or refused since the connection began. Its payload is one
-//! word, as in the reply to a flush. Without it, a flush that is started after the target has left
-//! could not determine what is done.
+//! **Account.** An unrequested reply from a target that leaves. Bit 15 of its context is set; bits 0-14 are
+//! the code of a [`Refusal`], or 0. Its tag is the number of puts and accumulates, in packets, that the
+//! target has executed or refused since the connection began. Its payload is one word, as in the reply to a
+//! flush. Without it, a flush that is started after the target has left could not determine what is done.
 //!
 //! **Remote key.** Four words. Word 0: bits 0-15 [`KEY_VERSION`], 16-23 [`Access`], 32-63 the owner's rank.
 //! Word 1: the key. Word 2: bytes of the region. Word 3: bits 0-31 the region, 32-63 its share: 0, or one

@@ -1,9 +1,8 @@
 //! The PMI-1 wire protocol: lines of `key=value` tokens, as pure functions.
 //!
-//! A line ends with a newline character, its tokens are separated by spaces, and its first token is `cmd=NAME`.
-//! Everything
-//! parsed here comes from another process and is untrusted: lengths and counts are bounded, and unknown or
-//! malformed input is a [`WireError`].
+//! A line ends with a newline character, its tokens are separated by spaces, and its first token is
+//! `cmd=NAME`. Everything parsed here comes from another process and is untrusted: lengths and counts are
+//! bounded, and unknown or malformed input is a [`WireError`].
 
 #![forbid(unsafe_code)]
 

@@ -52,7 +52,7 @@ impl ProcessOrigin {
         self.wiped
     }
 
-    /// Returns the number passed to [`Origin::here`]; 0 in a forked child.
+    /// Returns the number passed to [`ProcessOrigin::here`]; 0 in a forked child.
     #[inline(always)]
     pub(crate) fn number(&self) -> usize {
         self.word().load(Ordering::Relaxed)
