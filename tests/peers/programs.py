@@ -11,12 +11,13 @@ import job
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 LIMIT = 600  # seconds, for an installation or a build
-# The programs that each contender needs, with the Debian package of each.
+# The programs that each contender needs, with the Debian package of each. After a compiler: a header that it finds.
+# The package with the wrapper of a compiler may lack the headers.
 NEEDS = {
     "bare": {"cc": "gcc"},
     "ours": {"cc": "gcc", "mpiexec.hydra": "mpich"},
-    "mpich": {"mpicc.mpich": "libmpich-dev", "mpiexec.hydra": "mpich"},
-    "openmpi": {"mpicc.openmpi": "libopenmpi-dev", "mpiexec.openmpi": "openmpi-bin"},
+    "mpich": {"mpicc.mpich mpi.h": "libmpich-dev", "mpiexec.hydra": "mpich"},
+    "openmpi": {"mpicc.openmpi mpi.h": "libopenmpi-dev", "mpiexec.openmpi": "openmpi-bin"},
     "ucx": {"ucx_perftest": "ucx-utils"},
     "libfabric": {"fi_pingpong": "libfabric-bin", "taskset": "util-linux"},
 }
@@ -26,7 +27,20 @@ FLAGS = ["-std=gnu11", "-O2", "-w"]
 
 def missing(name):
     """Returns the packages that this contender lacks, by program."""
-    return {program: package for program, package in NEEDS[name].items() if not shutil.which(program)}
+    return {need: package for need, package in NEEDS[name].items() if not is_there(*need.split())}
+
+
+def is_there(program, header=None):
+    """Returns whether a program is installed and, if it is a compiler for programs with this header, finds that."""
+    if not shutil.which(program):
+        return False
+    if header is None:
+        return True
+    try:
+        job.run([program, "-fsyntax-only", "-include", header, "-xc", "/dev/null"], LIMIT)
+        return True
+    except job.Failed:
+        return False
 
 
 def install(names, say):
