@@ -236,9 +236,17 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         &mut self.port
     }
 
-    /// Returns the storage of requests, so that its owner can let it grow. It must never shrink.
-    pub fn requests_mut(&mut self) -> &mut S::Requests {
-        self.requests.storage_mut()
+    /// Makes place for `count` more requests.
+    pub fn grow_requests(&mut self, count: usize)
+    where
+        S::Requests: Extend<Slot<Request>>,
+    {
+        self.requests.grow(count);
+    }
+
+    /// Returns the number of places for requests, used or free.
+    pub fn request_capacity(&self) -> usize {
+        self.requests.capacity()
     }
 
     /// Lets `grow` enlarge the hash buckets that index posted receives.

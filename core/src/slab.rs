@@ -68,9 +68,13 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         Self { slots, free: NONE, fresh: 0, used: 0, value: core::marker::PhantomData }
     }
 
-    /// Returns the storage, so that its owner can let it grow. It must never shrink.
-    pub fn storage_mut(&mut self) -> &mut B {
-        &mut self.slots
+    /// Appends `count` free slots. The storage itself is never lent: its values must not move to another slab.
+    pub fn grow(&mut self, count: usize)
+    where
+        T: Default,
+        B: Extend<Slot<T>>,
+    {
+        self.slots.extend(core::iter::repeat_with(Slot::default).take(count));
     }
 
     /// Returns the number of slots in use.

@@ -298,7 +298,7 @@ impl Endpoint {
         match error {
             StartError::Requests { capacity } if capacity < self.config.requests => {
                 let more = (2 * capacity).min(self.config.requests);
-                self.engine.requests_mut().resize_with(more, Slot::default);
+                self.engine.grow_requests(more - capacity);
                 // There are as many lists as requests, so the time to find a posted receive does not grow with
                 // their number.
                 self.engine.grow_posted(|lists| lists.resize(more.next_power_of_two(), List::new()));

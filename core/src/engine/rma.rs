@@ -44,7 +44,7 @@ use super::request::{CompletionError, State};
 use super::{Engine, Failure, PACKETS_A_TURN, Peer, RequestId, StartError, Status, Storage};
 use crate::payload::Exposed;
 use crate::port::{MessagePort, PeerFault, PeerId};
-use crate::slab::List;
+use crate::slab::{List, Slot};
 pub use crate::wire::rma::{Access, Datatype, Reduction, Refusal, RemoteKey, WINDOW};
 
 /// The RMA and active-message state of one peer.
@@ -137,9 +137,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.regions.find(id).map(|region| RegionMemory(&mut region.memory))
     }
 
-    /// Returns the storage of regions, so that its owner can let it grow. It must never shrink.
-    pub fn regions_mut(&mut self) -> &mut S::Regions {
-        self.regions.storage_mut()
+    /// Makes place for `count` more regions.
+    pub fn grow_regions(&mut self, count: usize)
+    where
+        S::Regions: Extend<Slot<ExposedRegion>>,
+    {
+        self.regions.grow(count);
     }
 
     /// Returns the capacity for regions and the number of regions in use.

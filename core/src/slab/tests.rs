@@ -74,7 +74,7 @@ impl Lists {
                 self.slab.push_back(&mut self.lists[to], index);
                 self.expected[to].push((index, value));
             }
-            SlabOp::Grow => self.slab.storage_mut().push(Slot::default()),
+            SlabOp::Grow => self.slab.grow(1),
         }
     }
 

@@ -5,7 +5,6 @@ use std::os::fd::AsRawFd;
 use nemesia_core::engine::rma::{self, RegionId};
 use nemesia_core::payload::Exposed;
 use nemesia_core::shared::window::SharedWindow;
-use nemesia_core::slab::Slot;
 use nemesia_core::wire::rma::SHARED_BYTES;
 
 use super::direct::window_of;
@@ -248,7 +247,7 @@ impl Endpoint {
     fn make_region_room(&mut self) -> Result<(), Error> {
         let (capacity, used) = self.engine.region_count();
         if used == capacity && capacity < MOST_REGIONS {
-            self.engine.regions_mut().resize_with((2 * capacity).max(8), Slot::default);
+            self.engine.grow_regions(capacity.max(8));
         }
         Ok(())
     }

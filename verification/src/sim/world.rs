@@ -339,14 +339,14 @@ impl World {
     pub(crate) fn grow(&mut self, rank: u32) {
         let Terms { most_requests, .. } = self.terms;
         let engine = self.engine(rank);
-        let requests = engine.requests_mut();
-        let more = (requests.len() + 1 + requests.len() / 2).min(most_requests);
-        requests.resize_with(more, Slot::default);
+        let capacity = engine.request_capacity();
+        let more = (capacity + 1 + capacity / 2).min(most_requests);
+        engine.grow_requests(more - capacity);
         engine.grow_posted(|lists| lists.resize(more.next_power_of_two(), List::default()));
     }
 
     pub(crate) fn request_capacity(&mut self, rank: u32) -> usize {
-        self.engine(rank).requests_mut().len()
+        self.engine(rank).request_capacity()
     }
 
     pub(crate) fn acknowledge(&mut self, rank: u32) {

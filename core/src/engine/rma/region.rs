@@ -68,8 +68,11 @@ impl<B: BorrowMut<[Slot<ExposedRegion>]>> Regions<B> {
         Self(Slab::new(slots))
     }
 
-    pub(super) fn storage_mut(&mut self) -> &mut B {
-        self.0.storage_mut()
+    pub(super) fn grow(&mut self, count: usize)
+    where
+        B: Extend<Slot<ExposedRegion>>,
+    {
+        self.0.grow(count);
     }
 
     pub(super) fn capacity(&self) -> usize {

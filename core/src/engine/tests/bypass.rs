@@ -99,12 +99,12 @@ fn full_table_of_requests_leaves_the_buffer_with_its_owner() {
     let mut world = World::new(&fabric, WorldRoom { requests: 0, ..AMPLE });
     let isent = world.isend_in(0, 0, 1, 1, contents(1, 2000)).err();
     assert!(isent.is_some(), "not even a pending send found a slot");
-    world.engines[0].requests_mut().push(Default::default());
+    world.engines[0].grow_requests(1);
     world.isend(0, 1, 1, contents(1, 2000));
     let (_, mut buf) = world.lender.receive(1, 2000);
     assert!(matches!(world.engine(1).receive_step(&pattern(Source::Any, 1), &mut buf), Bypass::Busy));
     assert_eq!((buf.len(), world.engine(1).unexpected_messages()), (2000, 1));
-    world.engines[1].requests_mut().push(Default::default());
+    world.engines[1].grow_requests(1);
     let receive = world.recv(1, 0, 1, 2000);
     world.settle();
     assert_eq!(world.done(receive).1, contents(1, 2000));
