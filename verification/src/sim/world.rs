@@ -14,7 +14,7 @@ pub(crate) use nemesia_core::engine::{
 use nemesia_core::flow::Ledger;
 pub(crate) use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{RecvBuf, SendBuf};
-use nemesia_core::slab::{List, Slot};
+use nemesia_core::slab::List;
 pub(crate) use nemesia_core::store::cost;
 use nemesia_core::store::most;
 pub(crate) use nemesia_core::wire::rendezvous::RTS_BYTES;
