@@ -18,6 +18,8 @@ mod lent;
 pub use borrowed::{BorrowedGather, BorrowedRecv};
 pub use bounce::{BOUNCE, Bounce};
 pub use exposed::Exposed;
+// The models leave out `shared::window`, which uses it.
+#[cfg(not(nemesia_loom))]
 pub(crate) use exposed::update;
 pub use lent::LentMemory;
 
