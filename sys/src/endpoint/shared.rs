@@ -300,7 +300,8 @@ impl SharedEndpoint {
     }
 
     /// Closes the endpoint if this is its last clone; see [`Endpoint::close`]. Otherwise it only drops the
-    /// clone.
+    /// clone. If the last clone is dropped without this call, the peers see a failure, also if other clones
+    /// were closed: let each thread close its clone, or join the threads first.
     ///
     /// # Errors
     /// As for [`Endpoint::close`].
