@@ -430,8 +430,9 @@ impl Simulation {
                 let queue = &queue[rank as usize][order.to as usize];
                 let is_operation =
                     |&&number: &&usize| !matches!(operations[number].order.verb, Verb::Active { .. });
-                // A rank that has closed need not have seen the flush itself.
-                let is_other = |number: &&usize| !gone || **number != open.number;
+                // A rank that has closed need not have seen a flush, neither this one nor an earlier one.
+                let is_other =
+                    |&&number: &&usize| !gone || !matches!(operations[number].order.verb, Verb::Flush);
                 let first = queue.iter().filter(is_other).find(is_operation).copied();
                 let all = first.is_none_or(|first| first > open.number);
                 ensure!(all, "rank {rank} has flushed rank {}, which has not done {first:?}", order.to);
