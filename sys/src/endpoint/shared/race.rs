@@ -22,7 +22,7 @@ fn a_forgotten_lock_is_a_race() {
         std::thread::spawn(move || {
             for _ in 0..1000 {
                 if locks {
-                    endpoint.with(Endpoint::progress);
+                    endpoint.with(|endpoint| endpoint.progress()).unwrap();
                 } else {
                     std::hint::black_box(count_waiting(&endpoint));
                 }
