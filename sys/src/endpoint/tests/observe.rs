@@ -3,8 +3,8 @@
 use super::{pair, world};
 use crate::{Config, Endpoint, Source, Tag};
 
-/// Waits for a message that never comes until `done` is true. This takes some sleeps; on a busy machine not
-/// every wait has one.
+/// Waits for a message that never comes until `done` is true. This takes some sleeps, and on a busy machine not
+/// every wait has one: the endpoint must not spin.
 fn sleep_until(endpoint: &mut Endpoint, done: impl Fn(&Endpoint) -> bool) {
     let me = endpoint.rank();
     // SAFETY: the buffer is empty.
@@ -21,7 +21,8 @@ fn sleep_until(endpoint: &mut Endpoint, done: impl Fn(&Endpoint) -> bool) {
 
 #[test]
 fn counters_of_both_ends_agree_and_sleeps_are_counted() {
-    let (mut zero, mut one) = pair(&Config::default());
+    // Without spinning: on a busy machine the yields alone may take longer than a wait.
+    let (mut zero, mut one) = pair(&Config::default().spin(0));
     let large = vec![7; 300_000];
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -120,7 +121,7 @@ fn opening_routes_sleeps_and_ends_are_reported() {
     use crate::events::tests::{heard, listen};
 
     listen();
-    let mut endpoints = world(3, &Config::default());
+    let mut endpoints = world(3, &Config::default().spin(0));
     endpoints.drain(1..).for_each(|endpoint| endpoint.close().unwrap());
     let mut zero = endpoints.pop().unwrap();
     assert!(zero.recv(Source::Rank(2), Tag::Any, &mut []).is_err());
