@@ -31,7 +31,7 @@ impl Count {
     }
 }
 
-/// The counters of a port for one peer, returned by [`crate::port::MessagePort::traffic`].
+/// The counters of a port for one peer, returned by [`crate::port::PacketPort::traffic`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficCounters {
     /// Packets sent, by any path.
@@ -361,11 +361,11 @@ counters! {
         unexpected: "messages",
         /// Bytes of them that were stored.
         unexpected_bytes: "bytes",
-        /// Messages received in one copy through the kernel, made by this process alone.
+        /// Messages received in one copy, through the kernel or a mapping, made by this process alone.
         large_pulled: "messages",
         /// Their payload.
         large_pulled_bytes: "bytes",
-        /// Messages received in one copy through the kernel, with sender-assisted copy enabled.
+        /// Messages received in one copy, through the kernel or a mapping, with sender-assisted copy enabled.
         large_assisted: "messages",
         /// Their payload.
         large_assisted_bytes: "bytes",
@@ -373,7 +373,7 @@ counters! {
         large_streamed: "messages",
         /// Their payload.
         large_streamed_bytes: "bytes",
-        /// Messages that began as a copy through the kernel, and were streamed after the kernel refused.
+        /// Messages that began as one copy, and were streamed after the kernel refused.
         large_fallbacks: "messages",
         /// Parts of messages that this process, as sender, wrote into the peer's memory (sender-assisted
         /// copy).

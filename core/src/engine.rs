@@ -1,4 +1,4 @@
-//! The engine: tagged messages over a [`MessagePort`], non-blocking, driven by [`Engine::progress`].
+//! The engine: tagged messages over a [`Port`], non-blocking, driven by [`Engine::progress`].
 //!
 //! The caller lends all storage ([`Storage`]). No call blocks, and each call does a bounded amount of work.
 //! The layer above decides when to call the engine and when to sleep, and reports dead peers to it.
@@ -7,9 +7,13 @@
 //! |---|---|
 //! | `engine/request.rs` | requests: their states and outcomes |
 //! | `engine/peer.rs` | the state of one rank; the queues of its requests |
+//! | `engine/state.rs` | the state of requests and peers that belongs to one protocol each |
+//! | `engine/work.rs` | pending work of a peer: which protocol continues it |
 //! | `engine/credit.rs` | credits: how much each process may send |
 //! | `engine/send.rs` | starting sends; the queue of pending sends of each peer (paper 4, section 3.1) |
 //! | `engine/receive.rs` | posting receives; delivering packets |
+//! | `engine/own.rs` | messages to this process itself |
+//! | `engine/bypass.rs` | when a blocking receive need not be posted (paper 4, section 3.3) |
 //! | `engine/probe.rs` | probes for messages that have arrived |
 //! | `engine/lmt.rs` | large messages: rendezvous and data transfer (paper 4, section 3.2) |
 //! | `engine/active.rs` | active messages |
@@ -17,12 +21,14 @@
 //! | `engine/count.rs` | counters: updates and snapshots |
 //! | `engine/progress.rs` | one progress step; failures |
 //! | `engine/reconnect.rs` | ranks that reconnect |
-#![forbid(unsafe_code)]
+#![cfg_attr(not(test), forbid(unsafe_code))]
 
 pub mod active;
+mod bypass;
 mod count;
 mod credit;
 mod lmt;
+mod own;
 mod peer;
 mod probe;
 mod progress;
@@ -31,8 +37,10 @@ mod reconnect;
 mod request;
 pub mod rma;
 mod send;
+mod state;
 #[cfg(test)]
 mod tests;
+mod work;
 
 use core::borrow::{Borrow, BorrowMut};
 
@@ -40,18 +48,19 @@ use active::Handlers;
 use rma::{ExposedRegion, Regions, Reply};
 
 pub use peer::Peer;
-pub use progress::{PACKETS_A_TURN, Progress};
 pub use receive::Bypass;
 pub use request::{CompletionError, Failure, Outcome, Request, RequestId, StartError, Status, Truncation};
+pub use state::{PACKETS_A_TURN, Progress};
 
 use crate::flow::{CeilingError, Ledger};
 use crate::matching::Posted;
-use crate::port::{MessagePort, PeerId};
-use crate::shared::fastbox::Word;
+use crate::port::{PeerId, Port};
+use crate::shared::fastbox::SHORT_BYTES;
 use crate::slab::{List, Slab, Slot};
 use crate::store::{self, Store, Unit};
 use crate::trace::Recorder;
 use crate::wire::rendezvous::RTS_BYTES;
+pub use lmt::PeerSelection;
 use lmt::ProtocolSelections;
 
 /// The types of the memory that the caller lends to the engine. Slices and `Vec`s are suitable; the storage
@@ -74,6 +83,9 @@ pub trait Storage {
     /// operations. If the engine has no slot for a reply, it treats the peer's request as a protocol
     /// violation.
     type Replies: BorrowMut<[Slot<Reply>]>;
+    /// What is learned about large messages, for one peer in each slot: about 3 KiB. Peers whose ranks are equal modulo
+    /// the number of slots share one. May be empty: nothing is then learned.
+    type Selections: BorrowMut<[PeerSelection]>;
     /// The handlers of active messages; `()` handles none.
     type Handlers: Handlers;
     /// The recorder of function entries and exits; `()` records nothing and costs nothing.
@@ -97,6 +109,8 @@ pub struct Lent<S: Storage> {
     pub regions: S::Regions,
     /// See [`Storage::Replies`].
     pub replies: S::Replies,
+    /// See [`Storage::Selections`].
+    pub selections: S::Selections,
     /// See [`Storage::Handlers`].
     pub handlers: S::Handlers,
     /// See [`Storage::Trace`].
@@ -114,6 +128,8 @@ pub struct Tuning {
     /// Smallest message, in bytes, of which a waiting sender copies a part for the receiver (sender-assisted
     /// copy). `u64::MAX` disables this.
     pub assist_bytes: u64,
+    /// As `assist_bytes`, for receive buffers that the sender may map for writing.
+    pub lent_assist_bytes: u64,
     /// Smallest message, in bytes, that the receiver copies out of packets with non-temporal stores.
     /// `u64::MAX` disables this. A good value is about the size of the last-level cache.
     pub non_temporal_bytes: u64,
@@ -125,12 +141,20 @@ pub struct Tuning {
     pub run_bytes: u64,
 }
 
+impl Tuning {
+    /// Returns the bytes from which a message may be copied by both sides.
+    fn least_assist_bytes(&self) -> u64 {
+        self.assist_bytes.min(self.lent_assist_bytes)
+    }
+}
+
 impl Default for Tuning {
     fn default() -> Self {
         Self {
             eager_bytes: 8 << 10,
             window: 4096,
             assist_bytes: 48 << 10,
+            lent_assist_bytes: 48 << 10,
             non_temporal_bytes: 32 << 20,
             pull_bytes: 256 << 10,
             run_bytes: 4 << 10,
@@ -140,7 +164,7 @@ impl Default for Tuning {
 
 /// The engine of one endpoint. Only one thread at a time may use it.
 #[derive(Debug)]
-pub struct Engine<P: MessagePort, S: Storage> {
+pub struct Engine<P: Port, S: Storage> {
     rank: PeerId,
     port: P,
     requests: Slab<Request, S::Requests>,
@@ -159,17 +183,17 @@ pub struct Engine<P: MessagePort, S: Storage> {
     first_work: Option<PeerId>,
     eager_bytes: usize,
     /// The adaptive selector of the protocol for large messages.
-    selections: ProtocolSelections,
+    selections: ProtocolSelections<S::Selections>,
     tuning: Tuning,
     /// Whether messages of one word are sent eagerly through the port's shortest path.
-    sends_words: bool,
+    short_bytes: usize,
     /// The most recent failure that receives from any source must report; see [`Engine::acknowledge`].
     any_source_failure: Option<(PeerId, Failure)>,
     /// A peer that failed outside of a poll, and that [`Engine::progress`] has not yet reported.
     found_out: Option<PeerId>,
 }
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Creates the engine of rank `rank`. The world has as many ranks as `lent.peers` has elements.
     ///
     /// # Errors
@@ -193,9 +217,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let mut engine = Self {
             rank,
             eager_bytes,
-            selections: ProtocolSelections::default(),
+            selections: ProtocolSelections::new(lent.selections),
             tuning,
-            sends_words: port.sends_words() && size_of::<Word>() <= eager_bytes,
+            short_bytes: port.short_bytes().min(eager_bytes).min(SHORT_BYTES),
             port,
             requests: Slab::new(lent.requests),
             posted: Posted::new(lent.posted),

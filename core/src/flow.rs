@@ -24,11 +24,12 @@
 //! The receives of an RDMA connection are credits of another kind: [`posted`].
 #![forbid(unsafe_code)]
 
-use crate::port::PeerId;
 use crate::slab::NONE;
+use crate::wire::PeerId;
 
 pub mod posted;
 pub mod replies;
+pub mod shares;
 
 /// Default window for full throughput: 4096 units, or 256 KiB.
 pub const WINDOW: u32 = 4096;

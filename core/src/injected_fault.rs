@@ -13,6 +13,8 @@ use crate::sync::Word32;
 pub enum InjectedFault {
     /// A receive with a wildcard that was posted first does not get the message.
     PreferExact,
+    /// A blocking receive takes a message before a posted receive that matches it.
+    BypassPosted,
     /// A small message overtakes those that wait.
     OvertakePending,
     /// A synchronous send completes before it is matched.
@@ -43,6 +45,12 @@ pub enum InjectedFault {
     MixGroups,
     /// Replies of handlers use only pool places while there are any.
     ForgetShare,
+    /// The exposure of a message's bytes is not revoked when the message is complete.
+    ForgetRevoke,
+    /// A message is complete when the first of its accesses has ended.
+    CompleteEarly,
+    /// The failure of an access that ends later is ignored.
+    IgnoreFailure,
     /// The credit that is reserved for updates is used for other packets.
     SpendReserve,
     /// A packet's report of posted receives counts twice.
@@ -57,12 +65,19 @@ pub enum InjectedFault {
     LeakBuffer,
     /// A connection grows while there are buffers, whatever the other connections need.
     GrowGreedily,
+    /// The placement takes a payload for sent of which the stream has taken a part.
+    DropRest,
+    /// The placement reports to its peer only the first receives.
+    ForgetRoom,
+    /// The placement acknowledges an operation before its payload has arrived.
+    AckEarly,
 }
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 23] = [
+    pub const ALL: [InjectedFault; 30] = [
         InjectedFault::PreferExact,
+        InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
         InjectedFault::ForgetSynchronous,
         InjectedFault::KeepCredit,
@@ -78,6 +93,9 @@ impl InjectedFault {
         InjectedFault::RunEarly,
         InjectedFault::MixGroups,
         InjectedFault::ForgetShare,
+        InjectedFault::ForgetRevoke,
+        InjectedFault::CompleteEarly,
+        InjectedFault::IgnoreFailure,
         InjectedFault::SpendReserve,
         InjectedFault::CountCreditTwice,
         InjectedFault::OverdrawPool,
@@ -85,9 +103,12 @@ impl InjectedFault {
         InjectedFault::SkipWindow,
         InjectedFault::LeakBuffer,
         InjectedFault::GrowGreedily,
+        InjectedFault::DropRest,
+        InjectedFault::ForgetRoom,
+        InjectedFault::AckEarly,
     ];
 
-    /// Returns whether the fault concerns a [channel](crate::port::channel), and not the engine.
+    /// Returns whether the fault concerns a [channel](crate::port::channel) or what is below it, and not the engine.
     pub const fn is_of_channel(self) -> bool {
         self as u32 >= InjectedFault::SpendReserve as u32
     }

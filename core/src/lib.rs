@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`sync`] | the only access to atomics, shared payload and fences; loom behind a private cfg |
 //! | [`shared`] | structures that two processes share, and the shared-memory [`port`] built from them |
-//! | [`port`] | the interface that the engine requires of a transport; [`port::channel`]: packets over an RDMA fabric |
+//! | [`port`] | the interface that the engine requires of a transport; [`port::channel`]: packets over an RDMA fabric; [`port::placement`]: such a fabric in software |
 //! | [`wire`] | packet formats: kinds, envelope, version |
 //! | [`matching`] | receive patterns and the queue of posted receives |
 //! | [`store`] | unexpected messages |
@@ -17,6 +17,7 @@
 //! | [`regcache`] | the registration cache |
 //! | [`agreement`] | agreement of the surviving processes after failures |
 //! | [`trace`] | entry and exit of functions, as a call tree |
+//! | [`spin`] | the spin policy: when a waiting process polls, yields the core and sleeps |
 //! | [`threads`] | one endpoint shared by several threads: lock, waiter list, event count |
 //! | [`counters`] | statistics |
 //! | [`engine`] | eager and rendezvous protocols, active messages, one-sided operations, requests, progress, failure |
@@ -47,6 +48,7 @@ pub mod regcache;
 mod selector;
 pub mod shared;
 pub mod slab;
+pub mod spin;
 pub mod store;
 pub mod sync;
 pub mod threads;

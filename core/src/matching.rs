@@ -8,6 +8,9 @@
 //! Receives that name source and whole tag are found by hash, at a cost that does not grow with their number.
 //! Receives with a wildcard are in one list, in order. A sequence number decides which of two receives was
 //! posted first.
+//!
+//! A blocking receive need not be posted if no posted receive can match a message that it matches
+//! ([`Posted::is_apart`]; paper 4, section 3.3).
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -17,6 +20,10 @@ use crate::injected_fault::{InjectedFault, injected};
 use crate::port::PeerId;
 use crate::slab::{List, Slab, Slot};
 use crate::wire::Envelope;
+
+/// The most posted receives, and the most stored messages, with which a blocking receive is compared before it
+/// is posted. The receive repeats the comparison while it polls, so the limit keeps a poll short.
+pub const MOST_COMPARED: usize = 32;
 
 /// The source of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +41,15 @@ impl Source {
         match self {
             Source::Any => true,
             Source::Rank(wanted) => wanted == rank,
+        }
+    }
+
+    /// Returns whether a rank exists that both accept.
+    #[inline]
+    pub fn overlaps(self, other: Source) -> bool {
+        match other {
+            Source::Any => true,
+            Source::Rank(rank) => self.accepts(rank),
         }
     }
 }
@@ -62,6 +78,15 @@ impl Pattern {
     #[inline(always)]
     pub const fn accepts(&self, tag: u64) -> bool {
         (self.tag ^ tag) & !self.ignore == 0
+    }
+
+    /// Returns whether a message can exist that both patterns match.
+    #[inline]
+    pub fn overlaps(&self, other: &Pattern) -> bool {
+        let either_ignores = self.ignore | other.ignore;
+        self.context == other.context
+            && (self.tag ^ other.tag) & !either_ignores == 0
+            && self.source.overlaps(other.source)
     }
 
     /// Returns the hash of matching messages, if the pattern names source and whole tag.
@@ -265,6 +290,43 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         self.count -= 1;
         requests.unlink(list, index);
         Some(index)
+    }
+
+    /// Returns whether no posted receive can match a message that the pattern matches. The answer is `false`
+    /// also if [`MOST_COMPARED`] comparisons do not decide.
+    ///
+    /// A pattern with source and whole tag is compared with the receives of its hash, and with all receives that
+    /// have a wildcard. Other patterns are compared with all receives, for which the first slots are searched.
+    pub fn is_apart<T, S>(&self, requests: &Slab<T, S>, pattern: &Pattern) -> bool
+    where
+        T: Posting,
+        S: BorrowMut<[Slot<T>]>,
+    {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::BypassPosted) {
+            return true;
+        }
+        let mut compared = 0;
+        let mut stops = |request: &T| {
+            compared += 1;
+            compared > MOST_COMPARED || request.posted().is_some_and(|(posted, _)| posted.overlaps(pattern))
+        };
+        if requests.find(&self.wild, &mut stops).is_some() {
+            return false;
+        }
+        if let Some(hash) = pattern.hash() {
+            return requests.find(self.exact.get(hash), stops).is_none();
+        }
+        let mut exact = self.count - compared;
+        let mut slots = requests.first_used(MOST_COMPARED).filter_map(Posting::posted);
+        while exact > 0 {
+            match slots.next() {
+                Some((posted, _)) if posted.hash().is_none() => {}
+                Some((posted, _)) if !posted.overlaps(pattern) => exact -= 1,
+                _ => return false,
+            }
+        }
+        true
     }
 
     /// Returns the number of receives that [`Posted::take`] would compare with a message. For measurements.

@@ -14,6 +14,8 @@ mod borrowed;
 mod bounce;
 mod exposed;
 mod lent;
+mod lists;
+mod range;
 
 pub use borrowed::{BorrowedGather, BorrowedRecv};
 pub use bounce::{BOUNCE, Bounce};
@@ -22,6 +24,8 @@ pub use exposed::Exposed;
 #[cfg(not(nemesia_loom))]
 pub(crate) use exposed::update;
 pub use lent::LentMemory;
+pub use lists::{GatherList, MOST_PIECES, ScatterList};
+pub use range::{ReceiveRange, SendRange};
 
 /// Flag in the length of a buffer whose base is the address of a list.
 const LIST: usize = 1 << (usize::BITS - 1);
@@ -57,6 +61,12 @@ unsafe fn describe(list: *const Segment, count: usize) -> Option<(NonNull<u8>, u
         return Some((only, total));
     }
     Some((NonNull::new(list.cast_mut().cast())?, total | LIST))
+}
+
+/// Returns whether a buffer may contain a byte of the `len` bytes at address `base`.
+fn may_touch((start, bytes): (NonNull<u8>, usize), (base, len): (usize, usize)) -> bool {
+    let start = start.as_ptr().addr();
+    bytes & LIST != 0 || (start < base.saturating_add(len) && base < start.saturating_add(bytes))
 }
 
 /// A position in a list: a segment, and the number of bytes before it. A walk resumes here, so that it need not start
@@ -177,6 +187,34 @@ impl SendBuf {
         if self.len == 0 || self.len & LIST != 0 { 0 } else { self.base.as_ptr() as u64 }
     }
 
+    /// Returns whether the buffer may contain a byte of the `len` bytes at address `base`. A list always may.
+    pub(crate) fn may_touch(&self, base: usize, len: usize) -> bool {
+        may_touch((self.base, self.len), (base, len))
+    }
+
+    /// Returns the buffer as a range that a port may expose; `None` if it is empty or a list.
+    pub(crate) const fn range(&self) -> Option<SendRange> {
+        if self.len == 0 || self.len & LIST != 0 { None } else { Some(SendRange::new(self.base, self.len)) }
+    }
+
+    /// Returns the last run that is not empty, as a range that a port may expose, and the number of bytes before it.
+    /// `None` if the buffer is empty, or more than `most` bytes come before the run.
+    pub(crate) fn last_run(&self, most: usize) -> Option<(usize, SendRange)> {
+        if self.len & LIST == 0 {
+            return self.range().map(|range| (0, range));
+        }
+        let (mut before, mut segment) = (0, 0);
+        while before <= most {
+            // SAFETY: fewer bytes than those of the list came before, so the list goes on.
+            let Segment { base, len } = unsafe { self.base.cast::<Segment>().add(segment).read() };
+            if before + len == self.len() {
+                return NonNull::new(base).map(|base| (before, SendRange::new(base, len)));
+            }
+            (before, segment) = (before + len, segment + 1);
+        }
+        None
+    }
+
     /// Returns at most `len` bytes from `at` on; fewer at the end. `None` if the buffer is a list.
     #[inline(always)]
     pub fn whole(&self, at: usize, len: usize) -> Option<&[u8]> {
@@ -257,6 +295,12 @@ impl Gather {
         unsafe { walk(self.buf.base, &mut self.position, (at, len), run) };
     }
 
+    /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, as ranges that a port may
+    /// read, and with the number of bytes before each.
+    pub(crate) fn each_range(&mut self, at: usize, len: usize, mut each: impl FnMut(usize, SendRange)) {
+        self.each(at, len, |done, part| each(done, SendRange::new(NonNull::from(part).cast(), part.len())));
+    }
+
     /// As [`SendBuf::read`].
     pub fn read(&mut self, at: usize, to: &mut [u8]) {
         self.each(at, to.len(), |done, part| to[done..done + part.len()].copy_from_slice(part));
@@ -294,6 +338,11 @@ impl RecvBuf {
     pub unsafe fn from_list(list: *const Segment, count: usize) -> Option<Self> {
         // SAFETY: the caller guarantees the segments.
         unsafe { describe(list, count) }.map(|(base, len)| Self { base, len })
+    }
+
+    /// As [`SendBuf::may_touch`].
+    pub(crate) fn may_touch(&self, base: usize, len: usize) -> bool {
+        may_touch((self.base, self.len), (base, len))
     }
 
     /// Returns an empty buffer, which replaces that of a completed request.
@@ -420,6 +469,11 @@ impl Scatter {
         self.buf.is_empty()
     }
 
+    /// As [`SendBuf::may_touch`].
+    pub(crate) fn may_touch(&self, base: usize, len: usize) -> bool {
+        self.buf.may_touch(base, len)
+    }
+
     /// As [`RecvBuf::address`].
     pub fn address(&self) -> u64 {
         self.buf.address()
@@ -435,6 +489,15 @@ impl Scatter {
     pub fn each(&mut self, at: usize, len: usize, each: impl FnMut(usize, &mut [u8])) {
         // SAFETY: the position is used with this list only.
         unsafe { self.buf.each_after(&mut self.position, at, len, each) };
+    }
+
+    /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, as ranges that a port may
+    /// write, and with the number of bytes before each.
+    pub(crate) fn each_range(&mut self, at: usize, len: usize, mut each: impl FnMut(usize, ReceiveRange)) {
+        self.each(at, len, |done, part| {
+            let len = part.len();
+            each(done, ReceiveRange::new(NonNull::from(part).cast(), len));
+        });
     }
 
     /// As [`RecvBuf::runs`].

@@ -1,120 +1,45 @@
 //! The interface that the engine requires of a transport.
 //!
-//! A [`MessagePort`] carries packets between this process and its peers, in order for each pair. A
-//! [`MemoryPort`](memory::MemoryPort) accesses remote memory. A [`Channel`](channel::Channel) is a message
-//! port over a memory port.
+//! A *port* is one way to reach peers. What the engine asks of a port comes in four parts, so that a transport
+//! provides only what it can:
+//!
+//! - [`PacketPort`]: packets between this process and its peers, in order for each pair. It suffices for every
+//!   protocol of the engine. A port that provides nothing else is passed to the engine as [`PacketsOnly`].
+//! - [`ShortPath`] (optional): the critical path, which sends or takes a whole small message in one call.
+//! - [`RemoteAccess`] (optional): access to the memory of peers, with completion now or later. With it large
+//!   messages move without intermediate copies; without it they are streamed in packets.
+//! - [`SharedCopy`] (optional): the sender-assisted copy of shared memory.
+//!
+//! [`Pair`] makes one port of two, of which each reaches some of the peers. A
+//! [`MemoryPort`](memory::MemoryPort) is an interface one layer below: an RDMA fabric. A
+//! [`Channel`](channel::Channel) is a port over it. A [`PlacementPort`](placement::PlacementPort) is a memory
+//! port in software.
 #![deny(unsafe_code)]
 
+use core::time::Duration;
+
 use crate::counters::TrafficCounters;
-use crate::payload::{BOUNCE, BorrowedGather, BorrowedRecv, Bounce, Exposed};
-use crate::shared::fastbox::{FastboxFault, Word};
-use crate::shared::pool::ReturnFault;
-use crate::sync::spin_hint;
+use crate::payload::{BorrowedGather, Exposed};
+use crate::wire::Envelope;
+pub use crate::wire::PeerId;
 pub use crate::wire::rendezvous::Stores;
-use crate::wire::{Envelope, Kind};
 
 pub mod channel;
+mod fault;
 pub mod memory;
+mod packets_only;
+mod pair;
+pub mod placement;
+mod remote;
+mod shared_copy;
+mod short;
 
-use memory::{LostError, PostError, WorkError};
-
-/// A peer's rank in the world.
-pub type PeerId = u32;
-
-/// The reason why a peer's connection failed: the peer violated the protocol, except in the cases of
-/// [`PortFault::is_innocent`]. Other peers are not affected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PortFault {
-    /// An invalid value in the peer's fastbox, or in its position in this process's fastbox.
-    #[error("{0}")]
-    Fastbox(#[from] FastboxFault),
-    /// An invalid returned cell.
-    #[error("{0}")]
-    Return(#[from] ReturnFault),
-    /// A packet is out of order, and an earlier one does not exist.
-    #[error("packet {expected} is missing, but a later one has arrived")]
-    Gap {
-        /// The sequence number of the missing packet.
-        expected: u64,
-    },
-    /// A cell's header is inconsistent.
-    #[error("cell {cell} has a malformed header")]
-    Malformed {
-        /// Number of the cell.
-        cell: u32,
-    },
-    /// A packet answers no operation in progress, or has invalid content.
-    #[error("a {kind:?} packet is invalid, or matches no operation in progress")]
-    Protocol {
-        /// Kind of the packet.
-        kind: Kind,
-    },
-    /// The peer takes part in another agreement than the next one ([`agreement`](crate::agreement)), or
-    /// reports an impossible number of agreements.
-    #[error(
-        "it takes part in agreement {number}, but {due} is next: readmit a rank between the same two everywhere"
-    )]
-    Agreement {
-        /// The number that the peer sent.
-        number: u64,
-        /// The next agreement, as far as this process knows.
-        due: u64,
-    },
-    /// More requests than the target must be able to answer at once.
-    #[error("it has more one-sided operations in flight than the window allows")]
-    Window,
-    /// A peer sent more than its credit.
-    #[error("it exceeded its credit by {units} units of 64 bytes")]
-    Credit {
-        /// The excess in units.
-        units: u64,
-    },
-    /// A packet of a channel has an invalid header.
-    #[error("a packet has a malformed header")]
-    Header,
-    /// A peer of a channel sent a packet without credit for a receive.
-    #[error("it sent a packet for which it had no credit")]
-    Overdrawn,
-    /// A packet of a channel arrived twice, or outside the window.
-    #[error("packet {sequence} arrived twice, or is outside the window")]
-    Sequence {
-        /// Sequence number of the packet.
-        sequence: u32,
-    },
-    /// A connection of a channel was lost.
-    #[error("connection lost: {0}")]
-    Lost(LostError),
-    /// A work request of a channel failed.
-    #[error("a work request failed: {0}")]
-    Work(WorkError),
-    /// A work request of a channel was refused.
-    #[error("a work request was refused: {0}")]
-    Post(PostError),
-    /// This process has no memory for the message. The connection fails so that the message is not lost
-    /// silently.
-    #[error("this process has no memory for an active message of {len} bytes")]
-    Memory {
-        /// Length of the message in bytes.
-        len: usize,
-    },
-}
-
-impl PortFault {
-    /// Returns whether the peer may have obeyed the protocol.
-    pub const fn is_innocent(&self) -> bool {
-        matches!(self, Self::Lost(_) | Self::Work(_) | Self::Post(_) | Self::Memory { .. })
-    }
-}
-
-/// A fault and the peer that it concerns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("peer {peer}: {fault}")]
-pub struct PeerFault {
-    /// Rank of the peer.
-    pub peer: PeerId,
-    /// The fault.
-    pub fault: PortFault,
-}
+pub use fault::{PeerFault, PortFault};
+pub use packets_only::PacketsOnly;
+pub use pair::{Either, Pair, Route};
+pub use remote::{AccessError, Accessed, CompletedAccess, Exposure, RemoteAccess};
+pub use shared_copy::{AssistedCopy, NextChunk, Part, SharedCopy};
+pub use short::ShortPath;
 
 /// A packet that has arrived. It stays in place until it is released or held.
 #[derive(Clone, Copy, Debug)]
@@ -136,303 +61,153 @@ pub enum Polled<T> {
     Idle,
     /// A packet, the next in its sender's order.
     Packet(Arrival<T>),
-    /// A peer violated the protocol.
+    /// A peer violated the protocol, or its connection was lost.
     Fault(PeerFault),
 }
 
-/// The result of reading a peer's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pulled {
-    /// All bytes were read.
-    Done,
-    /// These bytes cannot be read, because the address is not readable. Other messages may succeed.
-    Unreadable,
-    /// No read from this peer will succeed: the kernel refuses it, or the process has ended.
-    Refused,
+/// The payload of a packet, in one or several pieces, for the length of one call.
+#[derive(Debug)]
+pub enum PacketPieces<'a> {
+    /// One piece.
+    Whole(&'a [u8]),
+    /// A protocol header, then the user's bytes.
+    Parts(&'a [u8], &'a [u8]),
+    /// The second number of bytes of a list, from the first number on. The list contains them.
+    List(BorrowedGather<'a>, usize, usize),
+    /// As `List`, of memory that this process exposes to its peers.
+    Exposed(&'a Exposed, usize, usize),
 }
 
-/// A large message of which receiver and sender each copy a part (sender-assisted copy).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AssistedCopy {
-    /// Identifier of the sender's request.
-    pub request: u64,
-    /// Address of the message's first byte in the receiver's memory.
-    pub address: u64,
-    /// First byte to copy.
-    pub start: u64,
-    /// End of the bytes to copy.
-    pub end: u64,
+impl PacketPieces<'_> {
+    /// Returns the number of bytes.
+    #[inline(always)]
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::Whole(bytes) => bytes.len(),
+            Self::Parts(head, body) => head.len() + body.len(),
+            Self::List(_, _, len) | Self::Exposed(_, _, len) => *len,
+        }
+    }
+
+    /// Returns whether there are no bytes.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Calls `each` with the pieces in order. Pieces may be empty.
+    #[inline]
+    pub fn each(&mut self, mut each: impl FnMut(&[u8])) {
+        match self {
+            Self::Whole(bytes) => each(bytes),
+            Self::Parts(head, body) => {
+                each(head);
+                each(body);
+            }
+            Self::List(from, at, len) => from.each(*at, *len, |_, piece| each(piece)),
+            Self::Exposed(from, at, len) => from.each(*at, *len, |_, piece| each(piece)),
+        }
+    }
+
+    /// Copies the bytes into `to`, which has exactly their number.
+    pub fn copy_to(&mut self, to: &mut [u8]) {
+        let mut rest = to;
+        self.each(|piece| {
+            let (now, later) = core::mem::take(&mut rest).split_at_mut(piece.len());
+            now.copy_from_slice(piece);
+            rest = later;
+        });
+    }
 }
 
-/// A range of bytes of the message, which one side copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// First byte.
-    pub start: u64,
-    /// End of the range.
-    pub end: u64,
-}
-
-/// The receiver's next step for a [`AssistedCopy`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NextChunk {
-    /// The receiver copies these bytes.
-    Copy(Part),
-    /// The sender is about to leave; the receiver polls again.
-    Wait,
-    /// All bytes have been copied.
-    Done,
-}
-
-/// A transport that carries packets.
+/// A transport that carries packets: the part that every port provides.
 ///
-/// Every call does a bounded amount of work and never blocks. The engine reads and releases a packet that
-/// [`MessagePort::poll`] returned before the next poll.
+/// # What a port guarantees
+/// - Packets from one peer arrive exactly once and in the order sent, or the peer fails.
+/// - Every call does a bounded amount of work and never blocks.
+/// - A peer that fails is reported once, as [`Polled::Fault`], after all packets that arrived before. A stream that
+///   ends is [`PortFault::Lost`], and a packet with impossible values is [`PortFault::Header`]. No peer is
+///   affected by the failure of another.
+/// - The port checks what it reads from peers: the sender, the kind and the length of an arrival are true.
+///   Everything else in a packet is checked by the engine.
 ///
-/// It is a safe trait: memory of this process is lent to a port by slices, for the length of a call. No
-/// unsafe code relies on what a port does with them, or on its reports. Addresses in [`MessagePort::pull`]
-/// and [`MessagePort::push`] belong to the peer's memory, and the kernel checks them.
-pub trait MessagePort {
+/// # What the engine guarantees
+/// - It sends only to peers of the world other than itself, at most [`PacketPort::packet_bytes`] in a packet.
+/// - It reads and releases a packet that [`PacketPort::poll`] returned before the next poll.
+///
+/// # Memory and threads
+/// It is a safe trait: memory of this process is lent to a port for the length of a call, and no unsafe code
+/// relies on what a port does with it, or on its reports. One thread at a time uses a port.
+pub trait PacketPort {
     /// The location of a received packet.
     type Token: Copy;
 
-    /// Returns the largest payload of one packet, at least 256 bytes.
+    /// Returns the largest payload of one packet in bytes, at least 256. The number never changes.
     fn packet_bytes(&self) -> usize;
 
-    /// Sends a packet: reserves space, fills it and commits it in one call. Returns `false` if there is no
-    /// space now.
+    /// Sends a packet: `envelope`, and the bytes of `pieces`. Returns `false` if there is no space now; the
+    /// engine then tries again later, with no other packet to this peer in between.
+    ///
+    /// The receiver gets the kind, the context and the tag of the envelope. Its `total` is the number of bytes
+    /// of the packet, and need not be sent: the receiving port sets it to the length of the arrival.
+    ///
+    /// The call may come after the peer's connection was lost and before a poll has reported that. The port
+    /// then accepts the packet and drops it, or has no space.
     ///
     /// # Errors
-    /// A peer (not always `peer`) violated the protocol; nothing was sent.
-    fn send(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault>;
-
-    /// Returns whether [`MessagePort::send_word`] may be called.
-    fn sends_words(&self) -> bool {
-        false
-    }
-
-    /// The critical path of [`MessagePort::send`]: sends a whole message of one word, if only the word must
-    /// be written. Returns whether the caller must call [`MessagePort::settle_send`] next. `None` if nothing
-    /// was sent: the caller uses [`MessagePort::send`].
-    #[inline(always)]
-    fn send_word(&mut self, peer: PeerId, context: u16, tag: u64, word: Word) -> Option<bool> {
-        let _ = (peer, context, tag, word);
-        None
-    }
-
-    /// As [`MessagePort::send_word`], for a whole message that is too large for a fastbox, if the message
-    /// only needs to be copied.
-    #[inline(always)]
-    fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
-        let _ = (peer, context, tag, bytes);
-        None
-    }
-
-    /// Does the rare work after [`MessagePort::send_word`] and [`MessagePort::send_copy`].
-    fn settle_send(&mut self, peer: PeerId) {
-        let _ = peer;
-    }
-
-    /// As [`MessagePort::send`], for a payload in two pieces: a protocol header and the user's bytes.
-    ///
-    /// # Errors
-    /// As [`MessagePort::send`].
-    fn send_parts(
+    /// A peer (not always `peer`) failed; nothing was sent.
+    fn send(
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        head: &[u8],
-        body: &[u8],
+        pieces: PacketPieces<'_>,
     ) -> Result<bool, PeerFault>;
-
-    /// As [`MessagePort::send`], for `envelope.total` bytes of a list from `at` on. The list must contain
-    /// them.
-    ///
-    /// # Errors
-    /// As for [`MessagePort::send`].
-    fn send_list(
-        &mut self,
-        peer: PeerId,
-        envelope: &Envelope,
-        from: &mut BorrowedGather<'_>,
-        at: usize,
-    ) -> Result<bool, PeerFault>;
-
-    /// Returns the largest number of bytes of exposed memory that one packet carries.
-    fn exposed_bytes(&self) -> usize {
-        self.packet_bytes().min(BOUNCE)
-    }
-
-    /// As [`MessagePort::send`], for `envelope.total` bytes of exposed memory from `at` on, at most
-    /// [`MessagePort::exposed_bytes`]. The memory must contain them.
-    ///
-    /// # Errors
-    /// As for [`MessagePort::send`].
-    fn send_exposed(
-        &mut self,
-        peer: PeerId,
-        envelope: &Envelope,
-        from: &Exposed,
-        at: usize,
-    ) -> Result<bool, PeerFault> {
-        self.send(peer, envelope, from.view(at, envelope.total as usize, &mut Bounce::new()))
-    }
-
-    /// Sets the copy policy for later packets of kind `Data`, which their receiver has requested. A port may
-    /// ignore it.
-    #[inline]
-    fn set_data_stores(&mut self, peer: PeerId, stores: Stores) {
-        let _ = (peer, stores);
-    }
 
     /// Returns the next packet, a fault, or nothing.
     fn poll(&mut self) -> Polled<Self::Token>;
 
-    /// The critical path of receiving, in one step. If a poll would first find a whole small message, and
-    /// `wanted` accepts it, copies the bytes that fit into `to`, releases the packet, and returns its sender
-    /// and envelope. `None` if nothing was taken: the caller polls.
-    #[inline(always)]
-    fn take(
-        &mut self,
-        wanted: impl FnOnce(PeerId, &Envelope) -> bool,
-        to: &mut BorrowedRecv<'_>,
-    ) -> Option<(PeerId, Envelope)> {
-        let _ = (wanted, to);
-        None
-    }
-
-    /// As [`MessagePort::take`], for a message of one word in this context, from this peer; without a peer,
-    /// from the one that a poll checks first. Returns the sender, the tag, the word, and whether the caller
-    /// must call [`MessagePort::settle_take`] next.
-    #[inline(always)]
-    fn take_word(
-        &mut self,
-        from: Option<PeerId>,
-        context: u16,
-        wanted: impl FnOnce(u64) -> bool,
-    ) -> Option<(PeerId, u64, Word, bool)> {
-        let _ = (from, context, wanted);
-        None
-    }
-
-    /// Does the rare work after [`MessagePort::take_word`].
-    fn settle_take(&mut self, peer: PeerId) {
-        let _ = peer;
-    }
-
-    /// As [`MessagePort::poll`], for all packets of one peer, wherever they are. After the last packet a
-    /// failed peer can be released.
+    /// As [`PacketPort::poll`], for all packets of one peer. After the last packet, a failed peer can be
+    /// closed.
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Self::Token>;
-
-    /// Returns whether [`MessagePort::poll`] may find a packet where [`MessagePort::take`] looks. The cost is
-    /// the same as that of `take`.
-    fn has_next(&self) -> bool {
-        false
-    }
-
-    /// Pauses between two polls that found nothing: the core idles for some ten nanoseconds, or does work of
-    /// about that length that speeds up later calls.
-    fn pause(&mut self) {
-        spin_hint();
-    }
 
     /// Copies payload bytes of a received packet, from `at` on, into `to`. `at + to.len()` is at most its
     /// size.
     fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]);
 
-    /// As [`MessagePort::read`], with non-temporal stores where possible: the message is too large for the
-    /// caches.
-    fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
-        self.read(arrival, at, to);
-    }
-
-    /// Releases a packet: its memory returns to the sender.
+    /// Releases a packet: its memory returns to the sender. The packet may be one of a peer that was closed
+    /// since the poll; then nothing returns.
     fn release(&mut self, arrival: Arrival<Self::Token>);
 
-    /// Prioritizes polling for packets of this peer, after a receive was posted (paper 4, section 3.1).
-    fn prioritize(&mut self, peer: PeerId);
-
-    /// Grants the peer a total credit of `units` units since the start, and wakes the peer if it may wait for
-    /// credit.
+    /// Grants the peer a total credit of `units` units of 64 bytes since the start. The number only grows, and
+    /// reaches the peer in bounded time even if no packet is sent to it. A grant also wakes a peer that may
+    /// wait for credit.
     fn grant(&mut self, peer: PeerId, units: u64);
 
-    /// Returns the total credit in units that the peer has granted, as the peer wrote it.
+    /// Returns the total credit in units that the peer has granted, as the peer sent it; 0 before its first
+    /// grant. The engine checks it.
     fn granted(&self, peer: PeerId) -> u64;
 
-    /// Returns a monotonic clock of any unit that takes some tens of nanoseconds to read. The engine uses it
-    /// to learn whether pulling or streaming is faster. `None`: the engine pulls whenever possible.
-    fn ticks(&self) -> Option<u64> {
-        None
-    }
-
-    /// Returns whether [`MessagePort::pull`] may be tried.
-    fn can_pull(&self, peer: PeerId) -> bool {
-        let _ = peer;
-        false
-    }
-
-    /// Fills `to` from `address` in the peer's memory, in one copy. If the result is not `Done`, the content
-    /// of `to` is unspecified.
-    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
-        let _ = (peer, address, to);
-        Pulled::Refused
-    }
-
-    /// Opens a message from this peer for sender-assisted copy. The preceding share must be complete. Returns
-    /// `false` if the port does not support this.
-    fn open_assist(&mut self, peer: PeerId, assist: &AssistedCopy) -> bool {
-        let _ = (peer, assist);
-        false
-    }
-
-    /// Returns the receiver's next step. The part that was returned before must have been copied.
-    fn next_chunk(&mut self, peer: PeerId) -> NextChunk {
-        let _ = peer;
-        NextChunk::Done
-    }
-
-    /// Closes the share: the sender can claim nothing more. [`MessagePort::next_chunk`] then returns the
-    /// rest.
-    fn close_assist(&mut self, peer: PeerId) {
-        let _ = peer;
-    }
-
-    /// Returns a share that the peer, as receiver, has opened and that was not returned before. Its fields
-    /// are unchecked.
-    fn find_assist(&mut self, peer: PeerId) -> Option<AssistedCopy> {
-        let _ = peer;
-        None
-    }
-
-    /// Joins, as sender, the share found last and claims a part that ends at `end`. `None` if the share is
-    /// closed by now.
-    fn join_assist(&mut self, peer: PeerId, end: u64) -> Option<Part> {
-        let _ = (peer, end);
-        None
-    }
-
-    /// Claims the next part. `None` if there is none.
-    fn next_part(&mut self, peer: PeerId) -> Option<Part> {
-        let _ = peer;
-        None
-    }
-
-    /// Ends the claimed part; `written` says whether it was written. The receiver does not wait for the next
-    /// part.
-    fn end_part(&mut self, peer: PeerId, part: Part, written: bool) {
-        let _ = (peer, part, written);
-    }
-
-    /// Copies `from` to `address` in the peer's memory. Returns `false` if this is impossible.
-    fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
-        let _ = (peer, address, from);
-        false
-    }
-
-    /// Returns the traffic with this peer until its connection was closed ([`MessagePort::close`]).
+    /// Returns the traffic with the present process of this peer, until its connection was closed
+    /// ([`PacketPort::close`]). A packet counts as received when it is polled or released.
     fn traffic(&self, peer: PeerId) -> TrafficCounters;
 
     /// Closes the connection to a peer that failed or violated the protocol: no more packets are exchanged,
-    /// and the memory that the peer held is reclaimed.
+    /// the memory that the peer held is reclaimed, and every access to its memory that is under way has ended
+    /// when this call returns ([`RemoteAccess`]).
     fn close(&mut self, peer: PeerId);
+
+    /// Does what depends on time: connections, and limits on waiting. `now` is monotonic, since any start.
+    fn advance(&mut self, now: Duration) {
+        let _ = now;
+    }
+
+    /// Returns a monotonic clock of any unit that takes some tens of nanoseconds to read. The engine uses it
+    /// to learn which protocol is faster. `None`: the engine accesses memory whenever possible.
+    fn ticks(&self) -> Option<u64> {
+        None
+    }
 }
+
+/// A port with all of its parts: what the engine is generic over.
+pub trait Port: PacketPort + ShortPath + RemoteAccess + SharedCopy {}
+
+impl<P: PacketPort + ShortPath + RemoteAccess + SharedCopy> Port for P {}

@@ -1,16 +1,34 @@
 //! The adaptive selector: it selects the fastest of several alternatives for the same work, by trial.
 //!
-//! The caller measures the work in *runs* and reports the cost of each. The selector uses the preferred
-//! alternative. Occasionally, and less often while nothing changes, a few runs try another alternative, each
-//! in rotation. If that alternative was clearly faster, it becomes the preferred one. The median of three
-//! runs counts, because a run in which the process lost its core is not representative.
+//! The caller measures the work in [runs](run) and reports the cost of each. First the alternative with which
+//! it starts does three short runs, because the first runs of any work may be slow (new pages, cold caches).
+//! Each other alternative does two, or one if it is clearly slower than another. The first one is the
+//! *preferred* one until a trial shows another to be faster: short runs are too few to leave it. Then runs of
+//! the preferred alternative go on until another is *tried*:
+//!
+//! - at once if it is known to be faster than the preferred one has become;
+//! - else after an interval, each in rotation. The interval doubles while nothing changes.
+//!
+//! A trial consists of a few runs, of which the second cheapest counts, because a run in which the process lost its
+//! core is not representative. If the other alternative was clearly faster, it becomes the preferred one.
+//!
+//! Trials cost time if the other alternative is slower. This loss is limited: a [`TrialBudget`] earns a small
+//! part of all measured time, and each trial is as short as the budget requires, or waits. An alternative that
+//! is known to be much slower is tried for one short run only.
 #![forbid(unsafe_code)]
 
-/// Number of runs that are recorded for each alternative; their median counts.
-const SAMPLES: usize = 3;
+pub(crate) mod run;
+
+/// Number of runs that are recorded for each alternative. The second lowest cost counts: only noise makes a run
+/// more expensive, and on a busy machine it hits several runs in a row.
+const SAMPLES: usize = 5;
+/// Number of runs in which the alternative with which the selector starts is tested.
+const TESTS: usize = 3;
 /// Runs of a trial. The first run is not recorded, because the cache contents left by the other alternative
 /// make it more expensive.
-const TRIAL: u8 = SAMPLES as u8 + 1;
+const TRIAL: u8 = 4;
+/// Runs of a trial of an alternative that is known to be faster.
+const CONFIRMS: u8 = 2;
 /// Runs between two trials at first. The interval doubles while nothing changes, up to a limit.
 const FIRST_WAIT: u16 = 8;
 /// Fraction of the interval after which a suggested alternative may be tried.
@@ -22,8 +40,14 @@ const CHANGED: u8 = 8;
 /// Half of a ping-pong's time belongs to the other side, so half of the gain is invisible.
 const BETTER: u64 = 15;
 /// If a run of another alternative costs more than this many times the preferred alternative's cost, its
-/// trial ends at once.
-const HOPELESS: u64 = 4;
+/// trial ends at once, and later trials consist of one short run.
+const HOPELESS: u64 = 2;
+/// A run that costs more than this many times the usual cost counts as if it cost as much: the rest is noise.
+const WORST: u64 = 16;
+/// Runs without a result after which an alternative counts as hopeless.
+const MISSES: u8 = 3;
+/// The budget earns this fraction of all measured time.
+const EARNS: u64 = 24;
 
 /// The costs of the last runs; 0 if there is none.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,20 +56,84 @@ struct Costs([u32; SAMPLES]);
 impl Costs {
     const NONE: Self = Self([0; SAMPLES]);
 
+    /// Returns the costs of an alternative of which only this one counts.
+    const fn only(cost: u32) -> Self {
+        Self([cost; SAMPLES])
+    }
+
     fn push(&mut self, cost: u32) {
         self.0.rotate_right(1);
         self.0[0] = cost;
     }
 
-    fn is_known(&self) -> bool {
-        self.0.iter().all(|&cost| cost != 0)
+    const fn is_known(&self) -> bool {
+        self.0[0] != 0
     }
 
-    fn median(&self) -> u64 {
+    /// Returns whether as many runs were recorded as a test needs.
+    const fn is_tested(&self) -> bool {
+        self.0[TESTS - 1] != 0
+    }
+
+    /// Returns whether two runs were recorded.
+    const fn is_confirmed(&self) -> bool {
+        self.0[1] != 0
+    }
+
+    /// Returns the second lowest cost; the lower one of two; 0 if there is none.
+    fn typical(&self) -> u64 {
         let mut sorted = self.0;
         sorted.sort_unstable();
-        u64::from(sorted[SAMPLES / 2])
+        let missing = sorted.iter().filter(|cost| **cost == 0).count();
+        let at = if missing + TESTS <= SAMPLES { missing + 1 } else { missing.min(SAMPLES - 1) };
+        u64::from(sorted[at])
     }
+}
+
+/// The measured time that was not yet used up by trials, in units of cost times amount. A trial uses up
+/// [`EARNS`] times what it loses. Several selectors share it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TrialBudget(u64);
+
+impl TrialBudget {
+    fn earn(&mut self, spent: u64) {
+        self.0 = self.0.saturating_add(spent);
+    }
+
+    fn lose(&mut self, loss: u64) {
+        self.0 = self.0.saturating_sub(loss.saturating_mul(EARNS));
+    }
+
+    const fn covers(self, loss: u64) -> bool {
+        loss.saturating_mul(EARNS) <= self.0
+    }
+
+    /// Returns how often this loss is covered; `None` if there is no loss.
+    const fn times(self, loss: u64) -> Option<u64> {
+        (self.0 / EARNS).checked_div(loss)
+    }
+}
+
+/// The least and the usual amount of work in a run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RunAmount {
+    /// The amount of a short run.
+    pub(crate) least: u64,
+    /// The amount of a usual run, at least as much.
+    pub(crate) full: u64,
+}
+
+/// The next run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// The alternative.
+    pub(crate) option: u8,
+    /// The amount of work after which the run is over.
+    pub(crate) amount: u64,
+    /// The cost times amount after which the run is over as well: that of the preferred alternative.
+    pub(crate) worth: u64,
+    /// The alternative for work that is started when the whole amount was started, but is not done.
+    pub(crate) beside: u8,
 }
 
 /// The selector among `N` alternatives, numbered from 0. Another alternative is tried after at most `LONGEST`
@@ -57,6 +145,12 @@ pub(crate) struct AdaptiveSelector<const N: usize, const LONGEST: u16> {
     other: u8,
     /// Remaining runs of the trial.
     trial: u8,
+    /// Whether no run of the trial was recorded yet, so the next one replaces the older costs.
+    is_fresh: bool,
+    /// If the costs are inherited: the factor, as a power of two, by which a run may cost more, plus one.
+    inherited: u8,
+    /// First runs of an alternative that had no result.
+    missed: u8,
     /// Runs in a row of the preferred alternative that cost much more than before.
     changed: u8,
     /// Runs until the next trial, and the length of the interval.
@@ -75,6 +169,9 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
             preferred,
             other,
             trial: 0,
+            is_fresh: false,
+            inherited: 0,
+            missed: 0,
             changed: 0,
             wait: 0,
             waited: 0,
@@ -88,8 +185,8 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         self.preferred
     }
 
-    /// Returns the alternative for the next run.
-    pub(crate) const fn next(&self) -> u8 {
+    /// Returns the alternative that is tried, or else the preferred one.
+    pub(crate) const fn current(&self) -> u8 {
         if self.trial > 0 { self.other } else { self.preferred }
     }
 
@@ -99,31 +196,169 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         self.costs[usize::from(option)].is_known()
     }
 
-    /// Records the cost of a run, at least 1. Costs must be comparable.
-    pub(crate) fn record(&mut self, option: u8, cost: u32) {
-        if option == self.preferred {
-            self.costs[usize::from(option)].push(cost);
+    /// Returns whether nothing is known.
+    pub(crate) fn is_new(&self) -> bool {
+        self.costs.iter().all(|costs| !costs.is_known())
+    }
+
+    /// Returns whether the cost of every alternative is known, by its own runs.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.inherited == 0 && self.untested().is_none()
+    }
+
+    /// Takes over what is known about similar work, until the first run shows by which factor it costs more
+    /// or less. If the factor exceeds 2 to the power `exponent`, nothing is taken over.
+    pub(crate) fn inherit(&mut self, from: &Self, exponent: u8) {
+        *self = Self::preferring(from.preferred);
+        self.other = from.other;
+        self.costs = from.costs.map(|costs| Costs::only(costs.typical() as u32));
+        self.inherited = exponent.saturating_add(1);
+        self.settle();
+    }
+
+    fn typical(&self, option: u8) -> u64 {
+        self.costs[usize::from(option)].typical()
+    }
+
+    /// Returns by how much a cost exceeds that of the preferred alternative. If that has risen, the lower cost
+    /// counts, because perhaps it has risen only for some runs.
+    fn excess(&self, cost: u64) -> u64 {
+        let usual = self.typical(self.preferred).min(self.settled.into());
+        cost.min(usual.saturating_mul(WORST)).saturating_sub(usual)
+    }
+
+    /// Returns the alternative that must still be tested before any is preferred. The preferred one is first.
+    fn untested(&self) -> Option<u8> {
+        let best = self.costs.iter().map(Costs::typical).filter(|cost| *cost > 0).min();
+        let is_untested = |option: &u8| {
+            let costs = &self.costs[usize::from(*option)];
+            let is_hopeless = || best.is_some_and(|best| costs.typical() > HOPELESS * best);
+            match *option == self.preferred {
+                true => !costs.is_tested(),
+                false => !costs.is_known() || !costs.is_confirmed() && !is_hopeless(),
+            }
+        };
+        [self.preferred].into_iter().chain(0..N as u8).find(is_untested)
+    }
+
+    /// Returns the next run.
+    pub(crate) fn plan(&mut self, amount: RunAmount, budget: &TrialBudget) -> Plan {
+        let RunAmount { least, full } = amount;
+        let usual = self.typical(self.preferred);
+        if let Some(option) = self.untested() {
+            return Plan { option, amount: least, worth: u64::MAX, beside: self.preferred };
+        }
+        if self.trial == 0 {
+            self.start_trial(least, budget);
+        }
+        let mut plan = Plan { option: self.preferred, amount: full, worth: 0, beside: self.preferred };
+        if self.trial > 0 {
+            let cost = self.typical(self.other);
+            let excess = self.excess(cost);
+            if cost < usual {
+                (plan.option, plan.beside) = (self.other, self.other);
+            } else if budget.covers(excess.saturating_mul(least)) {
+                let affordable = budget.times(excess).unwrap_or(full);
+                plan.option = self.other;
+                plan.amount =
+                    if cost > HOPELESS * usual { least } else { affordable.clamp(least, full.max(least)) };
+            } else {
+                self.trial = 0;
+                self.wait_longer();
+            }
+        }
+        plan.worth = usual.saturating_mul(plan.amount);
+        plan
+    }
+
+    /// Starts a trial if one is due and affordable.
+    fn start_trial(&mut self, least: u64, budget: &TrialBudget) {
+        let usual = self.typical(self.preferred);
+        let others = (0..N as u8).filter(|option| *option != self.preferred);
+        let is_affordable = |option: u8| {
+            let excess = self.excess(self.typical(option));
+            budget.covers(excess.saturating_mul(least))
+        };
+        let cheapest = others.min_by_key(|option| self.typical(*option));
+        if let Some(cheapest) = cheapest.filter(|option| 16 * self.typical(*option) < BETTER * usual) {
+            if is_affordable(cheapest) {
+                self.try_other(cheapest);
+            }
+        } else if self.wait == 0 {
+            let next = core::iter::successors(Some(self.other), |option| Some(self.after(*option)));
+            if let Some(option) = next.take(N - 1).find(|option| is_affordable(*option)) {
+                self.try_other(option);
+            }
+        }
+    }
+
+    fn try_other(&mut self, option: u8) {
+        let (cost, usual) = (self.typical(option), self.typical(self.preferred));
+        (self.other, self.is_fresh) = (option, true);
+        self.trial = match cost {
+            _ if cost > HOPELESS * usual => 1,
+            _ if 16 * cost < BETTER * usual => CONFIRMS,
+            _ => TRIAL,
+        };
+    }
+
+    /// Records a run: its cost for each unit of work, at least 1, and its amount of work. Costs must be
+    /// comparable.
+    pub(crate) fn record(&mut self, option: u8, cost: u32, amount: u64, budget: &mut TrialBudget) {
+        let at = usize::from(option);
+        if at >= N {
+            return;
+        }
+        if self.untested().is_some() {
+            self.costs[at].push(cost);
+            self.missed = 0;
+            if self.untested().is_none() {
+                self.settle();
+            }
+        } else if option == self.preferred {
+            if !self.has_inherited(cost) {
+                return;
+            }
+            budget.earn(u64::from(cost).saturating_mul(amount));
+            self.costs[at].push(cost);
             self.go_on();
         } else if option == self.other && self.trial > 0 {
+            budget.lose(self.excess(cost.into()).saturating_mul(amount));
             self.tried(cost);
         }
     }
 
+    fn settle(&mut self) {
+        self.settled = self.typical(self.preferred) as u32;
+        (self.wait, self.waited) = (FIRST_WAIT, FIRST_WAIT);
+    }
+
+    /// Adapts inherited costs to the first run of this selector's own. Returns `false` if they don't fit, so
+    /// that all alternatives are tested.
+    fn has_inherited(&mut self, cost: u32) -> bool {
+        let Some(exponent) = core::mem::take(&mut self.inherited).checked_sub(1) else { return true };
+        let there = self.typical(self.preferred).max(1);
+        if u64::from(cost) > there << exponent.min(16) {
+            *self = Self::preferring(self.preferred);
+            self.costs[usize::from(self.preferred)].push(cost);
+            return false;
+        }
+        for costs in &mut self.costs {
+            let scaled = costs.typical().saturating_mul(cost.into()) / there;
+            *costs = Costs::only(scaled.clamp(1, u32::MAX.into()) as u32);
+        }
+        self.settled = cost;
+        true
+    }
+
     /// Counts a run of the preferred alternative.
     fn go_on(&mut self) {
-        let costs = &self.costs[usize::from(self.preferred)];
-        if !costs.is_known() {
-            return;
-        }
         self.wait = self.wait.saturating_sub(1);
-        let is_dearer = self.settled != 0 && costs.median() > 2 * u64::from(self.settled);
+        let is_dearer = self.settled != 0 && self.typical(self.preferred) > 2 * u64::from(self.settled);
         self.changed = if is_dearer { self.changed + 1 } else { 0 };
         if self.changed >= CHANGED {
             // A peer is computing, or one of the two processes has moved to another core.
             (self.wait, self.waited, self.changed) = (0, 0, 0);
-        }
-        if self.wait == 0 && self.trial == 0 {
-            self.trial = TRIAL;
         }
     }
 
@@ -135,24 +370,41 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
             && self.waited.saturating_sub(self.wait) >= self.waited / SOON
             && option != self.preferred
             && usize::from(option) < N
-            && self.costs[usize::from(self.preferred)].is_known()
+            && self.is_complete()
         {
-            (self.other, self.trial) = (option, TRIAL);
+            self.try_other(option);
         }
     }
 
-    /// Records a run that was not measured as expected. A trial continues without the run, and ends without a
-    /// result if it was the last. The next trial is as far ahead as after any other, because perhaps no run
-    /// of this alternative can ever be measured.
-    pub(crate) fn miss(&mut self) {
-        self.trial = match self.trial {
-            0 => return,
-            1 => {
-                self.wait_longer();
-                0
+    /// Records a run of `option` that was not measured as expected. A trial continues without the run, and
+    /// ends without a result if it was the last. The next trial is as far ahead as after any other, because
+    /// perhaps no run of this alternative can ever be measured.
+    pub(crate) fn miss(&mut self, option: u8) {
+        if self.untested() == Some(option) && option != self.preferred {
+            self.missed += 1;
+            if self.missed >= MISSES {
+                self.missed = 0;
+                self.give_up(option);
+                if self.untested().is_none() {
+                    self.settle();
+                }
             }
-            more => more - 1,
-        };
+        } else if self.trial > 0 && option == self.other {
+            self.trial -= 1;
+            if self.trial == 0 {
+                if self.is_fresh && self.typical(option) < self.typical(self.preferred) {
+                    self.costs[usize::from(option)] = self.costs[usize::from(self.preferred)];
+                }
+                self.other = self.after(option);
+                self.wait_longer();
+            }
+        }
+    }
+
+    /// Records that an alternative can't be measured, as if it were hopeless.
+    fn give_up(&mut self, option: u8) {
+        let cost = self.typical(self.preferred).max(1).saturating_mul(HOPELESS + 1);
+        self.costs[usize::from(option)] = Costs::only(cost.min(u32::MAX.into()) as u32);
     }
 
     fn wait_longer(&mut self) {
@@ -162,35 +414,33 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
 
     /// Records the cost of a run on trial.
     fn tried(&mut self, cost: u32) {
-        let usual = self.costs[usize::from(self.preferred)].median();
+        let usual = self.typical(self.preferred);
         let other = usize::from(self.other);
         let is_hopeless = u64::from(cost) > HOPELESS * usual;
-        if self.trial < TRIAL || is_hopeless {
+        if is_hopeless || core::mem::take(&mut self.is_fresh) && self.trial < TRIAL {
+            self.costs[other] = Costs::only(cost);
+        } else if self.trial == TRIAL {
+            self.is_fresh = true;
+        } else {
             self.costs[other].push(cost);
         }
-        self.trial -= 1;
-        if is_hopeless {
-            self.trial = 0;
-        } else if self.trial > 0 {
+        self.trial = if is_hopeless { 0 } else { self.trial - 1 };
+        if self.trial > 0 {
             return;
-        } else if self.costs[other].is_known() && 16 * self.costs[other].median() < BETTER * usual {
+        }
+        if 16 * self.typical(self.other) < BETTER * usual {
             self.preferred = self.other;
             self.waited = 0;
         }
-        self.settled = self.costs[usize::from(self.preferred)].median() as u32;
-        self.other = self.following();
-        if self.costs[usize::from(self.other)].0[0] == 0 {
-            // The following alternative was never tried, so its trial starts at once.
-            self.trial = TRIAL;
-            return;
-        }
+        self.settled = self.typical(self.preferred) as u32;
+        self.other = self.after(self.other);
         self.wait_longer();
     }
 
-    /// Returns the alternative after the one that was tried, in rotation, except the preferred one.
-    fn following(&self) -> u8 {
+    /// Returns the alternative after this one, in rotation, except the preferred one.
+    fn after(&self, option: u8) -> u8 {
         let next = |option: u8| if usize::from(option) + 1 < N { option + 1 } else { 0 };
-        let option = next(self.other);
+        let option = next(option);
         if option == self.preferred { next(option) } else { option }
     }
 }

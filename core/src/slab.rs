@@ -230,6 +230,12 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         Some(index)
     }
 
+    /// Returns the values of those among the first `most` slots that are in use.
+    pub fn first_used(&self, most: usize) -> impl Iterator<Item = &T> {
+        let touched = most.min(self.fresh as usize);
+        self.slots.borrow().iter().take(touched).filter(|slot| slot.used).map(|slot| &slot.value)
+    }
+
     /// Returns the slot after this one in its list.
     #[inline(always)]
     pub fn next(&self, index: u32) -> Option<u32> {

@@ -302,31 +302,44 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         if self.listed == 0 {
             return None;
         }
-        self.search(pattern, || ())
+        self.search(pattern, |stored| stored.is_for(pattern))
+    }
+
+    /// Returns whether no stored message matches. The answer is `false` also if `most` comparisons do not decide.
+    pub fn has_none(&self, pattern: &Pattern, most: usize) -> bool {
+        let mut compared = 0;
+        let stops = |stored: &Stored| {
+            compared += 1;
+            compared > most || stored.is_for(pattern)
+        };
+        self.listed == 0 || self.search(pattern, stops).is_none()
     }
 
     /// Returns the number of messages that [`Store::find`] compares. For measurements.
     pub fn steps(&self, pattern: &Pattern) -> usize {
         let mut steps = 0;
-        self.search(pattern, || steps += 1);
+        self.search(pattern, |stored| {
+            steps += 1;
+            stored.is_for(pattern)
+        });
         steps
     }
 
+    /// Returns the first message for which `stops` holds, of those that the pattern may match.
     #[inline]
-    fn search(&self, pattern: &Pattern, look: impl FnMut()) -> Option<u32> {
+    fn search(&self, pattern: &Pattern, stops: impl FnMut(&Stored) -> bool) -> Option<u32> {
         match pattern.hash() {
-            Some(hash) => self.find_in_list(hash, pattern, look),
-            None => self.find_in_order(pattern, look),
+            Some(hash) => self.find_in_list(hash, stops),
+            None => self.find_in_order(stops),
         }
     }
 
-    fn find_in_list(&self, hash: u32, pattern: &Pattern, mut look: impl FnMut()) -> Option<u32> {
+    fn find_in_list(&self, hash: u32, mut stops: impl FnMut(&Stored) -> bool) -> Option<u32> {
         let last = self.list(hash).checked_sub(1)?;
         let mut id = last;
         loop {
-            look();
             id = self.next_in_list(id);
-            if self.get(id).is_for(pattern) {
+            if stops(&self.get(id)) {
                 return Some(id);
             }
             if id == last {
@@ -335,12 +348,11 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         }
     }
 
-    fn find_in_order(&self, pattern: &Pattern, mut look: impl FnMut()) -> Option<u32> {
+    fn find_in_order(&self, mut stops: impl FnMut(&Stored) -> bool) -> Option<u32> {
         let mut id = self.order.head;
         while id != NONE {
-            look();
             let head = self.unit(id);
-            if Stored::of(head).is_for(pattern) {
+            if stops(&Stored::of(head)) {
                 return Some(id);
             }
             id = word(head, NEXT);

@@ -1,7 +1,7 @@
 //! The layout of shared memory.
 //!
 //! All integers are effectively little-endian: both sides run on one machine, and [`LAYOUT_VERSION`] together
-//! with the segment magic rejects a peer that differs. Version 6:
+//! with the segment magic rejects a peer that differs:
 //!
 //! **Packet.** Each packet between two processes takes the next *sequence number*, whichever of the two paths
 //! (fastbox, cell) carries it. The receiver takes packets only in that order.
@@ -26,16 +26,21 @@
 //! [`crate::shared::assist`]). As receiver, word 0: number of the share in bits 1-63, bit 0 set if it is
 //! closed; 1: the sender's request; 2: address of the receiver's buffer; 3: end of the bytes to copy; 4: end
 //! of those claimed. As sender, word 5: number of the share joined in bits 1-63, bit 0 set while it is not
-//! copying; 6: start of the bytes claimed; 7: start of those written.
+//! copying; 6: start of the bytes claimed; 7: start of those written. Words 2-4 of the line that holds the
+//! receiver's fastbox position describe its buffer, with its address, as [`mappable`] says, if the sender may map
+//! it for writing; they are 0 otherwise.
 //!
-//! **Fastbox slot** (32 bytes, four words; two slots share a cache line). Word 0 is the *stamp*: bits 0-7
-//! lap, 8-15 kind, 16-31 low half of the sequence number, 32-47 payload bytes of this packet, 48-63 context.
-//! In the first slot of a packet, word 1 is the tag and words 2-3 are the first 16 payload bytes. In a
-//! further slot, only the lap and the kind `0xff` of the stamp are significant, and words 1-3 are the next 24
-//! payload bytes. Bit 7 of the kind is set if the payload lies in a cell of the sender. The header of that
-//! cell is then not significant, and the packet takes one slot: word 2 is the cell in bits 0-31 and the
-//! payload bytes in bits 32-63; word 3 is a returned cell of the receiver, plus one, or 0. The lap of the
-//! packet that starts at position `p` of a fastbox of `n` slots is `(p / n + 1) mod 256`.
+//! **Fastbox slot** (32 bytes, four words; two slots share a cache line). Word 0 is the *stamp*: bits 0-15
+//! payload bytes of this packet, 16-31 context, 32-39 lap, 40-47 kind, 48-63 low half of the sequence number.
+//! In the first slot of a packet, word 1 is the tag. Words 2 and 3 are the first and the last 8 bytes of a
+//! payload of 8 to 16 bytes; the first and the last 4, 2 or 1 bytes, padded with zeros, of one of 4 to 7, 2
+//! or 3, or 1; and the first 16 bytes of a longer one. In a further slot, only the lap and the kind `0xff` of
+//! the stamp are significant. Words 1-3 are the next 24 payload bytes, but in the last slot of a packet the
+//! last 24 bytes; if the whole payload has fewer, word 1 is the last 8 bytes. Bit 7 of the kind is set if the
+//! payload lies in a cell of the sender. The header of that cell is then not significant, and the packet
+//! takes one slot: word 2 is the cell in bits 0-31 and the payload bytes in bits 32-63; word 3 is a returned
+//! cell of the receiver, plus one, or 0. The lap of the packet that starts at position `p` of a fastbox of
+//! `n` slots is `(p / n + 1) mod 256`.
 //!
 //! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63, destination rank in bits 0-15. Word 1:
 //! bits 0-31 payload bytes, 32-39 kind, 48-63 context. Word 2: tag. The rest is reserved. Sequence numbers of
@@ -53,12 +58,18 @@
 #![forbid(unsafe_code)]
 
 pub mod channel;
+pub mod fabric;
+pub mod fault;
+pub mod mappable;
 pub mod placement;
 pub mod rendezvous;
 pub mod rma;
 
 /// Version of the layouts on this page.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 9;
+
+/// A peer's rank in the world.
+pub type PeerId = u32;
 
 /// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

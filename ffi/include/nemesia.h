@@ -1380,7 +1380,8 @@ int32_t nemesia_endpoint_irecv(struct nemesia_endpoint *endpoint,
                                uint64_t *out_request);
 
 /**
- * Makes progress once, and returns whether a request is complete. Never blocks.
+ * Makes progress once, and returns whether a request is complete. Never blocks, but may yield the core as
+ * `nemesia_endpoint_progress` does.
  *
  * - `endpoint`: the endpoint that the request was started on.
  * - `request`: from a function that starts an operation; its name begins with `nemesia_endpoint_i`.
@@ -1459,6 +1460,8 @@ int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint, uint64_t requ
 
 /**
  * Delivers messages that have arrived and sends pending ones. Does bounded work and never blocks.
+ * If there are more processes than cores, this function, `nemesia_endpoint_test` and the probes yield the core after
+ * a few calls in a row that find nothing, unless NEMESIA_SPIN is set. They never sleep.
  *
  * - `endpoint`: an open endpoint.
  * - `out_packets`: the number of packets moved; 0 if there was no work. Written on success; may be NULL.
@@ -1466,7 +1469,8 @@ int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint, uint64_t requ
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint, size_t *out_packets);
+int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
+                                  size_t *out_packets);
 
 /**
  * Sends a message in a matching context and a send mode, otherwise as `nemesia_endpoint_send`. A message is
@@ -1894,6 +1898,22 @@ int32_t nemesia_endpoint_expose(struct nemesia_endpoint *endpoint,
  * Allocates zeroed memory and exposes it to peers, until `nemesia_endpoint_unexpose` or until the endpoint
  * is closed.
  *
+ * The memory may also hold the buffers of messages, in all functions that send or receive. Large messages from
+ * it are copied once, in user space, by a receiver on this machine that maps it. If `access` is
+ * NEMESIA_ACCESS_READ_WRITE, a sender that waits copies part of a large message that is received into it. All
+ * this needs no other call. For instance, for two ranks:
+ *
+ * ```c
+ * void *memory;
+ * uint64_t region;
+ * nemesia_endpoint_allocate(endpoint, 1 << 20, NEMESIA_ACCESS_READ_WRITE, &memory, &region);
+ * if (rank == 0)
+ *     nemesia_endpoint_send(endpoint, 1, tag, memory, 1 << 20);
+ * else
+ *     nemesia_endpoint_recv(endpoint, 0, tag, 0, 1 << 20, memory, NULL);
+ * nemesia_endpoint_unexpose(endpoint, region);
+ * ```
+ *
  * - `endpoint`: an open endpoint.
  * - `len`: the size in bytes.
  * - `access`: as for `nemesia_endpoint_expose`.
@@ -1901,7 +1921,8 @@ int32_t nemesia_endpoint_expose(struct nemesia_endpoint *endpoint,
  * - `out_region`: the number of the region, written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (the limit on regions is reached), _SYSTEM or _PANIC.
- * Ownership: the endpoint owns the memory; `nemesia_endpoint_unexpose` or `nemesia_endpoint_close` frees it.
+ * Ownership: the endpoint owns the memory; `nemesia_endpoint_unexpose` or `nemesia_endpoint_close` frees it. The
+ * caller does not use it after that.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
@@ -1912,7 +1933,8 @@ int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
 
 /**
  * Ends the exposure of a region. Operations on it are refused from now on, and requests that wait for its
- * notifications are cancelled. Allocated memory is freed.
+ * notifications are cancelled. Allocated memory is freed: at once, or when the messages under way that use it
+ * are complete.
  *
  * - `endpoint`: an open endpoint.
  * - `region`: from `nemesia_endpoint_expose` or `nemesia_endpoint_allocate`.

@@ -1,18 +1,17 @@
 //! Active messages.
 
-use std::cell::Cell;
 use std::ffi::c_void;
-use std::ptr::{self, slice_from_raw_parts};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ptr::slice_from_raw_parts;
 
 use nemesia::{Endpoint as Inner, Incoming as InnerIncoming};
 
 use crate::boundary::{Out, bytes, check_buffer, guard};
-use crate::endpoint::{Endpoint, IN_HANDLER, blocking_on, on, rank_in, rank_of};
-use crate::handle::{FREE_BITS, Kind, marked, wrong_kind};
+use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
-use crate::status::{Fault, NEMESIA_ERR_HANDLE, NEMESIA_OK};
-use crate::transfer::number;
+use crate::rank::{rank_in, rank_of};
+use crate::request::number;
+use crate::running::{message_of, while_handled};
+use crate::status::NEMESIA_OK;
 
 /// An active message in its handler, for `nemesia_incoming_reply`. It ends when the handler returns. Its use
 /// after that, or in another thread, returns NEMESIA_ERR_HANDLE.
@@ -40,84 +39,6 @@ pub type Handler = Option<
         message: *mut Incoming,
     ),
 >;
-
-/// A message whose handler runs in this thread. Handlers nest if one of them uses another endpoint.
-struct Running {
-    /// The handle that the handler got.
-    handle: u64,
-    /// The endpoint whose handler it is.
-    endpoint: usize,
-    message: *mut c_void,
-    outer: *const Running,
-}
-
-thread_local! {
-    /// The innermost running message of this thread.
-    static RUNNING: Cell<*const Running> = const { Cell::new(ptr::null()) };
-    /// The number of this thread's next message.
-    static NEXT: Cell<u64> = const { Cell::new(0) };
-}
-
-/// The count of numbers that a thread takes at a time.
-const BLOCK: u64 = 1 << 20;
-/// The count of blocks that were taken.
-static BLOCKS: AtomicU64 = AtomicU64::new(0);
-
-/// Returns a handle that no other message of any thread has, until 2^44 messages have been handled.
-fn next_handle() -> u64 {
-    let mut next = NEXT.get();
-    if next.is_multiple_of(BLOCK) {
-        next = BLOCKS.fetch_add(1, Ordering::Relaxed) * BLOCK;
-    }
-    NEXT.set(next + 1);
-    marked(next & ((1 << FREE_BITS) - 1), Kind::Incoming)
-}
-
-/// Runs `handler`. Meanwhile `nemesia_incoming_reply` finds the message by its handle.
-fn while_handled(endpoint: usize, message: *mut c_void, handler: impl FnOnce(*mut Incoming)) {
-    struct Leave(*const Running);
-    impl Drop for Leave {
-        fn drop(&mut self) {
-            RUNNING.set(self.0);
-        }
-    }
-    let running = Running { handle: next_handle(), endpoint, message, outer: RUNNING.get() };
-    let _leave = Leave(RUNNING.replace(&raw const running));
-    handler(ptr::without_provenance_mut(running.handle as usize));
-}
-
-/// Returns whether this thread is in a handler of an endpoint. Handlers nest: it may be an outer one.
-#[cold]
-pub(crate) fn runs_handler_of(endpoint: usize) -> bool {
-    let mut at = RUNNING.get();
-    // SAFETY: as in `message_of`.
-    while let Some(running) = unsafe { at.as_ref() } {
-        if running.endpoint == endpoint {
-            return true;
-        }
-        at = running.outer;
-    }
-    false
-}
-
-/// Returns the message of a handle, whose handler runs in this thread.
-fn message_of(handle: *const Incoming) -> Result<*mut c_void, Fault> {
-    let bits = handle.addr() as u64;
-    let mut at = RUNNING.get();
-    // SAFETY: the entries of the list lie in frames of this thread that have not returned: `while_handled`
-    // removes them.
-    while let Some(running) = unsafe { at.as_ref() } {
-        if running.handle == bits {
-            return Ok(running.message);
-        }
-        at = running.outer;
-    }
-    if Kind::of(bits) == Some(Kind::Incoming) {
-        let text = "the handler of this message does not run in this thread: reply before it returns";
-        return Err(Fault::new(NEMESIA_ERR_HANDLE, text));
-    }
-    Err(wrong_kind(bits, Kind::Incoming, "message"))
-}
 
 /// The caller's context, which moves with the endpoint between threads.
 struct Context(*mut c_void);
@@ -164,12 +85,10 @@ pub unsafe extern "C" fn nemesia_endpoint_set_handler(
             let (header, header_len) = (header.as_ptr().cast(), header.len());
             let (payload, len) = (payload.as_ptr().cast(), payload.len());
             let rank = rank_of(message.from());
-            let before = IN_HANDLER.replace(handle);
             while_handled(handle, (&raw mut *message).cast(), |incoming| {
                 // SAFETY: the caller's function; all pointers are valid until it returns.
                 unsafe { handler(context.get(), rank, header, header_len, payload, len, incoming) };
             });
-            IN_HANDLER.set(before);
         });
         Ok(NEMESIA_OK)
     };

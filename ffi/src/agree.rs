@@ -1,8 +1,9 @@
 //! Collective operations: the barrier, and recovery from failed peers.
 
 use crate::boundary::{Out, missing};
-use crate::endpoint::{Endpoint, blocking_on, rank_of};
+use crate::endpoint::{Endpoint, blocking_on};
 use crate::lent::Lent;
+use crate::rank::rank_of;
 use crate::status::NEMESIA_OK;
 
 /// Waits until every rank has called this function (as MPI_Barrier). Collective: all ranks call it, in the

@@ -5,10 +5,12 @@ use std::ffi::c_void;
 use nemesia::{Endpoint as Inner, Request, Tag};
 
 use crate::boundary::{Out, bytes, check_buffer, room};
-use crate::endpoint::{Endpoint, blocking_on, on, rank_in};
+use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
+use crate::rank::rank_in;
+use crate::request::number;
 use crate::status::{Fault, NEMESIA_OK};
-use crate::transfer::{Status, deliver, number, source};
+use crate::transfer::{Status, deliver, source};
 
 /// A send mode: complete when the caller may reuse the buffer. The mode of `nemesia_endpoint_send`.
 pub const NEMESIA_SEND_STANDARD: u32 = 0;

@@ -1,19 +1,19 @@
 //! Endpoints: open, close, and their properties.
 
-use std::cell::Cell;
 use std::ffi::{CString, c_char};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nemesia::Failure;
 
-use crate::active::runs_handler_of;
 use crate::boundary::{Out, guard, read_versioned, write_text};
 use crate::config::{self, Config};
 use crate::exchange::{Exchange, Foreign};
 use crate::handle::{self, Kind, Object, Pinned, in_use, pin};
 use crate::lent::{Lent, Owner, Single};
-use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_RANK, NEMESIA_OK};
+use crate::rank::{rank_in, rank_of};
+use crate::running::is_in_handler;
+use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_OK};
 
 /// The peer has not failed.
 pub const NEMESIA_FAILURE_NONE: i32 = 0;
@@ -393,15 +393,6 @@ fn spoil(endpoint: *mut Endpoint) {
     }
 }
 
-fn is_in_handler(endpoint: *mut Endpoint) -> bool {
-    IN_HANDLER.get() != 0 && runs_handler_of(endpoint.addr())
-}
-
-thread_local! {
-    /// The handle of the endpoint whose handler this thread is in, or 0. Of nested handlers: the innermost.
-    pub(crate) static IN_HANDLER: Cell<usize> = const { Cell::new(0) };
-}
-
 #[cold]
 fn in_handler() -> Fault {
     Fault::argument(
@@ -414,29 +405,10 @@ fn poison() -> Fault {
     Fault::new(NEMESIA_ERR_PANIC, "the endpoint can only be closed: an earlier call had an internal error")
 }
 
-/// Checks that a rank of the caller's exists.
-#[inline]
-pub(crate) fn rank_in(endpoint: &nemesia::Endpoint, rank: i32) -> Result<usize, Fault> {
-    let exists = usize::try_from(rank).ok().filter(|rank| *rank < endpoint.size());
-    exists.ok_or_else(|| no_such_rank(rank, endpoint.size()))
-}
-
-#[cold]
-fn no_such_rank(rank: i32, size: usize) -> Fault {
-    let text = format!("rank {rank} does not exist: this world has ranks 0 to {}", size.saturating_sub(1));
-    Fault::new(NEMESIA_ERR_RANK, text)
-}
-
-/// Converts a rank or a size for the caller. Worlds are smaller than 2^31, because each peer takes file
-/// descriptors.
-#[inline]
-pub(crate) fn rank_of(rank: usize) -> i32 {
-    i32::try_from(rank).unwrap_or(i32::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::NEMESIA_ERR_RANK;
 
     /// Returns an endpoint of a world of one, which every test process can have.
     fn alone() -> *mut Endpoint {

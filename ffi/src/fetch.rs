@@ -6,9 +6,9 @@ use nemesia::{Endpoint as Inner, Reduction};
 
 use crate::boundary::{Out, check_buffer};
 use crate::endpoint::{Endpoint, on};
+use crate::request::number;
 use crate::rma::{RemoteKey, datatype_of, key_of, reduction_of, value_of};
 use crate::status::{Fault, NEMESIA_OK};
-use crate::transfer::number;
 
 /// Starts to combine one operand into one value of another process, atomically, and to fetch the old value.
 ///

@@ -12,7 +12,7 @@ use nemesia::{
     Endpoint as Inner, Error, LockedEndpoint, Message, Request, SharedEndpoint, Source, Status, Tag,
 };
 
-use crate::endpoint::rank_in;
+use crate::rank::rank_in;
 use crate::status::{Fault, NEMESIA_ERR_THREADS};
 
 /// The threads that may use an endpoint.

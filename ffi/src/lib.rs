@@ -10,15 +10,18 @@
 //! | [`boundary`] | the rules that every function follows: pointers in, pointers out, panics |
 //! | [`config`] | `nemesia_config` |
 //! | `handle` | the values of the opaque pointers, and the table in which every handle is looked up |
+//! | `rank` | ranks in C |
 //! | [`exchange`] | `nemesia_exchange`: a bootstrap exchange provided by the caller |
 //! | [`endpoint`] | open, close, and the properties of an endpoint |
 //! | `lent` | an endpoint for the duration of a call, of one thread or of several |
 //! | [`event`] | waiting in an event loop |
 //! | [`agree`] | the barrier, and recovery from failed peers |
+//! | `request` | the numbers of requests in C |
 //! | [`restart`] | restarted peers |
 //! | [`transfer`] | sends, receives and their requests |
 //! | `now` | sends and receives that end after a few instructions |
 //! | [`active`] | active messages |
+//! | `running` | the active messages whose handlers run in this thread |
 //! | [`rma`] | one-sided operations |
 //! | [`fetch`] | one-sided operations that return the old values |
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
@@ -47,7 +50,10 @@ pub mod memory;
 mod now;
 pub mod observe;
 pub mod probe;
+mod rank;
+mod request;
 pub mod restart;
 pub mod rma;
+mod running;
 pub mod status;
 pub mod transfer;

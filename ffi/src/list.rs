@@ -6,9 +6,11 @@ use nemesia::{Endpoint as Inner, Segment, Tag};
 
 use crate::boundary::{Out, check_buffer};
 use crate::context::{NEMESIA_SEND_READY, NEMESIA_SEND_STANDARD, NEMESIA_SEND_SYNCHRONOUS, no_such_mode};
-use crate::endpoint::{Endpoint, on, rank_in};
+use crate::endpoint::{Endpoint, on};
+use crate::rank::rank_in;
+use crate::request::number;
 use crate::status::{Fault, NEMESIA_OK};
-use crate::transfer::{number, source};
+use crate::transfer::source;
 
 /// A run of bytes, with the layout of POSIX's `struct iovec`: an array of one may be cast to the other.
 #[repr(C)]

@@ -9,7 +9,6 @@ use nemesia::{Request, Source, Tag};
 
 use crate::boundary::settle;
 use crate::endpoint::{Endpoint, at_hand};
-use crate::transfer::NEMESIA_ANY_SOURCE;
 
 /// Returns whether a message has left, using only code that does not panic and reports nothing. `None` if the
 /// send was not attempted.
@@ -35,26 +34,31 @@ pub(crate) unsafe fn send_now(
     Some(endpoint.send_now(rank as u32 as usize, tag, bytes))
 }
 
-/// Returns whether a message of 8 bytes has left, as [`send_now`] does.
+/// Returns whether a short message has left, as [`send_now`] does. Also returns `false` if the message is longer.
 ///
 /// # Safety
 /// As [`send_now`].
 #[inline(always)]
-pub(crate) unsafe fn send_word_now(
+pub(crate) unsafe fn send_short_now(
     endpoint: *mut Endpoint,
     rank: i32,
     tag: u64,
     buffer: *const c_void,
     len: usize,
 ) -> bool {
-    if len != 8 || buffer.is_null() {
-        return false;
-    }
     // SAFETY: the caller's promise.
     let Some(endpoint) = (unsafe { at_hand(endpoint) }) else { return false };
-    // SAFETY: the caller's buffer, of 8 bytes.
-    let word = unsafe { buffer.cast::<[u8; 8]>().read() };
-    endpoint.send_word_now(rank as u32 as usize, tag, word)
+    let bytes = if buffer.is_null() || len > nemesia::Endpoint::SHORT_BYTES {
+        // Only an empty message may have no buffer.
+        if len > 0 {
+            return false;
+        }
+        &[]
+    } else {
+        // SAFETY: the caller's buffer, not null and not longer than memory.
+        unsafe { slice::from_raw_parts(buffer.cast::<u8>(), len) }
+    };
+    endpoint.send_short_now(rank as u32 as usize, tag, bytes)
 }
 
 /// Receives a message that is present or arrives within a few attempts, using only code that does not panic
@@ -65,7 +69,7 @@ pub(crate) unsafe fn send_word_now(
 #[inline(always)]
 pub(crate) unsafe fn recv_now(
     endpoint: *mut Endpoint,
-    rank: i32,
+    source: Source,
     (value, ignore): (u64, u64),
     buffer: *mut c_void,
     capacity: usize,
@@ -78,7 +82,7 @@ pub(crate) unsafe fn recv_now(
     settle(buffer);
     // SAFETY: the caller's buffer, not null and not longer than memory; `settle` initialised it.
     let buf = unsafe { slice::from_raw_parts_mut(buffer.cast::<u8>(), capacity) };
-    endpoint.recv_soon(source_now(rank), Tag::Masked { value, ignore }, buf)
+    endpoint.recv_soon(source, Tag::Masked { value, ignore }, buf)
 }
 
 /// Posts a receive, using only code that does not panic and reports nothing.
@@ -89,7 +93,7 @@ pub(crate) unsafe fn recv_now(
 #[inline(always)]
 pub(crate) unsafe fn irecv_now(
     endpoint: *mut Endpoint,
-    rank: i32,
+    source: Source,
     (value, ignore): (u64, u64),
     buffer: *mut c_void,
     capacity: usize,
@@ -102,14 +106,5 @@ pub(crate) unsafe fn irecv_now(
     let tag = Tag::Masked { value, ignore };
     settle(buffer);
     // SAFETY: the caller's promise; `settle` initialised the buffer.
-    unsafe { endpoint.irecv_now(source_now(rank), tag, buffer.cast(), capacity) }
-}
-
-/// Returns the source of a receive; a negative rank becomes one that does not exist.
-#[inline(always)]
-const fn source_now(rank: i32) -> Source {
-    match rank {
-        NEMESIA_ANY_SOURCE => Source::Any,
-        rank => Source::Rank(rank as u32 as usize),
-    }
+    unsafe { endpoint.irecv_now(source, tag, buffer.cast(), capacity) }
 }

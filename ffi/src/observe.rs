@@ -5,7 +5,8 @@ use std::ffi::c_char;
 use nemesia::Endpoint as Inner;
 
 use crate::boundary::{Versioned, write_text, write_versioned};
-use crate::endpoint::{Endpoint, on, rank_in};
+use crate::endpoint::{Endpoint, on};
+use crate::rank::rank_in;
 use crate::status::NEMESIA_OK;
 
 /// In place of a rank: the sums over all ranks, and the counters that concern no single rank.

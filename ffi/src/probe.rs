@@ -7,8 +7,9 @@ use nemesia::{Endpoint as Inner, Error, Message, Source, Tag};
 use crate::boundary::{Out, check_buffer, room};
 use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
+use crate::request::{named, number};
 use crate::status::{Fault, NEMESIA_OK, NEMESIA_PENDING};
-use crate::transfer::{Status, deliver, named, number, source, time_left};
+use crate::transfer::{Status, deliver, source, time_left};
 
 /// Probes for the first message that a receive with these arguments would match, and leaves it in the queue
 /// (MPI_Iprobe). Makes progress if there is none; never blocks.

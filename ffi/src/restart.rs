@@ -1,7 +1,8 @@
 //! Restarted ranks.
 
 use crate::boundary::{Out, missing};
-use crate::endpoint::{Endpoint, on, rank_of};
+use crate::endpoint::{Endpoint, on};
+use crate::rank::rank_of;
 use crate::status::{Fault, NEMESIA_ERR_RANK, NEMESIA_OK};
 
 /// Writes how many times the launcher had started the rank of this process before, under a launcher that

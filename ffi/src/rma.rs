@@ -5,10 +5,11 @@ use std::ffi::c_void;
 use nemesia::{Access, Datatype, Endpoint as Inner, Path, Reduction, Region, RemoteKey as InnerKey};
 
 use crate::boundary::{Out, check_buffer, missing};
-use crate::endpoint::{Endpoint, blocking_on, on, rank_in};
+use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
+use crate::rank::rank_in;
+use crate::request::number;
 use crate::status::{Fault, NEMESIA_OK};
-use crate::transfer::number;
 
 /// Peers may only get from the region.
 pub const NEMESIA_ACCESS_READ: u32 = 1;
@@ -103,6 +104,22 @@ pub unsafe extern "C" fn nemesia_endpoint_expose(
 /// Allocates zeroed memory and exposes it to peers, until `nemesia_endpoint_unexpose` or until the endpoint
 /// is closed.
 ///
+/// The memory may also hold the buffers of messages, in all functions that send or receive. Large messages from
+/// it are copied once, in user space, by a receiver on this machine that maps it. If `access` is
+/// NEMESIA_ACCESS_READ_WRITE, a sender that waits copies part of a large message that is received into it. All
+/// this needs no other call. For instance, for two ranks:
+///
+/// ```c
+/// void *memory;
+/// uint64_t region;
+/// nemesia_endpoint_allocate(endpoint, 1 << 20, NEMESIA_ACCESS_READ_WRITE, &memory, &region);
+/// if (rank == 0)
+///     nemesia_endpoint_send(endpoint, 1, tag, memory, 1 << 20);
+/// else
+///     nemesia_endpoint_recv(endpoint, 0, tag, 0, 1 << 20, memory, NULL);
+/// nemesia_endpoint_unexpose(endpoint, region);
+/// ```
+///
 /// - `endpoint`: an open endpoint.
 /// - `len`: the size in bytes.
 /// - `access`: as for `nemesia_endpoint_expose`.
@@ -110,7 +127,8 @@ pub unsafe extern "C" fn nemesia_endpoint_expose(
 /// - `out_region`: the number of the region, written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (the limit on regions is reached), _SYSTEM or _PANIC.
-/// Ownership: the endpoint owns the memory; `nemesia_endpoint_unexpose` or `nemesia_endpoint_close` frees it.
+/// Ownership: the endpoint owns the memory; `nemesia_endpoint_unexpose` or `nemesia_endpoint_close` frees it. The
+/// caller does not use it after that.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_allocate(
@@ -138,7 +156,8 @@ pub unsafe extern "C" fn nemesia_endpoint_allocate(
 }
 
 /// Ends the exposure of a region. Operations on it are refused from now on, and requests that wait for its
-/// notifications are cancelled. Allocated memory is freed.
+/// notifications are cancelled. Allocated memory is freed: at once, or when the messages under way that use it
+/// are complete.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `region`: from `nemesia_endpoint_expose` or `nemesia_endpoint_allocate`.

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use nemesia::{Endpoint as Inner, Error, Request, Source, Tag};
 
 use crate::boundary::{Out, bytes, check_buffer, lent, room};
-use crate::endpoint::{Endpoint, blocking_on, on, rank_in, rank_of};
+use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
-use crate::now::{irecv_now, recv_now, send_now, send_word_now};
+use crate::now::{irecv_now, recv_now, send_now, send_short_now};
+use crate::rank::{rank_in, rank_of};
+use crate::request::{named, number};
 use crate::status::{
     Fault, NEMESIA_ERR_TIMEOUT, NEMESIA_ERR_TRUNCATED, NEMESIA_ERR_UNEXPECTED_FULL, NEMESIA_OK,
     NEMESIA_PENDING,
@@ -24,9 +26,6 @@ pub const NEMESIA_ANY_TAG: u64 = 0xffff_ffff_ffff_ffff;
 pub const NEMESIA_REQUEST_NONE: u64 = 0;
 /// The value that `nemesia_endpoint_wait_all` writes in place of a completed request. A later call skips it.
 pub const NEMESIA_REQUEST_DONE: u64 = 0xffff_ffff_ffff_ffff;
-
-/// The offset between the numbers of C and of the engine: a request that was complete when it started is 0.
-const FIRST: u64 = 1 << 32;
 
 /// The result of a message.
 #[repr(C)]
@@ -66,7 +65,7 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
     len: usize,
 ) -> i32 {
     // SAFETY: the caller's endpoint, or null, and a buffer that does not change before this function returns.
-    if unsafe { send_word_now(endpoint, rank, tag, buffer, len) } {
+    if unsafe { send_short_now(endpoint, rank, tag, buffer, len) } {
         return NEMESIA_OK;
     }
     // SAFETY: the caller's promise.
@@ -121,7 +120,8 @@ pub unsafe extern "C" fn nemesia_endpoint_recv(
 ) -> i32 {
     // SAFETY: the caller's endpoint, or null, and a buffer that no other code uses before this function
     // returns.
-    if let Some(status) = unsafe { recv_now(endpoint, rank, (tag, ignore), out_buffer, capacity) } {
+    if let Some(status) = unsafe { recv_now(endpoint, source_now(rank), (tag, ignore), out_buffer, capacity) }
+    {
         // SAFETY: the caller's pointer, null or valid.
         unsafe { Out::optional(out_status) }.write(received(status));
         return NEMESIA_OK;
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn nemesia_endpoint_isend(
     out_request: *mut u64,
 ) -> i32 {
     // SAFETY: the caller's endpoint, or null, and a buffer that does not change.
-    if !out_request.is_null() && unsafe { send_word_now(endpoint, rank, tag, buffer, len) } {
+    if !out_request.is_null() && unsafe { send_short_now(endpoint, rank, tag, buffer, len) } {
         // SAFETY: the caller's pointer, which is not null.
         unsafe { out_request.write(NEMESIA_REQUEST_NONE) };
         return NEMESIA_OK;
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn nemesia_endpoint_irecv(
     if !out_request.is_null()
         // SAFETY: the caller's endpoint, or null, and a buffer that stays valid until the request is
         // complete.
-        && let Some(request) = unsafe { irecv_now(endpoint, rank, (tag, ignore), out_buffer, capacity) }
+        && let Some(request) = unsafe { irecv_now(endpoint, source_now(rank), (tag, ignore), out_buffer, capacity) }
     {
         // SAFETY: the caller's pointer, which is not null.
         unsafe { out_request.write(number(request)) };
@@ -284,7 +284,8 @@ unsafe fn irecv_any(
     unsafe { on(endpoint, work) }
 }
 
-/// Makes progress once, and returns whether a request is complete. Never blocks.
+/// Makes progress once, and returns whether a request is complete. Never blocks, but may yield the core as
+/// `nemesia_endpoint_progress` does.
 ///
 /// - `endpoint`: the endpoint that the request was started on.
 /// - `request`: from a function that starts an operation; its name begins with `nemesia_endpoint_i`.
@@ -410,6 +411,8 @@ pub unsafe extern "C" fn nemesia_endpoint_cancel(
 }
 
 /// Delivers messages that have arrived and sends pending ones. Does bounded work and never blocks.
+/// If there are more processes than cores, this function, `nemesia_endpoint_test` and the probes yield the core after
+/// a few calls in a row that find nothing, unless NEMESIA_SPIN is set. They never sleep.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `out_packets`: the number of packets moved; 0 if there was no work. Written on success; may be NULL.
@@ -476,17 +479,13 @@ pub(crate) fn source(endpoint: &Inner, rank: i32) -> Result<Source, Fault> {
     }
 }
 
-/// Returns the number of a request in C. The engine has fewer than 2^24 requests, so no number is
-/// NEMESIA_REQUEST_DONE.
-#[inline]
-pub(crate) fn number(request: Request) -> u64 {
-    request.to_bits().wrapping_add(FIRST)
-}
-
-/// Returns the request of a number.
-#[inline]
-pub(crate) fn named(number: u64) -> Request {
-    Request::from_bits(number.wrapping_sub(FIRST))
+/// Returns the source of a receive; a negative rank becomes one that does not exist.
+#[inline(always)]
+const fn source_now(rank: i32) -> Source {
+    match rank {
+        NEMESIA_ANY_SOURCE => Source::Any,
+        rank => Source::Rank(rank as u32 as usize),
+    }
 }
 
 /// The time limit of a wait.

@@ -10,12 +10,12 @@
 
 mod address;
 mod channel;
-mod handshake;
+mod event;
 mod id;
 mod stage;
 
 pub use address::{decode_address, encode_address};
-pub use channel::{Channel, CmEvent};
-pub use handshake::{CmHandshake, CmHandshakeError, HANDSHAKE_BYTES};
+pub use channel::Channel;
+pub use event::CmEvent;
 pub use id::{CmAnswer, Id, local_addresses, place_of};
 pub use stage::{CmStage, Side, Step, step};

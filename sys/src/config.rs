@@ -9,6 +9,7 @@
 //! | program | [`Config`]'s methods |
 
 mod file;
+mod net;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -28,9 +29,13 @@ use crate::os::SegmentOptions;
 use crate::os::numa::last_cache_bytes;
 
 use file::Places;
+pub use net::NetChoice;
 pub use table::{VARIABLES, Variable};
 
 const PREFIX: &str = "NEMESIA_";
+
+/// The number of requests for which there is room at start. The storage grows as needed.
+pub(crate) const FIRST_REQUESTS: usize = 1024;
 
 /// The source of a value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -166,11 +171,18 @@ pub struct Config {
     pub(crate) run_bytes: u64,
     /// `None`: chosen by the size of the caches.
     pub(crate) non_temporal_bytes: Option<u64>,
-    pub(crate) cell_stores: Stores,
+    pub(crate) cell_stores: Option<Stores>,
     pub(crate) ptracer: bool,
     pub(crate) requests: usize,
     pub(crate) segments: SegmentOptions,
     pub(crate) spin: Option<u32>,
+    pub(crate) local: bool,
+    pub(crate) net: NetChoice,
+    /// `None`: chosen by the interfaces of this machine.
+    pub(crate) net_address: Option<String>,
+    /// `None`: as a cell.
+    pub(crate) net_packet_bytes: Option<u32>,
+    pub(crate) net_receives: u32,
     pub(crate) timeout_seconds: u32,
     pub(crate) strict: bool,
     pub(crate) explain: bool,
@@ -213,11 +225,16 @@ impl Default for Config {
             pull_bytes: 256 << 10,
             run_bytes: 4 << 10,
             non_temporal_bytes: None,
-            cell_stores: Stores::Learned,
+            cell_stores: None,
             ptracer: false,
             requests: 1 << 20,
             segments: SegmentOptions { numa_local: true, ..SegmentOptions::default() },
             spin: None,
+            local: true,
+            net: NetChoice::Auto,
+            net_address: None,
+            net_packet_bytes: None,
+            net_receives: 32,
             timeout_seconds: 60,
             strict: false,
             explain: false,
@@ -284,7 +301,7 @@ impl Config {
         for assignment in file::assignments(&text) {
             let file::Assignment { line, name, value } =
                 assignment.map_err(|line| ConfigError::Line { origin: at(line) })?;
-            self.assign(known(name, at(line))?, value, at(line))?;
+            self.assign(table::known(name, at(line))?, value, at(line))?;
         }
         self.sources.files.push(path.to_owned());
         Ok(true)
@@ -295,7 +312,7 @@ impl Config {
     /// # Errors
     /// There is no such variable, or it does not take this value; nothing is changed.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), ConfigError> {
-        self.assign(known(name, Origin::Program)?, value.trim(), Origin::Program)
+        self.assign(table::known(name, Origin::Program)?, value.trim(), Origin::Program)
     }
 
     /// Returns the value in force of a variable of [`VARIABLES`].
@@ -303,7 +320,7 @@ impl Config {
     /// # Errors
     /// There is no such variable.
     pub fn get(&self, name: &str) -> Result<String, ConfigError> {
-        Ok(known(name, Origin::Default)?.value(self))
+        Ok(table::known(name, Origin::Default)?.value(self))
     }
 
     /// Returns the source of the value of a variable of [`VARIABLES`].
@@ -484,10 +501,10 @@ impl Config {
 
     /// Sets how this process fills cells for messages of 256 bytes and more: with plain stores; with write
     /// prefetch, which takes the lines of the next cell back from the receiver's core while there is nothing
-    /// else to do; with non-temporal stores (if the processor has them); or in the way that it measures to be
-    /// fastest for each peer and size.
+    /// else to do; with non-temporal stores (if the processor has them). `None` selects the stores that it
+    /// measures to be fastest for each peer and size.
     #[must_use]
-    pub fn cell_stores(self, stores: Stores) -> Self {
+    pub fn cell_stores(self, stores: Option<Stores>) -> Self {
         self.with(["NEMESIA_CELL_STORES"], |config| config.cell_stores = stores)
     }
 
@@ -577,10 +594,4 @@ impl Config {
         // `geometry` refuses fewer, but this may be called before.
         fastbox::max_payload(self.fastbox_slots.max(4) as usize)
     }
-}
-
-/// Returns the variable of this name, or an error with the most similar one.
-fn known(name: &str, origin: Origin) -> Result<&'static Variable, ConfigError> {
-    Variable::find(name)
-        .ok_or_else(|| ConfigError::Unknown { origin, reason: table::no_such(name).to_string() })
 }

@@ -18,6 +18,7 @@ mod list;
 
 mod active;
 
+mod buffer;
 mod region;
 
 mod one_sided;
@@ -37,6 +38,7 @@ mod counters;
 mod trace;
 
 mod end;
+mod ports;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -45,14 +47,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nemesia_core::engine::rma::{ExposedRegion as Exposure, Reply};
-use nemesia_core::engine::{Engine, Peer, Request as Operation, RequestId, StartError, Storage};
+use nemesia_core::engine::{
+    Engine, Peer, PeerSelection, Request as Operation, RequestId, StartError, Storage,
+};
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::slab::{List, Slot};
 use nemesia_core::store::Unit;
 
+pub use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
+
 pub use active::Incoming;
 pub use agree::{Agreed, Ranking};
+pub use buffer::MessageBuffer;
 pub use context::Context;
 pub use counters::{Counters, EngineCounters, PeerCounters, WaitCounters};
 pub use direct::Path;
@@ -60,24 +67,20 @@ pub use event::Arm;
 pub use one_sided::Value;
 pub use probe::Message;
 pub use region::{KEY_BYTES, Region, RemoteKey};
-pub use rma::{Access, Datatype, Reduction, Refusal};
 pub use scope::{Pending, Scope, ScopeContext};
 pub use shared::{LockedEndpoint, SharedEndpoint};
-pub(crate) use trace::RECORD_BYTES;
 
 use crate::bootstrap::Exchange;
 use crate::config::Config;
 use crate::error::Error;
 use crate::os::{Departure, ProcessOrigin};
 use crate::route::Facts;
-use crate::shm::{Port, RejoinListener};
+use crate::shm::RejoinListener;
 use agree::Agreements;
 use barrier::free_context;
+use ports::Ports;
 use probe::Dropped;
 use wait::Waiter;
-
-/// The number of requests for which there is room at start. The storage grows as needed.
-pub(crate) const FIRST_REQUESTS: usize = 1024;
 
 /// The senders whose messages a receive accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +89,35 @@ pub enum Source {
     Any,
     /// One rank.
     Rank(usize),
+}
+
+impl Tag {
+    /// Returns the tag and the bits of it that are ignored.
+    #[inline(always)]
+    const fn parts(self) -> (u64, u64) {
+        match self {
+            Self::Any => (0, u64::MAX),
+            Self::Exactly(tag) => (tag, 0),
+            Self::Masked { value, ignore } => (value, ignore),
+        }
+    }
+
+    #[inline(always)]
+    const fn accepts(self, tag: u64) -> bool {
+        let (value, ignore) = self.parts();
+        (value ^ tag) & !ignore == 0
+    }
+}
+
+impl Source {
+    /// Returns the rank, if there is only one.
+    #[inline(always)]
+    const fn rank(self) -> Option<usize> {
+        match self {
+            Self::Any => None,
+            Self::Rank(rank) => Some(rank),
+        }
+    }
 }
 
 /// The tags that a receive accepts.
@@ -165,6 +197,7 @@ impl Storage for Heap {
     type Buckets = Vec<List>;
     type Regions = Vec<Slot<Exposure>>;
     type Replies = Vec<Slot<Reply>>;
+    type Selections = Vec<PeerSelection>;
     type Handlers = active::Dispatch;
     type Trace = trace::Recorder;
 }
@@ -187,7 +220,7 @@ impl Storage for Heap {
 /// agreement, restart, event loops, several threads, observation.
 pub struct Endpoint {
     // The engine's port owns the memory that the engine points into: see `shm/views.rs`.
-    engine: Engine<Port, Heap>,
+    engine: Engine<Ports, Heap>,
     waiter: Waiter,
     /// The agreement and the barrier under way. They own buffers that the engine uses.
     agreements: Agreements,
@@ -196,8 +229,10 @@ pub struct Endpoint {
     /// read these.
     leaving: Vec<(usize, Departure, u32)>,
     /// The regions that this endpoint allocated. The engine points into them.
-    allocations: Vec<region::Allocation>,
-    /// The regions of peers that are mapped here.
+    allocations: Vec<(Region, buffer::Allocation)>,
+    /// The memory of regions that were unexposed while messages used it.
+    retired: Vec<buffer::Allocation>,
+    /// The order of one-sided operations on both paths.
     direct: direct::Direct,
     /// The number of bytes from which copies to and from these regions are non-temporal.
     non_temporal_bytes: u64,
@@ -292,6 +327,12 @@ impl Endpoint {
         Some(outcome.map(status).map_err(Error::from))
     }
 
+    /// Returns the outcome of a request if it is complete, for a caller that has just polled.
+    #[inline]
+    fn outcome_without_poll(&mut self, request: Request) -> Result<Option<Status>, Error> {
+        Ok(self.engine.test(request.0).transpose()?.map(status))
+    }
+
     /// Grows the storage of requests up to its limit, or returns the reason why a request could not start.
     #[cold]
     fn make_room(&mut self, error: StartError) -> Result<(), Error> {
@@ -347,11 +388,7 @@ fn pattern(from: Source, context: u16, tag: Tag) -> Result<Pattern, Error> {
         Source::Any => CoreSource::Any,
         Source::Rank(rank) => CoreSource::Rank(u32::try_from(rank).unwrap_or(u32::MAX)),
     };
-    let (tag, ignore) = match tag {
-        Tag::Any => (0, u64::MAX),
-        Tag::Exactly(tag) => (tag, 0),
-        Tag::Masked { value, ignore } => (value, ignore),
-    };
+    let (tag, ignore) = tag.parts();
     Ok(Pattern { source, context, tag, ignore })
 }
 

@@ -35,8 +35,26 @@ pub enum Error {
         /// The problem, and the remedy.
         problem: String,
     },
+    /// A rank on another machine cannot be reached at start.
+    #[error("rank {rank}, {transport}: {problem}")]
+    Net {
+        /// The peer.
+        rank: usize,
+        /// The transport.
+        transport: &'static str,
+        /// The problem, and the remedy.
+        problem: String,
+    },
+    /// A transport to other machines cannot be used.
+    #[error("{transport}: {problem}")]
+    Transport {
+        /// The transport.
+        transport: &'static str,
+        /// The problem, and the remedy.
+        problem: String,
+    },
     /// The peer is gone.
-    #[error("rank {rank} is gone (shared memory): {failure}")]
+    #[error("rank {rank} is gone: {failure}")]
     PeerFailed {
         /// The peer.
         rank: usize,

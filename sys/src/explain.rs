@@ -10,14 +10,20 @@ use nemesia_core::shared::layout::{HEADER_PAGE, LayoutError};
 use nemesia_core::shared::port::Link;
 use nemesia_core::slab::{List, Slot};
 
-use crate::config::{Config, SingleCopy};
-use crate::endpoint::{FIRST_REQUESTS, RECORD_BYTES};
+use crate::config::{Config, FIRST_REQUESTS, SingleCopy};
 use crate::os::borrow::open_foreign;
 use crate::os::{
     CopyError, HeavyFence, HugePages, IdentityStamp, RemoteMemory, Segment, SegmentBacking, SegmentOptions,
     ShmError, limits, numa,
 };
+use crate::transport::net;
 use crate::verbs::{NONE, VerbsError, survey};
+
+/// The number of bytes of one entry or exit in the ring; 0 in builds without a ring.
+#[cfg(feature = "trace")]
+const RECORD_BYTES: usize = size_of::<nemesia_core::trace::Record>();
+#[cfg(not(feature = "trace"))]
+const RECORD_BYTES: usize = 0;
 
 /// Whether a transport or facility can be used, or is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,15 +49,10 @@ impl Verdict {
     }
 }
 
-/// Returns the transports that the engine of this version does not have.
-pub(crate) fn absent() -> impl Iterator<Item = Verdict> {
-    let verdict = |(name, purpose)| Verdict::new(name, false, format!("{purpose}: not part of this version"));
-    [
-        ("tcp", "messages between machines"),
-        ("verbs", "messages between machines over InfiniBand, RoCE or iWARP"),
-    ]
-    .into_iter()
-    .map(verdict)
+/// Returns why a rank of this machine is not reached by the transports between machines.
+pub(crate) fn local() -> impl Iterator<Item = Verdict> {
+    let verdict = |name| Verdict::new(name, false, "it shares this machine, where shared memory is faster");
+    ["tcp", "verbs"].into_iter().map(verdict)
 }
 
 /// Tests the facilities of this machine. Nothing is left behind.
@@ -59,7 +60,11 @@ pub fn explain(config: &Config) -> Vec<Verdict> {
     let mut verdicts = vec![shm(config), single_copy(config)];
     verdicts.extend(facilities());
     verdicts.extend([
-        Verdict::new("tcp", true, "a memory port between machines, which the engine does not use yet"),
+        Verdict::new(
+            "tcp",
+            true,
+            "messages between machines, at the address that NEMESIA_NET_ADDRESS chooses",
+        ),
         Verdict::probe("verbs", rdma()),
     ]);
     verdicts
@@ -144,12 +149,12 @@ fn facilities() -> Vec<Verdict> {
     ]
 }
 
-/// Describes the ports of RDMA devices, and why each can be used or not. The engine does not use them yet.
+/// Describes the ports of RDMA devices, and why each can be used or not.
 fn rdma() -> Result<String, VerbsError> {
     let seen = survey()?;
     let lines: Vec<String> = seen.iter().map(ToString::to_string).collect();
     if seen.iter().any(|seen| seen.verdict.is_ok()) {
-        return Ok(format!("a memory port, which the engine does not use yet; {}", lines.join("; ")));
+        return Ok(format!("messages between machines; {}", lines.join("; ")));
     }
     Err(VerbsError::NoDevice { why: if lines.is_empty() { NONE.into() } else { lines.join("; ") } })
 }
@@ -173,6 +178,8 @@ pub struct Bill {
     /// The ceiling of what one process may commit for unexpected messages and requests, for one incomplete
     /// active message of each process, and for waiting replies of handlers.
     pub private_ceiling: u64,
+    /// The ceiling of what each rank on another machine adds, for packets. Nothing if there is none.
+    pub net_per_peer: u64,
 }
 
 impl Bill {
@@ -202,6 +209,7 @@ impl Bill {
                 .saturating_add(requests * request)
                 .saturating_add(u64::from(processes) * ACTIVE_BYTES as u64)
                 .saturating_add(replies * u64::from(geometry.cell_bytes)),
+            net_per_peer: net::bytes_per_peer(config),
         })
     }
 }

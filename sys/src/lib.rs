@@ -1,9 +1,9 @@
 //! Nemesia: a transport engine that message-passing runtimes embed.
 //!
-//! It moves tagged messages, active messages and one-sided operations between the processes of one machine, over
-//! shared memory. An [`Endpoint`] is the place of one process in its world. It finds its peers through a launcher that
-//! speaks PMI-1 (`mpiexec.hydra`, `nemesia run`), or through an [`Exchange`](bootstrap::Exchange) of the embedding
-//! runtime.
+//! It moves tagged messages, active messages and one-sided operations between processes: over shared memory inside a
+//! machine, and over RDMA devices or TCP between machines. An [`Endpoint`] is the place of one process in its world.
+//! It finds its peers through a launcher that speaks PMI-1 (`mpiexec.hydra`, `nemesia run`), or through an
+//! [`Exchange`](bootstrap::Exchange) of the embedding runtime.
 //!
 //! ```no_run
 //! use nemesia::{Config, Endpoint, Source, Tag};
@@ -33,6 +33,7 @@
 //! | matching contexts | [`in_context`], which returns a [`Context`] |
 //! | probes | [`iprobe`], [`probe`], [`mprobe`], [`mrecv`] |
 //! | lists of buffers | [`sendv`], [`recvv`] |
+//! | buffers that peers map | [`allocate_buffer`] |
 //! | active messages | [`set_handler`], [`send_active`], [`Incoming::reply`] |
 //! | regions and one-sided operations | [`allocate`], [`remote_key`], [`put`], [`get`], [`fetch_add`], [`flush`] |
 //! | barrier and agreement | [`barrier`], [`agree`], [`shrink`] |
@@ -41,13 +42,12 @@
 //! | several threads | [`into_shared`], which returns a [`SharedEndpoint`] |
 //! | observation | [`counters`], [`explain`](Endpoint::explain), [`call_tree`] |
 //!
-//! Settings are in [`Config`], errors in [`Error`]. Memory ports, which no endpoint uses yet, are in [`verbs`] (RDMA)
-//! and [`tcp`].
+//! Settings are in [`Config`], errors in [`Error`]. Memory ports for other uses are in [`verbs`] (RDMA) and [`tcp`].
 //!
 //! # How to end a program
 //! Call [`barrier`], then [`close`]. After the barrier no rank waits any longer for a message of another rank, if each
-//! rank entered it after its last receive. [`close`] sends what has not left yet, and notifies the peers that this rank
-//! has finished.
+//! rank entered it after its last receive. [`close`] sends the pending messages. Then it sends each peer a notice that
+//! this rank has finished.
 //!
 //! Only [`close`] is a normal end. If an endpoint is dropped otherwise, by `?`, by a panic or at the end of `main`, its
 //! peers see [`Failure::Dropped`].
@@ -101,6 +101,7 @@
 //! [`set_handler`]: Endpoint::set_handler
 //! [`send_active`]: Endpoint::send_active
 //! [`allocate`]: Endpoint::allocate
+//! [`allocate_buffer`]: Endpoint::allocate_buffer
 //! [`remote_key`]: Endpoint::remote_key
 //! [`put`]: Endpoint::put
 //! [`get`]: Endpoint::get
@@ -119,10 +120,7 @@
 //! [`call_tree`]: Endpoint::call_tree
 
 pub mod bootstrap;
-#[cfg_attr(
-    not(feature = "internals"),
-    allow(dead_code, unreachable_pub, unused_imports, reason = "for `internals`")
-)]
+#[cfg_attr(not(feature = "internals"), allow(unreachable_pub, unused_imports, reason = "for `internals`"))]
 mod cm;
 mod config;
 mod endpoint;
@@ -132,24 +130,23 @@ mod explain;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
-#[cfg_attr(
-    not(feature = "internals"),
-    allow(dead_code, unreachable_pub, unused_imports, reason = "for `internals`")
-)]
+#[cfg_attr(not(feature = "internals"), allow(unreachable_pub, unused_imports, reason = "for `internals`"))]
 mod os;
 mod placement;
+mod rdma;
 pub mod regcache;
 mod route;
 pub mod shm;
 pub mod tcp;
 pub mod testing;
+mod transport;
 pub mod verbs;
 
-pub use config::{Config, ConfigError, Origin, SingleCopy, Stores, VARIABLES, Variable};
+pub use config::{Config, ConfigError, NetChoice, Origin, SingleCopy, Stores, VARIABLES, Variable};
 pub use endpoint::{
     Access, Agreed, Arm, Context, Counters, Datatype, Endpoint, EngineCounters, Incoming, KEY_BYTES,
-    LockedEndpoint, Message, Path, PeerCounters, Pending, Ranking, Reduction, Refusal, Region, RemoteKey,
-    Request, Scope, ScopeContext, SharedEndpoint, Source, Status, Tag, Value, WaitCounters,
+    LockedEndpoint, Message, MessageBuffer, Path, PeerCounters, Pending, Ranking, Reduction, Refusal, Region,
+    RemoteKey, Request, Scope, ScopeContext, SharedEndpoint, Source, Status, Tag, Value, WaitCounters,
 };
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};

@@ -1,96 +1,27 @@
-//! Software placement: a memory port over byte streams, for machines without an RDMA device.
-//!
-//! The processor executes the specification of [`wire::placement`](nemesia_core::wire::placement). The target
-//! checks key, access rights and bounds of every access, and copies directly between the stream and the
-//! destination. Bulk data pass through no other buffers than the kernel's.
-//!
-//! Memory is bounded: a connection takes 16 KiB for each direction and its two queues, whatever the peer does.
-//! A peer's bytes can end its own connection and nothing else.
-//!
-//! | module | what it holds |
-//! |---|---|
-//! | `regions` | registered memory |
-//! | `link` | a connection: its queues, and how it ends |
-//! | `send` | outgoing bytes |
-//! | `arrive` | incoming bytes |
-//! | `handshake` | streams without a connection: before the request, and after a refusal |
-//! | `drive` | polling: connections are made, make progress, and end |
-//! | `port` | the port |
-
-mod arrive;
-mod drive;
-mod handshake;
-mod link;
-mod port;
-mod regions;
-mod send;
+//! The system's part of software placement: sockets become ready by epoll, keys come from the kernel's random
+//! numbers, and storage from the heap. The protocol is [`nemesia_core::port::placement`].
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use nemesia_core::port::memory::{Address, ConnectError, Origin};
+use nemesia_core::port::memory::{Address, ConnectError, LostError};
+pub use nemesia_core::port::placement::PlacementOptions as Options;
+use nemesia_core::port::placement::{
+    self, ByteStream, Interest, LISTENER, PlacementStorage, StreamResult, StreamTransport,
+};
 
-pub use port::{Options, PlacementPort};
+use crate::os;
 
-/// The bytes of each of a connection's two buffers, for outgoing and for incoming bytes.
-const STAGE_BYTES: usize = 16 << 10;
+/// The number of events taken from the kernel at once.
+const EVENTS: usize = 32;
 
-/// A connected pair of non-blocking byte streams.
-///
-/// # Safety
-/// `read` and `write` touch no memory outside the vectors, and only during the call.
-pub unsafe trait Stream: AsFd {
-    /// Returns the result of connecting; `None` if it is not known yet.
-    fn is_connected(&mut self) -> Option<Result<(), ConnectError>>;
+/// A memory port by software placement over the streams of a source.
+pub type PlacementPort<T> = placement::PlacementPort<PolledStreams<T>, PlacementVectors>;
 
-    /// Reads the available bytes; returns 0 at the end.
-    ///
-    /// # Safety
-    /// The vectors name memory that may be written.
-    unsafe fn read(&mut self, into: &[libc::iovec]) -> io::Result<usize>;
-
-    /// Writes as much as fits.
-    ///
-    /// # Safety
-    /// The vectors name memory that may be read.
-    unsafe fn write(&mut self, from: &[libc::iovec]) -> io::Result<usize>;
-
-    /// Returns whether a write is to be tried again when the descriptor is writable; otherwise the peer
-    /// notifies in another way.
-    fn wants_writable(&self) -> bool {
-        true
-    }
-
-    /// Returns whether the peer's memory can be read, as far as is known.
-    fn can_pull(&mut self) -> bool {
-        false
-    }
-
-    /// Copies from the peer's memory. Returns false if that failed, or if the peer may have revoked it
-    /// meanwhile ([`Stream::withdraw`]); the copied bytes are then arbitrary.
-    ///
-    /// # Safety
-    /// The vectors name memory that may be written. The vectors name memory that may be written.
-    unsafe fn pull(&mut self, from: u64, into: &[libc::iovec]) -> bool {
-        let _ = (from, into);
-        false
-    }
-
-    /// Revokes what the peer was told it may pull, even if it never did: after this call returns, every pull by
-    /// the peer that is still in progress fails. Afterwards the stream has no other use.
-    fn withdraw(&mut self) {}
-
-    /// Returns where the other end is, as the kernel reports it.
-    fn origin(&self) -> Option<Origin>;
-
-    /// Ends the outgoing stream.
-    fn finish(&mut self);
-}
-
-/// A source of streams.
-pub trait StreamTransport {
+/// A source of streams that have descriptors.
+pub trait StreamSource {
     /// The type of its streams.
-    type Stream: Stream;
+    type Stream: ByteStream + AsFd;
 
     /// Its name.
     const NAME: &'static str;
@@ -101,6 +32,9 @@ pub trait StreamTransport {
     /// Returns its address for others, without the token.
     fn address(&self) -> Vec<u8>;
 
+    /// Splits an address of this transport into its place and its token.
+    fn parse(address: &Address) -> Option<(&[u8], u64)>;
+
     /// Starts to connect.
     fn connect(&mut self, to: &[u8]) -> Result<Self::Stream, ConnectError>;
 
@@ -109,7 +43,119 @@ pub trait StreamTransport {
 
     /// Returns a descriptor that is readable when a stream has come in.
     fn listener(&self) -> BorrowedFd<'_>;
+}
 
-    /// Splits an address of this transport into its place and its token.
-    fn parse(address: &Address) -> Option<(&[u8], u64)>;
+/// A source of streams, with the epoll descriptor that reports which of them are ready.
+#[derive(Debug)]
+pub struct PolledStreams<T> {
+    source: T,
+    epoll: OwnedFd,
+}
+
+/// Opens a port over the streams of a source.
+pub(crate) fn open<T: StreamSource>(source: T, options: &Options) -> io::Result<PlacementPort<T>> {
+    // SAFETY: takes no memory.
+    let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    if epoll < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and has no other owner.
+    let polled = PolledStreams { source, epoll: unsafe { OwnedFd::from_raw_fd(epoll) } };
+    polled.control(polled.source.listener(), libc::EPOLL_CTL_ADD, (libc::EPOLLIN, LISTENER))?;
+    PlacementPort::new(polled, options).map_err(io::Error::from_raw_os_error)
+}
+
+impl<T> PolledStreams<T> {
+    fn control(&self, fd: BorrowedFd<'_>, what: i32, (events, word): (i32, u64)) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events as u32, u64: word };
+        // SAFETY: the event outlives the call.
+        let result = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), what, fd.as_raw_fd(), &raw mut event) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl<T: StreamSource> StreamTransport for PolledStreams<T> {
+    type Stream = T::Stream;
+
+    const NAME: &'static str = T::NAME;
+
+    const PULLS: bool = T::PULLS;
+
+    fn address(&self, token: u64) -> Option<Address> {
+        let mut bytes = self.source.address();
+        bytes.extend_from_slice(&token.to_le_bytes());
+        Address::new(&bytes)
+    }
+
+    fn parse(address: &Address) -> Option<(&[u8], u64)> {
+        T::parse(address)
+    }
+
+    fn connect(&mut self, to: &[u8]) -> Result<T::Stream, ConnectError> {
+        self.source.connect(to)
+    }
+
+    fn accept(&mut self) -> Option<T::Stream> {
+        self.source.accept()
+    }
+
+    fn watch(&mut self, stream: &T::Stream, word: u64, interest: Interest) {
+        let events = libc::EPOLLIN | libc::EPOLLRDHUP | if interest.writable { libc::EPOLLOUT } else { 0 };
+        let what = if interest.new { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
+        // This fails only for lack of memory; the stream then seems silent, and deadlines end it.
+        let _ = self.control(stream.as_fd(), what, (events, word));
+    }
+
+    fn ready(&mut self, words: &mut [u64]) -> usize {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
+        let most = words.len().min(EVENTS);
+        // SAFETY: there is room for the announced number of events.
+        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), most as i32, 0) };
+        let count = usize::try_from(count).unwrap_or(0);
+        for (word, event) in words.iter_mut().zip(events).take(count) {
+            *word = event.u64;
+        }
+        count
+    }
+
+    fn random(&mut self) -> Result<u64, i32> {
+        os::random::<8>().map(u64::from_le_bytes).map_err(|_| libc::EAGAIN)
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        Some(self.epoll.as_raw_fd())
+    }
+}
+
+/// The storage of a port, on the heap.
+#[derive(Debug)]
+pub struct PlacementVectors;
+
+impl PlacementStorage for PlacementVectors {
+    type Table<V> = Vec<V>;
+}
+
+/// Returns the result of a system call that has transferred `count` bytes.
+pub(crate) fn transferred(count: io::Result<usize>) -> StreamResult {
+    match count {
+        Ok(0) => StreamResult::Ended,
+        Ok(count) => StreamResult::Bytes(count),
+        // After a signal, the kernel reports the stream again.
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            StreamResult::Blocked
+        }
+        Err(error) => StreamResult::Failed(lost(&error)),
+    }
+}
+
+/// Returns why a stream has ended.
+fn lost(error: &io::Error) -> LostError {
+    match error.raw_os_error() {
+        Some(libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED) => LostError::Closed,
+        Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN) => {
+            LostError::Unreachable
+        }
+        Some(code) => LostError::Unknown(code.unsigned_abs()),
+        None => LostError::Closed,
+    }
 }

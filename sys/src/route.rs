@@ -5,15 +5,14 @@ use std::io::Write;
 
 use crate::Failure;
 use crate::config::Config;
-use crate::explain::{Verdict, absent};
-use crate::shm::Met;
+use crate::explain::{Verdict, local};
 
 /// The route of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The rank.
     pub rank: usize,
-    /// The transport of its messages: `shm`, or `self`.
+    /// The transport of its messages: `shm`, `tcp`, `verbs`, or `self`.
     pub transport: &'static str,
     /// The facilities in use with that transport, and the others with the reason.
     pub facilities: Vec<Verdict>,
@@ -77,6 +76,19 @@ fn ranges(ranks: &[usize]) -> String {
     if ranks.len() == 1 { format!("rank {text}") } else { format!("ranks {text}") }
 }
 
+/// The facts about a peer that the handshake established.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Met {
+    /// It has registered for `membarrier`.
+    pub(crate) expedited: bool,
+    /// No other process can write its own segment.
+    pub(crate) sealed: bool,
+    /// The size of the huge pages of its own segment, in bytes.
+    pub(crate) page: Option<usize>,
+    /// The reason why its memory cannot be read, if it cannot.
+    pub(crate) unreadable: Option<String>,
+}
+
 /// Facts known when the peers are met.
 #[derive(Debug)]
 pub(crate) struct Facts {
@@ -84,6 +96,10 @@ pub(crate) struct Facts {
     pub(crate) expedited: bool,
     /// The facts about each rank except this one.
     pub(crate) met: Vec<Option<Met>>,
+    /// The transport to each rank on another machine. Empty if there is none.
+    pub(crate) remote: Vec<Option<&'static str>>,
+    /// The other transports between machines, and why they are not used. Empty if no rank is on another machine.
+    pub(crate) unused: Vec<Verdict>,
 }
 
 impl Facts {
@@ -95,7 +111,10 @@ impl Facts {
         pulls: bool,
         failure: Option<Failure>,
     ) -> Route {
-        let mut refused: Vec<Verdict> = absent().collect();
+        if let Some(transport) = self.remote.get(rank).copied().flatten() {
+            return self.remote_route(config, (transport, rank), failure);
+        }
+        let mut refused: Vec<Verdict> = local().collect();
         let Some(met) = self.met.get(rank).and_then(Option::as_ref) else {
             if rank != us {
                 let reason = "this process was started again, and that one has not readmitted it";
@@ -107,6 +126,23 @@ impl Facts {
             return Route { rank, transport: "self", facilities: Vec::new(), refused, failure };
         };
         Route { rank, transport: "shm", facilities: self.facilities(config, met, pulls), refused, failure }
+    }
+
+    fn remote_route(
+        &self,
+        config: &Config,
+        (transport, rank): (&'static str, usize),
+        failure: Option<Failure>,
+    ) -> Route {
+        let packets = format!("up to {} bytes, {} ahead", config.net_packet_bytes(), config.net_receives);
+        let why = if config.local {
+            "the place that it published, and its hand-over socket, show that it does not share this machine"
+        } else {
+            "NEMESIA_LOCAL is off"
+        };
+        let refused = std::iter::once(Verdict::new("shm", false, why)).chain(self.unused.iter().cloned());
+        let facilities = vec![Verdict::new("packets", true, packets)];
+        Route { rank, transport, facilities, refused: refused.collect(), failure }
     }
 
     fn facilities(&self, config: &Config, met: &Met, pulls: bool) -> Vec<Verdict> {
@@ -155,7 +191,7 @@ mod tests {
     const MET: Met = Met { expedited: true, sealed: true, page: None, unreadable: None };
 
     fn explanation(expedited: bool, met: Vec<Option<Met>>) -> Explanation {
-        let facts = Facts { expedited, met };
+        let facts = Facts { expedited, met, remote: Vec::new(), unused: Vec::new() };
         let route = |rank| facts.route(&Config::default(), (0, rank), true, None);
         Explanation {
             rank: 0,
@@ -199,6 +235,8 @@ mod tests {
             let facts = Facts {
                 expedited: true,
                 met: vec![Some(Met { unreadable: unreadable.map(str::to_owned), ..MET })],
+                remote: Vec::new(),
+                unused: Vec::new(),
             };
             let route = facts.route(&Config::default(), (1, 0), false, None);
             let copy = route.facilities.into_iter().find(|verdict| verdict.name == "single copy").unwrap();

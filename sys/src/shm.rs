@@ -3,21 +3,27 @@
 mod arrivals;
 mod connect;
 mod handshake;
+mod lent;
 mod links;
 mod oversubscription;
+mod peer;
 pub mod pipe;
+mod regions;
 mod rejoin;
 mod views;
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
-use nemesia_core::port::Pulled;
+use nemesia_core::port::AccessError;
 use nemesia_core::shared::layout::{Geometry, Identity, SegmentKind};
 use nemesia_core::shared::pool::CellRecord;
 use nemesia_core::shared::port::{HOT, Host, PortConfig, ShmPort};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
+use nemesia_core::shared::window::SharedWindow;
+use nemesia_core::spin::Oversubscription;
 use nemesia_core::sync::FenceMode;
+use nemesia_core::wire::mappable::MappableBytes;
 
 use crate::bootstrap::Exchange;
 use crate::config::{Config, SingleCopy};
@@ -28,10 +34,16 @@ use crate::os::{
     CopyError, HandoffConnection, HeavyFence, ProcessOrigin, RemoteMemory, Segment, SegmentBacking, Watch,
     allow_any_reader, futex_wake,
 };
-use crate::route::Facts;
+use crate::route::{Facts, Met};
+use crate::transport::hosts::RemoteRanks;
 use links::Links;
+use peer::{Peer, ShmWorld};
 
-pub(crate) use oversubscription::Oversubscription;
+use lent::LentRanges;
+use regions::MappedRegions;
+
+pub(crate) use lent::{LentRange, Loan};
+pub(crate) use regions::{PeerRegion, share_of, window_of};
 pub(crate) use rejoin::{JoiningProcess, RejoinAnswer, RejoinListener};
 pub(crate) use views::OwnSleep;
 
@@ -45,6 +57,12 @@ pub(crate) struct Kernel {
     memories: Vec<Option<RemoteMemory>>,
     /// The connections, one per rank; those of departed peers are closed.
     connections: Vec<Weak<HandoffConnection>>,
+    /// The memory of this process that peers can map.
+    pub(crate) lent: LentRanges,
+    /// The regions of peers that are mapped here.
+    pub(crate) regions: MappedRegions,
+    /// The number of bytes from which copies from and to these regions are non-temporal.
+    non_temporal_bytes: u64,
     /// The mappings into which the port's views point. Only `views` uses it.
     mappings: views::Mappings,
 }
@@ -52,7 +70,16 @@ pub(crate) struct Kernel {
 impl Kernel {
     /// Keeps the mapped segments from being unmapped in a forked child, which does not own them.
     pub(crate) fn leave_to_parent(&mut self) {
+        self.regions.leave_to_parent();
         self.mappings.leave_to_parent();
+    }
+
+    /// Returns the window of memory that a peer has described.
+    fn window(&mut self, peer: u32, bytes: &MappableBytes) -> Option<&SharedWindow<'static>> {
+        let Self { regions, connections, .. } = self;
+        let connection = connections.get(peer as usize)?;
+        let pid = || connection.upgrade().map(|connection| connection.peer().pid);
+        regions.window(&PeerRegion::of_bytes(peer, bytes), pid).ok()
     }
 }
 
@@ -79,18 +106,42 @@ impl Host for Kernel {
         self.memories.get(peer as usize).is_some_and(Option::is_some)
     }
 
-    fn pull(&mut self, peer: u32, address: u64, to: &mut [u8]) -> Pulled {
-        let Some(memory) = self.memories.get_mut(peer as usize) else { return Pulled::Refused };
+    fn pull(&mut self, peer: u32, address: u64, to: &mut [u8]) -> Result<(), AccessError> {
+        let Some(memory) = self.memories.get_mut(peer as usize) else { return Err(AccessError::Refused) };
         match memory.as_mut().map(|memory| memory.read(address, to)) {
-            Some(Ok(())) => Pulled::Done,
-            Some(Err(CopyError::Unreadable)) => Pulled::Unreadable,
+            Some(Ok(())) => Ok(()),
+            Some(Err(CopyError::Unreadable)) => Err(AccessError::Range),
             _ => {
                 if memory.take().is_some() {
                     events::single_copy_refused(peer);
                 }
-                Pulled::Refused
+                Err(AccessError::Refused)
             }
         }
+    }
+
+    fn mappable(&self, address: u64, len: usize) -> Option<MappableBytes> {
+        self.lent.find(address, len)
+    }
+
+    fn can_map(&self, peer: u32, bytes: &MappableBytes) -> bool {
+        self.regions.may_map(&PeerRegion::of_bytes(peer, bytes))
+    }
+
+    fn get_mapped(&mut self, peer: u32, from: &MappableBytes, at: u64, to: &mut [u8]) -> bool {
+        let non_temporal = to.len() as u64 >= self.non_temporal_bytes;
+        let (Some(window), Some(at)) = (self.window(peer, from), from.offset.checked_add(at)) else {
+            return false;
+        };
+        if non_temporal { window.get_non_temporal(at, to) } else { window.get(at, to) }
+    }
+
+    fn put_mapped(&mut self, peer: u32, to: &MappableBytes, at: u64, from: &[u8]) -> bool {
+        let non_temporal = from.len() as u64 >= self.non_temporal_bytes;
+        let (Some(window), Some(at)) = (self.window(peer, to), to.offset.checked_add(at)) else {
+            return false;
+        };
+        if non_temporal { window.put_non_temporal(at, from) } else { window.put(at, from) }
     }
 
     fn push(&mut self, peer: u32, address: u64, from: &[u8]) -> bool {
@@ -111,25 +162,11 @@ pub(crate) struct Pair {
     pub(crate) inbox: Segment,
 }
 
-/// The facts about a peer that the handshake established.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Met {
-    /// It has registered for `membarrier`.
-    pub(crate) expedited: bool,
-    /// No other process can write its own segment.
-    pub(crate) sealed: bool,
-    /// The size of the huge pages of its own segment, in bytes.
-    pub(crate) page: Option<usize>,
-    /// The reason why its memory cannot be read, if it cannot.
-    pub(crate) unreadable: Option<String>,
-}
-
-impl Met {
-    fn new(peer: &connect::Peer, unreadable: Option<String>) -> Self {
-        let own = &peer.pair.own;
-        let page = own.huge().then(|| own.page_size());
-        Self { expedited: peer.expedited, sealed: own.write_sealed(), page, unreadable }
-    }
+/// Returns the facts about a peer; `unreadable` is the reason why its memory cannot be read.
+fn met(peer: &Peer, unreadable: Option<String>) -> Met {
+    let own = &peer.pair.own;
+    let page = own.huge().then(|| own.page_size());
+    Met { expedited: peer.expedited, sealed: own.write_sealed(), page, unreadable }
 }
 
 /// The results of attaching to the transport.
@@ -148,6 +185,8 @@ pub(crate) struct Attached {
     pub(crate) rejoin: RejoinListener,
     /// The ranks that had left before this process joined.
     pub(crate) gone: Vec<usize>,
+    /// The ranks on other machines. Their port is not connected yet.
+    pub(crate) remote: RemoteRanks,
     /// The process to which these objects belong.
     pub(crate) origin: Arc<ProcessOrigin>,
 }
@@ -174,7 +213,7 @@ pub(crate) fn attach(
     let stamp = Box::new(epoch);
     let address = if config.single_copy == SingleCopy::Off { 0 } else { (&raw const *stamp) as u64 };
     let expedited = fence.is_expedited();
-    let world = connect::ShmWorld {
+    let world = ShmWorld {
         config: config.clone(),
         geometry,
         rank,
@@ -186,7 +225,8 @@ pub(crate) fn attach(
         sealed: own.write_sealed(),
     };
     let ours = Arc::new(Pair { own, inbox });
-    let connect::ShmMeeting { mut peers, watch, rejoin, gone } = connect::connect(world, &ours, exchange)?;
+    let met = connect::connect(world, (&ours, &origin), exchange)?;
+    let connect::ShmMeeting { mut peers, watch, rejoin, gone, remote } = met;
     let without =
         peers.iter().zip(0..).filter_map(|(peer, rank)| (!peer.as_ref()?.expedited).then_some(rank));
     if let Some(preference) = fenced_by(without) {
@@ -194,9 +234,10 @@ pub(crate) fn attach(
     }
     let expedited = fence.is_expedited() && peers.iter().flatten().all(|peer| peer.expedited);
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
-    let pid = |peer: &connect::Peer| peer.connection.upgrade().map_or(0, |connection| connection.peer().pid);
+    let pid = |peer: &Peer| peer.connection.upgrade().map_or(0, |connection| connection.peer().pid);
     // The best guess for ranks that are not met yet is that they may run on our processors.
-    let others = peers.iter().zip(0..).filter(|(_, other)| *other != rank);
+    let others =
+        peers.iter().zip(0..).filter(|(_, other)| *other != rank && !remote.contains(*other as usize));
     let others: Vec<_> =
         others.map(|(peer, _)| peer.as_ref().map_or((cpus, 0), |peer| (peer.cpus, pid(peer)))).collect();
     let load = oversubscription::load(cpus, &others);
@@ -204,18 +245,19 @@ pub(crate) fn attach(
     let (fastbox_limit, pieces) = (config.fastbox_bytes(), config.pieces());
     let (stores, clocked) = (config.cell_stores, config.single_copy == SingleCopy::Auto);
     let port_config = PortConfig { rank, fastbox_limit, fences, announce, pieces, stores, clocked };
-    let connection =
-        |peer: &Option<connect::Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
+    let connection = |peer: &Option<Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
     let connections = peers.iter().map(connection).collect();
     let readable = readable(config, &mut peers, &mut warnings)?;
     let (memories, unreadable): (Vec<_>, Vec<_>) = readable.into_iter().map(split).unzip();
-    let met = peers.iter().zip(unreadable).map(|(peer, why)| Some(Met::new(peer.as_ref()?, why)));
-    let facts = Facts { expedited, met: met.collect() };
+    let met = peers.iter().zip(unreadable).map(|(peer, why)| Some(self::met(peer.as_ref()?, why)));
+    let facts = Facts { expedited, met: met.collect(), remote: Vec::new(), unused: Vec::new() };
     let pairs = peers.into_iter().map(|peer| peer.map(|peer| peer.pair)).collect();
-    let kernel = |mappings| Kernel { memories, connections, mappings };
+    let (lent, regions) = (LentRanges::default(), MappedRegions::new(config.segments.backing));
+    let non_temporal_bytes = config.non_temporal_from();
+    let kernel = |mappings| Kernel { memories, connections, lent, regions, non_temporal_bytes, mappings };
     let port = views::port(port_config, &geometry, &ours, pairs, kernel, &origin)?;
     let sleep = OwnSleep::new(&ours, &geometry)?;
-    Ok(Attached { port, sleep, watch, fence, load, facts, warnings, stamp, rejoin, gone, origin })
+    Ok(Attached { port, sleep, watch, fence, load, facts, warnings, stamp, rejoin, gone, remote, origin })
 }
 
 /// Splits a result into a memory, or the reason why it cannot be read.
@@ -264,7 +306,7 @@ fn ask_for_all(config: &Config, origin: &ProcessOrigin, warnings: &mut Vec<Strin
 /// refusal.
 fn readable(
     config: &Config,
-    peers: &mut [Option<connect::Peer>],
+    peers: &mut [Option<Peer>],
     warnings: &mut Vec<String>,
 ) -> Result<Vec<Result<RemoteMemory, String>>, Error> {
     let mut readable = Vec::with_capacity(peers.len());
@@ -288,7 +330,7 @@ fn readable(
 
 /// Returns the memory of one peer if the kernel lets us read it, after a trial read, or the reason for the
 /// refusal.
-fn readable_one(config: &Config, peer: &mut connect::Peer) -> Result<RemoteMemory, String> {
+fn readable_one(config: &Config, peer: &mut Peer) -> Result<RemoteMemory, String> {
     if config.single_copy == SingleCopy::Off {
         return Err(OFF.to_owned());
     }
@@ -362,11 +404,14 @@ mod tests {
         let [own, inbox] =
             ["nemesia-own", "nemesia-inbox"].map(|name| Segment::create(name, 4096, &options).unwrap());
         let mappings = views::Mappings::of(Arc::new(Pair { own, inbox }));
-        let mut kernel = Kernel { memories, connections: Vec::new(), mappings };
+        let (lent, regions) = (LentRanges::default(), MappedRegions::new(options.backing));
+        let connections = Vec::new();
+        let mut kernel =
+            Kernel { memories, connections, lent, regions, non_temporal_bytes: u64::MAX, mappings };
         assert!(kernel.can_pull(1234));
-        assert_eq!(kernel.pull(1234, 4096, &mut [0; 8]), Pulled::Refused);
+        assert_eq!(kernel.pull(1234, 4096, &mut [0; 8]), Err(AccessError::Refused));
         assert!(!kernel.can_pull(1234) && heard(&["WARN", "single copy refused", "rank=1234"]));
-        assert_eq!(kernel.pull(1233, 4096, &mut [0; 8]), Pulled::Refused);
+        assert_eq!(kernel.pull(1233, 4096, &mut [0; 8]), Err(AccessError::Refused));
         assert!(!heard(&["rank=1233"]));
     }
 }

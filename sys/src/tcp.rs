@@ -14,10 +14,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, SocketAddrV6, T
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::time::Duration;
 
+use nemesia_core::payload::{GatherList, ScatterList, Segment};
 use nemesia_core::port::memory::{Address, ConnectError, Origin};
+use nemesia_core::port::placement::{ByteStream, StreamResult};
 
 pub use crate::placement::{Options, PlacementPort};
-use crate::placement::{Stream, StreamTransport};
+use crate::placement::{StreamSource, open, transferred};
 
 /// A peer is lost after so long without a sign of life.
 pub const SILENCE: Duration = Duration::from_secs(10);
@@ -41,7 +43,7 @@ pub fn listen(at: SocketAddr, options: &Options) -> io::Result<TcpPort> {
     let listener = TcpListener::bind(at)?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    PlacementPort::new(Tcp { listener, address }, options)
+    open(Tcp { listener, address }, options)
 }
 
 /// The transport over sockets.
@@ -87,16 +89,19 @@ fn counted(result: isize) -> io::Result<usize> {
 }
 
 /// Returns a message header over these parts.
-fn header(parts: &[libc::iovec]) -> libc::msghdr {
+fn header(parts: &[Segment]) -> libc::msghdr {
     // SAFETY: zeros are a header of nothing.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
-    header.msg_iov = parts.as_ptr().cast_mut();
+    // A segment has the layout of `struct iovec`.
+    header.msg_iov = parts.as_ptr().cast_mut().cast();
     header.msg_iovlen = parts.len() as _;
     header
 }
 
-// SAFETY: the kernel touches only what the vectors name, and only during the call.
-unsafe impl Stream for Socket {
+const _: () = assert!(size_of::<Segment>() == size_of::<libc::iovec>());
+
+// SAFETY: the kernel touches only what the lists name, and only during the call. Nothing is pulled.
+unsafe impl ByteStream for Socket {
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>> {
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
         // SAFETY: one entry, which outlives the call.
@@ -109,17 +114,26 @@ unsafe impl Stream for Socket {
         }
     }
 
-    unsafe fn read(&mut self, into: &[libc::iovec]) -> io::Result<usize> {
-        let mut header = header(into);
-        // SAFETY: the caller's promise about the parts; the header outlives the call.
-        counted(unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut header, 0) })
+    fn read(&mut self, into: &mut ScatterList<'_>) -> StreamResult {
+        let mut header = header(into.pieces());
+        // SAFETY: `ScatterList` guarantees that its pieces may be written; the header outlives the call.
+        transferred(counted(unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut header, 0) }))
     }
 
-    unsafe fn write(&mut self, from: &[libc::iovec]) -> io::Result<usize> {
-        let header = header(from);
-        // SAFETY: the caller's promise about the parts; the header outlives the call. No signal is raised if
-        // the peer is gone.
-        counted(unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) })
+    fn write(&mut self, from: &GatherList<'_>) -> StreamResult {
+        let header = header(from.pieces());
+        // SAFETY: `GatherList` guarantees that its pieces may be read; the header outlives the call. No signal
+        // is raised if the peer is gone.
+        transferred(counted(unsafe {
+            libc::sendmsg(self.0.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
+        }))
+    }
+
+    fn unconfirmed(&self) -> usize {
+        let mut bytes: c_int = 0;
+        // SAFETY: the kernel writes one int. If it refuses, the socket is at its end and nothing can be confirmed.
+        unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        usize::try_from(bytes).unwrap_or(0)
     }
 
     fn origin(&self) -> Option<Origin> {
@@ -144,7 +158,7 @@ fn unreached(error: &io::Error) -> ConnectError {
     }
 }
 
-impl StreamTransport for Tcp {
+impl StreamSource for Tcp {
     type Stream = Socket;
 
     const NAME: &'static str = "TCP";

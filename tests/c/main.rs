@@ -104,6 +104,15 @@ fn memory_of_the_other_process_is_used_from_c() -> Result<(), String> {
 }
 
 #[test]
+fn messages_are_sent_from_allocated_memory_and_received_into_it() -> Result<(), String> {
+    two(
+        "remote",
+        "messages_are_sent_from_allocated_memory_and_received_into_it",
+        "messages-in-allocated-memory",
+    )
+}
+
+#[test]
 fn each_refusal_has_its_code() -> Result<(), String> {
     two("remote", "each_refusal_has_its_code", "refusals")
 }

@@ -198,6 +198,38 @@ static void one_sided(void) {
     GIVES(NEMESIA_ERR_REGION, nemesia_endpoint_unexpose(endpoint, region));
 }
 
+/* Each rank sends from its allocated memory and receives into it, at odd offsets, with guard bytes around. */
+static void messages_in_allocated_memory(void) {
+    static const uint32_t accesses[] = {NEMESIA_ACCESS_READ, NEMESIA_ACCESS_READ_WRITE};
+    const size_t bytes = 3 << 20, half = 4 << 20;
+    uint64_t region, receive, send;
+    void *memory = NULL;
+    size_t turn, at;
+    for (turn = 0; turn < 2; turn++) {
+        unsigned char *out, *in;
+        OK(nemesia_endpoint_allocate(endpoint, 2 * half, accesses[turn], &memory, &region));
+        out = (unsigned char *)memory + 3;
+        in = (unsigned char *)memory + half + 5;
+        for (at = 0; at < bytes; at++) out[at] = (unsigned char)(at * 11 + at / 256 + (size_t)rank);
+        in[-1] = in[bytes] = 0xa5;
+        OK(nemesia_endpoint_irecv(endpoint, peer, 77, 0, bytes, in, &receive));
+        OK(nemesia_endpoint_isend(endpoint, peer, 77, out, bytes, &send));
+        /* The region is freed when both messages are complete; its address is not used after that. */
+        if (turn == 1) {
+            wait_for(receive);
+            wait_for(send);
+            for (at = 0; at < bytes; at++) CHECK(in[at] == (unsigned char)(at * 11 + at / 256 + (size_t)peer));
+            CHECK(in[-1] == 0xa5 && in[bytes] == 0xa5);
+            OK(nemesia_endpoint_unexpose(endpoint, region));
+        } else {
+            OK(nemesia_endpoint_unexpose(endpoint, region));
+            wait_for(receive);
+            wait_for(send);
+        }
+        barrier();
+    }
+}
+
 static void refusals(void) {
     static int64_t memory[4];
     uint64_t region = 99, request = 99;
@@ -245,7 +277,9 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } cases[] = {{"active", active}, {"one-sided", one_sided}, {"refusals", refusals}};
+    } cases[] = {{"active", active}, {"one-sided", one_sided},
+                 {"messages-in-allocated-memory", messages_in_allocated_memory},
+                 {"refusals", refusals}};
     size_t at;
     OK(nemesia_endpoint_open(NULL, &endpoint));
     OK(nemesia_endpoint_rank(endpoint, &rank));

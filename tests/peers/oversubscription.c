@@ -5,10 +5,12 @@
  *
  *   oversubscription ring SECONDS         a token goes round: prints `ring NANOSECONDS_A_HOP`
  *   oversubscription all-to-all SECONDS   every process to every process: prints `all-to-all NANOSECONDS_A_ROUND`
+ *   oversubscription ring-test SECONDS, oversubscription all-to-all-test SECONDS
+ *                                         the same, but each process only tests its requests and never waits
  *   oversubscription idle SECONDS         all but rank 0 wait for a message: prints `idle PROCESSORS`, the processors
  *   used by waiting
  *
- * The first two are measured in batches, each twice as long as the last, until one has taken so many seconds. Rank 0
+ * All but the last are measured in batches, each twice as long as the last, until one has taken so many seconds. Rank 0
  * prints that one. All processes count every token and check every message.
  */
 #define _GNU_SOURCE
@@ -75,6 +77,12 @@ static inline void start_receive(int from, int tag, uint64_t *value, request *ou
 static inline void wait_all(int count, request *requests) {
     check(nemesia_endpoint_wait_all(endpoint, (size_t)count, requests, -1, NULL));
 }
+
+static inline int is_complete(request *it) {
+    const int32_t status = nemesia_endpoint_test(endpoint, *it, NULL);
+    check(status);
+    return status != NEMESIA_PENDING;
+}
 #elif defined(BARE)
 #include "bare.h"
 #else
@@ -115,6 +123,12 @@ static inline void start_receive(int from, int tag, uint64_t *value, request *ou
 static inline void wait_all(int count, request *requests) {
     MPI_Waitall(count, requests, MPI_STATUSES_IGNORE);
 }
+
+static inline int is_complete(request *it) {
+    int done;
+    MPI_Test(it, &done, MPI_STATUS_IGNORE);
+    return done;
+}
 #endif
 
 /* ---- The measurements. ---- */
@@ -123,20 +137,61 @@ static void die(const char *problem) {
     _exit(EXIT_FAILURE);
 }
 
+static int tests_only;  /* whether the measured calls never wait */
+
+/* Completes requests as a runtime does that only polls: it tests all that are left in turn. */
+static inline void complete_all(int count, request *requests) {
+    int at;
+    if (!tests_only) {
+        wait_all(count, requests);
+        return;
+    }
+    while (count > 0) {
+        for (at = 0; at < count;) {
+            if (is_complete(&requests[at])) {
+                requests[at] = requests[--count];
+            } else {
+                at++;
+            }
+        }
+    }
+}
+
+static inline void pass_on(int to, int tag, uint64_t value) {
+    request one;
+    if (!tests_only) {
+        transmit(to, tag, value);
+        return;
+    }
+    start_transmit(to, tag, &value, &one);
+    complete_all(1, &one);
+}
+
+static inline uint64_t take_over(int from, int tag) {
+    uint64_t value = 0;
+    request one;
+    if (!tests_only) {
+        return receive(from, tag);
+    }
+    start_receive(from, tag, &value, &one);
+    complete_all(1, &one);
+    return value;
+}
+
 /* Passes a token of 8 bytes round so many times; every process adds one. */
 static void ring(uint64_t rounds) {
     const int next = (rank + 1) % size, before = (rank + size - 1) % size;
     uint64_t round, token;
     for (round = 0; round < rounds; round++) {
         if (rank == 0) {
-            transmit(next, TOKEN, round * (uint64_t)size);
+            pass_on(next, TOKEN, round * (uint64_t)size);
         }
-        token = receive(before, TOKEN);
+        token = take_over(before, TOKEN);
         if (token != round * (uint64_t)size + (uint64_t)(rank == 0 ? size - 1 : rank - 1)) {
             die("the token has lost count");
         }
         if (rank != 0) {
-            transmit(next, TOKEN, token + 1);
+            pass_on(next, TOKEN, token + 1);
         }
     }
 }
@@ -156,7 +211,7 @@ static void all_to_all(uint64_t rounds) {
             out[to] = round << 16 | (uint64_t)rank << 8 | (uint64_t)to;
             start_transmit(to, CONTENT, &out[to], &requests[count++]);
         }
-        wait_all(count, requests);
+        complete_all(count, requests);
         for (step = 1; step < size; step++) {
             const int from = (rank + step) % size;
             if (in[from] != (round << 16 | (uint64_t)from << 8 | (uint64_t)rank)) {
@@ -232,14 +287,15 @@ int main(int count, char **arguments) {
     if (size < 2 || size > MOST) {
         die("start 2 to 256 processes");
     }
-    if (strcmp(test, "ring") == 0) {
+    tests_only = strstr(test, "-test") != NULL;
+    if (strcmp(test, "ring") == 0 || strcmp(test, "ring-test") == 0) {
         found = measure(ring, seconds) / size;
-    } else if (strcmp(test, "all-to-all") == 0) {
+    } else if (strcmp(test, "all-to-all") == 0 || strcmp(test, "all-to-all-test") == 0) {
         found = measure(all_to_all, seconds);
     } else if (strcmp(test, "idle") == 0) {
         found = idle(seconds);
     } else {
-        die("give a test and how long: oversubscription ring|all-to-all|idle SECONDS");
+        die("give a test and how long: oversubscription ring|all-to-all|ring-test|all-to-all-test|idle SECONDS");
         return EXIT_FAILURE;
     }
     if (rank == 0) {

@@ -68,11 +68,6 @@ impl Traces {
     pub fn at_once(&self) -> Vec<String> {
         look(&self.view).difference(&self.found).cloned().collect()
     }
-
-    /// Returns whether only this thread and its processes see the directories.
-    pub const fn is_own_view(&self) -> bool {
-        matches!(self.view, View::Own(_))
-    }
 }
 
 /// Gives this thread a view of its own if that is permitted.

@@ -6,11 +6,15 @@
 //! | [`job`] | starting a world of processes, waiting for it under a deadline, reading the output of each rank
 //! |
 //! | [`leftovers`] | names, System V objects and processes that a test leaves behind |
+//! | [`conformance`] | the promises of the engine over every transport |
+//! | [`hosts`] | two hosts for worlds under Hydra |
 //! | [`content`] | payloads that can be checked |
 //! | [`memory_port`] | the requirements of every memory port |
 //! | [`peer`] | the program itself, one module a mode |
 
+pub mod conformance;
 pub mod content;
+pub mod hosts;
 pub mod job;
 pub mod leftovers;
 pub mod memory_port;

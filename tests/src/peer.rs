@@ -10,6 +10,7 @@
 
 mod active;
 mod all_to_all;
+mod allocated;
 mod bystander;
 mod corrupt;
 mod crash;
@@ -117,6 +118,10 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("active", [seed]) => active::run(*seed),
         ("one-sided", [seed, own]) => one_sided::run(*seed, *own != 0),
         ("one-sided-crash", [seed]) => one_sided::crash(*seed),
+        ("allocated", [seed, mapped]) => allocated::run(*seed, *mapped != 0),
+        ("allocated-freed", []) => allocated::freed(),
+        ("allocated-replaced", []) => allocated::replaced(),
+        ("allocated-crash", [seed]) => allocated::crash(*seed),
         ("sleeps", [rounds]) => all_to_all::sleeps(*rounds),
         ("ring", [rounds]) => all_to_all::ring(*rounds),
         ("crash", [seed]) => crash::run(*seed),

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`length`] | functions of at most 70 lines, files of at most 600 |
 //! | [`layers`] | dependencies run one way: `core` <- `sys` <- `ffi` |
+//! | [`circles`] | no circle of imports between the modules of a crate |
 //! | [`api`] | the package `nemesia` makes only its user interface public |
 //! | [`forbid`] | `forbid(unsafe_code)` in every module of `core` but a short list |
 //! | [`doors`] | atomics, cells and spinning only through `core/src/sync.rs`; no `std`, no `alloc` |
@@ -19,6 +20,7 @@
 //! | [`readme`] | the commands of the README exist, and CI runs what the README says |
 
 mod api;
+mod circles;
 mod doors;
 mod edges;
 mod forbid;
@@ -47,6 +49,11 @@ fn files_are_at_most_600_lines() {
 #[test]
 fn dependencies_run_one_way() {
     assert_none(&layers::check(&layers::metadata()));
+}
+
+#[test]
+fn modules_form_no_circle_of_imports() {
+    assert_none(&circles::check(&tree()));
 }
 
 #[test]

@@ -117,12 +117,21 @@ pub(crate) struct Named {
     pub(crate) segments: Vec<String>,
     pub(crate) line: usize,
     pub(crate) imported: bool,
+    /// The name under which a path is imported, if that is not its last segment.
+    pub(crate) alias: Option<String>,
 }
 
 /// Returns every path that the file names, in no particular order.
 pub(crate) fn named(file: &syn::File) -> Vec<Named> {
     let mut paths = Paths(Vec::new());
     paths.visit_file(file);
+    paths.0
+}
+
+/// Returns every path that these items name, except in modules among them.
+pub(crate) fn named_in(items: &[Item]) -> Vec<Named> {
+    let mut paths = Paths(Vec::new());
+    items.iter().filter(|item| !matches!(item, Item::Mod(_))).for_each(|item| paths.visit_item(item));
     paths.0
 }
 
@@ -135,7 +144,7 @@ impl<'ast> Visit<'ast> for Paths {
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let segments = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
-        self.0.push(Named { segments, line: path.span().start().line, imported: false });
+        self.0.push(Named { segments, line: path.span().start().line, imported: false, alias: None });
         visit::visit_path(self, path);
     }
 
@@ -146,14 +155,17 @@ impl<'ast> Visit<'ast> for Paths {
 }
 
 fn flatten(tree: &UseTree, before: &mut Vec<String>, found: &mut Vec<Named>) {
-    let leaf = |name: String, line: usize, found: &mut Vec<Named>| {
+    let leaf = |name: String, line: usize, alias: Option<String>, found: &mut Vec<Named>| {
         let segments = before.iter().cloned().chain((name != "self").then_some(name)).collect();
-        found.push(Named { segments, line, imported: true });
+        found.push(Named { segments, line, imported: true, alias });
     };
     match tree {
-        UseTree::Name(name) => leaf(name.ident.to_string(), name.ident.span().start().line, found),
-        UseTree::Rename(name) => leaf(name.ident.to_string(), name.ident.span().start().line, found),
-        UseTree::Glob(glob) => leaf("*".into(), glob.span().start().line, found),
+        UseTree::Name(name) => leaf(name.ident.to_string(), name.ident.span().start().line, None, found),
+        UseTree::Rename(name) => {
+            let alias = name.rename.to_string();
+            leaf(name.ident.to_string(), name.ident.span().start().line, Some(alias), found);
+        }
+        UseTree::Glob(glob) => leaf("*".into(), glob.span().start().line, None, found),
         UseTree::Path(path) => {
             before.push(path.ident.to_string());
             flatten(&path.tree, before, found);
@@ -172,7 +184,10 @@ fn in_tokens(tokens: TokenStream, found: &mut Vec<Named>) {
                 let line = ident.span().start().line;
                 match found.last_mut().filter(|_| open && colons == 2) {
                     Some(path) => path.segments.push(ident.to_string()),
-                    None => found.push(Named { segments: vec![ident.to_string()], line, imported: false }),
+                    None => {
+                        let segments = vec![ident.to_string()];
+                        found.push(Named { segments, line, imported: false, alias: None });
+                    }
                 }
                 (open, colons) = (true, 0);
             }
@@ -213,7 +228,7 @@ pub(crate) fn files_under<'a>(files: &'a [File], cfgs: &[&str]) -> Vec<&'a str> 
 }
 
 /// Returns the directory of the modules that a file declares.
-fn module_directory(path: &str) -> &str {
+pub(crate) fn module_directory(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
     match name {
         "lib.rs" | "main.rs" | "mod.rs" => directory,

@@ -46,7 +46,7 @@ impl Model {
 /// All models.
 pub(crate) const ALL: &[Model] = &[
     fastbox::WRAP,
-    fastbox::WORDS,
+    fastbox::SHORT,
     fastbox::SEVERAL_SLOTS,
     cells::REFILL,
     cells::NON_TEMPORAL,

@@ -7,6 +7,7 @@ use nemesia_core::engine::active::Handlers;
 use nemesia_core::engine::rma::{ExposedRegion, Reply, WINDOW};
 use nemesia_core::engine::{self, Lent, Request};
 use nemesia_core::port::channel::{self, BufferSlab, ChannelBuffer};
+use nemesia_core::port::placement::PlacementStorage;
 use nemesia_core::slab::{List, Slot};
 use nemesia_core::store::{UNIT, Unit};
 
@@ -22,6 +23,7 @@ impl<H: Handlers> engine::Storage for EngineVectors<H> {
     type Buckets = Vec<List>;
     type Regions = Vec<Slot<ExposedRegion>>;
     type Replies = Vec<Slot<Reply>>;
+    type Selections = Vec<engine::PeerSelection>;
     type Handlers = H;
     type Trace = ();
 }
@@ -38,6 +40,7 @@ impl<H: Handlers> EngineVectors<H> {
             posted: several(buckets),
             regions: several(1),
             replies: several((ranks - 1) * WINDOW as usize),
+            selections: several(ranks.min(16)),
             handlers,
             trace: (),
         }
@@ -53,6 +56,14 @@ impl channel::ChannelStorage for ChannelVectors {
     type Window = Vec<Option<u32>>;
     type Buffers = Vec<ChannelBuffer>;
     type Slabs = Vec<Option<BufferSlab>>;
+}
+
+/// The storage that a placement is lent.
+#[derive(Debug)]
+pub struct PlacementVectors;
+
+impl PlacementStorage for PlacementVectors {
+    type Table<V> = Vec<V>;
 }
 
 fn several<T: Default>(count: usize) -> Vec<T> {

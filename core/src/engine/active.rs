@@ -17,16 +17,15 @@
 #![forbid(unsafe_code)]
 
 use super::request::State;
+pub use super::state::ACTIVE_BYTES;
+use super::state::{Assembly, Outgoing};
 use super::{CompletionError, Engine, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::SendBuf;
-use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
+use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
 use crate::trace::Recorder as _;
 use crate::wire::{Envelope, Kind};
-
-/// The most bytes of header and payload together.
-pub const ACTIVE_BYTES: usize = 1 << 20;
 
 /// The description of an active message that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,56 +79,7 @@ impl Handlers for () {
     fn run(&mut self, _: &ActiveMessage) {}
 }
 
-/// An outgoing active message.
-#[derive(Debug)]
-pub(super) struct Outgoing {
-    pub(super) handler: u16,
-    pub(super) header: SendBuf,
-    pub(super) payload: SendBuf,
-    /// Bytes of header and payload that have been sent.
-    pub(super) sent: usize,
-}
-
-impl Outgoing {
-    /// As [`SendBuf::alias`], of both.
-    pub(super) const fn alias(&self) -> Self {
-        let Self { handler, sent, .. } = *self;
-        Self { handler, header: self.header.alias(), payload: self.payload.alias(), sent }
-    }
-
-    fn len(&self) -> usize {
-        self.header.len() + self.payload.len()
-    }
-
-    /// Returns the next bytes, at most `most`: the remaining part of the header, followed by a part of the
-    /// payload.
-    fn part(&self, most: usize) -> [&[u8]; 2] {
-        let head = self.header.part(self.sent, most);
-        let at = self.sent.saturating_sub(self.header.len());
-        [head, self.payload.part(at, most - head.len())]
-    }
-}
-
-/// The reassembly state of a message in several packets. `at` bytes have arrived.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Assembly {
-    handler: u16,
-    wanted: bool,
-    header_bytes: u32,
-    len: u32,
-    at: u32,
-}
-
-impl Assembly {
-    /// Returns the state that the first packet of a message announces. `None` if the announced sizes violate
-    /// the protocol.
-    fn new(handler: u16, header_bytes: u32, len: u32, packet_bytes: usize) -> Option<Self> {
-        let fits = (packet_bytes + 1..=ACTIVE_BYTES).contains(&(len as usize)) && header_bytes <= len;
-        fits.then_some(Self { handler, wanted: true, header_bytes, len, at: 0 })
-    }
-}
-
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Returns the most bytes of header and payload together that one message may have.
     pub fn active_bytes(&self) -> usize {
         self.port.packet_bytes().max(ACTIVE_BYTES)
@@ -185,7 +135,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let len = head.len() + body.len();
         let tag = message.header.len() as u64 | several << 32;
         let envelope = Envelope { kind: Kind::Active, context: message.handler, tag, total: len as u64 };
-        let sent = self.port.send_parts(to, &envelope, head, body)?;
+        let sent = self.port.send(to, &envelope, PacketPieces::Parts(head, body))?;
         if sent {
             self.peer(to).tally.sent(Kind::Active, len);
         }

@@ -6,13 +6,13 @@ use core::borrow::Borrow;
 
 use super::{Engine, Failure, Peer, Storage};
 use crate::counters::{EngineCounters, PeerCounters};
-use crate::port::{MessagePort, PeerId};
+use crate::port::{PeerId, Port};
 use crate::store::UNIT;
 use crate::trace::Recorder as _;
 use crate::wire::Kind;
 use crate::wire::rma::RmaOperation;
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Counts an arrived eager message. This is the only counter that the critical path updates.
     #[inline(always)]
     pub(super) fn count_eager(&mut self, from: PeerId, bytes: usize) {

@@ -5,17 +5,17 @@
 use core::borrow::{Borrow, BorrowMut};
 
 use super::peer::PeerQueue;
+use super::receive::stored_rts;
 use super::request::State;
 use super::{CompletionError, Engine, Peer, RequestId, Storage};
 use crate::flow::{Account, ArrivedBytes};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::matching::Source;
-use crate::port::{MessagePort, PeerId, PortFault};
+use crate::port::{PeerId, Port, PortFault};
 use crate::store::{Store, Stored, cost};
 use crate::trace::Recorder as _;
 use crate::wire::Kind;
-use crate::wire::rendezvous::{RTS_BYTES, Rts};
 
 impl AsMut<Account> for Peer {
     fn as_mut(&mut self) -> &mut Account {
@@ -23,7 +23,7 @@ impl AsMut<Account> for Peer {
     }
 }
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Grants every peer its initial credit.
     pub(super) fn open_accounts(&mut self) {
         let me = self.rank;
@@ -141,7 +141,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         let (queue, message) = match &self.requests.get(id.index).0 {
             State::Sending { message } => (PeerQueue::Pending, message),
-            State::Offered { to, message } if *to == self.rank => (PeerQueue::Offered, message),
+            State::Offered { to, message, .. } if *to == self.rank => (PeerQueue::Offered, message),
             _ => return None,
         };
         let mut own = self.peers.borrow().get(self.rank as usize)?.queue(queue).first();
@@ -168,11 +168,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     fn forget_own_offer(&mut self, id: RequestId) -> bool {
         let me = self.rank;
         let is_it = |store: &Store<_, _>, at: u32, stored: &Stored| {
-            stored.source == me && stored.kind == Kind::Rts && {
-                let mut head = [0; RTS_BYTES];
-                store.read(at, 0, &mut head);
-                Rts::decode(&head, stored.len).is_some_and(|rts| rts.sender == id.to_bits())
-            }
+            let rts = stored_rts(store, at, stored);
+            stored.source == me && rts.is_some_and(|rts| rts.sender == id.to_bits())
         };
         let mut units = 0;
         self.store.remove_where(is_it, |_, stored| units += cost(stored.len));
@@ -185,12 +182,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// be received.
     pub(super) fn close_account(&mut self, peer: PeerId) {
         let gone = |store: &Store<_, _>, id: u32, stored: &Stored| {
-            stored.source == peer && stored.kind == Kind::Rts && {
-                let mut head = [0; RTS_BYTES];
-                store.read(id, 0, &mut head);
-                // The RTS was validated on arrival.
-                Rts::decode(&head, stored.len).is_none_or(|rts| rts.total > (stored.len - RTS_BYTES) as u64)
-            }
+            stored.source == peer
+                && stored.kind == Kind::Rts
+                && stored_rts(store, id, stored)
+                    .is_none_or(|rts| rts.total > (stored.len - rts.bytes()) as u64)
         };
         #[cfg(nemesia_injected_fault)]
         let gone = |store: &Store<_, _>, id: u32, stored: &Stored| {

@@ -2,40 +2,48 @@
 //! matches it; one of several protocols then moves the data. Any number of transfers may be in progress, in
 //! both directions.
 //!
-//! - **Pull** (`lmt/pull.rs`): one copy. The receiver reads the sender's memory ([`MessagePort::pull`]). A
-//!   waiting sender may write into the receiver's memory at the same time, from the end of the message.
+//! - **Pull** (`lmt/pull.rs`): one copy. The receiver gets the bytes from the sender's memory ([`RemoteAccess`]), at
+//!   once or with several accesses under way. A waiting sender may write into the receiver's memory at the same time,
+//!   from the end of the message.
+//! - **Put** (`lmt/put.rs`): one copy. The receiver exposes its buffer, and the sender writes there.
 //! - **Stream** (`lmt/stream.rs`): packets, which the sender fills while the receiver empties others (double
 //!   buffering).
 //!
 //! The faster protocol depends on the machine, on the cores of both processes and on the sender's activity.
-//! If the port has a clock ([`MessagePort::ticks`]), the receiver learns the faster protocol for each peer
-//! and size (`lmt/choice.rs`). Without a clock, the receiver pulls.
+//! If the port has a clock ([`PacketPort::ticks`]), the receiver learns the faster protocol for each peer and size
+//! (`lmt/select.rs`). Without a clock, the receiver pulls.
 //!
-//! Lists: a message that is not contiguous is streamed, and gathered into each packet. A receiver whose
-//! buffer is not contiguous pulls run by run, or streams if the runs are short. Neither case uses the
-//! sender-assisted copy.
+//! Lists: if at most [`FIRST_BYTES`](super::state::FIRST_BYTES) come before the last run of a message, they travel with
+//! the RTS, and the rest is pulled as if it were contiguous. Any other list is streamed, and gathered into each
+//! packet. A receiver whose buffer is not contiguous pulls several runs at a time, or streams if the runs are
+//! short.
 //!
 //! If a receiver cannot pull, or can no longer pull in the middle of a message, it requests the remaining
-//! bytes as a stream. No byte is lost or moved twice.
+//! bytes as a stream. No byte is lost.
+//!
+//! [`RemoteAccess`]: crate::port::RemoteAccess
+//! [`PacketPort::ticks`]: crate::port::PacketPort::ticks
 #![forbid(unsafe_code)]
 
 mod offer;
 mod pull;
+mod put;
 mod select;
 mod stream;
 
-pub(super) use pull::{Pull, is_worth_pulling, may_be_assisted};
+pub(super) use pull::{Pull, is_worth_pulling};
+pub use select::PeerSelection;
 pub(super) use select::ProtocolSelections;
-pub(super) use stream::Stream;
+pub(super) use stream::{Stream, send_part};
 
 use super::{Engine, Storage};
-use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
+use crate::port::{Arrival, PeerFault, PeerId, Port};
 use crate::wire::rendezvous::Cts;
 
 /// The seven functions of the paper. Each protocol implements those in which it differs from the others. The
 /// slot number names a request. Each function expects the request in the state and queue in which the
 /// preceding function left it.
-pub(super) trait Transfer<P: MessagePort, S: Storage> {
+pub(super) trait Transfer<P: Port, S: Storage> {
     /// Sender: announces the message (`initiate_lmt`). Returns `false` if there is no space or credit for the
     /// RTS now.
     fn initiate(engine: &mut Engine<P, S>, to: PeerId, index: u32) -> Result<bool, PeerFault> {

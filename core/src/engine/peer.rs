@@ -1,19 +1,17 @@
 //! The state that the engine keeps for one rank, and the queues of its requests.
 #![forbid(unsafe_code)]
 
-use core::borrow::BorrowMut;
+use core::borrow::{Borrow, BorrowMut};
 
 use super::request::{CompletionError, State};
-use super::rma::RmaState;
-use super::{Engine, Failure, PACKETS_A_TURN, Progress, Storage};
+use super::state::RmaState;
+use super::{Engine, Failure, StartError, Storage};
 use crate::counters::Tally;
 use crate::flow::{Account, Allowance};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
-use crate::port::{MessagePort, PeerFault, PeerId};
+use crate::port::{PeerId, Port};
 use crate::slab::List;
-
-use super::lmt::{Pull, Stream, Transfer, may_be_assisted};
 
 /// The queues of a peer. Requests in the queues before [`PeerQueue::Offered`] can progress without an answer
 /// from the peer.
@@ -34,10 +32,10 @@ pub(super) enum PeerQueue {
 }
 
 impl PeerQueue {
-    const WORK: [Self; 4] =
+    pub(super) const WORK: [Self; 4] =
         [PeerQueue::Answers, PeerQueue::Pulling, PeerQueue::Streaming, PeerQueue::Pending];
     /// Returns the name of the work step for the first request of the queue.
-    const fn step(self) -> &'static str {
+    pub(super) const fn step(self) -> &'static str {
         match self {
             PeerQueue::Pending => "send_pending",
             PeerQueue::Answers => "answer",
@@ -60,6 +58,25 @@ pub(super) struct Assist {
     pub(super) address: u64,
 }
 
+/// The place of a peer in the list of peers with work, in four bytes: 0 outside of the list, 1 at its end, else the
+/// next peer plus two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct WorkLink(u32);
+
+impl WorkLink {
+    fn before(next: Option<PeerId>) -> Self {
+        Self(next.map_or(1, |next| next + 2))
+    }
+
+    const fn is_listed(self) -> bool {
+        self.0 != 0
+    }
+
+    pub(super) const fn next(self) -> Option<PeerId> {
+        self.0.checked_sub(2)
+    }
+}
+
 /// The state that the engine keeps for one rank.
 #[derive(Debug, Default)]
 pub struct Peer {
@@ -78,12 +95,13 @@ pub struct Peer {
     pub(super) account: Account,
     pub(super) tally: Tally,
     /// Number of sends in [`PeerQueue::Offered`] for which a sender-assisted copy is possible.
-    sharable: u32,
+    pub(super) sharable: u32,
+    /// Number of accesses to the peer's memory under way.
+    pub(super) accesses: u32,
     /// The send that this process currently assists.
     pub(super) assist: Option<Assist>,
-    /// The next peer in the list of peers with work, and whether this peer is in the list.
-    next_work: Option<PeerId>,
-    listed: bool,
+    /// The next peer in the list of peers with work.
+    pub(super) next_work: WorkLink,
 }
 
 impl Peer {
@@ -101,10 +119,11 @@ impl Peer {
         self.queue(PeerQueue::Pending).is_empty() && self.departed.is_none()
     }
 
-    fn has_work(&self) -> bool {
+    pub(super) fn has_work(&self) -> bool {
         self.rma_state.has_work()
             || self.sharable > 0
             || self.assist.is_some()
+            || self.accesses > 0
             || PeerQueue::WORK.iter().any(|&queue| !self.queue(queue).is_empty())
     }
 
@@ -113,7 +132,7 @@ impl Peer {
     }
 }
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Appends a request to a queue of its peer.
     pub(super) fn enqueue(&mut self, peer: PeerId, queue: PeerQueue, index: u32) {
         // The list is a field of the peer, so it is copied, changed and stored back.
@@ -130,7 +149,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     fn is_sharable(&self, queue: PeerQueue, index: u32) -> bool {
         queue == PeerQueue::Offered
             && match &self.requests.get(index).0 {
-                State::Offered { message, .. } => may_be_assisted(message, self.tuning.assist_bytes),
+                State::Offered { message, .. } => message.may_be_assisted(self.tuning.least_assist_bytes()),
                 _ => false,
             }
     }
@@ -140,6 +159,16 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(super) fn dequeue(&mut self, peer: PeerId, queue: PeerQueue, index: u32) {
         let sharable = self.is_sharable(queue, index);
         self.peer(peer).sharable -= u32::from(sharable);
+        let exposure = match &mut self.requests.get_mut(index).0 {
+            State::Offered { exposure, .. } => exposure.take(),
+            State::Receiving { incoming, .. } if queue == PeerQueue::Incoming => incoming.exposure.take(),
+            _ => None,
+        };
+        if exposure.is_some() {
+            #[cfg(nemesia_injected_fault)]
+            let exposure = exposure.filter(|_| !injected(InjectedFault::ForgetRevoke));
+            self.revoke(peer, exposure);
+        }
         let mut list = *self.peer(peer).queue(queue);
         self.requests.unlink(&mut list, index);
         self.peer(peer).queues[queue as usize] = list;
@@ -152,73 +181,31 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(super) fn list_work(&mut self, peer: PeerId) {
         let first = self.first_work;
         let it = &mut self.peers.borrow_mut()[peer as usize];
-        if !it.listed {
-            it.listed = true;
-            it.next_work = first;
+        if !it.next_work.is_listed() {
+            it.next_work = WorkLink::before(first);
             self.first_work = Some(peer);
         }
     }
 
-    /// Continues pending work for every peer: sends packets for which there is space, pulls and answers.
-    /// Returns the number of packets and pieces moved, and a peer that failed since the last report.
-    #[cold]
-    pub(super) fn work(&mut self) -> Progress {
-        let mut moved = 0;
-        let mut at = self.first_work.take();
-        while let Some(peer) = at {
-            at = self.peer(peer).next_work.take();
-            self.peer(peer).listed = false;
-            moved += self.work_for(peer);
+    /// Returns an error if nothing can be sent to the rank.
+    #[inline]
+    pub(super) fn check_destination(&self, rank: PeerId) -> Result<(), StartError> {
+        self.check_peer(rank)?;
+        match self.peers.borrow().get(rank as usize).and_then(|peer| peer.departed) {
+            Some(failure) => Err(StartError::PeerFailed { peer: rank, failure }),
+            None => Ok(()),
         }
-        Progress { packets: moved, failed: self.found_out.take() }
     }
 
-    /// As [`Engine::work`], for one peer, which remains in the list while it has more work.
-    pub(super) fn work_for(&mut self, peer: PeerId) -> usize {
-        self.traced(("work_for", peer.into()), |engine| engine.work_now(peer), |moved| *moved > 0)
-    }
-
-    fn work_now(&mut self, peer: PeerId) -> usize {
-        let mut moved = self.rma_work_for(peer);
-        for queue in PeerQueue::WORK {
-            // The loop is bounded, because the peer may free space while this process sends.
-            for _ in 0..PACKETS_A_TURN {
-                let Some(index) = self.first(peer, queue) else { break };
-                match self.work_on(peer, queue, index) {
-                    Ok(true) => moved += 1,
-                    Ok(false) => break,
-                    Err(fault) => self.fault(fault),
-                }
-                if queue == PeerQueue::Pulling {
-                    // One piece of a pull is enough work for one call.
-                    break;
-                }
+    #[inline]
+    pub(super) fn check_peer(&self, rank: PeerId) -> Result<(), StartError> {
+        let peers: &[Peer] = self.peers.borrow();
+        match peers.get(rank as usize) {
+            None => Err(StartError::Rank { rank, size: peers.len() as u32 }),
+            Some(Peer { failure: Some(failure), .. }) => {
+                Err(StartError::PeerFailed { peer: rank, failure: *failure })
             }
-        }
-        let it = self.peer(peer);
-        if it.sharable > 0 || it.assist.is_some() {
-            let assisted =
-                self.traced(("help", peer.into()), |engine| engine.assist(peer), |assisted| *assisted);
-            moved += usize::from(assisted);
-        }
-        if self.peer(peer).has_work() {
-            self.list_work(peer);
-        }
-        moved
-    }
-
-    fn work_on(&mut self, peer: PeerId, queue: PeerQueue, index: u32) -> Result<bool, PeerFault> {
-        let happened = |moved: &Result<bool, PeerFault>| !matches!(moved, Ok(false));
-        self.traced((queue.step(), peer.into()), |engine| engine.step_on(peer, queue, index), happened)
-    }
-
-    fn step_on(&mut self, peer: PeerId, queue: PeerQueue, index: u32) -> Result<bool, PeerFault> {
-        match queue {
-            PeerQueue::Pending => self.send_pending(peer, index),
-            PeerQueue::Answers => self.answer(peer, index),
-            PeerQueue::Pulling => Pull::progress(self, peer, index),
-            PeerQueue::Streaming => Stream::progress(self, peer, index),
-            PeerQueue::Offered | PeerQueue::Incoming => Ok(false),
+            Some(_) => Ok(()),
         }
     }
 

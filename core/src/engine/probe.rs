@@ -2,15 +2,15 @@
 //! receive (MPI 4.1, section 3.8).
 #![forbid(unsafe_code)]
 
+use super::receive::stored_rts;
 use super::request::State;
 use super::{CompletionError, Engine, RequestId, StartError, Status, Storage};
 use crate::matching::{Pattern, Source};
 use crate::payload::RecvBuf;
-use crate::port::{MessagePort, PeerId};
-use crate::wire::rendezvous::{RTS_BYTES, Rts};
+use crate::port::{PeerId, Port};
 use crate::wire::{Envelope, Kind};
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Returns sender, tag and total length of the first stored message that `pattern` matches; `None` if
     /// there is none.
     pub fn iprobe(&self, pattern: &Pattern) -> Option<Status> {
@@ -78,10 +78,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let stored = self.store.get(id);
         let mut len = stored.len;
         if stored.kind == Kind::Rts {
-            let mut head = [0; RTS_BYTES];
-            self.store.read(id, 0, &mut head);
-            // The RTS was validated on arrival.
-            len = Rts::decode(&head, stored.len).map_or(0, |rts| rts.total as usize);
+            len = stored_rts(&self.store, id, &stored).map_or(0, |rts| rts.total as usize);
         }
         Status { peer: stored.source, tag: stored.tag, len }
     }

@@ -4,23 +4,12 @@
 use core::borrow::BorrowMut;
 
 use super::peer::PeerQueue;
+use super::state::{PACKETS_A_TURN, Progress};
 use super::{Engine, Failure, Storage};
-use crate::port::{MessagePort, PeerFault, PeerId, Polled};
+use crate::port::{PeerFault, PeerId, Polled, Port};
 use crate::trace::Recorder as _;
 
-/// Most packets that one call of [`Engine::progress`] delivers.
-pub const PACKETS_A_TURN: usize = 64;
-
-/// The result of a call of [`Engine::progress`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// Number of packets delivered and sent, and of pieces copied. 0 if there was nothing to do.
-    pub packets: usize,
-    /// A peer that failed since the last call. Its requests are complete.
-    pub failed: Option<PeerId>,
-}
-
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Delivers packets that have arrived and continues pending work. Does a bounded amount of work and never
     /// blocks.
     #[inline]
@@ -105,7 +94,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     #[cold]
     fn step_failed(&mut self, fault: PeerFault) -> Progress {
-        self.fail(fault.peer, Failure::Fault(fault.fault));
+        self.fail(fault.peer, Failure::of(fault.fault));
         Progress { packets: 0, failed: Some(fault.peer) }
     }
 
@@ -121,6 +110,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.trace.note("fail", peer.into());
         self.peer(peer).failure = Some(failure);
         self.peer(peer).assist = None;
+        self.peer(peer).accesses = 0;
         self.peer(peer).tally.last = Some(self.port.traffic(peer));
         // The peer may be alive and still copying a message of its own; it must find no further part to copy.
         self.port.close_assist(peer);
@@ -148,7 +138,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     pub(super) fn fault(&mut self, fault: PeerFault) {
-        self.fail(fault.peer, Failure::Fault(fault.fault));
+        self.fail(fault.peer, Failure::of(fault.fault));
         self.found_out = Some(fault.peer);
         // The entry in the work list makes the next progress step report the failure.
         self.list_work(fault.peer);

@@ -3,26 +3,26 @@
 
 use core::borrow::BorrowMut;
 
-use super::peer::PeerQueue;
-use super::request::{CompletionError, Incoming, Outcome, SendMessage, State, TransferPhase};
-use super::{Engine, Failure, RequestId, StartError, Status, Storage, Truncation};
+use super::request::{CompletionError, Incoming, Outcome, State, TransferPhase, outcome};
+use super::{Engine, Failure, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::matching::{Pattern, Source};
-use crate::payload::{BorrowedRecv, Gather, RecvBuf, Scatter};
-use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, PortFault};
-use crate::shared::fastbox::Word;
-use crate::store::cost;
+use crate::payload::{BorrowedRecv, RecvBuf, Scatter};
+use crate::port::{Arrival, Part, PeerFault, PeerId, Polled, Port, PortFault};
+use crate::shared::fastbox::SHORT_BYTES;
+use crate::store::{Store, Stored, Unit, cost};
 use crate::trace::Recorder as _;
-use crate::wire::rendezvous::{RTS_BYTES, Rts, Stores};
+use crate::wire::rendezvous::{MOST_RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
 /// The result of [`Engine::receive_step`].
 #[derive(Debug)]
 pub enum Bypass {
-    /// Nothing has arrived.
+    /// Nothing has arrived, and no work was done.
     Idle,
-    /// Another packet has arrived. Continue only if [`Engine::can_bypass`] still allows it.
+    /// Another packet has arrived, or pending work was done. Continue only if [`Engine::can_bypass`] still allows
+    /// it.
     Busy,
     /// The receive is complete.
     Done(Outcome),
@@ -32,19 +32,9 @@ pub enum Bypass {
     Post,
 }
 
-/// Returns the outcome of a receive of a message of `total` bytes into `room` bytes.
-#[inline(always)]
-pub(super) fn outcome(from: PeerId, tag: u64, total: u64, room: usize) -> Outcome {
-    let status = Status { peer: from, tag, len: total.min(room as u64) as usize };
-    if total > room as u64 {
-        return Err(CompletionError::Truncated(Truncation { status, message: total }));
-    }
-    Ok(status)
-}
-
 /// Copies bytes of a packet, from `skip` on, into `len` bytes of a buffer from `at` on, as far as they fit.
 #[inline(always)]
-pub(super) fn unload<P: MessagePort>(
+pub(super) fn unload<P: Port>(
     port: &P,
     arrival: &Arrival<P::Token>,
     skip: usize,
@@ -60,7 +50,7 @@ pub(super) fn unload<P: MessagePort>(
 /// The arrival is passed by value, so that it stays in registers on the critical path.
 #[cold]
 #[inline(never)]
-fn scatter<P: MessagePort>(
+fn scatter<P: Port>(
     port: &P,
     arrival: Arrival<P::Token>,
     skip: usize,
@@ -72,7 +62,7 @@ fn scatter<P: MessagePort>(
 
 /// Takes the next message if it fits and the pattern names its source and its tag.
 #[inline(always)]
-fn take_named<P: MessagePort>(port: &mut P, pattern: &Pattern, buf: &mut RecvBuf) -> Option<(PeerId, usize)> {
+fn take_named<P: Port>(port: &mut P, pattern: &Pattern, buf: &mut RecvBuf) -> Option<(PeerId, usize)> {
     let Pattern { source: Source::Rank(rank), context, tag, .. } = *pattern else { return None };
     let room = buf.len() as u64;
     let wanted = |from: PeerId, envelope: &Envelope| {
@@ -81,7 +71,21 @@ fn take_named<P: MessagePort>(port: &mut P, pattern: &Pattern, buf: &mut RecvBuf
     port.take(wanted, &mut BorrowedRecv::new(buf)).map(|(_, envelope)| (rank, envelope.total as usize))
 }
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+/// Returns the RTS of a stored message; `None` if the message is of another kind. The RTS was validated on arrival.
+pub(super) fn stored_rts<M, H>(store: &Store<M, H>, id: u32, stored: &Stored) -> Option<Rts>
+where
+    M: BorrowMut<[Unit]>,
+    H: BorrowMut<[u32]>,
+{
+    if stored.kind != Kind::Rts {
+        return None;
+    }
+    let mut head = [0; MOST_RTS_BYTES];
+    let len = store.read(id, 0, &mut head);
+    Rts::decode(&head[..len], stored.len)
+}
+
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Posts a receive. The receive may complete at once; [`Engine::test`] returns its state. The engine takes the
     /// buffer out of `buf`, unless it returns an error.
     ///
@@ -152,26 +156,38 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.port.pause();
     }
 
-    /// Completes a blocking receive whose message has arrived and is one word: the critical path. `None` if no
-    /// message was taken: the caller takes the slow path.
+    /// Completes a blocking receive whose message has arrived, is short and fits: the critical path. `None`
+    /// if no message was taken, or anything is posted, stored or pending: the caller takes the slow path, or
+    /// [`Engine::receive_short_beside`]. `from` is a rank, which need not exist, or any. There is no
+    /// [`Pattern`], because to make one takes instructions that only the slow path needs.
     #[inline(always)]
-    pub fn receive_word(&mut self, pattern: &Pattern, into: &mut Word) -> Option<Status> {
-        const LEN: usize = size_of::<Word>();
-        // As in `can_bypass`, without the check for a failed source: a failed source has no packets.
-        if !self.is_idle() {
+    pub fn receive_short(
+        &mut self,
+        from: Option<usize>,
+        context: u16,
+        wanted: impl FnOnce(u64) -> bool,
+        into: &mut [u8],
+    ) -> Option<Status> {
+        if self.is_idle() { self.take_short(from, context, wanted, into) } else { None }
+    }
+
+    /// Receives a short message if it is the next one of its source, for a caller that has checked that it
+    /// may. There is no check for a failed source: a failed source has no packets.
+    #[inline(always)]
+    pub(super) fn take_short(
+        &mut self,
+        from: Option<usize>,
+        context: u16,
+        wanted: impl FnOnce(u64) -> bool,
+        into: &mut [u8],
+    ) -> Option<Status> {
+        if from.is_none() && self.any_source_failure.is_some() {
             return None;
         }
-        let from = match pattern.source {
-            Source::Rank(rank) => Some(rank),
-            Source::Any if self.any_source_failure.is_some() => return None,
-            Source::Any => None,
-        };
-        let (peer, tag, word, unsettled) =
-            self.port.take_word(from, pattern.context, |tag| pattern.accepts(tag))?;
-        *into = word;
-        self.trace.note("receive_word", LEN as u64);
-        self.book_word(peer, unsettled, 0);
-        Some(Status { peer, tag, len: LEN })
+        let (peer, tag, len, unsettled) = self.port.take_short(from, context, wanted, into)?;
+        self.trace.note("receive_short", len as u64);
+        self.book_short(peer, len, unsettled, 0);
+        Some(Status { peer, tag, len })
     }
 
     /// Completes a request that has succeeded, or a posted receive whose message has arrived and which is the first
@@ -188,22 +204,25 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let (Some(hash), Source::Rank(rank)) = (pattern.hash(), pattern.source) else { return None };
         let first = self.posted.first(hash, id.index)?;
         let wanted = pattern.tag;
-        if let Some(into) = buf.whole(0, usize::MAX).and_then(<[u8]>::first_chunk_mut)
-            && let Some((peer, tag, word, unsettled)) =
-                self.port.take_word(Some(rank), pattern.context, |tag| tag == wanted)
+        if let Some(into) = buf.whole(0, usize::MAX)
+            && let Some((peer, tag, len, unsettled)) =
+                self.port.take_short(Some(rank as usize), pattern.context, |tag| tag == wanted, into)
         {
-            *into = word;
             first.take(&mut self.requests);
             self.requests.remove(id.index);
-            self.trace.note("receive_posted", size_of::<Word>() as u64);
-            self.book_word(peer, unsettled, 1);
-            return Some(Status { peer, tag, len: size_of::<Word>() });
+            self.trace.note("receive_posted", len as u64);
+            self.book_short(peer, len, unsettled, 1);
+            return Some(Status { peer, tag, len });
+        }
+        // Most polls find nothing at all.
+        if !self.port.has_next() {
+            return None;
         }
         let len = self.finish_packet(id)?;
         Some(Status { peer: rank, tag: wanted, len })
     }
 
-    /// As [`Engine::finish_now`], for a posted receive whose message is not one word. Returns the size of the
+    /// As [`Engine::finish_now`], for a posted receive whose message is not short. Returns the size of the
     /// message: the caller knows its source and tag, and a number is returned in a register.
     #[inline(never)]
     fn finish_packet(&mut self, id: RequestId) -> Option<usize> {
@@ -221,11 +240,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(len)
     }
 
-    /// As [`Engine::receive_word`], for a message of another size that fits, if the pattern names source and tag.
+    /// As [`Engine::receive_short`], for a message of any size that fits, if the pattern names source and tag.
     /// Returns the size of the message: the caller knows the source and tag, and a number is returned in a register.
-    #[inline(never)]
+    #[inline(always)]
     pub fn receive_packet(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<usize> {
-        if !self.is_idle() {
+        if !self.can_poll(pattern) {
             return None;
         }
         pattern.hash()?;
@@ -244,49 +263,44 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Counts and charges a word that was received, by a posted receive or a blocking one.
+    /// Counts and charges a short message that was received, by a posted receive or a blocking one.
     #[inline(always)]
-    fn book_word(&mut self, peer: PeerId, unsettled: bool, posted: u64) {
-        const LEN: usize = size_of::<Word>();
+    fn book_short(&mut self, peer: PeerId, len: usize, unsettled: bool, posted: u64) {
         let booked = self.peers.borrow_mut().get_mut(peer as usize).is_some_and(|peer| {
-            peer.tally.received[Kind::Eager.index()].bytes += LEN as u64;
+            peer.tally.received[Kind::Eager.index()].bytes += len as u64;
             peer.tally.posted += posted;
-            peer.account.try_arrive(cost(LEN), false)
+            peer.account.try_arrive(cost(SHORT_BYTES), false)
         });
         if unsettled || !booked {
-            self.settle_word(peer, unsettled, booked);
+            self.settle_short(peer, unsettled, booked);
         }
     }
 
-    /// Does the rare work after a received word.
+    /// Does the rare work after a short message that was received.
     #[cold]
     #[inline(never)]
-    fn settle_word(&mut self, peer: PeerId, unsettled: bool, booked: bool) {
+    fn settle_short(&mut self, peer: PeerId, unsettled: bool, booked: bool) {
         if unsettled {
             self.port.settle_take(peer);
         }
-        if !booked && let Err(fault) = self.charge(peer, cost(size_of::<Word>()), false) {
+        if !booked && let Err(fault) = self.charge(peer, cost(SHORT_BYTES), false) {
             self.fault(PeerFault { peer, fault });
         }
-    }
-
-    /// Returns whether nothing is posted, stored or pending.
-    #[inline(always)]
-    fn is_idle(&self) -> bool {
-        self.posted.is_empty() && self.store.is_empty() && self.first_work.is_none()
     }
 
     /// Performs one progress step for a caller that blocks in one receive. The receive need not be posted: the engine
     /// matches each packet against it directly (paper 4, section 3.3).
     ///
-    /// Call this only with a pattern for which [`Engine::can_bypass`] returned `true`. Packets for other receives are
-    /// delivered as usual.
+    /// Call this only with a pattern for which [`Engine::can_bypass`] returned `true`, and ask again after each call
+    /// of another function of the engine. Packets for other receives are delivered as usual. If no packet has
+    /// arrived, pending work is continued.
     #[inline(always)]
     pub fn receive_step(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Bypass {
         if let Some(outcome) = self.receive_next(pattern, buf) {
             return Bypass::Done(outcome);
         }
         match self.port.poll() {
+            Polled::Idle if self.has_work() => self.work_beside(),
             Polled::Idle => Bypass::Idle,
             Polled::Packet(arrival) => self.receive_arrival(pattern, buf, arrival),
             Polled::Fault(fault) => {
@@ -330,13 +344,6 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         posted.map_or(Bypass::Busy, Bypass::Posted)
     }
 
-    /// Returns whether a blocking receive needs no posting: no other receive may take its message, and none is
-    /// stored.
-    #[inline(always)]
-    pub fn can_bypass(&self, pattern: &Pattern) -> bool {
-        self.is_idle() && self.check_alive(pattern.source).is_ok()
-    }
-
     #[inline(always)]
     pub(super) fn check_source(&self, source: Source) -> Result<(), StartError> {
         match source {
@@ -359,12 +366,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let stored = self.store.get(id);
         let room = buf.len();
         if stored.kind == Kind::Rts {
-            let mut head = [0; RTS_BYTES];
-            self.store.read(id, 0, &mut head);
-            // The RTS was validated on arrival.
-            if let Some(rts) = Rts::decode(&head, stored.len) {
-                let first = stored.len - RTS_BYTES;
-                buf.each(0, first, |done, to| _ = self.store.read(id, RTS_BYTES + done, to));
+            if let Some(rts) = stored_rts(&self.store, id, &stored) {
+                let first = stored.len - rts.bytes();
+                buf.each(0, first, |done, to| _ = self.store.read(id, rts.bytes() + done, to));
                 self.discard(id);
                 self.receive_offered(index, (stored.source, stored.tag), rts, first, buf);
             }
@@ -414,8 +418,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             rts,
             left,
             phase: TransferPhase::Pull,
-            measured: false,
-            stores: Stores::Learned,
+            begun: left.start,
+            accesses: 0,
+            failed: false,
+            measured: None,
+            exposure: None,
         };
         self.requests.get_mut(index).0 = State::Receiving { incoming, buf: Scatter::new(buf) };
         self.start_transfer(index);
@@ -423,7 +430,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Returns the first posted receive that matches, and removes it from the queue.
     #[inline(always)]
-    fn take_posted(&mut self, from: PeerId, envelope: &Envelope) -> Option<u32> {
+    pub(super) fn take_posted(&mut self, from: PeerId, envelope: &Envelope) -> Option<u32> {
         let index = self.posted.take(&mut self.requests, from, envelope)?;
         self.peer(from).tally.posted += 1;
         Some(index)
@@ -431,7 +438,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Takes the buffer out of a posted receive whose state changes next.
     #[inline(always)]
-    fn take_buffer(&mut self, index: u32) -> RecvBuf {
+    pub(super) fn take_buffer(&mut self, index: u32) -> RecvBuf {
         match &mut self.requests.get_mut(index).0 {
             State::Posted { buf, .. } => core::mem::replace(buf, RecvBuf::empty()),
             _ => RecvBuf::empty(),
@@ -485,17 +492,17 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     fn deliver_rts(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
-        let mut head = [0; RTS_BYTES];
-        let head_len = len.min(RTS_BYTES);
-        self.port.read(&arrival, 0, &mut head[..head_len]);
-        let Some(rts) = Rts::decode(&head, len) else {
+        let mut head = [0; MOST_RTS_BYTES];
+        let head = &mut head[..len.min(MOST_RTS_BYTES)];
+        self.port.read(&arrival, 0, head);
+        let Some(rts) = Rts::decode(head, len) else {
             self.port.release(arrival);
             return Err(PortFault::Protocol { kind: envelope.kind });
         };
-        let Some(index) = self.take_posted(from, &envelope) else { return self.keep(arrival, &head) };
+        let Some(index) = self.take_posted(from, &envelope) else { return self.keep(arrival, head) };
         let mut buf = self.take_buffer(index);
-        let first = len - RTS_BYTES;
-        unload(&self.port, &arrival, RTS_BYTES, &mut buf, (0, first));
+        let first = len - rts.bytes();
+        unload(&self.port, &arrival, rts.bytes(), &mut buf, (0, first));
         self.port.release(arrival);
         let charged = self.charge(from, cost(len), false);
         self.receive_offered(index, (from, envelope.tag), rts, first, buf);
@@ -526,63 +533,6 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.count_stored(from, len);
         self.port.release(arrival);
         Ok(())
-    }
-
-    /// Delivers a pending message to this process itself. It is matched like any other and copied once or twice.
-    /// Returns `false` if there is no memory to store the message or its RTS.
-    pub(super) fn send_to_self(&mut self, index: u32, message: &SendMessage) -> bool {
-        let (me, len) = (self.rank, message.buf.len());
-        let envelope = message.envelope(Kind::Eager);
-        if let Some(receive) = self.take_posted(me, &envelope) {
-            let mut buf = self.take_buffer(receive);
-            let fits = buf.len().min(len);
-            let mut from = Gather::new(message.buf.alias());
-            buf.each(0, fits, |done, to| from.read(done, to));
-            self.complete(receive, outcome(me, message.tag, len as u64, buf.len()));
-            self.count_own(len);
-            self.dequeue(me, PeerQueue::Pending, index);
-            self.complete_send(me, index);
-            return true;
-        }
-        if !message.synchronous && len <= self.eager_bytes && self.ledger.try_reserve(cost(len)) {
-            let mut from = Gather::new(message.buf.alias());
-            let read = |at: usize, to: &mut [u8]| from.read(at, to);
-            let stored = self.store.insert(me, &envelope, len, read);
-            debug_assert!(stored.is_some(), "memory was reserved");
-            self.count_own(len);
-            self.count_stored(me, len);
-            self.dequeue(me, PeerQueue::Pending, index);
-            self.complete_send(me, index);
-            return true;
-        }
-        if !self.ledger.try_reserve(cost(RTS_BYTES)) {
-            return false;
-        }
-        let rts = Rts { total: len as u64, sender: self.id(index).to_bits(), address: 0, protocol_number: 0 }
-            .encode();
-        let envelope = Envelope { kind: Kind::Rts, ..envelope };
-        let read = |at: usize, to: &mut [u8]| to.copy_from_slice(&rts[at..at + to.len()]);
-        let stored = self.store.insert(me, &envelope, RTS_BYTES, read);
-        debug_assert!(stored.is_some(), "memory was reserved");
-        self.count_own(len);
-        self.count_stored(me, RTS_BYTES);
-        self.dequeue(me, PeerQueue::Pending, index);
-        self.requests.get_mut(index).0 = State::Offered { to: me, message: message.alias() };
-        self.enqueue(me, PeerQueue::Offered, index);
-        true
-    }
-
-    /// Copies a message to this process itself of which only the RTS was stored, and completes its send.
-    fn take_from_self(&mut self, tag: u64, rts: &Rts, buf: &mut RecvBuf) -> Outcome {
-        let me = self.rank;
-        if let Some((index, message)) = self.offered(me, rts.sender) {
-            let fits = buf.len().min(message.buf.len());
-            let mut from = Gather::new(message.buf.alias());
-            buf.each(0, fits, |done, to| from.read(done, to));
-            self.dequeue(me, PeerQueue::Offered, index);
-            self.complete_send(me, index);
-        }
-        outcome(me, tag, rts.total, buf.len())
     }
 
     /// Fails the receives that only the failed peer could satisfy. If `concerns_any`, those from any source fail too.

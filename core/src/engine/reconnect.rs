@@ -9,13 +9,13 @@
 use core::borrow::{Borrow as _, BorrowMut as _};
 
 use super::request::{CompletionError, State};
-use super::rma::RmaState;
+use super::state::RmaState;
 use super::{Engine, Peer, Storage};
 use crate::counters::Tally;
 use crate::flow::Allowance;
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
-use crate::port::{MessagePort, PeerId};
+use crate::port::{PeerId, Port};
 use crate::store::cost;
 use crate::wire::Kind;
 
@@ -36,7 +36,7 @@ impl Peer {
     }
 }
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Reconnects a failed peer whose new process the port is connected to. All operations started from now
     /// on refer to the new process. Returns `false` without any effect if the peer has not failed.
     ///

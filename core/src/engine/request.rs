@@ -1,16 +1,15 @@
 //! Requests: their states and outcomes.
 #![forbid(unsafe_code)]
 
-use core::borrow::Borrow;
-
-use super::active::Outgoing;
-use super::rma::{Refusal, RegionId, RemoteOperation};
-use super::{Engine, Peer, Storage};
+use super::state::{FIRST_BYTES, Outgoing, Protocol, RegionId, RemoteOperation};
+use super::{Engine, Storage};
 use crate::matching::{Pattern, Posting, Source};
 use crate::payload::{Gather, RecvBuf, Scatter, SendBuf};
-use crate::port::{MessagePort, Part, PeerId, PortFault};
+use crate::port::{Exposure, Part, PeerId, Port, PortFault};
 use crate::slab::NONE;
-use crate::wire::rendezvous::{Rts, Stores};
+use crate::wire::channel::CloseReason;
+use crate::wire::rendezvous::{Descriptor, Rts, Stores};
+use crate::wire::rma::Refusal;
 use crate::wire::{Envelope, Kind};
 
 /// The identifier of a request. It can be copied; the engine recognises stale identifiers.
@@ -73,6 +72,17 @@ pub enum Failure {
     /// The connection to the peer failed; usually because the peer violated the transport's protocol.
     #[error("{}{_0}", blame(_0))]
     Fault(#[from] PortFault),
+}
+
+impl Failure {
+    /// Returns the failure of a peer whose port reports this fault.
+    pub(super) const fn of(fault: PortFault) -> Self {
+        match fault {
+            PortFault::Left(CloseReason::Finished) => Self::Finished,
+            PortFault::Left(CloseReason::Dropped) => Self::Dropped,
+            fault => Self::Fault(fault),
+        }
+    }
 }
 
 const fn blame(fault: &PortFault) -> &'static str {
@@ -146,7 +156,7 @@ pub(super) enum State {
     /// Waits for space or credit, in order (`pending`).
     Sending { message: SendMessage },
     /// The RTS was sent. The receiver pulls the bytes or answers with CTS (`offered`).
-    Offered { to: PeerId, message: SendMessage },
+    Offered { to: PeerId, message: SendMessage, exposure: Option<Exposure> },
     /// The receiver has sent CTS; the bytes are being streamed (`streaming`).
     Streaming { tag: u64, from: Gather, stream: StreamState },
     /// Waits in the queue of posted receives.
@@ -181,6 +191,29 @@ impl Request {
     }
 }
 
+impl Request {
+    /// Returns whether the operation may use a byte of the `len` bytes at address `base`.
+    fn may_touch(&self, base: usize, len: usize) -> bool {
+        match &self.0 {
+            State::Sending { message } | State::Offered { message, .. } => message.buf.may_touch(base, len),
+            State::Streaming { from, .. } => from.buf().may_touch(base, len),
+            State::Posted { buf, .. } => buf.may_touch(base, len),
+            State::Receiving { buf, .. } => buf.may_touch(base, len),
+            State::Active(Outgoing { header, payload, .. }) => {
+                header.may_touch(base, len) || payload.may_touch(base, len)
+            }
+            State::Remote(operation) => operation.may_touch(base, len),
+            State::Free
+            | State::Finishing { .. }
+            | State::Probed(_)
+            | State::Lost(_)
+            | State::Fence
+            | State::Notified { .. }
+            | State::Done(_) => false,
+        }
+    }
+}
+
 /// A message to send.
 #[derive(Debug)]
 pub(super) struct SendMessage {
@@ -198,6 +231,12 @@ impl SendMessage {
         Self { context, tag, buf: self.buf.alias(), synchronous }
     }
 
+    /// Returns whether the message is large enough for a sender-assisted copy, and contiguous except for its first
+    /// bytes. Its sender then looks for a shared copy.
+    pub(super) fn may_be_assisted(&self, assist_bytes: u64) -> bool {
+        self.buf.len() as u64 >= assist_bytes && self.buf.last_run(FIRST_BYTES).is_some()
+    }
+
     pub(super) fn envelope(&self, kind: Kind) -> Envelope {
         Envelope { kind, context: self.context, tag: self.tag, total: self.buf.len() as u64 }
     }
@@ -206,12 +245,21 @@ impl SendMessage {
 /// The bytes of a streamed message that must still be sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamState {
+    /// The receiver's rank.
+    pub(super) to: PeerId,
     /// Identifier of the receiver's request.
     pub(super) receiver: u64,
     pub(super) next: u64,
     pub(super) end: u64,
     /// The copy policy that the receiver requested.
-    pub(super) stores: Stores,
+    pub(super) stores: Option<Stores>,
+    /// The receiver's buffer, if this process can put the bytes there.
+    pub(super) descriptor: Descriptor,
+    /// End of the bytes that were put, or whose access has begun.
+    pub(super) begun: u64,
+    /// Number of accesses under way, and whether one has failed.
+    pub(super) accesses: u32,
+    pub(super) failed: bool,
 }
 
 /// A message whose bytes are being transferred to this process.
@@ -223,10 +271,17 @@ pub(super) struct Incoming {
     /// The bytes that are still missing and that this process may assign.
     pub(super) left: Part,
     pub(super) phase: TransferPhase,
-    /// Whether the adaptive selector measures the transfer ([`super::lmt::ProtocolSelections`]).
-    pub(super) measured: bool,
-    /// The copy policy that the sender is to use if it streams.
-    pub(super) stores: Stores,
+    /// End of the bytes that have arrived, or whose access has begun ([`RemoteAccess`]).
+    ///
+    /// [`RemoteAccess`]: crate::port::RemoteAccess
+    pub(super) begun: u64,
+    /// Number of accesses under way, and whether one has failed.
+    pub(super) accesses: u32,
+    pub(super) failed: bool,
+    /// The protocol, if the adaptive selector measures the transfer ([`super::lmt::ProtocolSelections`]).
+    pub(super) measured: Option<Protocol>,
+    /// The exposure of the buffer to the sender, which may put the bytes there.
+    pub(super) exposure: Option<Exposure>,
 }
 
 /// The transfer phase of an incoming message.
@@ -234,6 +289,8 @@ pub(super) struct Incoming {
 pub(super) enum TransferPhase {
     /// The receiver reads the bytes.
     Pull,
+    /// As `Pull`; all missing bytes have an access under way (`incoming`).
+    Await,
     /// The receiver reads the bytes, and the sender may write some (sender-assisted copy).
     Assist,
     /// As `Assist`, but reading has failed; the sender may still write.
@@ -286,7 +343,17 @@ pub enum CompletionError {
     Stale,
 }
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+/// Returns the outcome of a receive of a message of `total` bytes into `room` bytes.
+#[inline(always)]
+pub(super) fn outcome(from: PeerId, tag: u64, total: u64, room: usize) -> Outcome {
+    let status = Status { peer: from, tag, len: total.min(room as u64) as usize };
+    if total > room as u64 {
+        return Err(CompletionError::Truncated(Truncation { status, message: total }));
+    }
+    Ok(status)
+}
+
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Returns the outcome of a request if it is complete; `None` if it is not. A complete request is freed,
     /// and its identifier becomes stale.
     ///
@@ -312,6 +379,17 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return outcome;
         }
         self.finish_now(id).map(Ok)
+    }
+
+    /// Returns whether an operation under way may use a byte of the `len` bytes at address `base`. An operation
+    /// with a list may use any byte. It takes time for each slot of the
+    /// requests' storage that was ever in use.
+    #[cold]
+    pub fn uses(&self, base: usize, len: usize) -> bool {
+        let requests = &self.requests;
+        (0..requests.touched() as u32).any(|index| {
+            requests.is_live(index, requests.generation(index)) && requests.get(index).may_touch(base, len)
+        })
     }
 
     /// Withdraws a posted receive. Returns `false` if a message has matched it, if it is complete, or if it
@@ -362,27 +440,5 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(super) fn start(&mut self, state: State) -> Result<u32, StartError> {
         let capacity = self.requests.capacity();
         self.requests.insert(Request(state)).map_err(|_| StartError::Requests { capacity })
-    }
-
-    /// Returns an error if nothing can be sent to the rank.
-    #[inline]
-    pub(super) fn check_destination(&self, rank: PeerId) -> Result<(), StartError> {
-        self.check_peer(rank)?;
-        match self.peers.borrow().get(rank as usize).and_then(|peer| peer.departed) {
-            Some(failure) => Err(StartError::PeerFailed { peer: rank, failure }),
-            None => Ok(()),
-        }
-    }
-
-    #[inline]
-    pub(super) fn check_peer(&self, rank: PeerId) -> Result<(), StartError> {
-        let peers: &[Peer] = self.peers.borrow();
-        match peers.get(rank as usize) {
-            None => Err(StartError::Rank { rank, size: peers.len() as u32 }),
-            Some(Peer { failure: Some(failure), .. }) => {
-                Err(StartError::PeerFailed { peer: rank, failure: *failure })
-            }
-            Some(_) => Ok(()),
-        }
     }
 }

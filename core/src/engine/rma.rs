@@ -30,65 +30,23 @@ mod reduce;
 mod region;
 mod target;
 
-pub(super) use origin::RemoteOperation;
+pub use super::state::RegionId;
 pub use origin::Target;
 pub use reduce::combine;
+pub use region::ExposedRegion;
 pub(super) use region::Regions;
-pub use region::{ExposedRegion, RegionId};
 pub use target::Reply;
 
 use core::borrow::Borrow;
 
-use super::active::{Assembly, Handlers as _};
+use super::active::Handlers as _;
 use super::request::{CompletionError, State};
+use super::state::RmaState;
 use super::{Engine, Failure, PACKETS_A_TURN, Peer, RequestId, StartError, Status, Storage};
 use crate::payload::Exposed;
-use crate::port::{MessagePort, PeerFault, PeerId};
-use crate::slab::{List, Slot};
+use crate::port::{PeerFault, PeerId, Port};
+use crate::slab::Slot;
 pub use crate::wire::rma::{Access, Datatype, Reduction, Refusal, RemoteKey, WINDOW};
-
-/// The RMA and active-message state of one peer.
-#[derive(Debug, Default)]
-pub(super) struct RmaState {
-    /// Requests that wait for space or a slot in the window, in order. Active messages are included.
-    leaving: List,
-    /// Requests that were sent and that the peer must answer, in order.
-    awaited: List,
-    /// Number of requests in `awaited`.
-    in_flight: u32,
-    /// Puts and accumulates sent, and how many of them a flush has confirmed.
-    issued: u64,
-    flushed: u64,
-    /// Replies of this process that wait for space, in order.
-    replies: List,
-    reply_count: u32,
-    /// The first reason and the number of refusals to the peer since its last flush.
-    refused: Option<(Refusal, u64)>,
-    /// The puts and accumulates of the peer that were executed here, in packets, and how many of them were reported
-    /// to it.
-    executed: u64,
-    reported: u64,
-    /// Whether the rest must be reported before this process leaves.
-    account_is_pending: bool,
-    /// The refusals that the peer reported before it left and that no flush has returned.
-    final_refusals: account::Refused,
-    /// Whether the peer is gone, and a started operation is not known to be done.
-    lost: bool,
-    /// The active message from the peer that is partly received.
-    pub(super) assembly: Option<Assembly>,
-}
-
-impl RmaState {
-    /// Returns whether a request or reply may leave without an answer from the peer.
-    pub(super) const fn has_work(&self) -> bool {
-        !self.leaving.is_empty() || !self.replies.is_empty() || self.account_is_pending
-    }
-
-    /// Returns whether the peer has confirmed all operations of this process.
-    const fn is_flushed(&self) -> bool {
-        self.issued == self.flushed && self.leaving.is_empty() && self.in_flight == 0
-    }
-}
 
 /// Memory of a region, for its owner, while the engine is borrowed. The description itself is not handed out: a caller
 /// could exchange it, keep it until the region is unexposed, and use memory that is freed by then.
@@ -107,7 +65,7 @@ impl RegionMemory<'_> {
     }
 }
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Exposes memory to peers until [`Engine::unexpose`]. `key` is the secret that grants access: it must be
     /// random and new for each call. `None` if every region is in use.
     pub fn expose(&mut self, memory: Exposed, access: Access, key: u64) -> Option<RegionId> {

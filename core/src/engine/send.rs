@@ -7,33 +7,39 @@
 
 use core::borrow::{Borrow, BorrowMut};
 
-use super::lmt::{Pull, Transfer};
+use super::lmt::{Pull, Transfer, send_part};
 use super::peer::PeerQueue;
 use super::request::{SendMessage, State};
 use super::{Engine, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{BorrowedGather, Gather, SendBuf};
-use crate::port::{MessagePort, PeerFault, PeerId};
-use crate::shared::fastbox::Word;
+use crate::port::{PacketPieces, PeerFault, PeerId, Port};
+use crate::shared::fastbox::SHORT_BYTES;
 use crate::store::cost;
 use crate::trace::Recorder as _;
 use crate::wire::{Envelope, Kind};
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// As [`Engine::send_now`], for a message of one word: the critical path. Returns `false` if nothing was
-    /// sent: the caller takes the slow path.
+impl<P: Port, S: Storage> Engine<P, S> {
+    /// As [`Engine::send_now`], for a short message: the critical path. Returns `false` if nothing was sent, or
+    /// the message is not short: the caller takes the slow path. The rank is compared as the caller has it, before it
+    /// becomes a [`PeerId`].
     #[inline(always)]
-    pub fn send_word(&mut self, to: PeerId, context: u16, tag: u64, word: Word) -> bool {
-        const UNITS: u32 = cost(size_of::<Word>());
-        let Some(peer) = self.peers.borrow_mut().get_mut(to as usize) else { return false };
-        if !peer.is_free() || !peer.allowance.may(UNITS) || !self.sends_words {
+    pub fn send_short(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> bool {
+        // Every short message has the same cost.
+        const UNITS: u32 = cost(SHORT_BYTES);
+        if bytes.len() > self.short_bytes {
             return false;
         }
-        let Some(unsettled) = self.port.send_word(to, context, tag, word) else { return false };
+        let Some(peer) = self.peers.borrow_mut().get_mut(to) else { return false };
+        if !peer.is_free() || !peer.allowance.may(UNITS) {
+            return false;
+        }
+        let to = to as PeerId;
+        let Some(unsettled) = self.port.send_short(to, context, tag, bytes) else { return false };
         peer.allowance.spend(UNITS);
-        peer.tally.sent[Kind::Eager.index()].bytes += size_of::<Word>() as u64;
-        self.trace.note("send_word", size_of::<Word>() as u64);
+        peer.tally.sent[Kind::Eager.index()].bytes += bytes.len() as u64;
+        self.trace.note("send_short", bytes.len() as u64);
         if unsettled {
             self.port.settle_send(to);
         }
@@ -58,7 +64,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
         self.trace.enter("send_now", bytes.len() as u64);
-        let sent = self.port.send(to, &envelope, bytes);
+        let sent = self.port.send(to, &envelope, PacketPieces::Whole(bytes));
         self.trace.leave(!matches!(sent, Ok(false)));
         self.sent_now(to, bytes.len(), sent)
     }
@@ -70,8 +76,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return false;
         }
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: list.len() as u64 };
+        let mut from = Gather::new(list.alias());
         let sent =
-            self.port.send_list(to, &envelope, &mut BorrowedGather::new(&mut Gather::new(list.alias())), 0);
+            self.port.send(to, &envelope, PacketPieces::List(BorrowedGather::new(&mut from), 0, list.len()));
         self.sent_now(to, list.len(), sent)
     }
 
@@ -120,15 +127,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         tag: u64,
         buf: SendBuf,
     ) -> Result<RequestId, StartError> {
-        if let Some(Ok(word)) = buf.whole(0, buf.len()).map(Word::try_from)
-            && self.send_word(to, context, tag, word)
+        if let Some(bytes) = buf.whole(0, buf.len())
+            && self.send_short(to as usize, context, tag, bytes)
         {
             return Ok(RequestId::SENT);
         }
         self.isend_any(to, context, tag, buf)
     }
 
-    /// As [`Engine::isend`], for a message that [`Engine::send_word`] refused or that is not one word.
+    /// As [`Engine::isend`], for a message that [`Engine::send_short`] refused, or a list.
     ///
     /// # Errors
     /// As [`Engine::isend`].
@@ -241,19 +248,5 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             _ => return,
         };
         self.complete(index, Ok(Status { peer: to, tag, len }));
-    }
-}
-
-/// Sends one packet of a message. The packet holds the bytes from `at` on; its envelope gives their number.
-pub(super) fn send_part<P: MessagePort>(
-    port: &mut P,
-    to: PeerId,
-    envelope: &Envelope,
-    from: &mut Gather,
-    at: usize,
-) -> Result<bool, PeerFault> {
-    match from.buf().whole(at, envelope.total as usize) {
-        Some(bytes) => port.send(to, envelope, bytes),
-        None => port.send_list(to, envelope, &mut BorrowedGather::new(from), at),
     }
 }

@@ -15,14 +15,13 @@
 //!   update that crosses it. An update returns at least two credits and takes one, so a sequence of mutual
 //!   updates ends. Hence every connection has at least [`LEAST`] receives.
 //! - **Growth.** If a peer has used all but the reserve, the receiver posts more receives, from a
-//!   [`ReceivePool`] that all connections of the process share (paper 2, section 2.3.2, requires dynamic
-//!   credits, not a static number per connection).
+//!   [pool](super::shares::SharedPool) that all connections of the process share (paper 2, section 2.3.2,
+//!   requires dynamic credits, not a static number per connection).
 //! - **Shares.** No connection gets the whole pool. A connection grows only while it has fewer additional
-//!   receives than remain for the others, so that each further busy connection gets as many as the rest (the
-//!   dynamic threshold of Choudhury and Hahne, *Dynamic queue length thresholds for shared-memory packet
-//!   switches*, IEEE/ACM ToN 6(2), 1998). The initial receives of connections that do not exist yet are kept,
-//!   up to half of the buffers ([`ReceivePool::may_grow`]). If the pool is empty, a connection with more than
-//!   twice as many receives as a receive-starved one must return some, even if it is busy.
+//!   receives than remain for the others (the dynamic threshold of [`shares`](super::shares)). The initial
+//!   receives of connections that do not exist yet are kept, up to half of the buffers. If the pool is empty,
+//!   a connection with more than twice as many receives as a receive-starved one must return some, even if it
+//!   is busy.
 //! - **Shrinkage.** Each packet also carries the number of receives that its sender *wants to keep*. A peer
 //!   with more credits than that returns them by packets without content. In this way the receives of an idle
 //!   connection, which no fabric can withdraw, return to the pool when others need them. Those of a busy
@@ -30,6 +29,8 @@
 //!
 //! `verification` explores every interleaving of two small ends: `cargo sim` runs this first.
 #![forbid(unsafe_code)]
+
+pub use crate::wire::channel::Stamp;
 
 /// Fewest receives of a connection: one for the reserve, and two for an update to return.
 pub const LEAST: u32 = 3;
@@ -52,15 +53,6 @@ pub struct StampFault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the peer sent a packet without credit for a receive")]
 pub struct Overdrawn;
-
-/// The report on its sender's receives that every packet carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Stamp {
-    /// Total of receives posted on this connection, starting at [`FIRST`]; wraps around.
-    pub posted: u32,
-    /// Number of receives to be kept posted.
-    pub target: u32,
-}
 
 /// The further use of the buffer of a processed packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -285,96 +277,6 @@ impl Credits {
     /// Returns the number of receives that the peer may still use.
     pub const fn window(&self) -> u32 {
         self.posted.wrapping_sub(self.arrived)
-    }
-}
-
-/// The counts of the process's buffers. Each connection has reserved buffers; the rest is shared, first come,
-/// first served.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ReceivePool {
-    /// Free buffers, and the number of them that are reserved for users that have not used all of their own.
-    free: u32,
-    outstanding: u32,
-}
-
-impl ReceivePool {
-    /// Returns a pool without buffers.
-    pub const fn new() -> Self {
-        Self { free: 0, outstanding: 0 }
-    }
-
-    /// Adds buffers.
-    pub const fn add(&mut self, buffers: u32) {
-        self.free += buffers;
-    }
-
-    /// Returns the number of free buffers.
-    pub const fn free(&self) -> u32 {
-        self.free
-    }
-
-    /// Returns the number of free buffers that are not reserved.
-    pub const fn spare(&self) -> u32 {
-        self.free.saturating_sub(self.outstanding)
-    }
-
-    /// Returns whether a connection with `extra` buffers beyond its initial ones may take another shared
-    /// buffer. `absent` buffers are wanted for connections that do not exist yet, out of `all` buffers.
-    pub fn may_grow(&self, extra: u32, absent: u32, all: u32) -> bool {
-        #[cfg(nemesia_injected_fault)]
-        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::GrowGreedily) {
-            return self.spare() > 0;
-        }
-        #[cfg(nemesia_injected_fault)]
-        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::OverdrawPool) {
-            return extra < self.free;
-        }
-        let half = all / 2;
-        let kept = if absent < half { absent } else { half };
-        extra < self.spare().saturating_sub(kept)
-    }
-
-    /// Reserves buffers. Returns `false` if too few are free.
-    pub const fn reserve(&mut self, buffers: u32) -> bool {
-        let can = buffers <= self.spare();
-        if can {
-            self.outstanding += buffers;
-        }
-        can
-    }
-
-    /// Cancels a reservation whose buffers are all back.
-    pub const fn unreserve(&mut self, buffers: u32) {
-        self.outstanding = self.outstanding.saturating_sub(buffers);
-    }
-
-    /// Takes a buffer: a reserved one if `own`, else a shared one. Returns `false` if there is none.
-    pub fn take(&mut self, own: bool) -> bool {
-        let can = if own { self.free > 0 } else { self.may_take() };
-        if can {
-            self.free -= 1;
-            self.outstanding = self.outstanding.saturating_sub(u32::from(own));
-        }
-        can
-    }
-
-    fn may_take(&self) -> bool {
-        #[cfg(nemesia_injected_fault)]
-        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::OverdrawPool) {
-            return self.free > 0;
-        }
-        self.spare() > 0
-    }
-
-    /// Returns a buffer; if `own`, it is reserved for its user again.
-    pub fn put(&mut self, own: bool) {
-        self.free += 1;
-        self.outstanding += u32::from(own);
-    }
-
-    /// Returns whether all reserved buffers are available.
-    pub const fn is_sound(&self) -> bool {
-        self.outstanding <= self.free
     }
 }
 

@@ -1,18 +1,17 @@
 //! Places for the replies of active-message handlers, shared by all peers.
 //!
 //! A reply is stored until its receiver has space for it, so a peer that receives no replies occupies memory of
-//! this process. Each peer has [`SHARE`] reserved places, which no other peer can take. All other places are
-//! one pool of [`POOL`] places: a peer may take another pool place only while it holds fewer of them than are
-//! free. So one peer that receives nothing ends with half of the pool, and two with a third each. Some places
-//! are always free for the next one.
+//! this process. Each peer has [`SHARE`] places of its own, which no other peer can take. All other places are
+//! one [`SharedPool`] of [`POOL`] places.
 //!
 //! With `n` peers at most `POOL + n * SHARE` replies are stored.
 #![forbid(unsafe_code)]
 
+use super::shares::SharedPool;
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 
-/// The number of reserved places of each peer.
+/// The number of places of each peer's own.
 pub const SHARE: u32 = 32;
 /// The number of places that all peers share, in addition.
 pub const POOL: u32 = 1024;
@@ -21,13 +20,14 @@ pub const POOL: u32 = 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplyPool {
     share: u32,
-    left: u32,
+    all: u32,
+    places: SharedPool,
 }
 
 /// The places that one peer holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplyAccount {
-    /// The number of its reserved places.
+    /// The number of its own places.
     own: u32,
     /// The number of its pool places.
     pooled: u32,
@@ -40,9 +40,11 @@ impl Default for ReplyPool {
 }
 
 impl ReplyPool {
-    /// Returns a pool of `pool` places, in addition to `share` reserved places of each peer.
+    /// Returns a pool of `pool` places, in addition to `share` places of each peer's own.
     pub const fn new(share: u32, pool: u32) -> Self {
-        Self { share, left: pool }
+        let mut places = SharedPool::new();
+        places.add(pool);
+        Self { share, all: pool, places }
     }
 
     /// Takes a place for a reply to a peer. Returns `false` if the peer may hold no more for now.
@@ -50,16 +52,14 @@ impl ReplyPool {
     pub fn take(&mut self, account: &mut ReplyAccount) -> bool {
         #[cfg(nemesia_injected_fault)]
         if injected(InjectedFault::ForgetShare) {
-            let any = self.left > 0;
-            self.left -= u32::from(any);
+            let any = self.places.take(false);
             account.pooled += u32::from(any);
             return any;
         }
         if account.own < self.share {
             account.own += 1;
-        } else if account.pooled < self.left {
+        } else if self.places.may_grow(account.pooled, 0, self.all) && self.places.take(false) {
             account.pooled += 1;
-            self.left -= 1;
         } else {
             return false;
         }
@@ -70,7 +70,7 @@ impl ReplyPool {
     pub fn give_back(&mut self, account: &mut ReplyAccount) {
         if account.pooled > 0 {
             account.pooled -= 1;
-            self.left += 1;
+            self.places.put(false);
         } else {
             account.own = account.own.saturating_sub(1);
         }
@@ -78,7 +78,7 @@ impl ReplyPool {
 
     /// Returns the number of free pool places.
     pub const fn left(&self) -> u32 {
-        self.left
+        self.places.free()
     }
 }
 

@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::vec;
 use std::vec::Vec;
 
-use super::{Pattern, Posted, Posting, Source};
+use super::{MOST_COMPARED, Pattern, Posted, Posting, Source};
+use crate::shared::tests::Rng;
 use crate::slab::{List, Slab, Slot};
 use crate::wire::{Envelope, Kind};
 
@@ -142,5 +143,83 @@ fn wildcards_are_compared_in_order() {
         queue.looks();
         assert_eq!(queue.take(1, &envelope(0, queued - 1)), last);
         assert_eq!(queue.looks(), queued);
+    }
+}
+
+/// Returns patterns over few sources, contexts, tags and masks, in all combinations.
+fn small_patterns() -> Vec<Pattern> {
+    let mut all = vec![];
+    for source in [Source::Any, Source::Rank(0), Source::Rank(1)] {
+        for context in 0..2 {
+            for tag in 0..4 {
+                let masks = [0, 1, 2, 3, u64::MAX];
+                all.extend(masks.map(|ignore| Pattern { source, context, tag, ignore }));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn patterns_overlap_exactly_if_a_message_matches_both() {
+    let all = small_patterns();
+    for one in &all {
+        for other in &all {
+            let both = |source: u32, envelope: &Envelope| {
+                one.matches(source, envelope) && other.matches(source, envelope)
+            };
+            let mut messages = (0..2).flat_map(|source| {
+                (0..2).flat_map(move |context| (0..4).map(move |tag| (source, envelope(context, tag))))
+            });
+            assert_eq!(
+                one.overlaps(other),
+                messages.any(|(source, envelope)| both(source, &envelope)),
+                "{one:?} and {other:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn receive_is_apart_if_and_only_if_it_overlaps_none_of_few_posted_receives() {
+    let all = small_patterns();
+    let mut rng = Rng::new(1);
+    let (mut apart, mut rivals) = (0, 0);
+    for _ in 0..2_000 {
+        let mut queue = PostedQueue::new(64);
+        let posted: Vec<_> = (0..rng.below(MOST_COMPARED)).map(|_| rng.pick(&all)).collect();
+        // Some receives were taken since, so that slots are free in between.
+        let mut slots: Vec<_> = posted.iter().map(|pattern| (queue.post(*pattern), *pattern)).collect();
+        while slots.len() > 2 && rng.one_in(2) {
+            let (index, pattern) = slots.swap_remove(rng.below(slots.len()));
+            queue.posted.remove(&mut queue.slots, index, &pattern);
+            queue.slots.remove(index);
+        }
+        for wanted in &all {
+            let overlaps = slots.iter().any(|(_, pattern)| pattern.overlaps(wanted));
+            assert_eq!(queue.posted.is_apart(&queue.slots, wanted), !overlaps, "{wanted:?} beside {slots:?}");
+            (apart, rivals) = (apart + usize::from(!overlaps), rivals + usize::from(overlaps));
+        }
+    }
+    assert!(apart > 10_000 && rivals > 10_000, "{apart} apart, {rivals} not");
+}
+
+/// With any number of posted receives, the comparison is short, and wrong only by refusing.
+#[test]
+fn comparison_with_many_posted_receives_is_bounded() {
+    for queued in QUEUED {
+        let mut queue = PostedQueue::new(3 * queued);
+        for tag in 0..queued {
+            queue.post(exact(1, 0, tag));
+            queue.post(Pattern { source: Source::Any, ..exact(0, 1, tag) });
+        }
+        queue.looks();
+        let apart = |wanted: &Pattern| queue.posted.is_apart(&queue.slots, wanted);
+        let any = Pattern { source: Source::Any, ..exact(0, 0, queued) };
+        for (wanted, free) in [(exact(1, 0, queued), true), (exact(1, 0, 0), false), (any, true)] {
+            assert_eq!(apart(&wanted), free && queued == 1, "{wanted:?} beside {queued}");
+            assert!(queue.looks() <= 2 * MOST_COMPARED as u64);
+        }
+        assert!(!apart(&Pattern { ignore: u64::MAX, ..any }));
     }
 }

@@ -74,10 +74,10 @@ pub use connect::{ChannelEvent, JoinError};
 pub use peer::{ChannelPeer, MOST_RAILS, Report};
 
 use super::memory::{Completion, Facts, MemoryPort, Origin, PortRegion};
-use super::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
+use super::{Arrival, PacketPieces, PacketPort, PeerFault, PeerId, Polled, PortFault};
 use crate::counters::TrafficCounters;
 use crate::flow::posted::{LEAST, MOST};
-use crate::payload::{BorrowedGather, LentMemory};
+use crate::payload::LentMemory;
 use crate::wire::Envelope;
 use crate::wire::channel::HEADER_BYTES;
 use buffers::Buffers;
@@ -386,7 +386,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     }
 }
 
-impl<M: MemoryPort, S: ChannelStorage> MessagePort for Channel<M, S> {
+impl<M: MemoryPort, S: ChannelStorage> PacketPort for Channel<M, S> {
     type Token = Token;
 
     fn packet_bytes(&self) -> usize {
@@ -394,32 +394,13 @@ impl<M: MemoryPort, S: ChannelStorage> MessagePort for Channel<M, S> {
     }
 
     #[inline]
-    fn send(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
-        self.transmit(peer, envelope, payload.len(), |to| to.put(payload))
-    }
-
-    fn send_parts(
+    fn send(
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        head: &[u8],
-        body: &[u8],
+        mut pieces: PacketPieces<'_>,
     ) -> Result<bool, PeerFault> {
-        self.transmit(peer, envelope, head.len() + body.len(), |to| {
-            to.put(head);
-            to.put(body);
-        })
-    }
-
-    fn send_list(
-        &mut self,
-        peer: PeerId,
-        envelope: &Envelope,
-        from: &mut BorrowedGather<'_>,
-        at: usize,
-    ) -> Result<bool, PeerFault> {
-        let len = envelope.total as usize;
-        self.transmit(peer, envelope, len, |to| from.each(at, len, |_, run| to.put(run)))
+        self.transmit(peer, envelope, pieces.len(), |to| pieces.each(|piece| to.put(piece)))
     }
 
     #[inline]
@@ -444,11 +425,6 @@ impl<M: MemoryPort, S: ChannelStorage> MessagePort for Channel<M, S> {
             self.out = None;
             self.released = self.recycle(buffer);
         }
-    }
-
-    fn prioritize(&mut self, peer: PeerId) {
-        // One completion queue serves all peers, so none can be prioritized.
-        let _ = peer;
     }
 
     fn grant(&mut self, peer: PeerId, units: u64) {

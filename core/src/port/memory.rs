@@ -53,7 +53,10 @@ mod bytes;
 mod error;
 mod facts;
 
-pub use bytes::{Address, KEY_BYTES, MOST_ADDRESS_BYTES, MOST_PRIVATE_BYTES, Origin, Private};
+pub use crate::wire::fabric::{
+    Address, MOST_ADDRESS_BYTES, MOST_PRIVATE_BYTES, Origin, Private, RemoteRange,
+};
+pub use bytes::KEY_BYTES;
 pub use error::{ConnectError, LostError, PostError, RegisterError, WorkError};
 pub use facts::Facts;
 
@@ -135,15 +138,6 @@ pub struct MemoryKey {
     /// Bytes of the region.
     pub len: u64,
     /// The remote key, as wide as on the fabric (32 bits in InfiniBand and iWARP).
-    pub key: u64,
-}
-
-/// A location in the peer's memory. The target checks it, not this port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoteRange {
-    /// The owner's address of the first byte: [`MemoryKey::address`] and an offset.
-    pub address: u64,
-    /// The remote key.
     pub key: u64,
 }
 

@@ -223,6 +223,11 @@ impl<'a> AssistSender<'a> {
         Self { line, peer, number: 0, back: 0, pieces: Pieces::new(1, 1) }
     }
 
+    /// Returns the address of the receiver's buffer for the share that this end has joined. The peer wrote it.
+    pub fn address(&self) -> u64 {
+        self.peer.address.load_relaxed()
+    }
+
     /// Returns a share that the receiver has opened and that was not returned before. The peer wrote every
     /// value, and all are unchecked.
     #[inline]

@@ -10,22 +10,32 @@
 //! The first stamp of a packet publishes it and is stored last ([`Edge::FastboxPublish`]). The position releases the
 //! slots ([`Edge::FastboxAck`]).
 
+mod payload;
 mod place;
+mod short;
 
 use crate::sync::{Edge, PayloadWord, Word64};
+pub use crate::wire::fault::FastboxFault;
 use crate::wire::{Envelope, Kind};
-use place::FastboxPlace;
+pub use short::SHORT_BYTES;
 
-/// Payload bytes in the first slot of a packet.
-pub const FIRST_BYTES: usize = 16;
+use place::FastboxPlace;
+use short::ShortMessage;
+
+/// Payload bytes in the first slot of a packet: a short message is one slot.
+pub const FIRST_BYTES: usize = SHORT_BYTES;
 /// Payload bytes in each further slot.
 pub const MORE_BYTES: usize = 24;
-/// A message of the most common size; the critical path is optimized for it.
-pub type Word = [u8; 8];
+/// Position of the fields in a stamp; the length has the lowest bits. So one subtraction and one comparison check
+/// all other fields and the limit of the length.
+const CONTEXT_AT: u32 = 16;
+const LAP_AT: u32 = 32;
+const KIND_AT: u32 = 40;
+const SEQUENCE_AT: u32 = 48;
 /// Kind code in the stamp of a further slot.
-const CONTINUATION: u64 = 0xff << 8;
+const CONTINUATION: u64 = 0xff << KIND_AT;
 /// Flag in the kind code of a packet whose payload lies in a cell of the sender.
-const IN_CELL: u64 = 0x80 << 8;
+const IN_CELL: u64 = 0x80 << KIND_AT;
 
 /// One slot of a fastbox: half a cache line. [`crate::wire`] defines the layout of its words.
 #[repr(C, align(32))]
@@ -42,36 +52,12 @@ impl FastboxSlot {
     }
 }
 
-/// A fastbox value or position that violates the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FastboxFault {
-    /// The receiver's position went back, or beyond the packets sent.
-    #[error("fastbox position {found} is outside {low}..={high}")]
-    Position {
-        /// The position that the peer wrote.
-        found: u64,
-        /// The last valid position that the peer wrote.
-        low: u64,
-        /// The position of the next send.
-        high: u64,
-    },
-    /// A stamp has an unknown kind.
-    #[error("fastbox stamp {0:#x} has an unknown kind")]
-    Kind(u64),
-    /// A packet claims more bytes than a fastbox can carry.
-    #[error("fastbox packet claims {len} bytes, but the limit is {most}")]
-    Length {
-        /// The claimed length.
-        len: usize,
-        /// The largest payload of this ring.
-        most: usize,
-    },
-}
-
 /// Returns the number of slots of a packet with `len` payload bytes.
 #[inline(always)]
 const fn slots_for(len: usize) -> usize {
-    if len <= FIRST_BYTES { 1 } else { 1 + (len - FIRST_BYTES).div_ceil(MORE_BYTES) }
+    // All slots but the first are full, rounded up; at most `FIRST_BYTES` give one slot.
+    const { assert!(FIRST_BYTES < MORE_BYTES) };
+    (len + 2 * MORE_BYTES - 1 - FIRST_BYTES) / MORE_BYTES
 }
 
 /// Returns the largest payload of a packet in a ring of `slots`: a quarter of the ring, so that neither lazily
@@ -124,35 +110,67 @@ impl<'a> FastboxSender<'a> {
         if !self.has_room(count)? {
             return Ok(false);
         }
-        let Some(first) = self.tail.run.as_slice().first() else { return Ok(false) };
-        let stamp = self.tail.lap()
-            | (envelope.kind as u64) << 8
-            | (sequence & 0xffff) << 16
-            | (payload.len() as u64) << 32
-            | u64::from(envelope.context) << 48;
-        // The first line is written last and all at once: the receiver polls it, and would fetch the line between
-        // separate writes.
-        let head = if count == 1 { payload } else { self.push_rest(payload) };
-        let [tag, body @ ..] = &first.body;
-        tag.set(envelope.tag);
-        store_words(body, head);
-        first.stamp.store_release(stamp, Edge::FastboxPublish);
-        match self.tail.run.as_slice().get(count..) {
-            Some(rest) => self.tail.run = rest.iter(),
-            None => self.advance(count),
+        let stamp = self.stamp(sequence, envelope, payload.len());
+        if !self.fill(count, stamp, envelope.tag, payload) {
+            self.fill_around(count, stamp, envelope.tag, payload);
         }
         Ok(true)
     }
 
-    /// As [`FastboxSender::push`], for a whole message of one word: the critical path. Also returns `false` if space is
-    /// known only after reading the receiver's position.
+    /// As [`FastboxSender::push`], for a whole message whose slots are known to be free and do not wrap. Returns
+    /// `false` in all other cases.
     #[inline(always)]
-    pub fn push_word(&mut self, sequence: u64, context: u16, tag: u64, word: Word) -> bool {
-        let stamp = self.tail.word_stamp(sequence, context);
+    pub fn push_now(&mut self, sequence: u64, context: u16, tag: u64, payload: &[u8]) -> bool {
+        let count = slots_for(payload.len());
+        let stamp = self.tail.eager_stamp(sequence, context) | payload.len() as u64;
+        count <= self.tail.slots.len() / 4 && self.fill(count, stamp, tag, payload)
+    }
+
+    /// Fills the next `count` slots, if they are in the run, and publishes the packet.
+    #[inline(always)]
+    fn fill(&mut self, count: usize, stamp: u64, tag: u64, payload: &[u8]) -> bool {
+        let run = self.tail.run.as_slice();
+        let (Some(packet), Some(rest)) = (run.get(..count), run.get(count..)) else { return false };
+        let Some((first, further)) = packet.split_first() else { return false };
+        // The first line is written last and all at once: the receiver polls it, and would fetch the line between
+        // separate writes.
+        payload::store_further(further, self.tail.lap() | CONTINUATION, payload);
+        payload::store_first(first, tag, payload);
+        first.stamp.store_release(stamp, Edge::FastboxPublish);
+        self.tail.run = rest.iter();
+        true
+    }
+
+    /// As [`FastboxSender::fill`], for slots that are free, but are not all in the run.
+    #[inline(never)]
+    fn fill_around(&mut self, count: usize, stamp: u64, tag: u64, payload: &[u8]) {
+        let Some(first) = self.tail.run.as_slice().first() else { return };
+        for number in 1..count {
+            let (slot, lap) = self.tail.further(number);
+            slot.stamp.store_relaxed(lap | CONTINUATION);
+            payload::store_one(slot, payload, (number, count));
+        }
+        payload::store_first(first, tag, payload);
+        first.stamp.store_release(stamp, Edge::FastboxPublish);
+        self.advance(count);
+    }
+
+    #[inline(always)]
+    const fn stamp(&self, sequence: u64, envelope: &Envelope, len: usize) -> u64 {
+        self.tail.lap()
+            | (envelope.kind as u64) << KIND_AT
+            | sequence << SEQUENCE_AT
+            | (envelope.context as u64) << CONTEXT_AT
+            | len as u64
+    }
+
+    /// As [`FastboxSender::push`], for a short message: the critical path. Also returns `false` if space is known
+    /// only after reading the receiver's position.
+    #[inline(always)]
+    pub fn push_short(&mut self, sequence: u64, context: u16, tag: u64, bytes: &[u8]) -> bool {
+        let stamp = self.tail.eager_stamp(sequence, context) | bytes.len() as u64;
         let Some(slot) = self.tail.run.next() else { return false };
-        let [first, second, ..] = &slot.body;
-        first.set(tag);
-        second.set(u64::from_le_bytes(word));
+        payload::store_short(slot, tag, ShortMessage::new(bytes));
         slot.stamp.store_release(stamp, Edge::FastboxPublish);
         true
     }
@@ -184,11 +202,7 @@ impl<'a> FastboxSender<'a> {
     /// position.
     #[inline(always)]
     pub fn announce_now(&mut self, sequence: u64, envelope: &Envelope, cell: u32, back: Option<u32>) -> bool {
-        let stamp = self.tail.lap()
-            | (envelope.kind as u64) << 8
-            | IN_CELL
-            | (sequence & 0xffff) << 16
-            | u64::from(envelope.context) << 48;
+        let stamp = self.stamp(sequence, envelope, 0) | IN_CELL;
         let Some(slot) = self.tail.run.next() else { return false };
         slot.body[0].set(envelope.tag);
         slot.body[1].set(u64::from(cell) | envelope.total << 32);
@@ -197,27 +211,6 @@ impl<'a> FastboxSender<'a> {
         // returned cell happen before this store.
         slot.stamp.store_release(stamp, Edge::FastboxPublish);
         true
-    }
-
-    /// Fills the further slots of a packet, which its first stamp will publish. Returns the payload of the first
-    /// slot.
-    #[inline(never)]
-    fn push_rest<'p>(&self, payload: &'p [u8]) -> &'p [u8] {
-        let (head, rest) = payload.split_at(FIRST_BYTES);
-        let (whole, last) = rest.as_chunks::<MORE_BYTES>();
-        let mut chunks = whole.iter();
-        for (slots, lap) in self.tail.spans(whole.len()) {
-            for (slot, chunk) in slots.iter().zip(&mut chunks) {
-                slot.stamp.store_relaxed(lap | CONTINUATION);
-                store_words(&slot.body, chunk);
-            }
-        }
-        if !last.is_empty() {
-            let (slot, lap) = self.tail.further(whole.len() + 1);
-            slot.stamp.store_relaxed(lap | CONTINUATION);
-            store_words(&slot.body, last);
-        }
-        head
     }
 
     /// Advances past `count` filled slots, which are more than the run has.
@@ -268,6 +261,24 @@ impl<'a> FastboxSender<'a> {
     }
 }
 
+/// A short message that was taken, and must be read before the next packet is looked at.
+#[derive(Debug)]
+pub struct InboundShort<'a> {
+    slot: &'a FastboxSlot,
+    /// The tag.
+    pub tag: u64,
+    /// Payload bytes.
+    pub len: usize,
+}
+
+impl InboundShort<'_> {
+    /// Copies the message to the beginning of `to`.
+    #[inline(always)]
+    pub fn read(&self, to: &mut [u8]) {
+        payload::load_short(self.slot, self.len).write(to);
+    }
+}
+
 /// A packet that the receiver has seen but not yet released.
 #[derive(Clone, Copy, Debug)]
 pub struct FastboxPacket {
@@ -310,7 +321,7 @@ impl<'a> FastboxReceiver<'a> {
         }
     }
 
-    /// Limits further runs to `most` slots, at least one. At most this number of words can be taken before
+    /// Limits further runs to `most` slots, at least one. At most this number of short messages can be taken before
     /// [`FastboxReceiver::end_run`].
     pub fn limit_run(&mut self, most: usize) {
         let pending = self.head.run.as_slice().len() + self.beyond;
@@ -336,9 +347,8 @@ impl<'a> FastboxReceiver<'a> {
     pub fn due(&self, sequence: u64) -> Option<FastboxPacket> {
         let slot = self.head.run.as_slice().first()?;
         let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
-        let wanted = self.head.lap() | (Kind::Eager as u64) << 8 | sequence << 16;
-        let len = (stamp >> 32) as u16 as usize;
-        if stamp as u32 != wanted as u32 || len > self.most {
+        let len = stamp as u16 as usize;
+        if (stamp ^ self.head.eager_stamp(sequence, 0)) >> LAP_AT != 0 || len > self.most {
             return None;
         }
         Some(packet(Kind::Eager, stamp, len, slot))
@@ -349,8 +359,8 @@ impl<'a> FastboxReceiver<'a> {
     pub fn due_in_cell(&self, sequence: u64) -> Option<FastboxPacket> {
         let slot = self.head.run.as_slice().first()?;
         let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
-        let wanted = self.head.lap() | (Kind::Eager as u64) << 8 | IN_CELL | sequence << 16;
-        (stamp as u32 == wanted as u32).then(|| in_cell(Kind::Eager, stamp, slot))
+        let wanted = self.head.eager_stamp(sequence, 0) | IN_CELL;
+        ((stamp ^ wanted) >> LAP_AT == 0).then(|| in_cell(Kind::Eager, stamp, slot))
     }
 
     /// Returns the receiver's cell that the packet at the head returns; that packet lies in a cell itself. The peer
@@ -365,7 +375,7 @@ impl<'a> FastboxReceiver<'a> {
     #[inline(always)]
     pub fn has_next(&self) -> bool {
         let stamp = self.head.run.as_slice().first().map(|slot| slot.stamp.load_relaxed());
-        stamp.is_some_and(|stamp| stamp & 0xff == self.head.lap())
+        stamp.is_some_and(|stamp| self.head.is_current(stamp))
     }
 
     /// Returns the packet at the head, if there is one. The packet stays until [`FastboxReceiver::advance`].
@@ -376,68 +386,65 @@ impl<'a> FastboxReceiver<'a> {
     pub fn peek(&self) -> Result<Option<FastboxPacket>, FastboxFault> {
         let Some(slot) = self.head.run.as_slice().first() else { return Ok(None) };
         let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
-        if stamp & 0xff != self.head.lap() {
+        if !self.head.is_current(stamp) {
             return Ok(None);
         }
-        let code = (stamp & !IN_CELL) >> 8;
+        let code = (stamp & !IN_CELL) >> KIND_AT;
         let kind = Kind::from_code(code as u8).ok_or(FastboxFault::Kind(stamp))?;
         if stamp & IN_CELL != 0 {
             return Ok(Some(in_cell(kind, stamp, slot)));
         }
-        let len = (stamp >> 32) as u16 as usize;
+        let len = stamp as u16 as usize;
         if len > self.most {
             return Err(FastboxFault::Length { len, most: self.most });
         }
         Ok(Some(packet(kind, stamp, len, slot)))
     }
 
-    /// Copies payload bytes of the packet at the head, from `at` on. The caller must not request more than the packet
-    /// has: bytes after its end belong to earlier packets. Beyond the largest packet nothing is copied.
+    /// Copies payload bytes, from `at` on, of the packet at the head, which has `len` bytes. If the packet is not so
+    /// long, or no packet can be, nothing is copied.
     #[inline(always)]
-    pub fn read(&self, at: usize, to: &mut [u8]) {
-        let len = to.len();
-        if len > self.most.saturating_sub(at) {
-            return;
-        }
+    pub fn read(&self, len: usize, at: usize, to: &mut [u8]) {
         let Some(first) = self.head.run.as_slice().first() else { return };
-        if at != 0 {
-            self.read_from(at, to);
-        } else if len <= FIRST_BYTES {
-            load_words(&first.body[1..], to);
-        } else {
-            self.read_rest(first, to);
+        if to.len() != len || at != 0 {
+            return self.read_part(len, at, to);
+        }
+        if len <= FIRST_BYTES {
+            return payload::load_short(first, len).write(to);
+        }
+        match self.head.contiguous(slots_for(len)) {
+            Some([first, further @ ..]) => payload::load(first, further, to),
+            _ => self.read_around(first, slots_for(len), to),
         }
     }
 
-    /// Copies bytes from the middle of a packet, word by word: for unexpected messages.
-    #[cold]
-    fn read_from(&self, mut at: usize, mut to: &mut [u8]) {
+    /// As [`FastboxReceiver::read`], for a whole packet that wraps.
+    #[inline(never)]
+    fn read_around(&self, first: &FastboxSlot, count: usize, to: &mut [u8]) {
+        if to.len() > self.most {
+            return;
+        }
+        payload::load(first, &[], to);
+        for number in 1..count {
+            payload::load_one(self.head.further(number).0, to, (number, count));
+        }
+    }
+
+    /// Copies a part of a packet, word by word.
+    #[inline(never)]
+    fn read_part(&self, len: usize, mut at: usize, mut to: &mut [u8]) {
+        if len > self.most || at.checked_add(to.len()).is_none_or(|end| end > len) {
+            return;
+        }
         while !to.is_empty() {
-            // If the packet is viewed as a sequence of 24-byte slots, the payload of the first slot starts after the
-            // tag, at byte 8.
-            let (slot, byte) = ((at + 8) / MORE_BYTES, (at + 8) % MORE_BYTES);
-            let word = self.head.further(slot).0.body[byte / 8].get().to_le_bytes();
-            let part = &word[byte % 8..];
+            let (number, word, bytes) = payload::locate(len, at);
+            let word = self.head.further(number).0.body[word].get().to_le_bytes();
+            let part = word.get(bytes).unwrap_or_default();
             let (now, later) = to.split_at_mut(part.len().min(to.len()));
             now.copy_from_slice(&part[..now.len()]);
             at += now.len();
             to = later;
         }
-    }
-
-    #[inline(never)]
-    fn read_rest(&self, first: &FastboxSlot, to: &mut [u8]) {
-        let (head, rest) = to.split_at_mut(FIRST_BYTES);
-        load_words(&first.body[1..], head);
-        let (whole, last) = rest.as_chunks_mut::<MORE_BYTES>();
-        let count = whole.len();
-        let mut chunks = whole.iter_mut();
-        for (slots, _) in self.head.spans(count) {
-            for (slot, chunk) in slots.iter().zip(&mut chunks) {
-                load_words(&slot.body, chunk);
-            }
-        }
-        load_words(&self.head.further(count + 1).0.body, last);
     }
 
     /// Releases the slots of the packet at the head, of `len` payload bytes. Returns whether the position was
@@ -454,34 +461,35 @@ impl<'a> FastboxReceiver<'a> {
         }
     }
 
-    /// Takes the packet at the head if it has this sequence number, is a whole message of one word in this context,
-    /// and its tag is wanted: the critical path, one load and one comparison. Returns the tag, the word, and whether
-    /// [`FastboxReceiver::end_run`] must be called next. If the result is `None`, another packet may be at the head.
+    /// Takes the packet at the head if it has this sequence number, is a short message in this context of at most
+    /// `room` bytes, and its tag is wanted: the critical path, one load and one comparison. Returns the packet, which
+    /// the caller reads next, and whether [`FastboxReceiver::end_run`] must be called after that. If the result is
+    /// `None`, another packet may be at the head.
     #[inline(always)]
-    pub fn take_word(
+    pub fn take_short(
         &mut self,
         sequence: u64,
         context: u16,
+        room: usize,
         wanted: impl FnOnce(u64) -> bool,
-    ) -> Option<(u64, Word, bool)> {
-        let wanted_stamp = self.head.word_stamp(sequence, context);
+    ) -> Option<(InboundShort<'a>, bool)> {
         let mut run = self.head.run.clone();
         let slot = run.next()?;
-        if slot.stamp.load_acquire(Edge::FastboxPublish) != wanted_stamp {
+        let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
+        // If no other field differs, the difference is the length.
+        if stamp ^ self.head.eager_stamp(sequence, context) > SHORT_BYTES as u64 {
             return None;
         }
-        let [first, second, ..] = &slot.body;
-        let tag = first.get();
-        if !wanted(tag) {
+        let (tag, len) = (slot.body[0].get(), stamp as u16 as usize);
+        if len > room || !wanted(tag) {
             return None;
         }
-        let word = second.get().to_le_bytes();
         let ended = run.as_slice().is_empty();
         self.head.run = run;
-        Some((tag, word, ended))
+        Some((InboundShort { slot, tag, len }, ended))
     }
 
-    /// Starts the next run, after [`FastboxReceiver::take_word`]. Returns the largest possible number of slots of the
+    /// Starts the next run, after [`FastboxReceiver::take_short`]. Returns the largest possible number of slots of the
     /// last run, and whether the position was reported to the sender.
     pub fn end_run(&mut self) -> (usize, bool) {
         (pending_most(self.head.slots.len()).min(self.longest), self.advance_run(0))
@@ -504,9 +512,9 @@ impl<'a> FastboxReceiver<'a> {
 
 #[inline(always)]
 fn packet(kind: Kind, stamp: u64, len: usize, slot: &FastboxSlot) -> FastboxPacket {
-    let context = (stamp >> 48) as u16;
+    let context = (stamp >> CONTEXT_AT) as u16;
     let envelope = Envelope { kind, context, tag: slot.body[0].get(), total: len as u64 };
-    FastboxPacket { sequence: (stamp >> 16) as u16, envelope, len, cell: None }
+    FastboxPacket { sequence: (stamp >> SEQUENCE_AT) as u16, envelope, len, cell: None }
 }
 
 /// Returns a packet whose payload lies in a cell.
@@ -514,41 +522,4 @@ fn packet(kind: Kind, stamp: u64, len: usize, slot: &FastboxSlot) -> FastboxPack
 fn in_cell(kind: Kind, stamp: u64, slot: &FastboxSlot) -> FastboxPacket {
     let shape = slot.body[1].get();
     FastboxPacket { cell: Some(shape as u32), ..packet(kind, stamp, (shape >> 32) as usize, slot) }
-}
-
-/// Writes bytes as little-endian words, the last one padded with zeros. Eight bytes, the most common size, need no
-/// loop.
-#[inline(always)]
-fn store_words(words: &[PayloadWord], bytes: &[u8]) {
-    if let (Ok(only), [word, ..]) = (<[u8; 8]>::try_from(bytes), words) {
-        return word.set(u64::from_le_bytes(only));
-    }
-    let (whole, rest) = bytes.as_chunks::<8>();
-    for (word, chunk) in words.iter().zip(whole) {
-        word.set(u64::from_le_bytes(*chunk));
-    }
-    if let (false, Some(word)) = (rest.is_empty(), words.get(whole.len())) {
-        let mut last = [0; 8];
-        last[..rest.len()].copy_from_slice(rest);
-        word.set(u64::from_le_bytes(last));
-    }
-}
-
-/// Reads bytes from little-endian words.
-#[inline(always)]
-fn load_words(words: &[PayloadWord], bytes: &mut [u8]) {
-    if let (Ok(only), [word, ..]) = (<&mut [u8; 8]>::try_from(&mut *bytes), words) {
-        *only = word.get().to_le_bytes();
-        return;
-    }
-    let (whole, rest) = bytes.as_chunks_mut::<8>();
-    let count = whole.len();
-    for (word, chunk) in words.iter().zip(whole) {
-        *chunk = word.get().to_le_bytes();
-    }
-    if let (false, Some(word)) = (rest.is_empty(), words.get(count)) {
-        let last = word.get().to_le_bytes();
-        let len = rest.len();
-        rest.copy_from_slice(&last[..len]);
-    }
 }

@@ -20,7 +20,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"NEMESIA1");
 /// Most processes of a world. The destination field of a cell has 16 bits.
 pub const MAX_PEERS: u32 = 4096;
 
-/// Two words alone in their cache line, to avoid false sharing.
+/// Words that one process writes, alone in their cache line, to avoid false sharing.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Line {
@@ -28,7 +28,10 @@ pub struct Line {
     pub word: Word64,
     /// Units of credit, in the line of a fastbox position.
     pub credit: Word64,
-    pad: [Word64; 6],
+    /// In the line of a fastbox position, with the address of a sender-assisted copy: the words of the
+    /// [`MappableBytes`](crate::wire::mappable::MappableBytes) of the receive buffer.
+    pub buffer: [Word64; 3],
+    pad: [Word64; 3],
 }
 
 impl Line {
@@ -37,6 +40,7 @@ impl Line {
         Self {
             word: Word64::new(value),
             credit: Word64::new(0),
+            buffer: core::array::from_fn(|_| Word64::new(0)),
             pad: core::array::from_fn(|_| Word64::new(0)),
         }
     }
@@ -279,7 +283,7 @@ const _: () = {
     assert!(offset_of!(SegmentHeader, cell_bytes) == 32 && offset_of!(SegmentHeader, fastbox_slots) == 36);
     assert!(offset_of!(SegmentHeader, rank) == 40 && offset_of!(SegmentHeader, ready) == 44);
     assert!(offset_of!(SegmentHeader, epoch) == 48 && offset_of!(SegmentHeader, reserved) == 56);
-    assert!(offset_of!(Line, word) == 0 && offset_of!(Line, credit) == 8);
+    assert!(offset_of!(Line, word) == 0 && offset_of!(Line, credit) == 8 && offset_of!(Line, buffer) == 16);
     assert!(
         size_of::<AssistLine>() == LINE
             && 2 * size_of::<FastboxSlot>() == LINE

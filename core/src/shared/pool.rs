@@ -15,6 +15,8 @@ use core::borrow::BorrowMut;
 
 use crate::payload::{BorrowedGather, Exposed};
 use crate::sync::{Edge, Payload, PayloadMut, PayloadWord, Word32, Word64};
+pub use crate::wire::fault::ReturnFault;
+use crate::wire::rendezvous::Stores;
 use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
 
 /// The header of a cell: one cache line, whose layout [`crate::wire`] defines.
@@ -52,18 +54,6 @@ impl ReturnSlot {
     }
 }
 
-/// The store instructions for the lines of a cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Writing {
-    /// Plain stores.
-    Plain,
-    /// Plain stores after a write prefetch of all lines ([`PayloadMut::prefetch_and_write`]), because the
-    /// receiver's core holds the lines.
-    PrefetchFirst,
-    /// Non-temporal stores ([`PayloadMut::write_non_temporal`]).
-    NonTemporal,
-}
-
 /// The reuse order of a returned cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReuseOrder {
@@ -82,14 +72,6 @@ pub struct CellRecord {
     holder: u32,
     /// The next free cell, plus one; 0 at the end of the list.
     next: u32,
-}
-
-/// A peer returned a cell that it did not hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a peer returned cell {cell}, which it does not hold")]
-pub struct ReturnFault {
-    /// The cell number that the peer wrote.
-    pub cell: u32,
 }
 
 /// The owner's end of the pool.
@@ -154,7 +136,7 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
     /// cell. Returns `false`, without any effect, if the bytes do not fit.
     #[inline(always)]
     #[must_use]
-    pub fn fill(&self, cell: u32, [head, body]: [&[u8]; 2], how: Writing) -> bool {
+    pub fn fill(&self, cell: u32, [head, body]: [&[u8]; 2], how: Stores) -> bool {
         let at = cell as usize * self.cell_bytes;
         self.holds(cell, head.len() + body.len())
             && self.write(at, head, how)
@@ -169,7 +151,7 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
         from: &mut BorrowedGather<'_>,
         at: usize,
         len: usize,
-        how: Writing,
+        how: Stores,
     ) -> bool {
         if !self.holds(cell, len) {
             return false;
@@ -182,7 +164,7 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
 
     /// As [`CellPool::fill`], with `len` bytes of exposed memory from `at` on.
     #[must_use]
-    pub fn fill_exposed(&self, cell: u32, from: &Exposed, (at, len): (usize, usize), how: Writing) -> bool {
+    pub fn fill_exposed(&self, cell: u32, from: &Exposed, (at, len): (usize, usize), how: Stores) -> bool {
         if !self.holds(cell, len) || at.checked_add(len).is_none_or(|end| end > from.len()) {
             return false;
         }
@@ -193,10 +175,10 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
     }
 
     #[inline(always)]
-    fn write(&self, at: usize, bytes: &[u8], how: Writing) -> bool {
+    fn write(&self, at: usize, bytes: &[u8], how: Stores) -> bool {
         match how {
-            Writing::PrefetchFirst => self.payload.prefetch_and_write(at, bytes),
-            Writing::NonTemporal if !bytes.is_empty() => self.payload.write_non_temporal(at, bytes),
+            Stores::Prefetched => self.payload.prefetch_and_write(at, bytes),
+            Stores::NonTemporal if !bytes.is_empty() => self.payload.write_non_temporal(at, bytes),
             _ => self.payload.write(at, bytes),
         }
     }

@@ -142,6 +142,10 @@ impl StoreTwin {
         };
         let expected = self.messages.iter().position(matches);
         assert_eq!(self.store.find(pattern), expected.map(|at| self.messages[at].id), "{pattern:?}");
+        // Undecided at first, then certain.
+        let steps = self.store.steps(pattern);
+        assert_eq!(self.store.has_none(pattern, steps), expected.is_none(), "{pattern:?}");
+        assert_eq!(self.store.has_none(pattern, steps.saturating_sub(1)), steps == 0, "{pattern:?}");
         match (expected, then) {
             (Some(at), Then::Claim) => self.apply(StoreOp::Claim(at)),
             (Some(at), Then::Remove) => self.remove(at),

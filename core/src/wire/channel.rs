@@ -8,27 +8,41 @@
 //! refusal has one byte: the [`ChannelRefusal`].
 //!
 //! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0: bits 0-7
-//! the kind, 0 for a packet without content, 16-31 context, 32-47 receives that the sender wants to keep on
-//! this connection; 1: tag; 2: bits 0-31 sequence number, 32-63 total receives posted on this connection; 3:
-//! total units of the store granted. All other bits are 0.
+//! the kind, 0 for a packet without content, 254 or 255 for a close, 16-31 context, 32-47 receives that the
+//! sender wants to keep on this connection; 1: tag; 2: bits 0-31 sequence number, 32-63 total receives posted
+//! on this connection; 3: total units of the store granted. All other bits are 0.
+//!
+//! **Close**: the last packet of a process to a peer, on any rail. It has a sequence number, but no context, no
+//! tag and no payload. Kind 254: the process closed its endpoint. Kind 255: it dropped the endpoint, or failed to
+//! close it. A connection that ends without a close was lost.
 //!
 //! Sequence numbers count the packets with a kind, over all rails to a peer. They and the totals of receives
 //! are 32 bits wide, begin at [`FIRST`](crate::flow::posted::FIRST), and wrap around.
 #![forbid(unsafe_code)]
 
 use super::Kind;
-use crate::flow::posted::Stamp;
-use crate::port::memory::Private;
+use super::fabric::Private;
 
 /// Version of the formats on this page, and of the payloads that [`super::rendezvous`] and [`super::rma`]
 /// define.
-pub const CHANNEL_VERSION: u16 = 4;
+pub const CHANNEL_VERSION: u16 = 6;
 /// Bytes of a packet header.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of a hello.
 pub const HELLO_BYTES: usize = 32;
 
 const MARK: u32 = 0x4e4d;
+const FINISHED: u8 = 254;
+const DROPPED: u8 = 255;
+
+/// The report on its sender's receives that every packet carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stamp {
+    /// Total of receives posted on this connection, starting at [`FIRST`](crate::flow::posted::FIRST); wraps around.
+    pub posted: u32,
+    /// Number of receives to be kept posted.
+    pub target: u32,
+}
 
 /// The handshake data of the process that requests or accepts a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,11 +185,48 @@ pub struct Header {
     pub units: u64,
 }
 
-/// The description of a packet with content.
+/// How a process left, as its last packet reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseReason {
+    /// It closed its endpoint, and everything that it sent has left it.
+    Finished,
+    /// It dropped its endpoint without closing it, or closing it failed.
+    Dropped,
+}
+
+/// The content of a packet with a sequence number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacketKind {
+    /// A packet of the engine.
+    Engine(Kind),
+    /// The last packet of the process.
+    Close(CloseReason),
+}
+
+impl PacketKind {
+    const fn code(self) -> u8 {
+        match self {
+            Self::Engine(kind) => kind as u8,
+            Self::Close(CloseReason::Finished) => FINISHED,
+            Self::Close(CloseReason::Dropped) => DROPPED,
+        }
+    }
+
+    const fn from_code(code: u8) -> Option<Self> {
+        match (code, Kind::from_code(code)) {
+            (_, Some(kind)) => Some(Self::Engine(kind)),
+            (FINISHED, None) => Some(Self::Close(CloseReason::Finished)),
+            (DROPPED, None) => Some(Self::Close(CloseReason::Dropped)),
+            _ => None,
+        }
+    }
+}
+
+/// The description of a packet with a sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbered {
     /// Kind of the packet.
-    pub kind: Kind,
+    pub kind: PacketKind,
     /// Matching context.
     pub context: u16,
     /// Tag.
@@ -193,7 +244,7 @@ impl Header {
         let words = match self.packet {
             None => [target, 0, posted, self.units],
             Some(Numbered { kind, context, tag, sequence }) => {
-                let first = kind as u64 | u64::from(context) << 16 | target;
+                let first = u64::from(kind.code()) | u64::from(context) << 16 | target;
                 [first, tag, u64::from(sequence) | posted, self.units]
             }
         };
@@ -218,7 +269,13 @@ impl Header {
         }
         let packet = match first as u8 {
             0 if (context, tag, sequence) == (0, 0, 0) => None,
-            code => Some(Numbered { kind: Kind::from_code(code)?, context, tag, sequence }),
+            code => {
+                let kind = PacketKind::from_code(code)?;
+                if matches!(kind, PacketKind::Close(_)) && (context, tag) != (0, 0) {
+                    return None;
+                }
+                Some(Numbered { kind, context, tag, sequence })
+            }
         };
         let stamp = Stamp { posted: (numbers >> 32) as u32, target: (first >> 32) as u32 & 0xffff };
         Some(Self { packet, stamp, units })
@@ -230,7 +287,12 @@ mod tests {
     use super::*;
 
     const PACKET: Header = Header {
-        packet: Some(Numbered { kind: Kind::Fin, context: 0xfffe, tag: u64::MAX, sequence: u32::MAX }),
+        packet: Some(Numbered {
+            kind: PacketKind::Engine(Kind::Fin),
+            context: 0xfffe,
+            tag: u64::MAX,
+            sequence: u32::MAX,
+        }),
         stamp: Stamp { posted: 0x89ab_cdef, target: 0x1234 },
         units: 1 << 63,
     };
@@ -238,7 +300,11 @@ mod tests {
     #[test]
     fn headers_survive_encoding() {
         let update = Header { packet: None, ..PACKET };
-        for header in [PACKET, update] {
+        let close = |reason| {
+            let kind = PacketKind::Close(reason);
+            Header { packet: Some(Numbered { kind, context: 0, tag: 0, sequence: 7 }), ..PACKET }
+        };
+        for header in [PACKET, update, close(CloseReason::Finished), close(CloseReason::Dropped)] {
             assert_eq!(Header::decode(&header.encode()), Some(header));
         }
     }
@@ -252,7 +318,7 @@ mod tests {
 
     #[test]
     fn malformed_headers_are_none() {
-        for (at, byte) in [(0, 9), (0, 0xff), (1, 1), (6, 1), (7, 0x80)] {
+        for (at, byte) in [(0, 9), (0, 253), (0, FINISHED), (0, DROPPED), (1, 1), (6, 1), (7, 0x80)] {
             let mut bytes = PACKET.encode();
             bytes[at] = byte;
             assert_eq!(Header::decode(&bytes), None, "byte {at}");

@@ -38,7 +38,7 @@
 //! operations with replies may be in flight. A receiver of any other frame ends the connection.
 #![forbid(unsafe_code)]
 
-use crate::port::memory::{MOST_PRIVATE_BYTES, Private, RemoteRange};
+use super::fabric::{MOST_PRIVATE_BYTES, Private, RemoteRange};
 
 /// Version of the formats on this page.
 pub const PLACEMENT_VERSION: u32 = 1;

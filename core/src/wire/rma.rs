@@ -43,7 +43,7 @@
 //! fixed before the key is published.
 #![forbid(unsafe_code)]
 
-use crate::port::PeerId;
+use super::PeerId;
 
 /// Most requests to one target in flight that the target must answer.
 pub const WINDOW: u32 = 32;

@@ -37,5 +37,6 @@
 mod calls;
 mod malloc;
 mod next;
+mod register;
 mod report;
 mod thread;

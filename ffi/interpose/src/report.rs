@@ -5,8 +5,6 @@ use std::mem::{MaybeUninit, transmute};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::{malloc, thread};
-
 /// A function that receives the address and the size of a range that is about to get other pages, or has got
 /// them. Any thread may call it, in any state.
 pub(crate) type Report = extern "C" fn(*const c_void, usize);
@@ -17,13 +15,8 @@ const MOST: usize = 16;
 /// The functions, as addresses; unused entries are null.
 static REPORTS: [AtomicPtr<c_void>; MOST] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST];
 
-/// Registers `report` for the rest of the process. Returns 0; 1 if the limit is reached; 2 if `malloc` or
-/// threads cannot be observed here.
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn nemesia_interposer_1(report: Report) -> i32 {
-    if !malloc::is_tame() || !thread::is_ready() {
-        return 2;
-    }
+/// Adds a function for the rest of the process. False if the limit is reached.
+pub(crate) fn add(report: Report) -> bool {
     let report = report as *mut c_void;
     for place in &REPORTS {
         // An entry is written once. Acquire and Release order the function's own data before calls through
@@ -31,10 +24,10 @@ pub(crate) extern "C" fn nemesia_interposer_1(report: Report) -> i32 {
         let was = place.compare_exchange(ptr::null_mut(), report, Ordering::AcqRel, Ordering::Acquire);
         if was.is_ok() || was == Err(report) {
             pin(report);
-            return 0;
+            return true;
         }
     }
-    1
+    false
 }
 
 /// Prevents the unloading of the library that contains a function.
@@ -57,7 +50,7 @@ pub(crate) fn report(address: *const c_void, bytes: usize) {
         if function.is_null() {
             return;
         }
-        // SAFETY: only `nemesia_interposer_1` writes here: a function of this type, of a library that is not
+        // SAFETY: only `add` writes here: a function of this type, of a library that is not
         // unloaded.
         let function = unsafe { transmute::<*mut c_void, Report>(function) };
         function(address, bytes);

@@ -47,6 +47,7 @@ pub mod inline;
 #[rustfmt::skip]
 mod layout;
 mod load;
+mod open;
 
 pub use bindings::*;
 pub use functions::{Cm, Verbs};

@@ -3,7 +3,8 @@
 use core::ffi::{CStr, c_char, c_void};
 use core::fmt;
 
-use crate::{Cm, Verbs};
+/// The start of the name of the connection manager's library.
+const MANAGER: &[u8] = b"librdmacm";
 
 /// The reason why a library cannot be used, and the remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +36,7 @@ impl OpenError {
 
     /// Returns the Debian and Ubuntu packages with the library, for a command line.
     pub fn packages(&self) -> &'static str {
-        if self.library() == Cm::LIBRARY {
+        if self.library().to_bytes().starts_with(MANAGER) {
             "librdmacm1 ibverbs-providers"
         } else {
             "libibverbs1 ibverbs-providers"
@@ -122,7 +123,7 @@ pub(crate) struct Library {
 }
 
 impl Library {
-    fn open(name: &'static CStr) -> Result<Self, OpenError> {
+    pub(crate) fn open(name: &'static CStr) -> Result<Self, OpenError> {
         // SAFETY: the name is a C string. Initialisers of the library run, as they would if it were linked.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
@@ -184,30 +185,6 @@ unsafe fn symbol(handle: *mut c_void, name: *const c_char, _: *const c_char) -> 
     unsafe { libc::dlsym(handle, name) }
 }
 
-impl Verbs {
-    /// Opens libibverbs and looks up its functions. The library is never closed; opening it again is cheap.
-    ///
-    /// # Errors
-    /// The library cannot be opened, or lacks a function that every release since 2006 has.
-    pub fn open() -> Result<Self, OpenError> {
-        let library = Library::open(Self::LIBRARY)?;
-        // SAFETY: the library is the one that the constant names.
-        unsafe { Self::look_up(&library) }
-    }
-}
-
-impl Cm {
-    /// Opens librdmacm and looks up its functions. The library is never closed; opening it again is cheap.
-    ///
-    /// # Errors
-    /// The library cannot be opened, or lacks a function that every release since 2013 has.
-    pub fn open() -> Result<Self, OpenError> {
-        let library = Library::open(Self::LIBRARY)?;
-        // SAFETY: the library is the one that the constant names.
-        unsafe { Self::look_up(&library) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     extern crate std;
@@ -215,6 +192,7 @@ mod tests {
     use std::string::ToString as _;
 
     use super::*;
+    use crate::{Cm, Verbs};
 
     #[test]
     fn an_absent_library_is_an_error_that_says_what_to_install() {

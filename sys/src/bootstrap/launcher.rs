@@ -1,6 +1,7 @@
 //! The embedded launcher: starts the processes of a job on this machine and serves them PMI-1.
 
 use super::KVSNAME;
+use super::error::LaunchError;
 use super::forward::{self, ForwardSource, Target};
 use super::outcome::Outcome;
 use super::poll;
@@ -8,7 +9,6 @@ use super::process::{LivePids, Plan, Processes, allowed_cpus};
 use super::server::Server;
 use super::supervise::{INTERRUPT_GRACE, Policy, Supervisor};
 use std::ffi::OsString;
-use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -18,76 +18,6 @@ use std::time::Duration;
 /// How long a rank may be without a connection before the barrier of the others fails, unless its end is
 /// noticed earlier.
 const DISCONNECTION_GRACE: Duration = Duration::from_secs(1);
-
-/// The reason why a job could not be started or supervised. Each message is one line: the failure and the
-/// remedy.
-#[derive(thiserror::Error)]
-#[non_exhaustive]
-pub enum LaunchError {
-    /// The number of processes is 0.
-    #[error("0 processes cannot be started; ask for at least 1")]
-    NoProcesses,
-    /// A process could not be started. The processes started before it have been ended.
-    #[error(
-        "cannot start {program:?} as rank {rank}: {source}; check its path, its permissions and the limits on \
-         processes (ulimit -u) and open files (ulimit -n)"
-    )]
-    Start {
-        /// The rank.
-        rank: usize,
-        /// The program.
-        program: OsString,
-        /// The error of the system.
-        source: io::Error,
-    },
-    /// A socket or a pipe could not be made.
-    #[error(
-        "cannot connect rank {rank} to the launcher: {source}; raise the limit on open files (ulimit -n)"
-    )]
-    Connect {
-        /// The rank.
-        rank: usize,
-        /// The error of the system.
-        source: io::Error,
-    },
-    /// The allowed processors could not be read.
-    #[error("cannot read the allowed processors: {source}; start without binding")]
-    Affinity {
-        /// The error of the system.
-        source: io::Error,
-    },
-    /// A thread of the launcher could not be started. All processes have been ended.
-    #[error("cannot start a thread of the launcher: {source}; raise the limit on processes (ulimit -u)")]
-    Thread {
-        /// The error of the system.
-        source: io::Error,
-    },
-    /// The processes can no longer be watched. All of them have been ended.
-    #[error("cannot wait for the processes: {source}; raise the limit on open files (ulimit -n)")]
-    Watch {
-        /// The error of the system.
-        source: io::Error,
-    },
-    /// A thread of the launcher panicked. All processes have been ended.
-    #[error("a thread of the launcher has panicked; report this as an error of Nemesia")]
-    Panicked,
-    /// There is no such rank, or its process has ended.
-    #[error("rank {rank} is not running; signal ranks that have not ended")]
-    NotRunning {
-        /// The rank.
-        rank: usize,
-    },
-    /// A signal could not be sent.
-    #[error("cannot send signal {signal} to rank {rank}: {source}; use a valid signal number")]
-    Signal {
-        /// The rank.
-        rank: usize,
-        /// The signal.
-        signal: i32,
-        /// The error of the system.
-        source: io::Error,
-    },
-}
 
 /// A job to be started on this machine: `n` processes of one program, as `nemesia run` does.
 ///

@@ -23,8 +23,8 @@ mod supervise;
 mod threads;
 mod wire;
 
-pub use error::BootstrapError;
-pub use launcher::{Interrupter, LaunchError, Launcher, Running};
+pub use error::{BootstrapError, LaunchError};
+pub use launcher::{Interrupter, Launcher, Running};
 pub use members::Member;
 pub use outcome::{ExitKind, Outcome, RankExit, RankRestart};
 pub use pmi::PmiClient;

@@ -1,6 +1,6 @@
 //! Supervises the processes of a launch: one loop that answers them, notices their ends, and ends the rest.
 
-use super::launcher::LaunchError;
+use super::error::LaunchError;
 use super::outcome::{ExitKind, Outcome, RankExit, RankRestart};
 use super::poll;
 use super::process::Processes;

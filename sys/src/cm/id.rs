@@ -12,7 +12,7 @@ use rdma_core_sys as raw;
 use super::address::{from_c, to_c};
 use super::channel::Channel;
 
-use crate::verbs::{RETRIES, RNR_FOREVER, VerbsError, last_errno, manager};
+use crate::rdma::{RETRIES, RNR_FOREVER, VerbsError, attributes, last_errno, manager};
 
 /// The parameters of a request or an acceptance.
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +140,7 @@ impl Id {
     /// The connection has not reached that state.
     pub(crate) fn attributes(&self, state: raw::ibv_qp_state) -> Result<(raw::ibv_qp_attr, u32), VerbsError> {
         let ask = manager()?.rdma_init_qp_attr.ok_or(VerbsError::Old { what: "rdma_init_qp_attr" })?;
-        let mut attr = crate::verbs::attributes(state);
+        let mut attr = attributes(state);
         let mut mask = 0;
         // SAFETY: the identifier exists, and both variables may be written.
         checked("the state of a queue pair", unsafe { ask(self.raw(), &raw mut attr, &raw mut mask) })?;

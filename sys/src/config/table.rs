@@ -8,8 +8,8 @@ use std::str::FromStr;
 
 use nemesia_core::shared::layout::Geometry;
 
-use super::{Config, SingleCopy, Stores};
-use crate::os::{HugePages, SegmentBacking};
+use super::{Config, ConfigError, NetChoice, Origin, SingleCopy, Stores};
+use crate::os::{HugePages, SegmentBacking, interfaces};
 
 /// A setting with a name: in the environment, in a file, and for [`Config::set`](super::Config::set).
 #[derive(Clone, Copy, Debug)]
@@ -54,11 +54,11 @@ const HUGE: &[(&str, HugePages)] =
     &[("never", HugePages::Never), ("try", HugePages::Try), ("require", HugePages::Require)];
 const BACKING: &[(&str, SegmentBacking)] =
     &[("memfd", SegmentBacking::Memfd), ("devshm", SegmentBacking::DevShm)];
-const CELL_STORES: &[(&str, Stores)] = &[
-    ("auto", Stores::Learned),
-    ("cached", Stores::Cached),
-    ("prefetched", Stores::Prefetched),
-    ("non-temporal", Stores::NonTemporal),
+const CELL_STORES: &[(&str, Option<Stores>)] = &[
+    ("auto", None),
+    ("cached", Some(Stores::Cached)),
+    ("prefetched", Some(Stores::Prefetched)),
+    ("non-temporal", Some(Stores::NonTemporal)),
 ];
 const SINGLE_COPY: &[(&str, SingleCopy)] = &[
     ("auto", SingleCopy::Auto),
@@ -66,6 +66,13 @@ const SINGLE_COPY: &[(&str, SingleCopy)] = &[
     ("off", SingleCopy::Off),
     ("require", SingleCopy::Require),
 ];
+const NET: &[(&str, NetChoice)] = &[
+    ("auto", NetChoice::Auto),
+    ("tcp", NetChoice::Tcp),
+    ("verbs", NetChoice::Verbs),
+    ("off", NetChoice::Off),
+];
+const SWITCH: &[(&str, bool)] = &[("off", false), ("on", true)];
 const FLAG: &[(&str, bool)] = &[("0", false), ("1", true)];
 /// A valid geometry, which the checks vary.
 const POSSIBLE: Geometry = Geometry { peers: 1, cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
@@ -167,7 +174,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NEMESIA_ASSIST_BYTES",
         values: "bytes, or never",
-        help: "smallest message for a sender-assisted copy, in which receiver and waiting sender each copy a part",
+        help: "smallest message for a sender-assisted copy, in which receiver and waiting sender each copy a \
+               part; into memory allocated for reading and writing, from twice NEMESIA_ASSIST_LEAST on",
         get: |config| config.assist_bytes.map_or_else(|| NEVER.to_owned(), |bytes| bytes.to_string()),
         set: |config, value| put(&mut config.assist_bytes, or_never(value)),
     },
@@ -252,6 +260,45 @@ pub const VARIABLES: &[Variable] = &[
         get: |config| config.spin.map_or_else(|| AUTO.to_owned(), |polls| polls.to_string()),
         set: |config, value| put(&mut config.spin, or_auto(value)),
     },
+    words!(
+        "NEMESIA_LOCAL",
+        "on or off",
+        SWITCH,
+        local,
+        "whether this process shares memory with others of its machine; off treats them as ranks on other machines"
+    ),
+    words!(
+        "NEMESIA_NET",
+        "auto, tcp, verbs or off",
+        NET,
+        net,
+        "transport to ranks on other machines; auto is verbs if every process has a usable RDMA device, else tcp"
+    ),
+    Variable {
+        name: "NEMESIA_NET_ADDRESS",
+        values: "an IP address, an interface of this machine that is up, or auto",
+        help: "where this process listens for other machines; auto is the interface with the default route, else the \
+            first address that is not local to this machine",
+        get: |config| config.net_address.clone().unwrap_or_else(|| AUTO.to_owned()),
+        set: |config, value| put(&mut config.net_address, address_or_auto(value)),
+    },
+    Variable {
+        name: "NEMESIA_NET_PACKET_BYTES",
+        values: "bytes, 256 to 16777216, or auto",
+        help: "payload of the largest packet to another machine; auto is that of a cell; all processes must agree",
+        get: |config| config.net_packet_bytes().to_string(),
+        set: |config, value| {
+            let bytes = if value == AUTO { None } else { Some(ranged(value, 256, 16 << 20)?) };
+            put(&mut config.net_packet_bytes, Some(bytes))
+        },
+    },
+    number!(
+        "NEMESIA_NET_RECEIVES",
+        "packets, ",
+        (3, 1024),
+        net_receives,
+        "most packets that each rank on another machine may send ahead; memory is taken as busy ranks need it"
+    ),
     number!(
         "NEMESIA_TIMEOUT",
         "seconds, ",
@@ -295,6 +342,11 @@ fn or_auto<T: FromStr>(value: &str) -> Option<Option<T>> {
     if value == AUTO { Some(None) } else { value.parse().ok().map(Some) }
 }
 
+fn address_or_auto(value: &str) -> Option<Option<String>> {
+    let exists = value == AUTO || interfaces::choose(Some(value)).is_ok();
+    exists.then(|| (value != AUTO).then(|| value.to_owned()))
+}
+
 fn or_never<T: FromStr>(value: &str) -> Option<Option<T>> {
     if value == NEVER { Some(None) } else { value.parse().ok().map(Some) }
 }
@@ -336,6 +388,11 @@ pub(super) fn is_used_elsewhere(name: &str) -> bool {
 }
 
 /// Returns a message for a name that does not exist, with the one that was probably meant.
+/// Returns the variable of this name, or an error with the most similar one.
+pub(super) fn known(name: &str, origin: Origin) -> Result<&'static Variable, ConfigError> {
+    Variable::find(name).ok_or_else(|| ConfigError::Unknown { origin, reason: no_such(name).to_string() })
+}
+
 pub(super) fn no_such(name: &str) -> impl Display + use<> {
     let names = VARIABLES.iter().map(|variable| variable.name).chain([super::file::VARIABLE]);
     let nearest = names.min_by_key(|known| strsim::damerau_levenshtein(known, name));

@@ -51,6 +51,10 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_ASSIST_LEAST" | "NEMESIA_ASSIST_MOST" | "NEMESIA_PULL_BYTES" => "65536",
         "NEMESIA_HUGE_PAGES" => "try",
         "NEMESIA_BACKING" => "devshm",
+        "NEMESIA_LOCAL" => "off",
+        "NEMESIA_NET" => "tcp",
+        "NEMESIA_NET_ADDRESS" => "127.0.0.1",
+        "NEMESIA_NET_PACKET_BYTES" => "4096",
         _ if variable.values == "0 or 1" => "1",
         _ => "77",
     }

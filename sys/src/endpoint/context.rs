@@ -1,9 +1,8 @@
 //! Matching contexts.
 
 use nemesia_core::engine::{Bypass, RequestId};
-use nemesia_core::matching::Pattern;
+use nemesia_core::matching::{Pattern, Source as From};
 use nemesia_core::payload::{RecvBuf, SendBuf};
-use nemesia_core::shared::fastbox::Word;
 use nemesia_core::trace::Recorder as _;
 
 use super::{Endpoint, Mode, Request, Source, Status, Tag, free_context, pattern, status};
@@ -83,10 +82,27 @@ impl Endpoint {
     }
 
     /// Receives a message of any length and waits for it. When this function returns, the engine has finished
-    /// with `buf`: `recv_bypass` and `finish` guarantee the same.
+    /// with `buf`: `recv_bypass` and `finish` guarantee the same. It takes the parts of a pattern, so that they stay
+    /// in registers on the critical path.
     #[inline(never)]
-    pub(super) fn recv_any(&mut self, pattern: Pattern, mut buf: RecvBuf) -> Result<Status, Error> {
+    pub(super) fn recv_any(
+        &mut self,
+        source: From,
+        context: u16,
+        (tag, ignore): (u64, u64),
+        mut buf: RecvBuf,
+    ) -> Result<Status, Error> {
+        let pattern = Pattern { source, context, tag, ignore };
+        if let From::Rank(rank) = source
+            && let Some(len) = self.engine.receive_packet(&pattern, &mut buf)
+        {
+            return Ok(Status { rank: rank as usize, tag, len });
+        }
         self.check_origin()?;
+        // A receive whose message is there makes no other progress, and pending work must not wait for ever.
+        if self.engine.has_work() && self.is_progress_due() {
+            self.advance();
+        }
         if !self.engine.can_bypass(&pattern) {
             let request = self.post(pattern, buf)?;
             return self.finish(request);
@@ -112,10 +128,8 @@ impl Context<'_> {
     pub fn send(self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
         let Self { endpoint, id } = self;
         let id = free_context(id)?;
-        // Most messages of one word need no more than this. For them every instruction counts.
-        if let Ok(word) = Word::try_from(bytes)
-            && endpoint.send_word_at_once(to, id, tag, word)
-        {
+        // Most short messages need no more than this. For them every instruction counts.
+        if endpoint.send_short_at_once(to, id, tag, bytes) {
             return Ok(());
         }
         endpoint.send_any(to, id, tag, bytes)
@@ -144,16 +158,16 @@ impl Context<'_> {
     /// See [`Error`].
     #[inline(always)]
     pub fn recv(self, from: Source, tag: Tag, buf: &mut [u8]) -> Result<Status, Error> {
-        let pattern = pattern(from, self.id, tag)?;
-        if let Some(into) = buf.first_chunk_mut()
-            && let Some(done) = self.endpoint.engine.receive_word(&pattern, into)
-        {
+        let id = free_context(self.id)?;
+        let wanted = |found| tag.accepts(found);
+        if let Some(done) = self.endpoint.engine.receive_short(from.rank(), id, wanted, buf) {
             return Ok(status(done));
         }
         // SAFETY: the buffer is borrowed until this function returns, and `recv_any` returns only when the
         // engine has finished with it.
         let buf = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
-        self.endpoint.recv_any(pattern, buf)
+        let Pattern { source, context, tag, ignore } = pattern(from, id, tag)?;
+        self.endpoint.recv_any(source, context, (tag, ignore), buf)
     }
 
     /// Starts a send in this context; see [`Endpoint::isend`].
@@ -168,8 +182,8 @@ impl Context<'_> {
         let context = free_context(self.id)?;
         // SAFETY: the caller's promise.
         let buf = unsafe { SendBuf::from_raw(base, len) };
-        if let Some(Ok(word)) = buf.whole(0, len).map(Word::try_from)
-            && self.endpoint.send_word_at_once(to, context, tag, word)
+        if let Some(bytes) = buf.whole(0, len)
+            && self.endpoint.send_short_at_once(to, context, tag, bytes)
         {
             return Ok(Request(RequestId::SENT));
         }

@@ -3,7 +3,7 @@
 use nemesia_core::counters::Field;
 pub use nemesia_core::counters::{EngineCounters, PeerCounters};
 
-use nemesia_core::port::MessagePort as _;
+use nemesia_core::port::RemoteAccess as _;
 
 use super::{Endpoint, Source, Tag, pattern};
 use crate::route::Explanation;
@@ -92,7 +92,7 @@ impl Endpoint {
     /// Returns how each rank is reached, the mechanisms in use, and the reason for each that is not used.
     pub fn explain(&self) -> Explanation {
         let route = |rank| {
-            let pulls = self.engine.port().can_pull(rank as u32);
+            let pulls = self.engine.port().can_get(rank as u32);
             self.facts.route(&self.config, (self.rank(), rank), pulls, self.failure(rank))
         };
         Explanation {

@@ -19,23 +19,15 @@
 //! put has already written. The owner would have to wait at each `unexpose` until every peer has confirmed that
 //! its copy is over. A peer that is stopped, or does not confirm, would block a call that must not wait.
 
-mod known;
-
 use nemesia_core::engine::StartError;
 use nemesia_core::engine::rma::{Access, Datatype, Reduction, Target, combine};
-use nemesia_core::shared::layout::Extent;
 use nemesia_core::shared::window::SharedWindow;
-use nemesia_core::wire::rma::{RmaOperation, SHARED_BYTES};
+use nemesia_core::wire::rma::RmaOperation;
 
-use self::known::KnownRegions;
 use super::Endpoint;
 use super::RemoteKey;
 use crate::error::Error;
-use crate::os::borrow::open_foreign;
-use crate::os::{self, AttachLimits, Segment, SegmentBacking};
-
-/// The slack in a segment's size, which may be rounded up to huge pages.
-const ROUNDING: usize = 1 << 30;
+use crate::shm::PeerRegion;
 
 /// The path that operations on a region take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,19 +43,9 @@ pub enum Path {
     },
 }
 
-/// A mapped region of a peer. The window points into the segment, so it is dropped first.
-#[derive(Debug)]
-struct Mapped {
-    window: SharedWindow<'static>,
-    segment: Segment,
-    /// Whether peers can take pages out of the region and so have them charged to this process.
-    punchable: bool,
-}
-
-/// The regions of peers that this process has used.
+/// The order of operations that take the direct path and those that take packets.
 #[derive(Debug, Default)]
 pub(super) struct Direct {
-    known: KnownRegions,
     /// The peers for which a fence was requested before all operations were flushed.
     barred: Vec<u32>,
 }
@@ -75,24 +57,6 @@ impl Direct {
         if !self.barred.contains(&peer) {
             self.barred.push(peer);
         }
-    }
-
-    /// Returns the number of bytes that peers could have charged to this process: those of mapped regions from
-    /// which peers can take pages.
-    fn punchable_bytes(&self) -> u64 {
-        let mapped = self.known.all_mapped().filter(|mapped| mapped.punchable);
-        mapped.map(|mapped| mapped.segment.len() as u64).sum()
-    }
-
-    /// Returns the number of mappings and of refusals that are remembered.
-    #[cfg(test)]
-    pub(super) fn known(&self) -> (usize, usize) {
-        self.known.count()
-    }
-
-    /// Unmaps all regions of a peer that is gone.
-    pub(super) fn forget(&mut self, peer: u32) {
-        self.known.forget(peer);
     }
 }
 
@@ -161,54 +125,12 @@ impl Endpoint {
     #[inline]
     fn window(&mut self, key: &RemoteKey) -> Result<&SharedWindow<'static>, String> {
         self.check_origin().map_err(|error| error.to_string())?;
-        if !self.direct.known.mapped(&key.0).is_some_and(|mapped| mapped.window.is_open(key.0.key)) {
-            self.find_window(key)?;
-        }
-        let mapped = self.direct.known.mapped(&key.0);
-        mapped.map(|mapped| &mapped.window).ok_or_else(|| "it was unexposed".into())
-    }
-
-    #[cold]
-    fn find_window(&mut self, key: &RemoteKey) -> Result<(), String> {
         if key.rank() >= self.size() {
             return Err("there is no such rank".into());
         }
-        if let Some(why) = self.direct.known.refused(&key.0) {
-            return Err(why.clone());
-        }
-        // The region was unexposed. Its owner refuses operations that come in packets.
-        if self.direct.known.unmap(&key.0) {
-            return Err("it was unexposed".into());
-        }
-        let is_open = |mapped: &Mapped| mapped.window.is_open(key.0.key);
-        let mapped = match self.map(key) {
-            Ok(mapped) if !is_open(&mapped) => Err("it was unexposed, or the key is not its key".into()),
-            mapped => mapped,
-        };
-        let refused = mapped.as_ref().err().cloned();
-        self.direct.known.remember(&key.0, mapped);
-        refused.map_or(Ok(()), Err)
-    }
-
-    fn map(&self, key: &RemoteKey) -> Result<Mapped, String> {
-        let Some(descriptor) = key.0.share.checked_sub(1) else {
-            return Err("its owner has not allocated it with nemesia".into());
-        };
-        let pid = self.waiter.pid(key.rank()).ok_or("its owner's process can't be named from here")?;
-        let writable = key.0.access != Access::Read;
-        let access = if writable { os::Access::ReadWrite } else { os::Access::ReadOnly };
-        let len = usize::try_from(key.0.len).ok().filter(|len| *len <= isize::MAX as usize / 2);
-        let len = len.ok_or("it is longer than memory can be")?;
-        let allow_unsealed = writable && self.config.segments.backing == SegmentBacking::DevShm;
-        let lengths = SHARED_BYTES + len..=SHARED_BYTES + len + ROUNDING;
-        let limits = AttachLimits { lengths, allow_unsealed, keeps_pages: !writable };
-        let fd = open_foreign(pid, descriptor).map_err(|error| error.to_string())?;
-        let segment = Segment::attach(fd, access, limits).map_err(|error| error.to_string())?;
-        if writable {
-            os::limits::require_to_bear(pid, self.direct.punchable_bytes() + segment.len() as u64)?;
-        }
-        let window = window_of(&segment, len, writable).map_err(|error| error.to_string())?;
-        Ok(Mapped { window, segment, punchable: writable })
+        let Self { engine, waiter, .. } = self;
+        let regions = &mut engine.port_mut().local_mut().host_mut().regions;
+        regions.window(&PeerRegion::of_key(&key.0), || waiter.pid(key.rank()))
     }
 
     /// Puts by the direct path. Returns false if the put has to take packets.
@@ -326,17 +248,4 @@ impl Endpoint {
             other => other,
         })
     }
-}
-
-/// Returns the window of the region in a segment.
-pub(super) fn window_of(
-    segment: &Segment,
-    len: usize,
-    writable: bool,
-) -> Result<SharedWindow<'static>, nemesia_core::shared::layout::LayoutError> {
-    // SAFETY: the segment is mapped until it is dropped, and all callers drop it after the window.
-    let extent = unsafe { Extent::new(segment.as_ptr(), segment.len(), SHARED_BYTES + len) }?;
-    // SAFETY: as above. It is mapped for writing if the caller requested this, and used only by copies and
-    // atomics.
-    unsafe { SharedWindow::new(&extent, len, writable) }
 }

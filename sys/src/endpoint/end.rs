@@ -1,6 +1,11 @@
 //! The end of an endpoint: it is closed, dropped, or left to the process that owns it.
 
+use std::time::Duration;
+
 use super::Endpoint;
+
+/// The time for the last packets to other machines of an endpoint that is not closed.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Endpoint {
     /// Clears the identity stamp before buffers of unfinished sends return to their owners. A peer that reads
@@ -16,8 +21,10 @@ impl Endpoint {
     pub(super) fn leave_to_parent(&mut self) {
         std::mem::forget(self.exchange.take());
         std::mem::forget(std::mem::take(&mut self.allocations));
-        std::mem::forget(std::mem::take(&mut self.direct));
-        self.engine.port_mut().host_mut().leave_to_parent();
+        std::mem::forget(std::mem::take(&mut self.retired));
+        let port = self.engine.port_mut();
+        port.local_mut().host_mut().leave_to_parent();
+        std::mem::forget(port.take_remote());
     }
 }
 
@@ -30,5 +37,10 @@ impl Drop for Endpoint {
         self.forbid_reading();
         self.rejoin.send_goodbyes(self.finished);
         self.waiter.say_goodbye(self.finished);
+        let patience = if self.finished { self.patience() } else { LAST_WORDS };
+        let finished = self.finished;
+        if let Some(net) = self.net_mut() {
+            net.leave(finished, patience);
+        }
     }
 }

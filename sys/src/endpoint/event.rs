@@ -55,8 +55,21 @@ impl Endpoint {
     /// Delivers messages that have arrived and sends what is pending. Returns the number of packets moved.
     ///
     /// The work is bounded, and the call never blocks. Some calls ask the kernel whether the peers are alive.
+    ///
+    /// If there are more processes than cores, a process that only polls would keep its core from the peers that
+    /// it waits for. After a few calls in a row that find nothing, this call, [`Endpoint::test`] and the probes
+    /// therefore yield the core (`sched_yield`). They never sleep. With a core for each process, or with a fixed
+    /// NEMESIA_SPIN, they do not yield.
     #[inline]
     pub fn progress(&mut self) -> usize {
+        let packets = self.advance();
+        self.count_call(packets);
+        packets
+    }
+
+    /// Makes progress as [`Endpoint::progress`] does, but never yields the core.
+    #[inline]
+    pub(super) fn advance(&mut self) -> usize {
         if self.is_forked() {
             return 0;
         }
@@ -115,7 +128,7 @@ impl Endpoint {
         // each idle poll scans those of one peer.
         let polls = if self.waiter.watch.has_ticked() { self.size() } else { 1 };
         if polls > 1 {
-            self.engine.port_mut().sweep_all();
+            self.engine.port_mut().local_mut().sweep_all();
         }
         if self.engine.handlers_mut().wants_attention() {
             self.attend_handlers();
@@ -123,7 +136,10 @@ impl Endpoint {
         self.wake_counted();
         self.waiter.watch.expect_wake();
         self.waiter.announce(Sleep::Event, 1);
-        if (0..polls).any(|_| self.engine.progress() != Progress::default()) || changed {
+        self.advance_net();
+        let is_idle = self.arm_net();
+        let moved = (0..polls).any(|_| self.engine.progress() != Progress::default());
+        if moved || !is_idle || changed {
             self.disarm();
             return Arm::Busy;
         }

@@ -1,7 +1,8 @@
 //! Messages in several buffers: gathered when they are sent, scattered when they are received.
 //!
 //! These calls allocate nothing. They add no copy either, except for messages that fit into a fastbox, which
-//! are gathered on the stack. A large message that is sent from a list is streamed through cells, in two
+//! are gathered on the stack. A large message that is sent from a list takes one copy if at most 224 bytes come
+//! before its last run (a short header and a large payload). Any other list is streamed through cells, in two
 //! copies. A large message that is received into a list is pulled in one copy, run by run, if the runs have 4
 //! KiB or more on average. Otherwise it is streamed.
 //!
@@ -9,6 +10,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
+use nemesia_core::matching::Pattern;
 use nemesia_core::payload::{RecvBuf, Segment, SendBuf};
 
 use super::{
@@ -137,7 +139,8 @@ impl Context<'_> {
         // SAFETY: the list and its bytes are borrowed exclusively until this function returns, and `recv_any`
         // returns only when the engine has finished with them.
         let buf = unsafe { RecvBuf::from_list(list.as_ptr().cast(), list.len()) };
-        self.endpoint.recv_any(pattern(from, self.id, tag)?, buf.ok_or(Error::List)?)
+        let Pattern { source, context, tag, ignore } = pattern(from, self.id, tag)?;
+        self.endpoint.recv_any(source, context, (tag, ignore), buf.ok_or(Error::List)?)
     }
 
     /// Starts a send of several segments in this context; see [`Endpoint::isendv`].

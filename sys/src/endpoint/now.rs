@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use nemesia_core::matching::{Pattern, Source as From};
 use nemesia_core::payload::{RecvBuf, SendBuf};
-use nemesia_core::shared::fastbox::Word;
 
 use super::wait::{Awaited, Wait};
 use super::{Context, Endpoint, Mode, Request, Source, Status, Tag, free_context, pattern, status};
@@ -43,6 +42,9 @@ const SOON: u32 = 32;
 /// # Ok::<(), nemesia::Error>(())
 /// ```
 impl Endpoint {
+    /// Most bytes of a short message: as many as travel in one fastbox slot, half a cache line, with their header.
+    pub const SHORT_BYTES: usize = nemesia_core::shared::fastbox::SHORT_BYTES;
+
     /// Sends a message if it can leave at once.
     ///
     /// It can if it has at most NEMESIA_EAGER_BYTES, there is room and credit, no message is queued before it,
@@ -54,17 +56,22 @@ impl Endpoint {
         self.in_context(0).send_now(to, tag, bytes)
     }
 
-    /// Sends a message of 8 bytes as [`Endpoint::send_now`] does. This is the critical path.
+    /// Sends a short message, of at most [`Endpoint::SHORT_BYTES`], as [`Endpoint::send_now`] does. This is
+    /// the critical path. Also returns false if the message is longer.
     #[inline(always)]
-    pub fn send_word_now(&mut self, to: usize, tag: u64, word: [u8; 8]) -> bool {
-        self.send_word_at_once(to, 0, tag, word)
+    pub fn send_short_now(&mut self, to: usize, tag: u64, bytes: &[u8]) -> bool {
+        self.send_short_at_once(to, 0, tag, bytes)
     }
 
-    /// Receives a message if it is there and no receive is posted, no message stored and no send pending.
+    /// Receives a message if it is there, no send is pending, and no posted receive and no stored message
+    /// competes with this receive.
     ///
-    /// The message has 8 bytes, which go to the beginning of `buf`. If `from` and `tag` name one rank and one
-    /// tag, it may have up to NEMESIA_EAGER_BYTES, as far as these fit. `None` has no other meaning:
-    /// [`Endpoint::recv`] or [`Endpoint::irecv`] returns the reason.
+    /// A posted receive competes if both could match the same message. With many posted receives or stored
+    /// messages the engine may not find out that none competes.
+    ///
+    /// The message has at most [`Endpoint::SHORT_BYTES`] and fits into `buf`. If `from` and `tag` name one
+    /// rank and one tag, it may have up to NEMESIA_EAGER_BYTES, as far as these fit. `None` has no other
+    /// meaning: [`Endpoint::recv`] or [`Endpoint::irecv`] returns the reason.
     #[inline(always)]
     pub fn recv_now(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
         self.in_context(0).recv_now(from, tag, buf)
@@ -77,7 +84,7 @@ impl Endpoint {
         let pattern = pattern(from, 0, tag).ok()?;
         // Pending sends must not wait for these polls.
         let polls = if self.engine.has_work() { 1 } else { self.waiter.polls().min(SOON) };
-        self.receive_at_once(&pattern, buf, polls)
+        self.receive_at_once(from, &pattern, buf, polls)
     }
 
     /// Sends a message that [`Endpoint::send_now`] has refused, and waits as [`Endpoint::send`] does.
@@ -161,14 +168,16 @@ impl Endpoint {
     #[inline(always)]
     pub(super) fn receive_at_once(
         &mut self,
+        from: Source,
         pattern: &Pattern,
         buf: &mut [u8],
         polls: u32,
     ) -> Option<Status> {
         let mut left = polls;
+        let rank = from.rank();
         loop {
-            if let Some(into) = buf.first_chunk_mut()
-                && let Some(done) = self.engine.receive_word(pattern, into)
+            if let Some(done) =
+                self.engine.receive_short(rank, pattern.context, |tag| pattern.accepts(tag), buf)
             {
                 return Some(status(done));
             }
@@ -180,6 +189,9 @@ impl Endpoint {
                 let len = self.engine.receive_packet(pattern, &mut room)?;
                 return Some(Status { rank: rank as usize, tag: pattern.tag, len });
             }
+            if !self.engine.is_idle() {
+                return self.receive_beside(*pattern, buf, left);
+            }
             left = left.saturating_sub(1);
             if left == 0 {
                 return None;
@@ -188,16 +200,41 @@ impl Endpoint {
         }
     }
 
-    /// Sends a word if it can leave at once. False has no other meaning, and nothing was sent.
+    /// Receives a short message beside posted receives and stored messages, as [`Endpoint::receive_at_once`]
+    /// does. The pattern is passed by value, so that it stays in registers there.
+    #[cold]
+    #[inline(never)]
+    fn receive_beside(&mut self, pattern: Pattern, buf: &mut [u8], polls: u32) -> Option<Status> {
+        for _ in 0..polls.max(1) {
+            if let Some(done) = self.engine.receive_short_beside(&pattern, buf) {
+                return Some(status(done));
+            }
+            // A packet of another kind, and pending work, need the ordinary functions.
+            if self.engine.has_next() || self.engine.has_work() {
+                break;
+            }
+            self.engine.pause();
+        }
+        None
+    }
+
+    /// Sends a short message if it can leave at once. False means that nothing was sent, or that the message is
+    /// longer.
     #[inline(always)]
-    pub(super) fn send_word_at_once(&mut self, to: usize, context: u16, tag: u64, word: Word) -> bool {
-        self.engine.send_word(u32::try_from(to).unwrap_or(u32::MAX), context, tag, word)
+    pub(super) fn send_short_at_once(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> bool {
+        self.engine.send_short(to, context, tag, bytes)
     }
 
     /// Sends a message if it can leave at once. False has no other meaning, and nothing was sent.
-    #[inline(never)]
+    #[inline(always)]
     pub(super) fn send_at_once(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> bool {
         self.engine.send_now(u32::try_from(to).unwrap_or(u32::MAX), context, tag, bytes)
+    }
+
+    /// As [`Endpoint::send_at_once`], which the compiler shall not repeat in each caller.
+    #[inline(never)]
+    fn send_alone(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> bool {
+        self.send_at_once(to, context, tag, bytes)
     }
 
     /// Waits until a request is complete, or for at most `limit`.
@@ -241,7 +278,7 @@ impl Context<'_> {
     /// Sends a message if it can leave at once; see [`Endpoint::send_now`].
     #[inline(always)]
     pub fn send_now(self, to: usize, tag: u64, bytes: &[u8]) -> bool {
-        free_context(self.id).is_ok() && self.endpoint.send_at_once(to, self.id, tag, bytes)
+        free_context(self.id).is_ok() && self.endpoint.send_alone(to, self.id, tag, bytes)
     }
 
     /// Posts a receive if it can be posted at once; see [`Endpoint::irecv_now`].
@@ -261,6 +298,6 @@ impl Context<'_> {
     #[inline(always)]
     pub fn recv_now(self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
         let pattern = pattern(from, self.id, tag).ok()?;
-        self.endpoint.receive_at_once(&pattern, buf, 1)
+        self.endpoint.receive_at_once(from, &pattern, buf, 1)
     }
 }

@@ -1,25 +1,32 @@
 //! Opening and closing an endpoint, and facts about its world.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nemesia_core::engine::rma::WINDOW;
 use nemesia_core::engine::{Engine, Lent, Tuning};
-use nemesia_core::port::MessagePort as _;
+use nemesia_core::port::PacketPort as _;
 use nemesia_core::slab::List;
 use nemesia_core::store::{self, Unit};
 
 use super::agree::Agreements;
+use super::ports;
 use super::probe::Dropped;
 use super::wait::Waiter;
-use super::{Endpoint, FIRST_REQUESTS, Heap, active, direct, trace};
+use super::{Endpoint, Heap, active, direct, trace};
 use crate::bootstrap::{Bootstrap, Exchange};
-use crate::config::Config;
+use crate::config::{Config, FIRST_REQUESTS};
 use crate::error::Error;
 use crate::events;
-use crate::os::limits;
+use crate::explain::Verdict;
+use crate::os::{Watch, limits};
 use crate::route;
 use crate::shm::{self, Attached};
+use crate::transport::hosts::RemoteRanks;
+use crate::transport::net::NetPort;
+
+/// The most peers for which the fastest protocol of large messages is learned at a time, in about 3 KiB each.
+const LEARNED_PEERS: usize = 16;
 
 /// # Opening, closing and facts
 ///
@@ -70,8 +77,11 @@ impl Endpoint {
         let (units, stored) = room(config.unexpected_bytes)?;
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
         let attached = shm::attach(config, exchange.as_mut(), ranks)?;
-        let Attached { port, sleep, watch, fence, load, facts, warnings: remarks, stamp, .. } = attached;
+        let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: remarks, stamp, .. } =
+            attached;
         warnings.extend(remarks);
+        let net = connect_remote(config, attached.remote, (&mut facts, &mut watch))?;
+        let port = ports::join(port, net);
         let lent = Lent::<Heap> {
             requests: filled(FIRST_REQUESTS.min(config.requests)),
             peers: filled(size),
@@ -80,12 +90,12 @@ impl Endpoint {
             posted: vec![List::new(); FIRST_REQUESTS],
             regions: Vec::new(),
             replies: filled(size.saturating_sub(1) * WINDOW as usize),
+            selections: filled(size.min(LEARNED_PEERS)),
             handlers: active::Dispatch::new(port.packet_bytes()),
             trace: trace::recorder(config),
         };
-        let window = (config.credit_bytes / store::UNIT) as u32;
         let non_temporal_bytes = config.non_temporal_from();
-        let tuning = tuning(config, window, non_temporal_bytes);
+        let tuning = tuning(config, non_temporal_bytes);
         let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
         let waiter = Waiter::new(config, load, sleep, watch, fence);
         let mut endpoint = Self {
@@ -95,6 +105,7 @@ impl Endpoint {
             exchange: Some(exchange),
             leaving: Vec::new(),
             allocations: Vec::new(),
+            retired: Vec::new(),
             direct: direct::Direct::default(),
             non_temporal_bytes,
             operations: 0,
@@ -181,14 +192,34 @@ impl Endpoint {
     }
 }
 
-const fn tuning(config: &Config, window: u32, non_temporal_bytes: u64) -> Tuning {
+/// Connects with the ranks on other machines, and records how they are reached.
+fn connect_remote(
+    config: &Config,
+    remote: RemoteRanks,
+    (facts, watch): (&mut route::Facts, &mut Watch),
+) -> Result<Option<NetPort>, Error> {
+    let Some(mut port) = remote.port else { return Ok(None) };
+    port.meet(Instant::now() + Duration::from_secs(config.timeout_seconds.into()))?;
+    let name = port.transport().name();
+    let ranks = 0..facts.met.len() as u32;
+    facts.remote = ranks.map(|rank| port.reaches(rank).then_some(name)).collect();
+    let unused = remote.refused.into_iter().map(|(other, why)| Verdict::new(other.name(), false, why));
+    facts.unused = unused.collect();
+    if let Some(descriptor) = port.descriptor() {
+        watch.attend_net(descriptor)?;
+    }
+    Ok(Some(port))
+}
+
+fn tuning(config: &Config, non_temporal_bytes: u64) -> Tuning {
     Tuning {
         eager_bytes: config.eager_bytes,
-        window,
-        assist_bytes: match config.assist_bytes {
-            Some(bytes) => bytes,
-            None => u64::MAX,
-        },
+        window: (config.credit_bytes / store::UNIT) as u32,
+        assist_bytes: config.assist_bytes.unwrap_or(u64::MAX),
+        // Shorter messages have no piece for each side.
+        lent_assist_bytes: config
+            .assist_bytes
+            .map_or(u64::MAX, |_| config.assist_pieces[0].saturating_mul(2)),
         non_temporal_bytes,
         pull_bytes: config.pull_bytes,
         run_bytes: config.run_bytes,

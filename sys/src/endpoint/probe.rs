@@ -188,6 +188,7 @@ impl Endpoint {
         self.check_origin()?;
         self.discard_dropped();
         if let Some(found) = find(self, pattern)? {
+            self.call_succeeded();
             return Ok(Some(found));
         }
         self.progress();

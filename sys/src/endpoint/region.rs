@@ -1,16 +1,12 @@
 //! Regions: memory of this process that its peers may use, and the keys of regions.
 
-use std::os::fd::AsRawFd;
-
 use nemesia_core::engine::rma::{self, RegionId};
 use nemesia_core::payload::Exposed;
-use nemesia_core::shared::window::SharedWindow;
-use nemesia_core::wire::rma::SHARED_BYTES;
 
-use super::direct::window_of;
+use super::buffer::Allocation;
 use super::{Access, Endpoint, Refusal};
 use crate::error::Error;
-use crate::os::{Segment, random};
+use crate::os::random;
 
 /// The number of bytes of a [`RemoteKey`].
 pub const KEY_BYTES: usize = nemesia_core::wire::rma::KEY_BYTES;
@@ -67,16 +63,6 @@ impl RemoteKey {
     }
 }
 
-/// A region that the endpoint allocated, and its memory. The window points into the segment, so it is dropped
-/// first.
-#[derive(Debug)]
-pub(super) struct Allocation {
-    region: Region,
-    window: SharedWindow<'static>,
-    segment: Segment,
-    len: usize,
-}
-
 /// # Regions
 ///
 /// A region is memory of this process that its peers may use by one-sided operations. Its key is plain bytes: a
@@ -104,6 +90,10 @@ impl Endpoint {
     /// region by [`Endpoint::read_region`] and [`Endpoint::write_region`], or through its address
     /// ([`Endpoint::region_memory`]).
     ///
+    /// The region may also hold messages. Peers copy messages sent from it through their mapping. If it is
+    /// [`Access::ReadWrite`], a sender that waits also writes through its mapping part of a large message that is
+    /// received into the region. For memory that safe code uses as a slice, see [`Endpoint::allocate_buffer`].
+    ///
     /// With [`Access::Read`] and [`Access::Write`] no other process can take pages out of the memory. With
     /// [`Access::ReadWrite`], any process that may use the region directly can do so. A page that was taken out
     /// reads as zeroes in all processes, and the first process that touches it allocates it again. Such a
@@ -114,28 +104,14 @@ impl Endpoint {
     /// The error of the operating system; nothing is exposed.
     pub fn allocate(&mut self, len: usize, access: Access) -> Result<Region, Error> {
         self.check_origin()?;
-        let bytes = len.checked_add(SHARED_BYTES).ok_or(Error::Regions { most: MOST_REGIONS })?;
-        const NAME: &str = "nemesia-region";
-        let options = &self.config.segments;
-        let segment = match access {
-            Access::ReadWrite => Segment::create(NAME, bytes, &options.for_foreign_writers())?,
-            // No peer writes such a region by mapping it. A read-only region that the kernel cannot seal is
-            // used in packets; a write-only region always is.
-            Access::Read | Access::Write => Segment::create_sealed(NAME, bytes, options)?,
-        };
-        segment.seal_seals()?;
-        let window = window_of(&segment, len, true)?;
-        let key = u64::from_le_bytes(random()?);
         self.make_region_room()?;
-        // SAFETY: the address is inside the mapping, after its first page.
-        let base = unsafe { segment.as_ptr().add(SHARED_BYTES) };
+        let allocation = self.new_allocation(len, access)?;
         // SAFETY: the memory is mapped readable and writable, and kept until the region is unexposed or the
         // engine is gone. This crate makes no reference to it.
-        let memory = unsafe { Exposed::from_shared(base.as_ptr(), len) };
-        let region = self.engine.expose(memory, access, key).map(Region);
+        let memory = unsafe { Exposed::from_shared(allocation.base().as_ptr(), len) };
+        let region = self.engine.expose(memory, access, allocation.key()).map(Region);
         let region = region.ok_or(Error::Regions { most: MOST_REGIONS })?;
-        window.set_key(key);
-        self.allocations.push(Allocation { region, window, segment, len });
+        self.allocations.push((region, allocation));
         Ok(region)
     }
 
@@ -166,21 +142,15 @@ impl Endpoint {
     /// [`Error::Region`].
     pub fn remote_key(&mut self, region: Region) -> Result<RemoteKey, Error> {
         let mut key = self.engine.remote_key(region.0).ok_or(Error::Region)?;
-        if let Some(Allocation { segment, .. }) = self.allocation(region) {
-            // The key names the descriptor only if the kernel enforces the access: a forged key must not permit
-            // more.
-            let kept = match key.access {
-                Access::ReadWrite => true,
-                Access::Read => segment.write_sealed(),
-                Access::Write => false,
-            };
-            let number = segment.fd().filter(|_| kept).map(|fd| fd.as_raw_fd().cast_unsigned());
-            key.share = number.map_or(0, |number| number + 1);
+        if let Some(allocation) = self.allocation(region) {
+            key.share = allocation.share(key.access);
         }
         Ok(RemoteKey(key))
     }
 
-    /// Unexposes a region. From now on operations on it are refused. Memory that was allocated is freed.
+    /// Unexposes a region. From now on operations on it are refused. Memory that was allocated is freed, and its
+    /// address is void. If messages from or into this memory are under way, they complete, and the memory is freed
+    /// after that.
     ///
     /// # Errors
     /// [`Error::Region`].
@@ -189,10 +159,9 @@ impl Endpoint {
         if !self.engine.unexpose(region.0) {
             return Err(Error::Region);
         }
-        if let Some(at) = self.allocations.iter().position(|allocation| allocation.region == region) {
-            // Peers that have mapped the region see that its key is gone, and send packets, which this process
-            // refuses.
-            self.allocations.swap_remove(at).window.set_key(0);
+        if let Some(at) = self.allocations.iter().position(|(known, _)| *known == region) {
+            let (_, allocation) = self.allocations.swap_remove(at);
+            self.retire(allocation);
         }
         Ok(())
     }
@@ -203,7 +172,7 @@ impl Endpoint {
     /// keeps the promises of [`Endpoint::expose`].
     pub fn region_memory(&self, region: Region) -> Option<(*mut u8, usize)> {
         let found = self.allocation(region)?;
-        Some((found.segment.as_ptr().as_ptr().wrapping_add(SHARED_BYTES), found.len))
+        Some((found.base().as_ptr(), found.len()))
     }
 
     /// Copies bytes out of a region, from offset `at`.
@@ -253,6 +222,6 @@ impl Endpoint {
     }
 
     fn allocation(&self, region: Region) -> Option<&Allocation> {
-        self.allocations.iter().find(|allocation| allocation.region == region)
+        self.allocations.iter().find(|(known, _)| *known == region).map(|(_, allocation)| allocation)
     }
 }

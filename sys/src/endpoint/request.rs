@@ -116,19 +116,26 @@ impl Endpoint {
     #[inline]
     pub fn test(&mut self, request: Request) -> Result<Option<Status>, Error> {
         let done = match self.finish_now(request) {
-            None => self.outcome(request).transpose()?,
+            None => self.outcome_without_poll(request)?,
             done => done,
         };
-        // A caller that only tests requests that are complete makes progress now and then all the same.
-        if done.is_some() && !self.is_progress_due() {
+        if done.is_some() {
+            self.call_succeeded();
+            // A caller that only tests requests that are complete makes progress now and then all the same.
+            if self.is_progress_due() {
+                self.advance();
+            }
             return Ok(done);
         }
-        self.progress();
-        match done {
-            None if self.is_forked() => Err(Error::Forked),
-            None => self.outcome(request).transpose(),
-            done => Ok(done),
+        let packets = self.advance();
+        if self.is_forked() {
+            return Err(Error::Forked);
         }
+        let done = self.outcome_without_poll(request);
+        if matches!(done, Ok(None)) {
+            self.count_call(packets);
+        }
+        done
     }
 
     /// Waits until a request is complete: it spins, then sleeps.

@@ -130,7 +130,7 @@ impl Endpoint {
         let joining = joining.map_err(|problem| Error::Peer { rank, problem })?;
         self.leaving.retain(|(leaver, ..)| *leaver != rank);
         self.engine.handlers_mut().forget(rank);
-        self.direct.forget(rank as u32);
+        self.engine.port_mut().local_mut().host_mut().regions.forget(rank as u32);
         let connection = self.connect(joining)?;
         self.engine.reconnect(rank as u32);
         self.agreements.readmit(rank);
@@ -142,7 +142,7 @@ impl Endpoint {
     /// Connects the port with a process with which it is not connected, and returns the connection.
     fn connect(&mut self, joining: JoiningProcess) -> Result<Arc<crate::os::HandoffConnection>, Error> {
         let (rank, incarnation) = (joining.rank, joining.incarnation);
-        let (port, watch) = (self.engine.port_mut(), &mut self.waiter.watch);
+        let (port, watch) = (self.engine.port_mut().local_mut(), &mut self.waiter.watch);
         let (connection, met) = joining.enter(port, watch)?;
         self.facts.expedited &= met.expedited;
         self.facts.met[rank] = Some(met);

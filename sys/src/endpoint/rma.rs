@@ -2,10 +2,8 @@
 //! `one_sided.rs`.
 
 use nemesia_core::engine::RequestId;
-use nemesia_core::engine::rma::{self, Target};
+use nemesia_core::engine::rma::{self, Datatype, Reduction, Target};
 use nemesia_core::payload::{RecvBuf, SendBuf};
-
-pub use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
 
 use super::{Endpoint, Region, RemoteKey, Request};
 use crate::error::Error;

@@ -11,7 +11,6 @@ mod locked;
 mod race;
 
 use std::cell::UnsafeCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ use nemesia_core::sync::spin_hint;
 use nemesia_core::threads::{Bits, EventCount, Lock, WaiterList, WaiterSlot};
 
 use super::barrier::BarrierStep;
-use super::wait::{Awaited, Wait, WaitStage, give_way};
+use super::wait::{Awaited, Wait, WaitStage, give_way, until_ended};
 use super::{Endpoint, Message, Request, Source, Status, Tag, pattern};
 use crate::error::Error;
 use crate::os::{ProcessOrigin, futex_wait_bits};
@@ -138,7 +137,8 @@ impl Ask {
 /// ```
 impl Endpoint {
     /// Converts the endpoint into one that all threads of this process can use.
-    pub fn into_shared(self) -> SharedEndpoint {
+    pub fn into_shared(mut self) -> SharedEndpoint {
+        self.share_calls();
         let (rank, size, origin) = (self.rank(), self.size(), Arc::clone(&self.origin));
         let inner =
             Inner { endpoint: self, waiters: WaiterList::new(Vec::new()), parked: false, served: Bits::NONE };
@@ -179,6 +179,10 @@ impl SharedEndpoint {
         let result = work(&mut inner.endpoint);
         // A message to this process itself, or a withdrawn receive, may complete the wait of another thread.
         self.0.serve(&mut inner);
+        if inner.endpoint.is_yield_due() {
+            let took = inner.unlocked(give_way);
+            inner.endpoint.learn_call_yield(took);
+        }
         Ok(result)
     }
 
@@ -340,22 +344,11 @@ impl SharedEndpoint {
     /// Ends a request whose buffer returns to its owner at once; see [`Endpoint::release`].
     #[cold]
     fn release(&self, request: Request) {
-        let mut first = None;
-        loop {
-            let waited = catch_unwind(AssertUnwindSafe(|| {
-                self.withdraw(request);
-                self.wait(request)
-            }));
-            match waited {
-                // A full store does not matter here: the buffer must stay until the transfer has ended.
-                Ok(Err(Error::Unexpected { .. })) => {}
-                Ok(_) => break,
-                Err(panic) if first.is_none() => first = Some(panic),
-                // The drop of a panic's payload may panic again.
-                Err(panic) => std::mem::forget(panic),
-            }
-        }
-        if let (Some(panic), Ok(mut inner)) = (first, self.0.lock()) {
+        let panic = until_ended(|| {
+            self.withdraw(request);
+            self.wait(request)
+        });
+        if let (Some(panic), Ok(mut inner)) = (panic, self.0.lock()) {
             inner.endpoint.engine.handlers_mut().keep_panic(panic);
         }
     }

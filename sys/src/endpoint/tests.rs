@@ -1,10 +1,13 @@
 //! Complete endpoints in threads of one process, over a key-value exchange in memory.
 
+mod buffer;
 mod context;
 mod event;
 mod fickle;
 mod meeting;
+mod net;
 mod observe;
+mod polling;
 mod shared;
 mod shares;
 mod unwind;
@@ -12,7 +15,7 @@ mod unwind;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nemesia_core::port::MessagePort as _;
+use nemesia_core::port::{RemoteAccess as _, SharedCopy as _};
 
 use self::meeting::TestMeeting;
 use super::wait::{Awaited, Wait};
@@ -275,7 +278,7 @@ fn a_peer_that_claims_to_copy_forever_does_not_delay_the_end() {
     let _send = unsafe { one.isend(0, 1, bytes.as_ptr(), bytes.len()) }.unwrap();
     // SAFETY: as above, and no other code uses them.
     let _receive = unsafe { zero.irecv(Source::Rank(1), Tag::Any, room.as_mut_ptr(), room.len()) }.unwrap();
-    if !zero.engine.port().can_pull(1) {
+    if !zero.engine.port().can_get(1) {
         crate::os::testing::skipped("the kernel lets no process read another's memory");
         return;
     }
@@ -299,7 +302,7 @@ fn a_peer_that_claims_to_copy_forever_does_not_delay_the_end() {
 #[test]
 fn buffers_of_an_endpoint_that_ends_are_not_read_any_more() {
     let (mut zero, mut one) = pair(&Config::default());
-    if !zero.engine.port().can_pull(1) {
+    if !zero.engine.port().can_get(1) {
         crate::os::testing::skipped("the kernel lets no process read another's memory");
         return;
     }
@@ -320,7 +323,7 @@ fn buffers_of_an_endpoint_that_ends_are_not_read_any_more() {
         assert!(zero.test(receive).unwrap().is_none());
     }
     // Rank 0 has tried to read, was refused, and does not try again.
-    assert!(!zero.engine.port().can_pull(1), "rank 0 has not tried to read the buffer");
+    assert!(!zero.engine.port().can_get(1), "rank 0 has not tried to read the buffer");
     drop(one);
     let outcome = zero.wait(receive);
     assert!(matches!(outcome, Err(Error::PeerFailed { rank: 1, .. })), "{outcome:?}");

@@ -9,12 +9,6 @@ pub(super) type Recorder = nemesia_core::trace::TraceRing<Vec<nemesia_core::trac
 #[cfg(not(feature = "trace"))]
 pub(super) type Recorder = ();
 
-/// The number of bytes of one entry or exit in the ring; 0 in builds without a ring.
-#[cfg(feature = "trace")]
-pub(crate) const RECORD_BYTES: usize = size_of::<nemesia_core::trace::Record>();
-#[cfg(not(feature = "trace"))]
-pub(crate) const RECORD_BYTES: usize = 0;
-
 #[cfg(feature = "trace")]
 pub(super) fn recorder(config: &Config) -> Recorder {
     Recorder::new(vec![nemesia_core::trace::Record::default(); config.trace], now)

@@ -8,14 +8,17 @@
 //! |---|---|
 //! | packets | none; the wait begins anew |
 //! | nothing | a hint to the processor |
-//! | nothing, a few times | a yield of the core; `wait/spin.rs` decides how often, and when to stop |
+//! | nothing, a few times | a yield of the core; `nemesia_core::spin` decides how often, and when to stop |
 //! | nothing, for long | a liveness check if one is due (10 ms); then a sleep of at most 50 ms |
 //! | nothing, after a wake-up | a scan of all cells, because the entry that should name one is lost |
 //! | anything, 32 times | the clock is read: deadlines pass and peers die even during heavy traffic |
+//!
+//! Calls that never wait, such as `test`, yield the core as well if there are more processes than cores:
+//! `wait/nonblocking.rs`.
 
 mod liveness;
+mod nonblocking;
 mod park;
-mod spin;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -24,16 +27,16 @@ use nemesia_core::engine::{Bypass, Progress};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::RecvBuf;
 use nemesia_core::shared::sleep::Sleep as Way;
+use nemesia_core::spin::{FailedPolls, SpinAction};
 use nemesia_core::sync::spin_hint;
 use nemesia_core::trace::Recorder as _;
 
+use super::active::Panic;
 use super::{Endpoint, Request, Status, status};
 use crate::error::Error;
 use crate::events;
 use crate::os::futex_wake;
-pub(super) use park::{Parker, Slept, Waiter};
-pub(super) use spin::give_way;
-use spin::{FailedPolls, Next};
+pub(super) use park::{Parker, Slept, Waiter, give_way};
 
 /// The number of polls and packets after which the clock is read, even during heavy traffic.
 const CLOCK_EVERY: u32 = 32;
@@ -95,13 +98,29 @@ impl Drop for BorrowedRequest<'_> {
     }
 }
 
+/// Calls `end`, which withdraws a request and waits for it, until the request has ended. Never unwinds; returns
+/// the first panic.
+pub(super) fn until_ended(mut end: impl FnMut() -> Result<Status, Error>) -> Option<Panic> {
+    let mut first = None;
+    loop {
+        match catch_unwind(AssertUnwindSafe(&mut end)) {
+            // A full store does not matter here: the buffer must stay until the transfer has ended.
+            Ok(Err(Error::Unexpected { .. })) => {}
+            Ok(_) => return first,
+            Err(panic) if first.is_none() => first = Some(panic),
+            // The drop of a panic's payload may panic again.
+            Err(panic) => std::mem::forget(panic),
+        }
+    }
+}
+
 /// Requests by number from 0; `None` after the last.
 pub(super) type Others<'a> = &'a dyn Fn(usize) -> Option<Request>;
 
 /// The action between two polls.
 pub(super) enum WaitStage {
     Poll,
-    /// A yield of the core: [`spin::give_way`].
+    /// A yield of the core: [`give_way`].
     Yield,
     /// This sleep, and then [`Endpoint::unpark`].
     Sleep(Parker),
@@ -182,6 +201,7 @@ impl Endpoint {
         self.wake_counted();
         self.waiter.take_back_request();
         let now = Instant::now();
+        self.advance_net();
         let due = now.duration_since(self.liveness_checked) >= LIVENESS_EVERY;
         if due {
             self.liveness_checked = now;
@@ -226,10 +246,16 @@ impl Endpoint {
             if !self.keep_polling(&mut wait, packets) {
                 // A poll may have stored the message that this call waits for. The receive is posted before a
                 // sleep.
-                match self.rest(&mut wait)? {
-                    Next::Sleep => break,
-                    Next::Yield => self.give_way(&mut wait),
-                    Next::Poll => {}
+                let next = self.rest(&mut wait)?;
+                // Pending work gets its turn, however many packets come.
+                if self.engine.has_work() && self.engine.progress().packets > 0 {
+                    wait.renew();
+                } else {
+                    match next {
+                        SpinAction::Sleep => break,
+                        SpinAction::Yield => self.give_way(&mut wait),
+                        SpinAction::Poll => {}
+                    }
                 }
                 if !self.engine.can_bypass(pattern) {
                     break;
@@ -314,7 +340,7 @@ impl Endpoint {
     /// with the buffer.
     pub(super) fn progress_beside(&mut self, request: Request) {
         let borrowed = BorrowedRequest { endpoint: self, request };
-        borrowed.endpoint.progress();
+        borrowed.endpoint.advance();
         std::mem::forget(borrowed);
     }
 
@@ -322,22 +348,11 @@ impl Endpoint {
     /// is under way. It never unwinds; the next call that makes progress raises the panic.
     #[cold]
     pub(super) fn release(&mut self, request: Request) {
-        let mut first = None;
-        loop {
-            let waited = catch_unwind(AssertUnwindSafe(|| {
-                self.withdraw(request);
-                self.wait(request)
-            }));
-            match waited {
-                // A full store does not matter here: the buffer must stay until the transfer has ended.
-                Ok(Err(Error::Unexpected { .. })) => {}
-                Ok(_) => break,
-                Err(panic) if first.is_none() => first = Some(panic),
-                // The drop of a panic's payload may panic again.
-                Err(panic) => std::mem::forget(panic),
-            }
-        }
-        if let Some(panic) = first {
+        let panic = until_ended(|| {
+            self.withdraw(request);
+            self.wait(request)
+        });
+        if let Some(panic) = panic {
             self.engine.handlers_mut().keep_panic(panic);
         }
     }
@@ -351,7 +366,10 @@ impl Endpoint {
     /// Waits until every pending send has left or its peer is gone.
     pub(super) fn flush_sends(&mut self) -> Result<(), Error> {
         let mut wait = Wait::new(Some(self.patience()));
-        while self.engine.sends_pending() || self.engine.handlers_mut().wants_attention() {
+        while self.engine.sends_pending()
+            || self.engine.handlers_mut().wants_attention()
+            || self.engine.port().remote().is_some_and(|net| net.0.has_unsent())
+        {
             let packets = self.engine.progress().packets;
             self.pause(&mut wait, packets, Awaited::Other)?;
         }
@@ -368,7 +386,7 @@ impl Endpoint {
             if !self.keep_polling(&mut wait, 0) {
                 // A sleep has no use here.
                 match self.rest(&mut wait) {
-                    Ok(Next::Yield) => self.give_way(&mut wait),
+                    Ok(SpinAction::Yield) => self.give_way(&mut wait),
                     Ok(_) => {}
                     Err(_) => return,
                 }
@@ -377,7 +395,7 @@ impl Endpoint {
     }
 
     /// Returns how long the end of the endpoint waits for peers.
-    fn patience(&self) -> Duration {
+    pub(super) fn patience(&self) -> Duration {
         Duration::from_secs(self.config.timeout_seconds.into())
     }
 
@@ -412,20 +430,21 @@ impl Endpoint {
 
     /// Reads the clock if this is due, and decides what to do after enough failed polls.
     #[inline(never)]
-    fn rest(&mut self, wait: &mut Wait) -> Result<Next, Error> {
+    fn rest(&mut self, wait: &mut Wait) -> Result<SpinAction, Error> {
         if std::mem::take(&mut wait.came) {
             (wait.failed_polls, wait.slept) = (FailedPolls::NONE, None);
         }
         if self.turns >= CLOCK_EVERY {
             let (now, changed) = self.look_at_clock();
-            self.waiter.spin_policy.learn_time(&mut wait.failed_polls, now);
+            let time = self.waiter.since_start(now);
+            self.waiter.spin_policy.learn_time(&mut wait.failed_polls, time);
             wait.check(now)?;
             if changed {
-                return Ok(Next::Poll);
+                return Ok(SpinAction::Poll);
             }
         }
         if wait.polls < self.waiter.spin_policy.polls() {
-            return Ok(Next::Poll);
+            return Ok(SpinAction::Poll);
         }
         Ok(self.waiter.spin_policy.rest(&mut wait.failed_polls, std::mem::take(&mut wait.polls)))
     }
@@ -457,9 +476,9 @@ impl Endpoint {
             return Ok(WaitStage::Poll);
         }
         match next {
-            Next::Poll => return Ok(WaitStage::Poll),
-            Next::Yield => return Ok(WaitStage::Yield),
-            Next::Sleep => {}
+            SpinAction::Poll => return Ok(WaitStage::Poll),
+            SpinAction::Yield => return Ok(WaitStage::Yield),
+            SpinAction::Sleep => {}
         }
         let now = Instant::now();
         wait.check(now)?;
@@ -473,7 +492,7 @@ impl Endpoint {
         let slept = wait.slept.take();
         if slept == Some(Sleep::Woken) {
             // The entry in the inbox may be lost. The cells are reliable.
-            self.engine.port_mut().sweep_all();
+            self.engine.port_mut().local_mut().sweep_all();
             return Ok(WaitStage::Poll);
         }
         if slept == Some(Sleep::Failed)
@@ -514,6 +533,7 @@ impl Endpoint {
     pub(super) fn notify(&self) {
         self.waiter.sleep.notify();
         futex_wake(self.waiter.sleep.futex(), u32::MAX);
+        self.waiter.watch.notify();
     }
 
     /// Returns how many messages have to come at least before there is something to do.
@@ -527,8 +547,8 @@ impl Endpoint {
     /// Wakes peers that wait for more messages than they have got from this process, if this process cannot
     /// continue before they do.
     pub(super) fn wake_counted(&mut self) {
-        if self.engine.port_mut().has_counted() && self.engine.sends_pending() {
-            self.engine.port_mut().wake_counted();
+        if self.engine.port_mut().local_mut().has_counted() && self.engine.sends_pending() {
+            self.engine.port_mut().local_mut().wake_counted();
         }
     }
 
@@ -536,12 +556,18 @@ impl Endpoint {
     /// by now.
     fn prepare(&mut self, wait: &Wait, lacks: u32) -> Option<Parker> {
         self.wake_counted();
-        let sequence = self.waiter.announce(Way::Futex, lacks);
-        if self.engine.progress() != Progress::default() {
+        let has_net = self.engine.port().remote().is_some();
+        let (how, events) =
+            if has_net { (Way::Event, Some(self.waiter.watch.prepare_sleep())) } else { (Way::Futex, None) };
+        let sequence = self.waiter.announce(how, lacks);
+        // Armed first: what comes later wakes this process, and what has come is found by the polls.
+        self.advance_net();
+        let is_idle = self.arm_net();
+        if self.engine.progress() != Progress::default() || !is_idle {
             self.waiter.unpark();
             return None;
         }
-        Some(Parker::new(self.waiter.sleep.clone(), sequence, self.longest_sleep(wait)))
+        Some(Parker::new(self.waiter.sleep.clone(), sequence, events, self.longest_sleep(wait)))
     }
 
     /// Returns the time until the next liveness check or the end of the wait.
@@ -554,11 +580,16 @@ impl Endpoint {
     /// Ends a sleep.
     pub(super) fn unpark(&mut self, wait: &mut Wait, slept: Slept) {
         self.waiter.unpark_after(slept);
+        if slept.by_event {
+            // The set stays readable until its events are taken.
+            self.liveness_checked = Instant::now();
+            self.check_liveness();
+        }
         events::slept(slept.took, slept.woken);
         self.waiter.spin_policy.learn_sleep(&mut wait.failed_polls, slept.took, slept.woken);
         if !slept.woken {
             // A hostile peer may have suppressed the wake-up.
-            self.engine.port_mut().sweep_all();
+            self.engine.port_mut().local_mut().sweep_all();
         }
         wait.slept = Some(if slept.woken { Sleep::Woken } else { Sleep::Failed });
     }

@@ -16,9 +16,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::OnceLock;
 
 use super::call::checked;
-use super::closer::ForeignFd;
+use super::closer::{ForeignFd, is_memory};
 use super::error::ShmError;
-use super::store::{self, Store};
+use super::store::Store;
 
 const WHAT: &str = "opening a region of a peer";
 
@@ -92,7 +92,7 @@ fn memory_devices() -> &'static [(u32, u32)] {
     DEVICES.get_or_init(|| {
         let stores = [Store::Memfd, Store::HugeMemfd(0), Store::DevShm];
         let files = stores.into_iter().filter_map(|store| store.open("nemesia-probe").ok());
-        let memory = files.filter(|file| store::is_memory(file.as_fd()));
+        let memory = files.filter(|file| is_memory(file.as_fd()));
         memory.filter_map(|file| Some(Kind::of(file.as_fd()).ok()?.device)).collect()
     })
 }

@@ -2,10 +2,9 @@
 
 use std::ffi::{c_int, c_long, c_short};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
-
-use super::error::ShmError;
 
 /// Turns the result of a `libc` function into a `Result`. Call at once: it reads `errno`.
 pub(super) fn checked(result: c_int) -> io::Result<c_int> {
@@ -25,16 +24,6 @@ pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::R
             result => return result,
         }
     }
-}
-
-/// Returns random bytes from the kernel. At most 256, which the kernel returns whole or not at all.
-pub(crate) fn random<const N: usize>() -> Result<[u8; N], ShmError> {
-    const { assert!(N <= 256) };
-    let mut random = [0; N];
-    // SAFETY: the kernel writes at most the length announced.
-    uninterrupted(|| checked_long(unsafe { libc::getrandom(random.as_mut_ptr().cast(), N, 0) } as _))
-        .map_err(|errno| ShmError::system("drawing random bytes", errno))?;
-    Ok(random)
 }
 
 /// Returns the effective user of this process.
@@ -94,6 +83,35 @@ fn poll_once(fd: BorrowedFd<'_>, events: c_short, timeout: impl Fn() -> Duration
         checked(unsafe { libc::ppoll(&raw mut poll, 1, &raw const timeout, std::ptr::null()) })
     })?;
     Ok(poll.revents)
+}
+
+/// The type of the number of a resource limit.
+#[cfg(target_env = "musl")]
+pub(super) type Resource = c_int;
+#[cfg(not(target_env = "musl"))]
+pub(super) type Resource = libc::__rlimit_resource_t;
+
+/// A soft and a hard limit; `None` is unlimited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ResourceLimit {
+    pub(super) soft: Option<u64>,
+    pub(super) hard: Option<u64>,
+}
+
+/// Returns a resource limit of this process.
+pub(super) fn resource_limit(resource: Resource) -> io::Result<ResourceLimit> {
+    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
+    // SAFETY: the kernel fills the structure, which is a local variable.
+    checked(unsafe { libc::getrlimit(resource, limit.as_mut_ptr()) })?;
+    // SAFETY: filled, since the call succeeded.
+    let limit = unsafe { limit.assume_init() };
+    let finite = |value| (value != libc::RLIM_INFINITY).then_some(value);
+    Ok(ResourceLimit { soft: finite(limit.rlim_cur), hard: finite(limit.rlim_max) })
+}
+
+/// Returns the soft limit of open files. `None` if there is none.
+pub(super) fn open_files() -> Option<u64> {
+    resource_limit(libc::RLIMIT_NOFILE).ok()?.soft
 }
 
 #[cfg(test)]

@@ -16,17 +16,13 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use super::call::process_id;
+use super::call::{checked, process_id};
 use super::mapping::without_signals;
-use super::message;
-use super::store;
 
 /// The largest number of threads at once.
 const MOST_THREADS: usize = 16;
 /// The number of waiting descriptors above which no unauthenticated connection is accepted.
 const MOST_WAITING: usize = 128;
-/// The packets of one socket whose descriptors this module closes; the kernel closes those of the others.
-const MOST_PACKETS: usize = 1024;
 /// The bytes of a thread's stack.
 const STACK: usize = 128 << 10;
 /// The number of tries for the lock. A forked child may find it locked for ever, by a thread that the child
@@ -69,18 +65,27 @@ impl Drop for ForeignFd {
     fn drop(&mut self) {
         // SAFETY: taken once: the field is not used after this, and not dropped by itself.
         let fd = unsafe { ManuallyDrop::take(&mut self.0) };
-        if !store::is_memory(fd.as_fd()) {
+        if !is_memory(fd.as_fd()) {
             close(Unwanted::Descriptor(fd));
         }
     }
+}
+
+/// Returns whether this is a file on tmpfs or hugetlbfs, the only ones that support the query for seals. The
+/// query returns at once for any file, whereas `fstat` and `fstatfs` of a file on FUSE wait for the serving
+/// process.
+pub(super) fn is_memory(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: takes no pointers.
+    checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) }).is_ok()
 }
 
 /// A descriptor to be closed.
 #[derive(Debug)]
 pub(super) enum Unwanted {
     Descriptor(OwnedFd),
-    /// A Unix socket of ours with unreceived packets.
-    Queue(OwnedFd),
+    /// A Unix socket of ours with unreceived packets, and the function that receives them and passes their
+    /// descriptors to [`close_soon`].
+    Queue(OwnedFd, fn(BorrowedFd<'_>)),
 }
 
 #[derive(Debug)]
@@ -157,40 +162,19 @@ impl Unwanted {
     fn close(self) {
         match self {
             Self::Descriptor(fd) => close_soon(&fd),
-            Self::Queue(socket) => {
-                for _ in 0..MOST_PACKETS {
-                    match message::receive(socket.as_fd(), &mut [0]) {
-                        Ok(packet) if packet.len == 0 && packet.fds.is_empty() => break,
-                        Ok(packet) => packet.fds.into_iter().for_each(|fd| close_soon(&fd.into_inner())),
-                        Err(errno) if errno.raw_os_error() == Some(libc::EAGAIN) => break,
-                        // The kernel reports a reset once, before the data that the peer had sent.
-                        Err(_) => {}
-                    }
-                }
-            }
+            Self::Queue(socket, empty) => empty(socket.as_fd()),
         }
     }
 }
 
 /// Makes the following close not linger. If the kernel refuses, the close blocks this thread alone.
-fn close_soon(fd: &OwnedFd) {
+pub(super) fn close_soon(fd: &OwnedFd) {
     let no = libc::linger { l_onoff: 0, l_linger: 0 };
     let len = size_of_val(&no) as libc::socklen_t;
     // SAFETY: the value is alive and has the length that is passed. The call fails if the descriptor is no
     // socket.
     unsafe {
         libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, (&raw const no).cast(), len);
-    }
-}
-
-/// Shuts a Unix socket of ours down for both sides and closes it: in this thread if its queue is empty or holds
-/// plain bytes, else in a helper thread.
-pub(super) fn close_socket(socket: OwnedFd) {
-    // From here on the peer can queue nothing more.
-    // SAFETY: takes no memory. The call fails only if the peer has already closed its end.
-    unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
-    if !message::drop_plain_packets(socket.as_fd()) {
-        close(Unwanted::Queue(socket));
     }
 }
 

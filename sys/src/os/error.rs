@@ -212,16 +212,6 @@ pub enum ShmError {
         /// The rule that it violates.
         why: &'static str,
     },
-    /// This CPU cannot be used by this process.
-    #[error("cannot run on CPU {cpu}: {errno}: allowed are {allowed:?}")]
-    Cpu {
-        /// The CPU requested.
-        cpu: usize,
-        /// The kernel's reason.
-        errno: io::Error,
-        /// The CPUs that this thread may use.
-        allowed: Vec<usize>,
-    },
 }
 
 fn in_use(locked: Bytes) -> String {
@@ -239,7 +229,7 @@ impl ShmError {
     pub(super) fn system(what: &'static str, errno: io::Error) -> Self {
         match errno.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE | libc::ETOOMANYREFS) => {
-                let limit = super::limits::open_files().map_or_else(|| "unknown".into(), |n| n.to_string());
+                let limit = super::call::open_files().map_or_else(|| "unknown".into(), |n| n.to_string());
                 Self::Descriptors { what, errno, limit }
             }
             _ => Self::System { what, errno },

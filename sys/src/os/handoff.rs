@@ -14,11 +14,11 @@ use std::mem::{self, ManuallyDrop, MaybeUninit, offset_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use super::call::{checked, checked_long, effective_uid, left, process_id, random, ready_now, wait_ready};
+use super::call::{checked, checked_long, effective_uid, left, process_id, ready_now, wait_ready};
 use super::closer::{self, ForeignFd, Unwanted};
 use super::error::ShmError;
 use super::message::{self, Packet};
-use super::watch::Departure;
+use super::random::random;
 
 /// The largest number of descriptors in one message.
 pub const MAX_FDS: usize = message::MAX_FDS;
@@ -198,7 +198,8 @@ impl HandoffConnection {
     ///
     /// # Errors
     /// No descriptors are left.
-    pub fn pair() -> Result<(Self, Self), ShmError> {
+    #[cfg(test)]
+    pub(crate) fn pair() -> Result<(Self, Self), ShmError> {
         let mut fds: [c_int; 2] = [-1; 2];
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
         // SAFETY: the array has room for the two descriptors.
@@ -443,7 +444,7 @@ impl Drop for HandoffConnection {
         // SAFETY: taken once: the field is not used after this.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
         if self.process == process_id() {
-            closer::close_socket(fd);
+            message::close_socket(fd);
         }
     }
 }
@@ -453,6 +454,17 @@ impl AsFd for HandoffConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// The way in which a peer left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// Without announcing it, or after it violated the protocol.
+    Died,
+    /// After announcing that it has finished ([`HandoffConnection::send_goodbye`]).
+    Finished,
+    /// After announcing that it leaves without having finished ([`HandoffConnection::send_dropped`]).
+    Dropped,
 }
 
 /// The result of [`HandoffConnection::glance`].

@@ -7,34 +7,14 @@
 
 use std::fs;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path};
 
-use super::call::{checked, checked_long};
+use super::call::{Resource, ResourceLimit, checked_long, open_files, resource_limit};
 use super::error::{Bytes, ShmError};
 
-#[cfg(target_env = "musl")]
-type Resource = std::ffi::c_int;
-#[cfg(not(target_env = "musl"))]
-type Resource = libc::__rlimit_resource_t;
-
-/// A soft and a hard limit; `None` is unlimited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct ResourceLimit {
-    soft: Option<u64>,
-    hard: Option<u64>,
-}
-
 fn limit_of(resource: Resource) -> Result<ResourceLimit, ShmError> {
-    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
-    // SAFETY: the kernel fills the structure, which is a local variable.
-    checked(unsafe { libc::getrlimit(resource, limit.as_mut_ptr()) })
-        .map_err(|errno| ShmError::system("reading a resource limit", errno))?;
-    // SAFETY: filled, since the call succeeded.
-    let limit = unsafe { limit.assume_init() };
-    let finite = |value| (value != libc::RLIM_INFINITY).then_some(value);
-    Ok(ResourceLimit { soft: finite(limit.rlim_cur), hard: finite(limit.rlim_max) })
+    resource_limit(resource).map_err(|errno| ShmError::system("reading a resource limit", errno))
 }
 
 /// Returns a line `Name:  123 kB` of `/proc/self/status` or `/proc/meminfo`, in bytes.
@@ -111,11 +91,6 @@ pub fn require_file_size(bytes: usize) -> Result<(), ShmError> {
         }
         _ => Ok(()),
     }
-}
-
-/// Returns the soft limit of open files. `None` if there is none.
-pub fn open_files() -> Option<u64> {
-    limit_of(libc::RLIMIT_NOFILE).ok()?.soft
 }
 
 /// Checks that `more` descriptors may be opened. A peer takes two (connection and pidfd), and a third one when

@@ -2,11 +2,11 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use super::call::{checked_long, uninterrupted};
-use super::closer::ForeignFd;
+use super::closer::{self, ForeignFd, Unwanted};
 
 /// The largest number of descriptors in one packet.
 pub(super) const MAX_FDS: usize = 8;
@@ -91,12 +91,39 @@ pub(super) fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Pack
     })
 }
 
+/// The packets of one socket whose descriptors [`receive_all`] closes; the kernel closes those of the others.
+const MOST_PACKETS: usize = 1024;
+
+/// Shuts a Unix socket of ours down for both sides and closes it: in this thread if its queue is empty or holds
+/// plain bytes, else in a helper thread.
+pub(super) fn close_socket(socket: OwnedFd) {
+    // From here on the peer can queue nothing more.
+    // SAFETY: takes no memory. The call fails only if the peer has already closed its end.
+    unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+    if !drop_plain_packets(socket.as_fd()) {
+        closer::close(Unwanted::Queue(socket, receive_all));
+    }
+}
+
+/// Receives the packets of a socket and closes their descriptors, which may block.
+fn receive_all(socket: BorrowedFd<'_>) {
+    for _ in 0..MOST_PACKETS {
+        match receive(socket, &mut [0]) {
+            Ok(packet) if packet.len == 0 && packet.fds.is_empty() => break,
+            Ok(packet) => packet.fds.into_iter().for_each(|fd| closer::close_soon(&fd.into_inner())),
+            Err(errno) if errno.raw_os_error() == Some(libc::EAGAIN) => break,
+            // The kernel reports a reset once, before the data that the peer had sent.
+            Err(_) => {}
+        }
+    }
+}
+
 /// The number of packets that [`drop_plain_packets`] receives.
 const PLAIN_PACKETS: usize = 64;
 
 /// Receives the packets that carry no descriptors, up to the first that does. True if the queue is then empty.
 /// The caller has shut the receiving side down.
-pub(super) fn drop_plain_packets(socket: BorrowedFd<'_>) -> bool {
+fn drop_plain_packets(socket: BorrowedFd<'_>) -> bool {
     for _ in 0..PLAIN_PACKETS {
         match peek(socket) {
             Ok((_, true)) => return false,

@@ -11,9 +11,10 @@
 //! | [`memory`] | reading and writing a peer's memory in one copy |
 //! | [`mapping`] | detecting that addresses get other pages |
 //! | [`clock`] | comparing times |
+//! | `interfaces` | the addresses of this machine |
 //! | [`limits`] | checks before reservations: memory, locked memory, descriptors |
 //! | `origin` | telling a forked child from the process that opened an object |
-//! | [`numa`] | processors, memory nodes, cache lines |
+//! | [`numa`] | processors, memory nodes, caches, pages |
 //!
 //! Nothing in these modules leaves a name behind, installs a signal handler, prints, or waits past its
 //! deadline. Two start threads: [`mapping`] on request, and `closer` when another process has sent a descriptor
@@ -32,12 +33,14 @@ pub mod clock;
 pub(crate) mod closer;
 pub mod error;
 pub mod handoff;
+pub(crate) mod interfaces;
 pub mod limits;
 pub mod mapping;
 pub mod memory;
 mod message;
 pub mod numa;
 mod origin;
+mod random;
 pub(crate) mod released;
 pub mod segment;
 mod store;
@@ -46,14 +49,16 @@ pub(crate) mod testing;
 pub mod wake;
 pub mod watch;
 
+pub(crate) use call::wait_any;
 #[cfg(test)]
 pub(crate) use call::wait_ready;
-pub(crate) use call::{random, wait_any};
 pub use closer::ForeignFd;
 pub use error::{Bytes, ShmError};
-pub use handoff::{Credentials, HandoffConnection, HandoffListener};
+pub use handoff::{Credentials, Departure, HandoffConnection, HandoffListener};
 pub use memory::{CopyError, IdentityStamp, RemoteMemory, allow_any_reader};
 pub(crate) use origin::ProcessOrigin;
+pub(crate) use random::random;
 pub use segment::{Access, AttachLimits, HugePages, Segment, SegmentBacking, SegmentOptions};
 pub use wake::{HeavyFence, WaitResult, futex_wait, futex_wait_bits, futex_wake, futex_wake_bits};
-pub use watch::{Departed, Departure, Watch};
+pub(crate) use watch::EventSet;
+pub use watch::{Departed, Watch};

@@ -161,6 +161,7 @@ pub struct Segment {
     /// Kept by the creator, to be sent to peers. Attached segments do not keep it, which would cost a
     /// descriptor per peer.
     fd: Option<OwnedFd>,
+    #[cfg(test)]
     access: Access,
     huge: bool,
     page: usize,
@@ -252,6 +253,7 @@ impl Segment {
         let segment = Self {
             mapping,
             fd: Some(fd),
+            #[cfg(test)]
             access: Access::ReadWrite,
             huge,
             page,
@@ -358,6 +360,7 @@ impl Segment {
         Ok(Self {
             mapping,
             fd: None,
+            #[cfg(test)]
             access,
             huge,
             page,
@@ -373,7 +376,7 @@ impl Segment {
     }
 
     /// Returns the length in bytes.
-    #[expect(clippy::len_without_is_empty, reason = "a segment is never empty")]
+    #[allow(clippy::len_without_is_empty, reason = "a segment is never empty")]
     pub fn len(&self) -> usize {
         self.mapping.len
     }
@@ -394,7 +397,8 @@ impl Segment {
     }
 
     /// Returns whether this mapping is read-only.
-    pub fn read_only(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn read_only(&self) -> bool {
         self.access == Access::ReadOnly
     }
 

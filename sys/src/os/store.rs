@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 
 use super::call::{checked, uninterrupted};
-use super::closer::ForeignFd;
+use super::closer::{ForeignFd, is_memory};
 use super::error::{Bytes, ShmError};
 use super::limits;
 
@@ -170,14 +170,6 @@ fn require_room(fd: BorrowedFd<'_>, len: usize) -> Result<(), ShmError> {
 pub(super) fn seals(fd: BorrowedFd<'_>) -> c_int {
     // SAFETY: takes no pointers.
     checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) }).unwrap_or(0)
-}
-
-/// Returns whether this is a file on tmpfs or hugetlbfs, the only ones that support the query for seals. The
-/// query returns at once for any file, whereas `fstat` and `fstatfs` of a file on FUSE wait for the serving
-/// process.
-pub(super) fn is_memory(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: takes no pointers.
-    checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) }).is_ok()
 }
 
 /// Adds seals.

@@ -132,8 +132,9 @@ impl HeavyFence {
         Self { expedited: offered && membarrier(REGISTER_GLOBAL_EXPEDITED).is_ok() }
     }
 
-    /// A fence that never uses the kernel: for tests, and for a configuration that forbids it.
-    pub const fn plain() -> Self {
+    /// Returns a fence that never uses the kernel. Only tests use it.
+    #[cfg(test)]
+    pub(crate) const fn plain() -> Self {
         Self { expedited: false }
     }
 

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::call::{checked, timespec};
 use super::error::ShmError;
-use super::handoff::{Glance, HandoffConnection};
+use super::handoff::{Departure, Glance, HandoffConnection};
 
 /// The largest number of events that one [`Watch::poll`] processes; the next call processes the rest.
 const BATCH: usize = 16;
@@ -26,17 +26,8 @@ const WAKES_A_CHECK: u32 = 16;
 const CLOCK: u64 = u64::MAX;
 /// The key of descriptors that the caller handles.
 const OTHER: u64 = u64::MAX - 1;
-
-/// The way in which a peer left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Departure {
-    /// Without announcing it, or after it violated the protocol.
-    Died,
-    /// After announcing that it has finished ([`HandoffConnection::send_goodbye`]).
-    Finished,
-    /// After announcing that it leaves without having finished ([`HandoffConnection::send_dropped`]).
-    Dropped,
-}
+/// The key of descriptors that need no attention here: they only make the set readable.
+const SILENT: u64 = u64::MAX - 2;
 
 /// The departed peers that one [`Watch::poll`] found.
 #[derive(Clone, Debug)]
@@ -76,7 +67,9 @@ struct Watched {
 /// harmless.
 #[derive(Debug)]
 pub struct Watch {
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
+    /// Wakes a thread of this process that waits for the set ([`Watch::prepare_sleep`]).
+    notice: Option<OwnedFd>,
     // By a number that is never reused: an event of a departed peer finds no entry.
     watched: BTreeMap<u64, Watched>,
     next: u64,
@@ -99,7 +92,8 @@ impl Watch {
         // SAFETY: a new descriptor, given to us alone.
         let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self {
-            epoll,
+            epoll: Arc::new(epoll),
+            notice: None,
             watched: BTreeMap::new(),
             next: 0,
             clock: None,
@@ -218,6 +212,46 @@ impl Watch {
         self.control(libc::EPOLL_CTL_ADD, fd, OTHER)
     }
 
+    /// Makes the set readable also while the descriptor of a port to other machines is readable, and prepares for
+    /// [`Watch::prepare_sleep`].
+    ///
+    /// # Errors
+    /// No descriptors are left, or the kernel's limit is reached (`fs.epoll.max_user_watches`).
+    pub(crate) fn attend_net(&mut self, fd: BorrowedFd<'_>) -> Result<(), ShmError> {
+        let flags = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
+        // SAFETY: takes no pointers.
+        let notice = checked(unsafe { libc::eventfd(0, flags) })
+            .map_err(|errno| ShmError::system("making a descriptor to wake threads", errno))?;
+        // SAFETY: a new descriptor, given to us alone.
+        let notice = unsafe { OwnedFd::from_raw_fd(notice) };
+        self.control(libc::EPOLL_CTL_ADD, fd, SILENT)?;
+        self.control(libc::EPOLL_CTL_ADD, notice.as_fd(), SILENT)?;
+        self.notice = Some(notice);
+        Ok(())
+    }
+
+    /// Returns the set, for a thread that waits for it while others use this value. Each peer may wake that thread
+    /// once more. Notices from before are forgotten, so the caller checks afterwards that there is nothing to do.
+    pub(crate) fn prepare_sleep(&mut self) -> EventSet {
+        self.expect_wake();
+        let mut count = [0_u8; 8];
+        if let Some(notice) = &self.notice {
+            // SAFETY: the kernel writes at most the length announced. Without a notice the call fails, which has no
+            // effect.
+            unsafe { libc::read(notice.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        }
+        EventSet(Arc::clone(&self.epoll))
+    }
+
+    /// Wakes the thread that waits since [`Watch::prepare_sleep`], if there is one.
+    pub(crate) fn notify(&self) {
+        let one = 1_u64.to_ne_bytes();
+        if let Some(notice) = &self.notice {
+            // SAFETY: the kernel reads the length announced. If the counter is full, the thread is awake.
+            unsafe { libc::write(notice.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        }
+    }
+
     /// Removes a descriptor from the set, before it is closed or watched.
     pub fn unattend(&self, fd: BorrowedFd<'_>) {
         self.forget(fd);
@@ -299,12 +333,14 @@ impl Watch {
     }
 
     /// Returns whether no peer is watched.
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
         self.watched.is_empty()
     }
 
     /// Returns the number of watched peers.
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
         self.watched.len()
     }
 
@@ -319,6 +355,18 @@ impl Watch {
 
     fn forget(&self, fd: BorrowedFd<'_>) {
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0); // fails only if it was not in the set
+    }
+}
+
+/// The set of a [`Watch`], for a thread that waits.
+#[derive(Debug)]
+pub(crate) struct EventSet(Arc<OwnedFd>);
+
+impl EventSet {
+    /// Waits until the set is readable. Returns false if the deadline passes first.
+    pub(crate) fn wait(&self, deadline: Instant) -> bool {
+        // If the call fails, the caller finds out by polling.
+        super::call::wait_ready(self.0.as_fd(), libc::POLLIN, deadline).unwrap_or(true)
     }
 }
 
@@ -382,7 +430,6 @@ mod tests {
     use super::*;
     use crate::os::call::{checked_long, ready_now, wait_ready};
     use crate::os::testing;
-    use std::time::Instant;
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(60)

@@ -9,8 +9,8 @@
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
-use super::connect;
 use super::handshake::{self, ShmHandshake};
+use super::peer;
 use crate::os::{ForeignFd, HandoffConnection, HandoffListener, ShmError, closer, wait_any};
 
 /// The time within which one handshake must arrive.
@@ -82,7 +82,7 @@ impl Arrivals {
     pub(super) fn hear(&mut self) -> Option<ArrivedHandshake> {
         let now = Instant::now();
         while let Some((at, heard)) = self.silent.iter().enumerate().find_map(|(at, (connection, _))| {
-            connect::hear(connection, now).transpose().map(|heard| (at, heard))
+            peer::hear(connection, now).transpose().map(|heard| (at, heard))
         }) {
             let (connection, _) = self.silent.remove(at);
             if let Ok((handshake, fds)) = heard {

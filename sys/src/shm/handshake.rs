@@ -12,6 +12,7 @@ use nemesia_core::wire::LAYOUT_VERSION;
 
 use crate::error::Error;
 use crate::os::random;
+use crate::transport::hosts::version_mismatch;
 
 /// The largest packet of either kind, in bytes.
 pub(super) const MOST_BYTES: usize = 256;
@@ -86,13 +87,6 @@ impl ShmHandshake {
         let expedited = flags & 1 == 1;
         Ok(Self { rank, epoch, geometry, expedited, cpus, stamp, incarnation, agreements })
     }
-}
-
-/// Returns the message about a peer with another layout, which both sides report.
-pub(super) fn version_mismatch(version: impl std::fmt::Display) -> String {
-    format!(
-        "its shared-memory layout is version {version}, ours is {LAYOUT_VERSION}: build both with the same nemesia"
-    )
 }
 
 /// Compares the sizes. The error has both values of the first size that differs.

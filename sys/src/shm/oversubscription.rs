@@ -11,6 +11,8 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use nemesia_core::spin::Oversubscription;
+
 use super::handshake::Cpus;
 use crate::os::numa;
 
@@ -21,17 +23,6 @@ pub(super) fn allowed() -> Cpus {
         cpus[cpu / 64 % cpus.len()] |= 1 << (cpu % 64);
     }
     cpus
-}
-
-/// The way in which the processes of a world share their processors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Oversubscription {
-    /// Each process can have a processor of its own.
-    Room,
-    /// There are more processes than processors. A yield lets the peers run.
-    Together,
-    /// There are more processes than processors. A yield is not known to let all peers run.
-    Apart,
 }
 
 /// Returns how we share our processors with the peers, given their processors and their process ids (0 if

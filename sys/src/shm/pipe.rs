@@ -27,7 +27,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use nemesia_core::payload::{GatherList, ScatterList};
 use nemesia_core::port::memory::{Address, ConnectError, Origin};
+use nemesia_core::port::placement::{ByteStream, StreamResult};
 use nemesia_core::shared::layout::{Extent, LayoutError};
 use nemesia_core::shared::ring::{ByteReader, ByteRing, ByteWriter};
 use nemesia_core::sync::{PayloadMut, Word64};
@@ -38,7 +40,7 @@ use crate::os::{
     ShmError,
 };
 pub use crate::placement::{Options, PlacementPort};
-use crate::placement::{Stream, StreamTransport};
+use crate::placement::{StreamSource, open, transferred};
 
 /// The magic number of the first packet.
 const MAGIC: u64 = u64::from_le_bytes(*b"nemesiam");
@@ -92,7 +94,7 @@ pub type ShmMemoryPort = PlacementPort<Pipes>;
 pub fn listen(copying: Copying, options: &Options) -> io::Result<ShmMemoryPort> {
     let listener = HandoffListener::bind().map_err(io::Error::other)?;
     let stamp = Box::new(os::random::<8>().map(u64::from_le_bytes).map_err(io::Error::other)?);
-    PlacementPort::new(Pipes { listener, stamp, copying }, options)
+    open(Pipes { listener, stamp, copying }, options)
 }
 
 /// The factory of pipes.
@@ -207,23 +209,75 @@ impl Pipe {
     }
 
     /// Copies from the ring.
-    ///
-    /// # Safety
-    /// Those of [`Stream::read`].
-    unsafe fn take(&mut self, into: &[libc::iovec]) -> io::Result<usize> {
+    fn take(&mut self, into: &mut ScatterList<'_>) -> io::Result<usize> {
         let Some(ends) = &mut self.ends else { return Ok(0) };
         let mut total = 0;
-        for part in into {
-            // SAFETY: memory that may be written, by the caller's promise. It is not part of the segment, which
-            // only this value has mapped.
-            let count = unsafe { ends.reader.read_into(part.iov_base.cast::<u8>(), part.iov_len) };
+        for part in into.pieces() {
+            // SAFETY: `ScatterList` guarantees that its pieces may be written. They are not part of the
+            // segment, which only this value has mapped.
+            let count = unsafe { ends.reader.read_into(part.base, part.len) };
             let count = count.map_err(|fault| broken(&fault))?;
             total += count;
-            if count < part.iov_len {
+            if count < part.len {
                 break;
             }
         }
         Ok(total)
+    }
+
+    /// Reads available bytes; returns 0 at the end.
+    fn read_some(&mut self, into: &mut ScatterList<'_>) -> io::Result<usize> {
+        for _ in 0..2 {
+            let count = self.take(into)?;
+            if count > 0 {
+                self.report_room()?;
+                return Ok(count);
+            }
+            if self.ended || self.finished {
+                return Ok(0);
+            }
+            let mut any = false;
+            for _ in 0..PACKETS {
+                match self.packet()? {
+                    Some(FULL) => self.defers_room = true,
+                    Some(_) => {}
+                    None => break,
+                }
+                any = true;
+            }
+            if !any && !self.ended {
+                break;
+            }
+        }
+        self.report_room()?;
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Writes as much as fits.
+    fn write_some(&mut self, from: &GatherList<'_>) -> io::Result<usize> {
+        self.waits = false;
+        if self.ended {
+            return Err(io::Error::from_raw_os_error(libc::EPIPE));
+        }
+        let Some(ends) = &mut self.ends else { return Err(io::ErrorKind::WouldBlock.into()) };
+        let mut total = 0;
+        for part in from.pieces() {
+            // SAFETY: `GatherList` guarantees that its pieces may be read. They are not part of the segment,
+            // which only this value has mapped.
+            let count = unsafe { ends.writer.write_from(part.base, part.len) };
+            let count = count.map_err(|fault| broken(&fault))?;
+            total += count;
+            if count < part.len {
+                break;
+            }
+        }
+        if total > 0 {
+            self.ring(DOORBELL)?;
+            self.waits = false;
+            return Ok(total);
+        }
+        self.ring(FULL)?;
+        Err(io::ErrorKind::WouldBlock.into())
     }
 
     fn report_room(&mut self) -> io::Result<()> {
@@ -268,64 +322,19 @@ impl AsFd for Pipe {
     }
 }
 
-// SAFETY: only the memory of the vectors is copied, during the call.
-unsafe impl Stream for Pipe {
+// SAFETY: only the memory of the lists is copied, during the call. After `withdraw`, and after a drop, the connection
+// is gone, and the peer discards what it reads (`HandoffConnection::has_disconnected` in `pull`).
+unsafe impl ByteStream for Pipe {
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>> {
         Some(Ok(()))
     }
 
-    unsafe fn read(&mut self, into: &[libc::iovec]) -> io::Result<usize> {
-        for _ in 0..2 {
-            // SAFETY: the caller's promise.
-            let count = unsafe { self.take(into) }?;
-            if count > 0 {
-                self.report_room()?;
-                return Ok(count);
-            }
-            if self.ended || self.finished {
-                return Ok(0);
-            }
-            let mut any = false;
-            for _ in 0..PACKETS {
-                match self.packet()? {
-                    Some(FULL) => self.defers_room = true,
-                    Some(_) => {}
-                    None => break,
-                }
-                any = true;
-            }
-            if !any && !self.ended {
-                break;
-            }
-        }
-        self.report_room()?;
-        Err(io::ErrorKind::WouldBlock.into())
+    fn read(&mut self, into: &mut ScatterList<'_>) -> StreamResult {
+        transferred(self.read_some(into))
     }
 
-    unsafe fn write(&mut self, from: &[libc::iovec]) -> io::Result<usize> {
-        self.waits = false;
-        if self.ended {
-            return Err(io::Error::from_raw_os_error(libc::EPIPE));
-        }
-        let Some(ends) = &mut self.ends else { return Err(io::ErrorKind::WouldBlock.into()) };
-        let mut total = 0;
-        for part in from {
-            // SAFETY: memory that may be read, by the caller's promise. It is not part of the segment, which
-            // only this value has mapped.
-            let count = unsafe { ends.writer.write_from(part.iov_base.cast::<u8>(), part.iov_len) };
-            let count = count.map_err(|fault| broken(&fault))?;
-            total += count;
-            if count < part.iov_len {
-                break;
-            }
-        }
-        if total > 0 {
-            self.ring(DOORBELL)?;
-            self.waits = false;
-            return Ok(total);
-        }
-        self.ring(FULL)?;
-        Err(io::ErrorKind::WouldBlock.into())
+    fn write(&mut self, from: &GatherList<'_>) -> StreamResult {
+        transferred(self.write_some(from))
     }
 
     fn wants_writable(&self) -> bool {
@@ -344,13 +353,13 @@ unsafe impl Stream for Pipe {
         can
     }
 
-    unsafe fn pull(&mut self, from: u64, into: &[libc::iovec]) -> bool {
+    fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> bool {
         let Some(memory) = &mut self.memory else { return false };
         let mut at = from;
-        into.iter().all(|part| {
-            // SAFETY: memory that may be written, by the caller's promise.
-            let read = unsafe { memory.read_into(at, part.iov_base.cast::<u8>(), part.iov_len) }.is_ok();
-            at = at.wrapping_add(part.iov_len as u64);
+        into.pieces().iter().all(|part| {
+            // SAFETY: `ScatterList` guarantees that its pieces may be written.
+            let read = unsafe { memory.read_into(at, part.base, part.len) }.is_ok();
+            at = at.wrapping_add(part.len as u64);
             read
         }) && !self.connection.has_disconnected()
     }
@@ -369,7 +378,7 @@ unsafe impl Stream for Pipe {
     }
 }
 
-impl StreamTransport for Pipes {
+impl StreamSource for Pipes {
     type Stream = Pipe;
 
     const NAME: &'static str = "shared memory";

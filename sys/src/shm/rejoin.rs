@@ -12,15 +12,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connect::{self, ShmWorld};
 use super::handshake::{self, ShmHandshake};
+use super::peer::{ShmWorld, Unheard, admit, hear, hear_answer, shake_hands};
 use super::views::NewLink;
-use super::{Met, Pair, Port, readable_one};
+use super::{Pair, Port, met, readable_one};
 use crate::bootstrap::{Exchange, Member};
 use crate::error::Error;
 use crate::os::{
     Departure, ForeignFd, HandoffConnection, HandoffListener, RemoteMemory, ShmError, Watch, closer,
 };
+use crate::route::Met;
+use crate::transport::hosts::HostAddress;
 
 /// The time within which a caller's handshake must arrive.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
@@ -99,14 +101,17 @@ impl RejoinListener {
         deadline: Instant,
     ) -> Result<bool, Error> {
         let problem = |problem: String| Error::Peer { rank, problem };
-        let name = connect::name_in(&member.address).map_err(problem)?;
-        let connection = match HandoffConnection::connect(name, deadline) {
+        let host = HostAddress::decode(&member.address).map_err(problem)?;
+        if !HostAddress::of(String::new(), &self.world.config).may_share(&host) {
+            return Ok(false);
+        }
+        let connection = match HandoffConnection::connect(&host.name, deadline) {
             Ok(connection) => connection,
             Err(ShmError::NotListening { .. }) => return Ok(false),
             Err(error) => return Err(problem(error.to_string())),
         };
         connection.require_same_user().map_err(|error| problem(error.to_string()))?;
-        match connect::shake_hands(&self.world, &self.ours, &connection, 0, deadline) {
+        match shake_hands(&self.world, &self.ours, &connection, 0, deadline) {
             Ok(()) => {}
             Err(ShmError::PeerGone { .. }) => return Ok(false),
             Err(error) => return Err(problem(error.to_string())),
@@ -180,7 +185,7 @@ impl RejoinListener {
             if caller.said.is_some() {
                 return !caller.connection.has_disconnected();
             }
-            match connect::hear(&caller.connection, now) {
+            match hear(&caller.connection, now) {
                 Ok(Some((handshake, fds))) => match check(world, &handshake, &mut lives) {
                     Ok(()) => {
                         caller.said = Some((handshake, fds));
@@ -212,7 +217,8 @@ impl RejoinListener {
                 Ok(member) => {
                     caller.genuine = member.is_some_and(|member| {
                         member.incarnation == handshake.incarnation
-                            && connect::is_genuine(&caller.connection, &member.address)
+                            && HostAddress::decode(&member.address)
+                                .is_ok_and(|host| host.is_genuine(&caller.connection))
                     });
                     if !caller.genuine {
                         send_away(&caller.connection, "the launcher reports no such restart");
@@ -260,12 +266,12 @@ impl RejoinListener {
         connection: Arc<HandoffConnection>,
     ) -> Result<JoiningProcess, String> {
         let ShmWorld { geometry, rank: me, config, .. } = &self.world;
-        let mut peer = connect::admit(&self.world, &connection, handshake, fds)?;
+        let mut peer = admit(&self.world, &connection, handshake, fds)?;
         let memory = readable_one(config, &mut peer);
         if let (Err(problem), crate::config::SingleCopy::Require) = (&memory, config.single_copy) {
             return Err(format!("no single copy through the kernel: {problem}"));
         }
-        let met = Met::new(&peer, memory.as_ref().err().cloned());
+        let met = met(&peer, memory.as_ref().err().cloned());
         let link = NewLink::new((*me, handshake.rank), geometry, &self.ours, peer.pair);
         Ok(JoiningProcess {
             rank: handshake.rank as usize,
@@ -283,7 +289,7 @@ impl RejoinListener {
     /// maps our segments.
     pub(crate) fn answer(&self, connection: &HandoffConnection, agreements: u64) {
         // If the packet cannot be sent, the caller is gone, which the watch detects.
-        let _ = connect::shake_hands(&self.world, &self.ours, connection, agreements, Instant::now());
+        let _ = shake_hands(&self.world, &self.ours, connection, agreements, Instant::now());
     }
 
     /// Returns the next awaited rank that has answered, or is gone.
@@ -293,7 +299,7 @@ impl RejoinListener {
             let AwaitedProcess { rank, incarnation, connection, pidfd } = &self.awaited[at];
             // Checked before the packets are read: a dead process sends no further packets.
             let ended = pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
-            let answer = match connect::hear_answer(connection, now) {
+            let answer = match hear_answer(connection, now) {
                 Ok(None) if ended => RejoinAnswer::Gone(Departure::Died, None),
                 Ok(None) => continue,
                 Ok(Some((handshake, fds)))
@@ -311,9 +317,9 @@ impl RejoinListener {
                 Ok(Some(_)) => {
                     RejoinAnswer::Gone(Departure::Died, Some("it claims to be another rank".into()))
                 }
-                Err(connect::Unheard::Leaving(departure)) => RejoinAnswer::Gone(departure, None),
-                Err(connect::Unheard::Gone) => RejoinAnswer::Gone(Departure::Died, None),
-                Err(connect::Unheard::Problem(problem)) => RejoinAnswer::Gone(Departure::Died, Some(problem)),
+                Err(Unheard::Leaving(departure)) => RejoinAnswer::Gone(departure, None),
+                Err(Unheard::Gone) => RejoinAnswer::Gone(Departure::Died, None),
+                Err(Unheard::Problem(problem)) => RejoinAnswer::Gone(Departure::Died, Some(problem)),
             };
             let rank = self.stop_awaiting(at, watch).rank;
             return Some((rank, answer));

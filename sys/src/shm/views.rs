@@ -247,8 +247,8 @@ fn ends(
         given_back: ReturnReceiver::new(its.returns),
         queue: Producer::new(its_inbox.queue),
         sleep: its_inbox.sleep,
-        grant: &mine.acks[0].credit,
-        granted: &its.acks[0].credit,
+        grant: &mine.acks[0],
+        granted: &its.acks[0],
         assist: assist::AssistReceiver::new(&mine.assist[0], &its.assist[0]),
         assist_sender: assist::AssistSender::new(&mine.assist[0], &its.assist[0]),
     })

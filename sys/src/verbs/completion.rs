@@ -8,9 +8,8 @@ use std::sync::Arc;
 use rdma_core_sys as raw;
 use rdma_core_sys::inline::{ibv_poll_cq, ibv_req_notify_cq};
 
-use super::device::{Device, set_nonblocking};
-use super::error::VerbsError;
-use super::verbs;
+use super::device::Device;
+use crate::rdma::{VerbsError, set_nonblocking, verbs};
 
 /// The largest number of completions that are polled at once.
 pub(super) const BATCH: usize = 16;

@@ -6,10 +6,8 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::rdma::{VerbsError, last_errno, set_nonblocking, verbs};
 use rdma_core_sys as raw;
-
-use super::error::{VerbsError, last_errno};
-use super::verbs;
 
 /// The transport of a device. An unknown number is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -377,16 +375,4 @@ impl Drop for Device {
             unsafe { (verbs.ibv_close_device)(self.context()) };
         }
     }
-}
-
-/// Makes a descriptor non-blocking. The error is an error number.
-pub(crate) fn set_nonblocking(descriptor: i32) -> Result<(), i32> {
-    // SAFETY: flags of a descriptor; a bad one is an error.
-    unsafe {
-        let flags = libc::fcntl(descriptor, libc::F_GETFL);
-        if flags < 0 || libc::fcntl(descriptor, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0 {
-            return Err(last_errno());
-        }
-    }
-    Ok(())
 }

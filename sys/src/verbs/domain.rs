@@ -8,8 +8,7 @@ use nemesia_core::port::memory::RegionAccess;
 use rdma_core_sys as raw;
 
 use super::device::Device;
-use super::error::{VerbsError, last_errno};
-use super::verbs;
+use crate::rdma::{VerbsError, last_errno, verbs};
 
 /// A protection domain: queue pairs reach only memory of their own domain.
 pub struct Domain {

@@ -1,9 +1,7 @@
 //! The effect of a `fork` on registered memory.
 
+use crate::rdma::{VerbsError, verbs};
 use rdma_core_sys as raw;
-
-use super::error::VerbsError;
-use super::verbs;
 
 /// Whether a process with registered memory may fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,18 +10,13 @@ use rdma_core_sys::inline::{ibv_post_recv, ibv_post_send};
 use super::completion::CompletionQueue;
 use super::device::{Device, DeviceTransport, LinkLayer};
 use super::domain::Domain;
-use super::error::{VerbsError, last_errno};
 use super::exchange::PairInfo;
 use super::shared::SharedReceives;
-use super::verbs;
+use crate::rdma::{RETRIES, RNR_FOREVER, VerbsError, attributes, last_errno, verbs};
 
 /// The code of the time for which the device waits for an answer before it sends again: 4.096 us times two to
 /// this power, 0.27 s. With [`RETRIES`], a lost peer is detected within 1.9 s.
 pub(crate) const ACK_TIMEOUT: u8 = 16;
-/// The number of retries. Not 7, the largest: soft `RoCE` takes 7 for unlimited (`rxe_completer`, Linux 6.1).
-pub(crate) const RETRIES: u8 = 6;
-/// The code for waiting without limit until the other side has posted a receive.
-pub(crate) const RNR_FOREVER: u8 = 7;
 /// The code of the time after which the other side tries again if no receive was posted: 0.64 ms.
 pub(crate) const RNR_TIMER: u8 = 12;
 
@@ -322,12 +317,4 @@ impl Drop for QueuePair {
             unsafe { (verbs.ibv_destroy_qp)(self.raw()) };
         }
     }
-}
-
-/// Returns attributes with a state and zeros elsewhere.
-pub(crate) fn attributes(state: raw::ibv_qp_state) -> raw::ibv_qp_attr {
-    // SAFETY: zeros are a value of every field.
-    let mut attr: raw::ibv_qp_attr = unsafe { std::mem::zeroed() };
-    attr.qp_state = state;
-    attr
 }

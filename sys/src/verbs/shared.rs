@@ -9,8 +9,7 @@ use rdma_core_sys::inline::ibv_post_srq_recv;
 
 use super::device::Device;
 use super::domain::Domain;
-use super::error::VerbsError;
-use super::verbs;
+use crate::rdma::{VerbsError, verbs};
 
 /// A shared receive queue.
 pub struct SharedReceives {

@@ -4,8 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 
 use super::device::{Device, DeviceTransport, LinkLayer};
-use super::error::VerbsError;
 use crate::cm;
+use crate::rdma::VerbsError;
 
 /// The remedy if no device is visible.
 pub(crate) const NONE: &str = "there is none in /sys/class/infiniband: load its driver, or make a software one with \

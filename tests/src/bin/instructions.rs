@@ -7,6 +7,8 @@
 //! | `blocking` | a send, then its receive, whose message has arrived |
 //! | `posted` | windows: receives are posted, messages are sent, receives are waited for |
 //! | `arrived` | windows: messages are sent, each is received and tested |
+//! | `pending` | a receive is posted and tested before its message |
+//! | `pending-beside` | the same, beside a window of other posted receives |
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -188,15 +190,43 @@ fn arrived(zero: &mut Endpoint, one: &mut Endpoint, len: usize) -> Passed {
     Ok(())
 }
 
+/// Tests a receive whose message does not come `count` times, beside so many other posted receives.
+fn pending(one: &mut Endpoint, count: usize, beside: usize) -> Passed {
+    let mut got = [0; 8];
+    let base = got.as_mut_ptr();
+    // SAFETY: `got` outlives the requests: the endpoint withdraws each below, and an error ends the process.
+    let mut post = |tag| unsafe { one.irecv(Source::Rank(0), Tag::Exactly(tag), base, 8) };
+    let others = (0..beside).map(|at| post(TAG + 1 + at as u64)).collect::<Result<Vec<_>, _>>()?;
+    let request = post(TAG)?;
+    for _ in 0..count {
+        if counted_test(one, request)?.is_some() {
+            return Err("a message came from nowhere".into());
+        }
+    }
+    for request in others.into_iter().chain([request]) {
+        if !one.cancel(request) {
+            return Err("a receive has matched nothing".into());
+        }
+    }
+    Ok(())
+}
+
 type Pass = fn(&mut Endpoint, &mut Endpoint, usize) -> Passed;
 
 fn main() -> Passed {
     let mut arguments = std::env::args().skip(1);
-    let (pass, messages): (Pass, usize) = match arguments.next().as_deref() {
+    let mode = arguments.next();
+    let (pass, messages): (Pass, usize) = match mode.as_deref() {
+        Some("pending") => (|_, one, _| pending(one, WINDOW, 0), WINDOW),
+        Some("pending-beside") => (|_, one, _| pending(one, WINDOW, WINDOW), WINDOW),
         Some("blocking") => (blocking, 1),
         Some("posted") => (posted, WINDOW),
         Some("arrived") => (arrived, WINDOW),
-        _ => return Err("usage: instructions blocking|posted|arrived COUNT [BYTES]".into()),
+        _ => {
+            return Err(
+                "usage: instructions blocking|posted|arrived|pending|pending-beside COUNT [BYTES]".into()
+            );
+        }
     };
     let count: usize = arguments.next().ok_or("no count")?.parse()?;
     let len = arguments.next().map_or(Ok(8), |len| len.parse())?;

@@ -21,13 +21,13 @@ const OWN: u64 = 1 << 60;
 
 /// Memory that outlives the port to which it is lent.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(crate) struct Block {
     base: *mut u8,
     layout: Layout,
 }
 
 impl Block {
-    pub(super) fn new(len: usize) -> Self {
+    pub(crate) fn new(len: usize) -> Self {
         // Page-aligned, which suits the strictest fabric, and never empty.
         let layout = Layout::from_size_align(len.max(1), 4096).unwrap_or(Layout::new::<u64>());
         // SAFETY: the size is not 0.
@@ -40,7 +40,7 @@ impl Block {
 
     /// Returns the memory twice: once to be registered, once to be inspected. The block is freed after the
     /// port to which it is lent; it is only copied to and from.
-    pub(super) fn lent(&self, len: usize) -> (LentMemory, LentMemory) {
+    pub(crate) fn lent(&self, len: usize) -> (LentMemory, LentMemory) {
         let len = len.min(self.layout.size());
         // SAFETY: allocated with that length, and zeroed. The doc comment has the rest.
         unsafe { (LentMemory::from_raw(self.base, len), LentMemory::from_raw(self.base, len)) }

@@ -1,12 +1,12 @@
 //! Channels over the fabric, as far as the engine uses them.
 
 mod engine;
-mod node;
+pub(crate) mod node;
 mod violations;
 
 use nemesia_core::port::channel::{ChannelEvent, OpenError};
 use nemesia_core::port::memory::MemoryPort;
-use nemesia_core::port::{MessagePort, PeerId, Polled, PortFault};
+use nemesia_core::port::{PacketPieces, PacketPort, PeerId, Polled, PortFault};
 use nemesia_core::wire::{Envelope, Kind};
 
 use super::bench::Bench;
@@ -26,8 +26,8 @@ pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
 }
 
 /// Channels, each connected to each other.
-struct Hall<F: Fabric> {
-    nodes: Vec<Option<ChannelNode<F::Port>>>,
+pub(crate) struct Hall<F: Fabric> {
+    pub(crate) nodes: Vec<Option<ChannelNode<F::Port>>>,
     rails: u32,
 }
 
@@ -38,7 +38,7 @@ fn text(error: impl std::fmt::Display) -> String {
 impl<F: Fabric> Hall<F> {
     /// Opens the channels. Returns `None` if the fabric has too few receives for a channel; the channel must
     /// report that.
-    fn open(bench: &mut Bench<F>, ranks: usize, rails: u32) -> Result<Option<Self>, String> {
+    pub(crate) fn open(bench: &mut Bench<F>, ranks: usize, rails: u32) -> Result<Option<Self>, String> {
         let mut hall = Self { nodes: Vec::new(), rails };
         for rank in 0..ranks {
             let port = bench.fabric.port()?;
@@ -60,7 +60,7 @@ impl<F: Fabric> Hall<F> {
     }
 
     /// Connects each pair: the higher rank requests.
-    fn connect(&mut self, bench: &mut Bench<F>) -> Verdict {
+    pub(crate) fn connect(&mut self, bench: &mut Bench<F>) -> Verdict {
         for low in 0..self.nodes.len() {
             let address = self.node(low)?.channel.port().address().ok_or("no address")?;
             for high in low + 1..self.nodes.len() {
@@ -150,7 +150,7 @@ impl<F: Fabric> Hall<F> {
     fn say(&mut self, rank: usize, to: usize, number: u64) -> Result<bool, String> {
         let (envelope, bytes) = packet(rank, to, number);
         let (head, body) = bytes.split_at(bytes.len() / 2);
-        self.node(rank)?.channel.send_parts(to as PeerId, &envelope, head, body).map_err(text)
+        self.node(rank)?.channel.send(to as PeerId, &envelope, PacketPieces::Parts(head, body)).map_err(text)
     }
 
     fn hear(&mut self, rank: usize, received: &mut [Vec<u64>]) -> Result<bool, String> {

@@ -4,6 +4,7 @@
 //! `notice`: rank 0 waits for rank 2, which dies, and exchanges messages with rank 1 all the time.
 
 use nemesia::{Endpoint, Error, Failure, Request, Source, Tag};
+use nemesia_core::port::PortFault;
 
 use super::{Arena, Fault, Outcome, broken, ensure, open, tell};
 use crate::content::{Random, difference, filled, seed_of};
@@ -168,12 +169,25 @@ pub(super) fn survive(victim: usize, rounds: u64) -> Outcome {
     Ok(endpoint.close()?)
 }
 
+/// Returns whether a failure of this rank means that its process died. Over shared memory the kernel reports the death;
+/// over a network the connection is lost.
+fn is_death(endpoint: &Endpoint, rank: usize, failure: Failure) -> bool {
+    let explanation = endpoint.explain();
+    let transport = explanation.routes.get(rank).map(|route| route.transport);
+    match failure {
+        Failure::Died => transport == Some("shm"),
+        Failure::Fault(PortFault::Lost(_) | PortFault::Work(_)) => matches!(transport, Some("tcp" | "verbs")),
+        _ => false,
+    }
+}
+
 /// Returns whether the victim has died by now. If so, checks that the required errors come, and end when
 /// acknowledged.
 fn bereaved(endpoint: &mut Endpoint, victim: usize, message: u64) -> Outcome<bool> {
     match turn(endpoint, victim, Activity::Both, message, SIZES[message as usize % 5]) {
         Ok(()) => return Ok(false),
-        Err(Fault::Library(Error::PeerFailed { rank, failure: Failure::Died })) if rank == victim => {}
+        Err(Fault::Library(Error::PeerFailed { rank, failure }))
+            if rank == victim && is_death(endpoint, victim, failure) => {}
         Err(fault) => return Err(fault),
     }
     let of_victim = |outcome: &Result<(), Error>| match outcome {
@@ -212,7 +226,7 @@ pub(super) fn notice() -> Outcome {
             }
             endpoint.send(1, 1, &[0])?;
             let death = endpoint.wait(from_dead);
-            let named = matches!(death, Err(Error::PeerFailed { rank: 2, failure: Failure::Died }));
+            let named = matches!(death, Err(Error::PeerFailed { rank: 2, failure }) if is_death(&endpoint, 2, failure));
             ensure(named, || format!("{death:?}"))?;
         }
         1 => loop {

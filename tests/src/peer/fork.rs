@@ -36,6 +36,7 @@ pub(super) fn run(shared: bool) -> Outcome {
     let key = RemoteKey::from_bytes(&key).ok_or(Fault::Broken("that is no key".into()))?;
     endpoint.put(&key, 0, &[1; 8])?;
     let own = endpoint.allocate(4096, Access::ReadWrite)?;
+    let buffer = endpoint.allocate_buffer(4096)?;
     endpoint.send(1, BEFORE, &[1; 8])?;
     if shared {
         return fork_shared(endpoint.into_shared());
@@ -43,7 +44,11 @@ pub(super) fn run(shared: bool) -> Outcome {
     for end in CHILDREN {
         let pid = fork()?;
         if pid == 0 {
-            let tried = try_everything(&mut endpoint, &key, own).and_then(|()| leave(endpoint, end));
+            let mapped = buffer.len();
+            drop(buffer);
+            let tried = ensure(mapped == 0, || "a buffer is used in a child".into())
+                .and_then(|()| try_everything(&mut endpoint, &key, own))
+                .and_then(|()| leave(endpoint, end));
             exit(tried);
         }
         reap(pid)?;
@@ -119,7 +124,9 @@ fn try_everything(endpoint: &mut Endpoint, key: &RemoteKey, own: nemesia::Region
     dead("recv", endpoint.recv(any.0, any.1, &mut large))?;
     dead("scope", endpoint.scope(|scope| scope.isend(1, 9, b"x").map(drop)))?;
     dead("scope of a receive", endpoint.scope(|scope| scope.irecv(any.0, any.1, &mut word).map(drop)))?;
-    ensure(!endpoint.send_now(1, 9, &[9; 8]) && !endpoint.send_word_now(1, 9, [9; 8]), || "sent now".into())?;
+    ensure(!endpoint.send_now(1, 9, &[9; 8]) && !endpoint.send_short_now(1, 9, &[9; 8]), || {
+        "sent now".into()
+    })?;
     let now = (endpoint.recv_now(any.0, any.1, &mut [0; 8]), endpoint.recv_soon(any.0, any.1, &mut [0; 8]));
     ensure(now == (None, None), || format!("received {now:?}"))?;
     dead("iprobe", endpoint.iprobe(any.0, any.1))?;
@@ -141,6 +148,7 @@ fn try_everything(endpoint: &mut Endpoint, key: &RemoteKey, own: nemesia::Region
     dead("write_region", endpoint.write_region(own, 0, &[9; 8]))?;
     dead("unexpose", endpoint.unexpose(own))?;
     dead("allocate", endpoint.allocate(8, Access::Read))?;
+    dead("allocate_buffer", endpoint.allocate_buffer(8))?;
     dead("event_fd", endpoint.event_fd().map(drop))?;
     ensure(endpoint.arm() == Arm::Busy, || "armed".into())?;
     endpoint.disarm();

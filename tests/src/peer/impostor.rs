@@ -34,7 +34,7 @@ pub(super) fn run(kind: &str) -> Outcome {
     exchange.barrier().map_err(|error| failed(&error))?;
     let theirs = exchange.get(&format!("nemesia-{}", 1 - rank)).map_err(|error| failed(&error))?;
     if !kind.starts_with("address") {
-        let name = theirs.split('.').nth(2).unwrap_or_default();
+        let name = theirs.split('.').nth(3).unwrap_or_default();
         let connection =
             if rank == 0 { listener.accept(deadline) } else { HandoffConnection::connect(name, deadline) };
         let connection = connection.map_err(|error| failed(&error))?;
@@ -72,12 +72,16 @@ fn listen(connection: &HandoffConnection, deadline: Instant) -> Outcome {
 fn address(kind: &str, name: &str) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let machine: String = boot.chars().filter(char::is_ascii_hexdigit).collect();
+    let link = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let network: String = link.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
     match kind {
-        "address-version" => format!("{}.{machine}.{name}.0.0", VERSION + 1),
-        "address-machine" => format!("{VERSION}.{}.{name}.0.0", machine.chars().rev().collect::<String>()),
+        "address-version" => format!("{}.{machine}.{network}.{name}.0.0", VERSION + 1),
+        "address-machine" => {
+            format!("{VERSION}.{}.{network}.{name}.0.0", machine.chars().rev().collect::<String>())
+        }
         "address-garbage" => "neither-here-nor-there".into(),
-        "address-name" => format!("{VERSION}.{machine}.../../etc/passwd.0.0"),
-        _ => format!("{VERSION}.{machine}.{name}.0.0"),
+        "address-name" => format!("{VERSION}.{machine}.{network}.../../etc/passwd.0.0"),
+        _ => format!("{VERSION}.{machine}.{network}.{name}.0.0"),
     }
 }
 

@@ -342,7 +342,7 @@ pub(super) fn impostor() -> Outcome {
             std::process::abort();
         }
         _ => {
-            let name = heard.first().and_then(|address| address.split('.').nth(2)).unwrap_or_default();
+            let name = heard.first().and_then(|address| address.split('.').nth(3)).unwrap_or_default();
             for (rank, wanted) in [(1, "lives"), (2, "lives"), (0, "not awaited"), (7, "not awaited")] {
                 claim(name, rank, 1, wanted)?;
             }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::output;
-use crate::perf::sizes::Sizes;
+use crate::sizes::Sizes;
 
 /// The variables that the launcher itself sets for each process.
 const LAUNCHERS_OWN: [&str; 4] = ["PMI_FD", "PMI_RANK", "PMI_SIZE", "NEMESIA_INCARNATION"];
@@ -90,6 +90,18 @@ impl Port {
     }
 }
 
+/// The memory from which `perf` sends and into which it receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Memory {
+    /// The process's own
+    Own,
+    /// Allocated for messages: its peers map it and read it
+    Allocated,
+    /// Allocated and lent for writing: its peers map it, and write into it while they wait
+    Lent,
+}
+
 /// Arguments of `nemesia perf`.
 #[derive(Debug, Args)]
 pub(crate) struct PerfArgs {
@@ -109,6 +121,10 @@ pub(crate) struct PerfArgs {
     /// The transport to measure. For tcp and verbs: RDMA writes, without the engine
     #[arg(long, value_enum, default_value = "shm")]
     pub(crate) port: Port,
+    /// The memory of the messages, for --port shm. For allocated memory the same copies are measured without the
+    /// library, beside each size
+    #[arg(long, value_enum, default_value = "own", conflicts_with_all = ["matching", "unexpected"])]
+    pub(crate) memory: Memory,
     /// The RDMA devices of --port verbs: one for both processes, or one for each, separated by a comma;
     /// default: the first usable one
     #[arg(long, value_name = "NAME", value_delimiter = ',', num_args = 1)]

@@ -47,6 +47,7 @@ struct MemoryOverview {
     private_at_start: u64,
     private_per_further_peer: u64,
     private_ceiling: u64,
+    net_per_remote_peer: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -106,6 +107,7 @@ fn memory(config: &Config, processes: u32) -> Result<MemoryOverview, Failure> {
         private_at_start: bill.private_at_start,
         private_per_further_peer: bill.private_per_peer,
         private_ceiling: bill.private_ceiling,
+        net_per_remote_peer: bill.net_per_peer,
     })
 }
 
@@ -150,6 +152,7 @@ fn write_all(out: &mut String, overview: &Overview) -> std::fmt::Result {
         ("private memory at start", memory.private_at_start),
         ("  added by each further peer", memory.private_per_further_peer),
         ("private memory at most (messages not taken, requests)", memory.private_ceiling),
+        ("packets at most, for each rank on another machine", memory.net_per_remote_peer),
     ] {
         writeln!(out, "  {what:<56} {:>10} {bytes:>12} bytes", human(bytes))?;
     }

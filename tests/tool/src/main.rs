@@ -10,6 +10,7 @@ mod output;
 mod perf;
 mod run;
 mod signals;
+mod sizes;
 
 use std::process::ExitCode;
 

@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 
 use nemesia_core::engine::rma::{Access, ExposedRegion, Reply, Target, WINDOW};
-use nemesia_core::engine::{Engine, Lent, Peer, Request, Storage, Tuning};
+use nemesia_core::engine::{Engine, Lent, Peer, PeerSelection, Request, Storage, Tuning};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
 use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
@@ -11,7 +11,7 @@ use nemesia_core::shared::layout::Line;
 use nemesia_core::shared::pool::{
     CellHeader, CellRecord, PeerPool, CellPool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
-use nemesia_core::shared::port::{Ends, Host, Link, PortConfig, ShmPort, Stores};
+use nemesia_core::shared::port::{Ends, Host, Link, PortConfig, ShmPort};
 use nemesia_core::shared::queue::{Consumer, Producer, CellQueue};
 use nemesia_core::shared::assist::{self, Pieces, AssistLine};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
@@ -71,6 +71,7 @@ impl Storage for Arrays {
     type Buckets = [slab::List; 4];
     type Regions = [slab::Slot<ExposedRegion>; 1];
     type Replies = [slab::Slot<Reply>; 2 * WINDOW as usize];
+    type Selections = [PeerSelection; 1];
     type Handlers = ();
     type Trace = ();
 }
@@ -87,8 +88,8 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
         given_back: ReturnReceiver::new(&peer.returns),
         queue: Producer::new(peer.queue()),
         sleep: &peer.sleep,
-        grant: &own.ack.credit,
-        granted: &peer.ack.credit,
+        grant: &own.ack,
+        granted: &peer.ack,
         assist: assist::AssistReceiver::new(&own.assist, &peer.assist),
         assist_sender: assist::AssistSender::new(&own.assist, &peer.assist),
     });
@@ -101,7 +102,7 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
         fences,
         announce: true,
         pieces,
-        stores: Stores::Learned,
+        stores: None,
         clocked: true,
     };
     let port = ShmPort::new(config, links, pool, CELLS as u32, Consumer::new(own.queue()), Nobody);
@@ -113,6 +114,7 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
         posted: [slab::List::new(); 4],
         regions: [slab::Slot::default()],
         replies: core::array::from_fn(|_| slab::Slot::default()),
+        selections: [PeerSelection::default()],
         handlers: (),
         trace: (),
     };

@@ -3,8 +3,9 @@
 use loom::cell::UnsafeCell;
 use nemesia_core::shared::pool::{
     CellHeader, CellPool, CellRecord, CellState, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
-    ReuseOrder, Writing,
+    ReuseOrder,
 };
+use nemesia_core::shared::port::Stores;
 use nemesia_core::shared::queue::{CellQueue, Consumer, Producer};
 use nemesia_core::sync::model::leave_undrained;
 use nemesia_core::sync::{Edge, PayloadMut, Word64};
@@ -98,7 +99,7 @@ impl CellMemory {
             returned: ReturnReceiver::new(&self.returns),
             queue: Some(Producer::new(self.queue())),
             next: 1,
-            writing: Writing::Plain,
+            writing: Stores::Cached,
             prefetches: false,
         }
     }
@@ -128,7 +129,7 @@ pub(super) struct Owner<'a> {
     /// `None` if entries are lost.
     queue: Option<Producer<'a>>,
     pub(super) next: u8,
-    writing: Writing,
+    writing: Stores,
     /// Whether the owner writes to the next cell as soon as that cell is free.
     prefetches: bool,
 }
@@ -231,19 +232,19 @@ impl Receiving<'_> {
 }
 
 fn refill(run: &Run) {
-    refill_by(run, Writing::PrefetchFirst, false);
+    refill_by(run, Stores::Prefetched, false);
 }
 
 fn prefetched(run: &Run) {
-    refill_by(run, Writing::Plain, true);
+    refill_by(run, Stores::Cached, true);
 }
 
 fn non_temporal(run: &Run) {
     leave_undrained(run.injected_faults(InjectedFault::Undrained));
-    refill_by(run, Writing::NonTemporal, false);
+    refill_by(run, Stores::NonTemporal, false);
 }
 
-fn refill_by(run: &Run, writing: Writing, prefetches: bool) {
+fn refill_by(run: &Run, writing: Stores, prefetches: bool) {
     let injected_fault = run.injected_fault;
     let (count, cells) = (run.size(3, 4), run.size(1, 2));
     run.explore(3, move || {

@@ -2,7 +2,7 @@
 //!
 //! No thread in these models waits for another. Each call returns, and the final state is checked once.
 
-use nemesia_core::port::{MessagePort, PeerId};
+use nemesia_core::port::{PacketPort, PeerId};
 use nemesia_core::shared::fastbox::{FastboxSender, FastboxSlot};
 use nemesia_core::shared::pool::CellState;
 use nemesia_core::shared::queue::{Consumer, Producer};
@@ -131,9 +131,9 @@ fn fastbox_sender(run: &Run) {
     const LEN: usize = 40;
     run.explore_crashes(3, |accesses| {
         let (slots, ack) = (several(8, FastboxSlot::empty), Word64::new(0));
-        let mut sending =
-            fastbox::FastboxSending { sender: FastboxSender::new(&slots, &ack), next: 1, len: LEN };
-        let mut taking = fastbox::FastboxTaking::new(&slots, &ack, LEN);
+        let sender = FastboxSender::new(&slots, &ack);
+        let mut sending = fastbox::FastboxSending { sender, next: 1, len: LEN, quick: true };
+        let mut taking = fastbox::FastboxTaking::new(&slots, &ack, LEN, true);
         let (crashed, ()) = both(
             || {
                 crash(accesses, || {

@@ -1,6 +1,6 @@
 //! Models of the fastbox: a sender and a receiver on a ring that wraps.
 
-use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot, Word};
+use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot, SHORT_BYTES};
 use nemesia_core::sync::{Edge, Word64};
 use nemesia_core::wire::Envelope;
 
@@ -15,7 +15,7 @@ pub(super) const WRAP: Model = Model {
     property: "each message once, whole, in order; no slot overwritten before it is released",
     edges: &[Edge::FastboxPublish, Edge::FastboxAck],
     injected_faults: &[InjectedFault::AckBeforeRead],
-    run: |run| wrap(run, 4, 16, 3),
+    run: |run| wrap_slowly(run, 4, 16, 3),
 };
 
 /// Packets that fill several slots; only the first slot's stamp is stored with Release.
@@ -28,34 +28,41 @@ pub(super) const SEVERAL_SLOTS: Model = Model {
     run: |run| wrap(run, 8, 40, 3),
 };
 
-/// Messages of one word, on the critical path.
-pub(super) const WORDS: Model = Model {
-    name: "fastbox/words",
+/// Short messages, whose two words overlap, on the critical path.
+pub(super) const SHORT: Model = Model {
+    name: "fastbox/short",
     structure: "fastbox (4 slots)",
-    property: "the same for messages of a word, written and taken in one step",
+    property: "the same for short messages, written and taken in one step",
     edges: &[Edge::FastboxPublish, Edge::FastboxAck],
     injected_faults: &[InjectedFault::AckBeforeRead],
-    run: |run| wrap(run, 4, WORD, 3),
+    run: |run| wrap(run, 4, 12, 3),
 };
-
-/// The length of a word in bytes. Messages of this length take the critical path, others do not.
-const WORD: usize = size_of::<Word>();
 
 /// The number of attempts of a thread; the final single-threaded phase does the rest.
 const ATTEMPTS: usize = 4;
 
-/// Fills the ring except for one message. Then sender and receiver run together, and finally alone to the end.
+/// As [`wrap`], without the critical path of short messages.
+fn wrap_slowly(run: &Run, slots: usize, len: usize, before: u8) {
+    wrap_by(run, (slots, len, before), false);
+}
+
+/// As [`wrap_by`]; short messages take the critical path.
 fn wrap(run: &Run, slots: usize, len: usize, before: u8) {
+    wrap_by(run, (slots, len, before), true);
+}
+
+/// Fills the ring except for one message. Then sender and receiver run together, and finally alone to the end.
+fn wrap_by(run: &Run, (slots, len, before): (usize, usize, u8), quick: bool) {
     let early = run.injected_faults(InjectedFault::AckBeforeRead);
     let count = before + run.size(3, 4);
     run.explore(3, move || {
         let slots = several(slots, FastboxSlot::empty);
         let (ack, nowhere) = (Word64::new(0), Word64::new(0));
-        let mut sending = FastboxSending { sender: FastboxSender::new(&slots, &ack), next: 1, len };
+        let mut sending = FastboxSending { sender: FastboxSender::new(&slots, &ack), next: 1, len, quick };
         for _ in 0..before {
             assert!(sending.push(), "a ring that is not full has room");
         }
-        let mut taking = FastboxTaking::new(&slots, &ack, len);
+        let mut taking = FastboxTaking::new(&slots, &ack, len, quick);
         if early {
             taking = taking.that_acknowledges_early(&slots, &ack, &nowhere);
         }
@@ -76,6 +83,8 @@ pub(super) struct FastboxSending<'a> {
     pub(super) sender: FastboxSender<'a>,
     pub(super) next: u8,
     pub(super) len: usize,
+    /// Whether messages take the critical path.
+    pub(super) quick: bool,
 }
 
 impl FastboxSending<'_> {
@@ -83,9 +92,13 @@ impl FastboxSending<'_> {
     pub(super) fn push(&mut self) -> bool {
         let (envelope, payload) = (envelope(self.next, self.len), bytes(self.next, self.len));
         let sequence = self.next.into();
-        let word = Word::try_from(payload.as_slice());
-        let pushed = word
-            .is_ok_and(|word| self.sender.push_word(sequence, envelope.context, envelope.tag, word))
+        let Envelope { context, tag, .. } = envelope;
+        let quick = match (self.quick, self.len) {
+            (false, _) => false,
+            (true, ..=SHORT_BYTES) => self.sender.push_short(sequence, context, tag, &payload),
+            (true, _) => self.sender.push_now(sequence, context, tag, &payload),
+        };
+        let pushed = quick
             // This call checks for room.
             || self.sender.push(sequence, &envelope, &payload).expect("the receiver is honest");
         self.next += u8::from(pushed);
@@ -100,11 +113,12 @@ pub(super) struct FastboxTaking<'a> {
     blunderer: Option<FastboxReceiver<'a>>,
     pub(super) next: u8,
     len: usize,
+    quick: bool,
 }
 
 impl<'a> FastboxTaking<'a> {
-    pub(super) fn new(slots: &'a [FastboxSlot], ack: &'a Word64, len: usize) -> Self {
-        Self { receiver: FastboxReceiver::new(slots, ack), blunderer: None, next: 1, len }
+    pub(super) fn new(slots: &'a [FastboxSlot], ack: &'a Word64, len: usize, quick: bool) -> Self {
+        Self { receiver: FastboxReceiver::new(slots, ack), blunderer: None, next: 1, len, quick }
     }
 
     fn that_acknowledges_early(self, slots: &'a [FastboxSlot], ack: &'a Word64, nowhere: &'a Word64) -> Self {
@@ -126,24 +140,27 @@ impl<'a> FastboxTaking<'a> {
         if let Some(blunderer) = &mut self.blunderer {
             blunderer.advance(packet.len);
         }
-        if packet.len == WORD {
-            self.take_word();
+        if self.quick && packet.len <= SHORT_BYTES {
+            self.take_short();
             return true;
         }
         let mut payload = vec![0; packet.len];
-        self.receiver.read(0, &mut payload);
+        self.receiver.read(packet.len, 0, &mut payload);
         assert_whole(self.next, &packet.envelope, &payload);
         self.receiver.advance(packet.len);
         self.next += 1;
         true
     }
 
-    /// Takes a word that is present, and checks it.
-    fn take_word(&mut self) {
-        let wanted = envelope(self.next, WORD);
-        let taken = self.receiver.take_word(self.next.into(), wanted.context, |tag| tag == wanted.tag);
-        let (tag, word, ended) = taken.expect("it was there");
-        assert_whole(self.next, &Envelope { tag, ..wanted }, &word);
+    /// Takes a short message that is present, and checks it.
+    fn take_short(&mut self) {
+        let wanted = envelope(self.next, self.len);
+        let (sequence, room) = (self.next.into(), self.len);
+        let taken = self.receiver.take_short(sequence, wanted.context, room, |tag| tag == wanted.tag);
+        let (packet, ended) = taken.expect("it was there");
+        let mut payload = vec![0; packet.len];
+        packet.read(&mut payload);
+        assert_whole(self.next, &Envelope { tag: packet.tag, ..wanted }, &payload);
         if ended {
             self.receiver.end_run();
         }

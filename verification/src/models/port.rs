@@ -1,7 +1,7 @@
 //! Models of the whole shared-memory port at both ends: fastboxes, cells and queue under one sequence number.
 
 use loom::cell::UnsafeCell;
-use nemesia_core::port::{Arrival, MessagePort, PeerId, Polled};
+use nemesia_core::port::{Arrival, PacketPieces, PacketPort, PeerId, Polled, ShortPath as _};
 use nemesia_core::shared::assist::{self, AssistLine, Pieces};
 use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
 use nemesia_core::shared::layout::Line;
@@ -138,8 +138,8 @@ impl PortWorld {
             given_back: ReturnReceiver::new(&its.returns[me]),
             queue: Producer::new(self.queue(peer)),
             sleep: &its.sleep,
-            grant: &own.acks[peer].credit,
-            granted: &its.acks[me].credit,
+            grant: &own.acks[peer],
+            granted: &its.acks[me],
             assist: assist::AssistReceiver::new(&own.assist_lines[peer], &its.assist_lines[me]),
             assist_sender: assist::AssistSender::new(&own.assist_lines[peer], &its.assist_lines[me]),
         })
@@ -152,10 +152,10 @@ impl PortWorld {
 
     /// As [`PortWorld::port`]; if `announce` is set, the fastbox announces the cells.
     pub(super) fn port_announcing(&self, me: usize, announce: bool) -> Port<'_> {
-        self.port_storing(me, announce, Stores::Learned)
+        self.port_storing(me, announce, None)
     }
 
-    fn port_storing(&self, me: usize, announce: bool, stores: Stores) -> Port<'_> {
+    fn port_storing(&self, me: usize, announce: bool, stores: Option<Stores>) -> Port<'_> {
         let own = &self.0[me];
         let records = vec![CellRecord::default(); CELLS];
         let pool = CellPool::new(&own.headers, PayloadMut::from_cells(&own.payload), CELL_BYTES, records);
@@ -208,7 +208,8 @@ impl<'a> PortSending<'a> {
             return false;
         }
         let len = (self.size)(self.next);
-        let sent = self.port.send(self.to, &envelope(self.next, len), &bytes(self.next, len));
+        let sent =
+            self.port.send(self.to, &envelope(self.next, len), PacketPieces::Whole(&bytes(self.next, len)));
         let sent = sent.expect("the receiver is honest");
         self.next += u8::from(sent);
         sent
@@ -240,7 +241,7 @@ pub(super) fn sending_cells(port: Port<'_>, to: PeerId) -> PortSending<'_> {
 
 /// Lends a cell to a peer. Returns how many cells are lent now.
 pub(super) fn lend(port: &mut Port<'_>, to: PeerId) -> usize {
-    let sent = port.send(to, &envelope(1, LARGE), &bytes(1, LARGE));
+    let sent = port.send(to, &envelope(1, LARGE), PacketPieces::Whole(&bytes(1, LARGE)));
     usize::from(sent.expect("the receiver is honest"))
 }
 
@@ -361,14 +362,14 @@ impl<'a> Player<'a> {
 }
 
 fn returned(run: &Run) {
-    take_turns(run, Stores::Learned);
+    take_turns(run, None);
 }
 
 fn prefetched(run: &Run) {
-    take_turns(run, Stores::Prefetched);
+    take_turns(run, Some(Stores::Prefetched));
 }
 
-fn take_turns(run: &Run, stores: Stores) {
+fn take_turns(run: &Run, stores: Option<Stores>) {
     let reads_late = run.injected_fault == Some(InjectedFault::ReturnBeforeRead);
     let (count, preemptions) = run.size((2, 2), (3, 3));
     run.explore(preemptions, move || {

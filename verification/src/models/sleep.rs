@@ -94,8 +94,9 @@ fn wake(run: &Run, messages: u8) {
             sender: nemesia_core::shared::fastbox::FastboxSender::new(&slots, &ack),
             next: 1,
             len: LEN,
+            quick: true,
         };
-        let mut taking = FastboxTaking::new(&slots, &ack, LEN);
+        let mut taking = FastboxTaking::new(&slots, &ack, LEN, true);
         let sleeper = || {
             loop {
                 let found = early && taking.take();

@@ -1,4 +1,4 @@
-//! One end of a simulated connection.
+//! A simulated connection and its two ends.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,6 +8,14 @@ use nemesia_core::port::memory::{
 };
 
 use super::operation::{Operation, Receive};
+
+/// Both ends of a connection; first the end that asked for it.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) ends: [End; 2],
+    /// Whether nothing moves any more.
+    pub(super) broken: bool,
+}
 
 /// One end of a connection.
 #[derive(Debug)]

@@ -4,21 +4,13 @@ use nemesia_core::port::memory::{
     ConnectError, ConnectionState, Event, Facts, LostError, Private, WorkError, WorkOutcome,
 };
 
-use super::connection::End;
+use super::connection::Link;
 use super::operation::{Kind, Local, Operation, Stage};
 use super::world::World;
 use super::{Conditions, Flaw};
 
 /// The number of work requests of one queue that may be under way at once.
 const WINDOW: usize = 6;
-
-/// Both ends of a connection; first the end that asked for it.
-#[derive(Debug)]
-pub(super) struct Link {
-    pub(super) ends: [End; 2],
-    /// Whether nothing moves any more.
-    pub(super) broken: bool,
-}
 
 /// Why an operation cannot go on: the error at its sender, and the error at its target.
 struct Failure(WorkError, LostError);

@@ -8,8 +8,7 @@ use nemesia_core::port::memory::{
     WorkError,
 };
 
-use super::connection::End;
-use super::link::Link;
+use super::connection::{End, Link};
 use super::memory::Memory;
 use super::operation::Receive;
 use super::{Conditions, Flaw};

@@ -9,8 +9,8 @@ Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME
        cargo sim --long | --bugs | --list
 
 Runs worlds of engines over a simulated message port, in one process and in virtual time, against an oracle of MPI's
-matching; and worlds of channels over a simulated RDMA fabric, after every interleaving of the credits of two small \
-ends.
+matching; and worlds of channels over a simulated RDMA fabric, or over the placement \
+that ships and simulated byte streams, after every interleaving of the credits of two small ends.
 Every world is drawn from its seed. Fails when a promise is broken, with the command that shows it again.
 
   --seed S         the first seed (default 1)

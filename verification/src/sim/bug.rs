@@ -10,7 +10,7 @@ use nemesia_core::injected_fault::{self, InjectedFault};
 pub(crate) enum Subject {
     /// Engines over a simulated message port.
     Engines,
-    /// Channels over a simulated RDMA fabric.
+    /// Channels over a simulated RDMA fabric, or over the placement.
     Channels,
 }
 
@@ -19,7 +19,7 @@ pub(crate) enum Subject {
 pub(crate) enum Bug {
     /// A fault of the simulated network or of the simulated application.
     Slip(Slip),
-    /// A fault of the engine or of the channel.
+    /// A fault of the engine, of the channel or of the placement.
     #[cfg(nemesia_injected_fault)]
     InjectedFault(InjectedFault),
 }

@@ -6,7 +6,7 @@ use crate::port::{is_matched, is_offer, is_remote};
 use crate::simulation::{Arrival, Message, Rank, Receive, Report, Sending, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
-use crate::world::{CompletionError, Failure, Outcome, Pattern, RTS_BYTES, Status, Truncation};
+use crate::world::{CompletionError, Failure, Outcome, Pattern, Status, Truncation};
 
 /// Whether a request is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,8 @@ impl Simulation {
             let offered = is_offer(packet.envelope.kind);
             let early = self.message(rank, name).sent;
             ensure!(!offered || !early, "the send of {name:?} to {rank} was complete before it was answered");
-            self.arrive(rank, name, if offered { Arrival::Offered } else { Arrival::Whole }, packet.len);
+            let arrival = if offered { Arrival::Offered } else { Arrival::Whole };
+            self.arrive(rank, name, arrival, packet.len, packet.along);
         }
         Ok(())
     }
@@ -70,14 +71,14 @@ impl Simulation {
         Waiting { name, context: is.context, tag: is.tag }
     }
 
-    fn arrive(&mut self, rank: u32, name: Name, arrival: Arrival, len: usize) {
+    fn arrive(&mut self, rank: u32, name: Name, arrival: Arrival, len: usize, along: bool) {
         self.charge(rank, name, arrival, len);
         let waiting = self.waiting(rank, name);
         self.rank(rank).arrived[name.source as usize] += 1;
         let receive = self.rank(rank).oracle.arrive(waiting);
         let message = self.message(rank, name);
         message.arrival = arrival;
-        message.along = arrival == Arrival::Offered && len >= RTS_BYTES + message.is.len;
+        message.along = along;
         message.matched = receive.is_some();
         if receive.is_some() {
             self.count(Event::Expected);
@@ -109,7 +110,7 @@ impl Simulation {
             }
             self.note(|| format!("{name:?} has come"));
             self.count(Event::Own);
-            self.arrive(rank, name, Arrival::Own, 0);
+            self.arrive(rank, name, Arrival::Own, 0, false);
         }
     }
 

@@ -2,31 +2,12 @@
 //! credit is lost.
 
 use crate::oracle::Name;
-use crate::simulation::{Arrival, Rank, Report, Simulation};
+use crate::simulation::{Arrival, CreditView, Rank, Report, Simulation};
 use crate::violation::{Check, ensure};
 use crate::world::{Outgoing, Pattern, Source, cost, limits};
 
 /// The size, in units, of the largest store that is filled unit by unit.
 const MEASURED: u64 = 1000;
-
-/// The credit of one peer at its last grant.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct CreditView {
-    granted: u64,
-    /// The units used now, and before the last grant.
-    now: u64,
-    then: u64,
-}
-
-impl CreditView {
-    const fn see(&mut self, granted: u64, charged: u64) {
-        if self.granted != granted {
-            self.granted = granted;
-            self.then = self.now;
-        }
-        self.now = charged;
-    }
-}
 
 impl Simulation {
     /// Returns the units that a peer may still send, as far as the rank has granted them. That memory must be

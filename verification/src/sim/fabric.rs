@@ -5,13 +5,17 @@
 //! one of its sender's few cells. Each path keeps its order and has its own delays. A receiver takes the
 //! packets of a sender by their sequence numbers. Time is a counter.
 
+pub(crate) mod access;
 mod life;
 mod remote;
 
 use std::collections::VecDeque;
 
 use nemesia_core::counters::{Count, TrafficCounters};
-use nemesia_core::wire::Envelope;
+use nemesia_core::wire::rendezvous::Rts;
+use nemesia_core::wire::{Envelope, Kind};
+
+use access::AccessState;
 
 use crate::assist::AssistState;
 use crate::bug::{Bug, Slip};
@@ -41,6 +45,10 @@ pub(crate) struct Conditions {
     pub(crate) refusal: usize,
     /// How often a single copy of remote memory succeeds.
     pub(crate) pull: Pull,
+    /// The most accesses to remote memory that a process has under way; 0 if each ends at once.
+    pub(crate) accesses: usize,
+    /// Whether a receiver exposes its buffer, so that the sender writes there.
+    pub(crate) puts: bool,
     /// Whether both sides may copy a message together.
     pub(crate) assists: bool,
     /// Whether some buffers consist of several segments.
@@ -133,6 +141,8 @@ pub(crate) struct Taken {
     pub(crate) peer: u32,
     pub(crate) envelope: Envelope,
     pub(crate) len: usize,
+    /// Whether it is an RTS that carries the whole message. Known when the packet is released.
+    pub(crate) along: bool,
 }
 
 /// The next packet of a sender, and its place.
@@ -154,6 +164,8 @@ pub(crate) struct Fabric {
     bug: Option<Bug>,
     pairs: Vec<FabricPair>,
     processes: Vec<Process>,
+    /// For each process, its accesses to remote memory and its exposed buffers.
+    remote: Vec<AccessState>,
     /// For each process, the packets that it has taken since the last query.
     pub(crate) taken: Vec<Vec<Taken>>,
     /// Grows with every effect of one process on another.
@@ -181,6 +193,7 @@ impl Fabric {
             bug,
             pairs: std::iter::repeat_with(FabricPair::default).take(count * count).collect(),
             processes: std::iter::repeat_with(process).take(count).collect(),
+            remote: std::iter::repeat_with(AccessState::default).take(count).collect(),
             taken: vec![Vec::new(); count],
             activity: 0,
             calm: false,
@@ -380,7 +393,10 @@ impl Fabric {
             let packet = pair.paths[path as usize].front()?;
             let len = packet.payload.len();
             let is_due = packet.sequence == pair.expected && packet.visible <= now;
-            is_due.then_some(DuePacket { taken: Taken { peer, envelope: packet.envelope, len }, path })
+            is_due.then_some(DuePacket {
+                taken: Taken { peer, envelope: packet.envelope, len, along: false },
+                path,
+            })
         };
         due(Path::Short).or_else(|| due(Path::Cell))
     }
@@ -406,13 +422,18 @@ impl Fabric {
         if !self.acts(me) {
             return;
         }
-        let Taken { peer, envelope, len } = due.taken;
+        let Taken { peer, envelope, len, .. } = due.taken;
         self.trace.note(self.now, || format!("{me} takes {:?} of {len} bytes from {peer}", envelope.kind));
         let seen = self.later();
         let loses = due.path == Path::Cell && self.slips(Slip::LoseCell);
         let pair = self.pair(peer, me);
         let seen = pair.returned.back().map_or(seen, |&last| last.max(seen));
-        pair.paths[due.path as usize].pop_front();
+        let packet = pair.paths[due.path as usize].pop_front();
+        let rts = packet.filter(|packet| packet.envelope.kind == Kind::Rts);
+        let along = rts.is_some_and(|packet| {
+            let rts = Rts::decode(&packet.payload, len);
+            rts.is_some_and(|rts| rts.total == (len - rts.bytes()) as u64)
+        });
         pair.expected += 1;
         if due.path == Path::Cell {
             pair.cells[1].add(len);
@@ -421,6 +442,6 @@ impl Fabric {
             pair.returned.push_back(seen);
         }
         self.doorbells[peer as usize].push(seen);
-        self.taken[me as usize].push(due.taken);
+        self.taken[me as usize].push(Taken { along, ..due.taken });
     }
 }

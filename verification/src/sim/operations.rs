@@ -316,18 +316,19 @@ impl Simulation {
                 return Ok(());
             }
             if !self.world.can_bypass(rank, &pattern) {
-                // Another receive is before it: that one is waited for, received or withdrawn.
+                // Another receive or message may be before it: one is waited for, received or withdrawn.
                 return match self.rank(rank).oracle.waiting().is_empty() && self.rng.one_in(2) {
                     true => self.cancel(rank),
                     false => self.receive_any(rank),
                 };
             }
             let Rank { oracle, .. } = self.rank(rank);
-            let free = oracle.posted() == 0 && oracle.waiting().is_empty();
-            ensure!(free, "rank {rank} may pass by what is posted, or what waits");
+            let waits = oracle.find(&pattern);
+            ensure!(waits.is_none(), "rank {rank} may pass by {waits:?} with {pattern:?}");
+            let beside = oracle.posted() > 0;
             let number = oracle.post(pattern);
             let look = self.rng.pick(&[
-                BypassCall::Word,
+                BypassCall::Short,
                 BypassCall::Packet,
                 BypassCall::Next,
                 BypassCall::Step,
@@ -346,7 +347,7 @@ impl Simulation {
                     continue;
                 }
                 Step::Done(outcome, loan) => {
-                    self.count(Event::Bypass);
+                    self.count(if beside { Event::BypassBeside } else { Event::Bypass });
                     (None, loan, Some(outcome))
                 }
                 Step::Posted(handle) => (Some(handle), handle.loan, None),

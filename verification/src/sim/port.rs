@@ -4,16 +4,28 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use nemesia_core::counters::TrafficCounters;
-use nemesia_core::payload::{BorrowedGather, BorrowedRecv};
+use nemesia_core::payload::{BorrowedRecv, ReceiveRange, SendRange};
 use nemesia_core::port::{
-    Arrival, AssistedCopy, MessagePort, NextChunk, Part, PeerFault, PeerId, Polled, Pulled,
+    AccessError, Accessed, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk, PacketPieces,
+    PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath,
 };
-use nemesia_core::shared::fastbox::Word;
+use nemesia_core::shared::fastbox::SHORT_BYTES;
 use nemesia_core::store::cost;
+use nemesia_core::wire::rendezvous::Descriptor;
 use nemesia_core::wire::{Envelope, Kind};
 
+use crate::fabric::access::Parts;
 use crate::fabric::{self, Class, DuePacket, Fabric, Path, Taken};
 use crate::tally::Event;
+
+/// The method of descriptors of buffers that a peer may write.
+const WRITABLE: u8 = 200;
+
+/// Returns the address of a buffer that the peer may write.
+fn writable(descriptor: &Descriptor) -> Option<u64> {
+    let bytes = descriptor.bytes().try_into().ok().filter(|_| descriptor.method() == WRITABLE)?;
+    Some(u64::from_le_bytes(bytes))
+}
 
 /// The port of one process.
 #[derive(Debug)]
@@ -64,23 +76,17 @@ const fn event(sent: bool, kind: Kind) -> Option<Event> {
 }
 
 fn polled(due: Option<DuePacket>) -> Polled<Path> {
-    let Some(DuePacket { taken: Taken { peer, envelope, len }, path }) = due else { return Polled::Idle };
+    let Some(DuePacket { taken: Taken { peer, envelope, len, .. }, path }) = due else { return Polled::Idle };
     Polled::Packet(Arrival { peer, envelope, len, token: path })
 }
 
 const fn due(arrival: &Arrival<Path>) -> DuePacket {
     let Arrival { peer, envelope, len, token } = *arrival;
-    DuePacket { taken: Taken { peer, envelope, len }, path: token }
+    DuePacket { taken: Taken { peer, envelope, len, along: false }, path: token }
 }
 
-impl MessagePort for SimPort {
-    type Token = Path;
-
-    fn packet_bytes(&self) -> usize {
-        self.fabric.borrow().conditions.packet_bytes
-    }
-
-    fn send(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
+impl SimPort {
+    fn send_bytes(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
         let mut fabric = self.fabric.borrow_mut();
         let sent = fabric.send(self.rank, peer, class(envelope.kind), envelope, payload);
         if let Some(event) = event(sent, envelope.kind) {
@@ -91,88 +97,28 @@ impl MessagePort for SimPort {
         }
         Ok(sent)
     }
+}
 
-    fn sends_words(&self) -> bool {
-        true
-    }
+impl PacketPort for SimPort {
+    type Token = Path;
 
-    fn send_word(&mut self, peer: PeerId, context: u16, tag: u64, word: Word) -> Option<bool> {
-        let envelope = Envelope { kind: Kind::Eager, context, tag, total: word.len() as u64 };
-        self.send(peer, &envelope, &word).unwrap_or(false).then_some(false)
-    }
-
-    fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
-        let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
-        let long = bytes.len() > size_of::<Word>();
-        (long && self.send(peer, &envelope, bytes).unwrap_or(false)).then_some(false)
-    }
-
-    fn send_parts(
+    fn send(
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        head: &[u8],
-        body: &[u8],
+        mut pieces: PacketPieces<'_>,
     ) -> Result<bool, PeerFault> {
-        self.send(peer, envelope, &[head, body].concat())
+        let mut bytes = vec![0; pieces.len()];
+        pieces.copy_to(&mut bytes);
+        self.send_bytes(peer, envelope, &bytes)
     }
 
-    fn send_list(
-        &mut self,
-        peer: PeerId,
-        envelope: &Envelope,
-        from: &mut BorrowedGather<'_>,
-        at: usize,
-    ) -> Result<bool, PeerFault> {
-        let mut bytes = vec![0; envelope.total as usize];
-        from.read(at, &mut bytes);
-        self.send(peer, envelope, &bytes)
+    fn packet_bytes(&self) -> usize {
+        self.fabric.borrow().conditions.packet_bytes
     }
 
     fn poll(&mut self) -> Polled<Path> {
         polled(self.fabric.borrow_mut().poll(self.rank))
-    }
-
-    fn take(
-        &mut self,
-        wanted: impl FnOnce(PeerId, &Envelope) -> bool,
-        to: &mut BorrowedRecv<'_>,
-    ) -> Option<(PeerId, Envelope)> {
-        let mut fabric = self.fabric.borrow_mut();
-        let due = fabric.poll(self.rank)?;
-        let Taken { peer, envelope, len } = due.taken;
-        if due.path != Path::Short || envelope.kind != Kind::Eager || !wanted(peer, &envelope) {
-            return None;
-        }
-        to.each(0, len, |done, to| fabric.read(self.rank, peer, due.path, done, to));
-        fabric.release(self.rank, &due);
-        Some((peer, envelope))
-    }
-
-    fn take_word(
-        &mut self,
-        from: Option<PeerId>,
-        context: u16,
-        wanted: impl FnOnce(u64) -> bool,
-    ) -> Option<(PeerId, u64, Word, bool)> {
-        let mut fabric = self.fabric.borrow_mut();
-        let due = match from {
-            Some(peer) if peer >= fabric.conditions.ranks => None,
-            Some(peer) => {
-                let now = fabric.now;
-                fabric.poll_peer(self.rank, peer, now)
-            }
-            None => fabric.poll(self.rank),
-        }?;
-        let Taken { peer, envelope, len } = due.taken;
-        let mut word = Word::default();
-        let whole = due.path == Path::Short && envelope.kind == Kind::Eager && len == word.len();
-        if !whole || envelope.context != context || !wanted(envelope.tag) {
-            return None;
-        }
-        fabric.read(self.rank, peer, due.path, 0, &mut word);
-        fabric.release(self.rank, &due);
-        Some((peer, envelope.tag, word, false))
     }
 
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Path> {
@@ -187,8 +133,6 @@ impl MessagePort for SimPort {
         self.fabric.borrow_mut().release(self.rank, &due(&arrival));
     }
 
-    fn prioritize(&mut self, _: PeerId) {}
-
     fn grant(&mut self, peer: PeerId, units: u64) {
         self.fabric.borrow_mut().grant(self.rank, peer, units);
     }
@@ -202,18 +146,148 @@ impl MessagePort for SimPort {
         Some(self.fabric.borrow().now)
     }
 
-    fn can_pull(&self, peer: PeerId) -> bool {
+    fn traffic(&self, peer: PeerId) -> TrafficCounters {
+        self.fabric.borrow_mut().traffic(self.rank, peer)
+    }
+
+    fn close(&mut self, peer: PeerId) {
+        self.fabric.borrow_mut().close(self.rank, peer);
+    }
+}
+
+impl ShortPath for SimPort {
+    fn short_bytes(&self) -> usize {
+        SHORT_BYTES
+    }
+
+    fn send_short(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
+        self.send_bytes(peer, &envelope, bytes).unwrap_or(false).then_some(false)
+    }
+
+    fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
+        let long = bytes.len() > SHORT_BYTES;
+        (long && self.send_bytes(peer, &envelope, bytes).unwrap_or(false)).then_some(false)
+    }
+
+    fn take(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope) -> bool,
+        to: &mut BorrowedRecv<'_>,
+    ) -> Option<(PeerId, Envelope)> {
+        let mut fabric = self.fabric.borrow_mut();
+        let due = fabric.poll(self.rank)?;
+        let Taken { peer, envelope, len, .. } = due.taken;
+        if due.path != Path::Short || envelope.kind != Kind::Eager || !wanted(peer, &envelope) {
+            return None;
+        }
+        to.each(0, len, |done, to| fabric.read(self.rank, peer, due.path, done, to));
+        fabric.release(self.rank, &due);
+        Some((peer, envelope))
+    }
+
+    fn take_short(
+        &mut self,
+        from: Option<usize>,
+        context: u16,
+        wanted: impl FnOnce(u64) -> bool,
+        to: &mut [u8],
+    ) -> Option<(PeerId, u64, usize, bool)> {
+        let mut fabric = self.fabric.borrow_mut();
+        let due = match from {
+            Some(peer) if peer >= fabric.conditions.ranks as usize => None,
+            Some(peer) => {
+                let now = fabric.now;
+                fabric.poll_peer(self.rank, peer as PeerId, now)
+            }
+            None => fabric.poll(self.rank),
+        }?;
+        let Taken { peer, envelope, len, .. } = due.taken;
+        let whole = due.path == Path::Short && envelope.kind == Kind::Eager && len <= SHORT_BYTES;
+        let to = to.get_mut(..len)?;
+        if !whole || envelope.context != context || !wanted(envelope.tag) {
+            return None;
+        }
+        fabric.read(self.rank, peer, due.path, 0, to);
+        fabric.release(self.rank, &due);
+        Some((peer, envelope.tag, len, false))
+    }
+}
+
+// SAFETY: an access ends before `get` returns, or is only described by numbers: its bytes are copied by the fabric,
+// which checks that the buffer is still lent.
+unsafe impl RemoteAccess for SimPort {
+    fn can_get(&self, peer: PeerId) -> bool {
         self.fabric.borrow_mut().can_pull(self.rank, peer)
     }
 
-    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
-        match self.fabric.borrow_mut().pull(self.rank, peer, address, to) {
-            fabric::Pulled::Done => Pulled::Done,
-            fabric::Pulled::Unreadable => Pulled::Unreadable,
-            fabric::Pulled::Refused => Pulled::Refused,
+    fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
+        match descriptor.method() {
+            WRITABLE => writable(descriptor).is_some(),
+            _ => descriptor.address().is_some() && self.can_get(peer),
         }
     }
 
+    fn expose(&mut self, peer: PeerId, range: SendRange) -> (Descriptor, Option<Exposure>) {
+        let (address, len) = (range.address(), range.len());
+        let number = self.fabric.borrow_mut().expose(self.rank, peer, false, (address, len));
+        (Descriptor::of_address(address), number.map(Exposure))
+    }
+
+    fn expose_for_put(&mut self, peer: PeerId, range: ReceiveRange) -> (Descriptor, Option<Exposure>) {
+        let mut fabric = self.fabric.borrow_mut();
+        if !fabric.conditions.puts {
+            return (Descriptor::NONE, None);
+        }
+        let address = range.base().addr().get() as u64;
+        let number = fabric.expose(self.rank, peer, true, (address, range.len()));
+        let described = Descriptor::new(WRITABLE, &address.to_le_bytes()).filter(|_| number.is_some());
+        (described.unwrap_or(Descriptor::NONE), number.map(Exposure))
+    }
+
+    fn put(&mut self, peer: PeerId, to: &Descriptor, at: u64, from: SendRange, operation: u64) -> Accessed {
+        let Some(remote) = writable(to).and_then(|address| address.checked_add(at)) else {
+            return Accessed::Failed(AccessError::Range);
+        };
+        let parts = Parts { remote, local: from.address(), len: from.len() };
+        self.fabric.borrow_mut().start_access(self.rank, peer, true, parts, operation)
+    }
+
+    fn revoke(&mut self, peer: PeerId, exposure: Exposure) {
+        self.fabric.borrow_mut().revoke(self.rank, peer, exposure.0);
+    }
+
+    fn poll_access(&mut self) -> Option<CompletedAccess> {
+        self.fabric.borrow_mut().poll_access(self.rank)
+    }
+
+    fn get(
+        &mut self,
+        peer: PeerId,
+        from: &Descriptor,
+        at: u64,
+        to: ReceiveRange,
+        operation: u64,
+    ) -> Accessed {
+        let Some(address) = from.address().and_then(|address| address.checked_add(at)) else {
+            return Accessed::Failed(AccessError::Range);
+        };
+        if self.fabric.borrow().conditions.accesses > 0 {
+            let parts = Parts { remote: address, local: to.base().addr().get() as u64, len: to.len() };
+            return self.fabric.borrow_mut().start_access(self.rank, peer, false, parts, operation);
+        }
+        // SAFETY: the port may use the range during this call.
+        let to = unsafe { to.as_mut_slice() };
+        match self.fabric.borrow_mut().pull(self.rank, peer, address, to) {
+            fabric::Pulled::Done => Accessed::Done,
+            fabric::Pulled::Unreadable => Accessed::Failed(AccessError::Range),
+            fabric::Pulled::Refused => Accessed::Failed(AccessError::Refused),
+        }
+    }
+}
+
+impl SharedCopy for SimPort {
     fn open_assist(&mut self, peer: PeerId, assist: &AssistedCopy) -> bool {
         let mut fabric = self.fabric.borrow_mut();
         if !fabric.conditions.assists {
@@ -269,13 +343,5 @@ impl MessagePort for SimPort {
 
     fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
         self.fabric.borrow_mut().push(self.rank, peer, address, from)
-    }
-
-    fn traffic(&self, peer: PeerId) -> TrafficCounters {
-        self.fabric.borrow_mut().traffic(self.rank, peer)
-    }
-
-    fn close(&mut self, peer: PeerId) {
-        self.fabric.borrow_mut().close(self.rank, peer);
     }
 }

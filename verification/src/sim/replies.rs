@@ -1,52 +1,14 @@
 //! Handlers that answer every active message, and peers that take no replies: each peer has its share of the
 //! reply slots.
 
-use std::collections::BTreeMap;
+use nemesia_core::flow::replies::ReplyAccount;
 
-use nemesia_core::flow::replies::{ReplyAccount, ReplyPool};
-
+use crate::desk::{POOL, SHARE};
 use crate::simulation::Simulation;
 use crate::violation::{Check, ensure};
 
-/// Few, so that all of them are soon taken.
-const SHARE: u32 = 2;
-const POOL: u32 = 3;
 /// A peer takes a reply in one of this many calls.
 const TAKEN: usize = 3;
-
-/// The replies of one rank that have not left.
-#[derive(Debug)]
-pub(crate) struct ReplyDesk {
-    pool: ReplyPool,
-    accounts: BTreeMap<u32, ReplyAccount>,
-    /// The peers that were refused a slot, and the number of slots that each held.
-    refused: Vec<(u32, u32)>,
-}
-
-impl Default for ReplyDesk {
-    fn default() -> Self {
-        Self { pool: ReplyPool::new(SHARE, POOL), accounts: BTreeMap::new(), refused: Vec::new() }
-    }
-}
-
-impl ReplyDesk {
-    /// Records that a handler answers a peer.
-    pub(crate) fn answer(&mut self, peer: u32) {
-        let account = self.accounts.entry(peer).or_default();
-        if !self.pool.take(account) {
-            self.refused.push((peer, account.held()));
-        }
-    }
-
-    /// Lets a reply to a peer leave. Returns `false` if there is none.
-    fn leave(&mut self, peer: u32) -> bool {
-        let Some(account) = self.accounts.get_mut(&peer).filter(|account| account.held() > 0) else {
-            return false;
-        };
-        self.pool.give_back(account);
-        true
-    }
-}
 
 impl Simulation {
     /// Checks that no peer was refused its own share of slots, and that no more replies are kept than there are

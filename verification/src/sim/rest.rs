@@ -78,6 +78,13 @@ impl Simulation {
                     self.unfinished()
                 );
             }
+            let exposed = self.world.fabric().exposures(rank);
+            let Rank { sends, receives, .. } = &self.ranks[rank as usize];
+            let requests = sends.len() + receives.len();
+            ensure!(
+                exposed <= requests,
+                "rank {rank} exposes {exposed} buffers, and has {requests} requests"
+            );
             for &peer in &alive {
                 self.check_head(peer, rank)?;
             }
@@ -219,7 +226,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Lists what is not complete, one item on each line.
+    /// Lists the incomplete requests, the stored messages and the claimed messages of the living ranks, one on each
+    /// line.
     fn unfinished(&self) -> String {
         let mut lines = Vec::new();
         for rank in self.alive() {

@@ -111,7 +111,7 @@ impl Simulation {
         it.arrived[rank as usize] = first;
         it.first[rank as usize] = first;
         it.charged[rank as usize] = 0;
-        it.looks[rank as usize] = crate::credit::CreditView::default();
+        it.looks[rank as usize] = crate::simulation::CreditView::default();
         let waiting = it.oracle.waiting().to_vec();
         for name in waiting.iter().map(|waiting| waiting.name).filter(|name| name.source == rank) {
             self.rank(survivor).oracle.forget(name);

@@ -8,9 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use nemesia_verification::rdma::Fabric;
+use nemesia_verification::streams::StreamFabric;
+
 use crate::arguments::Options;
 use crate::bug::{Bug, Subject};
 use crate::channel;
+use crate::channel::fabric::ChannelFabric;
+use crate::channel::world::ChannelWorld;
 use crate::rng::Rng;
 use crate::shape::Shape;
 use crate::simulation::Simulation;
@@ -32,6 +37,8 @@ thread_local! {
 /// The operations of one world of channels. So many operations of an engine take as long as one of a channel.
 const CHANNEL_WORLDS: [usize; 3] = [300, 1500, 4000];
 const ASSIST: usize = 4;
+/// One world of channels in so many runs over the placement.
+const PLACEMENT: usize = 3;
 
 /// The result of one seed.
 #[derive(Debug)]
@@ -64,24 +71,34 @@ fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced:
 fn run_channels(options: &Options, seed: u64, traced: bool) -> Found {
     let mut found = Found::new(Subject::Channels, seed);
     while found.operations < options.operations.div_ceil(ASSIST) && found.violation.is_none() {
-        let stream = found.worlds as u64;
-        found.worlds += 1;
-        let limit = Rng::new(seed, stream).pick(&CHANNEL_WORLDS);
-        match channel::world::ChannelWorld::new(seed, stream, Trace::new(traced)) {
-            Ok(mut world) => {
-                let outcome = catch_unwind(AssertUnwindSafe(|| {
-                    (0..limit).try_for_each(|_| world.step())?;
-                    world.finish()
-                }));
-                found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
-                found.events = world.trace.take();
-                found.tally.add(&world.tally);
-            }
-            Err(violation) => found.violation = Some(violation),
+        let mut rng = Rng::new(seed, found.worlds as u64);
+        let limit = rng.pick(&CHANNEL_WORLDS);
+        if rng.one_in(PLACEMENT) {
+            live_channels::<StreamFabric>(&mut found, limit, traced);
+        } else {
+            live_channels::<Fabric>(&mut found, limit, traced);
         }
-        found.operations += limit;
     }
     found
+}
+
+/// Runs one world of channels.
+fn live_channels<F: ChannelFabric>(found: &mut Found, limit: usize, traced: bool) {
+    let stream = found.worlds as u64;
+    found.worlds += 1;
+    match ChannelWorld::<F>::new(found.seed, stream, Trace::new(traced)) {
+        Ok(mut world) => {
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                (0..limit).try_for_each(|_| world.step())?;
+                world.finish()
+            }));
+            found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
+            found.events = world.trace.take();
+            found.tally.add(&world.tally);
+        }
+        Err(violation) => found.violation = Some(violation),
+    }
+    found.operations += limit;
 }
 
 /// Runs worlds of engines.

@@ -1,8 +1,36 @@
 //! The properties of a world, drawn from the seed, so that every seed has other scarcities.
 
+use nemesia_core::store::cost;
+
 use crate::fabric::{Conditions, Pull};
 use crate::rng::Rng;
-use crate::world::{Terms, cost};
+
+/// No handlers exist with this number or above.
+pub(crate) const HANDLERS: u16 = 4;
+/// The bytes in each rank's region that belong to one origin alone, for puts and gets; behind them are values
+/// for all.
+pub(crate) const OWN: usize = 1200;
+pub(crate) const VALUES: usize = 256;
+
+/// Returns the size of each rank's region in bytes.
+pub(crate) const fn region_bytes(ranks: u32) -> usize {
+    ranks as usize * OWN + VALUES
+}
+
+/// The storage and the settings of each engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// The number of requests at first, and at most.
+    pub(crate) requests: usize,
+    pub(crate) most_requests: usize,
+    /// Units of 64 bytes for unexpected messages.
+    pub(crate) units: usize,
+    pub(crate) buckets: usize,
+    pub(crate) eager_bytes: usize,
+    pub(crate) window: u32,
+    pub(crate) pull_bytes: u64,
+    pub(crate) run_bytes: u64,
+}
 
 /// A world and the frequencies of its events.
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +111,8 @@ impl Shape {
             delay: rng.pick(&[0, 1, 5, 20]),
             refusal: rng.pick(&[0, 0, 20, 3]),
             pull: rng.pick(&[Pull::Never, Pull::Sometimes, Pull::Sometimes, Pull::Always]),
+            accesses: rng.pick(&[0, 0, 1, 3, 100]),
+            puts: rng.one_in(2),
             assists: !rng.one_in(3),
             scatter: rng.one_in(3),
         };

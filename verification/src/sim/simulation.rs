@@ -1,11 +1,10 @@
 //! One world from one seed: random operations at random ranks, each checked against the oracles.
 
 use crate::bug::Bug;
-use crate::credit::CreditView;
 use crate::fabric::Fabric;
 use crate::memory::Loan;
 use crate::oracle::{Name, Oracle};
-use crate::remote::Remotes;
+use crate::remotes::Remotes;
 use crate::rng::Rng;
 use crate::shape::{Operation, Shape};
 use crate::tally::Event;
@@ -78,6 +77,26 @@ impl Report {
             Report::Nothing => None,
             Report::Departed(failure) | Report::Failed(failure) => Some(failure),
         }
+    }
+}
+
+/// The credit of one peer at its last grant.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CreditView {
+    pub(crate) granted: u64,
+    /// The units used now, and before the last grant.
+    pub(crate) now: u64,
+    pub(crate) then: u64,
+}
+
+impl CreditView {
+    /// Records the total granted and the units charged.
+    pub(crate) const fn see(&mut self, granted: u64, charged: u64) {
+        if self.granted != granted {
+            self.granted = granted;
+            self.then = self.now;
+        }
+        self.now = charged;
     }
 }
 

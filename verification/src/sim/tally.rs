@@ -22,11 +22,17 @@ pub(crate) enum Event {
     Push,
     PushRefused,
     AssistWait,
+    /// An access to remote memory began whose end came later; or had to wait for others.
+    Access,
+    PutAccess,
+    AccessBusy,
     /// A receive took its message when it was posted; or later.
     Unexpected,
     Expected,
     /// A blocking receive took its message without being posted.
     Bypass,
+    /// The same, while other receives were posted.
+    BypassBeside,
     Probe,
     Truncated,
     Cancelled,
@@ -70,10 +76,12 @@ pub(crate) enum Event {
     ChannelDeath,
     ChannelLost,
     ChannelRefused,
+    /// A packet was sent over the placement.
+    Placed,
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 46] = [
+const EVENTS: [(Event, &str); 51] = [
     (Event::Eager, "eager"),
     (Event::Rts, "RTS"),
     (Event::Cts, "CTS"),
@@ -88,9 +96,13 @@ const EVENTS: [(Event, &str); 46] = [
     (Event::Push, "pushed"),
     (Event::PushRefused, "push refused"),
     (Event::AssistWait, "waited for"),
+    (Event::Access, "accesses"),
+    (Event::PutAccess, "put accesses"),
+    (Event::AccessBusy, "busy"),
     (Event::Unexpected, "unexpected"),
     (Event::Expected, "expected"),
     (Event::Bypass, "bypassed"),
+    (Event::BypassBeside, "bypassed beside"),
     (Event::Probe, "probed"),
     (Event::Truncated, "truncated"),
     (Event::Cancelled, "cancelled"),
@@ -120,6 +132,7 @@ const EVENTS: [(Event, &str); 46] = [
     (Event::ChannelDeath, "deaths"),
     (Event::ChannelLost, "lost"),
     (Event::ChannelRefused, "refused"),
+    (Event::Placed, "by placement"),
 ];
 
 /// The count of each event.

@@ -17,33 +17,17 @@ use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::slab::List;
 pub(crate) use nemesia_core::store::cost;
 use nemesia_core::store::most;
-pub(crate) use nemesia_core::wire::rendezvous::RTS_BYTES;
 use nemesia_verification::storage::EngineVectors;
 
 use crate::fabric::Fabric;
 use crate::memory::{Loan, Place};
 use crate::port::SimPort;
-use crate::shape::Shape;
+use crate::shape::{Shape, Terms};
 use crate::violation::Violation;
 pub(crate) use remote::{Datatype, Handled, Order, Reduction, Verb, combine};
 use remote::{Desk, Exposure};
 
 type SimEngine = Engine<SimPort, EngineVectors<Desk>>;
-
-/// The storage and the settings of each engine.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
-    /// The number of requests at first, and at most.
-    pub(crate) requests: usize,
-    pub(crate) most_requests: usize,
-    /// Units of 64 bytes for unexpected messages.
-    pub(crate) units: usize,
-    pub(crate) buckets: usize,
-    pub(crate) eager_bytes: usize,
-    pub(crate) window: u32,
-    pub(crate) pull_bytes: u64,
-    pub(crate) run_bytes: u64,
-}
 
 /// The engines of a world.
 #[derive(Debug)]
@@ -130,7 +114,7 @@ fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEng
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BypassCall {
     /// For a word, at its most likely place.
-    Word,
+    Short,
     /// For a message that fits, from a named source with a named tag, at its most likely place.
     Packet,
     /// For any message, at its most likely place.
@@ -310,9 +294,12 @@ impl World {
         let (loan, mut buf) = self.room(rank, room);
         let engine = self.engine(rank);
         let step = match look {
-            BypassCall::Word => {
-                let word = buf.whole(0, usize::MAX).and_then(<[u8]>::first_chunk_mut);
-                let done = word.and_then(|word| engine.receive_word(pattern, word));
+            BypassCall::Short => {
+                let from = if let Source::Rank(peer) = pattern.source { Some(peer as usize) } else { None };
+                let done = buf.whole(0, usize::MAX).and_then(|into| {
+                    let done = engine.receive_short(from, pattern.context, |tag| pattern.accepts(tag), into);
+                    done.or_else(|| engine.receive_short_beside(pattern, into))
+                });
                 done.map_or(Bypass::Idle, |done| Bypass::Done(Ok(done)))
             }
             BypassCall::Packet => {

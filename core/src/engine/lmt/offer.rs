@@ -1,25 +1,22 @@
 //! The RTS packet, and the answers to it.
 #![forbid(unsafe_code)]
 
-use super::select::Protocol;
+use super::select::MessageForm;
 use super::{Pull, Stream, Transfer, is_worth_pulling};
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{Incoming, SendMessage, State, TransferPhase};
+use crate::engine::state::{FIRST_BYTES, Protocol};
 use crate::engine::{Engine, RequestId, Storage};
-use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, PortFault};
+use crate::port::{Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port, PortFault};
 use crate::store::cost;
-use crate::wire::rendezvous::{CTS_BYTES, Cts, FIN_BYTES, RTS_BYTES, Rts};
+use crate::wire::rendezvous::{Cts, Descriptor, FIN_BYTES, MOST_CTS_BYTES, MOST_RTS_BYTES, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
-
-/// Most bytes of a message that travel with its RTS. A synchronous message of at most this size travels whole
-/// in its RTS.
-pub(in crate::engine) const FIRST_BYTES: usize = 224;
 
 const fn control(kind: Kind, len: usize) -> Envelope {
     Envelope { kind, context: 0, tag: 0, total: len as u64 }
 }
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Sends the RTS of a pending message. Returns `false` if there is no space or credit for it.
     pub(super) fn offer(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         let State::Sending { message } = &self.requests.get(index).0 else { return Ok(false) };
@@ -30,32 +27,38 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         // RTS would take five cache lines instead of one. With data in the RTS, pulled messages of 12, 16, 32
         // and 64 KiB took 19, 17, 17 and 30 % longer (medians of 5 interleaved rounds of
         // `nemesia perf --tests latency`; no round was faster).
-        let along = synchronous || !self.port.can_pull(to);
-        let mut first = if along { FIRST_BYTES.min(buf.len()) } else { 0 };
-        if !self.has_credit(to, cost(RTS_BYTES + first)) {
-            // Without data the RTS takes the smallest possible amount of credit, so it leaves as soon as any
-            // packet can.
-            first = 0;
-        }
-        let len = RTS_BYTES + first;
-        let units = cost(len);
-        if !self.has_credit(to, units) {
+        let along = synchronous || !self.port.can_get(to);
+        let last_run = buf.last_run(FIRST_BYTES);
+        let origin = last_run.as_ref().map_or(0, |(before, _)| *before);
+        let first = if along { FIRST_BYTES.min(buf.len()) } else { origin };
+        if !self.has_credit(to, cost(RTS_BYTES)) {
             self.peer(to).tally.hold();
             return Ok(false);
         }
-        let protocol_number = self.selections.protocol_number(to, buf.len() as u64);
+        let (descriptor, exposure) = match last_run {
+            Some((_, range)) if first < buf.len() => self.port.expose(to, range),
+            _ => (Descriptor::NONE, None),
+        };
         let rts = Rts {
             total: buf.len() as u64,
             sender: self.id(index).to_bits(),
-            address: buf.address(),
-            protocol_number,
+            descriptor,
+            origin: if descriptor.is_none() { 0 } else { origin as u8 },
+            protocol_number: self.selections.protocol_number(to, buf.len() as u64),
         };
-        let mut packet = [0; RTS_BYTES + FIRST_BYTES];
-        packet[..RTS_BYTES].copy_from_slice(&rts.encode());
-        buf.read(0, &mut packet[RTS_BYTES..len]);
+        let (rts, first) = self.fit_offer(to, rts, first);
+        let (head, len) = (rts.bytes(), rts.bytes() + first);
+        let mut packet = [0; MOST_RTS_BYTES + FIRST_BYTES];
+        packet[..head].copy_from_slice(&rts.encode());
+        buf.read(0, &mut packet[head..len]);
         let envelope = Envelope { total: len as u64, ..message.envelope(Kind::Rts) };
-        let sent = self.port.send(to, &envelope, &packet[..len])?;
+        let sent = self.port.send(to, &envelope, PacketPieces::Whole(&packet[..len]));
+        if !matches!(sent, Ok(true)) {
+            self.revoke(to, exposure);
+        }
+        let sent = sent?;
         if sent {
+            let units = cost(len);
             let demoted = !synchronous && buf.len() <= self.eager_bytes;
             let peer = self.peer(to);
             peer.allowance.spend(units);
@@ -63,10 +66,32 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             peer.tally.is_held = false;
             peer.tally.demoted += u64::from(demoted);
             self.dequeue(to, PeerQueue::Pending, index);
-            self.requests.get_mut(index).0 = State::Offered { to, message };
+            self.requests.get_mut(index).0 = State::Offered { to, message, exposure };
             self.enqueue(to, PeerQueue::Offered, index);
         }
         Ok(sent)
+    }
+
+    /// Returns the RTS and the number of first bytes for which there is credit. Without data and descriptor an RTS
+    /// takes the smallest possible amount of credit, so it leaves as soon as any packet can.
+    fn fit_offer(&mut self, to: PeerId, rts: Rts, first: usize) -> (Rts, usize) {
+        // A long descriptor leaves less room in the smallest packets.
+        let first = first.min(self.port.packet_bytes().saturating_sub(rts.bytes()));
+        let is_described = first >= usize::from(rts.origin);
+        if is_described && self.has_credit(to, cost(rts.bytes() + first)) {
+            (rts, first)
+        } else if rts.origin == 0 && self.has_credit(to, cost(rts.bytes())) {
+            (rts, 0)
+        } else {
+            (Rts { descriptor: Descriptor::NONE, origin: 0, ..rts }, 0)
+        }
+    }
+
+    /// Ends the exposure of a message's bytes.
+    pub(in crate::engine) fn revoke(&mut self, to: PeerId, exposure: Option<Exposure>) {
+        if let Some(exposure) = exposure {
+            self.port.revoke(to, exposure);
+        }
     }
 
     /// Returns this process's request that a peer names, if this peer received its RTS.
@@ -76,7 +101,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return None;
         }
         match &self.requests.get(id.index).0 {
-            State::Offered { to, message } if *to == peer => Some((id.index, message.alias())),
+            State::Offered { to, message, .. } if *to == peer => Some((id.index, message.alias())),
             _ => None,
         }
     }
@@ -87,10 +112,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let kind = arrival.envelope.kind;
         let fault = PortFault::Protocol { kind };
         match kind {
-            Kind::Cts if arrival.len == CTS_BYTES => {
-                let mut bytes = [0; CTS_BYTES];
-                self.port.read(arrival, 0, &mut bytes);
-                let cts = Cts::decode(&bytes).ok_or(fault)?;
+            Kind::Cts if arrival.len <= MOST_CTS_BYTES => {
+                let mut bytes = [0; MOST_CTS_BYTES];
+                let bytes = &mut bytes[..arrival.len];
+                self.port.read(arrival, 0, bytes);
+                let cts = Cts::decode(bytes).ok_or(fault)?;
                 let (index, message) = self.offered(peer, cts.sender).ok_or(fault)?;
                 if cts.end > message.buf.len() as u64 {
                     return Err(fault);
@@ -127,35 +153,45 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return self.finish(index);
         }
         let may_pull =
-            rts.address != 0 && self.port.can_pull(from) && is_worth_pulling(incoming, buf, run_bytes);
-        let whole = rts.total.min(buf.len() as u64);
-        let protocol =
-            if may_pull { self.choose(from, index, whole, rts.protocol_number) } else { Protocol::Stream };
-        match protocol {
-            Protocol::Pull => Pull::start_receive(self, from, index),
-            Protocol::Stream | Protocol::StreamNonTemporal => Stream::start_receive(self, from, index),
+            self.port.is_accessible(from, &rts.descriptor) && is_worth_pulling(incoming, buf, run_bytes);
+        let message = MessageForm {
+            bytes: rts.total.min(buf.len() as u64),
+            is_list: buf.address() == 0 || rts.origin > 0,
+        };
+        if may_pull && self.choose(from, index, message, &rts) == Protocol::Pull {
+            Pull::start_receive(self, from, index);
+        } else {
+            Stream::start_receive(self, from, index);
         }
     }
 
     /// Selects the protocol for a message that can be pulled.
-    fn choose(&mut self, from: PeerId, index: u32, bytes: u64, protocol_number: u8) -> Protocol {
+    fn choose(&mut self, from: PeerId, index: u32, message: MessageForm, rts: &Rts) -> Protocol {
+        if self.port.is_mappable(from, &rts.descriptor) {
+            // A stream copies twice, and a trial of it would only cost time. Messages in other memory that move at the
+            // same time cannot be measured.
+            if let Some(selection) = self.selections.of(from) {
+                selection.spoil();
+            }
+            return Protocol::Pull;
+        }
         let Some(now) = self.port.ticks() else { return Protocol::Pull };
-        let Some(protocol) = self.selections.begin(from, bytes, now, protocol_number) else {
+        let Some(protocol) = self.selections.begin(from, message, now, rts.protocol_number) else {
             return Protocol::Pull;
         };
         if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
-            (incoming.measured, incoming.stores) = (true, protocol.stores());
+            incoming.measured = Some(protocol);
         }
         protocol
     }
 
     /// Reports to the adaptive selector that the data of a message has arrived.
-    pub(super) fn has_moved(&mut self, from: PeerId, measured: bool, bytes: u64) {
-        if measured
+    pub(super) fn has_moved(&mut self, from: PeerId, measured: Option<Protocol>, bytes: u64) {
+        if let Some(protocol) = measured
             && let Some(now) = self.port.ticks()
             && let Some(selection) = self.selections.of(from)
         {
-            selection.end(bytes, now);
+            selection.end(bytes, protocol, now);
         }
     }
 
@@ -164,7 +200,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(super) fn finish(&mut self, index: u32) {
         let State::Receiving { incoming, buf } = &self.requests.get(index).0 else { return };
         let Incoming { from, tag, rts, .. } = *incoming;
-        let outcome = crate::engine::receive::outcome(from, tag, rts.total, buf.len());
+        let outcome = crate::engine::request::outcome(from, tag, rts.total, buf.len());
         self.requests.get_mut(index).0 = State::Finishing { sender: rts.sender, outcome };
         self.start_answer(from, index);
     }
@@ -186,27 +222,38 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         match &mut self.requests.get_mut(index).0 {
             State::Finishing { sender, outcome } => {
                 let (sender, outcome) = (*sender, *outcome);
-                if !self.port.send(peer, &control(Kind::Fin, FIN_BYTES), &sender.to_le_bytes())? {
+                if !self.port.send(
+                    peer,
+                    &control(Kind::Fin, FIN_BYTES),
+                    PacketPieces::Whole(&sender.to_le_bytes()),
+                )? {
                     return Ok(false);
                 }
                 self.peer(peer).tally.sent(Kind::Fin, FIN_BYTES);
                 self.dequeue(peer, PeerQueue::Answers, index);
                 self.complete(index, outcome);
             }
-            State::Receiving { incoming, .. } => {
+            State::Receiving { incoming, buf } => {
                 let Part { start, end } = incoming.left;
+                let (descriptor, exposure) = Self::expose_for_put(&mut self.port, peer, buf, (start, end));
                 let cts = Cts {
                     sender: incoming.rts.sender,
                     receiver: id.to_bits(),
                     start,
                     end,
-                    stores: incoming.stores,
+                    stores: incoming.measured.and_then(Protocol::stores),
+                    descriptor,
                 };
-                if !self.port.send(peer, &control(Kind::Cts, CTS_BYTES), &cts.encode())? {
-                    return Ok(false);
+                let packet = cts.encode();
+                let envelope = control(Kind::Cts, packet.len());
+                let sent = self.port.send(peer, &envelope, PacketPieces::Whole(&packet));
+                if !matches!(sent, Ok(true)) {
+                    self.revoke(peer, exposure);
+                    return sent;
                 }
+                incoming.exposure = exposure;
                 incoming.phase = TransferPhase::Stream;
-                self.peer(peer).tally.sent(Kind::Cts, CTS_BYTES);
+                self.peer(peer).tally.sent(Kind::Cts, packet.len());
                 self.dequeue(peer, PeerQueue::Answers, index);
                 self.enqueue(peer, PeerQueue::Incoming, index);
             }

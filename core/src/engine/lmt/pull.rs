@@ -3,24 +3,20 @@
 //! configurable size on, an otherwise idle sender copies a part ([`crate::shared::assist`]).
 #![forbid(unsafe_code)]
 
+use core::borrow::BorrowMut;
+
 use super::{Stream, Transfer};
 use crate::engine::peer::{Assist, PeerQueue};
-use crate::engine::request::{Incoming, SendMessage, State, TransferPhase};
-use crate::engine::{Engine, Storage, Tuning};
+use crate::engine::request::{Incoming, State, TransferPhase};
+use crate::engine::{Engine, PACKETS_A_TURN, RequestId, Storage, Tuning};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::Scatter;
-use crate::port::{AssistedCopy, MessagePort, NextChunk, Part, PeerFault, PeerId, Pulled};
+use crate::port::{AccessError, Accessed, AssistedCopy, NextChunk, Part, PeerFault, PeerId, Port};
 
 /// The protocol.
 #[derive(Debug)]
 pub(in crate::engine) enum Pull {}
-
-/// Returns whether the message is large enough for a sender-assisted copy, and contiguous. Its sender then
-/// looks for a shared copy.
-pub(in crate::engine) fn may_be_assisted(message: &SendMessage, assist_bytes: u64) -> bool {
-    message.buf.len() as u64 >= assist_bytes && message.buf.address() != 0
-}
 
 /// Returns whether the receiver's buffer is contiguous, or consists of few enough runs. Otherwise the bytes
 /// are streamed.
@@ -33,20 +29,32 @@ pub(in crate::engine) fn is_worth_pulling(incoming: &Incoming, buf: &mut Scatter
     runs.saturating_mul(run_bytes) <= wanted
 }
 
-impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
+impl<P: Port, S: Storage> Transfer<P, S> for Pull {
     fn start_receive(engine: &mut Engine<P, S>, from: PeerId, index: u32) {
         engine.enqueue(from, PeerQueue::Pulling, index);
         engine.work_for(from);
     }
 
-    /// Reads the next piece of the first message in the queue. Reading one message at a time has the same
-    /// throughput as reading all alternately, and completes the first one earlier.
+    /// Gets the next piece of the first message in the queue. Reading one message at a time has the same
+    /// throughput as reading all alternately, and completes the first one earlier. A message whose accesses are all
+    /// under way leaves the queue, so that the next one begins.
     fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
-        let Engine { requests, port, tuning, .. } = engine;
+        let operation = engine.id(index).to_bits();
+        let Engine { requests, port, tuning, peers, .. } = engine;
         let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return Ok(false) };
         match next_chunk(port, incoming, buf, tuning) {
             NextChunk::Wait => return Ok(false),
-            NextChunk::Copy(part) => copy(port, incoming, buf, part),
+            NextChunk::Copy(part) => {
+                let before = (incoming.accesses, incoming.begun);
+                copy(port, incoming, buf, part, operation);
+                peers.borrow_mut()[peer as usize].accesses += incoming.accesses - before.0;
+                if incoming.accesses == 0 {
+                    settle(port, incoming);
+                } else if (incoming.accesses, incoming.begun) == before {
+                    // The port has no place for more accesses, or one has failed.
+                    return Ok(false);
+                }
+            }
             NextChunk::Done if matches!(incoming.phase, TransferPhase::Broken | TransferPhase::Lost) => {
                 // The sender streams the rest.
                 engine.dequeue(peer, PeerQueue::Pulling, index);
@@ -59,10 +67,7 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
             }
             NextChunk::Done => {}
         }
-        if incoming.wanted() == 0 {
-            engine.dequeue(peer, PeerQueue::Pulling, index);
-            Self::done_receive(engine, index);
-        }
+        engine.end_piece(peer, index);
         Ok(true)
     }
 
@@ -78,26 +83,34 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
     }
 }
 
-fn next_chunk<P: MessagePort>(
+fn next_chunk<P: Port>(
     port: &mut P,
     incoming: &mut Incoming,
     buf: &mut Scatter,
     tuning: &Tuning,
 ) -> NextChunk {
-    let Incoming { from, rts, left, .. } = *incoming;
-    if incoming.phase == TransferPhase::Pull && incoming.wanted() >= tuning.assist_bytes && buf.address() != 0
+    let Incoming { from, rts, left, begun, .. } = *incoming;
+    if incoming.phase == TransferPhase::Pull
+        && begun == left.start
+        && incoming.wanted() >= tuning.least_assist_bytes()
+        && buf.address() != 0
     {
         let assisted_copy =
             AssistedCopy { request: rts.sender, address: buf.address(), start: left.start, end: left.end };
-        if port.open_assist(from, &assisted_copy) {
+        let worthwhile = incoming.wanted() >= tuning.assist_bytes || port.is_lent(from, &assisted_copy);
+        if worthwhile && port.open_assist(from, &assisted_copy) {
             incoming.phase = TransferPhase::Assist;
         }
     }
     match incoming.phase {
+        // The accesses that are under way must end before the rest is streamed.
+        TransferPhase::Pull if incoming.failed => NextChunk::Wait,
         TransferPhase::Pull => {
-            let end = left.start.saturating_add(tuning.pull_bytes.max(1));
-            NextChunk::Copy(Part { start: left.start, end: left.end.min(end) })
+            let end = begun.saturating_add(tuning.pull_bytes.max(1));
+            NextChunk::Copy(Part { start: begun, end: left.end.min(end) })
         }
+        // The parts of both sides are assigned one after the other.
+        TransferPhase::Assist | TransferPhase::Broken if incoming.accesses > 0 => NextChunk::Wait,
         TransferPhase::Assist => {
             let next_chunk = port.next_chunk(from);
             if next_chunk == NextChunk::Done {
@@ -115,43 +128,132 @@ fn next_chunk<P: MessagePort>(
             next_chunk
         }
         TransferPhase::Lost => NextChunk::Done,
-        TransferPhase::Stream => NextChunk::Wait,
+        TransferPhase::Await | TransferPhase::Stream => NextChunk::Wait,
     }
 }
 
-fn copy<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part: Part) {
+/// Begins the accesses for a part.
+fn copy<P: Port>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part: Part, operation: u64) {
     if incoming.phase == TransferPhase::Broken {
         return;
     }
-    let mut pulled = Pulled::Done;
-    buf.each(part.start as usize, (part.end - part.start) as usize, |done, to| {
-        if pulled == Pulled::Done {
-            pulled = match incoming.rts.address.checked_add(part.start + done as u64) {
-                Some(address) => port.pull(incoming.from, address, to),
-                None => Pulled::Unreadable,
-            };
+    let mut last = Accessed::Done;
+    incoming.begun = part.start;
+    buf.each_range(part.start as usize, (part.end - part.start) as usize, |done, to| {
+        if !matches!(last, Accessed::Done | Accessed::Later) {
+            return;
+        }
+        let (at, len) = (part.start + done as u64, to.len() as u64);
+        let Some(described) = at.checked_sub(incoming.rts.origin.into()) else {
+            last = Accessed::Failed(AccessError::Range);
+            return;
+        };
+        last = port.get(incoming.from, &incoming.rts.descriptor, described, to, operation);
+        incoming.accesses += u32::from(last == Accessed::Later);
+        if matches!(last, Accessed::Done | Accessed::Later) {
+            incoming.begun = at + len;
         }
     });
-    if pulled == Pulled::Done {
-        // A shared message is complete when both processes have copied their parts.
-        incoming.left.start = if incoming.phase == TransferPhase::Assist { part.start } else { part.end };
-        return;
-    }
-    incoming.left.start = part.start;
-    #[cfg(nemesia_injected_fault)]
-    if injected(InjectedFault::SkipPart) {
-        incoming.left.start = part.end;
-    }
+    incoming.failed |= matches!(last, Accessed::Failed(_));
     if incoming.phase == TransferPhase::Assist {
-        port.close_assist(incoming.from);
-        incoming.left.end = part.end;
-        incoming.phase = TransferPhase::Broken;
-    } else {
-        incoming.phase = TransferPhase::Lost;
+        // A shared message is complete when both processes have copied their parts. A part is copied at once.
+        incoming.failed |= last == Accessed::Busy;
+        incoming.left.start = part.start;
+        incoming.begun = part.end;
+    }
+    #[cfg(nemesia_injected_fault)]
+    if incoming.failed && injected(InjectedFault::SkipPart) {
+        incoming.left.start = part.end;
     }
 }
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+/// Records what has arrived, when no access of the message is under way.
+fn settle<P: Port>(port: &mut P, incoming: &mut Incoming) {
+    match (incoming.phase, incoming.failed) {
+        (TransferPhase::Pull | TransferPhase::Await, true) => incoming.phase = TransferPhase::Lost,
+        (TransferPhase::Pull | TransferPhase::Await, false) => {
+            incoming.phase = TransferPhase::Pull;
+            incoming.left.start = incoming.begun;
+        }
+        (TransferPhase::Assist, true) => {
+            port.close_assist(incoming.from);
+            incoming.left.end = incoming.begun;
+            incoming.phase = TransferPhase::Broken;
+        }
+        _ => {}
+    }
+}
+
+impl<P: Port, S: Storage> Engine<P, S> {
+    /// Continues after a piece: a message whose bytes have all arrived is complete, and one whose accesses are all
+    /// under way waits for their end in another queue.
+    fn end_piece(&mut self, peer: PeerId, index: u32) {
+        let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 else { return };
+        if incoming.wanted() == 0 {
+            self.dequeue(peer, PeerQueue::Pulling, index);
+            Pull::done_receive(self, index);
+        } else if incoming.phase == TransferPhase::Pull
+            && incoming.accesses > 0
+            && !incoming.failed
+            && incoming.begun == incoming.left.end
+        {
+            incoming.phase = TransferPhase::Await;
+            self.dequeue(peer, PeerQueue::Pulling, index);
+            self.enqueue(peer, PeerQueue::Incoming, index);
+        }
+    }
+
+    /// Processes the accesses that have ended. Returns their number.
+    #[cold]
+    pub(in crate::engine) fn settle_accesses(&mut self) -> usize {
+        for ended in 0..PACKETS_A_TURN {
+            let Some(access) = self.port.poll_access() else { return ended };
+            let id = RequestId::from_bits(access.operation);
+            if self.requests.is_live(id.index, id.generation) {
+                self.settle_access(id.index, access.result);
+            }
+        }
+        PACKETS_A_TURN
+    }
+
+    fn settle_access(&mut self, index: u32, result: Result<(), AccessError>) {
+        let failed = result.is_err();
+        #[cfg(nemesia_injected_fault)]
+        let failed = failed && !injected(InjectedFault::IgnoreFailure);
+        let Self { requests, port, .. } = self;
+        let (peer, ended) = match &mut requests.get_mut(index).0 {
+            State::Streaming { stream, .. } => {
+                stream.accesses = stream.accesses.saturating_sub(1);
+                stream.failed |= failed;
+                (stream.to, None)
+            }
+            State::Receiving { incoming, .. } if incoming.accesses > 0 => {
+                incoming.accesses -= 1;
+                #[cfg(nemesia_injected_fault)]
+                if injected(InjectedFault::CompleteEarly) {
+                    incoming.accesses = 0;
+                }
+                incoming.failed |= failed;
+                let waits = incoming.phase == TransferPhase::Await;
+                if incoming.accesses == 0 {
+                    settle(port, incoming);
+                }
+                (incoming.from, (incoming.accesses == 0).then_some(waits))
+            }
+            _ => return,
+        };
+        let it = self.peer(peer);
+        it.accesses = it.accesses.saturating_sub(1);
+        let Some(waits) = ended else { return };
+        if waits {
+            self.dequeue(peer, PeerQueue::Incoming, index);
+            self.enqueue(peer, PeerQueue::Pulling, index);
+        }
+        self.end_piece(peer, index);
+    }
+}
+
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Stops all sender-assisted copies before the engine is dropped and its buffers are returned. Returns
     /// `false` while a peer may still write into a buffer. The transfers are lost in either case.
     pub fn end_assists(&mut self) -> bool {
@@ -194,8 +296,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         // The receiver may have sent FIN meanwhile. The buffer then belongs to the caller again.
         let message = self.offered(peer, assist.request).map(|(_, message)| message);
         let (start, len) = (part.start as usize, (part.end - part.start) as usize);
-        let bytes = message.as_ref().and_then(|message| message.buf.whole(start, len));
+        let bytes = message.as_ref().map(|message| message.buf.part(start, len));
         let pushed = match (bytes, assist.address.checked_add(part.start)) {
+            // A part that is not one run is left to the receiver.
             (Some(bytes), Some(address)) if bytes.len() == len => self.port.push(peer, address, bytes),
             _ => false,
         };

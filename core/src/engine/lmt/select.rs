@@ -10,189 +10,203 @@
 //! between either. No fixed threshold fits all machines, so the receiver measures. The cost is two clock
 //! readings a message, and occasionally a few messages by another protocol.
 //!
-//! The unit of measurement is a *run*. A run consists of messages that overlap or follow each other at once,
-//! up to a few megabytes; or of messages that arrive one at a time, up to 256 KiB. The result is the time of
-//! the run divided by its bytes; idle times are excluded. A run with messages of several sizes is discarded.
-//! Single and overlapping messages are learned separately, because the protocol with the lowest latency need
-//! not have the highest throughput. The selector predicts that a run is of the same type as the preceding
-//! run. The cost of a run goes to [`AdaptiveSelector`].
+//! The unit of measurement is a [*run*](crate::selector::run): messages of one size class that overlap, or
+//! that arrive one at a time. The result is the time of the run divided by its bytes; idle
+//! times are excluded. A run in which messages of several sizes overlap is discarded. Single and overlapping
+//! messages are learned separately, because the protocol with the lowest latency need not have the highest
+//! throughput. The selector predicts that a run is of the same type as the preceding run. Lists are learned
+//! separately from contiguous messages, because each run of a list costs the kernel additional time.
+//!
+//! Messages of a window are announced at once. Only as many of them as a trial needs move by the protocol on
+//! trial; the others move by the preferred one.
+//!
+//! The first message of a size takes over what is known of the nearest size, so that a protocol that is slow
+//! for all sizes is not tested with each. All of a peer's trials share one [`TrialBudget`].
 #![forbid(unsafe_code)]
 
-use crate::port::{PeerId, Stores};
-use crate::selector::AdaptiveSelector;
+use core::borrow::BorrowMut;
+
+use crate::engine::state::Protocol;
+use crate::port::PeerId;
+use crate::selector::run::Run;
+use crate::selector::{AdaptiveSelector, RunAmount, TrialBudget};
 use crate::wire::rendezvous::MOST_PROTOCOLS;
-
-/// The protocol that moves the data of a message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::engine) enum Protocol {
-    /// The receiver reads the sender's memory; see [`super::Pull`].
-    #[default]
-    Pull,
-    /// The data is streamed through cells that the sender fills with non-temporal stores; see
-    /// [`super::Stream`].
-    StreamNonTemporal,
-    /// The data is streamed through cells that the sender fills with plain stores. This protocol is tried
-    /// last, because it can be much slower than the others.
-    Stream,
-}
-
-impl Protocol {
-    const ALL: [Self; PROTOCOLS] = [Self::Pull, Self::StreamNonTemporal, Self::Stream];
-
-    fn of(protocol_number: u8) -> Self {
-        Self::ALL.get(usize::from(protocol_number)).copied().unwrap_or_default()
-    }
-
-    /// Returns the copy policy by which a streaming sender fills its cells.
-    pub(in crate::engine) const fn stores(self) -> Stores {
-        match self {
-            Self::StreamNonTemporal => Stores::NonTemporal,
-            Self::Pull | Self::Stream => Stores::Cached,
-        }
-    }
-}
 
 /// Number of protocols to select from.
 const PROTOCOLS: usize = MOST_PROTOCOLS as usize;
 
 /// Number of size classes. Each is a power of two, from 8 KiB (which includes smaller sizes) to below 4 MiB.
+/// Larger messages are pulled.
 const CLASSES: usize = 9;
 const SMALLEST: u32 = 13;
-/// Number of size classes, up to below 128 KiB, for which overlapping messages are learned. Messages beyond
-/// the learned classes are pulled: there a pull with sender-assisted copy is always close to the best
-/// protocol, and a trial would cost too much. (A window of messages is announced at once, and all of it moves
-/// by the protocol on trial.)
-const OVERLAPPING: usize = 4;
 /// Most runs until another protocol is tried.
 const LONGEST_WAIT: u16 = 1024;
-/// If a message begins within this fraction of the duration of the preceding transfers, it counts as
-/// following at once and belongs to their run.
-const PAUSE: u64 = 4;
 /// Bytes of a run of single messages. A run must be long enough that cells are reused: the first cells filled
 /// by another method cost more than later ones.
 const ALONE_BYTES: u64 = 256 << 10;
-/// Bytes after which a run ends even if more messages are in progress.
-const RUN_BYTES: u64 = 4 << 20;
+/// Bytes of a run of overlapping messages.
+const RUN_BYTES: u64 = 1 << 20;
+/// Most messages of a run. The shorter the runs, the sooner a change is noticed.
+const RUN_MESSAGES: u64 = 16;
+/// A small message may cost this power of two more for each byte than a message of the next size.
+const OVERHEAD: u8 = 1;
+
+type ProtocolSelector = AdaptiveSelector<PROTOCOLS, LONGEST_WAIT>;
+/// The run of a size class and form. Costs are in ticks for 4096 bytes.
+type ProtocolRun = Run<MessageClass, 4096>;
+
+/// The size class and form of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MessageClass {
+    size: usize,
+    is_list: bool,
+}
+
+/// A message that begins: its bytes, and whether a buffer at either side is a list.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct MessageForm {
+    pub(in crate::engine) bytes: u64,
+    pub(in crate::engine) is_list: bool,
+}
 
 /// The receiver's measurements of one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::engine) struct ProtocolSelection {
-    alone: [AdaptiveSelector<PROTOCOLS, LONGEST_WAIT>; CLASSES],
+    /// The selectors of single and of overlapping messages, each for contiguous messages and for lists.
+    selectors: [[[ProtocolSelector; CLASSES]; 2]; 2],
+    budget: TrialBudget,
     /// The protocol that the peer last reported for messages from this process that travel alone, plus one.
     heard: [u8; CLASSES],
-    overlapping: [AdaptiveSelector<PROTOCOLS, LONGEST_WAIT>; OVERLAPPING],
     /// Whether messages overlapped in the last run.
     overlap: bool,
     /// Messages in progress, and the number of them that began before the run, perhaps by another protocol.
     under_way: u32,
     stale: u32,
-    /// Start time of the most recent group of transfers, and the end time of the last transfer.
-    began: u64,
+    /// End time of the last transfer.
     ended: u64,
     run: Option<ProtocolRun>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct ProtocolRun {
-    class: usize,
-    protocol_number: u8,
-    since: u64,
-    bytes: u64,
-    /// Whether the run has messages of other sizes.
-    mixed: bool,
-    /// Whether messages overlap or follow each other at once.
+    /// Whether messages of the run overlap.
     overlaps: bool,
 }
 
-fn class_of(bytes: u64) -> usize {
-    bytes.max(1).ilog2().saturating_sub(SMALLEST) as usize
+const fn class_of(bytes: u64) -> usize {
+    let bytes = if bytes == 0 { 1 } else { bytes };
+    bytes.ilog2().saturating_sub(SMALLEST) as usize
 }
 
 impl ProtocolSelection {
-    /// Returns the protocol for a message of `bytes` bytes that begins at `now`.
-    fn begin(&mut self, bytes: u64, now: u64, protocol_number: u8) -> Protocol {
-        let class = class_of(bytes).min(CLASSES - 1);
-        self.hear(class, protocol_number);
+    /// Returns the protocol for a message that begins at `now`.
+    fn begin(&mut self, message: MessageForm, now: u64, protocol_number: u8) -> Protocol {
+        let MessageForm { bytes, is_list } = message;
+        let class = MessageClass { size: class_of(bytes).min(CLASSES - 1), is_list };
+        if !is_list {
+            self.hear(class.size, protocol_number);
+        }
         if self.under_way == 0 {
-            let pause = now.saturating_sub(self.ended);
-            let at_once = pause < self.ended.saturating_sub(self.began) / PAUSE;
-            match &mut self.run {
-                Some(run) if at_once => run.overlaps = true,
-                Some(run) if !run.overlaps && run.class == class && run.bytes < ALONE_BYTES => {
-                    // Idle times are excluded.
-                    run.since = run.since.saturating_add(pause);
-                }
-                _ => {
-                    self.close(self.ended);
-                    self.start(class, now);
-                }
-            }
-            self.began = now;
+            self.begin_group(class, bytes, now);
         }
         self.under_way = self.under_way.saturating_add(1);
-        let several = self.under_way > 1;
-        if let Some(run) = &mut self.run {
-            run.overlaps |= several;
-            if run.class == class {
-                return Protocol::of(run.protocol_number);
-            }
-            run.mixed = true;
+        let preferred = self.known(self.overlap, class).preferred();
+        let Some(run) = &mut self.run else { return Protocol::of(preferred) };
+        self.overlaps |= self.under_way > 1;
+        if run.class == class {
+            return Protocol::of(run.begin(bytes));
         }
-        self.known(self.overlap, class).map_or(Protocol::Pull, |known| Protocol::of(known.preferred()))
+        run.spoil();
+        Protocol::of(preferred)
     }
 
-    /// Returns the protocol that this process uses for single messages of `bytes` bytes, plus one; 0 if
-    /// nothing is learned for that size.
+    /// Continues the run with a message that begins while no other is in progress, or starts a run.
+    fn begin_group(&mut self, class: MessageClass, bytes: u64, now: u64) {
+        let end = self.ended;
+        match &mut self.run {
+            Some(run) if run.class == class && !run.is_over(end) => run.pause(now.saturating_sub(end)),
+            _ => {
+                self.close(end);
+                self.start(class, bytes, now);
+            }
+        }
+    }
+
+    /// Returns the protocol that this process uses for single contiguous messages of `bytes` bytes, plus one;
+    /// 0 if nothing is learned for that size.
     fn protocol_number(&self, bytes: u64) -> u8 {
-        self.alone.get(class_of(bytes)).map_or(0, |known| known.next() + 1)
+        self.selectors[0][0].get(class_of(bytes)).map_or(0, |known| known.current() + 1)
     }
 
     /// Records the protocol that the peer reports for such messages. If the report has changed, this process
     /// tries that protocol too. One buffer may travel back and forth between the two processes, and the speed
     /// here then depends on how the peer copies: a cache line that another core has just read is slow to
     /// write.
-    fn hear(&mut self, class: usize, protocol_number: u8) {
-        if core::mem::replace(&mut self.heard[class], protocol_number) != protocol_number
+    fn hear(&mut self, size: usize, protocol_number: u8) {
+        if core::mem::replace(&mut self.heard[size], protocol_number) != protocol_number
             && let Some(protocol_number) = protocol_number.checked_sub(1)
         {
-            self.alone[class].suggest(protocol_number);
+            self.selectors[0][0][size].suggest(protocol_number);
         }
     }
 
-    fn start(&mut self, class: usize, now: u64) {
-        let protocol_number =
-            self.known(self.overlap, class).map_or(Protocol::Pull as u8, |known| known.next());
-        let overlaps = self.under_way > 1;
-        self.stale = self.under_way;
-        self.run = Some(ProtocolRun { class, protocol_number, since: now, bytes: 0, mixed: false, overlaps });
+    /// Starts a run with a message of this class.
+    fn start(&mut self, class: MessageClass, bytes: u64, now: u64) {
+        let full = if self.overlap { RUN_BYTES } else { ALONE_BYTES }.min(bytes.saturating_mul(RUN_MESSAGES));
+        self.inherit(self.overlap, class);
+        let amount = RunAmount { least: bytes, full: full.max(bytes) };
+        let selector = &mut self.selectors[usize::from(self.overlap)][usize::from(class.is_list)][class.size];
+        let plan = selector.plan(amount, &self.budget);
+        (self.stale, self.overlaps) = (self.under_way, false);
+        self.run = Some(Run::start(class, plan, now));
+    }
+
+    /// If nothing is known of a class, it takes over what is known of the nearest one.
+    fn inherit(&mut self, overlap: bool, class: MessageClass) {
+        if !self.known(overlap, class).is_new() {
+            return;
+        }
+        let forms = [class.is_list, !class.is_list];
+        let classes = forms
+            .into_iter()
+            .flat_map(|is_list| (0..CLASSES).map(move |size| MessageClass { size, is_list }));
+        let complete = classes.filter(|other| self.known(overlap, *other).is_complete());
+        let nearest =
+            complete.min_by_key(|other| (other.size.abs_diff(class.size), other.is_list != class.is_list));
+        let Some(nearest) = nearest else { return };
+        let smaller = nearest.size.saturating_sub(class.size) as u8;
+        let from = *self.known(overlap, nearest);
+        let selector = &mut self.selectors[usize::from(overlap)][usize::from(class.is_list)][class.size];
+        selector.inherit(&from, OVERHEAD.max(smaller));
     }
 
     /// Excludes the current run from the measurement: a message did not move by the selected protocol, or an
     /// unmeasured message moves at the same time.
     pub(in crate::engine) fn spoil(&mut self) {
         if let Some(run) = &mut self.run {
-            run.mixed = true;
+            run.spoil();
         }
     }
 
-    /// Records the end of a message that began with [`ProtocolSelection::begin`].
-    pub(in crate::engine) fn end(&mut self, bytes: u64, now: u64) {
+    /// Records the end of a message that began with [`ProtocolSelection::begin`], and moved by `protocol`.
+    pub(in crate::engine) fn end(&mut self, bytes: u64, protocol: Protocol, now: u64) {
         self.under_way = self.under_way.saturating_sub(1);
         self.ended = now;
         let Some(run) = &mut self.run else { return };
         if self.stale > 0 {
             self.stale -= 1;
-            (run.since, run.bytes) = (now, 0);
+            return run.restart(now);
+        }
+        if protocol.number() == run.option() {
+            run.end(bytes);
+        } else {
+            run.end_beside(bytes);
+        }
+        if !run.is_over(now) || self.under_way == 0 {
             return;
         }
-        run.bytes = run.bytes.saturating_add(bytes);
-        if run.bytes < RUN_BYTES {
-            return;
-        }
-        let ProtocolRun { class, protocol_number, mixed, .. } = *run;
+        let (last, overlaps) = (*run, self.overlaps);
         self.close(now);
-        self.start(class, now);
-        if !mixed && self.run.is_some_and(|next| next.protocol_number == protocol_number) {
+        self.start(last.class, bytes, now);
+        self.overlaps = overlaps;
+        let is_same = self.run.is_some_and(|next| next.option() == last.option());
+        if is_same && last.is_uniform() && !last.is_spoiled() {
             // All messages in progress belong to the new run as well.
             self.stale = 0;
         }
@@ -200,76 +214,81 @@ impl ProtocolSelection {
 
     /// Ends the run at time `end` and records its cost.
     fn close(&mut self, end: u64) {
-        let Some(run) = self.run.take().filter(|run| run.bytes > 0) else { return };
-        let expected = core::mem::replace(&mut self.overlap, run.overlaps);
-        if !run.mixed
-            && let Some(known) = self.known(run.overlaps, run.class)
-        {
-            let cost = end.saturating_sub(run.since).saturating_mul(4096) / run.bytes;
-            known.record(run.protocol_number, cost.clamp(1, u32::MAX.into()) as u32);
+        let Some(mut run) = self.run.take().filter(|run| run.has_work() || run.is_spoiled()) else { return };
+        let (overlaps, class) = (self.overlaps, run.class);
+        let expected = core::mem::replace(&mut self.overlap, overlaps);
+        if expected != overlaps && !run.is_spoiled() {
+            self.inherit(overlaps, class);
+            let selector = &mut self.selectors[usize::from(overlaps)][usize::from(class.is_list)][class.size];
+            run.close(end, selector, &mut self.budget);
+            run.spoil();
         }
-        if (run.mixed || expected != run.overlaps)
-            && let Some(known) = self.known(expected, run.class)
-        {
-            known.miss();
-        }
+        let selector = &mut self.selectors[usize::from(expected)][usize::from(class.is_list)][class.size];
+        run.close(end, selector, &mut self.budget);
     }
 
-    /// Returns the selector for a size class; `None` if nothing is learned for it.
-    fn known(
-        &mut self,
-        overlap: bool,
-        class: usize,
-    ) -> Option<&mut AdaptiveSelector<PROTOCOLS, LONGEST_WAIT>> {
-        if overlap { self.overlapping.get_mut(class) } else { self.alone.get_mut(class) }
+    /// Returns the selector of a class.
+    const fn known(&self, overlap: bool, class: MessageClass) -> &ProtocolSelector {
+        &self.selectors[overlap as usize][class.is_list as usize][class.size]
     }
 }
 
-/// Number of peers that are learned at a time. Peers that share an entry replace each other; messages of a
-/// peer without an entry are pulled.
-const PEERS: usize = 16;
+/// The receiver's measurements of one peer, or of several that share the slot. Private to the engine; public only so
+/// that the caller can lend its storage.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PeerSelection {
+    peer: PeerId,
+    selection: ProtocolSelection,
+}
 
-/// The receiver's measurements of its peers. The memory does not depend on the size of the world.
-#[derive(Debug, Default)]
-pub(in crate::engine) struct ProtocolSelections([(PeerId, ProtocolSelection); PEERS]);
+/// The receiver's measurements of its peers, in lent storage. Peers that share a slot replace each other; messages of a
+/// peer without a slot are pulled.
+#[derive(Debug)]
+pub(in crate::engine) struct ProtocolSelections<T>(T);
 
-impl ProtocolSelections {
+impl<T: BorrowMut<[PeerSelection]>> ProtocolSelections<T> {
+    /// Returns measurements in this storage, of which nothing is known yet.
+    pub(in crate::engine) const fn new(storage: T) -> Self {
+        Self(storage)
+    }
+
+    fn slot(&mut self, from: PeerId) -> Option<&mut PeerSelection> {
+        let slots = self.0.borrow_mut();
+        let at = (from as usize).checked_rem(slots.len())?;
+        slots.get_mut(at)
+    }
+
     /// Returns the protocol for a message that begins. `None` if the message is not measured: it is then
     /// pulled and its end is not recorded. `protocol_number` is the protocol that the peer reports.
     pub(in crate::engine) fn begin(
         &mut self,
         from: PeerId,
-        bytes: u64,
+        message: MessageForm,
         now: u64,
         protocol_number: u8,
     ) -> Option<Protocol> {
-        let (known, selection) = &mut self.0[from as usize % PEERS];
-        if *known != from {
-            if selection.under_way > 0 {
+        let slot = self.slot(from)?;
+        if slot.peer != from {
+            if slot.selection.under_way > 0 {
                 return None;
             }
-            (*known, *selection) = (from, ProtocolSelection::default());
+            *slot = PeerSelection { peer: from, selection: ProtocolSelection::default() };
         }
-        if class_of(bytes) >= CLASSES {
-            selection.spoil();
+        if class_of(message.bytes) >= CLASSES {
+            slot.selection.spoil();
             return None;
         }
-        Some(selection.begin(bytes, now, protocol_number))
+        Some(slot.selection.begin(message, now, protocol_number))
     }
 
     /// Returns [`ProtocolSelection::protocol_number`] for a peer.
-    pub(in crate::engine) fn protocol_number(&self, from: PeerId, bytes: u64) -> u8 {
-        let (known, selection) = &self.0[from as usize % PEERS];
-        if *known != from {
-            return 0;
-        }
-        selection.protocol_number(bytes)
+    pub(in crate::engine) fn protocol_number(&mut self, from: PeerId, bytes: u64) -> u8 {
+        self.of(from).map_or(0, |selection| selection.protocol_number(bytes))
     }
 
     /// Returns the measurements of a peer that has messages in progress.
     pub(in crate::engine) fn of(&mut self, from: PeerId) -> Option<&mut ProtocolSelection> {
-        let (known, selection) = &mut self.0[from as usize % PEERS];
-        (*known == from).then_some(selection)
+        self.slot(from).filter(|slot| slot.peer == from).map(|slot| &mut slot.selection)
     }
 }
 

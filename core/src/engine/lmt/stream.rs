@@ -5,11 +5,10 @@
 use super::Transfer;
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{self, Incoming, State, TransferPhase};
-use crate::engine::send::send_part;
 use crate::engine::{Engine, Storage};
-use crate::payload::Gather;
-use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
-use crate::wire::rendezvous::Cts;
+use crate::payload::{BorrowedGather, Gather};
+use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port};
+use crate::wire::rendezvous::{Cts, Descriptor};
 use crate::wire::{Envelope, Kind};
 
 /// The protocol.
@@ -26,7 +25,7 @@ fn piece(total: u64) -> usize {
     (total / 4).max(PIECE_BYTES).next_multiple_of(64) as usize
 }
 
-impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
+impl<P: Port, S: Storage> Transfer<P, S> for Stream {
     fn start_receive(engine: &mut Engine<P, S>, from: PeerId, index: u32) {
         engine.start_answer(from, index);
     }
@@ -36,10 +35,19 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
         let message = message.alias();
         engine.dequeue(to, PeerQueue::Offered, index);
         let stream = request::StreamState {
+            to,
             receiver: cts.receiver,
             next: cts.start,
             end: cts.end,
             stores: cts.stores,
+            descriptor: if engine.port.is_accessible(to, &cts.descriptor) {
+                cts.descriptor
+            } else {
+                Descriptor::NONE
+            },
+            begun: cts.start,
+            accesses: 0,
+            failed: false,
         };
         let (tag, from) = (message.tag, Gather::new(message.buf));
         engine.requests.get_mut(index).0 = State::Streaming { tag, from, stream };
@@ -51,6 +59,9 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
         let State::Streaming { from, stream, .. } = &mut requests.get_mut(index).0 else {
             return Ok(false);
         };
+        if !stream.descriptor.is_none() {
+            return engine.put_next(peer, index);
+        }
         let limit = port.packet_bytes().min(piece(stream.end)).min((stream.end - stream.next) as usize);
         let envelope = Envelope { kind: Kind::Data, context: 0, tag: stream.receiver, total: limit as u64 };
         port.set_data_stores(peer, stream.stores);
@@ -72,8 +83,13 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
         let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return false };
         let Incoming { from, rts, left, phase, .. } = *incoming;
         let fits = (1..=incoming.wanted()).contains(&(arrival.len as u64));
-        if phase != TransferPhase::Stream || from != arrival.peer || !fits {
+        let is_put = arrival.len == 0 && incoming.exposure.is_some();
+        if phase != TransferPhase::Stream || from != arrival.peer || !(fits || is_put) {
             return false;
+        }
+        if is_put {
+            // The sender has put all bytes that are still missing.
+            incoming.left.start = left.end;
         }
         let (at, len) = (left.start as usize, arrival.len);
         // Cells are reused and stay in the caches. The destination of a large message does not fit there.
@@ -94,10 +110,25 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
     fn done_receive(engine: &mut Engine<P, S>, index: u32) {
         let State::Receiving { incoming, buf } = &engine.requests.get(index).0 else { return };
         let Incoming { from, tag, rts, measured, .. } = *incoming;
-        let outcome = crate::engine::receive::outcome(from, tag, rts.total, buf.len());
+        let outcome = request::outcome(from, tag, rts.total, buf.len());
         let bytes = rts.total.min(buf.len() as u64) as usize;
         engine.has_moved(from, measured, bytes as u64);
         engine.peer(from).tally.streamed.add(bytes);
         engine.complete(index, outcome);
+    }
+}
+
+/// Sends one packet of a message. The packet holds the bytes from `at` on; its envelope gives their number.
+pub(in crate::engine) fn send_part<P: Port>(
+    port: &mut P,
+    to: PeerId,
+    envelope: &Envelope,
+    from: &mut Gather,
+    at: usize,
+) -> Result<bool, PeerFault> {
+    let len = envelope.total as usize;
+    match from.buf().whole(at, len) {
+        Some(bytes) => port.send(to, envelope, PacketPieces::Whole(bytes)),
+        None => port.send(to, envelope, PacketPieces::List(BorrowedGather::new(from), at, len)),
     }
 }

@@ -7,28 +7,16 @@
 
 use core::borrow::BorrowMut as _;
 
-use super::origin::{Body, RemoteOperation};
 use crate::engine::request::{CompletionError, State};
+use crate::engine::state::{Body, Refused, RemoteOperation, both};
 use crate::engine::{Engine, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
-use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
+use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
 use crate::wire::rma::{ACCOUNT, ACCOUNT_BYTES, Refusal, RmaOperation};
 use crate::wire::{Envelope, Kind};
 
-/// Refused operations: the reason for the first, and their number.
-pub(super) type Refused = Option<(Refusal, u64)>;
-
-/// Combines two refusals; the first reason counts.
-pub(super) const fn both(first: Refused, second: Refused) -> Refused {
-    match (first, second) {
-        (Some((refusal, some)), Some((_, more))) => Some((refusal, some.saturating_add(more))),
-        (Some(one), None) | (None, Some(one)) => Some(one),
-        (None, None) => None,
-    }
-}
-
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Starts a flush. It is complete when all operations that were started before are done at the target. It
     /// fails with [`CompletionError::Refused`] if the target has refused operations since the last flush. If
     /// the target has left, the flush still succeeds if all operations were done before. If the target died,
@@ -92,7 +80,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let bytes = count.to_le_bytes();
         let total = bytes.len() as u64;
         let envelope = Envelope { kind: Kind::RmaReply, context: ACCOUNT | code, tag: executed, total };
-        if !self.port.send(peer, &envelope, &bytes)? {
+        if !self.port.send(peer, &envelope, PacketPieces::Whole(&bytes))? {
             return Ok(false);
         }
         self.peer(peer).tally.sent(Kind::RmaReply, total as usize);

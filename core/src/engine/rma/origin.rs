@@ -3,100 +3,16 @@
 
 use core::borrow::Borrow;
 
-use super::account::both;
 use super::{Datatype, Peer, Reduction, RemoteKey, WINDOW};
 use crate::engine::request::{CompletionError, State};
+use crate::engine::state::{Body, RemoteOperation, both};
 use crate::engine::{Engine, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{RecvBuf, SendBuf};
-use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
-use crate::wire::rma::{ACCOUNT, Access, GROUP_BYTES, HEAD_BYTES, Head, Refusal, RmaOperation, Verb};
+use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
+use crate::wire::rma::{ACCOUNT, Access, GROUP_BYTES, HEAD_BYTES, Refusal, RmaOperation, Verb};
 use crate::wire::{Envelope, Kind};
-
-/// A one-sided operation that is not complete.
-#[derive(Debug)]
-pub(in crate::engine) struct RemoteOperation {
-    to: PeerId,
-    region: u32,
-    pub(super) verb: Verb,
-    key: u64,
-    offset: u64,
-    pub(super) body: Body,
-}
-
-/// The data that an operation transfers.
-#[derive(Debug)]
-pub(super) enum Body {
-    /// Bytes or operands to send; `sent` bytes have left.
-    Out { buf: SendBuf, sent: usize },
-    /// Bytes or an old value to receive, of which `received` bytes have arrived; and operands.
-    In { buf: RecvBuf, received: usize, awaited: bool, value: u64, expected: u64 },
-    /// Operands to send, and a buffer for the old values, of which `received` bytes have arrived. `open` packets are
-    /// unanswered. After a refusal nothing more is sent.
-    Both { from: SendBuf, to: RecvBuf, received: usize, open: u32, refusal: Option<Refusal> },
-    /// A flush without data. `issued` is the number of puts and accumulates sent before it.
-    Nothing { awaited: bool, issued: u64 },
-}
-
-impl RemoteOperation {
-    /// Describes a flush. It must be sent; or, if so many puts and accumulates were sent and their target has
-    /// left, it waits for the target's account.
-    pub(super) const fn flush(to: PeerId, awaiting: Option<u64>) -> Self {
-        let (awaited, issued) = match awaiting {
-            Some(issued) => (true, issued),
-            None => (false, 0),
-        };
-        let body = Body::Nothing { awaited, issued };
-        Self { to, region: 0, verb: Verb::plain(RmaOperation::Flush), key: 0, offset: 0, body }
-    }
-
-    /// Makes an unsent flush wait for the target's account. Returns `false` if this is no such flush.
-    pub(super) const fn await_account(&mut self, sent: u64) -> bool {
-        let Body::Nothing { awaited, issued } = &mut self.body else { return false };
-        (*awaited, *issued) = (true, sent);
-        true
-    }
-
-    pub(super) fn head(&self) -> Head {
-        let Self { key, offset, region, .. } = *self;
-        match &self.body {
-            Body::Out { sent, .. } => Head { key, offset: offset + *sent as u64, region, ..Head::default() },
-            Body::In { buf, value, expected, .. } => {
-                let wanted = self.verb.operation == RmaOperation::Get;
-                let value = if wanted { buf.len() as u64 } else { *value };
-                Head { key, offset, region, value, expected: *expected }
-            }
-            Body::Both { .. } => {
-                Head { key, offset: offset + self.body.sent() as u64, region, ..Head::default() }
-            }
-            Body::Nothing { .. } => Head::default(),
-        }
-    }
-
-    pub(super) const fn is_awaited(&self) -> bool {
-        match self.body {
-            Body::In { awaited, .. } | Body::Nothing { awaited, .. } => awaited,
-            Body::Both { open, .. } => open > 0,
-            Body::Out { .. } => false,
-        }
-    }
-}
-
-impl Body {
-    /// Returns the number of bytes sent of operands whose old values are returned.
-    fn sent(&self) -> usize {
-        match self {
-            Self::Both { to, refusal: Some(_), .. } => to.len(),
-            Self::Both { to, received, open, .. } => to.len().min(received + *open as usize * GROUP_BYTES),
-            _ => 0,
-        }
-    }
-
-    fn is_unsent(&self) -> bool {
-        matches!(self, Self::Both { to, .. } if self.sent() < to.len())
-    }
-}
 
 /// A location in a region of a peer.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +23,7 @@ pub struct Target<'a> {
     pub offset: u64,
 }
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Checks for refusals by the target that the key predicts, and for targets to which nothing can be sent.
     ///
     /// # Errors
@@ -422,7 +338,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let tag = if answered { bits } else { 0 };
         let total = (head.len() + part.len()) as u64;
         let envelope = Envelope { kind: Kind::Rma, context: verb.encode(), tag, total };
-        if !self.port.send_parts(to, &envelope, head, part)? {
+        if !self.port.send(to, &envelope, PacketPieces::Parts(head, part))? {
             return Ok(SentOperation::Nothing);
         }
         let len = part.len();
@@ -554,7 +470,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
 /// Stores the old values that answer the next packet of a fetch and accumulate, or records a refusal. Returns `false`
 /// if the reply violates the protocol.
-fn take_group<P: MessagePort>(
+fn take_group<P: Port>(
     port: &P,
     arrival: &Arrival<P::Token>,
     refused: Option<Refusal>,

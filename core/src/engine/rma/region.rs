@@ -3,34 +3,10 @@
 
 use core::borrow::BorrowMut;
 
+use crate::engine::state::RegionId;
 use crate::payload::Exposed;
 use crate::slab::{List, Slab, Slot};
 use crate::wire::rma::{Access, Datatype, Refusal};
-
-/// The identifier of an exposed region. It can be copied; the engine recognises stale identifiers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RegionId {
-    index: u32,
-    generation: u32,
-}
-
-impl RegionId {
-    /// Returns the identifier as one number, for C.
-    pub const fn to_bits(self) -> u64 {
-        (self.index as u64) << 32 | self.generation as u64
-    }
-
-    /// Returns the identifier that [`RegionId::to_bits`] encoded. Any number is safe; the engine recognises
-    /// invalid ones.
-    pub const fn from_bits(bits: u64) -> Self {
-        Self { index: (bits >> 32) as u32, generation: bits as u32 }
-    }
-
-    /// Returns the number by which peers name the region.
-    pub const fn number(self) -> u32 {
-        self.index
-    }
-}
 
 /// A region. Private to the engine; public only so that the caller can lend its storage.
 #[derive(Debug)]

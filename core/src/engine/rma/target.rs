@@ -5,13 +5,13 @@
 use core::borrow::BorrowMut;
 
 use super::WINDOW;
-use super::origin::{Body, RemoteOperation};
 use super::reduce::combine;
 use super::region::{ExposedRegion, RegionPlace, Regions};
 use crate::engine::request::{CompletionError, Outcome};
+use crate::engine::state::{Body, RemoteOperation};
 use crate::engine::{Engine, Status, Storage};
 use crate::payload::Exposed;
-use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
+use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
 use crate::slab::Slot;
 use crate::wire::rma::{
     Access, Datatype, GROUP_BYTES, HEAD_BYTES, Head, MOST_HEAD_BYTES, Reduction, Refusal, RmaOperation, Verb,
@@ -58,7 +58,7 @@ impl TargetAnswer {
     }
 }
 
-impl<P: MessagePort, S: Storage> Engine<P, S> {
+impl<P: Port, S: Storage> Engine<P, S> {
     /// Checks and executes a request.
     pub(in crate::engine) fn deliver_request(
         &mut self,
@@ -235,24 +235,36 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 let place = RegionPlace { region: *region, key: *key, offset: *offset, len: *len };
                 match self.regions.open(&place, Access::Read) {
                     Ok((region, at)) => {
-                        let part = (*len).min(self.port.exposed_bytes() as u64);
-                        let sent = self.port.send_exposed(peer, &envelope(None, part), &region.memory, at)?;
+                        let part = (*len).min(self.port.packet_bytes() as u64);
+                        let sent = self.port.send(
+                            peer,
+                            &envelope(None, part),
+                            PacketPieces::Exposed(&region.memory, at, part as usize),
+                        )?;
                         if sent {
                             *offset += part;
                             *len -= part;
                         }
                         (part, sent, *len == 0)
                     }
-                    Err(refusal) => (0, self.port.send(peer, &envelope(Some(refusal), 0), &[])?, true),
+                    Err(refusal) => (
+                        0,
+                        self.port.send(peer, &envelope(Some(refusal), 0), PacketPieces::Whole(&[]))?,
+                        true,
+                    ),
                 }
             }
             TargetAnswer::Word { len, refusal, .. } => {
                 let total = *len as u64;
-                (total, self.port.send(peer, &envelope(*refusal, total), &word[..*len])?, true)
+                (
+                    total,
+                    self.port.send(peer, &envelope(*refusal, total), PacketPieces::Whole(&word[..*len]))?,
+                    true,
+                )
             }
             TargetAnswer::Values { bytes, len } => {
                 let (total, bytes) = (u64::from(*len), &bytes[..usize::from(*len)]);
-                (total, self.port.send(peer, &envelope(None, total), bytes)?, true)
+                (total, self.port.send(peer, &envelope(None, total), PacketPieces::Whole(bytes))?, true)
             }
         };
         if sent {

@@ -1,5 +1,6 @@
 //! Active messages: handled in order, answered, dropped without a handler; and forged ones.
 
+use crate::port::PacketPieces;
 use std::string::ToString as _;
 use std::vec;
 use std::vec::Vec;
@@ -7,7 +8,7 @@ use std::vec::Vec;
 use super::world::{AMPLE, RequestHandle, World, WorldRoom};
 use crate::engine::active::{ActiveMessage, Handlers, NoMemory};
 use crate::engine::{CompletionError, Failure, RequestId, StartError, Status};
-use crate::port::{MessagePort, PeerId, PortFault};
+use crate::port::{PacketPort, PeerId, PortFault};
 use crate::shared::layout::Geometry;
 use crate::shared::tests::fabric::{Fabric, tiny};
 use crate::shared::tests::{Rng, contents};
@@ -202,7 +203,10 @@ fn parts_that_do_not_make_up_a_message_are_faults() {
         let mut world = World::new(&fabric, AMPLE);
         for (at, (handler, tag, len)) in packets.iter().enumerate() {
             let envelope = Envelope { kind: Kind::Active, context: *handler, tag: *tag, total: *len as u64 };
-            assert_eq!(world.engine(1).port_mut().send(0, &envelope, &contents(1, *len)), Ok(true));
+            assert_eq!(
+                world.engine(1).port_mut().send(0, &envelope, PacketPieces::Whole(&contents(1, *len))),
+                Ok(true)
+            );
             world.engine(0).progress();
             let fault = Failure::Fault(PortFault::Protocol { kind: Kind::Active });
             assert_eq!(world.engine(0).failure(1), (at >= fine).then_some(fault), "{packets:?} at {at}");
@@ -282,7 +286,10 @@ fn header_longer_than_its_packet_is_a_fault() {
         let fabric = Fabric::new(tiny(2));
         let mut world = World::new(&fabric, AMPLE);
         let envelope = Envelope { kind: Kind::Active, context: 1, tag: header, total: len as u64 };
-        assert_eq!(world.engine(1).port_mut().send(0, &envelope, &contents(1, len)), Ok(true));
+        assert_eq!(
+            world.engine(1).port_mut().send(0, &envelope, PacketPieces::Whole(&contents(1, len))),
+            Ok(true)
+        );
         world.engine(0).progress();
         let fault = Failure::Fault(PortFault::Protocol { kind: Kind::Active });
         assert_eq!(world.engine(0).failure(1), (!good).then_some(fault), "{header} of {len}");

@@ -1,18 +1,19 @@
 //! The ceiling of unexpected messages: senders wait, no message is lost, and unaffected operations continue.
 
+use crate::port::PacketPieces;
 use std::vec::Vec;
 
 use super::world::{AMPLE, RequestHandle, TUNING, World, WorldRoom, pattern};
 use crate::engine::{CompletionError, Engine, Failure, Lent, Peer, RequestId, Status, Tuning};
 use crate::flow::CeilingError;
 use crate::matching::{Pattern, Source};
-use crate::port::{MessagePort, PeerId, PortFault};
+use crate::port::{PacketPort, PeerId, PortFault};
 use crate::shared::sleep::Sleep;
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 use crate::slab::{List, Slot};
 use crate::store::cost;
-use crate::wire::rendezvous::Rts;
+use crate::wire::rendezvous::{Descriptor, Rts};
 use crate::wire::{Envelope, Kind};
 
 const ANY: Pattern = Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX };
@@ -399,7 +400,8 @@ fn sender_that_gets_credit_while_it_sleeps_is_woken() {
 
 #[test]
 fn sending_beyond_the_granted_credit_is_a_fault() {
-    let rts = Rts { total: 5000, sender: 1, address: 0, protocol_number: 0 }.encode();
+    let rts =
+        Rts { total: 5000, sender: 1, descriptor: Descriptor::NONE, origin: 0, protocol_number: 0 }.encode();
     for (kind, payload) in [(Kind::Eager, &[1; 8][..]), (Kind::Eager, &[1; 256]), (Kind::Rts, &rts)] {
         for expected in [false, true] {
             let fabric = Fabric::new(tiny(3));
@@ -410,7 +412,10 @@ fn sending_beyond_the_granted_credit_is_a_fault() {
             let mut sent = 0;
             let envelope = |tag| Envelope { kind, context: 0, tag, total: payload.len() as u64 };
             while sent + u64::from(units) <= world.engine(1).port_mut().granted(0) {
-                assert_eq!(world.engine(1).port_mut().send(0, &envelope(1), payload), Ok(true));
+                assert_eq!(
+                    world.engine(1).port_mut().send(0, &envelope(1), PacketPieces::Whole(payload)),
+                    Ok(true)
+                );
                 world.engine(0).progress();
                 assert_eq!(world.engine(0).failure(1), None, "the peer stayed within its credit");
                 sent += u64::from(units);
@@ -419,7 +424,11 @@ fn sending_beyond_the_granted_credit_is_a_fault() {
             // One more message exceeds the credit, whether it matches or not.
             let stored = world.engine(0).unexpected_messages();
             assert_eq!(
-                world.engine(1).port_mut().send(0, &envelope(if expected { 9 } else { 1 }), payload),
+                world.engine(1).port_mut().send(
+                    0,
+                    &envelope(if expected { 9 } else { 1 }),
+                    PacketPieces::Whole(payload)
+                ),
                 Ok(true)
             );
             world.engine(0).progress();
@@ -484,6 +493,7 @@ fn fewer_units_than_ranks_are_refused() {
             posted: Vec::<List>::new(),
             regions: Vec::new(),
             replies: Vec::new(),
+            selections: Vec::new(),
             handlers: Default::default(),
             trace: (),
         };

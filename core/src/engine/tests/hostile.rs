@@ -1,5 +1,6 @@
 //! Whole engines against a malicious peer that corrupts all memory that it can write.
 
+use crate::port::PacketPieces;
 use std::vec;
 use std::vec::Vec;
 
@@ -8,7 +9,7 @@ use proptest::prelude::*;
 use super::world::{RequestHandle, TUNING, World, WorldRoom, pattern};
 use crate::engine::{CompletionError, Failure, StartError, Status, Tuning};
 use crate::matching::{Pattern, Source};
-use crate::port::{MessagePort, PeerId};
+use crate::port::{PacketPort, PeerId};
 use crate::shared::layout::Geometry;
 use crate::shared::tests::fabric::{Fabric, Reading};
 use crate::shared::tests::{Rng, cases, contents};
@@ -157,7 +158,7 @@ impl<'a> EngineSiege<'a> {
         let tag = number(&mut self.rng);
         let envelope = Envelope { kind, context, tag, total: payload.len() as u64 };
         self.forged += usize::from(matches!(
-            self.world.engine(HOSTILE).port_mut().send(to, &envelope, &payload),
+            self.world.engine(HOSTILE).port_mut().send(to, &envelope, PacketPieces::Whole(&payload)),
             Ok(true)
         ));
     }

@@ -43,6 +43,48 @@ fn scattered_messages_arrive_as_those_in_one_place() {
     }
 }
 
+/// What every runtime sends: a short header and a large payload. Its payload is read from the sender's memory.
+#[test]
+fn a_short_header_and_a_large_payload_move_in_one_copy() {
+    const LEN: usize = 10_000;
+    for (header, pulled) in [(1, true), (48, true), (224, true), (225, false)] {
+        for synchronous in [false, true] {
+            let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
+            let mut world = World::new(&fabric, AMPLE);
+            world.lender.head(header);
+            let receive = world.recv(1, 0, 1, LEN);
+            let send = match synchronous {
+                true => world.issend(0, 1, 1, contents(1, LEN)),
+                false => world.isend(0, 1, 1, contents(1, LEN)),
+            };
+            world.settle();
+            world.done(send).0.unwrap();
+            assert_eq!(world.done(receive).1, contents(1, LEN));
+            let moved = fabric.with_memory(|memory| memory.pulled + memory.pushed);
+            assert_eq!(moved >= (LEN - 224) as u64, pulled, "{moved} bytes after a header of {header}");
+        }
+    }
+}
+
+/// A list whose payload can't be read, or no longer, arrives nevertheless.
+#[test]
+fn a_payload_that_cannot_be_read_is_streamed() {
+    for reading in READINGS {
+        for room in [0, 30, 48, 49, 5000, 10_000, 11_000] {
+            let fabric = Fabric::reading(tiny(2), reading, 1);
+            let mut world = World::new(&fabric, AMPLE);
+            world.lender.head(48);
+            let receive = world.recv(1, 0, 1, room);
+            let send = world.isend(0, 1, 1, contents(1, 10_000));
+            world.settle();
+            world.done(send).0.unwrap();
+            let (moved, bytes) = (room.min(10_000), world.done(receive).1);
+            assert_eq!(bytes[..moved], contents(1, 10_000)[..moved], "{room}");
+            assert!(bytes[moved..].iter().all(|&byte| byte == 0xee), "{room}");
+        }
+    }
+}
+
 /// Many tiny segments, streamed in many packets: the list is not walked from the start for each packet.
 #[test]
 fn streaming_a_list_visits_each_segment_a_few_times() {

@@ -3,10 +3,11 @@
 use super::world::{AMPLE, RequestHandle, World, pattern};
 use crate::engine::{CompletionError, Failure, RequestId, Status};
 use crate::matching::Source;
-use crate::port::{MessagePort, PeerId, PortFault};
+use crate::port::PacketPieces;
+use crate::port::{PacketPort, PeerId, PortFault};
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
-use crate::wire::rendezvous::{Cts, RTS_BYTES, Rts, Stores};
+use crate::wire::rendezvous::{Cts, Descriptor, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
 use std::vec::Vec;
@@ -34,7 +35,10 @@ impl<'a> ProtocolStage<'a> {
 
     fn packet(&mut self, from: PeerId, kind: Kind, tag: u64, payload: &[u8]) -> Option<Failure> {
         let envelope = Envelope { kind, context: 0, tag, total: payload.len() as u64 };
-        assert_eq!(self.world.engine(from).port_mut().send(0, &envelope, payload), Ok(true));
+        assert_eq!(
+            self.world.engine(from).port_mut().send(0, &envelope, PacketPieces::Whole(payload)),
+            Ok(true)
+        );
         self.world.engine(0).progress();
         self.world.engine(0).failure(from)
     }
@@ -49,7 +53,13 @@ impl<'a> ProtocolStage<'a> {
 
     /// Rank 0 announces its message, and matches one of rank 1.
     fn begin(&mut self) {
-        let rts = Rts { total: LEN as u64, sender: 77, address: 0, protocol_number: 0 };
+        let rts = Rts {
+            total: LEN as u64,
+            sender: 77,
+            descriptor: Descriptor::NONE,
+            origin: 0,
+            protocol_number: 0,
+        };
         assert_eq!(self.rts(rts), None);
     }
 
@@ -83,7 +93,7 @@ impl<'a> ProtocolStage<'a> {
 
 #[test]
 fn invalid_rts_is_a_fault() {
-    let good = Rts { total: 70, sender: 1, address: 0, protocol_number: 0 };
+    let good = Rts { total: 70, sender: 1, descriptor: Descriptor::NONE, origin: 0, protocol_number: 0 };
     let mut long = good.encode().to_vec();
     long.extend([7; 71]);
     let huge = Rts { total: 1 << 63, ..good }.encode().to_vec();
@@ -106,7 +116,7 @@ fn rts_that_changes_after_it_was_checked_changes_nothing() {
         let fabric = Fabric::new(tiny(3));
         let mut stage = ProtocolStage::new(&fabric);
         stage.world.engine(0).port_mut().twist = true;
-        let rts = Rts { total: 70, sender: 1, address: 0, protocol_number: 0 };
+        let rts = Rts { total: 70, sender: 1, descriptor: Descriptor::NONE, origin: 0, protocol_number: 0 };
         assert_eq!(stage.packet(1, Kind::Rts, 9, &rts.encode()), None);
         stage.world.engine(0).port_mut().twist = false;
         let wanted = pattern(Source::Rank(1), 9);
@@ -159,7 +169,8 @@ fn cts_that_answers_nothing_or_requests_too_much_is_a_fault() {
             receiver: 5,
             start: 0,
             end: LEN as u64,
-            stores: Stores::Learned,
+            stores: None,
+            descriptor: Descriptor::NONE,
         };
         let wrong = wrong(&stage, right);
         let found = stage.cts(wrong);
@@ -174,10 +185,16 @@ fn answer_of_the_wrong_length_is_a_fault() {
     {
         let fabric = Fabric::new(tiny(3));
         let mut stage = ProtocolStage::new(&fabric);
-        let mut payload =
-            Cts { sender: stage.send.id.to_bits(), receiver: 5, start: 0, end: 1, stores: Stores::Learned }
-                .encode()
-                .to_vec();
+        let mut payload = Cts {
+            sender: stage.send.id.to_bits(),
+            receiver: 5,
+            start: 0,
+            end: 1,
+            stores: None,
+            descriptor: Descriptor::NONE,
+        }
+        .encode()
+        .to_vec();
         payload.resize(len, 0);
         let found = stage.packet(1, kind, 0, &payload);
         stage.assert_found_out(found, kind);
@@ -191,8 +208,15 @@ fn second_answer_is_a_fault() {
             let fabric = Fabric::new(tiny(3));
             let mut stage = ProtocolStage::new(&fabric);
             let sender = stage.send.id.to_bits();
-            let cts =
-                Cts { sender, receiver: 5, start: 0, end: LEN as u64, stores: Stores::Learned }.encode();
+            let cts = Cts {
+                sender,
+                receiver: 5,
+                start: 0,
+                end: LEN as u64,
+                stores: None,
+                descriptor: Descriptor::NONE,
+            }
+            .encode();
             let payload = |kind| if kind == Kind::Cts { cts.to_vec() } else { sender.to_le_bytes().to_vec() };
             assert_eq!(stage.packet(1, first, 0, &payload(first)), None);
             let found = stage.packet(1, second, 0, &payload(second));
@@ -236,12 +260,18 @@ fn data_before_it_was_cleared_is_a_fault() {
         let mut stage = ProtocolStage::new(&fabric);
         let bits = stage.receive.id.to_bits();
         if matched {
-            let envelope = Envelope { kind: Kind::Rts, context: 0, tag: 1, total: RTS_BYTES as u64 };
+            let envelope = Envelope { kind: Kind::Rts, context: 0, tag: 1, total: RTS_BYTES as u64 + 8 };
             let bytes = contents(7, LEN);
             let (_, buf) = stage.world.lender.send(1, bytes);
-            let rts = Rts { total: LEN as u64, sender: 77, address: buf.address(), protocol_number: 0 };
+            let rts = Rts {
+                total: LEN as u64,
+                sender: 77,
+                descriptor: Descriptor::of_address(buf.address()),
+                origin: 0,
+                protocol_number: 0,
+            };
             let port = stage.world.engine(1).port_mut();
-            assert_eq!(port.send(0, &envelope, &rts.encode()), Ok(true));
+            assert_eq!(port.send(0, &envelope, PacketPieces::Whole(&rts.encode())), Ok(true));
             stage.world.engine(0).step();
         }
         let found = stage.packet(1, Kind::Data, bits, &[1; 100]);
@@ -312,7 +342,16 @@ fn address_that_is_unreadable_fails_the_read_and_nothing_else() {
     for address in [1, 4096, u64::MAX, u64::MAX - 2000] {
         let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
         let mut stage = ProtocolStage::new(&fabric);
-        assert_eq!(stage.rts(Rts { total: LEN as u64, sender: 77, address, protocol_number: 0 }), None);
+        assert_eq!(
+            stage.rts(Rts {
+                total: LEN as u64,
+                sender: 77,
+                descriptor: Descriptor::of_address(address),
+                origin: 0,
+                protocol_number: 0
+            }),
+            None
+        );
         for _ in 0..10 {
             stage.world.engine(0).progress();
         }

@@ -4,12 +4,12 @@ use core::cell::Cell;
 use std::vec::Vec;
 
 use crate::counters::TrafficCounters;
-use crate::payload::{BorrowedGather, BorrowedRecv};
+use crate::payload::{BorrowedRecv, ReceiveRange, SendRange};
 use crate::port::{
-    Arrival, AssistedCopy, MessagePort, NextChunk, Part, PeerFault, PeerId, Polled, Pulled, Stores,
+    Accessed, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk, PacketPieces, PacketPort, Part,
+    PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath, Stores,
 };
-use crate::shared::fastbox::Word;
-use crate::wire::rendezvous::{CTS_BYTES, Cts, RTS_BYTES, Rts};
+use crate::wire::rendezvous::{Cts, Descriptor, MOST_CTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
 /// A packet that the engine received.
@@ -46,7 +46,7 @@ pub(super) struct RecordingPort<P> {
     promised: Vec<u64>,
 }
 
-impl<P: MessagePort> RecordingPort<P> {
+impl<P: PacketPort> RecordingPort<P> {
     pub(super) const fn new(port: P) -> Self {
         Self {
             port,
@@ -70,13 +70,14 @@ impl<P: MessagePort> RecordingPort<P> {
             Polled::Idle => {}
             Polled::Packet(arrival) => {
                 let Arrival { peer, envelope, len, .. } = *arrival;
-                let mut head = [0; CTS_BYTES];
-                self.port.read(arrival, 0, &mut head[..len.min(CTS_BYTES)]);
-                let rts = head.first_chunk::<RTS_BYTES>().and_then(|head| Rts::decode(head, len));
+                let mut head = [0; MOST_CTS_BYTES];
+                let head = &mut head[..len.min(MOST_CTS_BYTES)];
+                self.port.read(arrival, 0, head);
+                let rts = Rts::decode(head, len);
                 let rts = rts.filter(|_| envelope.kind == Kind::Rts);
                 self.seen.push(Recorded { peer, envelope, len, rts });
                 self.streamed += usize::from(envelope.kind == Kind::Data);
-                let cts = Cts::decode(&head).filter(|cts| envelope.kind == Kind::Cts && cts.start > 0);
+                let cts = Cts::decode(head).filter(|cts| envelope.kind == Kind::Cts && cts.start > 0);
                 self.resumed += usize::from(cts.is_some());
             }
             Polled::Fault(fault) => self.faults.push(*fault),
@@ -84,67 +85,23 @@ impl<P: MessagePort> RecordingPort<P> {
     }
 }
 
-impl<P: MessagePort> MessagePort for RecordingPort<P> {
+impl<P: PacketPort> PacketPort for RecordingPort<P> {
     type Token = P::Token;
+
+    fn send(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        pieces: PacketPieces<'_>,
+    ) -> Result<bool, PeerFault> {
+        self.attempts += usize::from(matches!(pieces, PacketPieces::Whole(_)));
+        let sent = self.port.send(peer, envelope, pieces).inspect_err(|fault| self.faults.push(*fault))?;
+        self.sent += usize::from(sent);
+        Ok(sent)
+    }
 
     fn packet_bytes(&self) -> usize {
         self.port.packet_bytes()
-    }
-
-    fn send(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
-        self.attempts += 1;
-        let sent = self.port.send(peer, envelope, payload).inspect_err(|fault| self.faults.push(*fault))?;
-        self.sent += usize::from(sent);
-        Ok(sent)
-    }
-
-    fn sends_words(&self) -> bool {
-        self.port.sends_words()
-    }
-
-    fn send_word(&mut self, peer: PeerId, context: u16, tag: u64, word: Word) -> Option<bool> {
-        self.attempts += 1;
-        let sent = self.port.send_word(peer, context, tag, word);
-        self.sent += usize::from(sent.is_some());
-        sent
-    }
-
-    fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
-        let sent = self.port.send_copy(peer, context, tag, bytes);
-        self.attempts += usize::from(sent.is_some());
-        self.sent += usize::from(sent.is_some());
-        self.copied += usize::from(sent.is_some());
-        sent
-    }
-
-    fn settle_send(&mut self, peer: PeerId) {
-        self.port.settle_send(peer);
-    }
-
-    fn send_parts(
-        &mut self,
-        peer: PeerId,
-        envelope: &Envelope,
-        head: &[u8],
-        body: &[u8],
-    ) -> Result<bool, PeerFault> {
-        let sent = self.port.send_parts(peer, envelope, head, body);
-        let sent = sent.inspect_err(|fault| self.faults.push(*fault))?;
-        self.sent += usize::from(sent);
-        Ok(sent)
-    }
-
-    fn send_list(
-        &mut self,
-        peer: PeerId,
-        envelope: &Envelope,
-        from: &mut BorrowedGather<'_>,
-        at: usize,
-    ) -> Result<bool, PeerFault> {
-        let sent = self.port.send_list(peer, envelope, from, at);
-        let sent = sent.inspect_err(|fault| self.faults.push(*fault))?;
-        self.sent += usize::from(sent);
-        Ok(sent)
     }
 
     fn poll(&mut self) -> Polled<Self::Token> {
@@ -153,44 +110,10 @@ impl<P: MessagePort> MessagePort for RecordingPort<P> {
         polled
     }
 
-    fn take(
-        &mut self,
-        wanted: impl FnOnce(PeerId, &Envelope) -> bool,
-        to: &mut BorrowedRecv<'_>,
-    ) -> Option<(PeerId, Envelope)> {
-        let (peer, envelope) = self.port.take(wanted, to)?;
-        self.seen.push(Recorded { peer, envelope, len: envelope.total as usize, rts: None });
-        Some((peer, envelope))
-    }
-
-    fn take_word(
-        &mut self,
-        from: Option<PeerId>,
-        context: u16,
-        wanted: impl FnOnce(u64) -> bool,
-    ) -> Option<(PeerId, u64, Word, bool)> {
-        let (peer, tag, word, unsettled) = self.port.take_word(from, context, wanted)?;
-        let envelope = Envelope { kind: Kind::Eager, context, tag, total: word.len() as u64 };
-        self.seen.push(Recorded { peer, envelope, len: word.len(), rts: None });
-        Some((peer, tag, word, unsettled))
-    }
-
-    fn settle_take(&mut self, peer: PeerId) {
-        self.port.settle_take(peer);
-    }
-
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Self::Token> {
         let polled = self.port.poll_peer(peer);
         self.note(&polled);
         polled
-    }
-
-    fn pause(&mut self) {
-        self.port.pause();
-    }
-
-    fn has_next(&self) -> bool {
-        self.port.has_next()
     }
 
     fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
@@ -203,22 +126,8 @@ impl<P: MessagePort> MessagePort for RecordingPort<P> {
         }
     }
 
-    fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
-        assert!(at + to.len() <= arrival.len, "{} bytes from {at} of {}", to.len(), arrival.len);
-        self.non_temporal.set(self.non_temporal.get() + to.len());
-        self.port.read_non_temporal(arrival, at, to);
-    }
-
     fn release(&mut self, arrival: Arrival<Self::Token>) {
         self.port.release(arrival);
-    }
-
-    fn prioritize(&mut self, peer: PeerId) {
-        self.port.prioritize(peer);
-    }
-
-    fn set_data_stores(&mut self, peer: PeerId, stores: Stores) {
-        self.port.set_data_stores(peer, stores);
     }
 
     fn grant(&mut self, peer: PeerId, units: u64) {
@@ -237,17 +146,140 @@ impl<P: MessagePort> MessagePort for RecordingPort<P> {
         self.port.ticks()
     }
 
-    fn can_pull(&self, peer: PeerId) -> bool {
-        self.port.can_pull(peer)
+    fn traffic(&self, peer: PeerId) -> TrafficCounters {
+        self.port.traffic(peer)
     }
 
-    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
+    fn close(&mut self, peer: PeerId) {
+        // The credit of the peer's next process starts anew.
+        if let Some(promised) = self.promised.get_mut(peer as usize) {
+            *promised = 0;
+        }
+        self.port.close(peer);
+    }
+}
+
+impl<P: ShortPath> ShortPath for RecordingPort<P> {
+    fn short_bytes(&self) -> usize {
+        self.port.short_bytes()
+    }
+
+    fn send_short(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
+        self.attempts += 1;
+        let sent = self.port.send_short(peer, context, tag, bytes);
+        self.sent += usize::from(sent.is_some());
+        sent
+    }
+
+    fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
+        let sent = self.port.send_copy(peer, context, tag, bytes);
+        self.attempts += usize::from(sent.is_some());
+        self.sent += usize::from(sent.is_some());
+        self.copied += usize::from(sent.is_some());
+        sent
+    }
+
+    fn settle_send(&mut self, peer: PeerId) {
+        self.port.settle_send(peer);
+    }
+
+    fn take(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope) -> bool,
+        to: &mut BorrowedRecv<'_>,
+    ) -> Option<(PeerId, Envelope)> {
+        let (peer, envelope) = self.port.take(wanted, to)?;
+        self.seen.push(Recorded { peer, envelope, len: envelope.total as usize, rts: None });
+        Some((peer, envelope))
+    }
+
+    fn has_next(&self) -> bool {
+        self.port.has_next()
+    }
+
+    fn pause(&mut self) {
+        self.port.pause();
+    }
+
+    fn take_short(
+        &mut self,
+        from: Option<usize>,
+        context: u16,
+        wanted: impl FnOnce(u64) -> bool,
+        to: &mut [u8],
+    ) -> Option<(PeerId, u64, usize, bool)> {
+        let (peer, tag, len, unsettled) = self.port.take_short(from, context, wanted, to)?;
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: len as u64 };
+        self.seen.push(Recorded { peer, envelope, len, rts: None });
+        Some((peer, tag, len, unsettled))
+    }
+
+    fn settle_take(&mut self, peer: PeerId) {
+        self.port.settle_take(peer);
+    }
+
+    fn prioritize(&mut self, peer: PeerId) {
+        self.port.prioritize(peer);
+    }
+
+    fn set_data_stores(&mut self, peer: PeerId, stores: Option<Stores>) {
+        self.port.set_data_stores(peer, stores);
+    }
+
+    fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
+        assert!(at + to.len() <= arrival.len, "{} bytes from {at} of {}", to.len(), arrival.len);
+        self.non_temporal.set(self.non_temporal.get() + to.len());
+        self.port.read_non_temporal(arrival, at, to);
+    }
+}
+
+#[allow(unsafe_code, reason = "the trait has obligations")]
+// SAFETY: every method passes on to a port with the same obligations.
+unsafe impl<P: RemoteAccess> RemoteAccess for RecordingPort<P> {
+    fn can_get(&self, peer: PeerId) -> bool {
+        self.port.can_get(peer)
+    }
+
+    fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
+        self.port.is_accessible(peer, descriptor)
+    }
+
+    fn is_mappable(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
+        self.port.is_mappable(peer, descriptor)
+    }
+
+    fn expose(&mut self, peer: PeerId, range: SendRange) -> (Descriptor, Option<Exposure>) {
+        self.port.expose(peer, range)
+    }
+
+    fn revoke(&mut self, peer: PeerId, exposure: Exposure) {
+        self.port.revoke(peer, exposure);
+    }
+
+    fn get(
+        &mut self,
+        peer: PeerId,
+        from: &Descriptor,
+        at: u64,
+        to: ReceiveRange,
+        operation: u64,
+    ) -> Accessed {
         self.pulls += 1;
-        self.port.pull(peer, address, to)
+        self.port.get(peer, from, at, to, operation)
     }
 
+    fn poll_access(&mut self) -> Option<CompletedAccess> {
+        self.port.poll_access()
+    }
+}
+
+impl<P: SharedCopy> SharedCopy for RecordingPort<P> {
     fn open_assist(&mut self, peer: PeerId, assist: &AssistedCopy) -> bool {
         self.port.open_assist(peer, assist)
+    }
+
+    fn is_lent(&self, peer: PeerId, assist: &AssistedCopy) -> bool {
+        self.port.is_lent(peer, assist)
     }
 
     fn next_chunk(&mut self, peer: PeerId) -> NextChunk {
@@ -277,17 +309,5 @@ impl<P: MessagePort> MessagePort for RecordingPort<P> {
     fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
         self.pulls += 1;
         self.port.push(peer, address, from)
-    }
-
-    fn traffic(&self, peer: PeerId) -> TrafficCounters {
-        self.port.traffic(peer)
-    }
-
-    fn close(&mut self, peer: PeerId) {
-        // The credit of the peer's next process starts anew.
-        if let Some(promised) = self.promised.get_mut(peer as usize) {
-            *promised = 0;
-        }
-        self.port.close(peer);
     }
 }

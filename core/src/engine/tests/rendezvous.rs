@@ -1,12 +1,13 @@
 //! Messages that are matched before their data moves: synchronous ones, large ones, and peers that die during
 //! the transfer.
 
+use crate::port::SharedCopy as _;
 use std::vec::Vec;
 
 use super::world::{AMPLE, ASSIST, RequestHandle, TUNING, World, WorldRoom, pattern};
 use crate::engine::{CompletionError, Failure, PACKETS_A_TURN, RequestId, Status, Truncation, Tuning};
 use crate::matching::{Pattern, Source};
-use crate::port::{MessagePort as _, PeerId, PortFault};
+use crate::port::{PeerId, PortFault};
 use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
@@ -113,6 +114,44 @@ fn bytes_move_by_a_protocol_that_works() {
         assert_eq!(moved >= 10_000, pulled, "{moved} bytes");
         let packets = world.engine(0).port_mut().sent;
         assert!(if pulled { packets == 1 } else { packets > 10_000 / 256 }, "{packets} packets");
+    }
+}
+
+#[test]
+fn bytes_in_memory_that_can_be_mapped_move_without_the_kernel() {
+    // Once in three times a mapping fails; the bytes then move by the kernel, or as a stream.
+    for (reading, mapping) in [
+        (Reading::Never, usize::MAX),
+        (Reading::Always, usize::MAX),
+        (Reading::Always, 3),
+        (Reading::Never, 3),
+        (Reading::Refused(3), 3),
+    ] {
+        let fabric = Fabric::reading(tiny(2), reading, 1);
+        fabric.with_memory(|memory| memory.mapping = Some(mapping));
+        let mut world = World::new(&fabric, AMPLE);
+        for len in [600, 10_000] {
+            for tag in 0..20 {
+                let receive = world.recv(1, 0, tag, len);
+                let send = world.isend(0, 1, tag, contents(tag, len));
+                for _ in 0..200 {
+                    world.engine(1).step();
+                    world.engine(0).step();
+                }
+                world.settle();
+                world.done(send).0.unwrap();
+                assert_eq!(world.done(receive).1, contents(tag, len));
+            }
+        }
+        let (by_kernel, mapped) = fabric.with_memory(|memory| (memory.pulled + memory.pushed, memory.mapped));
+        let packets = world.engine(0).port_mut().sent;
+        assert!(mapped > 0, "{reading:?}");
+        if mapping == usize::MAX {
+            // A sender that assists writes memory that is not lent to it through the kernel.
+            let moved = mapped + by_kernel;
+            assert!(moved >= 20 * 10_000 && packets == 40, "{reading:?}: {moved} bytes, {packets} packets");
+        }
+        assert!(by_kernel == 0 || reading != Reading::Never, "{by_kernel} bytes by the kernel");
     }
 }
 

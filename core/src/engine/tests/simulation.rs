@@ -416,11 +416,17 @@ fn room(rng: &mut Rng, peers: usize) -> WorldRoom {
         eager_bytes: rng.pick(&[0, 64, 256, 256]),
         window: rng.pick(&[1, 5, 20, 4096]),
         assist_bytes: ASSIST,
+        lent_assist_bytes: ASSIST / 2,
         non_temporal_bytes: rng.pick(&[0, 500, u64::MAX]),
         pull_bytes: rng.pick(&[0, 1, 512, u64::MAX]),
         run_bytes: rng.pick(&[0, 16, u64::MAX]),
     };
     WorldRoom { requests: rng.pick(&[12, 256]), units, buckets: rng.pick(&[0, 1, 3, 16]), tuning }
+}
+
+/// Returns how often mapped memory cannot be accessed.
+fn mapping(rng: &mut Rng) -> Option<usize> {
+    rng.pick(&[None, None, Some(2), Some(20), Some(usize::MAX)])
 }
 
 fn reading(rng: &mut Rng) -> Reading {
@@ -461,6 +467,7 @@ fn simulate(seed: u64, deaths: bool, calls: &mut SendCalls) {
     let geometry = geometry(&mut rng);
     let room = room(&mut rng, geometry.peers as usize);
     let fabric = Fabric::reading(geometry, reading(&mut rng), seed);
+    fabric.with_memory(|memory| memory.mapping = mapping(&mut rng));
     fabric.with_memory(|memory| memory.clock = rng.one_in(2).then_some(0));
     let mut simulation = Simulation::new(seed, rng, &fabric, room);
     if seed % 2 == 1 {

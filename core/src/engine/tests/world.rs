@@ -5,6 +5,7 @@ use std::vec::Vec;
 
 use super::active::Log;
 use super::recording::RecordingPort;
+use crate::engine::PeerSelection;
 use crate::engine::rma::{ExposedRegion, Reply, WINDOW};
 use crate::engine::{
     CompletionError, Engine, Failure, Lent, Outcome, Peer, Request, RequestId, StartError, Status, Storage,
@@ -27,6 +28,7 @@ impl Storage for WorldStorage {
     type Buckets = Vec<List>;
     type Regions = Vec<Slot<ExposedRegion>>;
     type Replies = Vec<Slot<Reply>>;
+    type Selections = Vec<PeerSelection>;
     type Handlers = Log;
     type Trace = ();
 }
@@ -49,6 +51,7 @@ pub(super) const TUNING: Tuning = Tuning {
     eager_bytes: 256,
     window: 4096,
     assist_bytes: ASSIST,
+    lent_assist_bytes: ASSIST / 2,
     non_temporal_bytes: 2 << 10,
     pull_bytes: 512,
     run_bytes: 16,
@@ -93,6 +96,7 @@ fn start(rank: PeerId, port: TestPort<'_>, room: WorldRoom) -> TestEngine<'_> {
         posted: vec![List::new(); room.buckets],
         regions: slots(REGIONS),
         replies: slots(peers * WINDOW as usize),
+        selections: vec![PeerSelection::default(); peers],
         handlers: Log::default(),
         trace: (),
     };

@@ -1,4 +1,5 @@
 use super::*;
+use crate::flow::shares::SharedPool;
 
 fn ends(receives: u32) -> [Credits; 2] {
     let mut ends = [Credits::new(receives), Credits::new(receives)];
@@ -103,7 +104,7 @@ fn a_receive_starved_peer_gets_more_and_an_idle_one_returns_them() {
 
 #[test]
 fn buffers_reserved_for_one_are_not_given_to_another() {
-    let mut pool = ReceivePool::new();
+    let mut pool = SharedPool::new();
     pool.add(5);
     assert!(pool.reserve(3) && !pool.reserve(3) && pool.spare() == 2);
     assert!(pool.take(false) && pool.take(false) && !pool.take(false));
@@ -118,7 +119,7 @@ fn buffers_reserved_for_one_are_not_given_to_another() {
 /// Lets connections take all buffers that they can, one after the other. Returns the shared buffers that each
 /// has taken, and the buffers that are left.
 fn greedy(connections: usize, spare: u32, absent: u32, all: u32) -> (std::vec::Vec<u32>, u32) {
-    let mut pool = ReceivePool::new();
+    let mut pool = SharedPool::new();
     pool.add(spare);
     let mut extra = std::vec![0; connections];
     for at in 0..connections {

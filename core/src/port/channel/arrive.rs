@@ -11,7 +11,7 @@ use crate::order::Placed;
 use crate::port::memory::{Completion, Connection, MemoryPort, PostError, ReceiveQueue, WorkOutcome};
 use crate::port::{PeerId, PortFault};
 use crate::wire::Envelope;
-use crate::wire::channel::{HEADER_BYTES, Header, Numbered};
+use crate::wire::channel::{HEADER_BYTES, Header, Numbered, PacketKind};
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Processes a completed work request.
@@ -41,6 +41,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         if it.connection != connection || it.stage == ChannelStage::Closing {
             return;
         }
+        it.outstanding = it.outstanding.saturating_sub(1);
         match outcome {
             WorkOutcome::Failed(error) => {
                 it.stage = ChannelStage::Lost;
@@ -83,7 +84,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Accepts the packet in this buffer. If the packet violates the protocol, its peer fails, and later
     /// packets of the peer are ignored.
     pub(super) fn accept_packet(&mut self, buffer: u32, (peer, rail): (PeerId, u32), len: u32) {
-        if self.peer(peer).is_some_and(|it| it.has_violated_protocol()) {
+        if self.peer(peer).is_some_and(|it| it.is_ignored()) {
             return self.go_home(buffer, peer, rail);
         }
         if let Err(fault) = self.take_packet(buffer, (peer, rail), len) {
@@ -129,8 +130,17 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Inserts a packet into the order of its peer's packets.
     fn order(&mut self, buffer: u32, peer: PeerId, packet: Numbered, payload: u32) -> Result<(), PortFault> {
         let Numbered { kind, context, tag, sequence } = packet;
+        if matches!(kind, PacketKind::Close(_)) && payload > 0 {
+            return Err(PortFault::Header);
+        }
         if let Some(record) = self.buffers.get_mut(buffer) {
-            record.envelope = Envelope { kind, context, tag, total: payload.into() };
+            record.close = None;
+            match kind {
+                PacketKind::Engine(kind) => {
+                    record.envelope = Envelope { kind, context, tag, total: payload.into() };
+                }
+                PacketKind::Close(reason) => record.close = Some(reason),
+            }
             record.len = payload;
         }
         let Some(it) = self.peer(peer) else { return Ok(()) };
@@ -154,6 +164,12 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     }
 
     fn hand_on(&mut self, peer: PeerId, buffer: u32) {
+        if let Some(reason) = self.buffers.get(buffer).and_then(|record| record.close) {
+            // All packets before this one have been handed on, and the engine receives them before the fault.
+            self.fail(peer, PortFault::Left(reason));
+            self.recycle(buffer);
+            return;
+        }
         if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) {
             self.buffers.push(it.ready_mut(), buffer);
             self.ready.join(self.peers.borrow_mut(), peer);

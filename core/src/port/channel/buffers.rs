@@ -4,11 +4,12 @@
 use core::borrow::BorrowMut;
 
 use super::LendError;
-use crate::flow::posted::ReceivePool;
+use crate::flow::shares::SharedPool;
 use crate::payload::LentMemory;
 use crate::port::PeerId;
 use crate::port::memory::{PortRegion, Slice};
 use crate::slab::NONE;
+use crate::wire::channel::CloseReason;
 use crate::wire::{Envelope, Kind};
 
 /// One slab of lent memory.
@@ -45,12 +46,14 @@ pub struct ChannelBuffer {
     /// The received packet.
     pub(super) envelope: Envelope,
     pub(super) len: u32,
+    /// How the peer left, if the packet is a close.
+    pub(super) close: Option<CloseReason>,
 }
 
 impl Default for ChannelBuffer {
     fn default() -> Self {
         let envelope = Envelope { kind: Kind::Eager, context: 0, tag: 0, total: 0 };
-        Self { slab: NONE, next: NONE, used: Use::Free, peer: 0, rail: 0, envelope, len: 0 }
+        Self { slab: NONE, next: NONE, used: Use::Free, peer: 0, rail: 0, envelope, len: 0, close: None }
     }
 }
 
@@ -79,12 +82,12 @@ pub(super) struct Buffers<B, L> {
     bytes: u64,
     count: u32,
     free: u32,
-    pool: ReceivePool,
+    pool: SharedPool,
 }
 
 impl<B: BorrowMut<[ChannelBuffer]>, L: BorrowMut<[Option<BufferSlab>]>> Buffers<B, L> {
     pub(super) const fn new(records: B, slabs: L, bytes: u64) -> Self {
-        Self { records, slabs, bytes, count: 0, free: NONE, pool: ReceivePool::new() }
+        Self { records, slabs, bytes, count: 0, free: NONE, pool: SharedPool::new() }
     }
 
     pub(super) const fn bytes(&self) -> u64 {
@@ -95,11 +98,11 @@ impl<B: BorrowMut<[ChannelBuffer]>, L: BorrowMut<[Option<BufferSlab>]>> Buffers<
         self.count
     }
 
-    pub(super) const fn pool(&self) -> &ReceivePool {
+    pub(super) const fn pool(&self) -> &SharedPool {
         &self.pool
     }
 
-    pub(super) const fn pool_mut(&mut self) -> &mut ReceivePool {
+    pub(super) const fn pool_mut(&mut self) -> &mut SharedPool {
         &mut self.pool
     }
 

@@ -18,7 +18,7 @@ use crate::wire::channel::{ChannelRefusal, Hello};
 const EVENTS: usize = 64;
 
 /// A connection event. The loss of a peer is not reported here but by
-/// [`MessagePort::poll`](crate::port::MessagePort::poll), after the peer's last packet.
+/// [`PacketPort::poll`](crate::port::PacketPort::poll), after the peer's last packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChannelEvent {
     /// The connection is ready.

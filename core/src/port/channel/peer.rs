@@ -45,6 +45,8 @@ pub(super) struct Rail {
     pub(super) receiving: u32,
     /// Buffers that are being sent.
     pub(super) sending: u32,
+    /// Posted packets that have not completed.
+    pub(super) outstanding: u32,
     /// Packets that arrived before the connection was ready.
     pub(super) early: BufferQueue,
 }
@@ -61,6 +63,7 @@ impl Rail {
             hello: false,
             receiving: 0,
             sending: 0,
+            outstanding: 0,
             early: BufferQueue::new(),
         }
     }
@@ -218,6 +221,8 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
         (self.next, self.turn) = (FIRST, 0);
         (self.units_reported, self.granted) = (0, 0);
         self.held = false;
+        // The counters of a peer concern its present process.
+        (self.sent, self.received, self.buffered, self.holds) = (0, 0, Count::default(), 0);
     }
 
     /// Records that the peer has failed. Returns `true` if this is new.
@@ -225,15 +230,16 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
         if self.rails.iter().all(Option::is_none) {
             return false;
         }
-        self.violated |= !matches!(fault, PortFault::Lost(_) | PortFault::Work(_));
+        self.violated |= !matches!(fault, PortFault::Lost(_) | PortFault::Work(_) | PortFault::Left(_));
         let wake_reason = self.fault.is_none();
         if !self.reported {
-            match self.fault {
-                // The new fault is more specific than the flush of all requests.
-                None | Some(PortFault::Work(WorkError::Flushed)) => {
+            match (self.fault, fault) {
+                // The new fault is more specific than the flush of all requests, or than the end of a connection.
+                (None | Some(PortFault::Work(WorkError::Flushed)), _)
+                | (Some(PortFault::Lost(_) | PortFault::Work(_)), PortFault::Left(_)) => {
                     self.fault = Some(fault);
                 }
-                Some(_) => {}
+                _ => {}
             }
         }
         wake_reason
@@ -243,9 +249,9 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
         self.fault.is_some()
     }
 
-    /// Returns whether packets of the peer must be ignored.
-    pub(super) const fn has_violated_protocol(&self) -> bool {
-        self.violated
+    /// Returns whether packets of the peer must be ignored: it violated the protocol, or has sent its last packet.
+    pub(super) const fn is_ignored(&self) -> bool {
+        self.violated || matches!(self.fault, Some(PortFault::Left(_)))
     }
 
     /// Returns the fault once, after all earlier packets were delivered.

@@ -2,6 +2,7 @@
 
 mod claim;
 mod fairness;
+mod left;
 mod lost;
 mod opening;
 mod script;

@@ -1,15 +1,15 @@
 //! Sending: packets with content, and updates, which carry only credits.
 #![forbid(unsafe_code)]
 
-use core::borrow::BorrowMut;
+use core::borrow::{Borrow as _, BorrowMut};
 
 use super::buffers::{Buffers, Use};
-use super::peer::MOST_RAILS;
+use super::peer::{ChannelPeer, ChannelStage, MOST_RAILS, Rail};
 use super::{Channel, ChannelStorage, INLINE, SENDS};
 use crate::port::memory::{CompletionSource, MemoryPort, PostError, Work};
 use crate::port::{PeerFault, PeerId, PortFault};
 use crate::wire::Envelope;
-use crate::wire::channel::{HEADER_BYTES, Header, Numbered};
+use crate::wire::channel::{CloseReason, HEADER_BYTES, Header, Numbered, PacketKind};
 
 /// Flag in the numbers of work requests without a buffer.
 const NO_BUFFER: u64 = 1 << 63;
@@ -58,6 +58,47 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         peer: PeerId,
         envelope: &Envelope,
         len: usize,
+        write: impl FnMut(&mut SendRoom<'_, S>),
+    ) -> Result<bool, PeerFault> {
+        let Envelope { kind, context, tag, .. } = *envelope;
+        let sent = self.transmit_on_any(peer, (PacketKind::Engine(kind), context, tag), len, write)?;
+        if let Some(it) = self.peer(peer) {
+            let held = !sent && !it.has_failed();
+            it.sent += u64::from(sent);
+            it.holds += u64::from(held && !it.held);
+            it.held = held;
+        }
+        Ok(sent)
+    }
+
+    /// Sends the last packet to a peer, which tells it how this process leaves. Returns whether nothing is left to
+    /// do: `false` means that there is no space now. Nothing may be sent to the peer afterwards.
+    ///
+    /// # Errors
+    /// The memory port refuses the packet.
+    pub fn send_close(&mut self, peer: PeerId, reason: CloseReason) -> Result<bool, PeerFault> {
+        let is_ready = |it: &Rail| matches!(it.stage, ChannelStage::Ready);
+        let open =
+            |it: &mut ChannelPeer<S::Window>| !it.has_failed() && it.rails.iter().flatten().any(is_ready);
+        if !self.peer(peer).is_some_and(open) {
+            return Ok(true);
+        }
+        self.transmit_on_any(peer, (PacketKind::Close(reason), 0, 0), 0, |_| ())
+    }
+
+    /// Returns whether a posted packet to this peer has not completed.
+    pub fn is_sending(&self, peer: PeerId) -> bool {
+        let peers = self.peers.borrow();
+        let is_open = |it: &&Rail| matches!(it.stage, ChannelStage::Ready);
+        let rails = peers.get(peer as usize).map(|it| it.rails.iter().flatten().filter(is_open));
+        rails.is_some_and(|mut rails| rails.any(|it| it.outstanding > 0))
+    }
+
+    fn transmit_on_any(
+        &mut self,
+        peer: PeerId,
+        (kind, context, tag): (PacketKind, u16, u64),
+        len: usize,
         mut write: impl FnMut(&mut SendRoom<'_, S>),
     ) -> Result<bool, PeerFault> {
         let limit = self.config.packet_bytes;
@@ -66,32 +107,30 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         }
         let (rails, first) = (self.config.rails as usize, self.facts().active_speaks_first);
         let Some(it) = self.peer(peer).filter(|it| !it.has_failed()) else { return Ok(false) };
-        let Envelope { kind, context, tag, .. } = *envelope;
         let packet = Numbered { kind, context, tag, sequence: it.next };
+        // After a close no update follows, so the close may use the credit that is reserved for updates.
+        let is_last = matches!(kind, PacketKind::Close(_));
         let mut at = it.turn;
         for _ in 0..rails.min(MOST_RAILS) {
             let rail = at as u32;
             at = if at + 1 < rails { at + 1 } else { 0 };
-            let can = |it: &mut super::peer::Rail| it.may_speak(first) && it.credits.can_send();
+            let can = |it: &mut Rail| {
+                it.may_speak(first) && (it.credits.can_send() || is_last && it.credits.left() > 0)
+            };
             if !self.peer(peer).and_then(|it| it.rail(rail)).is_some_and(can) {
                 continue;
             }
             match self.post_packet(peer, rail, Some(packet), len, &mut write) {
                 Ok(true) => {
                     if let Some(it) = self.peer(peer) {
-                        (it.turn, it.held) = (at, false);
+                        it.turn = at;
                         it.next = it.next.wrapping_add(1);
-                        it.sent += 1;
                     }
                     return Ok(true);
                 }
                 Ok(false) => {}
                 Err(error) => return Err(PeerFault { peer, fault: PortFault::Post(error) }),
             }
-        }
-        if let Some(it) = self.peer(peer).filter(|it| !it.held) {
-            it.held = true;
-            it.holds += 1;
         }
         Ok(false)
     }
@@ -159,6 +198,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         }
         if let Some(it) = it.rail(rail) {
             it.sending += u32::from(buffered.is_some());
+            it.outstanding += 1;
             it.hello = false;
             it.credits.sent();
         }

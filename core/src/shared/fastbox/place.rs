@@ -1,7 +1,7 @@
 //! A position in the ring of a fastbox, used by both ends.
 #![forbid(unsafe_code)]
 
-use super::{FastboxSlot, Word};
+use super::{CONTEXT_AT, FastboxSlot, KIND_AT, LAP_AT, SEQUENCE_AT};
 use crate::wire::Kind;
 
 /// The position of one end in the ring. The critical path advances through `run` without reading other
@@ -15,15 +15,15 @@ pub(super) struct FastboxPlace<'a> {
     end: usize,
     /// Number of laps begun; never wraps in 64 bits.
     rounds: u64,
-    /// The stamp of a whole message of one word in this lap, without sequence number and context.
-    word: u64,
+    /// The stamp of a whole message in this lap, without sequence number, context and length.
+    eager: u64,
 }
 
 impl<'a> FastboxPlace<'a> {
     /// Returns the start of the ring, with a run of `run` slots.
     pub(super) fn new(slots: &'a [FastboxSlot], run: usize) -> Self {
         debug_assert!(slots.len().is_power_of_two() && slots.len() >= 4);
-        let mut place = Self { slots, run: [].iter(), end: 0, rounds: 1, word: 0 };
+        let mut place = Self { slots, run: [].iter(), end: 0, rounds: 1, eager: 0 };
         place.set(0, run);
         place
     }
@@ -49,13 +49,25 @@ impl<'a> FastboxPlace<'a> {
         let rest = self.slots.get(at..).unwrap_or_default();
         let run = &rest[..run.min(rest.len())];
         (self.run, self.end) = (run.iter(), at + run.len());
-        self.word = self.lap() | (Kind::Eager as u64) << 8 | (size_of::<Word>() as u64) << 32;
+        self.eager = self.lap() | (Kind::Eager as u64) << KIND_AT;
     }
 
     /// Returns the lap number in the stamps of this lap.
     #[inline(always)]
     pub(super) const fn lap(&self) -> u64 {
-        self.rounds & 0xff
+        lap(self.rounds)
+    }
+
+    /// Returns whether the stamp is of this lap.
+    #[inline(always)]
+    pub(super) const fn is_current(&self, stamp: u64) -> bool {
+        (stamp >> LAP_AT) as u8 == self.rounds as u8
+    }
+
+    /// Returns the next `count` slots, if the ring does not end before the last of them.
+    #[inline(always)]
+    pub(super) fn contiguous(&self, count: usize) -> Option<&'a [FastboxSlot]> {
+        self.slots.get(self.at()..)?.get(..count)
     }
 
     /// Returns the slot `count` slots further on, and the lap number of its stamps.
@@ -65,21 +77,19 @@ impl<'a> FastboxPlace<'a> {
         if index < slots {
             (&self.slots[index], self.lap())
         } else {
-            (&self.slots[index & (slots - 1)], (self.rounds + 1) & 0xff)
+            (&self.slots[index & (slots - 1)], lap(self.rounds + 1))
         }
     }
 
-    /// Returns the `count` slots after the current one, in two runs, and the lap number of each.
+    /// Returns the stamp of a whole message at this position, for a message without bytes.
     #[inline(always)]
-    pub(super) fn spans(&self, count: usize) -> [(&'a [FastboxSlot], u64); 2] {
-        let behind = self.slots.get(self.at() + 1..).unwrap_or_default();
-        let now = count.min(behind.len());
-        [(&behind[..now], self.lap()), (&self.slots[..count - now], (self.rounds + 1) & 0xff)]
+    pub(super) const fn eager_stamp(&self, sequence: u64, context: u16) -> u64 {
+        self.eager | sequence << SEQUENCE_AT | (context as u64) << CONTEXT_AT
     }
+}
 
-    /// Returns the stamp of a whole message of one word at this position.
-    #[inline(always)]
-    pub(super) const fn word_stamp(&self, sequence: u64, context: u16) -> u64 {
-        self.word | (sequence & 0xffff) << 16 | (context as u64) << 48
-    }
+/// Returns the lap number in the stamps of a lap.
+#[inline(always)]
+const fn lap(round: u64) -> u64 {
+    (round & 0xff) << LAP_AT
 }

@@ -2,12 +2,12 @@
 
 use core::borrow::BorrowMut;
 
-use super::copy_policy::FillMethod;
 use super::wake::wake_reason;
 use super::{Host, Link, PacketPlace, ShmPort, Stores, poll};
+use crate::flow::shares::is_below_threshold;
 use crate::payload::BorrowedRecv;
-use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
-use crate::shared::pool::{CellPool, CellRecord, ReuseOrder, Writing};
+use crate::port::{Arrival, PacketPort, PeerFault, PeerId};
+use crate::shared::pool::{CellPool, CellRecord, ReuseOrder};
 use crate::shared::sleep::WakeReason;
 use crate::wire::{Envelope, Kind};
 
@@ -16,13 +16,13 @@ const MUCH: usize = 4096;
 
 /// Returns the reuse order of a cell that was filled by this policy with a packet of this kind.
 #[inline(always)]
-fn reuse_order(kind: Kind, how: FillMethod, len: usize) -> ReuseOrder {
+fn reuse_order(kind: Kind, how: Stores, len: usize) -> ReuseOrder {
     match how {
-        FillMethod::NonTemporal => ReuseOrder::Last,
+        Stores::NonTemporal => ReuseOrder::Last,
         // Many such cells follow each other, and together they fill the first-level cache.
         _ if kind == Kind::Data && len >= MUCH => ReuseOrder::Last,
-        FillMethod::Prefetched => ReuseOrder::Second,
-        FillMethod::Cached => ReuseOrder::First,
+        Stores::Prefetched => ReuseOrder::Second,
+        Stores::Cached => ReuseOrder::First,
     }
 }
 
@@ -39,14 +39,14 @@ where
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        fill: impl FnOnce(&CellPool<'a, R>, u32, Writing) -> bool,
+        fill: impl FnOnce(&CellPool<'a, R>, u32, Stores) -> bool,
     ) -> Result<bool, PeerFault> {
         let Some(cell) = self.reserve(peer, envelope.total)? else { return Ok(false) };
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return Ok(false);
         };
         let stores = match (self.config.stores, envelope.kind) {
-            (Stores::Learned, Kind::Data) => link.traffic.data_stores,
+            (None, Kind::Data) => link.traffic.data_stores,
             (stores, _) => stores,
         };
         let (len, received) = (envelope.total as usize, link.traffic.expected);
@@ -84,7 +84,7 @@ where
         let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
         let free = self.pool.free();
         let is_collecting = free * 2 <= self.cells as usize;
-        let is_greedy = self.shared && link.traffic.lent as usize >= free;
+        let is_greedy = self.shared && !is_below_threshold(link.traffic.lent.into(), free as u32);
         let has_room = link.ends.outbound.has_run() && bytes.len() <= self.pool.cell_bytes();
         if is_collecting || is_greedy || !has_room || !self.config.announce {
             return None;
@@ -124,15 +124,15 @@ where
         if self.pool.free() * 2 <= self.cells as usize {
             self.collect(peer)?;
         }
-        let Some(lent) = self.link(peer).map(|link| link.traffic.lent as usize) else { return Ok(None) };
+        let Some(lent) = self.link(peer).map(|link| link.traffic.lent.into()) else { return Ok(None) };
         if len > self.pool.cell_bytes() as u64 {
             return Ok(None);
         }
-        // A peer gets no more cells than remain for the others (dynamic thresholds). However many peers are
-        // slow, the next one finds a free cell.
-        if self.pool.free() == 0 || self.shared && lent >= self.pool.free() {
+        // However many peers are slow, the next one finds a free cell.
+        let is_greedy = |it: &Self| it.shared && !is_below_threshold(lent, it.pool.free() as u32);
+        if self.pool.free() == 0 || is_greedy(self) {
             self.collect_all()?;
-            if self.shared && lent >= self.pool.free() {
+            if is_greedy(self) {
                 return Ok(self.wait_for_cell(peer));
             }
         }

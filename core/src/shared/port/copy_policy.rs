@@ -23,33 +23,22 @@
 
 use super::HOT;
 use crate::port::{PeerId, Stores};
-use crate::selector::AdaptiveSelector;
-
-/// The copy policy for a cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum FillMethod {
-    /// Plain stores, into the same cell if possible.
-    Cached,
-    /// Plain stores; while the port waits, it [prefetches](super::prefetch) the next cell for writing.
-    Prefetched,
-    /// Non-temporal stores.
-    NonTemporal,
-}
-
-impl FillMethod {
-    const ALL: [Self; 3] = [Self::Cached, Self::Prefetched, Self::NonTemporal];
-}
+use crate::selector::run::Run;
+use crate::selector::{AdaptiveSelector, RunAmount, TrialBudget};
 
 /// Size classes, one per power of two: from 256 bytes, below which plain stores are as fast as the others, to
 /// 8 KiB and more.
 const SMALLEST: u32 = 8;
 const CLASSES: usize = 6;
 /// Messages of a run of answers.
-const ANSWERS: u16 = 32;
+const ANSWERS: u64 = 32;
 /// Messages of a run in a stream: so many that waits for the receiver, for example after each window, occur
 /// alike in all runs.
-const STREAM: u16 = 128;
+const STREAM: u64 = 64;
+/// Messages of a short run. The first cells filled by another policy may cost more than later ones.
+const SHORT: u64 = 2;
+/// Messages between two looks at the clock.
+const STEP: u64 = 4;
 /// The first size class whose streams use non-temporal stores before anything is learned.
 const LARGE: usize = 4;
 /// Most runs until another policy is tried. A trial is seldom much slower.
@@ -59,81 +48,110 @@ const LONGEST_WAIT: u16 = 128;
 /// falls to one quarter.
 const TURNS: u8 = 16;
 
+/// Messages of one size class, in a stream or as answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FillClass {
+    answers: bool,
+    size: u8,
+}
+
+type FillSelector = AdaptiveSelector<{ Stores::ALL.len() }, LONGEST_WAIT>;
+
 /// The measurements of one peer.
 #[derive(Clone, Copy, Debug)]
 struct CopyPolicy {
     /// The selectors for messages in a stream, and for answers.
-    selector: [[AdaptiveSelector<{ FillMethod::ALL.len() }, LONGEST_WAIT>; CLASSES]; 2],
-    run: FillRun,
+    selectors: [[FillSelector; CLASSES]; 2],
+    budget: TrialBudget,
+    /// Costs are in ticks for each message.
+    run: Option<Run<FillClass, 1>>,
+    /// The class and the stores of the run, and messages until the clock is read; 0 if there is no run.
+    class: FillClass,
+    stores: Stores,
+    left: u8,
+    /// Messages since the clock was read.
+    step: u8,
     /// Number of packets received from the peer when the last cell was filled; see [`TURNS`].
     received: u64,
     turns: u8,
     answers: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct FillRun {
-    /// Messages until the run ends; 0 if there is no run.
-    left: u16,
-    count: u16,
-    answers: bool,
-    class: u8,
-    option: FillMethod,
-    since: u64,
+/// The stores with this number; it is their place in [`Stores::ALL`].
+fn stores(option: u8) -> Stores {
+    Stores::ALL.get(usize::from(option)).copied().unwrap_or(Stores::Cached)
 }
 
-impl FillRun {
-    const NONE: Self =
-        Self { left: 0, count: 0, answers: false, class: 0, option: FillMethod::Cached, since: 0 };
+const fn option(stores: Stores) -> u8 {
+    stores as u8 - Stores::Cached as u8
 }
 
 impl Default for CopyPolicy {
     fn default() -> Self {
-        let mut selector = [[AdaptiveSelector::preferring(FillMethod::Prefetched as u8); CLASSES]; 2];
-        selector[0][LARGE..].fill(AdaptiveSelector::preferring(FillMethod::NonTemporal as u8));
-        Self { selector, run: FillRun::NONE, received: 0, turns: 0, answers: false }
+        let mut selectors = [[AdaptiveSelector::preferring(option(Stores::Prefetched)); CLASSES]; 2];
+        selectors[0][LARGE..].fill(AdaptiveSelector::preferring(option(Stores::NonTemporal)));
+        Self {
+            selectors,
+            budget: TrialBudget::default(),
+            run: None,
+            class: FillClass { answers: false, size: 0 },
+            stores: Stores::Cached,
+            left: 0,
+            step: 0,
+            received: 0,
+            turns: 0,
+            answers: false,
+        }
     }
 }
 
 impl CopyPolicy {
-    /// Returns the copy policy for a cell of this size class.
+    /// Returns the stores for a cell of this size class.
     #[inline(always)]
-    fn fill(&mut self, class: u8, received: u64, ticks: impl FnOnce() -> Option<u64>) -> FillMethod {
+    fn fill(&mut self, size: u8, received: u64, ticks: impl FnOnce() -> Option<u64>) -> Stores {
         self.turns =
             if received == self.received { self.turns.saturating_sub(1) } else { TURNS.min(self.turns + 1) };
         self.received = received;
         self.answers = self.turns > if self.answers { TURNS / 4 } else { 3 * TURNS / 4 };
-        let run = &mut self.run;
-        if run.left > 1 && run.class == class && run.answers == self.answers {
-            run.left -= 1;
-            return run.option;
+        let class = FillClass { answers: self.answers, size };
+        if self.left > 0 && self.class == class {
+            self.left -= 1;
+            return self.stores;
         }
-        self.begin(class, ticks())
+        self.step(class, ticks())
     }
 
-    /// Ends the last run, and starts a run with the current message.
+    /// Ends the run if it is over or if this message is of another class, and starts the next run.
     #[cold]
     #[inline(never)]
-    fn begin(&mut self, class: u8, now: Option<u64>) -> FillMethod {
-        let Some(now) = now else { return FillMethod::Cached };
-        let FillRun { left, count, option, since, .. } = self.run;
-        let known = &mut self.selector[usize::from(self.run.answers)][usize::from(self.run.class)];
-        match left {
-            0 => {}
-            1 => {
-                let cost = now.saturating_sub(since) / u64::from(count.max(1));
-                known.record(option as u8, cost.clamp(1, u32::MAX.into()) as u32);
+    fn step(&mut self, class: FillClass, now: Option<u64>) -> Stores {
+        let Some(now) = now else { return Stores::Cached };
+        if let Some(mut run) = self.run.take() {
+            run.end(self.step.into());
+            if run.class != class {
+                // Another message interrupted the run, so its time is discarded.
+                run.spoil();
+            } else if !run.is_over(now) {
+                self.run = Some(run);
+                self.look_again(run.left());
+                return self.stores;
             }
-            // Another message interrupted the run, so its time is discarded.
-            _ if option as u8 != known.preferred() => known.miss(),
-            _ => {}
+            let selector = &mut self.selectors[usize::from(run.class.answers)][usize::from(run.class.size)];
+            run.close(now, selector, &mut self.budget);
         }
-        let answers = self.answers;
-        let option =
-            FillMethod::ALL[usize::from(self.selector[usize::from(answers)][usize::from(class)].next())];
-        let count = if answers { ANSWERS } else { STREAM };
-        self.run = FillRun { left: count, count, answers, class, option, since: now };
-        option
+        let full = if class.answers { ANSWERS } else { STREAM };
+        let selector = &mut self.selectors[usize::from(class.answers)][usize::from(class.size)];
+        let plan = selector.plan(RunAmount { least: SHORT, full }, &self.budget);
+        (self.class, self.stores) = (class, stores(plan.option));
+        self.run = Some(Run::start(class, plan, now));
+        self.look_again(plan.amount);
+        self.stores
+    }
+
+    /// Reads the clock again after a step, or when the run's last messages were sent.
+    fn look_again(&mut self, left: u64) {
+        self.step = left.min(STEP) as u8;
+        self.left = self.step - u8::from(self.step > 0);
     }
 }
 
@@ -168,20 +186,20 @@ impl CopyPolicies {
     pub(super) fn fill(
         &mut self,
         peer: PeerId,
-        stores: Stores,
+        stores: Option<Stores>,
         len: usize,
         received: u64,
         ticks: impl FnOnce() -> Option<u64>,
-    ) -> FillMethod {
+    ) -> Stores {
         let class = (len as u64 | 1).ilog2().checked_sub(SMALLEST);
         let class = match (stores, class) {
-            (Stores::Prefetched, _) => return FillMethod::Prefetched,
-            (Stores::NonTemporal, Some(_)) => return FillMethod::NonTemporal,
-            (Stores::Learned, Some(class)) => class,
-            _ => return FillMethod::Cached,
+            (Some(Stores::Prefetched), _) => return Stores::Prefetched,
+            (Some(Stores::NonTemporal), Some(_)) => return Stores::NonTemporal,
+            (None, Some(class)) => class,
+            _ => return Stores::Cached,
         };
         let class = class.min(CLASSES as u32 - 1) as u8;
-        self.of(peer).map_or(FillMethod::Cached, |copy_policy| copy_policy.fill(class, received, ticks))
+        self.of(peer).map_or(Stores::Cached, |copy_policy| copy_policy.fill(class, received, ticks))
     }
 
     /// Returns the measurements of this peer, if it has an entry.

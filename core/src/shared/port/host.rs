@@ -1,10 +1,11 @@
 //! The port's configuration, and the operating system functions that it needs.
 #![forbid(unsafe_code)]
 
-use crate::port::{PeerId, Pulled, Stores};
+use crate::port::{AccessError, PeerId, Stores};
 use crate::shared::assist::Pieces;
 use crate::shared::sleep::{Sleep, SleepWord};
 use crate::sync::FenceMode;
+use crate::wire::mappable::MappableBytes;
 
 /// The operating system functions that the port needs.
 pub trait Host {
@@ -17,19 +18,50 @@ pub trait Host {
         None
     }
 
-    /// See [`MessagePort::can_pull`](crate::port::MessagePort::can_pull).
+    /// Returns whether [`Host::pull`] may be tried.
     fn can_pull(&self, peer: PeerId) -> bool {
         let _ = peer;
         false
     }
 
-    /// See [`MessagePort::pull`](crate::port::MessagePort::pull).
-    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
+    /// Fills `to` from `address` in the peer's memory, in one copy.
+    ///
+    /// # Errors
+    /// See [`AccessError`]; the content of `to` is then unspecified.
+    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Result<(), AccessError> {
         let _ = (peer, address, to);
-        Pulled::Refused
+        Err(AccessError::Refused)
     }
 
-    /// See [`MessagePort::push`](crate::port::MessagePort::push).
+    /// Returns the description of `len` bytes of this process at `address`, if they all lie in memory that peers
+    /// can map.
+    fn mappable(&self, address: u64, len: usize) -> Option<MappableBytes> {
+        let _ = (address, len);
+        None
+    }
+
+    /// Returns whether [`Host::get_mapped`] may be tried with this memory of the peer.
+    fn can_map(&self, peer: PeerId, bytes: &MappableBytes) -> bool {
+        let _ = (peer, bytes);
+        false
+    }
+
+    /// Fills `to` from the position `at` of the described bytes on, in memory of the peer that is mapped in this
+    /// process, or is mapped now. Never waits. Returns `false`, with `to` unspecified, if it is impossible. The
+    /// description is the peer's and unchecked.
+    fn get_mapped(&mut self, peer: PeerId, from: &MappableBytes, at: u64, to: &mut [u8]) -> bool {
+        let _ = (peer, from, at, to);
+        false
+    }
+
+    /// Copies `from` to the position `at` of the described bytes, as [`Host::get_mapped`] does. Returns `false`, with
+    /// nothing written, if it is impossible.
+    fn put_mapped(&mut self, peer: PeerId, to: &MappableBytes, at: u64, from: &[u8]) -> bool {
+        let _ = (peer, to, at, from);
+        false
+    }
+
+    /// See [`SharedCopy::push`](crate::port::SharedCopy::push).
     fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
         let _ = (peer, address, from);
         false
@@ -52,7 +84,7 @@ pub struct PortConfig {
     /// The size of the pieces that this process copies in sender-assisted copies.
     pub pieces: Pieces,
     /// The copy policy for cells.
-    pub stores: Stores,
-    /// Whether the engine may use the host's clock ([`MessagePort::ticks`](crate::port::MessagePort::ticks)).
+    pub stores: Option<Stores>,
+    /// Whether the engine may use the host's clock ([`PacketPort::ticks`](crate::port::PacketPort::ticks)).
     pub clocked: bool,
 }

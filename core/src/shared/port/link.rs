@@ -2,13 +2,12 @@
 //! in them.
 
 use super::Stores;
-use super::copy_policy::FillMethod;
 use crate::counters::{Count, TrafficCounters as Reported};
+use crate::shared::layout::Line;
 use crate::shared::pool::{PeerPool, ReturnReceiver, ReturnSender, ReuseOrder};
 use crate::shared::queue::Producer;
 use crate::shared::sleep::SleepWord;
 use crate::shared::{assist, fastbox};
-use crate::sync::Word64;
 
 /// The ends of all structures shared with one peer, as the layer above finds them in the mappings.
 #[derive(Debug)]
@@ -27,10 +26,10 @@ pub struct Ends<'a> {
     pub queue: Producer<'a>,
     /// The peer's sleep word.
     pub sleep: &'a SleepWord,
-    /// Credit that this process grants the peer, in units; in this process's segment.
-    pub grant: &'a Word64,
-    /// Credit that the peer grants this process, in units; in the peer's segment.
-    pub granted: &'a Word64,
+    /// The line with the credit that this process grants the peer, in units; in this process's segment.
+    pub grant: &'a Line,
+    /// The line with the credit that the peer grants this process, in units; in the peer's segment.
+    pub granted: &'a Line,
     /// Sender-assisted copies of messages from the peer.
     pub assist: assist::AssistReceiver<'a>,
     /// Sender-assisted copies of messages to the peer.
@@ -62,7 +61,7 @@ pub(super) struct LinkTraffic {
     /// The reuse order of the next cell that the peer returns.
     pub(super) reuse_order: ReuseOrder,
     /// The receiver's preferred copy policy for parts of large messages.
-    pub(super) data_stores: Stores,
+    pub(super) data_stores: Option<Stores>,
     /// See [`Reported`]. All other packets went through a fastbox.
     pub(super) cells_sent: Count,
     pub(super) cells_received: Count,
@@ -75,8 +74,8 @@ pub(super) struct LinkTraffic {
 impl LinkTraffic {
     /// Counts a packet of `len` bytes that was sent in a cell, which the peer now holds.
     #[inline(always)]
-    pub(super) fn sent_cell(&mut self, len: usize, fill: FillMethod, reuse_order: ReuseOrder) {
-        self.non_temporal += u64::from(fill == FillMethod::NonTemporal);
+    pub(super) fn sent_cell(&mut self, len: usize, fill: Stores, reuse_order: ReuseOrder) {
+        self.non_temporal += u64::from(fill == Stores::NonTemporal);
         self.reuse_order = reuse_order;
         self.next += 1;
         self.lent += 1;
@@ -94,7 +93,7 @@ impl LinkTraffic {
             counted: false,
             waits: false,
             reuse_order: ReuseOrder::First,
-            data_stores: Stores::Learned,
+            data_stores: None,
             cells_sent: none,
             cells_received: none,
             fastbox_full: 0,

@@ -14,7 +14,8 @@ impl Ends<'_> {
         self.outbound.clear();
         self.inbound.clear();
         self.give_back.clear();
-        self.grant.store_relaxed(0);
+        self.grant.credit.store_relaxed(0);
+        self.grant.buffer.iter().for_each(|word| word.store_relaxed(0));
         self.assist.clear();
     }
 }

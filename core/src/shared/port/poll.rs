@@ -237,5 +237,5 @@ fn malformed(peer: PeerId, cell: u32) -> Polled<PacketPlace> {
 #[cold]
 #[inline(never)]
 pub(super) fn scatter(inbound: &fastbox::FastboxReceiver<'_>, len: usize, to: &mut BorrowedRecv<'_>) {
-    to.each(0, len, |done, to| inbound.read(done, to));
+    to.each(0, len, |done, to| inbound.read(len, done, to));
 }

@@ -9,10 +9,9 @@
 
 use core::borrow::BorrowMut;
 
-use super::copy_policy::FillMethod;
-use super::{Host, Link, ShmPort};
+use super::{Host, Link, ShmPort, Stores};
 use crate::shared::layout::LINE;
-use crate::shared::pool::{CellRecord, Writing};
+use crate::shared::pool::CellRecord;
 
 /// Lines that one poll prefetches. More lines would delay a packet that arrives meanwhile.
 const LINES_A_POLL: usize = 32;
@@ -32,20 +31,20 @@ pub(super) struct WritePrefetch {
 impl WritePrefetch {
     /// Starts the prefetch of cell `next` after a cell with `len` bytes was sent.
     #[inline(always)]
-    pub(super) fn begin(&mut self, how: FillMethod, next: Option<u32>, len: usize) {
+    pub(super) fn begin(&mut self, how: Stores, next: Option<u32>, len: usize) {
         *self = match next {
-            Some(cell) if how == FillMethod::Prefetched => Self { cell, at: 0, end: len as u32 },
+            Some(cell) if how == Stores::Prefetched => Self { cell, at: 0, end: len as u32 },
             _ => Self::default(),
         };
     }
 
     /// Returns the stores for a cell with this policy. A cell that was prefetched is not prefetched again.
     #[inline(always)]
-    pub(super) const fn writing(&self, how: FillMethod, cell: u32, len: usize) -> Writing {
+    pub(super) const fn writing(&self, how: Stores, cell: u32, len: usize) -> Stores {
         match how {
-            FillMethod::NonTemporal => Writing::NonTemporal,
-            _ if len < PREFETCH_FROM || self.cell == cell && self.at as usize >= len => Writing::Plain,
-            _ => Writing::PrefetchFirst,
+            Stores::NonTemporal => Stores::NonTemporal,
+            _ if len < PREFETCH_FROM || self.cell == cell && self.at as usize >= len => Stores::Cached,
+            _ => Stores::Prefetched,
         }
     }
 
@@ -66,7 +65,7 @@ where
     /// prefetched at once: the stores complete while the processor does other work, and in a stream of
     /// messages there is no other time.
     #[inline(always)]
-    pub(super) fn prefetch_next(&mut self, how: FillMethod, len: usize) {
+    pub(super) fn prefetch_next(&mut self, how: Stores, len: usize) {
         self.write_prefetch.begin(how, self.pool.first(), len);
         if self.write_prefetch.is_on() {
             self.prefetch();

@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use super::fabric::{Fabric, TestPort, tiny};
 use super::port::{collected, send};
-use crate::port::{MessagePort, PeerId, Polled};
+use crate::port::{PacketPort, PeerId, Polled};
 use crate::shared::fastbox::FastboxSender;
 use crate::shared::pool::{CellPool, CellRecord};
 use crate::shared::queue::{CellQueue, Producer};

@@ -1,7 +1,8 @@
 //! The shared memory of a world in one process: two segments per rank on the heap, accessed like mappings.
 
+mod memory;
+
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::boxed::Box;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -10,19 +11,25 @@ use std::vec::Vec;
 
 use core::ptr::NonNull;
 
+pub(crate) use memory::{FabricMemory, Reading, WakeLog};
+
 use super::Rng;
-use crate::payload::{Exposed, RecvBuf, Segment, SendBuf};
-use crate::port::{PeerId, Pulled};
+use crate::payload::Exposed;
+use crate::port::PeerId;
 use crate::shared::assist::{self, AssistLine, Pieces};
 use crate::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
 use crate::shared::layout::{Extent, Geometry, HEADER_PAGE, Line};
 use crate::shared::pool::{
     CellHeader, CellPool, CellRecord, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
-use crate::shared::port::{Ends, Host, Link, PortConfig, ShmPort, Stores};
+use crate::shared::port::{Ends, Link, PortConfig, ShmPort, Stores};
 use crate::shared::queue::{CellQueue, Consumer, Producer};
-use crate::shared::sleep::{Sleep, SleepWord};
+use crate::shared::sleep::SleepWord;
 use crate::sync::{FenceMode, Payload, PayloadMut, Word64};
+
+mod lender;
+
+pub(crate) use lender::{Lender, Loan};
 
 /// Types that consist only of atomic words, so that zeroed or corrupt memory is a valid value.
 ///
@@ -138,130 +145,6 @@ impl Drop for FabricRegion {
     }
 }
 
-/// The access of ranks to each other's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reading {
-    /// No rank may try.
-    Never,
-    /// All existing memory is readable.
-    Always,
-    /// Once in this many times, existing memory is unreadable.
-    Unreadable(usize),
-    /// Once in this many times, all further access to a peer is refused.
-    Refused(usize),
-}
-
-/// The buffers from which ranks send, which peers can read, and those into which they receive, which peers can write.
-#[derive(Debug)]
-pub(crate) struct FabricMemory {
-    pub(crate) reading: Reading,
-    /// Ranks that no longer have memory.
-    pub(crate) gone: Vec<PeerId>,
-    /// The time, if there is a clock. Each reading advances it by some ticks.
-    pub(crate) clock: Option<u64>,
-    /// Bytes that were read, and bytes that were written.
-    pub(crate) pulled: u64,
-    pub(crate) pushed: u64,
-    /// Send buffers and receive buffers, by rank and first address.
-    sends: BTreeMap<(PeerId, usize), NonNull<[u8]>>,
-    rooms: BTreeMap<(PeerId, usize), NonNull<[u8]>>,
-    rng: Rng,
-}
-
-impl FabricMemory {
-    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
-        assert!(!to.is_empty(), "nothing to read");
-        // If the read fails, the receiver may not rely on the old content.
-        to.fill(self.rng.next() as u8);
-        let allowed = self.allowed(peer);
-        if allowed != Pulled::Done {
-            return allowed;
-        }
-        let Some(from) = find(&self.sends, peer, address, to.len()) else { return Pulled::Unreadable };
-        // SAFETY: the loan has not ended, so the buffer exists and is not written.
-        to.copy_from_slice(unsafe { from.as_ref() });
-        self.pulled += to.len() as u64;
-        Pulled::Done
-    }
-
-    fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
-        assert!(!from.is_empty(), "nothing to write");
-        if self.allowed(peer) != Pulled::Done {
-            return false;
-        }
-        let Some(mut to) = find(&self.rooms, peer, address, from.len()) else { return false };
-        // SAFETY: the loan has not ended, so the buffer exists; the only thread has no other reference.
-        unsafe { to.as_mut() }.copy_from_slice(from);
-        self.pushed += from.len() as u64;
-        true
-    }
-
-    fn allowed(&mut self, peer: PeerId) -> Pulled {
-        match self.reading {
-            _ if self.gone.contains(&peer) => Pulled::Refused,
-            Reading::Never => Pulled::Refused,
-            Reading::Refused(times) if self.rng.one_in(times) => Pulled::Refused,
-            Reading::Unreadable(times) if self.rng.one_in(times) => Pulled::Unreadable,
-            _ => Pulled::Done,
-        }
-    }
-}
-
-/// Returns `len` bytes at an address of a rank, if one buffer contains all of them.
-fn find(
-    buffers: &BTreeMap<(PeerId, usize), NonNull<[u8]>>,
-    rank: PeerId,
-    address: u64,
-    len: usize,
-) -> Option<NonNull<[u8]>> {
-    let (&(_, start), buffer) = buffers.range((rank, 0)..=(rank, address as usize)).next_back()?;
-    let at = address as usize - start;
-    (at.checked_add(len)? <= buffer.len()).then(|| {
-        // SAFETY: within the buffer, as checked above.
-        NonNull::slice_from_raw_parts(unsafe { buffer.cast::<u8>().add(at) }, len)
-    })
-}
-
-/// The operating system of a test: records the wake-ups that the port requests, and reads the memory of peers.
-#[derive(Debug)]
-pub(crate) struct WakeLog {
-    pub(crate) rung: Vec<PeerId>,
-    memory: Rc<RefCell<FabricMemory>>,
-    refused: Vec<PeerId>,
-}
-
-impl Host for WakeLog {
-    fn wake(&mut self, peer: PeerId, _: &SleepWord, _: Sleep) {
-        self.rung.push(peer);
-    }
-
-    fn ticks(&self) -> Option<u64> {
-        let FabricMemory { clock, rng, .. } = &mut *self.memory.borrow_mut();
-        let now = clock.as_mut()?;
-        *now += rng.below(1000) as u64;
-        Some(*now)
-    }
-
-    fn can_pull(&self, peer: PeerId) -> bool {
-        self.memory.borrow().reading != Reading::Never && !self.refused.contains(&peer)
-    }
-
-    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
-        if self.refused.contains(&peer) {
-            return Pulled::Refused;
-        }
-        let pulled = self.memory.borrow_mut().pull(peer, address, to);
-        if pulled == Pulled::Refused {
-            self.refused.push(peer);
-        }
-        pulled
-    }
-
-    fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
-        self.memory.borrow_mut().push(peer, address, from)
-    }
-}
-
 pub(crate) type TestPort<'a> = ShmPort<'a, WakeLog, Vec<Option<Link<'a>>>, Vec<CellRecord>>;
 
 /// Both segments of every rank.
@@ -272,7 +155,7 @@ pub(crate) struct Fabric {
     inbox: Vec<FabricRegion>,
     memory: Rc<RefCell<FabricMemory>>,
     announce: bool,
-    stores: Stores,
+    stores: Option<Stores>,
 }
 
 /// Returns the smallest valid geometry.
@@ -291,18 +174,13 @@ impl Fabric {
             clock: None,
             pulled: 0,
             pushed: 0,
+            mapping: None,
+            mapped: 0,
             sends: BTreeMap::new(),
             rooms: BTreeMap::new(),
             rng: Rng::new(0),
         };
-        Self {
-            geometry,
-            own,
-            inbox,
-            memory: Rc::new(RefCell::new(memory)),
-            announce: true,
-            stores: Stores::Learned,
-        }
+        Self { geometry, own, inbox, memory: Rc::new(RefCell::new(memory)), announce: true, stores: None }
     }
 
     /// Returns a fabric whose cells are announced through the receive queue.
@@ -311,7 +189,7 @@ impl Fabric {
     }
 
     /// Returns a fabric whose ranks fill their cells by this copy policy.
-    pub(crate) fn storing(geometry: Geometry, stores: Stores) -> Self {
+    pub(crate) fn storing(geometry: Geometry, stores: Option<Stores>) -> Self {
         Self { stores, ..Self::new(geometry) }
     }
 
@@ -332,7 +210,14 @@ impl Fabric {
 
     /// Returns the owner of the buffers of the ranks of this fabric.
     pub(crate) fn lender(&self) -> Lender {
-        Lender { buffers: vec![], vacant: vec![], memory: Rc::clone(&self.memory), lists: vec![], random: 0 }
+        Lender {
+            buffers: vec![],
+            vacant: vec![],
+            memory: Rc::clone(&self.memory),
+            lists: vec![],
+            random: 0,
+            header: 0,
+        }
     }
 
     pub(crate) fn own(&self, rank: PeerId) -> &FabricRegion {
@@ -427,8 +312,8 @@ impl Fabric {
             given_back: ReturnReceiver::new(self.returns(peer, me)),
             queue: Producer::new(CellQueue::new(entries, tail)),
             sleep: self.sleep(peer),
-            grant: &self.line(me, peer).credit,
-            granted: &self.line(peer, me).credit,
+            grant: self.line(me, peer),
+            granted: self.line(peer, me),
             assist: assist::AssistReceiver::new(self.assist(me, peer), self.assist(peer, me)),
             assist_sender: assist::AssistSender::new(self.assist(me, peer), self.assist(peer, me)),
         }
@@ -486,113 +371,6 @@ impl Fabric {
             0 => self.inbox(victim).corrupt(rng, inbox.tail, inbox.tail + 8),
             1 => self.inbox(victim).corrupt(rng, inbox.sleep, inbox.sleep + 8),
             _ => self.inbox(victim).corrupt(rng, inbox.entries, entries_end),
-        }
-    }
-}
-
-/// Names a buffer of a [`Lender`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Loan(usize);
-
-/// A buffer, its rank, and whether it is a send buffer.
-type AlignedBuffer = (NonNull<[u8]>, PeerId, bool);
-
-/// Owns the buffers that engines use. It must be declared after the engines, so that it is dropped after them.
-#[derive(Debug)]
-pub(crate) struct Lender {
-    buffers: Vec<Option<AlignedBuffer>>,
-    vacant: Vec<usize>,
-    memory: Rc<RefCell<FabricMemory>>,
-    /// The lists of scattered buffers, and the state of the random numbers that scatter them; 0 scatters nothing.
-    lists: Vec<Box<[Segment]>>,
-    random: u64,
-}
-
-impl Lender {
-    /// Makes lists of about half of the buffers that are lent from now on.
-    pub(crate) fn scatter(&mut self, seed: u64) {
-        self.random = seed | 1;
-    }
-
-    /// Returns a random number below `bound`, which is small.
-    fn below(&mut self, bound: usize) -> usize {
-        self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        (self.random >> 40) as usize % bound
-    }
-
-    /// Returns a list of random runs, some of them empty, that make up a buffer. `None`: contiguous.
-    fn list(&mut self, buffer: NonNull<[u8]>) -> Option<(*const Segment, usize)> {
-        if self.random == 0 || self.below(2) == 0 {
-            return None;
-        }
-        let (base, len) = (buffer.as_ptr().cast::<u8>(), buffer.len());
-        let most = [1, 9, 100, 700][self.below(4)].min(len.max(1));
-        let (mut at, mut list) = (0, Vec::new());
-        while at < len {
-            let run = self.below(most + 1).min(len - at);
-            let nowhere = run == 0 && self.below(2) == 0;
-            let base = if nowhere { std::ptr::null_mut() } else { base.wrapping_add(at) };
-            list.push(Segment { base, len: run });
-            at += run;
-        }
-        self.lists.push(list.into_boxed_slice());
-        self.lists.last().map(|list| (list.as_ptr(), list.len()))
-    }
-
-    fn lend(&mut self, bytes: Vec<u8>, rank: PeerId, sends: bool) -> (Loan, NonNull<[u8]>) {
-        let buffer = NonNull::from(Box::leak(bytes.into_boxed_slice()));
-        let at = self.vacant.pop().unwrap_or(self.buffers.len());
-        if at == self.buffers.len() {
-            self.buffers.push(None);
-        }
-        self.buffers[at] = Some((buffer, rank, sends));
-        if !buffer.is_empty() {
-            let mut memory = self.memory.borrow_mut();
-            let buffers = if sends { &mut memory.sends } else { &mut memory.rooms };
-            buffers.insert((rank, buffer.addr().get()), buffer);
-        }
-        (Loan(at), buffer)
-    }
-
-    pub(crate) fn send(&mut self, from: PeerId, bytes: Vec<u8>) -> (Loan, SendBuf) {
-        let len = bytes.len();
-        let (loan, buffer) = self.lend(bytes, from, true);
-        if let Some((list, count)) = self.list(buffer) {
-            // SAFETY: list and buffer are on the heap and unchanged until the loan ends.
-            return (loan, unsafe { SendBuf::from_list(list, count) }.unwrap());
-        }
-        // SAFETY: the buffer is on the heap and unchanged until the loan ends.
-        (loan, unsafe { SendBuf::from_raw(buffer.as_ptr().cast_const().cast(), len) })
-    }
-
-    /// Lends a receive buffer of `len` bytes, filled with 0xee.
-    pub(crate) fn receive(&mut self, rank: PeerId, len: usize) -> (Loan, RecvBuf) {
-        let (loan, buffer) = self.lend(vec![0xee; len], rank, false);
-        if let Some((list, count)) = self.list(buffer) {
-            // SAFETY: list and buffer are on the heap, and are not accessed until the loan ends.
-            return (loan, unsafe { RecvBuf::from_list(list, count) }.unwrap());
-        }
-        // SAFETY: the buffer is on the heap, and is not accessed until the loan ends.
-        (loan, unsafe { RecvBuf::from_raw(buffer.as_ptr().cast(), len) })
-    }
-
-    /// Ends the loan: the request that used the buffer is complete.
-    pub(crate) fn end(&mut self, loan: Loan) -> Vec<u8> {
-        let (buffer, rank, sends) = self.buffers[loan.0].take().unwrap();
-        self.vacant.push(loan.0);
-        let mut memory = self.memory.borrow_mut();
-        let buffers = if sends { &mut memory.sends } else { &mut memory.rooms };
-        buffers.remove(&(rank, buffer.addr().get()));
-        // SAFETY: leaked in `lend`, and the engine no longer uses it.
-        unsafe { Box::from_raw(buffer.as_ptr()) }.into_vec()
-    }
-}
-
-impl Drop for Lender {
-    fn drop(&mut self) {
-        for (buffer, ..) in self.buffers.iter().flatten() {
-            // SAFETY: leaked in `lend`; the engines were dropped.
-            drop(unsafe { Box::from_raw(buffer.as_ptr()) });
         }
     }
 }

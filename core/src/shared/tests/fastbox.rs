@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use super::fabric::FabricRegion;
 use super::{Rng, cases, contents};
 use crate::shared::fastbox::{
-    FIRST_BYTES, FastboxFault, FastboxReceiver, FastboxSender, FastboxSlot, MORE_BYTES, max_payload,
+    FIRST_BYTES, FastboxFault, FastboxReceiver, FastboxSender, FastboxSlot, MORE_BYTES, SHORT_BYTES,
+    max_payload,
 };
 use crate::shared::layout::Line;
 use crate::sync::Word64;
@@ -36,7 +37,7 @@ struct FastboxSent {
 }
 
 /// Both ends, and the packets that must be between them.
-struct Pair<'a> {
+struct FastboxPair<'a> {
     sender: FastboxSender<'a>,
     receiver: FastboxReceiver<'a>,
     slots: u64,
@@ -72,7 +73,7 @@ fn eager(tag: u64, context: u16, len: usize) -> Envelope {
     Envelope { kind: Kind::Eager, context, tag, total: len as u64 }
 }
 
-impl<'a> Pair<'a> {
+impl<'a> FastboxPair<'a> {
     fn new(region: &'a FabricRegion, slots: usize, sequence: u64) -> Self {
         let (sender, receiver) = ends(region, slots);
         let between = VecDeque::new();
@@ -91,7 +92,14 @@ impl<'a> Pair<'a> {
     fn push(&mut self, len: usize) {
         let bytes = contents(self.sequence, len);
         let envelope = eager(self.sequence.wrapping_mul(0x1234_5678_9abc_def1), self.sequence as u16, len);
-        let pushed = self.sender.push(self.sequence, &envelope, &bytes).unwrap();
+        // The faster calls refuse nothing else than a look at the receiver's position, or a wrap.
+        let Envelope { context, tag, .. } = envelope;
+        let quick = match self.sequence % 3 {
+            0 if len <= SHORT_BYTES => self.sender.push_short(self.sequence, context, tag, &bytes),
+            1 => self.sender.push_now(self.sequence, context, tag, &bytes),
+            _ => false,
+        };
+        let pushed = quick || self.sender.push(self.sequence, &envelope, &bytes).unwrap();
         let slots = slots_of(len);
         let fits =
             len <= max_payload(self.slots as usize) && self.written + slots - self.reported <= self.slots;
@@ -121,9 +129,17 @@ impl<'a> Pair<'a> {
         assert_eq!((due.sequence, due.envelope, due.len), (packet.sequence, packet.envelope, packet.len));
         assert!(self.receiver.due(sent.sequence + 1).is_none());
         let mut got = vec![0xee; sent.bytes.len()];
-        self.receiver.read(0, &mut got);
-        assert_eq!(got, sent.bytes);
-        let reported = self.receiver.advance(packet.len);
+        let before = self.reported;
+        let reported = match self.take_short(packet.len, &mut got) {
+            Some(reported) => reported,
+            None => {
+                let sent = self.between.front().unwrap();
+                self.receiver.read(packet.len, 0, &mut got);
+                assert_eq!(got, sent.bytes);
+                self.receiver.advance(packet.len)
+            }
+        };
+        assert_eq!(before, self.reported);
         self.read += slots_of(packet.len);
         assert_eq!(reported, self.read - self.reported >= self.slots / 2);
         if reported {
@@ -132,13 +148,34 @@ impl<'a> Pair<'a> {
         self.between.pop_front();
     }
 
+    /// Takes a short packet, every second time, by the critical path. Returns whether the position was reported.
+    fn take_short(&mut self, len: usize, got: &mut [u8]) -> Option<bool> {
+        let sent = self.between.front()?;
+        let (sequence, Envelope { context, tag, .. }) = (sent.sequence, sent.envelope);
+        let mut take = |sequence, context, room, tag| {
+            self.receiver.take_short(sequence, context, room, |found| found == tag)
+        };
+        assert!(take(sequence + 1, context, len, tag).is_none());
+        assert!(take(sequence, context ^ 1, len, tag).is_none());
+        assert!(take(sequence, context, len, tag ^ 1).is_none());
+        assert!(len == 0 || take(sequence, context, len - 1, tag).is_none());
+        if len > SHORT_BYTES || sequence % 2 == 0 {
+            assert!(len <= SHORT_BYTES || take(sequence, context, usize::MAX, tag).is_none());
+            return None;
+        }
+        let (packet, ended) = take(sequence, context, len, tag).unwrap();
+        packet.read(got);
+        assert_eq!((packet.tag, packet.len, &*got), (tag, len, &sent.bytes[..]));
+        Some(ended && self.receiver.end_run().1)
+    }
+
     /// Reads, of the range of `len` bytes from `at` on, the part that the packet has.
     fn read(&self, at: usize, len: usize) {
         let Some(sent) = self.between.front() else { return };
         let there = sent.bytes.get(at..).unwrap_or(&[]);
         let there = &there[..there.len().min(len)];
         let mut got = vec![0xee; there.len()];
-        self.receiver.read(at, &mut got);
+        self.receiver.read(sent.bytes.len(), at, &mut got);
         assert_eq!(got, there, "{len} bytes from {at} of {}", sent.bytes.len());
     }
 }
@@ -166,7 +203,7 @@ proptest! {
     #[test]
     fn fastbox_delivers_packets_in_the_order_pushed((slots, ops) in run()) {
         let region = region(slots);
-        let mut pair = Pair::new(&region, slots, 1);
+        let mut pair = FastboxPair::new(&region, slots, 1);
         for op in ops {
             pair.apply(op);
         }
@@ -182,7 +219,7 @@ proptest! {
 fn fastbox_carries_every_size_in_every_ring() {
     for slots in [4, 8, 16, 32, 64] {
         let region = region(slots);
-        let mut pair = Pair::new(&region, slots, 1);
+        let mut pair = FastboxPair::new(&region, slots, 1);
         for len in 0..=max_payload(slots) {
             pair.push(len);
             assert_eq!(pair.between.len(), 1, "{len} bytes were refused by an empty ring of {slots}");
@@ -200,7 +237,7 @@ fn message_beyond_the_fastbox_is_refused_even_by_an_empty_ring() {
     for slots in [4, 8, 16, 64] {
         for more in [1, 8, 25, 1000, 70_000] {
             let region = region(slots);
-            let mut pair = Pair::new(&region, slots, 1);
+            let mut pair = FastboxPair::new(&region, slots, 1);
             pair.push(max_payload(slots) + more);
             assert!(pair.between.is_empty());
             pair.take();
@@ -212,7 +249,7 @@ fn message_beyond_the_fastbox_is_refused_even_by_an_empty_ring() {
 fn fastbox_survives_hundreds_of_laps_and_the_wrap_of_the_sequence() {
     for (seed, slots) in [(1, 4), (2, 8), (3, 16), (4, 32), (5, 64)] {
         let region = region(slots);
-        let mut pair = Pair::new(&region, slots, 0xff80);
+        let mut pair = FastboxPair::new(&region, slots, 0xff80);
         let mut rng = Rng::new(seed);
         // Phases of mostly pushing and mostly taking reach the full and the empty ring.
         while pair.written < 600 * slots as u64 {
@@ -237,7 +274,7 @@ fn largest_packet_fits_as_soon_as_the_ring_was_read_empty() {
     for slots in [4, 8, 16, 32, 64] {
         for small in 0..slots {
             let region = region(slots);
-            let mut pair = Pair::new(&region, slots, 1);
+            let mut pair = FastboxPair::new(&region, slots, 1);
             for _ in 0..small {
                 pair.push(8);
                 pair.take();
@@ -275,18 +312,19 @@ fn impossible_stamps_are_faults() {
     let stamp: &Word64 = region.word(SLOTS_AT);
     let known = |code: u64| Kind::from_code(code as u8 & 0x7f).is_some();
     for kind in (0..=255).filter(|&code| !known(code)) {
-        stamp.store_relaxed(1 | kind << 8);
-        assert_eq!(receiver.peek().unwrap_err(), FastboxFault::Kind(1 | kind << 8));
+        let value = 1 << 32 | kind << 40;
+        stamp.store_relaxed(value);
+        assert_eq!(receiver.peek().unwrap_err(), FastboxFault::Kind(value));
     }
     let most = max_payload(16);
-    stamp.store_relaxed(1 | 1 << 8 | (most as u64) << 32);
+    stamp.store_relaxed(1 << 32 | 1 << 40 | most as u64);
     assert_eq!(receiver.peek().unwrap().unwrap().len, most);
     for len in [most + 1, 0xffff] {
-        stamp.store_relaxed(1 | 1 << 8 | (len as u64) << 32);
+        stamp.store_relaxed(1 << 32 | 1 << 40 | len as u64);
         assert_eq!(receiver.peek().unwrap_err(), FastboxFault::Length { len, most });
     }
     for lap in (0..=255).filter(|&lap| lap != 1) {
-        stamp.store_relaxed(lap | 1 << 8);
+        stamp.store_relaxed(lap << 32 | 1 << 40);
         assert!(receiver.peek().unwrap().is_none(), "lap {lap} is not this lap");
     }
 }
@@ -298,12 +336,30 @@ fn corrupted(seed: u64, slots: usize) {
     let mut rng = Rng::new(seed);
     let mut to = vec![0; max_payload(slots) + 64];
     for sequence in 1..500 {
-        match rng.below(4) {
+        match rng.below(6) {
             0 => region.corrupt(&mut rng, SLOTS_AT, SLOTS_AT + slots * size_of::<FastboxSlot>()),
             1 => region.corrupt(&mut rng, 0, 8),
             2 => {
                 let bytes = contents(sequence, rng.below(max_payload(slots) + 2));
                 let _ = sender.push(sequence, &eager(1, 2, bytes.len()), &bytes);
+            }
+            3 => {
+                let bytes = contents(sequence, rng.below(SHORT_BYTES + 1));
+                if rng.one_in(2) {
+                    sender.push_short(sequence, 2, 1, &bytes);
+                } else {
+                    sender.push_now(sequence, 2, 1, &contents(sequence, rng.below(max_payload(slots) + 2)));
+                }
+            }
+            4 => {
+                let room = rng.below(SHORT_BYTES + 2);
+                if let Some((packet, ended)) = receiver.take_short(sequence, 2, room, |_| true) {
+                    assert!(packet.len <= room.min(SHORT_BYTES), "seed {seed}");
+                    packet.read(&mut to[..room]);
+                    if ended {
+                        receiver.end_run();
+                    }
+                }
             }
             _ => {
                 let Ok(Some(packet)) = receiver.peek() else { continue };
@@ -313,8 +369,9 @@ fn corrupted(seed: u64, slots: usize) {
                 assert!(len <= max_payload(slots), "seed {seed}");
                 region.corrupt(&mut rng, SLOTS_AT, SLOTS_AT + slots * size_of::<FastboxSlot>());
                 let at = rng.below(len + 2);
-                receiver.read(at, &mut to);
-                receiver.read(0, &mut to[..len]);
+                receiver.read(len, at, &mut to);
+                receiver.read(len, 0, &mut to[..len]);
+                receiver.read(len, at.min(len), &mut to[..len - at.min(len)]);
                 receiver.due(sequence);
                 receiver.advance(len);
             }

@@ -1,5 +1,7 @@
 //! Ports against a malicious peer that corrupts all memory that it can write.
 
+use crate::port::PacketPieces;
+use crate::port::ShortPath as _;
 use std::collections::VecDeque;
 use std::vec;
 use std::vec::Vec;
@@ -9,7 +11,7 @@ use proptest::prelude::*;
 use super::fabric::{Fabric, TestPort};
 use super::port::eager;
 use super::{Rng, cases, contents};
-use crate::port::{MessagePort, PeerFault, PeerId, Polled, Stores};
+use crate::port::{PacketPort, PeerFault, PeerId, Polled, Stores};
 use crate::shared::layout::Geometry;
 
 const HOSTILE: PeerId = 2;
@@ -66,7 +68,7 @@ impl<'a> PortSiege<'a> {
         let (port, bytes) = (&mut self.ports[rank], contents(self.sent, len));
         let sent = match port.send_copy(to, 5, self.sent, &bytes) {
             Some(_) => Ok(true),
-            None => port.send(to, &eager(self.sent, len), &bytes),
+            None => port.send(to, &eager(self.sent, len), PacketPieces::Whole(&bytes)),
         };
         match sent {
             Ok(true) if to != HOSTILE => self.between[to as usize].push_back(self.sent),
@@ -89,7 +91,7 @@ impl<'a> PortSiege<'a> {
     fn behave(&mut self) {
         let most = self.fabric.geometry.cell_bytes as usize;
         let (to, len) = (self.rng.below(2) as PeerId, self.rng.below(most + 1));
-        let _ = self.ports[HOSTILE as usize].send(to, &eager(0, len), &contents(0, len));
+        let _ = self.ports[HOSTILE as usize].send(to, &eager(0, len), PacketPieces::Whole(&contents(0, len)));
         if let Polled::Packet(arrival) = self.ports[HOSTILE as usize].poll() {
             self.ports[HOSTILE as usize].release(arrival);
         }
@@ -129,7 +131,7 @@ fn siege(seed: u64, steps: usize) -> usize {
     let mut rng = Rng::new(seed);
     let (cells, fastbox_slots) = (rng.pick(&[4, 16]), rng.pick(&[4, 16]));
     let cell_bytes = rng.pick(&[256, 1024, 4096]);
-    let stores = rng.pick(&[Stores::Learned, Stores::Cached, Stores::Prefetched, Stores::NonTemporal]);
+    let stores = rng.pick(&[None, Some(Stores::Cached), Some(Stores::Prefetched), Some(Stores::NonTemporal)]);
     let fabric = Fabric::storing(Geometry { peers: 3, cells, cell_bytes, fastbox_slots }, stores);
     let mut siege = PortSiege::new(seed, rng, &fabric);
     for _ in 0..steps {

@@ -10,8 +10,9 @@ use super::fabric::FabricRegion;
 use super::{Rng, cases, contents};
 use crate::shared::pool::{
     CellHeader, CellPool, CellRecord, CellState, PeerPool, ReturnFault, ReturnReceiver, ReturnSender,
-    ReturnSlot, ReuseOrder, Writing,
+    ReturnSlot, ReuseOrder,
 };
+use crate::wire::rendezvous::Stores;
 use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
 
 const CELL_BYTES: usize = 256;
@@ -230,7 +231,7 @@ fn published_cell_is_read_back_whole_and_in_parts() {
     let region = region(4);
     let mut pool = pool(&region, 4);
     let peer = peer_pool(&region, 4);
-    let ways = [Writing::Plain, Writing::PrefetchFirst, Writing::NonTemporal];
+    let ways = [Stores::Cached, Stores::Prefetched, Stores::NonTemporal];
     let lens = [0usize, 1, 47, 48, 255, 256];
     let each = ways.iter().flat_map(|how| lens.map(|len| (*how, len)));
     for (sequence, (how, len)) in (1u64..).zip(each) {
@@ -256,8 +257,8 @@ fn nothing_beyond_a_cell_is_written_or_read() {
     let region = region(4);
     let mut pool = pool(&region, 4);
     let cell = pool.take(0).unwrap();
-    assert!(!pool.fill(cell, [&[1; 257], &[]], Writing::NonTemporal));
-    assert!(!pool.fill(4, [&[1; 8], &[]], Writing::PrefetchFirst));
+    assert!(!pool.fill(cell, [&[1; 257], &[]], Stores::NonTemporal));
+    assert!(!pool.fill(4, [&[1; 8], &[]], Stores::Prefetched));
     let peer = peer_pool(&region, 4);
     assert_eq!(peer.inspect(cell, 0, 1), CellState::Other, "a refused cell was published");
     assert_eq!(peer.inspect(4, 0, 1), CellState::Other);

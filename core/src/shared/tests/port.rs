@@ -1,17 +1,23 @@
 //! Shared-memory ports of ranks that all run in this thread.
 
+use crate::port::PacketPieces;
+use crate::port::ShortPath as _;
 use std::collections::VecDeque;
 use std::vec;
 use std::vec::Vec;
 
-use super::fabric::{Fabric, FabricRegion, TestPort, tiny};
+use super::fabric::{Fabric, FabricRegion, Reading, TestPort, tiny};
 use super::{Rng, contents, portion};
-use crate::payload::BOUNCE;
-use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
+use crate::payload::{BOUNCE, RecvBuf, Scatter};
+use crate::port::{
+    AccessError, Accessed, Arrival, PacketPort, PeerFault, PeerId, Polled, PortFault, RemoteAccess,
+};
 use crate::shared::fastbox::max_payload;
 use crate::shared::layout::Geometry;
 use crate::shared::port::PacketPlace;
 use crate::shared::sleep::{Payer, Sleep};
+use crate::wire::mappable::MappableBytes;
+use crate::wire::rendezvous::Descriptor;
 use crate::wire::{Envelope, Kind};
 
 pub(super) fn eager(tag: u64, len: usize) -> Envelope {
@@ -20,7 +26,7 @@ pub(super) fn eager(tag: u64, len: usize) -> Envelope {
 
 /// Sends a whole message whose content depends on its tag. Returns `false` if there is no space.
 pub(super) fn send(port: &mut TestPort<'_>, to: PeerId, tag: u64, len: usize) -> bool {
-    port.send(to, &eager(tag, len), &contents(tag, len)).unwrap()
+    port.send(to, &eager(tag, len), PacketPieces::Whole(&contents(tag, len))).unwrap()
 }
 
 /// Polls until a packet arrives; `None` after `polls` polls.
@@ -78,13 +84,16 @@ fn exposed_memory_fills_a_whole_cell() {
     let fabric =
         Fabric::new(Geometry { peers: 2, cells: 4, cell_bytes: 4 * BOUNCE as u32, fastbox_slots: 4 });
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
-    assert_eq!(zero.exposed_bytes(), 4 * BOUNCE);
+    assert_eq!(zero.packet_bytes(), 4 * BOUNCE);
     for (tag, len) in [3, 200, BOUNCE, BOUNCE + 1, 4 * BOUNCE].into_iter().enumerate() {
         let region = FabricRegion::new(5 * BOUNCE);
         let (tag, at) = (tag as u64, 64);
         let mut memory = region.exposed();
         assert!(memory.write(at, &contents(tag, len)));
-        assert!(zero.send_exposed(1, &eager(tag, len), &memory, at).unwrap(), "{len} bytes");
+        assert!(
+            zero.send(1, &eager(tag, len), PacketPieces::Exposed(&memory, at, len)).unwrap(),
+            "{len} bytes"
+        );
         assert_eq!(take(&mut one, 1), Some((0, tag)));
     }
 }
@@ -312,9 +321,11 @@ fn by_polling(port: &mut TestPort<'_>) -> Option<PeerId> {
     take(port, 1).map(|(peer, _)| peer)
 }
 
-/// Takes packets as the engine does for a receive from any source: first words, then other packets by polling.
-fn by_words(port: &mut TestPort<'_>) -> Option<PeerId> {
-    let Some((peer, _, _, ended)) = port.take_word(None, 5, |_| true) else { return by_polling(port) };
+/// Takes packets as the engine does for a receive from any source: first short messages, then other packets by polling.
+fn by_short_messages(port: &mut TestPort<'_>) -> Option<PeerId> {
+    let Some((peer, _, _, ended)) = port.take_short(None, 5, |_| true, &mut [0; 16]) else {
+        return by_polling(port);
+    };
     if ended {
         port.settle_take(peer);
     }
@@ -341,7 +352,7 @@ fn order_of(senders: u32, way: TakeCall) -> Vec<PeerId> {
 
 #[test]
 fn peers_that_are_ready_together_get_short_bursts() {
-    for way in [by_polling as TakeCall, by_words] {
+    for way in [by_polling as TakeCall, by_short_messages] {
         for senders in 2..=4 {
             let order = order_of(senders, way);
             // No other peer was known to have packets when the first burst began.
@@ -358,7 +369,7 @@ fn peers_that_are_ready_together_get_short_bursts() {
 
 #[test]
 fn a_peer_that_becomes_ready_waits_for_one_long_burst_and_then_for_short_ones() {
-    for way in [by_polling as TakeCall, by_words] {
+    for way in [by_polling as TakeCall, by_short_messages] {
         let fabric = Fabric::new(Geometry { peers: 3, cells: 8, cell_bytes: 256, fastbox_slots: 1024 });
         let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
         // The first peer is alone for long, and then at any position in its burst.
@@ -543,7 +554,7 @@ fn packet_of_the_past_in_a_fastbox_is_a_fault() {
     let fabric = Fabric::new(tiny(2));
     let mut zero = fabric.port(0);
     let slot = fabric.own(1).word(fabric.geometry.own().fastboxes);
-    slot.store_relaxed(1 | 1 << 8 | 0xfff0 << 16);
+    slot.store_relaxed(1 << 32 | 1 << 40 | 0xfff0 << 48);
     assert_eq!(first_fault(&mut zero), PeerFault { peer: 1, fault: PortFault::Gap { expected: 1 } });
 }
 
@@ -555,7 +566,27 @@ fn cell_given_back_that_was_never_lent_is_a_fault_of_the_giver() {
     // Rank 2 returns the cell that rank 1 holds.
     let at = fabric.geometry.own().returns;
     fabric.own(2).word(at).store_relaxed(1 << 16);
-    let fault = zero.send(2, &eager(2, 100), &contents(2, 100)).unwrap_err();
+    let fault = zero.send(2, &eager(2, 100), PacketPieces::Whole(&contents(2, 100))).unwrap_err();
     assert_eq!(fault.peer, 2);
     assert!(matches!(fault.fault, PortFault::Return(it) if it.cell == 0), "{fault}");
+}
+
+#[test]
+fn forged_descriptions_of_mappable_bytes_give_no_bytes() {
+    let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
+    fabric.with_memory(|memory| memory.mapping = Some(usize::MAX));
+    let mut port = fabric.port(1);
+    let forged = MappableBytes { address: 8, key: 1, offset: 1, len: 2, share: 3, writable: true };
+    let mut random = Rng::new(7);
+    for _ in 0..200 {
+        let bytes = MappableBytes { address: random.next(), key: random.next(), ..forged };
+        let descriptor = Descriptor::of_mappable(&bytes).unwrap();
+        let mut to = [0; 64];
+        // SAFETY: the array lives until the end of the loop, and nothing else uses it.
+        let mut buf = Scatter::new(unsafe { RecvBuf::from_raw(to.as_mut_ptr(), to.len()) });
+        buf.each_range(0, 64, |_, range| {
+            let got = port.get(0, &descriptor, random.next(), range, 1);
+            assert_eq!(got, Accessed::Failed(AccessError::Range));
+        });
+    }
 }

@@ -1,12 +1,14 @@
 //! Cells that are returned with the answer, and the copy policies for cells.
 
+use crate::port::PacketPieces;
+use crate::port::ShortPath as _;
 use std::vec;
 use std::vec::Vec;
 
 use super::fabric::{Fabric, TestPort, tiny};
 use super::port::{collected, send, take};
 use super::{Rng, contents};
-use crate::port::{MessagePort, PeerId, Stores};
+use crate::port::{PacketPort, PeerId, Stores};
 use crate::shared::fastbox::FastboxSender;
 use crate::shared::layout::Geometry;
 use crate::shared::port::PacketPlace;
@@ -55,7 +57,7 @@ fn a_ping_pong_uses_one_cell_each() {
 #[test]
 fn a_ping_pong_with_write_prefetch_uses_two_cells_each() {
     let geometry = Geometry { cells: 16, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
-    let fabric = Fabric::storing(geometry, Stores::Prefetched);
+    let fabric = Fabric::storing(geometry, Some(Stores::Prefetched));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     let mut used = vec![];
     for turn in 0..1000 {
@@ -87,7 +89,7 @@ fn line_starts(fabric: &Fabric, cell: usize) -> Vec<u8> {
 #[test]
 fn only_lines_of_the_next_cell_are_prefetched_a_few_at_a_time() {
     let geometry = Geometry { cells: 8, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
-    let fabric = Fabric::storing(geometry, Stores::Prefetched);
+    let fabric = Fabric::storing(geometry, Some(Stores::Prefetched));
     let payload = fabric.own(0).payload(geometry.own().payload, 8 * 4096);
     assert!(payload.write(0, &[7; 8 * 4096]));
     let mut zero = fabric.port(0);
@@ -190,7 +192,7 @@ fn cells_that_the_peer_does_not_hold_are_not_returned() {
 fn a_cell_arrives_whole_whatever_the_copy_policy() {
     let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
     let mut rng = Rng::new(7);
-    for stores in [Stores::Learned, Stores::Cached, Stores::Prefetched, Stores::NonTemporal] {
+    for stores in [None, Some(Stores::Cached), Some(Stores::Prefetched), Some(Stores::NonTemporal)] {
         let fabric = Fabric::storing(geometry, stores);
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
         for turn in 0..500 {
@@ -200,7 +202,7 @@ fn a_cell_arrives_whole_whatever_the_copy_policy() {
             zero.pause();
             assert_eq!(take(&mut one, 1), Some((0, turn)));
         }
-        let wanted = if stores == Stores::NonTemporal { 500 } else { 0 };
+        let wanted = if stores == Some(Stores::NonTemporal) { 500 } else { 0 };
         assert_eq!(zero.traffic(1).non_temporal, wanted, "{stores:?}");
     }
 }
@@ -209,17 +211,17 @@ fn a_cell_arrives_whole_whatever_the_copy_policy() {
 fn the_data_of_a_stream_are_filled_as_the_receiver_requests() {
     let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
     for (own, asked, past) in [
-        (Stores::Learned, Stores::NonTemporal, 10),
-        (Stores::Learned, Stores::Cached, 0),
-        (Stores::Cached, Stores::NonTemporal, 0),
-        (Stores::NonTemporal, Stores::Cached, 10),
+        (None, Some(Stores::NonTemporal), 10),
+        (None, Some(Stores::Cached), 0),
+        (Some(Stores::Cached), Some(Stores::NonTemporal), 0),
+        (Some(Stores::NonTemporal), Some(Stores::Cached), 10),
     ] {
         let fabric = Fabric::storing(geometry, own);
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
         for turn in 0..10 {
             let envelope = Envelope { kind: Kind::Data, context: 0, tag: turn, total: 4000 };
             zero.set_data_stores(1, asked);
-            assert_eq!(zero.send(1, &envelope, &contents(turn, 4000)), Ok(true));
+            assert_eq!(zero.send(1, &envelope, PacketPieces::Whole(&contents(turn, 4000))), Ok(true));
             assert_eq!(take(&mut one, 1), Some((0, turn)));
         }
         assert_eq!(zero.traffic(1).non_temporal, past, "{own:?}, requested {asked:?}");

@@ -1,13 +1,14 @@
 //! Ports in separate threads at full speed; the models run the same steps one by one. ThreadSanitizer checks
 //! these tests (`tests/sanitize`): only here do both ends of every structure have the same addresses.
 
+use crate::port::ShortPath as _;
 use std::vec::Vec;
 
 use super::Rng;
 use super::fabric::{Fabric, TestPort, tiny};
 use super::port::{send, take};
 use super::returned::send_copy;
-use crate::port::{MessagePort, PeerId, Stores};
+use crate::port::{PeerId, Stores};
 use crate::shared::layout::Geometry;
 
 const RANKS: PeerId = 3;
@@ -52,14 +53,14 @@ fn exchange(mut port: Moved<'_>, rank: PeerId, most: usize) -> Moved<'_> {
 #[test]
 fn threads_exchange_through_tiny_structures() {
     // No adaptive selection, because the threads would share the clock.
-    exchange_all(&Fabric::storing(tiny(RANKS), Stores::Cached));
+    exchange_all(&Fabric::storing(tiny(RANKS), Some(Stores::Cached)));
 }
 
 /// Lines of the next cell are write-prefetched while peers read other lines.
 #[test]
 fn threads_exchange_through_write_prefetched_cells() {
     let geometry = Geometry { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) };
-    exchange_all(&Fabric::storing(geometry, Stores::Prefetched));
+    exchange_all(&Fabric::storing(geometry, Some(Stores::Prefetched)));
 }
 
 fn exchange_all(fabric: &Fabric) {

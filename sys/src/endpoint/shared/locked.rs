@@ -4,8 +4,8 @@ use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 
 use super::super::{
-    Access, Agreed, Arm, Context, Datatype, Endpoint, Incoming, Message, Path, Ranking, Reduction, Region,
-    RemoteKey, Request, Scope, Source, Status, Tag,
+    Access, Agreed, Arm, Context, Datatype, Endpoint, Incoming, Message, MessageBuffer, Path, Ranking,
+    Reduction, Region, RemoteKey, Request, Scope, Source, Status, Tag,
 };
 use crate::error::Error;
 use nemesia_core::payload::Segment;
@@ -84,6 +84,7 @@ methods! {
     fn acknowledge_failures();
     fn agree(flags: u64) -> Result<Agreed, Error>;
     fn allocate(len: usize, access: Access) -> Result<Region, Error>;
+    fn allocate_buffer(len: usize) -> Result<MessageBuffer, Error>;
     fn arm() -> Arm;
     fn cancel(request: Request) -> bool;
     fn unexpose(region: Region) -> Result<(), Error>;

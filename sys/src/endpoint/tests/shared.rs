@@ -67,7 +67,7 @@ fn converse(endpoint: &SharedEndpoint, me: u64, peer: usize, received: &AtomicU6
     }
 }
 
-fn exchange(config: &Config) {
+pub(super) fn exchange(config: &Config) {
     let (zero, one) = shared_pair(config);
     let received = AtomicU64::new(0);
     std::thread::scope(|scope| {

@@ -101,7 +101,7 @@ fn forged_keys_take_bounded_memory_and_displace_no_mapping() {
     for number in 0..5000 {
         assert!(matches!(zero.path(&forged(&key, number)), Path::Packets { .. }), "{number}");
     }
-    let (mapped, refused) = zero.direct.known();
+    let (mapped, refused) = zero.engine.port_mut().local_mut().host_mut().regions.known();
     assert!(mapped == 1 && refused <= 64, "{mapped} mappings and {refused} refusals are remembered");
     // Only the descriptor is wrong. The key itself must not be remembered as refused.
     let mut bytes = key.to_bytes();

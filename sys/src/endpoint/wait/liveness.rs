@@ -21,10 +21,12 @@ impl Endpoint {
         }
         self.waiter.counters.liveness_checks += 1;
         self.discard_dropped();
+        self.free_retired();
         self.disconnect();
         if let Ok(departed) = self.waiter.watch.poll() {
             self.leaving.extend(departed.map(|(rank, departure)| (rank, departure, 0)));
         }
+        self.advance_net();
         let connection_requested = self.waiter.watch.was_called() || self.rejoin.is_busy();
         let changed = connection_requested && self.attend_rejoin();
         if self.leaving.is_empty() {
@@ -45,7 +47,7 @@ impl Endpoint {
             }
             self.engine.fail(peer, failure);
             events::failed(rank, failure);
-            self.direct.forget(peer);
+            self.engine.port_mut().local_mut().host_mut().regions.forget(peer);
         }
         true
     }

@@ -8,12 +8,24 @@
 use std::time::{Duration, Instant};
 
 use nemesia_core::shared::sleep::{Payer, Sleep};
+use nemesia_core::spin::{Oversubscription, SHORT_SLEEP, SpinPolicy};
+use nemesia_core::sync::FutexWord;
 
-use super::spin::{SHORT_SLEEP, SpinPolicy};
 use crate::config::Config;
 use crate::endpoint::counters::WaitCounters;
-use crate::os::{HeavyFence, WaitResult, Watch, futex_wait};
-use crate::shm::{Oversubscription, OwnSleep};
+use crate::os::{EventSet, HeavyFence, WaitResult, Watch, futex_wait, futex_wake};
+use crate::shm::OwnSleep;
+
+/// The failed polls of calls that never wait.
+#[derive(Debug, Default)]
+pub(super) struct FailedCalls {
+    /// The number of failed polls since something came, or since the last yield.
+    pub(super) polls: u32,
+    /// Whether several threads use the endpoint. A yield then has to wait until the lock is free.
+    pub(super) shared: bool,
+    /// Whether a yield waits for that.
+    pub(super) due: bool,
+}
 
 /// The number of clock readings without a sleep after which wakers are asked for no more fences. Each reading
 /// follows some tens of packets or polls.
@@ -27,6 +39,9 @@ pub(in crate::endpoint) struct Waiter {
     pub(in crate::endpoint) fence: HeavyFence,
     pub(in crate::endpoint) counters: WaitCounters,
     pub(super) spin_policy: SpinPolicy,
+    /// The start of the time that the spin policy is passed.
+    started: Instant,
+    pub(super) failed_calls: FailedCalls,
     /// The side that issues the fences of sleeps.
     payer: Payer,
     /// The number of clock readings since the wakers were last asked for fences.
@@ -49,13 +64,16 @@ impl Waiter {
         watch: Watch,
         fence: HeavyFence,
     ) -> Self {
-        let (counters, spin_policy) = (WaitCounters::default(), SpinPolicy::new(load, config.spin));
+        let (counters, spin_policy) =
+            (WaitCounters::default(), SpinPolicy::new(load, config.spin, empty_call()));
         Self {
             sleep,
             watch,
             fence,
             counters,
             spin_policy,
+            started: Instant::now(),
+            failed_calls: FailedCalls::default(),
             payer: Payer::default(),
             polls: 0,
             announced: false,
@@ -98,6 +116,11 @@ impl Waiter {
         self.sleep.unpark(self.payer);
     }
 
+    /// Returns the time since the start, for the spin policy.
+    pub(super) fn since_start(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.started)
+    }
+
     /// Records a sleep. After a long one, the next sleep may be far away.
     pub(super) fn unpark_after(&mut self, slept: Slept) {
         if !slept.woken || slept.took >= SHORT_SLEEP {
@@ -126,6 +149,8 @@ pub(in crate::endpoint) struct Parker {
     /// The word stays mapped even if another thread drops the endpoint meanwhile.
     word: OwnSleep,
     sequence: u32,
+    /// The descriptor to wait for, if peers wake this process by events.
+    events: Option<EventSet>,
     longest: Duration,
 }
 
@@ -134,20 +159,44 @@ pub(in crate::endpoint) struct Parker {
 pub(in crate::endpoint) struct Slept {
     /// Whether a peer or another thread ended it.
     pub(in crate::endpoint) woken: bool,
+    /// Whether this process waited for events.
+    pub(super) by_event: bool,
     pub(super) took: Duration,
 }
 
 impl Parker {
-    pub(super) fn new(word: OwnSleep, sequence: u32, longest: Duration) -> Self {
-        Self { word, sequence, longest }
+    pub(super) fn new(word: OwnSleep, sequence: u32, events: Option<EventSet>, longest: Duration) -> Self {
+        Self { word, sequence, events, longest }
     }
 
     /// Sleeps until a peer or another thread wakes this one, or until the limit.
     pub(in crate::endpoint) fn sleep(&self) -> Slept {
         let begun = Instant::now();
+        if let Some(events) = &self.events {
+            let woken = events.wait(begun + self.longest);
+            return Slept { woken, by_event: true, took: begun.elapsed() };
+        }
         let result = futex_wait(self.word.futex(), self.sequence, Some(self.longest));
-        Slept { woken: result != WaitResult::TimedOut, took: begun.elapsed() }
+        Slept { woken: result != WaitResult::TimedOut, by_event: false, took: begun.elapsed() }
     }
+}
+
+/// Yields the core, and returns the time until the thread has it again.
+pub(in crate::endpoint) fn give_way() -> Duration {
+    let begun = Instant::now();
+    std::thread::yield_now();
+    begun.elapsed()
+}
+
+/// Returns the time of a system call that does nothing.
+fn empty_call() -> Duration {
+    let word = FutexWord::new(0);
+    let call = || {
+        let begun = Instant::now();
+        futex_wake(&word, 1);
+        begun.elapsed()
+    };
+    (0..8).map(|_| call()).min().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -161,7 +210,7 @@ mod tests {
 
     fn slept(endpoint: &mut Endpoint, woken: bool, took: Duration) {
         endpoint.waiter.announce(Sleep::Futex, 1);
-        endpoint.waiter.unpark_after(Slept { woken, took });
+        endpoint.waiter.unpark_after(Slept { woken, by_event: false, took });
     }
 
     /// Returns whether a sender that reads the word has to do more than nothing.

@@ -76,9 +76,10 @@ fn offer() -> Offer {
 }
 
 fn write(pipe: &mut Pipe, bytes: &[u8]) {
-    let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: the bytes outlive the call. The test does not depend on whether they are accepted.
-    let _ = unsafe { pipe.write(&[part]) };
+    let mut list = GatherList::new();
+    list.push(bytes);
+    // The test does not depend on whether they are accepted.
+    let _ = pipe.write(&list);
 }
 
 /// Returns a stream to the victim, which has accepted its handshake.
@@ -94,9 +95,9 @@ fn enemy(victim: &mut Victim, pipes: &mut Pipes) -> (Pipe, Link) {
     let mut answer = [0; HANDSHAKE_BYTES];
     loop {
         victim.turn();
-        let part = libc::iovec { iov_base: answer.as_mut_ptr().cast(), iov_len: HANDSHAKE_BYTES };
-        // SAFETY: the array outlives the call.
-        if unsafe { pipe.read(&[part]) }.is_ok() {
+        let mut list = ScatterList::new();
+        list.push(&mut answer);
+        if !matches!(pipe.read(&mut list), StreamResult::Blocked | StreamResult::Failed(_)) {
             return (pipe, connection);
         }
     }

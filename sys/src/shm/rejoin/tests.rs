@@ -49,7 +49,7 @@ fn call(name: &str) -> HandoffConnection {
 /// Connects as rank 1, which was restarted.
 fn call_again(name: &str) -> HandoffConnection {
     let connection = call(name);
-    connect::shake_hands(&world(1, 1), &pair(), &connection, 0, Instant::now()).unwrap();
+    shake_hands(&world(1, 1), &pair(), &connection, 0, Instant::now()).unwrap();
     connection
 }
 

@@ -9,9 +9,9 @@ use super::VerbsPort;
 use super::link::VerbsLink;
 use super::tag::{Queue, WorkTag};
 use crate::cm::{CmAnswer, CmEvent, CmStage, Id, Side, Step, decode_address, step};
+use crate::rdma::{RETRIES, RNR_FOREVER, VerbsError};
 use crate::verbs::device::DeviceTransport;
-use crate::verbs::error::VerbsError;
-use crate::verbs::pair::{ACK_TIMEOUT, QueuePair, RETRIES, RNR_FOREVER, RNR_TIMER};
+use crate::verbs::pair::{ACK_TIMEOUT, QueuePair, RNR_TIMER};
 
 /// The time limit for resolving an address or a route; a deadline may come earlier.
 const LOOK_UP: Duration = Duration::from_secs(2);

@@ -15,12 +15,9 @@
 
 use std::collections::VecDeque;
 
-use nemesia_core::port::memory::LostError;
 use nemesia_core::sync::opaque;
 use rdma_core_sys as raw;
 
-use super::VerbsPort;
-use super::link::VerbsLink;
 use super::regions::VerbsParts;
 use crate::verbs::pair::QueuePair;
 
@@ -67,8 +64,8 @@ pub(super) struct HeldWork {
     parts: VerbsParts,
     /// A copy of an inline payload.
     inline: Box<[u8]>,
-    most_unanswered: Option<u32>,
-    sequence: u32,
+    pub(super) most_unanswered: Option<u32>,
+    pub(super) sequence: u32,
 }
 
 // SAFETY: the value owns the list of parts and the payload; the request's pointers are set when it is posted.
@@ -107,7 +104,7 @@ impl HeldWork {
     ///
     /// # Safety
     /// Those of that function, for parts that are not inline.
-    unsafe fn post(mut self, pair: &QueuePair) -> Result<(), i32> {
+    pub(super) unsafe fn post(mut self, pair: &QueuePair) -> Result<(), i32> {
         if !self.inline.is_empty() {
             self.parts.list[0].addr = self.inline.as_ptr().expose_provenance() as u64;
         }
@@ -117,37 +114,8 @@ impl HeldWork {
     }
 }
 
-/// Posts the held requests that may now go. Returns the error number if the device accepts no more.
-fn release(link: &mut VerbsLink) -> Result<(), i32> {
-    while let Some(held) = link.held.front() {
-        if held.most_unanswered.is_some_and(|most| link.sends.awaits_more_answers_before(held.sequence, most))
-        {
-            break;
-        }
-        let (Some(held), Some(pair)) = (link.held.pop_front(), &link.pair) else { break };
-        // SAFETY: the parts lie in memory that was promised until its regions are deregistered; the device
-        // refuses a stale key.
-        unsafe { held.post(pair) }?;
-    }
-    Ok(())
-}
-
 /// The work requests of a connection that wait.
 pub(super) type HeldQueue = VecDeque<HeldWork>;
-
-impl VerbsPort {
-    /// Handles answered reads: posts the requests that waited for them.
-    #[cold]
-    pub(super) fn release_answered(&mut self) {
-        for index in std::mem::take(&mut self.answered) {
-            let Some((_, link)) = self.links.at(index) else { continue };
-            if let Err(code) = release(link) {
-                link.cause.get_or_insert(LostError::Unknown(code.unsigned_abs()));
-                self.suspects.push(index);
-            }
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use nemesia_core::port::memory::{Connection, ConnectionState, LostError, Private};
 use rdma_core_sys as raw;
 
+use super::VerbsPort;
 use super::held::HeldQueue;
 use super::ring::Ring;
 use crate::cm::{CmStage, Id, Side};
@@ -73,6 +74,23 @@ impl VerbsLink {
     /// Returns whether the connection is being made, and is therefore bound by a deadline.
     pub(super) fn is_unready(&self) -> bool {
         matches!(self.stage, CmStage::Resolving | CmStage::Routing | CmStage::Asking | CmStage::Accepting)
+    }
+
+    /// Posts the held requests that may now go. Returns the error number if the device accepts no more.
+    fn release_held(&mut self) -> Result<(), i32> {
+        while let Some(held) = self.held.front() {
+            if held
+                .most_unanswered
+                .is_some_and(|most| self.sends.awaits_more_answers_before(held.sequence, most))
+            {
+                break;
+            }
+            let (Some(held), Some(pair)) = (self.held.pop_front(), &self.pair) else { break };
+            // SAFETY: the parts lie in memory that was promised until its regions are deregistered; the device
+            // refuses a stale key.
+            unsafe { held.post(pair) }?;
+        }
+        Ok(())
     }
 
     /// Disconnects from the peer, if the connection was up.
@@ -161,6 +179,20 @@ impl VerbsLinks {
         for (place, index) in self.places.iter_mut().zip(0..) {
             if let Some(link) = &mut place.link {
                 each(Connection { index, generation: place.generation }, link);
+            }
+        }
+    }
+}
+
+impl VerbsPort {
+    /// Handles answered reads: posts the requests that waited for them.
+    #[cold]
+    pub(super) fn release_answered(&mut self) {
+        for index in std::mem::take(&mut self.answered) {
+            let Some((_, link)) = self.links.at(index) else { continue };
+            if let Err(code) = link.release_held() {
+                link.cause.get_or_insert(LostError::Unknown(code.unsigned_abs()));
+                self.suspects.push(index);
             }
         }
     }

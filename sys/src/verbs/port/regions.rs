@@ -7,8 +7,8 @@ use nemesia_core::payload::LentMemory;
 use nemesia_core::port::memory::{MemoryKey, PortRegion, PostError, RegionAccess, RegisterError, Slice};
 use rdma_core_sys as raw;
 
+use crate::rdma::VerbsError;
 use crate::verbs::domain::{Domain, MemoryRegion};
-use crate::verbs::error::VerbsError;
 
 /// The largest number of parts in a work request.
 pub(super) const MOST_PARTS: usize = 16;

@@ -3,6 +3,7 @@
 use nemesia_core::engine::{Engine, RequestId, Tuning};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::port::PacketsOnly;
 use nemesia_core::port::channel::Channel;
 use nemesia_core::port::memory::MemoryPort;
 use nemesia_verification::storage::{ChannelVectors, EngineVectors};
@@ -21,7 +22,7 @@ const ROUNDS: u64 = 3;
 /// An engine and its buffers, which are freed after it.
 #[derive(Debug)]
 struct Process<M: MemoryPort> {
-    engine: Engine<Channel<M, ChannelVectors>, EngineVectors>,
+    engine: Engine<PacketsOnly<Channel<M, ChannelVectors>>, EngineVectors>,
     sends: Vec<(RequestId, Vec<u8>)>,
     receives: Vec<(RequestId, u64, Vec<u8>)>,
     blocks: Vec<Block>,
@@ -30,7 +31,7 @@ struct Process<M: MemoryPort> {
 impl<M: MemoryPort> Process<M> {
     fn new(rank: u32, ranks: usize, node: ChannelNode<M>) -> Result<Self, String> {
         let lent = EngineVectors::lent(ranks, 512, 4096, 64, ());
-        let engine = Engine::new(rank, node.channel, Tuning::default(), lent).map_err(text)?;
+        let engine = Engine::new(rank, PacketsOnly(node.channel), Tuning::default(), lent).map_err(text)?;
         Ok(Self { engine, sends: Vec::new(), receives: Vec::new(), blocks: node.blocks })
     }
 
@@ -61,7 +62,7 @@ impl<M: MemoryPort> Process<M> {
 
     /// Makes progress, and checks what is complete.
     fn turn(&mut self, now: std::time::Duration) -> Verdict {
-        let channel = self.engine.port_mut();
+        let PacketsOnly(channel) = self.engine.port_mut();
         while channel.poll_event(now).is_some() {}
         if channel.wants_memory()
             && let Ok(block) = lend(channel)

@@ -13,13 +13,13 @@ use super::super::bench::Block;
 use crate::content::seed_of;
 
 /// The payload of the largest packet, in bytes.
-pub(super) const PACKET_BYTES: u32 = 1024;
+pub(crate) const PACKET_BYTES: u32 = 1024;
 /// The identifier of the world.
-pub(super) const WORLD: u64 = 0x0123_4567_89ab_cdef;
+pub(crate) const WORLD: u64 = 0x0123_4567_89ab_cdef;
 /// The buffers in each piece of memory.
 const BUFFERS: usize = 48;
 
-pub(super) const fn config(rank: PeerId, rails: u32) -> Config {
+pub(crate) const fn config(rank: PeerId, rails: u32) -> Config {
     Config {
         rank,
         world: WORLD,
@@ -32,20 +32,20 @@ pub(super) const fn config(rank: PeerId, rails: u32) -> Config {
 
 /// A channel, dropped before its memory.
 #[derive(Debug)]
-pub(super) struct ChannelNode<M: MemoryPort> {
-    pub(super) channel: Channel<M, ChannelVectors>,
-    pub(super) blocks: Vec<Block>,
-    pub(super) events: Vec<ChannelEvent>,
+pub(crate) struct ChannelNode<M: MemoryPort> {
+    pub(crate) channel: Channel<M, ChannelVectors>,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) events: Vec<ChannelEvent>,
 }
 
 impl<M: MemoryPort> ChannelNode<M> {
-    pub(super) fn new(port: M, config: Config, ranks: usize) -> Result<Self, OpenError> {
+    pub(crate) fn new(port: M, config: Config, ranks: usize) -> Result<Self, OpenError> {
         let channel = Channel::new(port, config, parts(config.rank, ranks))?;
         Ok(Self { channel, blocks: Vec::new(), events: Vec::new() })
     }
 
     /// Lends a piece of memory to the channel.
-    pub(super) fn lend(&mut self) -> Result<(), String> {
+    pub(crate) fn lend(&mut self) -> Result<(), String> {
         self.blocks.push(lend(&mut self.channel)?);
         Ok(())
     }
@@ -61,7 +61,7 @@ fn parts(rank: PeerId, ranks: usize) -> Parts<ChannelVectors> {
 }
 
 /// Lends a piece of memory to a channel, which must be dropped before the memory.
-pub(super) fn lend<M: MemoryPort>(channel: &mut Channel<M, ChannelVectors>) -> Result<Block, String> {
+pub(crate) fn lend<M: MemoryPort>(channel: &mut Channel<M, ChannelVectors>) -> Result<Block, String> {
     let len = BUFFERS * channel.buffer_bytes() as usize;
     let block = Block::new(len);
     let (lent, own) = block.lent(len);

@@ -1,12 +1,13 @@
 //! Peers that violate the protocol: a plain port sends what no channel sends.
 
 use nemesia_core::flow::posted::{FIRST, LEAST, Stamp};
+use nemesia_core::port::PacketPieces;
 use nemesia_core::port::memory::{
     CompletionSource, ConnectError, Connection, Event, MemoryPort as _, Origin, Private, ReceiveQueue,
     RegionAccess, Work,
 };
-use nemesia_core::port::{MessagePort as _, Polled, PortFault};
-use nemesia_core::wire::channel::{ChannelRefusal, HELLO_BYTES, Header, Hello, Numbered};
+use nemesia_core::port::{PacketPort as _, Polled, PortFault};
+use nemesia_core::wire::channel::{ChannelRefusal, HELLO_BYTES, Header, Hello, Numbered, PacketKind};
 use nemesia_core::wire::{Envelope, Kind};
 
 use super::super::bench::{Bench, Memory};
@@ -21,7 +22,7 @@ const HELLO: Hello =
     Hello { rank: 2, world: WORLD, rail: 0, receives: LEAST as u16, packet_bytes: PACKET_BYTES, token: 9 };
 
 fn header(sequence: u32, posted: u32) -> Vec<u8> {
-    let packet = Some(Numbered { kind: Kind::Eager, context: 1, tag: 2, sequence });
+    let packet = Some(Numbered { kind: PacketKind::Engine(Kind::Eager), context: 1, tag: 2, sequence });
     Header { packet, stamp: Stamp { posted, target: LEAST }, units: 0 }.encode().to_vec()
 }
 
@@ -187,7 +188,7 @@ fn overdraw<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>, memory: &Memory
             return leave(bench, hall, active);
         }
         // It sends as long as it has credit; the reserve goes to an update.
-        while hall.node(0)?.channel.send(2, &envelope, &[]).map_err(text)? {}
+        while hall.node(0)?.channel.send(2, &envelope, PacketPieces::Whole(&[])).map_err(text)? {}
     }
     Err("sixteen packets for three receives".into())
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::worker::Seen;
+use super::traffic::Seen;
 
 /// Returns the counters side by side, without those that are 0 at both, and the call tree of rank 0; empty if
 /// neither exists.

@@ -23,7 +23,7 @@ const PATIENCE: u32 = 1 << 14;
 const COPY_NS: f64 = 8e6;
 
 /// Fills `samples` with the ticks of each round trip of one line, at most [`TRIPS`]: rank 0 stores odd
-/// values, rank 1 answers with even ones. A long wait calls `idle` now and then. `idle` now and then.
+/// values, rank 1 answers with even ones. A long wait calls `idle` now and then.
 pub(crate) fn hand_over(line: &AtomicU64, timer: &Timer, samples: &mut Vec<u64>, mut idle: impl FnMut()) {
     samples.clear();
     let start = timer.now();
@@ -64,7 +64,7 @@ pub(crate) fn one_way(samples: &mut [u64], timer: &Timer) -> f64 {
 
 /// Polls without a pause: this is the limit of the machine.
 #[inline]
-fn await_line(line: &AtomicU64, wanted: impl Fn(u64) -> bool, idle: &mut impl FnMut()) -> u64 {
+pub(crate) fn await_line(line: &AtomicU64, wanted: impl Fn(u64) -> bool, idle: &mut impl FnMut()) -> u64 {
     loop {
         for _ in 0..PATIENCE {
             let value = line.load(Ordering::Acquire);

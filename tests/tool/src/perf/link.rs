@@ -1,10 +1,14 @@
 //! The measured traffic at both ends: ping-pong, windows, and the check of contents.
 
-use nemesia::{Endpoint, Error, Request, Source, Tag};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 
+use nemesia::{Access, Endpoint, Error, MessageBuffer, Request, Source, Status, Tag};
+
+use super::command::{COMMAND_BYTES, LinkCommand};
 use super::timer::Timer;
-use super::traffic::Traffic;
-use super::worker::Seen;
+use super::traffic::{Seen, Traffic};
+use crate::cli::Memory;
 
 /// The number of messages in a window.
 pub(crate) const WINDOW: usize = 64;
@@ -13,85 +17,95 @@ const COMMAND: u64 = 1;
 const DATA: u64 = 2;
 const ACKNOWLEDGEMENT: u64 = 3;
 
-/// A command from rank 0 to rank 1: the exchange in which rank 1 takes part next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LinkCommand {
-    /// Hand-over of a cache line.
-    HandOver,
-    /// One message each way, with a check of the contents.
-    Check { bytes: usize },
-    /// `count` round trips.
-    Trips { bytes: usize, count: usize },
-    /// `count` windows.
-    Windows { bytes: usize, count: usize },
-    /// The end.
-    Finish,
-}
-
-/// The length of an encoded command in bytes.
-pub(crate) const COMMAND_BYTES: usize = 24;
-
-impl LinkCommand {
-    /// Encodes the command.
-    pub(crate) fn encode(self) -> [u8; COMMAND_BYTES] {
-        let [kind, bytes, count] = match self {
-            Self::HandOver => [1, 0, 0],
-            Self::Check { bytes } => [2, bytes, 0],
-            Self::Trips { bytes, count } => [3, bytes, count],
-            Self::Windows { bytes, count } => [4, bytes, count],
-            Self::Finish => [5, 0, 0],
-        };
-        let mut packet = [0; COMMAND_BYTES];
-        for (field, value) in packet.chunks_exact_mut(8).zip([kind, bytes, count]) {
-            field.copy_from_slice(&(value as u64).to_le_bytes());
-        }
-        packet
-    }
-
-    /// Decodes a packet; `None` if it is no command.
-    pub(crate) fn decode(packet: &[u8; COMMAND_BYTES]) -> Option<Self> {
-        let mut fields =
-            packet.as_chunks().0.iter().map(|field| usize::try_from(u64::from_le_bytes(*field)).ok());
-        let (kind, bytes, count) = (fields.next()??, fields.next()??, fields.next()??);
-        Some(match kind {
-            1 => Self::HandOver,
-            2 => Self::Check { bytes },
-            3 => Self::Trips { bytes, count },
-            4 => Self::Windows { bytes, count },
-            5 => Self::Finish,
-            _ => return None,
-        })
-    }
-
-    /// Returns the largest message that the command needs, in bytes.
-    pub(crate) const fn most(self) -> usize {
-        match self {
-            Self::Check { bytes } | Self::Trips { bytes, .. } | Self::Windows { bytes, .. } => bytes,
-            Self::HandOver | Self::Finish => 0,
-        }
-    }
-}
-
 /// One of two processes, with its buffers.
 #[derive(Debug)]
 pub(crate) struct Link {
     // Order matters: the endpoint may hold operations on the buffers, so it is dropped before them.
     endpoint: Endpoint,
     peer: usize,
-    out: Vec<u8>,
-    into: Vec<u8>,
+    out: LinkBuffer,
+    into: LinkBuffer,
+    /// Whether the peer may write into the buffer of a receive through a mapping. No reference to the buffer is then
+    /// alive during the receive.
+    lent: bool,
     requests: Vec<Request>,
 }
 
 impl Link {
     /// Connects the two processes; messages have at most `most` bytes.
-    pub(crate) fn new(endpoint: Endpoint, most: usize) -> Result<Self, String> {
+    pub(crate) fn new(mut endpoint: Endpoint, most: usize, memory: Memory) -> Result<Self, String> {
         if endpoint.size() != 2 {
             return Err(format!("perf is for two processes, not for {}", endpoint.size()));
         }
         let peer = 1 - endpoint.rank();
-        let (out, into) = (buffer(most)?, buffer(most)?);
-        Ok(Self { endpoint, peer, out, into, requests: Vec::with_capacity(WINDOW) })
+        let (out, into) =
+            (LinkBuffer::new(&mut endpoint, most, memory)?, LinkBuffer::new(&mut endpoint, most, memory)?);
+        let (lent, requests) = (memory == Memory::Lent, Vec::with_capacity(WINDOW));
+        Ok(Self { endpoint, peer, out, into, lent, requests })
+    }
+
+    /// Receives a message of exactly `bytes` bytes.
+    #[inline(always)]
+    fn receive(&mut self, bytes: usize) -> Result<Status, String> {
+        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
+        if !self.lent {
+            return self.endpoint.recv(from, tag, &mut self.into[..bytes]).map_err(text);
+        }
+        let base = self.into[..bytes].as_mut_ptr();
+        // SAFETY: `base` names `bytes` initialised bytes of `into`, to which no reference is used in this function. The
+        // receive is waited for, or an error ends the use of the link, and the endpoint is dropped before the buffer.
+        let request = unsafe { self.endpoint.irecv(from, tag, base, bytes) };
+        self.endpoint.wait(request.map_err(text)?).map_err(text)
+    }
+}
+
+/// A buffer of one of the kinds of memory.
+#[derive(Debug)]
+enum LinkBuffer {
+    Own(Vec<u8>),
+    Allocated(MessageBuffer),
+    Lent(NonNull<u8>, usize),
+}
+
+impl LinkBuffer {
+    fn new(endpoint: &mut Endpoint, len: usize, memory: Memory) -> Result<Self, String> {
+        let mut buffer = match memory {
+            Memory::Own => return buffer(len).map(Self::Own),
+            Memory::Allocated => Self::Allocated(endpoint.allocate_buffer(len).map_err(text)?),
+            Memory::Lent => {
+                let region = endpoint.allocate(len, Access::ReadWrite).map_err(text)?;
+                let (base, len) =
+                    endpoint.region_memory(region).ok_or("an allocated region has no memory")?;
+                Self::Lent(NonNull::new(base).ok_or("an allocated region has no memory")?, len)
+            }
+        };
+        buffer.fill(1);
+        Ok(buffer)
+    }
+}
+
+impl Deref for LinkBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Allocated(bytes) => bytes,
+            // SAFETY: a region of the endpoint, which lives as long as the link. The peer, another process of this
+            // program, writes into it only during a receive, when no reference to it is used.
+            Self::Lent(base, len) => unsafe { NonNull::slice_from_raw_parts(*base, *len).as_ref() },
+        }
+    }
+}
+
+impl DerefMut for LinkBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Allocated(bytes) => bytes,
+            // SAFETY: as for `deref`.
+            Self::Lent(base, len) => unsafe { NonNull::slice_from_raw_parts(*base, *len).as_mut() },
+        }
     }
 }
 
@@ -131,12 +145,10 @@ impl Traffic for Link {
     }
 
     fn ping(&mut self, bytes: usize, timer: &Timer, samples: &mut [u64]) -> Result<(), String> {
-        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
-        let (out, into) = (&self.out[..bytes], &mut self.into[..bytes]);
         let mut last = timer.now();
         for sample in samples {
-            self.endpoint.send(self.peer, DATA, out).map_err(text)?;
-            self.endpoint.recv(from, tag, into).map_err(text)?;
+            self.endpoint.send(self.peer, DATA, &self.out[..bytes]).map_err(text)?;
+            self.receive(bytes)?;
             let now = timer.now();
             *sample = now.saturating_sub(last);
             last = now;
@@ -145,11 +157,9 @@ impl Traffic for Link {
     }
 
     fn pong(&mut self, bytes: usize, count: usize) -> Result<(), String> {
-        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
-        let (out, into) = (&self.out[..bytes], &mut self.into[..bytes]);
         for _ in 0..count {
-            self.endpoint.recv(from, tag, into).map_err(text)?;
-            self.endpoint.send(self.peer, DATA, out).map_err(text)?;
+            self.receive(bytes)?;
+            self.endpoint.send(self.peer, DATA, &self.out[..bytes]).map_err(text)?;
         }
         Ok(())
     }
@@ -209,8 +219,7 @@ impl Traffic for Link {
     fn recv_pattern(&mut self, bytes: usize) -> Result<(), String> {
         let seed = seed(bytes, self.peer);
         self.into[..bytes].fill(0);
-        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
-        let status = self.endpoint.recv(from, tag, &mut self.into[..bytes]).map_err(text)?;
+        let status = self.receive(bytes)?;
         if status.len != bytes {
             return Err(format!("a message of {bytes} bytes arrived with {} bytes", status.len));
         }
@@ -268,6 +277,8 @@ mod tests {
             LinkCommand::Check { bytes: 7 },
             LinkCommand::Trips { bytes: 1 << 30, count: 9 },
             LinkCommand::Windows { bytes: 0, count: 1 },
+            LinkCommand::BareTrips { bytes: 8, count: 2 },
+            LinkCommand::BareWindows { bytes: 9, count: 3 },
             LinkCommand::Finish,
         ] {
             assert_eq!(LinkCommand::decode(&command.encode()), Some(command));

@@ -1,15 +1,17 @@
 //! `nemesia perf`: two processes of this program measure each other, beside the limits of the machine.
 
+mod bare;
+mod command;
 mod counters;
 mod limits;
 mod link;
 mod matching;
 mod page;
+mod plan;
 mod plot;
 mod port;
 mod progress;
 mod report;
-pub(crate) mod sizes;
 mod stats;
 mod timer;
 mod traffic;
@@ -27,13 +29,16 @@ use nemesia::{Config, ConfigError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{PerfArgs, Port, Test, WorkerArgs};
+use crate::cli::{Memory, PerfArgs, Port, Test, WorkerArgs};
 use crate::failure::Failure;
 use crate::output::{self, Destination};
 use crate::run;
+use bare::BareCopy;
 use page::Page;
+use plan::Plan;
 use report::Layout;
-use worker::{Measured, Plan, Seen};
+use traffic::Seen;
+use worker::Measured;
 
 const DEFAULT_PLOT: &str = "nemesia-perf.svg";
 /// The buffers of the largest message in both processes: of the engine, and of a memory port, which also checks
@@ -64,7 +69,13 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     tests.sort_unstable();
     tests.dedup();
     let largest = args.sizes.0.iter().copied().max().unwrap_or(0);
-    let buffers = if args.port == Port::Shm { BUFFERS } else { PORT_BUFFERS };
+    let buffers = if args.port != Port::Shm {
+        PORT_BUFFERS
+    } else if args.memory == Memory::Own {
+        BUFFERS
+    } else {
+        2 * BUFFERS
+    };
     room::require_memory(buffers * largest).map_err(Failure::unusable)?;
     let files = Files::open(args, &tests)?;
     let pins = pins(args.no_pin)?;
@@ -121,6 +132,9 @@ fn check_port(args: &PerfArgs) -> Result<(), Failure> {
     ];
     if let Some((option, _)) = of_verbs.iter().find(|(_, given)| *given && args.port != Port::Verbs) {
         return Err(Failure::unusable(format!("{option} is for --port verbs")));
+    }
+    if args.memory != Memory::Own && args.port != Port::Shm {
+        return Err(Failure::unusable("--memory is for --port shm"));
     }
     if args.port == Port::Shm {
         return if args.matching { Ok(()) } else { check_shm() };
@@ -293,6 +307,11 @@ fn open_plot(args: &PerfArgs, tests: &[Test]) -> Result<Option<Destination>, Fai
 fn measure(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<(Measured, Vec<Seen>), Failure> {
     let failed = |error| Failure::failed(format!("cannot make memory to share: {error}"));
     let shared = page::inherited_memory(Page::LEN).map_err(failed)?;
+    let most = args.sizes.0.iter().copied().max().unwrap_or(0);
+    let copies = match args.memory {
+        Memory::Own => None,
+        _ => Some(page::inherited_memory(BareCopy::bytes(most)).map_err(failed)?),
+    };
     let page = Page::map(&shared).map_err(failed)?;
     let plan = |reports| Plan {
         port: args.port,
@@ -306,7 +325,9 @@ fn measure(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<(Measured, Vec<
         through: args.second_through.clone(),
         counters: args.counters,
         trace: args.trace,
+        memory: args.memory,
         page: shared.as_raw_fd(),
+        copies: copies.as_ref().map(AsRawFd::as_raw_fd),
         reports,
     };
     let steps = plan([-1; 2]).steps();

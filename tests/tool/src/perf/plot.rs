@@ -8,9 +8,9 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::report::{Layout, bandwidth, places};
-use super::sizes::short;
 use super::worker::Measured;
 use crate::cli::Test;
+use crate::sizes::short;
 
 const PANEL: (u32, u32) = (640, 520);
 const HEADING: u32 = 40;

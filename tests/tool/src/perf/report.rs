@@ -7,10 +7,11 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::link::WINDOW;
-use super::sizes::short;
-use super::worker::{Measured, Seen};
+use super::traffic::Seen;
+use super::worker::Measured;
 use crate::cli::Test;
 use crate::failure::Failure;
+use crate::sizes::short;
 
 /// Copies of so many sizes stand in one line.
 const COPIES_IN_A_LINE: usize = 5;
@@ -63,10 +64,16 @@ enum Value {
         /// Measured just before and after the latency of this size.
         #[serde(skip_serializing_if = "Option::is_none")]
         handover_ns: Option<f64>,
+        /// The same copies without the library.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        bare_ns: Option<f64>,
     },
     Bandwidth {
         #[serde(rename = "MBps")]
         megabytes: f64,
+        /// The same copies without the library.
+        #[serde(rename = "bare_MBps", skip_serializing_if = "Option::is_none")]
+        bare: Option<f64>,
     },
     Rate {
         per_s: f64,
@@ -104,9 +111,13 @@ fn value(test: Test, bytes: usize, measured: &Measured) -> Option<Value> {
         Test::Latency => {
             let (p50, p99) = *measured.latency.get(&bytes)?;
             let handover_ns = measured.beside.get(&bytes).map(|(ns, _)| rounded(*ns));
-            Value::Latency { p50_ns: rounded(p50), p99_ns: rounded(p99), handover_ns }
+            let bare_ns = measured.bare_latency.get(&bytes).map(|(ns, _)| rounded(*ns));
+            Value::Latency { p50_ns: rounded(p50), p99_ns: rounded(p99), handover_ns, bare_ns }
         }
-        Test::Bandwidth => Value::Bandwidth { megabytes: rounded(bandwidth(bytes, measured)?) },
+        Test::Bandwidth => {
+            let bare = measured.bare_rate.get(&bytes).map(|(rate, _)| rounded(rate * bytes as f64 / 1e6));
+            Value::Bandwidth { megabytes: rounded(bandwidth(bytes, measured)?), bare }
+        }
         Test::Rate => Value::Rate { per_s: measured.rate.get(&bytes)?.round() },
     })
 }
@@ -159,7 +170,7 @@ fn write_limits(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> s
 fn write_table(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> std::fmt::Result {
     let rounds = layout.rounds;
     let mut columns = vec![("size", layout.sizes.iter().map(|bytes| short(*bytes)).collect::<Vec<_>>())];
-    for (head, cell) in cells(layout.tests) {
+    for (head, cell) in cells(layout.tests, measured) {
         let text = |bytes: &usize| cell(*bytes, measured).unwrap_or_else(|| "-".to_owned());
         columns.push((head, layout.sizes.iter().map(text).collect()));
     }
@@ -197,7 +208,7 @@ fn write_table(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> st
 
 type Cell = fn(usize, &Measured) -> Option<String>;
 
-fn cells(tests: &[Test]) -> Vec<(&'static str, Cell)> {
+fn cells(tests: &[Test], measured: &Measured) -> Vec<(&'static str, Cell)> {
     let mut columns: Vec<(&'static str, Cell)> = Vec::new();
     if tests.contains(&Test::Latency) {
         columns.push(("latency p50 ns", |bytes, measured| {
@@ -206,6 +217,14 @@ fn cells(tests: &[Test]) -> Vec<(&'static str, Cell)> {
         columns.push(("p99 ns", |bytes, measured| Some(format!("{:.0}", measured.latency.get(&bytes)?.1))));
         columns
             .push(("hand-over ns", |bytes, measured| Some(format!("{:.1}", measured.beside.get(&bytes)?.0))));
+        if !measured.bare_latency.is_empty() {
+            columns.push(("bare copy ns", |bytes, measured| {
+                Some(format!("{:.0}", measured.bare_latency.get(&bytes)?.0))
+            }));
+            columns.push(("of bare", |bytes, measured| {
+                Some(format!("{:.2}", measured.bare_latency.get(&bytes)?.1))
+            }));
+        }
         columns.push(("x hand-over", |bytes, measured| {
             Some(format!("{:.2}", Some(measured.beside.get(&bytes)?.1).filter(|ratio| *ratio > 0.0)?))
         }));
@@ -218,6 +237,14 @@ fn cells(tests: &[Test]) -> Vec<(&'static str, Cell)> {
             let memcpy = measured.memcpy.get(&bytes).filter(|value| **value > 0.0)?;
             Some(format!("{:.1}", bandwidth(bytes, measured)? / memcpy * 100.0))
         }));
+        if !measured.bare_rate.is_empty() {
+            columns.push(("bare copy MB/s", |bytes, measured| {
+                Some(format!("{:.0}", measured.bare_rate.get(&bytes)?.0 * bytes as f64 / 1e6))
+            }));
+            columns.push(("of bare", |bytes, measured| {
+                Some(format!("{:.2}", measured.bare_rate.get(&bytes)?.1))
+            }));
+        }
     }
     if tests.contains(&Test::Rate) {
         columns.push(("rate msg/s", |bytes, measured| Some(format!("{:.0}", measured.rate.get(&bytes)?))));
@@ -248,6 +275,7 @@ pub(crate) mod tests {
             beside: [(0, (100.0, 1.5)), (8, (100.04, 1.6)), (1024, (50.0, 8.0)), (65_536, (100.0, 90.0))]
                 .into(),
             rate: [(0, 2e7), (8, 1e7), (1024, 2e6), (65_536, 2e5)].into(),
+            ..Measured::default()
         }
     }
 

@@ -1,9 +1,21 @@
 //! The interface of `perf` to two processes that exchange bytes over any transport.
 #![forbid(unsafe_code)]
 
-use super::link::LinkCommand;
+use serde::{Deserialize, Serialize};
+
+use super::command::LinkCommand;
 use super::timer::Timer;
-use super::worker::Seen;
+
+/// The findings of a process about its own endpoint, as far as they were requested.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Seen {
+    /// Name, unit and value of each counter.
+    pub(crate) counters: Vec<(String, String, u64)>,
+    /// The call tree.
+    pub(crate) tree: String,
+    /// The warnings: preferences that could not be met. They are always reported.
+    pub(crate) warnings: Vec<String>,
+}
 
 /// One of the two processes. Rank 0 chooses the next exchange; both then call the same pair of functions.
 pub(crate) trait Traffic {

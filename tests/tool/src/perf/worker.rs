@@ -13,14 +13,17 @@ use nemesia::bootstrap::Bootstrap;
 use nemesia::{Config, Endpoint};
 use serde::{Deserialize, Serialize};
 
+use super::bare::BareCopy;
+use super::command::LinkCommand;
 use super::limits;
-use super::link::{self, Link, WINDOW};
+use super::link::{Link, WINDOW};
 use super::page::{self, Page};
+use super::plan::Plan;
 use super::port;
 use super::stats::{median, percentile};
 use super::timer::Timer;
-use super::traffic::Traffic;
-use crate::cli::{Port, Test};
+use super::traffic::{Seen, Traffic};
+use crate::cli::{Memory, Port};
 
 /// The approximate time of one round of one size.
 const ROUND_NS: f64 = 15e6;
@@ -34,46 +37,6 @@ const MOST_TRIPS: f64 = 20_000.0;
 const MOST_WINDOWS: f64 = 4_000.0;
 /// The smallest copy, in bytes. Smaller copies are too short to measure, and limit nothing.
 const SMALLEST_COPY: usize = 1024;
-
-/// The plan of the two processes.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Plan {
-    pub(crate) port: Port,
-    /// The devices of the two ranks, if they were named.
-    pub(crate) devices: Vec<String>,
-    pub(crate) sizes: Vec<usize>,
-    pub(crate) tests: Vec<Test>,
-    pub(crate) iterations: Option<u32>,
-    pub(crate) rounds: usize,
-    /// Whether writes are found by polling on their last byte, whatever the port promises.
-    pub(crate) last_byte: bool,
-    /// The most bytes of an inline payload, if it was given.
-    pub(crate) inline: Option<u32>,
-    /// The words that start the second process elsewhere; empty once it is there.
-    pub(crate) through: Vec<String>,
-    /// Whether to report counters, and from how many entries and exits to make a call tree.
-    pub(crate) counters: bool,
-    pub(crate) trace: Option<u32>,
-    /// The descriptor of the shared page.
-    pub(crate) page: RawFd,
-    /// The descriptors in which each rank reports.
-    pub(crate) reports: [RawFd; 2],
-}
-
-impl Plan {
-    fn windows(&self) -> bool {
-        self.tests.iter().any(|test| matches!(test, Test::Bandwidth | Test::Rate))
-    }
-
-    fn latency(&self) -> bool {
-        self.tests.contains(&Test::Latency)
-    }
-
-    /// Returns the steps of the whole measurement, for the progress display.
-    pub(crate) fn steps(&self) -> usize {
-        self.rounds * self.sizes.len() * (1 + usize::from(self.latency()) + usize::from(self.windows()))
-    }
-}
 
 /// The measurements that rank 0 reports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -93,17 +56,12 @@ pub(crate) struct Measured {
     pub(crate) beside: BTreeMap<usize, (f64, f64)>,
     /// Messages a second by size.
     pub(crate) rate: BTreeMap<usize, f64>,
-}
-
-/// The findings of a process about its own endpoint, as far as they were requested.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Seen {
-    /// Name, unit and value of each counter.
-    pub(crate) counters: Vec<(String, String, u64)>,
-    /// The call tree.
-    pub(crate) tree: String,
-    /// The warnings: preferences that could not be met. They are always reported.
-    pub(crate) warnings: Vec<String>,
+    /// By size, for allocated memory: one way in nanoseconds and messages a second without the library, and the median
+    /// over the rounds of the library's speed divided by them.
+    #[serde(default)]
+    pub(crate) bare_latency: BTreeMap<usize, (f64, f64)>,
+    #[serde(default)]
+    pub(crate) bare_rate: BTreeMap<usize, (f64, f64)>,
 }
 
 /// The report of a process to `perf`, or its error. In a measurement: rank 0's measurements, and the findings
@@ -164,7 +122,7 @@ fn take_part(plan: &Plan, shared: &OwnedFd) -> Report<(Option<Measured>, Seen)> 
     let most = plan.sizes.iter().copied().max().unwrap_or(0);
     let bootstrap = || Bootstrap::from_env().map_err(|error| error.to_string());
     match plan.port {
-        Port::Shm => meet(plan, Link::new(endpoint(plan)?, most)?, page),
+        Port::Shm => meet(plan, Link::new(endpoint(plan)?, most, plan.memory)?, page),
         Port::Tcp => meet(plan, port::over_tcp(bootstrap()?, most)?, page),
         Port::Verbs => meet(plan, port::over_verbs(bootstrap()?, most, plan)?, page),
     }
@@ -179,21 +137,42 @@ fn endpoint(plan: &Plan) -> Result<Endpoint, String> {
 }
 
 fn meet(plan: &Plan, link: impl Traffic, page: Page) -> Report<(Option<Measured>, Seen)> {
+    let bare = bare(plan)?;
     if link.rank() == 0 {
-        Driver::new(plan, link, page).measure().map(|(measured, seen)| (Some(measured), seen))
+        Driver::new(plan, link, page, bare).measure().map(|(measured, seen)| (Some(measured), seen))
     } else {
-        serve(plan, link, &page).map(|seen| (None, seen))
+        serve(plan, link, &page, bare).map(|seen| (None, seen))
     }
 }
 
-fn serve(plan: &Plan, mut link: impl Traffic, page: &Page) -> Result<Seen, String> {
+/// Maps the memory for copies without the library, if there is one.
+fn bare(plan: &Plan) -> Result<Option<BareCopy>, String> {
+    let Some(copies) = plan.copies else { return Ok(None) };
+    let most = plan.sizes.iter().copied().max().unwrap_or(0);
+    let fd = page::inherit(copies).map_err(|error| astray(&error.to_string()))?;
+    let mapped = BareCopy::map(&fd, most, plan.memory == Memory::Lent);
+    mapped.map(Some).map_err(|error| format!("the memory of bare copies can't be mapped: {error}"))
+}
+
+fn serve(
+    plan: &Plan,
+    mut link: impl Traffic,
+    page: &Page,
+    mut bare: Option<BareCopy>,
+) -> Result<Seen, String> {
     loop {
         match link.await_command()? {
-            link::LinkCommand::HandOver => limits::hand_back(page.line(), || link.progress()),
-            link::LinkCommand::Check { bytes } => link.check(bytes)?,
-            link::LinkCommand::Trips { bytes, count } => link.pong(bytes, count)?,
-            link::LinkCommand::Windows { bytes, count } => link.recv_windows(bytes, count)?,
-            link::LinkCommand::Finish => {
+            LinkCommand::HandOver => limits::hand_back(page.line(), || link.progress()),
+            LinkCommand::Check { bytes } => link.check(bytes)?,
+            LinkCommand::Trips { bytes, count } => link.pong(bytes, count)?,
+            LinkCommand::Windows { bytes, count } => link.recv_windows(bytes, count)?,
+            LinkCommand::BareTrips { bytes, count } => {
+                bare.as_mut().ok_or_else(no_copies)?.pong(bytes, count, || link.progress());
+            }
+            LinkCommand::BareWindows { bytes, count } => {
+                bare.as_mut().ok_or_else(no_copies)?.recv_windows(bytes, count, || link.progress());
+            }
+            LinkCommand::Finish => {
                 let seen = link.seen(plan.counters);
                 return link.close().map(|()| seen);
             }
@@ -201,11 +180,16 @@ fn serve(plan: &Plan, mut link: impl Traffic, page: &Page) -> Result<Seen, Strin
     }
 }
 
+fn no_copies() -> String {
+    "there is no memory for copies without the library".to_owned()
+}
+
 /// Rank 0.
 struct Driver<'a, T> {
     plan: &'a Plan,
     link: T,
     page: Page,
+    bare: Option<BareCopy>,
     timer: Timer,
     /// Time stamps of one round; allocated once.
     samples: Vec<u64>,
@@ -216,24 +200,30 @@ struct Driver<'a, T> {
 type Rounds<T> = BTreeMap<usize, Vec<T>>;
 
 impl<'a, T: Traffic> Driver<'a, T> {
-    fn new(plan: &'a Plan, link: T, page: Page) -> Self {
-        Self { plan, link, page, timer: Timer::new(), samples: Vec::new(), hand_overs: Vec::new() }
+    fn new(plan: &'a Plan, link: T, page: Page, bare: Option<BareCopy>) -> Self {
+        Self { plan, link, page, bare, timer: Timer::new(), samples: Vec::new(), hand_overs: Vec::new() }
     }
 
     fn measure(mut self) -> Result<(Measured, Seen), String> {
         let plan = self.plan;
         for bytes in &plan.sizes {
-            self.link.command(link::LinkCommand::Check { bytes: *bytes })?;
+            self.link.command(LinkCommand::Check { bytes: *bytes })?;
             self.link.check(*bytes)?;
         }
         let (mut latency, mut rate, mut memcpy) = (Rounds::new(), Rounds::new(), Rounds::new());
-        let mut beside = Rounds::new();
+        let (mut beside, mut bare_latency, mut bare_rate) = (Rounds::new(), Rounds::new(), Rounds::new());
         for _ in 0..plan.rounds {
             for bytes in plan.sizes.iter().copied() {
                 let before = self.hand_over()?;
                 self.step();
                 if plan.latency() {
+                    let first = self.bare_latency(bytes)?;
                     let measured = self.latency(bytes)?;
+                    if let (Some(first), Some(second)) = (first, self.bare_latency(bytes)?) {
+                        let bare = f64::midpoint(first, second);
+                        let rounds = bare_latency.entry(bytes).or_insert_with(Vec::new);
+                        rounds.push((bare, ratio(bare, measured.0)));
+                    }
                     // The hypervisor moves cores within a run: a ratio of two states would mean nothing.
                     let hand_over = f64::midpoint(before, self.hand_over()?);
                     latency.entry(bytes).or_insert_with(Vec::new).push(measured);
@@ -247,12 +237,18 @@ impl<'a, T: Traffic> Driver<'a, T> {
                     memcpy.entry(bytes).or_insert_with(Vec::new).push(self.memcpy(bytes));
                 }
                 if plan.windows() {
-                    rate.entry(bytes).or_insert_with(Vec::new).push(self.rate(bytes)?);
+                    let first = self.bare_rate(bytes)?;
+                    let measured = self.rate(bytes)?;
+                    rate.entry(bytes).or_insert_with(Vec::new).push(measured);
+                    if let (Some(first), Some(second)) = (first, self.bare_rate(bytes)?) {
+                        let bare = f64::midpoint(first, second);
+                        bare_rate.entry(bytes).or_insert_with(Vec::new).push((bare, ratio(measured, bare)));
+                    }
                     self.step();
                 }
             }
         }
-        self.link.command(link::LinkCommand::Finish)?;
+        self.link.command(LinkCommand::Finish)?;
         let (seen, about) = (self.link.seen(plan.counters), self.link.about());
         self.link.close()?;
         let measured = Measured {
@@ -264,6 +260,8 @@ impl<'a, T: Traffic> Driver<'a, T> {
             latency: latency.iter().map(|(bytes, rounds)| (*bytes, median_pair(rounds))).collect(),
             beside: beside.iter().map(|(bytes, rounds)| (*bytes, median_pair(rounds))).collect(),
             rate: medians(&rate),
+            bare_latency: bare_latency.iter().map(|(bytes, rounds)| (*bytes, median_pair(rounds))).collect(),
+            bare_rate: bare_rate.iter().map(|(bytes, rounds)| (*bytes, median_pair(rounds))).collect(),
         };
         Ok((measured, seen))
     }
@@ -274,7 +272,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
 
     /// Measures the hand-over of one cache line, one way, in nanoseconds.
     fn hand_over(&mut self) -> Result<f64, String> {
-        self.link.command(link::LinkCommand::HandOver)?;
+        self.link.command(LinkCommand::HandOver)?;
         let link = &mut self.link;
         limits::hand_over(self.page.line(), &self.timer, &mut self.samples, || link.progress());
         let one_way = limits::one_way(&mut self.samples, &self.timer);
@@ -303,10 +301,51 @@ impl<'a, T: Traffic> Driver<'a, T> {
         Ok((self.timer.ns(p50) / 2.0, self.timer.ns(p99) / 2.0))
     }
 
+    /// Returns the median of copies each way without the library, in nanoseconds one way; `None` if the messages are
+    /// not in allocated memory, or are empty.
+    fn bare_latency(&mut self, bytes: usize) -> Result<Option<f64>, String> {
+        let Some(bare) = self.bare.as_mut().filter(|_| bytes > 0) else { return Ok(None) };
+        let (link, samples) = (&mut self.link, &mut self.samples);
+        let mut trips = |count: usize| -> Result<f64, String> {
+            samples.clear();
+            samples.resize(count, 0);
+            link.command(LinkCommand::BareTrips { bytes, count })?;
+            bare.ping(bytes, &self.timer, samples, || link.progress());
+            Ok(self.timer.ns(percentile(samples, 50)).max(1.0))
+        };
+        let count = match self.plan.iterations {
+            Some(count) => count as usize,
+            None => {
+                let trip = trips(10)?;
+                let fewest = FEWEST_TRIPS.min(LONGEST_ROUND_NS / trip).max(1.0);
+                (ROUND_NS / trip).clamp(fewest, MOST_TRIPS) as usize
+            }
+        };
+        trips(count).map(|trip| Some(trip / 2.0))
+    }
+
+    /// As [`Driver::bare_latency`], in messages per second, in windows.
+    fn bare_rate(&mut self, bytes: usize) -> Result<Option<f64>, String> {
+        let Some(bare) = self.bare.as_mut().filter(|_| bytes > 0) else { return Ok(None) };
+        let link = &mut self.link;
+        let mut windows = |count: usize| -> Result<f64, String> {
+            link.command(LinkCommand::BareWindows { bytes, count })?;
+            let start = self.timer.now();
+            bare.send_windows(bytes, count, || link.progress());
+            Ok(self.timer.since(start).max(1.0))
+        };
+        windows(1)?;
+        let count = match self.plan.iterations {
+            Some(messages) => (messages as usize).div_ceil(WINDOW),
+            None => (ROUND_NS / windows(1)?).clamp(1.0, MOST_WINDOWS) as usize,
+        };
+        windows(count).map(|ns| Some((WINDOW * count) as f64 / ns * 1e9))
+    }
+
     fn trips(&mut self, bytes: usize, count: usize) -> Result<(), String> {
         self.samples.clear();
         self.samples.resize(count, 0);
-        self.link.command(link::LinkCommand::Trips { bytes, count })?;
+        self.link.command(LinkCommand::Trips { bytes, count })?;
         self.link.ping(bytes, &self.timer, &mut self.samples)
     }
 
@@ -326,7 +365,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
 
     /// Returns the nanoseconds of `count` windows.
     fn windows(&mut self, bytes: usize, count: usize) -> Result<f64, String> {
-        self.link.command(link::LinkCommand::Windows { bytes, count })?;
+        self.link.command(LinkCommand::Windows { bytes, count })?;
         let start = self.timer.now();
         self.link.send_windows(bytes, count)?;
         Ok(self.timer.since(start).max(1.0))

@@ -7,7 +7,8 @@
 
 use std::collections::HashSet;
 
-use nemesia_core::flow::posted::{Credits, LEAST, Next, ReceivePool, Stamp};
+use nemesia_core::flow::posted::{Credits, LEAST, Next, Stamp};
+use nemesia_core::flow::shares::SharedPool;
 
 use crate::violation::{Check, Violation, ensure};
 
@@ -43,7 +44,7 @@ const SHAPES: [ChannelShape; 5] = [
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct End {
     credits: Credits,
-    pool: ReceivePool,
+    pool: SharedPool,
     to_send: u8,
     /// Packets that arrived and are not released.
     held: u32,
@@ -83,7 +84,7 @@ impl End {
         let mut credits = Credits::new(shape.receives[at]);
         // The other end has reported its number of receives.
         let _ = credits.open(shape.receives[1 - at]);
-        let mut pool = ReceivePool::new();
+        let mut pool = SharedPool::new();
         // One more buffer is kept for another connection, which never needs it.
         pool.add(shape.receives[at] + shape.spare[at] + 1);
         let kept = pool.reserve(LEAST + 1);

@@ -5,16 +5,13 @@ use std::ptr::NonNull;
 use nemesia_core::flow::posted::LEAST;
 use nemesia_core::payload::LentMemory;
 use nemesia_core::port::channel::{Channel, ChannelBuffer, ChannelPeer, Config, LendError, OpenError, Parts};
-use nemesia_core::port::memory::{MemoryPort as _, RegionAccess, RegisterError};
-use nemesia_verification::rdma::SimPort;
+use nemesia_core::port::memory::{MemoryPort, RegionAccess, RegisterError};
 use nemesia_verification::storage::ChannelVectors;
 
 /// The largest number of pieces of memory that one process lends.
 const SLABS: usize = 12;
 /// The largest number of buffers in all pieces together.
 const BUFFERS: usize = 512;
-
-pub(super) type SimChannel = Channel<SimPort, ChannelVectors>;
 
 /// Memory that only raw pointers refer to.
 #[derive(Debug)]
@@ -46,15 +43,15 @@ impl Drop for Land {
 
 /// A process. Its channel is dropped before its memory.
 #[derive(Debug)]
-pub(super) struct Node {
-    pub(super) channel: SimChannel,
+pub(super) struct Node<M: MemoryPort> {
+    pub(super) channel: Channel<M, ChannelVectors>,
     land: Vec<Land>,
 }
 
-impl Node {
+impl<M: MemoryPort> Node<M> {
     /// Makes a process. `tokens` holds the token that it shows to each peer.
     pub(super) fn new(
-        port: SimPort,
+        port: M,
         config: Config,
         tokens: impl Iterator<Item = u64>,
         window: usize,

@@ -1,7 +1,8 @@
 //! A world that is left alone: everything that can happen happens, and then nothing is missing.
 
-use nemesia_core::port::MessagePort as _;
+use nemesia_core::port::PacketPort as _;
 
+use super::fabric::ChannelFabric;
 use super::world::ChannelWorld;
 use crate::violation::{Check, Violation, ensure};
 
@@ -11,7 +12,7 @@ const TURNS: usize = 20_000;
 /// packets have arrived.
 const QUIET: usize = 40;
 
-impl ChannelWorld {
+impl<F: ChannelFabric> ChannelWorld<F> {
     /// Lets the world come to rest: no new packets, no deaths.
     pub(crate) fn come_to_rest(&mut self) -> Check {
         let mut quiet = 0;

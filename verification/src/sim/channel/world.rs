@@ -4,16 +4,17 @@
 //! gone. When a world is left alone, everything submitted has arrived, all buffers but the posted ones are
 //! back, and each process that lost a peer knows it.
 
+use nemesia_core::port::PacketPieces;
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use nemesia_core::port::channel::{ChannelEvent, Config, JoinError, OWN};
 use nemesia_core::port::memory::MemoryPort as _;
-use nemesia_core::port::{MessagePort as _, Polled, PortFault};
+use nemesia_core::port::{PacketPort as _, Polled, PortFault};
 use nemesia_core::wire::channel::ChannelRefusal;
 use nemesia_core::wire::{Envelope, Kind};
-use nemesia_verification::rdma::{Conditions, Fabric};
 
+use super::fabric::ChannelFabric;
 use super::node::Node;
 use crate::rng::{Rng, mix};
 use crate::tally::{Event, Tally};
@@ -52,11 +53,11 @@ pub(super) struct ChannelPair {
 
 /// The world.
 #[derive(Debug)]
-pub(crate) struct ChannelWorld {
+pub(crate) struct ChannelWorld<F: ChannelFabric> {
     pub(super) rng: Rng,
     /// Dropped before the fabric: the death of a process is an event of the fabric.
-    pub(super) nodes: Vec<Option<Node>>,
-    pub(super) fabric: Fabric,
+    pub(super) nodes: Vec<Option<Node<F::Port>>>,
+    pub(super) fabric: F,
     pub(super) pairs: Vec<Vec<ChannelPair>>,
     /// For each pair: whether the peer died while connected, and the death was not reported yet.
     pub(super) died: Vec<Vec<bool>>,
@@ -69,27 +70,16 @@ pub(crate) struct ChannelWorld {
     pub(crate) trace: Trace,
 }
 
-fn conditions(rng: &mut Rng) -> Conditions {
-    let mut conditions = rng.pick(&[Conditions::INFINIBAND, Conditions::IWARP, Conditions::MEAGRE]);
-    conditions.facts.receive_depth = conditions.facts.receive_depth.max(rng.pick(&[3, 4, 32]));
-    conditions.facts.connections = 256;
-    conditions.facts.regions = 64;
-    conditions.facts.inline_bytes = rng.pick(&[0, 31, 32, 128]);
-    conditions.delay = 1 + rng.below(5);
-    conditions.register_fails = rng.pick(&[0, 2, 3]);
-    conditions
-}
-
-impl ChannelWorld {
+impl<F: ChannelFabric> ChannelWorld<F> {
     /// Makes a world without connections.
     pub(crate) fn new(seed: u64, stream: u64, trace: Trace) -> Result<Self, Violation> {
         let mut rng = Rng::new(seed, stream ^ 0xc4a7_7e15);
-        let fabric = Fabric::new(rng.next(), conditions(&mut rng));
+        let fabric = F::draw(&mut rng);
         let (ranks, rails) = (2 + rng.below(4), 1 + rng.below(3) as u32);
         let config = Config {
             rank: 0,
             world: rng.next(),
-            packet_bytes: rng.pick(&[256, 300, 1024]),
+            packet_bytes: rng.pick(&F::PACKET_BYTES),
             rails,
             most_receives: rng.pick(&[3, 4, 6, 20]),
             patience: Duration::from_secs(1),
@@ -122,7 +112,8 @@ impl ChannelWorld {
         let config = Config { rank: rank as u32, ..self.config };
         let ranks = self.ranks() as u32;
         let tokens = (0..ranks).map(|_| self.rng.next());
-        let opened = Node::new(self.fabric.port(), config, tokens, self.window);
+        let port = self.fabric.port().map_err(|error| Violation(format!("no port: {error}")))?;
+        let opened = Node::new(port, config, tokens, self.window);
         let mut node = opened.map_err(|error| Violation(format!("no channel: {error}")))?;
         let needed = u64::from((ranks - 1) * config.rails * OWN) + self.rng.below(4) as u64;
         while !node.lend(needed).map_err(Violation)? {
@@ -178,9 +169,9 @@ impl ChannelWorld {
             let bytes = packet.bytes();
             let (head, body) = bytes.split_at(bytes.len() / 3);
             let sent = if self.rng.one_in(2) {
-                node.channel.send(to as u32, &packet.envelope, &bytes)
+                node.channel.send(to as u32, &packet.envelope, PacketPieces::Whole(&bytes))
             } else {
-                node.channel.send_parts(to as u32, &packet.envelope, head, body)
+                node.channel.send(to as u32, &packet.envelope, PacketPieces::Parts(head, body))
             };
             // The next poll reports a fault as well.
             if sent != Ok(true) {
@@ -188,6 +179,7 @@ impl ChannelWorld {
                 return;
             }
             self.tally.count(Event::ChannelPacket);
+            self.tally.add_to(Event::Placed, F::IS_PLACEMENT.into());
             self.trace.note(self.now.as_micros() as u64, || format!("{rank} sends {packet:?} to {to}"));
             pair.flying.extend(pair.backlog.pop_front());
         }
@@ -208,7 +200,7 @@ impl ChannelWorld {
         let ranks = self.ranks();
         let only = self.rng.one_in(8).then(|| self.rng.below(ranks) as u32);
         let Some(node) = &mut self.nodes[rank] else { return Ok(false) };
-        let grown = |node: &Node| -> Vec<u64> {
+        let grown = |node: &Node<F::Port>| -> Vec<u64> {
             (0..ranks as u32).map(|peer| node.channel.report(peer).grown).collect()
         };
         let before = grown(node);
@@ -374,7 +366,7 @@ impl ChannelWorld {
     }
 
     /// Adds the counts of a channel to the tally.
-    pub(super) fn fold(&mut self, node: &Node) {
+    pub(super) fn fold(&mut self, node: &Node<F::Port>) {
         for peer in 0..self.nodes.len() as u32 {
             let report = node.channel.report(peer);
             self.tally.add_to(Event::Update, report.updates);

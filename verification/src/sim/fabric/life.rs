@@ -10,6 +10,7 @@ impl Fabric {
         if !self.acts(me) {
             return;
         }
+        self.close_access(me, peer);
         self.pair(peer, me).closed = true;
         let pair = self.pair(me, peer);
         let lent = std::mem::take(&mut pair.lent);
@@ -31,6 +32,7 @@ impl Fabric {
     /// Removes a process. Its last packets may be lost, in order.
     pub(crate) fn die(&mut self, rank: u32, loses: bool) {
         self.processes[rank as usize].dead = true;
+        self.forget_access(rank);
         for peer in 0..self.conditions.ranks {
             let pair = &self.pairs[(rank * self.conditions.ranks + peer) as usize];
             let under_way = pair.next - pair.expected;
@@ -45,6 +47,7 @@ impl Fabric {
     pub(crate) fn restart(&mut self, rank: u32) {
         let free_cells = self.conditions.cells;
         self.processes[rank as usize] = Process { dead: false, fuse: None, free_cells };
+        self.forget_access(rank);
         self.taken[rank as usize].clear();
         self.doorbells[rank as usize].clear();
         for peer in 0..self.conditions.ranks {

@@ -1,23 +1,15 @@
 //! One-sided operations on plain bytes, and the random choice of operations.
 
-use super::{HANDLERS, Remote};
 use crate::memory::fill;
+use crate::remotes::Remote;
 use crate::rng::Rng;
+use crate::shape::{HANDLERS, OWN, VALUES};
 use crate::world::{Datatype, Order, Reduction, Verb, combine};
 
-/// The bytes in each rank's region that belong to one origin alone, for puts and gets; behind them are values
-/// for all.
-const OWN: usize = 1200;
-const VALUES: usize = 256;
 /// The bytes before the data in a put's packet.
 const HEAD: usize = 24;
 /// The longest header of an active message.
 const HEADER: usize = 24;
-
-/// Returns the size of each rank's region in bytes.
-pub(crate) const fn region_bytes(ranks: u32) -> usize {
-    ranks as usize * OWN + VALUES
-}
 
 /// Executes a packet of an operation on a region, and sets what the origin gets. Returns whether everything is
 /// done.

@@ -9,9 +9,9 @@ pub(crate) use nemesia_core::engine::rma::{Datatype, Reduction, combine};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
 
 use super::{RequestHandle, World};
+use crate::desk::ReplyDesk;
 use crate::memory::{Loan, Place};
-use crate::remote::{HANDLERS, region_bytes};
-use crate::replies::ReplyDesk;
+use crate::shape::{HANDLERS, region_bytes};
 
 /// An active message that was handled.
 #[derive(Clone, Debug)]

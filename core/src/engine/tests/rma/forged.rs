@@ -1,5 +1,6 @@
 //! Packets that violate the protocol: their connection fails, memory is unchanged, and nothing panics.
 
+use crate::port::PacketPieces;
 use std::vec;
 use std::vec::Vec;
 
@@ -7,7 +8,7 @@ use super::super::world::{AMPLE, World};
 use super::{ALL, BYTES};
 use crate::engine::rma::{Access, Datatype, Reduction, WINDOW};
 use crate::engine::{CompletionError, Failure};
-use crate::port::{MessagePort, PortFault};
+use crate::port::{PacketPort, PortFault};
 use crate::shared::layout::Geometry;
 use crate::shared::tests::fabric::{Fabric, FabricRegion, tiny};
 use crate::shared::tests::{Rng, contents, portion};
@@ -22,7 +23,7 @@ pub(super) fn forge(
     bytes: &[u8],
 ) -> Option<Failure> {
     let envelope = Envelope { kind, context, tag, total: bytes.len() as u64 };
-    let sent = world.engine(1).port_mut().send(0, &envelope, bytes);
+    let sent = world.engine(1).port_mut().send(0, &envelope, PacketPieces::Whole(bytes));
     assert_eq!(sent, Ok(true));
     world.engine(0).progress();
     world.engine(0).failure(1)
@@ -108,7 +109,7 @@ fn random_requests_access_only_exposed_memory() {
         }
         let envelope =
             Envelope { kind: Kind::Rma, context: verb.encode(), tag: rng.next(), total: bytes.len() as u64 };
-        let _ = world.engine(1).port_mut().send(0, &envelope, &bytes);
+        let _ = world.engine(1).port_mut().send(0, &envelope, PacketPieces::Whole(&bytes));
         world.engine(0).progress();
         // The forger receives packets but sends no reply.
         while let crate::port::Polled::Packet(arrival) = world.engine(1).port_mut().poll() {
@@ -155,7 +156,7 @@ fn a_peer_that_takes_no_answers_keeps_no_other_from_being_answered() {
     let head = Head { key: 7, offset: 0, region: 0, value: 8, expected: 0 }.encode();
     let envelope = Envelope { kind: Kind::Rma, context: get, tag: 1, total: 32 };
     while world.engine(0).replies.used() < WINDOW as usize {
-        let _ = world.engine(1).port_mut().send(0, &envelope, &head[..32]);
+        let _ = world.engine(1).port_mut().send(0, &envelope, PacketPieces::Whole(&head[..32]));
         world.engine(0).progress();
         assert_eq!(world.engine(0).failure(1), None);
     }

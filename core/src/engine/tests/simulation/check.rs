@@ -4,7 +4,6 @@ use super::{Sending, SimulatedReceive, SimulatedSend, Simulation};
 use crate::engine::tests::oracle::{MessageEnd as Expected, Name};
 use crate::engine::{CompletionError, Outcome, RequestId, Status, Truncation};
 use crate::port::PeerId;
-use crate::wire::rendezvous::RTS_BYTES;
 use crate::wire::{Envelope, Kind};
 
 impl Simulation<'_> {
@@ -52,7 +51,7 @@ impl Simulation<'_> {
             };
             let Envelope { context, tag, .. } = seen.envelope;
             let name = self.oracles[rank as usize].arrive(seen.peer, context, tag, announced);
-            if seen.rts.is_some_and(|rts| (seen.len - RTS_BYTES) as u64 == rts.total) {
+            if seen.rts.is_some_and(|rts| (seen.len - rts.bytes()) as u64 == rts.total) {
                 self.oracles[rank as usize].came_along(name);
             }
             let sent = &self.sent[seen.peer as usize][rank as usize][name.number];

@@ -7,7 +7,7 @@ use core::time::Duration;
 use super::ChannelEvent;
 use super::script::{TestChannel, channel, enter, hello, packet, settle};
 use crate::port::memory::{Address, ConnectError, Event, Origin, Private};
-use crate::port::{MessagePort as _, Polled};
+use crate::port::{PacketPort as _, Polled};
 use crate::wire::channel::{ChannelRefusal, Hello};
 
 /// Requests a connection and checks that it is refused.

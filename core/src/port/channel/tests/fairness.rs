@@ -6,7 +6,7 @@ use super::script::{TestChannel, channel, enter, hello, packet, settle};
 use super::{ChannelEvent, OWN};
 use crate::flow::posted::{FIRST, LEAST, Stamp};
 use crate::port::memory::Connection;
-use crate::port::{MessagePort as _, PeerId, Polled};
+use crate::port::{PacketPort as _, PeerId, Polled};
 use crate::wire::channel::{ChannelRefusal, HEADER_BYTES, Header};
 
 /// Number of rails, and of other ranks.

@@ -2,8 +2,9 @@
 
 use super::script::{channel, enter, hello, packet, settle};
 use super::{ChannelEvent, OWN};
+use crate::port::PacketPieces;
 use crate::port::memory::{Event, LostError};
-use crate::port::{MessagePort as _, PeerFault, Polled, PortFault};
+use crate::port::{PacketPort as _, PeerFault, Polled, PortFault};
 use crate::wire::{Envelope, Kind};
 
 const ENVELOPE: Envelope = Envelope { kind: Kind::Eager, context: 0, tag: 0, total: 4 };
@@ -27,7 +28,7 @@ fn a_lost_rail_fails_only_its_peer_and_after_the_packets_that_arrived_in_order()
     assert_eq!(fault, PeerFault { peer: 0, fault: PortFault::Lost(LostError::Unreachable) });
     // The other rail carries no further packet, because gaps could not be recognised.
     let sent = channel.port().sent.len();
-    assert_eq!(channel.send(0, &ENVELOPE, b"more"), Ok(false));
+    assert_eq!(channel.send(0, &ENVELOPE, PacketPieces::Whole(b"more")), Ok(false));
     assert_eq!(channel.port().sent.len(), sent);
     assert!(matches!(channel.poll(), Polled::Idle));
 

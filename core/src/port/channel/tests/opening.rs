@@ -9,7 +9,7 @@ use super::script::{TestChannel, channel, enter, hello, packet, settle};
 use super::{ChannelEvent, OWN};
 use crate::flow::posted::LEAST;
 use crate::port::memory::{Address, ConnectError, Connection, Event, LostError, Private};
-use crate::port::{Arrival, MessagePort as _, Polled};
+use crate::port::{Arrival, PacketPort as _, Polled};
 
 const BUFFERS: usize = 64;
 

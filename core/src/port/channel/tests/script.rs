@@ -14,9 +14,9 @@ use crate::port::memory::{
     MemoryKey, MemoryPort, Offer, Origin, PortRegion, PostError, Private, ReceiveQueue, RegionAccess,
     RegisterError, RemoteRange, Slice, Work, WorkError, WorkOutcome,
 };
-use crate::port::{MessagePort as _, PeerId, Polled};
+use crate::port::{PacketPort as _, PeerId, Polled};
 use crate::wire::Kind;
-use crate::wire::channel::{HEADER_BYTES, Header, Hello, Numbered};
+use crate::wire::channel::{HEADER_BYTES, Header, Hello, Numbered, PacketKind};
 
 /// The number of the world.
 pub(super) const WORLD: u64 = 77;
@@ -273,7 +273,8 @@ pub(super) fn hello(rank: PeerId, rail: u16) -> Hello {
 /// receives.
 pub(super) fn packet(number: u32, posted: u32, payload: &[u8]) -> Vec<u8> {
     let sequence = FIRST.wrapping_add(number);
-    let packet = Some(Numbered { kind: Kind::Eager, context: 0, tag: number.into(), sequence });
+    let packet =
+        Some(Numbered { kind: PacketKind::Engine(Kind::Eager), context: 0, tag: number.into(), sequence });
     let stamp = Stamp { posted: FIRST.wrapping_add(LEAST + posted), target: LEAST };
     let mut bytes = Header { packet, stamp, units: 0 }.encode().to_vec();
     assert_eq!(bytes.len(), HEADER_BYTES);

@@ -12,10 +12,10 @@ use nemesia_core::port::memory::{
 use super::meet::{self, failed, text};
 use super::memory::PortMemory;
 use super::{Arrival, describe, window};
-use crate::perf::link::{COMMAND_BYTES, LinkCommand, WINDOW, intact, pattern, seed};
+use crate::perf::command::{COMMAND_BYTES, LinkCommand};
+use crate::perf::link::{WINDOW, intact, pattern, seed};
 use crate::perf::timer::Timer;
-use crate::perf::traffic::Traffic;
-use crate::perf::worker::Seen;
+use crate::perf::traffic::{Seen, Traffic};
 
 /// The posted receives: more than messages are ever under way.
 const RECEIVES: usize = 8;

@@ -16,7 +16,7 @@ use nemesia::tcp::{self, Options, TcpPort};
 use nemesia::verbs::{DevicePreference, PortOptions, VerbsPort};
 use nemesia_core::port::memory::Facts;
 
-use super::worker::Plan;
+use super::plan::Plan;
 use link::PortLink;
 use meet::text;
 

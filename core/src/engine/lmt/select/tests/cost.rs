@@ -1,0 +1,230 @@
+//! A learned choice costs at most 1.15 times the best fixed one over 1,000 messages.
+//!
+//! The cost model: a protocol moves a message of `b` bytes in `fixed + b * per_byte` ticks, and the messages of
+//! a window one after the other. The factors may change in the course of the messages. Each scenario gives the
+//! cost of each protocol, and the test compares the sum with that of each protocol used for all messages.
+//!
+//! What no selection can do is not required. In the first window nothing is known, so a protocol that is ten
+//! times as slow as another must not be the one with which the selector starts, if messages overlap.
+
+use std::string::String;
+use std::vec::Vec;
+use std::{format, vec};
+
+use super::*;
+use crate::shared::tests::{Rng, cases};
+
+const MESSAGES: usize = 1000;
+/// The limit, in hundredths.
+const LIMIT: u64 = 115;
+
+/// The cost of a message by each protocol.
+type CostModel<'a> = &'a dyn Fn(usize, MessageForm) -> [u64; PROTOCOLS];
+
+/// Some messages that are under way at once, after a pause.
+struct Group {
+    pause: u64,
+    messages: Vec<MessageForm>,
+}
+
+/// Returns the cost of all messages by the learned choice, and by each protocol alone.
+fn costs(groups: &[Group], model: CostModel<'_>) -> (u64, [u64; PROTOCOLS]) {
+    let (mut selection, mut now, mut at) = (ProtocolSelection::default(), 1_000_000, 0);
+    let (mut learned, mut fixed) = (0, [0; PROTOCOLS]);
+    for group in groups {
+        now += group.pause;
+        let chosen: Vec<_> = group.messages.iter().map(|&message| selection.begin(message, now, 0)).collect();
+        for (&message, protocol) in group.messages.iter().zip(chosen) {
+            let cost = model(at, message);
+            for (sum, cost) in fixed.iter_mut().zip(cost) {
+                *sum += cost;
+            }
+            let taken = cost[usize::from(protocol.number())];
+            (learned, now, at) = (learned + taken, now + taken, at + 1);
+            selection.end(message.bytes, protocol, now);
+        }
+    }
+    (learned, fixed)
+}
+
+/// Returns the cost of the learned choice in hundredths of the best fixed one.
+fn ratio(groups: &[Group], model: CostModel<'_>) -> u64 {
+    let (learned, fixed) = costs(groups, model);
+    let best = fixed.into_iter().min().unwrap_or(1);
+    (100 * learned).div_ceil(best.max(1))
+}
+
+/// The scenarios in which the learned choice cost too much.
+#[derive(Default)]
+struct Excesses(Vec<String>);
+
+impl Excesses {
+    fn check(&mut self, what: &str, groups: &[Group], model: CostModel<'_>) {
+        let ratio = ratio(groups, model);
+        if ratio > LIMIT {
+            self.0.push(format!("{what}: {ratio} % of the best fixed protocol"));
+        }
+    }
+}
+
+impl Drop for Excesses {
+    fn drop(&mut self) {
+        assert!(self.0.is_empty(), "{:#?}", self.0);
+    }
+}
+
+/// Returns groups of `width` messages each, of the sizes that `size` returns.
+fn groups(width: usize, pause: u64, mut size: impl FnMut(usize) -> MessageForm) -> Vec<Group> {
+    (0..MESSAGES / width)
+        .map(|group| {
+            // Messages of one window have one size.
+            let form = size(group);
+            Group { pause, messages: vec![form; width] }
+        })
+        .collect()
+}
+
+/// Messages of one size: alone with a pause, one after the other at once, and in windows.
+fn each_kind(form: MessageForm) -> [(&'static str, Vec<Group>); 4] {
+    [
+        ("alone", groups(1, 7_777_777, |_| form)),
+        ("at once", groups(1, 0, |_| form)),
+        ("windows of 4", groups(4, 99_999, |_| form)),
+        ("windows of 16", groups(16, 99_999, |_| form)),
+    ]
+}
+
+/// Returns a model in which a protocol costs its factor, in hundredths, for each KiB.
+fn linear(message: MessageForm, factors: [u64; PROTOCOLS]) -> [u64; PROTOCOLS] {
+    factors.map(|factor| factor * (message.bytes + 4096) / 1024)
+}
+
+const SIZES: [u64; 4] = [9_000, 16 << 10, 100_000, 3 << 20];
+
+/// Factors of the three protocols. The first is the one with which the selector starts.
+const FACTORS: [[u64; PROTOCOLS]; 12] = [
+    [100, 100, 100],
+    [100, 120, 150],
+    [100, 94, 100],
+    [107, 100, 100],
+    [150, 100, 120],
+    [120, 150, 100],
+    [100, 1000, 100],
+    [100, 1000, 1000],
+    [100, 110, 1000],
+    [110, 100, 1000],
+    [100, 195, 195],
+    [100, 205, 390],
+];
+
+#[test]
+fn a_learned_choice_costs_at_most_115_percent_of_the_best_fixed_one() {
+    let mut excesses = Excesses::default();
+    for factors in FACTORS {
+        for (bytes, is_list) in SIZES.into_iter().flat_map(|bytes| [(bytes, false), (bytes, true)]) {
+            for (kind, groups) in each_kind(MessageForm { bytes, is_list }) {
+                let what = format!("{kind}, {bytes} bytes, list {is_list}, {factors:?}");
+                excesses.check(&what, &groups, &|_, message| linear(message, factors));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_terrible_first_choice_is_left_at_once() {
+    let mut excesses = Excesses::default();
+    for factors in [[1000, 100, 100], [1000, 1000, 100], [1000, 100, 1000]] {
+        for bytes in SIZES {
+            for (kind, groups) in &each_kind(plain(bytes))[..2] {
+                let what = format!("{kind}, {bytes} bytes, {factors:?}");
+                excesses.check(&what, groups, &|_, message| linear(message, factors));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_drifting_cost_is_followed() {
+    let mut excesses = Excesses::default();
+    for bytes in SIZES {
+        for (kind, groups) in each_kind(plain(bytes)) {
+            for pair in [[0, 1], [1, 0], [0, 2], [2, 1]] {
+                for rise in [130, 200, 300] {
+                    // One protocol becomes slower: in one step, and gradually.
+                    let step = |at: usize, message| {
+                        let mut factors = [150; PROTOCOLS];
+                        factors[pair[0]] = if at < MESSAGES / 2 { 100 } else { rise };
+                        factors[pair[1]] = 110;
+                        linear(message, factors)
+                    };
+                    let slope = |at: usize, message| {
+                        let mut factors = [150; PROTOCOLS];
+                        factors[pair[0]] = 100 + (rise - 100) * at as u64 / MESSAGES as u64;
+                        factors[pair[1]] = 110;
+                        linear(message, factors)
+                    };
+                    let what = format!("{kind}, {bytes} bytes, {pair:?} to {rise}");
+                    excesses.check(&what, &groups, &step);
+                    excesses.check(&what, &groups, &slope);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn mixed_sizes_and_forms_are_learned() {
+    let mut rng = Rng::new(77);
+    let mut excesses = Excesses::default();
+    // Each size must test each protocol before it can take over what is known of another, so a protocol that is
+    // ten times as slow is left out.
+    for factors in FACTORS.into_iter().filter(|factors| factors.iter().all(|factor| *factor < 1000)) {
+        for (width, pause) in [(1, 7_777_777), (1, 0), (4, 99_999)] {
+            let mixed = groups(width, pause, |_| MessageForm {
+                bytes: 8 << rng.below(7) << 10,
+                is_list: rng.below(2) == 0,
+            });
+            let what = format!("mixed, {width} at once, pause {pause}, {factors:?}");
+            excesses.check(&what, &mixed, &|_, message| linear(message, factors));
+        }
+    }
+}
+
+/// A list costs the receiver more by one protocol, a contiguous message by the other.
+#[test]
+fn lists_do_not_spoil_what_is_known_of_contiguous_messages() {
+    let both = groups(1, 7_777_777, |at| MessageForm { bytes: 64 << 10, is_list: at % 2 == 0 });
+    let (learned, fixed) = costs(&both, &|_, message| {
+        linear(message, if message.is_list { [300, 100, 100] } else { [100, 300, 300] })
+    });
+    assert!(100 * learned <= 60 * fixed[0], "{learned} of {fixed:?}");
+}
+
+proptest! {
+    #![proptest_config(cases(96))]
+
+    /// Constant random factors up to ten, random sizes and windows. The limit is higher than that of the
+    /// scenarios above: among many random costs, 123 % were seen, with windows of two sizes.
+    #[test]
+    fn random_costs_are_learned(
+        seed in any::<u64>(),
+        factors in prop::array::uniform3(100_u64..=1000),
+        fixed in 0_u64..50,
+        width in 1_usize..=16,
+        sizes in prop::collection::vec(13..22_u32, 1..3),
+        gap in prop::sample::select(vec![0_u64, 10_000, 7_777_777]),
+    ) {
+        let mut rng = Rng::new(seed);
+        // In a window the first choice is not far from the best one: nothing is known there.
+        let best = factors.into_iter().min().unwrap_or(100);
+        let mut factors = factors;
+        if width > 2 {
+            factors[0] = factors[0].min(best * 3 / 2);
+        }
+        let all = groups(width, gap, |_| plain((1 << rng.pick(&sizes)) + rng.below(1000) as u64));
+        let ratio = ratio(&all, &|_, message| {
+            core::array::from_fn(|at| (fixed + message.bytes / 1024) * factors[at])
+        });
+        prop_assert!(ratio <= LIMIT + 15, "{ratio} %");
+    }
+}

@@ -1,0 +1,539 @@
+//! Software placement: a memory port over byte streams, for machines without an RDMA device.
+//!
+//! The processor executes the specification of [`wire::placement`](crate::wire::placement). The target checks
+//! key, access rights and bounds of every access, and has the stream copy directly from and to the lent memory.
+//! Bulk data pass through no buffer of the placement.
+//!
+//! The streams come from a [`StreamTransport`]: sockets, pipes in shared memory, a simulation. Time and storage
+//! come from the caller.
+//!
+//! Memory is bounded: a connection takes 16 KiB for each direction and its two queues, whatever the peer does.
+//! A peer's bytes can end its own connection and nothing else.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `stream` | what is asked of the streams |
+//! | `queue` | queues over lent storage |
+//! | `buffers` | a connection's bytes to send, and to execute |
+//! | `regions` | registered memory |
+//! | `link` | a connection: its queues, and how it ends |
+//! | `send` | outgoing bytes |
+//! | `arrive` | incoming bytes |
+//! | `handshake` | streams without a connection: before the request, and after a refusal |
+//! | `drive` | polling: connections are made, make progress, and end |
+#![deny(unsafe_code)]
+
+mod arrive;
+mod buffers;
+mod drive;
+mod handshake;
+mod link;
+mod queue;
+mod regions;
+mod send;
+mod stream;
+
+use core::borrow::{Borrow as _, BorrowMut};
+use core::fmt;
+use core::time::Duration;
+
+pub use stream::{ByteStream, Interest, LISTENER, StreamResult, StreamTransport};
+
+use super::memory::{
+    Address, Armed, Completion, CompletionSource, ConnectError, Connection, ConnectionState, Event, Facts,
+    LostError, MemoryKey, MemoryPort, Offer, Origin, PortRegion, PostError, Private, ReceiveQueue,
+    RegionAccess, RegisterError, RemoteRange, Slice, Work,
+};
+use crate::payload::LentMemory;
+use crate::slab::NONE;
+use crate::wire::placement::{Handshake, PlacementAnswer};
+use handshake::{LingeringClose, UnauthenticatedConnection};
+use link::{
+    ConnectionPlace, Freed, LinkEnd, LinkQueue, MOST_INLINE, PendingReports, PlacementKind, PlacementLink,
+    PlacementReceive, PlacementWork, WorkBytes,
+};
+use queue::{IndexQueue, LentQueue};
+use regions::{MOST_PARTS, MOST_REGIONS, PlacementParts, PlacementRegions};
+
+/// The bytes of each of a connection's two buffers, for outgoing and for incoming bytes.
+const STAGE_BYTES: usize = 16 << 10;
+/// The most events that one connection can have at a time: requested, established or failed, and lost.
+const EVENTS_EACH: usize = 3;
+
+/// The storage that the caller lends to a port.
+pub trait PlacementStorage {
+    /// A table of values, empty at first. The port extends it when it needs more places, up to the limits of
+    /// [`PlacementOptions`]. If a table does not grow as requested, the port reports that it is full. Places are
+    /// never removed; a connection's tables are dropped with it.
+    type Table<V>: BorrowMut<[V]> + Extend<V> + Default;
+}
+
+/// The limits of a port. Memory is taken when it is needed, and bounded by these.
+#[derive(Clone, Copy, Debug)]
+pub struct PlacementOptions {
+    /// Connections.
+    pub connections: u32,
+    /// Regions, at most 65536.
+    pub regions: u32,
+    /// Work requests of a connection's send queue.
+    pub send_depth: u32,
+    /// Receives of a connection's own queue.
+    pub receive_depth: u32,
+    /// Receives of the shared queue. With one for each connection that uses it, no peer can keep another from
+    /// sending.
+    pub shared_receive_depth: u32,
+    /// How long a peer may go on reading memory that is being deregistered. After that its connection ends.
+    pub patience: Duration,
+}
+
+impl Default for PlacementOptions {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            regions: 16384,
+            send_depth: 64,
+            receive_depth: 64,
+            shared_receive_depth: 256,
+            patience: Duration::from_secs(10),
+        }
+    }
+}
+
+impl PlacementOptions {
+    fn facts(&self, name: &'static str) -> Facts {
+        Facts {
+            name,
+            ordered_placement: true,
+            active_speaks_first: false,
+            write_proves_placement: true,
+            waits_for_receive: true,
+            read_needs_remote_write: false,
+            immediates: true,
+            atomics: true,
+            atomics_exclude_processor: true,
+            inline_bytes: MOST_INLINE as u32,
+            message_bytes: 1 << 30,
+            transfer_bytes: 1 << 30,
+            slices: MOST_PARTS as u32,
+            read_slices: MOST_PARTS as u32,
+            send_depth: self.send_depth.max(1),
+            receive_depth: self.receive_depth.max(1),
+            shared_receive_depth: self.shared_receive_depth,
+            connections: self.connections.max(1),
+            regions: self.regions.clamp(1, MOST_REGIONS),
+        }
+    }
+}
+
+type Lingering<T, P> = LingeringClose<<T as StreamTransport>::Stream, <P as PlacementStorage>::Table<u8>>;
+
+/// A memory port by software placement over the streams of a transport.
+pub struct PlacementPort<T: StreamTransport, P: PlacementStorage> {
+    facts: Facts,
+    transport: T,
+    /// The token that a connecting peer must present: it is part of the address.
+    token: u64,
+    regions: PlacementRegions<P>,
+    links: P::Table<ConnectionPlace<T::Stream, P>>,
+    /// The first free place for a connection.
+    free: u32,
+    shared: LentQueue<PlacementReceive, P::Table<Option<PlacementReceive>>>,
+    shared_used: u32,
+    /// The number of ready connections that use the shared queue.
+    sharers: u32,
+    /// Receive-starved connections.
+    receive_starved: IndexQueue,
+    /// Connections to handle.
+    listed: IndexQueue,
+    closing: IndexQueue,
+    patience: Duration,
+    /// Connections with a deadline: to be made, or to give memory back.
+    timed: IndexQueue,
+    unauthenticated: P::Table<Option<UnauthenticatedConnection<T::Stream>>>,
+    lingering_closes: P::Table<Option<Lingering<T, P>>>,
+    reports: PendingReports<P>,
+    now: Duration,
+}
+
+impl<T: StreamTransport, P: PlacementStorage> fmt::Debug for PlacementPort<T, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlacementPort").field("facts", &self.facts).finish_non_exhaustive()
+    }
+}
+
+impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
+    /// Returns a port without connections.
+    ///
+    /// # Errors
+    /// The error number with which the transport's [`StreamTransport::random`] failed.
+    pub fn new(mut transport: T, options: &PlacementOptions) -> Result<Self, i32> {
+        let (token, facts) = (transport.random()?, options.facts(T::NAME));
+        let queue = |number: LinkQueue| IndexQueue::new(number as usize);
+        Ok(Self {
+            facts,
+            transport,
+            token,
+            regions: PlacementRegions::new(facts.regions),
+            links: P::Table::default(),
+            free: NONE,
+            shared: LentQueue::new(),
+            shared_used: 0,
+            sharers: 0,
+            receive_starved: queue(LinkQueue::Starved),
+            listed: queue(LinkQueue::Listed),
+            closing: queue(LinkQueue::Closing),
+            patience: options.patience,
+            timed: queue(LinkQueue::Timed),
+            unauthenticated: P::Table::default(),
+            lingering_closes: P::Table::default(),
+            reports: PendingReports::new(),
+            now: Duration::ZERO,
+        })
+    }
+
+    fn link(&self, connection: Connection) -> Option<&PlacementLink<T::Stream, P>> {
+        let place = self.links.borrow().get(connection.index as usize)?;
+        place.link.as_ref().filter(|_| place.generation == connection.generation)
+    }
+
+    fn link_mut(&mut self, connection: Connection) -> Option<&mut PlacementLink<T::Stream, P>> {
+        let place = self.links.borrow_mut().get_mut(connection.index as usize)?;
+        place.link.as_mut().filter(|_| place.generation == connection.generation)
+    }
+
+    fn new_link(&mut self, state: ConnectionState) -> Result<Connection, ConnectError> {
+        let limit = self.facts.connections;
+        let full = ConnectError::Full { limit };
+        let have = self.links.borrow().len();
+        if self.free == NONE && have < limit as usize {
+            self.links.extend(core::iter::once(ConnectionPlace::new()));
+            if self.links.borrow().len() > have {
+                self.free = have as u32;
+            }
+        }
+        // Grown now, so that nothing is missing when work completes.
+        let (sends, receives) = (self.facts.send_depth, self.facts.receive_depth);
+        let (count, shared) = (self.links.borrow().len(), self.facts.shared_receive_depth as usize);
+        let completions = (sends + receives) as usize * count + shared;
+        if !self.reports.reserve(completions, EVENTS_EACH * count) {
+            return Err(full);
+        }
+        let index = self.free;
+        let place = self.links.borrow_mut().get_mut(index as usize).ok_or(full)?;
+        let connection = Connection { index, generation: place.generation.wrapping_add(1) };
+        place.link = Some(PlacementLink::new(connection, state, (sends, receives)).ok_or(full)?);
+        place.generation = connection.generation;
+        self.free = place.next;
+        Ok(connection)
+    }
+
+    /// Returns whether posted work has not left this process, or the peer's machine has not confirmed it. If this is
+    /// false, the port can be dropped, and the peers still receive everything.
+    pub fn has_unsent(&self) -> bool {
+        self.links.borrow().iter().filter_map(|place| place.link.as_ref()).any(|link| {
+            let is_ready = link.state == ConnectionState::Ready;
+            let unsent = link.posted > link.sent || !link.stage.rest().is_empty() || link.body.is_some();
+            is_ready && (unsent || link.stream.as_ref().is_some_and(|stream| stream.unconfirmed() > 0))
+        })
+    }
+
+    /// Frees a connection with nothing left to report.
+    fn free_link(&mut self, at: u32) {
+        if let Some(place) = self.links.borrow_mut().get_mut(at as usize) {
+            place.link = None;
+            place.next = self.free;
+            self.free = at;
+        }
+    }
+
+    fn check_offer(&self, offer: &Offer) -> Result<(), ConnectError> {
+        let can = !offer.shared_receive || self.facts.shared_receive_depth > 0;
+        can.then_some(()).ok_or(ConnectError::Unsupported)
+    }
+
+    /// Returns the bytes of a work request.
+    #[inline]
+    fn source(&self, from: CompletionSource<'_>) -> Result<(WorkBytes, u32), PostError> {
+        match from {
+            CompletionSource::Gather(parts) => {
+                let len = self.check(parts, false)?;
+                Ok((WorkBytes::Parts(PlacementParts::new(parts)), len))
+            }
+            CompletionSource::Inline(bytes) => {
+                let mut copy = [0; MOST_INLINE];
+                let to =
+                    copy.get_mut(..bytes.len()).ok_or(PostError::Length { limit: MOST_INLINE as u32 })?;
+                to.copy_from_slice(bytes);
+                Ok((WorkBytes::Inline(copy), bytes.len() as u32))
+            }
+        }
+    }
+
+    fn check(&self, parts: &[Slice], to_write: bool) -> Result<u32, PostError> {
+        self.regions.check(parts, (MOST_PARTS as u32, self.facts.message_bytes), to_write)
+    }
+
+    #[inline]
+    fn post(
+        &mut self,
+        work: Work,
+        kind: PlacementKind,
+        (local, len): (WorkBytes, u32),
+    ) -> Result<(), PostError> {
+        let link = self.link_mut(work.connection).ok_or(PostError::NotReady)?;
+        if link.state != ConnectionState::Ready {
+            return Err(PostError::NotReady);
+        }
+        if !link.has_place() {
+            return Err(PostError::QueueFull);
+        }
+        let Work { id, quiet, fence, .. } = work;
+        link.post(PlacementWork { id, quiet, fence, kind, local, len, answered: false, lent: false });
+        self.list(work.connection.index);
+        Ok(())
+    }
+
+    fn change(
+        &mut self,
+        work: Work,
+        into: Slice,
+        kind: PlacementKind,
+        at: RemoteRange,
+    ) -> Result<(), PostError> {
+        if into.len != 8 || !at.address.is_multiple_of(8) {
+            return Err(PostError::Alignment);
+        }
+        let len = self.check(&[into], true)?;
+        self.post(work, kind, (WorkBytes::Parts(PlacementParts::new(&[into])), len))
+    }
+}
+
+// SAFETY: memory is used only through `PlacementRegions`, which checks region, bounds and rights on each use and makes
+// no reference, and by lists of it that a `ByteStream` uses during one call, by its own promise. `deregister` is `Ok`
+// when no peer can still pull from the region (`PlacementLink::has_lent`); then the descriptor is gone, as after a
+// drop. Nothing runs in between calls.
+#[allow(unsafe_code, reason = "the trait has obligations; nothing unsafe is done here")]
+unsafe impl<T: StreamTransport, P: PlacementStorage> MemoryPort for PlacementPort<T, P> {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn register(&mut self, memory: LentMemory, access: RegionAccess) -> Result<PortRegion, RegisterError> {
+        let random = self.transport.random().map_err(RegisterError::System)?;
+        self.regions.register(memory, access, random)
+    }
+
+    fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError> {
+        if T::PULLS {
+            self.regions.revoke(region)?;
+            let until = self.now.saturating_add(self.patience);
+            let mut busy = false;
+            for at in 0..self.links.borrow().len() as u32 {
+                let Some(link) = self.link_at(at).filter(|link| link.has_lent(region)) else { continue };
+                busy = true;
+                if link.demand(region, until) {
+                    self.timed.push_back(self.links.borrow_mut(), at);
+                }
+            }
+            if busy {
+                return Err(RegisterError::Busy);
+            }
+        }
+        // Nothing else is under way outside of calls.
+        self.regions.deregister(region)
+    }
+
+    fn key(&self, region: PortRegion) -> Option<MemoryKey> {
+        self.regions.key(region)
+    }
+
+    fn address(&self) -> Option<Address> {
+        self.transport.address(self.token)
+    }
+
+    fn connect(&mut self, to: &Address, offer: &Offer) -> Result<Connection, ConnectError> {
+        self.check_offer(offer)?;
+        let (peer, token) = T::parse(to).ok_or(ConnectError::Address)?;
+        let connection = self.new_link(ConnectionState::Connecting)?;
+        let stream = match self.transport.connect(peer) {
+            Ok(stream) => stream,
+            Err(error) => {
+                self.free_link(connection.index);
+                return Err(error);
+            }
+        };
+        if let Some(link) = self.link_mut(connection) {
+            (link.stream, link.token) = (Some(stream), token);
+            (link.shared, link.deadline, link.private) =
+                (offer.shared_receive, offer.deadline, offer.private);
+        }
+        self.watch(connection.index, Interest { new: true, writable: true });
+        self.timed.push_back(self.links.borrow_mut(), connection.index);
+        Ok(connection)
+    }
+
+    fn accept(&mut self, connection: Connection, offer: &Offer) -> Result<(), ConnectError> {
+        self.check_offer(offer)?;
+        let link = self.link_mut(connection).filter(|link| link.state == ConnectionState::Requested);
+        let link = link.ok_or(ConnectError::State)?;
+        let (answer, shared, private) = (PlacementAnswer::Accept, offer.shared_receive, offer.private);
+        let said = link.stage.push(&Handshake { answer, token: 0, shared, private }.encode());
+        debug_assert!(said, "the stage of a new connection is empty");
+        link.shared = shared;
+        link.state = ConnectionState::Ready;
+        self.sharers += u32::from(shared);
+        self.reports.report(Event::Established { connection, private: Private::EMPTY });
+        self.list(connection.index);
+        Ok(())
+    }
+
+    fn refuse(&mut self, connection: Connection, private: Private) -> Result<(), ConnectError> {
+        let link = self.link_mut(connection).filter(|link| link.state == ConnectionState::Requested);
+        let link = link.ok_or(ConnectError::State)?;
+        link.closing = true;
+        let (stream, mut rest) = (link.stream.take(), core::mem::take(&mut link.stage));
+        self.end(connection.index, LinkEnd::new(LostError::Closed));
+        if let Some(link) = self.link_mut(connection) {
+            (link.state, link.refused) = (ConnectionState::Gone, true);
+            if link.unpolled == 0 {
+                self.free_link(connection.index);
+            } else {
+                self.closing.push_back(self.links.borrow_mut(), connection.index);
+            }
+        }
+        let answer = PlacementAnswer::Refuse;
+        let said = rest.push(&Handshake { answer, token: 0, shared: false, private }.encode());
+        if let Some(stream) = stream.filter(|_| said) {
+            self.linger(stream, rest);
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, connection: Connection) {
+        let Some(link) = self.link_mut(connection).filter(|link| !link.closing) else { return };
+        link.closing = true;
+        self.end(connection.index, LinkEnd::new(LostError::Closed));
+        self.closing.push_back(self.links.borrow_mut(), connection.index);
+    }
+
+    fn state(&self, connection: Connection) -> ConnectionState {
+        self.link(connection).map_or(ConnectionState::Gone, |link| link.state)
+    }
+
+    fn origin(&self, connection: Connection) -> Option<Origin> {
+        self.link(connection)?.stream.as_ref()?.origin()
+    }
+
+    fn write(
+        &mut self,
+        work: Work,
+        from: CompletionSource<'_>,
+        to: RemoteRange,
+        immediate: Option<u32>,
+    ) -> Result<(), PostError> {
+        let source = self.source(from)?;
+        self.post(work, PlacementKind::Write { to, immediate }, source)
+    }
+
+    fn read(&mut self, work: Work, into: &[Slice], from: RemoteRange) -> Result<(), PostError> {
+        let len = self.check(into, true)?;
+        self.post(work, PlacementKind::Read { from }, (WorkBytes::Parts(PlacementParts::new(into)), len))
+    }
+
+    fn send(
+        &mut self,
+        work: Work,
+        from: CompletionSource<'_>,
+        immediate: Option<u32>,
+    ) -> Result<(), PostError> {
+        let source = self.source(from)?;
+        self.post(work, PlacementKind::Send { immediate }, source)
+    }
+
+    fn fetch_add(&mut self, work: Work, into: Slice, at: RemoteRange, add: u64) -> Result<(), PostError> {
+        self.change(work, into, PlacementKind::Add { at, add }, at)
+    }
+
+    fn compare_swap(
+        &mut self,
+        work: Work,
+        into: Slice,
+        at: RemoteRange,
+        expected: u64,
+        new: u64,
+    ) -> Result<(), PostError> {
+        self.change(work, into, PlacementKind::Swap { at, expected, new }, at)
+    }
+
+    fn receive(&mut self, queue: ReceiveQueue, id: u64, into: &[Slice]) -> Result<(), PostError> {
+        self.check(into, true)?;
+        let receive = PlacementReceive { id, parts: PlacementParts::new(into) };
+        let ReceiveQueue::Of(connection) = queue else {
+            match self.facts.shared_receive_depth {
+                0 => return Err(PostError::Unsupported),
+                depth if self.shared_used >= depth => return Err(PostError::QueueFull),
+                _ => {}
+            }
+            if !self.shared.reserve(self.facts.shared_receive_depth as usize) {
+                return Err(PostError::QueueFull);
+            }
+            self.shared_used += 1;
+            let _ = self.shared.push_back(receive);
+            self.refill_all();
+            return Ok(());
+        };
+        let link = self.link_mut(connection).ok_or(PostError::NotReady)?;
+        if link.shared || matches!(link.state, ConnectionState::Lost | ConnectionState::Gone) {
+            return Err(PostError::NotReady);
+        }
+        if link.receiving >= link.receive_depth || !link.receives.push_back(receive) {
+            return Err(PostError::QueueFull);
+        }
+        link.receiving += 1;
+        link.granted += 1;
+        self.list(connection.index);
+        Ok(())
+    }
+
+    fn poll(&mut self, into: &mut [Completion]) -> usize {
+        if self.reports.completions() < into.len() || into.is_empty() {
+            self.progress();
+        }
+        let mut count = 0;
+        for to in into {
+            let Some((completion, freed)) = self.reports.next_completion() else { break };
+            if freed == Freed::Shared {
+                self.shared_used -= 1;
+            }
+            if let Some(link) = self.link_mut(completion.connection) {
+                link.unpolled -= 1;
+                match freed {
+                    Freed::Work(below) => link.freed = below,
+                    Freed::Receive => link.receiving -= 1,
+                    Freed::Shared => {}
+                }
+            }
+            *to = completion;
+            count += 1;
+        }
+        count
+    }
+
+    fn poll_event(&mut self, now: Duration) -> Option<Event> {
+        self.watch_clock(now);
+        if !self.reports.has_events() {
+            self.progress();
+        }
+        let event = self.reports.next_event();
+        event.or_else(|| self.closed().map(|connection| Event::Closed { connection }))
+    }
+
+    fn arm(&mut self) -> Armed {
+        let idle = self.reports.is_empty() && self.listed.is_empty() && self.descriptor().is_some();
+        if idle { Armed::Sleep } else { Armed::Poll }
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        self.transport.descriptor()
+    }
+}

@@ -1,0 +1,128 @@
+//! What the placement asks of its byte streams.
+//!
+//! The layer above implements these traits over sockets, over pipes in shared memory, or over a simulation. It
+//! keeps everything that needs the system: descriptors, addresses, readiness, random numbers.
+#![deny(unsafe_code)]
+
+use crate::payload::{GatherList, ScatterList};
+use crate::port::memory::{Address, ConnectError, LostError, Origin};
+
+/// The word with which [`StreamTransport::ready`] reports that a stream has come in.
+pub const LISTENER: u64 = 0;
+
+/// The result of reading from, or writing to, a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamResult {
+    /// So many bytes, at least one and at most those of the list, were transferred from its beginning on.
+    Bytes(usize),
+    /// Nothing can be transferred now.
+    Blocked,
+    /// The other end has ended its stream in good order. Only reading returns this.
+    Ended,
+    /// The stream is lost.
+    Failed(LostError),
+}
+
+/// The events that [`StreamTransport::ready`] reports for a stream, besides that it can be read or has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interest {
+    /// Whether the stream was never watched before.
+    pub new: bool,
+    /// Whether to report that it can be written.
+    pub writable: bool,
+}
+
+/// A connected pair of byte streams that never blocks.
+///
+/// # Safety
+/// - `read`, `write` and `pull` touch the memory of their lists only during the call.
+/// - After `withdraw` has returned, and after the stream is dropped, no pull by the peer that is still in
+///   progress succeeds.
+#[allow(unsafe_code, reason = "the trait has obligations; nothing unsafe is done here")]
+pub unsafe trait ByteStream {
+    /// Returns the result of connecting; `None` if it is not known yet.
+    fn is_connected(&mut self) -> Option<Result<(), ConnectError>>;
+
+    /// Reads available bytes.
+    fn read(&mut self, into: &mut ScatterList<'_>) -> StreamResult;
+
+    /// Writes as much as fits.
+    fn write(&mut self, from: &GatherList<'_>) -> StreamResult;
+
+    /// Returns whether a write is to be tried again when the stream is reported as writable. If not, the peer
+    /// notifies in another way.
+    fn wants_writable(&self) -> bool {
+        true
+    }
+
+    /// Returns whether the peer's memory can be read, as far as is known.
+    fn can_pull(&mut self) -> bool {
+        false
+    }
+
+    /// Copies from the peer's memory. Returns false if that failed, or if the peer may have revoked it
+    /// meanwhile ([`ByteStream::withdraw`]); the copied bytes are then arbitrary.
+    fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> bool {
+        let _ = (from, into);
+        false
+    }
+
+    /// Revokes the memory that the peer may pull. Afterwards the stream has no other use.
+    fn withdraw(&mut self) {}
+
+    /// Returns the number of written bytes that would be lost if this process ended now.
+    fn unconfirmed(&self) -> usize {
+        0
+    }
+
+    /// Returns where the other end is, as the system reports it.
+    fn origin(&self) -> Option<Origin>;
+
+    /// Ends the outgoing stream.
+    fn finish(&mut self);
+}
+
+/// A source of streams.
+pub trait StreamTransport {
+    /// The type of its streams.
+    type Stream: ByteStream;
+
+    /// Its name.
+    const NAME: &'static str;
+
+    /// Whether its streams may be able to pull.
+    const PULLS: bool = false;
+
+    /// Returns its address for others, with the token that they must present.
+    fn address(&self, token: u64) -> Option<Address>;
+
+    /// Splits an address of this transport into its place and its token.
+    fn parse(address: &Address) -> Option<(&[u8], u64)>;
+
+    /// Starts to connect.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    fn connect(&mut self, to: &[u8]) -> Result<Self::Stream, ConnectError>;
+
+    /// Returns the next incoming stream.
+    fn accept(&mut self) -> Option<Self::Stream>;
+
+    /// Requests that [`StreamTransport::ready`] reports this stream by `word`, until it is dropped. If the
+    /// request fails, the stream seems silent, and deadlines end it.
+    fn watch(&mut self, stream: &Self::Stream, word: u64, interest: Interest);
+
+    /// Fills `words` with the words of streams that can make progress, or [`LISTENER`], and returns their
+    /// number. A stream is reported again as long as it has unread bytes.
+    fn ready(&mut self, words: &mut [u64]) -> usize;
+
+    /// Returns an unpredictable number, for keys and tokens.
+    ///
+    /// # Errors
+    /// The system's error number.
+    fn random(&mut self) -> Result<u64, i32>;
+
+    /// Returns the file descriptor that becomes readable when [`StreamTransport::ready`] has something to
+    /// report; `None` if there is none.
+    fn descriptor(&self) -> Option<i32>;
+}

@@ -1,0 +1,137 @@
+//! Access to the memory of peers.
+use super::PeerId;
+use crate::payload::{ReceiveRange, SendRange};
+use crate::wire::rendezvous::Descriptor;
+
+/// The result of starting an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accessed {
+    /// All bytes were copied.
+    Done,
+    /// The access is under way; [`RemoteAccess::poll_access`] reports its end.
+    Later,
+    /// The port has no place for another access now. Nothing was started.
+    Busy,
+    /// The access is impossible. The content of the local range is unspecified.
+    Failed(AccessError),
+}
+
+/// The reason why an access failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AccessError {
+    /// These bytes cannot be accessed, because the range is not mapped or not exposed. Other accesses may
+    /// succeed.
+    #[error("the range is not accessible")]
+    Range,
+    /// No access to this peer's memory will succeed: it is not permitted, or the process has ended.
+    #[error("access to the peer's memory is refused")]
+    Refused,
+}
+
+/// The end of an access that was under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompletedAccess {
+    /// The number that the engine gave to the access.
+    pub operation: u64,
+    /// Whether all bytes were copied. After an error the content of the local range is unspecified.
+    pub result: Result<(), AccessError>,
+}
+
+/// A buffer that is exposed to a peer, as the port numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exposure(
+    /// The port's number.
+    pub u64,
+);
+
+/// The optional access to memory of peers, by which large messages move without intermediate copies (paper 1,
+/// section 5; paper 4, section 3.2). By default there is none, and such messages are streamed.
+///
+/// The sender *exposes* a buffer. Its port describes the buffer in a [`Descriptor`], which the engine carries to
+/// the receiver without looking into it. The receiver *gets* bytes by it, in any order and with any number of
+/// accesses under way. In the other direction the receiver exposes its buffer and the sender *puts*. The end of
+/// an exposure is *revoked*.
+///
+/// # Revocation
+/// After [`RemoteAccess::revoke`] returns, the peer can make no access that the port is able to prevent. A
+/// transport may be unable to prevent some: a peer that may read this process's memory through the kernel can do
+/// so at any time, with or without an exposure. Therefore only memory for which a late *read* is harmless is
+/// exposed by address, and a port exposes memory for *writing* only if it can prevent late writes.
+///
+/// # Safety
+/// A port uses a range that it got in [`RemoteAccess::get`] or [`RemoteAccess::put`] only
+/// - during the call, if the result is not [`Accessed::Later`];
+/// - otherwise until [`RemoteAccess::poll_access`] returns the operation, until
+///   [`PacketPort::close`](super::PacketPort::close) returns for the peer, or until the port is dropped,
+///   whichever comes first.
+///
+/// It writes only to ranges of [`RemoteAccess::get`] and [`RemoteAccess::expose_for_put`]. An exposed range is used
+/// until the exposure is revoked, the connection to the peer is closed, or the port is dropped.
+#[allow(unsafe_code, reason = "the trait has obligations about memory; this file does nothing unsafe")]
+pub unsafe trait RemoteAccess {
+    /// Returns whether [`RemoteAccess::get`] may be tried with this peer.
+    fn can_get(&self, peer: PeerId) -> bool {
+        let _ = peer;
+        false
+    }
+
+    /// Returns whether the port can access this memory of the peer. A descriptor of an unknown method, or a
+    /// malformed one, is not accessible; the message is then streamed.
+    fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
+        let _ = (peer, descriptor);
+        false
+    }
+
+    /// Returns whether this process copies this memory of the peer in user space, as far as is known. No other
+    /// protocol is then faster.
+    fn is_mappable(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
+        let _ = (peer, descriptor);
+        false
+    }
+
+    /// Exposes a buffer that the peer may read, and returns its description; [`Descriptor::NONE`] if the port
+    /// cannot expose it. The range is never empty. A description with an exposure must be revoked.
+    fn expose(&mut self, peer: PeerId, range: SendRange) -> (Descriptor, Option<Exposure>) {
+        let _ = (peer, range);
+        (Descriptor::NONE, None)
+    }
+
+    /// As [`RemoteAccess::expose`], for a buffer that the peer may write. A port does so only if it can prevent every
+    /// write after the exposure was revoked.
+    fn expose_for_put(&mut self, peer: PeerId, range: ReceiveRange) -> (Descriptor, Option<Exposure>) {
+        let _ = (peer, range);
+        (Descriptor::NONE, None)
+    }
+
+    /// Ends an exposure. See the trait for the guarantee.
+    fn revoke(&mut self, peer: PeerId, exposure: Exposure) {
+        let _ = (peer, exposure);
+    }
+
+    /// Copies the bytes of the peer's exposed memory from `at` on into `to`. `operation` is reported at the end if
+    /// the access is under way on return. The range of the access lies in the exposed memory as far as an honest
+    /// peer has described it; the port checks what it must.
+    fn get(
+        &mut self,
+        peer: PeerId,
+        from: &Descriptor,
+        at: u64,
+        to: ReceiveRange,
+        operation: u64,
+    ) -> Accessed {
+        let _ = (peer, from, at, to, operation);
+        Accessed::Failed(AccessError::Refused)
+    }
+
+    /// As [`RemoteAccess::get`], in the other direction: copies `from` to the peer's exposed memory, from `at` on. When
+    /// the access has ended, the bytes have arrived there.
+    fn put(&mut self, peer: PeerId, to: &Descriptor, at: u64, from: SendRange, operation: u64) -> Accessed {
+        let _ = (peer, to, at, from, operation);
+        Accessed::Failed(AccessError::Refused)
+    }
+
+    /// Returns the next access that has ended since it was under way; `None` if there is none.
+    fn poll_access(&mut self) -> Option<CompletedAccess> {
+        None
+    }
+}

@@ -1,0 +1,102 @@
+//! The critical path: whole small messages in one call each way.
+#![forbid(unsafe_code)]
+
+use super::{Arrival, PacketPort, PeerId, Stores};
+use crate::payload::BorrowedRecv;
+use crate::sync::spin_hint;
+use crate::wire::Envelope;
+
+/// The optional critical path of a port. By default there is none, and every message is a packet.
+///
+/// Each call either does the whole work or has no effect; the engine then takes the general path. A port
+/// declines messages to and from peers that it does not reach.
+pub trait ShortPath: PacketPort {
+    /// Returns the largest message in bytes for which [`ShortPath::send_short`] may be called.
+    fn short_bytes(&self) -> usize {
+        0
+    }
+
+    /// The critical path of [`PacketPort::send`]: sends a short message, if only the message must be written.
+    /// Returns whether the caller must call [`ShortPath::settle_send`] next. `None` if nothing was sent: the
+    /// caller uses [`PacketPort::send`].
+    #[inline(always)]
+    fn send_short(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
+        let _ = (peer, context, tag, bytes);
+        None
+    }
+
+    /// As [`ShortPath::send_short`], for a whole message of any length that fits into a packet, if the
+    /// message only needs to be copied.
+    #[inline(always)]
+    fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
+        let _ = (peer, context, tag, bytes);
+        None
+    }
+
+    /// Does the rare work after [`ShortPath::send_short`] and [`ShortPath::send_copy`].
+    fn settle_send(&mut self, peer: PeerId) {
+        let _ = peer;
+    }
+
+    /// The critical path of receiving, in one step. If a poll would first find a whole small message, and
+    /// `wanted` accepts it, copies the bytes that fit into `to`, releases the packet, and returns its sender
+    /// and envelope. `None` if nothing was taken: the caller polls.
+    #[inline(always)]
+    fn take(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope) -> bool,
+        to: &mut BorrowedRecv<'_>,
+    ) -> Option<(PeerId, Envelope)> {
+        let _ = (wanted, to);
+        None
+    }
+
+    /// As [`ShortPath::take`], for a short message in this context that fits into `to`, from this rank, which
+    /// need not exist; without a rank, from the peer that a poll checks first. Returns the sender, the tag, the
+    /// length, and whether the caller must call [`ShortPath::settle_take`] next.
+    #[inline(always)]
+    fn take_short(
+        &mut self,
+        from: Option<usize>,
+        context: u16,
+        wanted: impl FnOnce(u64) -> bool,
+        to: &mut [u8],
+    ) -> Option<(PeerId, u64, usize, bool)> {
+        let _ = (from, context, wanted, to);
+        None
+    }
+
+    /// Does the rare work after [`ShortPath::take_short`].
+    fn settle_take(&mut self, peer: PeerId) {
+        let _ = peer;
+    }
+
+    /// Returns whether [`PacketPort::poll`] may find a packet where [`ShortPath::take`] looks. It is `true` whenever
+    /// `take` may find something. The cost is the same as that of `take`.
+    fn has_next(&self) -> bool {
+        false
+    }
+
+    /// Pauses between two polls that found nothing: the core idles for some ten nanoseconds, or does work of
+    /// about that length that speeds up later calls.
+    fn pause(&mut self) {
+        spin_hint();
+    }
+
+    /// Prioritizes polling for packets of this peer, after a receive was posted (paper 4, section 3.1).
+    fn prioritize(&mut self, peer: PeerId) {
+        let _ = peer;
+    }
+
+    /// Sets the copy policy for later packets of kind `Data`, which their receiver has requested.
+    #[inline]
+    fn set_data_stores(&mut self, peer: PeerId, stores: Option<Stores>) {
+        let _ = (peer, stores);
+    }
+
+    /// As [`PacketPort::read`], with non-temporal stores where possible: the message is too large for the
+    /// caches.
+    fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
+        self.read(arrival, at, to);
+    }
+}

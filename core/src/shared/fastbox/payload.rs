@@ -1,0 +1,128 @@
+//! The payload of packets in their slots, in whole words only: a copy of some bytes of a word costs as much as several
+//! words.
+//!
+//! The first slot holds a packet of at most [`FIRST_BYTES`] as a [`ShortMessage`], or the first bytes of a longer
+//! one. Each further slot holds the next [`MORE_BYTES`], but the last slot holds the last ones of the packet, of which
+//! some may also lie in slots before. A packet of fewer than `MORE_BYTES` has one further slot, whose first word holds
+//! the last 8 bytes.
+#![forbid(unsafe_code)]
+
+use core::ops::Range;
+
+use super::short::ShortMessage;
+use super::{FIRST_BYTES, FastboxSlot, MORE_BYTES, slots_for};
+
+/// Stores tag and payload of the first slot.
+#[inline(always)]
+pub(super) fn store_first(slot: &FastboxSlot, tag: u64, payload: &[u8]) {
+    let head = payload.get(..FIRST_BYTES).unwrap_or(payload);
+    store_short(slot, tag, ShortMessage::new(head));
+}
+
+/// Stores tag and payload of a short message.
+#[inline(always)]
+pub(super) fn store_short(slot: &FastboxSlot, tag: u64, message: ShortMessage) {
+    let [first, second, third] = &slot.body;
+    first.set(tag);
+    second.set(message.first);
+    third.set(message.last);
+}
+
+/// Stores the payload of all further slots, with their stamp.
+#[inline(always)]
+pub(super) fn store_further(slots: &[FastboxSlot], stamp: u64, payload: &[u8]) {
+    let Some((last, slots)) = slots.split_last() else { return };
+    let (chunks, _) = payload.get(FIRST_BYTES..).unwrap_or_default().as_chunks();
+    for (slot, chunk) in slots.iter().zip(chunks) {
+        slot.stamp.store_relaxed(stamp);
+        store_chunk(slot, chunk);
+    }
+    last.stamp.store_relaxed(stamp);
+    store_last(last, payload);
+}
+
+/// Stores the payload of further slot `number` of a packet of `count` slots.
+pub(super) fn store_one(slot: &FastboxSlot, payload: &[u8], (number, count): (usize, usize)) {
+    let at = FIRST_BYTES + (number - 1) * MORE_BYTES;
+    match payload.get(at..).and_then(<[u8]>::first_chunk) {
+        Some(chunk) if number + 1 < count => store_chunk(slot, chunk),
+        _ => store_last(slot, payload),
+    }
+}
+
+#[inline(always)]
+fn store_chunk(slot: &FastboxSlot, chunk: &[u8; MORE_BYTES]) {
+    for (word, bytes) in slot.body.iter().zip(chunk.as_chunks().0) {
+        word.set(u64::from_le_bytes(*bytes));
+    }
+}
+
+#[inline(always)]
+fn store_last(slot: &FastboxSlot, payload: &[u8]) {
+    if let Some(chunk) = payload.last_chunk() {
+        store_chunk(slot, chunk);
+    } else if let Some(bytes) = payload.last_chunk() {
+        slot.body[0].set(u64::from_le_bytes(*bytes));
+    }
+}
+
+/// Loads a short message of `len` bytes.
+#[inline(always)]
+pub(super) fn load_short(slot: &FastboxSlot, len: usize) -> ShortMessage {
+    let [_, first, last] = &slot.body;
+    ShortMessage { first: first.get(), last: last.get(), len }
+}
+
+/// Loads a whole packet of several slots.
+#[inline(always)]
+pub(super) fn load(first: &FastboxSlot, further: &[FastboxSlot], to: &mut [u8]) {
+    let Some((head, rest)) = to.split_first_chunk_mut::<FIRST_BYTES>() else { return };
+    load_short(first, FIRST_BYTES).write(head);
+    let Some((last, slots)) = further.split_last() else { return };
+    for (slot, chunk) in slots.iter().zip(rest.as_chunks_mut().0) {
+        load_chunk(slot, chunk);
+    }
+    load_last(last, to);
+}
+
+/// Loads the payload of further slot `number` of a packet of `count` slots.
+pub(super) fn load_one(slot: &FastboxSlot, to: &mut [u8], (number, count): (usize, usize)) {
+    let at = FIRST_BYTES + (number - 1) * MORE_BYTES;
+    match to.get_mut(at..).and_then(<[u8]>::first_chunk_mut) {
+        Some(chunk) if number + 1 < count => load_chunk(slot, chunk),
+        _ => load_last(slot, to),
+    }
+}
+
+#[inline(always)]
+fn load_last(slot: &FastboxSlot, to: &mut [u8]) {
+    if let Some(chunk) = to.last_chunk_mut() {
+        load_chunk(slot, chunk);
+    } else if let Some(bytes) = to.last_chunk_mut() {
+        *bytes = slot.body[0].get().to_le_bytes();
+    }
+}
+
+#[inline(always)]
+fn load_chunk(slot: &FastboxSlot, chunk: &mut [u8; MORE_BYTES]) {
+    for (word, bytes) in slot.body.iter().zip(chunk.as_chunks_mut().0) {
+        *bytes = word.get().to_le_bytes();
+    }
+}
+
+/// Returns the place of byte `at` of a packet of `len` bytes: the number of the slot, the word of its body, and the
+/// bytes of this word from there on that are the next ones of the packet, as far as it goes.
+pub(super) fn locate(len: usize, at: usize) -> (usize, usize, Range<usize>) {
+    if at < FIRST_BYTES {
+        let first = len.min(FIRST_BYTES);
+        let width = ShortMessage::width(first);
+        return if at < width { (0, 1, at..width) } else { (0, 2, at + width - first..width) };
+    }
+    let number = slots_for(at + 1) - 1;
+    let start = match (number + 1 == slots_for(len), len) {
+        (false, _) => FIRST_BYTES + (number - 1) * MORE_BYTES,
+        (true, ..MORE_BYTES) => len - 8,
+        (true, _) => len - MORE_BYTES,
+    };
+    (number, (at - start) / 8, (at - start) % 8..8)
+}

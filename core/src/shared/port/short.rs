@@ -1,0 +1,153 @@
+//! The port's critical path: whole small messages.
+
+use core::borrow::BorrowMut;
+
+use super::poll;
+use super::{HOT, Host, Link, PacketPlace, ShmPort};
+use crate::payload::BorrowedRecv;
+use crate::port::{Arrival, PeerId, ShortPath, Stores};
+use crate::shared::fastbox::SHORT_BYTES;
+use crate::shared::pool::CellRecord;
+use crate::shared::sleep::WakeReason;
+use crate::sync::spin_hint;
+use crate::wire::Envelope;
+
+impl<'a, H, L, R> ShortPath for ShmPort<'a, H, L, R>
+where
+    H: Host,
+    L: BorrowMut<[Option<Link<'a>>]>,
+    R: BorrowMut<[CellRecord]>,
+{
+    fn short_bytes(&self) -> usize {
+        SHORT_BYTES.min(self.config.fastbox_limit)
+    }
+
+    #[inline(always)]
+    fn send_short(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
+        let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
+        if !link.ends.outbound.push_short(link.traffic.next, context, tag, bytes) {
+            return None;
+        }
+        link.traffic.next += 1;
+        Some(link.ends.sleep.is_asleep(self.config.fences))
+    }
+
+    #[inline(always)]
+    fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
+        if bytes.len() > self.config.fastbox_limit {
+            return self.send_cell_now(peer, context, tag, bytes);
+        }
+        let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
+        if !link.ends.outbound.push_now(link.traffic.next, context, tag, bytes) {
+            return None;
+        }
+        link.traffic.next += 1;
+        Some(link.ends.sleep.is_asleep(self.config.fences))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn settle_send(&mut self, peer: PeerId) {
+        self.wake(peer, WakeReason::Message);
+    }
+
+    #[inline(always)]
+    fn take(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope) -> bool,
+        to: &mut BorrowedRecv<'_>,
+    ) -> Option<(PeerId, Envelope)> {
+        let peer = self.hot[self.turn % HOT];
+        let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
+        let burst = self.burst.checked_sub(1)?;
+        let Some(packet) = link.ends.inbound.due(link.traffic.expected) else {
+            return self.take_announced(peer, wanted, to);
+        };
+        if !wanted(peer, &packet.envelope) {
+            return None;
+        }
+        match to.whole(0, packet.len) {
+            Some(to) => link.ends.inbound.read(packet.len, 0, to),
+            None => poll::scatter(&link.ends.inbound, packet.len, to),
+        }
+        self.burst = burst;
+        link.traffic.expected += 1;
+        // The sender may sleep until there is space.
+        if link.ends.inbound.advance(packet.len) {
+            self.wake(peer, WakeReason::Other);
+        }
+        Some((peer, packet.envelope))
+    }
+
+    #[inline(always)]
+    fn has_next(&self) -> bool {
+        let peer = self.hot[self.turn % HOT];
+        let link = self.links.borrow().get(peer as usize).and_then(Option::as_ref);
+        link.is_some_and(|link| link.ends.inbound.has_next())
+    }
+
+    #[inline(always)]
+    fn pause(&mut self) {
+        if self.write_prefetch.is_on() { self.prefetch() } else { spin_hint() }
+    }
+
+    #[inline(always)]
+    fn take_short(
+        &mut self,
+        from: Option<usize>,
+        context: u16,
+        wanted: impl FnOnce(u64) -> bool,
+        to: &mut [u8],
+    ) -> Option<(PeerId, u64, usize, bool)> {
+        let peer = from.unwrap_or(self.hot[self.turn % HOT] as usize);
+        let Some(Some(link)) = self.links.borrow_mut().get_mut(peer) else { return None };
+        if self.burst == 0 {
+            return None;
+        }
+        let expected = link.traffic.expected;
+        let (packet, ended) = link.ends.inbound.take_short(expected, context, to.len(), wanted)?;
+        link.traffic.expected += 1;
+        packet.read(to);
+        Some((peer as PeerId, packet.tag, packet.len, ended))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn settle_take(&mut self, peer: PeerId) {
+        let Some(link) = self.link(peer) else { return };
+        let (count, reported) = link.ends.inbound.end_run();
+        self.burst = self.burst.saturating_sub(count as u32);
+        // The sender may sleep until there is space.
+        if reported {
+            self.wake(peer, WakeReason::Other);
+        }
+    }
+
+    #[inline(always)]
+    fn prioritize(&mut self, peer: PeerId) {
+        if self.hot_count < self.peers() as usize - 1 {
+            self.heat(peer);
+        }
+    }
+
+    #[inline]
+    fn set_data_stores(&mut self, peer: PeerId, stores: Option<Stores>) {
+        if let Some(link) = self.link(peer) {
+            link.traffic.data_stores = stores;
+        }
+    }
+
+    #[inline(never)]
+    fn read_non_temporal(&self, arrival: &Arrival<PacketPlace>, at: usize, to: &mut [u8]) {
+        let Some(link) = self.links.borrow().get(arrival.peer as usize).and_then(Option::as_ref) else {
+            return;
+        };
+        match &arrival.token {
+            PacketPlace::Fastbox => link.ends.inbound.read(arrival.len, at, to),
+            PacketPlace::Cell(cell) | PacketPlace::Announced(cell) => {
+                let inside = link.ends.cells.read_non_temporal(*cell, at, to);
+                debug_assert!(inside, "the poll checked the packet's size");
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Settings of the ranks on other machines.
+
+use super::Config;
+
+/// The transport to ranks on other machines. All processes of a world use the same one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NetChoice {
+    /// RDMA devices if every process has one that it can use, else TCP.
+    #[default]
+    Auto,
+    /// TCP.
+    Tcp,
+    /// RDMA devices.
+    Verbs,
+    /// None: a rank on another machine is an error at start.
+    Off,
+}
+
+impl Config {
+    /// Sets whether this process shares memory with other processes of its machine. If not, it reaches them as if
+    /// they ran on other machines.
+    #[must_use]
+    pub fn local(self, local: bool) -> Self {
+        self.with(["NEMESIA_LOCAL"], |config| config.local = local)
+    }
+
+    /// Sets the transport to ranks on other machines.
+    #[must_use]
+    pub fn net(self, net: NetChoice) -> Self {
+        self.with(["NEMESIA_NET"], |config| config.net = net)
+    }
+
+    /// Sets the address at which this process listens for ranks on other machines: an IP address, or the name of an
+    /// interface. `None`: an address of the interface with the default route; without one, the first address that is
+    /// not local to this machine.
+    #[must_use]
+    pub fn net_address(self, address: Option<&str>) -> Self {
+        self.with(["NEMESIA_NET_ADDRESS"], |config| config.net_address = address.map(str::to_owned))
+    }
+
+    /// Sets the payload bytes of the largest packet to another machine: 256 to 16 MiB; `None` means those of a cell.
+    /// All processes must agree.
+    #[must_use]
+    pub fn net_packets(self, bytes: Option<u32>) -> Self {
+        let bytes = bytes.map(|bytes| bytes.clamp(256, 16 << 20));
+        self.with(["NEMESIA_NET_PACKET_BYTES"], |config| config.net_packet_bytes = bytes)
+    }
+
+    /// Sets the most packets that each rank on another machine may send before this process has taken one: 3 to
+    /// 1024. Memory is taken as busy ranks need it.
+    #[must_use]
+    pub fn net_receives(self, receives: u32) -> Self {
+        self.with(["NEMESIA_NET_RECEIVES"], |config| config.net_receives = receives.clamp(3, 1024))
+    }
+
+    /// Returns the payload bytes of the largest packet to another machine.
+    pub(crate) fn net_packet_bytes(&self) -> u32 {
+        self.net_packet_bytes.unwrap_or(self.cell_bytes)
+    }
+}

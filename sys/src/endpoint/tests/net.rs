@@ -1,0 +1,153 @@
+//! Endpoints that reach each other over TCP.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use super::meeting::TestMeeting;
+use super::pair;
+use crate::{Arm, Config, Endpoint, Error, Failure, NetChoice, Source, Tag};
+
+const EVER: Duration = Duration::from_secs(60);
+
+/// A process that shares memory with no other one.
+fn apart() -> Config {
+    Config::default().local(false).net(NetChoice::Tcp).net_address(Some("127.0.0.1"))
+}
+
+/// Opens three endpoints, of which ranks 0 and 1 share memory and rank 2 does not.
+fn mixed() -> [Endpoint; 3] {
+    let meeting = TestMeeting::new(3);
+    let open = |rank| {
+        let config = apart().local(rank < 2).spin(0);
+        let exchange = meeting.exchange(rank);
+        std::thread::spawn(move || Endpoint::open_with(&config, exchange).unwrap())
+    };
+    [0, 1, 2].map(open).map(|opening| opening.join().unwrap())
+}
+
+fn await_readable(endpoint: &mut Endpoint) {
+    assert!(
+        crate::os::wait_ready(endpoint.event_fd().unwrap(), libc::POLLIN, Instant::now() + EVER).unwrap()
+    );
+}
+
+#[test]
+fn one_descriptor_wakes_an_event_loop_for_messages_of_this_and_of_other_machines() {
+    let [mut zero, one, two] = mixed();
+    let mut others = Vec::new();
+    for (mut from, tag) in [(one, 1), (two, 2)] {
+        while zero.arm() == Arm::Busy {}
+        let late = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            from.send(0, tag, &[tag as u8; 100]).unwrap();
+            from
+        });
+        let begun = Instant::now();
+        let mut got = vec![0; 100];
+        // SAFETY: the buffer lives, unused, until the request is complete.
+        let request =
+            unsafe { zero.irecv(Source::Any, Tag::Exactly(tag), got.as_mut_ptr(), got.len()) }.unwrap();
+        while zero.test(request).unwrap().is_none() {
+            if zero.arm() == Arm::Armed {
+                await_readable(&mut zero);
+            }
+            assert!(begun.elapsed() < EVER);
+        }
+        assert!(got.iter().all(|byte| *byte == tag as u8));
+        others.push(late.join().unwrap());
+    }
+}
+
+#[test]
+fn a_sleeper_is_woken_by_messages_of_this_and_of_other_machines() {
+    let [zero, one, two] = mixed();
+    let zero = std::thread::spawn(move || {
+        let mut zero = zero;
+        for from in [2, 1, 2, 1] {
+            zero.recv(Source::Rank(from), Tag::Exactly(7), &mut [0; 8]).unwrap();
+            zero.send(from, 8, b"go on").unwrap();
+        }
+        assert!(zero.counters().waits.sleeps > 0, "it never slept");
+        zero
+    });
+    let converse = |mut peer: Endpoint| {
+        std::thread::spawn(move || {
+            for _ in 0..2 {
+                std::thread::sleep(Duration::from_millis(300));
+                peer.send(0, 7, b"wake up!").unwrap();
+                peer.recv(Source::Rank(0), Tag::Exactly(8), &mut [0; 5]).unwrap();
+            }
+            peer
+        })
+    };
+    let others = [one, two].map(converse);
+    let mut all = vec![zero.join().unwrap()];
+    all.extend(others.into_iter().map(|it| it.join().unwrap()));
+    let closing: Vec<_> = all.into_iter().map(|it| std::thread::spawn(move || it.close())).collect();
+    closing.into_iter().for_each(|it| it.join().unwrap().unwrap());
+}
+
+/// The receiver computes and makes no progress meanwhile, and it sends itself, so that the sender's machine resets the
+/// connection.
+#[test]
+fn everything_that_a_closed_endpoint_has_sent_arrives_and_then_it_has_finished() {
+    let (mut zero, mut one) = pair(&apart());
+    // The credit of both has arrived.
+    for _ in 0..1000 {
+        zero.progress();
+        one.progress();
+    }
+    // As many as the peer takes without progress of its own.
+    for tag in 0..1 {
+        one.send(0, tag, &[tag as u8; 1000]).unwrap();
+    }
+    zero.send(1, 0, &[1; 1000]).unwrap();
+    let begun = Instant::now();
+    one.close().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(30), "a close waited for the peer");
+    std::thread::sleep(Duration::from_millis(50));
+    // It may already be known that the peer is gone.
+    let _ = zero.send(1, 1, &[1; 1000]);
+    for tag in 0..1 {
+        let mut got = [0; 1000];
+        zero.recv(Source::Rank(1), Tag::Exactly(tag), &mut got).unwrap();
+        assert_eq!(got, [tag as u8; 1000]);
+    }
+    let ended = zero.recv(Source::Rank(1), Tag::Any, &mut [0; 8]);
+    assert!(matches!(ended, Err(Error::PeerFailed { rank: 1, failure: Failure::Finished })), "{ended:?}");
+    zero.close().unwrap();
+}
+
+#[test]
+fn an_endpoint_that_is_dropped_has_failed() {
+    let (mut zero, one) = pair(&apart());
+    drop(one);
+    let ended = zero.recv(Source::Rank(1), Tag::Any, &mut [0; 8]);
+    assert!(matches!(ended, Err(Error::PeerFailed { rank: 1, failure: Failure::Dropped })), "{ended:?}");
+}
+
+#[test]
+fn the_routes_name_the_transport_and_why_the_others_are_refused() {
+    let [zero, _one, two] = mixed();
+    let routes = zero.explain().routes;
+    let transports: Vec<_> = routes.iter().map(|route| route.transport).collect();
+    assert_eq!(transports, ["self", "shm", "tcp"]);
+    let refused: Vec<_> = routes[2].refused.iter().map(|verdict| verdict.name).collect();
+    assert_eq!(refused, ["shm", "verbs"]);
+    assert!(routes[2].refused[1].reason.contains("NEMESIA_NET is tcp"), "{:?}", routes[2]);
+    assert!(two.explain().routes[0].refused[0].reason.contains("NEMESIA_LOCAL is off"));
+}
+
+#[test]
+fn threads_share_an_endpoint_over_tcp() {
+    super::shared::exchange(&apart());
+    super::shared::exchange(&apart().spin(0));
+}
+
+#[test]
+fn the_descriptor_of_an_endpoint_is_always_the_same() {
+    let [mut zero, _one, _two] = mixed();
+    let first = std::os::fd::AsRawFd::as_raw_fd(&zero.event_fd().unwrap());
+    while zero.arm() == Arm::Busy {}
+    assert_eq!(std::os::fd::AsRawFd::as_raw_fd(&zero.event_fd().unwrap().as_fd()), first);
+}

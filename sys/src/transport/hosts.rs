@@ -1,0 +1,321 @@
+//! The ranks that share a machine, and the transport to the others.
+//!
+//! Each process publishes through the exchange where it runs: the boot of its machine, its network namespace, and the
+//! name of its hand-over socket. If these show that all processes run in one place, nothing else is published and no
+//! network is touched. Otherwise each process first tries the hand-over sockets of lower ranks with its boot. Then it
+//! publishes a *card*: its network addresses, and the lower ranks with its boot whose socket it could not reach. Two
+//! processes share a machine if their boots are equal and the socket was reached: containers and copies of a virtual
+//! machine can have equal boots.
+//!
+//! What others publish is untrusted: lengths are limited, and every field is checked.
+
+use std::sync::Arc;
+
+use nemesia_core::port::memory::{Address, MOST_ADDRESS_BYTES};
+use nemesia_core::wire::LAYOUT_VERSION;
+
+use super::net::{NetPort, OpenedPorts, Transport};
+use crate::bootstrap::Exchange;
+use crate::config::{Config, NetChoice};
+use crate::error::Error;
+use crate::os::{HandoffConnection, ProcessOrigin, random};
+
+/// Version of the card.
+const CARD_VERSION: u32 = 1;
+/// The most characters of a published text that are looked at.
+const MOST_TEXT: usize = 4096;
+/// Stands for the boot of a process that shares memory with no other process.
+const APART: &str = "apart";
+/// Stands for a field without a value.
+const NOTHING: &str = "-";
+
+/// The place of a process, as it publishes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostAddress {
+    host: String,
+    network: String,
+    /// The name of its hand-over socket.
+    pub(crate) name: String,
+    space: String,
+    pid: i32,
+}
+
+impl HostAddress {
+    /// Returns the place of this process, whose hand-over socket has this name.
+    pub(crate) fn of(name: String, config: &Config) -> Self {
+        let host = if config.local { machine() } else { APART.to_owned() };
+        let (network, space) = (namespace("net"), namespace("pid"));
+        Self { host, network, name, space, pid: std::process::id() as i32 }
+    }
+
+    /// Returns the text to publish.
+    pub(crate) fn encode(&self) -> String {
+        let Self { host, network, name, space, pid } = self;
+        format!("{LAYOUT_VERSION}.{host}.{network}.{name}.{space}.{pid}")
+    }
+
+    /// Decodes a published text, or returns what is wrong with it.
+    pub(crate) fn decode(text: &str) -> Result<Self, String> {
+        let fields: Vec<&str> = text.get(..text.len().min(MOST_TEXT)).unwrap_or("").split('.').collect();
+        let [version, host, network, name, space, pid] = fields[..] else {
+            return Err(format!("its address {text:?} is not one of nemesia: mixed programs in one job?"));
+        };
+        if version != LAYOUT_VERSION.to_string() {
+            return Err(version_mismatch(version));
+        }
+        let Ok(pid) = pid.parse() else {
+            return Err(format!("its address {text:?} has no process number: mixed programs in one job?"));
+        };
+        let [host, network, name, space] = [host, network, name, space].map(str::to_owned);
+        Ok(Self { host, network, name, space, pid })
+    }
+
+    /// Returns whether a process at `other` may share memory with one here, if their sockets connect.
+    pub(crate) fn may_share(&self, other: &Self) -> bool {
+        self.host == other.host && self.host != APART
+    }
+
+    /// Returns whether the other end of this connection is the process that published this address. The kernel
+    /// supplies the process id. Across pid namespaces its numbers have no meaning, and the connection is accepted.
+    pub(crate) fn is_genuine(&self, caller: &HandoffConnection) -> bool {
+        self.space != namespace("pid") || self.pid == caller.peer().pid
+    }
+}
+
+/// Returns the message about a peer with another layout, which both sides report.
+pub(crate) fn version_mismatch(version: impl std::fmt::Display) -> String {
+    format!(
+        "its shared-memory layout is version {version}, ours is {LAYOUT_VERSION}: build both with the same nemesia"
+    )
+}
+
+/// Returns whether all processes certainly share memory.
+pub(crate) fn are_together(hosts: &[HostAddress]) -> bool {
+    hosts.windows(2).all(|pair| pair[0].may_share(&pair[1]) && pair[0].network == pair[1].network)
+}
+
+/// Returns an identifier that distinguishes this namespace of the process from any other of its kind.
+fn namespace(kind: &str) -> String {
+    let link = std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
+    link.to_string_lossy().chars().filter(char::is_ascii_digit).collect()
+}
+
+/// Returns an identifier that distinguishes this boot of this machine from any other.
+fn machine() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.chars().filter(char::is_ascii_hexdigit).collect()
+}
+
+/// The network addresses of a process, as it publishes them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Card {
+    /// A random number. That of rank 0 is the number of the world.
+    key: u64,
+    /// One for each of [`Transport::ALL`].
+    addresses: [Option<Address>; 2],
+    /// The lower ranks with the same boot whose hand-over socket was not reached.
+    unreached: Vec<usize>,
+}
+
+impl Card {
+    fn encode(&self) -> String {
+        let [verbs, tcp] = self.addresses.map(|address| address.map_or(NOTHING.into(), |it| hex(it.bytes())));
+        let unreached: Vec<String> = self.unreached.iter().map(usize::to_string).collect();
+        let unreached = if unreached.is_empty() { NOTHING.to_owned() } else { unreached.join(",") };
+        format!("{CARD_VERSION}.{:016x}.{verbs}.{tcp}.{unreached}", self.key)
+    }
+
+    /// Decodes the card of `rank`, or returns what is wrong with it.
+    fn decode(text: &str, rank: usize) -> Result<Self, String> {
+        let wrong = || format!("its network address {text:?} is malformed: mixed programs in one job?");
+        let fields: Vec<&str> = text.get(..text.len().min(MOST_TEXT)).unwrap_or("").split('.').collect();
+        let [version, key, verbs, tcp, unreached] = fields[..] else { return Err(wrong()) };
+        if version != CARD_VERSION.to_string() {
+            return Err(format!(
+                "its network address has version {version}, ours has {CARD_VERSION}: build both with the same nemesia"
+            ));
+        }
+        let key = u64::from_str_radix(key, 16).map_err(|_| wrong())?;
+        let address = |text: &str| match text {
+            NOTHING => Ok(None),
+            text => unhex(text).and_then(|bytes| Address::new(&bytes)).map(Some).ok_or_else(wrong),
+        };
+        let ranks = |text: &str| match text {
+            NOTHING => Some(Vec::new()),
+            text => text.split(',').map(|it| it.parse().ok().filter(|it| *it < rank)).collect(),
+        };
+        let addresses = [address(verbs)?, address(tcp)?];
+        Ok(Self { key, addresses, unreached: ranks(unreached).ok_or_else(wrong)? })
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    if !rest.is_empty() || pairs.len() > MOST_ADDRESS_BYTES {
+        return None;
+    }
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    pairs.iter().map(|[high, low]| u8::try_from(digit(*high)? << 4 | digit(*low)?).ok()).collect()
+}
+
+fn key(rank: usize) -> String {
+    format!("nemesia-net-{rank}")
+}
+
+/// The ranks that are not reached through shared memory.
+#[derive(Debug, Default)]
+pub(crate) struct RemoteRanks {
+    /// The port to them, not connected yet. `None` if there is no such rank.
+    pub(crate) port: Option<NetPort>,
+    /// The other transports, each with the reason why it is not used.
+    pub(crate) refused: Vec<(Transport, String)>,
+}
+
+impl RemoteRanks {
+    /// Returns whether this rank is not reached through shared memory.
+    pub(crate) fn contains(&self, rank: usize) -> bool {
+        self.port.as_ref().is_some_and(|port| port.reaches(rank as u32))
+    }
+}
+
+/// Exchanges cards, and opens the port to the ranks that do not share this machine. Collective. `unreached` has the
+/// lower ranks with this process's boot whose hand-over socket was not reached.
+pub(crate) fn meet(
+    config: &Config,
+    exchange: &mut dyn Exchange,
+    me: usize,
+    (hosts, unreached): (&[HostAddress], Vec<usize>),
+    origin: &Arc<ProcessOrigin>,
+) -> Result<RemoteRanks, Error> {
+    let size = hosts.len();
+    let opened = OpenedPorts::open(config, size as u32);
+    let addresses = Transport::ALL.map(|transport| opened.address(transport).ok());
+    let card = Card { key: u64::from_le_bytes(random()?), addresses, unreached };
+    exchange.put(&key(me), &card.encode())?;
+    exchange.barrier()?;
+    let card = |rank| {
+        let text = exchange.get(&key(rank))?;
+        Card::decode(&text, rank).map_err(|problem| Error::Net { rank, transport: "network", problem })
+    };
+    let cards = (0..size).map(card).collect::<Result<Vec<_>, Error>>()?;
+    let is_remote = |rank: usize| {
+        let (low, high) = (rank.min(me), rank.max(me));
+        rank != me && (!hosts[low].may_share(&hosts[high]) || cards[high].unreached.contains(&low))
+    };
+    let Some(first) = (0..size).find(|rank| is_remote(*rank)) else { return Ok(RemoteRanks::default()) };
+    let reasons = Transport::ALL.map(|transport| refusal(&opened, transport, &cards));
+    let Some(at) = reasons.iter().position(Option::is_none) else {
+        let reasons = Transport::ALL.into_iter().zip(reasons);
+        let reasons: Vec<_> =
+            reasons.map(|(transport, why)| format!("{transport}: {}", why.unwrap_or_default())).collect();
+        let remedy = match config.net {
+            NetChoice::Auto => "",
+            _ => "; NEMESIA_NET=auto uses any transport that all processes have",
+        };
+        let problem = format!(
+            "it runs on another machine, and no transport leads there: {}{remedy}",
+            reasons.join("; ")
+        );
+        return Err(Error::Net { rank: first, transport: "network", problem });
+    };
+    let transport = Transport::ALL[at];
+    let others = (0..).zip(&cards).map(|(rank, card)| card.addresses[at].filter(|_| is_remote(rank)));
+    let world = (me as u32, cards[0].key);
+    let port = opened
+        .into_net(transport, config, world, others.collect(), origin)
+        .map_err(|problem| Error::Transport { transport: transport.name(), problem })?;
+    let unused = format!("{transport} is preferred, and all processes have it");
+    let refused = Transport::ALL.into_iter().zip(reasons).filter(|(it, _)| *it != transport);
+    let refused = refused.map(|(it, why)| (it, why.unwrap_or_else(|| unused.clone())));
+    Ok(RemoteRanks { port: Some(port), refused: refused.collect() })
+}
+
+/// Returns why a transport cannot serve the world. One that serves all processes is used by all: two processes thus
+/// choose the same one.
+fn refusal(opened: &OpenedPorts, transport: Transport, cards: &[Card]) -> Option<String> {
+    if let Err(why) = opened.address(transport) {
+        return Some(why);
+    }
+    let at = Transport::ALL.iter().position(|it| *it == transport)?;
+    let without = cards.iter().position(|card| card.addresses[at].is_none())?;
+    Some(format!("rank {without} does not have it; see NEMESIA_NET and NEMESIA_EXPLAIN there"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(host: &str, network: &str) -> HostAddress {
+        let [host, network, name, space] = [host, network, "name", "7"].map(str::to_owned);
+        HostAddress { host, network, name, space, pid: 12 }
+    }
+
+    fn card() -> Card {
+        let addresses = [None, Address::new(&[1, 0xab, 0xff])];
+        Card { key: 0x0123_4567_89ab_cdef, addresses, unreached: vec![0, 3] }
+    }
+
+    #[test]
+    fn a_caller_is_identified_by_the_kernel() {
+        // Both ends belong to this process.
+        let (caller, _other) = HandoffConnection::pair().unwrap();
+        let ours = HostAddress::of("name".into(), &Config::default());
+        assert!(ours.is_genuine(&caller));
+        let other = HostAddress { pid: ours.pid + 1, ..ours.clone() };
+        assert!(!other.is_genuine(&caller), "the address of another process");
+        let elsewhere = HostAddress { space: "1".into(), pid: 1, ..ours };
+        assert!(elsewhere.is_genuine(&caller), "the numbers of another namespace mean nothing");
+    }
+
+    #[test]
+    fn addresses_and_cards_survive_the_exchange() {
+        let address = host("00ff", "42");
+        assert_eq!(HostAddress::decode(&address.encode()), Ok(address));
+        let here = HostAddress::of("name".into(), &Config::default());
+        assert_eq!(HostAddress::decode(&here.encode()), Ok(here));
+        for card in [card(), Card { addresses: [None; 2], unreached: Vec::new(), ..card() }] {
+            assert_eq!(Card::decode(&card.encode(), 4), Ok(card));
+        }
+        let longest = Address::new(&[7; MOST_ADDRESS_BYTES]);
+        let longest = Card { addresses: [longest; 2], ..card() };
+        assert_eq!(Card::decode(&longest.encode(), 4), Ok(longest));
+    }
+
+    #[test]
+    fn malformed_addresses_and_cards_are_refused_in_words() {
+        for text in ["", ".", "1.2.3.4.5", "GET / HTTP/1.1", "../../etc/passwd"] {
+            let error = HostAddress::decode(text).unwrap_err();
+            assert!(error.contains("mixed programs"), "{error}");
+        }
+        let other = host("00ff", "42").encode().replacen(&LAYOUT_VERSION.to_string(), "999", 1);
+        assert!(HostAddress::decode(&other).unwrap_err().contains("version 999"));
+        let good = card().encode();
+        for (from, to) in [("01ab", "01a"), ("01ab", "0xab"), ("0,3", "0,4"), ("0,3", "0,-1"), ("0,3", "")] {
+            let error = Card::decode(&good.replace(from, to), 4).unwrap_err();
+            assert!(error.contains("malformed"), "{to}: {error}");
+        }
+        for end in 0..good.len() {
+            // A prefix may be well-formed, but never ends the process.
+            let _ = Card::decode(&good[..end], 4);
+        }
+        let long = good.replace("01ab", &"00".repeat(MOST_ADDRESS_BYTES + 1));
+        assert!(Card::decode(&long, 4).is_err());
+        assert!(Card::decode(&good.replacen('1', "2", 1), 4).unwrap_err().contains("version 2"));
+    }
+
+    #[test]
+    fn processes_share_memory_only_with_one_boot_and_never_apart() {
+        let together = |hosts: &[(&str, &str)]| {
+            are_together(&hosts.iter().map(|(boot, net)| host(boot, net)).collect::<Vec<_>>())
+        };
+        assert!(together(&[("a", "1"), ("a", "1"), ("a", "1")]));
+        assert!(!together(&[("a", "1"), ("a", "2")]), "the sockets may not connect");
+        assert!(!together(&[("a", "1"), ("b", "1")]));
+        assert!(!together(&[(APART, "1"), (APART, "1")]));
+        assert!(!host(APART, "1").may_share(&host(APART, "1")));
+    }
+}

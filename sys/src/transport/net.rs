@@ -1,0 +1,242 @@
+//! The port to ranks on other machines: a channel over TCP or over an RDMA device.
+//!
+//! Of two ranks, the lower one serves and the higher one connects. Connections are made when the world is opened,
+//! within a time limit. The number of the world, which the exchange carries, authenticates them.
+
+mod connect;
+mod fabric;
+mod memory;
+mod open;
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nemesia_core::counters::TrafficCounters;
+use nemesia_core::port::channel::{ChannelEvent, Token};
+use nemesia_core::port::memory::{Address, MemoryPort as _};
+use nemesia_core::port::{Arrival, PacketPieces, PacketPort, PeerFault, PeerId, Polled, Route};
+use nemesia_core::wire::Envelope;
+use nemesia_core::wire::channel::{CloseReason, HEADER_BYTES};
+
+use crate::config::Config;
+use crate::os::{ProcessOrigin, wait_any};
+use crate::tcp::TcpPort;
+use crate::verbs::VerbsPort;
+use fabric::{Fabric as _, FabricChannel};
+pub(crate) use open::{OpenedPorts, Transport};
+
+/// What a connection over TCP stages in each direction.
+const STREAM_BYTES: u64 = 2 * (16 << 10);
+/// The longest wait between two looks at connections that close.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Returns the most bytes that each rank on another machine adds to this process for packets, on any transport.
+pub(crate) fn bytes_per_peer(config: &Config) -> u64 {
+    let packet = (u64::from(config.net_packet_bytes()) + HEADER_BYTES as u64).next_multiple_of(64);
+    u64::from(fabric::buffers_per_peer(config.net_receives)) * packet + STREAM_BYTES
+}
+
+#[derive(Debug)]
+enum AnyChannel {
+    Tcp(Box<FabricChannel<TcpPort>>),
+    Verbs(Box<FabricChannel<VerbsPort>>),
+}
+
+/// Does the same with the channel over either fabric.
+macro_rules! with {
+    ($any:expr, $it:ident => $body:expr) => {
+        match $any {
+            $crate::transport::net::AnyChannel::Tcp($it) => $body,
+            $crate::transport::net::AnyChannel::Verbs($it) => $body,
+        }
+    };
+}
+use with;
+
+/// The port to ranks on other machines.
+#[derive(Debug)]
+pub(crate) struct NetPort {
+    any: AnyChannel,
+    rank: PeerId,
+    /// The address of each rank that is reached through this port.
+    addresses: Vec<Option<Address>>,
+    /// The beginning of the clock that the channel is given.
+    begun: Instant,
+    /// The process to which the connections belong. In a forked child no call has an effect.
+    origin: Arc<ProcessOrigin>,
+}
+
+impl NetPort {
+    /// Returns the transport.
+    pub(crate) fn transport(&self) -> Transport {
+        match self.any {
+            AnyChannel::Tcp(_) => Transport::Tcp,
+            AnyChannel::Verbs(_) => Transport::Verbs,
+        }
+    }
+
+    /// Returns whether this rank is reached through this port.
+    #[inline]
+    pub(crate) fn reaches(&self, peer: PeerId) -> bool {
+        self.addresses.get(peer as usize).is_some_and(Option::is_some)
+    }
+
+    fn ranks(&self) -> PeerId {
+        self.addresses.len() as PeerId
+    }
+
+    /// Returns the port that reaches each rank.
+    pub(crate) fn routes(&self) -> Vec<Route> {
+        let route = |peer| if self.reaches(peer) { Route::Remote } else { Route::Local };
+        (0..self.ranks()).map(route).collect()
+    }
+
+    /// Returns the present time, for [`PacketPort::advance`].
+    pub(crate) fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    fn advance_with(&mut self, now: Duration, heed: impl FnMut(ChannelEvent)) {
+        if !self.origin.is_elsewhere() {
+            with!(&mut self.any, it => it.advance(now, heed));
+        }
+    }
+
+    /// Prepares for a sleep on [`NetPort::descriptor`]. `false`: there may be something to do already.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.origin.is_elsewhere() || with!(&mut self.any, it => it.arm())
+    }
+
+    /// Returns the descriptor that becomes readable when there is something to do.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        let number = with!(&self.any, it => it.channel.port().descriptor())?;
+        // SAFETY: the port owns the descriptor, and the result borrows the port.
+        Some(unsafe { BorrowedFd::borrow_raw(number) })
+    }
+
+    /// Returns whether something that was sent could be lost if the port were dropped now.
+    pub(crate) fn has_unsent(&self) -> bool {
+        let ranks = self.ranks();
+        !self.origin.is_elsewhere() && with!(&self.any, it => it.has_unsent(ranks))
+    }
+
+    /// Tells all peers that this process leaves, and whether it has finished. Waits at most for `patience` until
+    /// this and everything before has left. Packets that arrive meanwhile are dropped.
+    pub(crate) fn leave(&mut self, finished: bool, patience: Duration) {
+        if self.origin.is_elsewhere() {
+            return;
+        }
+        let reason = if finished { CloseReason::Finished } else { CloseReason::Dropped };
+        let until = Instant::now() + patience;
+        let mut remaining: Vec<PeerId> = (0..self.ranks()).filter(|peer| self.reaches(*peer)).collect();
+        loop {
+            self.advance(self.now());
+            while self.discard() {}
+            // A peer whose port refuses the packet sees that the connection is lost.
+            remaining.retain(
+                |peer| with!(&mut self.any, it => matches!(it.channel.send_close(*peer, reason), Ok(false))),
+            );
+            self.advance(self.now());
+            let now = Instant::now();
+            if now >= until || remaining.is_empty() && !self.has_unsent() {
+                return;
+            }
+            let next = until.min(now + LOOK_EVERY);
+            if self.arm()
+                && let Some(descriptor) = self.descriptor()
+            {
+                // If it fails, the loop looks again until its own time limit.
+                let _ = wait_any(&[descriptor], next);
+            }
+        }
+    }
+
+    /// Drops the next packet. Returns whether there was anything.
+    fn discard(&mut self) -> bool {
+        match self.poll() {
+            Polled::Idle => false,
+            Polled::Packet(arrival) => {
+                self.release(arrival);
+                true
+            }
+            Polled::Fault(PeerFault { peer, .. }) => {
+                self.close(peer);
+                true
+            }
+        }
+    }
+}
+
+impl PacketPort for NetPort {
+    type Token = Token;
+
+    fn packet_bytes(&self) -> usize {
+        with!(&self.any, it => it.channel.packet_bytes())
+    }
+
+    fn send(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        pieces: PacketPieces<'_>,
+    ) -> Result<bool, PeerFault> {
+        if self.origin.is_elsewhere() {
+            return Ok(false);
+        }
+        with!(&mut self.any, it => {
+            let sent = it.channel.send(peer, envelope, pieces);
+            it.channel.port_mut().push_out();
+            sent
+        })
+    }
+
+    fn poll(&mut self) -> Polled<Token> {
+        if self.origin.is_elsewhere() {
+            return Polled::Idle;
+        }
+        with!(&mut self.any, it => it.channel.poll())
+    }
+
+    fn poll_peer(&mut self, peer: PeerId) -> Polled<Token> {
+        if self.origin.is_elsewhere() {
+            return Polled::Idle;
+        }
+        with!(&mut self.any, it => it.channel.poll_peer(peer))
+    }
+
+    fn read(&self, arrival: &Arrival<Token>, at: usize, to: &mut [u8]) {
+        with!(&self.any, it => it.channel.read(arrival, at, to));
+    }
+
+    fn release(&mut self, arrival: Arrival<Token>) {
+        with!(&mut self.any, it => it.channel.release(arrival));
+    }
+
+    fn grant(&mut self, peer: PeerId, units: u64) {
+        if !self.origin.is_elsewhere() {
+            with!(&mut self.any, it => {
+                it.channel.grant(peer, units);
+                it.channel.port_mut().push_out();
+            });
+        }
+    }
+
+    fn granted(&self, peer: PeerId) -> u64 {
+        with!(&self.any, it => it.channel.granted(peer))
+    }
+
+    fn traffic(&self, peer: PeerId) -> TrafficCounters {
+        with!(&self.any, it => it.channel.traffic(peer))
+    }
+
+    fn close(&mut self, peer: PeerId) {
+        if !self.origin.is_elsewhere() {
+            with!(&mut self.any, it => it.channel.close(peer));
+        }
+    }
+
+    fn advance(&mut self, now: Duration) {
+        self.advance_with(now, |_| ());
+    }
+}

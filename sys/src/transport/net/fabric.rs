@@ -1,0 +1,162 @@
+//! A channel over one fabric, with the memory that it uses.
+
+use std::time::Duration;
+
+use nemesia_core::port::PeerId;
+use nemesia_core::port::channel::{
+    self, BufferSlab, Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, LendError, OWN, Parts,
+};
+use nemesia_core::port::memory::{Armed, MemoryPort, Origin, RegionAccess};
+
+use super::memory::Block;
+use crate::os::random;
+use crate::tcp::TcpPort;
+use crate::verbs::VerbsPort;
+
+/// The number of buffers that are lent at once when a peer lacks some.
+const BUFFERS_A_BLOCK: u32 = 64;
+/// The most connection events that one call processes.
+const EVENTS_A_TURN: usize = 64;
+
+/// A memory port that an endpoint can use.
+pub(super) trait Fabric: MemoryPort {
+    /// Returns whether the port could lose something that was sent if it were dropped now; `None` if only the
+    /// completions of the sends show that.
+    fn has_unsent(&self) -> Option<bool>;
+
+    /// Makes posted work leave this process now, as far as possible: the process may not call the port again soon.
+    fn push_out(&mut self);
+}
+
+impl Fabric for TcpPort {
+    fn has_unsent(&self) -> Option<bool> {
+        Some(Self::has_unsent(self))
+    }
+
+    fn push_out(&mut self) {
+        // A poll for no completions only moves bytes.
+        self.poll(&mut []);
+    }
+}
+
+impl Fabric for VerbsPort {
+    fn has_unsent(&self) -> Option<bool> {
+        None
+    }
+
+    fn push_out(&mut self) {
+        // The device has the work already.
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct ChannelHeap;
+
+impl channel::ChannelStorage for ChannelHeap {
+    type Peers = Vec<ChannelPeer<Vec<Option<u32>>>>;
+    type Window = Vec<Option<u32>>;
+    type Buffers = Vec<ChannelBuffer>;
+    type Slabs = Vec<Option<BufferSlab>>;
+}
+
+/// Returns the most buffers for each peer: a connection has its reserved buffers even with fewer receives.
+pub(super) const fn buffers_per_peer(receives: u32) -> u32 {
+    let wanted = receives.saturating_add(2);
+    if wanted > OWN { wanted } else { OWN }
+}
+
+/// The sizes of a channel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChannelSizes {
+    pub(super) rank: PeerId,
+    pub(super) size: u32,
+    /// The number of ranks with which it may be connected.
+    pub(super) remote: u32,
+    pub(super) packet_bytes: u32,
+    pub(super) receives: u32,
+    pub(super) world: u64,
+    pub(super) patience: Duration,
+}
+
+/// A channel, dropped before its memory.
+#[derive(Debug)]
+pub(super) struct FabricChannel<M: MemoryPort> {
+    pub(super) channel: Channel<M, ChannelHeap>,
+    blocks: Vec<Block>,
+    /// The number of buffers that the settings permit.
+    most: u32,
+}
+
+impl<M: Fabric> FabricChannel<M> {
+    /// Makes a channel with memory for its first connections. The error is one line.
+    pub(super) fn new(port: M, sizes: &ChannelSizes) -> Result<Self, String> {
+        let ChannelSizes { rank, size, remote, packet_bytes, receives, world, patience } = *sizes;
+        let config = Config { rank, world, packet_bytes, rails: 1, most_receives: receives, patience };
+        let window = receives.next_power_of_two() as usize;
+        let mut peers = Vec::with_capacity(size as usize);
+        for _ in 0..size {
+            let token = u64::from_le_bytes(random().map_err(|error| error.to_string())?);
+            peers.extend(ChannelPeer::new(vec![None; window], token));
+        }
+        let most = remote.saturating_mul(buffers_per_peer(receives));
+        let first = remote.saturating_mul(OWN);
+        let slabs = 1 + most.saturating_sub(first).div_ceil(BUFFERS_A_BLOCK) as usize;
+        let parts = Parts {
+            peers,
+            buffers: vec![ChannelBuffer::default(); most as usize],
+            slabs: std::iter::repeat_with(|| None).take(slabs).collect(),
+        };
+        let channel = Channel::new(port, config, parts).map_err(|error| error.to_string())?;
+        let mut new = Self { channel, blocks: Vec::new(), most };
+        new.lend(first)?;
+        Ok(new)
+    }
+
+    /// Lends memory for so many buffers.
+    fn lend(&mut self, buffers: u32) -> Result<(), String> {
+        let (has, _) = self.channel.buffers();
+        let len = u64::from(buffers) * self.channel.buffer_bytes();
+        let block = usize::try_from(len).ok().and_then(Block::new);
+        let block = block.ok_or_else(|| format!("no memory for {len} bytes of packets"))?;
+        // SAFETY: the block becomes a field of `self`, behind the channel, which is dropped first.
+        let [lent, own] = unsafe { block.lent() };
+        let registered = self.channel.port_mut().register(lent, RegionAccess::LOCAL);
+        let region = registered.map_err(|error| format!("registering {len} bytes: {error}"))?;
+        let lent = self.channel.lend(region, own);
+        self.blocks.push(block);
+        match lent {
+            Ok(_) => Ok(()),
+            // All buffers that the settings permit are lent.
+            Err(LendError::Full) if has > 0 => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Refuses connections with this rank.
+    pub(super) fn refuse(&mut self, peer: PeerId) {
+        // No connection has this origin.
+        self.channel.prioritize_from(peer, Some(Origin::Process(0)));
+    }
+
+    /// Makes progress on connections, and lends memory if a peer lacks buffers. `heed` gets each event.
+    pub(super) fn advance(&mut self, now: Duration, mut heed: impl FnMut(ChannelEvent)) {
+        for _ in 0..EVENTS_A_TURN {
+            let Some(event) = self.channel.poll_event(now) else { break };
+            heed(event);
+        }
+        let (has, _) = self.channel.buffers();
+        if self.channel.wants_memory() && has < self.most {
+            // Without this memory the peers are only slower.
+            let _ = self.lend((self.most - has).min(BUFFERS_A_BLOCK));
+        }
+    }
+
+    pub(super) fn arm(&mut self) -> bool {
+        self.channel.port_mut().arm() == Armed::Sleep
+    }
+
+    pub(super) fn has_unsent(&self, peers: u32) -> bool {
+        let unsent = self.channel.port().has_unsent();
+        unsent.unwrap_or_else(|| (0..peers).any(|peer| self.channel.is_sending(peer)))
+    }
+}

@@ -1,0 +1,134 @@
+//! Opening the memory ports of a process, and making the port of the world out of one of them.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nemesia_core::port::PeerId;
+use nemesia_core::port::memory::{Address, MemoryPort as _};
+
+use super::fabric::{ChannelSizes, FabricChannel};
+use super::{AnyChannel, NetPort};
+use crate::config::{Config, NetChoice};
+use crate::os::{ProcessOrigin, interfaces};
+use crate::tcp::{self, TcpPort};
+use crate::verbs::{DevicePreference, PortOptions, VerbsPort};
+
+/// The connections that a port has beyond one for each rank: of processes that are refused, or end.
+const SPARE: u32 = 16;
+
+/// A transport between machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// RDMA devices.
+    Verbs,
+    Tcp,
+}
+
+impl Transport {
+    /// All transports, the preferred one first.
+    pub(crate) const ALL: [Self; 2] = [Self::Verbs, Self::Tcp];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Verbs => "verbs",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The memory ports that this process has opened, and why the others are not open.
+#[derive(Debug)]
+pub(crate) struct OpenedPorts {
+    verbs: Result<VerbsPort, String>,
+    tcp: Result<TcpPort, String>,
+}
+
+impl OpenedPorts {
+    /// Opens the ports that the settings permit, for a world of so many ranks.
+    pub(crate) fn open(config: &Config, ranks: u32) -> Self {
+        let (verbs, tcp) = match config.net {
+            NetChoice::Off => (is_off("off"), is_off("off")),
+            NetChoice::Tcp => (is_off("tcp"), open_tcp(config, ranks)),
+            NetChoice::Verbs => (open_verbs(config, ranks), is_off("verbs")),
+            NetChoice::Auto => (open_verbs(config, ranks), open_tcp(config, ranks)),
+        };
+        Self { verbs, tcp }
+    }
+
+    /// Returns the address at which this process is reached by this transport, or why it is not.
+    pub(crate) fn address(&self, transport: Transport) -> Result<Address, String> {
+        let address = match transport {
+            Transport::Verbs => self.verbs.as_ref().map(VerbsPort::address),
+            Transport::Tcp => self.tcp.as_ref().map(TcpPort::address),
+        };
+        address.map_err(Clone::clone)?.ok_or_else(|| "the port accepts no connections".to_owned())
+    }
+
+    /// Makes the port of the world out of the port of this transport. `addresses` has the address of each rank that
+    /// is to be reached by it. The error is one line.
+    pub(crate) fn into_net(
+        self,
+        transport: Transport,
+        config: &Config,
+        (rank, world): (PeerId, u64),
+        addresses: Vec<Option<Address>>,
+        origin: &Arc<ProcessOrigin>,
+    ) -> Result<NetPort, String> {
+        let sizes = ChannelSizes {
+            rank,
+            size: addresses.len() as u32,
+            remote: addresses.iter().flatten().count() as u32,
+            packet_bytes: config.net_packet_bytes(),
+            receives: config.net_receives,
+            world,
+            patience: Duration::from_secs(config.timeout_seconds.into()),
+        };
+        let any = match transport {
+            Transport::Verbs => AnyChannel::Verbs(Box::new(FabricChannel::new(self.verbs?, &sizes)?)),
+            Transport::Tcp => AnyChannel::Tcp(Box::new(FabricChannel::new(self.tcp?, &sizes)?)),
+        };
+        let mut port = NetPort { any, rank, addresses, begun: Instant::now(), origin: Arc::clone(origin) };
+        for peer in (0..port.ranks()).filter(|peer| *peer != rank) {
+            if !port.reaches(peer) {
+                super::with!(&mut port.any, it => it.refuse(peer));
+            }
+        }
+        Ok(port)
+    }
+}
+
+fn is_off<T>(choice: &str) -> Result<T, String> {
+    Err(format!("NEMESIA_NET is {choice}"))
+}
+
+fn open_tcp(config: &Config, ranks: u32) -> Result<TcpPort, String> {
+    let address = interfaces::choose(config.net_address.as_deref())?;
+    let options = tcp::Options {
+        connections: ranks.saturating_add(SPARE),
+        receive_depth: config.net_receives,
+        shared_receive_depth: 0,
+        ..tcp::Options::default()
+    };
+    tcp::listen(SocketAddr::new(address, 0), &options)
+        .map_err(|error| format!("listening at {address}: {error}; set NEMESIA_NET_ADDRESS"))
+}
+
+fn open_verbs(config: &Config, ranks: u32) -> Result<VerbsPort, String> {
+    let address = config.net_address.as_deref().map(|wanted| interfaces::choose(Some(wanted))).transpose()?;
+    let options = PortOptions {
+        preference: DevicePreference { address, ..DevicePreference::default() },
+        connections: ranks.saturating_add(SPARE),
+        receive_depth: config.net_receives,
+        shared_receive_depth: 0,
+        ..PortOptions::default()
+    };
+    VerbsPort::open(&options).map_err(|error| error.to_string())
+}

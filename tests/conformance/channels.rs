@@ -1,0 +1,98 @@
+//! Engines over channels: the simulated fabric, TCP and rings, all in one thread.
+
+use std::time::{Duration, Instant};
+
+use nemesia::shm::pipe::{self, Copying, ShmMemoryPort};
+use nemesia::tcp::{Options, TcpPort, listen};
+use nemesia_tests::conformance::RunPlan;
+use nemesia_tests::conformance::cases::run_cases;
+use nemesia_tests::conformance::over_channels::{ABILITIES, over_channels};
+use nemesia_tests::memory_port::{Fabric, Verdict};
+use nemesia_verification::rdma::{self, Conditions, SimPort};
+
+use crate::plan;
+
+struct Simulated(rdma::Fabric);
+
+impl Fabric for Simulated {
+    type Port = SimPort;
+
+    fn port(&mut self) -> Result<SimPort, String> {
+        Ok(self.0.port())
+    }
+
+    fn pass(&mut self) -> Duration {
+        self.0.pass()
+    }
+
+    fn most_turns(&self) -> Option<u64> {
+        Some(50_000)
+    }
+}
+
+struct Loopback(Instant);
+
+impl Fabric for Loopback {
+    type Port = TcpPort;
+
+    fn port(&mut self) -> Result<TcpPort, String> {
+        listen(([127, 0, 0, 1], 0).into(), &Options::default()).map_err(|error| error.to_string())
+    }
+
+    fn pass(&mut self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+struct Rings(Instant);
+
+impl Fabric for Rings {
+    type Port = ShmMemoryPort;
+
+    fn port(&mut self) -> Result<ShmMemoryPort, String> {
+        pipe::listen(Copying::Rings, &Options::default()).map_err(|error| error.to_string())
+    }
+
+    fn pass(&mut self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+fn passes<F: Fabric>(name: &str, size: (usize, u32), fabric: impl Fn(u64) -> F) -> Verdict {
+    let plan @ RunPlan { seed, .. } = plan();
+    run_cases(name, ABILITIES, size.0, |case| {
+        over_channels(case, plan, fabric(seed), size).map_err(|why| format!("seed {seed}: {why}"))
+    })
+}
+
+#[test]
+fn simulated_infiniband_passes() -> Verdict {
+    passes("simulated_infiniband_passes", (3, 2), |seed| {
+        Simulated(rdma::Fabric::new(seed, Conditions::INFINIBAND))
+    })
+}
+
+#[test]
+fn simulated_iwarp_passes() -> Verdict {
+    passes("simulated_iwarp_passes", (4, 1), |seed| Simulated(rdma::Fabric::new(seed, Conditions::IWARP)))
+}
+
+#[test]
+fn the_least_that_a_channel_needs_passes() -> Verdict {
+    passes("the_least_that_a_channel_needs_passes", (3, 1), |seed| {
+        let mut conditions = Conditions::MEAGRE;
+        conditions.facts.receive_depth = 3;
+        conditions.facts.connections = 8;
+        Simulated(rdma::Fabric::new(seed, conditions))
+    })
+}
+
+#[test]
+fn tcp_passes() -> Verdict {
+    passes("tcp_passes", (3, 2), |_| Loopback(Instant::now()))
+}
+
+#[test]
+fn rings_pass() -> Verdict {
+    passes("rings_pass", (3, 1), |_| Rings(Instant::now()))
+}

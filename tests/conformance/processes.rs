@@ -1,0 +1,154 @@
+//! Real processes and their endpoints, under our launcher and under Hydra: the program `conformance`.
+
+use std::process::Command;
+
+use nemesia::bootstrap::ExitKind;
+use nemesia_tests::conformance::RunPlan;
+use nemesia_tests::conformance::actor::Abilities;
+use nemesia_tests::conformance::cases::{CaseFacts, Need, cases, skip_unfit, unfit};
+use nemesia_tests::conformance::endpoint::EndpointActor;
+use nemesia_tests::conformance::program::ABILITIES;
+use nemesia_tests::hosts::hosts;
+use nemesia_tests::job::{Job, Rank, report};
+use nemesia_tests::memory_port::Verdict;
+use nemesia_tests::skip;
+
+use crate::plan;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_conformance");
+const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
+/// What processes can do that share no memory: no rank rejoins a world over a network yet.
+const NETWORK: Abilities = Abilities { restarts: false, ..ABILITIES };
+
+fn arguments(cases: Option<&str>) -> String {
+    let RunPlan { seed, steps } = plan();
+    let names = cases.map_or_else(String::new, |names| format!(" --cases {names}"));
+    format!("--seed {seed} --steps {steps}{names}")
+}
+
+fn all() -> Vec<CaseFacts> {
+    cases::<EndpointActor>().into_iter().map(|case| case.facts).collect()
+}
+
+/// Checks that every rank has passed these cases, and that no other rank than `mortal` has died.
+fn check(ranks: &[Rank], names: &[&str], mortal: Option<usize>) -> Verdict {
+    for (number, rank) in ranks.iter().enumerate() {
+        let is_killed = matches!(rank.kind, ExitKind::Signaled(libc::SIGKILL)) && mortal == Some(number);
+        let passed = |name: &&str| rank.output.contains(&format!("rank {number}: {name} passed"));
+        if !(is_killed || rank.kind.is_success() && names.iter().all(passed)) {
+            return Err(format!("rank {number}\n{}", report(ranks)));
+        }
+    }
+    Ok(())
+}
+
+/// Runs all cases that this world can do: the quiet ones in one world, each other one in a world of its own.
+/// `play` runs the cases of these names, or the quiet ones, and permits this many restarts.
+fn pass(
+    size: usize,
+    abilities: Abilities,
+    mut play: impl FnMut(Option<CaseFacts>) -> Result<Vec<Rank>, String>,
+) -> Verdict {
+    let fitting = all().into_iter().filter(|case| unfit(*case, abilities, size).is_none());
+    let (quiet, ending): (Vec<_>, Vec<_>) = fitting.partition(|case| case.need == Need::Nothing);
+    let names: Vec<&str> = quiet.iter().map(|case| case.name).collect();
+    check(&play(None)?, &names, None)?;
+    for case in ending {
+        let mortal = (case.need == Need::Deaths).then_some(size - 1);
+        check(&play(Some(case))?, &[case.name], mortal)?;
+    }
+    Ok(())
+}
+
+/// As [`pass`], in worlds of our launcher with these settings.
+fn pass_launched(size: usize, abilities: Abilities, settings: &[(&str, &str)]) -> Verdict {
+    pass(size, abilities, |case| {
+        let job = Job::new(PROGRAM, SCRATCH, &arguments(case.map(|case| case.name)));
+        let job = settings.iter().fold(job, |job, (name, value)| job.env(name, value));
+        let restarts = u32::from(case.is_some_and(|case| case.need == Need::Restarts));
+        job.restart(restarts).run(size)
+    })
+}
+
+/// As [`pass_launched`], between processes that share no memory and reach each other over TCP.
+fn pass_over_tcp(size: usize, settings: &[(&str, &str)]) -> Verdict {
+    let tcp = [("NEMESIA_LOCAL", "off"), ("NEMESIA_NET", "tcp")];
+    pass_launched(size, NETWORK, &[&tcp, settings].concat())
+}
+
+#[test]
+fn three_processes_pass() -> Verdict {
+    pass_launched(3, ABILITIES, &[])
+}
+
+#[test]
+fn two_processes_pass_without_reading_memory_and_with_the_smallest_structures() -> Verdict {
+    let settings = [
+        ("NEMESIA_SINGLE_COPY", "off"),
+        ("NEMESIA_CELLS", "4"),
+        ("NEMESIA_FASTBOX_SLOTS", "4"),
+        ("NEMESIA_CELL_BYTES", "256"),
+    ];
+    pass_launched(2, ABILITIES, &settings)
+}
+
+#[test]
+fn two_processes_pass_over_tcp_with_the_smallest_structures() -> Verdict {
+    let settings =
+        [("NEMESIA_CELL_BYTES", "256"), ("NEMESIA_NET_PACKET_BYTES", "256"), ("NEMESIA_NET_RECEIVES", "3")];
+    pass_over_tcp(2, &settings)
+}
+
+#[test]
+fn three_processes_pass_over_tcp() -> Verdict {
+    pass_over_tcp(3, &[])?;
+    skip_unfit("three_processes_pass_over_tcp", NETWORK, 3);
+    Ok(())
+}
+
+#[test]
+fn four_processes_pass_over_tcp() -> Verdict {
+    pass_over_tcp(4, &[])
+}
+
+/// Ranks 0 and 1 share memory, and reach the others over TCP.
+#[test]
+fn four_processes_of_which_two_share_memory_pass() -> Verdict {
+    pass(4, NETWORK, |case| {
+        let job = Job::new(PROGRAM, SCRATCH, &arguments(case.map(|case| case.name)));
+        job.env("NEMESIA_NET", "tcp").before("[ $PMI_RANK -ge 2 ] && export NEMESIA_LOCAL=off").run(4)
+    })
+}
+
+/// All cases on two hosts with two processes each, over shared memory inside and TCP between them. Hydra itself starts
+/// no rank again.
+#[test]
+fn two_hosts_with_two_processes_each_pass_under_hydra() -> Verdict {
+    const NAME: &str = "two_hosts_with_two_processes_each_pass_under_hydra";
+    let Some(hosts) = hosts(NAME, SCRATCH) else { return Ok(()) };
+    pass(4, NETWORK, |case| {
+        let words = arguments(case.map(|case| case.name));
+        Ok(hosts.run((PROGRAM, &words), &[("NEMESIA_NET", "tcp")], case.is_some())?.ranks)
+    })?;
+    skip_unfit(NAME, NETWORK, 4);
+    Ok(())
+}
+
+#[test]
+fn four_processes_pass_under_hydra() -> Verdict {
+    let mut command = Command::new("mpiexec.hydra");
+    command.args(["-n", "4", PROGRAM]).args(arguments(None).split(' '));
+    let output = match command.output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            skip("four_processes_pass_under_hydra", "mpiexec.hydra is not installed (package mpich)");
+            return Ok(());
+        }
+        outcome => outcome.map_err(|error| error.to_string())?,
+    };
+    let words = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let quiet = all().into_iter().filter(|case| case.need == Need::Nothing).count();
+    let passed = words.lines().filter(|line| line.ends_with(" passed")).count();
+    let is_well = output.status.success() && passed == 4 * quiet;
+    if is_well { Ok(()) } else { Err(format!("{}: {words}{errors}", output.status)) }
+}

@@ -1,0 +1,69 @@
+//! A world under the real Hydra on two hosts: see `nemesia_tests::hosts`.
+
+use nemesia_tests::hosts::{Hosts, HydraWorld, hosts};
+use nemesia_tests::job::{Rank, report};
+use nemesia_tests::{say, seed};
+
+const PEER: &str = env!("CARGO_BIN_EXE_peer");
+const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
+
+/// Runs a mode of `peer` on all processes, with these settings, and returns what they print.
+fn peer(hosts: &Hosts, words: &str, settings: &[(&str, &str)]) -> Result<(String, String), String> {
+    let HydraWorld { ranks, hydra } = hosts.run((PEER, words), settings, false)?;
+    if !ranks.iter().all(|rank| rank.kind.is_success()) {
+        return Err(format!("{words}: {}{hydra}", report(&ranks)));
+    }
+    let all = |of: fn(&Rank) -> &str| ranks.iter().map(of).collect::<Vec<_>>().concat();
+    Ok((all(|rank| &rank.output), all(|rank| &rank.errors)))
+}
+
+#[test]
+fn a_world_on_two_hosts_shares_memory_inside_and_uses_tcp_between_them() -> Result<(), String> {
+    let Some(hosts) = hosts("a_world_on_two_hosts_shares_memory_inside_and_uses_tcp_between_them", SCRATCH)
+    else {
+        return Ok(());
+    };
+    let (_, explained) = peer(&hosts, "open", &[("NEMESIA_EXPLAIN", "1")])?;
+    let routes = [
+        (0, "rank 1 over shm"),
+        (0, "ranks 2-3 over tcp"),
+        (3, "rank 2 over shm"),
+        (3, "ranks 0-1 over tcp"),
+    ];
+    for (rank, route) in routes {
+        let line = format!("rank {rank} of 4: {route}");
+        assert!(explained.contains(&line), "{line:?} wanted:\n{explained}");
+    }
+    let (said, errors) = peer(&hosts, &format!("exchange {}", seed()), &[])?;
+    assert_eq!(said.matches("sizes in both directions").count(), 4, "{said}{errors}");
+    peer(&hosts, "all-to-all 20 8", &[])?;
+    peer(&hosts, "all-to-all 5 102400", &[])?;
+    peer(&hosts, &format!("lists {}", seed()), &[])?;
+    let (said, errors) = peer(&hosts, &format!("active {}", seed()), &[])?;
+    assert_eq!(said.matches("all answered").count(), 4, "{said}{errors}");
+    for own in [0, 1] {
+        peer(&hosts, &format!("one-sided {} {own}", seed()), &[])?;
+    }
+    peer(&hosts, "leaves 2", &[])?;
+    let (said, errors) = peer(&hosts, "idle 2000", &[])?;
+    let shares: Vec<f64> = said.split_whitespace().filter_map(|share| share.parse().ok()).collect();
+    say(&format!("waiting: {shares:?} % of a processor"));
+    assert!(shares.len() == 3 && shares.iter().all(|share| *share < 25.0), "{said}{errors}");
+    Ok(())
+}
+
+/// An address that other hosts cannot reach is an error with the rank and the remedy, not a hang.
+#[test]
+fn hosts_without_a_way_between_them_are_refused_by_name() -> Result<(), String> {
+    let Some(hosts) = hosts("hosts_without_a_way_between_them_are_refused_by_name", SCRATCH) else {
+        return Ok(());
+    };
+    let settings = [("NEMESIA_NET_ADDRESS", "lo"), ("NEMESIA_TIMEOUT", "5")];
+    // Otherwise Hydra kills all ranks when the first one leaves the world, possibly before it has printed why.
+    let HydraWorld { ranks, hydra } = hosts.run((PEER, "open"), &settings, true)?;
+    let refused =
+        |rank: &Rank| rank.errors.contains(", tcp: ") && rank.errors.contains("NEMESIA_NET_ADDRESS");
+    assert!(ranks.iter().any(refused), "{}{hydra}", report(&ranks));
+    assert!(ranks.iter().all(|rank| !rank.kind.is_success()), "{}{hydra}", report(&ranks));
+    Ok(())
+}

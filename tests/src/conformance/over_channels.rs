@@ -1,0 +1,140 @@
+//! Worlds in one process whose engines use channels over a memory port: the simulated fabric, TCP, verbs.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use nemesia_core::engine::Tuning;
+use nemesia_core::port::channel::{Channel, ChannelEvent};
+use nemesia_core::port::memory::{Address, MemoryPort};
+use nemesia_core::port::{PacketsOnly, PeerId};
+use nemesia_verification::storage::ChannelVectors;
+
+use super::RunPlan;
+use super::actor::Abilities;
+use super::cases::{CaseFacts, script_of};
+use super::engine::{EngineActor, PortDriver, Registry};
+use super::world::{Stage, play};
+use crate::memory_port::bench::{Bench, Block};
+use crate::memory_port::channel::Hall;
+use crate::memory_port::channel::node::{ChannelNode, config, lend};
+use crate::memory_port::{Fabric, Verdict};
+
+/// What a channel needs besides the engine's calls.
+#[derive(Debug)]
+pub struct ChannelDriver {
+    now: Rc<Cell<Duration>>,
+    /// Memory that the channel was lent; dropped after the channel.
+    blocks: Vec<Block>,
+    /// Where the lower ranks are, for a rank that was started again.
+    places: Vec<Address>,
+}
+
+/// The port of a rank.
+type ChannelPort<M> = PacketsOnly<Channel<M, ChannelVectors>>;
+
+/// The time within which a connection must be made.
+const SOON: Duration = Duration::from_secs(30);
+
+impl<M: MemoryPort> PortDriver<ChannelPort<M>> for ChannelDriver {
+    fn drive(&mut self, PacketsOnly(channel): &mut ChannelPort<M>) -> Vec<PeerId> {
+        let now = self.now.get();
+        let mut connected = Vec::new();
+        while let Some(event) = channel.poll_event(now) {
+            match event {
+                ChannelEvent::Up { peer, .. } => connected.push(peer),
+                // The other side has not noticed yet that the former process ended.
+                ChannelEvent::Failed { peer, rail, .. } => {
+                    if let Some(place) = self.places.get(peer as usize) {
+                        // If it fails again, another event follows.
+                        let _ = channel.connect(peer, rail, place, now + SOON);
+                    }
+                }
+                ChannelEvent::Refused { .. } | ChannelEvent::Closed { .. } => {}
+            }
+        }
+        if channel.wants_memory()
+            && let Ok(block) = lend(channel)
+        {
+            self.blocks.push(block);
+        }
+        connected
+    }
+}
+
+/// An actor over a channel.
+pub type ChannelActor<M> = EngineActor<ChannelPort<M>, ChannelDriver>;
+
+/// The abilities of these worlds.
+pub const ABILITIES: Abilities = Abilities { deaths: true, endings: true, restarts: true };
+
+/// The fabric of a world.
+struct ChannelStage<F: Fabric> {
+    bench: Bench<F>,
+    now: Rc<Cell<Duration>>,
+    registry: Rc<Registry>,
+    places: Vec<Address>,
+    rails: u32,
+}
+
+impl<F: Fabric> ChannelStage<F> {
+    fn actor(
+        &self,
+        rank: PeerId,
+        node: ChannelNode<F::Port>,
+        places: Vec<Address>,
+    ) -> Result<ChannelActor<F::Port>, String> {
+        let ChannelNode { channel, blocks, .. } = node;
+        let driver = ChannelDriver { now: Rc::clone(&self.now), blocks, places };
+        EngineActor::new(rank, (PacketsOnly(channel), driver), Tuning::default(), &self.registry)
+    }
+}
+
+impl<F: Fabric> Stage<ChannelActor<F::Port>> for ChannelStage<F> {
+    fn pass(&mut self) {
+        self.bench.turn();
+        self.now.set(self.bench.now);
+    }
+
+    fn restart(&mut self, rank: usize) -> Result<ChannelActor<F::Port>, String> {
+        let port = self.bench.fabric.port()?;
+        let config = config(rank as PeerId, self.rails);
+        let mut node =
+            ChannelNode::new(port, config, self.places.len()).map_err(|error| error.to_string())?;
+        node.lend()?;
+        for (peer, place) in (0..).zip(&self.places[..rank]) {
+            for rail in 0..self.rails {
+                let deadline = self.bench.now + SOON;
+                node.channel.connect(peer, rail, place, deadline).map_err(|error| error.to_string())?;
+            }
+        }
+        self.actor(rank as PeerId, node, self.places[..rank].to_vec())
+    }
+}
+
+/// Runs a case on a new world over a new fabric. `rails` is the number of connections between two ranks.
+///
+/// # Errors
+/// What the case has found.
+pub fn over_channels<F: Fabric>(
+    case: CaseFacts,
+    plan: RunPlan,
+    fabric: F,
+    (ranks, rails): (usize, u32),
+) -> Verdict {
+    let mut bench = Bench::new(fabric);
+    let hall = Hall::open(&mut bench, ranks, rails)?;
+    let mut hall = hall.ok_or("the fabric has too few receives for a channel")?;
+    hall.connect(&mut bench)?;
+    let nodes: Vec<_> = hall.nodes.into_iter().flatten().collect();
+    let places = nodes.iter().map(|node| node.channel.port().address().ok_or("no address"));
+    let places = places.collect::<Result<Vec<Address>, _>>()?;
+    let now = Rc::new(Cell::new(bench.now));
+    let registry = Registry::new(ranks, ABILITIES, false);
+    let mut stage = ChannelStage { bench, now, registry: Rc::clone(&registry), places, rails };
+    let mut actors = Vec::new();
+    for (rank, node) in (0..).zip(nodes) {
+        actors.push(stage.actor(rank, node, Vec::new())?);
+    }
+    play(&script_of(case.name)?, plan, actors, &registry, &mut stage)
+}

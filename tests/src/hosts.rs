@@ -1,0 +1,198 @@
+//! Two hosts for worlds under the real Hydra: two network namespaces with two processes each.
+//!
+//! Namespaces share the boot of the machine, but no hand-over socket connects them, so they count as two hosts.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nemesia::bootstrap::ExitKind;
+
+use crate::job::{DEADLINE, Rank};
+use crate::skip;
+
+const HOSTS: usize = 2;
+/// The processes of each host.
+pub const PROCESSES: usize = 2;
+/// Hydra ends a world that takes longer, in seconds.
+const LIMIT: &str = "300";
+/// Starts a rank, as a shell script, and keeps its output and its exit code in files: Hydra loses output when a process
+/// dies. If Hydra lets the others go on, it sends them SIGUSR1. If a process of Hydra's were ended by a signal, Hydra
+/// would now and then kill the others of that host, so the shell exits instead, with the code for the signal.
+const RANK: &str = "trap '' USR1; world=$1/$PMI_RANK; shift; \"$@\" >$world.out 2>$world.err; code=$?; \
+                    echo $code >$world.end; exit $code";
+
+/// Two network namespaces joined by a pair of interfaces, with the files that Hydra needs. Everything is removed at
+/// the end.
+#[derive(Debug)]
+pub struct Hosts {
+    names: [String; 2],
+    place: PathBuf,
+    worlds: AtomicU32,
+}
+
+/// Runs a command and returns its output. An error of the command is an error with its words.
+fn run(command: &mut Command) -> Result<Output, String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+fn ip(words: &str) -> Result<(), String> {
+    run(Command::new("ip").args(words.split(' '))).map(drop)
+}
+
+impl Hosts {
+    /// Makes the hosts, or returns why this machine cannot have them.
+    fn new(scratch: &Path) -> Result<Self, String> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let id = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let names = [1, 2].map(|host| format!("nemesia-{id}-{host}"));
+        let place = scratch.join(format!("hosts-{id}"));
+        let hosts = Self { names, place, worlds: AtomicU32::new(0) };
+        hosts.connect()?;
+        hosts.write().map_err(|error| format!("{}: {error}", hosts.place.display()))?;
+        Ok(hosts)
+    }
+
+    fn connect(&self) -> Result<(), String> {
+        let [first, second] = &self.names;
+        ip(&format!("netns add {first}"))?;
+        ip(&format!("netns add {second}"))?;
+        ip(&format!("link add v1 netns {first} type veth peer name v2 netns {second}"))?;
+        for (name, interface, address) in [(first, "v1", "10.77.0.1/24"), (second, "v2", "10.77.0.2/24")] {
+            ip(&format!("-n {name} address add {address} dev {interface}"))?;
+            ip(&format!("-n {name} link set lo up"))?;
+            ip(&format!("-n {name} link set {interface} up"))?;
+        }
+        Ok(())
+    }
+
+    /// Writes the list of hosts, and the program with which Hydra starts a command on one of them.
+    fn write(&self) -> std::io::Result<()> {
+        let [first, second] = &self.names;
+        std::fs::create_dir_all(&self.place)?;
+        let list = format!("10.77.0.1:{PROCESSES}\n10.77.0.2:{PROCESSES}\n");
+        std::fs::write(self.place.join("hosts"), list)?;
+        let script = format!(
+            "#!/bin/sh\nwhile [ \"${{1#-}}\" != \"$1\" ]; do shift; done\n\
+             case $1 in 10.77.0.1) host={first};; *) host={second};; esac\n\
+             shift\nexec ip netns exec $host sh -c \"$*\"\n"
+        );
+        let shell = self.place.join("rsh");
+        std::fs::write(&shell, script)?;
+        std::fs::set_permissions(&shell, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+    }
+
+    /// Runs a program with arguments split at spaces on all processes, with these settings. If `goes_on`, Hydra lets
+    /// the other processes go on when one dies.
+    ///
+    /// # Errors
+    /// Hydra cannot be started, or a rank has not ended in time.
+    pub fn run(
+        &self,
+        (program, words): (&str, &str),
+        settings: &[(&str, &str)],
+        goes_on: bool,
+    ) -> Result<HydraWorld, String> {
+        let mut hydra = Command::new("ip");
+        hydra.args(["netns", "exec", &self.names[0], "timeout", "-k", "10", LIMIT]);
+        hydra.args(["mpiexec.hydra", "-iface", "v1", "-launcher", "rsh", "-launcher-exec"]);
+        hydra.arg(self.place.join("rsh")).arg("-f").arg(self.place.join("hosts"));
+        if goes_on {
+            hydra.arg("-disable-auto-cleanup");
+        }
+        // The configuration files of the user do not count.
+        for (name, value) in [("NEMESIA_CONFIG", "")].iter().chain(settings) {
+            hydra.args(["-genv", name, value]);
+        }
+        let world = self.place.join(format!("world-{}", self.worlds.fetch_add(1, Ordering::Relaxed)));
+        std::fs::create_dir_all(&world).map_err(|error| format!("{}: {error}", world.display()))?;
+        hydra.args(["-n", &(HOSTS * PROCESSES).to_string(), "/bin/sh", "-c", RANK, "sh"]).arg(&world);
+        let output = hydra.arg(program).args(words.split(' ')).output().map_err(|error| error.to_string())?;
+        // Hydra may end before the others do if a process dies.
+        let deadline = goes_on.then(|| Instant::now() + DEADLINE);
+        let ranks: Option<Vec<Rank>> =
+            (0..HOSTS * PROCESSES).map(|rank| wait_for(&world, rank, deadline)).collect();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let hydra = format!("{}: {}{}", output.status, text(&output.stdout), text(&output.stderr));
+        let ranks = ranks.ok_or_else(|| format!("{words}: a rank has not ended; Hydra: {hydra}"))?;
+        Ok(HydraWorld { ranks, hydra })
+    }
+}
+
+/// The end of a world under Hydra.
+#[derive(Clone, Debug)]
+pub struct HydraWorld {
+    /// The end and the output of every rank. The end of a rank that Hydra has killed is unknown.
+    pub ranks: Vec<Rank>,
+    /// The end of Hydra, and its own words, among them what a rank gave for its abort.
+    pub hydra: String,
+}
+
+/// Waits for the end of a rank. `None`: it has not ended by the deadline. Without a deadline, Hydra has ended it.
+fn wait_for(world: &Path, rank: usize, deadline: Option<Instant>) -> Option<Rank> {
+    loop {
+        let found = read_rank(world, rank);
+        if found.kind != ExitKind::Unknown {
+            return Some(found);
+        }
+        match deadline {
+            None => return Some(found),
+            Some(deadline) if Instant::now() > deadline => return None,
+            Some(_) => {}
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Returns the end and the output of a rank, from its files in the directory of its world. Its end is unknown if it has
+/// not ended by itself.
+fn read_rank(world: &Path, rank: usize) -> Rank {
+    let read = |kind: &str| std::fs::read(world.join(format!("{rank}.{kind}")));
+    let text =
+        |kind| read(kind).map_or_else(|_| String::new(), |it| String::from_utf8_lossy(&it).into_owned());
+    let code = text("end").trim().parse::<i32>().ok();
+    let kind = match code {
+        None => ExitKind::Unknown,
+        // The shell's way of naming a signal.
+        Some(code) if code > 128 => ExitKind::Signaled(code - 128),
+        Some(code) => ExitKind::Exited(code),
+    };
+    Rank { kind, output: text("out"), errors: text("err"), ended: Instant::now() }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // It may not exist, if making it has failed.
+            let _ = ip(&format!("netns delete {name}"));
+        }
+        let _ = std::fs::remove_dir_all(&self.place);
+    }
+}
+
+/// Returns the hosts; `None` if the test cannot run here, which it reports.
+pub fn hosts(test: &str, scratch: impl AsRef<Path>) -> Option<Hosts> {
+    // SAFETY: takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        skip(test, "only root can make network namespaces");
+        return None;
+    }
+    for (program, package, argument) in [("ip", "iproute2", "-V"), ("mpiexec.hydra", "mpich", "--version")] {
+        if Command::new(program).arg(argument).output().is_err() {
+            skip(test, &format!("{program} is not installed (package {package})"));
+            return None;
+        }
+    }
+    match Hosts::new(scratch.as_ref()) {
+        Ok(hosts) => Some(hosts),
+        Err(reason) => {
+            skip(test, &format!("network namespaces cannot be made here: {reason}"));
+            None
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Fuzz targets: functions that take any bytes, and fail if a promise is broken.
+//!
+//! `cargo fuzz` calls them with bytes of its own, or with those of a file, as other fuzzers want it.
+
+use nemesia_core::wire::placement::{
+    FIXED_BYTES, Frame, HANDSHAKE_BYTES, Handshake, HandshakeError, MOST_FRAME_BYTES, Parsed,
+};
+
+mod peer;
+
+pub use peer::placement_peer;
+
+/// A fuzz target.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name.
+    pub name: &'static str,
+    /// Returns the broken promise, if any.
+    pub run: fn(&[u8]) -> Result<(), String>,
+}
+
+/// All targets.
+pub const TARGETS: [Target; 2] = [
+    Target { name: "placement-decoder", run: placement_decoder },
+    Target { name: "placement-peer", run: placement_peer },
+];
+
+/// Decodes the bytes as frames of the placement, and as a handshake. What is accepted must be encoded to the same
+/// bytes; what is too short must become a frame, or malformed, with more bytes.
+///
+/// # Errors
+/// The broken promise.
+pub fn placement_decoder(input: &[u8]) -> Result<(), String> {
+    let mut rest = input;
+    while !rest.is_empty() {
+        match Frame::parse(rest) {
+            Parsed::Frame(frame, len) => {
+                let (bytes, count) = frame.encode();
+                if count != len || rest.get(..len) != bytes.get(..len) {
+                    return Err(format!("{frame:?} of {len} bytes is encoded otherwise"));
+                }
+                rest = &rest[len..];
+            }
+            Parsed::Short if rest.len() >= MOST_FRAME_BYTES => {
+                return Err(format!("{} bytes are too few for a frame", rest.len()));
+            }
+            Parsed::Short => {
+                let mut longer = rest.to_vec();
+                longer.resize(MOST_FRAME_BYTES, 0);
+                if Frame::parse(&longer) == Parsed::Short {
+                    return Err("a frame is never complete".into());
+                }
+                break;
+            }
+            Parsed::Malformed => rest = &rest[1..],
+        }
+    }
+    let Some(bytes) = input.first_chunk::<HANDSHAKE_BYTES>() else { return Ok(()) };
+    let check = bytes.first_chunk::<FIXED_BYTES>().map_or(Ok(()), Handshake::check);
+    match Handshake::decode(bytes) {
+        Ok(_) if check.is_err() => Err("a handshake is decoded whose beginning is invalid".into()),
+        Ok(handshake) if handshake.encode() != *bytes => Err(format!("{handshake:?} is encoded otherwise")),
+        Err(HandshakeError::Version { .. }) if check.is_ok() => Err("versions are told apart late".into()),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    /// Returns bytes with some structure: few values, and words that occur in frames.
+    fn input(rng: &mut Rng) -> Vec<u8> {
+        let len = rng.below(600);
+        (0..len).map(|_| if rng.one_in(3) { rng.next() as u8 } else { rng.below(16) as u8 }).collect()
+    }
+
+    #[test]
+    fn no_bytes_break_a_promise() {
+        let mut rng = Rng::new(5, 0);
+        for target in TARGETS {
+            for round in 0..300 {
+                let input = input(&mut rng);
+                assert_eq!((target.run)(&input), Ok(()), "{}, round {round}: {input:?}", target.name);
+            }
+        }
+    }
+}
