@@ -1,17 +1,11 @@
 //! Messages in allocated memory: they are copied through mappings, whatever becomes of the memory.
 
-use std::time::{Duration, Instant};
-
-use nemesia::bootstrap::ExitKind;
-use nemesia_tests::content::Random;
 use nemesia_tests::job::{Job, report};
-use nemesia_tests::leftovers::Traces;
+use nemesia_tests::kills::one_of_two_is_killed;
 use nemesia_tests::{quick, say, seed, skip};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
-/// Exit code: a peer has failed.
-const PEER_FAILED: ExitKind = ExitKind::Exited(3);
 
 fn job(args: &str) -> Job {
     Job::new(PEER, SCRATCH, args)
@@ -80,26 +74,10 @@ fn memory_that_the_receiver_cannot_map_arrives_in_another_way() -> Result<(), St
 
 #[test]
 fn a_killed_process_ends_messages_in_its_allocated_memory() -> Result<(), String> {
-    let (traces, mut random) = (Traces::now(), Random::new(seed()));
     let count = if quick() { 5 } else { 30 };
-    for kill in 0..count {
-        let number = random.next() >> 20;
-        let job = job(&format!("allocated-crash {number}")).env("NEMESIA_ASSIST_BYTES", "65536");
-        let world = job.spawn(2)?;
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !(0..2).all(|rank| world.output(rank).contains("at work")) {
-            assert!(Instant::now() < deadline, "kill {kill}, seed {number}: not at work");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::thread::sleep(Duration::from_micros(random.below(20_000)));
-        let victim = random.below(2) as usize;
-        world.signal(victim, 9);
-        let ranks = world.wait(Duration::from_secs(60))?;
-        let other = &ranks[1 - victim];
-        assert_eq!(other.kind, PEER_FAILED, "kill {kill}, seed {number}:\n{}", report(&ranks));
-        assert!(other.errors.contains(&format!("rank {victim}")), "{}", report(&ranks));
-    }
+    one_of_two_is_killed(count, |number| {
+        job(&format!("allocated-crash {number}")).env("NEMESIA_ASSIST_BYTES", "65536")
+    })?;
     say(&format!("{count} processes were killed during messages in their memory"));
-    assert_eq!(traces.new_ones(), [""; 0]);
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use nemesia::bootstrap::ExitKind;
 use nemesia_tests::content::Random;
 use nemesia_tests::job::{Job, Rank, World, report};
+use nemesia_tests::kills::PEER_FAILED;
 use nemesia_tests::leftovers::Traces;
 use nemesia_tests::{quick, say, seed, skip};
 
@@ -12,8 +13,6 @@ const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 /// The other rank notices within a second. A machine that is busy with other programs may take longer.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Exit code: a peer has failed.
-const PEER_FAILED: ExitKind = ExitKind::Exited(3);
 
 /// The number of activities in `tests/src/peer/crash.rs`.
 const ACTIVITIES: u64 = 5;

@@ -2,16 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use nemesia::bootstrap::ExitKind;
-use nemesia_tests::content::Random;
 use nemesia_tests::job::{Job, report};
-use nemesia_tests::leftovers::Traces;
+use nemesia_tests::kills::one_of_two_is_killed;
 use nemesia_tests::{quick, say, seed, skip};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
-/// Exit code: a peer has failed.
-const PEER_FAILED: ExitKind = ExitKind::Exited(3);
 
 fn job(args: &str) -> Job {
     Job::new(PEER, SCRATCH, &format!("{args} {}", seed()))
@@ -87,25 +83,8 @@ fn a_stopped_process_that_has_asked_much_keeps_no_other_from_being_answered() ->
 
 #[test]
 fn a_killed_process_ends_what_others_do_with_its_memory() -> Result<(), String> {
-    let (traces, mut random) = (Traces::now(), Random::new(seed()));
     let count = if quick() { 10 } else { 60 };
-    for kill in 0..count {
-        let number = random.next() >> 20;
-        let world = Job::new(PEER, SCRATCH, &format!("one-sided-crash {number}")).spawn(2)?;
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !(0..2).all(|rank| world.output(rank).contains("at work")) {
-            assert!(Instant::now() < deadline, "kill {kill}, seed {number}: not at work");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::thread::sleep(Duration::from_micros(random.below(20_000)));
-        let victim = random.below(2) as usize;
-        world.signal(victim, 9);
-        let ranks = world.wait(Duration::from_secs(60))?;
-        let other = &ranks[1 - victim];
-        assert_eq!(other.kind, PEER_FAILED, "kill {kill}, seed {number}:\n{}", report(&ranks));
-        assert!(other.errors.contains(&format!("rank {victim}")), "{}", report(&ranks));
-    }
+    one_of_two_is_killed(count, |number| Job::new(PEER, SCRATCH, &format!("one-sided-crash {number}")))?;
     say(&format!("{count} processes were killed while others used their memory"));
-    assert_eq!(traces.new_ones(), [""; 0]);
     Ok(())
 }

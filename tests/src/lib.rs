@@ -16,6 +16,7 @@ pub mod conformance;
 pub mod content;
 pub mod hosts;
 pub mod job;
+pub mod kills;
 pub mod leftovers;
 pub mod memory_port;
 pub mod peer;

@@ -293,7 +293,7 @@ fn forked_child_leaves_the_watch_of_its_parent_alone() {
 
 /// The last part of a registration in use, without any report, proves nothing about its other pages.
 #[test]
-fn pages_that_nobody_vouches_for_are_registered_anew() {
+fn pages_without_a_watch_are_registered_anew() {
     let mut cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Nobody);
     let at = map(None, 8, 1);
     let whole = cache.acquire(at as u64, (4 * PAGE) as u64, 1).unwrap();

@@ -186,7 +186,7 @@ impl Future for Yield {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
-        // The executor polls every rank again and again, so nobody needs to be woken.
+        // The executor polls every rank again and again, so no rank has to be woken.
         if std::mem::replace(&mut self.0, true) { Poll::Ready(()) } else { Poll::Pending }
     }
 }

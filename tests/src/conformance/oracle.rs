@@ -24,7 +24,7 @@ pub struct ExpectedMessage {
 }
 
 impl ExpectedMessage {
-    /// Returns a message that nobody has received.
+    /// Returns a message that was not received yet.
     pub const fn new(tag: u64, len: usize) -> Self {
         Self { tag, len, taken: None, seen: 0 }
     }
@@ -94,7 +94,7 @@ impl MatchingOracle {
         Ok(messages[number].len)
     }
 
-    /// Returns sender and message of what nobody has received.
+    /// Returns sender and message of each message that was not received yet.
     pub fn missing(&self) -> Vec<(u32, ExpectedMessage)> {
         let all = (0..).zip(&self.messages);
         let each = all.flat_map(|(from, messages)| messages.iter().map(move |message| (from, *message)));

@@ -311,7 +311,7 @@ impl RandomDesk {
             self.post(actor, pattern, message.len, random)?;
         }
         self.rest(actor, |desk| desk.receives.is_empty() && desk.sends.is_empty()).await?;
-        equal("the messages that nobody has received", self.oracle.missing().len(), 0)
+        equal("the messages that were not received", self.oracle.missing().len(), 0)
     }
 
     async fn rest<A: Actor>(&mut self, actor: &mut A, is_done: impl Fn(&Self) -> bool) -> Verdict {

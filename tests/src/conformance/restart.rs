@@ -22,7 +22,7 @@ pub async fn a_rank_that_died_comes_back<A: Actor>(actor: &mut A, plan: RunPlan)
             exchange(actor, plan, other, incarnation).await?;
         }
         if incarnation == 0 && me == mortal {
-            // Messages that nobody receives.
+            // Messages that are never received.
             for to in 0..mortal {
                 let sent = actor.send(to, CONTEXT, 77, Buffer::room(100), false).map_err(text)?;
                 succeed(actor, "a send", sent).await?;

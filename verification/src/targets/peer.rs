@@ -57,7 +57,7 @@ struct Battle {
     /// The connection of the enemy, as the victim sees it.
     hostile: Option<Connection>,
     honest: Connection,
-    /// Memory that every peer may access; memory whose key nobody was told.
+    /// Memory that every peer may access; memory whose key no peer knows.
     open: (PortRegion, MemoryKey),
     source: PortRegion,
     now: Duration,

@@ -1,5 +1,5 @@
 //! Random mixes of all functions by which a receive can obtain its message, from one seed. Other receives are posted
-//! meanwhile, and messages for nobody are stored. Each message must go to the receive that was posted first.
+//! meanwhile, and messages that no receive wants are stored. Each message must go to the receive that was posted first.
 
 use std::collections::VecDeque;
 use std::vec;
