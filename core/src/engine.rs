@@ -24,31 +24,25 @@
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
 pub mod active;
-mod bypass;
 mod count;
-mod credit;
+mod eager;
+mod failure;
 mod lmt;
-mod own;
 mod peer;
-mod probe;
 mod progress;
-mod receive;
-mod reconnect;
 mod request;
 pub mod rma;
-mod send;
 mod state;
 #[cfg(test)]
 mod tests;
-mod work;
 
 use core::borrow::{Borrow, BorrowMut};
 
 use active::Handlers;
 use rma::{ExposedRegion, Regions, Reply};
 
+pub use eager::Bypass;
 pub use peer::Peer;
-pub use receive::Bypass;
 pub use request::{CompletionError, Failure, Outcome, Request, RequestId, StartError, Status, Truncation};
 pub use state::{PACKETS_A_TURN, Progress};
 

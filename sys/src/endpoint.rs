@@ -6,42 +6,22 @@ mod open;
 
 mod message;
 
-mod request;
-
-mod now;
-mod scope;
-
-mod context;
-mod probe;
-
-mod list;
-
 mod active;
 
 mod buffer;
-mod region;
 
 mod one_sided;
-mod rma;
 
-mod direct;
+mod group;
 
-mod barrier;
+mod wait;
 
-mod agree;
-mod restart;
-
-mod event;
 mod shared;
 
-mod counters;
-mod trace;
+mod observe;
 
-mod end;
-mod ports;
 #[cfg(test)]
 mod tests;
-mod wait;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,17 +38,13 @@ use nemesia_core::store::Unit;
 pub use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
 
 pub use active::Incoming;
-pub use agree::{Agreed, Ranking};
 pub use buffer::MessageBuffer;
-pub use context::Context;
-pub use counters::{Counters, EngineCounters, PeerCounters, WaitCounters};
-pub use direct::Path;
-pub use event::Arm;
-pub use one_sided::Value;
-pub use probe::Message;
-pub use region::{KEY_BYTES, Region, RemoteKey};
-pub use scope::{Pending, Scope, ScopeContext};
+pub use group::{Agreed, Ranking};
+pub use message::{Context, Message, Pending, Scope, ScopeContext};
+pub use observe::{Counters, EngineCounters, PeerCounters, WaitCounters};
+pub use one_sided::{KEY_BYTES, Path, Region, RemoteKey, Value};
 pub use shared::{LockedEndpoint, SharedEndpoint};
+pub use wait::Arm;
 
 use crate::bootstrap::Exchange;
 use crate::config::Config;
@@ -76,10 +52,10 @@ use crate::error::Error;
 use crate::os::{Departure, ProcessOrigin};
 use crate::route::Facts;
 use crate::shm::RejoinListener;
-use agree::Agreements;
-use barrier::free_context;
-use ports::Ports;
-use probe::Dropped;
+use group::{Agreements, free_context};
+use message::Dropped;
+use one_sided::Direct;
+use open::Ports;
 use wait::Waiter;
 
 /// The senders whose messages a receive accepts.
@@ -199,7 +175,7 @@ impl Storage for Heap {
     type Replies = Vec<Slot<Reply>>;
     type Selections = Vec<PeerSelection>;
     type Handlers = active::Dispatch;
-    type Trace = trace::Recorder;
+    type Trace = observe::Recorder;
 }
 
 /// The place of one process in its world: it exchanges messages with all other ranks.
@@ -233,7 +209,7 @@ pub struct Endpoint {
     /// The memory of regions that were unexposed while messages used it.
     retired: Vec<buffer::Allocation>,
     /// The order of one-sided operations on both paths.
-    direct: direct::Direct,
+    direct: Direct,
     /// The number of bytes from which copies to and from these regions are non-temporal.
     non_temporal_bytes: u64,
     /// The number of blocking one-sided operations so far.

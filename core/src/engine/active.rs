@@ -16,6 +16,9 @@
 //! followed by the data, or the next part of both.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+pub(in crate::engine) mod tests;
+
 use super::request::State;
 pub use super::state::ACTIVE_BYTES;
 use super::state::{Assembly, Outgoing};

@@ -2,6 +2,9 @@
 //! ([`crate::counters`]).
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod tests;
+
 use core::borrow::Borrow;
 
 use super::{Engine, Failure, Peer, Storage};

@@ -2,7 +2,7 @@
 //! matches it; one of several protocols then moves the data. Any number of transfers may be in progress, in
 //! both directions.
 //!
-//! - **Pull** (`lmt/pull.rs`): one copy. The receiver gets the bytes from the sender's memory ([`RemoteAccess`]), at
+//! - **Pull** (`lmt/get.rs`): one copy. The receiver gets the bytes from the sender's memory ([`RemoteAccess`]), at
 //!   once or with several accesses under way. A waiting sender may write into the receiver's memory at the same time,
 //!   from the end of the message.
 //! - **Put** (`lmt/put.rs`): one copy. The receiver exposes its buffer, and the sender writes there.
@@ -25,13 +25,15 @@
 //! [`PacketPort::ticks`]: crate::port::PacketPort::ticks
 #![forbid(unsafe_code)]
 
+mod get;
 mod offer;
-mod pull;
 mod put;
 mod select;
 mod stream;
+#[cfg(test)]
+mod tests;
 
-pub(super) use pull::{Pull, is_worth_pulling};
+pub(super) use get::{Pull, is_worth_pulling};
 pub use select::PeerSelection;
 pub(super) use select::ProtocolSelections;
 pub(super) use stream::{Stream, send_part};

@@ -1,6 +1,8 @@
 //! Progress steps, and failures of peers.
 #![forbid(unsafe_code)]
 
+mod work;
+
 use core::borrow::BorrowMut;
 
 use super::peer::PeerQueue;

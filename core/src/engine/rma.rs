@@ -29,6 +29,8 @@ mod origin;
 mod reduce;
 mod region;
 mod target;
+#[cfg(test)]
+mod tests;
 
 pub use super::state::RegionId;
 pub use origin::Target;

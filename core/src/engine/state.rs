@@ -3,13 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod active;
-mod protocol;
-mod remote;
-mod turn;
+mod lmt;
+mod progress;
+mod rma;
 
 pub use active::ACTIVE_BYTES;
 pub(super) use active::{Assembly, Outgoing};
-pub(super) use protocol::{FIRST_BYTES, Protocol};
-pub use remote::RegionId;
-pub(super) use remote::{Body, Refused, RemoteOperation, RmaState, both};
-pub use turn::{PACKETS_A_TURN, Progress};
+pub(super) use lmt::{FIRST_BYTES, Protocol};
+pub use progress::{PACKETS_A_TURN, Progress};
+pub use rma::RegionId;
+pub(super) use rma::{Body, Refused, RemoteOperation, RmaState, both};

@@ -9,6 +9,8 @@ mod guard;
 mod locked;
 #[cfg(all(test, nemesia_race))]
 mod race;
+#[cfg(test)]
+pub(super) mod tests;
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use nemesia_core::matching::Pattern;
 use nemesia_core::sync::spin_hint;
 use nemesia_core::threads::{Bits, EventCount, Lock, WaiterList, WaiterSlot};
 
-use super::barrier::BarrierStep;
+use super::group::BarrierStep;
 use super::wait::{Awaited, Wait, WaitStage, give_way, until_ended};
 use super::{Endpoint, Message, Request, Source, Status, Tag, pattern};
 use crate::error::Error;

@@ -16,6 +16,7 @@
 //! Calls that never wait, such as `test`, yield the core as well if there are more processes than cores:
 //! `wait/nonblocking.rs`.
 
+mod event;
 mod liveness;
 mod nonblocking;
 mod park;
@@ -36,6 +37,7 @@ use super::{Endpoint, Request, Status, status};
 use crate::error::Error;
 use crate::events;
 use crate::os::futex_wake;
+pub use event::Arm;
 pub(super) use park::{Parker, Slept, Waiter, give_way};
 
 /// The number of polls and packets after which the clock is read, even during heavy traffic.

@@ -1,0 +1,6 @@
+//! Peers that fail, and that return.
+#![forbid(unsafe_code)]
+
+mod reconnect;
+#[cfg(test)]
+mod tests;
