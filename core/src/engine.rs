@@ -287,11 +287,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.store.len()
     }
 
-    /// Returns why a rank failed; `None` if it has not failed.
-    pub fn failure(&self, peer: PeerId) -> Option<Failure> {
-        self.peers.borrow().get(peer as usize)?.failure
-    }
-
     /// Returns the recorder of entries and exits, so that the layer above can record its own.
     #[inline(always)]
     pub const fn trace_mut(&mut self) -> &mut S::Trace {

@@ -25,6 +25,7 @@
 //! [`PacketPort::ticks`]: crate::port::PacketPort::ticks
 #![forbid(unsafe_code)]
 
+mod assist;
 mod get;
 mod offer;
 mod put;

@@ -9,7 +9,7 @@ mod rma;
 
 pub use active::ACTIVE_BYTES;
 pub(super) use active::{Assembly, Outgoing};
-pub(super) use lmt::{FIRST_BYTES, Protocol};
+pub(super) use lmt::{Accesses, Assist, FIRST_BYTES, Incoming, Protocol, StreamState, TransferPhase};
 pub use progress::{PACKETS_A_TURN, Progress};
 pub use rma::RegionId;
 pub(super) use rma::{Body, Refused, RemoteOperation, RmaState, both};

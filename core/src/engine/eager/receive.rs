@@ -3,10 +3,9 @@
 
 use core::borrow::BorrowMut;
 
-use crate::engine::request::{CompletionError, Incoming, Outcome, State, TransferPhase, outcome};
-use crate::engine::{Engine, Failure, RequestId, StartError, Status, Storage};
-#[cfg(nemesia_injected_fault)]
-use crate::injected_fault::{InjectedFault, injected};
+use crate::engine::request::{CompletionError, Outcome, State, outcome};
+use crate::engine::state::{Accesses, Incoming, TransferPhase};
+use crate::engine::{Engine, RequestId, StartError, Status, Storage};
 use crate::matching::{Pattern, Source};
 use crate::payload::{BorrowedRecv, RecvBuf, Scatter};
 use crate::port::{Arrival, Part, PeerFault, PeerId, Polled, Port, PortFault};
@@ -418,9 +417,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             rts,
             left,
             phase: TransferPhase::Pull,
-            begun: left.start,
-            accesses: 0,
-            failed: false,
+            accesses: Accesses::from(left.start),
             measured: None,
             exposure: None,
         };
@@ -462,35 +459,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.charge(from, cost(len), false)
     }
 
-    #[inline(never)]
-    fn deliver_other(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
-        let kind = arrival.envelope.kind;
-        #[cfg(nemesia_injected_fault)]
-        let kind =
-            if kind == Kind::Data && injected(InjectedFault::ForgetCount) { Kind::Eager } else { kind };
-        self.peer(arrival.peer).tally.received[kind.index()].add(arrival.len);
-        match arrival.envelope.kind {
-            Kind::Eager | Kind::Rts => self.deliver_rts(arrival),
-            Kind::Cts | Kind::Data | Kind::Fin => {
-                let delivered = self.deliver_answer(&arrival);
-                self.port.release(arrival);
-                delivered
-            }
-            Kind::Active => self.deliver_active(arrival),
-            Kind::Rma => {
-                let delivered = self.deliver_request(&arrival);
-                self.port.release(arrival);
-                delivered
-            }
-            Kind::RmaReply => {
-                let delivered = self.deliver_reply(&arrival);
-                self.port.release(arrival);
-                delivered
-            }
-        }
-    }
-
-    fn deliver_rts(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
+    pub(in crate::engine) fn deliver_rts(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
         let mut head = [0; MOST_RTS_BYTES];
         let head = &mut head[..len.min(MOST_RTS_BYTES)];
@@ -533,18 +502,5 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.count_stored(from, len);
         self.port.release(arrival);
         Ok(())
-    }
-
-    /// Fails the receives that only the failed peer could satisfy. If `concerns_any`, those from any source fail too.
-    pub(in crate::engine) fn fail_receives(&mut self, peer: PeerId, failure: Failure, concerns_any: bool) {
-        self.fail_transfers(peer, failure);
-        let completion_error = Err(CompletionError::PeerFailed { peer, failure });
-        let listens = |pattern: &Pattern| match pattern.source {
-            Source::Rank(rank) => rank == peer,
-            Source::Any => concerns_any,
-        };
-        self.posted.extract(&mut self.requests, listens, |requests, index| {
-            requests.get_mut(index).0 = State::Done(completion_error);
-        });
     }
 }

@@ -6,8 +6,9 @@
 use core::borrow::BorrowMut;
 
 use super::{Stream, Transfer};
-use crate::engine::peer::{Assist, PeerQueue};
-use crate::engine::request::{Incoming, State, TransferPhase};
+use crate::engine::peer::PeerQueue;
+use crate::engine::request::State;
+use crate::engine::state::{Accesses, Incoming, TransferPhase};
 use crate::engine::{Engine, PACKETS_A_TURN, RequestId, Storage, Tuning};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
@@ -42,15 +43,16 @@ impl<P: Port, S: Storage> Transfer<P, S> for Pull {
         let operation = engine.id(index).to_bits();
         let Engine { requests, port, tuning, peers, .. } = engine;
         let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return Ok(false) };
-        match next_chunk(port, incoming, buf, tuning) {
+        match incoming.next_chunk(port, buf, tuning) {
             NextChunk::Wait => return Ok(false),
             NextChunk::Copy(part) => {
-                let before = (incoming.accesses, incoming.begun);
-                copy(port, incoming, buf, part, operation);
-                peers.borrow_mut()[peer as usize].accesses += incoming.accesses - before.0;
-                if incoming.accesses == 0 {
-                    settle(port, incoming);
-                } else if (incoming.accesses, incoming.begun) == before {
+                let before = incoming.accesses;
+                incoming.copy(port, buf, part, operation);
+                let Accesses { begun, under_way, .. } = incoming.accesses;
+                peers.borrow_mut()[peer as usize].accesses += under_way - before.under_way;
+                if under_way == 0 {
+                    incoming.settle(port);
+                } else if (under_way, begun) == (before.under_way, before.begun) {
                     // The port has no place for more accesses, or one has failed.
                     return Ok(false);
                 }
@@ -83,104 +85,97 @@ impl<P: Port, S: Storage> Transfer<P, S> for Pull {
     }
 }
 
-fn next_chunk<P: Port>(
-    port: &mut P,
-    incoming: &mut Incoming,
-    buf: &mut Scatter,
-    tuning: &Tuning,
-) -> NextChunk {
-    let Incoming { from, rts, left, begun, .. } = *incoming;
-    if incoming.phase == TransferPhase::Pull
-        && begun == left.start
-        && incoming.wanted() >= tuning.least_assist_bytes()
-        && buf.address() != 0
-    {
-        let assisted_copy =
-            AssistedCopy { request: rts.sender, address: buf.address(), start: left.start, end: left.end };
-        let worthwhile = incoming.wanted() >= tuning.assist_bytes || port.is_lent(from, &assisted_copy);
-        if worthwhile && port.open_assist(from, &assisted_copy) {
-            incoming.phase = TransferPhase::Assist;
+impl Incoming {
+    /// Returns the next part that the receiver copies.
+    fn next_chunk<P: Port>(&mut self, port: &mut P, buf: &mut Scatter, tuning: &Tuning) -> NextChunk {
+        let Incoming { from, rts, left, accesses: Accesses { begun, .. }, .. } = *self;
+        if self.phase == TransferPhase::Pull
+            && begun == left.start
+            && self.wanted() >= tuning.least_assist_bytes()
+            && buf.address() != 0
+        {
+            let assisted_copy = AssistedCopy {
+                request: rts.sender,
+                address: buf.address(),
+                start: left.start,
+                end: left.end,
+            };
+            let worthwhile = self.wanted() >= tuning.assist_bytes || port.is_lent(from, &assisted_copy);
+            if worthwhile && port.open_assist(from, &assisted_copy) {
+                self.phase = TransferPhase::Assist;
+            }
+        }
+        match self.phase {
+            // The accesses that are under way must end before the rest is streamed.
+            TransferPhase::Pull if self.accesses.failed => NextChunk::Wait,
+            TransferPhase::Pull => {
+                let end = begun.saturating_add(tuning.pull_bytes.max(1));
+                NextChunk::Copy(Part { start: begun, end: left.end.min(end) })
+            }
+            // The parts of both sides are assigned one after the other.
+            TransferPhase::Assist | TransferPhase::Broken if self.accesses.under_way > 0 => NextChunk::Wait,
+            TransferPhase::Assist => {
+                let next_chunk = port.next_chunk(from);
+                if next_chunk == NextChunk::Done {
+                    self.left.start = left.end;
+                }
+                next_chunk
+            }
+            TransferPhase::Broken => {
+                let next_chunk = port.next_chunk(from);
+                if let NextChunk::Copy(part) = next_chunk {
+                    // The sender will not write this part. No part is assigned twice, and all bytes behind this
+                    // part have arrived.
+                    self.left.end = part.end;
+                }
+                next_chunk
+            }
+            TransferPhase::Lost => NextChunk::Done,
+            TransferPhase::Await | TransferPhase::Stream => NextChunk::Wait,
         }
     }
-    match incoming.phase {
-        // The accesses that are under way must end before the rest is streamed.
-        TransferPhase::Pull if incoming.failed => NextChunk::Wait,
-        TransferPhase::Pull => {
-            let end = begun.saturating_add(tuning.pull_bytes.max(1));
-            NextChunk::Copy(Part { start: begun, end: left.end.min(end) })
-        }
-        // The parts of both sides are assigned one after the other.
-        TransferPhase::Assist | TransferPhase::Broken if incoming.accesses > 0 => NextChunk::Wait,
-        TransferPhase::Assist => {
-            let next_chunk = port.next_chunk(from);
-            if next_chunk == NextChunk::Done {
-                incoming.left.start = left.end;
-            }
-            next_chunk
-        }
-        TransferPhase::Broken => {
-            let next_chunk = port.next_chunk(from);
-            if let NextChunk::Copy(part) = next_chunk {
-                // The sender will not write this part. No part is assigned twice, and all bytes behind this
-                // part have arrived.
-                incoming.left.end = part.end;
-            }
-            next_chunk
-        }
-        TransferPhase::Lost => NextChunk::Done,
-        TransferPhase::Await | TransferPhase::Stream => NextChunk::Wait,
-    }
-}
 
-/// Begins the accesses for a part.
-fn copy<P: Port>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part: Part, operation: u64) {
-    if incoming.phase == TransferPhase::Broken {
-        return;
-    }
-    let mut last = Accessed::Done;
-    incoming.begun = part.start;
-    buf.each_range(part.start as usize, (part.end - part.start) as usize, |done, to| {
-        if !matches!(last, Accessed::Done | Accessed::Later) {
+    /// Begins the accesses for a part.
+    fn copy<P: Port>(&mut self, port: &mut P, buf: &mut Scatter, part: Part, operation: u64) {
+        if self.phase == TransferPhase::Broken {
             return;
         }
-        let (at, len) = (part.start + done as u64, to.len() as u64);
-        let Some(described) = at.checked_sub(incoming.rts.origin.into()) else {
-            last = Accessed::Failed(AccessError::Range);
-            return;
-        };
-        last = port.get(incoming.from, &incoming.rts.descriptor, described, to, operation);
-        incoming.accesses += u32::from(last == Accessed::Later);
-        if matches!(last, Accessed::Done | Accessed::Later) {
-            incoming.begun = at + len;
+        let mut series = self.accesses.begin(part.start);
+        buf.each_range(part.start as usize, (part.end - part.start) as usize, |done, to| {
+            let at = part.start + done as u64;
+            series.next(at, to.len(), || match at.checked_sub(self.rts.origin.into()) {
+                Some(described) => port.get(self.from, &self.rts.descriptor, described, to, operation),
+                None => Accessed::Failed(AccessError::Range),
+            });
+        });
+        let is_busy = series.last() == Accessed::Busy;
+        if self.phase == TransferPhase::Assist {
+            // A shared message is complete when both processes have copied their parts. A part is copied at once.
+            self.accesses.failed |= is_busy;
+            self.left.start = part.start;
+            self.accesses.begun = part.end;
         }
-    });
-    incoming.failed |= matches!(last, Accessed::Failed(_));
-    if incoming.phase == TransferPhase::Assist {
-        // A shared message is complete when both processes have copied their parts. A part is copied at once.
-        incoming.failed |= last == Accessed::Busy;
-        incoming.left.start = part.start;
-        incoming.begun = part.end;
+        #[cfg(nemesia_injected_fault)]
+        if self.accesses.failed && injected(InjectedFault::SkipPart) {
+            self.left.start = part.end;
+        }
     }
-    #[cfg(nemesia_injected_fault)]
-    if incoming.failed && injected(InjectedFault::SkipPart) {
-        incoming.left.start = part.end;
-    }
-}
 
-/// Records what has arrived, when no access of the message is under way.
-fn settle<P: Port>(port: &mut P, incoming: &mut Incoming) {
-    match (incoming.phase, incoming.failed) {
-        (TransferPhase::Pull | TransferPhase::Await, true) => incoming.phase = TransferPhase::Lost,
-        (TransferPhase::Pull | TransferPhase::Await, false) => {
-            incoming.phase = TransferPhase::Pull;
-            incoming.left.start = incoming.begun;
+    /// Records what has arrived, when no access of the message is under way.
+    fn settle<P: Port>(&mut self, port: &mut P) {
+        match (self.phase, self.accesses.failed) {
+            (TransferPhase::Pull | TransferPhase::Await, true) => self.phase = TransferPhase::Lost,
+            (TransferPhase::Pull | TransferPhase::Await, false) => {
+                self.phase = TransferPhase::Pull;
+                self.left.start = self.accesses.begun;
+            }
+            (TransferPhase::Assist, true) => {
+                port.close_assist(self.from);
+                self.left.end = self.accesses.begun;
+                self.phase = TransferPhase::Broken;
+            }
+            _ => {}
         }
-        (TransferPhase::Assist, true) => {
-            port.close_assist(incoming.from);
-            incoming.left.end = incoming.begun;
-            incoming.phase = TransferPhase::Broken;
-        }
-        _ => {}
     }
 }
 
@@ -193,9 +188,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.dequeue(peer, PeerQueue::Pulling, index);
             Pull::done_receive(self, index);
         } else if incoming.phase == TransferPhase::Pull
-            && incoming.accesses > 0
-            && !incoming.failed
-            && incoming.begun == incoming.left.end
+            && incoming.accesses.under_way > 0
+            && !incoming.accesses.failed
+            && incoming.accesses.begun == incoming.left.end
         {
             incoming.phase = TransferPhase::Await;
             self.dequeue(peer, PeerQueue::Pulling, index);
@@ -223,22 +218,21 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let Self { requests, port, .. } = self;
         let (peer, ended) = match &mut requests.get_mut(index).0 {
             State::Streaming { stream, .. } => {
-                stream.accesses = stream.accesses.saturating_sub(1);
-                stream.failed |= failed;
+                stream.accesses.end(failed);
                 (stream.to, None)
             }
-            State::Receiving { incoming, .. } if incoming.accesses > 0 => {
-                incoming.accesses -= 1;
+            State::Receiving { incoming, .. } if incoming.accesses.under_way > 0 => {
+                incoming.accesses.end(failed);
                 #[cfg(nemesia_injected_fault)]
                 if injected(InjectedFault::CompleteEarly) {
-                    incoming.accesses = 0;
+                    incoming.accesses.under_way = 0;
                 }
-                incoming.failed |= failed;
                 let waits = incoming.phase == TransferPhase::Await;
-                if incoming.accesses == 0 {
-                    settle(port, incoming);
+                let is_last = incoming.accesses.under_way == 0;
+                if is_last {
+                    incoming.settle(port);
                 }
-                (incoming.from, (incoming.accesses == 0).then_some(waits))
+                (incoming.from, is_last.then_some(waits))
             }
             _ => return,
         };
@@ -250,63 +244,5 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.enqueue(peer, PeerQueue::Pulling, index);
         }
         self.end_piece(peer, index);
-    }
-}
-
-impl<P: Port, S: Storage> Engine<P, S> {
-    /// Stops all sender-assisted copies before the engine is dropped and its buffers are returned. Returns
-    /// `false` while a peer may still write into a buffer. The transfers are lost in either case.
-    pub fn end_assists(&mut self) -> bool {
-        // `filter` and `count` visit every peer, also after one that is not done.
-        (0..self.size()).filter(|&peer| !self.end_assist(peer)).count() == 0
-    }
-
-    fn end_assist(&mut self, peer: PeerId) -> bool {
-        let Some(index) = self.first(peer, PeerQueue::Pulling) else { return true };
-        let State::Receiving { incoming, .. } = &self.requests.get(index).0 else { return true };
-        if !matches!(incoming.phase, TransferPhase::Assist | TransferPhase::Broken) {
-            return true;
-        }
-        self.port.close_assist(peer);
-        loop {
-            match self.port.next_chunk(peer) {
-                NextChunk::Copy(_) => {}
-                NextChunk::Wait => return false,
-                NextChunk::Done => return true,
-            }
-        }
-    }
-
-    /// Sender: copies the next part of a message for its receiver (sender-assisted copy). Returns `false` if
-    /// there is no part.
-    pub(in crate::engine) fn assist(&mut self, peer: PeerId) -> bool {
-        let (assist, part) = match self.peer(peer).assist.take() {
-            Some(assist) => (assist, self.port.next_part(peer)),
-            None => {
-                let Some(assisted_copy) = self.port.find_assist(peer) else { return false };
-                let Some((_, message)) = self.offered(peer, assisted_copy.request) else { return false };
-                if assisted_copy.end > message.buf.len() as u64 {
-                    return false;
-                }
-                let assist = Assist { request: assisted_copy.request, address: assisted_copy.address };
-                (assist, self.port.join_assist(peer, assisted_copy.end))
-            }
-        };
-        let Some(part) = part else { return false };
-        // The receiver may have sent FIN meanwhile. The buffer then belongs to the caller again.
-        let message = self.offered(peer, assist.request).map(|(_, message)| message);
-        let (start, len) = (part.start as usize, (part.end - part.start) as usize);
-        let bytes = message.as_ref().map(|message| message.buf.part(start, len));
-        let pushed = match (bytes, assist.address.checked_add(part.start)) {
-            // A part that is not one run is left to the receiver.
-            (Some(bytes), Some(address)) if bytes.len() == len => self.port.push(peer, address, bytes),
-            _ => false,
-        };
-        self.port.end_part(peer, part, pushed);
-        if pushed {
-            self.peer(peer).tally.pushed.add(len);
-        }
-        self.peer(peer).assist = pushed.then_some(assist);
-        pushed
     }
 }
