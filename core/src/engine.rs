@@ -38,7 +38,8 @@ mod tests;
 
 use core::borrow::{Borrow, BorrowMut};
 
-use active::Handlers;
+use active::{ActiveMessages, Handlers};
+use failure::Failures;
 use rma::{ExposedRegion, Regions, Reply};
 
 pub use eager::Bypass;
@@ -56,6 +57,7 @@ use crate::trace::Recorder;
 use crate::wire::rendezvous::RTS_BYTES;
 pub use lmt::PeerSelection;
 use lmt::ProtocolSelections;
+use state::WorkList;
 
 /// The types of the memory that the caller lends to the engine. Slices and `Vec`s are suitable; the storage
 /// of requests may grow.
@@ -168,23 +170,19 @@ pub struct Engine<P: Port, S: Storage> {
     peers: S::Peers,
     regions: Regions<S::Regions>,
     replies: Slab<Reply, S::Replies>,
-    handlers: S::Handlers,
+    active: ActiveMessages<S::Handlers>,
     trace: S::Trace,
-    unhandled: u64,
     /// The peak number of unexpected messages, and of units of the store in use.
     most_stored: (u64, u64),
-    /// Head of the list of peers with pending work.
-    first_work: Option<PeerId>,
+    /// The peers with pending work.
+    work: WorkList,
     eager_bytes: usize,
     /// The adaptive selector of the protocol for large messages.
     selections: ProtocolSelections<S::Selections>,
     tuning: Tuning,
     /// Whether messages of one word are sent eagerly through the port's shortest path.
     short_bytes: usize,
-    /// The most recent failure that receives from any source must report; see [`Engine::acknowledge`].
-    any_source_failure: Option<(PeerId, Failure)>,
-    /// A peer that failed outside of a poll, and that [`Engine::progress`] has not yet reported.
-    found_out: Option<PeerId>,
+    failures: Failures,
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -222,13 +220,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
             peers: lent.peers,
             regions: Regions::new(lent.regions),
             replies: Slab::new(lent.replies),
-            handlers: lent.handlers,
+            active: ActiveMessages::new(lent.handlers),
             trace: lent.trace,
-            unhandled: 0,
             most_stored: (0, 0),
-            first_work: None,
-            any_source_failure: None,
-            found_out: None,
+            work: WorkList::default(),
+            failures: Failures::default(),
         };
         engine.open_accounts();
         Ok(engine)
@@ -274,7 +270,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Returns whether requests are pending, so that the engine has work besides incoming packets.
     pub const fn has_work(&self) -> bool {
-        self.first_work.is_some()
+        !self.work.is_empty()
     }
 
     /// Returns whether any send is incomplete.

@@ -94,7 +94,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             unexpected_now: self.store.len() as u64,
             unexpected_most,
             unexpected_most_bytes: units * UNIT as u64,
-            active_unhandled: self.unhandled,
+            active_unhandled: self.active.unhandled(),
             peers_died: gone(|failure| failure == Failure::Died) as u64,
             peers_finished: gone(|failure| failure == Failure::Finished) as u64,
             peers_dropped: gone(|failure| failure == Failure::Dropped) as u64,

@@ -10,4 +10,4 @@ mod send;
 #[cfg(test)]
 mod tests;
 
-pub use receive::Bypass;
+pub use bypass::Bypass;

@@ -31,6 +31,15 @@ use crate::matching::{Pattern, Source};
 use crate::port::{PeerFault, PeerId, Port};
 use crate::trace::Recorder as _;
 
+/// The failures that calls must still report.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Failures {
+    /// The most recent failure that receives from any source must report; see [`Engine::acknowledge`].
+    pub(in crate::engine) any_source: Option<(PeerId, Failure)>,
+    /// A peer that failed outside of a poll, and that [`Engine::progress`] has not yet reported.
+    pub(in crate::engine) unreported: Option<PeerId>,
+}
+
 impl<P: Port, S: Storage> Engine<P, S> {
     /// Returns why a rank failed; `None` if it has not failed.
     pub fn failure(&self, peer: PeerId) -> Option<Failure> {
@@ -71,7 +80,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.fail_receives(peer, failure, concerns_any);
         self.fail_rma_state(peer, failure, concerns_any);
         if concerns_any {
-            self.any_source_failure = Some((peer, failure));
+            self.failures.any_source = Some((peer, failure));
             self.peer(peer).unacknowledged = true;
         }
         self.close_account(peer);
@@ -85,7 +94,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     pub(in crate::engine) fn fault(&mut self, fault: PeerFault) {
         self.fail(fault.peer, Failure::of(fault.fault));
-        self.found_out = Some(fault.peer);
+        self.failures.unreported = Some(fault.peer);
         // The entry in the work list makes the next progress step report the failure.
         self.list_work(fault.peer);
     }
@@ -97,7 +106,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Acknowledges all failures so far: receives from any source can be posted again.
     pub fn acknowledge(&mut self) {
-        self.any_source_failure = None;
+        self.failures.any_source = None;
         self.peers.borrow_mut().iter_mut().for_each(|peer| peer.unacknowledged = false);
     }
 

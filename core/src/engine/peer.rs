@@ -4,7 +4,7 @@
 use core::borrow::{Borrow, BorrowMut};
 
 use super::request::State;
-use super::state::{Assist, RmaState};
+use super::state::{Assist, RmaState, WorkLink};
 use super::{Engine, Failure, StartError, Storage};
 use crate::counters::Tally;
 use crate::flow::{Account, Allowance};
@@ -47,25 +47,6 @@ impl PeerQueue {
 
     pub(super) const SENDS: [Self; 3] = [PeerQueue::Pending, PeerQueue::Offered, PeerQueue::Streaming];
     pub(super) const RECEIVES: [Self; 3] = [PeerQueue::Answers, PeerQueue::Pulling, PeerQueue::Incoming];
-}
-
-/// The place of a peer in the list of peers with work, in four bytes: 0 outside of the list, 1 at its end, else the
-/// next peer plus two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct WorkLink(u32);
-
-impl WorkLink {
-    fn before(next: Option<PeerId>) -> Self {
-        Self(next.map_or(1, |next| next + 2))
-    }
-
-    const fn is_listed(self) -> bool {
-        self.0 != 0
-    }
-
-    pub(super) const fn next(self) -> Option<PeerId> {
-        self.0.checked_sub(2)
-    }
 }
 
 /// The state that the engine keeps for one rank.
@@ -170,12 +151,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     pub(super) fn list_work(&mut self, peer: PeerId) {
-        let first = self.first_work;
-        let it = &mut self.peers.borrow_mut()[peer as usize];
-        if !it.next_work.is_listed() {
-            it.next_work = WorkLink::before(first);
-            self.first_work = Some(peer);
-        }
+        self.work.add(peer, &mut self.peers.borrow_mut()[peer as usize].next_work);
     }
 
     /// Returns an error if nothing can be sent to the rank.

@@ -38,7 +38,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
         }
         // Packets may arrive without end; pending work must progress nevertheless.
-        if self.first_work.is_some() {
+        if self.has_work() {
             let work = self.work();
             done.packets += work.packets;
             done.failed = work.failed.or(done.failed);
@@ -51,7 +51,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     #[inline(always)]
     pub fn step(&mut self) -> Progress {
         match self.port.poll() {
-            Polled::Idle if self.first_work.is_some() => self.work(),
+            Polled::Idle if self.has_work() => self.work(),
             polled => self.settle(polled),
         }
     }

@@ -11,5 +11,6 @@ pub use active::ACTIVE_BYTES;
 pub(super) use active::{Assembly, Outgoing};
 pub(super) use lmt::{Accesses, Assist, FIRST_BYTES, Incoming, Protocol, StreamState, TransferPhase};
 pub use progress::{PACKETS_A_TURN, Progress};
+pub(super) use progress::{WorkLink, WorkList};
 pub use rma::RegionId;
 pub(super) use rma::{Body, Refused, RemoteOperation, RmaState, both};

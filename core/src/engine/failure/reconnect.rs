@@ -53,7 +53,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.forget_messages(peer);
         self.lose_claims(peer);
         self.peer(peer).renew();
-        self.any_source_failure = (0..self.size()).find_map(|rank| {
+        self.failures.any_source = (0..self.size()).find_map(|rank| {
             let it = self.peers.borrow().get(rank as usize)?;
             Some((rank, it.failure.filter(|_| it.unacknowledged)?))
         });

@@ -13,12 +13,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
     #[cold]
     pub(in crate::engine) fn work(&mut self) -> Progress {
         let mut moved = 0;
-        let mut at = self.first_work.take();
+        let mut at = self.work.take();
         while let Some(peer) = at {
             at = core::mem::take(&mut self.peer(peer).next_work).next();
             moved += self.work_for(peer);
         }
-        Progress { packets: moved, failed: self.found_out.take() }
+        Progress { packets: moved, failed: self.failures.unreported.take() }
     }
 
     /// As [`Engine::work`], for one peer, which remains in the list while it has more work.
