@@ -6,9 +6,9 @@ mod open;
 
 mod message;
 
-mod active;
-
 mod buffer;
+
+mod active;
 
 mod one_sided;
 

@@ -4,6 +4,7 @@ mod region;
 
 mod blocking;
 mod request;
+mod scope;
 
 mod direct;
 

@@ -3,9 +3,7 @@
 
 use std::marker::PhantomData;
 
-use crate::endpoint::{
-    Context, Endpoint, Message, Reduction, Refusal, RemoteKey, Request, Source, Status, Tag, Value,
-};
+use crate::endpoint::{Context, Endpoint, Message, Request, Source, Status, Tag};
 use crate::error::Error;
 
 /// An operation that a [`Scope`] has started. It names no operation of another scope.
@@ -15,7 +13,7 @@ pub struct Pending(usize, Request);
 /// Starts operations on buffers that outlive the scope.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env> {
-    endpoint: &'scope mut Endpoint,
+    pub(in crate::endpoint) endpoint: &'scope mut Endpoint,
     open: Vec<Option<Pending>>,
     /// Buffers are borrowed for all of `'env`. The type is invariant, as `std::thread::Scope` is.
     buffers: PhantomData<&'scope mut &'env ()>,
@@ -211,85 +209,6 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         Ok(self.keep(request))
     }
 
-    /// Starts a put; see [`Endpoint::iput`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    pub fn iput(&mut self, key: &RemoteKey, offset: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
-        // SAFETY: as for a send.
-        let request = unsafe { self.endpoint.iput(key, offset, bytes.as_ptr(), bytes.len(), false) }?;
-        Ok(self.keep(request))
-    }
-
-    /// Starts a get; see [`Endpoint::iget`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was requested.
-    pub fn iget(&mut self, key: &RemoteKey, offset: u64, buf: &'env mut [u8]) -> Result<Pending, Error> {
-        // SAFETY: as for a receive.
-        let request = unsafe { self.endpoint.iget(key, offset, buf.as_mut_ptr(), buf.len()) }?;
-        Ok(self.keep(request))
-    }
-
-    /// Starts to combine operands into values; see [`Endpoint::iaccumulate`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    pub fn iaccumulate<T: Value>(
-        &mut self,
-        key: &RemoteKey,
-        offset: u64,
-        reduction: Reduction,
-        operands: &'env [T],
-    ) -> Result<Pending, Error> {
-        let (what, base) = ((T::DATATYPE, reduction), operands.as_ptr().cast());
-        // SAFETY: as for a send. The values are numbers, which are bytes without padding.
-        let request = unsafe { self.endpoint.iaccumulate(key, offset, what, base, size_of_val(operands)) }?;
-        Ok(self.keep(request))
-    }
-
-    /// Starts to combine an operand into one value. `old` receives the previous value. See
-    /// [`Endpoint::ifetch`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was requested.
-    pub fn ifetch<T: Value>(
-        &mut self,
-        key: &RemoteKey,
-        offset: u64,
-        reduction: Reduction,
-        operand: T,
-        old: &'env mut T,
-    ) -> Result<Pending, Error> {
-        let (what, base) = ((T::DATATYPE, reduction), (&raw mut *old).cast());
-        // SAFETY: as for a receive. Any bytes are a number.
-        let request = unsafe { self.endpoint.ifetch(key, offset, what, operand.to_bits(), base) }?;
-        Ok(self.keep(request))
-    }
-
-    /// Starts to combine operands into values. `old` receives the previous values. See
-    /// [`Endpoint::fetch_accumulate`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was requested. [`Error::Refused`] if `operands` and `old` differ in length.
-    pub fn ifetch_accumulate<T: Value>(
-        &mut self,
-        key: &RemoteKey,
-        offset: u64,
-        reduction: Reduction,
-        operands: &'env [T],
-        old: &'env mut [T],
-    ) -> Result<Pending, Error> {
-        if operands.len() != old.len() {
-            return Err(Error::Refused { rank: key.rank(), refusal: Refusal::Bounds, count: 1 });
-        }
-        let (from, into) = (operands.as_ptr().cast(), old.as_mut_ptr().cast());
-        let (what, len) = ((T::DATATYPE, reduction), size_of_val(operands));
-        // SAFETY: as for a send and a receive. Numbers are bytes without padding, and any bytes are a number.
-        let request = unsafe { self.endpoint.ifetch_accumulate(key, offset, what, from, into, len) }?;
-        Ok(self.keep(request))
-    }
-
     /// Refuses the name of an operation that is complete or belongs to another scope. Taken for an operation of
     /// this scope, it would release that operation's buffer too early.
     fn check(&self, pending: Pending) -> Result<(), Error> {
@@ -299,7 +218,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         }
     }
 
-    fn keep(&mut self, request: Request) -> Pending {
+    pub(in crate::endpoint) fn keep(&mut self, request: Request) -> Pending {
         let pending = Pending(self.open.len(), request);
         self.open.push(Some(pending));
         pending
