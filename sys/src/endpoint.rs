@@ -1,4 +1,21 @@
 //! The endpoint: the place of one process in its world.
+//!
+//! It owns an engine, the memory that the engine is lent, and the means to wait. Its methods are divided by their
+//! purpose. The page of a room says what its files hold.
+//!
+//! | room | contents |
+//! |---|---|
+//! | `endpoint/open.rs` | opening and closing; the ports of an endpoint |
+//! | `endpoint/message.rs` | messages: blocking, by request, in scopes, in contexts; probes, lists of buffers |
+//! | `endpoint/buffer.rs` | memory that peers can map |
+//! | `endpoint/active.rs` | active messages: handlers and their replies |
+//! | `endpoint/one_sided.rs` | regions, and one-sided operations on them |
+//! | `endpoint/group.rs` | calls of all ranks: barrier, agreement, restart |
+//! | `endpoint/wait.rs` | progress, waiting, sleeping; event loops |
+//! | `endpoint/shared.rs` | one endpoint for several threads |
+//! | `endpoint/observe.rs` | counters, routes, the call tree |
+//!
+//! This file has the types that all of them use, and the start of a request.
 
 // Rustdoc lists the methods of `Endpoint` in the order of these modules, which is the order of use. rustfmt
 // sorts the modules within a group, so blank lines separate the groups.

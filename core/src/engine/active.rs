@@ -11,6 +11,9 @@
 //! the size. A handler needs no descriptor that it keeps for later (as in UCX), and a peer can occupy memory
 //! for one message only. For still larger data, use a tagged message or a put, which need one copy.
 //!
+//! A message that waits for space is a request with the state `Active`. It is in the same queue as one-sided operations
+//! to the peer (`rma/queue.rs`).
+//!
 //! Packet format: the context is the handler number. Bits 0-31 of the tag hold the bytes of the header. Bits
 //! 32-63 hold the bytes of the whole message if it takes several packets, else 0. The payload is the header
 //! followed by the data, or the next part of both.

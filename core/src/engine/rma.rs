@@ -1,13 +1,21 @@
 //! One-sided operations: put, get and atomic operations on memory that another process exposes. The target
-//! process only has to call [`Engine::progress`].
+//! process only has to call [`Engine::progress`](super::Engine::progress). Paper 3 has them directly on RDMA.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `rma/region.rs` | exposed memory regions |
 //! | `rma/origin.rs` | starting operations; sending requests; handling replies |
 //! | `rma/target.rs` | executing requests; sending replies |
+//! | `rma/queue.rs` | the order in which requests and active messages leave; their end if the peer fails |
 //! | `rma/account.rs` | the state of operations whose target has left |
 //! | `rma/reduce.rs` | arithmetic |
+//!
+//! | state of an operation | list of the peer | next |
+//! |---|---|---|
+//! | `Remote` | `leaving`: waits for space, or for a place in the window | `awaited`, or `Done` |
+//! | `Remote` | `awaited`: was sent, and the peer must answer | `Done` |
+//! | `Fence` | `leaving`: waits until `awaited` is empty | ends |
+//! | `Notified` | that of the region | `Done` |
 //!
 //! Invariants:
 //! - The target executes the operations of one origin in the order started, atomic ones included (MPI's

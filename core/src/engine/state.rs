@@ -1,5 +1,6 @@
-//! The state of requests and peers that belongs to one protocol each. The protocols, which change this state, are the
-//! other modules of the engine.
+//! The state of requests and peers that belongs to one room each. The states of a request are one type
+//! ([`State`](super::request)), and every room uses it. So the parts lie below the rooms, one file for each, and the
+//! methods that change them lie in the rooms.
 #![forbid(unsafe_code)]
 
 mod active;

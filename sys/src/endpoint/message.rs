@@ -1,4 +1,20 @@
-//! Messages.
+//! Messages: a send names a rank and a tag, and a receive accepts the messages of a pattern. The engine's rooms are
+//! [`eager` and `lmt`](nemesia_core::engine).
+//!
+//! | file | contents | who keeps the buffer |
+//! |---|---|---|
+//! | `message/blocking.rs` | blocking sends and receives | the call borrows it |
+//! | `message/request.rs` | non-blocking sends and receives, tests and waits | the caller, by promise |
+//! | `message/now.rs` | calls that complete at once or do nothing: the critical path | the call borrows it |
+//! | `message/scope.rs` | non-blocking operations that end with a scope | the scope borrows it |
+//! | `message/context.rs` | matching contexts | as without |
+//! | `message/probe.rs` | probes, and receives of the messages that they found | as for receives |
+//! | `message/list.rs` | messages in several buffers | as for one buffer |
+//!
+//! The calls share one path: [`Endpoint::start`](super::Endpoint) and `post` pass a buffer to the engine, and `wait.rs`
+//! completes the request.
+
+// Rustdoc lists the methods in the order of these modules: see `endpoint.rs`.
 
 mod blocking;
 

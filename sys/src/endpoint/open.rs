@@ -1,4 +1,10 @@
 //! Opening and closing an endpoint, and facts about its world.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `open.rs` | opening; facts; closing |
+//! | `open/ports.rs` | shared memory and the port to other machines as one port |
+//! | `open/end.rs` | the end of an endpoint that is dropped or forked |
 
 mod end;
 mod ports;

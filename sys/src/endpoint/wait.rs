@@ -15,6 +15,15 @@
 //!
 //! Calls that never wait, such as `test`, yield the core as well if there are more processes than cores:
 //! `wait/nonblocking.rs`.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `wait.rs` | one wait: its time limit, and the action between two polls |
+//! | `wait/blocking.rs` | the loops of blocking calls, and the end of requests whose caller unwinds |
+//! | `wait/nonblocking.rs` | calls that poll and never wait |
+//! | `wait/liveness.rs` | liveness checks |
+//! | `wait/park.rs` | the owner's side of the sleep word, and the cost of its fences |
+//! | `wait/event.rs` | event loops: a descriptor that becomes readable |
 
 mod blocking;
 mod event;

@@ -1,9 +1,11 @@
-//! When a blocking receive need not be posted (paper 4, section 3.3).
+//! Receives that take their message from the port: the bypass of the posted receives (paper 4, section 3.3).
 //!
 //! A blocking receive may take its message out of the port itself if no posted receive can match that message, or
 //! the message would miss the receive that was posted first. No earlier message for it may be stored either. Usually
 //! nothing is posted, stored or pending, which the critical path checks by three words. Otherwise the pattern is
 //! compared with the others, and a receive that would need more than [`MOST_COMPARED`] comparisons is posted.
+//!
+//! A test of one posted receive does the same, if this receive is the first that can match ([`Engine::finish_now`]).
 #![forbid(unsafe_code)]
 
 use core::borrow::{Borrow, BorrowMut};

@@ -4,7 +4,7 @@ use crate::endpoint::{Pending, Reduction, Refusal, RemoteKey, Scope, Value};
 use crate::error::Error;
 
 impl<'env> Scope<'_, 'env> {
-    /// Starts a put; see [`Endpoint::iput`].
+    /// Starts a put; see [`Endpoint::iput`](crate::Endpoint::iput).
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -14,7 +14,7 @@ impl<'env> Scope<'_, 'env> {
         Ok(self.keep(request))
     }
 
-    /// Starts a get; see [`Endpoint::iget`].
+    /// Starts a get; see [`Endpoint::iget`](crate::Endpoint::iget).
     ///
     /// # Errors
     /// See [`Error`]; nothing was requested.
@@ -24,7 +24,7 @@ impl<'env> Scope<'_, 'env> {
         Ok(self.keep(request))
     }
 
-    /// Starts to combine operands into values; see [`Endpoint::iaccumulate`].
+    /// Starts to combine operands into values; see [`Endpoint::iaccumulate`](crate::Endpoint::iaccumulate).
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -42,7 +42,7 @@ impl<'env> Scope<'_, 'env> {
     }
 
     /// Starts to combine an operand into one value. `old` receives the previous value. See
-    /// [`Endpoint::ifetch`].
+    /// [`Endpoint::ifetch`](crate::Endpoint::ifetch).
     ///
     /// # Errors
     /// See [`Error`]; nothing was requested.
@@ -61,7 +61,7 @@ impl<'env> Scope<'_, 'env> {
     }
 
     /// Starts to combine operands into values. `old` receives the previous values. See
-    /// [`Endpoint::fetch_accumulate`].
+    /// [`Endpoint::fetch_accumulate`](crate::Endpoint::fetch_accumulate).
     ///
     /// # Errors
     /// See [`Error`]; nothing was requested. [`Error::Refused`] if `operands` and `old` differ in length.
