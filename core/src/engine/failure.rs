@@ -3,9 +3,9 @@
 //! A peer fails if its process dies, if it leaves, or if its connection breaks, usually because it violated the
 //! protocol. The other peers are not affected. MPI's ULFM is the model for receives from any source.
 //!
-//! | state of the peer | meaning | left by |
+//! | state of the peer | meaning | ends with |
 //! |---|---|---|
-//! | connected | | [`Engine::depart`], [`Engine::fail`] |
+//! | connected | Requests with it proceed. | [`Engine::depart`], [`Engine::fail`] |
 //! | departed | Nothing can be sent to it. Packets that it sent before may still be delivered ([`Engine::drain`]). | [`Engine::fail`] |
 //! | failed | All requests that only it could complete have ended. Messages that arrived whole can be received. | [`Engine::reconnect`] |
 //!
