@@ -78,7 +78,8 @@ impl<'env> Scope<'_, 'env> {
         }
         let (from, into) = (operands.as_ptr().cast(), old.as_mut_ptr().cast());
         let (what, len) = ((T::DATATYPE, reduction), size_of_val(operands));
-        // SAFETY: as for `ScopeContext::isend` and `irecv`. Numbers are bytes without padding, and any bytes are a number.
+        // SAFETY: as for `ScopeContext::isend` and `irecv`. Numbers are bytes without padding, and any bytes are a
+        // number.
         let request = unsafe { self.endpoint.ifetch_accumulate(key, offset, what, from, into, len) }?;
         Ok(self.keep(request))
     }
