@@ -43,15 +43,15 @@ impl<P: Port, S: Storage> Transfer<P, S> for Pull {
         let operation = engine.id(index).to_bits();
         let Engine { requests, port, tuning, peers, .. } = engine;
         let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return Ok(false) };
-        match incoming.next_chunk(port, buf, tuning) {
+        match next_chunk(port, incoming, buf, tuning) {
             NextChunk::Wait => return Ok(false),
             NextChunk::Copy(part) => {
                 let before = incoming.accesses;
-                incoming.copy(port, buf, part, operation);
+                copy(port, incoming, buf, part, operation);
                 let Accesses { begun, under_way, .. } = incoming.accesses;
                 peers.borrow_mut()[peer as usize].accesses += under_way - before.under_way;
                 if under_way == 0 {
-                    incoming.settle(port);
+                    settle(port, incoming);
                 } else if (under_way, begun) == (before.under_way, before.begun) {
                     // The port has no place for more accesses, or one has failed.
                     return Ok(false);
@@ -85,97 +85,95 @@ impl<P: Port, S: Storage> Transfer<P, S> for Pull {
     }
 }
 
-impl Incoming {
-    /// Returns the next part that the receiver copies.
-    fn next_chunk<P: Port>(&mut self, port: &mut P, buf: &mut Scatter, tuning: &Tuning) -> NextChunk {
-        let Incoming { from, rts, left, accesses: Accesses { begun, .. }, .. } = *self;
-        if self.phase == TransferPhase::Pull
-            && begun == left.start
-            && self.wanted() >= tuning.least_assist_bytes()
-            && buf.address() != 0
-        {
-            let assisted_copy = AssistedCopy {
-                request: rts.sender,
-                address: buf.address(),
-                start: left.start,
-                end: left.end,
-            };
-            let worthwhile = self.wanted() >= tuning.assist_bytes || port.is_lent(from, &assisted_copy);
-            if worthwhile && port.open_assist(from, &assisted_copy) {
-                self.phase = TransferPhase::Assist;
-            }
-        }
-        match self.phase {
-            // The accesses that are under way must end before the rest is streamed.
-            TransferPhase::Pull if self.accesses.failed => NextChunk::Wait,
-            TransferPhase::Pull => {
-                let end = begun.saturating_add(tuning.pull_bytes.max(1));
-                NextChunk::Copy(Part { start: begun, end: left.end.min(end) })
-            }
-            // The parts of both sides are assigned one after the other.
-            TransferPhase::Assist | TransferPhase::Broken if self.accesses.under_way > 0 => NextChunk::Wait,
-            TransferPhase::Assist => {
-                let next_chunk = port.next_chunk(from);
-                if next_chunk == NextChunk::Done {
-                    self.left.start = left.end;
-                }
-                next_chunk
-            }
-            TransferPhase::Broken => {
-                let next_chunk = port.next_chunk(from);
-                if let NextChunk::Copy(part) = next_chunk {
-                    // The sender will not write this part. No part is assigned twice, and all bytes behind this
-                    // part have arrived.
-                    self.left.end = part.end;
-                }
-                next_chunk
-            }
-            TransferPhase::Lost => NextChunk::Done,
-            TransferPhase::Await | TransferPhase::Stream => NextChunk::Wait,
+fn next_chunk<P: Port>(
+    port: &mut P,
+    incoming: &mut Incoming,
+    buf: &mut Scatter,
+    tuning: &Tuning,
+) -> NextChunk {
+    let Incoming { from, rts, left, accesses: Accesses { begun, .. }, .. } = *incoming;
+    if incoming.phase == TransferPhase::Pull
+        && begun == left.start
+        && incoming.wanted() >= tuning.least_assist_bytes()
+        && buf.address() != 0
+    {
+        let assisted_copy =
+            AssistedCopy { request: rts.sender, address: buf.address(), start: left.start, end: left.end };
+        let worthwhile = incoming.wanted() >= tuning.assist_bytes || port.is_lent(from, &assisted_copy);
+        if worthwhile && port.open_assist(from, &assisted_copy) {
+            incoming.phase = TransferPhase::Assist;
         }
     }
-
-    /// Begins the accesses for a part.
-    fn copy<P: Port>(&mut self, port: &mut P, buf: &mut Scatter, part: Part, operation: u64) {
-        if self.phase == TransferPhase::Broken {
-            return;
+    match incoming.phase {
+        // The accesses that are under way must end before the rest is streamed.
+        TransferPhase::Pull if incoming.accesses.failed => NextChunk::Wait,
+        TransferPhase::Pull => {
+            let end = begun.saturating_add(tuning.pull_bytes.max(1));
+            NextChunk::Copy(Part { start: begun, end: left.end.min(end) })
         }
-        let mut series = self.accesses.begin(part.start);
-        buf.each_range(part.start as usize, (part.end - part.start) as usize, |done, to| {
-            let at = part.start + done as u64;
-            series.next(at, to.len(), || match at.checked_sub(self.rts.origin.into()) {
-                Some(described) => port.get(self.from, &self.rts.descriptor, described, to, operation),
-                None => Accessed::Failed(AccessError::Range),
-            });
+        // The parts of both sides are assigned one after the other.
+        TransferPhase::Assist | TransferPhase::Broken if incoming.accesses.under_way > 0 => NextChunk::Wait,
+        TransferPhase::Assist => {
+            let next_chunk = port.next_chunk(from);
+            if next_chunk == NextChunk::Done {
+                incoming.left.start = left.end;
+            }
+            next_chunk
+        }
+        TransferPhase::Broken => {
+            let next_chunk = port.next_chunk(from);
+            if let NextChunk::Copy(part) = next_chunk {
+                // The sender will not write this part. No part is assigned twice, and all bytes behind this
+                // part have arrived.
+                incoming.left.end = part.end;
+            }
+            next_chunk
+        }
+        TransferPhase::Lost => NextChunk::Done,
+        TransferPhase::Await | TransferPhase::Stream => NextChunk::Wait,
+    }
+}
+
+/// Begins the accesses for a part.
+fn copy<P: Port>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part: Part, operation: u64) {
+    if incoming.phase == TransferPhase::Broken {
+        return;
+    }
+    let mut series = incoming.accesses.begin(part.start);
+    buf.each_range(part.start as usize, (part.end - part.start) as usize, |done, to| {
+        let at = part.start + done as u64;
+        series.next(at, to.len(), || match at.checked_sub(incoming.rts.origin.into()) {
+            Some(described) => port.get(incoming.from, &incoming.rts.descriptor, described, to, operation),
+            None => Accessed::Failed(AccessError::Range),
         });
-        let is_busy = series.last() == Accessed::Busy;
-        if self.phase == TransferPhase::Assist {
-            // A shared message is complete when both processes have copied their parts. A part is copied at once.
-            self.accesses.failed |= is_busy;
-            self.left.start = part.start;
-            self.accesses.begun = part.end;
-        }
-        #[cfg(nemesia_injected_fault)]
-        if self.accesses.failed && injected(InjectedFault::SkipPart) {
-            self.left.start = part.end;
-        }
+    });
+    let is_busy = series.last() == Accessed::Busy;
+    if incoming.phase == TransferPhase::Assist {
+        // A shared message is complete when both processes have copied their parts. A part is copied at once.
+        incoming.accesses.failed |= is_busy;
+        incoming.left.start = part.start;
+        incoming.accesses.begun = part.end;
     }
+    #[cfg(nemesia_injected_fault)]
+    if incoming.accesses.failed && injected(InjectedFault::SkipPart) {
+        incoming.left.start = part.end;
+    }
+}
 
-    /// Records what has arrived, when no access of the message is under way.
-    fn settle<P: Port>(&mut self, port: &mut P) {
-        match (self.phase, self.accesses.failed) {
-            (TransferPhase::Pull | TransferPhase::Await, true) => self.phase = TransferPhase::Lost,
-            (TransferPhase::Pull | TransferPhase::Await, false) => {
-                self.phase = TransferPhase::Pull;
-                self.left.start = self.accesses.begun;
-            }
-            (TransferPhase::Assist, true) => {
-                port.close_assist(self.from);
-                self.left.end = self.accesses.begun;
-                self.phase = TransferPhase::Broken;
-            }
-            _ => {}
+/// Records what has arrived, when no access of the message is under way.
+fn settle<P: Port>(port: &mut P, incoming: &mut Incoming) {
+    match (incoming.phase, incoming.accesses.failed) {
+        (TransferPhase::Pull | TransferPhase::Await, true) => incoming.phase = TransferPhase::Lost,
+        (TransferPhase::Pull | TransferPhase::Await, false) => {
+            incoming.phase = TransferPhase::Pull;
+            incoming.left.start = incoming.accesses.begun;
         }
+        (TransferPhase::Assist, true) => {
+            port.close_assist(incoming.from);
+            incoming.left.end = incoming.accesses.begun;
+            incoming.phase = TransferPhase::Broken;
+        }
+        _ => {}
     }
 }
 
@@ -230,7 +228,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 let waits = incoming.phase == TransferPhase::Await;
                 let is_last = incoming.accesses.under_way == 0;
                 if is_last {
-                    incoming.settle(port);
+                    settle(port, incoming);
                 }
                 (incoming.from, is_last.then_some(waits))
             }
