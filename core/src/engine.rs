@@ -1,56 +1,62 @@
-//! The engine: tagged messages over a [`Port`], non-blocking, driven by [`Engine::progress`].
+//! The engine: tagged messages, active messages and one-sided operations over a [`Port`], non-blocking, driven by
+//! [`Engine::progress`].
 //!
 //! The caller lends all storage ([`Storage`]). No call blocks, and each call does a bounded amount of work.
 //! The layer above decides when to call the engine and when to sleep, and reports dead peers to it.
+//!
+//! Each protocol is a room: one module with its methods and its tests. The page of a room says what its protocol is,
+//! and what its files hold.
+//!
+//! | room | protocol |
+//! |---|---|
+//! | `engine/eager.rs` | messages that leave at once, their matching, and the credit that they need (paper 4, section 3.1) |
+//! | `engine/lmt.rs` | large messages: rendezvous and transfer (paper 4, section 3.2) |
+//! | `engine/active.rs` | active messages |
+//! | `engine/rma.rs` | one-sided operations |
+//! | `engine/progress.rs` | progress steps, and pending work |
+//! | `engine/failure.rs` | peers that fail, and peers that return |
+//!
+//! The rooms share four modules, which are below all of them:
 //!
 //! | file | contents |
 //! |---|---|
 //! | `engine/request.rs` | requests: their states and outcomes |
 //! | `engine/peer.rs` | the state of one rank; the queues of its requests |
-//! | `engine/state.rs` | the state of requests and peers that belongs to one protocol each |
-//! | `engine/work.rs` | pending work of a peer: which protocol continues it |
-//! | `engine/credit.rs` | credits: how much each process may send |
-//! | `engine/send.rs` | starting sends; the queue of pending sends of each peer (paper 4, section 3.1) |
-//! | `engine/receive.rs` | posting receives; delivering packets |
-//! | `engine/own.rs` | messages to this process itself |
-//! | `engine/bypass.rs` | when a blocking receive need not be posted (paper 4, section 3.3) |
-//! | `engine/probe.rs` | probes for messages that have arrived |
-//! | `engine/lmt.rs` | large messages: rendezvous and data transfer (paper 4, section 3.2) |
-//! | `engine/active.rs` | active messages |
-//! | `engine/rma.rs` | one-sided operations |
+//! | `engine/state.rs` | the parts of these states that belong to one room each |
 //! | `engine/count.rs` | counters: updates and snapshots |
-//! | `engine/progress.rs` | one progress step; failures |
-//! | `engine/reconnect.rs` | ranks that reconnect |
+//!
+//! Methods of [`Engine`] call methods of other rooms, so a packet passes from `progress` to its protocol. Types pass in
+//! one direction only: `progress` uses `eager` and `lmt`, `eager` uses `lmt`, and all use the shared modules.
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
 pub mod active;
-mod bypass;
 mod count;
-mod credit;
+mod eager;
+mod failure;
 mod lmt;
-mod own;
 mod peer;
-mod probe;
 mod progress;
-mod receive;
-mod reconnect;
 mod request;
 pub mod rma;
-mod send;
 mod state;
 #[cfg(test)]
 mod tests;
-mod work;
+mod tuning;
 
 use core::borrow::{Borrow, BorrowMut};
 
-use active::Handlers;
+use active::{ActiveMessages, Handlers};
+use failure::Failures;
+use lmt::ProtocolSelections;
 use rma::{ExposedRegion, Regions, Reply};
+use state::WorkList;
 
+pub use eager::Bypass;
+pub use lmt::PeerSelection;
 pub use peer::Peer;
-pub use receive::Bypass;
 pub use request::{CompletionError, Failure, Outcome, Request, RequestId, StartError, Status, Truncation};
 pub use state::{PACKETS_A_TURN, Progress};
+pub use tuning::Tuning;
 
 use crate::flow::{CeilingError, Ledger};
 use crate::matching::Posted;
@@ -60,8 +66,6 @@ use crate::slab::{List, Slab, Slot};
 use crate::store::{self, Store, Unit};
 use crate::trace::Recorder;
 use crate::wire::rendezvous::RTS_BYTES;
-pub use lmt::PeerSelection;
-use lmt::ProtocolSelections;
 
 /// The types of the memory that the caller lends to the engine. Slices and `Vec`s are suitable; the storage
 /// of requests may grow.
@@ -117,51 +121,6 @@ pub struct Lent<S: Storage> {
     pub trace: S::Trace,
 }
 
-/// Parameters that the layer above chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tuning {
-    /// Largest message that is sent eagerly, in bytes, limited by the port's packet size. Larger messages use
-    /// rendezvous.
-    pub eager_bytes: usize,
-    /// Credit window of a peer, in units of 64 bytes. The window is smaller when less memory is free.
-    pub window: u32,
-    /// Smallest message, in bytes, of which a waiting sender copies a part for the receiver (sender-assisted
-    /// copy). `u64::MAX` disables this.
-    pub assist_bytes: u64,
-    /// As `assist_bytes`, for receive buffers that the sender may map for writing.
-    pub lent_assist_bytes: u64,
-    /// Smallest message, in bytes, that the receiver copies out of packets with non-temporal stores.
-    /// `u64::MAX` disables this. A good value is about the size of the last-level cache.
-    pub non_temporal_bytes: u64,
-    /// Most bytes of a message that the receiver reads in one step, at least 1. A step should take some ten
-    /// microseconds, so that other transfers also progress.
-    pub pull_bytes: u64,
-    /// Smallest average length, in bytes, of the contiguous runs of a scattered buffer for which the engine
-    /// makes one kernel call per run.
-    pub run_bytes: u64,
-}
-
-impl Tuning {
-    /// Returns the bytes from which a message may be copied by both sides.
-    fn least_assist_bytes(&self) -> u64 {
-        self.assist_bytes.min(self.lent_assist_bytes)
-    }
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Self {
-            eager_bytes: 8 << 10,
-            window: 4096,
-            assist_bytes: 48 << 10,
-            lent_assist_bytes: 48 << 10,
-            non_temporal_bytes: 32 << 20,
-            pull_bytes: 256 << 10,
-            run_bytes: 4 << 10,
-        }
-    }
-}
-
 /// The engine of one endpoint. Only one thread at a time may use it.
 #[derive(Debug)]
 pub struct Engine<P: Port, S: Storage> {
@@ -174,23 +133,19 @@ pub struct Engine<P: Port, S: Storage> {
     peers: S::Peers,
     regions: Regions<S::Regions>,
     replies: Slab<Reply, S::Replies>,
-    handlers: S::Handlers,
+    active: ActiveMessages<S::Handlers>,
     trace: S::Trace,
-    unhandled: u64,
     /// The peak number of unexpected messages, and of units of the store in use.
     most_stored: (u64, u64),
-    /// Head of the list of peers with pending work.
-    first_work: Option<PeerId>,
+    /// The peers with pending work.
+    work: WorkList,
     eager_bytes: usize,
     /// The adaptive selector of the protocol for large messages.
     selections: ProtocolSelections<S::Selections>,
     tuning: Tuning,
     /// Whether messages of one word are sent eagerly through the port's shortest path.
     short_bytes: usize,
-    /// The most recent failure that receives from any source must report; see [`Engine::acknowledge`].
-    any_source_failure: Option<(PeerId, Failure)>,
-    /// A peer that failed outside of a poll, and that [`Engine::progress`] has not yet reported.
-    found_out: Option<PeerId>,
+    failures: Failures,
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -228,13 +183,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
             peers: lent.peers,
             regions: Regions::new(lent.regions),
             replies: Slab::new(lent.replies),
-            handlers: lent.handlers,
+            active: ActiveMessages::new(lent.handlers),
             trace: lent.trace,
-            unhandled: 0,
             most_stored: (0, 0),
-            first_work: None,
-            any_source_failure: None,
-            found_out: None,
+            work: WorkList::default(),
+            failures: Failures::default(),
         };
         engine.open_accounts();
         Ok(engine)
@@ -280,7 +233,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Returns whether requests are pending, so that the engine has work besides incoming packets.
     pub const fn has_work(&self) -> bool {
-        self.first_work.is_some()
+        !self.work.is_empty()
     }
 
     /// Returns whether any send is incomplete.
@@ -291,11 +244,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Returns the number of stored unexpected messages.
     pub fn unexpected_messages(&self) -> usize {
         self.store.len()
-    }
-
-    /// Returns why a rank failed; `None` if it has not failed.
-    pub fn failure(&self, peer: PeerId) -> Option<Failure> {
-        self.peers.borrow().get(peer as usize)?.failure
     }
 
     /// Returns the recorder of entries and exits, so that the layer above can record its own.

@@ -1,4 +1,21 @@
 //! The endpoint: the place of one process in its world.
+//!
+//! It owns an engine, the memory that the engine is lent, and the means to wait. Its methods are divided by their
+//! purpose. The page of a room says what its files hold.
+//!
+//! | room | contents |
+//! |---|---|
+//! | `endpoint/open.rs` | opening and closing; the ports of an endpoint |
+//! | `endpoint/message.rs` | messages: blocking, by request, in scopes, in contexts; probes, lists of buffers |
+//! | `endpoint/buffer.rs` | memory that peers can map |
+//! | `endpoint/active.rs` | active messages: handlers and their replies |
+//! | `endpoint/one_sided.rs` | regions, and one-sided operations on them |
+//! | `endpoint/group.rs` | calls of all ranks: barrier, agreement, restart |
+//! | `endpoint/wait.rs` | progress, waiting, sleeping; event loops |
+//! | `endpoint/shared.rs` | one endpoint for several threads |
+//! | `endpoint/observe.rs` | counters, routes, the call tree |
+//!
+//! This file has the types that all of them use, and the start of a request.
 
 // Rustdoc lists the methods of `Endpoint` in the order of these modules, which is the order of use. rustfmt
 // sorts the modules within a group, so blank lines separate the groups.
@@ -6,42 +23,22 @@ mod open;
 
 mod message;
 
-mod request;
-
-mod now;
-mod scope;
-
-mod context;
-mod probe;
-
-mod list;
+mod buffer;
 
 mod active;
 
-mod buffer;
-mod region;
-
 mod one_sided;
-mod rma;
 
-mod direct;
+mod group;
 
-mod barrier;
+mod wait;
 
-mod agree;
-mod restart;
-
-mod event;
 mod shared;
 
-mod counters;
-mod trace;
+mod observe;
 
-mod end;
-mod ports;
 #[cfg(test)]
 mod tests;
-mod wait;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,17 +55,13 @@ use nemesia_core::store::Unit;
 pub use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
 
 pub use active::Incoming;
-pub use agree::{Agreed, Ranking};
 pub use buffer::MessageBuffer;
-pub use context::Context;
-pub use counters::{Counters, EngineCounters, PeerCounters, WaitCounters};
-pub use direct::Path;
-pub use event::Arm;
-pub use one_sided::Value;
-pub use probe::Message;
-pub use region::{KEY_BYTES, Region, RemoteKey};
-pub use scope::{Pending, Scope, ScopeContext};
+pub use group::{Agreed, Ranking};
+pub use message::{Context, Message, Pending, Scope, ScopeContext};
+pub use observe::{Counters, EngineCounters, PeerCounters, WaitCounters};
+pub use one_sided::{KEY_BYTES, Path, Region, RemoteKey, Value};
 pub use shared::{LockedEndpoint, SharedEndpoint};
+pub use wait::Arm;
 
 use crate::bootstrap::Exchange;
 use crate::config::Config;
@@ -76,10 +69,10 @@ use crate::error::Error;
 use crate::os::{Departure, ProcessOrigin};
 use crate::route::Facts;
 use crate::shm::RejoinListener;
-use agree::Agreements;
-use barrier::free_context;
-use ports::Ports;
-use probe::Dropped;
+use group::{Agreements, free_context};
+use message::Dropped;
+use one_sided::Direct;
+use open::Ports;
 use wait::Waiter;
 
 /// The senders whose messages a receive accepts.
@@ -199,7 +192,7 @@ impl Storage for Heap {
     type Replies = Vec<Slot<Reply>>;
     type Selections = Vec<PeerSelection>;
     type Handlers = active::Dispatch;
-    type Trace = trace::Recorder;
+    type Trace = observe::Recorder;
 }
 
 /// The place of one process in its world: it exchanges messages with all other ranks.
@@ -233,7 +226,7 @@ pub struct Endpoint {
     /// The memory of regions that were unexposed while messages used it.
     retired: Vec<buffer::Allocation>,
     /// The order of one-sided operations on both paths.
-    direct: direct::Direct,
+    direct: Direct,
     /// The number of bytes from which copies to and from these regions are non-temporal.
     non_temporal_bytes: u64,
     /// The number of blocking one-sided operations so far.

@@ -11,10 +11,16 @@
 //! the size. A handler needs no descriptor that it keeps for later (as in UCX), and a peer can occupy memory
 //! for one message only. For still larger data, use a tagged message or a put, which need one copy.
 //!
+//! A message that waits for space is a request with the state `Active`. It is in the same queue as one-sided operations
+//! to the peer (`rma/queue.rs`).
+//!
 //! Packet format: the context is the handler number. Bits 0-31 of the tag hold the bytes of the header. Bits
 //! 32-63 hold the bytes of the whole message if it takes several packets, else 0. The payload is the header
 //! followed by the data, or the next part of both.
 #![forbid(unsafe_code)]
+
+#[cfg(test)]
+pub(in crate::engine) mod tests;
 
 use super::request::State;
 pub use super::state::ACTIVE_BYTES;
@@ -24,7 +30,7 @@ use super::{CompletionError, Engine, RequestId, StartError, Status, Storage};
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::SendBuf;
 use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
-use crate::trace::Recorder as _;
+use crate::trace::Recorder;
 use crate::wire::{Envelope, Kind};
 
 /// The description of an active message that has arrived.
@@ -77,6 +83,63 @@ impl Handlers for () {
     }
 
     fn run(&mut self, _: &ActiveMessage) {}
+}
+
+/// The handlers of this process, and the messages for which there was none.
+#[derive(Debug)]
+pub(super) struct ActiveMessages<H> {
+    handlers: H,
+    unhandled: u64,
+}
+
+impl<H: Handlers> ActiveMessages<H> {
+    pub(super) const fn new(handlers: H) -> Self {
+        Self { handlers, unhandled: 0 }
+    }
+
+    /// Returns memory for a message, or the fault with which the connection to its sender fails.
+    fn room(&mut self, message: &ActiveMessage) -> Result<Option<&mut [u8]>, PortFault> {
+        self.handlers.room(message).map_err(|NoMemory| PortFault::Memory { len: message.len })
+    }
+
+    /// Runs the handler of a message of this process to itself.
+    fn run_own(&mut self, from: PeerId, message: &Outgoing) -> Result<(), PortFault> {
+        let Outgoing { handler, header, payload, .. } = message;
+        let header_bytes = header.len();
+        let active = ActiveMessage { from, handler: *handler, header_bytes, len: message.len() };
+        match self.room(&active)?.and_then(|room| room.get_mut(..active.len)) {
+            Some(room) => {
+                let (front, back) = room.split_at_mut(header_bytes);
+                front.copy_from_slice(header.part(0, header_bytes));
+                back.copy_from_slice(payload.part(0, back.len()));
+                self.handlers.run(&active);
+            }
+            None => self.unhandled += 1,
+        }
+        Ok(())
+    }
+
+    /// Runs the handler of a complete message, or counts the message as unhandled.
+    fn run(&mut self, trace: &mut impl Recorder, message: &ActiveMessage, wanted: bool) {
+        if wanted {
+            trace.enter("handler", message.handler.into());
+            self.handlers.run(message);
+            trace.leave(true);
+        } else {
+            self.unhandled += 1;
+        }
+    }
+
+    /// As [`Handlers::drop_parts`].
+    pub(super) fn drop_parts(&mut self, from: PeerId) {
+        self.handlers.drop_parts(from);
+    }
+}
+
+impl<H> ActiveMessages<H> {
+    pub(super) const fn unhandled(&self) -> u64 {
+        self.unhandled
+    }
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -170,23 +233,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     fn handle_own(&mut self, message: &Outgoing) -> Result<(), PortFault> {
-        let Outgoing { handler, header, payload, .. } = message;
         let rank = self.rank;
         let tally = &mut self.peer(rank).tally;
         tally.sent(Kind::Active, message.len());
         tally.received[Kind::Active.index()].add(message.len());
-        let header_bytes = header.len();
-        let active = ActiveMessage { from: self.rank, handler: *handler, header_bytes, len: message.len() };
-        match room_for(&mut self.handlers, &active)?.and_then(|room| room.get_mut(..active.len)) {
-            Some(room) => {
-                let (front, back) = room.split_at_mut(header_bytes);
-                front.copy_from_slice(header.part(0, header_bytes));
-                back.copy_from_slice(payload.part(0, back.len()));
-                self.handlers.run(&active);
-            }
-            None => self.unhandled += 1,
-        }
-        Ok(())
+        self.active.run_own(rank, message)
     }
 
     /// Delivers an active message, or a part of one. The data is copied out first, so that the sender gets
@@ -206,26 +257,14 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return Err(PortFault::Protocol { kind: Kind::Active });
         }
         let message = ActiveMessage { from, handler: envelope.context, header_bytes, len };
-        let mut room =
-            room_for(&mut self.handlers, &message).map(|room| room.and_then(|room| room.get_mut(..len)));
+        let mut room = self.active.room(&message).map(|room| room.and_then(|room| room.get_mut(..len)));
         if let Ok(Some(room)) = &mut room {
             self.port.read(&arrival, 0, room);
         }
         let wanted = room.map(|room| room.is_some());
         self.port.release(arrival);
-        self.handle(&message, wanted?);
+        self.active.run(&mut self.trace, &message, wanted?);
         Ok(())
-    }
-
-    /// Runs the handler of a complete message, or counts the message as unhandled.
-    fn handle(&mut self, message: &ActiveMessage, wanted: bool) {
-        if wanted {
-            self.trace.enter("handler", message.handler.into());
-            self.handlers.run(message);
-            self.trace.leave(true);
-        } else {
-            self.unhandled += 1;
-        }
     }
 
     /// Delivers one packet of a message in several packets. Its sizes are checked against those of the first
@@ -250,11 +289,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let message =
             ActiveMessage { from, handler, header_bytes: header_bytes as usize, len: several as usize };
         if assembly.wanted {
-            match room_for(&mut self.handlers, &message)?.and_then(|room| room.get_mut(at..at + len)) {
+            match self.active.room(&message)?.and_then(|room| room.get_mut(at..at + len)) {
                 Some(room) => self.port.read(arrival, 0, room),
                 None => {
                     assembly.wanted = false;
-                    self.handlers.drop_parts(from);
+                    self.active.drop_parts(from);
                 }
             }
         }
@@ -264,26 +303,18 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let whole = whole || injected(InjectedFault::RunEarly);
         self.peer(from).rma_state.assembly = (!whole).then_some(assembly);
         if whole {
-            self.handle(&message, assembly.wanted);
+            self.active.run(&mut self.trace, &message, assembly.wanted);
         }
         Ok(())
     }
 
     /// Returns the handlers of active messages.
     pub const fn handlers_mut(&mut self) -> &mut S::Handlers {
-        &mut self.handlers
+        &mut self.active.handlers
     }
 
     /// Returns the number of active messages that were dropped because no handler has their number.
     pub const fn unhandled(&self) -> u64 {
-        self.unhandled
+        self.active.unhandled
     }
-}
-
-/// Returns memory for a message, or the fault with which the connection to its sender fails.
-fn room_for<'a, H: Handlers>(
-    handlers: &'a mut H,
-    message: &ActiveMessage,
-) -> Result<Option<&'a mut [u8]>, PortFault> {
-    handlers.room(message).map_err(|NoMemory| PortFault::Memory { len: message.len })
 }

@@ -2,6 +2,9 @@
 //! ([`crate::counters`]).
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod tests;
+
 use core::borrow::Borrow;
 
 use super::{Engine, Failure, Peer, Storage};
@@ -91,7 +94,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             unexpected_now: self.store.len() as u64,
             unexpected_most,
             unexpected_most_bytes: units * UNIT as u64,
-            active_unhandled: self.unhandled,
+            active_unhandled: self.active.unhandled(),
             peers_died: gone(|failure| failure == Failure::Died) as u64,
             peers_finished: gone(|failure| failure == Failure::Finished) as u64,
             peers_dropped: gone(|failure| failure == Failure::Dropped) as u64,

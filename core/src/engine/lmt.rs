@@ -2,16 +2,38 @@
 //! matches it; one of several protocols then moves the data. Any number of transfers may be in progress, in
 //! both directions.
 //!
-//! - **Pull** (`lmt/pull.rs`): one copy. The receiver gets the bytes from the sender's memory ([`RemoteAccess`]), at
-//!   once or with several accesses under way. A waiting sender may write into the receiver's memory at the same time,
-//!   from the end of the message.
-//! - **Put** (`lmt/put.rs`): one copy. The receiver exposes its buffer, and the sender writes there.
-//! - **Stream** (`lmt/stream.rs`): packets, which the sender fills while the receiver empties others (double
-//!   buffering).
+//! - **Pull**: one copy. The receiver gets the bytes from the sender's memory ([`RemoteAccess`]), at once or with
+//!   several accesses under way. A waiting sender may write into the receiver's memory at the same time, from the end
+//!   of the message.
+//! - **Put**: one copy. The receiver exposes its buffer, and the sender writes there.
+//! - **Stream**: packets, which the sender fills while the receiver empties others (double buffering).
+//!
+//! | state of a send | queue of the peer | next |
+//! |---|---|---|
+//! | `Offered`: the RTS was sent | `Offered` | `Done` by a FIN; `Streaming` by a CTS |
+//! | `Streaming`: the bytes are being sent or put | `Streaming` | `Done` |
+//!
+//! | phase of a receive (`Receiving`) | queue of the peer | next |
+//! |---|---|---|
+//! | `Pull` | `Pulling` | `Await`, `Assist`, `Lost`; `Finishing` when all bytes are there |
+//! | `Await`: every access has begun | `Incoming` | `Pull`, `Lost` |
+//! | `Assist`: the sender copies too | `Pulling` | `Broken`; `Finishing` |
+//! | `Broken`, `Lost`: this process cannot read | `Pulling`, then `Answers` | `Stream` by the CTS |
+//! | `Stream` | `Incoming` | `Done` |
+//! | (`Finishing`): the FIN is to be sent | `Answers` | `Done` |
+//!
+//! | file | contents |
+//! |---|---|
+//! | `lmt/offer.rs` | the RTS; the CTS and the FIN, which answer it |
+//! | `lmt/select.rs` | the adaptive selector of the protocol |
+//! | `lmt/get.rs` | pull (paper 1: zero copy) |
+//! | `lmt/assist.rs` | sender-assisted copy, a part of pull |
+//! | `lmt/put.rs` | put (paper 1: rendezvous by RDMA write) |
+//! | `lmt/stream.rs` | stream (paper 4: double buffering) |
 //!
 //! The faster protocol depends on the machine, on the cores of both processes and on the sender's activity.
-//! If the port has a clock ([`PacketPort::ticks`]), the receiver learns the faster protocol for each peer and size
-//! (`lmt/select.rs`). Without a clock, the receiver pulls.
+//! If the port has a clock ([`PacketPort::ticks`]), the receiver learns the faster protocol for each peer and size.
+//! Without a clock, the receiver pulls.
 //!
 //! Lists: if at most [`FIRST_BYTES`](super::state::FIRST_BYTES) come before the last run of a message, they travel with
 //! the RTS, and the rest is pulled as if it were contiguous. Any other list is streamed, and gathered into each
@@ -25,13 +47,16 @@
 //! [`PacketPort::ticks`]: crate::port::PacketPort::ticks
 #![forbid(unsafe_code)]
 
+mod assist;
+mod get;
 mod offer;
-mod pull;
 mod put;
 mod select;
 mod stream;
+#[cfg(test)]
+mod tests;
 
-pub(super) use pull::{Pull, is_worth_pulling};
+pub(super) use get::{Pull, is_worth_pulling};
 pub use select::PeerSelection;
 pub(super) use select::ProtocolSelections;
 pub(super) use stream::{Stream, send_part};

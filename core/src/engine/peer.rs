@@ -3,8 +3,8 @@
 
 use core::borrow::{Borrow, BorrowMut};
 
-use super::request::{CompletionError, State};
-use super::state::RmaState;
+use super::request::State;
+use super::state::{Assist, RmaState, WorkLink};
 use super::{Engine, Failure, StartError, Storage};
 use crate::counters::Tally;
 use crate::flow::{Account, Allowance};
@@ -45,36 +45,8 @@ impl PeerQueue {
         }
     }
 
-    const SENDS: [Self; 3] = [PeerQueue::Pending, PeerQueue::Offered, PeerQueue::Streaming];
-    const RECEIVES: [Self; 3] = [PeerQueue::Answers, PeerQueue::Pulling, PeerQueue::Incoming];
-}
-
-/// A message to a peer of which this process copies a part (sender-assisted copy).
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Assist {
-    /// Identifier of this process's request, as the peer knows it.
-    pub(super) request: u64,
-    /// Address of the first byte of the message in the peer's memory.
-    pub(super) address: u64,
-}
-
-/// The place of a peer in the list of peers with work, in four bytes: 0 outside of the list, 1 at its end, else the
-/// next peer plus two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct WorkLink(u32);
-
-impl WorkLink {
-    fn before(next: Option<PeerId>) -> Self {
-        Self(next.map_or(1, |next| next + 2))
-    }
-
-    const fn is_listed(self) -> bool {
-        self.0 != 0
-    }
-
-    pub(super) const fn next(self) -> Option<PeerId> {
-        self.0.checked_sub(2)
-    }
+    pub(super) const SENDS: [Self; 3] = [PeerQueue::Pending, PeerQueue::Offered, PeerQueue::Streaming];
+    pub(super) const RECEIVES: [Self; 3] = [PeerQueue::Answers, PeerQueue::Pulling, PeerQueue::Incoming];
 }
 
 /// The state that the engine keeps for one rank.
@@ -179,12 +151,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     pub(super) fn list_work(&mut self, peer: PeerId) {
-        let first = self.first_work;
-        let it = &mut self.peers.borrow_mut()[peer as usize];
-        if !it.next_work.is_listed() {
-            it.next_work = WorkLink::before(first);
-            self.first_work = Some(peer);
-        }
+        self.work.add(peer, &mut self.peers.borrow_mut()[peer as usize].next_work);
     }
 
     /// Returns an error if nothing can be sent to the rank.
@@ -206,35 +173,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 Err(StartError::PeerFailed { peer: rank, failure: *failure })
             }
             Some(_) => Ok(()),
-        }
-    }
-
-    /// Fails every send to a failed peer.
-    pub(super) fn fail_sends(&mut self, peer: PeerId, failure: Failure) {
-        for queue in PeerQueue::SENDS {
-            self.fail_queue(peer, queue, failure);
-        }
-    }
-
-    /// Fails every receive whose bytes a failed peer was sending.
-    pub(super) fn fail_transfers(&mut self, peer: PeerId, failure: Failure) {
-        for queue in PeerQueue::RECEIVES {
-            self.fail_queue(peer, queue, failure);
-        }
-        if let Some(selection) = self.selections.of(peer) {
-            *selection = Default::default();
-        }
-    }
-
-    pub(super) fn fail_queue(&mut self, peer: PeerId, queue: PeerQueue, failure: Failure) {
-        while let Some(index) = self.first(peer, queue) {
-            self.dequeue(peer, queue, index);
-            let outcome = match self.requests.get(index).0 {
-                // All bytes of the message have arrived.
-                State::Finishing { outcome, .. } => outcome,
-                _ => Err(CompletionError::PeerFailed { peer, failure }),
-            };
-            self.complete(index, outcome);
         }
     }
 }

@@ -1,13 +1,21 @@
-//! Progress steps, and failures of peers.
+//! Progress: one step takes one packet from the port and passes it to its protocol, or continues the pending work of
+//! every peer. The pending work is in the queues of the peers ([`PeerQueue`](super::peer::PeerQueue)).
+//!
+//! | file | contents |
+//! |---|---|
+//! | `progress.rs` | steps, and the delivery of packets |
+//! | `progress/work.rs` | pending work of a peer: which protocol continues it |
 #![forbid(unsafe_code)]
 
-use core::borrow::BorrowMut;
+mod work;
 
-use super::peer::PeerQueue;
 use super::state::{PACKETS_A_TURN, Progress};
-use super::{Engine, Failure, Storage};
-use crate::port::{PeerFault, PeerId, Polled, Port};
+use super::{Engine, Storage};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
+use crate::port::{Arrival, PeerFault, PeerId, Polled, Port, PortFault};
 use crate::trace::Recorder as _;
+use crate::wire::Kind;
 
 impl<P: Port, S: Storage> Engine<P, S> {
     /// Delivers packets that have arrived and continues pending work. Does a bounded amount of work and never
@@ -30,7 +38,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
         }
         // Packets may arrive without end; pending work must progress nevertheless.
-        if self.first_work.is_some() {
+        if self.has_work() {
             let work = self.work();
             done.packets += work.packets;
             done.failed = work.failed.or(done.failed);
@@ -43,7 +51,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     #[inline(always)]
     pub fn step(&mut self) -> Progress {
         match self.port.poll() {
-            Polled::Idle if self.first_work.is_some() => self.work(),
+            Polled::Idle if self.has_work() => self.work(),
             polled => self.settle(polled),
         }
     }
@@ -67,18 +75,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Records that a peer has failed while its packets may still be undelivered (call [`Engine::drain`],
-    /// then [`Engine::fail`]). Sends that were not announced to the peer fail now with
-    /// [`Fate::PeerFailed`](super::CompletionError::PeerFailed). The others may have been received, and the
-    /// peer may have confirmed them before it failed.
-    pub fn depart(&mut self, peer: PeerId, failure: Failure) {
-        if peer < self.size() && self.peer(peer).departed.is_none() && self.failure(peer).is_none() {
-            self.peer(peer).departed = Some(failure);
-            self.fail_queue(peer, PeerQueue::Pending, failure);
-            self.fail_leaving(peer, failure);
-        }
-    }
-
     /// Delivers the remaining packets of a failed peer. Returns `true` when no valid packet is left; `false`
     /// after [`PACKETS_A_TURN`] packets: call again.
     #[cold]
@@ -92,55 +88,32 @@ impl<P: Port, S: Storage> Engine<P, S> {
         false
     }
 
-    #[cold]
-    fn step_failed(&mut self, fault: PeerFault) -> Progress {
-        self.fail(fault.peer, Failure::of(fault.fault));
-        Progress { packets: 0, failed: Some(fault.peer) }
-    }
-
-    /// Fails a peer: every request that only this peer could complete ends with
-    /// [`Fate::PeerFailed`](super::CompletionError::PeerFailed). If the peer did not close its endpoint in
-    /// order, or was the last peer, receives from any source fail too, until [`Engine::acknowledge`] (as in
-    /// MPI's ULFM). Messages of the peer that arrived whole can still be received. The other peers are not
-    /// affected.
-    pub fn fail(&mut self, peer: PeerId, failure: Failure) {
-        if peer >= self.size() || self.peer(peer).failure.is_some() {
-            return;
+    /// Delivers a packet other than an eager message to its protocol.
+    #[inline(never)]
+    pub(in crate::engine) fn deliver_other(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
+        let kind = arrival.envelope.kind;
+        #[cfg(nemesia_injected_fault)]
+        let kind =
+            if kind == Kind::Data && injected(InjectedFault::ForgetCount) { Kind::Eager } else { kind };
+        self.peer(arrival.peer).tally.received[kind.index()].add(arrival.len);
+        match arrival.envelope.kind {
+            Kind::Eager | Kind::Rts => self.deliver_rts(arrival),
+            Kind::Cts | Kind::Data | Kind::Fin => {
+                let delivered = self.deliver_answer(&arrival);
+                self.port.release(arrival);
+                delivered
+            }
+            Kind::Active => self.deliver_active(arrival),
+            Kind::Rma => {
+                let delivered = self.deliver_request(&arrival);
+                self.port.release(arrival);
+                delivered
+            }
+            Kind::RmaReply => {
+                let delivered = self.deliver_reply(&arrival);
+                self.port.release(arrival);
+                delivered
+            }
         }
-        self.trace.note("fail", peer.into());
-        self.peer(peer).failure = Some(failure);
-        self.peer(peer).assist = None;
-        self.peer(peer).accesses = 0;
-        self.peer(peer).tally.last = Some(self.port.traffic(peer));
-        // The peer may be alive and still copying a message of its own; it must find no further part to copy.
-        self.port.close_assist(peer);
-        self.port.close(peer);
-        self.fail_sends(peer, failure);
-        let concerns_any = failure != Failure::Finished || self.is_alone();
-        self.fail_receives(peer, failure, concerns_any);
-        self.fail_rma_state(peer, failure, concerns_any);
-        if concerns_any {
-            self.any_source_failure = Some((peer, failure));
-            self.peer(peer).unacknowledged = true;
-        }
-        self.close_account(peer);
-    }
-
-    /// Returns whether every other rank has failed.
-    pub fn is_alone(&self) -> bool {
-        (0..self.size()).all(|rank| rank == self.rank || self.failure(rank).is_some())
-    }
-
-    /// Acknowledges all failures so far: receives from any source can be posted again.
-    pub fn acknowledge(&mut self) {
-        self.any_source_failure = None;
-        self.peers.borrow_mut().iter_mut().for_each(|peer| peer.unacknowledged = false);
-    }
-
-    pub(super) fn fault(&mut self, fault: PeerFault) {
-        self.fail(fault.peer, Failure::of(fault.fault));
-        self.found_out = Some(fault.peer);
-        // The entry in the work list makes the next progress step report the failure.
-        self.list_work(fault.peer);
     }
 }

@@ -1,14 +1,13 @@
 //! Requests: their states and outcomes.
 #![forbid(unsafe_code)]
 
-use super::state::{FIRST_BYTES, Outgoing, Protocol, RegionId, RemoteOperation};
+use super::state::{FIRST_BYTES, Incoming, Outgoing, RegionId, RemoteOperation, StreamState};
 use super::{Engine, Storage};
 use crate::matching::{Pattern, Posting, Source};
 use crate::payload::{Gather, RecvBuf, Scatter, SendBuf};
-use crate::port::{Exposure, Part, PeerId, Port, PortFault};
+use crate::port::{Exposure, PeerId, Port, PortFault};
 use crate::slab::NONE;
 use crate::wire::channel::CloseReason;
-use crate::wire::rendezvous::{Descriptor, Rts, Stores};
 use crate::wire::rma::Refusal;
 use crate::wire::{Envelope, Kind};
 
@@ -189,9 +188,7 @@ impl Request {
     pub(super) fn is_notified_by(&self, notified: u64) -> bool {
         matches!(self.0, State::Notified { count, .. } if count <= notified)
     }
-}
 
-impl Request {
     /// Returns whether the operation may use a byte of the `len` bytes at address `base`.
     fn may_touch(&self, base: usize, len: usize) -> bool {
         match &self.0 {
@@ -239,72 +236,6 @@ impl SendMessage {
 
     pub(super) fn envelope(&self, kind: Kind) -> Envelope {
         Envelope { kind, context: self.context, tag: self.tag, total: self.buf.len() as u64 }
-    }
-}
-
-/// The bytes of a streamed message that must still be sent.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StreamState {
-    /// The receiver's rank.
-    pub(super) to: PeerId,
-    /// Identifier of the receiver's request.
-    pub(super) receiver: u64,
-    pub(super) next: u64,
-    pub(super) end: u64,
-    /// The copy policy that the receiver requested.
-    pub(super) stores: Option<Stores>,
-    /// The receiver's buffer, if this process can put the bytes there.
-    pub(super) descriptor: Descriptor,
-    /// End of the bytes that were put, or whose access has begun.
-    pub(super) begun: u64,
-    /// Number of accesses under way, and whether one has failed.
-    pub(super) accesses: u32,
-    pub(super) failed: bool,
-}
-
-/// A message whose bytes are being transferred to this process.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Incoming {
-    pub(super) from: PeerId,
-    pub(super) tag: u64,
-    pub(super) rts: Rts,
-    /// The bytes that are still missing and that this process may assign.
-    pub(super) left: Part,
-    pub(super) phase: TransferPhase,
-    /// End of the bytes that have arrived, or whose access has begun ([`RemoteAccess`]).
-    ///
-    /// [`RemoteAccess`]: crate::port::RemoteAccess
-    pub(super) begun: u64,
-    /// Number of accesses under way, and whether one has failed.
-    pub(super) accesses: u32,
-    pub(super) failed: bool,
-    /// The protocol, if the adaptive selector measures the transfer ([`super::lmt::ProtocolSelections`]).
-    pub(super) measured: Option<Protocol>,
-    /// The exposure of the buffer to the sender, which may put the bytes there.
-    pub(super) exposure: Option<Exposure>,
-}
-
-/// The transfer phase of an incoming message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TransferPhase {
-    /// The receiver reads the bytes.
-    Pull,
-    /// As `Pull`; all missing bytes have an access under way (`incoming`).
-    Await,
-    /// The receiver reads the bytes, and the sender may write some (sender-assisted copy).
-    Assist,
-    /// As `Assist`, but reading has failed; the sender may still write.
-    Broken,
-    /// Reading has failed; the receiver must request a stream.
-    Lost,
-    /// The receiver has requested a stream.
-    Stream,
-}
-
-impl Incoming {
-    /// Returns the number of bytes that are still missing.
-    pub(super) const fn wanted(&self) -> u64 {
-        self.left.end - self.left.start
     }
 }
 

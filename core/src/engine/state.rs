@@ -1,15 +1,17 @@
-//! The state of requests and peers that belongs to one protocol each. The protocols, which change this state, are the
-//! other modules of the engine.
+//! The state of requests and peers that belongs to one room each. The states of a request are one type
+//! ([`State`](super::request)), and every room uses it. So the parts lie below the rooms, one file for each, and the
+//! methods that change them lie in the rooms.
 #![forbid(unsafe_code)]
 
 mod active;
-mod protocol;
-mod remote;
-mod turn;
+mod lmt;
+mod progress;
+mod rma;
 
 pub use active::ACTIVE_BYTES;
 pub(super) use active::{Assembly, Outgoing};
-pub(super) use protocol::{FIRST_BYTES, Protocol};
-pub use remote::RegionId;
-pub(super) use remote::{Body, Refused, RemoteOperation, RmaState, both};
-pub use turn::{PACKETS_A_TURN, Progress};
+pub(super) use lmt::{Accesses, Assist, FIRST_BYTES, Incoming, Protocol, StreamState, TransferPhase};
+pub use progress::{PACKETS_A_TURN, Progress};
+pub(super) use progress::{WorkLink, WorkList};
+pub use rma::RegionId;
+pub(super) use rma::{Body, Refused, RemoteOperation, RmaState, both};

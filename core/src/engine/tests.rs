@@ -1,19 +1,10 @@
-//! Tests of the engine over the shared-memory port. Each test runs whole worlds in one thread.
+//! Tests of the whole engine over the shared-memory port, and what the tests of the rooms share: worlds of engines in
+//! one thread (`world.rs`), the recording port and the oracle of matching.
 
-mod active;
 mod basics;
-mod bypass;
-mod ceiling;
-mod counters;
-mod failure;
 mod hostile;
 mod lists;
 mod oracle;
-mod probe;
-mod protocol;
-mod reconnect;
-mod recording;
-mod rendezvous;
-mod rma;
+pub(in crate::engine) mod recording;
 mod simulation;
-mod world;
+pub(in crate::engine) mod world;

@@ -186,3 +186,6 @@ impl Endpoint {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

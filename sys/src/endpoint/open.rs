@@ -1,4 +1,13 @@
 //! Opening and closing an endpoint, and facts about its world.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `open.rs` | opening; facts; closing |
+//! | `open/ports.rs` | shared memory and the port to other machines as one port |
+//! | `open/end.rs` | the end of an endpoint that is dropped or forked |
+
+mod end;
+mod ports;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,11 +18,13 @@ use nemesia_core::port::PacketPort as _;
 use nemesia_core::slab::List;
 use nemesia_core::store::{self, Unit};
 
-use super::agree::Agreements;
-use super::ports;
-use super::probe::Dropped;
+use super::group::Agreements;
+use super::message::Dropped;
+use super::one_sided::Direct;
 use super::wait::Waiter;
-use super::{Endpoint, Heap, active, direct, trace};
+use super::{Endpoint, Heap, active, observe};
+pub(super) use ports::Ports;
+
 use crate::bootstrap::{Bootstrap, Exchange};
 use crate::config::{Config, FIRST_REQUESTS};
 use crate::error::Error;
@@ -92,7 +103,7 @@ impl Endpoint {
             replies: filled(size.saturating_sub(1) * WINDOW as usize),
             selections: filled(size.min(LEARNED_PEERS)),
             handlers: active::Dispatch::new(port.packet_bytes()),
-            trace: trace::recorder(config),
+            trace: observe::recorder(config),
         };
         let non_temporal_bytes = config.non_temporal_from();
         let tuning = tuning(config, non_temporal_bytes);
@@ -106,7 +117,7 @@ impl Endpoint {
             leaving: Vec::new(),
             allocations: Vec::new(),
             retired: Vec::new(),
-            direct: direct::Direct::default(),
+            direct: Direct::default(),
             non_temporal_bytes,
             operations: 0,
             dropped: Arc::new(Dropped::new(Arc::clone(&attached.origin))),

@@ -4,11 +4,20 @@
 //! wait for requests is the driver: it polls, yields and sleeps as the owner of an endpoint does (`wait.rs`).
 //! It releases the lock while other threads want it, and while it sleeps. The other threads sleep until they
 //! are served or have to drive. The protocol is that of [`nemesia_core::threads`], where it is modelled.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `shared.rs` | the shared endpoint and its waits |
+//! | `shared/guard.rs` | the lock, held; the slots of the threads that wait |
+//! | `shared/locked.rs` | the endpoint during a call that holds the lock |
+//! | `shared/race.rs` | a deliberate race, for `tests/sanitize` |
 
 mod guard;
 mod locked;
 #[cfg(all(test, nemesia_race))]
 mod race;
+#[cfg(test)]
+pub(super) mod tests;
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -19,7 +28,7 @@ use nemesia_core::matching::Pattern;
 use nemesia_core::sync::spin_hint;
 use nemesia_core::threads::{Bits, EventCount, Lock, WaiterList, WaiterSlot};
 
-use super::barrier::BarrierStep;
+use super::group::BarrierStep;
 use super::wait::{Awaited, Wait, WaitStage, give_way, until_ended};
 use super::{Endpoint, Message, Request, Source, Status, Tag, pattern};
 use crate::error::Error;

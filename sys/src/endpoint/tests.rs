@@ -1,14 +1,8 @@
 //! Complete endpoints in threads of one process, over a key-value exchange in memory.
 
-mod buffer;
-mod context;
-mod event;
 mod fickle;
 mod meeting;
 mod net;
-mod observe;
-mod polling;
-mod shared;
 mod shares;
 mod unwind;
 

@@ -15,33 +15,41 @@
 //!
 //! Calls that never wait, such as `test`, yield the core as well if there are more processes than cores:
 //! `wait/nonblocking.rs`.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `wait.rs` | one wait: its time limit, and the action between two polls |
+//! | `wait/blocking.rs` | the loops of blocking calls, and the end of requests whose caller unwinds |
+//! | `wait/nonblocking.rs` | calls that poll and never wait |
+//! | `wait/liveness.rs` | liveness checks |
+//! | `wait/park.rs` | the owner's side of the sleep word, and the cost of its fences |
+//! | `wait/event.rs` | event loops: a descriptor that becomes readable |
 
+mod blocking;
+mod event;
 mod liveness;
 mod nonblocking;
 mod park;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use nemesia_core::engine::{Bypass, Progress};
-use nemesia_core::matching::{Pattern, Source};
-use nemesia_core::payload::RecvBuf;
+use nemesia_core::engine::Progress;
+use nemesia_core::matching::Source;
 use nemesia_core::shared::sleep::Sleep as Way;
 use nemesia_core::spin::{FailedPolls, SpinAction};
 use nemesia_core::sync::spin_hint;
 use nemesia_core::trace::Recorder as _;
 
-use super::active::Panic;
-use super::{Endpoint, Request, Status, status};
+use super::{Endpoint, Request};
 use crate::error::Error;
 use crate::events;
 use crate::os::futex_wake;
+pub(super) use blocking::until_ended;
+pub use event::Arm;
 pub(super) use park::{Parker, Slept, Waiter, give_way};
 
 /// The number of polls and packets after which the clock is read, even during heavy traffic.
 const CLOCK_EVERY: u32 = 32;
-/// The number of polls of the likeliest place between two full polls of a blocking receive.
-const GLANCES: u32 = 4;
 /// The time between two liveness checks.
 pub(super) const LIVENESS_EVERY: Duration = Duration::from_millis(10);
 /// The largest number of requests that are scanned to count the messages that a sleeper lacks.
@@ -83,35 +91,6 @@ pub(super) enum Awaited<'a> {
     Message(Source),
     /// An event that does not depend on the room for messages.
     Other,
-}
-
-/// A request that uses a buffer of the caller's while code runs that may panic: the handler of an active
-/// message, or a subscriber of `tracing`. It is dropped only if that code panics, and forgotten otherwise.
-struct BorrowedRequest<'a> {
-    endpoint: &'a mut Endpoint,
-    request: Request,
-}
-
-impl Drop for BorrowedRequest<'_> {
-    fn drop(&mut self) {
-        self.endpoint.release(self.request);
-    }
-}
-
-/// Calls `end`, which withdraws a request and waits for it, until the request has ended. Never unwinds; returns
-/// the first panic.
-pub(super) fn until_ended(mut end: impl FnMut() -> Result<Status, Error>) -> Option<Panic> {
-    let mut first = None;
-    loop {
-        match catch_unwind(AssertUnwindSafe(&mut end)) {
-            // A full store does not matter here: the buffer must stay until the transfer has ended.
-            Ok(Err(Error::Unexpected { .. })) => {}
-            Ok(_) => return first,
-            Err(panic) if first.is_none() => first = Some(panic),
-            // The drop of a panic's payload may panic again.
-            Err(panic) => std::mem::forget(panic),
-        }
-    }
 }
 
 /// Requests by number from 0; `None` after the last.
@@ -207,191 +186,6 @@ impl Endpoint {
             self.liveness_checked = now;
         }
         (now, due && self.check_liveness())
-    }
-
-    /// Continues a blocking receive that is not posted, from the result of its first poll. Posts the receive
-    /// when spinning does not help.
-    ///
-    /// The engine uses the buffer only while this function runs.
-    #[inline(never)]
-    pub(super) fn recv_bypass(
-        &mut self,
-        pattern: &Pattern,
-        buf: RecvBuf,
-        step: Bypass,
-    ) -> Result<Status, Error> {
-        self.engine.trace_mut().enter("recv", buf.len() as u64);
-        let received = self.recv_bypass_now(pattern, buf, step);
-        self.engine.trace_mut().leave(true);
-        received
-    }
-
-    #[inline(always)]
-    fn recv_bypass_now(
-        &mut self,
-        pattern: &Pattern,
-        mut buf: RecvBuf,
-        mut step: Bypass,
-    ) -> Result<Status, Error> {
-        let mut wait = Wait::new(None);
-        loop {
-            let packets = match step {
-                Bypass::Done(outcome) => return outcome.map(status).map_err(Error::from),
-                Bypass::Posted(id) => return self.finish_after(Request(id), wait),
-                Bypass::Post => break,
-                Bypass::Busy if !self.engine.can_bypass(pattern) => break,
-                Bypass::Busy => 1,
-                Bypass::Idle => 0,
-            };
-            if !self.keep_polling(&mut wait, packets) {
-                // A poll may have stored the message that this call waits for. The receive is posted before a
-                // sleep.
-                let next = self.rest(&mut wait)?;
-                // Pending work gets its turn, however many packets come.
-                if self.engine.has_work() && self.engine.progress().packets > 0 {
-                    wait.renew();
-                } else {
-                    match next {
-                        SpinAction::Sleep => break,
-                        SpinAction::Yield => self.give_way(&mut wait),
-                        SpinAction::Poll => {}
-                    }
-                }
-                if !self.engine.can_bypass(pattern) {
-                    break;
-                }
-            }
-            if packets == 0 && self.waiter.spin_policy.polls() > GLANCES {
-                for _ in 0..GLANCES {
-                    self.engine.pause();
-                    if let Some(outcome) = self.engine.receive_next(pattern, &mut buf) {
-                        return outcome.map(status).map_err(Error::from);
-                    }
-                    if self.engine.has_next() {
-                        break;
-                    }
-                }
-                wait.polls += GLANCES;
-            }
-            step = self.engine.receive_step(pattern, &mut buf);
-        }
-        let request = self.post(*pattern, buf)?;
-        self.finish_after(request, wait)
-    }
-
-    /// Continues a wait for a request.
-    #[inline]
-    pub(super) fn go_on(
-        &mut self,
-        request: Request,
-        wait: &mut Wait,
-        awaited: Awaited<'_>,
-    ) -> Result<Status, Error> {
-        self.engine.trace_mut().enter("wait", 0);
-        let outcome = self.go_on_now(request, wait, awaited);
-        self.engine.trace_mut().leave(true);
-        outcome
-    }
-
-    #[inline(always)]
-    fn go_on_now(
-        &mut self,
-        request: Request,
-        wait: &mut Wait,
-        awaited: Awaited<'_>,
-    ) -> Result<Status, Error> {
-        loop {
-            if let Some(outcome) = self.outcome(request) {
-                return outcome;
-            }
-            let packets = self.engine.step().packets;
-            self.pause(wait, packets, awaited)?;
-        }
-    }
-
-    /// Waits for a request that borrows the caller's buffer. It returns or unwinds only when the engine has
-    /// finished with the buffer.
-    pub(super) fn finish(&mut self, request: Request) -> Result<Status, Error> {
-        self.finish_after(request, Wait::new(None))
-    }
-
-    /// Waits as [`Endpoint::finish`] does, and continues an earlier wait.
-    fn finish_after(&mut self, request: Request, mut wait: Wait) -> Result<Status, Error> {
-        let borrowed = BorrowedRequest { endpoint: self, request };
-        let endpoint = &mut *borrowed.endpoint;
-        let outcome = loop {
-            match endpoint.go_on(request, &mut wait, Awaited::Request(request)) {
-                // The request was withdrawn. If it could not be, it is under way, and ends at the latest with
-                // its peer.
-                Err(error @ Error::Unexpected { .. }) if endpoint.withdraw(request) => {
-                    // This only frees the slot.
-                    let _ = endpoint.outcome(request);
-                    break Err(error);
-                }
-                Err(Error::Unexpected { .. }) => {}
-                done => break done,
-            }
-        };
-        std::mem::forget(borrowed);
-        outcome
-    }
-
-    /// Makes progress while a request borrows the caller's buffer. It unwinds only when the engine has finished
-    /// with the buffer.
-    pub(super) fn progress_beside(&mut self, request: Request) {
-        let borrowed = BorrowedRequest { endpoint: self, request };
-        borrowed.endpoint.advance();
-        std::mem::forget(borrowed);
-    }
-
-    /// Ends a request whose buffer returns to its owner at once: withdraws it, or waits for the transfer that
-    /// is under way. It never unwinds; the next call that makes progress raises the panic.
-    #[cold]
-    pub(super) fn release(&mut self, request: Request) {
-        let panic = until_ended(|| {
-            self.withdraw(request);
-            self.wait(request)
-        });
-        if let Some(panic) = panic {
-            self.engine.handlers_mut().keep_panic(panic);
-        }
-    }
-
-    /// Withdraws a request for which there is no room: a receive, or a message to this process itself. No
-    /// receive can match such a message while this thread waits.
-    pub(super) fn withdraw(&mut self, request: Request) -> bool {
-        self.cancel(request) || self.engine.withdraw_own_send(request.0)
-    }
-
-    /// Waits until every pending send has left or its peer is gone.
-    pub(super) fn flush_sends(&mut self) -> Result<(), Error> {
-        let mut wait = Wait::new(Some(self.patience()));
-        while self.engine.sends_pending()
-            || self.engine.handlers_mut().wants_attention()
-            || self.engine.port().remote().is_some_and(|net| net.0.has_unsent())
-        {
-            let packets = self.engine.progress().packets;
-            self.pause(&mut wait, packets, Awaited::Other)?;
-        }
-        Ok(())
-    }
-
-    /// Waits until no peer copies into a buffer of this process. The buffer then belongs to its owner again. A
-    /// peer finishes such a copy within microseconds, or it is gone. The wait has a limit, in case a peer
-    /// claims to copy forever.
-    pub(super) fn end_assists(&mut self) {
-        let mut wait = Wait::new(Some(self.patience()));
-        while !self.engine.end_assists() {
-            spin_hint();
-            if !self.keep_polling(&mut wait, 0) {
-                // A sleep has no use here.
-                match self.rest(&mut wait) {
-                    Ok(SpinAction::Yield) => self.give_way(&mut wait),
-                    Ok(_) => {}
-                    Err(_) => return,
-                }
-            }
-        }
     }
 
     /// Returns how long the end of the endpoint waits for peers.

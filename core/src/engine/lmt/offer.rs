@@ -4,8 +4,8 @@
 use super::select::MessageForm;
 use super::{Pull, Stream, Transfer, is_worth_pulling};
 use crate::engine::peer::PeerQueue;
-use crate::engine::request::{Incoming, SendMessage, State, TransferPhase};
-use crate::engine::state::{FIRST_BYTES, Protocol};
+use crate::engine::request::{SendMessage, State};
+use crate::engine::state::{FIRST_BYTES, Incoming, Protocol, TransferPhase};
 use crate::engine::{Engine, RequestId, Storage};
 use crate::port::{Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port, PortFault};
 use crate::store::cost;

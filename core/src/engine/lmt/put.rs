@@ -5,12 +5,13 @@
 
 use super::{Stream, Transfer};
 use crate::engine::peer::PeerQueue;
-use crate::engine::request::{State, StreamState};
+use crate::engine::request::State;
+use crate::engine::state::{Accesses, StreamState};
 use crate::engine::{Engine, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{Gather, Scatter};
-use crate::port::{Accessed, Exposure, PacketPieces, PeerFault, PeerId, Port};
+use crate::port::{Exposure, PacketPieces, PeerFault, PeerId, Port};
 use crate::wire::rendezvous::Descriptor;
 use crate::wire::{Envelope, Kind};
 
@@ -37,22 +38,22 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let operation = self.id(index).to_bits();
         let Self { requests, port, tuning, .. } = self;
         let State::Streaming { from, stream, .. } = &mut requests.get_mut(index).0 else { return Ok(false) };
-        if stream.failed {
-            if stream.accesses == 0 {
+        let before = stream.accesses;
+        if before.failed {
+            if before.under_way == 0 {
                 // The bytes are streamed from the first one on.
                 stream.descriptor = Descriptor::NONE;
             }
-            return Ok(stream.accesses == 0);
+            return Ok(before.under_way == 0);
         }
-        let before = (stream.accesses, stream.begun);
-        if stream.begun < stream.end {
-            put(port, peer, stream, from, tuning.pull_bytes.max(1), operation);
-            let (started, begun) = (stream.accesses - before.0, stream.begun);
-            let failed = stream.failed;
+        if before.begun < stream.end {
+            stream.put(port, from, tuning.pull_bytes.max(1), operation);
+            let Accesses { begun, under_way, failed } = stream.accesses;
+            let started = under_way - before.under_way;
             self.peer(peer).accesses += started;
-            return Ok(failed || (started, begun) != (0, before.1));
+            return Ok(failed || (started, begun) != (0, before.begun));
         }
-        let is_done = stream.accesses == 0;
+        let is_done = before.under_way == 0;
         #[cfg(nemesia_injected_fault)]
         let is_done = is_done || injected(InjectedFault::CompleteEarly);
         if !is_done {
@@ -72,28 +73,15 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 }
 
-/// Begins the accesses for the next `most` bytes.
-fn put<P: Port>(
-    port: &mut P,
-    peer: PeerId,
-    stream: &mut StreamState,
-    from: &mut Gather,
-    most: u64,
-    operation: u64,
-) {
-    let (base, first) = (stream.next, stream.begun);
-    let len = most.min(stream.end - first);
-    let mut last = Accessed::Done;
-    from.each_range(first as usize, len as usize, |done, range| {
-        if !matches!(last, Accessed::Done | Accessed::Later) {
-            return;
-        }
-        let (at, len) = (first + done as u64, range.len() as u64);
-        last = port.put(peer, &stream.descriptor, at - base, range, operation);
-        stream.accesses += u32::from(last == Accessed::Later);
-        if matches!(last, Accessed::Done | Accessed::Later) {
-            stream.begun = at + len;
-        }
-    });
-    stream.failed |= matches!(last, Accessed::Failed(_));
+impl StreamState {
+    /// Begins the puts of the next `most` bytes.
+    fn put<P: Port>(&mut self, port: &mut P, from: &mut Gather, most: u64, operation: u64) {
+        let (base, first) = (self.next, self.accesses.begun);
+        let len = most.min(self.end - first);
+        let mut series = self.accesses.begin(first);
+        from.each_range(first as usize, len as usize, |done, range| {
+            let at = first + done as u64;
+            series.next(at, range.len(), || port.put(self.to, &self.descriptor, at - base, range, operation));
+        });
+    }
 }

@@ -4,7 +4,8 @@
 
 use super::Transfer;
 use crate::engine::peer::PeerQueue;
-use crate::engine::request::{self, Incoming, State, TransferPhase};
+use crate::engine::request::{self, State};
+use crate::engine::state::{Accesses, Incoming, StreamState, TransferPhase};
 use crate::engine::{Engine, Storage};
 use crate::payload::{BorrowedGather, Gather};
 use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port};
@@ -34,7 +35,7 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
         let State::Offered { message, .. } = &engine.requests.get(index).0 else { return };
         let message = message.alias();
         engine.dequeue(to, PeerQueue::Offered, index);
-        let stream = request::StreamState {
+        let stream = StreamState {
             to,
             receiver: cts.receiver,
             next: cts.start,
@@ -45,9 +46,7 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
             } else {
                 Descriptor::NONE
             },
-            begun: cts.start,
-            accesses: 0,
-            failed: false,
+            accesses: Accesses::from(cts.start),
         };
         let (tag, from) = (message.tag, Gather::new(message.buf));
         engine.requests.get_mut(index).0 = State::Streaming { tag, from, stream };

@@ -3,10 +3,10 @@
 
 use core::borrow::Borrow;
 
-use super::{Datatype, Peer, Reduction, RemoteKey, WINDOW};
+use super::{Datatype, Reduction, RemoteKey, WINDOW};
 use crate::engine::request::{CompletionError, State};
 use crate::engine::state::{Body, RemoteOperation, both};
-use crate::engine::{Engine, RequestId, StartError, Status, Storage};
+use crate::engine::{Engine, Peer, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{RecvBuf, SendBuf};

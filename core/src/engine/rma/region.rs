@@ -3,10 +3,13 @@
 
 use core::borrow::BorrowMut;
 
+use crate::engine::request::{CompletionError, State};
 use crate::engine::state::RegionId;
+use crate::engine::{Engine, RequestId, StartError, Status, Storage};
 use crate::payload::Exposed;
+use crate::port::Port;
 use crate::slab::{List, Slab, Slot};
-use crate::wire::rma::{Access, Datatype, Refusal};
+use crate::wire::rma::{Access, Datatype, Refusal, RemoteKey};
 
 /// A region. Private to the engine; public only so that the caller can lend its storage.
 #[derive(Debug)]
@@ -124,5 +127,103 @@ impl<B: BorrowMut<[Slot<ExposedRegion>]>> Regions<B> {
             return Err(Refusal::Alignment);
         }
         Ok((region, at))
+    }
+}
+
+/// Memory of a region, for its owner, while the engine is borrowed. The description itself is not handed out: a caller
+/// could exchange it, keep it until the region is unexposed, and use memory that is freed by then.
+#[derive(Debug)]
+pub struct RegionMemory<'a>(&'a mut Exposed);
+
+impl RegionMemory<'_> {
+    /// As [`Exposed::read`].
+    pub fn read(&self, at: usize, to: &mut [u8]) -> bool {
+        self.0.read(at, to)
+    }
+
+    /// As [`Exposed::write`]. Only for memory that may be written.
+    pub fn write(&mut self, at: usize, from: &[u8]) -> bool {
+        self.0.write(at, from)
+    }
+}
+
+impl<P: Port, S: Storage> Engine<P, S> {
+    /// Exposes memory to peers until [`Engine::unexpose`]. `key` is the secret that grants access: it must be
+    /// random and new for each call. `None` if every region is in use.
+    pub fn expose(&mut self, memory: Exposed, access: Access, key: u64) -> Option<RegionId> {
+        self.regions.insert(ExposedRegion { memory, key, access, ..ExposedRegion::default() })
+    }
+
+    /// Unexposes the memory. Requests for it are refused from now on, and requests that wait for its
+    /// notifications are cancelled. Returns `false` if there is no such region.
+    pub fn unexpose(&mut self, id: RegionId) -> bool {
+        let Some(mut region) = self.regions.remove(id) else { return false };
+        while let Some(index) = self.requests.pop_front(&mut region.waiting) {
+            self.complete(index, Err(CompletionError::Cancelled));
+        }
+        true
+    }
+
+    /// Returns the key that peers need to access a region.
+    pub fn remote_key(&mut self, id: RegionId) -> Option<RemoteKey> {
+        let rank = self.rank;
+        let region = self.regions.find(id)?;
+        let len = region.memory.len() as u64;
+        Some(RemoteKey { rank, region: id.number(), key: region.key, len, access: region.access, share: 0 })
+    }
+
+    /// Returns the memory of a region for its owner.
+    pub fn region_memory(&mut self, id: RegionId) -> Option<RegionMemory<'_>> {
+        self.regions.find(id).map(|region| RegionMemory(&mut region.memory))
+    }
+
+    /// Makes place for `count` more regions.
+    pub fn grow_regions(&mut self, count: usize)
+    where
+        S::Regions: Extend<Slot<ExposedRegion>>,
+    {
+        self.regions.grow(count);
+    }
+
+    /// Returns the capacity for regions and the number of regions in use.
+    pub fn region_count(&self) -> (usize, usize) {
+        (self.regions.capacity(), self.regions.used())
+    }
+
+    /// Returns the number of completed puts with notification in a region since it was exposed.
+    pub fn notifications(&mut self, id: RegionId) -> Option<u64> {
+        self.regions.find(id).map(|region| region.notified)
+    }
+
+    /// Starts a request that completes when a region has had `count` notifications since it was exposed. If a
+    /// peer fails, the request fails under the same conditions as a receive from any source.
+    ///
+    /// # Errors
+    /// See [`StartError`]; [`StartError::Region`] if there is no such region.
+    pub fn await_notifications(&mut self, id: RegionId, count: u64) -> Result<RequestId, StartError> {
+        let region = self.regions.find(id).ok_or(StartError::Region)?;
+        let done = region.notified >= count;
+        if !done && let Some((peer, failure)) = self.failures.any_source {
+            return Err(StartError::PeerFailed { peer, failure });
+        }
+        let index = self.start(State::Notified { region: id, count })?;
+        if done {
+            self.complete_notified(index);
+        } else if let Some(region) = self.regions.find(id) {
+            self.requests.push_back(&mut region.waiting, index);
+        }
+        Ok(self.id(index))
+    }
+
+    pub(super) fn complete_notified(&mut self, index: u32) {
+        self.complete(index, Ok(Status { peer: self.rank, tag: 0, len: 0 }));
+    }
+
+    /// Cancels a request that waits for notifications.
+    pub(in crate::engine) fn cancel_notified(&mut self, index: u32, region: RegionId) {
+        if let Some(region) = self.regions.find(region) {
+            self.requests.unlink(&mut region.waiting, index);
+        }
+        self.complete(index, Err(CompletionError::Cancelled));
     }
 }

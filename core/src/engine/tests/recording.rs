@@ -14,40 +14,40 @@ use crate::wire::{Envelope, Kind};
 
 /// A packet that the engine received.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Recorded {
-    pub(super) peer: PeerId,
-    pub(super) envelope: Envelope,
-    pub(super) len: usize,
+pub(in crate::engine) struct Recorded {
+    pub(in crate::engine) peer: PeerId,
+    pub(in crate::engine) envelope: Envelope,
+    pub(in crate::engine) len: usize,
     /// Its content, if it is an RTS.
-    pub(super) rts: Option<Rts>,
+    pub(in crate::engine) rts: Option<Rts>,
 }
 
 #[derive(Debug)]
-pub(super) struct RecordingPort<P> {
-    pub(super) port: P,
-    pub(super) seen: Vec<Recorded>,
-    pub(super) faults: Vec<PeerFault>,
+pub(in crate::engine) struct RecordingPort<P> {
+    pub(in crate::engine) port: P,
+    pub(in crate::engine) seen: Vec<Recorded>,
+    pub(in crate::engine) faults: Vec<PeerFault>,
     /// Number of `Data` packets, and of CTS that request only the rest of a message.
-    pub(super) streamed: usize,
-    pub(super) resumed: usize,
+    pub(in crate::engine) streamed: usize,
+    pub(in crate::engine) resumed: usize,
     /// Packets sent, and pieces that were read from peers or written to them.
-    pub(super) sent: usize,
+    pub(in crate::engine) sent: usize,
     /// Packets that took the path of large eager messages.
-    pub(super) copied: usize,
+    pub(in crate::engine) copied: usize,
     /// Number of attempts to send a packet, successful or not.
-    pub(super) attempts: usize,
-    pub(super) pulls: usize,
+    pub(in crate::engine) attempts: usize,
+    pub(in crate::engine) pulls: usize,
     /// Whether a second read of an RTS returns another content, as if its sender had changed it meanwhile.
-    pub(super) twist: bool,
+    pub(in crate::engine) twist: bool,
     reads: Cell<usize>,
     /// Bytes that were read with non-temporal stores.
-    pub(super) non_temporal: Cell<usize>,
+    pub(in crate::engine) non_temporal: Cell<usize>,
     /// Credit granted to each peer.
     promised: Vec<u64>,
 }
 
 impl<P: PacketPort> RecordingPort<P> {
-    pub(super) const fn new(port: P) -> Self {
+    pub(in crate::engine) const fn new(port: P) -> Self {
         Self {
             port,
             seen: Vec::new(),

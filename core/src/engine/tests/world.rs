@@ -3,9 +3,9 @@
 use std::vec;
 use std::vec::Vec;
 
-use super::active::Log;
 use super::recording::RecordingPort;
 use crate::engine::PeerSelection;
+use crate::engine::active::tests::Log;
 use crate::engine::rma::{ExposedRegion, Reply, WINDOW};
 use crate::engine::{
     CompletionError, Engine, Failure, Lent, Outcome, Peer, Request, RequestId, StartError, Status, Storage,
@@ -18,7 +18,7 @@ use crate::slab::{List, Slot};
 use crate::store::{UNIT, Unit};
 
 #[derive(Debug)]
-pub(super) struct WorldStorage;
+pub(in crate::engine) struct WorldStorage;
 
 impl Storage for WorldStorage {
     type Requests = Vec<Slot<Request>>;
@@ -33,21 +33,21 @@ impl Storage for WorldStorage {
     type Trace = ();
 }
 
-pub(super) type TestEngine<'a> = Engine<RecordingPort<TestPort<'a>>, WorldStorage>;
+pub(in crate::engine) type TestEngine<'a> = Engine<RecordingPort<TestPort<'a>>, WorldStorage>;
 
 /// The storage sizes and the tuning of each engine.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WorldRoom {
-    pub(super) requests: usize,
-    pub(super) units: usize,
-    pub(super) buckets: usize,
-    pub(super) tuning: Tuning,
+pub(in crate::engine) struct WorldRoom {
+    pub(in crate::engine) requests: usize,
+    pub(in crate::engine) units: usize,
+    pub(in crate::engine) buckets: usize,
+    pub(in crate::engine) tuning: Tuning,
 }
 
 /// The size of large messages is small in tests.
-pub(super) const ASSIST: u64 = 1 << 10;
+pub(in crate::engine) const ASSIST: u64 = 1 << 10;
 /// One cell of the smallest geometry holds one message.
-pub(super) const TUNING: Tuning = Tuning {
+pub(in crate::engine) const TUNING: Tuning = Tuning {
     eager_bytes: 256,
     window: 4096,
     assist_bytes: ASSIST,
@@ -58,31 +58,32 @@ pub(super) const TUNING: Tuning = Tuning {
 };
 
 /// Number of regions of each engine.
-pub(super) const REGIONS: usize = 3;
+pub(in crate::engine) const REGIONS: usize = 3;
 /// Enough storage for any test.
-pub(super) const AMPLE: WorldRoom = WorldRoom { requests: 512, units: 8192, buckets: 4, tuning: TUNING };
+pub(in crate::engine) const AMPLE: WorldRoom =
+    WorldRoom { requests: 512, units: 8192, buckets: 4, tuning: TUNING };
 
 fn slots<T: Default>(count: usize) -> Vec<Slot<T>> {
     (0..count).map(|_| Slot::default()).collect()
 }
 
-pub(super) struct World<'a> {
-    pub(super) engines: Vec<TestEngine<'a>>,
-    pub(super) fabric: &'a Fabric,
+pub(in crate::engine) struct World<'a> {
+    pub(in crate::engine) engines: Vec<TestEngine<'a>>,
+    pub(in crate::engine) fabric: &'a Fabric,
     room: WorldRoom,
     /// Declared after the engines, which use its buffers.
-    pub(super) lender: Lender,
+    pub(in crate::engine) lender: Lender,
 }
 
 /// A receive and its buffer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RequestHandle {
-    pub(super) rank: PeerId,
-    pub(super) id: RequestId,
-    pub(super) loan: Loan,
+pub(in crate::engine) struct RequestHandle {
+    pub(in crate::engine) rank: PeerId,
+    pub(in crate::engine) id: RequestId,
+    pub(in crate::engine) loan: Loan,
 }
 
-pub(super) const fn pattern(source: Source, tag: u64) -> Pattern {
+pub(in crate::engine) const fn pattern(source: Source, tag: u64) -> Pattern {
     Pattern { source, context: 0, tag, ignore: 0 }
 }
 
@@ -104,7 +105,7 @@ fn start(rank: PeerId, port: TestPort<'_>, room: WorldRoom) -> TestEngine<'_> {
 }
 
 impl<'a> World<'a> {
-    pub(super) fn new(fabric: &'a Fabric, room: WorldRoom) -> Self {
+    pub(in crate::engine) fn new(fabric: &'a Fabric, room: WorldRoom) -> Self {
         let engine = |rank| start(rank, fabric.port(rank), room);
         let engines = (0..fabric.geometry.peers).map(engine).collect();
         Self { engines, fabric, room, lender: fabric.lender() }
@@ -112,7 +113,7 @@ impl<'a> World<'a> {
 
     /// Replaces a rank: the process fails, all others deliver its packets and learn of the failure, and a new
     /// process starts without connections.
-    pub(super) fn replace(&mut self, rank: PeerId, failure: Failure) {
+    pub(in crate::engine) fn replace(&mut self, rank: PeerId, failure: Failure) {
         for survivor in (0..self.fabric.geometry.peers).filter(|&survivor| survivor != rank) {
             let engine = self.engine(survivor);
             engine.depart(rank, failure);
@@ -124,7 +125,7 @@ impl<'a> World<'a> {
     }
 
     /// A survivor reconnects the new process of a rank, which is then connected to the survivor.
-    pub(super) fn readmit(&mut self, survivor: PeerId, rank: PeerId) {
+    pub(in crate::engine) fn readmit(&mut self, survivor: PeerId, rank: PeerId) {
         let fabric = self.fabric;
         assert!(self.engine(survivor).port_mut().port.open(rank, fabric.ends(survivor, rank)));
         assert!(self.engine(survivor).reconnect(rank));
@@ -135,11 +136,11 @@ impl<'a> World<'a> {
         assert!(!self.engine(survivor).reconnect(rank));
     }
 
-    pub(super) fn engine(&mut self, rank: PeerId) -> &mut TestEngine<'a> {
+    pub(in crate::engine) fn engine(&mut self, rank: PeerId) -> &mut TestEngine<'a> {
         &mut self.engines[rank as usize]
     }
 
-    pub(super) fn isend_in(
+    pub(in crate::engine) fn isend_in(
         &mut self,
         context: u16,
         from: PeerId,
@@ -152,7 +153,7 @@ impl<'a> World<'a> {
         self.handle(from, loan, started)
     }
 
-    pub(super) fn issend_in(
+    pub(in crate::engine) fn issend_in(
         &mut self,
         context: u16,
         from: PeerId,
@@ -165,7 +166,7 @@ impl<'a> World<'a> {
         self.handle(from, loan, started)
     }
 
-    pub(in crate::engine::tests) fn handle(
+    pub(in crate::engine) fn handle(
         &mut self,
         rank: PeerId,
         loan: Loan,
@@ -177,15 +178,27 @@ impl<'a> World<'a> {
         Ok(RequestHandle { rank, id: started?, loan })
     }
 
-    pub(super) fn isend(&mut self, from: PeerId, to: PeerId, tag: u64, bytes: Vec<u8>) -> RequestHandle {
+    pub(in crate::engine) fn isend(
+        &mut self,
+        from: PeerId,
+        to: PeerId,
+        tag: u64,
+        bytes: Vec<u8>,
+    ) -> RequestHandle {
         self.isend_in(0, from, to, tag, bytes).unwrap()
     }
 
-    pub(super) fn issend(&mut self, from: PeerId, to: PeerId, tag: u64, bytes: Vec<u8>) -> RequestHandle {
+    pub(in crate::engine) fn issend(
+        &mut self,
+        from: PeerId,
+        to: PeerId,
+        tag: u64,
+        bytes: Vec<u8>,
+    ) -> RequestHandle {
         self.issend_in(0, from, to, tag, bytes).unwrap()
     }
 
-    pub(super) fn irecv(
+    pub(in crate::engine) fn irecv(
         &mut self,
         rank: PeerId,
         pattern: Pattern,
@@ -198,12 +211,16 @@ impl<'a> World<'a> {
 
     /// Removes a matching message from the queue by a probe, if there is one. Returns its identifier and its
     /// status.
-    pub(super) fn improbe(&mut self, rank: PeerId, pattern: Pattern) -> Option<(RequestId, Status)> {
+    pub(in crate::engine) fn improbe(
+        &mut self,
+        rank: PeerId,
+        pattern: Pattern,
+    ) -> Option<(RequestId, Status)> {
         self.engine(rank).improbe(&pattern).unwrap()
     }
 
     /// Receives a message that a probe removed.
-    pub(super) fn imrecv(
+    pub(in crate::engine) fn imrecv(
         &mut self,
         rank: PeerId,
         id: RequestId,
@@ -220,19 +237,25 @@ impl<'a> World<'a> {
         }
     }
 
-    pub(super) fn recv(&mut self, rank: PeerId, from: PeerId, tag: u64, room: usize) -> RequestHandle {
+    pub(in crate::engine) fn recv(
+        &mut self,
+        rank: PeerId,
+        from: PeerId,
+        tag: u64,
+        room: usize,
+    ) -> RequestHandle {
         self.irecv(rank, pattern(Source::Rank(from), tag), room).unwrap()
     }
 
     /// Returns the outcome and the buffer of a complete request, and checks that its identifier is stale
     /// afterwards.
-    pub(super) fn test(&mut self, handle: RequestHandle) -> Option<(Outcome, Vec<u8>)> {
+    pub(in crate::engine) fn test(&mut self, handle: RequestHandle) -> Option<(Outcome, Vec<u8>)> {
         let outcome = self.engine(handle.rank).test(handle.id)?;
         Some(self.end(handle, outcome))
     }
 
     /// As [`World::test`], but also completes a posted receive whose message has arrived.
-    pub(super) fn try_finish(&mut self, handle: RequestHandle) -> Option<(Outcome, Vec<u8>)> {
+    pub(in crate::engine) fn try_finish(&mut self, handle: RequestHandle) -> Option<(Outcome, Vec<u8>)> {
         let outcome = self.engine(handle.rank).try_finish(handle.id)?;
         Some(self.end(handle, outcome))
     }
@@ -247,12 +270,12 @@ impl<'a> World<'a> {
         (outcome, self.lender.end(handle.loan))
     }
 
-    pub(super) fn done(&mut self, handle: RequestHandle) -> (Outcome, Vec<u8>) {
+    pub(in crate::engine) fn done(&mut self, handle: RequestHandle) -> (Outcome, Vec<u8>) {
         self.test(handle).unwrap_or_else(|| panic!("{handle:?} is not complete"))
     }
 
     /// Runs `progress` on every engine until nothing more happens.
-    pub(super) fn settle(&mut self) {
+    pub(in crate::engine) fn settle(&mut self) {
         let mut idle = 0;
         while idle < 3 * self.engines.len() + 8 {
             for engine in &mut self.engines {
@@ -264,7 +287,7 @@ impl<'a> World<'a> {
     }
 
     /// Checks that nothing is left in the engines of these ranks, and that all their cells are free.
-    pub(super) fn assert_empty(&mut self, ranks: &[PeerId], what: &str) {
+    pub(in crate::engine) fn assert_empty(&mut self, ranks: &[PeerId], what: &str) {
         let cells = self.fabric.geometry.cells as usize;
         self.settle();
         for &rank in ranks {

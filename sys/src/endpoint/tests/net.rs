@@ -140,8 +140,8 @@ fn the_routes_name_the_transport_and_why_the_others_are_refused() {
 
 #[test]
 fn threads_share_an_endpoint_over_tcp() {
-    super::shared::exchange(&apart());
-    super::shared::exchange(&apart().spin(0));
+    crate::endpoint::shared::tests::exchange(&apart());
+    crate::endpoint::shared::tests::exchange(&apart().spin(0));
 }
 
 #[test]

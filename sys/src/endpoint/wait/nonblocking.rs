@@ -64,3 +64,6 @@ impl Endpoint {
         self.waiter.failed_calls.shared = true;
     }
 }
+
+#[cfg(test)]
+mod tests;

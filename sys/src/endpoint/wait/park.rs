@@ -12,7 +12,7 @@ use nemesia_core::spin::{Oversubscription, SHORT_SLEEP, SpinPolicy};
 use nemesia_core::sync::FutexWord;
 
 use crate::config::Config;
-use crate::endpoint::counters::WaitCounters;
+use crate::endpoint::WaitCounters;
 use crate::os::{EventSet, HeavyFence, WaitResult, Watch, futex_wait, futex_wake};
 use crate::shm::OwnSleep;
 

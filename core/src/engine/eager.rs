@@ -1,0 +1,39 @@
+//! Eager messages: a message leaves at once, without a question to the receiver (papers 4 and 5).
+//!
+//! A send is eager if the message is short enough ([`Tuning::eager_bytes`](super::Tuning)), the receiver has granted
+//! credit for it, and no other send to this peer waits. It then takes no request. Otherwise the send waits in the
+//! peer's queue, or the room `lmt` announces the message. No message to the same peer overtakes it.
+//!
+//! The receiver matches a packet with a posted receive, or copies it to the store of unexpected messages. A blocking
+//! receive may take the packet without being posted.
+//!
+//! | state of a send | queue of the peer | next |
+//! |---|---|---|
+//! | `Sending` | `Pending` | `Done`, or `Offered` if the message is announced |
+//!
+//! | state of a receive | next |
+//! |---|---|
+//! | `Posted` | `Done`, or `Receiving` if it has matched an RTS |
+//! | `Probed`: a matched probe has taken the message out of the store | as `Posted` |
+//! | `Lost`: the sender failed before that message was received | `Done` |
+//!
+//! | file | contents |
+//! |---|---|
+//! | `eager/send.rs` | starting sends; the queue of pending sends of each peer (paper 4, section 3.1) |
+//! | `eager/receive.rs` | posting receives; delivering messages to receives or to the store |
+//! | `eager/bypass.rs` | receives that take their message from the port (paper 4, section 3.3) |
+//! | `eager/probe.rs` | probes for messages that have arrived |
+//! | `eager/own.rs` | messages to this process itself |
+//! | `eager/credit.rs` | credits: how much each process may send |
+#![forbid(unsafe_code)]
+
+mod bypass;
+mod credit;
+mod own;
+mod probe;
+mod receive;
+mod send;
+#[cfg(test)]
+mod tests;
+
+pub use bypass::Bypass;

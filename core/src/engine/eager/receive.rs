@@ -1,0 +1,267 @@
+//! Receiving: posting receives, and delivering messages to receives or to the store of unexpected messages.
+#![forbid(unsafe_code)]
+
+use core::borrow::BorrowMut;
+
+use crate::engine::request::{CompletionError, State, outcome};
+use crate::engine::state::{Accesses, Incoming, TransferPhase};
+use crate::engine::{Engine, RequestId, StartError, Storage};
+use crate::matching::{Pattern, Source};
+use crate::payload::{RecvBuf, Scatter};
+use crate::port::{Arrival, Part, PeerId, Port, PortFault};
+use crate::store::{Store, Stored, Unit, cost};
+use crate::trace::Recorder as _;
+use crate::wire::rendezvous::{MOST_RTS_BYTES, Rts};
+use crate::wire::{Envelope, Kind};
+
+/// Copies bytes of a packet, from `skip` on, into `len` bytes of a buffer from `at` on, as far as they fit.
+#[inline(always)]
+pub(in crate::engine) fn unload<P: Port>(
+    port: &P,
+    arrival: &Arrival<P::Token>,
+    skip: usize,
+    buf: &mut RecvBuf,
+    (at, len): (usize, usize),
+) {
+    match buf.whole(at, len) {
+        Some(to) => port.read(arrival, skip, to),
+        None => scatter(port, *arrival, skip, buf, (at, len)),
+    }
+}
+
+/// The arrival is passed by value, so that it stays in registers on the critical path.
+#[cold]
+#[inline(never)]
+fn scatter<P: Port>(
+    port: &P,
+    arrival: Arrival<P::Token>,
+    skip: usize,
+    buf: &mut RecvBuf,
+    (at, len): (usize, usize),
+) {
+    buf.each(at, len, |done, to| port.read(&arrival, skip + done, to));
+}
+
+/// Returns the RTS of a stored message; `None` if the message is of another kind. The RTS was validated on arrival.
+pub(in crate::engine) fn stored_rts<M, H>(store: &Store<M, H>, id: u32, stored: &Stored) -> Option<Rts>
+where
+    M: BorrowMut<[Unit]>,
+    H: BorrowMut<[u32]>,
+{
+    if stored.kind != Kind::Rts {
+        return None;
+    }
+    let mut head = [0; MOST_RTS_BYTES];
+    let len = store.read(id, 0, &mut head);
+    Rts::decode(&head[..len], stored.len)
+}
+
+impl<P: Port, S: Storage> Engine<P, S> {
+    /// Posts a receive. The receive may complete at once; [`Engine::test`] returns its state. The engine takes the
+    /// buffer out of `buf`, unless it returns an error.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing was posted. A failed source is an error unless a message from it is stored.
+    #[inline]
+    pub fn irecv(&mut self, pattern: Pattern, buf: &mut RecvBuf) -> Result<RequestId, StartError> {
+        if let Some(id) = self.post_now(&pattern, buf) {
+            return Ok(id);
+        }
+        self.check_source(pattern.source)?;
+        if let Some(stored) = self.store.find(&pattern) {
+            // The slot is reserved first: if none is free, the stored message must stay.
+            let index = self.start(State::Free)?;
+            self.trace.enter("receive_stored", buf.len() as u64);
+            self.receive_stored(index, stored, core::mem::replace(buf, RecvBuf::empty()));
+            self.trace.leave(true);
+            return Ok(self.id(index));
+        }
+        self.check_alive(pattern.source)?;
+        self.post(&pattern, buf).ok_or(StartError::Requests { capacity: self.requests.capacity() })
+    }
+
+    /// As [`Engine::irecv`], if no message is stored: the critical path. `None` if nothing was posted: the caller
+    /// takes the slow path.
+    #[inline(always)]
+    pub fn post_now(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<RequestId> {
+        if !self.store.is_empty() || self.check_alive(pattern.source).is_err() {
+            return None;
+        }
+        self.post(pattern, buf)
+    }
+
+    /// Appends a receive to the posted receives. If no slot is free, the buffer stays in `buf`.
+    #[inline(always)]
+    pub(super) fn post(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<RequestId> {
+        let number = self.posted.take_number();
+        let (index, request) = self.posted.push(&mut self.requests, pattern)?;
+        let buf = core::mem::replace(buf, RecvBuf::empty());
+        request.0 = State::Posted { pattern: *pattern, buf, number };
+        self.trace.note("post", index.into());
+        if let Source::Rank(rank) = pattern.source {
+            self.port.prioritize(rank);
+        }
+        Some(self.id(index))
+    }
+
+    #[inline(always)]
+    pub(in crate::engine) fn check_source(&self, source: Source) -> Result<(), StartError> {
+        match source {
+            Source::Rank(rank) if rank >= self.size() => Err(StartError::Rank { rank, size: self.size() }),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline(always)]
+    pub(in crate::engine) fn check_alive(&self, source: Source) -> Result<(), StartError> {
+        match (source, self.failures.any_source) {
+            (Source::Rank(rank), _) => self.check_peer(rank),
+            (Source::Any, Some((peer, failure))) => Err(StartError::PeerFailed { peer, failure }),
+            (Source::Any, None) => Ok(()),
+        }
+    }
+
+    /// Moves a stored message to a receive, whose request has slot `index`.
+    pub(in crate::engine) fn receive_stored(&mut self, index: u32, id: u32, mut buf: RecvBuf) {
+        let stored = self.store.get(id);
+        let room = buf.len();
+        if stored.kind == Kind::Rts {
+            if let Some(rts) = stored_rts(&self.store, id, &stored) {
+                let first = stored.len - rts.bytes();
+                buf.each(0, first, |done, to| _ = self.store.read(id, rts.bytes() + done, to));
+                self.discard(id);
+                self.receive_offered(index, (stored.source, stored.tag), rts, first, buf);
+            }
+            return;
+        }
+        match buf.whole(0, stored.len) {
+            Some(to) => _ = self.store.read(id, 0, to),
+            None => buf.each(0, stored.len, |done, to| _ = self.store.read(id, done, to)),
+        }
+        self.discard(id);
+        self.complete(index, outcome(stored.source, stored.tag, stored.len as u64, room));
+    }
+
+    /// Removes a stored message, which frees memory for others.
+    pub(in crate::engine) fn discard(&mut self, id: u32) {
+        let source = self.store.get(id).source;
+        let units = self.store.remove(id);
+        self.credit_removed(source, units);
+    }
+
+    /// Starts a receive that has matched an RTS, whose `first` bytes are in its buffer as far as they fit.
+    fn receive_offered(
+        &mut self,
+        index: u32,
+        (from, tag): (PeerId, u64),
+        rts: Rts,
+        first: usize,
+        mut buf: RecvBuf,
+    ) {
+        if from == self.rank {
+            let outcome = self.take_from_self(tag, &rts, &mut buf);
+            return self.complete(index, outcome);
+        }
+        let end = rts.total.min(buf.len() as u64);
+        let left = Part { start: end.min(first as u64), end };
+        if let Some(failure) = self.failure(from) {
+            // The message was probed before the failure, or travelled whole with its RTS. Other bytes are lost.
+            let completion_error = match first as u64 == rts.total {
+                true => outcome(from, tag, rts.total, buf.len()),
+                false => Err(CompletionError::PeerFailed { peer: from, failure }),
+            };
+            return self.complete(index, completion_error);
+        }
+        let incoming = Incoming {
+            from,
+            tag,
+            rts,
+            left,
+            phase: TransferPhase::Pull,
+            accesses: Accesses::from(left.start),
+            measured: None,
+            exposure: None,
+        };
+        self.requests.get_mut(index).0 = State::Receiving { incoming, buf: Scatter::new(buf) };
+        self.start_transfer(index);
+    }
+
+    /// Returns the first posted receive that matches, and removes it from the queue.
+    #[inline(always)]
+    pub(in crate::engine) fn take_posted(&mut self, from: PeerId, envelope: &Envelope) -> Option<u32> {
+        let index = self.posted.take(&mut self.requests, from, envelope)?;
+        self.peer(from).tally.posted += 1;
+        Some(index)
+    }
+
+    /// Takes the buffer out of a posted receive whose state changes next.
+    #[inline(always)]
+    pub(in crate::engine) fn take_buffer(&mut self, index: u32) -> RecvBuf {
+        match &mut self.requests.get_mut(index).0 {
+            State::Posted { buf, .. } => core::mem::replace(buf, RecvBuf::empty()),
+            _ => RecvBuf::empty(),
+        }
+    }
+
+    /// Delivers a packet and releases it.
+    #[inline(always)]
+    pub(in crate::engine) fn deliver(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
+        let Arrival { peer: from, envelope, len, .. } = arrival;
+        if envelope.kind != Kind::Eager {
+            return self.deliver_other(arrival);
+        }
+        let Some(index) = self.take_posted(from, &envelope) else { return self.keep(arrival, &[]) };
+        let mut buf = self.take_buffer(index);
+        let room = buf.len();
+        unload(&self.port, &arrival, 0, &mut buf, (0, len));
+        self.port.release(arrival);
+        self.complete(index, outcome(from, envelope.tag, envelope.total, room));
+        self.count_eager(from, len);
+        self.charge(from, cost(len), false)
+    }
+
+    pub(in crate::engine) fn deliver_rts(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
+        let Arrival { peer: from, envelope, len, .. } = arrival;
+        let mut head = [0; MOST_RTS_BYTES];
+        let head = &mut head[..len.min(MOST_RTS_BYTES)];
+        self.port.read(&arrival, 0, head);
+        let Some(rts) = Rts::decode(head, len) else {
+            self.port.release(arrival);
+            return Err(PortFault::Protocol { kind: envelope.kind });
+        };
+        let Some(index) = self.take_posted(from, &envelope) else { return self.keep(arrival, head) };
+        let mut buf = self.take_buffer(index);
+        let first = len - rts.bytes();
+        unload(&self.port, &arrival, rts.bytes(), &mut buf, (0, first));
+        self.port.release(arrival);
+        let charged = self.charge(from, cost(len), false);
+        self.receive_offered(index, (from, envelope.tag), rts, first, buf);
+        charged
+    }
+
+    /// Stores a packet that matches no receive. It is copied out, so that its cell is free at once (paper 4, section
+    /// 3.1). The stored message begins with `head`, which was validated: the cell may have changed since.
+    #[inline(never)]
+    fn keep(&mut self, arrival: Arrival<P::Token>, head: &[u8]) -> Result<(), PortFault> {
+        let Arrival { peer: from, envelope, len, .. } = arrival;
+        if envelope.kind == Kind::Eager {
+            self.count_eager(from, len);
+        }
+        // If the peer obeys its credit, there is memory.
+        if let Err(fault) = self.charge(from, cost(len), true) {
+            self.port.release(arrival);
+            return Err(fault);
+        }
+        let port = &self.port;
+        let stored = self.store.insert(from, &envelope, len, |at, to| {
+            port.read(&arrival, at, to);
+            for (to, checked) in to.iter_mut().zip(head.iter().skip(at)) {
+                *to = *checked;
+            }
+        });
+        debug_assert!(stored.is_some(), "credit guarantees memory");
+        self.count_stored(from, len);
+        self.port.release(arrival);
+        Ok(())
+    }
+}

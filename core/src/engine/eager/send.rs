@@ -1,0 +1,252 @@
+//! Sending: eagerly if the receiver has granted credit, else by rendezvous; at once, or through the peer's
+//! queue of pending sends.
+//!
+//! A message waits if it finds no space, no credit, or other messages queued before it. [`Engine::progress`]
+//! then sends it. No message to the same peer overtakes it (paper 4, section 3.1).
+#![forbid(unsafe_code)]
+
+use core::borrow::{Borrow, BorrowMut};
+
+use crate::engine::lmt::{Pull, Transfer, send_part};
+use crate::engine::peer::PeerQueue;
+use crate::engine::request::{SendMessage, State};
+use crate::engine::{Engine, RequestId, StartError, Status, Storage};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
+use crate::payload::{BorrowedGather, Gather, SendBuf};
+use crate::port::{PacketPieces, PeerFault, PeerId, Port};
+use crate::shared::fastbox::SHORT_BYTES;
+use crate::store::cost;
+use crate::trace::Recorder as _;
+use crate::wire::{Envelope, Kind};
+
+impl<P: Port, S: Storage> Engine<P, S> {
+    /// As [`Engine::send_now`], for a short message: the critical path. Returns `false` if nothing was sent, or
+    /// the message is not short: the caller takes the slow path. The rank is compared as the caller has it, before it
+    /// becomes a [`PeerId`].
+    #[inline(always)]
+    pub fn send_short(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> bool {
+        // Every short message has the same cost.
+        const UNITS: u32 = cost(SHORT_BYTES);
+        if bytes.len() > self.short_bytes {
+            return false;
+        }
+        let Some(peer) = self.peers.borrow_mut().get_mut(to) else { return false };
+        if !peer.is_free() || !peer.allowance.may(UNITS) {
+            return false;
+        }
+        let to = to as PeerId;
+        let Some(unsettled) = self.port.send_short(to, context, tag, bytes) else { return false };
+        peer.allowance.spend(UNITS);
+        peer.tally.sent[Kind::Eager.index()].bytes += bytes.len() as u64;
+        self.trace.note("send_short", bytes.len() as u64);
+        if unsettled {
+            self.port.settle_send(to);
+        }
+        true
+    }
+
+    /// Sends a message eagerly if it is small enough, there is space and credit, and no message waits before
+    /// it. Returns `false` if nothing was sent: the caller then uses [`Engine::isend`], which sends the
+    /// message or returns the error.
+    #[inline(always)]
+    pub fn send_now(&mut self, to: PeerId, context: u16, tag: u64, bytes: &[u8]) -> bool {
+        if !self.may_send_now(to, bytes.len()) {
+            return false;
+        }
+        if let Some(unsettled) = self.port.send_copy(to, context, tag, bytes) {
+            self.book_sent(to, bytes.len());
+            self.trace.note("send_copy", bytes.len() as u64);
+            if unsettled {
+                self.port.settle_send(to);
+            }
+            return true;
+        }
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
+        self.trace.enter("send_now", bytes.len() as u64);
+        let sent = self.port.send(to, &envelope, PacketPieces::Whole(bytes));
+        self.trace.leave(!matches!(sent, Ok(false)));
+        self.sent_now(to, bytes.len(), sent)
+    }
+
+    /// As [`Engine::send_now`], for a list of buffers.
+    #[cold]
+    fn send_list_now(&mut self, to: PeerId, context: u16, tag: u64, list: &SendBuf) -> bool {
+        if !self.may_send_now(to, list.len()) {
+            return false;
+        }
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: list.len() as u64 };
+        let mut from = Gather::new(list.alias());
+        let sent =
+            self.port.send(to, &envelope, PacketPieces::List(BorrowedGather::new(&mut from), 0, list.len()));
+        self.sent_now(to, list.len(), sent)
+    }
+
+    #[inline(always)]
+    fn may_send_now(&mut self, to: PeerId, len: usize) -> bool {
+        let free = self.peers.borrow().get(to as usize);
+        free.is_some_and(|peer| peer.is_free()) && len <= self.eager_bytes && self.has_credit(to, cost(len))
+    }
+
+    #[inline(always)]
+    fn book_sent(&mut self, to: PeerId, len: usize) {
+        let peer = self.peer(to);
+        peer.allowance.spend(cost(len));
+        peer.tally.sent[Kind::Eager.index()].bytes += len as u64;
+    }
+
+    #[inline(always)]
+    fn sent_now(&mut self, to: PeerId, len: usize, sent: Result<bool, PeerFault>) -> bool {
+        match sent {
+            Ok(sent) => {
+                if sent {
+                    self.book_sent(to, len);
+                }
+                sent
+            }
+            Err(fault) => {
+                self.fault(fault);
+                false
+            }
+        }
+    }
+
+    /// Starts a send. [`RequestId::SENT`] means that the send is complete and the caller may reuse the
+    /// buffer.
+    ///
+    /// A small message is complete when its bytes have left the buffer, whether or not a receive is posted. A
+    /// larger message, or one for which the receiver has no memory, is complete when a receive has taken it.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing was sent.
+    #[inline(always)]
+    pub fn isend(
+        &mut self,
+        to: PeerId,
+        context: u16,
+        tag: u64,
+        buf: SendBuf,
+    ) -> Result<RequestId, StartError> {
+        if let Some(bytes) = buf.whole(0, buf.len())
+            && self.send_short(to as usize, context, tag, bytes)
+        {
+            return Ok(RequestId::SENT);
+        }
+        self.isend_any(to, context, tag, buf)
+    }
+
+    /// As [`Engine::isend`], for a message that [`Engine::send_short`] refused, or a list.
+    ///
+    /// # Errors
+    /// As [`Engine::isend`].
+    #[inline(never)]
+    pub fn isend_any(
+        &mut self,
+        to: PeerId,
+        context: u16,
+        tag: u64,
+        buf: SendBuf,
+    ) -> Result<RequestId, StartError> {
+        self.check_destination(to)?;
+        if to != self.rank {
+            let sent = match buf.whole(0, buf.len()) {
+                Some(bytes) => self.send_now(to, context, tag, bytes),
+                None => self.send_list_now(to, context, tag, &buf),
+            };
+            if sent {
+                return Ok(RequestId::SENT);
+            }
+        }
+        self.isend_queued(to, context, tag, buf)
+    }
+
+    /// As [`Engine::isend`], for a message that [`Engine::send_now`] refused. The message goes directly to
+    /// the queue of pending sends, and leaves at once if there is space by now.
+    ///
+    /// # Errors
+    /// As [`Engine::isend`].
+    pub fn isend_queued(
+        &mut self,
+        to: PeerId,
+        context: u16,
+        tag: u64,
+        buf: SendBuf,
+    ) -> Result<RequestId, StartError> {
+        self.start_send(to, SendMessage { context, tag, buf, synchronous: false })
+    }
+
+    /// Starts a synchronous send, which completes only when a receive has matched the message (MPI 4.1,
+    /// section 3.4).
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing was sent.
+    pub fn issend(
+        &mut self,
+        to: PeerId,
+        context: u16,
+        tag: u64,
+        buf: SendBuf,
+    ) -> Result<RequestId, StartError> {
+        let synchronous = true;
+        #[cfg(nemesia_injected_fault)]
+        let synchronous = synchronous && !injected(InjectedFault::ForgetSynchronous);
+        self.start_send(to, SendMessage { context, tag, buf, synchronous })
+    }
+
+    fn start_send(&mut self, to: PeerId, message: SendMessage) -> Result<RequestId, StartError> {
+        self.check_destination(to)?;
+        let len = message.buf.len();
+        let index = self.start(State::Sending { message })?;
+        let id = self.id(index);
+        self.trace.enter("start_send", len as u64);
+        self.enqueue(to, PeerQueue::Pending, index);
+        self.work_for(to);
+        self.trace.leave(true);
+        if matches!(self.requests.get(index).0, State::Done(Ok(_))) {
+            self.requests.remove(index);
+            return Ok(RequestId::SENT);
+        }
+        Ok(id)
+    }
+
+    /// Sends a pending message, or announces it. Returns `false` if there is no space or no credit.
+    pub(in crate::engine) fn send_pending(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
+        let State::Sending { message } = &self.requests.get(index).0 else { return Ok(false) };
+        let message = message.alias();
+        if to == self.rank {
+            return Ok(self.send_to_self(index, &message));
+        }
+        let len = message.buf.len();
+        let units = cost(len);
+        if !message.synchronous && len <= self.eager_bytes {
+            if self.has_credit(to, units) {
+                let envelope = message.envelope(Kind::Eager);
+                let sent =
+                    send_part(&mut self.port, to, &envelope, &mut Gather::new(message.buf.alias()), 0)?;
+                if sent {
+                    self.sent_now(to, len, Ok(true));
+                    self.peer(to).tally.is_held = false;
+                    self.dequeue(to, PeerQueue::Pending, index);
+                    self.complete_send(to, index);
+                }
+                return Ok(sent);
+            }
+            if units <= cost(0) {
+                // An RTS does not need less space.
+                self.peer(to).tally.hold();
+                return Ok(false);
+            }
+        }
+        Pull::initiate(self, to, index)
+    }
+
+    /// Completes a send: the caller may reuse the buffer.
+    pub(in crate::engine) fn complete_send(&mut self, to: PeerId, index: u32) {
+        let (tag, len) = match &self.requests.get(index).0 {
+            State::Sending { message } | State::Offered { message, .. } => (message.tag, message.buf.len()),
+            State::Streaming { tag, from, .. } => (*tag, from.buf().len()),
+            _ => return,
+        };
+        self.complete(index, Ok(Status { peer: to, tag, len }));
+    }
+}

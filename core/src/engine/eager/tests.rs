@@ -1,0 +1,5 @@
+//! Tests of eager messages: bypassed receives, probes, and the ceiling of unexpected messages.
+
+mod bypass;
+mod credit;
+mod probe;

@@ -1,0 +1,154 @@
+//! Peers that fail, and peers that return.
+//!
+//! A peer fails if its process dies, if it leaves, or if its connection breaks, usually because it violated the
+//! protocol. The other peers are not affected. MPI's ULFM is the model for receives from any source.
+//!
+//! | state of the peer | meaning | ends with |
+//! |---|---|---|
+//! | connected | Requests with it proceed. | [`Engine::depart`], [`Engine::fail`] |
+//! | departed | Nothing can be sent to it. Packets that it sent before may still be delivered ([`Engine::drain`]). | [`Engine::fail`] |
+//! | failed | All requests that only it could complete have ended. Messages that arrived whole can be received. | [`Engine::reconnect`] |
+//!
+//! | file | contents |
+//! |---|---|
+//! | `failure.rs` | the end of a peer, and of the requests that involve it |
+//! | `failure/reconnect.rs` | peers that connect again, or late |
+//!
+//! The rooms end what is theirs: `close_account` (`eager/credit.rs`), `fail_rma_state` (`rma/queue.rs`).
+#![forbid(unsafe_code)]
+
+mod reconnect;
+#[cfg(test)]
+mod tests;
+
+use core::borrow::{Borrow as _, BorrowMut as _};
+
+use super::peer::PeerQueue;
+use super::request::{CompletionError, State};
+use super::state::Progress;
+use super::{Engine, Failure, Storage};
+use crate::matching::{Pattern, Source};
+use crate::port::{PeerFault, PeerId, Port};
+use crate::trace::Recorder as _;
+
+/// The failures that calls must still report.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Failures {
+    /// The most recent failure that receives from any source must report; see [`Engine::acknowledge`].
+    pub(in crate::engine) any_source: Option<(PeerId, Failure)>,
+    /// A peer that failed outside of a poll, and that [`Engine::progress`] has not yet reported.
+    pub(in crate::engine) unreported: Option<PeerId>,
+}
+
+impl<P: Port, S: Storage> Engine<P, S> {
+    /// Returns why a rank failed; `None` if it has not failed.
+    pub fn failure(&self, peer: PeerId) -> Option<Failure> {
+        self.peers.borrow().get(peer as usize)?.failure
+    }
+
+    /// Records that a peer has failed while its packets may still be undelivered (call [`Engine::drain`],
+    /// then [`Engine::fail`]). Sends that were not announced to the peer fail now with
+    /// [`CompletionError::PeerFailed`]. The others may have been received, and the
+    /// peer may have confirmed them before it failed.
+    pub fn depart(&mut self, peer: PeerId, failure: Failure) {
+        if peer < self.size() && self.peer(peer).departed.is_none() && self.failure(peer).is_none() {
+            self.peer(peer).departed = Some(failure);
+            self.fail_queue(peer, PeerQueue::Pending, failure);
+            self.fail_leaving(peer, failure);
+        }
+    }
+
+    /// Fails a peer: every request that only this peer could complete ends with
+    /// [`CompletionError::PeerFailed`]. If the peer did not close its endpoint in
+    /// order, or was the last peer, receives from any source fail too, until [`Engine::acknowledge`] (as in
+    /// MPI's ULFM). Messages of the peer that arrived whole can still be received. The other peers are not
+    /// affected.
+    pub fn fail(&mut self, peer: PeerId, failure: Failure) {
+        if peer >= self.size() || self.peer(peer).failure.is_some() {
+            return;
+        }
+        self.trace.note("fail", peer.into());
+        self.peer(peer).failure = Some(failure);
+        self.peer(peer).assist = None;
+        self.peer(peer).accesses = 0;
+        self.peer(peer).tally.last = Some(self.port.traffic(peer));
+        // The peer may be alive and still copying a message of its own; it must find no further part to copy.
+        self.port.close_assist(peer);
+        self.port.close(peer);
+        self.fail_sends(peer, failure);
+        let concerns_any = failure != Failure::Finished || self.is_alone();
+        self.fail_receives(peer, failure, concerns_any);
+        self.fail_rma_state(peer, failure, concerns_any);
+        if concerns_any {
+            self.failures.any_source = Some((peer, failure));
+            self.peer(peer).unacknowledged = true;
+        }
+        self.close_account(peer);
+    }
+
+    #[cold]
+    pub(in crate::engine) fn step_failed(&mut self, fault: PeerFault) -> Progress {
+        self.fail(fault.peer, Failure::of(fault.fault));
+        Progress { packets: 0, failed: Some(fault.peer) }
+    }
+
+    pub(in crate::engine) fn fault(&mut self, fault: PeerFault) {
+        self.fail(fault.peer, Failure::of(fault.fault));
+        self.failures.unreported = Some(fault.peer);
+        // The entry in the work list makes the next progress step report the failure.
+        self.list_work(fault.peer);
+    }
+
+    /// Returns whether every other rank has failed.
+    pub fn is_alone(&self) -> bool {
+        (0..self.size()).all(|rank| rank == self.rank || self.failure(rank).is_some())
+    }
+
+    /// Acknowledges all failures so far: receives from any source can be posted again.
+    pub fn acknowledge(&mut self) {
+        self.failures.any_source = None;
+        self.peers.borrow_mut().iter_mut().for_each(|peer| peer.unacknowledged = false);
+    }
+
+    /// Fails every send to a failed peer.
+    pub(in crate::engine) fn fail_sends(&mut self, peer: PeerId, failure: Failure) {
+        for queue in PeerQueue::SENDS {
+            self.fail_queue(peer, queue, failure);
+        }
+    }
+
+    /// Fails every receive whose bytes a failed peer was sending.
+    pub(in crate::engine) fn fail_transfers(&mut self, peer: PeerId, failure: Failure) {
+        for queue in PeerQueue::RECEIVES {
+            self.fail_queue(peer, queue, failure);
+        }
+        if let Some(selection) = self.selections.of(peer) {
+            *selection = Default::default();
+        }
+    }
+
+    pub(in crate::engine) fn fail_queue(&mut self, peer: PeerId, queue: PeerQueue, failure: Failure) {
+        while let Some(index) = self.first(peer, queue) {
+            self.dequeue(peer, queue, index);
+            let outcome = match self.requests.get(index).0 {
+                // All bytes of the message have arrived.
+                State::Finishing { outcome, .. } => outcome,
+                _ => Err(CompletionError::PeerFailed { peer, failure }),
+            };
+            self.complete(index, outcome);
+        }
+    }
+
+    /// Fails the receives that only the failed peer could satisfy. If `concerns_any`, those from any source fail too.
+    pub(in crate::engine) fn fail_receives(&mut self, peer: PeerId, failure: Failure, concerns_any: bool) {
+        self.fail_transfers(peer, failure);
+        let completion_error = Err(CompletionError::PeerFailed { peer, failure });
+        let listens = |pattern: &Pattern| match pattern.source {
+            Source::Rank(rank) => rank == peer,
+            Source::Any => concerns_any,
+        };
+        self.posted.extract(&mut self.requests, listens, |requests, index| {
+            requests.get_mut(index).0 = State::Done(completion_error);
+        });
+    }
+}

@@ -1,0 +1,70 @@
+//! Sender-assisted copy: while the receiver gets a message from the front, its waiting sender copies parts of the same
+//! message from the end. [`crate::shared::assist`] assigns the parts, so that no byte is written twice.
+//!
+//! The receiver opens the shared copy (`lmt/get.rs`), and may end it ([`Engine::end_assists`]). The sender looks for it
+//! whenever it works for the peer. The state of the sender is [`Assist`].
+#![forbid(unsafe_code)]
+
+use crate::engine::peer::PeerQueue;
+use crate::engine::request::State;
+use crate::engine::state::{Assist, TransferPhase};
+use crate::engine::{Engine, Storage};
+use crate::port::{NextChunk, PeerId, Port};
+
+impl<P: Port, S: Storage> Engine<P, S> {
+    /// Stops all sender-assisted copies before the engine is dropped and its buffers are returned. Returns
+    /// `false` while a peer may still write into a buffer. The transfers are lost in either case.
+    pub fn end_assists(&mut self) -> bool {
+        // `filter` and `count` visit every peer, also after one that is not done.
+        (0..self.size()).filter(|&peer| !self.end_assist(peer)).count() == 0
+    }
+
+    fn end_assist(&mut self, peer: PeerId) -> bool {
+        let Some(index) = self.first(peer, PeerQueue::Pulling) else { return true };
+        let State::Receiving { incoming, .. } = &self.requests.get(index).0 else { return true };
+        if !matches!(incoming.phase, TransferPhase::Assist | TransferPhase::Broken) {
+            return true;
+        }
+        self.port.close_assist(peer);
+        loop {
+            match self.port.next_chunk(peer) {
+                NextChunk::Copy(_) => {}
+                NextChunk::Wait => return false,
+                NextChunk::Done => return true,
+            }
+        }
+    }
+
+    /// Sender: copies the next part of a message for its receiver (sender-assisted copy). Returns `false` if
+    /// there is no part.
+    pub(in crate::engine) fn assist(&mut self, peer: PeerId) -> bool {
+        let (assist, part) = match self.peer(peer).assist.take() {
+            Some(assist) => (assist, self.port.next_part(peer)),
+            None => {
+                let Some(assisted_copy) = self.port.find_assist(peer) else { return false };
+                let Some((_, message)) = self.offered(peer, assisted_copy.request) else { return false };
+                if assisted_copy.end > message.buf.len() as u64 {
+                    return false;
+                }
+                let assist = Assist { request: assisted_copy.request, address: assisted_copy.address };
+                (assist, self.port.join_assist(peer, assisted_copy.end))
+            }
+        };
+        let Some(part) = part else { return false };
+        // The receiver may have sent FIN meanwhile. The buffer then belongs to the caller again.
+        let message = self.offered(peer, assist.request).map(|(_, message)| message);
+        let (start, len) = (part.start as usize, (part.end - part.start) as usize);
+        let bytes = message.as_ref().map(|message| message.buf.part(start, len));
+        let pushed = match (bytes, assist.address.checked_add(part.start)) {
+            // A part that is not one run is left to the receiver.
+            (Some(bytes), Some(address)) if bytes.len() == len => self.port.push(peer, address, bytes),
+            _ => false,
+        };
+        self.port.end_part(peer, part, pushed);
+        if pushed {
+            self.peer(peer).tally.pushed.add(len);
+        }
+        self.peer(peer).assist = pushed.then_some(assist);
+        pushed
+    }
+}

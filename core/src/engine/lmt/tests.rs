@@ -1,0 +1,4 @@
+//! Tests of large messages.
+
+mod protocol;
+mod rendezvous;

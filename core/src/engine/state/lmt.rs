@@ -1,0 +1,175 @@
+//! The protocols for large messages.
+#![forbid(unsafe_code)]
+
+use crate::port::{Accessed, Exposure, Part, PeerId, Stores};
+use crate::wire::rendezvous::{Descriptor, MOST_PROTOCOLS, Rts};
+
+/// Most bytes of a message that travel with its RTS. A synchronous message of at most this size travels whole
+/// in its RTS.
+pub(in crate::engine) const FIRST_BYTES: usize = 224;
+/// Number of protocols to select from.
+const PROTOCOLS: usize = MOST_PROTOCOLS as usize;
+
+/// The protocol that moves the data of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::engine) enum Protocol {
+    /// The receiver reads the sender's memory; see [`Pull`](crate::engine::lmt::Pull).
+    #[default]
+    Pull,
+    /// The data is streamed through cells that the sender fills with these stores; see
+    /// [`Stream`](crate::engine::lmt::Stream).
+    Stream(Stores),
+}
+
+impl Protocol {
+    /// The protocols, in the order of their numbers. The last is tried last, because it can be much slower
+    /// than the others.
+    pub(in crate::engine) const ALL: [Self; PROTOCOLS] =
+        [Self::Pull, Self::Stream(Stores::NonTemporal), Self::Stream(Stores::Cached)];
+
+    pub(in crate::engine) fn of(protocol_number: u8) -> Self {
+        Self::ALL.get(usize::from(protocol_number)).copied().unwrap_or_default()
+    }
+
+    /// Returns the stores by which a streaming sender fills its cells.
+    pub(in crate::engine) const fn stores(self) -> Option<Stores> {
+        match self {
+            Self::Pull => None,
+            Self::Stream(stores) => Some(stores),
+        }
+    }
+
+    pub(in crate::engine) fn number(self) -> u8 {
+        Self::ALL.iter().position(|protocol| *protocol == self).unwrap_or(0) as u8
+    }
+}
+
+/// The accesses to a peer's memory that move one message: gets of its receiver, or puts of its sender.
+///
+/// The bytes are accessed in order. An access may end later ([`RemoteAccess`](crate::port::RemoteAccess)).
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct Accesses {
+    /// End of the bytes that have been moved, or whose access has begun.
+    pub(in crate::engine) begun: u64,
+    /// Number of accesses under way.
+    pub(in crate::engine) under_way: u32,
+    /// Whether one has failed.
+    pub(in crate::engine) failed: bool,
+}
+
+impl Accesses {
+    /// Returns the state before the access to the bytes from `start` on.
+    pub(in crate::engine) const fn from(start: u64) -> Self {
+        Self { begun: start, under_way: 0, failed: false }
+    }
+
+    /// Begins a series of accesses with the byte `start`.
+    pub(in crate::engine) const fn begin(&mut self, start: u64) -> AccessSeries<'_> {
+        self.begun = start;
+        AccessSeries { accesses: self, last: Accessed::Done }
+    }
+
+    /// Records the end of an access that was under way.
+    pub(in crate::engine) const fn end(&mut self, failed: bool) {
+        self.under_way = self.under_way.saturating_sub(1);
+        self.failed |= failed;
+    }
+}
+
+/// Accesses to the ranges of a buffer, one after the other, until one cannot begin or fails.
+#[derive(Debug)]
+pub(in crate::engine) struct AccessSeries<'a> {
+    accesses: &'a mut Accesses,
+    last: Accessed,
+}
+
+impl AccessSeries<'_> {
+    /// Begins the access to the next `len` bytes, which start with byte `at`. Does nothing if the series has ended.
+    pub(in crate::engine) fn next(&mut self, at: u64, len: usize, access: impl FnOnce() -> Accessed) {
+        if !matches!(self.last, Accessed::Done | Accessed::Later) {
+            return;
+        }
+        self.last = access();
+        match self.last {
+            Accessed::Done => self.accesses.begun = at + len as u64,
+            Accessed::Later => {
+                self.accesses.begun = at + len as u64;
+                self.accesses.under_way += 1;
+            }
+            Accessed::Busy => {}
+            Accessed::Failed(_) => self.accesses.failed = true,
+        }
+    }
+
+    /// Returns the result of the last access.
+    pub(in crate::engine) const fn last(&self) -> Accessed {
+        self.last
+    }
+}
+
+/// The bytes of a streamed message that must still be sent.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct StreamState {
+    /// The receiver's rank.
+    pub(in crate::engine) to: PeerId,
+    /// Identifier of the receiver's request.
+    pub(in crate::engine) receiver: u64,
+    pub(in crate::engine) next: u64,
+    pub(in crate::engine) end: u64,
+    /// The copy policy that the receiver requested.
+    pub(in crate::engine) stores: Option<Stores>,
+    /// The receiver's buffer, if this process can put the bytes there.
+    pub(in crate::engine) descriptor: Descriptor,
+    /// The puts.
+    pub(in crate::engine) accesses: Accesses,
+}
+
+/// A message whose bytes are being transferred to this process.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct Incoming {
+    pub(in crate::engine) from: PeerId,
+    pub(in crate::engine) tag: u64,
+    pub(in crate::engine) rts: Rts,
+    /// The bytes that are still missing and that this process may assign.
+    pub(in crate::engine) left: Part,
+    pub(in crate::engine) phase: TransferPhase,
+    /// The gets.
+    pub(in crate::engine) accesses: Accesses,
+    /// The protocol, if the adaptive selector measures the transfer ([`crate::engine::lmt::ProtocolSelections`]).
+    pub(in crate::engine) measured: Option<Protocol>,
+    /// The exposure of the buffer to the sender, which may put the bytes there.
+    pub(in crate::engine) exposure: Option<Exposure>,
+}
+
+impl Incoming {
+    /// Returns the number of bytes that are still missing.
+    pub(in crate::engine) const fn wanted(&self) -> u64 {
+        self.left.end - self.left.start
+    }
+}
+
+/// The transfer phase of an incoming message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum TransferPhase {
+    /// The receiver reads the bytes.
+    Pull,
+    /// As `Pull`; all missing bytes have an access under way (`incoming`).
+    Await,
+    /// The receiver reads the bytes, and the sender may write some (sender-assisted copy).
+    Assist,
+    /// As `Assist`, but reading has failed; the sender may still write.
+    Broken,
+    /// Reading has failed; the receiver must request a stream.
+    Lost,
+    /// The receiver has requested a stream.
+    Stream,
+}
+
+/// A message to a peer of which this process copies a part (sender-assisted copy).
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct Assist {
+    /// Identifier of this process's request, as the peer knows it.
+    pub(in crate::engine) request: u64,
+    /// Address of the first byte of the message in the peer's memory.
+    pub(in crate::engine) address: u64,
+}

@@ -1,0 +1,19 @@
+//! Calls of all ranks, or of all that are left: they end although ranks die.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `group/barrier.rs` | the barrier, and the matching contexts that these calls reserve |
+//! | `group/agree.rs` | agreement on flags and on the ranks that are gone (as MPI's ULFM); ranking of the others |
+//! | `group/restart.rs` | ranks that were started again: they are found and readmitted |
+//!
+//! The algorithms of agreement are in [`nemesia_core::agreement`]. Their messages are ordinary messages.
+
+mod barrier;
+
+mod agree;
+mod restart;
+
+pub use agree::{Agreed, Ranking};
+
+pub(super) use agree::Agreements;
+pub(super) use barrier::{BarrierStep, free_context};

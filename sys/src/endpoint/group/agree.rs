@@ -1,0 +1,381 @@
+//! Agreement among the living ranks, and their ranking. The algorithm and its assumptions are in
+//! [`nemesia_core::agreement`]. Its messages are ordinary messages in a matching context of their own.
+//!
+//! Agreements are counted, and each message has the number of its agreement. A process that was started again
+//! learns this number from the ranks that readmit it. A rank that lies about the number can only make the
+//! joining process take part in an agreement that is not due. A process that receives a message with another
+//! number than its own disconnects from the sender, with a fault that names it. So no process waits forever.
+//! Impossible numbers are ignored, as are numbers far above those that two other ranks sent.
+
+use nemesia_core::agreement::{Agreement, CONTEXT, Step, message_bytes, words};
+use nemesia_core::engine::Failure;
+use nemesia_core::matching::{Pattern, Source as CoreSource};
+use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::port::PortFault;
+use nemesia_core::wire::Kind;
+
+use super::barrier::Barrier;
+use crate::endpoint::{Endpoint, Mode, Request};
+use crate::error::Error;
+use crate::events;
+
+/// A number above the count of agreements that is possible: one in each microsecond, for years.
+const MOST: u64 = 1 << 48;
+/// The largest permitted difference to the numbers that two other ranks sent.
+const AHEAD: u64 = 1 << 10;
+
+/// The result of an agreement. It is the same in each living rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// The AND of the flags of all ranks that took part. All living ranks did.
+    pub flags: u64,
+    /// The ranks that are gone, in rising order. A rank that has died since is not among them.
+    pub gone: Vec<usize>,
+}
+
+/// The survivors, numbered from 0 in the order of their ranks in the world.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ranking {
+    world: Vec<usize>,
+    rank: usize,
+}
+
+impl Ranking {
+    /// Returns the number of this process among the survivors.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Returns the number of survivors.
+    pub fn size(&self) -> usize {
+        self.world.len()
+    }
+
+    /// Returns the rank in the world of a survivor.
+    pub fn to_world(&self, rank: usize) -> Option<usize> {
+        self.world.get(rank).copied()
+    }
+
+    /// Returns the number of a rank of the world, if it is a survivor.
+    pub fn from_world(&self, rank: usize) -> Option<usize> {
+        self.world.binary_search(&rank).ok()
+    }
+
+    /// Returns the survivors' ranks in the world, in rising order.
+    pub fn world(&self) -> &[usize] {
+        &self.world
+    }
+}
+
+/// The agreements of an endpoint.
+#[derive(Debug, Default)]
+pub(in crate::endpoint) struct Agreements {
+    /// The number of the next agreement.
+    next: u64,
+    /// The numbers that the ranks sent that readmitted this process.
+    said: Vec<(usize, u64)>,
+    ongoing: Option<Ongoing>,
+    /// The barrier under way. It owns buffers that the engine uses.
+    pub(in crate::endpoint) barrier: Option<Barrier>,
+    /// The ranks that were agreed to be gone. They take no part in later agreements.
+    gone: Vec<usize>,
+    /// Whether the other ranks have agreed that this process is gone.
+    excluded: bool,
+}
+
+impl Agreements {
+    /// Returns the ranks of a world of `size` that were not agreed to be gone, in rising order.
+    ///
+    /// # Errors
+    /// [`Error::Excluded`] if this process was agreed to be gone.
+    pub(in crate::endpoint) fn members(&self, size: usize) -> Result<Vec<usize>, Error> {
+        if self.excluded {
+            return Err(Error::Excluded);
+        }
+        Ok((0..size).filter(|rank| !self.gone.contains(rank)).collect())
+    }
+
+    pub(in crate::endpoint) fn is_under_way(&self) -> bool {
+        self.ongoing.is_some()
+    }
+
+    /// Returns the number of the next agreement, as far as it is known.
+    pub(in crate::endpoint) fn number(&self) -> u64 {
+        let said = (0..self.said.len()).filter(|at| self.is_credible(*at)).map(|at| self.said[at].1);
+        said.fold(self.next, u64::max)
+    }
+
+    /// Records the number of agreements that a rank reports.
+    pub(in crate::endpoint) fn hear(&mut self, rank: usize, number: u64) {
+        self.said.push((rank, number));
+    }
+
+    /// Returns whether a number is possible. A rank that readmitted this process earlier sends a smaller
+    /// number. A rank that has itself come back, and does not know the number yet, sends 0.
+    fn is_credible(&self, at: usize) -> bool {
+        let number = self.said[at].1;
+        let others = self.said.iter().enumerate().filter(|(other, (_, said))| *other != at && *said > 0);
+        let (count, most) =
+            others.fold((0, 0), |(count, most), (_, (_, said))| (count + 1, said.max(&most).to_owned()));
+        number <= MOST && (count < 2 || number.saturating_sub(most) <= AHEAD)
+    }
+
+    /// Settles the number after all ranks have sent theirs. Returns the ranks whose numbers were ignored, and
+    /// these numbers.
+    fn settle(&mut self) -> Vec<(usize, u64)> {
+        self.next = self.number();
+        let liars =
+            (0..self.said.len()).filter(|at| !self.is_credible(*at)).map(|at| self.said[at]).collect();
+        self.said.clear();
+        liars
+    }
+
+    /// Lets a rank take part again. Returns whether it did not.
+    pub(in crate::endpoint) fn readmit(&mut self, rank: usize) -> bool {
+        let at = self.gone.iter().position(|gone| *gone == rank);
+        at.map(|at| self.gone.remove(at)).is_some()
+    }
+}
+
+/// An agreement under way, and the buffers that the engine uses for it.
+#[derive(Debug)]
+struct Ongoing {
+    part: Agreement<Vec<u64>>,
+    receive: Option<(Request, Vec<u8>)>,
+    sends: Vec<(Request, Vec<u8>)>,
+}
+
+/// An agreement in progress. After an error or a panic the endpoint keeps it, because the engine uses its
+/// buffers. The next call continues it.
+struct Kept<'a> {
+    endpoint: &'a mut Endpoint,
+    ongoing: Option<Ongoing>,
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        if self.ongoing.is_some() {
+            self.endpoint.agreements.ongoing = self.ongoing.take();
+        }
+    }
+}
+
+/// # Agreement and survivors
+///
+/// An agreement gives the same result to all living ranks, even if ranks die meanwhile. After a failure,
+/// `shrink` numbers the survivors anew.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// let agreed = endpoint.agree(0b10 | endpoint.rank() as u64)?;
+/// assert_eq!((agreed.flags, agreed.gone.len()), (0b10, 0));
+/// let ranking = endpoint.shrink()?;
+/// assert_eq!(ranking.to_world(ranking.rank()), Some(endpoint.rank()));
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
+impl Endpoint {
+    /// Returns the ranks that are not gone as far as this process knows, itself included. Other processes may
+    /// know otherwise; [`Endpoint::shrink`] makes all of them agree.
+    pub fn survivors(&self) -> Vec<usize> {
+        (0..self.size()).filter(|&rank| self.failure(rank).is_none()).collect()
+    }
+
+    /// Agrees with all living ranks on the AND of all flags and on the ranks that are gone (`MPI_Comm_agree` of
+    /// ULFM).
+    ///
+    /// Collective: every living rank calls this function and [`Endpoint::shrink`] in the same order. Ranks may
+    /// die during the agreement. A rank that has finished counts as gone. This function waits as a receive
+    /// does, and other traffic continues. Messages that ranks sent before they were gone can still be received.
+    /// Receives from any source report a failure until [`Endpoint::acknowledge_failures`].
+    ///
+    /// # Errors
+    /// [`Error::Excluded`] if the others have agreed that this process is gone, because one of them
+    /// disconnected from it. After any other error the agreement is still under way. The next call continues
+    /// it, with the flags of the first call.
+    pub fn agree(&mut self, flags: u64) -> Result<Agreed, Error> {
+        self.check_origin()?;
+        if self.agreements.excluded {
+            return Err(Error::Excluded);
+        }
+        // The ranks that took part in earlier agreements know the number of the next one.
+        self.await_answers()?;
+        for (rank, number) in self.agreements.settle() {
+            self.fault(rank as u32, PortFault::Agreement { number, due: self.agreements.next });
+        }
+        let ongoing = self.agreements.ongoing.take().unwrap_or_else(|| self.begin(flags));
+        let mut kept = Kept { endpoint: self, ongoing: Some(ongoing) };
+        if let Some(ongoing) = &mut kept.ongoing {
+            kept.endpoint.drive(ongoing)?;
+        }
+        let ended = kept.ongoing.take();
+        drop(kept);
+        ended.map_or(Err(Error::Stale), |ongoing| self.end(&ongoing))
+    }
+
+    /// Agrees with all living ranks on the list of living ranks (`MPI_Comm_shrink` of ULFM).
+    ///
+    /// Every rank gets the same list, even if more ranks die during the call. A rank that dies after the
+    /// agreement is in the list.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::agree`].
+    pub fn shrink(&mut self) -> Result<Ranking, Error> {
+        let gone = self.agree(u64::MAX)?.gone;
+        let world: Vec<usize> = (0..self.size()).filter(|rank| gone.binary_search(rank).is_err()).collect();
+        let rank = world.binary_search(&self.rank()).map_err(|_| Error::Excluded)?;
+        Ok(Ranking { world, rank })
+    }
+
+    fn begin(&self, flags: u64) -> Ongoing {
+        let (rank, size) = (self.engine.rank(), self.engine.size());
+        let set = || vec![0; words(size)];
+        let mut part = Agreement::new(rank, size, flags, (set(), set()));
+        let gone = |&other: &usize| self.failure(other).is_some() || self.agreements.gone.contains(&other);
+        for other in (0..self.size()).filter(gone) {
+            part.begin_without(other as u32);
+        }
+        Ongoing { part, receive: None, sends: Vec::new() }
+    }
+
+    /// Continues until there is a decision and every message of this process has left.
+    fn drive(&mut self, ongoing: &mut Ongoing) -> Result<(), Error> {
+        loop {
+            match ongoing.part.step() {
+                Step::Send(to) => {
+                    self.tell(to, ongoing)?;
+                    ongoing.part.sent();
+                }
+                Step::Receive(from) => self.hear(from, ongoing)?,
+                Step::Done => break,
+            }
+        }
+        while let Some((request, _)) = ongoing.sends.last() {
+            match self.wait(*request) {
+                Ok(_) | Err(Error::PeerFailed { .. }) => drop(ongoing.sends.pop()),
+                Err(error) => return Err(error),
+            }
+        }
+        self.forget_lost(&ongoing.part)
+    }
+
+    fn tell(&mut self, to: u32, ongoing: &mut Ongoing) -> Result<(), Error> {
+        let mut bytes = vec![0; message_bytes(self.engine.size())];
+        let len = ongoing.part.message(&mut bytes);
+        // SAFETY: the bytes are on the heap and stay unchanged in `ongoing.sends` until the request is
+        // complete. The endpoint owns these, and drops its engine first.
+        let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), len) };
+        match self.start(to as usize, CONTEXT, self.agreements.next, buf, Mode::Standard) {
+            Ok(request) if request.is_complete() => Ok(()),
+            Ok(request) => {
+                ongoing.sends.push((request, bytes));
+                Ok(())
+            }
+            // The receive from this rank reports the failure.
+            Err(Error::PeerFailed { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn hear(&mut self, from: u32, ongoing: &mut Ongoing) -> Result<(), Error> {
+        if ongoing.receive.is_none() {
+            match self.post_from(from, message_bytes(self.engine.size())) {
+                Ok(posted) => ongoing.receive = Some(posted),
+                Err(Error::PeerFailed { .. }) => {
+                    ongoing.part.failed();
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let Some((request, _)) = &ongoing.receive else { return Ok(()) };
+        let outcome = self.wait(*request);
+        if matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_))) {
+            return outcome.map(drop);
+        }
+        let heard = ongoing.receive.take();
+        let bytes = heard.as_ref().map_or(&[][..], |(_, bytes)| bytes);
+        let due = self.agreements.next;
+        match outcome {
+            Ok(status) if status.tag != due => {
+                self.fault(from, PortFault::Agreement { number: status.tag, due });
+                ongoing.part.failed();
+            }
+            Ok(status) if ongoing.part.received(bytes.get(..status.len).unwrap_or(&[])).is_ok() => {}
+            Err(Error::PeerFailed { .. }) => ongoing.part.failed(),
+            Ok(_) | Err(Error::Truncated(_)) => {
+                self.fault(from, PortFault::Protocol { kind: Kind::Eager });
+                ongoing.part.failed();
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Fails a rank that violated the protocol. The rank waits for this process, so it has to learn of the end
+    /// at once.
+    pub(in crate::endpoint) fn fault(&mut self, rank: u32, fault: PortFault) {
+        self.engine.fail(rank, Failure::Fault(fault));
+        self.disconnect();
+    }
+
+    /// Posts a receive for the next message of an agreement from a rank. The number of the agreement is checked
+    /// when the message is there.
+    fn post_from(&mut self, from: u32, len: usize) -> Result<(Request, Vec<u8>), Error> {
+        let (source, tag, ignore) = (CoreSource::Rank(from), 0, u64::MAX);
+        let mut bytes = vec![0; len];
+        // SAFETY: as for a send: the bytes are on the heap and unused until the request is complete or the
+        // engine is gone.
+        let buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), len) };
+        let request = self.post(Pattern { source, context: CONTEXT, tag, ignore }, buf)?;
+        Ok((request, bytes))
+    }
+
+    fn end(&mut self, ongoing: &Ongoing) -> Result<Agreed, Error> {
+        if let Some((request, _)) = &ongoing.receive {
+            self.release(*request);
+        }
+        let part = &ongoing.part;
+        let Some(decision) = part.decision() else { return Err(Error::Stale) };
+        self.agreements.next += 1;
+        self.agreements.excluded = decision.excluded;
+        if decision.excluded {
+            return Err(Error::Excluded);
+        }
+        let gone: Vec<usize> = (0..self.size()).filter(|&rank| part.is_gone(rank as u32)).collect();
+        self.agreements.gone.clone_from(&gone);
+        Ok(Agreed { flags: decision.flags, gone })
+    }
+
+    /// Disconnects from ranks that violated the protocol. Otherwise they would wait for this process, and
+    /// others for them.
+    pub(in crate::endpoint) fn disconnect(&mut self) {
+        for rank in 0..self.size() {
+            if let Some(failure @ Failure::Fault(_)) = self.failure(rank)
+                && self.waiter.release(rank)
+            {
+                events::failed(rank, failure);
+            }
+        }
+    }
+
+    /// Receives the last messages of ranks that died, so that they do not stay among the unexpected messages.
+    fn forget_lost(&mut self, part: &Agreement<Vec<u64>>) -> Result<(), Error> {
+        for rank in (0..self.engine.size()).filter(|&rank| part.is_lost(rank)) {
+            while self.failure(rank as usize).is_some() {
+                match self.post_from(rank, message_bytes(self.engine.size())) {
+                    // The receive of a stored message is complete at once.
+                    Ok((request, _bytes)) => drop(self.finish(request)),
+                    Err(Error::PeerFailed { .. }) => break,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

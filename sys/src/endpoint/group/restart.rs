@@ -1,0 +1,226 @@
+//! Ranks that were started again: finding them, readmitting them, and being readmitted.
+//!
+//! The rejoin listener ([`crate::shm::RejoinListener`]) decides which connection requests are genuine. The core
+//! resets the state of a rank ([`nemesia_core::engine::Engine::reconnect`]).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::Failure;
+use crate::bootstrap::{BootstrapError, Exchange};
+use crate::endpoint::Endpoint;
+use crate::endpoint::wait::{Awaited, Wait};
+use crate::error::Error;
+use crate::os::Departure;
+use crate::shm::{JoiningProcess, RejoinAnswer};
+
+/// # Restart
+///
+/// If the launcher starts a rank again (`nemesia run --restart`), each survivor readmits it. Operations with
+/// the rank then reach the new process.
+///
+/// ```no_run
+/// # fn go(mut endpoint: nemesia::Endpoint) -> Result<(), nemesia::Error> {
+/// if endpoint.incarnation() == 0 {
+///     for rank in endpoint.wait_restarted(None)? {
+///         endpoint.readmit(rank)?;
+///         endpoint.send(rank, 1, b"go on from step 12")?;
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+impl Endpoint {
+    /// Returns how often the rank of this process was started before: 0 for a process that was started with its
+    /// world.
+    ///
+    /// A process that was started again ([`Launcher::restart`](crate::bootstrap::Launcher::restart)) has no
+    /// state of its predecessor. It is connected with a survivor once that survivor has readmitted it
+    /// ([`Endpoint::readmit`]). Until then, operations with the survivor wait, and so do agreements. Ranks that
+    /// are gone when the process starts have failed.
+    pub fn incarnation(&self) -> u64 {
+        self.rejoin.incarnation()
+    }
+
+    /// Returns the incarnation of a rank: that of the process with which this process is or was last connected.
+    pub fn incarnation_of(&self, rank: usize) -> Option<u64> {
+        self.incarnations.get(rank).copied()
+    }
+
+    /// Returns whether this process waits until a survivor readmits it.
+    pub fn is_awaiting(&self, rank: usize) -> bool {
+        self.rejoin.awaits(rank)
+    }
+
+    /// Returns the ranks that have failed, were started again, and wait to be readmitted, in rising order.
+    ///
+    /// This function asks the kernel for new processes, and the launcher whether they are genuine. It does not
+    /// wait for ranks that have not come yet.
+    ///
+    /// # Errors
+    /// [`BootstrapError::NoRestart`] if the launcher of this world starts no rank again,
+    /// [`BootstrapError::Finalized`], or an error of the launcher.
+    pub fn restarted(&mut self) -> Result<Vec<usize>, Error> {
+        self.check_origin()?;
+        self.check_liveness();
+        let mut ranks = self.rejoin.ranks(may_restart(self.exchange.as_deref_mut())?)?;
+        ranks.retain(|rank| self.failure(*rank).is_some());
+        Ok(ranks)
+    }
+
+    /// Waits until a rank waits to be readmitted, or for at most `limit`. Returns what [`Endpoint::restarted`]
+    /// returns.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::restarted`], and [`Error::Timeout`].
+    pub fn wait_restarted(&mut self, limit: Option<Duration>) -> Result<Vec<usize>, Error> {
+        let mut wait = Wait::new(limit);
+        loop {
+            let ranks = self.restarted()?;
+            if !ranks.is_empty() {
+                return Ok(ranks);
+            }
+            // Connection requests do not end a pause, so this loop runs until the next liveness check is due.
+            let next = Instant::now() + crate::endpoint::wait::LIVENESS_EVERY;
+            while Instant::now() < next {
+                let packets = self.engine.progress().packets;
+                self.pause(&mut wait, packets, Awaited::Other)?;
+            }
+        }
+    }
+
+    /// Readmits a rank that had failed and was started again.
+    ///
+    /// From now on, operations are with the new process, with which all state begins anew. Until now they ended
+    /// with [`Error::PeerFailed`].
+    ///
+    /// - Operations that were under way with the earlier process have failed.
+    /// - Messages that the earlier process had sent completely could be received until now. The others are
+    ///   dropped. A message that a matched probe took out can still be received, unless it was a synchronous
+    ///   send.
+    /// - Posted receives from any source stay posted. The failure of this rank counts as acknowledged
+    ///   ([`Endpoint::acknowledge_failures`]).
+    /// - The counters of the rank ([`Endpoint::peer_counters`]) begin at zero.
+    /// - Keys of the earlier process's regions are invalid. The regions of this process stay as they are.
+    /// - The rank takes part in [`Endpoint::agree`] and [`Endpoint::shrink`] again. All survivors readmit it
+    ///   between the same two agreements, and it learns their number. If several ranks come back at once, a
+    ///   survivor sends each of them the ranks that are gone, and each readmits these before it takes part. If
+    ///   this process had readmitted a rank already when the others agreed that it was gone, this call only
+    ///   lets it take part again. Ranks that take part in different agreements disconnect from each other, and
+    ///   both see a fault that names the other.
+    ///
+    /// # Errors
+    /// [`Error::NotRestarted`] if [`Endpoint::restarted`] does not name the rank. [`Error::AgreementUnderWay`].
+    /// [`Error::Peer`] if the new process has other settings; it is refused. The errors of
+    /// [`Endpoint::restarted`].
+    pub fn readmit(&mut self, rank: usize) -> Result<(), Error> {
+        self.check_origin()?;
+        if rank >= self.size() {
+            return Err(Error::Rank { rank, last: self.size() - 1 });
+        }
+        if self.agreements.is_under_way() {
+            return Err(Error::AgreementUnderWay);
+        }
+        if self.failure(rank).is_none() && self.agreements.readmit(rank) {
+            return Ok(());
+        }
+        if !self.restarted()?.contains(&rank) {
+            return Err(Error::NotRestarted { rank });
+        }
+        let joining = self.rejoin.admit(rank).ok_or(Error::NotRestarted { rank })?;
+        let joining = joining.map_err(|problem| Error::Peer { rank, problem })?;
+        self.leaving.retain(|(leaver, ..)| *leaver != rank);
+        self.engine.handlers_mut().forget(rank);
+        self.engine.port_mut().local_mut().host_mut().regions.forget(rank as u32);
+        let connection = self.connect(joining)?;
+        self.engine.reconnect(rank as u32);
+        self.agreements.readmit(rank);
+        // All shared structures that the joining process may read are empty now.
+        self.rejoin.answer(&connection, self.agreements.number());
+        Ok(())
+    }
+
+    /// Connects the port with a process with which it is not connected, and returns the connection.
+    fn connect(&mut self, joining: JoiningProcess) -> Result<Arc<crate::os::HandoffConnection>, Error> {
+        let (rank, incarnation) = (joining.rank, joining.incarnation);
+        let (port, watch) = (self.engine.port_mut().local_mut(), &mut self.waiter.watch);
+        let (connection, met) = joining.enter(port, watch)?;
+        self.facts.expedited &= met.expedited;
+        self.facts.met[rank] = Some(met);
+        self.incarnations[rank] = incarnation;
+        Ok(connection)
+    }
+
+    /// Marks the ranks as failed that were gone before this process started. These failures count as
+    /// acknowledged.
+    pub(in crate::endpoint) fn begin_without(&mut self, gone: &[usize]) {
+        for rank in gone {
+            self.engine.fail(*rank as u32, Failure::Died);
+        }
+        self.engine.acknowledge();
+    }
+
+    /// Accepts connection requests, and processes the answers to those of this process. Returns whether this
+    /// may have changed anything.
+    pub(in crate::endpoint) fn attend_rejoin(&mut self) -> bool {
+        self.rejoin.open();
+        let Self { rejoin, engine, waiter, leaving, .. } = self;
+        rejoin.hear(|rank| {
+            if engine.failure(rank as u32).is_some() || !waiter.watch.is_watched(rank) {
+                return false;
+            }
+            // A process that was started again connects only after its predecessor has ended, so the end is
+            // visible by now.
+            match waiter.watch.look_at(rank) {
+                Some(departure) => {
+                    leaving.push((rank, departure, 0));
+                    false
+                }
+                None => true,
+            }
+        });
+        let mut changed = false;
+        while let Some((rank, answer)) = self.rejoin.next_answer(&self.waiter.watch) {
+            changed = true;
+            match answer {
+                RejoinAnswer::Met(joining) => {
+                    let agreements = joining.agreements;
+                    match self.connect(*joining) {
+                        Ok(_) => {
+                            self.agreements.hear(rank, agreements);
+                            self.engine.connected(rank as u32);
+                        }
+                        Err(error) => self.lose(rank, Departure::Died, Some(error.to_string())),
+                    }
+                }
+                RejoinAnswer::Gone(departure, problem) => self.lose(rank, departure, problem),
+            }
+        }
+        changed
+    }
+
+    fn lose(&mut self, rank: usize, departure: Departure, problem: Option<String>) {
+        self.warnings.extend(problem.map(|problem| format!("rank {rank}: not readmitted: {problem}")));
+        self.leaving.push((rank, departure, 0));
+    }
+
+    /// Waits until every survivor has readmitted this process or is gone.
+    pub(in crate::endpoint) fn await_answers(&mut self) -> Result<(), Error> {
+        let mut wait = Wait::new(None);
+        while self.rejoin.awaits_answers() {
+            let packets = self.engine.progress().packets;
+            self.pause(&mut wait, packets, Awaited::Other)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the exchange if its launcher starts ranks again.
+fn may_restart<'a>(
+    exchange: Option<&'a mut (dyn Exchange + Send + 'static)>,
+) -> Result<&'a mut dyn Exchange, BootstrapError> {
+    match exchange {
+        Some(exchange) if exchange.restarts() => Ok(exchange),
+        Some(_) => Err(BootstrapError::NoRestart),
+        None => Err(BootstrapError::Finalized { during: "readmission" }),
+    }
+}

@@ -1,0 +1,285 @@
+//! Safe non-blocking operations on borrowed buffers. As with `std::thread::scope`, the scope ends only after
+//! all its operations have ended.
+
+use std::marker::PhantomData;
+
+use crate::endpoint::{Context, Endpoint, Message, Request, Source, Status, Tag};
+use crate::error::Error;
+
+/// An operation that a [`Scope`] has started. It names no operation of another scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pending(usize, Request);
+
+/// Starts operations on buffers that outlive the scope.
+#[derive(Debug)]
+pub struct Scope<'scope, 'env> {
+    pub(in crate::endpoint) endpoint: &'scope mut Endpoint,
+    open: Vec<Option<Pending>>,
+    /// Buffers are borrowed for all of `'env`. The type is invariant, as `std::thread::Scope` is.
+    buffers: PhantomData<&'scope mut &'env ()>,
+}
+
+/// # Scopes
+///
+/// A scope starts non-blocking operations on borrowed buffers and needs no `unsafe`. It ends when all its
+/// operations have ended, as `std::thread::scope` does with threads.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Source, Tag};
+///
+/// let (me, peer) = (endpoint.rank(), 1 - endpoint.rank());
+/// let (outgoing, mut incoming) = ([me as u8; 100], [0; 100]);
+/// endpoint.scope(|scope| {
+///     scope.irecv(Source::Rank(peer), Tag::Exactly(1), &mut incoming)?;
+///     scope.isend(peer, 1, &outgoing)?;
+///     Ok(())
+/// })?;
+/// assert_eq!(incoming, [peer as u8; 100]);
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
+impl Endpoint {
+    /// Runs `work` with a [`Scope`] that starts operations on borrowed buffers, and returns when all of them
+    /// are complete.
+    ///
+    /// At the end, this function waits for the operations that `work` did not wait for. If `work` panics or a
+    /// wait ends early, this function withdraws posted receives and waits for transfers under way before it
+    /// returns.
+    ///
+    /// # Errors
+    /// The first error of an operation.
+    pub fn scope<'env, R>(
+        &mut self,
+        work: impl for<'scope> FnOnce(&mut Scope<'scope, 'env>) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let mut scope = Scope { endpoint: self, open: Vec::new(), buffers: PhantomData };
+        let result = work(&mut scope)?;
+        scope.wait_all()?;
+        Ok(result)
+    }
+}
+
+/// A [`Scope`] in one matching context; see [`Context`].
+#[derive(Debug)]
+pub struct ScopeContext<'a, 'scope, 'env> {
+    scope: &'a mut Scope<'scope, 'env>,
+    id: u16,
+}
+
+impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
+    /// Starts a send.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn isend(self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
+        // SAFETY: the bytes are borrowed for 'env, which outlives the scope, and the scope does not end before
+        // the operation does (see `Drop`).
+        self.start(|context| unsafe { context.isend(to, tag, bytes.as_ptr(), bytes.len()) })
+    }
+
+    /// Starts a send that is complete only when a receive has matched it. The scope cannot end before that.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn issend(self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
+        // SAFETY: as for `isend`.
+        self.start(|context| unsafe { context.issend(to, tag, bytes.as_ptr(), bytes.len()) })
+    }
+
+    /// Starts a send for which a receive is posted; see [`Endpoint::irsend`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn irsend(self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
+        self.isend(to, tag, bytes)
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was posted.
+    pub fn irecv(self, from: Source, tag: Tag, buf: &'env mut [u8]) -> Result<Pending, Error> {
+        // SAFETY: the buffer is borrowed exclusively for 'env, which outlives the scope, and the scope does not
+        // end before the operation does (see `Drop`).
+        self.start(|context| unsafe { context.irecv(from, tag, buf.as_mut_ptr(), buf.len()) })
+    }
+
+    /// Looks for a message and leaves it in the queue; see [`Endpoint::iprobe`].
+    ///
+    /// # Errors
+    /// As for [`Endpoint::iprobe`].
+    pub fn iprobe(mut self, from: Source, tag: Tag) -> Result<Option<Status>, Error> {
+        self.context().iprobe(from, tag)
+    }
+
+    /// Waits for a message and leaves it in the queue; see [`Endpoint::probe`].
+    ///
+    /// # Errors
+    /// As for [`Endpoint::probe`].
+    pub fn probe(mut self, from: Source, tag: Tag) -> Result<Status, Error> {
+        self.context().probe(from, tag)
+    }
+
+    /// Looks for a message and takes it out of the queue; see [`Endpoint::improbe`].
+    ///
+    /// # Errors
+    /// As for [`Endpoint::improbe`].
+    pub fn improbe(mut self, from: Source, tag: Tag) -> Result<Option<Message>, Error> {
+        self.context().improbe(from, tag)
+    }
+
+    /// Waits for a message and takes it out of the queue; see [`Endpoint::mprobe`].
+    ///
+    /// # Errors
+    /// As for [`Endpoint::mprobe`].
+    pub fn mprobe(mut self, from: Source, tag: Tag) -> Result<Message, Error> {
+        self.context().mprobe(from, tag)
+    }
+
+    const fn context(&mut self) -> Context<'_> {
+        self.scope.endpoint.in_context(self.id)
+    }
+
+    pub(in crate::endpoint) fn start(
+        mut self,
+        start: impl FnOnce(Context<'_>) -> Result<Request, Error>,
+    ) -> Result<Pending, Error> {
+        let request = start(self.context())?;
+        Ok(self.scope.keep(request))
+    }
+}
+
+impl<'scope, 'env> Scope<'scope, 'env> {
+    /// Returns this scope in a matching context, for one operation or one probe.
+    pub const fn in_context(&mut self, context: u16) -> ScopeContext<'_, 'scope, 'env> {
+        ScopeContext { scope: self, id: context }
+    }
+
+    /// Starts a send.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn isend(&mut self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
+        self.in_context(0).isend(to, tag, bytes)
+    }
+
+    /// Starts a send that is complete only when a receive has matched it. The scope cannot end before that.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn issend(&mut self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
+        self.in_context(0).issend(to, tag, bytes)
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was posted.
+    pub fn irecv(&mut self, from: Source, tag: Tag, buf: &'env mut [u8]) -> Result<Pending, Error> {
+        self.in_context(0).irecv(from, tag, buf)
+    }
+
+    /// Starts the receive of a message that a probe took out.
+    ///
+    /// # Errors
+    /// See [`Endpoint::imrecv`].
+    pub fn imrecv(&mut self, message: Message, buf: &'env mut [u8]) -> Result<Pending, Error> {
+        // SAFETY: as for `ScopeContext::irecv`.
+        let request = unsafe { self.endpoint.imrecv(message, buf.as_mut_ptr(), buf.len()) }?;
+        Ok(self.keep(request))
+    }
+
+    /// Starts an active message.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn isend_active(
+        &mut self,
+        to: usize,
+        handler: u16,
+        header: &'env [u8],
+        payload: &'env [u8],
+    ) -> Result<Pending, Error> {
+        // SAFETY: both are borrowed for 'env, which outlives the scope, and the scope does not end before the
+        // operation does (see `Drop`).
+        let request = unsafe { self.endpoint.isend_active(to, handler, header, payload) }?;
+        Ok(self.keep(request))
+    }
+
+    /// Refuses the name of an operation that is complete or belongs to another scope. Taken for an operation of
+    /// this scope, it would release that operation's buffer too early.
+    fn check(&self, pending: Pending) -> Result<(), Error> {
+        match self.open.get(pending.0) {
+            Some(Some(open)) if *open == pending => Ok(()),
+            _ => Err(Error::Stale),
+        }
+    }
+
+    pub(in crate::endpoint) fn keep(&mut self, request: Request) -> Pending {
+        let pending = Pending(self.open.len(), request);
+        self.open.push(Some(pending));
+        pending
+    }
+
+    /// Waits for one operation.
+    ///
+    /// # Errors
+    /// See [`Endpoint::wait`].
+    pub fn wait(&mut self, pending: Pending) -> Result<Status, Error> {
+        self.check(pending)?;
+        let outcome = self.endpoint.wait(pending.1);
+        self.forget(pending.0, &outcome);
+        outcome
+    }
+
+    /// Forgets an operation after a wait for it, unless it is still under way.
+    fn forget(&mut self, at: usize, outcome: &Result<Status, Error>) {
+        if !matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_)))
+            && let Some(entry) = self.open.get_mut(at)
+        {
+            *entry = None;
+        }
+    }
+
+    /// Returns the result of one operation if it is complete. The operation then no longer exists.
+    ///
+    /// # Errors
+    /// See [`Endpoint::test`].
+    pub fn test(&mut self, pending: Pending) -> Result<Option<Status>, Error> {
+        self.check(pending)?;
+        let outcome = self.endpoint.test(pending.1);
+        if !matches!(outcome, Ok(None))
+            && let Some(entry) = self.open.get_mut(pending.0)
+        {
+            *entry = None;
+        }
+        outcome
+    }
+
+    /// Waits for every operation that `work` has not waited for yet.
+    ///
+    /// # Errors
+    /// The first error of an operation. The operations after it are completed at the end of the scope.
+    pub fn wait_all(&mut self) -> Result<(), Error> {
+        for at in 0..self.open.len() {
+            let Some(pending) = self.open[at] else { continue };
+            let rest = &self.open[at + 1..];
+            let others = |at: usize| rest.get(at).map(|next| next.map_or(Request::DONE, |next| next.1));
+            let outcome = self.endpoint.wait_before(pending.1, &others, None);
+            self.forget(at, &outcome);
+            outcome?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Scope<'_, '_> {
+    fn drop(&mut self) {
+        for pending in self.open.drain(..).flatten() {
+            self.endpoint.release(pending.1);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Regions: memory of this process that its peers may use, and the keys of regions.
+
+use nemesia_core::engine::rma::{self, RegionId};
+use nemesia_core::payload::Exposed;
+
+use crate::endpoint::buffer::Allocation;
+use crate::endpoint::{Access, Endpoint, Refusal};
+use crate::error::Error;
+use crate::os::random;
+
+/// The number of bytes of a [`RemoteKey`].
+pub const KEY_BYTES: usize = nemesia_core::wire::rma::KEY_BYTES;
+/// The largest number of regions of an endpoint.
+const MOST_REGIONS: usize = 1 << 20;
+
+/// A region, by value: memory of this process that its peers may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Region(pub(in crate::endpoint) RegionId);
+
+impl Region {
+    /// Returns the region as one number, for C.
+    pub const fn to_bits(self) -> u64 {
+        self.0.to_bits()
+    }
+
+    /// Returns the region that [`Region::to_bits`] made into this number. Any number is safe: if it names no
+    /// region, calls return [`Error::Region`].
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(RegionId::from_bits(bits))
+    }
+}
+
+/// The key that a process needs to use a region of another process. It is plain bytes and travels by any means,
+/// for instance in a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteKey(pub(in crate::endpoint) rma::RemoteKey);
+
+impl RemoteKey {
+    /// Returns the key as bytes.
+    pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
+        self.0.to_bytes()
+    }
+
+    /// Returns the key that these bytes are, or `None` if they are no key of this version. The region's owner
+    /// refuses a forged key.
+    pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Self> {
+        rma::RemoteKey::from_bytes(bytes).map(Self)
+    }
+
+    /// Returns the rank that owns the region.
+    pub fn rank(&self) -> usize {
+        self.0.rank as usize
+    }
+
+    /// Returns the number of bytes of the region.
+    pub fn len(&self) -> u64 {
+        self.0.len
+    }
+
+    /// Returns whether the region is empty.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+}
+
+/// # Regions
+///
+/// A region is memory of this process that its peers may use by one-sided operations. Its key is plain bytes: a
+/// peer that has the key can use the region, within its access.
+///
+/// ```
+/// # nemesia::testing::world(2, |mut endpoint| {
+/// use nemesia::{Access, RemoteKey};
+///
+/// let region = endpoint.allocate(4096, Access::ReadWrite)?;
+/// endpoint.write_region(region, 0, b"nemesia!")?;
+/// let bytes = endpoint.remote_key(region)?.to_bytes();
+/// assert_eq!(RemoteKey::from_bytes(&bytes).map(|key| key.len()), Some(4096));
+/// endpoint.unexpose(region)?;
+/// # endpoint.barrier()?;
+/// # endpoint.close()
+/// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+/// # Ok::<(), nemesia::Error>(())
+/// ```
+impl Endpoint {
+    /// Allocates zeroed memory as a region that peers may use until [`Endpoint::unexpose`].
+    ///
+    /// Peers of this machine map the region if the kernel permits it and enforces `access`
+    /// ([`Endpoint::path`]). They then use it without any progress of this process. This process uses the
+    /// region by [`Endpoint::read_region`] and [`Endpoint::write_region`], or through its address
+    /// ([`Endpoint::region_memory`]).
+    ///
+    /// The region may also hold messages. Peers copy messages sent from it through their mapping. If it is
+    /// [`Access::ReadWrite`], a sender that waits also writes through its mapping part of a large message that is
+    /// received into the region. For memory that safe code uses as a slice, see [`Endpoint::allocate_buffer`].
+    ///
+    /// With [`Access::Read`] and [`Access::Write`] no other process can take pages out of the memory. With
+    /// [`Access::ReadWrite`], any process that may use the region directly can do so. A page that was taken out
+    /// reads as zeroes in all processes, and the first process that touches it allocates it again. Such a
+    /// region is therefore never on huge pages. If a cgroup limits a peer's memory, the peer maps the region in
+    /// two cases only: the limit has room for the whole region, or the owner is in the same cgroup.
+    ///
+    /// # Errors
+    /// The error of the operating system; nothing is exposed.
+    pub fn allocate(&mut self, len: usize, access: Access) -> Result<Region, Error> {
+        self.check_origin()?;
+        self.make_region_room()?;
+        let allocation = self.new_allocation(len, access)?;
+        // SAFETY: the memory is mapped readable and writable, and kept until the region is unexposed or the
+        // engine is gone. This crate makes no reference to it.
+        let memory = unsafe { Exposed::from_shared(allocation.base().as_ptr(), len) };
+        let region = self.engine.expose(memory, access, allocation.key()).map(Region);
+        let region = region.ok_or(Error::Regions { most: MOST_REGIONS })?;
+        self.allocations.push((region, allocation));
+        Ok(region)
+    }
+
+    /// Exposes `len` bytes at `base` to peers, until [`Endpoint::unexpose`] or until the endpoint is dropped.
+    /// Each call makes a new key.
+    ///
+    /// Peers use this memory in packets, which this process executes when it makes progress.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing is exposed.
+    ///
+    /// # Safety
+    /// Until then, the bytes are initialised and readable, and writable if `access` permits peers to write. No
+    /// reference to them is alive while a function of this endpoint runs. Other threads use them only by atomic
+    /// operations.
+    pub unsafe fn expose(&mut self, base: *mut u8, len: usize, access: Access) -> Result<Region, Error> {
+        self.check_origin()?;
+        let key = u64::from_le_bytes(random()?);
+        self.make_region_room()?;
+        // SAFETY: the caller's promise.
+        let memory = unsafe { Exposed::from_raw(base, len) };
+        self.engine.expose(memory, access, key).map(Region).ok_or(Error::Regions { most: MOST_REGIONS })
+    }
+
+    /// Returns the key that other processes need to use a region.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn remote_key(&mut self, region: Region) -> Result<RemoteKey, Error> {
+        let mut key = self.engine.remote_key(region.0).ok_or(Error::Region)?;
+        if let Some(allocation) = self.allocation(region) {
+            key.share = allocation.share(key.access);
+        }
+        Ok(RemoteKey(key))
+    }
+
+    /// Unexposes a region. From now on operations on it are refused. Memory that was allocated is freed, and its
+    /// address is void. If messages from or into this memory are under way, they complete, and the memory is freed
+    /// after that.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn unexpose(&mut self, region: Region) -> Result<(), Error> {
+        self.check_origin()?;
+        if !self.engine.unexpose(region.0) {
+            return Err(Error::Region);
+        }
+        if let Some(at) = self.allocations.iter().position(|(known, _)| *known == region) {
+            let (_, allocation) = self.allocations.swap_remove(at);
+            self.retire(allocation);
+        }
+        Ok(())
+    }
+
+    /// Returns the address and the length of a region that was allocated.
+    ///
+    /// They are valid until the region is unexposed or the endpoint is dropped. Code that uses the address
+    /// keeps the promises of [`Endpoint::expose`].
+    pub fn region_memory(&self, region: Region) -> Option<(*mut u8, usize)> {
+        let found = self.allocation(region)?;
+        Some((found.base().as_ptr(), found.len()))
+    }
+
+    /// Copies bytes out of a region, from offset `at`.
+    ///
+    /// # Errors
+    /// [`Error::Region`], or [`Error::Refused`] if the region ends before the last byte.
+    pub fn read_region(&mut self, region: Region, at: usize, to: &mut [u8]) -> Result<(), Error> {
+        self.check_origin()?;
+        let rank = self.rank();
+        let memory = self.engine.region_memory(region.0).ok_or(Error::Region)?;
+        let bounds = Error::Refused { rank, refusal: Refusal::Bounds, count: 1 };
+        memory.read(at, to).then_some(()).ok_or(bounds)
+    }
+
+    /// Copies bytes into a region that was allocated or that peers may write, at offset `at`.
+    ///
+    /// # Errors
+    /// [`Error::Region`], or [`Error::Refused`] if the bytes do not all fit or the memory may be read-only.
+    pub fn write_region(&mut self, region: Region, at: usize, from: &[u8]) -> Result<(), Error> {
+        self.check_origin()?;
+        let rank = self.rank();
+        let refused = |refusal| Error::Refused { rank, refusal, count: 1 };
+        let writable = self.remote_key(region)?.0.access.allows(Access::Write);
+        if !writable && self.allocation(region).is_none() {
+            return Err(refused(Refusal::Access));
+        }
+        let mut memory = self.engine.region_memory(region.0).ok_or(Error::Region)?;
+        memory.write(at, from).then_some(()).ok_or(refused(Refusal::Bounds))
+    }
+
+    /// Returns the number of puts with notification that were completed in a region since it was exposed.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn notifications(&mut self, region: Region) -> Result<u64, Error> {
+        self.engine.notifications(region.0).ok_or(Error::Region)
+    }
+}
+
+impl Endpoint {
+    fn make_region_room(&mut self) -> Result<(), Error> {
+        let (capacity, used) = self.engine.region_count();
+        if used == capacity && capacity < MOST_REGIONS {
+            self.engine.grow_regions(capacity.max(8));
+        }
+        Ok(())
+    }
+
+    fn allocation(&self, region: Region) -> Option<&Allocation> {
+        self.allocations.iter().find(|(known, _)| *known == region).map(|(_, allocation)| allocation)
+    }
+}

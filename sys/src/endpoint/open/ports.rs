@@ -1,0 +1,37 @@
+//! Shared memory and the port to other machines as one port of the engine.
+
+use nemesia_core::port::{PacketPort as _, PacketsOnly, Pair, Route};
+
+use crate::endpoint::Endpoint;
+use crate::shm::Port;
+use crate::transport::net::NetPort;
+
+/// All ports of an endpoint. Without ranks on other machines there is no second one.
+pub(in crate::endpoint) type Ports = Pair<Port, PacketsOnly<NetPort>, Vec<Route>>;
+
+/// Returns the ports as one.
+pub(in crate::endpoint) fn join(local: Port, net: Option<NetPort>) -> Ports {
+    let routes = net.as_ref().map(NetPort::routes).unwrap_or_default();
+    Pair::new(local, net.map(PacketsOnly), routes)
+}
+
+impl Endpoint {
+    /// Returns the port to other machines, if the world has any.
+    #[inline]
+    pub(in crate::endpoint) fn net_mut(&mut self) -> Option<&mut NetPort> {
+        self.engine.port_mut().remote_mut().map(|PacketsOnly(net)| net)
+    }
+
+    /// Makes progress on connections to other machines.
+    #[inline]
+    pub(in crate::endpoint) fn advance_net(&mut self) {
+        if let Some(net) = self.net_mut() {
+            net.advance(net.now());
+        }
+    }
+
+    /// Prepares the port to other machines for a sleep. `false`: there may be something to do already.
+    pub(in crate::endpoint) fn arm_net(&mut self) -> bool {
+        self.net_mut().is_none_or(NetPort::arm)
+    }
+}
