@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use nemesia_tests::conformance::RunPlan;
-use nemesia_tests::conformance::cases::skip_unfit;
+use nemesia_tests::conformance::cases::Need;
 use nemesia_tests::conformance::launched::{NETWORK, arguments, pass};
 use nemesia_tests::job::{Job, Rank, report};
 use nemesia_tests::leftovers::OUTPUT;
@@ -68,26 +68,25 @@ impl Spread {
         Err(format!("{self:?}, {words}\n{}", report(&ranks)))
     }
 
-    /// Runs the conformance suite on so many ranks, with these settings.
+    /// Runs the conformance suite on so many ranks, with these settings: all cases that a world over a network can do.
     fn conforms(self, size: usize, settings: &[(&str, &str)]) -> Verdict {
         let steps = std::env::var("NEMESIA_TEST_STEPS").ok().and_then(|steps| steps.parse().ok());
         let plan = RunPlan { seed: seed(), steps: steps.unwrap_or(10_000) };
         pass(size, NETWORK, |case| {
             let job = self.job(CONFORMANCE, &arguments(plan, case.map(|case| case.name)));
             let job = settings.iter().fold(job, |job, (name, value)| job.env(name, value));
-            job.spawn(size)?.wait(LIMIT)
+            let restarts = u32::from(case.is_some_and(|case| case.need == Need::Restarts));
+            job.restart(restarts).spawn(size)?.wait(LIMIT)
         })
     }
 }
 
 #[test]
 fn three_endpoints_pass_over_verbs() -> Verdict {
-    const NAME: &str = "endpoints::three_endpoints_pass_over_verbs";
-    if usable(NAME).is_some() {
-        Spread::Apart.conforms(3, &[])?;
-        skip_unfit(NAME, NETWORK, 3);
+    match usable("endpoints::three_endpoints_pass_over_verbs") {
+        Some(_) => Spread::Apart.conforms(3, &[]),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 #[test]
@@ -124,7 +123,10 @@ fn routes_over_verbs_are_explained() -> Verdict {
     let pairs = explained(Spread::Pairs, 4)?;
     assert!(pairs[0].contains("rank 1 over shm") && pairs[0].contains("ranks 2-3 over verbs"), "{pairs:?}");
     if std::env::var_os("VM_KIND").is_some() {
-        assert!(pairs[3].contains("rank 2 over shm") && pairs[3].contains("ranks 0-1 over verbs"), "{pairs:?}");
+        assert!(
+            pairs[3].contains("rank 2 over shm") && pairs[3].contains("ranks 0-1 over verbs"),
+            "{pairs:?}"
+        );
     }
     Ok(())
 }
@@ -143,7 +145,10 @@ fn devices_are_chosen_before_tcp_unless_asked_otherwise() -> Verdict {
         let ranks = job.env("NEMESIA_EXPLAIN", "1").spawn(2)?.wait(LIMIT)?;
         let is_right = |rank: &Rank| {
             let lines = &rank.errors;
-            rank.kind.is_success() && lines.contains(used) && lines.contains(unused) && !lines.contains("warning")
+            rank.kind.is_success()
+                && lines.contains(used)
+                && lines.contains(unused)
+                && !lines.contains("warning")
         };
         assert!(ranks.iter().all(is_right), "{net}:\n{}", report(&ranks));
     }
@@ -180,7 +185,8 @@ fn survivors_of_a_death_go_on_over_verbs() -> Verdict {
     for victim in 0..3 {
         let world = Spread::Apart.job(PEER, &format!("survive {victim} 100")).spawn(3)?;
         let deadline = std::time::Instant::now() + LIMIT;
-        while !(0..3).all(|rank| world.output(rank).contains("open")) && std::time::Instant::now() < deadline {
+        while !(0..3).all(|rank| world.output(rank).contains("open")) && std::time::Instant::now() < deadline
+        {
             std::thread::sleep(Duration::from_millis(5));
         }
         world.signal(victim, libc::SIGKILL);

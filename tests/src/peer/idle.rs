@@ -61,7 +61,9 @@ pub(super) fn woken(count: u64, waker: usize) -> Outcome {
 fn sleep(endpoint: &mut Endpoint, count: u64, waker: usize) -> Outcome {
     endpoint.send(waker, MESSAGE, &std::process::id().to_ne_bytes())?;
     let silent = endpoint.in_context(0).probe_timeout(Source::Rank(waker), Tag::Any, SILENCE);
-    ensure(matches!(silent, Err(Error::Timeout(_))), || format!("nothing was sent, and this came: {silent:?}"))?;
+    ensure(matches!(silent, Err(Error::Timeout(_))), || {
+        format!("nothing was sent, and this came: {silent:?}")
+    })?;
     let before = endpoint.counters().waits;
     // A descriptor that is readable without a reason would end every sleep at once.
     ensure(before.sleeps > before.sleeps_woken, || format!("no sleep lasted: {before:?}"))?;
