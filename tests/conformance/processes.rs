@@ -2,14 +2,12 @@
 
 use std::process::Command;
 
-use nemesia::bootstrap::ExitKind;
-use nemesia_tests::conformance::RunPlan;
 use nemesia_tests::conformance::actor::Abilities;
-use nemesia_tests::conformance::cases::{CaseFacts, Need, cases, skip_unfit, unfit};
-use nemesia_tests::conformance::endpoint::EndpointActor;
+use nemesia_tests::conformance::cases::{Need, skip_unfit};
+use nemesia_tests::conformance::launched::{NETWORK, all, arguments, pass};
 use nemesia_tests::conformance::program::ABILITIES;
 use nemesia_tests::hosts::hosts;
-use nemesia_tests::job::{Job, Rank, report};
+use nemesia_tests::job::Job;
 use nemesia_tests::memory_port::Verdict;
 use nemesia_tests::skip;
 
@@ -17,53 +15,11 @@ use crate::plan;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conformance");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
-/// What processes can do that share no memory: no rank rejoins a world over a network yet.
-const NETWORK: Abilities = Abilities { restarts: false, ..ABILITIES };
-
-fn arguments(cases: Option<&str>) -> String {
-    let RunPlan { seed, steps } = plan();
-    let names = cases.map_or_else(String::new, |names| format!(" --cases {names}"));
-    format!("--seed {seed} --steps {steps}{names}")
-}
-
-fn all() -> Vec<CaseFacts> {
-    cases::<EndpointActor>().into_iter().map(|case| case.facts).collect()
-}
-
-/// Checks that every rank has passed these cases, and that no other rank than `mortal` has died.
-fn check(ranks: &[Rank], names: &[&str], mortal: Option<usize>) -> Verdict {
-    for (number, rank) in ranks.iter().enumerate() {
-        let is_killed = matches!(rank.kind, ExitKind::Signaled(libc::SIGKILL)) && mortal == Some(number);
-        let passed = |name: &&str| rank.output.contains(&format!("rank {number}: {name} passed"));
-        if !(is_killed || rank.kind.is_success() && names.iter().all(passed)) {
-            return Err(format!("rank {number}\n{}", report(ranks)));
-        }
-    }
-    Ok(())
-}
-
-/// Runs all cases that this world can do: the quiet ones in one world, each other one in a world of its own.
-/// `play` runs the cases of these names, or the quiet ones, and permits this many restarts.
-fn pass(
-    size: usize,
-    abilities: Abilities,
-    mut play: impl FnMut(Option<CaseFacts>) -> Result<Vec<Rank>, String>,
-) -> Verdict {
-    let fitting = all().into_iter().filter(|case| unfit(*case, abilities, size).is_none());
-    let (quiet, ending): (Vec<_>, Vec<_>) = fitting.partition(|case| case.need == Need::Nothing);
-    let names: Vec<&str> = quiet.iter().map(|case| case.name).collect();
-    check(&play(None)?, &names, None)?;
-    for case in ending {
-        let mortal = (case.need == Need::Deaths).then_some(size - 1);
-        check(&play(Some(case))?, &[case.name], mortal)?;
-    }
-    Ok(())
-}
 
 /// As [`pass`], in worlds of our launcher with these settings.
 fn pass_launched(size: usize, abilities: Abilities, settings: &[(&str, &str)]) -> Verdict {
     pass(size, abilities, |case| {
-        let job = Job::new(PROGRAM, SCRATCH, &arguments(case.map(|case| case.name)));
+        let job = Job::new(PROGRAM, SCRATCH, &arguments(plan(), case.map(|case| case.name)));
         let job = settings.iter().fold(job, |job, (name, value)| job.env(name, value));
         let restarts = u32::from(case.is_some_and(|case| case.need == Need::Restarts));
         job.restart(restarts).run(size)
@@ -115,7 +71,7 @@ fn four_processes_pass_over_tcp() -> Verdict {
 #[test]
 fn four_processes_of_which_two_share_memory_pass() -> Verdict {
     pass(4, NETWORK, |case| {
-        let job = Job::new(PROGRAM, SCRATCH, &arguments(case.map(|case| case.name)));
+        let job = Job::new(PROGRAM, SCRATCH, &arguments(plan(), case.map(|case| case.name)));
         job.env("NEMESIA_NET", "tcp").before("[ $PMI_RANK -ge 2 ] && export NEMESIA_LOCAL=off").run(4)
     })
 }
@@ -127,7 +83,7 @@ fn two_hosts_with_two_processes_each_pass_under_hydra() -> Verdict {
     const NAME: &str = "two_hosts_with_two_processes_each_pass_under_hydra";
     let Some(hosts) = hosts(NAME, SCRATCH) else { return Ok(()) };
     pass(4, NETWORK, |case| {
-        let words = arguments(case.map(|case| case.name));
+        let words = arguments(plan(), case.map(|case| case.name));
         Ok(hosts.run((PROGRAM, &words), &[("NEMESIA_NET", "tcp")], case.is_some())?.ranks)
     })?;
     skip_unfit(NAME, NETWORK, 4);
@@ -137,7 +93,7 @@ fn two_hosts_with_two_processes_each_pass_under_hydra() -> Verdict {
 #[test]
 fn four_processes_pass_under_hydra() -> Verdict {
     let mut command = Command::new("mpiexec.hydra");
-    command.args(["-n", "4", PROGRAM]).args(arguments(None).split(' '));
+    command.args(["-n", "4", PROGRAM]).args(arguments(plan(), None).split(' '));
     let output = match command.output() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             skip("four_processes_pass_under_hydra", "mpiexec.hydra is not installed (package mpich)");

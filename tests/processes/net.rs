@@ -128,6 +128,15 @@ fn waiting_for_other_machines_costs_almost_no_processor_time() -> Result<(), Str
 }
 
 #[test]
+fn a_message_from_another_machine_ends_the_sleep_of_its_receiver() -> Result<(), String> {
+    // The second waker shares memory with the receiver, which waits for both kinds of peers.
+    for job in [job("woken 20 1"), mixed("woken 20 1"), mixed("woken 20 2")] {
+        say(job.succeed(3)?[0].output.trim());
+    }
+    Ok(())
+}
+
+#[test]
 fn a_world_without_a_transport_is_refused_by_name_on_every_rank() -> Result<(), String> {
     let ranks =
         Job::new(PEER, SCRATCH, "open").env("NEMESIA_LOCAL", "off").env("NEMESIA_NET", "off").run(2)?;

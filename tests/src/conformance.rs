@@ -40,6 +40,7 @@ pub mod engine;
 pub mod failure;
 pub mod in_memory;
 pub mod large;
+pub mod launched;
 pub mod matching;
 pub mod one_sided;
 pub mod oracle;

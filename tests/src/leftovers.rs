@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// The time that the kernel may need to free what a dead process held.
 const SETTLING: Duration = Duration::from_secs(60);
 /// The variable that tells a rank where its output goes. It also identifies the job of a process.
-pub(crate) const OUTPUT: &str = "NEMESIA_TEST_OUTPUT";
+pub const OUTPUT: &str = "NEMESIA_TEST_OUTPUT";
 /// The word in every name that the library could make.
 const OURS: &str = "nemesia";
 

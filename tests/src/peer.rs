@@ -145,6 +145,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("leaves", [how]) => ending::leaves(*how),
         ("flush", [own]) => ending::flush(*own != 0),
         ("idle", [millis]) => idle::run(*millis),
+        ("woken", [count, waker]) => idle::woken(*count, *waker as usize),
         _ => Err(Fault::Usage(format!("no such mode: {}", words.join(" ")))),
     }
 }

@@ -11,6 +11,8 @@ mod conformance;
 #[cfg(test)]
 mod device;
 #[cfg(test)]
+mod endpoints;
+#[cfg(test)]
 mod ends;
 #[cfg(test)]
 mod fabric;
