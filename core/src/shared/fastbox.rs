@@ -5,7 +5,8 @@
 //! take several slots. A slot is half a line: in a stream of small messages, one line transfer moves two messages,
 //! which matters between distant cores. Nothing is cleared after reading. A lap number in each stamp distinguishes
 //! new from old: every slot of a packet has one, and each lap writes every slot. The receiver reports its position
-//! rarely, in its own memory, and the sender reads that position only when the ring looks full.
+//! rarely, in its own memory, and the sender reads that position only when the ring looks full. If the ring is full,
+//! the sender waits for a short time: a packet in a cell instead costs both ends several times as much.
 //!
 //! The first stamp of a packet publishes it and is stored last ([`Edge::FastboxPublish`]). The position releases the
 //! slots ([`Edge::FastboxAck`]).
@@ -14,7 +15,7 @@ mod payload;
 mod place;
 mod short;
 
-use crate::sync::{Edge, PayloadWord, Word64};
+use crate::sync::{Edge, PayloadWord, Word64, spin_hint};
 pub use crate::wire::fault::FastboxFault;
 use crate::wire::{Envelope, Kind};
 pub use short::SHORT_BYTES;
@@ -34,6 +35,9 @@ const KIND_AT: u32 = 40;
 const SEQUENCE_AT: u32 = 48;
 /// Kind code in the stamp of a further slot.
 const CONTINUATION: u64 = 0xff << KIND_AT;
+/// Most polls of the receiver's position by a sender that finds the ring full: about two microseconds, in which a
+/// receiver between two cores that reads without pause releases half of a ring.
+const ROOM_POLLS: u32 = if cfg!(nemesia_loom) { 1 } else { 64 };
 /// Flag in the kind code of a packet whose payload lies in a cell of the sender.
 const IN_CELL: u64 = 0x80 << KIND_AT;
 
@@ -79,14 +83,17 @@ pub struct FastboxSender<'a> {
     /// The next slot to fill. The run consists of slots that the receiver is known to have released.
     tail: FastboxPlace<'a>,
     /// Number of released slots after the run; the end of the ring separates them from it.
-    beyond: usize,
+    beyond: u32,
+    /// Whether the last wait for space was in vain. There is no further wait until the receiver has released slots:
+    /// a receiver that does other work costs one wait for each ring that it leaves full.
+    is_stalled: bool,
 }
 
 impl<'a> FastboxSender<'a> {
     /// Returns a sender at the start of the ring. The number of `slots` is a power of two of at least 4. They lie in
     /// this process's memory; `ack` lies in the receiver's.
     pub fn new(slots: &'a [FastboxSlot], ack: &'a Word64) -> Self {
-        Self { ack, tail: FastboxPlace::new(slots, slots.len()), beyond: 0 }
+        Self { ack, tail: FastboxPlace::new(slots, slots.len()), beyond: 0, is_stalled: false }
     }
 
     /// Empties the ring for a new receiver; the former one has failed. The new receiver is informed by other means.
@@ -221,13 +228,13 @@ impl<'a> FastboxSender<'a> {
     }
 
     fn room(&self) -> usize {
-        self.tail.run.as_slice().len() + self.beyond
+        self.tail.run.as_slice().len() + self.beyond as usize
     }
 
     /// Moves to slot `at`. `room` slots from there on are released.
     fn set_room(&mut self, at: usize, room: usize) {
         self.tail.set(at, room);
-        self.beyond = room - self.tail.run.as_slice().len();
+        self.beyond = (room - self.tail.run.as_slice().len()) as u32;
     }
 
     /// Returns whether there is space for `count` slots, and the run is not empty.
@@ -248,16 +255,32 @@ impl<'a> FastboxSender<'a> {
         }
         let mut room = self.room();
         if count > room {
-            let high = self.tail.position();
-            let low = high + room as u64 - slots as u64;
+            room = self.await_room(count, room)?;
+        }
+        self.set_room(self.tail.at(), room);
+        Ok(count <= room)
+    }
+
+    /// Reads the receiver's position until `count` slots are free, but only for a short time. Returns the number of
+    /// free slots. `room` slots were free before.
+    fn await_room(&mut self, count: usize, mut room: usize) -> Result<usize, FastboxFault> {
+        let high = self.tail.position();
+        let mut low = high + room as u64 - self.tail.slots.len() as u64;
+        let mut left = if self.is_stalled { 0 } else { ROOM_POLLS };
+        loop {
             let found = self.ack.load_acquire(Edge::FastboxAck);
             if found < low || found > high {
                 return Err(FastboxFault::Position { found, low, high });
             }
             room += (found - low) as usize;
+            if count <= room || left == 0 {
+                self.is_stalled = count > room;
+                return Ok(room);
+            }
+            low = found;
+            left -= 1;
+            spin_hint();
         }
-        self.set_room(self.tail.at(), room);
-        Ok(count <= room)
     }
 }
 
