@@ -80,7 +80,8 @@ impl Endpoint {
         let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: remarks, stamp, .. } =
             attached;
         warnings.extend(remarks);
-        let net = connect_remote(config, attached.remote, (&mut facts, &mut watch))?;
+        let net = connect_remote(config, attached.remote, exchange.incarnation(), (&mut facts, &mut watch))?;
+        attached.rejoin.join(exchange.as_mut(), net.as_ref().and_then(NetPort::address))?;
         let port = ports::join(port, net);
         let lent = Lent::<Heap> {
             requests: filled(FIRST_REQUESTS.min(config.requests)),
@@ -192,14 +193,21 @@ impl Endpoint {
     }
 }
 
-/// Connects with the ranks on other machines, and records how they are reached.
+/// Connects with the ranks on other machines, and records how they are reached. If this process was started again, it
+/// only requests to be readmitted.
 fn connect_remote(
     config: &Config,
     remote: RemoteRanks,
+    incarnation: u64,
     (facts, watch): (&mut route::Facts, &mut Watch),
 ) -> Result<Option<NetPort>, Error> {
     let Some(mut port) = remote.port else { return Ok(None) };
-    port.meet(Instant::now() + Duration::from_secs(config.timeout_seconds.into()))?;
+    if incarnation == 0 {
+        port.meet(Instant::now() + Duration::from_secs(config.timeout_seconds.into()))?;
+    } else {
+        port.hold_requests();
+        remote.members.iter().for_each(|member| port.call(member));
+    }
     let name = port.transport().name();
     let ranks = 0..facts.met.len() as u32;
     facts.remote = ranks.map(|rank| port.reaches(rank).then_some(name)).collect();

@@ -144,7 +144,10 @@ fn copy<P: Port>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part:
             return;
         }
         let (at, len) = (part.start + done as u64, to.len() as u64);
-        let Some(described) = at.checked_sub(incoming.rts.origin.into()) else {
+        let origin = u64::from(incoming.rts.origin);
+        #[cfg(nemesia_injected_fault)]
+        let origin = if injected(InjectedFault::WrongOrigin) { 0 } else { origin };
+        let Some(described) = at.checked_sub(origin) else {
             last = Accessed::Failed(AccessError::Range);
             return;
         };
