@@ -197,7 +197,8 @@ fn send_away(reach: Reach, mode: &str) -> Result<(), String> {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let job = reach.job(mode, 1);
     // The impostor listens at the loopback interface, and must know the size of a packet.
-    let world = job.env("NEMESIA_NET_PACKET_BYTES", "4096").env("NEMESIA_NET_ADDRESS", "127.0.0.1").spawn(3)?;
+    let world =
+        job.env("NEMESIA_NET_PACKET_BYTES", "4096").env("NEMESIA_NET_ADDRESS", "127.0.0.1").spawn(3)?;
     await_words(&world, 0..1, "refused all");
     // The restarted process waits for this.
     while world.signal(0, 0) || world.signal(2, 0) {

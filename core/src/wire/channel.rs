@@ -397,8 +397,18 @@ mod tests {
         use ChannelRefusal as Refusal;
         use ChannelRefusal::{Buffers, Claimed, Dropped, Exists, Finished, NotAMember, Settings, Unknown};
         let [protocol, version] = [Refusal::Protocol, Refusal::Version];
-        let refusals =
-            [protocol, version, NotAMember, Settings, Exists, Buffers, Claimed, Finished, Dropped, Unknown(200)];
+        let refusals = [
+            protocol,
+            version,
+            NotAMember,
+            Settings,
+            Exists,
+            Buffers,
+            Claimed,
+            Finished,
+            Dropped,
+            Unknown(200),
+        ];
         for refusal in refusals {
             assert_eq!(ChannelRefusal::decode(&refusal.encode()), Some(refusal));
         }

@@ -262,7 +262,8 @@ impl Endpoint {
                 NetAnswer::Unsure { incarnation } => {
                     let member = may_restart(self.exchange.as_deref_mut()).and_then(|it| it.member(rank));
                     // Without an answer of the launcher, the request is repeated.
-                    let lives = |member: Option<Member>| member.is_some_and(|it| it.incarnation == incarnation);
+                    let lives =
+                        |member: Option<Member>| member.is_some_and(|it| it.incarnation == incarnation);
                     if member.is_ok_and(|member| !lives(member)) {
                         if let Some(net) = self.net_mut() {
                             net.stop_calling(peer);

@@ -91,7 +91,8 @@ pub(super) struct FabricChannel<M: MemoryPort> {
 impl<M: Fabric> FabricChannel<M> {
     /// Makes a channel with memory for its first connections. The error is one line.
     pub(super) fn new(port: M, sizes: &ChannelSizes) -> Result<Self, String> {
-        let ChannelSizes { rank, incarnation, size, remote, packet_bytes, receives, world, patience } = *sizes;
+        let ChannelSizes { rank, incarnation, size, remote, packet_bytes, receives, world, patience } =
+            *sizes;
         let most_receives = receives;
         let config = Config { rank, incarnation, world, packet_bytes, rails: 1, most_receives, patience };
         let window = receives.next_power_of_two() as usize;

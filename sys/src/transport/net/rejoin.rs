@@ -161,7 +161,9 @@ impl NetPort {
         for event in events {
             match *event {
                 ChannelEvent::Up { peer, .. } => self.came_up(peer),
-                ChannelEvent::Failed { peer, error, refusal, .. } => self.failed_to_open(peer, error, refusal),
+                ChannelEvent::Failed { peer, error, refusal, .. } => {
+                    self.failed_to_open(peer, error, refusal)
+                }
                 ChannelEvent::Closed { peer, .. } => {
                     if let Some(awaited) = self.awaited(peer)
                         && awaited.stage == CallStage::Closing
