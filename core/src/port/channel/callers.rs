@@ -45,10 +45,10 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
                 }
             }
             if let Some(it) = self.peer(peer) {
-                it.caller = None;
+                (it.caller, it.agreements) = (None, agreements);
             }
             let hello = Hello { rail: rail as u16, ..caller.hello };
-            accepted |= self.take_in(connection, &hello, agreements, now);
+            accepted |= self.take_in(connection, &hello, now);
         }
         if accepted { Ok(()) } else { Err(ConnectError::State.into()) }
     }

@@ -214,7 +214,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         match answer {
             Ok((hello, true)) => Some(ChannelEvent::Called { peer: hello.rank }),
             Ok((hello, false)) => {
-                self.take_in(connection, &hello, 0, now);
+                self.take_in(connection, &hello, now);
                 None
             }
             Err(refusal) => {
@@ -232,17 +232,12 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     }
 
     /// Accepts a request for which [`Self::admit`] has reserved the buffers.
-    pub(super) fn take_in(
-        &mut self,
-        connection: Connection,
-        hello: &Hello,
-        agreements: u64,
-        now: Duration,
-    ) -> bool {
+    pub(super) fn take_in(&mut self, connection: Connection, hello: &Hello, now: Duration) -> bool {
         let (peer, rail) = (hello.rank, u32::from(hello.rail));
         let mut new = Rail::new(connection, LEAST, false);
         // `judge` has checked the hello.
         let _ = new.credits.open(hello.receives.into());
+        let agreements = self.peer(peer).map_or(0, |it| it.agreements);
         let offer = self.offer(peer, rail, agreements, now.saturating_add(self.config.patience));
         if let Some(it) = self.peer(peer) {
             it.show(hello);

@@ -130,6 +130,8 @@ pub struct ChannelPeer<W: BorrowMut<[Option<u32>]>> {
     shown: Option<u64>,
     /// What the process with that token has said.
     introduction: Option<Introduction>,
+    /// The number of the application that goes with each acceptance of its connections.
+    pub(super) agreements: u64,
     /// The process that waits to be accepted.
     pub(super) caller: Option<Caller>,
     /// The required origin of the peer.
@@ -175,6 +177,7 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
             token,
             shown: None,
             introduction: None,
+            agreements: 0,
             caller: None,
             origin: None,
             window: ReorderWindow::new(window, u32::BITS, FIRST.into())?,
@@ -256,7 +259,7 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
     /// Resets the state for the first connection of a new process of the rank.
     pub(super) fn restart(&mut self) {
         self.window.restart(FIRST.into());
-        (self.shown, self.introduction) = (None, None);
+        (self.shown, self.introduction, self.agreements) = (None, None, 0);
         (self.next, self.turn) = (FIRST, 0);
         (self.units_reported, self.granted) = (0, 0);
         self.held = false;

@@ -65,12 +65,14 @@ fn a_restarted_process_waits_until_it_is_accepted_and_then_has_all_its_rails() {
 fn a_rail_that_is_late_belongs_to_the_process_that_was_accepted() {
     let mut channel = bereft();
     let connection = calls(&mut channel, &again(0, 0, 1));
-    channel.accept_caller(0, 0, Duration::ZERO).unwrap();
+    channel.accept_caller(0, 7, Duration::ZERO).unwrap();
     channel.port_mut().events.push_back(Event::Established { connection, private: Private::EMPTY });
     settle(&mut channel);
     is_refused(&mut channel, &again(0, 1, 2), ChannelRefusal::Claimed);
     enter(&mut channel, &again(0, 1, 1));
     assert_eq!(channel.report(0).ready, 2);
+    let said = channel.port().said.iter().map(|private| Hello::decode(private).unwrap().agreements);
+    assert_eq!(said.collect::<Vec<_>>(), [0, 7, 7], "each acceptance has the number");
 }
 
 #[test]
