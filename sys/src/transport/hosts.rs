@@ -131,6 +131,7 @@ impl MemberAddress {
         let (host, net) = text.split_once('/').ok_or_else(wrong)?;
         let net = match net {
             NOTHING => None,
+            "" => return Err(wrong()),
             net => Some(unhex(net).and_then(|bytes| Address::new(&bytes)).ok_or_else(wrong)?),
         };
         Ok(Self { host: HostAddress::decode(host)?, net })

@@ -120,6 +120,12 @@ impl NetPort {
         Some(unsafe { BorrowedFd::borrow_raw(number) })
     }
 
+    /// Returns the number of receives of the connection with a rank.
+    #[cfg(test)]
+    pub(crate) fn receives(&self, peer: PeerId) -> u32 {
+        with!(&self.any, it => it.channel.report(peer)).receives
+    }
+
     /// Returns whether something that was sent could be lost if the port were dropped now.
     pub(crate) fn has_unsent(&self) -> bool {
         let ranks = self.ranks();
