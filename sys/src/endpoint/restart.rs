@@ -129,6 +129,8 @@ impl Endpoint {
     ///   ([`Endpoint::acknowledge_failures`]).
     /// - The counters of the rank ([`Endpoint::peer_counters`]) begin at zero.
     /// - Keys of the earlier process's regions are invalid. The regions of this process stay as they are.
+    /// - A rank that is reached over the network is connected a little later. Operations with it wait until then. If
+    ///   it dies before, they end with [`Error::PeerFailed`].
     /// - The rank takes part in [`Endpoint::agree`] and [`Endpoint::shrink`] again. All survivors readmit it
     ///   between the same two agreements, and it learns their number. If several ranks come back at once, a
     ///   survivor sends each of them the ranks that are gone, and each readmits these before it takes part. If
