@@ -51,6 +51,8 @@ pub enum InjectedFault {
     CompleteEarly,
     /// The failure of an access that ends later is ignored.
     IgnoreFailure,
+    /// The receiver takes the described bytes for the beginning of the message.
+    WrongOrigin,
     /// The credit that is reserved for updates is used for other packets.
     SpendReserve,
     /// A packet's report of posted receives counts twice.
@@ -65,6 +67,12 @@ pub enum InjectedFault {
     LeakBuffer,
     /// A connection grows while there are buffers, whatever the other connections need.
     GrowGreedily,
+    /// The last packet of a process that leaves is not sent.
+    ForgetClose,
+    /// The last packet of a process that leaves is obeyed before earlier packets have arrived.
+    CloseEarly,
+    /// A process that was started again is accepted at once.
+    AcceptUnasked,
     /// The placement takes a payload for sent of which the stream has taken a part.
     DropRest,
     /// The placement reports to its peer only the first receives.
@@ -75,7 +83,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 30] = [
+    pub const ALL: [InjectedFault; 34] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -96,6 +104,7 @@ impl InjectedFault {
         InjectedFault::ForgetRevoke,
         InjectedFault::CompleteEarly,
         InjectedFault::IgnoreFailure,
+        InjectedFault::WrongOrigin,
         InjectedFault::SpendReserve,
         InjectedFault::CountCreditTwice,
         InjectedFault::OverdrawPool,
@@ -103,6 +112,9 @@ impl InjectedFault {
         InjectedFault::SkipWindow,
         InjectedFault::LeakBuffer,
         InjectedFault::GrowGreedily,
+        InjectedFault::ForgetClose,
+        InjectedFault::CloseEarly,
+        InjectedFault::AcceptUnasked,
         InjectedFault::DropRest,
         InjectedFault::ForgetRoom,
         InjectedFault::AckEarly,

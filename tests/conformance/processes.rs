@@ -4,7 +4,7 @@ use std::process::Command;
 
 use nemesia_tests::conformance::actor::Abilities;
 use nemesia_tests::conformance::cases::{Need, skip_unfit};
-use nemesia_tests::conformance::launched::{NETWORK, all, arguments, pass};
+use nemesia_tests::conformance::launched::{all, arguments, pass};
 use nemesia_tests::conformance::program::ABILITIES;
 use nemesia_tests::hosts::hosts;
 use nemesia_tests::job::Job;
@@ -15,6 +15,8 @@ use crate::plan;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conformance");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
+/// What processes can do that Hydra has started: it starts no rank again.
+const HYDRA: Abilities = Abilities { restarts: false, ..ABILITIES };
 
 /// As [`pass`], in worlds of our launcher with these settings.
 fn pass_launched(size: usize, abilities: Abilities, settings: &[(&str, &str)]) -> Verdict {
@@ -29,7 +31,7 @@ fn pass_launched(size: usize, abilities: Abilities, settings: &[(&str, &str)]) -
 /// As [`pass_launched`], between processes that share no memory and reach each other over TCP.
 fn pass_over_tcp(size: usize, settings: &[(&str, &str)]) -> Verdict {
     let tcp = [("NEMESIA_LOCAL", "off"), ("NEMESIA_NET", "tcp")];
-    pass_launched(size, NETWORK, &[&tcp, settings].concat())
+    pass_launched(size, ABILITIES, &[&tcp, settings].concat())
 }
 
 #[test]
@@ -57,9 +59,7 @@ fn two_processes_pass_over_tcp_with_the_smallest_structures() -> Verdict {
 
 #[test]
 fn three_processes_pass_over_tcp() -> Verdict {
-    pass_over_tcp(3, &[])?;
-    skip_unfit("three_processes_pass_over_tcp", NETWORK, 3);
-    Ok(())
+    pass_over_tcp(3, &[])
 }
 
 #[test]
@@ -70,8 +70,10 @@ fn four_processes_pass_over_tcp() -> Verdict {
 /// Ranks 0 and 1 share memory, and reach the others over TCP.
 #[test]
 fn four_processes_of_which_two_share_memory_pass() -> Verdict {
-    pass(4, NETWORK, |case| {
+    pass(4, ABILITIES, |case| {
         let job = Job::new(PROGRAM, SCRATCH, &arguments(plan(), case.map(|case| case.name)));
+        let restarts = u32::from(case.is_some_and(|case| case.need == Need::Restarts));
+        let job = job.restart(restarts);
         job.env("NEMESIA_NET", "tcp").before("[ $PMI_RANK -ge 2 ] && export NEMESIA_LOCAL=off").run(4)
     })
 }
@@ -82,11 +84,11 @@ fn four_processes_of_which_two_share_memory_pass() -> Verdict {
 fn two_hosts_with_two_processes_each_pass_under_hydra() -> Verdict {
     const NAME: &str = "two_hosts_with_two_processes_each_pass_under_hydra";
     let Some(hosts) = hosts(NAME, SCRATCH) else { return Ok(()) };
-    pass(4, NETWORK, |case| {
+    pass(4, HYDRA, |case| {
         let words = arguments(plan(), case.map(|case| case.name));
         Ok(hosts.run((PROGRAM, &words), &[("NEMESIA_NET", "tcp")], case.is_some())?.ranks)
     })?;
-    skip_unfit(NAME, NETWORK, 4);
+    skip_unfit(NAME, HYDRA, 4);
     Ok(())
 }
 

@@ -22,6 +22,7 @@ mod idle;
 mod impostor;
 mod lists;
 mod memory;
+mod net_impostor;
 mod one_sided;
 mod replies;
 mod restart;
@@ -131,6 +132,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("restart", [times]) => restart::run(*times),
         ("restart-two", [times]) => restart::two(*times),
         ("restart-impostor", []) => restart::impostor(),
+        ("restart-impostor-net", []) => net_impostor::run(),
         ("corrupt", [seed]) => corrupt::run(*seed),
         ("lists", [seed]) => lists::run(*seed),
         ("doors", []) => memory::doors(),

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use nemesia_tests::conformance::RunPlan;
 use nemesia_tests::conformance::cases::Need;
-use nemesia_tests::conformance::launched::{NETWORK, arguments, pass};
+use nemesia_tests::conformance::launched::{arguments, pass};
+use nemesia_tests::conformance::program::ABILITIES;
 use nemesia_tests::job::{Job, Rank, report};
 use nemesia_tests::leftovers::OUTPUT;
 use nemesia_tests::memory_port::Verdict;
@@ -72,7 +73,7 @@ impl Spread {
     fn conforms(self, size: usize, settings: &[(&str, &str)]) -> Verdict {
         let steps = std::env::var("NEMESIA_TEST_STEPS").ok().and_then(|steps| steps.parse().ok());
         let plan = RunPlan { seed: seed(), steps: steps.unwrap_or(10_000) };
-        pass(size, NETWORK, |case| {
+        pass(size, ABILITIES, |case| {
             let job = self.job(CONFORMANCE, &arguments(plan, case.map(|case| case.name)));
             let job = settings.iter().fold(job, |job, (name, value)| job.env(name, value));
             let restarts = u32::from(case.is_some_and(|case| case.need == Need::Restarts));

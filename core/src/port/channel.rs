@@ -53,6 +53,12 @@
 //! address leads to the member that published it; and, among several members that may claim a free rank, the
 //! first one is accepted. If the rightful process comes second, it and this process receive an error.
 //!
+//! **Restart.** After [`Channel::hold_requests`], a process that was started again is not accepted by itself: its
+//! request is *held*, and nothing of it is delivered, until the caller accepts it ([`Channel::accept_caller`]) or
+//! refuses it. A request is held only while there is no connection with the rank's former process. The request and
+//! the acceptance say how often each side's rank was started before, and the acceptance carries one number of the
+//! application. The connection of a held request shows the requester that this process lives.
+//!
 //! **The side that sends first.** If only the connecting side may start ([`Facts::active_speaks_first`]), it
 //! sends an update as soon as it is connected (paper 3, section 3.1, uses a dummy message), and the other
 //! side waits for the update.
@@ -62,6 +68,7 @@
 
 mod arrive;
 mod buffers;
+mod callers;
 mod connect;
 mod peer;
 mod transmit;
@@ -71,7 +78,7 @@ use core::time::Duration;
 
 pub use buffers::{BufferSlab, ChannelBuffer};
 pub use connect::{ChannelEvent, JoinError};
-pub use peer::{ChannelPeer, MOST_RAILS, Report};
+pub use peer::{ChannelPeer, Introduction, MOST_RAILS, Report};
 
 use super::memory::{Completion, Facts, MemoryPort, Origin, PortRegion};
 use super::{Arrival, PacketPieces, PacketPort, PeerFault, PeerId, Polled, PortFault};
@@ -93,12 +100,13 @@ const LOOKS: usize = 16;
 /// Longest packet, header included, that is sent inline. It is assembled on the stack.
 const INLINE: usize = 256;
 
-/// The configuration of a channel. Both ends must agree on every field except the rank, `most_receives` and
-/// `patience`.
+/// The configuration of a channel. Both ends must agree on `world`, `packet_bytes` and `rails`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Rank of this process.
     pub rank: PeerId,
+    /// Number of previous starts of the rank.
+    pub incarnation: u64,
     /// Number of the world, which only its members know. Other processes are refused.
     pub world: u64,
     /// Payload bytes of the largest packet, at least 256.
@@ -204,6 +212,8 @@ pub struct Channel<M: MemoryPort, S: ChannelStorage> {
     cursor: usize,
     /// Whether a peer was receive-starved while no buffer was free.
     wants: bool,
+    /// Whether requests wait for the caller.
+    holds: bool,
 }
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
@@ -243,6 +253,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             connections: 0,
             cursor: 0,
             wants: false,
+            holds: false,
         })
     }
 

@@ -4,8 +4,9 @@
 //! All words are little-endian. **Hello**, [`HELLO_BYTES`], is the private data of a connection request and
 //! of its acceptance. Words of 32 bits: 0: [`CHANNEL_VERSION`] in bits 0-15, the identity stamp `0x4e4d` in
 //! bits 16-31; 1: the sender's rank; 2 and 3: the number of the world; 4: bits 0-15 rail, 16-31 receives
-//! posted at the start; 5: payload bytes of the largest packet; 6 and 7: the sender's token for this peer. A
-//! refusal has one byte: the [`ChannelRefusal`].
+//! posted at the start; 5: payload bytes of the largest packet; 6 and 7: the sender's token for this peer; 8
+//! and 9: how often its rank was started before; 10 and 11: in an acceptance, a number that the application
+//! passes on, else 0. A refusal has one byte: the [`ChannelRefusal`].
 //!
 //! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0: bits 0-7
 //! the kind, 0 for a packet without content, 254 or 255 for a close, 16-31 context, 32-47 receives that the
@@ -25,11 +26,11 @@ use super::fabric::Private;
 
 /// Version of the formats on this page, and of the payloads that [`super::rendezvous`] and [`super::rma`]
 /// define.
-pub const CHANNEL_VERSION: u16 = 6;
+pub const CHANNEL_VERSION: u16 = 7;
 /// Bytes of a packet header.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of a hello.
-pub const HELLO_BYTES: usize = 32;
+pub const HELLO_BYTES: usize = 48;
 
 const MARK: u32 = 0x4e4d;
 const FINISHED: u8 = 254;
@@ -60,6 +61,10 @@ pub struct Hello {
     /// Random number that only this peer receives. All connections between the two processes carry the same
     /// token.
     pub token: u64,
+    /// Number of previous starts of the process's rank.
+    pub incarnation: u64,
+    /// A number that the accepting application passes on; 0 in a request.
+    pub agreements: u64,
 }
 
 /// The reason why a hello was rejected.
@@ -88,6 +93,12 @@ pub enum ChannelRefusal {
         "another process holds that rank: if it is the former process, try again after its failure was detected"
     )]
     Claimed,
+    /// The process has closed its endpoint.
+    #[error("the process has closed its endpoint")]
+    Finished,
+    /// The process has dropped its endpoint, or failed to close it.
+    #[error("the process has dropped its endpoint without closing it")]
+    Dropped,
     /// A reason that a later version defines.
     #[error("reason {0}")]
     Unknown(u8),
@@ -104,6 +115,8 @@ impl ChannelRefusal {
             Self::Exists => 5,
             Self::Buffers => 6,
             Self::Claimed => 7,
+            Self::Finished => 8,
+            Self::Dropped => 9,
             Self::Unknown(code) => code,
         };
         Private::new(&[code]).unwrap_or(Private::EMPTY)
@@ -120,6 +133,8 @@ impl ChannelRefusal {
             5 => Self::Exists,
             6 => Self::Buffers,
             7 => Self::Claimed,
+            8 => Self::Finished,
+            9 => Self::Dropped,
             code => Self::Unknown(*code),
         })
     }
@@ -137,6 +152,10 @@ impl Hello {
             self.packet_bytes,
             self.token as u32,
             (self.token >> 32) as u32,
+            self.incarnation as u32,
+            (self.incarnation >> 32) as u32,
+            self.agreements as u32,
+            (self.agreements >> 32) as u32,
         ];
         let mut bytes = [0; HELLO_BYTES];
         for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
@@ -158,7 +177,7 @@ impl Hello {
         for (to, word) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
             *to = u32::from_le_bytes(*word);
         }
-        let [first, rank, low, high, rail, packet_bytes, token, token_high] = words;
+        let [first, rank, low, high, rail, packet_bytes, numbers @ ..] = words;
         if first >> 16 != MARK {
             return Err(ChannelRefusal::Protocol);
         }
@@ -169,8 +188,17 @@ impl Hello {
             return Err(ChannelRefusal::Protocol);
         }
         let long = |low, high| u64::from(low) | u64::from(high) << 32;
-        let (world, token) = (long(low, high), long(token, token_high));
-        Ok(Self { rank, world, rail: rail as u16, receives: (rail >> 16) as u16, packet_bytes, token })
+        let [token, token_high, incarnation, incarnation_high, agreements, agreements_high] = numbers;
+        Ok(Self {
+            rank,
+            world: long(low, high),
+            rail: rail as u16,
+            receives: (rail >> 16) as u16,
+            packet_bytes,
+            token: long(token, token_high),
+            incarnation: long(incarnation, incarnation_high),
+            agreements: long(agreements, agreements_high),
+        })
     }
 }
 
@@ -346,7 +374,9 @@ mod tests {
     #[test]
     fn hellos_survive_encoding_and_others_are_refused() {
         let (rail, receives, packet_bytes, token) = (3, 0x1234, 1 << 20, 0x0123_4567_89ab_cdef);
-        let hello = Hello { rank: 7, world: u64::MAX - 1, rail, receives, packet_bytes, token };
+        let (incarnation, agreements) = (u64::MAX - 7, 0xfedc_ba98_7654_3210);
+        let (rank, world) = (7, u64::MAX - 1);
+        let hello = Hello { rank, world, rail, receives, packet_bytes, token, incarnation, agreements };
         let said = hello.encode();
         assert_eq!((said.bytes().len(), Hello::decode(&said)), (HELLO_BYTES, Ok(hello)));
         let with = |at: usize, byte: u8| {
@@ -364,8 +394,22 @@ mod tests {
 
     #[test]
     fn refusals_survive_encoding() {
-        use ChannelRefusal::{Buffers, Claimed, Exists, NotAMember, Protocol, Settings, Unknown, Version};
-        for refusal in [Protocol, Version, NotAMember, Settings, Exists, Buffers, Claimed, Unknown(200)] {
+        use ChannelRefusal as Refusal;
+        use ChannelRefusal::{Buffers, Claimed, Dropped, Exists, Finished, NotAMember, Settings, Unknown};
+        let [protocol, version] = [Refusal::Protocol, Refusal::Version];
+        let refusals = [
+            protocol,
+            version,
+            NotAMember,
+            Settings,
+            Exists,
+            Buffers,
+            Claimed,
+            Finished,
+            Dropped,
+            Unknown(200),
+        ];
+        for refusal in refusals {
             assert_eq!(ChannelRefusal::decode(&refusal.encode()), Some(refusal));
         }
         assert_eq!(ChannelRefusal::decode(&Private::EMPTY), None);

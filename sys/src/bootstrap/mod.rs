@@ -66,7 +66,8 @@ pub trait Exchange {
     /// The text cannot be carried, or the exchange has failed.
     fn put(&mut self, key: &str, value: &str) -> Result<(), BootstrapError>;
 
-    /// Returns the value that a process put under `key` before the last barrier.
+    /// Returns the value that a process put under `key` before the last barrier. If ranks may be started again
+    /// ([`Exchange::restarts`]), the values that the first processes put stay, and a restarted process gets them.
     ///
     /// # Errors
     /// [`BootstrapError::KeyNotFound`] if no process did, or the exchange has failed.
@@ -77,6 +78,11 @@ pub trait Exchange {
     /// # Errors
     /// A process is gone and will never come, the deadline has passed, or the exchange has failed.
     fn barrier(&mut self) -> Result<(), BootstrapError>;
+
+    /// Reports that this process could not join its world. The exchange is dropped next, and the caller then reports
+    /// the error. If a launcher ends a process whose connection ends, the connection should stay until this process
+    /// ends, so that the report is not lost.
+    fn start_failed(&mut self) {}
 
     /// Ends the connection to the launcher. A second call has no effect; other calls fail afterwards.
     ///
@@ -295,6 +301,10 @@ impl Exchange for Bootstrap {
 
     fn barrier(&mut self) -> Result<(), BootstrapError> {
         self.exchange().barrier()
+    }
+
+    fn start_failed(&mut self) {
+        self.exchange().start_failed();
     }
 
     fn finalize(&mut self) -> Result<(), BootstrapError> {

@@ -34,7 +34,8 @@ struct Maxes {
 
 /// A connection to a launcher that implements PMI-1. It owns its descriptor of the socket. The connection ends
 /// with [`Exchange::finalize`] or when this value is dropped; most launchers treat the latter as an abnormal
-/// end. In a child of `fork` a drop only closes the child's descriptor.
+/// end. In a child of `fork`, and after [`Exchange::start_failed`], a drop only closes this descriptor: that which
+/// PMI_FD names stays open until the process ends.
 ///
 /// It may move to another thread, but one thread at a time uses it. Every request waits for the launcher's
 /// answer, at most for the deadline.
@@ -50,6 +51,8 @@ pub struct PmiClient {
     maxes: Maxes,
     deadline: Duration,
     state: State,
+    /// Whether this process could not join its world.
+    has_failed_to_start: bool,
     /// How often this rank was started before; `None` if the launcher restarts no rank.
     incarnation: Option<u64>,
 }
@@ -79,6 +82,7 @@ impl PmiClient {
             maxes: Maxes { key: 0, value: 0 },
             deadline,
             state: State::Open,
+            has_failed_to_start: false,
             incarnation: None,
         };
         client.shake_hands()?;
@@ -291,7 +295,10 @@ impl PmiClient {
 
 impl Drop for PmiClient {
     fn drop(&mut self) {
-        self.disconnect();
+        // Hydra kills all processes of the world as soon as a connection ends. This one has not said why yet.
+        if !self.has_failed_to_start {
+            self.disconnect();
+        }
     }
 }
 
@@ -344,6 +351,10 @@ impl Exchange for PmiClient {
             }
             _ => Err(self.unexpected(during, &line)),
         }
+    }
+
+    fn start_failed(&mut self) {
+        self.has_failed_to_start = true;
     }
 
     fn incarnation(&self) -> u64 {

@@ -72,6 +72,20 @@ impl Endpoint {
     /// # Errors
     /// The error names what failed, on which rank, and the remedy.
     pub fn open_with(config: &Config, mut exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
+        match Self::join(config, exchange.as_mut()) {
+            Ok(mut endpoint) => {
+                endpoint.exchange = Some(exchange);
+                Ok(endpoint)
+            }
+            Err(error) => {
+                exchange.start_failed();
+                Err(error)
+            }
+        }
+    }
+
+    /// Joins the world. The endpoint does not have the exchange yet.
+    fn join(config: &Config, exchange: &mut (dyn Exchange + Send)) -> Result<Self, Error> {
         // The exchange is asked once: a different answer later would not fit the structures that these values
         // size.
         let (rank, size) = (exchange.rank(), exchange.size());
@@ -87,11 +101,12 @@ impl Endpoint {
         // world.
         let (units, stored) = room(config.unexpected_bytes)?;
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
-        let attached = shm::attach(config, exchange.as_mut(), ranks)?;
+        let attached = shm::attach(config, exchange, ranks)?;
         let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: remarks, stamp, .. } =
             attached;
         warnings.extend(remarks);
-        let net = connect_remote(config, attached.remote, (&mut facts, &mut watch))?;
+        let net = connect_remote(config, attached.remote, exchange.incarnation(), (&mut facts, &mut watch))?;
+        attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
         let port = ports::join(port, net);
         let lent = Lent::<Heap> {
             requests: filled(FIRST_REQUESTS.min(config.requests)),
@@ -113,7 +128,7 @@ impl Endpoint {
             engine,
             waiter,
             agreements: Agreements::default(),
-            exchange: Some(exchange),
+            exchange: None,
             leaving: Vec::new(),
             allocations: Vec::new(),
             retired: Vec::new(),
@@ -203,14 +218,21 @@ impl Endpoint {
     }
 }
 
-/// Connects with the ranks on other machines, and records how they are reached.
+/// Connects with the ranks on other machines, and records how they are reached. If this process was started again, it
+/// only requests to be readmitted.
 fn connect_remote(
     config: &Config,
     remote: RemoteRanks,
+    incarnation: u64,
     (facts, watch): (&mut route::Facts, &mut Watch),
 ) -> Result<Option<NetPort>, Error> {
     let Some(mut port) = remote.port else { return Ok(None) };
-    port.meet(Instant::now() + Duration::from_secs(config.timeout_seconds.into()))?;
+    if incarnation == 0 {
+        port.meet(Instant::now() + Duration::from_secs(config.timeout_seconds.into()))?;
+    } else {
+        port.hold_requests();
+        remote.members.iter().for_each(|member| port.call(member));
+    }
     let name = port.transport().name();
     let ranks = 0..facts.met.len() as u32;
     facts.remote = ranks.map(|rank| port.reaches(rank).then_some(name)).collect();

@@ -363,6 +363,11 @@ impl HandoffConnection {
         }
     }
 
+    /// Returns whether a packet only wakes its receiver ([`HandoffConnection::send_wake`]).
+    pub fn is_wake(packet: &[u8]) -> bool {
+        packet == WAKE
+    }
+
     /// Returns whether the other end is closed, even if unread packets are left.
     pub fn has_disconnected(&self) -> bool {
         let events = ready_now(self.fd.as_fd(), libc::POLLRDHUP);
@@ -426,7 +431,7 @@ impl HandoffConnection {
         let mut buf = [0; GOODBYE.len() + 1];
         match message::receive(self.fd.as_fd(), &mut buf) {
             Ok(packet) if packet.len == 0 => Glance::End,
-            Ok(packet) if !packet.cut && &buf[..packet.len] == WAKE => Glance::Wake,
+            Ok(packet) if !packet.cut && Self::is_wake(&buf[..packet.len]) => Glance::Wake,
             Ok(packet) if packet.cut => Glance::Stray,
             Ok(packet) => Self::departure_in(&buf[..packet.len]).map_or(Glance::Stray, Glance::Leaving),
             Err(errno) => match errno.raw_os_error() {

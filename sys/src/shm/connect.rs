@@ -19,7 +19,8 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::events;
 use crate::os::{HandoffConnection, HandoffListener, ProcessOrigin, ShmError, Watch, limits};
-use crate::transport::hosts::{self, HostAddress, RemoteRanks};
+use crate::transport::hosts::{self, HostAddress, MemberAddress, RemoteMember, RemoteRanks};
+use crate::transport::net::NetPort;
 
 /// The interval between liveness checks of the ranks that have not connected yet.
 const PROBE_EVERY: Duration = Duration::from_millis(200);
@@ -49,8 +50,8 @@ pub(super) fn connect(
     let _inside = events::connect(size - 1);
     let mut watch = Watch::new()?;
     if size == 1 {
-        let rejoin = RejoinListener::new(world, Arc::clone(ours), None);
         let remote = RemoteRanks::default();
+        let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
         return Ok(ShmMeeting { peers: vec![None], watch, rejoin, gone: Vec::new(), remote });
     }
     // Per peer: socket, pidfd, and two segments.
@@ -58,18 +59,17 @@ pub(super) fn connect(
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
     let listener = HandoffListener::bind()?;
     if exchange.incarnation() > 0 {
-        return come_back(world, ours, exchange, (listener, watch), deadline);
+        return come_back(world, (ours, origin), exchange, (listener, watch), deadline);
     }
     let mine = (&**ours, origin);
     let (peers, remote) = meet(&world, mine, exchange, (&listener, &mut watch), deadline)?;
     let listener = if exchange.restarts() {
-        exchange.join(&address(&listener, &world.config))?;
         watch.attend(listener.as_fd())?;
         Some(listener)
     } else {
         None
     };
-    let rejoin = RejoinListener::new(world, Arc::clone(ours), listener);
+    let rejoin = RejoinListener::new(world, Arc::clone(ours), listener, &remote);
     Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote })
 }
 
@@ -134,29 +134,46 @@ fn host_of(exchange: &mut dyn Exchange, rank: usize) -> Result<HostAddress, Erro
 }
 
 /// Connects this restarted process to the ranks that joined before it, without waiting for answers. Ranks that
-/// join later connect to this one.
+/// join later connect to this one. Ranks on other machines are called when their port is opened.
 fn come_back(
     world: ShmWorld,
-    ours: &Arc<Pair>,
+    (ours, origin): (&Arc<Pair>, &Arc<ProcessOrigin>),
     exchange: &mut dyn Exchange,
     (listener, watch): (HandoffListener, Watch),
     deadline: Instant,
 ) -> Result<ShmMeeting, Error> {
     let (size, me) = (world.geometry.peers as usize, world.rank as usize);
-    let turn = exchange.join(&address(&listener, &world.config))?;
+    let hosts = (0..size).map(|rank| host_of(exchange, rank)).collect::<Result<Vec<_>, _>>()?;
+    let mut remote = if hosts::are_together(&hosts) {
+        RemoteRanks::default()
+    } else {
+        hosts::come_back(&world.config, exchange, me, &hosts, origin)?
+    };
+    let host = HostAddress::of(listener.name(), &world.config);
+    let net = remote.port.as_ref().and_then(NetPort::address);
+    let turn = exchange.join(&MemberAddress { host, net }.encode())?;
     watch.attend(listener.as_fd())?;
-    let mut rejoin = RejoinListener::new(world, Arc::clone(ours), Some(listener));
+    let mut rejoin = RejoinListener::new(world, Arc::clone(ours), Some(listener), &remote);
     let mut gone = Vec::new();
     for rank in (0..size).filter(|rank| *rank != me) {
-        let called = match exchange.member(rank)?.filter(|member| member.turn < turn) {
-            Some(member) => rejoin.call(rank, &member, &watch, deadline)?,
+        let member = exchange.member(rank)?.filter(|member| member.turn < turn);
+        let called = match member {
             None => false,
+            Some(member) if remote.contains(rank) => {
+                let problem = |problem| Error::Net { rank, transport: "network", problem };
+                let address = MemberAddress::decode(&member.address).map_err(problem)?;
+                let missing = || problem("it has joined without a network address".into());
+                let address = address.net.ok_or_else(missing)?;
+                let incarnation = member.incarnation;
+                remote.members.push(RemoteMember { rank: rank as u32, incarnation, address });
+                true
+            }
+            Some(member) => rejoin.call(rank, &member, &watch, deadline)?,
         };
         if !called {
             gone.push(rank);
         }
     }
-    let remote = RemoteRanks::default();
     Ok(ShmMeeting { peers: (0..size).map(|_| None).collect(), watch, rejoin, gone, remote })
 }
 

@@ -44,6 +44,7 @@ pub(super) struct Peer {
 
 /// Slack in a segment's size: it may be rounded up to huge pages.
 const ROUNDING: usize = 1 << 30;
+
 /// Sends our handshake, with the descriptors of our segments.
 pub(super) fn shake_hands(
     world: &ShmWorld,
@@ -72,10 +73,15 @@ pub(super) fn hear_answer(
 ) -> Result<Option<(ShmHandshake, Vec<ForeignFd>)>, Unheard> {
     let mut bytes = [0; handshake::MOST_BYTES];
     let heard = connection.recv(&mut bytes, 2, deadline);
-    if let Ok((len, _)) = &heard
-        && let Some(departure) = HandoffConnection::departure_in(&bytes[..*len])
-    {
-        return Err(Unheard::Leaving(departure));
+    if let Ok((len, _)) = &heard {
+        let packet = &bytes[..*len];
+        if let Some(departure) = HandoffConnection::departure_in(packet) {
+            return Err(Unheard::Leaving(departure));
+        }
+        if HandoffConnection::is_wake(packet) {
+            // The peer links itself with this process before it answers, and may already wake it.
+            return Ok(None);
+        }
     }
     match heard {
         Ok((len, fds)) => match ShmHandshake::decode(&bytes[..len]) {

@@ -12,6 +12,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nemesia_core::port::memory::Address;
+
 use super::handshake::{self, ShmHandshake};
 use super::peer::{ShmWorld, Unheard, admit, hear, hear_answer, shake_hands};
 use super::views::NewLink;
@@ -22,7 +24,7 @@ use crate::os::{
     Departure, ForeignFd, HandoffConnection, HandoffListener, RemoteMemory, ShmError, Watch, closer,
 };
 use crate::route::Met;
-use crate::transport::hosts::HostAddress;
+use crate::transport::hosts::{HostAddress, MemberAddress, RemoteRanks};
 
 /// The time within which a caller's handshake must arrive.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
@@ -80,6 +82,8 @@ pub(crate) struct RejoinListener {
     ours: Arc<Pair>,
     /// `None` if the launcher never restarts ranks.
     listener: Option<HandoffListener>,
+    /// The ranks that are reached over the network, whose processes are not accepted here.
+    remote: Vec<usize>,
     /// In the order of their arrival.
     callers: Vec<Caller>,
     /// More connections may be pending.
@@ -88,8 +92,24 @@ pub(crate) struct RejoinListener {
 }
 
 impl RejoinListener {
-    pub(super) fn new(world: ShmWorld, ours: Arc<Pair>, listener: Option<HandoffListener>) -> Self {
-        Self { world, ours, listener, callers: Vec::new(), more: false, awaited: Vec::new() }
+    pub(super) fn new(
+        world: ShmWorld,
+        ours: Arc<Pair>,
+        listener: Option<HandoffListener>,
+        remote: &RemoteRanks,
+    ) -> Self {
+        let remote = (0..world.geometry.peers as usize).filter(|rank| remote.contains(*rank)).collect();
+        Self { world, ours, listener, remote, callers: Vec::new(), more: false, awaited: Vec::new() }
+    }
+
+    /// Joins the world, if its ranks may be started again and this process was started with it. Call it when this
+    /// process is connected with all others: the world is complete when all have joined.
+    pub(crate) fn join(&self, exchange: &mut dyn Exchange, net: Option<Address>) -> Result<(), Error> {
+        if let Some(listener) = self.listener.as_ref().filter(|_| self.world.incarnation == 0) {
+            let host = HostAddress::of(listener.name(), &self.world.config);
+            exchange.join(&MemberAddress { host, net }.encode())?;
+        }
+        Ok(())
     }
 
     /// Connects to a rank, which answers when it readmits us. False if it is gone.
@@ -101,7 +121,7 @@ impl RejoinListener {
         deadline: Instant,
     ) -> Result<bool, Error> {
         let problem = |problem: String| Error::Peer { rank, problem };
-        let host = HostAddress::decode(&member.address).map_err(problem)?;
+        let MemberAddress { host, .. } = MemberAddress::decode(&member.address).map_err(problem)?;
         if !HostAddress::of(String::new(), &self.world.config).may_share(&host) {
             return Ok(false);
         }
@@ -180,13 +200,13 @@ impl RejoinListener {
     /// known process of a rank lives.
     pub(crate) fn hear(&mut self, mut lives: impl FnMut(usize) -> bool) {
         let now = Instant::now();
-        let world = &self.world;
+        let (world, remote) = (&self.world, &self.remote);
         self.callers.retain_mut(|caller| {
             if caller.said.is_some() {
                 return !caller.connection.has_disconnected();
             }
             match hear(&caller.connection, now) {
-                Ok(Some((handshake, fds))) => match check(world, &handshake, &mut lives) {
+                Ok(Some((handshake, fds))) => match check(world, remote, &handshake, &mut lives) {
                     Ok(()) => {
                         caller.said = Some((handshake, fds));
                         true
@@ -217,8 +237,8 @@ impl RejoinListener {
                 Ok(member) => {
                     caller.genuine = member.is_some_and(|member| {
                         member.incarnation == handshake.incarnation
-                            && HostAddress::decode(&member.address)
-                                .is_ok_and(|host| host.is_genuine(&caller.connection))
+                            && MemberAddress::decode(&member.address)
+                                .is_ok_and(|address| address.host.is_genuine(&caller.connection))
                     });
                     if !caller.genuine {
                         send_away(&caller.connection, "the launcher reports no such restart");
@@ -371,6 +391,7 @@ impl JoiningProcess {
 /// Checks that a process with this handshake can be a restarted rank.
 fn check(
     world: &ShmWorld,
+    remote: &[usize],
     handshake: &ShmHandshake,
     lives: &mut impl FnMut(usize) -> bool,
 ) -> Result<(), String> {
@@ -379,6 +400,9 @@ fn check(
         return Err("this rank is not awaited here".into());
     }
     handshake::compare(&world.geometry, &handshake.geometry)?;
+    if remote.contains(&rank) {
+        return Err("this rank is reached over the network here, as its first process".into());
+    }
     if lives(rank) {
         return Err(format!("rank {rank} lives, and was not restarted"));
     }

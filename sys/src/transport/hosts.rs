@@ -7,14 +7,18 @@
 //! processes share a machine if their boots are equal and the socket was reached: containers and copies of a virtual
 //! machine can have equal boots.
 //!
+//! A rank that was started again is reached as its first process was: the exchange still has what all published at
+//! the start. Its new process joins with a new address, in which peers find its socket and its network address.
+//!
 //! What others publish is untrusted: lengths are limited, and every field is checked.
 
 use std::sync::Arc;
 
+use nemesia_core::port::PeerId;
 use nemesia_core::port::memory::{Address, MOST_ADDRESS_BYTES};
 use nemesia_core::wire::LAYOUT_VERSION;
 
-use super::net::{NetPort, OpenedPorts, Transport};
+use super::net::{NetPort, OpenedPorts, Transport, WorldMember};
 use crate::bootstrap::Exchange;
 use crate::config::{Config, NetChoice};
 use crate::error::Error;
@@ -106,6 +110,34 @@ fn machine() -> String {
     id.chars().filter(char::is_ascii_hexdigit).collect()
 }
 
+/// The address with which a process joins a world whose ranks may be started again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MemberAddress {
+    pub(crate) host: HostAddress,
+    /// Its address in the network that the world uses, if it reaches any rank through it.
+    pub(crate) net: Option<Address>,
+}
+
+impl MemberAddress {
+    /// Returns the text with which the process joins.
+    pub(crate) fn encode(&self) -> String {
+        let net = self.net.map_or(NOTHING.into(), |it| hex(it.bytes()));
+        format!("{}/{net}", self.host.encode())
+    }
+
+    /// Decodes the text of another process, or returns what is wrong with it.
+    pub(crate) fn decode(text: &str) -> Result<Self, String> {
+        let wrong = || format!("its address {text:?} is not one of nemesia: mixed programs in one job?");
+        let (host, net) = text.split_once('/').ok_or_else(wrong)?;
+        let net = match net {
+            NOTHING => None,
+            "" => return Err(wrong()),
+            net => Some(unhex(net).and_then(|bytes| Address::new(&bytes)).ok_or_else(wrong)?),
+        };
+        Ok(Self { host: HostAddress::decode(host)?, net })
+    }
+}
+
 /// The network addresses of a process, as it publishes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Card {
@@ -173,6 +205,16 @@ pub(crate) struct RemoteRanks {
     pub(crate) port: Option<NetPort>,
     /// The other transports, each with the reason why it is not used.
     pub(crate) refused: Vec<(Transport, String)>,
+    /// If this process was started again: the ranks that joined before it.
+    pub(crate) members: Vec<RemoteMember>,
+}
+
+/// A living rank that a restarted process reaches over the network.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RemoteMember {
+    pub(crate) rank: PeerId,
+    pub(crate) incarnation: u64,
+    pub(crate) address: Address,
 }
 
 impl RemoteRanks {
@@ -191,24 +233,59 @@ pub(crate) fn meet(
     (hosts, unreached): (&[HostAddress], Vec<usize>),
     origin: &Arc<ProcessOrigin>,
 ) -> Result<RemoteRanks, Error> {
-    let size = hosts.len();
-    let opened = OpenedPorts::open(config, size as u32);
+    let opened = OpenedPorts::open(config, hosts.len() as u32);
     let addresses = Transport::ALL.map(|transport| opened.address(transport).ok());
     let card = Card { key: u64::from_le_bytes(random()?), addresses, unreached };
     exchange.put(&key(me), &card.encode())?;
     exchange.barrier()?;
+    let cards = cards(exchange, hosts.len())?;
+    let member = WorldMember { rank: me as PeerId, incarnation: 0, world: cards[0].key };
+    choose(config, opened, member, (hosts, &cards), origin)
+}
+
+/// Opens the port to the ranks that do not share this machine, for a process that was started again.
+pub(crate) fn come_back(
+    config: &Config,
+    exchange: &mut dyn Exchange,
+    me: usize,
+    hosts: &[HostAddress],
+    origin: &Arc<ProcessOrigin>,
+) -> Result<RemoteRanks, Error> {
+    let cards = cards(exchange, hosts.len())?;
+    let incarnation = exchange.incarnation();
+    let member = WorldMember { rank: me as PeerId, incarnation, world: cards[0].key };
+    let opened = OpenedPorts::open(config, hosts.len() as u32);
+    choose(config, opened, member, (hosts, &cards), origin)
+}
+
+/// Returns the cards of all ranks.
+fn cards(exchange: &mut dyn Exchange, size: usize) -> Result<Vec<Card>, Error> {
     let card = |rank| {
         let text = exchange.get(&key(rank))?;
         Card::decode(&text, rank).map_err(|problem| Error::Net { rank, transport: "network", problem })
     };
-    let cards = (0..size).map(card).collect::<Result<Vec<_>, Error>>()?;
+    (0..size).map(card).collect()
+}
+
+/// Chooses the transport of the world, and opens the port to the ranks that do not share this machine.
+fn choose(
+    config: &Config,
+    opened: OpenedPorts,
+    member: WorldMember,
+    (hosts, cards): (&[HostAddress], &[Card]),
+    origin: &Arc<ProcessOrigin>,
+) -> Result<RemoteRanks, Error> {
+    let me = member.rank as usize;
     let is_remote = |rank: usize| {
         let (low, high) = (rank.min(me), rank.max(me));
         rank != me && (!hosts[low].may_share(&hosts[high]) || cards[high].unreached.contains(&low))
     };
-    let Some(first) = (0..size).find(|rank| is_remote(*rank)) else { return Ok(RemoteRanks::default()) };
-    let reasons = Transport::ALL.map(|transport| refusal(&opened, transport, &cards));
-    let Some(at) = reasons.iter().position(Option::is_none) else {
+    let Some(first) = (0..hosts.len()).find(|rank| is_remote(*rank)) else {
+        return Ok(RemoteRanks::default());
+    };
+    let reasons = Transport::ALL.map(|transport| refusal(&opened, transport, cards));
+    let have_all = |at: &usize| cards.iter().all(|card| card.addresses[*at].is_some());
+    let Some(at) = (0..Transport::ALL.len()).find(have_all) else {
         let reasons = Transport::ALL.into_iter().zip(reasons);
         let reasons: Vec<_> =
             reasons.map(|(transport, why)| format!("{transport}: {}", why.unwrap_or_default())).collect();
@@ -223,15 +300,14 @@ pub(crate) fn meet(
         return Err(Error::Net { rank: first, transport: "network", problem });
     };
     let transport = Transport::ALL[at];
-    let others = (0..).zip(&cards).map(|(rank, card)| card.addresses[at].filter(|_| is_remote(rank)));
-    let world = (me as u32, cards[0].key);
+    let others = (0..).zip(cards).map(|(rank, card)| card.addresses[at].filter(|_| is_remote(rank)));
     let port = opened
-        .into_net(transport, config, world, others.collect(), origin)
+        .into_net(transport, config, member, others.collect(), origin)
         .map_err(|problem| Error::Transport { transport: transport.name(), problem })?;
     let unused = format!("{transport} is preferred, and all processes have it");
     let refused = Transport::ALL.into_iter().zip(reasons).filter(|(it, _)| *it != transport);
     let refused = refused.map(|(it, why)| (it, why.unwrap_or_else(|| unused.clone())));
-    Ok(RemoteRanks { port: Some(port), refused: refused.collect() })
+    Ok(RemoteRanks { port: Some(port), refused: refused.collect(), members: Vec::new() })
 }
 
 /// Returns why a transport cannot serve the world. One that serves all processes is used by all: two processes thus
@@ -283,6 +359,23 @@ mod tests {
         let longest = Address::new(&[7; MOST_ADDRESS_BYTES]);
         let longest = Card { addresses: [longest; 2], ..card() };
         assert_eq!(Card::decode(&longest.encode(), 4), Ok(longest));
+    }
+
+    #[test]
+    fn the_address_of_a_member_survives_the_exchange_and_others_are_refused_in_words() {
+        for net in [None, Address::new(&[1, 0xab, 0xff]), Address::new(&[7; MOST_ADDRESS_BYTES])] {
+            let address = MemberAddress { host: host("00ff", "42"), net };
+            assert_eq!(MemberAddress::decode(&address.encode()), Ok(address.clone()));
+        }
+        let host = host("00ff", "42").encode();
+        let long = "00".repeat(MOST_ADDRESS_BYTES + 1);
+        for net in ["", "0", "0g", "0x12", "ab/cd", "-1", &long] {
+            let error = MemberAddress::decode(&format!("{host}/{net}")).unwrap_err();
+            assert!(error.contains("mixed programs"), "{net}: {error}");
+        }
+        assert!(MemberAddress::decode(&host).is_err());
+        let other = format!("{host}/-").replacen(&LAYOUT_VERSION.to_string(), "999", 1);
+        assert!(MemberAddress::decode(&other).unwrap_err().contains("version 999"));
     }
 
     #[test]

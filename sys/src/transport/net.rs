@@ -1,12 +1,14 @@
 //! The port to ranks on other machines: a channel over TCP or over an RDMA device.
 //!
 //! Of two ranks, the lower one serves and the higher one connects. Connections are made when the world is opened,
-//! within a time limit. The number of the world, which the exchange carries, authenticates them.
+//! within a time limit. The number of the world, which the exchange carries, authenticates them. Afterwards only
+//! processes that were started again connect, and only when this process readmits them.
 
 mod connect;
 mod fabric;
 mod memory;
 mod open;
+mod rejoin;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -24,7 +26,9 @@ use crate::os::{ProcessOrigin, wait_any};
 use crate::tcp::TcpPort;
 use crate::verbs::VerbsPort;
 use fabric::{Fabric as _, FabricChannel};
-pub(crate) use open::{OpenedPorts, Transport};
+pub(crate) use open::{OpenedPorts, Transport, WorldMember};
+pub(crate) use rejoin::NetAnswer;
+use rejoin::NetRejoin;
 
 /// What a connection over TCP stages in each direction.
 const STREAM_BYTES: u64 = 2 * (16 << 10);
@@ -63,6 +67,7 @@ pub(crate) struct NetPort {
     addresses: Vec<Option<Address>>,
     /// The beginning of the clock that the channel is given.
     begun: Instant,
+    rejoin: NetRejoin,
     /// The process to which the connections belong. In a forked child no call has an effect.
     origin: Arc<ProcessOrigin>,
 }
@@ -115,6 +120,12 @@ impl NetPort {
         Some(unsafe { BorrowedFd::borrow_raw(number) })
     }
 
+    /// Returns the number of receives of the connection with a rank.
+    #[cfg(test)]
+    pub(crate) fn receives(&self, peer: PeerId) -> u32 {
+        with!(&self.any, it => it.channel.report(peer)).receives
+    }
+
     /// Returns whether something that was sent could be lost if the port were dropped now.
     pub(crate) fn has_unsent(&self) -> bool {
         let ranks = self.ranks();
@@ -129,6 +140,7 @@ impl NetPort {
         }
         let reason = if finished { CloseReason::Finished } else { CloseReason::Dropped };
         let until = Instant::now() + patience;
+        self.dismiss_all(reason);
         let mut remaining: Vec<PeerId> = (0..self.ranks()).filter(|peer| self.reaches(*peer)).collect();
         loop {
             self.advance(self.now());
@@ -237,6 +249,8 @@ impl PacketPort for NetPort {
     }
 
     fn advance(&mut self, now: Duration) {
-        self.advance_with(now, |_| ());
+        let mut events = Vec::new();
+        self.advance_with(now, |event| events.push(event));
+        self.attend(&events);
     }
 }

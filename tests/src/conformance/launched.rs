@@ -6,12 +6,8 @@ use super::RunPlan;
 use super::actor::Abilities;
 use super::cases::{CaseFacts, Need, cases, unfit};
 use super::endpoint::EndpointActor;
-use super::program::ABILITIES;
 use crate::job::{Rank, report};
 use crate::memory_port::Verdict;
-
-/// What processes can do that share no memory: no rank rejoins a world over a network yet.
-pub const NETWORK: Abilities = Abilities { restarts: false, ..ABILITIES };
 
 /// Returns the arguments of the program for the cases of these names, or for the quiet ones.
 pub fn arguments(RunPlan { seed, steps }: RunPlan, cases: Option<&str>) -> String {

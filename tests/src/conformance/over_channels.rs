@@ -50,7 +50,7 @@ impl<M: MemoryPort> PortDriver<ChannelPort<M>> for ChannelDriver {
                         let _ = channel.connect(peer, rail, place, now + SOON);
                     }
                 }
-                ChannelEvent::Refused { .. } | ChannelEvent::Closed { .. } => {}
+                ChannelEvent::Called { .. } | ChannelEvent::Refused { .. } | ChannelEvent::Closed { .. } => {}
             }
         }
         if channel.wants_memory()

@@ -274,6 +274,21 @@ struct Eavesdropper {
     heard: std::sync::Arc<std::sync::Mutex<Vec<String>>>,
 }
 
+/// Opens the endpoint of this process, and returns it with what the others have published. `None`: this process was
+/// started again, and must never join.
+pub(super) fn eavesdrop() -> Outcome<Option<(Endpoint, Vec<String>)>> {
+    let exchange = Bootstrap::from_env().map_err(Error::from)?;
+    if exchange.incarnation() > 0 {
+        return Ok(None);
+    }
+    let heard = std::sync::Arc::default();
+    let eavesdropper = Eavesdropper { exchange, heard: std::sync::Arc::clone(&heard) };
+    let config = Config::from_env().map_err(Error::from)?;
+    let endpoint = Endpoint::open_with(&config, Box::new(eavesdropper))?;
+    let heard = heard.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+    Ok(Some((endpoint, heard)))
+}
+
 impl Exchange for Eavesdropper {
     fn rank(&self) -> usize {
         self.exchange.rank()
@@ -318,29 +333,16 @@ impl Exchange for Eavesdropper {
     }
 }
 
-const WORD: u64 = 7;
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const WORD: u64 = 7;
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Rank 2, the impostor, calls rank 0 and claims to be the next process of living ranks; then of rank 1, which
 /// has died and whose next process has not joined.
 pub(super) fn impostor() -> Outcome {
-    let exchange = Bootstrap::from_env().map_err(Error::from)?;
-    if exchange.incarnation() > 0 {
-        // The launcher has started it, but it never joins.
-        std::thread::sleep(PATIENCE);
-        return broken("this process was not ended");
-    }
-    let heard = std::sync::Arc::default();
-    let eavesdropper = Eavesdropper { exchange, heard: std::sync::Arc::clone(&heard) };
-    let config = Config::from_env().map_err(Error::from)?;
-    let mut endpoint = Endpoint::open_with(&config, Box::new(eavesdropper))?;
-    let heard = heard.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+    let Some((mut endpoint, heard)) = eavesdrop()? else { return never_join() };
     match endpoint.rank() {
         0 => called(endpoint),
-        1 => {
-            endpoint.recv(Source::Rank(0), Tag::Exactly(WORD), &mut [])?;
-            std::process::abort();
-        }
+        1 => die_when_told(&mut endpoint),
         _ => {
             let name = heard.first().and_then(|address| address.split('.').nth(3)).unwrap_or_default();
             for (rank, wanted) in [(1, "lives"), (2, "lives"), (0, "not awaited"), (7, "not awaited")] {
@@ -359,7 +361,19 @@ pub(super) fn impostor() -> Outcome {
     }
 }
 
-fn called(mut endpoint: Endpoint) -> Outcome {
+/// The launcher has started this process, but it never joins.
+pub(super) fn never_join() -> Outcome {
+    std::thread::sleep(PATIENCE);
+    broken("this process was not ended")
+}
+
+pub(super) fn die_when_told(endpoint: &mut Endpoint) -> Outcome {
+    endpoint.recv(Source::Rank(0), Tag::Exactly(WORD), &mut [])?;
+    std::process::abort();
+}
+
+/// Rank 0: nobody is started again, whatever rank 2 claims.
+pub(super) fn called(mut endpoint: Endpoint) -> Outcome {
     endpoint.recv(Source::Rank(2), Tag::Exactly(WORD), &mut [])?;
     ensure(endpoint.restarted()?.is_empty(), || "a living rank was restarted".into())?;
     ensure(endpoint.survivors().len() == 3, || "a rank was lost".into())?;

@@ -1,9 +1,12 @@
 //! Channels: packets over a simulated RDMA fabric, or over the placement that ships and simulated streams.
 //!
 //! [`model`] explores every interleaving of the credits of two small ends. [`world`] runs whole channels at
-//! random.
+//! random. In them processes die ([`world`]), leave in good order ([`leave`]), and come back, as soon as their peers
+//! have accepted them ([`accept`]).
 
+mod accept;
 pub(crate) mod fabric;
+mod leave;
 pub(crate) mod model;
 mod node;
 mod rest;

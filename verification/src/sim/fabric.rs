@@ -27,6 +27,8 @@ use crate::violation::{Check, ensure};
 
 /// The number of port calls within one engine call after which that call counts as endless.
 const ENDLESS: u32 = 20_000;
+/// The most bytes of a short first segment.
+const MOST_HEADER: usize = 80;
 
 /// The properties of a world.
 #[derive(Clone, Copy, Debug)]
@@ -221,9 +223,14 @@ impl Fabric {
         if !self.conditions.scatter || self.rng.one_in(2) {
             return Vec::new();
         }
+        self.tally.count(Event::List);
+        if self.rng.one_in(4) {
+            // A short header before a long payload, whose bytes can be described.
+            self.tally.add_to(Event::Header, u64::from(len > 2 * MOST_HEADER));
+            return vec![self.rng.below(MOST_HEADER + 1).min(len)];
+        }
         let mut cuts: Vec<_> = (0..=self.rng.below(4)).map(|_| self.rng.below(len + 1)).collect();
         cuts.sort_unstable();
-        self.tally.count(Event::List);
         cuts
     }
 

@@ -47,6 +47,8 @@ pub(crate) enum Event {
     Active,
     /// A buffer consisted of several segments.
     List,
+    /// It began with a short segment, and the rest was one long segment.
+    Header,
     /// A process died, or finished.
     Death,
     /// A rank was started again; a rank was readmitted by another.
@@ -76,12 +78,17 @@ pub(crate) enum Event {
     ChannelDeath,
     ChannelLost,
     ChannelRefused,
+    /// A process left in good order, and a peer learned of it; a request of a restarted process was held, and
+    /// accepted.
+    ChannelLeft,
+    ChannelHeld,
+    ChannelAccepted,
     /// A packet was sent over the placement.
     Placed,
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 51] = [
+const EVENTS: [(Event, &str); 55] = [
     (Event::Eager, "eager"),
     (Event::Rts, "RTS"),
     (Event::Cts, "CTS"),
@@ -114,6 +121,7 @@ const EVENTS: [(Event, &str); 51] = [
     (Event::Notified, "notified"),
     (Event::Active, "handled"),
     (Event::List, "scattered"),
+    (Event::Header, "with headers"),
     (Event::Death, "deaths"),
     (Event::Restart, "restarts"),
     (Event::Readmission, "readmitted"),
@@ -132,6 +140,9 @@ const EVENTS: [(Event, &str); 51] = [
     (Event::ChannelDeath, "deaths"),
     (Event::ChannelLost, "lost"),
     (Event::ChannelRefused, "refused"),
+    (Event::ChannelLeft, "left"),
+    (Event::ChannelHeld, "requests held"),
+    (Event::ChannelAccepted, "accepted"),
     (Event::Placed, "by placement"),
 ];
 

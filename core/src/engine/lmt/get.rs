@@ -142,7 +142,10 @@ fn copy<P: Port>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part:
     let mut series = incoming.accesses.begin(part.start);
     buf.each_range(part.start as usize, (part.end - part.start) as usize, |done, to| {
         let at = part.start + done as u64;
-        series.next(at, to.len(), || match at.checked_sub(incoming.rts.origin.into()) {
+        let origin = u64::from(incoming.rts.origin);
+        #[cfg(nemesia_injected_fault)]
+        let origin = if injected(InjectedFault::WrongOrigin) { 0 } else { origin };
+        series.next(at, to.len(), || match at.checked_sub(origin) {
             Some(described) => port.get(incoming.from, &incoming.rts.descriptor, described, to, operation),
             None => Accessed::Failed(AccessError::Range),
         });

@@ -149,6 +149,13 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             self.hand_on(peer, buffer);
             return Ok(());
         }
+        #[cfg(nemesia_injected_fault)]
+        if matches!(kind, PacketKind::Close(_))
+            && crate::injected_fault::injected(crate::injected_fault::InjectedFault::CloseEarly)
+        {
+            self.hand_on(peer, buffer);
+            return Ok(());
+        }
         match it.window.arrive(sequence.into(), buffer) {
             Placed::Waits => {}
             Placed::Twice(_) | Placed::Beyond(_) => return Err(PortFault::Sequence { sequence }),

@@ -39,6 +39,11 @@ pub enum ChannelEvent {
         /// The refusal that the other side sent, or with which this process rejected the other side's answer.
         refusal: Option<ChannelRefusal>,
     },
+    /// A restarted process requests to be accepted ([`Channel::accept_caller`]).
+    Called {
+        /// The rank that it presents.
+        peer: PeerId,
+    },
     /// This process has refused a connection request.
     Refused {
         /// The rank that the requester presented, if its request was valid.
@@ -99,7 +104,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         deadline: Duration,
     ) -> Result<(), JoinError> {
         self.admit(peer, rail)?;
-        let offer = self.offer(peer, rail, deadline);
+        let offer = self.offer(peer, rail, 0, deadline);
         match self.port.connect(to, &offer) {
             Ok(connection) => self.install(peer, rail, Rail::new(connection, LEAST, true))?,
             Err(error) => {
@@ -131,15 +136,16 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         None
     }
 
-    fn offer(&self, peer: PeerId, rail: u32, deadline: Duration) -> Offer {
-        let super::Config { rank, world, packet_bytes, .. } = self.config;
+    fn offer(&self, peer: PeerId, rail: u32, agreements: u64, deadline: Duration) -> Offer {
+        let super::Config { rank, incarnation, world, packet_bytes, .. } = self.config;
         let token = self.peers.borrow().get(peer as usize).map_or(0, |peer| peer.token);
-        let hello = Hello { rank, world, rail: rail as u16, receives: LEAST as u16, packet_bytes, token };
+        let (rail, receives) = (rail as u16, LEAST as u16);
+        let hello = Hello { rank, world, rail, receives, packet_bytes, token, incarnation, agreements };
         Offer { private: hello.encode(), shared_receive: false, deadline }
     }
 
     /// Returns whether the connection may be made, and reserves its buffers.
-    fn admit(&mut self, peer: PeerId, rail: u32) -> Result<(), JoinError> {
+    pub(super) fn admit(&mut self, peer: PeerId, rail: u32) -> Result<(), JoinError> {
         let (rank, rails, free) = (self.config.rank, self.config.rails, self.buffers.pool().spare());
         let it = self.peers.borrow_mut().get_mut(peer as usize).filter(|_| peer != rank && rail < rails);
         let it = it.ok_or(JoinError::Unknown { peer, rail })?;
@@ -193,35 +199,57 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let said = Hello::decode(private);
         let answer = said.and_then(|hello| {
             self.judge(&hello)?;
+            if self.is_to_be_held(&hello) {
+                self.hold(connection, &hello)?;
+                return Ok((hello, true));
+            }
             self.claims(connection, &hello)?;
             self.admit(hello.rank, hello.rail.into()).map_err(|error| match error {
                 JoinError::Unknown { .. } => ChannelRefusal::NotAMember,
                 JoinError::Buffers { .. } => ChannelRefusal::Buffers,
                 _ => ChannelRefusal::Exists,
             })?;
-            Ok(hello)
+            Ok((hello, false))
         });
-        let hello = match answer {
-            Ok(hello) => hello,
-            Err(refusal) => {
-                // An error means that the requester no longer waits, so it can be ignored.
-                let _ = self.port.refuse(connection, refusal.encode());
-                let claimed = said.ok().map(|hello| hello.rank);
-                return Some(ChannelEvent::Refused { claimed, refusal });
+        match answer {
+            Ok((hello, true)) => Some(ChannelEvent::Called { peer: hello.rank }),
+            Ok((hello, false)) => {
+                self.take_in(connection, &hello, now);
+                None
             }
-        };
+            Err(refusal) => {
+                self.turn_away(connection, refusal);
+                let claimed = said.ok().map(|hello| hello.rank);
+                Some(ChannelEvent::Refused { claimed, refusal })
+            }
+        }
+    }
+
+    /// Refuses a request.
+    pub(super) fn turn_away(&mut self, connection: Connection, refusal: ChannelRefusal) {
+        // An error means that the requester no longer waits, so it can be ignored.
+        let _ = self.port.refuse(connection, refusal.encode());
+    }
+
+    /// Accepts a request for which [`Self::admit`] has reserved the buffers.
+    pub(super) fn take_in(&mut self, connection: Connection, hello: &Hello, now: Duration) -> bool {
         let (peer, rail) = (hello.rank, u32::from(hello.rail));
         let mut new = Rail::new(connection, LEAST, false);
         // `judge` has checked the hello.
         let _ = new.credits.open(hello.receives.into());
-        let offer = self.offer(peer, rail, now.saturating_add(self.config.patience));
+        let agreements = self.peer(peer).map_or(0, |it| it.agreements);
+        let offer = self.offer(peer, rail, agreements, now.saturating_add(self.config.patience));
         if let Some(it) = self.peer(peer) {
-            it.show(hello.token);
+            it.show(hello);
         }
-        if self.install(peer, rail, new).is_ok() && self.port.accept(connection, &offer).is_err() {
+        if self.install(peer, rail, new).is_err() {
+            return false;
+        }
+        let accepted = self.port.accept(connection, &offer).is_ok();
+        if !accepted {
             self.shut(peer, rail);
         }
-        None
+        accepted
     }
 
     /// Checks that the requester may take the rank and rail that it claims. The current holder of the rank is
@@ -235,7 +263,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     }
 
     /// Checks the origin of the other end, and that it is the process that holds the rank, if one does.
-    fn is_holder(&self, connection: Connection, hello: &Hello) -> Result<(), ChannelRefusal> {
+    pub(super) fn is_holder(&self, connection: Connection, hello: &Hello) -> Result<(), ChannelRefusal> {
         let Some(it) = self.peers.borrow().get(hello.rank as usize) else { return Ok(()) };
         if it.origin.is_some() && it.origin != self.port.origin(connection) {
             return Err(ChannelRefusal::NotAMember);
@@ -315,7 +343,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         }
         self.is_holder(connection, &hello)?;
         let it = self.peer(peer).ok_or(ChannelRefusal::Exists)?;
-        it.show(hello.token);
+        it.show(&hello);
         let it = it.rail(rail).ok_or(ChannelRefusal::Exists)?;
         it.credits.open(hello.receives.into()).map_err(|_| ChannelRefusal::Settings)
     }
@@ -327,6 +355,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         private: &Private,
     ) -> Option<ChannelEvent> {
         let Some((peer, rail)) = self.find(connection) else {
+            self.forget_request(connection);
             self.port.close(connection);
             return None;
         };

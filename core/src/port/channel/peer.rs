@@ -11,6 +11,7 @@ use crate::order::ReorderWindow;
 use crate::port::memory::{Connection, Origin, WorkError};
 use crate::port::{PeerId, PortFault};
 use crate::slab::NONE;
+use crate::wire::channel::Hello;
 
 /// Most connections to one peer.
 pub const MOST_RAILS: usize = 4;
@@ -101,6 +102,24 @@ pub struct Report {
     pub shrunk: u64,
 }
 
+/// What the present process of a peer has said about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Introduction {
+    /// Number of previous starts of the rank.
+    pub incarnation: u64,
+    /// The number of the application that came with its acceptance; 0 if it has requested the connection.
+    pub agreements: u64,
+}
+
+/// A restarted process whose requests are held.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller {
+    /// Its first request.
+    pub(super) hello: Hello,
+    /// Its requests by rail.
+    pub(super) connections: [Option<Connection>; MOST_RAILS],
+}
+
 /// A peer.
 #[derive(Debug)]
 pub struct ChannelPeer<W: BorrowMut<[Option<u32>]>> {
@@ -109,6 +128,12 @@ pub struct ChannelPeer<W: BorrowMut<[Option<u32>]>> {
     /// presented on the first.
     pub(super) token: u64,
     shown: Option<u64>,
+    /// What the process with that token has said.
+    introduction: Option<Introduction>,
+    /// The number of the application that goes with each acceptance of its connections.
+    pub(super) agreements: u64,
+    /// The process that waits to be accepted.
+    pub(super) caller: Option<Caller>,
     /// The required origin of the peer.
     pub(super) origin: Option<Origin>,
     /// Packets that arrived too early.
@@ -151,6 +176,9 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
             rails: [const { None }; MOST_RAILS],
             token,
             shown: None,
+            introduction: None,
+            agreements: 0,
+            caller: None,
             origin: None,
             window: ReorderWindow::new(window, u32::BITS, FIRST.into())?,
             ready: BufferQueue::new(),
@@ -209,15 +237,29 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
         self.rails.iter().flatten().any(|rail| rail.active)
     }
 
-    /// Records the token of the process that holds the rank.
-    pub(super) fn show(&mut self, token: u64) {
-        self.shown.get_or_insert(token);
+    /// Returns whether a process has shown this token and holds the rank.
+    pub(super) fn is_held_by(&self, token: u64) -> bool {
+        !self.is_blank() && self.shown == Some(token)
+    }
+
+    /// Records the process that holds the rank.
+    pub(super) fn show(&mut self, hello: &Hello) {
+        if self.shown.is_none() {
+            let Hello { token, incarnation, agreements, .. } = *hello;
+            self.shown = Some(token);
+            self.introduction = Some(Introduction { incarnation, agreements });
+        }
+    }
+
+    /// Returns what the process that holds the rank has said.
+    pub(super) const fn introduction(&self) -> Option<Introduction> {
+        self.introduction
     }
 
     /// Resets the state for the first connection of a new process of the rank.
     pub(super) fn restart(&mut self) {
         self.window.restart(FIRST.into());
-        self.shown = None;
+        (self.shown, self.introduction, self.agreements) = (None, None, 0);
         (self.next, self.turn) = (FIRST, 0);
         (self.units_reported, self.granted) = (0, 0);
         self.held = false;

@@ -1,5 +1,6 @@
 //! Channels over a scripted memory port, whose events the test determines.
 
+mod callers;
 mod claim;
 mod fairness;
 mod left;

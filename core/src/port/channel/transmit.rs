@@ -83,6 +83,10 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         if !self.peer(peer).is_some_and(open) {
             return Ok(true);
         }
+        #[cfg(nemesia_injected_fault)]
+        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::ForgetClose) {
+            return Ok(true);
+        }
         self.transmit_on_any(peer, (PacketKind::Close(reason), 0, 0), 0, |_| ())
     }
 

@@ -86,3 +86,18 @@ fn a_client_that_is_dropped_ends_its_connection_for_every_descriptor() {
     let mut other = UnixStream::from(other);
     assert_eq!(other.read(&mut [0; 1]).unwrap(), 0, "the stream has ended");
 }
+
+/// A process that cannot join its world still has to report why, before the launcher ends it.
+#[test]
+fn a_client_of_a_failed_start_keeps_its_connection_until_the_process_ends() {
+    let mut world = BootstrapWorld::new(1);
+    let socket = world.sockets.remove(0);
+    let other = socket.try_clone().unwrap();
+    let mut client = PmiClient::connect(socket, 0, 1, LONG).unwrap();
+    client.start_failed();
+    drop(client);
+    let other = UnixStream::from(other);
+    other.set_nonblocking(true).unwrap();
+    let error = (&other).read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "the stream has not ended");
+}

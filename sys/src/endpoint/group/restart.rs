@@ -1,18 +1,22 @@
 //! Ranks that were started again: finding them, readmitting them, and being readmitted.
 //!
-//! The rejoin listener ([`crate::shm::RejoinListener`]) decides which connection requests are genuine. The core
-//! resets the state of a rank ([`nemesia_core::engine::Engine::reconnect`]).
+//! Inside a machine the rejoin listener ([`crate::shm::RejoinListener`]) decides which connection requests are
+//! genuine, and between machines the launcher's list of members. The core resets the state of a rank
+//! ([`nemesia_core::engine::Engine::reconnect`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nemesia_core::port::Route;
+
 use crate::Failure;
-use crate::bootstrap::{BootstrapError, Exchange};
+use crate::bootstrap::{BootstrapError, Exchange, Member};
 use crate::endpoint::Endpoint;
 use crate::endpoint::wait::{Awaited, Wait};
 use crate::error::Error;
 use crate::os::Departure;
 use crate::shm::{JoiningProcess, RejoinAnswer};
+use crate::transport::net::{NetAnswer, NetPort};
 
 /// # Restart
 ///
@@ -48,7 +52,7 @@ impl Endpoint {
 
     /// Returns whether this process waits until a survivor readmits it.
     pub fn is_awaiting(&self, rank: usize) -> bool {
-        self.rejoin.awaits(rank)
+        self.rejoin.awaits(rank) || self.net().is_some_and(|net| net.awaits(rank as u32))
     }
 
     /// Returns the ranks that have failed, were started again, and wait to be readmitted, in rising order.
@@ -63,7 +67,31 @@ impl Endpoint {
         self.check_origin()?;
         self.check_liveness();
         let mut ranks = self.rejoin.ranks(may_restart(self.exchange.as_deref_mut())?)?;
+        ranks.extend(self.restarted_remote()?);
         ranks.retain(|rank| self.failure(*rank).is_some());
+        ranks.sort_unstable();
+        Ok(ranks)
+    }
+
+    /// Returns the ranks whose new processes wait for readmission over the network and that the launcher confirms.
+    /// Other callers are refused.
+    fn restarted_remote(&mut self) -> Result<Vec<usize>, Error> {
+        let callers = self.net().map(NetPort::callers).unwrap_or_default();
+        let mut ranks = Vec::with_capacity(callers.len());
+        for (peer, incarnation, confirmed) in callers {
+            let rank = peer as usize;
+            let is_genuine = confirmed || {
+                let member = may_restart(self.exchange.as_deref_mut())?.member(rank)?;
+                member.is_some_and(|member| member.incarnation == incarnation)
+            };
+            let Some(net) = self.net_mut() else { break };
+            if is_genuine {
+                net.confirm(peer, incarnation);
+                ranks.push(rank);
+            } else {
+                net.dismiss(peer);
+            }
+        }
         Ok(ranks)
     }
 
@@ -101,6 +129,8 @@ impl Endpoint {
     ///   ([`Endpoint::acknowledge_failures`]).
     /// - The counters of the rank ([`Endpoint::peer_counters`]) begin at zero.
     /// - Keys of the earlier process's regions are invalid. The regions of this process stay as they are.
+    /// - A rank that is reached over the network is connected a little later. Operations with it wait until then. If
+    ///   it dies before, they end with [`Error::PeerFailed`].
     /// - The rank takes part in [`Endpoint::agree`] and [`Endpoint::shrink`] again. All survivors readmit it
     ///   between the same two agreements, and it learns their number. If several ranks come back at once, a
     ///   survivor sends each of them the ranks that are gone, and each readmits these before it takes part. If
@@ -126,17 +156,37 @@ impl Endpoint {
         if !self.restarted()?.contains(&rank) {
             return Err(Error::NotRestarted { rank });
         }
+        if self.engine.port().route(rank as u32) == Route::Remote {
+            return self.readmit_remote(rank);
+        }
         let joining = self.rejoin.admit(rank).ok_or(Error::NotRestarted { rank })?;
         let joining = joining.map_err(|problem| Error::Peer { rank, problem })?;
-        self.leaving.retain(|(leaver, ..)| *leaver != rank);
-        self.engine.handlers_mut().forget(rank);
-        self.engine.port_mut().local_mut().host_mut().regions.forget(rank as u32);
+        self.forget_process(rank);
         let connection = self.connect(joining)?;
         self.engine.reconnect(rank as u32);
         self.agreements.readmit(rank);
         // All shared structures that the joining process may read are empty now.
         self.rejoin.answer(&connection, self.agreements.number());
         Ok(())
+    }
+
+    /// Readmits a rank that is reached over the network. Its connection becomes ready later; until then operations
+    /// with it wait.
+    fn readmit_remote(&mut self, rank: usize) -> Result<(), Error> {
+        let agreements = self.agreements.number();
+        let admitted = self.net_mut().and_then(|net| net.admit(rank as u32, agreements));
+        self.incarnations[rank] = admitted.ok_or(Error::NotRestarted { rank })?;
+        self.forget_process(rank);
+        self.engine.reconnect(rank as u32);
+        self.agreements.readmit(rank);
+        Ok(())
+    }
+
+    /// Forgets what is kept of the former process of a rank outside of the engine.
+    fn forget_process(&mut self, rank: usize) {
+        self.leaving.retain(|(leaver, ..)| *leaver != rank);
+        self.engine.handlers_mut().forget(rank);
+        self.engine.port_mut().local_mut().host_mut().regions.forget(rank as u32);
     }
 
     /// Connects the port with a process with which it is not connected, and returns the connection.
@@ -198,6 +248,37 @@ impl Endpoint {
         changed
     }
 
+    /// Processes what has become of connections with restarted processes over the network. Returns whether anything
+    /// has changed.
+    pub(in crate::endpoint) fn attend_net_rejoin(&mut self) -> bool {
+        let mut changed = false;
+        while let Some((peer, answer)) = self.net_mut().and_then(NetPort::next_answer) {
+            let rank = peer as usize;
+            changed = true;
+            match answer {
+                NetAnswer::Met { incarnation, agreements } => {
+                    self.incarnations[rank] = incarnation;
+                    self.agreements.hear(rank, agreements);
+                    self.engine.connected(peer);
+                }
+                NetAnswer::Unsure { incarnation } => {
+                    let member = may_restart(self.exchange.as_deref_mut()).and_then(|it| it.member(rank));
+                    // Without an answer of the launcher, the request is repeated.
+                    let lives =
+                        |member: Option<Member>| member.is_some_and(|it| it.incarnation == incarnation);
+                    if member.is_ok_and(|member| !lives(member)) {
+                        if let Some(net) = self.net_mut() {
+                            net.stop_calling(peer);
+                        }
+                        self.lose(rank, Departure::Died, None);
+                    }
+                }
+                NetAnswer::Gone(departure, problem) => self.lose(rank, departure, problem),
+            }
+        }
+        changed
+    }
+
     fn lose(&mut self, rank: usize, departure: Departure, problem: Option<String>) {
         self.warnings.extend(problem.map(|problem| format!("rank {rank}: not readmitted: {problem}")));
         self.leaving.push((rank, departure, 0));
@@ -206,7 +287,7 @@ impl Endpoint {
     /// Waits until every survivor has readmitted this process or is gone.
     pub(in crate::endpoint) fn await_answers(&mut self) -> Result<(), Error> {
         let mut wait = Wait::new(None);
-        while self.rejoin.awaits_answers() {
+        while self.rejoin.awaits_answers() || self.net().is_some_and(NetPort::awaits_answers) {
             let packets = self.engine.progress().packets;
             self.pause(&mut wait, packets, Awaited::Other)?;
         }

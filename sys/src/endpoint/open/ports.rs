@@ -22,6 +22,12 @@ impl Endpoint {
         self.engine.port_mut().remote_mut().map(|PacketsOnly(net)| net)
     }
 
+    /// As [`Endpoint::net_mut`], for reading.
+    #[inline]
+    pub(in crate::endpoint) fn net(&self) -> Option<&NetPort> {
+        self.engine.port().remote().map(|PacketsOnly(net)| net)
+    }
+
     /// Makes progress on connections to other machines.
     #[inline]
     pub(in crate::endpoint) fn advance_net(&mut self) {

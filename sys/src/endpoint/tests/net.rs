@@ -151,3 +151,44 @@ fn the_descriptor_of_an_endpoint_is_always_the_same() {
     while zero.arm() == Arm::Busy {}
     assert_eq!(std::os::fd::AsRawFd::as_raw_fd(&zero.event_fd().unwrap().as_fd()), first);
 }
+
+/// Opens two endpoints that share no memory.
+fn two_apart() -> [Endpoint; 2] {
+    let meeting = TestMeeting::new(2);
+    let open = |rank| {
+        let exchange = meeting.exchange(rank);
+        std::thread::spawn(move || Endpoint::open_with(&apart(), exchange).unwrap())
+    };
+    [0, 1].map(open).map(|opening| opening.join().unwrap())
+}
+
+/// A connection begins with the fewest receives, and has more after a few packets of a stream.
+#[test]
+fn the_receives_of_a_connection_grow_with_the_first_large_message() {
+    let [mut from, mut to] = two_apart();
+    let receives = |endpoint: &Endpoint| endpoint.net().unwrap().receives(0);
+    let before = receives(&to);
+    assert_eq!(before, 3);
+    let (sent, mut got) = (vec![7; 4 << 20], vec![0; 4 << 20]);
+    // SAFETY: the buffers live, unused, until the requests are complete.
+    let (send, receive) = unsafe {
+        let send = from.isend(1, 1, sent.as_ptr(), sent.len()).unwrap();
+        (send, to.irecv(Source::Rank(0), Tag::Exactly(1), got.as_mut_ptr(), got.len()).unwrap())
+    };
+    let (mut growth, begun) = (vec![before], Instant::now());
+    while to.test(receive).unwrap().is_none() {
+        // The sender sends as much as it may, as on a network with a long way.
+        (0..64).for_each(|_| drop(from.progress()));
+        growth.extend(Some(receives(&to)).filter(|now| growth.last() != Some(now)));
+        assert!(begun.elapsed() < EVER);
+    }
+    assert_eq!(got, sent);
+    eprintln!("DBG {growth:?}");
+    assert!(*growth.last().unwrap() >= 24, "{growth:?}");
+    while from.test(send).unwrap().is_none() {
+        to.progress();
+    }
+    let closing = std::thread::spawn(|| to.close().unwrap());
+    from.close().unwrap();
+    closing.join().unwrap();
+}

@@ -28,7 +28,7 @@ impl Endpoint {
         }
         self.advance_net();
         let connection_requested = self.waiter.watch.was_called() || self.rejoin.is_busy();
-        let changed = connection_requested && self.attend_rejoin();
+        let changed = self.attend_net_rejoin() | (connection_requested && self.attend_rejoin());
         if self.leaving.is_empty() {
             return changed;
         }

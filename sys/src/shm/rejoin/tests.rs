@@ -39,7 +39,8 @@ fn pair() -> Pair {
 fn rejoin() -> (RejoinListener, String) {
     let listener = HandoffListener::bind().unwrap();
     let name = listener.name();
-    (RejoinListener::new(world(0, 0), Arc::new(pair()), Some(listener)), name)
+    let remote = RemoteRanks::default();
+    (RejoinListener::new(world(0, 0), Arc::new(pair()), Some(listener), &remote), name)
 }
 
 fn call(name: &str) -> HandoffConnection {
@@ -128,6 +129,31 @@ fn callers_of_living_or_unknown_ranks_are_refused() {
     rejoin.open();
     rejoin.hear(|rank| panic!("rank {rank} does not exist"));
     assert_eq!(rejoin.callers.len(), 0);
+}
+
+#[test]
+fn callers_of_ranks_that_are_reached_over_the_network_are_refused() {
+    let (mut rejoin, name) = rejoin();
+    rejoin.remote.push(1);
+    let again = call_again(&name);
+    rejoin.open();
+    rejoin.hear(|_| false);
+    assert_eq!(rejoin.callers.len(), 0);
+    let Err(Unheard::Problem(problem)) = hear_answer(&again, Instant::now() + HANDSHAKE_TIME) else {
+        panic!("no refusal")
+    };
+    assert!(problem.contains("over the network"), "{problem}");
+}
+
+#[test]
+fn a_process_that_is_woken_before_it_is_answered_goes_on_waiting() {
+    let (one, other) = HandoffConnection::pair().unwrap();
+    let soon = || Instant::now() + HANDSHAKE_TIME;
+    one.send_wake().unwrap();
+    shake_hands(&world(1, 0), &pair(), &one, 3, Instant::now()).unwrap();
+    assert!(matches!(hear_answer(&other, soon()), Ok(None)));
+    let Ok(Some((answer, _))) = hear_answer(&other, soon()) else { panic!("no answer") };
+    assert_eq!((answer.rank, answer.agreements), (1, 3));
 }
 
 fn handshake_of(rank: u32) -> ShmHandshake {

@@ -15,7 +15,7 @@ use crate::os::wait_any;
 /// requests.
 const AT_ONCE: usize = 16;
 /// The time before a refused request is repeated.
-const RETRY_AFTER: Duration = Duration::from_millis(50);
+pub(super) const RETRY_AFTER: Duration = Duration::from_millis(50);
 
 /// The state of a connection while the world is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,8 @@ impl NetPort {
                 let _ = wait_any(&[descriptor], deadline.min(now + LOOK_EVERY));
             }
         }
+        // All members are here. A process that connects from now on was started again.
+        self.hold_requests();
         Ok(())
     }
 
@@ -125,7 +127,7 @@ impl NetPort {
                     meetings[peer as usize] = OpeningStage::Due(Instant::now() + RETRY_AFTER);
                 }
             }
-            ChannelEvent::Refused { claimed: None, .. } => {}
+            ChannelEvent::Called { .. } | ChannelEvent::Refused { claimed: None, .. } => {}
         }
         Ok(())
     }

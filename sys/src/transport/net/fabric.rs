@@ -69,6 +69,7 @@ pub(super) const fn buffers_per_peer(receives: u32) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChannelSizes {
     pub(super) rank: PeerId,
+    pub(super) incarnation: u64,
     pub(super) size: u32,
     /// The number of ranks with which it may be connected.
     pub(super) remote: u32,
@@ -90,8 +91,10 @@ pub(super) struct FabricChannel<M: MemoryPort> {
 impl<M: Fabric> FabricChannel<M> {
     /// Makes a channel with memory for its first connections. The error is one line.
     pub(super) fn new(port: M, sizes: &ChannelSizes) -> Result<Self, String> {
-        let ChannelSizes { rank, size, remote, packet_bytes, receives, world, patience } = *sizes;
-        let config = Config { rank, world, packet_bytes, rails: 1, most_receives: receives, patience };
+        let ChannelSizes { rank, incarnation, size, remote, packet_bytes, receives, world, patience } =
+            *sizes;
+        let most_receives = receives;
+        let config = Config { rank, incarnation, world, packet_bytes, rails: 1, most_receives, patience };
         let window = receives.next_power_of_two() as usize;
         let mut peers = Vec::with_capacity(size as usize);
         for _ in 0..size {

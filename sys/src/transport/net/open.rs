@@ -9,6 +9,7 @@ use nemesia_core::port::PeerId;
 use nemesia_core::port::memory::{Address, MemoryPort as _};
 
 use super::fabric::{ChannelSizes, FabricChannel};
+use super::rejoin::NetRejoin;
 use super::{AnyChannel, NetPort};
 use crate::config::{Config, NetChoice};
 use crate::os::{ProcessOrigin, interfaces};
@@ -42,6 +43,16 @@ impl fmt::Display for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// This process as a member of its world.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WorldMember {
+    pub(crate) rank: PeerId,
+    /// The number of previous starts of the rank.
+    pub(crate) incarnation: u64,
+    /// The number of the world, which only its members know.
+    pub(crate) world: u64,
 }
 
 /// The memory ports that this process has opened, and why the others are not open.
@@ -78,12 +89,13 @@ impl OpenedPorts {
         self,
         transport: Transport,
         config: &Config,
-        (rank, world): (PeerId, u64),
+        WorldMember { rank, incarnation, world }: WorldMember,
         addresses: Vec<Option<Address>>,
         origin: &Arc<ProcessOrigin>,
     ) -> Result<NetPort, String> {
         let sizes = ChannelSizes {
             rank,
+            incarnation,
             size: addresses.len() as u32,
             remote: addresses.iter().flatten().count() as u32,
             packet_bytes: config.net_packet_bytes(),
@@ -95,7 +107,9 @@ impl OpenedPorts {
             Transport::Verbs => AnyChannel::Verbs(Box::new(FabricChannel::new(self.verbs?, &sizes)?)),
             Transport::Tcp => AnyChannel::Tcp(Box::new(FabricChannel::new(self.tcp?, &sizes)?)),
         };
-        let mut port = NetPort { any, rank, addresses, begun: Instant::now(), origin: Arc::clone(origin) };
+        let begun = Instant::now();
+        let origin = Arc::clone(origin);
+        let mut port = NetPort { any, rank, addresses, begun, rejoin: NetRejoin::default(), origin };
         for peer in (0..port.ranks()).filter(|peer| *peer != rank) {
             if !port.reaches(peer) {
                 super::with!(&mut port.any, it => it.refuse(peer));

@@ -22,6 +22,7 @@ const BUFFERS: usize = 48;
 pub(crate) const fn config(rank: PeerId, rails: u32) -> Config {
     Config {
         rank,
+        incarnation: 0,
         world: WORLD,
         packet_bytes: PACKET_BYTES,
         rails,

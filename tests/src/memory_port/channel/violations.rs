@@ -18,8 +18,16 @@ use super::{Hall, text};
 /// The bytes that the hostile port reserves for each message and for each receive.
 const ROOM: u64 = 2048;
 
-const HELLO: Hello =
-    Hello { rank: 2, world: WORLD, rail: 0, receives: LEAST as u16, packet_bytes: PACKET_BYTES, token: 9 };
+const HELLO: Hello = Hello {
+    rank: 2,
+    world: WORLD,
+    rail: 0,
+    receives: LEAST as u16,
+    packet_bytes: PACKET_BYTES,
+    token: 9,
+    incarnation: 0,
+    agreements: 0,
+};
 
 fn header(sequence: u32, posted: u32) -> Vec<u8> {
     let packet = Some(Numbered { kind: PacketKind::Engine(Kind::Eager), context: 1, tag: 2, sequence });

@@ -35,12 +35,17 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             while self.poll_once(rank)? {}
             (0..self.ranks()).for_each(|to| self.push(rank, to));
             self.lend(rank)?;
+            self.accept(rank)?;
+            self.leave(rank)?;
         }
         Ok(())
     }
 
     /// Returns the first unmet condition of rest, if any.
     fn unrest(&self) -> Option<String> {
+        if let Some(rank) = self.lingering() {
+            return Some(format!("rank {rank} cannot leave"));
+        }
         for (rank, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else { continue };
             let (count, free) = node.channel.buffers();

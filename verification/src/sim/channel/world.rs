@@ -11,7 +11,7 @@ use std::time::Duration;
 use nemesia_core::port::channel::{ChannelEvent, Config, JoinError, OWN};
 use nemesia_core::port::memory::MemoryPort as _;
 use nemesia_core::port::{PacketPort as _, Polled, PortFault};
-use nemesia_core::wire::channel::ChannelRefusal;
+use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};
 use nemesia_core::wire::{Envelope, Kind};
 
 use super::fabric::ChannelFabric;
@@ -49,6 +49,25 @@ pub(super) struct ChannelPair {
     pub(super) granted: u64,
     /// For each connection that this process requests: whether it has been requested.
     pub(super) asked: Vec<bool>,
+    /// How the peer announced to this process that it leaves, until this process has learned of it.
+    pub(super) parting: Option<CloseReason>,
+    /// Whether this process has announced to the peer that it leaves.
+    pub(super) told: bool,
+    /// Whether this process has accepted the peer's restarted process, and the number that it has sent with that.
+    pub(super) accepted: Option<u64>,
+}
+
+/// The present process of a rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Life {
+    /// The number of processes of the rank before.
+    pub(super) incarnation: u64,
+    /// The number of processes that were started before, of all ranks.
+    pub(super) turn: u64,
+    /// Whether it accepts only what it was asked to accept.
+    pub(super) holds: bool,
+    /// How it leaves, and whether it is gone as soon as it has said so.
+    pub(super) leaving: Option<(CloseReason, bool)>,
 }
 
 /// The world.
@@ -63,8 +82,14 @@ pub(crate) struct ChannelWorld<F: ChannelFabric> {
     pub(super) died: Vec<Vec<bool>>,
     pub(super) config: Config,
     window: usize,
-    deaths: usize,
+    pub(super) deaths: usize,
     restarts: bool,
+    /// Whether restarted processes wait to be accepted.
+    pub(super) holds: bool,
+    /// For each rank: its process, in the order of starts.
+    pub(super) lives: Vec<Life>,
+    /// The number of processes that were started.
+    starts: u64,
     pub(super) now: Duration,
     pub(crate) tally: Tally,
     pub(crate) trace: Trace,
@@ -78,6 +103,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         let (ranks, rails) = (2 + rng.below(4), 1 + rng.below(3) as u32);
         let config = Config {
             rank: 0,
+            incarnation: 0,
             world: rng.next(),
             packet_bytes: rng.pick(&F::PACKET_BYTES),
             rails,
@@ -92,8 +118,11 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             died: vec![vec![false; ranks]; ranks],
             config,
             window: rng.pick(&[16, 64]),
-            deaths: rng.below(3),
+            deaths: rng.below(6),
             restarts: rng.one_in(2),
+            holds: rng.one_in(2),
+            lives: vec![Life::default(); ranks],
+            starts: 0,
             now: Duration::ZERO,
             tally: Tally::default(),
             trace,
@@ -109,7 +138,8 @@ impl<F: ChannelFabric> ChannelWorld<F> {
 
     /// Starts a process with the memory that its connections need. Further memory comes later.
     fn start(&mut self, rank: usize) -> Check {
-        let config = Config { rank: rank as u32, ..self.config };
+        let incarnation = self.lives[rank].incarnation;
+        let config = Config { rank: rank as u32, incarnation, ..self.config };
         let ranks = self.ranks() as u32;
         let tokens = (0..ranks).map(|_| self.rng.next());
         let port = self.fabric.port().map_err(|error| Violation(format!("no port: {error}")))?;
@@ -119,6 +149,12 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         while !node.lend(needed).map_err(Violation)? {
             self.tally.count(Event::NotRegistered);
         }
+        let holds = self.holds && incarnation > 0;
+        if holds {
+            node.channel.hold_requests();
+        }
+        self.lives[rank] = Life { incarnation, turn: self.starts, holds, leaving: None };
+        self.starts += 1;
         self.nodes[rank] = Some(node);
         Ok(())
     }
@@ -133,7 +169,10 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             16 => self.events(rank)?,
             17 => self.grant(rank),
             18 if self.rng.one_in(8) => self.lend(rank)?,
-            19 if self.deaths > 0 && self.rng.one_in(200) => self.kill(rank),
+            19 if self.deaths > 0 && self.nodes[rank].is_some() && self.rng.one_in(80) => self.kill(rank),
+            19 if self.rng.one_in(80) => self.begin_to_leave(rank),
+            21 => self.accept(rank)?,
+            22 => self.leave(rank)?,
             20 if self.restarts && self.nodes[rank].is_none() && self.rng.one_in(20) => self.start(rank)?,
             _ => {
                 self.now = self.fabric.pass();
@@ -146,7 +185,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
     /// Submits one more packet, and sends as many waiting packets as possible.
     fn submit(&mut self, rank: usize) {
         let to = self.rng.below(self.ranks());
-        if to == rank || self.nodes[rank].is_none() {
+        if to == rank || self.nodes[rank].is_none() || self.lives[rank].leaving.is_some() {
             return;
         }
         let most = self.config.packet_bytes as usize + 1;
@@ -234,6 +273,9 @@ impl<F: ChannelFabric> ChannelWorld<F> {
                     "a packet of {from} instead of {only:?}"
                 );
                 self.trace.note(self.now.as_micros() as u64, || format!("{rank} has a packet of {from}"));
+                if self.has_parted(rank, from) {
+                    return Ok(true);
+                }
                 let expected = self.pairs[from][rank].flying.pop_front();
                 let Some(packet) = expected else {
                     return Err(Violation(format!("rank {rank} has a packet that {from} never sent")));
@@ -246,12 +288,28 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             }
             Polled::Fault(fault) => {
                 let from = fault.peer as usize;
+                // The process may have died while its request was on its way.
+                let (introduction, present) =
+                    (node.channel.introduction(fault.peer), self.lives[from].incarnation);
+                let was_former = introduction.is_some_and(|said| said.incarnation < present);
                 self.trace.note(self.now.as_micros() as u64, || format!("reported to {rank}: {fault}"));
+                if let PortFault::Left(reason) = fault.fault {
+                    self.learns_of_leave(rank, from, reason)?;
+                    self.release(rank, from);
+                    return Ok(true);
+                }
+                if self.has_parted(rank, from) {
+                    self.release(rank, from);
+                    return Ok(true);
+                }
                 ensure!(
                     matches!(fault.fault, PortFault::Lost(_) | PortFault::Work(_)),
                     "rank {rank} accuses {from}: {fault}"
                 );
-                ensure!(self.died[rank][from], "rank {rank} has lost rank {from}, which lives: {fault}");
+                ensure!(
+                    self.died[rank][from] || was_former,
+                    "rank {rank} has lost rank {from}, which lives: {fault}"
+                );
                 self.tally.count(Event::ChannelLost);
                 self.release(rank, from);
                 Ok(true)
@@ -267,11 +325,19 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         self.pairs[rank][from].flying.clear();
         self.pairs[from][rank].flying.clear();
         self.pairs[rank][from].granted = 0;
+        self.pairs[rank][from].parting = None;
+        self.pairs[rank][from].accepted = None;
     }
 
-    /// Requests a missing connection: the higher rank requests (paper 3, section 3.1).
+    /// Requests missing connections: the higher rank requests (paper 3, section 3.1). If restarted processes wait to be
+    /// accepted, the process that was started later requests.
     pub(super) fn dial(&mut self, rank: usize) -> Check {
-        for to in 0..rank {
+        for to in 0..self.ranks() {
+            let (mine, other) = (self.lives[rank], self.lives[to]);
+            let is_mine = if self.holds { mine.turn > other.turn } else { rank > to };
+            if !is_mine || mine.leaving.is_some() || other.leaving.is_some() {
+                continue;
+            }
             let Some(address) = self.nodes[to].as_ref().and_then(|node| node.channel.port().address()) else {
                 continue;
             };
@@ -292,17 +358,24 @@ impl<F: ChannelFabric> ChannelWorld<F> {
 
     pub(super) fn events(&mut self, rank: usize) -> Check {
         let now = self.now;
+        let mut ups = Vec::new();
         let Some(node) = &mut self.nodes[rank] else { return Ok(()) };
         while let Some(event) = node.channel.poll_event(now) {
             self.trace.note(now.as_micros() as u64, || format!("rank {rank}: {event:?}"));
             match event {
-                ChannelEvent::Up { .. } => self.tally.count(Event::ChannelUp),
+                ChannelEvent::Up { peer, .. } => {
+                    self.tally.count(Event::ChannelUp);
+                    let introduction = node.channel.introduction(peer);
+                    ups.push((peer as usize, introduction));
+                }
+                ChannelEvent::Called { .. } => self.tally.count(Event::ChannelHeld),
                 ChannelEvent::Closed { peer, rail } => {
                     self.pairs[rank][peer as usize].asked[rail as usize] = false;
                     let gone = node.channel.report(peer).rails == 0;
                     if gone && std::mem::take(&mut self.died[rank][peer as usize]) {
                         // The process died before it was connected.
                         self.pairs[rank][peer as usize].flying.clear();
+                        self.pairs[rank][peer as usize].parting = None;
                         self.pairs[peer as usize][rank].flying.clear();
                     }
                 }
@@ -318,6 +391,9 @@ impl<F: ChannelFabric> ChannelWorld<F> {
                 }
             }
         }
+        ups.into_iter()
+            .try_for_each(|(peer, introduction)| self.check_introduction(rank, peer, introduction))?;
+        self.hold_when_complete(rank);
         Ok(())
     }
 
@@ -341,10 +417,17 @@ impl<F: ChannelFabric> ChannelWorld<F> {
 
     /// Ends a process at a random point of its work.
     fn kill(&mut self, rank: usize) {
-        let Some(node) = self.nodes[rank].take() else { return };
         self.trace.note(self.now.as_micros() as u64, || format!("rank {rank} dies"));
         self.deaths -= 1;
         self.tally.count(Event::ChannelDeath);
+        self.end(rank);
+    }
+
+    /// Ends a process.
+    pub(super) fn end(&mut self, rank: usize) {
+        let Some(node) = self.nodes[rank].take() else { return };
+        self.lives[rank].leaving = None;
+        self.lives[rank].incarnation += 1;
         for other in (0..self.nodes.len()).filter(|other| *other != rank) {
             let peer = rank as u32;
             let report = self.nodes[other].as_ref().map(|node| node.channel.report(peer));
@@ -359,7 +442,9 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         for pair in &mut self.pairs[rank] {
             (pair.granted, pair.asked) = (0, vec![false; self.config.rails as usize]);
             pair.backlog.clear();
+            (pair.parting, pair.accepted, pair.told) = (None, None, false);
         }
+        self.pairs.iter_mut().for_each(|of| of[rank].accepted = None);
         self.died[rank].fill(false);
         self.fold(&node);
         drop(node);

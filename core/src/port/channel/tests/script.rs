@@ -243,6 +243,7 @@ pub(super) type TestChannel = Channel<Script, ScriptStorage>;
 pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
     let config = Config {
         rank: 1,
+        incarnation: 0,
         world: WORLD,
         packet_bytes: PACKET_BYTES,
         rails,
@@ -266,7 +267,8 @@ pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
 /// Returns the hello of a member.
 pub(super) fn hello(rank: PeerId, rail: u16) -> Hello {
     let token = u64::from(rank) + 2000;
-    Hello { rank, world: WORLD, rail, receives: LEAST as u16, packet_bytes: PACKET_BYTES, token }
+    let (world, receives, packet_bytes) = (WORLD, LEAST as u16, PACKET_BYTES);
+    Hello { rank, world, rail, receives, packet_bytes, token, incarnation: 0, agreements: 0 }
 }
 
 /// Returns a packet with content: packet `number` of its sender, which has posted `posted` additional
