@@ -51,6 +51,8 @@ pub enum InjectedFault {
     CompleteEarly,
     /// The failure of an access that ends later is ignored.
     IgnoreFailure,
+    /// The runs of a list are taken for those of the peer's next list.
+    KeepRuns,
     /// The credit that is reserved for updates is used for other packets.
     SpendReserve,
     /// A packet's report of posted receives counts twice.
@@ -75,7 +77,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 30] = [
+    pub const ALL: [InjectedFault; 31] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -96,6 +98,7 @@ impl InjectedFault {
         InjectedFault::ForgetRevoke,
         InjectedFault::CompleteEarly,
         InjectedFault::IgnoreFailure,
+        InjectedFault::KeepRuns,
         InjectedFault::SpendReserve,
         InjectedFault::CountCreditTwice,
         InjectedFault::OverdrawPool,

@@ -31,7 +31,7 @@ use prefetch::WritePrefetch;
 
 use super::pool::{CellPool, CellRecord};
 use super::queue::Consumer;
-use crate::port::PeerId;
+use crate::port::{PeerId, RunTable};
 pub use crate::port::Stores;
 
 /// Most peers whose fastboxes every poll checks.
@@ -105,6 +105,10 @@ where
     deferred: Option<(PeerId, u32)>,
     /// Whether the pools are large enough for deferred releases.
     defers: bool,
+    /// The table of the peer's list that is being read.
+    runs: RunTable,
+    /// The number of lists that were exposed.
+    lists: u64,
 }
 
 impl<'a, H, L, R> ShmPort<'a, H, L, R>
@@ -147,6 +151,8 @@ where
             swept: 0,
             deferred: None,
             defers: cells as usize >= DEFER_FROM * ranks,
+            runs: RunTable::new(),
+            lists: 0,
         };
         for peer in (0..port.peers()).take(HOT) {
             port.heat(peer);

@@ -7,12 +7,15 @@ use core::borrow::BorrowMut;
 
 use super::{Stream, Transfer};
 use crate::engine::peer::{Assist, PeerQueue};
-use crate::engine::request::{Incoming, State, TransferPhase};
+use crate::engine::request::{Incoming, SendMessage, State, TransferPhase};
 use crate::engine::{Engine, PACKETS_A_TURN, RequestId, Storage, Tuning};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::Scatter;
-use crate::port::{AccessError, Accessed, AssistedCopy, NextChunk, Part, PeerFault, PeerId, Port};
+use crate::port::{
+    AccessError, Accessed, AccessedRanges, AssistedCopy, NextChunk, Part, PeerFault, PeerId, Port,
+};
+use crate::wire::rendezvous::Rts;
 
 /// The protocol.
 #[derive(Debug)]
@@ -137,23 +140,14 @@ fn copy<P: Port>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part:
     if incoming.phase == TransferPhase::Broken {
         return;
     }
-    let mut last = Accessed::Done;
-    incoming.begun = part.start;
-    buf.each_range(part.start as usize, (part.end - part.start) as usize, |done, to| {
-        if !matches!(last, Accessed::Done | Accessed::Later) {
-            return;
-        }
-        let (at, len) = (part.start + done as u64, to.len() as u64);
-        let Some(described) = at.checked_sub(incoming.rts.origin.into()) else {
-            last = Accessed::Failed(AccessError::Range);
-            return;
-        };
-        last = port.get(incoming.from, &incoming.rts.descriptor, described, to, operation);
-        incoming.accesses += u32::from(last == Accessed::Later);
-        if matches!(last, Accessed::Done | Accessed::Later) {
-            incoming.begun = at + len;
-        }
-    });
+    let mut to = buf.ranges(part.start as usize, (part.end - part.start) as usize);
+    let Incoming { from, rts: Rts { ref descriptor, origin, .. }, .. } = *incoming;
+    let AccessedRanges { last, under_way, begun } = match part.start.checked_sub(origin.into()) {
+        Some(at) => port.get_ranges(from, descriptor, at, &mut to, operation),
+        None => AccessedRanges { last: Accessed::Failed(AccessError::Range), under_way: 0, begun: 0 },
+    };
+    incoming.begun = part.start + begun;
+    incoming.accesses += under_way;
     incoming.failed |= matches!(last, Accessed::Failed(_));
     if incoming.phase == TransferPhase::Assist {
         // A shared message is complete when both processes have copied their parts. A part is copied at once.
@@ -296,10 +290,15 @@ impl<P: Port, S: Storage> Engine<P, S> {
         // The receiver may have sent FIN meanwhile. The buffer then belongs to the caller again.
         let message = self.offered(peer, assist.request).map(|(_, message)| message);
         let (start, len) = (part.start as usize, (part.end - part.start) as usize);
-        let bytes = message.as_ref().map(|message| message.buf.part(start, len));
-        let pushed = match (bytes, assist.address.checked_add(part.start)) {
-            // A part that is not one run is left to the receiver.
-            (Some(bytes), Some(address)) if bytes.len() == len => self.port.push(peer, address, bytes),
+        let pushed = match (message, assist.address.checked_add(part.start)) {
+            (Some(SendMessage { buf, .. }), Some(address)) if address.checked_add(len as u64).is_some() => {
+                let mut pushed = 0;
+                buf.each(start, len, |done, run| {
+                    let is_next = pushed == done && self.port.push(peer, address + done as u64, run);
+                    pushed += if is_next { run.len() } else { 0 };
+                });
+                pushed == len
+            }
             _ => false,
         };
         self.port.end_part(peer, part, pushed);

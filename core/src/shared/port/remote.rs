@@ -6,13 +6,15 @@
 use core::borrow::BorrowMut;
 
 use super::{Host, Link, ShmPort};
-use crate::payload::{ReceiveRange, SendRange};
+use crate::payload::{ReceiveList, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
 use crate::port::{
-    AccessError, Accessed, AssistedCopy, Exposure, NextChunk, Part, PeerId, RemoteAccess, SharedCopy,
+    AccessError, Accessed, AccessedRanges, AssistedCopy, Exposure, NextChunk, Part, PeerId, RemoteAccess,
+    RemoteRun, SharedCopy,
 };
 use crate::shared::pool::CellRecord;
 use crate::shared::sleep::WakeReason;
 use crate::sync::Word64;
+use crate::wire::listed::ListedBytes;
 use crate::wire::mappable::MappableBytes;
 use crate::wire::rendezvous::Descriptor;
 
@@ -29,7 +31,8 @@ where
     }
 
     fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
-        (descriptor.address().is_some() && self.host.can_pull(peer)) || self.is_mappable(peer, descriptor)
+        let is_readable = descriptor.address().is_some() || descriptor.list().is_some();
+        (is_readable && self.host.can_pull(peer)) || self.is_mappable(peer, descriptor)
     }
 
     fn is_mappable(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
@@ -40,6 +43,45 @@ where
         let mappable = self.host.mappable(range.address(), range.len());
         let descriptor = mappable.and_then(|bytes| Descriptor::of_mappable(&bytes));
         (descriptor.unwrap_or_else(|| Descriptor::of_address(range.address())), None)
+    }
+
+    /// The table of the runs is the caller's list, which has the layout of the wire on the machines for which a list
+    /// is exposed.
+    fn expose_list(&mut self, _: PeerId, runs: &SendRuns) -> (Descriptor, Option<Exposure>) {
+        if cfg!(not(all(target_pointer_width = "64", target_endian = "little"))) {
+            return (Descriptor::NONE, None);
+        }
+        self.lists += 1;
+        let (table, count, len) = (runs.table(), runs.count(), runs.len() as u64);
+        let list = ListedBytes { table, count, serial: self.lists, len };
+        (Descriptor::of_list(&list).unwrap_or(Descriptor::NONE), None)
+    }
+
+    fn get_ranges(
+        &mut self,
+        peer: PeerId,
+        from: &Descriptor,
+        at: u64,
+        to: &mut ReceiveRanges,
+        operation: u64,
+    ) -> AccessedRanges {
+        let list = from.list();
+        if list.is_none() && (to.count() == 1 || from.mappable().is_some()) {
+            return AccessedRanges::each(to, at, |at, range| self.get(peer, from, at, range, operation));
+        }
+        let len = to.len() as u64;
+        // SAFETY: the port may use the ranges during this call.
+        let mut to = unsafe { to.as_list() };
+        let copied = match (list, from.address().and_then(|address| address.checked_add(at))) {
+            (Some(list), _) => self.pull_listed(peer, &list, at, &mut to),
+            (None, Some(address)) => {
+                self.host.pull_runs(peer, core::iter::once(RemoteRun { address, len }), &mut to)
+            }
+            (None, None) => Err(AccessError::Range),
+        };
+        let begun = if copied.is_ok() { len } else { 0 };
+        let last = copied.map_or_else(Accessed::Failed, |()| Accessed::Done);
+        AccessedRanges { last, under_way: 0, begun }
     }
 
     fn get(&mut self, peer: PeerId, from: &Descriptor, at: u64, to: ReceiveRange, _: u64) -> Accessed {
@@ -66,6 +108,20 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
+    /// Copies bytes of a peer's list, from `at` on.
+    fn pull_listed(
+        &mut self,
+        peer: PeerId,
+        list: &ListedBytes,
+        at: u64,
+        to: &mut ReceiveList<'_>,
+    ) -> Result<(), AccessError> {
+        let Self { runs, host, .. } = self;
+        runs.hold(peer, list, |table, to| host.pull(peer, table, to))?;
+        let part = runs.part(at, to.len() as u64).ok_or(AccessError::List)?;
+        host.pull_runs(peer, part, to)
+    }
+
     /// Returns the description of a receive buffer, if it lies in memory that peers may map for writing.
     fn lent(&self, assist: &AssistedCopy) -> Option<MappableBytes> {
         let len = usize::try_from(assist.end).ok()?;
