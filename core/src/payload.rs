@@ -521,11 +521,33 @@ impl Scatter {
     /// Returns the first [`MOST_RANGES`] of the runs that make up `len` bytes from `at` on, fewer at the end, as ranges
     /// that a port may write.
     pub(crate) fn ranges(&mut self, at: usize, len: usize) -> ReceiveRanges {
-        let mut ranges = ReceiveRanges::new();
-        self.each_range(at, len, |_, range| {
-            ranges.push(&range);
-        });
+        let (mut ranges, mut done) = (ReceiveRanges::new(), 0);
+        while done < len
+            && let Some(range) = self.range_from(at + done, len - done)
+            && ranges.push(&range)
+        {
+            done += range.len();
+        }
         ranges
+    }
+
+    /// Returns at most `most` bytes from `at` on, fewer at the end of the run. `None` at the end of the buffer.
+    pub(crate) fn range_from(&mut self, at: usize, most: usize) -> Option<ReceiveRange> {
+        if let Some(rest) = self.whole(at, most) {
+            return (!rest.is_empty())
+                .then(|| ReceiveRange::new(NonNull::from(&mut *rest).cast(), rest.len()));
+        }
+        if at >= self.len() {
+            return None;
+        }
+        let mut base = None;
+        // SAFETY: the byte lies in the buffer, whose maker guarantees a valid list; the position is used with this
+        // list only.
+        unsafe { walk(self.buf.base, &mut self.position, (at, 1), |_, byte, _| base = Some(byte)) };
+        let ListPosition { segment, before } = self.position;
+        // SAFETY: the walk has ended in the segment that holds the byte.
+        let Segment { len, .. } = unsafe { self.buf.base.cast::<Segment>().add(segment).read() };
+        base.map(|base| ReceiveRange::new(base, (before + len - at).min(most)))
     }
 
     /// As [`RecvBuf::runs`].

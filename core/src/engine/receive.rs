@@ -413,6 +413,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return self.complete(index, completion_error);
         }
         let incoming = Incoming {
+            shared: 0,
             from,
             tag,
             rts,

@@ -236,8 +236,9 @@ impl SendMessage {
     /// contiguous except for its first bytes, or has few enough runs of `run_bytes` bytes on average. Its sender then
     /// looks for a shared copy.
     pub(super) fn may_be_assisted(&self, assist_bytes: u64, run_bytes: u64) -> bool {
-        let is_described =
-            || self.buf.last_run(FIRST_BYTES).is_some() || self.buf.runs(MOST_RUNS, run_bytes as usize).is_some();
+        let is_described = || {
+            self.buf.last_run(FIRST_BYTES).is_some() || self.buf.runs(MOST_RUNS, run_bytes as usize).is_some()
+        };
         self.buf.len() as u64 >= assist_bytes && is_described()
     }
 
@@ -275,6 +276,8 @@ pub(super) struct Incoming {
     /// The bytes that are still missing and that this process may assign.
     pub(super) left: Part,
     pub(super) phase: TransferPhase,
+    /// End of the last sender-assisted copy: of the message, or of a run of a receive list; 0 if there was none.
+    pub(super) shared: u64,
     /// End of the bytes that have arrived, or whose access has begun ([`RemoteAccess`]).
     ///
     /// [`RemoteAccess`]: crate::port::RemoteAccess

@@ -45,11 +45,7 @@ pub struct AccessedRanges {
 impl AccessedRanges {
     /// Starts one access for each range by `get`, which gets the position of the range's first byte. The first range
     /// is for the byte at `at`. Stops at the first range whose access cannot begin.
-    pub fn each(
-        to: &mut ReceiveRanges,
-        at: u64,
-        mut get: impl FnMut(u64, ReceiveRange) -> Accessed,
-    ) -> Self {
+    pub fn each(to: &mut ReceiveRanges, at: u64, mut get: impl FnMut(u64, ReceiveRange) -> Accessed) -> Self {
         let mut all = Self { last: Accessed::Done, under_way: 0, begun: 0 };
         while let Some(range) = to.pop_first() {
             let len = range.len() as u64;

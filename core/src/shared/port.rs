@@ -31,8 +31,8 @@ use prefetch::WritePrefetch;
 
 use super::pool::{CellPool, CellRecord};
 use super::queue::Consumer;
-use crate::port::{PeerId, RunTable};
 pub use crate::port::Stores;
+use crate::port::{PeerId, RunTable};
 
 /// Most peers whose fastboxes every poll checks.
 pub const HOT: usize = 8;

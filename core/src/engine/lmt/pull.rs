@@ -76,11 +76,11 @@ impl<P: Port, S: Storage> Transfer<P, S> for Pull {
 
     fn done_receive(engine: &mut Engine<P, S>, index: u32) {
         let State::Receiving { incoming, buf } = &engine.requests.get(index).0 else { return };
-        let Incoming { from, rts, phase, measured, .. } = *incoming;
+        let Incoming { from, rts, shared, measured, .. } = *incoming;
         let bytes = rts.total.min(buf.len() as u64) as usize;
         engine.has_moved(from, measured, bytes as u64);
         let tally = &mut engine.peer(from).tally;
-        let by = if phase == TransferPhase::Pull { &mut tally.pulled } else { &mut tally.assisted };
+        let by = if shared == 0 { &mut tally.pulled } else { &mut tally.assisted };
         by.add(bytes);
         engine.finish(index);
     }
@@ -92,17 +92,15 @@ fn next_chunk<P: Port>(
     buf: &mut Scatter,
     tuning: &Tuning,
 ) -> NextChunk {
-    let Incoming { from, rts, left, begun, .. } = *incoming;
+    let Incoming { from, left, begun, .. } = *incoming;
     if incoming.phase == TransferPhase::Pull
         && begun == left.start
-        && incoming.wanted() >= tuning.least_assist_bytes()
-        && buf.address() != 0
+        && let Some((size, assisted_copy)) = shareable(incoming, buf, tuning)
     {
-        let assisted_copy =
-            AssistedCopy { request: rts.sender, address: buf.address(), start: left.start, end: left.end };
-        let worthwhile = incoming.wanted() >= tuning.assist_bytes || port.is_lent(from, &assisted_copy);
+        let worthwhile = size >= tuning.assist_bytes || port.is_lent(from, &assisted_copy);
         if worthwhile && port.open_assist(from, &assisted_copy) {
             incoming.phase = TransferPhase::Assist;
+            incoming.shared = assisted_copy.end;
         }
     }
     match incoming.phase {
@@ -117,15 +115,23 @@ fn next_chunk<P: Port>(
         TransferPhase::Assist => {
             let next_chunk = port.next_chunk(from);
             if next_chunk == NextChunk::Done {
-                incoming.left.start = left.end;
+                incoming.left.start = incoming.shared;
+                if incoming.shared < left.end {
+                    // The next run follows.
+                    incoming.phase = TransferPhase::Pull;
+                    incoming.begun = incoming.shared;
+                }
             }
             next_chunk
         }
         TransferPhase::Broken => {
             let next_chunk = port.next_chunk(from);
-            if let NextChunk::Copy(part) = next_chunk {
+            if let NextChunk::Copy(part) = next_chunk
+                && left.end <= incoming.shared
+            {
                 // The sender will not write this part. No part is assigned twice, and all bytes behind this
-                // part have arrived.
+                // part have arrived. If the copy was not shared up to the end of the message, the shared
+                // bytes are streamed again.
                 incoming.left.end = part.end;
             }
             next_chunk
@@ -133,6 +139,25 @@ fn next_chunk<P: Port>(
         TransferPhase::Lost => NextChunk::Done,
         TransferPhase::Await | TransferPhase::Stream => NextChunk::Wait,
     }
+}
+
+/// Returns the part of a message that sender and receiver may copy together, and the size that decides whether they
+/// should. In a contiguous buffer the part is the missing bytes. In a list it is the rest of the next run, if that is
+/// at least as long as a piece that is pulled at once; the size is then that of the message.
+fn shareable(incoming: &Incoming, buf: &mut Scatter, tuning: &Tuning) -> Option<(u64, AssistedCopy)> {
+    let Incoming { rts, left: Part { start, end }, .. } = *incoming;
+    let (is_list, least) = (buf.address() == 0, tuning.least_assist_bytes());
+    let size = if is_list { rts.total.min(buf.len() as u64) } else { end - start };
+    if size < least {
+        return None;
+    }
+    let run = buf.range_from(start as usize, (end - start) as usize)?;
+    let (address, len) = (run.base().addr().get() as u64, run.len() as u64);
+    if is_list && len < tuning.pull_bytes.max(1) {
+        return None;
+    }
+    let address = address.checked_sub(start)?;
+    Some((size, AssistedCopy { request: rts.sender, address, start, end: start + len }))
 }
 
 /// Begins the accesses for a part.
@@ -171,7 +196,9 @@ fn settle<P: Port>(port: &mut P, incoming: &mut Incoming) {
         }
         (TransferPhase::Assist, true) => {
             port.close_assist(incoming.from);
-            incoming.left.end = incoming.begun;
+            if incoming.shared == incoming.left.end {
+                incoming.left.end = incoming.begun;
+            }
             incoming.phase = TransferPhase::Broken;
         }
         _ => {}

@@ -181,6 +181,7 @@ impl Fabric {
             tables: BTreeMap::new(),
             tables_read: 0,
             calls: 0,
+            runs: 0,
             rng: Rng::new(0),
         };
         Self { geometry, own, inbox, memory: Rc::new(RefCell::new(memory)), announce: true, stores: None }

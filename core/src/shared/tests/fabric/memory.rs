@@ -48,9 +48,10 @@ pub(crate) struct FabricMemory {
     pub(super) rooms: BTreeMap<(PeerId, usize), NonNull<[u8]>>,
     /// The lists of send buffers, by rank and first address.
     pub(super) tables: BTreeMap<(PeerId, usize), NonNull<[u8]>>,
-    /// The number of tables that were read, and of reads of several runs.
+    /// The number of tables that were read, and of reads of several runs, with the number of their ranges.
     pub(crate) tables_read: usize,
     pub(crate) calls: usize,
+    pub(crate) runs: usize,
     pub(super) rng: Rng,
 }
 
@@ -91,6 +92,7 @@ impl FabricMemory {
             rest = later;
         }
         self.calls += 1;
+        self.runs += to.pieces().len();
         assert_eq!(to.fill(&bytes), bytes.len());
         pulled
     }
