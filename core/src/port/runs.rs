@@ -69,10 +69,10 @@ impl RunTable {
         Ok(())
     }
 
-    /// Returns whether the table is that of a list of the same peer with as many bytes.
+    /// Returns whether the table is that of a list of the same peer with at least as many bytes.
     #[cfg(nemesia_injected_fault)]
     fn is_similar(&self, peer: PeerId, list: &ListedBytes) -> bool {
-        self.of.is_some_and(|(of, held)| of == peer && held.len == list.len)
+        self.of.is_some_and(|(of, held)| of == peer && held.len >= list.len)
     }
 
     /// Returns the runs that make up `len` bytes from `at` on. `None` if the list has fewer bytes.
