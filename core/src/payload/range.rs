@@ -171,6 +171,20 @@ impl SendRuns {
         self.table.as_ptr().addr() as u64
     }
 
+    /// Returns the addresses and lengths of the runs that are not empty, if there are two.
+    pub fn pair(&self) -> Option<[(u64, u64); 2]> {
+        let (mut runs, mut found) = ([(0, 0); 2], 0);
+        for at in 0..self.count {
+            // SAFETY: the maker of the buffer guarantees so many segments.
+            let Segment { base, len } = unsafe { self.table.cast::<Segment>().add(at).read() };
+            if len > 0 {
+                *runs.get_mut(found)? = (base.addr() as u64, len as u64);
+                found += 1;
+            }
+        }
+        (found == 2).then_some(runs)
+    }
+
     /// Returns the number of runs, which may be empty.
     pub const fn count(&self) -> usize {
         self.count

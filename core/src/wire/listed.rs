@@ -7,6 +7,8 @@
 //!
 //! The table has two words of 64 bits for each run, little-endian: the address of the first byte, and the number of
 //! bytes. A run may be empty, and runs may overlap.
+//!
+//! A list of two runs needs no table: its description is four words, the addresses and lengths of both runs.
 #![forbid(unsafe_code)]
 
 use super::rendezvous::Descriptor;
@@ -42,9 +44,25 @@ impl Descriptor {
         (1..=MOST_RUNS).contains(&count).then(|| Self::new(Self::LIST, words.as_flattened()))?
     }
 
-    /// Returns whether the method is [`Descriptor::LIST`].
+    /// Method: the bytes are the table of two runs, which peers read through the kernel.
+    pub const PAIR: u8 = 4;
+
+    /// Returns the description of the bytes of two runs, of which these are the addresses and lengths.
+    pub fn of_pair([first, second]: [(u64, u64); 2]) -> Option<Self> {
+        let words = [first.0, first.1, second.0, second.1].map(u64::to_le_bytes);
+        Self::new(Self::PAIR, words.as_flattened())
+    }
+
+    /// Returns the table of two runs, if the method is [`Descriptor::PAIR`] and the bytes are well-formed.
+    pub fn pair(&self) -> Option<[[u8; RUN_BYTES]; 2]> {
+        let (runs, rest) = self.bytes().as_chunks::<RUN_BYTES>();
+        let runs = <[[u8; RUN_BYTES]; 2]>::try_from(runs).ok().filter(|_| rest.is_empty())?;
+        (self.method() == Self::PAIR).then_some(runs)
+    }
+
+    /// Returns whether the bytes lie in several runs.
     pub const fn is_list(&self) -> bool {
-        self.method() == Self::LIST
+        matches!(self.method(), Self::LIST | Self::PAIR)
     }
 
     /// Returns the bytes in several runs, if the method is [`Descriptor::LIST`] and the bytes are well-formed.
@@ -54,7 +72,7 @@ impl Descriptor {
         let [table, numbers, len] = words.map(u64::from_le_bytes);
         let count = usize::from(numbers as u16);
         let list = ListedBytes { table, count, serial: numbers >> COUNT_BITS, len };
-        (self.is_list() && (1..=MOST_RUNS).contains(&count)).then_some(list)
+        (self.method() == Self::LIST && (1..=MOST_RUNS).contains(&count)).then_some(list)
     }
 }
 
@@ -94,6 +112,11 @@ mod tests {
             assert_eq!(Descriptor::new(Descriptor::LIST, &bytes).unwrap().list(), None, "{count}");
         }
         assert_eq!(Descriptor::new(Descriptor::ADDRESS, content.bytes()).unwrap().list(), None);
+        let pair = Descriptor::of_pair([(1, 2), (3, u64::MAX)]).unwrap();
+        assert_eq!((pair.pair().map(|[_, run]| run[0]), pair.list(), pair.is_list()), (Some(3), None, true));
+        for (method, len) in [(Descriptor::PAIR, 31), (Descriptor::PAIR, 16), (Descriptor::LIST, 32)] {
+            assert_eq!(Descriptor::new(method, &pair.bytes()[..len]).unwrap().pair(), None, "{len}");
+        }
         assert_eq!(Descriptor::of_address(7).list(), None);
     }
 }

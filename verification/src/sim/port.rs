@@ -12,7 +12,6 @@ use nemesia_core::port::{
 };
 use nemesia_core::shared::fastbox::SHORT_BYTES;
 use nemesia_core::store::cost;
-use nemesia_core::wire::listed::ListedBytes;
 use nemesia_core::wire::rendezvous::Descriptor;
 use nemesia_core::wire::{Envelope, Kind};
 
@@ -240,7 +239,9 @@ unsafe impl RemoteAccess for SimPort {
     fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
         match descriptor.method() {
             WRITABLE => writable(descriptor).is_some(),
-            _ => (descriptor.address().is_some() || descriptor.list().is_some()) && self.can_get(peer),
+            Descriptor::LIST => descriptor.list().is_some() && self.can_get(peer),
+            Descriptor::PAIR => descriptor.pair().is_some() && self.can_get(peer),
+            _ => descriptor.address().is_some() && self.can_get(peer),
         }
     }
 
@@ -302,10 +303,7 @@ unsafe impl RemoteAccess for SimPort {
         if self.fabric.borrow().conditions.accesses > 0 {
             return (Descriptor::NONE, None);
         }
-        self.lists += 1;
-        let (table, count, len) = (runs.table(), runs.count(), runs.len() as u64);
-        let list = ListedBytes { table, count, serial: self.lists, len };
-        (Descriptor::of_list(&list).unwrap_or(Descriptor::NONE), None)
+        (describe_runs(runs, &mut self.lists), None)
     }
 
     fn get_ranges(
@@ -316,13 +314,13 @@ unsafe impl RemoteAccess for SimPort {
         to: &mut ReceiveRanges,
         operation: u64,
     ) -> AccessedRanges {
-        let Some(list) = from.list() else {
+        if !from.is_list() {
             return AccessedRanges::each(to, at, |at, range| self.get(peer, from, at, range, operation));
-        };
+        }
         AccessedRanges::each(to, at, |at, range| {
             // SAFETY: the port may use the range during this call.
             let to = unsafe { range.as_mut_slice() };
-            self.get_listed(peer, &list, at, to).map_or_else(Accessed::Failed, |()| Accessed::Done)
+            self.get_listed(peer, from, at, to).map_or_else(Accessed::Failed, |()| Accessed::Done)
         })
     }
 }
@@ -332,7 +330,7 @@ impl SimPort {
     fn get_listed(
         &mut self,
         peer: PeerId,
-        list: &ListedBytes,
+        list: &Descriptor,
         at: u64,
         mut to: &mut [u8],
     ) -> Result<(), AccessError> {

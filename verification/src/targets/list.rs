@@ -44,7 +44,7 @@ fn hold(list: &ListedBytes, table: &[u8], choice: u64) -> Result<(), String> {
         return Err(format!("{list:?} is decoded otherwise"));
     }
     let mut runs = RunTable::new();
-    let held = runs.hold(0, list, |_, to| {
+    let held = runs.hold(0, &descriptor, |_, to| {
         let from = table.get(..to.len()).ok_or(AccessError::Range)?;
         to.copy_from_slice(from);
         Ok(())

@@ -9,12 +9,11 @@ use super::{Host, Link, ShmPort};
 use crate::payload::{ReceiveList, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
 use crate::port::{
     AccessError, Accessed, AccessedRanges, AssistedCopy, Exposure, NextChunk, Part, PeerId, RemoteAccess,
-    RemoteRun, SharedCopy,
+    RemoteRun, SharedCopy, describe_runs,
 };
 use crate::shared::pool::CellRecord;
 use crate::shared::sleep::WakeReason;
 use crate::sync::Word64;
-use crate::wire::listed::ListedBytes;
 use crate::wire::mappable::MappableBytes;
 use crate::wire::rendezvous::Descriptor;
 
@@ -31,7 +30,8 @@ where
     }
 
     fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
-        let is_readable = descriptor.address().is_some() || descriptor.list().is_some();
+        let is_readable =
+            descriptor.address().is_some() || descriptor.list().is_some() || descriptor.pair().is_some();
         (is_readable && self.host.can_pull(peer)) || self.is_mappable(peer, descriptor)
     }
 
@@ -45,16 +45,8 @@ where
         (descriptor.unwrap_or_else(|| Descriptor::of_address(range.address())), None)
     }
 
-    /// The table of the runs is the caller's list, which has the layout of the wire on the machines for which a list
-    /// is exposed.
     fn expose_list(&mut self, _: PeerId, runs: &SendRuns) -> (Descriptor, Option<Exposure>) {
-        if cfg!(not(all(target_pointer_width = "64", target_endian = "little"))) {
-            return (Descriptor::NONE, None);
-        }
-        self.lists += 1;
-        let (table, count, len) = (runs.table(), runs.count(), runs.len() as u64);
-        let list = ListedBytes { table, count, serial: self.lists, len };
-        (Descriptor::of_list(&list).unwrap_or(Descriptor::NONE), None)
+        (describe_runs(runs, &mut self.lists), None)
     }
 
     fn get_ranges(
@@ -65,19 +57,16 @@ where
         to: &mut ReceiveRanges,
         operation: u64,
     ) -> AccessedRanges {
-        let list = from.list();
-        if list.is_none() && (to.count() == 1 || from.mappable().is_some()) {
+        if !from.is_list() && (to.count() == 1 || from.mappable().is_some()) {
             return AccessedRanges::each(to, at, |at, range| self.get(peer, from, at, range, operation));
         }
         let len = to.len() as u64;
         // SAFETY: the port may use the ranges during this call.
         let mut to = unsafe { to.as_list() };
-        let copied = match (list, from.address().and_then(|address| address.checked_add(at))) {
-            (Some(list), _) => self.pull_listed(peer, &list, at, &mut to),
-            (None, Some(address)) => {
-                self.host.pull_runs(peer, core::iter::once(RemoteRun { address, len }), &mut to)
-            }
-            (None, None) => Err(AccessError::Range),
+        let copied = match from.address().and_then(|address| address.checked_add(at)) {
+            _ if from.is_list() => self.pull_listed(peer, from, at, &mut to),
+            Some(address) => self.host.pull_runs(peer, core::iter::once(RemoteRun { address, len }), &mut to),
+            None => Err(AccessError::Range),
         };
         let begun = if copied.is_ok() { len } else { 0 };
         let last = copied.map_or_else(Accessed::Failed, |()| Accessed::Done);
@@ -112,7 +101,7 @@ where
     fn pull_listed(
         &mut self,
         peer: PeerId,
-        list: &ListedBytes,
+        list: &Descriptor,
         at: u64,
         to: &mut ReceiveList<'_>,
     ) -> Result<(), AccessError> {
