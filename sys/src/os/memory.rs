@@ -167,7 +167,9 @@ impl RemoteMemory {
         stamp: [u8; STAMP_BYTES],
     ) -> Result<(), CopyError> {
         match moved {
-            Ok(moved) if moved == len + STAMP_BYTES && u64::from_le_bytes(stamp) == self.stamp.value => Ok(()),
+            Ok(moved) if moved == len + STAMP_BYTES && u64::from_le_bytes(stamp) == self.stamp.value => {
+                Ok(())
+            }
             Ok(moved) if moved >= len => Err(CopyError::OtherProcess),
             Ok(_) | Err(CopyError::Unreadable) => Err(self.check().err().unwrap_or(CopyError::Unreadable)),
             Err(error) => Err(error),

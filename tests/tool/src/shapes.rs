@@ -51,7 +51,8 @@ impl FromStr for ListShapes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (from, to) = text.split_once(':').ok_or("write the sender's shape, a colon, the receiver's shape")?;
+        let (from, to) =
+            text.split_once(':').ok_or("write the sender's shape, a colon, the receiver's shape")?;
         Ok(Self { from: from.parse()?, to: to.parse()? })
     }
 }
@@ -83,7 +84,8 @@ mod tests {
         let shapes = |from, to| Ok(ListShapes { from, to });
         assert_eq!("64+:whole".parse(), shapes(ListShape::Header(64), ListShape::Whole));
         assert_eq!("/8:/2".parse(), shapes(ListShape::Equal(8), ListShape::Equal(2)));
-        for wrong in ["", "whole", "64:whole", "/1:whole", "/65:whole", "+:whole", "whole:", "/:whole", "/8+:whole"]
+        for wrong in
+            ["", "whole", "64:whole", "/1:whole", "/65:whole", "+:whole", "whole:", "/:whole", "/8+:whole"]
         {
             assert!(wrong.parse::<ListShapes>().is_err(), "{wrong}");
         }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use nemesia_core::counters::TrafficCounters;
 use nemesia_core::payload::{BorrowedRecv, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
+use nemesia_core::port::describe_runs;
 use nemesia_core::port::{
     AccessError, Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk,
     PacketPieces, PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, RemoteRun, RunTable, SharedCopy,

@@ -65,16 +65,12 @@ fn a_short_header_and_a_large_payload_move_in_one_copy() {
             let moved = fabric.with_memory(|memory| memory.pulled + memory.pushed);
             assert!(moved >= (LEN - 224) as u64, "{moved} bytes after a header of {header}");
             let tables = fabric.with_memory(|memory| memory.tables_read);
-            assert_eq!(
-                tables,
-                usize::from(header > 224),
-                "the RTS describes the payload after a short header"
-            );
+            assert_eq!(tables, 0, "the RTS describes both runs, or the one after a short header");
         }
     }
 }
 
-/// Few long runs are read from the sender's memory, and its table of the runs once. Many or short runs are streamed.
+/// Few long runs are read from the sender's memory, and its table of more than two runs once. Many or short runs are streamed.
 #[test]
 fn long_runs_move_in_one_copy_and_short_ones_are_streamed() {
     const LEN: usize = 20_000;
@@ -94,7 +90,7 @@ fn long_runs_move_in_one_copy_and_short_ones_are_streamed() {
             let (tables, moved) =
                 fabric.with_memory(|memory| (memory.tables_read, memory.pulled + memory.pushed));
             let messages = tag as usize + 1;
-            assert_eq!(tables, if is_read { messages } else { 0 }, "{count} runs");
+            assert_eq!(tables, if is_read && count > 2 { messages } else { 0 }, "{count} runs");
             assert_eq!(moved >= (messages * LEN) as u64, is_read, "{moved} bytes of {count} runs");
         }
     }

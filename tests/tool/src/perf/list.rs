@@ -36,7 +36,11 @@ impl ListBuffers {
     /// Returns the places of the bytes to send.
     pub(crate) fn out(&mut self, bytes: usize) -> impl Iterator<Item = &mut u8> {
         let runs = self.shapes.from.runs(bytes);
-        self.out.iter_mut().enumerate().filter(move |(at, _)| runs.iter().any(|run| run.contains(at))).map(|it| it.1)
+        self.out
+            .iter_mut()
+            .enumerate()
+            .filter(move |(at, _)| runs.iter().any(|run| run.contains(at)))
+            .map(|it| it.1)
     }
 
     /// Returns the received bytes.

@@ -233,7 +233,10 @@ impl<'a, T: Traffic> Driver<'a, T> {
                     let measured = self.latency(bytes, false)?;
                     if let (Some(first), Some(second)) = (first_list, self.list_latency(bytes)?) {
                         let list = f64::midpoint(first, second);
-                        list_latency.entry(bytes).or_insert_with(Vec::new).push((list, ratio(list, measured.0)));
+                        list_latency
+                            .entry(bytes)
+                            .or_insert_with(Vec::new)
+                            .push((list, ratio(list, measured.0)));
                     }
                     if let (Some(first), Some(second)) = (first, self.bare_latency(bytes)?) {
                         let bare = f64::midpoint(first, second);
