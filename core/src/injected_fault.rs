@@ -53,6 +53,8 @@ pub enum InjectedFault {
     IgnoreFailure,
     /// The receiver takes the described bytes for the beginning of the message.
     WrongOrigin,
+    /// The runs of a list are taken for those of the peer's next list.
+    KeepRuns,
     /// The credit that is reserved for updates is used for other packets.
     SpendReserve,
     /// A packet's report of posted receives counts twice.
@@ -83,7 +85,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 34] = [
+    pub const ALL: [InjectedFault; 35] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -105,6 +107,7 @@ impl InjectedFault {
         InjectedFault::CompleteEarly,
         InjectedFault::IgnoreFailure,
         InjectedFault::WrongOrigin,
+        InjectedFault::KeepRuns,
         InjectedFault::SpendReserve,
         InjectedFault::CountCreditTwice,
         InjectedFault::OverdrawPool,

@@ -25,7 +25,7 @@ pub use exposed::Exposed;
 pub(crate) use exposed::update;
 pub use lent::LentMemory;
 pub use lists::{GatherList, MOST_PIECES, ScatterList};
-pub use range::{ReceiveRange, SendRange};
+pub use range::{MOST_RANGES, ReceiveList, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
 
 /// Flag in the length of a buffer whose base is the address of a list.
 const LIST: usize = 1 << (usize::BITS - 1);
@@ -39,6 +39,10 @@ pub struct Segment {
     pub base: *mut u8,
     /// Length in bytes.
     pub len: usize,
+}
+
+impl Segment {
+    const EMPTY: Self = Self { base: core::ptr::null_mut(), len: 0 };
 }
 
 /// Returns address and total length of a list, or its only run. `None` if the length exceeds any possible memory, or
@@ -213,6 +217,20 @@ impl SendBuf {
             (before, segment) = (before + len, segment + 1);
         }
         None
+    }
+
+    /// Returns the runs of a list that has at most `most` segments, and at least `least` bytes for each on average.
+    pub(crate) fn runs(&self, most: usize, least: usize) -> Option<SendRuns> {
+        let (len, mut before, mut count) = (self.len(), 0, 0);
+        while self.is_list() && before < len {
+            if count == most || count.saturating_mul(least) > len {
+                return None;
+            }
+            // SAFETY: fewer bytes than those of the list came before, so the list goes on.
+            before += unsafe { self.base.cast::<Segment>().add(count).read() }.len;
+            count += 1;
+        }
+        (count > 0 && count.saturating_mul(least) <= len).then(|| SendRuns::new(self.base, count, len))
     }
 
     /// Returns at most `len` bytes from `at` on; fewer at the end. `None` if the buffer is a list.
@@ -498,6 +516,38 @@ impl Scatter {
             let len = part.len();
             each(done, ReceiveRange::new(NonNull::from(part).cast(), len));
         });
+    }
+
+    /// Returns the first [`MOST_RANGES`] of the runs that make up `len` bytes from `at` on, fewer at the end, as ranges
+    /// that a port may write.
+    pub(crate) fn ranges(&mut self, at: usize, len: usize) -> ReceiveRanges {
+        let (mut ranges, mut done) = (ReceiveRanges::new(), 0);
+        while done < len
+            && let Some(range) = self.range_from(at + done, len - done)
+            && ranges.push(&range)
+        {
+            done += range.len();
+        }
+        ranges
+    }
+
+    /// Returns at most `most` bytes from `at` on, fewer at the end of the run. `None` at the end of the buffer.
+    pub(crate) fn range_from(&mut self, at: usize, most: usize) -> Option<ReceiveRange> {
+        if let Some(rest) = self.whole(at, most) {
+            return (!rest.is_empty())
+                .then(|| ReceiveRange::new(NonNull::from(&mut *rest).cast(), rest.len()));
+        }
+        if at >= self.len() {
+            return None;
+        }
+        let mut base = None;
+        // SAFETY: the byte lies in the buffer, whose maker guarantees a valid list; the position is used with this
+        // list only.
+        unsafe { walk(self.buf.base, &mut self.position, (at, 1), |_, byte, _| base = Some(byte)) };
+        let ListPosition { segment, before } = self.position;
+        // SAFETY: the walk has ended in the segment that holds the byte.
+        let Segment { len, .. } = unsafe { self.buf.base.cast::<Segment>().add(segment).read() };
+        base.map(|base| ReceiveRange::new(base, (before + len - at).min(most)))
     }
 
     /// As [`RecvBuf::runs`].

@@ -31,13 +31,15 @@ mod packets_only;
 mod pair;
 pub mod placement;
 mod remote;
+mod runs;
 mod shared_copy;
 mod short;
 
 pub use fault::{PeerFault, PortFault};
 pub use packets_only::PacketsOnly;
 pub use pair::{Either, Pair, Route};
-pub use remote::{AccessError, Accessed, CompletedAccess, Exposure, RemoteAccess};
+pub use remote::{AccessError, Accessed, AccessedRanges, CompletedAccess, Exposure, RemoteAccess};
+pub use runs::{RemoteRun, RunTable, describe_runs};
 pub use shared_copy::{AssistedCopy, NextChunk, Part, SharedCopy};
 pub use short::ShortPath;
 

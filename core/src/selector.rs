@@ -241,12 +241,21 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         [self.preferred].into_iter().chain(0..N as u8).find(is_untested)
     }
 
+    /// Returns the cheapest alternative that has run, or the preferred one if that costs hardly more. For work beside the
+    /// first tests only: their runs are too few to leave the preferred one.
+    fn cheapest_so_far(&self) -> u8 {
+        let known = (0..N as u8).filter(|option| self.typical(*option) > 0);
+        let cheapest = known.min_by_key(|option| self.typical(*option)).unwrap_or(self.preferred);
+        let is_better = 16 * self.typical(cheapest) < BETTER * self.typical(self.preferred);
+        if is_better { cheapest } else { self.preferred }
+    }
+
     /// Returns the next run.
     pub(crate) fn plan(&mut self, amount: RunAmount, budget: &TrialBudget) -> Plan {
         let RunAmount { least, full } = amount;
         let usual = self.typical(self.preferred);
         if let Some(option) = self.untested() {
-            return Plan { option, amount: least, worth: u64::MAX, beside: self.preferred };
+            return Plan { option, amount: least, worth: u64::MAX, beside: self.cheapest_so_far() };
         }
         if self.trial == 0 {
             self.start_trial(least, budget);

@@ -60,6 +60,7 @@
 pub mod channel;
 pub mod fabric;
 pub mod fault;
+pub mod listed;
 pub mod mappable;
 pub mod placement;
 pub mod rendezvous;

@@ -15,7 +15,8 @@ mod views;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
-use nemesia_core::port::AccessError;
+use nemesia_core::payload::ReceiveList;
+use nemesia_core::port::{AccessError, RemoteRun};
 use nemesia_core::shared::layout::{Geometry, Identity, SegmentKind};
 use nemesia_core::shared::pool::CellRecord;
 use nemesia_core::shared::port::{HOT, Host, PortConfig, ShmPort};
@@ -74,6 +75,25 @@ impl Kernel {
         self.mappings.leave_to_parent();
     }
 
+    /// Reads the memory of a peer. After a refusal it is not tried again.
+    fn read(
+        &mut self,
+        peer: u32,
+        read: impl FnOnce(&mut RemoteMemory) -> Result<(), CopyError>,
+    ) -> Result<(), AccessError> {
+        let Some(memory) = self.memories.get_mut(peer as usize) else { return Err(AccessError::Refused) };
+        match memory.as_mut().map(read) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(CopyError::Unreadable)) => Err(AccessError::Range),
+            _ => {
+                if memory.take().is_some() {
+                    events::single_copy_refused(peer);
+                }
+                Err(AccessError::Refused)
+            }
+        }
+    }
+
     /// Returns the window of memory that a peer has described.
     fn window(&mut self, peer: u32, bytes: &MappableBytes) -> Option<&SharedWindow<'static>> {
         let Self { regions, connections, .. } = self;
@@ -107,17 +127,16 @@ impl Host for Kernel {
     }
 
     fn pull(&mut self, peer: u32, address: u64, to: &mut [u8]) -> Result<(), AccessError> {
-        let Some(memory) = self.memories.get_mut(peer as usize) else { return Err(AccessError::Refused) };
-        match memory.as_mut().map(|memory| memory.read(address, to)) {
-            Some(Ok(())) => Ok(()),
-            Some(Err(CopyError::Unreadable)) => Err(AccessError::Range),
-            _ => {
-                if memory.take().is_some() {
-                    events::single_copy_refused(peer);
-                }
-                Err(AccessError::Refused)
-            }
-        }
+        self.read(peer, |memory| memory.read(address, to))
+    }
+
+    fn pull_runs(
+        &mut self,
+        peer: u32,
+        from: impl Iterator<Item = RemoteRun>,
+        to: &mut ReceiveList<'_>,
+    ) -> Result<(), AccessError> {
+        self.read(peer, |memory| memory.read_runs(from, to))
     }
 
     fn mappable(&self, address: u64, len: usize) -> Option<MappableBytes> {

@@ -6,8 +6,10 @@ use nemesia_core::wire::placement::{
     FIXED_BYTES, Frame, HANDSHAKE_BYTES, Handshake, HandshakeError, MOST_FRAME_BYTES, Parsed,
 };
 
+mod list;
 mod peer;
 
+pub use list::list_of_runs;
 pub use peer::placement_peer;
 
 /// A fuzz target.
@@ -20,9 +22,10 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 2] = [
+pub const TARGETS: [Target; 3] = [
     Target { name: "placement-decoder", run: placement_decoder },
     Target { name: "placement-peer", run: placement_peer },
+    Target { name: "list-of-runs", run: list_of_runs },
 ];
 
 /// Decodes the bytes as frames of the placement, and as a handshake. What is accepted must be encoded to the same

@@ -36,9 +36,10 @@
 //! Without a clock, the receiver pulls.
 //!
 //! Lists: if at most [`FIRST_BYTES`](super::state::FIRST_BYTES) come before the last run of a message, they travel with
-//! the RTS, and the rest is pulled as if it were contiguous. Any other list is streamed, and gathered into each
-//! packet. A receiver whose buffer is not contiguous pulls several runs at a time, or streams if the runs are
-//! short.
+//! the RTS, and the rest is pulled as if it were contiguous. A list of a few long runs is described as a whole
+//! ([`ListedBytes`](crate::wire::listed::ListedBytes)), and the receiver reads several runs at a time. Any other list is
+//! streamed, and gathered into each packet. A receiver whose buffer is not contiguous fills several runs at a time, or
+//! streams if the runs are short.
 //!
 //! If a receiver cannot pull, or can no longer pull in the middle of a message, it requests the remaining
 //! bytes as a stream. No byte is lost.

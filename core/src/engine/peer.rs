@@ -121,7 +121,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
     fn is_sharable(&self, queue: PeerQueue, index: u32) -> bool {
         queue == PeerQueue::Offered
             && match &self.requests.get(index).0 {
-                State::Offered { message, .. } => message.may_be_assisted(self.tuning.least_assist_bytes()),
+                State::Offered { message, .. } => {
+                    message.may_be_assisted(self.tuning.least_assist_bytes(), self.tuning.run_bytes)
+                }
                 _ => false,
             }
     }

@@ -8,6 +8,7 @@ use crate::payload::{Gather, RecvBuf, Scatter, SendBuf};
 use crate::port::{Exposure, PeerId, Port, PortFault};
 use crate::slab::NONE;
 use crate::wire::channel::CloseReason;
+use crate::wire::listed::MOST_RUNS;
 use crate::wire::rma::Refusal;
 use crate::wire::{Envelope, Kind};
 
@@ -228,10 +229,14 @@ impl SendMessage {
         Self { context, tag, buf: self.buf.alias(), synchronous }
     }
 
-    /// Returns whether the message is large enough for a sender-assisted copy, and contiguous except for its first
-    /// bytes. Its sender then looks for a shared copy.
-    pub(super) fn may_be_assisted(&self, assist_bytes: u64) -> bool {
-        self.buf.len() as u64 >= assist_bytes && self.buf.last_run(FIRST_BYTES).is_some()
+    /// Returns whether the message is large enough for a sender-assisted copy, and is described to the receiver: it is
+    /// contiguous except for its first bytes, or has few enough runs of `run_bytes` bytes on average. Its sender then
+    /// looks for a shared copy.
+    pub(super) fn may_be_assisted(&self, assist_bytes: u64, run_bytes: u64) -> bool {
+        let is_described = || {
+            self.buf.last_run(FIRST_BYTES).is_some() || self.buf.runs(MOST_RUNS, run_bytes as usize).is_some()
+        };
+        self.buf.len() as u64 >= assist_bytes && is_described()
     }
 
     pub(super) fn envelope(&self, kind: Kind) -> Envelope {

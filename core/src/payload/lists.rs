@@ -8,8 +8,6 @@ use crate::sync::opaque;
 /// The largest number of pieces in a list.
 pub const MOST_PIECES: usize = 10;
 
-const EMPTY: Segment = Segment { base: core::ptr::null_mut(), len: 0 };
-
 /// Memory that may be written as long as `'a`: exclusive slices, and parts of lent memory.
 #[derive(Debug)]
 pub struct ScatterList<'a> {
@@ -29,7 +27,7 @@ pub struct GatherList<'a> {
 impl<'a> ScatterList<'a> {
     /// Returns an empty list.
     pub const fn new() -> Self {
-        Self { pieces: [EMPTY; MOST_PIECES], count: 0, memory: PhantomData }
+        Self { pieces: [Segment::EMPTY; MOST_PIECES], count: 0, memory: PhantomData }
     }
 
     /// Adds a slice. A piece that does not fit is left out: it is for the next call.
@@ -55,23 +53,16 @@ impl<'a> ScatterList<'a> {
 
     /// Copies bytes in, from the beginning of the first piece on. Returns the number of bytes that had room.
     pub fn fill(&mut self, from: &[u8]) -> usize {
-        let mut done = 0;
-        for piece in self.pieces() {
-            let Some(rest) = from.get(done..) else { break };
-            let count = piece.len.min(rest.len());
-            // SAFETY: `push` took the piece from an exclusive slice, `push_lent` from writable lent memory; both
-            // are borrowed as long as `'a`. `rest` is a reference, so it is no part of either.
-            unsafe { opaque::copy(rest.as_ptr(), piece.base, count) };
-            done += count;
-        }
-        done
+        // SAFETY: `push` took the pieces from exclusive slices, `push_lent` from writable lent memory; both are
+        // borrowed as long as `'a`. `from` is a reference, so it is no part of either.
+        unsafe { fill(self.pieces(), from) }
     }
 }
 
 impl<'a> GatherList<'a> {
     /// Returns an empty list.
     pub const fn new() -> Self {
-        Self { pieces: [EMPTY; MOST_PIECES], count: 0, memory: PhantomData }
+        Self { pieces: [Segment::EMPTY; MOST_PIECES], count: 0, memory: PhantomData }
     }
 
     /// Adds a slice. A piece that does not fit is left out: it is for the next call.
@@ -123,6 +114,22 @@ impl Default for GatherList<'_> {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Copies bytes into pieces, in sequence. Returns the number of bytes that had room.
+///
+/// # Safety
+/// The pieces may be written now, and contain no byte of `from`.
+pub(super) unsafe fn fill(pieces: &[Segment], from: &[u8]) -> usize {
+    let mut done = 0;
+    for piece in pieces {
+        let Some(rest) = from.get(done..) else { break };
+        let count = piece.len.min(rest.len());
+        // SAFETY: the caller's promise.
+        unsafe { opaque::copy(rest.as_ptr(), piece.base, count) };
+        done += count;
+    }
+    done
 }
 
 fn push(pieces: &mut [Segment; MOST_PIECES], count: &mut usize, base: *mut u8, len: usize) {

@@ -8,11 +8,11 @@ use core::borrow::Borrow;
 use core::time::Duration;
 
 use super::{
-    Accessed, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk, PacketPieces, PacketPort, Part,
-    PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath, Stores,
+    Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk, PacketPieces,
+    PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath, Stores,
 };
 use crate::counters::TrafficCounters;
-use crate::payload::{BorrowedRecv, ReceiveRange, SendRange};
+use crate::payload::{BorrowedRecv, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
 use crate::wire::Envelope;
 use crate::wire::rendezvous::Descriptor;
 
@@ -357,6 +357,13 @@ where
         self.local.expose(peer, range)
     }
 
+    fn expose_list(&mut self, peer: PeerId, runs: &SendRuns) -> (Descriptor, Option<Exposure>) {
+        if let Some(remote) = self.remote_to_mut(peer) {
+            return remote.expose_list(peer, runs);
+        }
+        self.local.expose_list(peer, runs)
+    }
+
     fn expose_for_put(&mut self, peer: PeerId, range: ReceiveRange) -> (Descriptor, Option<Exposure>) {
         if let Some(remote) = self.remote_to_mut(peer) {
             return remote.expose_for_put(peer, range);
@@ -390,6 +397,20 @@ where
             return remote.get(peer, from, at, to, operation);
         }
         self.local.get(peer, from, at, to, operation)
+    }
+
+    fn get_ranges(
+        &mut self,
+        peer: PeerId,
+        from: &Descriptor,
+        at: u64,
+        to: &mut ReceiveRanges,
+        operation: u64,
+    ) -> AccessedRanges {
+        if let Some(remote) = self.remote_to_mut(peer) {
+            return remote.get_ranges(peer, from, at, to, operation);
+        }
+        self.local.get_ranges(peer, from, at, to, operation)
     }
 
     fn poll_access(&mut self) -> Option<CompletedAccess> {

@@ -1,6 +1,6 @@
 //! Access to the memory of peers.
 use super::PeerId;
-use crate::payload::{ReceiveRange, SendRange};
+use crate::payload::{ReceiveRange, ReceiveRanges, SendRange, SendRuns};
 use crate::wire::rendezvous::Descriptor;
 
 /// The result of starting an access.
@@ -26,6 +26,52 @@ pub enum AccessError {
     /// No access to this peer's memory will succeed: it is not permitted, or the process has ended.
     #[error("access to the peer's memory is refused")]
     Refused,
+    /// The peer's list of runs contradicts its description. Other accesses may succeed.
+    #[error("the peer's list of runs contradicts its description")]
+    List,
+}
+
+/// The result of starting an access to several ranges in sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AccessedRanges {
+    /// The result of the last access that was tried.
+    pub last: Accessed,
+    /// The number of accesses that are under way. All have the same operation number.
+    pub under_way: u32,
+    /// The number of bytes, from the first on, that were copied or whose access is under way.
+    pub begun: u64,
+}
+
+impl AccessedRanges {
+    /// Before the first access.
+    pub const NONE: Self = Self { last: Accessed::Done, under_way: 0, begun: 0 };
+
+    /// Starts the access to the next range, which has so many bytes, unless an earlier access could not begin.
+    pub fn next(&mut self, len: u64, access: impl FnOnce() -> Accessed) {
+        if !self.continues() {
+            return;
+        }
+        self.last = access();
+        self.under_way += u32::from(self.last == Accessed::Later);
+        self.begun += if self.continues() { len } else { 0 };
+    }
+
+    const fn continues(&self) -> bool {
+        matches!(self.last, Accessed::Done | Accessed::Later)
+    }
+
+    /// Starts one access for each range by `get`, which gets the position of the range's first byte. The first range
+    /// is for the byte at `at`. Stops at the first range whose access cannot begin.
+    pub fn each(to: &mut ReceiveRanges, at: u64, mut get: impl FnMut(u64, ReceiveRange) -> Accessed) -> Self {
+        let mut all = Self::NONE;
+        while all.continues()
+            && let Some(range) = to.pop_first()
+        {
+            let begins = at.checked_add(all.begun).ok_or(AccessError::Range);
+            all.next(range.len() as u64, || begins.map_or_else(Accessed::Failed, |at| get(at, range)));
+        }
+        all
+    }
 }
 
 /// The end of an access that was under way.
@@ -96,6 +142,12 @@ pub unsafe trait RemoteAccess {
         (Descriptor::NONE, None)
     }
 
+    /// As [`RemoteAccess::expose`], for a buffer of several runs.
+    fn expose_list(&mut self, peer: PeerId, runs: &SendRuns) -> (Descriptor, Option<Exposure>) {
+        let _ = (peer, runs);
+        (Descriptor::NONE, None)
+    }
+
     /// As [`RemoteAccess::expose`], for a buffer that the peer may write. A port does so only if it can prevent every
     /// write after the exposure was revoked.
     fn expose_for_put(&mut self, peer: PeerId, range: ReceiveRange) -> (Descriptor, Option<Exposure>) {
@@ -121,6 +173,19 @@ pub unsafe trait RemoteAccess {
     ) -> Accessed {
         let _ = (peer, from, at, to, operation);
         Accessed::Failed(AccessError::Refused)
+    }
+
+    /// As [`RemoteAccess::get`], to several ranges in sequence: one access for each, unless the port can access them
+    /// at once. Stops at the first range whose access cannot begin.
+    fn get_ranges(
+        &mut self,
+        peer: PeerId,
+        from: &Descriptor,
+        at: u64,
+        to: &mut ReceiveRanges,
+        operation: u64,
+    ) -> AccessedRanges {
+        AccessedRanges::each(to, at, |at, range| self.get(peer, from, at, range, operation))
     }
 
     /// As [`RemoteAccess::get`], in the other direction: copies `from` to the peer's exposed memory, from `at` on. When

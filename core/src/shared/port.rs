@@ -31,8 +31,8 @@ use prefetch::WritePrefetch;
 
 use super::pool::{CellPool, CellRecord};
 use super::queue::Consumer;
-use crate::port::PeerId;
 pub use crate::port::Stores;
+use crate::port::{PeerId, RunTable};
 
 /// Most peers whose fastboxes every poll checks.
 pub const HOT: usize = 8;
@@ -105,6 +105,10 @@ where
     deferred: Option<(PeerId, u32)>,
     /// Whether the pools are large enough for deferred releases.
     defers: bool,
+    /// The table of the peer's list that is being read.
+    runs: RunTable,
+    /// The number of lists that were exposed.
+    lists: u64,
 }
 
 impl<'a, H, L, R> ShmPort<'a, H, L, R>
@@ -147,6 +151,8 @@ where
             swept: 0,
             deferred: None,
             defers: cells as usize >= DEFER_FROM * ranks,
+            runs: RunTable::new(),
+            lists: 0,
         };
         for peer in (0..port.peers()).take(HOT) {
             port.heat(peer);

@@ -21,6 +21,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
+use nemesia_core::payload::ReceiveList;
+use nemesia_core::port::RemoteRun;
+
 use super::call::{checked_long, uninterrupted};
 
 /// The bytes of an [`IdentityStamp`].
@@ -121,12 +124,52 @@ impl RemoteMemory {
         let remote = [remote(address, len), remote(self.stamp.address, STAMP_BYTES)];
         // SAFETY: the caller's promise about the bytes; the buffer of the stamp is a local variable.
         let moved = unsafe { self.transfer(&local, &remote) };
-        if moved == Ok(len + STAMP_BYTES) && u64::from_le_bytes(stamp) == self.stamp.value {
-            return Ok(());
+        let verdict = self.verdict(moved, len, stamp);
+        if verdict.is_err() {
+            // SAFETY: the caller's promise: the bytes may be written.
+            unsafe { to.write_bytes(0, len) };
         }
-        // SAFETY: the caller's promise: the bytes may be written.
-        unsafe { to.write_bytes(0, len) };
+        verdict
+    }
+
+    /// As [`RemoteMemory::read`], from several runs in sequence to several ranges, in one system call. Both have the
+    /// same number of bytes, and there are fewer of each than `IOV_MAX`.
+    ///
+    /// # Errors
+    /// See [`CopyError`].
+    pub fn read_runs(
+        &mut self,
+        from: impl Iterator<Item = RemoteRun>,
+        to: &mut ReceiveList<'_>,
+    ) -> Result<(), CopyError> {
+        let mut stamp = [0; STAMP_BYTES];
+        let pieces = to.pieces().iter().map(|piece| part(piece.base, piece.len));
+        let local: Vec<_> = pieces.chain([part(stamp.as_mut_ptr(), STAMP_BYTES)]).collect();
+        let runs = from.map(|run| remote(run.address, run.len as usize));
+        let remote: Vec<_> = runs.chain([remote(self.stamp.address, STAMP_BYTES)]).collect();
+        // SAFETY: the list guarantees that its pieces may be written; the buffer of the stamp is a local variable.
+        let moved = unsafe { self.transfer(&local, &remote) };
+        let verdict = self.verdict(moved, to.len(), stamp);
+        if verdict.is_err() {
+            for piece in to.pieces() {
+                // SAFETY: the list guarantees that its pieces may be written.
+                unsafe { piece.base.write_bytes(0, piece.len) };
+            }
+        }
+        verdict
+    }
+
+    /// Returns whether a read of `len` bytes and of the stamp after them succeeded.
+    fn verdict(
+        &self,
+        moved: Result<usize, CopyError>,
+        len: usize,
+        stamp: [u8; STAMP_BYTES],
+    ) -> Result<(), CopyError> {
         match moved {
+            Ok(moved) if moved == len + STAMP_BYTES && u64::from_le_bytes(stamp) == self.stamp.value => {
+                Ok(())
+            }
             Ok(moved) if moved >= len => Err(CopyError::OtherProcess),
             Ok(_) | Err(CopyError::Unreadable) => Err(self.check().err().unwrap_or(CopyError::Unreadable)),
             Err(error) => Err(error),

@@ -5,7 +5,8 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use nemesia_core::engine::Tuning;
-use nemesia_core::port::{AccessError, PeerId};
+use nemesia_core::payload::ReceiveList;
+use nemesia_core::port::{AccessError, PeerId, RemoteRun};
 use nemesia_core::shared::assist::{AssistLine, AssistReceiver, AssistSender, Pieces};
 use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot, max_payload};
 use nemesia_core::shared::layout::Line;
@@ -131,6 +132,25 @@ impl Host for OwnKernel {
         // SAFETY: the kernel writes only to `to`, which is borrowed for the call, and checks the other address.
         let done =
             unsafe { libc::process_vm_readv(libc::getpid(), &raw const mine, 1, &raw const theirs, 1, 0) };
+        if usize::try_from(done) == Ok(to.len()) { Ok(()) } else { Err(AccessError::Refused) }
+    }
+
+    fn pull_runs(
+        &mut self,
+        peer: PeerId,
+        from: impl Iterator<Item = RemoteRun>,
+        to: &mut ReceiveList<'_>,
+    ) -> Result<(), AccessError> {
+        if self.registry.is_dead(peer as usize) {
+            return Err(AccessError::Refused);
+        }
+        let theirs: Vec<_> = from.map(|run| vector(run.address as *mut u8, run.len as usize)).collect();
+        let mine: Vec<_> = to.pieces().iter().map(|piece| vector(piece.base, piece.len)).collect();
+        let counts = [mine.len(), theirs.len()].map(|count| count as libc::c_ulong);
+        // SAFETY: the kernel writes only to the pieces of `to`, which allow it, and checks the other addresses.
+        let done = unsafe {
+            libc::process_vm_readv(libc::getpid(), mine.as_ptr(), counts[0], theirs.as_ptr(), counts[1], 0)
+        };
         if usize::try_from(done) == Ok(to.len()) { Ok(()) } else { Err(AccessError::Refused) }
     }
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::output;
+use crate::shapes::ListShapes;
 use crate::sizes::Sizes;
 
 /// The variables that the launcher itself sets for each process.
@@ -125,6 +126,11 @@ pub(crate) struct PerfArgs {
     /// library, beside each size
     #[arg(long, value_enum, default_value = "own", conflicts_with_all = ["matching", "unexpected"])]
     pub(crate) memory: Memory,
+    /// With --port shm: measures the latency of messages in lists too, and shows it as a multiple of the latency of
+    /// contiguous messages, measured between two measurements of lists. FROM is how a message lies at its sender, TO
+    /// how it lies at its receiver: `whole`, `64+` (a header of 64 bytes, and the rest), `/8` (8 equal runs)
+    #[arg(long, value_name = "FROM:TO", conflicts_with_all = ["matching", "unexpected", "memory"])]
+    pub(crate) list: Option<ListShapes>,
     /// The RDMA devices of --port verbs: one for both processes, or one for each, separated by a comma;
     /// default: the first usable one
     #[arg(long, value_name = "NAME", value_delimiter = ',', num_args = 1)]

@@ -9,6 +9,7 @@ mod info;
 mod output;
 mod perf;
 mod run;
+mod shapes;
 mod signals;
 mod sizes;
 

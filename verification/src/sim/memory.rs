@@ -158,6 +158,18 @@ impl Memory {
         found.map(|(block, at)| to.copy_from_slice(block.run(at, to.len()))).is_some()
     }
 
+    /// Copies the first entries of the list of a buffer that a process has lent for a send. Returns false if there is no
+    /// such list.
+    pub(crate) fn pull_table(&self, owner: u32, address: u64, to: &mut [u8]) -> bool {
+        let mut mine = self.lent.iter().flatten().filter(|lent| lent.owner == owner && lent.is == Use::Send);
+        let table = mine.find_map(|lent| lent.block.table(address));
+        table
+            .as_ref()
+            .and_then(|table| table.get(..to.len()))
+            .map(|table| to.copy_from_slice(table))
+            .is_some()
+    }
+
     /// Writes bytes that a process has lent for a receive. Returns false if there is no such buffer, and the
     /// real copy would have overwritten something else.
     pub(crate) fn push(&mut self, owner: u32, address: u64, from: &[u8]) -> bool {

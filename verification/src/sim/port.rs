@@ -4,10 +4,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use nemesia_core::counters::TrafficCounters;
-use nemesia_core::payload::{BorrowedRecv, ReceiveRange, SendRange};
+use nemesia_core::payload::{BorrowedRecv, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
+use nemesia_core::port::describe_runs;
 use nemesia_core::port::{
-    AccessError, Accessed, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk, PacketPieces,
-    PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath,
+    AccessError, Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk,
+    PacketPieces, PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, RemoteRun, RunTable, SharedCopy,
+    ShortPath,
 };
 use nemesia_core::shared::fastbox::SHORT_BYTES;
 use nemesia_core::store::cost;
@@ -32,11 +34,23 @@ fn writable(descriptor: &Descriptor) -> Option<u64> {
 pub(crate) struct SimPort {
     rank: PeerId,
     fabric: Rc<RefCell<Fabric>>,
+    runs: Box<RunTable>,
+    /// The number of lists that were exposed.
+    lists: u64,
+}
+
+/// Returns the result of a single copy.
+const fn copied(pulled: fabric::Pulled) -> Result<(), AccessError> {
+    match pulled {
+        fabric::Pulled::Done => Ok(()),
+        fabric::Pulled::Unreadable => Err(AccessError::Range),
+        fabric::Pulled::Refused => Err(AccessError::Refused),
+    }
 }
 
 impl SimPort {
-    pub(crate) const fn new(rank: PeerId, fabric: Rc<RefCell<Fabric>>) -> Self {
-        Self { rank, fabric }
+    pub(crate) fn new(rank: PeerId, fabric: Rc<RefCell<Fabric>>) -> Self {
+        Self { rank, fabric, runs: Box::default(), lists: 0 }
     }
 }
 
@@ -151,6 +165,7 @@ impl PacketPort for SimPort {
     }
 
     fn close(&mut self, peer: PeerId) {
+        self.runs.forget(peer);
         self.fabric.borrow_mut().close(self.rank, peer);
     }
 }
@@ -225,6 +240,8 @@ unsafe impl RemoteAccess for SimPort {
     fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
         match descriptor.method() {
             WRITABLE => writable(descriptor).is_some(),
+            Descriptor::LIST => descriptor.list().is_some() && self.can_get(peer),
+            Descriptor::PAIR => descriptor.pair().is_some() && self.can_get(peer),
             _ => descriptor.address().is_some() && self.can_get(peer),
         }
     }
@@ -279,11 +296,54 @@ unsafe impl RemoteAccess for SimPort {
         }
         // SAFETY: the port may use the range during this call.
         let to = unsafe { to.as_mut_slice() };
-        match self.fabric.borrow_mut().pull(self.rank, peer, address, to) {
-            fabric::Pulled::Done => Accessed::Done,
-            fabric::Pulled::Unreadable => Accessed::Failed(AccessError::Range),
-            fabric::Pulled::Refused => Accessed::Failed(AccessError::Refused),
+        let pulled = self.fabric.borrow_mut().pull(self.rank, peer, address, to);
+        copied(pulled).map_or_else(Accessed::Failed, |()| Accessed::Done)
+    }
+
+    fn expose_list(&mut self, _: PeerId, runs: &SendRuns) -> (Descriptor, Option<Exposure>) {
+        if self.fabric.borrow().conditions.accesses > 0 {
+            return (Descriptor::NONE, None);
         }
+        (describe_runs(runs, &mut self.lists), None)
+    }
+
+    fn get_ranges(
+        &mut self,
+        peer: PeerId,
+        from: &Descriptor,
+        at: u64,
+        to: &mut ReceiveRanges,
+        operation: u64,
+    ) -> AccessedRanges {
+        if !from.is_list() {
+            return AccessedRanges::each(to, at, |at, range| self.get(peer, from, at, range, operation));
+        }
+        AccessedRanges::each(to, at, |at, range| {
+            // SAFETY: the port may use the range during this call.
+            let to = unsafe { range.as_mut_slice() };
+            self.get_listed(peer, from, at, to).map_or_else(Accessed::Failed, |()| Accessed::Done)
+        })
+    }
+}
+
+impl SimPort {
+    /// Copies bytes of a peer's list, from `at` on.
+    fn get_listed(
+        &mut self,
+        peer: PeerId,
+        list: &Descriptor,
+        at: u64,
+        mut to: &mut [u8],
+    ) -> Result<(), AccessError> {
+        let Self { rank, fabric, runs, .. } = self;
+        let mut fabric = fabric.borrow_mut();
+        runs.hold(peer, list, |table, to| copied(fabric.pull_table(*rank, peer, table, to)))?;
+        for RemoteRun { address, len } in runs.part(at, to.len() as u64).ok_or(AccessError::List)? {
+            let (here, rest) = std::mem::take(&mut to).split_at_mut(len as usize);
+            copied(fabric.pull(*rank, peer, address, here))?;
+            to = rest;
+        }
+        Ok(())
     }
 }
 

@@ -16,6 +16,8 @@ pub(crate) enum Event {
     Pull,
     PullRefused,
     PullRefusedMidway,
+    /// The runs of a message that is a list were read from its sender's table.
+    Table,
     /// A sender-assisted copy was offered; the sender copied a part; a part failed; the receiver waited for a
     /// part.
     Assist,
@@ -88,7 +90,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 55] = [
+const EVENTS: [(Event, &str); 56] = [
     (Event::Eager, "eager"),
     (Event::Rts, "RTS"),
     (Event::Cts, "CTS"),
@@ -99,6 +101,7 @@ const EVENTS: [(Event, &str); 55] = [
     (Event::Pull, "pulled"),
     (Event::PullRefused, "pull refused"),
     (Event::PullRefusedMidway, "midway"),
+    (Event::Table, "tables"),
     (Event::Assist, "shared"),
     (Event::Push, "pushed"),
     (Event::PushRefused, "push refused"),

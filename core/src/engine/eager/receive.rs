@@ -178,6 +178,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             rts,
             left,
             phase: TransferPhase::Pull,
+            shared: 0,
             accesses: Accesses::from(left.start),
             measured: None,
             exposure: None,

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::engine::peer::PeerQueue;
-use crate::engine::request::State;
+use crate::engine::request::{SendMessage, State};
 use crate::engine::state::{Assist, TransferPhase};
 use crate::engine::{Engine, Storage};
 use crate::port::{NextChunk, PeerId, Port};
@@ -54,10 +54,15 @@ impl<P: Port, S: Storage> Engine<P, S> {
         // The receiver may have sent FIN meanwhile. The buffer then belongs to the caller again.
         let message = self.offered(peer, assist.request).map(|(_, message)| message);
         let (start, len) = (part.start as usize, (part.end - part.start) as usize);
-        let bytes = message.as_ref().map(|message| message.buf.part(start, len));
-        let pushed = match (bytes, assist.address.checked_add(part.start)) {
-            // A part that is not one run is left to the receiver.
-            (Some(bytes), Some(address)) if bytes.len() == len => self.port.push(peer, address, bytes),
+        let pushed = match (message, assist.address.checked_add(part.start)) {
+            (Some(SendMessage { buf, .. }), Some(address)) if address.checked_add(len as u64).is_some() => {
+                let mut pushed = 0;
+                buf.each(start, len, |done, run| {
+                    let is_next = pushed == done && self.port.push(peer, address + done as u64, run);
+                    pushed += if is_next { run.len() } else { 0 };
+                });
+                pushed == len
+            }
             _ => false,
         };
         self.port.end_part(peer, part, pushed);

@@ -13,7 +13,10 @@ use crate::engine::{Engine, PACKETS_A_TURN, RequestId, Storage, Tuning};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::Scatter;
-use crate::port::{AccessError, Accessed, AssistedCopy, NextChunk, Part, PeerFault, PeerId, Port};
+use crate::port::{
+    AccessError, Accessed, AccessedRanges, AssistedCopy, NextChunk, Part, PeerFault, PeerId, Port,
+};
+use crate::wire::rendezvous::Rts;
 
 /// The protocol.
 #[derive(Debug)]
@@ -75,11 +78,11 @@ impl<P: Port, S: Storage> Transfer<P, S> for Pull {
 
     fn done_receive(engine: &mut Engine<P, S>, index: u32) {
         let State::Receiving { incoming, buf } = &engine.requests.get(index).0 else { return };
-        let Incoming { from, rts, phase, measured, .. } = *incoming;
+        let Incoming { from, rts, shared, measured, .. } = *incoming;
         let bytes = rts.total.min(buf.len() as u64) as usize;
         engine.has_moved(from, measured, bytes as u64);
         let tally = &mut engine.peer(from).tally;
-        let by = if phase == TransferPhase::Pull { &mut tally.pulled } else { &mut tally.assisted };
+        let by = if shared == 0 { &mut tally.pulled } else { &mut tally.assisted };
         by.add(bytes);
         engine.finish(index);
     }
@@ -91,17 +94,15 @@ fn next_chunk<P: Port>(
     buf: &mut Scatter,
     tuning: &Tuning,
 ) -> NextChunk {
-    let Incoming { from, rts, left, accesses: Accesses { begun, .. }, .. } = *incoming;
+    let Incoming { from, left, accesses: Accesses { begun, .. }, .. } = *incoming;
     if incoming.phase == TransferPhase::Pull
         && begun == left.start
-        && incoming.wanted() >= tuning.least_assist_bytes()
-        && buf.address() != 0
+        && let Some((size, assisted_copy)) = shareable(incoming, buf, tuning)
     {
-        let assisted_copy =
-            AssistedCopy { request: rts.sender, address: buf.address(), start: left.start, end: left.end };
-        let worthwhile = incoming.wanted() >= tuning.assist_bytes || port.is_lent(from, &assisted_copy);
+        let worthwhile = size >= tuning.assist_bytes || port.is_lent(from, &assisted_copy);
         if worthwhile && port.open_assist(from, &assisted_copy) {
             incoming.phase = TransferPhase::Assist;
+            incoming.shared = assisted_copy.end;
         }
     }
     match incoming.phase {
@@ -116,15 +117,23 @@ fn next_chunk<P: Port>(
         TransferPhase::Assist => {
             let next_chunk = port.next_chunk(from);
             if next_chunk == NextChunk::Done {
-                incoming.left.start = left.end;
+                incoming.left.start = incoming.shared;
+                if incoming.shared < left.end {
+                    // The next run follows.
+                    incoming.phase = TransferPhase::Pull;
+                    incoming.accesses.begun = incoming.shared;
+                }
             }
             next_chunk
         }
         TransferPhase::Broken => {
             let next_chunk = port.next_chunk(from);
-            if let NextChunk::Copy(part) = next_chunk {
+            if let NextChunk::Copy(part) = next_chunk
+                && left.end <= incoming.shared
+            {
                 // The sender will not write this part. No part is assigned twice, and all bytes behind this
-                // part have arrived.
+                // part have arrived. If the copy was not shared up to the end of the message, the shared
+                // bytes are streamed again.
                 incoming.left.end = part.end;
             }
             next_chunk
@@ -134,23 +143,40 @@ fn next_chunk<P: Port>(
     }
 }
 
+/// Returns the part of a message that sender and receiver may copy together, and the size that decides whether they
+/// should. In a contiguous buffer the part is the missing bytes. In a list it is the rest of the next run, if that is
+/// at least as long as a piece that is pulled at once; the size is then that of the message.
+fn shareable(incoming: &Incoming, buf: &mut Scatter, tuning: &Tuning) -> Option<(u64, AssistedCopy)> {
+    let Incoming { rts, left: Part { start, end }, .. } = *incoming;
+    let (is_list, least) = (buf.address() == 0, tuning.least_assist_bytes());
+    let size = if is_list { rts.total.min(buf.len() as u64) } else { end - start };
+    if size < least {
+        return None;
+    }
+    let run = buf.range_from(start as usize, (end - start) as usize)?;
+    let (address, len) = (run.base().addr().get() as u64, run.len() as u64);
+    if is_list && len < tuning.pull_bytes.max(1) {
+        return None;
+    }
+    let address = address.checked_sub(start)?;
+    Some((size, AssistedCopy { request: rts.sender, address, start, end: start + len }))
+}
+
 /// Begins the accesses for a part.
 fn copy<P: Port>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part: Part, operation: u64) {
     if incoming.phase == TransferPhase::Broken {
         return;
     }
-    let mut series = incoming.accesses.begin(part.start);
-    buf.each_range(part.start as usize, (part.end - part.start) as usize, |done, to| {
-        let at = part.start + done as u64;
-        let origin = u64::from(incoming.rts.origin);
-        #[cfg(nemesia_injected_fault)]
-        let origin = if injected(InjectedFault::WrongOrigin) { 0 } else { origin };
-        series.next(at, to.len(), || match at.checked_sub(origin) {
-            Some(described) => port.get(incoming.from, &incoming.rts.descriptor, described, to, operation),
-            None => Accessed::Failed(AccessError::Range),
-        });
-    });
-    let is_busy = series.last() == Accessed::Busy;
+    let mut to = buf.ranges(part.start as usize, (part.end - part.start) as usize);
+    let Incoming { from, rts: Rts { ref descriptor, origin, .. }, .. } = *incoming;
+    #[cfg(nemesia_injected_fault)]
+    let origin = if injected(InjectedFault::WrongOrigin) { 0 } else { origin };
+    let accessed = match part.start.checked_sub(origin.into()) {
+        Some(at) => port.get_ranges(from, descriptor, at, &mut to, operation),
+        None => AccessedRanges { last: Accessed::Failed(AccessError::Range), ..AccessedRanges::NONE },
+    };
+    incoming.accesses.record(part.start, &accessed);
+    let is_busy = accessed.last == Accessed::Busy;
     if incoming.phase == TransferPhase::Assist {
         // A shared message is complete when both processes have copied their parts. A part is copied at once.
         incoming.accesses.failed |= is_busy;
@@ -173,7 +199,9 @@ fn settle<P: Port>(port: &mut P, incoming: &mut Incoming) {
         }
         (TransferPhase::Assist, true) => {
             port.close_assist(incoming.from);
-            incoming.left.end = incoming.accesses.begun;
+            if incoming.shared == incoming.left.end {
+                incoming.left.end = incoming.accesses.begun;
+            }
             incoming.phase = TransferPhase::Broken;
         }
         _ => {}

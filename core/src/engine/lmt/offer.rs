@@ -9,6 +9,7 @@ use crate::engine::state::{FIRST_BYTES, Incoming, Protocol, TransferPhase};
 use crate::engine::{Engine, RequestId, Storage};
 use crate::port::{Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port, PortFault};
 use crate::store::cost;
+use crate::wire::listed::MOST_RUNS;
 use crate::wire::rendezvous::{Cts, Descriptor, FIN_BYTES, MOST_CTS_BYTES, MOST_RTS_BYTES, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
@@ -37,7 +38,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         let (descriptor, exposure) = match last_run {
             Some((_, range)) if first < buf.len() => self.port.expose(to, range),
-            _ => (Descriptor::NONE, None),
+            Some(_) => (Descriptor::NONE, None),
+            None if first == buf.len() => (Descriptor::NONE, None),
+            // Short runs cost the kernel more than a copy into cells.
+            None => buf
+                .runs(MOST_RUNS, self.tuning.run_bytes as usize)
+                .map_or((Descriptor::NONE, None), |runs| self.port.expose_list(to, &runs)),
         };
         let rts = Rts {
             total: buf.len() as u64,
@@ -156,7 +162,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.port.is_accessible(from, &rts.descriptor) && is_worth_pulling(incoming, buf, run_bytes);
         let message = MessageForm {
             bytes: rts.total.min(buf.len() as u64),
-            is_list: buf.address() == 0 || rts.origin > 0,
+            is_list: buf.address() == 0 || rts.origin > 0 || rts.descriptor.is_list(),
         };
         if may_pull && self.choose(from, index, message, &rts) == Protocol::Pull {
             Pull::start_receive(self, from, index);

@@ -11,7 +11,7 @@ use crate::engine::{Engine, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{Gather, Scatter};
-use crate::port::{Exposure, PacketPieces, PeerFault, PeerId, Port};
+use crate::port::{AccessedRanges, Exposure, PacketPieces, PeerFault, PeerId, Port};
 use crate::wire::rendezvous::Descriptor;
 use crate::wire::{Envelope, Kind};
 
@@ -78,10 +78,11 @@ impl StreamState {
     fn put<P: Port>(&mut self, port: &mut P, from: &mut Gather, most: u64, operation: u64) {
         let (base, first) = (self.next, self.accesses.begun);
         let len = most.min(self.end - first);
-        let mut series = self.accesses.begin(first);
+        let mut accessed = AccessedRanges::NONE;
         from.each_range(first as usize, len as usize, |done, range| {
-            let at = first + done as u64;
-            series.next(at, range.len(), || port.put(self.to, &self.descriptor, at - base, range, operation));
+            let at = first - base + done as u64;
+            accessed.next(range.len() as u64, || port.put(self.to, &self.descriptor, at, range, operation));
         });
+        self.accesses.record(first, &accessed);
     }
 }

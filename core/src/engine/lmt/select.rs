@@ -77,6 +77,8 @@ pub(in crate::engine) struct ProtocolSelection {
     budget: TrialBudget,
     /// The protocol that the peer last reported for messages from this process that travel alone, plus one.
     heard: [u8; CLASSES],
+    /// Whether the last message of each size was a list. The report to the peer is about messages of that form.
+    lists: [bool; CLASSES],
     /// Whether messages overlapped in the last run.
     overlap: bool,
     /// Messages in progress, and the number of them that began before the run, perhaps by another protocol.
@@ -99,9 +101,7 @@ impl ProtocolSelection {
     fn begin(&mut self, message: MessageForm, now: u64, protocol_number: u8) -> Protocol {
         let MessageForm { bytes, is_list } = message;
         let class = MessageClass { size: class_of(bytes).min(CLASSES - 1), is_list };
-        if !is_list {
-            self.hear(class.size, protocol_number);
-        }
+        self.hear(class, protocol_number);
         if self.under_way == 0 {
             self.begin_group(class, bytes, now);
         }
@@ -128,21 +128,24 @@ impl ProtocolSelection {
         }
     }
 
-    /// Returns the protocol that this process uses for single contiguous messages of `bytes` bytes, plus one;
-    /// 0 if nothing is learned for that size.
+    /// Returns the protocol that this process uses for single messages of `bytes` bytes, in the form of the last one,
+    /// plus one; 0 if nothing is learned for that size.
     fn protocol_number(&self, bytes: u64) -> u8 {
-        self.selectors[0][0].get(class_of(bytes)).map_or(0, |known| known.current() + 1)
+        let size = class_of(bytes);
+        let form = usize::from(self.lists.get(size).is_some_and(|is_list| *is_list));
+        self.selectors[0][form].get(size).map_or(0, |known| known.current() + 1)
     }
 
     /// Records the protocol that the peer reports for such messages. If the report has changed, this process
     /// tries that protocol too. One buffer may travel back and forth between the two processes, and the speed
     /// here then depends on how the peer copies: a cache line that another core has just read is slow to
     /// write.
-    fn hear(&mut self, size: usize, protocol_number: u8) {
+    fn hear(&mut self, MessageClass { size, is_list }: MessageClass, protocol_number: u8) {
+        self.lists[size] = is_list;
         if core::mem::replace(&mut self.heard[size], protocol_number) != protocol_number
             && let Some(protocol_number) = protocol_number.checked_sub(1)
         {
-            self.selectors[0][0][size].suggest(protocol_number);
+            self.selectors[0][usize::from(is_list)][size].suggest(protocol_number);
         }
     }
 

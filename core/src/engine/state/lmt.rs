@@ -1,7 +1,7 @@
 //! The protocols for large messages.
 #![forbid(unsafe_code)]
 
-use crate::port::{Accessed, Exposure, Part, PeerId, Stores};
+use crate::port::{Accessed, AccessedRanges, Exposure, Part, PeerId, Stores};
 use crate::wire::rendezvous::{Descriptor, MOST_PROTOCOLS, Rts};
 
 /// Most bytes of a message that travel with its RTS. A synchronous message of at most this size travels whole
@@ -63,47 +63,17 @@ impl Accesses {
         Self { begun: start, under_way: 0, failed: false }
     }
 
-    /// Begins a series of accesses with the byte `start`.
-    pub(in crate::engine) const fn begin(&mut self, start: u64) -> AccessSeries<'_> {
-        self.begun = start;
-        AccessSeries { accesses: self, last: Accessed::Done }
+    /// Records accesses that have begun with the byte `start`.
+    pub(in crate::engine) const fn record(&mut self, start: u64, accessed: &AccessedRanges) {
+        self.begun = start + accessed.begun;
+        self.under_way += accessed.under_way;
+        self.failed |= matches!(accessed.last, Accessed::Failed(_));
     }
 
     /// Records the end of an access that was under way.
     pub(in crate::engine) const fn end(&mut self, failed: bool) {
         self.under_way = self.under_way.saturating_sub(1);
         self.failed |= failed;
-    }
-}
-
-/// Accesses to the ranges of a buffer, one after the other, until one cannot begin or fails.
-#[derive(Debug)]
-pub(in crate::engine) struct AccessSeries<'a> {
-    accesses: &'a mut Accesses,
-    last: Accessed,
-}
-
-impl AccessSeries<'_> {
-    /// Begins the access to the next `len` bytes, which start with byte `at`. Does nothing if the series has ended.
-    pub(in crate::engine) fn next(&mut self, at: u64, len: usize, access: impl FnOnce() -> Accessed) {
-        if !matches!(self.last, Accessed::Done | Accessed::Later) {
-            return;
-        }
-        self.last = access();
-        match self.last {
-            Accessed::Done => self.accesses.begun = at + len as u64,
-            Accessed::Later => {
-                self.accesses.begun = at + len as u64;
-                self.accesses.under_way += 1;
-            }
-            Accessed::Busy => {}
-            Accessed::Failed(_) => self.accesses.failed = true,
-        }
-    }
-
-    /// Returns the result of the last access.
-    pub(in crate::engine) const fn last(&self) -> Accessed {
-        self.last
     }
 }
 
@@ -133,6 +103,8 @@ pub(in crate::engine) struct Incoming {
     /// The bytes that are still missing and that this process may assign.
     pub(in crate::engine) left: Part,
     pub(in crate::engine) phase: TransferPhase,
+    /// End of the last sender-assisted copy: of the message, or of a run of a receive list; 0 if there was none.
+    pub(in crate::engine) shared: u64,
     /// The gets.
     pub(in crate::engine) accesses: Accesses,
     /// The protocol, if the adaptive selector measures the transfer ([`crate::engine::lmt::ProtocolSelections`]).

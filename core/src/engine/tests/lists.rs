@@ -1,10 +1,12 @@
 //! Scattered buffers, on either side or both, on every path of a message.
 
-use super::world::{AMPLE, World};
-use crate::engine::{CompletionError, Status, Truncation};
+use super::world::{AMPLE, TUNING, World, WorldRoom};
+use crate::engine::{CompletionError, Status, Truncation, Tuning};
+use crate::payload::MOST_RANGES;
 use crate::payload::tests::steps;
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
+use crate::wire::listed::MOST_RUNS;
 
 const READINGS: [Reading; 4] = [Reading::Never, Reading::Always, Reading::Unreadable(4), Reading::Refused(4)];
 const LENS: [usize; 14] = [0, 1, 8, 47, 48, 49, 100, 223, 224, 225, 256, 257, 900, 5000];
@@ -47,7 +49,7 @@ fn scattered_messages_arrive_as_those_in_one_place() {
 #[test]
 fn a_short_header_and_a_large_payload_move_in_one_copy() {
     const LEN: usize = 10_000;
-    for (header, pulled) in [(1, true), (48, true), (224, true), (225, false)] {
+    for header in [1, 48, 224, 225, 5000] {
         for synchronous in [false, true] {
             let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
             let mut world = World::new(&fabric, AMPLE);
@@ -61,8 +63,68 @@ fn a_short_header_and_a_large_payload_move_in_one_copy() {
             world.done(send).0.unwrap();
             assert_eq!(world.done(receive).1, contents(1, LEN));
             let moved = fabric.with_memory(|memory| memory.pulled + memory.pushed);
-            assert_eq!(moved >= (LEN - 224) as u64, pulled, "{moved} bytes after a header of {header}");
+            assert!(moved >= (LEN - 224) as u64, "{moved} bytes after a header of {header}");
+            let tables = fabric.with_memory(|memory| memory.tables_read);
+            assert_eq!(tables, 0, "the RTS describes both runs, or the one after a short header");
         }
+    }
+}
+
+/// Few long runs are read from the sender's memory, and its table of more than two runs once. Many or short runs are streamed.
+#[test]
+fn long_runs_move_in_one_copy_and_short_ones_are_streamed() {
+    const LEN: usize = 20_000;
+    let least = TUNING.run_bytes as usize;
+    for (count, is_read) in
+        [(2, true), (8, true), (MOST_RUNS, true), (MOST_RUNS + 1, false), (LEN / least, false)]
+    {
+        let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
+        let mut world = World::new(&fabric, AMPLE);
+        for tag in 0..3 {
+            world.lender.cut_equally(count);
+            let receive = world.recv(1, 0, tag, LEN);
+            let send = world.isend(0, 1, tag, contents(tag, LEN));
+            world.settle();
+            world.done(send).0.unwrap();
+            assert_eq!(world.done(receive).1, contents(tag, LEN));
+            let (tables, moved) =
+                fabric.with_memory(|memory| (memory.tables_read, memory.pulled + memory.pushed));
+            let messages = tag as usize + 1;
+            assert_eq!(tables, if is_read && count > 2 { messages } else { 0 }, "{count} runs");
+            assert_eq!(moved >= (messages * LEN) as u64, is_read, "{moved} bytes of {count} runs");
+        }
+    }
+}
+
+/// The receiver reads to several ranges at once.
+#[test]
+fn a_receive_list_is_filled_by_few_reads() {
+    const LEN: usize = 10_000;
+    for count in [0, 7] {
+        let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
+        let tuning = Tuning {
+            pull_bytes: u64::MAX,
+            run_bytes: 0,
+            assist_bytes: u64::MAX,
+            lent_assist_bytes: u64::MAX,
+            ..TUNING
+        };
+        let mut world = World::new(&fabric, WorldRoom { tuning, ..AMPLE });
+        let (mut runs, mut lists) = (0, 0);
+        for tag in 0..16 {
+            world.lender.cut_equally(count);
+            world.lender.scatter(tag);
+            let receive = world.recv(1, 0, tag, LEN);
+            let send = world.isend(0, 1, tag, contents(tag, LEN));
+            let before = fabric.with_memory(|memory| (memory.runs, memory.calls));
+            world.settle();
+            world.done(send).0.unwrap();
+            assert_eq!(world.done(receive).1, contents(tag, LEN));
+            let (all, calls) = fabric.with_memory(|memory| (memory.runs - before.0, memory.calls - before.1));
+            assert!(calls <= 2 + all / MOST_RANGES, "{calls} calls for {all} ranges");
+            (runs, lists) = (runs + all, lists + usize::from(calls > 0));
+        }
+        assert!(runs > 10 * lists && lists > 3, "{runs} ranges of {lists} lists");
     }
 }
 

@@ -4,10 +4,10 @@ use core::cell::Cell;
 use std::vec::Vec;
 
 use crate::counters::TrafficCounters;
-use crate::payload::{BorrowedRecv, ReceiveRange, SendRange};
+use crate::payload::{BorrowedRecv, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
 use crate::port::{
-    Accessed, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk, PacketPieces, PacketPort, Part,
-    PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath, Stores,
+    Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk, PacketPieces,
+    PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath, Stores,
 };
 use crate::wire::rendezvous::{Cts, Descriptor, MOST_CTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
@@ -252,6 +252,10 @@ unsafe impl<P: RemoteAccess> RemoteAccess for RecordingPort<P> {
         self.port.expose(peer, range)
     }
 
+    fn expose_list(&mut self, peer: PeerId, runs: &SendRuns) -> (Descriptor, Option<Exposure>) {
+        self.port.expose_list(peer, runs)
+    }
+
     fn revoke(&mut self, peer: PeerId, exposure: Exposure) {
         self.port.revoke(peer, exposure);
     }
@@ -266,6 +270,18 @@ unsafe impl<P: RemoteAccess> RemoteAccess for RecordingPort<P> {
     ) -> Accessed {
         self.pulls += 1;
         self.port.get(peer, from, at, to, operation)
+    }
+
+    fn get_ranges(
+        &mut self,
+        peer: PeerId,
+        from: &Descriptor,
+        at: u64,
+        to: &mut ReceiveRanges,
+        operation: u64,
+    ) -> AccessedRanges {
+        self.pulls += 1;
+        self.port.get_ranges(peer, from, at, to, operation)
     }
 
     fn poll_access(&mut self) -> Option<CompletedAccess> {

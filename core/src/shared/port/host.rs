@@ -1,7 +1,8 @@
 //! The port's configuration, and the operating system functions that it needs.
 #![forbid(unsafe_code)]
 
-use crate::port::{AccessError, PeerId, Stores};
+use crate::payload::ReceiveList;
+use crate::port::{AccessError, PeerId, RemoteRun, Stores};
 use crate::shared::assist::Pieces;
 use crate::shared::sleep::{Sleep, SleepWord};
 use crate::sync::FenceMode;
@@ -30,6 +31,21 @@ pub trait Host {
     /// See [`AccessError`]; the content of `to` is then unspecified.
     fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Result<(), AccessError> {
         let _ = (peer, address, to);
+        Err(AccessError::Refused)
+    }
+
+    /// As [`Host::pull`], from several runs of the peer's memory to several ranges, with as few calls of the operating
+    /// system as possible. Both have the same number of bytes.
+    ///
+    /// # Errors
+    /// See [`AccessError`]; the content of `to` is then unspecified.
+    fn pull_runs(
+        &mut self,
+        peer: PeerId,
+        from: impl Iterator<Item = RemoteRun>,
+        to: &mut ReceiveList<'_>,
+    ) -> Result<(), AccessError> {
+        let _ = (peer, from, to);
         Err(AccessError::Refused)
     }
 

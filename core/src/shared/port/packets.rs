@@ -207,6 +207,7 @@ where
             *link = None;
         }
         self.pool.reclaim(peer);
+        self.runs.forget(peer);
         self.deferred = self.deferred.filter(|(owner, _)| *owner != peer);
         if let Some(at) = self.hot[..self.hot_count].iter().position(|&hot| hot == peer) {
             self.hot_count -= 1;

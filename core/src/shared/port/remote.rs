@@ -6,9 +6,10 @@
 use core::borrow::BorrowMut;
 
 use super::{Host, Link, ShmPort};
-use crate::payload::{ReceiveRange, SendRange};
+use crate::payload::{ReceiveList, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
 use crate::port::{
-    AccessError, Accessed, AssistedCopy, Exposure, NextChunk, Part, PeerId, RemoteAccess, SharedCopy,
+    AccessError, Accessed, AccessedRanges, AssistedCopy, Exposure, NextChunk, Part, PeerId, RemoteAccess,
+    RemoteRun, SharedCopy, describe_runs,
 };
 use crate::shared::pool::CellRecord;
 use crate::shared::sleep::WakeReason;
@@ -29,7 +30,9 @@ where
     }
 
     fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
-        (descriptor.address().is_some() && self.host.can_pull(peer)) || self.is_mappable(peer, descriptor)
+        let is_readable =
+            descriptor.address().is_some() || descriptor.list().is_some() || descriptor.pair().is_some();
+        (is_readable && self.host.can_pull(peer)) || self.is_mappable(peer, descriptor)
     }
 
     fn is_mappable(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
@@ -40,6 +43,34 @@ where
         let mappable = self.host.mappable(range.address(), range.len());
         let descriptor = mappable.and_then(|bytes| Descriptor::of_mappable(&bytes));
         (descriptor.unwrap_or_else(|| Descriptor::of_address(range.address())), None)
+    }
+
+    fn expose_list(&mut self, _: PeerId, runs: &SendRuns) -> (Descriptor, Option<Exposure>) {
+        (describe_runs(runs, &mut self.lists), None)
+    }
+
+    fn get_ranges(
+        &mut self,
+        peer: PeerId,
+        from: &Descriptor,
+        at: u64,
+        to: &mut ReceiveRanges,
+        operation: u64,
+    ) -> AccessedRanges {
+        if !from.is_list() && (to.count() == 1 || from.mappable().is_some()) {
+            return AccessedRanges::each(to, at, |at, range| self.get(peer, from, at, range, operation));
+        }
+        let len = to.len() as u64;
+        // SAFETY: the port may use the ranges during this call.
+        let mut to = unsafe { to.as_list() };
+        let copied = match from.address().and_then(|address| address.checked_add(at)) {
+            _ if from.is_list() => self.pull_listed(peer, from, at, &mut to),
+            Some(address) => self.host.pull_runs(peer, core::iter::once(RemoteRun { address, len }), &mut to),
+            None => Err(AccessError::Range),
+        };
+        let begun = if copied.is_ok() { len } else { 0 };
+        let last = copied.map_or_else(Accessed::Failed, |()| Accessed::Done);
+        AccessedRanges { last, under_way: 0, begun }
     }
 
     fn get(&mut self, peer: PeerId, from: &Descriptor, at: u64, to: ReceiveRange, _: u64) -> Accessed {
@@ -66,6 +97,20 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
+    /// Copies bytes of a peer's list, from `at` on.
+    fn pull_listed(
+        &mut self,
+        peer: PeerId,
+        list: &Descriptor,
+        at: u64,
+        to: &mut ReceiveList<'_>,
+    ) -> Result<(), AccessError> {
+        let Self { runs, host, .. } = self;
+        runs.hold(peer, list, |table, to| host.pull(peer, table, to))?;
+        let part = runs.part(at, to.len() as u64).ok_or(AccessError::List)?;
+        host.pull_runs(peer, part, to)
+    }
+
     /// Returns the description of a receive buffer, if it lies in memory that peers may map for writing.
     fn lent(&self, assist: &AssistedCopy) -> Option<MappableBytes> {
         let len = usize::try_from(assist.end).ok()?;

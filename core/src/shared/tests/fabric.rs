@@ -178,6 +178,10 @@ impl Fabric {
             mapped: 0,
             sends: BTreeMap::new(),
             rooms: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            tables_read: 0,
+            calls: 0,
+            runs: 0,
             rng: Rng::new(0),
         };
         Self { geometry, own, inbox, memory: Rc::new(RefCell::new(memory)), announce: true, stores: None }
@@ -217,6 +221,7 @@ impl Fabric {
             lists: vec![],
             random: 0,
             header: 0,
+            equal: 0,
         }
     }
 

@@ -2,11 +2,12 @@
 //!
 //! These calls allocate nothing. They add no copy either, except for messages that fit into a fastbox, which
 //! are gathered on the stack. A large message that is sent from a list takes one copy if at most 224 bytes come
-//! before its last run (a short header and a large payload). Any other list is streamed through cells, in two
-//! copies. A large message that is received into a list is pulled in one copy, run by run, if the runs have 4
-//! KiB or more on average. Otherwise it is streamed.
+//! before its last run (a short header and a large payload), or if it has at most 256 segments with 4 KiB or more on
+//! average. The receiver then reads the list itself, which must not change until the send is complete. Any other list
+//! is streamed through cells, in two copies. A large message that is received into a list is pulled in one copy,
+//! several runs with each system call, if the runs have 4 KiB or more on average. Otherwise it is streamed.
 //!
-//! The number of segments is not limited: the engine walks a list once or twice.
+//! The number of segments is not limited: the engine walks a list a few times.
 
 use std::io::{IoSlice, IoSliceMut};
 

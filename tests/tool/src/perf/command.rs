@@ -12,6 +12,10 @@ pub(crate) enum LinkCommand {
     Trips { bytes: usize, count: usize },
     /// `count` windows.
     Windows { bytes: usize, count: usize },
+    /// As `Check`, with a list.
+    ListCheck { bytes: usize },
+    /// As `Trips`, with lists.
+    ListTrips { bytes: usize, count: usize },
     /// As `Trips`, without the library.
     BareTrips { bytes: usize, count: usize },
     /// As `Windows`, without the library.
@@ -34,6 +38,8 @@ impl LinkCommand {
             Self::Finish => [5, 0, 0],
             Self::BareTrips { bytes, count } => [6, bytes, count],
             Self::BareWindows { bytes, count } => [7, bytes, count],
+            Self::ListCheck { bytes } => [8, bytes, 0],
+            Self::ListTrips { bytes, count } => [9, bytes, count],
         };
         let mut packet = [0; COMMAND_BYTES];
         for (field, value) in packet.chunks_exact_mut(8).zip([kind, bytes, count]) {
@@ -55,6 +61,8 @@ impl LinkCommand {
             5 => Self::Finish,
             6 => Self::BareTrips { bytes, count },
             7 => Self::BareWindows { bytes, count },
+            8 => Self::ListCheck { bytes },
+            9 => Self::ListTrips { bytes, count },
             _ => return None,
         })
     }
@@ -65,6 +73,8 @@ impl LinkCommand {
             Self::Check { bytes }
             | Self::Trips { bytes, .. }
             | Self::Windows { bytes, .. }
+            | Self::ListCheck { bytes }
+            | Self::ListTrips { bytes, .. }
             | Self::BareTrips { bytes, .. }
             | Self::BareWindows { bytes, .. } => bytes,
             Self::HandOver | Self::Finish => 0,

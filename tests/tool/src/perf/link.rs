@@ -6,9 +6,11 @@ use std::ptr::NonNull;
 use nemesia::{Access, Endpoint, Error, MessageBuffer, Request, Source, Status, Tag};
 
 use super::command::{COMMAND_BYTES, LinkCommand};
+use super::list::ListBuffers;
 use super::timer::Timer;
-use super::traffic::{Seen, Traffic};
+use super::traffic::{NO_LISTS, Seen, Traffic};
 use crate::cli::Memory;
+use crate::shapes::ListShapes;
 
 /// The number of messages in a window.
 pub(crate) const WINDOW: usize = 64;
@@ -29,11 +31,17 @@ pub(crate) struct Link {
     /// alive during the receive.
     lent: bool,
     requests: Vec<Request>,
+    lists: Option<ListBuffers>,
 }
 
 impl Link {
     /// Connects the two processes; messages have at most `most` bytes.
-    pub(crate) fn new(mut endpoint: Endpoint, most: usize, memory: Memory) -> Result<Self, String> {
+    pub(crate) fn new(
+        mut endpoint: Endpoint,
+        most: usize,
+        memory: Memory,
+        list: Option<ListShapes>,
+    ) -> Result<Self, String> {
         if endpoint.size() != 2 {
             return Err(format!("perf is for two processes, not for {}", endpoint.size()));
         }
@@ -41,7 +49,8 @@ impl Link {
         let (out, into) =
             (LinkBuffer::new(&mut endpoint, most, memory)?, LinkBuffer::new(&mut endpoint, most, memory)?);
         let (lent, requests) = (memory == Memory::Lent, Vec::with_capacity(WINDOW));
-        Ok(Self { endpoint, peer, out, into, lent, requests })
+        let lists = list.map(|shapes| ListBuffers::new(shapes, most));
+        Ok(Self { endpoint, peer, out, into, lent, requests, lists })
     }
 
     /// Receives a message of exactly `bytes` bytes.
@@ -164,6 +173,51 @@ impl Traffic for Link {
         Ok(())
     }
 
+    fn check_lists(&mut self, bytes: usize) -> Result<(), String> {
+        let Self { endpoint, peer, lists, .. } = self;
+        let (lists, rank) = (lists.as_mut().ok_or(NO_LISTS)?, endpoint.rank());
+        for sender in [0, 1] {
+            let seed = seed(bytes, sender);
+            if sender == rank {
+                lists.out(bytes).enumerate().for_each(|(at, byte)| *byte = pattern(seed, at));
+                endpoint.sendv(*peer, DATA, &lists.lists(bytes).0).map_err(text)?;
+                continue;
+            }
+            lists.blank();
+            let (source, tag) = (Source::Rank(*peer), Tag::Exactly(DATA));
+            let status = endpoint.recvv(source, tag, &mut lists.lists(bytes).1).map_err(text)?;
+            if status.len != bytes {
+                return Err(format!("a list of {bytes} bytes arrived with {} bytes", status.len));
+            }
+            intact("list", seed, &lists.received(bytes))?;
+        }
+        Ok(())
+    }
+
+    fn ping_lists(&mut self, bytes: usize, timer: &Timer, samples: &mut [u64]) -> Result<(), String> {
+        let Self { endpoint, peer, lists, .. } = self;
+        let (out, mut into) = lists.as_mut().ok_or(NO_LISTS)?.lists(bytes);
+        let mut last = timer.now();
+        for sample in samples {
+            endpoint.sendv(*peer, DATA, &out).map_err(text)?;
+            endpoint.recvv(Source::Rank(*peer), Tag::Exactly(DATA), &mut into).map_err(text)?;
+            let now = timer.now();
+            *sample = now.saturating_sub(last);
+            last = now;
+        }
+        Ok(())
+    }
+
+    fn pong_lists(&mut self, bytes: usize, count: usize) -> Result<(), String> {
+        let Self { endpoint, peer, lists, .. } = self;
+        let (out, mut into) = lists.as_mut().ok_or(NO_LISTS)?.lists(bytes);
+        for _ in 0..count {
+            endpoint.recvv(Source::Rank(*peer), Tag::Exactly(DATA), &mut into).map_err(text)?;
+            endpoint.sendv(*peer, DATA, &out).map_err(text)?;
+        }
+        Ok(())
+    }
+
     /// An empty message acknowledges each window.
     fn send_windows(&mut self, bytes: usize, count: usize) -> Result<(), String> {
         let base = self.out[..bytes].as_ptr();
@@ -279,6 +333,8 @@ mod tests {
             LinkCommand::Windows { bytes: 0, count: 1 },
             LinkCommand::BareTrips { bytes: 8, count: 2 },
             LinkCommand::BareWindows { bytes: 9, count: 3 },
+            LinkCommand::ListCheck { bytes: 5 },
+            LinkCommand::ListTrips { bytes: 10, count: 4 },
             LinkCommand::Finish,
         ] {
             assert_eq!(LinkCommand::decode(&command.encode()), Some(command));

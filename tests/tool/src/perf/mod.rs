@@ -5,6 +5,7 @@ mod command;
 mod counters;
 mod limits;
 mod link;
+mod list;
 mod matching;
 mod page;
 mod plan;
@@ -71,7 +72,7 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     let largest = args.sizes.0.iter().copied().max().unwrap_or(0);
     let buffers = if args.port != Port::Shm {
         PORT_BUFFERS
-    } else if args.memory == Memory::Own {
+    } else if args.memory == Memory::Own && args.list.is_none() {
         BUFFERS
     } else {
         2 * BUFFERS
@@ -135,6 +136,9 @@ fn check_port(args: &PerfArgs) -> Result<(), Failure> {
     }
     if args.memory != Memory::Own && args.port != Port::Shm {
         return Err(Failure::unusable("--memory is for --port shm"));
+    }
+    if args.list.is_some() && args.port != Port::Shm {
+        return Err(Failure::unusable("--list is for --port shm"));
     }
     if args.port == Port::Shm {
         return if args.matching { Ok(()) } else { check_shm() };
@@ -326,6 +330,7 @@ fn measure(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<(Measured, Vec<
         counters: args.counters,
         trace: args.trace,
         memory: args.memory,
+        list: args.list,
         page: shared.as_raw_fd(),
         copies: copies.as_ref().map(AsRawFd::as_raw_fd),
         reports,

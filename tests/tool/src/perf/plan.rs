@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::{Memory, Port, Test};
+use crate::shapes::ListShapes;
 
 /// The plan of the two processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -27,6 +28,7 @@ pub(crate) struct Plan {
     pub(crate) counters: bool,
     pub(crate) trace: Option<u32>,
     pub(crate) memory: Memory,
+    pub(crate) list: Option<ListShapes>,
     /// The descriptor of the shared page.
     pub(crate) page: RawFd,
     /// The descriptor of the memory for copies without the library.

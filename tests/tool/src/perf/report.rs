@@ -67,6 +67,9 @@ enum Value {
         /// The same copies without the library.
         #[serde(skip_serializing_if = "Option::is_none")]
         bare_ns: Option<f64>,
+        /// The same bytes in lists.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        list_ns: Option<f64>,
     },
     Bandwidth {
         #[serde(rename = "MBps")]
@@ -112,7 +115,8 @@ fn value(test: Test, bytes: usize, measured: &Measured) -> Option<Value> {
             let (p50, p99) = *measured.latency.get(&bytes)?;
             let handover_ns = measured.beside.get(&bytes).map(|(ns, _)| rounded(*ns));
             let bare_ns = measured.bare_latency.get(&bytes).map(|(ns, _)| rounded(*ns));
-            Value::Latency { p50_ns: rounded(p50), p99_ns: rounded(p99), handover_ns, bare_ns }
+            let list_ns = measured.list_latency.get(&bytes).map(|(ns, _)| rounded(*ns));
+            Value::Latency { p50_ns: rounded(p50), p99_ns: rounded(p99), handover_ns, bare_ns, list_ns }
         }
         Test::Bandwidth => {
             let bare = measured.bare_rate.get(&bytes).map(|(rate, _)| rounded(rate * bytes as f64 / 1e6));
@@ -223,6 +227,14 @@ fn cells(tests: &[Test], measured: &Measured) -> Vec<(&'static str, Cell)> {
             }));
             columns.push(("of bare", |bytes, measured| {
                 Some(format!("{:.2}", measured.bare_latency.get(&bytes)?.1))
+            }));
+        }
+        if !measured.list_latency.is_empty() {
+            columns.push(("list ns", |bytes, measured| {
+                Some(format!("{:.0}", measured.list_latency.get(&bytes)?.0))
+            }));
+            columns.push(("x contiguous", |bytes, measured| {
+                Some(format!("{:.2}", measured.list_latency.get(&bytes)?.1))
             }));
         }
         columns.push(("x hand-over", |bytes, measured| {

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 use super::command::LinkCommand;
 use super::timer::Timer;
 
+/// The error of a transport that measures no lists, or was not asked to.
+pub(crate) const NO_LISTS: &str = "there are no buffers for lists";
+
 /// The findings of a process about its own endpoint, as far as they were requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seen {
@@ -66,6 +69,24 @@ pub(crate) trait Traffic {
 
     /// Rank 1's part of [`Traffic::ping`].
     fn pong(&mut self, bytes: usize, count: usize) -> Result<(), String>;
+
+    /// As [`Traffic::check`], with lists.
+    fn check_lists(&mut self, bytes: usize) -> Result<(), String> {
+        let _ = bytes;
+        Err(NO_LISTS.to_owned())
+    }
+
+    /// As [`Traffic::ping`], with lists.
+    fn ping_lists(&mut self, bytes: usize, timer: &Timer, samples: &mut [u64]) -> Result<(), String> {
+        let _ = (bytes, timer, samples);
+        Err(NO_LISTS.to_owned())
+    }
+
+    /// Rank 1's part of [`Traffic::ping_lists`].
+    fn pong_lists(&mut self, bytes: usize, count: usize) -> Result<(), String> {
+        let _ = (bytes, count);
+        Err(NO_LISTS.to_owned())
+    }
 
     /// Rank 0: sends `count` windows of messages, and waits for the confirmation that they arrived.
     fn send_windows(&mut self, bytes: usize, count: usize) -> Result<(), String>;

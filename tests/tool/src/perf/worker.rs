@@ -62,6 +62,10 @@ pub(crate) struct Measured {
     pub(crate) bare_latency: BTreeMap<usize, (f64, f64)>,
     #[serde(default)]
     pub(crate) bare_rate: BTreeMap<usize, (f64, f64)>,
+    /// By size, for lists: the median latency of one way in nanoseconds, and the median over the rounds of that latency
+    /// divided by the latency of contiguous messages.
+    #[serde(default)]
+    pub(crate) list_latency: BTreeMap<usize, (f64, f64)>,
 }
 
 /// The report of a process to `perf`, or its error. In a measurement: rank 0's measurements, and the findings
@@ -122,7 +126,7 @@ fn take_part(plan: &Plan, shared: &OwnedFd) -> Report<(Option<Measured>, Seen)> 
     let most = plan.sizes.iter().copied().max().unwrap_or(0);
     let bootstrap = || Bootstrap::from_env().map_err(|error| error.to_string());
     match plan.port {
-        Port::Shm => meet(plan, Link::new(endpoint(plan)?, most, plan.memory)?, page),
+        Port::Shm => meet(plan, Link::new(endpoint(plan)?, most, plan.memory, plan.list)?, page),
         Port::Tcp => meet(plan, port::over_tcp(bootstrap()?, most)?, page),
         Port::Verbs => meet(plan, port::over_verbs(bootstrap()?, most, plan)?, page),
     }
@@ -172,6 +176,8 @@ fn serve(
             LinkCommand::BareWindows { bytes, count } => {
                 bare.as_mut().ok_or_else(no_copies)?.recv_windows(bytes, count, || link.progress());
             }
+            LinkCommand::ListCheck { bytes } => link.check_lists(bytes)?,
+            LinkCommand::ListTrips { bytes, count } => link.pong_lists(bytes, count)?,
             LinkCommand::Finish => {
                 let seen = link.seen(plan.counters);
                 return link.close().map(|()| seen);
@@ -209,16 +215,29 @@ impl<'a, T: Traffic> Driver<'a, T> {
         for bytes in &plan.sizes {
             self.link.command(LinkCommand::Check { bytes: *bytes })?;
             self.link.check(*bytes)?;
+            if plan.list.is_some() {
+                self.link.command(LinkCommand::ListCheck { bytes: *bytes })?;
+                self.link.check_lists(*bytes)?;
+            }
         }
         let (mut latency, mut rate, mut memcpy) = (Rounds::new(), Rounds::new(), Rounds::new());
         let (mut beside, mut bare_latency, mut bare_rate) = (Rounds::new(), Rounds::new(), Rounds::new());
+        let mut list_latency = Rounds::new();
         for _ in 0..plan.rounds {
             for bytes in plan.sizes.iter().copied() {
                 let before = self.hand_over()?;
                 self.step();
                 if plan.latency() {
                     let first = self.bare_latency(bytes)?;
-                    let measured = self.latency(bytes)?;
+                    let first_list = self.list_latency(bytes)?;
+                    let measured = self.latency(bytes, false)?;
+                    if let (Some(first), Some(second)) = (first_list, self.list_latency(bytes)?) {
+                        let list = f64::midpoint(first, second);
+                        list_latency
+                            .entry(bytes)
+                            .or_insert_with(Vec::new)
+                            .push((list, ratio(list, measured.0)));
+                    }
                     if let (Some(first), Some(second)) = (first, self.bare_latency(bytes)?) {
                         let bare = f64::midpoint(first, second);
                         let rounds = bare_latency.entry(bytes).or_insert_with(Vec::new);
@@ -262,6 +281,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
             rate: medians(&rate),
             bare_latency: bare_latency.iter().map(|(bytes, rounds)| (*bytes, median_pair(rounds))).collect(),
             bare_rate: bare_rate.iter().map(|(bytes, rounds)| (*bytes, median_pair(rounds))).collect(),
+            list_latency: list_latency.iter().map(|(bytes, rounds)| (*bytes, median_pair(rounds))).collect(),
         };
         Ok((measured, seen))
     }
@@ -285,9 +305,17 @@ impl<'a, T: Traffic> Driver<'a, T> {
         limits::memcpy(from, into, &self.timer)
     }
 
+    /// Returns the median of one round of lists, in nanoseconds one way; `None` if lists are not measured.
+    fn list_latency(&mut self, bytes: usize) -> Result<Option<f64>, String> {
+        if self.plan.list.is_none() {
+            return Ok(None);
+        }
+        self.latency(bytes, true).map(|(median, _)| Some(median))
+    }
+
     /// Returns the median and the 99th percentile of one round, in nanoseconds one way.
-    fn latency(&mut self, bytes: usize) -> Result<(f64, f64), String> {
-        self.trips(bytes, if bytes < 1 << 20 { 20 } else { 3 })?;
+    fn latency(&mut self, bytes: usize, lists: bool) -> Result<(f64, f64), String> {
+        self.trips(bytes, if bytes < 1 << 20 { 20 } else { 3 }, lists)?;
         let trip = self.timer.ns(percentile(&mut self.samples, 50)).max(1.0);
         let fewest = FEWEST_TRIPS.min(LONGEST_ROUND_NS / trip).max(1.0);
         let most = MOST_TRIPS.max(fewest);
@@ -295,7 +323,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
             Some(count) => count as usize,
             None => (ROUND_NS / trip).clamp(fewest, most) as usize,
         };
-        self.trips(bytes, count + count / 10)?;
+        self.trips(bytes, count + count / 10, lists)?;
         self.samples.drain(..count / 10);
         let (p50, p99) = (percentile(&mut self.samples, 50), percentile(&mut self.samples, 99));
         Ok((self.timer.ns(p50) / 2.0, self.timer.ns(p99) / 2.0))
@@ -342,9 +370,13 @@ impl<'a, T: Traffic> Driver<'a, T> {
         windows(count).map(|ns| Some((WINDOW * count) as f64 / ns * 1e9))
     }
 
-    fn trips(&mut self, bytes: usize, count: usize) -> Result<(), String> {
+    fn trips(&mut self, bytes: usize, count: usize, lists: bool) -> Result<(), String> {
         self.samples.clear();
         self.samples.resize(count, 0);
+        if lists {
+            self.link.command(LinkCommand::ListTrips { bytes, count })?;
+            return self.link.ping_lists(bytes, &self.timer, &mut self.samples);
+        }
         self.link.command(LinkCommand::Trips { bytes, count })?;
         self.link.ping(bytes, &self.timer, &mut self.samples)
     }

@@ -80,6 +80,23 @@ impl Fabric {
         pulled
     }
 
+    /// Reads the table of a list in the memory of another process.
+    pub(crate) fn pull_table(&mut self, me: u32, peer: u32, address: u64, to: &mut [u8]) -> Pulled {
+        if !self.acts(me) || self.processes[peer as usize].dead || !self.can_pull(me, peer) {
+            return Pulled::Refused;
+        }
+        if self.conditions.pull == Pull::Sometimes && self.rng.one_in(9) {
+            to.fill(POISON);
+            return Pulled::Unreadable;
+        }
+        if !self.memory.pull_table(peer, address, to) {
+            self.misuse(format!("rank {me} reads a list of rank {peer} that it has not lent"));
+        }
+        self.tally.count(Event::Table);
+        self.trace.note(self.now, || format!("{me} reads a list of {} bytes from {peer}", to.len()));
+        Pulled::Done
+    }
+
     fn pull_living(&mut self, me: u32, peer: u32, address: u64, to: &mut [u8]) -> Pulled {
         let sometimes = self.conditions.pull == Pull::Sometimes;
         if sometimes && self.rng.one_in(50) {

@@ -65,6 +65,13 @@ impl Block {
         }
     }
 
+    /// Returns the addresses and lengths of the segments, if the list of the buffer lies at this address.
+    pub(super) fn table(&self, address: u64) -> Option<Vec<u8>> {
+        let words = self.list.iter().flat_map(|segment| [segment.base as u64, segment.len as u64]);
+        let is_list = !self.list.is_empty() && self.list.as_ptr() as u64 == address;
+        is_list.then(|| words.flat_map(u64::to_le_bytes).collect())
+    }
+
     /// Returns the memory that the block takes, in bytes.
     pub(super) const fn capacity(&self) -> usize {
         self.capacity

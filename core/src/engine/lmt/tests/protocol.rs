@@ -7,9 +7,11 @@ use crate::port::PacketPieces;
 use crate::port::{PacketPort, PeerId, PortFault};
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
+use crate::wire::listed::ListedBytes;
 use crate::wire::rendezvous::{Cts, Descriptor, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
+use std::vec;
 use std::vec::Vec;
 
 /// Three ranks. Rank 1 has a message of 3000 bytes in progress to rank 0, and rank 0 one to rank 1. Rank 2 is
@@ -362,6 +364,61 @@ fn address_that_is_unreadable_fails_the_read_and_nothing_else() {
         }
         let (outcome, bytes) = stage.world.done(stage.receive);
         assert!(outcome.is_ok() && bytes.iter().all(|&byte| byte == 0xaa), "address {address:#x}");
+        stage.assert_untouched();
+    }
+}
+
+/// The sender's list can name anything. Runs may be empty or overlap, as in an honest list.
+#[test]
+fn a_hostile_list_of_runs_fails_the_read_and_nothing_else() {
+    const EMPTY: (u64, u64) = (u64::MAX, 0);
+    /// Returns runs, and the described length, for a readable buffer of [`LEN`] bytes at this address.
+    type Runs = fn(u64) -> (Vec<(u64, u64)>, u64);
+    let len = LEN as u64;
+    let cases: [(bool, Runs); 10] = [
+        (true, |base| (vec![(base, 1), EMPTY, (base + 1, LEN as u64 - 1), EMPTY], LEN as u64)),
+        (true, |base| (vec![(base, LEN as u64 - 10), (base + 5, 10)], LEN as u64)),
+        // More bytes, and fewer, than the description; fewer than the message.
+        (false, |base| (vec![(base, LEN as u64), (base, 1)], LEN as u64)),
+        (false, |base| (vec![(base, LEN as u64 - 1), EMPTY], LEN as u64)),
+        (false, |base| (vec![(base, 100), (base, 100)], 200)),
+        (false, |_| (vec![EMPTY; 8], 0)),
+        // Runs that are not memory of the sender, and that go beyond it.
+        (false, |base| (vec![(base, 100), (4096, LEN as u64 - 100)], LEN as u64)),
+        (false, |base| (vec![(base + LEN as u64 - 100, LEN as u64)], LEN as u64)),
+        // Sums that exceed the largest number.
+        (false, |base| (vec![(base, u64::MAX), (base, LEN as u64 + 1)], LEN as u64)),
+        (false, |_| (vec![(u64::MAX - 1, LEN as u64)], LEN as u64)),
+    ];
+    // The table itself may be elsewhere, or nowhere.
+    let cases = cases.into_iter().enumerate();
+    for (number, (is_read, runs), shift) in cases.flat_map(|(at, case)| [0, 1].map(|shift| (at, case, shift)))
+    {
+        let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
+        let mut stage = ProtocolStage::new(&fabric);
+        let (_, buf) = stage.world.lender.send(1, vec![0xaa; LEN]);
+        let (runs, described) = runs(buf.address());
+        let words = runs.iter().flat_map(|(address, len)| [*address, *len]);
+        let (_, table) = stage.world.lender.send(1, words.flat_map(u64::to_le_bytes).collect());
+        let table = table.address() + shift;
+        let list = ListedBytes { table, count: runs.len(), serial: 1, len: described };
+        let descriptor = Descriptor::of_list(&list).unwrap();
+        let rts = Rts { total: len, sender: 77, descriptor, origin: 0, protocol_number: 0 };
+        assert_eq!(stage.rts(rts), None);
+        for _ in 0..10 {
+            stage.world.engine(0).progress();
+        }
+        let read = fabric.with_memory(|memory| memory.pulled);
+        assert!(read <= 2 * len, "{read} bytes in case {number}");
+        if !is_read || shift > 0 {
+            // Rank 0 now requests the missing bytes as a stream.
+            let bits = stage.receive.id.to_bits();
+            for _ in 0..15 {
+                assert_eq!(stage.packet(1, Kind::Data, bits, &[0xaa; 200]), None, "case {number}");
+            }
+        }
+        let (outcome, bytes) = stage.world.done(stage.receive);
+        assert!(outcome.is_ok() && bytes.iter().all(|&byte| byte == 0xaa), "case {number}");
         stage.assert_untouched();
     }
 }

@@ -28,8 +28,9 @@ pub(crate) struct Lender {
     /// The lists of scattered buffers, and the state of the random numbers that scatter them; 0 scatters nothing.
     pub(super) lists: Vec<Box<[Segment]>>,
     pub(super) random: u64,
-    /// See [`Lender::head`].
+    /// See [`Lender::head`] and [`Lender::cut_equally`].
     pub(super) header: usize,
+    pub(super) equal: usize,
 }
 
 impl Lender {
@@ -48,6 +49,23 @@ impl Lender {
     /// Lends each later buffer to send as a list of a header of this length and the rest.
     pub(crate) fn head(&mut self, header: usize) {
         self.header = header;
+    }
+
+    /// Lends each later buffer to send as a list of so many equal runs.
+    pub(crate) fn cut_equally(&mut self, count: usize) {
+        self.equal = count;
+    }
+
+    /// Returns a list as [`Lender::head`] and [`Lender::cut_equally`] require. `None`: contiguous, or random.
+    fn cut(&mut self, buffer: NonNull<[u8]>) -> Option<(*const Segment, usize)> {
+        if self.equal == 0 {
+            return self.headed(buffer);
+        }
+        let (base, len) = (buffer.as_ptr().cast::<u8>(), buffer.len());
+        let at = |part: usize| part * len / self.equal;
+        let run = |part| Segment { base: base.wrapping_add(at(part)), len: at(part + 1) - at(part) };
+        self.lists.push((0..self.equal).map(run).collect());
+        self.lists.last().map(|list| (list.as_ptr(), list.len()))
     }
 
     /// Returns the list of a header and the rest, with empty runs.
@@ -97,7 +115,10 @@ impl Lender {
     pub(crate) fn send(&mut self, from: PeerId, bytes: Vec<u8>) -> (Loan, SendBuf) {
         let len = bytes.len();
         let (loan, buffer) = self.lend(bytes, from, true);
-        if let Some((list, count)) = self.headed(buffer).or_else(|| self.list(buffer)) {
+        if let Some((list, count)) = self.cut(buffer).or_else(|| self.list(buffer)) {
+            let table = NonNull::from(self.lists.last().map_or(&[][..], |list| list)).cast::<u8>();
+            let table = NonNull::slice_from_raw_parts(table, count * size_of::<Segment>());
+            self.memory.borrow_mut().tables.insert((from, table.addr().get()), table);
             // SAFETY: list and buffer are on the heap and unchanged until the loan ends.
             return (loan, unsafe { SendBuf::from_list(list, count) }.unwrap());
         }

@@ -3,12 +3,14 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::vec;
 use std::vec::Vec;
 
 use core::ptr::NonNull;
 
 use super::super::Rng;
-use crate::port::{AccessError, PeerId};
+use crate::payload::ReceiveList;
+use crate::port::{AccessError, PeerId, RemoteRun};
 use crate::shared::port::Host;
 use crate::shared::sleep::{Sleep, SleepWord};
 use crate::wire::mappable::MappableBytes;
@@ -44,6 +46,12 @@ pub(crate) struct FabricMemory {
     /// Send buffers and receive buffers, by rank and first address.
     pub(super) sends: BTreeMap<(PeerId, usize), NonNull<[u8]>>,
     pub(super) rooms: BTreeMap<(PeerId, usize), NonNull<[u8]>>,
+    /// The lists of send buffers, by rank and first address.
+    pub(super) tables: BTreeMap<(PeerId, usize), NonNull<[u8]>>,
+    /// The number of tables that were read, and of reads of several runs, with the number of their ranges.
+    pub(crate) tables_read: usize,
+    pub(crate) calls: usize,
+    pub(crate) runs: usize,
     pub(super) rng: Rng,
 }
 
@@ -53,11 +61,40 @@ impl FabricMemory {
         // If the read fails, the receiver may not rely on the old content.
         to.fill(self.rng.next() as u8);
         self.allowed(peer)?;
+        if let Some(table) = find(&self.tables, peer, address, to.len()) {
+            // SAFETY: the loan has not ended, so the table exists and is not written.
+            to.copy_from_slice(unsafe { table.as_ref() });
+            self.tables_read += 1;
+            return Ok(());
+        }
         let Some(from) = find(&self.sends, peer, address, to.len()) else { return Err(AccessError::Range) };
         // SAFETY: the loan has not ended, so the buffer exists and is not written.
         to.copy_from_slice(unsafe { from.as_ref() });
         self.pulled += to.len() as u64;
         Ok(())
+    }
+
+    /// Reads several runs to several ranges. As the kernel, it may copy some of them before it fails.
+    fn pull_runs(
+        &mut self,
+        peer: PeerId,
+        from: impl Iterator<Item = RemoteRun>,
+        to: &mut ReceiveList<'_>,
+    ) -> Result<(), AccessError> {
+        let runs: Vec<_> = from.collect();
+        assert_eq!(runs.iter().map(|run| run.len as usize).sum::<usize>(), to.len());
+        let mut bytes = vec![self.rng.next() as u8; to.len()];
+        let mut rest = &mut bytes[..];
+        let mut pulled = Ok(());
+        for RemoteRun { address, len } in runs {
+            let (here, later) = rest.split_at_mut(len as usize);
+            pulled = pulled.and_then(|()| self.pull(peer, address, here));
+            rest = later;
+        }
+        self.calls += 1;
+        self.runs += to.pieces().len();
+        assert_eq!(to.fill(&bytes), bytes.len());
+        pulled
     }
 
     fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
@@ -167,6 +204,22 @@ impl Host for WakeLog {
             return Err(AccessError::Refused);
         }
         let pulled = self.memory.borrow_mut().pull(peer, address, to);
+        if pulled == Err(AccessError::Refused) {
+            self.refused.push(peer);
+        }
+        pulled
+    }
+
+    fn pull_runs(
+        &mut self,
+        peer: PeerId,
+        from: impl Iterator<Item = RemoteRun>,
+        to: &mut ReceiveList<'_>,
+    ) -> Result<(), AccessError> {
+        if self.refused.contains(&peer) {
+            return Err(AccessError::Refused);
+        }
+        let pulled = self.memory.borrow_mut().pull_runs(peer, from, to);
         if pulled == Err(AccessError::Refused) {
             self.refused.push(peer);
         }

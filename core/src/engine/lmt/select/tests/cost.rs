@@ -203,8 +203,13 @@ fn lists_do_not_spoil_what_is_known_of_contiguous_messages() {
 proptest! {
     #![proptest_config(cases(96))]
 
-    /// Constant random factors up to ten, random sizes and windows. The limit is higher than that of the
-    /// scenarios above: among many random costs, 123 % were seen, with windows of two sizes.
+    /// Constant random factors up to ten, random sizes and windows. The limit is higher than that of the scenarios above:
+    /// of 4,000 random cases two exceeded it, with 116 and 117 %, in windows of two sizes.
+    ///
+    /// No selection costs 100 %. If it tries each of two protocols once, and both cost ten times as much as the best one,
+    /// it loses 18 messages of 1,000, and 36 of them if only half of the messages are large. A first window of 16
+    /// messages by a choice of 150 % costs 8 more, or 16. So the least is about 105 %, and the rest is the price of
+    /// several runs for each test, which noise requires.
     #[test]
     fn random_costs_are_learned(
         seed in any::<u64>(),
@@ -225,6 +230,6 @@ proptest! {
         let ratio = ratio(&all, &|_, message| {
             core::array::from_fn(|at| (fixed + message.bytes / 1024) * factors[at])
         });
-        prop_assert!(ratio <= LIMIT + 15, "{ratio} %");
+        prop_assert!(ratio <= LIMIT + 10, "{ratio} %");
     }
 }
