@@ -212,14 +212,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
 
     fn measure(mut self) -> Result<(Measured, Seen), String> {
         let plan = self.plan;
-        for bytes in &plan.sizes {
-            self.link.command(LinkCommand::Check { bytes: *bytes })?;
-            self.link.check(*bytes)?;
-            if plan.list.is_some() {
-                self.link.command(LinkCommand::ListCheck { bytes: *bytes })?;
-                self.link.check_lists(*bytes)?;
-            }
-        }
+        self.check_all()?;
         let (mut latency, mut rate, mut memcpy) = (Rounds::new(), Rounds::new(), Rounds::new());
         let (mut beside, mut bare_latency, mut bare_rate) = (Rounds::new(), Rounds::new(), Rounds::new());
         let mut list_latency = Rounds::new();
@@ -284,6 +277,20 @@ impl<'a, T: Traffic> Driver<'a, T> {
             list_latency: list_latency.iter().map(|(bytes, rounds)| (*bytes, median_pair(rounds))).collect(),
         };
         Ok((measured, seen))
+    }
+
+    /// Checks the contents of one message of each size, each way.
+    fn check_all(&mut self) -> Result<(), String> {
+        let plan = self.plan;
+        for bytes in &plan.sizes {
+            self.link.command(LinkCommand::Check { bytes: *bytes })?;
+            self.link.check(*bytes)?;
+            if plan.list.is_some() {
+                self.link.command(LinkCommand::ListCheck { bytes: *bytes })?;
+                self.link.check_lists(*bytes)?;
+            }
+        }
+        Ok(())
     }
 
     fn step(&self) {
