@@ -2,8 +2,8 @@
 //!
 //! In the virtual machine (`tests/vm/README.md`) the ranks run on two hosts. Processes share a host if their machines
 //! have one boot and their hand-over sockets connect. The hosts of siw are network namespaces, so no socket connects
-//! them. Those of rxe are one namespace, so the second host gets a boot of its own, in a mount namespace. Elsewhere
-//! all processes use the first device, and `NEMESIA_LOCAL` keeps them apart.
+//! them. Those of rxe are one namespace, so the second host gets a boot of its own, in a mount namespace. Elsewhere all
+//! processes use the first device, and `NEMESIA_LOCAL` keeps them apart.
 
 use std::time::Duration;
 
@@ -153,6 +153,38 @@ fn devices_are_chosen_before_tcp_unless_asked_otherwise() -> Verdict {
         };
         assert!(ranks.iter().all(is_right), "{net}:\n{}", report(&ranks));
     }
+    Ok(())
+}
+
+/// A device that may lock no memory is not usable, so `auto` means TCP, and `verbs` is an error with the remedy.
+#[test]
+fn a_device_without_memory_counts_as_none() -> Verdict {
+    const NAME: &str = "endpoints::a_device_without_memory_counts_as_none";
+    if usable(NAME).is_none() {
+        return Ok(());
+    }
+    // SAFETY: takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        nemesia_tests::skip(
+            NAME,
+            "only root can give up the permission to exceed the limit of locked memory",
+        );
+        return Ok(());
+    }
+    let world = |net| {
+        let job = Job::new(PEER, SCRATCH, "ring 3").env("NEMESIA_LOCAL", "off").env("NEMESIA_NET", net);
+        let job = job.wrapper("setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock");
+        job.before("ulimit -l 64").env("NEMESIA_EXPLAIN", "1").env("NEMESIA_TIMEOUT", "120")
+    };
+    let ranks = world("verbs").spawn(2)?.wait(LIMIT)?;
+    let is_refused = |rank: &Rank| {
+        let words = ["verbs: ", "ulimit -l", "NEMESIA_NET=auto"];
+        !rank.kind.is_success() && words.iter().all(|word| rank.errors.contains(word))
+    };
+    assert!(ranks.iter().all(is_refused), "{}", report(&ranks));
+    let ranks = world("auto").spawn(2)?.wait(LIMIT)?;
+    let fell_back = |rank: &Rank| rank.kind.is_success() && rank.errors.contains("over tcp");
+    assert!(ranks.iter().all(fell_back), "{}", report(&ranks));
     Ok(())
 }
 

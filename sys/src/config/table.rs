@@ -278,8 +278,8 @@ pub const VARIABLES: &[Variable] = &[
         name: "NEMESIA_NET_ADDRESS",
         values: "an IP address, an interface of this machine that is up, or auto",
         help: "where this process listens for other machines; auto is the interface with the default route, else the \
-            first address that is not local to this machine; for verbs, the address chooses the RDMA device, and auto is \
-            the first usable one",
+            first address that is not local to this machine; for verbs, the address chooses the RDMA device, and auto \
+            is the first usable one",
         get: |config| config.net_address.clone().unwrap_or_else(|| AUTO.to_owned()),
         set: |config, value| put(&mut config.net_address, address_or_auto(value)),
     },

@@ -233,7 +233,9 @@ pub(crate) fn meet(
     (hosts, unreached): (&[HostAddress], Vec<usize>),
     origin: &Arc<ProcessOrigin>,
 ) -> Result<RemoteRanks, Error> {
-    let opened = OpenedPorts::open(config, hosts.len() as u32);
+    let size = hosts.len();
+    let remote = (0..size).filter(|rank| *rank != me && !hosts[*rank].may_share(&hosts[me])).count();
+    let opened = OpenedPorts::open(config, size as u32, remote as u32);
     let addresses = Transport::ALL.map(|transport| opened.address(transport).ok());
     let card = Card { key: u64::from_le_bytes(random()?), addresses, unreached };
     exchange.put(&key(me), &card.encode())?;

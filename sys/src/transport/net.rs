@@ -37,8 +37,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Returns the most bytes that each rank on another machine adds to this process for packets, on any transport.
 pub(crate) fn bytes_per_peer(config: &Config) -> u64 {
-    let packet = (u64::from(config.net_packet_bytes()) + HEADER_BYTES as u64).next_multiple_of(64);
+    let packet = buffer_bytes(config.net_packet_bytes());
     u64::from(fabric::buffers_per_peer(config.net_receives)) * packet + STREAM_BYTES
+}
+
+/// Returns the bytes of the buffer of a packet with this payload.
+fn buffer_bytes(packet_bytes: u32) -> u64 {
+    (u64::from(packet_bytes) + HEADER_BYTES as u64).next_multiple_of(64)
 }
 
 #[derive(Debug)]
@@ -132,8 +137,8 @@ impl NetPort {
         !self.origin.is_elsewhere() && with!(&self.any, it => it.has_unsent(ranks))
     }
 
-    /// Tells all peers that this process leaves, and whether it has finished. Waits at most for `patience` until
-    /// this and everything before has left. Packets that arrive meanwhile are dropped.
+    /// Tells all peers that this process leaves, and whether it has finished. Waits at most for `patience` until this
+    /// and everything before has left. Packets that arrive meanwhile are dropped.
     pub(crate) fn leave(&mut self, finished: bool, patience: Duration) {
         if self.origin.is_elsewhere() {
             return;

@@ -32,8 +32,8 @@ fn check(ranks: &[Rank], names: &[&str], mortal: Option<usize>) -> Verdict {
     Ok(())
 }
 
-/// Runs all cases that this world can do: the quiet ones in one world, each other one in a world of its own.
-/// `play` runs this case, or the quiet ones.
+/// Runs all cases that this world can do: the quiet ones in one world, each other one in a world of its own. `play`
+/// runs this case, or the quiet ones.
 ///
 /// # Errors
 /// The output of all ranks, if one of them has not passed.

@@ -6,7 +6,7 @@ use nemesia_core::port::PeerId;
 use nemesia_core::port::channel::{
     self, BufferSlab, Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, LendError, OWN, Parts,
 };
-use nemesia_core::port::memory::{Armed, MemoryPort, Origin, RegionAccess};
+use nemesia_core::port::memory::{Armed, MemoryPort, Origin, RegionAccess, RegisterError};
 
 use super::memory::Block;
 use crate::os::random;
@@ -65,6 +65,35 @@ pub(super) const fn buffers_per_peer(receives: u32) -> u32 {
     if wanted > OWN { wanted } else { OWN }
 }
 
+/// Returns the bytes of the buffers that a channel with so many remote ranks needs at once.
+fn first_bytes(remote: u32, packet_bytes: u32) -> u64 {
+    u64::from(remote.saturating_mul(OWN)) * super::buffer_bytes(packet_bytes)
+}
+
+/// Tests whether a port can have the memory that a channel with so many remote ranks needs at once. The error is one
+/// line.
+pub(super) fn try_memory(port: &mut impl MemoryPort, remote: u32, packet_bytes: u32) -> Result<(), String> {
+    let len = first_bytes(remote.max(1), packet_bytes);
+    let block = allocate(len)?;
+    // SAFETY: the block is freed only when the port has deregistered it.
+    let [lent, _] = unsafe { block.lent() };
+    let region = port.register(lent, RegionAccess::LOCAL).map_err(|error| refused(len, error))?;
+    port.deregister(region).map_err(|error| {
+        // The port may still use the memory.
+        std::mem::forget(block);
+        refused(len, error)
+    })
+}
+
+fn allocate(len: u64) -> Result<Block, String> {
+    let block = usize::try_from(len).ok().and_then(Block::new);
+    block.ok_or_else(|| format!("no memory for {len} bytes of packets"))
+}
+
+fn refused(len: u64, error: RegisterError) -> String {
+    format!("registering {len} bytes: {error}")
+}
+
 /// The sizes of a channel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChannelSizes {
@@ -119,12 +148,11 @@ impl<M: Fabric> FabricChannel<M> {
     fn lend(&mut self, buffers: u32) -> Result<(), String> {
         let (has, _) = self.channel.buffers();
         let len = u64::from(buffers) * self.channel.buffer_bytes();
-        let block = usize::try_from(len).ok().and_then(Block::new);
-        let block = block.ok_or_else(|| format!("no memory for {len} bytes of packets"))?;
+        let block = allocate(len)?;
         // SAFETY: the block becomes a field of `self`, behind the channel, which is dropped first.
         let [lent, own] = unsafe { block.lent() };
         let registered = self.channel.port_mut().register(lent, RegionAccess::LOCAL);
-        let region = registered.map_err(|error| format!("registering {len} bytes: {error}"))?;
+        let region = registered.map_err(|error| refused(len, error))?;
         let lent = self.channel.lend(region, own);
         self.blocks.push(block);
         match lent {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nemesia_core::port::PeerId;
 use nemesia_core::port::memory::{Address, MemoryPort as _};
 
-use super::fabric::{ChannelSizes, FabricChannel};
+use super::fabric::{ChannelSizes, FabricChannel, try_memory};
 use super::rejoin::NetRejoin;
 use super::{AnyChannel, NetPort};
 use crate::config::{Config, NetChoice};
@@ -63,13 +63,14 @@ pub(crate) struct OpenedPorts {
 }
 
 impl OpenedPorts {
-    /// Opens the ports that the settings permit, for a world of so many ranks.
-    pub(crate) fn open(config: &Config, ranks: u32) -> Self {
+    /// Opens the ports that the settings permit, for a world of so many ranks, of which `remote` at least are on other
+    /// machines.
+    pub(crate) fn open(config: &Config, ranks: u32, remote: u32) -> Self {
         let (verbs, tcp) = match config.net {
             NetChoice::Off => (is_off("off"), is_off("off")),
             NetChoice::Tcp => (is_off("tcp"), open_tcp(config, ranks)),
-            NetChoice::Verbs => (open_verbs(config, ranks), is_off("verbs")),
-            NetChoice::Auto => (open_verbs(config, ranks), open_tcp(config, ranks)),
+            NetChoice::Verbs => (open_verbs(config, ranks, remote), is_off("verbs")),
+            NetChoice::Auto => (open_verbs(config, ranks, remote), open_tcp(config, ranks)),
         };
         Self { verbs, tcp }
     }
@@ -83,8 +84,8 @@ impl OpenedPorts {
         address.map_err(Clone::clone)?.ok_or_else(|| "the port accepts no connections".to_owned())
     }
 
-    /// Makes the port of the world out of the port of this transport. `addresses` has the address of each rank that
-    /// is to be reached by it. The error is one line.
+    /// Makes the port of the world out of the port of this transport. `addresses` has the address of each rank that is
+    /// to be reached by it. The error is one line.
     pub(crate) fn into_net(
         self,
         transport: Transport,
@@ -135,7 +136,8 @@ fn open_tcp(config: &Config, ranks: u32) -> Result<TcpPort, String> {
         .map_err(|error| format!("listening at {address}: {error}; set NEMESIA_NET_ADDRESS"))
 }
 
-fn open_verbs(config: &Config, ranks: u32) -> Result<VerbsPort, String> {
+/// Opens a device that can also lock the memory of the first packets: otherwise `auto` must mean TCP.
+fn open_verbs(config: &Config, ranks: u32, remote: u32) -> Result<VerbsPort, String> {
     let address = config.net_address.as_deref().map(|wanted| interfaces::choose(Some(wanted))).transpose()?;
     let options = PortOptions {
         preference: DevicePreference { address, ..DevicePreference::default() },
@@ -144,5 +146,7 @@ fn open_verbs(config: &Config, ranks: u32) -> Result<VerbsPort, String> {
         shared_receive_depth: 0,
         ..PortOptions::default()
     };
-    VerbsPort::open(&options).map_err(|error| error.to_string())
+    let mut port = VerbsPort::open(&options).map_err(|error| error.to_string())?;
+    try_memory(&mut port, remote, config.net_packet_bytes())?;
+    Ok(port)
 }
