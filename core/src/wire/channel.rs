@@ -9,8 +9,8 @@
 //! passes on, else 0. A refusal has one byte: the [`ChannelRefusal`].
 //!
 //! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0: bits 0-7
-//! the kind, 0 for a packet without content, 254 or 255 for a close, 16-31 context, 32-47 receives that the
-//! sender wants to keep on this connection; 1: tag; 2: bits 0-31 sequence number, 32-63 total receives posted
+//! the kind, 0 for a packet without content, 254 or 255 for a close, bit 8 whether this packet had to wait for a
+//! receive of the peer, bits 16-31 context, 32-47 receives that the sender wants to keep on this connection; 1: tag; 2: bits 0-31 sequence number, 32-63 total receives posted
 //! on this connection; 3: total units of the store granted. All other bits are 0.
 //!
 //! **Close**: the last packet of a process to a peer, on any rail. It has a sequence number, but no context, no
@@ -211,6 +211,8 @@ pub struct Header {
     pub stamp: Stamp,
     /// Total units of the store granted.
     pub units: u64,
+    /// Whether a packet with content had to wait until the peer had a receive for it.
+    pub waited: bool,
 }
 
 /// How a process left, as its last packet reports.
@@ -272,7 +274,8 @@ impl Header {
         let words = match self.packet {
             None => [target, 0, posted, self.units],
             Some(Numbered { kind, context, tag, sequence }) => {
-                let first = u64::from(kind.code()) | u64::from(context) << 16 | target;
+                let waited = u64::from(self.waited) << 8;
+                let first = u64::from(kind.code()) | waited | u64::from(context) << 16 | target;
                 [first, tag, u64::from(sequence) | posted, self.units]
             }
         };
@@ -292,11 +295,12 @@ impl Header {
         }
         let [first, tag, numbers, units] = words;
         let (context, sequence) = ((first >> 16) as u16, numbers as u32);
-        if first & 0xff00 != 0 || first >> 48 != 0 {
+        let waited = first & 0x100 != 0;
+        if first & 0xfe00 != 0 || first >> 48 != 0 {
             return None;
         }
         let packet = match first as u8 {
-            0 if (context, tag, sequence) == (0, 0, 0) => None,
+            0 if (context, tag, sequence, waited) == (0, 0, 0, false) => None,
             code => {
                 let kind = PacketKind::from_code(code)?;
                 if matches!(kind, PacketKind::Close(_)) && (context, tag) != (0, 0) {
@@ -306,7 +310,7 @@ impl Header {
             }
         };
         let stamp = Stamp { posted: (numbers >> 32) as u32, target: (first >> 32) as u32 & 0xffff };
-        Some(Self { packet, stamp, units })
+        Some(Self { packet, stamp, units, waited })
     }
 }
 
@@ -323,11 +327,12 @@ mod tests {
         }),
         stamp: Stamp { posted: 0x89ab_cdef, target: 0x1234 },
         units: 1 << 63,
+        waited: true,
     };
 
     #[test]
     fn headers_survive_encoding() {
-        let update = Header { packet: None, ..PACKET };
+        let update = Header { packet: None, waited: false, ..PACKET };
         let close = |reason| {
             let kind = PacketKind::Close(reason);
             Header { packet: Some(Numbered { kind, context: 0, tag: 0, sequence: 7 }), ..PACKET }
@@ -340,18 +345,18 @@ mod tests {
     #[test]
     fn the_bytes_of_a_header_are_these() {
         let words = PACKET.encode();
-        assert_eq!(words[..8], [5, 0, 0xfe, 0xff, 0x34, 0x12, 0, 0]);
+        assert_eq!(words[..8], [5, 1, 0xfe, 0xff, 0x34, 0x12, 0, 0]);
         assert_eq!(words[16..24], [0xff, 0xff, 0xff, 0xff, 0xef, 0xcd, 0xab, 0x89]);
     }
 
     #[test]
     fn malformed_headers_are_none() {
-        for (at, byte) in [(0, 9), (0, 253), (0, FINISHED), (0, DROPPED), (1, 1), (6, 1), (7, 0x80)] {
+        for (at, byte) in [(0, 9), (0, 253), (0, FINISHED), (0, DROPPED), (1, 2), (6, 1), (7, 0x80)] {
             let mut bytes = PACKET.encode();
             bytes[at] = byte;
             assert_eq!(Header::decode(&bytes), None, "byte {at}");
         }
-        for at in [2, 8, 16] {
+        for at in [1, 2, 8, 16] {
             let mut bytes = Header { packet: None, ..PACKET }.encode();
             bytes[at] = 1;
             assert_eq!(Header::decode(&bytes), None, "byte {at} of an update");

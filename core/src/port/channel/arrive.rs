@@ -99,14 +99,15 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let payload = len.checked_sub(HEADER_BYTES as u32).ok_or(PortFault::Header)?;
         let read = payload <= self.config.packet_bytes && self.buffers.read(buffer, 0, &mut bytes);
         let header = if read { Header::decode(&bytes) } else { None };
-        let Header { packet, stamp, units } = header.ok_or(PortFault::Header)?;
+        let Header { packet, stamp, units, waited } = header.ok_or(PortFault::Header)?;
         let Some(it) = self.peer(peer) else { return Ok(()) };
         it.granted = it.granted.max(units);
         let Some(it) = it.rail(rail) else { return Ok(()) };
         (it.heard, it.used) = (true, true);
         it.credits.arrive().map_err(|_| PortFault::Overdrawn)?;
         it.credits.hear(stamp).map_err(|_| PortFault::Header)?;
-        let dry = it.credits.is_dry();
+        // The peer may have waited for a report that was on its way.
+        let dry = it.credits.is_dry() || waited;
         match packet {
             Some(packet) => self.order(buffer, peer, packet, payload)?,
             None if payload > 0 => return Err(PortFault::Header),

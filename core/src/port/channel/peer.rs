@@ -162,6 +162,8 @@ pub struct ChannelPeer<W: BorrowMut<[Option<u32>]>> {
     pub(super) buffered: Count,
     pub(super) holds: u64,
     pub(super) held: bool,
+    /// Whether the next packet with content had to wait for a receive of the peer.
+    pub(super) is_starved: bool,
     pub(super) updates: u64,
     pub(super) grown: u64,
     pub(super) shrunk: u64,
@@ -197,6 +199,7 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
             buffered: Count::default(),
             holds: 0,
             held: false,
+            is_starved: false,
             updates: 0,
             grown: 0,
             shrunk: 0,
@@ -262,7 +265,7 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
         (self.shown, self.introduction, self.agreements) = (None, None, 0);
         (self.next, self.turn) = (FIRST, 0);
         (self.units_reported, self.granted) = (0, 0);
-        self.held = false;
+        (self.held, self.is_starved) = (false, false);
         // The counters of a peer concern its present process.
         (self.sent, self.received, self.buffered, self.holds) = (0, 0, Count::default(), 0);
     }

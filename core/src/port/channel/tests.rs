@@ -7,5 +7,6 @@ mod left;
 mod lost;
 mod opening;
 mod script;
+mod starved;
 
 use super::{ChannelEvent, OWN};

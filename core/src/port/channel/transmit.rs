@@ -114,19 +114,22 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let packet = Numbered { kind, context, tag, sequence: it.next };
         // After a close no update follows, so the close may use the credit that is reserved for updates.
         let is_last = matches!(kind, PacketKind::Close(_));
-        let mut at = it.turn;
+        let (mut at, mut is_starved) = (it.turn, false);
         for _ in 0..rails.min(MOST_RAILS) {
             let rail = at as u32;
             at = if at + 1 < rails { at + 1 } else { 0 };
-            let can = |it: &mut Rail| {
-                it.may_speak(first) && (it.credits.can_send() || is_last && it.credits.left() > 0)
+            let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)).filter(|it| it.may_speak(first))
+            else {
+                continue;
             };
-            if !self.peer(peer).and_then(|it| it.rail(rail)).is_some_and(can) {
+            if !(it.credits.can_send() || is_last && it.credits.left() > 0) {
+                is_starved = true;
                 continue;
             }
             match self.post_packet(peer, rail, Some(packet), len, &mut write) {
                 Ok(true) => {
                     if let Some(it) = self.peer(peer) {
+                        it.is_starved = false;
                         it.turn = at;
                         it.next = it.next.wrapping_add(1);
                     }
@@ -135,6 +138,9 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
                 Ok(false) => {}
                 Err(error) => return Err(PeerFault { peer, fault: PortFault::Post(error) }),
             }
+        }
+        if let Some(it) = self.peer(peer) {
+            it.is_starved |= is_starved;
         }
         Ok(false)
     }
@@ -151,9 +157,10 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     ) -> Result<bool, PostError> {
         let inline_bytes = INLINE.min(self.facts().inline_bytes as usize);
         let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) else { return Ok(false) };
-        let (units, _) = it.promise();
+        let ((units, _), is_starved) = (it.promise(), it.is_starved);
         let Some(it) = it.rail(rail) else { return Ok(false) };
-        let header = Header { packet, stamp: it.credits.stamp(), units }.encode();
+        let waited = is_starved && packet.is_some();
+        let header = Header { packet, stamp: it.credits.stamp(), units, waited }.encode();
         let (connection, own) = (it.connection, it.sending < SENDS);
         let total = HEADER_BYTES + len;
         let mut stack = [0; INLINE];

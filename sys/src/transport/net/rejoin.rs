@@ -162,7 +162,7 @@ impl NetPort {
             match *event {
                 ChannelEvent::Up { peer, .. } => self.came_up(peer),
                 ChannelEvent::Failed { peer, error, refusal, .. } => {
-                    self.failed_to_open(peer, error, refusal)
+                    self.failed_to_open(peer, error, refusal);
                 }
                 ChannelEvent::Closed { peer, .. } => {
                     if let Some(awaited) = self.awaited(peer)

@@ -60,7 +60,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         let lives = self.nodes[peer].is_some();
         let present = self.lives[peer].incarnation;
         ensure!(
-            incarnation == present || incarnation < present,
+            incarnation <= present,
             "rank {rank} is connected with {peer}.{incarnation}, which does not exist yet"
         );
         if !lives || incarnation != present || !self.holds {

@@ -278,7 +278,7 @@ pub(super) fn packet(number: u32, posted: u32, payload: &[u8]) -> Vec<u8> {
     let packet =
         Some(Numbered { kind: PacketKind::Engine(Kind::Eager), context: 0, tag: number.into(), sequence });
     let stamp = Stamp { posted: FIRST.wrapping_add(LEAST + posted), target: LEAST };
-    let mut bytes = Header { packet, stamp, units: 0 }.encode().to_vec();
+    let mut bytes = Header { packet, stamp, units: 0, waited: false }.encode().to_vec();
     assert_eq!(bytes.len(), HEADER_BYTES);
     bytes.extend_from_slice(payload);
     bytes
