@@ -233,9 +233,7 @@ pub(crate) fn meet(
     (hosts, unreached): (&[HostAddress], Vec<usize>),
     origin: &Arc<ProcessOrigin>,
 ) -> Result<RemoteRanks, Error> {
-    let size = hosts.len();
-    let remote = (0..size).filter(|rank| *rank != me && !hosts[*rank].may_share(&hosts[me])).count();
-    let opened = OpenedPorts::open(config, size as u32, remote as u32);
+    let opened = open_ports(config, me, hosts);
     let addresses = Transport::ALL.map(|transport| opened.address(transport).ok());
     let card = Card { key: u64::from_le_bytes(random()?), addresses, unreached };
     exchange.put(&key(me), &card.encode())?;
@@ -256,8 +254,14 @@ pub(crate) fn come_back(
     let cards = cards(exchange, hosts.len())?;
     let incarnation = exchange.incarnation();
     let member = WorldMember { rank: me as PeerId, incarnation, world: cards[0].key };
-    let opened = OpenedPorts::open(config, hosts.len() as u32);
+    let opened = open_ports(config, me, hosts);
     choose(config, opened, member, (hosts, &cards), origin)
+}
+
+/// Opens the ports that can lead to the ranks that do not share this machine.
+fn open_ports(config: &Config, me: usize, hosts: &[HostAddress]) -> OpenedPorts {
+    let remote = (0..hosts.len()).filter(|rank| *rank != me && !hosts[*rank].may_share(&hosts[me])).count();
+    OpenedPorts::open(config, hosts.len() as u32, remote as u32)
 }
 
 /// Returns the cards of all ranks.
