@@ -10,8 +10,9 @@
 //!
 //! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0: bits 0-7
 //! the kind, 0 for a packet without content, 254 or 255 for a close, bit 8 whether this packet had to wait for a
-//! receive of the peer, bits 16-31 context, 32-47 receives that the sender wants to keep on this connection; 1: tag; 2: bits 0-31 sequence number, 32-63 total receives posted
-//! on this connection; 3: total units of the store granted. All other bits are 0.
+//! receive of the peer, bits 16-31 context, 32-47 receives that the sender wants to keep on this connection; 1:
+//! tag; 2: bits 0-31 sequence number, 32-63 total receives posted on this connection; 3: total units of the store
+//! granted. All other bits are 0.
 //!
 //! **Close**: the last packet of a process to a peer, on any rail. It has a sequence number, but no context, no
 //! tag and no payload. Kind 254: the process closed its endpoint. Kind 255: it dropped the endpoint, or failed to

@@ -86,8 +86,7 @@ impl Endpoint {
 
     /// Joins the world. The endpoint does not have the exchange yet.
     fn join(config: &Config, exchange: &mut (dyn Exchange + Send)) -> Result<Self, Error> {
-        // The exchange is asked once: a different answer later would not fit the structures that these values
-        // size.
+        // Asked once: another answer later would not fit the structures of these sizes.
         let (rank, size) = (exchange.rank(), exchange.size());
         if rank >= size {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });

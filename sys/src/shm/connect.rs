@@ -19,8 +19,8 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::events;
 use crate::os::{HandoffConnection, HandoffListener, ProcessOrigin, ShmError, Watch, limits};
-use crate::transport::hosts::{self, HostAddress, MemberAddress, RemoteMember, RemoteRanks};
-use crate::transport::net::NetPort;
+use crate::transport::hosts::{self, HostAddress, MemberAddress, RemoteRanks};
+use crate::transport::net::{NetPort, RemoteMember};
 
 /// The interval between liveness checks of the ranks that have not connected yet.
 const PROBE_EVERY: Duration = Duration::from_millis(200);

@@ -18,7 +18,7 @@ use nemesia_core::port::PeerId;
 use nemesia_core::port::memory::{Address, MOST_ADDRESS_BYTES};
 use nemesia_core::wire::LAYOUT_VERSION;
 
-use super::net::{NetPort, OpenedPorts, Transport, WorldMember};
+use super::net::{NetPort, OpenedPorts, RemoteMember, Transport, WorldMember};
 use crate::bootstrap::Exchange;
 use crate::config::{Config, NetChoice};
 use crate::error::Error;
@@ -207,14 +207,6 @@ pub(crate) struct RemoteRanks {
     pub(crate) refused: Vec<(Transport, String)>,
     /// If this process was started again: the ranks that joined before it.
     pub(crate) members: Vec<RemoteMember>,
-}
-
-/// A living rank that a restarted process reaches over the network.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RemoteMember {
-    pub(crate) rank: PeerId,
-    pub(crate) incarnation: u64,
-    pub(crate) address: Address,
 }
 
 impl RemoteRanks {

@@ -27,8 +27,8 @@ use crate::tcp::TcpPort;
 use crate::verbs::VerbsPort;
 use fabric::{Fabric as _, FabricChannel};
 pub(crate) use open::{OpenedPorts, Transport, WorldMember};
-pub(crate) use rejoin::NetAnswer;
 use rejoin::NetRejoin;
+pub(crate) use rejoin::{NetAnswer, RemoteMember};
 
 /// What a connection over TCP stages in each direction.
 const STREAM_BYTES: u64 = 2 * (16 << 10);

@@ -19,7 +19,14 @@ use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};
 use super::connect::RETRY_AFTER;
 use super::{NetPort, with};
 use crate::os::Departure;
-use crate::transport::hosts::RemoteMember;
+
+/// A living rank that a restarted process reaches over the network.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RemoteMember {
+    pub(crate) rank: PeerId,
+    pub(crate) incarnation: u64,
+    pub(crate) address: Address,
+}
 
 /// The state of a request to be readmitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

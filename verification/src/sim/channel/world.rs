@@ -8,9 +8,9 @@ use nemesia_core::port::PacketPieces;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use nemesia_core::port::channel::{ChannelEvent, Config, JoinError, OWN};
+use nemesia_core::port::channel::{ChannelEvent, Config, Introduction, JoinError, OWN};
 use nemesia_core::port::memory::MemoryPort as _;
-use nemesia_core::port::{PacketPort as _, Polled, PortFault};
+use nemesia_core::port::{PacketPort as _, PeerFault, Polled, PortFault};
 use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};
 use nemesia_core::wire::{Envelope, Kind};
 
@@ -287,34 +287,34 @@ impl<F: ChannelFabric> ChannelWorld<F> {
                 Ok(true)
             }
             Polled::Fault(fault) => {
-                let from = fault.peer as usize;
-                // The process may have died while its request was on its way.
-                let (introduction, present) =
-                    (node.channel.introduction(fault.peer), self.lives[from].incarnation);
-                let was_former = introduction.is_some_and(|said| said.incarnation < present);
+                let introduction = node.channel.introduction(fault.peer);
                 self.trace.note(self.now.as_micros() as u64, || format!("reported to {rank}: {fault}"));
-                if let PortFault::Left(reason) = fault.fault {
-                    self.learns_of_leave(rank, from, reason)?;
-                    self.release(rank, from);
-                    return Ok(true);
-                }
-                if self.has_parted(rank, from) {
-                    self.release(rank, from);
-                    return Ok(true);
-                }
-                ensure!(
-                    matches!(fault.fault, PortFault::Lost(_) | PortFault::Work(_)),
-                    "rank {rank} accuses {from}: {fault}"
-                );
-                ensure!(
-                    self.died[rank][from] || was_former,
-                    "rank {rank} has lost rank {from}, which lives: {fault}"
-                );
-                self.tally.count(Event::ChannelLost);
+                let from = fault.peer as usize;
+                self.check_fault(rank, fault, introduction)?;
                 self.release(rank, from);
                 Ok(true)
             }
         }
+    }
+
+    /// Checks that a peer has really ended. `introduction` is what its process had said.
+    fn check_fault(&mut self, rank: usize, fault: PeerFault, introduction: Option<Introduction>) -> Check {
+        let from = fault.peer as usize;
+        if let PortFault::Left(reason) = fault.fault {
+            return self.learns_of_leave(rank, from, reason);
+        }
+        if self.has_parted(rank, from) {
+            return Ok(());
+        }
+        let is_end = matches!(fault.fault, PortFault::Lost(_) | PortFault::Work(_));
+        ensure!(is_end, "rank {rank} accuses {from}: {fault}");
+        // The process may have died while its request was on its way.
+        let present = self.lives[from].incarnation;
+        let was_former = introduction.is_some_and(|said| said.incarnation < present);
+        let has_died = self.died[rank][from] || was_former;
+        ensure!(has_died, "rank {rank} has lost rank {from}, which lives: {fault}");
+        self.tally.count(Event::ChannelLost);
+        Ok(())
     }
 
     pub(super) fn release(&mut self, rank: usize, from: usize) {
