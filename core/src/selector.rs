@@ -1,8 +1,8 @@
 //! The adaptive selector: it selects the fastest of several alternatives for the same work, by trial.
 //!
-//! The caller measures the work in [runs](run) and reports the cost of each. First the alternative with which
-//! it starts does three short runs, because the first runs of any work may be slow (new pages, cold caches).
-//! Each other alternative does two, or one if it is clearly slower than another. The first one is the
+//! The caller measures the work in [runs](run) and reports the cost of each. First the alternative with which it starts
+//! does three short runs, because the first runs of any work may be slow (new pages, cold caches). Each other
+//! alternative does two, or one if it is clearly slower than another. The first one is the
 //! *preferred* one until a trial shows another to be faster: short runs are too few to leave it. Then runs of
 //! the preferred alternative go on until another is *tried*:
 //!
@@ -12,20 +12,20 @@
 //! A trial consists of a few runs, of which the second cheapest counts, because a run in which the process lost its
 //! core is not representative. If the other alternative was clearly faster, it becomes the preferred one.
 //!
-//! Trials cost time if the other alternative is slower. This loss is limited: a [`TrialBudget`] earns a small
-//! part of all measured time, and each trial is as short as the budget requires, or waits. An alternative that
-//! is known to be much slower is tried for one short run only.
+//! Trials cost time if the other alternative is slower. This loss is limited: a [`TrialBudget`] earns a small part of
+//! all measured time, and each trial is as short as the budget requires, or waits. An alternative that is known to be
+//! much slower is tried for one short run only.
 #![forbid(unsafe_code)]
 
 pub(crate) mod run;
 
-/// Number of runs that are recorded for each alternative. The second lowest cost counts: only noise makes a run
-/// more expensive, and on a busy machine it hits several runs in a row.
+/// Number of runs that are recorded for each alternative. The second lowest cost counts: only noise makes a run more
+/// expensive, and on a busy machine it hits several runs in a row.
 const SAMPLES: usize = 5;
 /// Number of runs in which the alternative with which the selector starts is tested.
 const TESTS: usize = 3;
-/// Runs of a trial. The first run is not recorded, because the cache contents left by the other alternative
-/// make it more expensive.
+/// Runs of a trial. The first run is not recorded, because the cache contents left by the other alternative make it
+/// more expensive.
 const TRIAL: u8 = 4;
 /// Runs of a trial of an alternative that is known to be faster.
 const CONFIRMS: u8 = 2;
@@ -33,14 +33,14 @@ const CONFIRMS: u8 = 2;
 const FIRST_WAIT: u16 = 8;
 /// Fraction of the interval after which a suggested alternative may be tried.
 const SOON: u16 = 8;
-/// Number of runs in a row at twice the earlier cost after which another alternative is tried soon. A trial
-/// of the peer, which may cost this process as much, is shorter.
+/// Number of runs in a row at twice the earlier cost after which another alternative is tried soon. A trial of the
+/// peer, which may cost this process as much, is shorter.
 const CHANGED: u8 = 8;
-/// The cost of another alternative must stay below this many sixteenths of the preferred alternative's cost.
-/// Half of a ping-pong's time belongs to the other side, so half of the gain is invisible.
+/// The cost of another alternative must stay below this many sixteenths of the preferred alternative's cost. Half of a
+/// ping-pong's time belongs to the other side, so half of the gain is invisible.
 const BETTER: u64 = 15;
-/// If a run of another alternative costs more than this many times the preferred alternative's cost, its
-/// trial ends at once, and later trials consist of one short run.
+/// If a run of another alternative costs more than this many times the preferred alternative's cost, its trial ends at
+/// once, and later trials consist of one short run.
 const HOPELESS: u64 = 2;
 /// A run that costs more than this many times the usual cost counts as if it cost as much: the rest is noise.
 const WORST: u64 = 16;
@@ -90,8 +90,8 @@ impl Costs {
     }
 }
 
-/// The measured time that was not yet used up by trials, in units of cost times amount. A trial uses up
-/// [`EARNS`] times what it loses. Several selectors share it.
+/// The measured time that was not yet used up by trials, in units of cost times amount. A trial uses up [`EARNS`] times
+/// what it loses. Several selectors share it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TrialBudget(u64);
 
@@ -136,8 +136,7 @@ pub(crate) struct Plan {
     pub(crate) beside: u8,
 }
 
-/// The selector among `N` alternatives, numbered from 0. Another alternative is tried after at most `LONGEST`
-/// runs.
+/// The selector among `N` alternatives, numbered from 0. Another alternative is tried after at most `LONGEST` runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdaptiveSelector<const N: usize, const LONGEST: u16> {
     preferred: u8,
@@ -206,8 +205,8 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         self.inherited == 0 && self.untested().is_none()
     }
 
-    /// Takes over what is known about similar work, until the first run shows by which factor it costs more
-    /// or less. If the factor exceeds 2 to the power `exponent`, nothing is taken over.
+    /// Takes over what is known about similar work, until the first run shows by which factor it costs more or less. If
+    /// the factor exceeds 2 to the power `exponent`, nothing is taken over.
     pub(crate) fn inherit(&mut self, from: &Self, exponent: u8) {
         *self = Self::preferring(from.preferred);
         self.other = from.other;
@@ -220,8 +219,8 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         self.costs[usize::from(option)].typical()
     }
 
-    /// Returns by how much a cost exceeds that of the preferred alternative. If that has risen, the lower cost
-    /// counts, because perhaps it has risen only for some runs.
+    /// Returns by how much a cost exceeds that of the preferred alternative. If that has risen, the lower cost counts,
+    /// because perhaps it has risen only for some runs.
     fn excess(&self, cost: u64) -> u64 {
         let usual = self.typical(self.preferred).min(self.settled.into());
         cost.min(usual.saturating_mul(WORST)).saturating_sub(usual)
@@ -241,8 +240,8 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         [self.preferred].into_iter().chain(0..N as u8).find(is_untested)
     }
 
-    /// Returns the cheapest alternative that has run, or the preferred one if that costs hardly more. For work beside the
-    /// first tests only: their runs are too few to leave the preferred one.
+    /// Returns the cheapest alternative that has run, or the preferred one if that costs hardly more. For work beside
+    /// the first tests only: their runs are too few to leave the preferred one.
     fn cheapest_so_far(&self) -> u8 {
         let known = (0..N as u8).filter(|option| self.typical(*option) > 0);
         let cheapest = known.min_by_key(|option| self.typical(*option)).unwrap_or(self.preferred);
@@ -311,8 +310,7 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         };
     }
 
-    /// Records a run: its cost for each unit of work, at least 1, and its amount of work. Costs must be
-    /// comparable.
+    /// Records a run: its cost for each unit of work, at least 1, and its amount of work. Costs must be comparable.
     pub(crate) fn record(&mut self, option: u8, cost: u32, amount: u64, budget: &mut TrialBudget) {
         let at = usize::from(option);
         if at >= N {
@@ -342,8 +340,8 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         (self.wait, self.waited) = (FIRST_WAIT, FIRST_WAIT);
     }
 
-    /// Adapts inherited costs to the first run of this selector's own. Returns `false` if they don't fit, so
-    /// that all alternatives are tested.
+    /// Adapts inherited costs to the first run of this selector's own. Returns `false` if they don't fit, so that all
+    /// alternatives are tested.
     fn has_inherited(&mut self, cost: u32) -> bool {
         let Some(exponent) = core::mem::take(&mut self.inherited).checked_sub(1) else { return true };
         let there = self.typical(self.preferred).max(1);
@@ -371,9 +369,9 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         }
     }
 
-    /// Tries an alternative that the peer tries, unless another trial is in progress, or less than an eighth
-    /// of the interval has passed since the last trial. Without that limit, two peers with different
-    /// preferences would react to each other's trials forever.
+    /// Tries an alternative that the peer tries, unless another trial is in progress, or less than an eighth of the
+    /// interval has passed since the last trial. Without that limit, two peers with different preferences would react
+    /// to each other's trials forever.
     pub(crate) fn suggest(&mut self, option: u8) {
         if self.trial == 0
             && self.waited.saturating_sub(self.wait) >= self.waited / SOON
@@ -385,9 +383,9 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         }
     }
 
-    /// Records a run of `option` that was not measured as expected. A trial continues without the run, and
-    /// ends without a result if it was the last. The next trial is as far ahead as after any other, because
-    /// perhaps no run of this alternative can ever be measured.
+    /// Records a run of `option` that was not measured as expected. A trial continues without the run, and ends without
+    /// a result if it was the last. The next trial is as far ahead as after any other, because perhaps no run of this
+    /// alternative can ever be measured.
     pub(crate) fn miss(&mut self, option: u8) {
         if self.untested() == Some(option) && option != self.preferred {
             self.missed += 1;

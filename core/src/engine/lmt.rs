@@ -1,6 +1,5 @@
-//! The large message transfer interface (paper 4, section 3.2). An RTS announces a message; the receiver
-//! matches it; one of several protocols then moves the data. Any number of transfers may be in progress, in
-//! both directions.
+//! The large message transfer interface (paper 4, section 3.2). An RTS announces a message; the receiver matches it;
+//! one of several protocols then moves the data. Any number of transfers may be in progress, in both directions.
 //!
 //! - **Pull**: one copy. The receiver gets the bytes from the sender's memory ([`RemoteAccess`]), at once or with
 //!   several accesses under way. A waiting sender may write into the receiver's memory at the same time, from the end
@@ -31,18 +30,18 @@
 //! | `lmt/put.rs` | put (paper 1: rendezvous by RDMA write) |
 //! | `lmt/stream.rs` | stream (paper 4: double buffering) |
 //!
-//! The faster protocol depends on the machine, on the cores of both processes and on the sender's activity.
-//! If the port has a clock ([`PacketPort::ticks`]), the receiver learns the faster protocol for each peer and size.
-//! Without a clock, the receiver pulls.
+//! The faster protocol depends on the machine, on the cores of both processes and on the sender's activity. If the port
+//! has a clock ([`PacketPort::ticks`]), the receiver learns the faster protocol for each peer and size. Without a
+//! clock, the receiver pulls.
 //!
 //! Lists: if at most [`FIRST_BYTES`](super::state::FIRST_BYTES) come before the last run of a message, they travel with
 //! the RTS, and the rest is pulled as if it were contiguous. A list of a few long runs is described as a whole
-//! ([`ListedBytes`](crate::wire::listed::ListedBytes)), and the receiver reads several runs at a time. Any other list is
-//! streamed, and gathered into each packet. A receiver whose buffer is not contiguous fills several runs at a time, or
-//! streams if the runs are short.
+//! ([`ListedBytes`](crate::wire::listed::ListedBytes)), and the receiver reads several runs at a time. Any other list
+//! is streamed, and gathered into each packet. A receiver whose buffer is not contiguous fills several runs at a time,
+//! or streams if the runs are short.
 //!
-//! If a receiver cannot pull, or can no longer pull in the middle of a message, it requests the remaining
-//! bytes as a stream. No byte is lost.
+//! If a receiver cannot pull, or can no longer pull in the middle of a message, it requests the remaining bytes as a
+//! stream. No byte is lost.
 //!
 //! [`RemoteAccess`]: crate::port::RemoteAccess
 //! [`PacketPort::ticks`]: crate::port::PacketPort::ticks
@@ -66,12 +65,11 @@ use super::{Engine, Storage};
 use crate::port::{Arrival, PeerFault, PeerId, Port};
 use crate::wire::rendezvous::Cts;
 
-/// The seven functions of the paper. Each protocol implements those in which it differs from the others. The
-/// slot number names a request. Each function expects the request in the state and queue in which the
-/// preceding function left it.
+/// The seven functions of the paper. Each protocol implements those in which it differs from the others. The slot
+/// number names a request. Each function expects the request in the state and queue in which the preceding function
+/// left it.
 pub(super) trait Transfer<P: Port, S: Storage> {
-    /// Sender: announces the message (`initiate_lmt`). Returns `false` if there is no space or credit for the
-    /// RTS now.
+    /// Sender: announces the message (`initiate_lmt`). Returns `false` if there is no space or credit for the RTS now.
     fn initiate(engine: &mut Engine<P, S>, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         engine.offer(to, index)
     }
@@ -84,8 +82,8 @@ pub(super) trait Transfer<P: Port, S: Storage> {
         let _ = (engine, to, index, cts);
     }
 
-    /// Receiver: handles a packet of the transfer (`handle_cookie`). Returns `false` if the packet violates
-    /// the protocol.
+    /// Receiver: handles a packet of the transfer (`handle_cookie`). Returns `false` if the packet violates the
+    /// protocol.
     fn handle_cookie(engine: &mut Engine<P, S>, index: u32, arrival: &Arrival<P::Token>) -> bool {
         let _ = (engine, index, arrival);
         false
@@ -94,8 +92,7 @@ pub(super) trait Transfer<P: Port, S: Storage> {
     /// Either side: moves the next bytes (`lmt_progress`). Returns `false` if there is no space.
     fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault>;
 
-    /// Sender: completes the send; the receiver has all bytes that it requested, or they are on the way
-    /// (`done_send`).
+    /// Sender: completes the send; the receiver has all bytes that it requested, or they are on the way (`done_send`).
     fn done_send(engine: &mut Engine<P, S>, to: PeerId, index: u32) {
         engine.complete_send(to, index);
     }

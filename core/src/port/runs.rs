@@ -38,8 +38,8 @@ pub fn describe_runs(runs: &SendRuns, serial: &mut u64) -> Descriptor {
     Descriptor::of_list(&ListedBytes { table, count, serial: *serial, len }).unwrap_or(Descriptor::NONE)
 }
 
-/// The table of the list from which bytes were read last. A table is copied here once for each list and then checked:
-/// a peer that changes its table later changes nothing.
+/// The table of the list from which bytes were read last. A table is copied here once for each list and then checked: a
+/// peer that changes its table later changes nothing.
 #[derive(Debug)]
 pub struct RunTable {
     /// The peer, and its list, if the table is that of a list.
@@ -56,8 +56,8 @@ impl RunTable {
         Self { of: None, count: 0, len: 0, entries: [[0; RUN_BYTES]; MOST_RUNS] }
     }
 
-    /// Makes this the table of a peer's list. If it is another one and not part of the description, `read` reads it: the
-    /// function gets the address of the table and its destination.
+    /// Makes this the table of a peer's list. If it is another one and not part of the description, `read` reads it:
+    /// the function gets the address of the table and its destination.
     ///
     /// # Errors
     /// The description is not that of a list, the table cannot be read, or its runs contradict the description.

@@ -1,7 +1,7 @@
 //! The memory of every process: the buffers lent to the engines, their contents, and their permitted uses.
 //!
-//! A buffer that was given back is poisoned and kept for a while. An engine that still reads it sends poison,
-//! and an engine that still writes to it is detected.
+//! A buffer that was given back is poisoned and kept for a while. An engine that still reads it sends poison, and an
+//! engine that still writes to it is detected.
 
 mod block;
 
@@ -138,8 +138,7 @@ impl Memory {
         }
     }
 
-    /// Returns the buffer of a process that contains these bytes and was lent for this use, and the position in
-    /// it.
+    /// Returns the buffer of a process that contains these bytes and was lent for this use, and the position in it.
     fn find(&mut self, owner: u32, is: Use, address: u64, len: usize) -> Option<(&mut Block, usize)> {
         let mine = self.lent.iter_mut().flatten().filter(|lent| lent.owner == owner && lent.is == is);
         let mut found = mine.filter_map(|lent| Some((lent.block.find(address, len)?, &mut lent.block)));
@@ -151,15 +150,15 @@ impl Memory {
         self.find(owner, Use::Send, address, 1).is_some_and(|(_, at)| at > GUARD)
     }
 
-    /// Copies bytes that a process has lent for a send, as a single copy of remote memory does. Returns false
-    /// if there is no such buffer, and the real copy would have read something else.
+    /// Copies bytes that a process has lent for a send, as a single copy of remote memory does. Returns false if there
+    /// is no such buffer, and the real copy would have read something else.
     pub(crate) fn pull(&mut self, owner: u32, address: u64, to: &mut [u8]) -> bool {
         let found = self.find(owner, Use::Send, address, to.len());
         found.map(|(block, at)| to.copy_from_slice(block.run(at, to.len()))).is_some()
     }
 
-    /// Copies the first entries of the list of a buffer that a process has lent for a send. Returns false if there is no
-    /// such list.
+    /// Copies the first entries of the list of a buffer that a process has lent for a send. Returns false if there is
+    /// no such list.
     pub(crate) fn pull_table(&self, owner: u32, address: u64, to: &mut [u8]) -> bool {
         let mut mine = self.lent.iter().flatten().filter(|lent| lent.owner == owner && lent.is == Use::Send);
         let table = mine.find_map(|lent| lent.block.table(address));
@@ -170,8 +169,8 @@ impl Memory {
             .is_some()
     }
 
-    /// Writes bytes that a process has lent for a receive. Returns false if there is no such buffer, and the
-    /// real copy would have overwritten something else.
+    /// Writes bytes that a process has lent for a receive. Returns false if there is no such buffer, and the real copy
+    /// would have overwritten something else.
     pub(crate) fn push(&mut self, owner: u32, address: u64, from: &[u8]) -> bool {
         let found = self.find(owner, Use::Receive, address, from.len());
         found.map(|(block, at)| block.run(at, from.len()).copy_from_slice(from)).is_some()

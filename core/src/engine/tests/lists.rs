@@ -70,7 +70,8 @@ fn a_short_header_and_a_large_payload_move_in_one_copy() {
     }
 }
 
-/// Few long runs are read from the sender's memory, and its table of more than two runs once. Many or short runs are streamed.
+/// Few long runs are read from the sender's memory, and its table of more than two runs once. Many or short runs are
+/// streamed.
 #[test]
 fn long_runs_move_in_one_copy_and_short_ones_are_streamed() {
     const LEN: usize = 20_000;

@@ -1,11 +1,11 @@
 //! A learned choice costs at most 1.15 times the best fixed one over 1,000 messages.
 //!
-//! The cost model: a protocol moves a message of `b` bytes in `fixed + b * per_byte` ticks, and the messages of
-//! a window one after the other. The factors may change in the course of the messages. Each scenario gives the
-//! cost of each protocol, and the test compares the sum with that of each protocol used for all messages.
+//! The cost model: a protocol moves a message of `b` bytes in `fixed + b * per_byte` ticks, and the messages of a
+//! window one after the other. The factors may change in the course of the messages. Each scenario gives the cost of
+//! each protocol, and the test compares the sum with that of each protocol used for all messages.
 //!
-//! What no selection can do is not required. In the first window nothing is known, so a protocol that is ten
-//! times as slow as another must not be the one with which the selector starts, if messages overlap.
+//! What no selection can do is not required. In the first window nothing is known, so a protocol that is ten times as
+//! slow as another must not be the one with which the selector starts, if messages overlap.
 
 use std::string::String;
 use std::vec::Vec;
@@ -176,8 +176,8 @@ fn a_drifting_cost_is_followed() {
 fn mixed_sizes_and_forms_are_learned() {
     let mut rng = Rng::new(77);
     let mut excesses = Excesses::default();
-    // Each size must test each protocol before it can take over what is known of another, so a protocol that is
-    // ten times as slow is left out.
+    // Each size must test each protocol before it can take over what is known of another, so a protocol that is ten
+    // times as slow is left out.
     for factors in FACTORS.into_iter().filter(|factors| factors.iter().all(|factor| *factor < 1000)) {
         for (width, pause) in [(1, 7_777_777), (1, 0), (4, 99_999)] {
             let mixed = groups(width, pause, |_| MessageForm {
@@ -203,11 +203,11 @@ fn lists_do_not_spoil_what_is_known_of_contiguous_messages() {
 proptest! {
     #![proptest_config(cases(96))]
 
-    /// Constant random factors up to ten, random sizes and windows. The limit is higher than that of the scenarios above:
-    /// of 4,000 random cases two exceeded it, with 116 and 117 %, in windows of two sizes.
+    /// Constant random factors up to ten, random sizes and windows. The limit is higher than that of the scenarios
+    /// above: of 4,000 random cases two exceeded it, with 116 and 117 %, in windows of two sizes.
     ///
-    /// No selection costs 100 %. If it tries each of two protocols once, and both cost ten times as much as the best one,
-    /// it loses 18 messages of 1,000, and 36 of them if only half of the messages are large. A first window of 16
+    /// No selection costs 100 %. If it tries each of two protocols once, and both cost ten times as much as the best
+    /// one, it loses 18 messages of 1,000, and 36 of them if only half of the messages are large. A first window of 16
     /// messages by a choice of 150 % costs 8 more, or 16. So the least is about 105 %, and the rest is the price of
     /// several runs for each test, which noise requires.
     #[test]
