@@ -35,7 +35,7 @@ use nemesia_core::sync::{Payload, PayloadMut, Word64};
 
 use super::links::Links;
 use super::{Kernel, Pair, Port};
-use crate::os::{ProcessOrigin, Segment};
+use crate::os::{Access, ProcessOrigin, Segment};
 
 // See the module's documentation.
 const _: () = assert!(!needs_drop::<Option<Link<'static>>>());
@@ -197,6 +197,14 @@ fn own(segment: &Segment, geometry: &Geometry, peer: u32) -> Result<Own, LayoutE
     }
 }
 
+/// Prefaults the cells of a segment. Otherwise the first messages of each size would be slow, and the adaptive
+/// selector, which tests a protocol with few messages, would find every stream slow.
+fn prefault_cells(segment: &Segment, geometry: &Geometry, access: Access) {
+    let layout = geometry.own();
+    let payload_bytes = geometry.cells as usize * geometry.cell_bytes as usize;
+    segment.prefault(layout.headers..layout.payload + payload_bytes, access);
+}
+
 /// Builds the port over our segments and those of the peers. `kernel` makes the value that keeps them mapped.
 pub(super) fn port(
     config: PortConfig,
@@ -213,6 +221,7 @@ pub(super) fn port(
         links.push(link.map(Link::new));
     }
     let mine = own(&ours.own, geometry, config.rank)?;
+    prefault_cells(&ours.own, geometry, Access::ReadWrite);
     // SAFETY: the range was resolved in our own segment, which is mapped writable and kept by the port's `Mappings`;
     // payload is only ever reached through these views.
     let payload = unsafe { PayloadMut::from_raw(mine.payload, mine.payload_bytes) };
@@ -236,6 +245,7 @@ fn ends(
     let mine = own(&ours.own, geometry, peer)?;
     let its = own(&theirs.own, geometry, me)?;
     let its_inbox = inbox(&theirs.inbox, geometry)?;
+    prefault_cells(&theirs.own, geometry, Access::ReadOnly);
     // SAFETY: the range was resolved in the peer's segment, which is mapped, and kept with the views by both callers;
     // payload is only ever copied out of these views.
     let payload = unsafe { Payload::from_raw(its.payload, its.payload_bytes) };
