@@ -21,8 +21,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-use nemesia_core::payload::ReceiveList;
+use nemesia_core::payload::{MOST_RANGES, ReceiveList};
 use nemesia_core::port::RemoteRun;
+use nemesia_core::wire::listed::MOST_RUNS;
 
 use super::call::{checked_long, uninterrupted};
 
@@ -75,6 +76,16 @@ fn part(base: *mut u8, len: usize) -> libc::iovec {
 /// Describes part of the other process's memory: never dereferenced here, and checked by the kernel.
 fn remote(address: u64, len: usize) -> libc::iovec {
     part(std::ptr::without_provenance_mut(address as usize), len)
+}
+
+/// Returns the first `N` descriptions, and their number.
+fn array<const N: usize>(parts: impl Iterator<Item = libc::iovec>) -> ([libc::iovec; N], usize) {
+    let (mut all, mut count) = ([part(std::ptr::null_mut(), 0); N], 0);
+    for (place, part) in all.iter_mut().zip(parts) {
+        *place = part;
+        count += 1;
+    }
+    (all, count)
 }
 
 impl RemoteMemory {
@@ -133,7 +144,7 @@ impl RemoteMemory {
     }
 
     /// As [`RemoteMemory::read`], from several runs in sequence to several ranges, in one system call. Both have the
-    /// same number of bytes, and there are fewer of each than `IOV_MAX`.
+    /// same number of bytes. There are at most [`MOST_RUNS`] runs and [`MOST_RANGES`] ranges, or the read fails.
     ///
     /// # Errors
     /// See [`CopyError`].
@@ -144,11 +155,11 @@ impl RemoteMemory {
     ) -> Result<(), CopyError> {
         let mut stamp = [0; STAMP_BYTES];
         let pieces = to.pieces().iter().map(|piece| part(piece.base, piece.len));
-        let local: Vec<_> = pieces.chain([part(stamp.as_mut_ptr(), STAMP_BYTES)]).collect();
+        let (local, locals) = array::<{ MOST_RANGES + 1 }>(pieces.chain([part(stamp.as_mut_ptr(), STAMP_BYTES)]));
         let runs = from.map(|run| remote(run.address, run.len as usize));
-        let remote: Vec<_> = runs.chain([remote(self.stamp.address, STAMP_BYTES)]).collect();
+        let (remote, remotes) = array::<{ MOST_RUNS + 1 }>(runs.chain([remote(self.stamp.address, STAMP_BYTES)]));
         // SAFETY: the list guarantees that its pieces may be written; the buffer of the stamp is a local variable.
-        let moved = unsafe { self.transfer(&local, &remote) };
+        let moved = unsafe { self.transfer(&local[..locals], &remote[..remotes]) };
         let verdict = self.verdict(moved, to.len(), stamp);
         if verdict.is_err() {
             for piece in to.pieces() {
