@@ -6,9 +6,11 @@ use nemesia_core::wire::placement::{
     FIXED_BYTES, Frame, HANDSHAKE_BYTES, Handshake, HandshakeError, MOST_FRAME_BYTES, Parsed,
 };
 
+mod channel;
 mod list;
 mod peer;
 
+pub use channel::channel_decoder;
 pub use list::list_of_runs;
 pub use peer::placement_peer;
 
@@ -22,10 +24,11 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 3] = [
+pub const TARGETS: [Target; 4] = [
     Target { name: "placement-decoder", run: placement_decoder },
     Target { name: "placement-peer", run: placement_peer },
     Target { name: "list-of-runs", run: list_of_runs },
+    Target { name: "channel-decoder", run: channel_decoder },
 ];
 
 /// Decodes the bytes as frames of the placement, and as a handshake. What is accepted must be encoded to the same

@@ -155,9 +155,11 @@ impl RemoteMemory {
     ) -> Result<(), CopyError> {
         let mut stamp = [0; STAMP_BYTES];
         let pieces = to.pieces().iter().map(|piece| part(piece.base, piece.len));
-        let (local, locals) = array::<{ MOST_RANGES + 1 }>(pieces.chain([part(stamp.as_mut_ptr(), STAMP_BYTES)]));
+        let (local, locals) =
+            array::<{ MOST_RANGES + 1 }>(pieces.chain([part(stamp.as_mut_ptr(), STAMP_BYTES)]));
         let runs = from.map(|run| remote(run.address, run.len as usize));
-        let (remote, remotes) = array::<{ MOST_RUNS + 1 }>(runs.chain([remote(self.stamp.address, STAMP_BYTES)]));
+        let (remote, remotes) =
+            array::<{ MOST_RUNS + 1 }>(runs.chain([remote(self.stamp.address, STAMP_BYTES)]));
         // SAFETY: the list guarantees that its pieces may be written; the buffer of the stamp is a local variable.
         let moved = unsafe { self.transfer(&local[..locals], &remote[..remotes]) };
         let verdict = self.verdict(moved, to.len(), stamp);
