@@ -56,7 +56,7 @@ fn misdeeds() -> Vec<Misdeed> {
     vec![
         ("too short", vec![vec![1; 31]], is_header),
         ("unknown kind", vec![with(0, 99)], is_header),
-        ("reserved bits", vec![with(1, 1)], is_header),
+        ("reserved bits", vec![with(1, 2)], is_header),
         ("fewer receives than before", vec![header(FIRST, FIRST + LEAST - 1)], is_header),
         ("too many receives", vec![header(FIRST, FIRST.wrapping_add(1 << 16))], is_header),
         ("no receives to be kept", vec![with(4, 0)], is_header),
