@@ -51,6 +51,7 @@ pub(super) fn run(seed: u64) -> Outcome {
             ensure(seen.wrong.is_empty(), || seen.wrong.join("\n"))?;
             seen.answered.iter().all(|last| *last == QUESTIONS)
                 && seen.asked.iter().all(|last| *last == QUESTIONS)
+                && seen.later.is_empty()
         };
         if finished {
             break;
