@@ -8,6 +8,9 @@ use crate::payload::SendRuns;
 use crate::wire::listed::{ListedBytes, MOST_RUNS, RUN_BYTES};
 use crate::wire::rendezvous::Descriptor;
 
+/// The largest number of runs in a table. The models read no lists, and their threads have small stacks.
+const MOST_ENTRIES: usize = if cfg!(nemesia_loom) { 2 } else { MOST_RUNS };
+
 /// A run of a peer's memory. The peer has named it, and only the kernel checks that it is mapped there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRun {
@@ -47,13 +50,13 @@ pub struct RunTable {
     /// The number of runs, and of their bytes.
     count: usize,
     len: u64,
-    entries: [[u8; RUN_BYTES]; MOST_RUNS],
+    entries: [[u8; RUN_BYTES]; MOST_ENTRIES],
 }
 
 impl RunTable {
     /// Returns the table of no list.
     pub const fn new() -> Self {
-        Self { of: None, count: 0, len: 0, entries: [[0; RUN_BYTES]; MOST_RUNS] }
+        Self { of: None, count: 0, len: 0, entries: [[0; RUN_BYTES]; MOST_ENTRIES] }
     }
 
     /// Makes this the table of a peer's list. If it is another one and not part of the description, `read` reads it:
