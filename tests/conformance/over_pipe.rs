@@ -101,7 +101,7 @@ fn a_transport_of_200_lines_passes() -> Verdict {
     })
 }
 
-/// A pipe has two ends, and its end says nothing about the reason.
+/// A pipe connects two ranks only. When it ends, a rank does not learn why.
 #[test]
 fn cases_that_need_more_than_a_pipe() {
     skip_unfit("cases_that_need_more_than_a_pipe", ABILITIES, 2);

@@ -43,6 +43,7 @@ pub mod large;
 pub mod launched;
 pub mod matching;
 pub mod one_sided;
+mod open;
 pub mod oracle;
 pub mod over_channels;
 pub mod probes;

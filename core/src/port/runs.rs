@@ -22,8 +22,8 @@ pub struct RemoteRun {
 
 impl RemoteRun {
     const fn of_entry(entry: &[u8; RUN_BYTES]) -> Self {
-        let [address, len] = [u128::from_le_bytes(*entry) as u64, (u128::from_le_bytes(*entry) >> 64) as u64];
-        Self { address, len }
+        let words = u128::from_le_bytes(*entry);
+        Self { address: words as u64, len: (words >> 64) as u64 }
     }
 }
 

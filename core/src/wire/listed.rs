@@ -60,6 +60,12 @@ impl Descriptor {
         (self.method() == Self::PAIR).then_some(runs)
     }
 
+    /// Returns whether the description is well-formed and names bytes that peers read through the kernel, in one run
+    /// or in several.
+    pub fn is_readable(&self) -> bool {
+        self.address().is_some() || self.list().is_some() || self.pair().is_some()
+    }
+
     /// Returns whether the bytes lie in several runs.
     pub const fn is_list(&self) -> bool {
         matches!(self.method(), Self::LIST | Self::PAIR)

@@ -201,8 +201,8 @@ fn own(segment: &Segment, geometry: &Geometry, peer: u32) -> Result<Own, LayoutE
 /// selector, which tests a protocol with few messages, would find every stream slow.
 fn prefault_cells(segment: &Segment, geometry: &Geometry, access: Access) {
     let layout = geometry.own();
-    let payload_bytes = geometry.cells as usize * geometry.cell_bytes as usize;
-    segment.prefault(layout.headers..layout.payload + payload_bytes, access);
+    // The cells' payload is the last part.
+    segment.prefault(layout.headers..layout.total, access);
 }
 
 /// Builds the port over our segments and those of the peers. `kernel` makes the value that keeps them mapped.

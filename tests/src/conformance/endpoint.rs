@@ -14,6 +14,7 @@ use super::actor::{
 };
 use super::buffer::{Buffer, BufferPlace};
 use super::engine::kill_this_process;
+use super::open::OpenOperations;
 use crate::memory_port::Verdict;
 
 /// An endpoint, and the buffers of its operations.
@@ -21,10 +22,9 @@ use crate::memory_port::Verdict;
 pub struct EndpointActor {
     /// Dropped first: it uses everything below.
     endpoint: Endpoint,
-    open: BTreeMap<u64, (Request, Vec<Buffer>)>,
+    open: OpenOperations<Request>,
     claims: BTreeMap<u64, nemesia::Message>,
     regions: Vec<EndpointExposure>,
-    next: u64,
     handled: Arc<Mutex<Vec<HandledMessage>>>,
     abilities: Abilities,
 }
@@ -83,18 +83,12 @@ impl EndpointActor {
         }
         Ok(Self {
             endpoint,
-            open: BTreeMap::new(),
+            open: OpenOperations::new(),
             claims: BTreeMap::new(),
             regions: Vec::new(),
-            next: 0,
             handled,
             abilities,
         })
-    }
-
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
     }
 
     fn keep(
@@ -102,10 +96,7 @@ impl EndpointActor {
         started: Result<Request, Error>,
         buffers: Vec<Buffer>,
     ) -> Result<OperationId, Trouble> {
-        let request = started.map_err(trouble)?;
-        let number = self.number();
-        self.open.insert(number, (request, buffers));
-        Ok(OperationId(number))
+        Ok(self.open.keep(started.map_err(trouble)?, buffers))
     }
 
     fn region(&self, region: ExposureId) -> Result<Region, Trouble> {
@@ -173,16 +164,15 @@ impl Actor for EndpointActor {
     }
 
     fn test(&mut self, operation: OperationId) -> Option<(Ended, Buffer)> {
-        let Some((request, _)) = self.open.get(&operation.0) else {
+        let Some(request) = self.open.request(operation) else {
             return Some((Err(Trouble::Other("no such operation".into())), Buffer::default()));
         };
-        let outcome = self.endpoint.test(*request).transpose()?;
-        let buffer = self.open.remove(&operation.0).and_then(|(_, mut buffers)| buffers.pop());
-        Some((outcome.map(core_status).map_err(trouble), buffer.unwrap_or_default()))
+        let outcome = self.endpoint.test(request).transpose()?;
+        Some((outcome.map(core_status).map_err(trouble), self.open.finish(operation)))
     }
 
     fn cancel(&mut self, operation: OperationId) -> bool {
-        self.open.get(&operation.0).is_some_and(|(request, _)| self.endpoint.cancel(*request))
+        self.open.request(operation).is_some_and(|request| self.endpoint.cancel(request))
     }
 
     fn probe(&mut self, pattern: &Pattern) -> Option<Status> {
@@ -195,7 +185,7 @@ impl Actor for EndpointActor {
         let (from, tag) = criteria(pattern);
         let found = self.endpoint.in_context(pattern.context).improbe(from, tag).map_err(trouble)?;
         let Some(message) = found else { return Ok(None) };
-        let (number, status) = (self.number(), core_status(message.status()));
+        let (number, status) = (self.open.number(), core_status(message.status()));
         self.claims.insert(number, message);
         Ok(Some((ClaimId(number), status)))
     }

@@ -20,6 +20,7 @@ use super::actor::{
     RemoteVerb, Trouble,
 };
 use super::buffer::Buffer;
+use super::open::OpenOperations;
 use crate::content::seed_of;
 use crate::memory_port::Verdict;
 
@@ -164,10 +165,9 @@ pub struct EngineActor<P: Port, D> {
     /// Dropped first: it uses everything below.
     engine: Engine<P, EngineVectors<HandlerLog>>,
     driver: D,
-    open: BTreeMap<u64, (RequestId, Vec<Buffer>)>,
+    open: OpenOperations<RequestId>,
     claims: BTreeMap<u64, RequestId>,
     regions: Vec<EngineExposure>,
-    next: u64,
     registry: Rc<Registry>,
 }
 
@@ -227,17 +227,11 @@ impl<P: Port, D: PortDriver<P>> EngineActor<P, D> {
         Ok(Self {
             engine,
             driver,
-            open: BTreeMap::new(),
+            open: OpenOperations::new(),
             claims: BTreeMap::new(),
             regions: Vec::new(),
-            next: 0,
             registry: Rc::clone(registry),
         })
-    }
-
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
     }
 
     fn keep(
@@ -245,10 +239,7 @@ impl<P: Port, D: PortDriver<P>> EngineActor<P, D> {
         started: Result<RequestId, StartError>,
         buffers: Vec<Buffer>,
     ) -> Result<OperationId, Trouble> {
-        let id = started.map_err(|error| start_trouble(&error))?;
-        let number = self.number();
-        self.open.insert(number, (id, buffers));
-        Ok(OperationId(number))
+        Ok(self.open.keep(started.map_err(|error| start_trouble(&error))?, buffers))
     }
 
     /// Passes on what the launcher knows of other ranks.
@@ -339,16 +330,15 @@ impl<P: Port, D: PortDriver<P>> Actor for EngineActor<P, D> {
     }
 
     fn test(&mut self, operation: OperationId) -> Option<(Ended, Buffer)> {
-        let Some((id, _)) = self.open.get(&operation.0) else {
+        let Some(id) = self.open.request(operation) else {
             return Some((Err(Trouble::Other("no such operation".into())), Buffer::default()));
         };
-        let outcome = self.engine.test(*id)?;
-        let buffer = self.open.remove(&operation.0).and_then(|(_, mut buffers)| buffers.pop());
-        Some((outcome.map_err(end_trouble), buffer.unwrap_or_default()))
+        let outcome = self.engine.test(id)?;
+        Some((outcome.map_err(end_trouble), self.open.finish(operation)))
     }
 
     fn cancel(&mut self, operation: OperationId) -> bool {
-        self.open.get(&operation.0).is_some_and(|(id, _)| self.engine.cancel(*id))
+        self.open.request(operation).is_some_and(|id| self.engine.cancel(id))
     }
 
     fn probe(&mut self, pattern: &Pattern) -> Option<Status> {
@@ -358,7 +348,7 @@ impl<P: Port, D: PortDriver<P>> Actor for EngineActor<P, D> {
     fn claim(&mut self, pattern: &Pattern) -> Result<Option<(ClaimId, Status)>, Trouble> {
         let claimed = self.engine.improbe(pattern).map_err(|error| start_trouble(&error))?;
         let Some((id, status)) = claimed else { return Ok(None) };
-        let number = self.number();
+        let number = self.open.number();
         self.claims.insert(number, id);
         Ok(Some((ClaimId(number), status)))
     }
@@ -375,7 +365,7 @@ impl<P: Port, D: PortDriver<P>> Actor for EngineActor<P, D> {
         let mut words = vec![0_u64; len.div_ceil(8)];
         // SAFETY: the words are kept until the engine is gone, and only the engine uses them.
         let memory = unsafe { Exposed::from_raw(words.as_mut_ptr().cast(), len) };
-        let key = seed_of(&[self.engine.rank().into(), self.next, self.regions.len() as u64]);
+        let key = seed_of(&[self.engine.rank().into(), self.open.last(), self.regions.len() as u64]);
         let id = self.engine.expose(memory, access, key);
         let id = id.ok_or_else(|| Trouble::Other("all regions are in use".into()))?;
         self.regions.push(EngineExposure { id, _words: words });

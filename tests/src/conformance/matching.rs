@@ -229,7 +229,7 @@ pub async fn a_synchronous_send_waits_for_its_receive<A: Actor>(actor: &mut A, p
             actor.turn().await;
             ensure(actor.test(sent).is_none(), || format!("a send of {len} bytes ended too early"))?;
         }
-        // Nobody posts a receive before all have seen this.
+        // No rank posts a receive before every rank has seen this.
         barrier(actor).await?;
         accept(actor, exactly(Source::Any, number), (content(plan.seed, previous, me, number), len)).await?;
         succeed(actor, "a synchronous send", sent).await?;

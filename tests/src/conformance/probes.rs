@@ -52,7 +52,7 @@ pub async fn a_matched_probe_reserves_its_message<A: Actor>(actor: &mut A, plan:
         equal("what is claimed", status, Status { peer: previous, tag: number, len })?;
         claims.push((claim, number, len));
     }
-    // A receive gets what is not claimed.
+    // A receive gets the one message that no probe has claimed.
     let (last, len) = (SIZES.len() as u64 - 1, SIZES[SIZES.len() - 1]);
     let status = accept(actor, pattern, (content(plan.seed, previous, me, last), len)).await?;
     equal("the tag that no probe has claimed", status.tag, last)?;

@@ -372,7 +372,7 @@ pub(super) fn die_when_told(endpoint: &mut Endpoint) -> Outcome {
     std::process::abort();
 }
 
-/// Rank 0: nobody is started again, whatever rank 2 claims.
+/// Rank 0: the launcher starts no rank again, whatever rank 2 claims.
 pub(super) fn called(mut endpoint: Endpoint) -> Outcome {
     endpoint.recv(Source::Rank(2), Tag::Exactly(WORD), &mut [])?;
     ensure(endpoint.restarted()?.is_empty(), || "a living rank was restarted".into())?;

@@ -240,9 +240,7 @@ unsafe impl RemoteAccess for SimPort {
     fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
         match descriptor.method() {
             WRITABLE => writable(descriptor).is_some(),
-            Descriptor::LIST => descriptor.list().is_some() && self.can_get(peer),
-            Descriptor::PAIR => descriptor.pair().is_some() && self.can_get(peer),
-            _ => descriptor.address().is_some() && self.can_get(peer),
+            _ => descriptor.is_readable() && self.can_get(peer),
         }
     }
 

@@ -176,10 +176,9 @@ fn copy<P: Port>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part:
         None => AccessedRanges { last: Accessed::Failed(AccessError::Range), ..AccessedRanges::NONE },
     };
     incoming.accesses.record(part.start, &accessed);
-    let is_busy = accessed.last == Accessed::Busy;
     if incoming.phase == TransferPhase::Assist {
         // A shared message is complete when both processes have copied their parts. A part is copied at once.
-        incoming.accesses.failed |= is_busy;
+        incoming.accesses.failed |= accessed.last == Accessed::Busy;
         incoming.left.start = part.start;
         incoming.accesses.begun = part.end;
     }

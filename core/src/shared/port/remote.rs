@@ -30,9 +30,7 @@ where
     }
 
     fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
-        let is_readable =
-            descriptor.address().is_some() || descriptor.list().is_some() || descriptor.pair().is_some();
-        (is_readable && self.host.can_pull(peer)) || self.is_mappable(peer, descriptor)
+        (descriptor.is_readable() && self.host.can_pull(peer)) || self.is_mappable(peer, descriptor)
     }
 
     fn is_mappable(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
@@ -63,11 +61,7 @@ where
         let len = to.len() as u64;
         // SAFETY: the port may use the ranges during this call.
         let mut to = unsafe { to.as_list() };
-        let copied = match from.address().and_then(|address| address.checked_add(at)) {
-            _ if from.is_list() => self.pull_listed(peer, from, at, &mut to),
-            Some(address) => self.host.pull_runs(peer, core::iter::once(RemoteRun { address, len }), &mut to),
-            None => Err(AccessError::Range),
-        };
+        let copied = self.pull_ranges(peer, from, at, &mut to);
         let begun = if copied.is_ok() { len } else { 0 };
         let last = copied.map_or_else(Accessed::Failed, |()| Accessed::Done);
         AccessedRanges { last, under_way: 0, begun }
@@ -97,17 +91,23 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Copies bytes of a peer's list, from `at` on.
-    fn pull_listed(
+    /// Copies bytes of a peer's buffer or list, from `at` on.
+    fn pull_ranges(
         &mut self,
         peer: PeerId,
-        list: &Descriptor,
+        from: &Descriptor,
         at: u64,
         to: &mut ReceiveList<'_>,
     ) -> Result<(), AccessError> {
         let Self { runs, host, .. } = self;
-        runs.hold(peer, list, |table, to| host.pull(peer, table, to))?;
-        let part = runs.part(at, to.len() as u64).ok_or(AccessError::List)?;
+        let len = to.len() as u64;
+        if !from.is_list() {
+            let address = from.address().and_then(|address| address.checked_add(at));
+            let run = RemoteRun { address: address.ok_or(AccessError::Range)?, len };
+            return host.pull_runs(peer, core::iter::once(run), to);
+        }
+        runs.hold(peer, from, |table, to| host.pull(peer, table, to))?;
+        let part = runs.part(at, len).ok_or(AccessError::List)?;
         host.pull_runs(peer, part, to)
     }
 

@@ -183,6 +183,24 @@ pub(crate) struct WakeLog {
     pub(super) refused: Vec<PeerId>,
 }
 
+impl WakeLog {
+    /// Reads memory of a peer. A peer that has refused once is not asked again.
+    fn read(
+        &mut self,
+        peer: PeerId,
+        pull: impl FnOnce(&mut FabricMemory) -> Result<(), AccessError>,
+    ) -> Result<(), AccessError> {
+        if self.refused.contains(&peer) {
+            return Err(AccessError::Refused);
+        }
+        let pulled = pull(&mut self.memory.borrow_mut());
+        if pulled == Err(AccessError::Refused) {
+            self.refused.push(peer);
+        }
+        pulled
+    }
+}
+
 impl Host for WakeLog {
     fn wake(&mut self, peer: PeerId, _: &SleepWord, _: Sleep) {
         self.rung.push(peer);
@@ -200,14 +218,7 @@ impl Host for WakeLog {
     }
 
     fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Result<(), AccessError> {
-        if self.refused.contains(&peer) {
-            return Err(AccessError::Refused);
-        }
-        let pulled = self.memory.borrow_mut().pull(peer, address, to);
-        if pulled == Err(AccessError::Refused) {
-            self.refused.push(peer);
-        }
-        pulled
+        self.read(peer, |memory| memory.pull(peer, address, to))
     }
 
     fn pull_runs(
@@ -216,14 +227,7 @@ impl Host for WakeLog {
         from: impl Iterator<Item = RemoteRun>,
         to: &mut ReceiveList<'_>,
     ) -> Result<(), AccessError> {
-        if self.refused.contains(&peer) {
-            return Err(AccessError::Refused);
-        }
-        let pulled = self.memory.borrow_mut().pull_runs(peer, from, to);
-        if pulled == Err(AccessError::Refused) {
-            self.refused.push(peer);
-        }
-        pulled
+        self.read(peer, |memory| memory.pull_runs(peer, from, to))
     }
 
     /// All memory is mappable, and half of it is lent for writing.
