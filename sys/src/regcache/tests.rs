@@ -11,10 +11,24 @@ use snapshot::{PAGE, Snapshot, TestCache, map_with, seen, seen_through, touch, u
 
 /// Returns a cache to which the kernel reports; reports the test as skipped if the kernel does not.
 fn watched() -> Option<TestCache> {
-    let cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Kernel);
-    let Some(refused) = cache.refused() else { return Some(cache) };
-    skipped(&refused.to_string());
-    None
+    let mut cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Kernel);
+    if let Some(refused) = cache.refused() {
+        skipped(&refused.to_string());
+        return None;
+    }
+    await_reader(&mut cache);
+    Some(cache)
+}
+
+/// Waits until the thread that reads the kernel's reports runs. A thread that starts maps memory of its own,
+/// perhaps at an address that a test has just freed and wants again.
+fn await_reader(cache: &mut TestCache) {
+    let watch = cache.reported.watch.as_mut().unwrap();
+    let at = map(None, 1, 0) as u64;
+    assert!(watch.watch(&(at..at + PAGE as u64)));
+    // Returns after the thread has read the report.
+    unmap(at as usize, 1);
+    watch.settle();
 }
 
 /// Returns whether this is a process of this test's own, in which no other test takes addresses that it frees,
