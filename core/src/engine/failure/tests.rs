@@ -8,8 +8,8 @@ use std::vec::Vec;
 use crate::engine::tests::world::{AMPLE, World, pattern};
 use crate::engine::{CompletionError, Failure, StartError, Status, Truncation};
 use crate::matching::Source;
-use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 
 const KINDS: [Failure; 2] = [Failure::Died, Failure::Finished];
@@ -118,7 +118,7 @@ fn synchronous_message_that_came_whole_can_be_received_after_its_sender_died() {
 #[test]
 fn all_packets_that_a_peer_sent_before_it_failed_are_drained_in_order() {
     for (cells, entries_lost) in [(4, false), (4, true), (64, false), (64, true)] {
-        let fabric = Fabric::new(Geometry { cells, fastbox_slots: 64, ..tiny(3) });
+        let fabric = Fabric::new(WorldShape { cells, fastbox_slots: 64, ..tiny(3) });
         let mut world = World::new(&fabric, AMPLE);
         let lens = [8, 200, 0, 60, 48, 250, 1, 256, 255].into_iter().cycle();
         let mut whole = 0;
@@ -254,7 +254,7 @@ fn fault_that_is_found_while_pending_sends_leave_is_reported() {
     let sends: Vec<_> = (0..4).map(|tag| world.isend(0, 2, tag, contents(tag, 200))).collect();
     assert!(world.engine(0).sends_pending());
     // Rank 2 returns the cell that rank 1 holds.
-    fabric.own(2).word(fabric.geometry.own().returns).store_relaxed(1 << 16);
+    fabric.link_segment(2, 0).word(fabric.geometry.link().returns).store_relaxed(1 << 16);
     let done = world.engine(0).progress();
     assert!(matches!(world.engine(0).failure(2), Some(Failure::Fault(_))));
     assert!(sends.into_iter().any(|send| world.done(send).0.is_err()));

@@ -127,12 +127,12 @@ impl<'a> World<'a> {
     /// A survivor reconnects the new process of a rank, which is then connected to the survivor.
     pub(in crate::engine) fn readmit(&mut self, survivor: PeerId, rank: PeerId) {
         let fabric = self.fabric;
-        assert!(self.engine(survivor).port_mut().port.open(rank, fabric.ends(survivor, rank)));
+        assert!(self.engine(survivor).port_mut().port.open(rank, fabric.link(survivor, rank)));
         assert!(self.engine(survivor).reconnect(rank));
-        assert!(self.engine(rank).port_mut().port.open(survivor, fabric.ends(rank, survivor)));
+        assert!(self.engine(rank).port_mut().port.open(survivor, fabric.link(rank, survivor)));
         self.engine(rank).connected(survivor);
         // A second call has no effect.
-        assert!(!self.engine(survivor).port_mut().port.open(rank, fabric.ends(survivor, rank)));
+        assert!(!self.engine(survivor).port_mut().port.open(rank, fabric.link(survivor, rank)));
         assert!(!self.engine(survivor).reconnect(rank));
     }
 
