@@ -278,7 +278,7 @@ impl Config {
                 None => config.sources.unknown.push(table::no_such(name).to_string()),
             }
         }
-        config.geometry(1)?;
+        config.geometry()?;
         Ok(config)
     }
 
@@ -560,13 +560,13 @@ impl Config {
         self.strict
     }
 
-    /// Returns the sizes on which a world of `peers` processes must agree.
+    /// Returns the sizes on which two processes must agree before they share memory.
     ///
     /// # Errors
     /// The first size that is out of range.
-    pub fn geometry(&self, peers: u32) -> Result<Geometry, LayoutError> {
+    pub fn geometry(&self) -> Result<Geometry, LayoutError> {
         let Self { cells, cell_bytes, fastbox_slots, .. } = *self;
-        let geometry = Geometry { peers, cells, cell_bytes, fastbox_slots };
+        let geometry = Geometry { cells, cell_bytes, fastbox_slots };
         geometry.validate()?;
         Ok(geometry)
     }

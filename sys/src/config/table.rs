@@ -75,7 +75,7 @@ const NET: &[(&str, NetChoice)] = &[
 const SWITCH: &[(&str, bool)] = &[("off", false), ("on", true)];
 const FLAG: &[(&str, bool)] = &[("0", false), ("1", true)];
 /// A valid geometry, which the checks vary.
-const POSSIBLE: Geometry = Geometry { peers: 1, cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
+const POSSIBLE: Geometry = Geometry { cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
 
 /// A number between two bounds, which its values name.
 macro_rules! number {

@@ -108,7 +108,7 @@ fn sizes_out_of_range_name_the_range() {
         assert_eq!(message(&[(name, value)]), format!("{name}={value}: must be {values}"));
     }
     // A value of the program's own is checked when a world is opened.
-    let error = Config::default().cells(5).geometry(1).unwrap_err().to_string();
+    let error = Config::default().cells(5).geometry().unwrap_err().to_string();
     assert!(error.contains("cells is 5") && error.contains("power of two"), "{error}");
 }
 

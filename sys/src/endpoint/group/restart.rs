@@ -166,7 +166,8 @@ impl Endpoint {
         self.engine.reconnect(rank as u32);
         self.agreements.readmit(rank);
         // All shared structures that the joining process may read are empty now.
-        self.rejoin.answer(&connection, self.agreements.number());
+        let (port, agreements) = (self.engine.port_mut().local_mut(), self.agreements.number());
+        self.rejoin.answer(port, rank, &connection, agreements);
         Ok(())
     }
 
