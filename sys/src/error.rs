@@ -93,8 +93,8 @@ pub enum Error {
     /// Unexpected messages have reached their limit. The awaited message cannot come before some of them are
     /// received.
     #[error(
-        "{messages} unexpected messages fill the limit of {ceiling} bytes, and {held} peers are held back: \
-         receive them, or raise NEMESIA_UNEXPECTED_BYTES"
+        "{messages} unexpected messages fill the limit of {ceiling} bytes{}, and {held} peers are held back: \
+         receive them, or {}", lacking(*.reserved), remedy(*.reserved)
     )]
     Unexpected {
         /// The number of stored messages.
@@ -103,6 +103,8 @@ pub enum Error {
         ceiling: usize,
         /// The number of peers that are held back.
         held: usize,
+        /// The bytes that could be reserved for them, if the machine or a cgroup has not the memory for the limit.
+        reserved: Option<usize>,
     },
     /// An active message is too long.
     #[error(
@@ -192,6 +194,18 @@ pub enum Error {
     /// The wait has reached its time limit. The request is still under way.
     #[error("the operation was not complete within {0:?}: it is still under way")]
     Timeout(std::time::Duration),
+}
+
+/// Returns the part of a message about memory that could not be reserved.
+fn lacking(reserved: Option<usize>) -> String {
+    reserved.map_or_else(String::new, |bytes| format!(", of which only {bytes} could be reserved"))
+}
+
+const fn remedy(reserved: Option<usize>) -> &'static str {
+    match reserved {
+        Some(_) => "give this process more memory",
+        None => "raise NEMESIA_UNEXPECTED_BYTES, or NEMESIA_UNEXPECTED_LIMIT, up to which it grows",
+    }
 }
 
 /// Makes `Debug` of an error equal to `Display`. `main` and `unwrap` print `Debug`, and the reader needs the

@@ -150,6 +150,14 @@ pub const VARIABLES: &[Variable] = &[
         "ceiling for unexpected messages; each takes 64 bytes or more"
     ),
     number!(
+        "NEMESIA_UNEXPECTED_LIMIT",
+        "bytes, ",
+        (0, 274877906944),
+        unexpected_limit,
+        "where the ceiling holds back a message that is waited for, it grows up to this; 0, or less than the ceiling, \
+        keeps it"
+    ),
+    number!(
         "NEMESIA_EAGER_BYTES",
         "bytes, ",
         (0, 16777216),

@@ -312,14 +312,16 @@ impl Endpoint {
 
     /// Returns why a wait has to fail, if its message may be held back for want of room.
     pub(super) fn held_back(&self, awaited: Awaited<'_>) -> Option<Error> {
-        let held = match awaited {
-            Awaited::Request(request) | Awaited::All(request, _) => {
-                self.engine.may_be_held(request.0) || self.engine.is_own_send_held(request.0)
-            }
-            Awaited::Shared(request) => self.engine.may_be_held(request.0),
-            Awaited::Message(source) => self.engine.may_source_be_held(source),
-            Awaited::Other => false,
-        };
+        // The limit comes first: see `grow_unexpected`.
+        let held = self.engine.growth_units() == 0
+            && match awaited {
+                Awaited::Request(request) | Awaited::All(request, _) => {
+                    self.engine.may_be_held(request.0) || self.engine.is_own_send_held(request.0)
+                }
+                Awaited::Shared(request) => self.engine.may_be_held(request.0),
+                Awaited::Message(source) => self.engine.may_source_be_held(source),
+                Awaited::Other => false,
+            };
         held.then(|| self.ceiling())
     }
 
