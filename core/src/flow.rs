@@ -174,6 +174,11 @@ impl Account {
         self.stored
     }
 
+    /// Returns whether the account may return units to the pool as the peer's traffic continues.
+    pub const fn may_return(&self) -> bool {
+        self.pooled > 0 && self.window() > 0
+    }
+
     /// Returns whether the account waits for the pool.
     pub const fn is_starved(&self) -> bool {
         !matches!(self.lacks, Lack::Nothing)

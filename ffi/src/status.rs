@@ -234,7 +234,7 @@ impl From<Error> for Fault {
             Error::Truncated(_) => NEMESIA_ERR_TRUNCATED,
             Error::Rank { .. } => NEMESIA_ERR_RANK,
             Error::Requests { .. } => NEMESIA_ERR_REQUESTS,
-            Error::Unexpected { .. } => NEMESIA_ERR_UNEXPECTED_FULL,
+            Error::Unexpected { .. } | Error::Held { .. } => NEMESIA_ERR_UNEXPECTED_FULL,
             Error::Excluded => NEMESIA_ERR_EXCLUDED,
             Error::Forked => NEMESIA_ERR_FORKED,
             Error::Cancelled => NEMESIA_ERR_CANCELLED,

@@ -106,6 +106,18 @@ pub enum Error {
         /// The bytes that could be reserved for them, if the machine or a cgroup has not the memory for the limit.
         reserved: Option<usize>,
     },
+    /// Sends did not leave before [`Endpoint::close`](crate::Endpoint::close) had waited for as long as is configured,
+    /// because the receiver has no room for further unexpected messages. They are lost.
+    #[error(
+        "messages to rank {rank} have not left within {limit:?}, as its unexpected messages fill their limit: let it \
+         receive them, raise its NEMESIA_UNEXPECTED_BYTES, or raise NEMESIA_TIMEOUT here"
+    )]
+    Held {
+        /// The receiver.
+        rank: usize,
+        /// The time that has passed.
+        limit: std::time::Duration,
+    },
     /// An active message is too long.
     #[error(
         "active message of {len} bytes, header included, exceeds the limit of {most} bytes: send the rest as a tagged \

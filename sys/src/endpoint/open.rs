@@ -165,8 +165,8 @@ impl Endpoint {
     /// receive it is lost when that peer ends.
     ///
     /// # Errors
-    /// The launcher's refusal, or [`Error::Timeout`] if pending sends did not leave within the configured time
-    /// (NEMESIA_TIMEOUT). The peers then see [`Failure::Dropped`](crate::Failure::Dropped).
+    /// The launcher's refusal. If pending sends did not leave within the configured time (NEMESIA_TIMEOUT):
+    /// [`Error::Held`] if a receiver has no room for further unexpected messages, else [`Error::Timeout`]. The peers then see [`Failure::Dropped`](crate::Failure::Dropped).
     /// [`Error::Forked`]: only the process that opened the endpoint can close it.
     pub fn close(mut self) -> Result<(), Error> {
         self.check_origin()?;

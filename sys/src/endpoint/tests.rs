@@ -4,6 +4,7 @@ mod fickle;
 mod meeting;
 mod net;
 mod shares;
+mod unexpected;
 mod unwind;
 
 use std::sync::{Arc, Mutex};

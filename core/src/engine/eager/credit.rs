@@ -135,6 +135,21 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.backing.beyond()
     }
 
+    /// Returns whether a peer that is held back may get credit without a receive: another peer has credit from the
+    /// pool, which it returns if receives match its messages.
+    pub fn may_be_regranted(&self) -> bool {
+        self.peers.borrow().iter().any(|peer| peer.failure.is_none() && peer.account.may_return())
+    }
+
+    /// Returns a peer to which a message cannot leave because it has granted no credit. It then has no room for
+    /// unexpected messages, and receives none of those that it has.
+    pub fn holding_peer(&mut self) -> Option<PeerId> {
+        let waits = |it: &Self, peer: PeerId| {
+            peer != it.rank && !it.peers.borrow()[peer as usize].queue(PeerQueue::Pending).is_empty()
+        };
+        (0..self.size()).find(|&peer| waits(self, peer) && !self.has_credit(peer, cost(0)))
+    }
+
     /// Returns whether there is less memory than the ceiling allows: the memory refused to commit more.
     pub const fn lacks_memory(&self) -> bool {
         self.backing.is_due() && self.ledger.free() < self.ledger.window()
