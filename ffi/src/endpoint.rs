@@ -119,7 +119,7 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
 /// Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block
 /// for at most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process.
 /// A process that ends without this call has failed, from its peers' point of view. So has a process whose
-/// call returns NEMESIA_ERR_TIMEOUT.
+/// call returns NEMESIA_ERR_TIMEOUT or NEMESIA_ERR_UNEXPECTED_FULL.
 ///
 /// In a forked child the call has no effect on the world of the parent. It returns NEMESIA_ERR_FORKED, or
 /// NEMESIA_ERR_THREADS if another thread was in a call on the endpoint during the fork.
@@ -128,7 +128,8 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
 ///   _HANDLE. Every later use of the handle, including another close, returns NEMESIA_ERR_HANDLE.
 ///
 /// Returns: NEMESIA_OK, or
-/// - NEMESIA_ERR_TIMEOUT if a message could not be sent;
+/// - NEMESIA_ERR_TIMEOUT if a message could not be sent, or NEMESIA_ERR_UNEXPECTED_FULL if that is because its
+///   receiver has no room for further unexpected messages;
 /// - NEMESIA_ERR_BOOTSTRAP if the launcher refused the end of the session;
 /// - NEMESIA_ERR_FORKED in a forked child;
 /// - NEMESIA_ERR_PANIC if an earlier call or this one had an internal error;

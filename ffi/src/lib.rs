@@ -23,6 +23,7 @@
 //! | [`active`] | active messages |
 //! | `running` | the active messages whose handlers run in this thread |
 //! | [`rma`] | one-sided operations |
+//! | [`room`] | the room for unexpected messages |
 //! | [`fetch`] | one-sided operations that return the old values |
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
 //! | [`context`] | sends and receives in a matching context; send modes |
@@ -54,6 +55,7 @@ mod rank;
 mod request;
 pub mod restart;
 pub mod rma;
+pub mod room;
 mod running;
 pub mod status;
 pub mod transfer;

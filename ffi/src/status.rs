@@ -41,7 +41,7 @@ pub const NEMESIA_ERR_RANK: i32 = -8;
 /// The limit on requests in progress is reached.
 pub const NEMESIA_ERR_REQUESTS: i32 = -9;
 /// Unexpected messages have reached their memory limit: receive them first. A request that was waited for is
-/// still in progress.
+/// still in progress. From `nemesia_endpoint_close`: a receiver has reached its limit, and messages to it are lost.
 pub const NEMESIA_ERR_UNEXPECTED_FULL: i32 = -10;
 /// The receive was cancelled.
 pub const NEMESIA_ERR_CANCELLED: i32 = -11;

@@ -162,7 +162,9 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Unexpected`]: the message of this receive cannot come, or this message to the own rank cannot be
     /// stored, before other messages are received. The request stays as it is.
+    /// [`Error::Forked`].
     pub fn check_room(&self, request: Request) -> Result<(), Error> {
+        self.check_origin()?;
         self.held_back(Awaited::Request(request)).map_or(Ok(()), Err)
     }
 
