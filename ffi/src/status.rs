@@ -239,7 +239,7 @@ impl From<Error> for Fault {
             Error::Forked => NEMESIA_ERR_FORKED,
             Error::Cancelled => NEMESIA_ERR_CANCELLED,
             Error::Stale => NEMESIA_ERR_STALE,
-            Error::List | Error::Context => NEMESIA_ERR_ARGUMENT,
+            Error::List | Error::Context | Error::Members => NEMESIA_ERR_ARGUMENT,
             Error::Timeout(_) => NEMESIA_ERR_TIMEOUT,
             Error::Refused { refusal, .. } => match refusal {
                 Refusal::Key => NEMESIA_ERR_KEY,

@@ -56,7 +56,7 @@ pub use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
 
 pub use active::Incoming;
 pub use buffer::MessageBuffer;
-pub use group::{Agreed, Ranking};
+pub use group::{Agreed, Among, Ranking};
 pub use message::{Context, Message, Pending, Scope, ScopeContext};
 pub use observe::{Counters, EngineCounters, PeerCounters, WaitCounters};
 pub use one_sided::{KEY_BYTES, Path, Region, RemoteKey, Value};

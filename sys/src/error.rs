@@ -189,9 +189,12 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
-    /// An agreement was interrupted by an error and is still under way.
-    #[error("an agreement is under way: call agree or shrink again until it is done, then readmit")]
+    /// An agreement, or a barrier, was interrupted by an error and is still under way.
+    #[error("an agreement or a barrier is under way: repeat that call, with its members, until it is done")]
     AgreementUnderWay,
+    /// A list of members is invalid.
+    #[error("the members of a collective call must be ranks in rising order, this rank included")]
+    Members,
     /// This process was forked from the process that opened the endpoint. Only that process can use it.
     #[error(
         "this process is a forked child, and the endpoint belongs to the process that opened it: open another one here"

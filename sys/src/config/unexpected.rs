@@ -1,4 +1,4 @@
-//! The settings for messages that no receive has matched yet.
+//! The settings for messages that no receive has matched yet, and for receives that no message has matched yet.
 
 use super::Config;
 
@@ -20,5 +20,19 @@ impl Config {
     #[must_use]
     pub fn unexpected_limit(self, bytes: usize) -> Self {
         self.with(["NEMESIA_UNEXPECTED_LIMIT"], |config| config.unexpected_limit = bytes)
+    }
+
+    /// Sets whether receives from any source outlive the ranks that go.
+    ///
+    /// By default they end with [`Error::PeerFailed`](crate::Error::PeerFailed) when a rank fails, and when the last
+    /// other rank finishes; after a failure they can be posted again once
+    /// [`Endpoint::acknowledge_failures`](crate::Endpoint::acknowledge_failures) was called. If they outlive all
+    /// ranks, they stay posted whatever happens to other ranks, and there is nothing to acknowledge: a process may
+    /// wait for ranks that come later, and an MPI's finalize is no failure. A blocking receive then waits although
+    /// no other rank is left. The same holds for waits for notifications. Receives from one rank end with it in both
+    /// cases.
+    #[must_use]
+    pub fn any_source_outlives(self, outlives: bool) -> Self {
+        self.with(["NEMESIA_ANY_SOURCE"], |config| config.any_source_outlives = outlives)
     }
 }

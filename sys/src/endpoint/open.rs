@@ -124,7 +124,8 @@ impl Endpoint {
         };
         let non_temporal_bytes = config.non_temporal_from();
         let tuning = tuning(config, non_temporal_bytes);
-        let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
+        let mut engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
+        engine.outlive_failures(config.any_source_outlives);
         let waiter = Waiter::new(config, load, sleep, watch, fence);
         let mut endpoint = Self {
             engine,

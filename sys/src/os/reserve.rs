@@ -15,7 +15,7 @@ const STEP: usize = 64 << 10;
 
 /// A private anonymous mapping. A forked child has a copy of it, as of all private memory.
 #[derive(Debug)]
-pub struct ReservedMemory {
+pub(crate) struct ReservedMemory {
     base: NonNull<u8>,
     len: usize,
     committed: usize,
@@ -31,7 +31,7 @@ impl ReservedMemory {
     ///
     /// # Errors
     /// The limit of the address space, or the kernel's refusal.
-    pub fn new(len: usize) -> Result<Self, ShmError> {
+    pub(crate) fn new(len: usize) -> Result<Self, ShmError> {
         let len = len.max(1).checked_next_multiple_of(STEP).unwrap_or(usize::MAX);
         limits::require_address_space(len)?;
         let (protection, flags) = (
@@ -49,7 +49,7 @@ impl ReservedMemory {
     }
 
     /// Returns the number of bytes from the first on that are committed.
-    pub fn committed(&self) -> usize {
+    pub(crate) fn committed(&self) -> usize {
         self.committed
     }
 
@@ -57,7 +57,7 @@ impl ReservedMemory {
     ///
     /// # Errors
     /// Less memory is available, by the machine or by a cgroup. What was committed before stays.
-    pub fn commit(&mut self, len: usize) -> Result<usize, ShmError> {
+    pub(crate) fn commit(&mut self, len: usize) -> Result<usize, ShmError> {
         let end = len.checked_next_multiple_of(STEP).unwrap_or(usize::MAX).min(self.len);
         if end > self.committed {
             limits::require_memory(end - self.committed)?;
@@ -88,14 +88,14 @@ impl ReservedMemory {
 
     /// Returns the bytes. Those that are not committed are 0.
     #[inline(always)]
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping is readable, initialized, and borrowed with `self`.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 
     /// Returns the bytes for modification.
     #[inline(always)]
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is writable, initialized, and borrowed exclusively with `self`.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }

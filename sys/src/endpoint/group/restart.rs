@@ -284,6 +284,16 @@ impl Endpoint {
         self.leaving.push((rank, departure, 0));
     }
 
+    /// Waits until these ranks have readmitted this process or are gone.
+    pub(super) fn await_answers_of(&mut self, members: &[usize]) -> Result<(), Error> {
+        let mut wait = Wait::new(None);
+        while members.iter().any(|rank| self.is_awaiting(*rank)) {
+            let packets = self.engine.progress().packets;
+            self.pause(&mut wait, packets, Awaited::Other)?;
+        }
+        Ok(())
+    }
+
     /// Waits until every survivor has readmitted this process or is gone.
     pub(in crate::endpoint) fn await_answers(&mut self) -> Result<(), Error> {
         let mut wait = Wait::new(None);

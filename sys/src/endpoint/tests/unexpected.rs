@@ -179,6 +179,30 @@ fn the_close_of_a_sender_whose_receiver_has_no_room_names_the_receiver() {
 }
 
 #[test]
+fn receives_from_any_source_outlive_the_last_other_rank_if_that_is_set() {
+    let (mut zero, one) = pair(&Config::default().any_source_outlives(true));
+    let mut got = [0; 8];
+    // SAFETY: the buffer lives, unused, until the request is complete.
+    let any = unsafe { zero.irecv(Source::Any, Tag::Any, got.as_mut_ptr(), 8) }.unwrap();
+    one.close().unwrap();
+    while zero.failure(1).is_none() {
+        assert_eq!(zero.test(any).unwrap(), None);
+    }
+    let limit = zero.wait_timeout(any, Duration::from_millis(100));
+    assert!(matches!(limit, Err(Error::Timeout(_))), "{limit:?}");
+    // Further ones can be posted without an acknowledgement.
+    assert!(zero.iprobe(Source::Any, Tag::Any).unwrap().is_none());
+    zero.send(0, 3, b"to me").unwrap();
+    assert_eq!(zero.wait(any).unwrap().len, 5);
+    // By default they end.
+    let (mut zero, one) = pair(&Config::default());
+    // SAFETY: the buffer lives, unused, until the request is complete.
+    let any = unsafe { zero.irecv(Source::Any, Tag::Any, got.as_mut_ptr(), 8) }.unwrap();
+    one.close().unwrap();
+    assert!(matches!(zero.wait(any), Err(Error::PeerFailed { rank: 1, .. })));
+}
+
+#[test]
 fn a_barrier_behind_a_full_store_ends_with_the_error_and_goes_on_after_receives() {
     let (mut zero, mut one) = pair(&small());
     let other = std::thread::spawn(move || {
