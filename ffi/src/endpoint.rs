@@ -5,10 +5,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nemesia::Failure;
+use nemesia::bootstrap::Prefixed;
 
 use crate::boundary::{Out, guard, read_versioned, write_text};
 use crate::config::{self, Config};
-use crate::exchange::{Exchange, Foreign};
+use crate::exchange::{Exchange, Foreign, prefix_of};
 use crate::handle::{self, Kind, Object, Pinned, in_use, pin};
 use crate::lent::{Lent, Owner, Single};
 use crate::rank::{rank_in, rank_of};
@@ -92,7 +93,7 @@ pub unsafe extern "C" fn nemesia_endpoint_open(
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
 /// Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange`
-/// are copied; the library does not use the exchange after this call.
+/// are copied; the library does not use the exchange after this call, unless it restarts ranks.
 /// Threads: any; this thread calls the functions of the exchange. For the endpoint see
 /// `nemesia_endpoint_open`.
 #[unsafe(no_mangle)]
@@ -107,8 +108,11 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
         let (config, multiple) = config::resolve(config)?;
         // SAFETY: the caller's pointer, null or valid.
         let exchange = unsafe { read_versioned(exchange) }?;
+        // SAFETY: the caller's text, null or valid.
+        let prefix = unsafe { prefix_of(&exchange) }?;
         // SAFETY: the caller's functions.
         let exchange = unsafe { Foreign::new(&exchange) }?;
+        let exchange = Prefixed::new(&prefix, exchange).map_err(nemesia::Error::from)?;
         let inner = nemesia::Endpoint::open_with(&config, Box::new(exchange))?;
         out.write(Endpoint::publish(inner, multiple)?);
         Ok(NEMESIA_OK)

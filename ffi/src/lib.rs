@@ -16,6 +16,7 @@
 //! | `lent` | an endpoint for the duration of a call, of one thread or of several |
 //! | [`event`] | waiting in an event loop |
 //! | [`agree`] | the barrier, and recovery from failed peers |
+//! | [`among`] | the same among a list of ranks |
 //! | `request` | the numbers of requests in C |
 //! | [`restart`] | restarted peers |
 //! | [`transfer`] | sends, receives and their requests |
@@ -37,6 +38,7 @@
 
 pub mod active;
 pub mod agree;
+pub mod among;
 pub mod boundary;
 pub mod config;
 pub mod context;

@@ -6,6 +6,7 @@ mod net;
 mod shares;
 mod unexpected;
 mod unwind;
+mod worlds;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
