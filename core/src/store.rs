@@ -7,8 +7,8 @@
 //!
 //! The memory consists of [`Unit`]s, and of one word for each hash bucket. A message takes one unit, its head. If its
 //! body is longer than [`INLINE`] bytes, it also takes a chain of further units. Any free unit fits, so there is no
-//! fragmentation and [`cost`] is exact. The memory is committed in steps ([`UnitMemory`]): units beyond the committed ones
-//! are not touched, and nobody is granted them.
+//! fragmentation and [`cost`] is exact. The memory is committed in steps ([`UnitMemory`]). Units that are not
+//! committed are neither touched nor granted to a peer.
 //!
 //! **Head.** Bytes 0-3 and 4-7: next and previous head in the order of arrival. 8-11: next head in its hash list.
 //! 12-15: source. 16-23: tag. 24-27: body bytes. 28-29: context. 30: kind. 31: 1 if claimed. From 32: the body. If

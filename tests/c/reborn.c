@@ -106,11 +106,11 @@ static int32_t member(void *context, int32_t rank, uint64_t *out_incarnation, ui
 static void readmit(nemesia_endpoint *endpoint) {
     int32_t ranks[SIZE], count = 0, failure = NEMESIA_FAILURE_NONE;
     while (failure == NEMESIA_FAILURE_NONE) {
-        nemesia_endpoint_progress(endpoint);
+        OK(nemesia_endpoint_progress(endpoint, NULL));
         OK(nemesia_endpoint_peer_failure(endpoint, MORTAL, &failure));
     }
     while (count == 0) {
-        nemesia_endpoint_progress(endpoint);
+        OK(nemesia_endpoint_progress(endpoint, NULL));
         OK(nemesia_endpoint_restarted(endpoint, ranks, &count));
     }
     CHECK(count == 1 && ranks[0] == MORTAL);

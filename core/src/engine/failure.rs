@@ -1,8 +1,8 @@
 //! Peers that fail, and peers that return.
 //!
 //! A peer fails if its process dies, if it leaves, or if its connection breaks, usually because it violated the
-//! protocol. The other peers are not affected. MPI's ULFM is the model for receives from any source, unless they are set
-//! to outlive failures.
+//! protocol. The other peers are not affected. MPI's ULFM is the model for receives from any source, unless they
+//! are set to outlive failures.
 //!
 //! | state of the peer | meaning | ends with |
 //! |---|---|---|
@@ -64,8 +64,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Fails a peer: every request that only this peer could complete ends with
     /// [`CompletionError::PeerFailed`]. If the peer did not close its endpoint in
     /// order, or was the last peer, receives from any source fail too, until [`Engine::acknowledge`] (as in
-    /// MPI's ULFM); unless they outlive failures ([`Engine::outlive_failures`]). Messages of the peer that arrived whole can still be received. The other peers are not
-    /// affected.
+    /// MPI's ULFM); unless they outlive failures ([`Engine::outlive_failures`]). Messages of the peer that arrived
+    /// whole can still be received. The other peers are not affected.
     pub fn fail(&mut self, peer: PeerId, failure: Failure) {
         if peer >= self.size() || self.peer(peer).failure.is_some() {
             return;

@@ -124,8 +124,7 @@ impl Endpoint {
         };
         let non_temporal_bytes = config.non_temporal_from();
         let tuning = tuning(config, non_temporal_bytes);
-        let mut engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
-        engine.outlive_failures(config.any_source_outlives);
+        let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
         let waiter = Waiter::new(config, load, sleep, watch, fence);
         let mut endpoint = Self {
             engine,
@@ -167,7 +166,8 @@ impl Endpoint {
     ///
     /// # Errors
     /// The launcher's refusal. If pending sends did not leave within the configured time (NEMESIA_TIMEOUT):
-    /// [`Error::Held`] if a receiver has no room for further unexpected messages, else [`Error::Timeout`]. The peers then see [`Failure::Dropped`](crate::Failure::Dropped).
+    /// [`Error::Held`] if a receiver has no room for further unexpected messages, else [`Error::Timeout`].
+    /// The peers then see [`Failure::Dropped`](crate::Failure::Dropped).
     /// [`Error::Forked`]: only the process that opened the endpoint can close it.
     pub fn close(mut self) -> Result<(), Error> {
         self.check_origin()?;

@@ -122,7 +122,8 @@ impl Endpoint {
     /// Call `barrier`, then [`Endpoint::close`]. After the barrier, no rank waits any longer for a message that
     /// this rank had to send before it. So no rank finds that this one has gone too early. `close` waits until
     /// all pending sends have left this process, and then notifies the peers that this rank has finished. If it
-    /// returns [`Error::Held`] or [`Error::Timeout`], some sends have not left within the configured time, and are lost.
+    /// returns [`Error::Held`] or [`Error::Timeout`], some sends have not left within the configured time, and are
+    /// lost.
     ///
     /// # Errors
     /// [`Error::PeerFailed`] if a rank is gone, and [`Error::BarrierBroken`] if another rank has found that.

@@ -200,9 +200,10 @@ impl Endpoint {
         Ok(connection)
     }
 
-    /// Marks the ranks as failed that were gone before this process started. These failures count as
+    /// Applies the setting for failures, and marks the ranks as failed that were gone before this process started. These failures count as
     /// acknowledged.
     pub(in crate::endpoint) fn begin_without(&mut self, gone: &[usize]) {
+        self.engine.outlive_failures(self.config.any_source_outlives);
         for rank in gone {
             self.engine.fail(*rank as u32, Failure::Died);
         }
