@@ -15,11 +15,11 @@
  *   Endpoint          open, open_with, close, rank, size, warning, explain
  *   Messages          send, recv, isend, irecv; in a context: send_in, recv_in, isend_in, irecv_in;
  *                     of several runs: isendv, irecvv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv
- *   Requests          test, wait, wait_all, cancel, progress; event loops: event_fd, arm, disarm
+ *   Requests          test, wait, wait_all, cancel, check_room, progress; event loops: event_fd, arm, disarm
  *   Active messages   set_handler, nemesia_incoming_reply, send_active, isend_active, active_bytes, unhandled
  *   One-sided         expose, allocate, unexpose, remote_key, path, iput, iget, iaccumulate, ifetch, ifetch_accumulate,
  *                     icompare_swap, iflush, flush, fence, notifications, inotified
- *   Collective        barrier, agree, shrink
+ *   Collective        barrier, agree, shrink; among some ranks: barrier_among, agree_among, shrink_among
  *   Failed peers      peer_failure, acknowledge_failures, incarnation, restarted, readmit
  *   Observation       counters, call_tree
  *   Memory            nemesia_memory_released
@@ -146,7 +146,7 @@
 
 /**
  * Unexpected messages have reached their memory limit: receive them first. A request that was waited for is
- * still in progress.
+ * still in progress. From `nemesia_endpoint_close`: a receiver has reached its limit, and messages to it are lost.
  */
 #define NEMESIA_ERR_UNEXPECTED_FULL -10
 
@@ -479,13 +479,20 @@ typedef struct nemesia_incoming nemesia_incoming;
  *
  * Keys and values are terminated texts of printable ASCII without spaces. A key has at most 63 bytes, and is
  * put once in a world. The functions may block. They return 0 for success; any other number becomes part of
- * the text of NEMESIA_ERR_BOOTSTRAP.
+ * the text of NEMESIA_ERR_BOOTSTRAP, which says that the caller's own function refused.
+ *
+ * Ranks that are started again: `incarnation`, `restarts`, `join` and `member` are all NULL if there are none.
+ * Otherwise none of them is NULL, and each process calls `join` once, after the barrier. What the first processes
+ * have put stays readable. A process that was started again enters no barrier and puts nothing.
  *
  * Lifetime: the structure is copied. The library calls the functions only during
- * `nemesia_endpoint_open_with`, and does not use the target of `context` after it.
+ * `nemesia_endpoint_open_with`, and does not use the target of `context` after it. But if `restarts` returns a
+ * number other than 0, the library calls `member` until `nemesia_endpoint_close` has returned, and `context` stays
+ * valid until then.
  *
- * Threads: the thread that opens the endpoint calls the functions. They must not throw, must not jump out
- * (longjmp), and must not call functions of Nemesia on the endpoint that is being opened.
+ * Threads: the thread that opens the endpoint calls the functions, and later calls of `member` come from a thread
+ * that is in a call on the endpoint. They must not throw, must not jump out (longjmp), and must not call functions
+ * of Nemesia on this endpoint.
  */
 typedef struct nemesia_exchange {
     /**
@@ -518,6 +525,38 @@ typedef struct nemesia_exchange {
      * Waits until all processes have called it.
      */
     int32_t (*barrier)(void *context);
+    /**
+     * A prefix of all keys, so that one key space carries several worlds: printable ASCII without spaces and `=`,
+     * at most 32 bytes. NULL: none. All processes of a world have the same one. The worlds share the barriers, so all
+     * processes open them in the same order.
+     */
+    const char *key_prefix;
+    /**
+     * Returns how often the rank of this process was started before: 0 for a process that was started with its
+     * world. May be NULL.
+     */
+    uint64_t (*incarnation)(void *context);
+    /**
+     * Returns 1 if a rank that dies may be started again, else 0; the same in all processes. May be NULL.
+     */
+    int32_t (*restarts)(void *context);
+    /**
+     * Makes this process the present member for its rank, with the address at which others reach it (a terminated
+     * text of less than NEMESIA_EXCHANGE_VALUE_BYTES bytes). Writes a number greater than that of every member that
+     * joined before, in the whole world; at least 1. May be NULL.
+     */
+    int32_t (*join)(void *context, const char *address, uint64_t *out_turn);
+    /**
+     * Writes the present member for a rank: its incarnation, the number that its `join` wrote, and its address,
+     * terminated, to `out_address`, which has `bytes` bytes. Writes the number 0 if the last process of the rank has
+     * ended, or the next one has not joined; the other outputs are then ignored. May be NULL.
+     */
+    int32_t (*member)(void *context,
+                      int32_t rank,
+                      uint64_t *out_incarnation,
+                      uint64_t *out_turn,
+                      size_t bytes,
+                      char *out_address);
 } nemesia_exchange;
 
 /**
@@ -1135,7 +1174,7 @@ int32_t nemesia_endpoint_open(const struct nemesia_config *config, struct nemesi
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
  * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange`
- * are copied; the library does not use the exchange after this call.
+ * are copied; the library does not use the exchange after this call, unless it restarts ranks.
  * Threads: any; this thread calls the functions of the exchange. For the endpoint see
  * `nemesia_endpoint_open`.
  */
@@ -1147,7 +1186,7 @@ int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
  * Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block
  * for at most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process.
  * A process that ends without this call has failed, from its peers' point of view. So has a process whose
- * call returns NEMESIA_ERR_TIMEOUT.
+ * call returns NEMESIA_ERR_TIMEOUT or NEMESIA_ERR_UNEXPECTED_FULL.
  *
  * In a forked child the call has no effect on the world of the parent. It returns NEMESIA_ERR_FORKED, or
  * NEMESIA_ERR_THREADS if another thread was in a call on the endpoint during the fork.
@@ -1156,7 +1195,8 @@ int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
  *   _HANDLE. Every later use of the handle, including another close, returns NEMESIA_ERR_HANDLE.
  *
  * Returns: NEMESIA_OK, or
- * - NEMESIA_ERR_TIMEOUT if a message could not be sent;
+ * - NEMESIA_ERR_TIMEOUT if a message could not be sent, or NEMESIA_ERR_UNEXPECTED_FULL if that is because its
+ *   receiver has no room for further unexpected messages;
  * - NEMESIA_ERR_BOOTSTRAP if the launcher refused the end of the session;
  * - NEMESIA_ERR_FORKED in a forked child;
  * - NEMESIA_ERR_PANIC if an earlier call or this one had an internal error;
@@ -1471,6 +1511,21 @@ int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint, uint64_t requ
  */
 int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
                                   size_t *out_packets);
+
+/**
+ * Checks that no lack of room for unexpected messages keeps a request from completing. For callers that only
+ * test requests: a wait for the request would return the same status, once it has lasted for some 50 ms.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `request`: a request in progress.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_UNEXPECTED_FULL if the message of this receive cannot come, or this message
+ * to the own rank cannot be stored, before other messages are received: the text of the error names the limit
+ * and the settings. The request stays as it is; NEMESIA_ERR_ARGUMENT, _HANDLE, _FORKED or _PANIC.
+ * Threads: one at a time for an endpoint, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_check_room(struct nemesia_endpoint *endpoint,
+                                    uint64_t request);
 
 /**
  * Sends a message in a matching context and a send mode, otherwise as `nemesia_endpoint_send`. A message is
@@ -2246,6 +2301,68 @@ int32_t nemesia_endpoint_shrink(struct nemesia_endpoint *endpoint,
                                 int32_t *out_ranks,
                                 int32_t *out_count,
                                 int32_t *out_rank);
+
+/**
+ * As `nemesia_endpoint_barrier`, among a list of ranks. All of these ranks, and no others, call it with the same
+ * list. Two ranks that are both in several lists, or in a list and the world, make their collective calls in the
+ * same order.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `count`: the number of ranks.
+ * - `ranks`: the ranks, in rising order, this one included.
+ *
+ * Returns: as `nemesia_endpoint_barrier`, except that a member that has failed is always an error;
+ * NEMESIA_ERR_ARGUMENT if the list is not in rising order or lacks this rank; NEMESIA_ERR_RANK;
+ * NEMESIA_ERR_AGREEMENT if a barrier of other members is not finished.
+ * Threads: one at a time.
+ */
+int32_t nemesia_endpoint_barrier_among(struct nemesia_endpoint *endpoint,
+                                       size_t count,
+                                       const int32_t *ranks);
+
+/**
+ * As `nemesia_endpoint_agree`, among a list of ranks; see `nemesia_endpoint_barrier_among`. Agreements of all ranks
+ * are not affected. A restarted process takes part once the members have readmitted it.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `count`: the number of ranks.
+ * - `ranks`: the ranks, in rising order, this one included.
+ * - `flags`: this rank's flags.
+ * - `out_flags`: the AND of the flags of all ranks that took part, written on success.
+ * - `out_gone`: the number of failed members, the same in every member, written on success; may be NULL.
+ *
+ * Returns: as `nemesia_endpoint_agree`; NEMESIA_ERR_EXCLUDED concerns this agreement only; NEMESIA_ERR_ARGUMENT if
+ * the list is not in rising order or lacks this rank; NEMESIA_ERR_RANK; NEMESIA_ERR_AGREEMENT if an agreement of
+ * other members is not finished.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_agree_among(struct nemesia_endpoint *endpoint,
+                                     size_t count,
+                                     const int32_t *ranks,
+                                     uint64_t flags,
+                                     uint64_t *out_flags,
+                                     int32_t *out_gone);
+
+/**
+ * As `nemesia_endpoint_shrink`, among a list of ranks; see `nemesia_endpoint_barrier_among`. A survivor's index in
+ * the list that is written is its new rank.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `count`: the number of ranks.
+ * - `ranks`: the ranks, in rising order, this one included.
+ * - `out_ranks`: an array with `count` elements; receives the survivors' ranks in the world, ascending, on success.
+ * - `out_count`: the number of survivors, written on success.
+ * - `out_rank`: the new rank of this process, written on success; may be NULL.
+ *
+ * Returns: as `nemesia_endpoint_agree_among`.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_shrink_among(struct nemesia_endpoint *endpoint,
+                                      size_t count,
+                                      const int32_t *ranks,
+                                      int32_t *out_ranks,
+                                      int32_t *out_count,
+                                      int32_t *out_rank);
 
 /**
  * Writes the counters for one rank, which may have failed or be this process itself, or the sums over all

@@ -209,7 +209,7 @@ impl Bill {
             cells: u64::from(geometry.cells) * u64::from(geometry.cell_bytes),
             private_at_start: trace + peers + requests.min(FIRST_REQUESTS as u64) * request,
             private_per_peer,
-            private_ceiling: (config.unexpected_bytes as u64)
+            private_ceiling: (config.unexpected_bytes.max(config.unexpected_limit) as u64)
                 .saturating_add(requests * request)
                 .saturating_add(u64::from(processes) * ACTIVE_BYTES as u64)
                 .saturating_add(replies * u64::from(geometry.cell_bytes)),

@@ -51,6 +51,7 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_ASSIST_LEAST" | "NEMESIA_ASSIST_MOST" | "NEMESIA_PULL_BYTES" => "65536",
         "NEMESIA_HUGE_PAGES" => "try",
         "NEMESIA_BACKING" => "devshm",
+        "NEMESIA_ANY_SOURCE" => "outlive",
         "NEMESIA_LOCAL" => "off",
         "NEMESIA_NET" => "tcp",
         "NEMESIA_NET_ADDRESS" => "127.0.0.1",

@@ -201,6 +201,33 @@ fn peer_that_finished_leaves_receives_from_any_source_alone_unless_it_was_the_la
 }
 
 #[test]
+fn receives_from_any_source_outlive_every_failure_if_that_is_set() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::new(&fabric, AMPLE);
+    world.engine(0).outlive_failures(true);
+    let any = world.irecv(0, pattern(Source::Any, 1), 8).unwrap();
+    let named = world.recv(0, 1, 1, 8);
+    world.engine(0).fail(1, Failure::Died);
+    assert_eq!(world.done(named).0, Err(CompletionError::PeerFailed { peer: 1, failure: Failure::Died }));
+    world.engine(0).fail(2, Failure::Finished);
+    assert!(world.engine(0).is_alone());
+    assert_eq!(world.test(any), None);
+    // The process itself can still satisfy it, and further ones can be posted.
+    let other = world.irecv(0, pattern(Source::Any, 2), 8).unwrap();
+    world.isend(0, 0, 2, contents(2, 8));
+    world.isend(0, 0, 1, contents(1, 8));
+    world.settle();
+    assert_eq!((world.done(any).1, world.done(other).1), (contents(1, 8), contents(2, 8)));
+    // Set back, the next failure ends them again.
+    let mut world = World::new(&fabric, AMPLE);
+    world.engine(0).outlive_failures(true);
+    world.engine(0).outlive_failures(false);
+    let any = world.irecv(0, pattern(Source::Any, 1), 8).unwrap();
+    world.engine(0).fail(1, Failure::Died);
+    assert_eq!(world.done(any).0, Err(CompletionError::PeerFailed { peer: 1, failure: Failure::Died }));
+}
+
+#[test]
 fn message_that_waits_is_received_from_any_source_in_spite_of_a_failure() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, AMPLE);
