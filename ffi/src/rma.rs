@@ -2,12 +2,15 @@
 
 use std::ffi::c_void;
 
-use nemesia::{Access, Datatype, Endpoint as Inner, Path, Reduction, Region, RemoteKey as InnerKey};
+use nemesia::{
+    Access, Addressing, Datatype, Endpoint as Inner, ExposeOptions, KEY_BYTES, Path, Reduction, Region,
+    RemoteKey as InnerKey,
+};
 
 use crate::boundary::{Out, check_buffer, missing};
 use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
-use crate::rank::rank_in;
+use crate::rank::{rank_in, rank_of};
 use crate::request::number;
 use crate::status::{Fault, NEMESIA_OK};
 
@@ -60,13 +63,56 @@ pub const NEMESIA_PATH_DIRECT: i32 = 1;
 /// `nemesia_endpoint_path`: operations are sent as packets, which the owner executes when it makes progress.
 pub const NEMESIA_PATH_PACKETS: i32 = 2;
 
-/// The key with which a process uses a region of another process. It consists of plain bytes and may be sent
-/// by any means, for instance in a message. The owner of the region checks its content.
+/// In `flags` of `nemesia_endpoint_expose_as`: the caller chooses the key.
+pub const NEMESIA_EXPOSE_KEY: u32 = 1;
+/// In `flags` of `nemesia_endpoint_expose_as`: peers name the bytes of the region by their address in this process.
+pub const NEMESIA_EXPOSE_BY_ADDRESS: u32 = 2;
+
+/// A region of another process: its owner and its key, which are all that an operation needs. To use a region by
+/// its key alone, set `key` and `rank`, and the rest to 0:
+///
+/// ```c
+/// nemesia_remote_key key = {.key = 42, .rank = 3};
+/// ```
+///
+/// `nemesia_endpoint_remote_key` writes all fields. They are plain bytes, which may be sent by any means, for
+/// instance in a message. The owner of the region checks each operation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteKey {
-    /// The opaque content.
-    pub bytes: [u8; 32],
+    /// The key.
+    pub key: u64,
+    /// What is known of the region: opaque, or all 0. With it, operations that the owner would refuse are refused
+    /// at once, and memory of `nemesia_endpoint_allocate` is mapped.
+    pub known: [u8; 24],
+    /// The owner's rank, as the process that uses the key numbers it. `nemesia_endpoint_remote_key` writes the rank
+    /// of the caller.
+    pub rank: i32,
+    /// 0.
+    pub reserved: u32,
+}
+
+impl RemoteKey {
+    fn new(key: &InnerKey) -> Self {
+        let bytes = key.to_bytes();
+        let mut known = [0; KEY_BYTES - 8];
+        known[..8].copy_from_slice(&bytes[..8]);
+        known[8..].copy_from_slice(&bytes[16..]);
+        Self { key: key.key(), known, rank: rank_of(key.rank()), reserved: 0 }
+    }
+
+    fn inner(&self) -> Option<InnerKey> {
+        // No rank is negative: operations report a rank that does not exist.
+        let rank = usize::try_from(self.rank).unwrap_or(usize::MAX);
+        if self.known == [0; KEY_BYTES - 8] {
+            return Some(InnerKey::new(rank, self.key));
+        }
+        let mut bytes = [0; KEY_BYTES];
+        bytes[..8].copy_from_slice(&self.known[..8]);
+        bytes[8..16].copy_from_slice(&self.key.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.known[8..]);
+        InnerKey::from_bytes(rank, &bytes)
+    }
 }
 
 /// Exposes memory to peers, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
@@ -94,6 +140,45 @@ pub unsafe extern "C" fn nemesia_endpoint_expose(
         check_buffer(base.cast::<u8>(), len, "base")?;
         // SAFETY: checked above; the caller's promise: the memory stays valid until the region is unexposed.
         let region = unsafe { endpoint.expose(base.cast(), len, access_of(access)?) }?;
+        out.write(region.to_bits());
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Exposes memory as `nemesia_endpoint_expose` does, with a key that the caller chooses, or by address.
+///
+/// A chosen key names the region that is exposed with it now: once the region is unexposed and another one is
+/// exposed with the same key, operations of peers go to the other one. Other keys are random and new for each
+/// region, so they never name a later one, and peers that were not given them cannot guess them.
+///
+/// - `endpoint`, `base`, `len`, `access`: as for `nemesia_endpoint_expose`.
+/// - `flags`: NEMESIA_EXPOSE_KEY, NEMESIA_EXPOSE_BY_ADDRESS, both, or 0. By address, the `offset` of operations on
+///   the region is the address of the byte in this process.
+/// - `key`: with NEMESIA_EXPOSE_KEY, any number that no other region of this process has now; else 0.
+/// - `out_region`: the number of the region, written on success.
+///
+/// Returns: as `nemesia_endpoint_expose`; NEMESIA_ERR_KEY_IN_USE if another region has the key.
+/// Ownership: as for `nemesia_endpoint_expose`.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_expose_as(
+    endpoint: *mut Endpoint,
+    base: *mut c_void,
+    len: usize,
+    access: u32,
+    flags: u32,
+    key: u64,
+    out_region: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or valid.
+        let out = unsafe { Out::required(out_region, "out_region") }?;
+        check_buffer(base.cast::<u8>(), len, "base")?;
+        let options = options_of(flags, key)?;
+        // SAFETY: checked above; the caller's promise: the memory stays valid until the region is unexposed.
+        let region = unsafe { endpoint.expose_as(base.cast(), len, access_of(access)?, options) }?;
         out.write(region.to_bits());
         Ok(NEMESIA_OK)
     };
@@ -175,7 +260,7 @@ pub unsafe extern "C" fn nemesia_endpoint_unexpose(endpoint: *mut Endpoint, regi
     unsafe { on(endpoint, work) }
 }
 
-/// Writes the key with which other processes use a region.
+/// Writes the key with which other processes use a region, and this process as its owner.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `region`: one of its regions.
@@ -192,7 +277,7 @@ pub unsafe extern "C" fn nemesia_endpoint_remote_key(
     let work = |endpoint: &mut Inner| {
         // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_key, "out_key") }?;
-        out.write(RemoteKey { bytes: endpoint.remote_key(Region::from_bits(region))?.to_bytes() });
+        out.write(RemoteKey::new(&endpoint.remote_key(Region::from_bits(region))?));
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -236,7 +321,8 @@ pub unsafe extern "C" fn nemesia_endpoint_path(
 ///
 /// - `endpoint`: an open endpoint.
 /// - `key`: the key of the region, which may be one of this process.
-/// - `offset`: the position in the region, in bytes.
+/// - `offset`: the position in the region, in bytes; if the region is exposed by address, the address in the owner's
+///   memory.
 /// - `buffer`, `len`: the bytes; `buffer` may be NULL if `len` is 0.
 /// - `notify`: whether the notification count of the region is incremented when the bytes are there.
 /// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the request is complete already.
@@ -469,8 +555,9 @@ pub unsafe extern "C" fn nemesia_endpoint_inotified(
 pub(crate) unsafe fn key_of(key: *const RemoteKey) -> Result<InnerKey, Fault> {
     // SAFETY: the caller's promise.
     let key = unsafe { key.as_ref() }.ok_or_else(|| missing("key"))?;
-    InnerKey::from_bytes(&key.bytes)
-        .ok_or_else(|| Fault::argument("key was not written by nemesia_endpoint_remote_key"))
+    key.inner().ok_or_else(|| {
+        Fault::argument("key->known was not written by nemesia_endpoint_remote_key, and is not all 0")
+    })
 }
 
 /// Returns the bits of a value of the caller's.
@@ -487,6 +574,21 @@ pub(crate) unsafe fn value_of(datatype: Datatype, value: *const c_void, name: &s
     }
     // SAFETY: the caller's promise.
     Ok(unsafe { value.cast::<u64>().read_unaligned() })
+}
+
+fn options_of(flags: u32, key: u64) -> Result<ExposeOptions, Fault> {
+    if flags & !(NEMESIA_EXPOSE_KEY | NEMESIA_EXPOSE_BY_ADDRESS) != 0 {
+        return Err(Fault::argument(format!(
+            "flags is {flags:#x}: it may have NEMESIA_EXPOSE_KEY and _BY_ADDRESS"
+        )));
+    }
+    let chosen = flags & NEMESIA_EXPOSE_KEY != 0;
+    if !chosen && key != 0 {
+        return Err(Fault::argument("key is not 0, but flags has no NEMESIA_EXPOSE_KEY"));
+    }
+    let by_address = flags & NEMESIA_EXPOSE_BY_ADDRESS != 0;
+    let addressing = if by_address { Addressing::Address } else { Addressing::Offset };
+    Ok(ExposeOptions { key: chosen.then_some(key), addressing })
 }
 
 fn access_of(access: u32) -> Result<Access, Fault> {
@@ -548,6 +650,6 @@ mod tests {
                 && access_of(0).is_err()
                 && access_of(4).is_err()
         );
-        assert_eq!(size_of::<RemoteKey>(), nemesia::KEY_BYTES);
+        assert_eq!(size_of::<RemoteKey>(), KEY_BYTES + 8, "no padding");
     }
 }

@@ -113,6 +113,11 @@ fn messages_are_sent_from_allocated_memory_and_received_into_it() -> Result<(), 
 }
 
 #[test]
+fn regions_are_used_by_a_chosen_key_and_by_address() -> Result<(), String> {
+    two("remote", "regions_are_used_by_a_chosen_key_and_by_address", "keys")
+}
+
+#[test]
 fn each_refusal_has_its_code() -> Result<(), String> {
     two("remote", "each_refusal_has_its_code", "refusals")
 }

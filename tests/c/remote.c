@@ -250,7 +250,7 @@ static void refusals(void) {
           nemesia_endpoint_ifetch(endpoint, &key, 0, NEMESIA_TYPE_I64, 9, &value, &value, &request));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iput(endpoint, NULL, 0, &value, 8, false, &request));
     forged = key;
-    forged.bytes[0] = 77;
+    forged.known[0] = 77;
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iput(endpoint, &forged, 0, &value, 8, false, &request));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_expose(endpoint, memory, sizeof memory, 4, &region));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_expose(endpoint, NULL, 1, NEMESIA_ACCESS_READ, &region));
@@ -259,12 +259,12 @@ static void refusals(void) {
     CHECK(request == 99 && memory[0] == 0);
     /* Only the target can detect these: the key of another region, and more access than granted. */
     forged = key;
-    forged.bytes[8] ^= 1;
+    forged.key ^= 1;
     OK(nemesia_endpoint_iget(endpoint, &forged, 0, 8, &value, &request));
     GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
     CHECK(nemesia_last_error_rank() == peer);
     forged = key;
-    forged.bytes[2] = NEMESIA_ACCESS_READ_WRITE;
+    forged.known[2] = NEMESIA_ACCESS_READ_WRITE;
     OK(nemesia_endpoint_iput(endpoint, &forged, 0, &value, 8, false, &request));
     wait_for(request);
     GIVES(NEMESIA_ERR_ACCESS, nemesia_endpoint_flush(endpoint, peer));
@@ -273,12 +273,78 @@ static void refusals(void) {
     CHECK(memory[0] == 0);
 }
 
+/* Regions by a chosen key, without any exchange of keys, and by address. */
+static void keys(void) {
+    static int64_t memory[8], other[8];
+    uint64_t region = 99, second = 99, request = 99, address = 0;
+    int64_t value = 0;
+    nemesia_remote_key key = {0};
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_expose_as(endpoint, memory, sizeof memory, NEMESIA_ACCESS_READ_WRITE,
+                                                           4, 0, &region));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_expose_as(endpoint, memory, sizeof memory, NEMESIA_ACCESS_READ_WRITE,
+                                                           0, 42, &region));
+    OK(nemesia_endpoint_expose_as(endpoint, memory, sizeof memory, NEMESIA_ACCESS_READ_WRITE, NEMESIA_EXPOSE_KEY, 42,
+                                  &region));
+    GIVES(NEMESIA_ERR_KEY_IN_USE, nemesia_endpoint_expose_as(endpoint, other, sizeof other, NEMESIA_ACCESS_READ,
+                                                             NEMESIA_EXPOSE_KEY, 42, &second));
+    CHECK(second == 99 && strstr(nemesia_last_error_message(), "0x2a") != NULL);
+    OK(nemesia_endpoint_expose_as(endpoint, other, sizeof other, NEMESIA_ACCESS_READ_WRITE,
+                                  NEMESIA_EXPOSE_KEY | NEMESIA_EXPOSE_BY_ADDRESS, 43, &second));
+    barrier();
+    key.rank = peer;
+    key.key = 42;
+    value = 100 + rank;
+    OK(nemesia_endpoint_iput(endpoint, &key, 8, &value, 8, false, &request));
+    wait_for(request);
+    OK(nemesia_endpoint_flush(endpoint, peer));
+    barrier();
+    CHECK(memory[1] == 100 + peer && memory[0] == 0 && memory[2] == 0);
+    /* Only the owner knows how long it is. */
+    OK(nemesia_endpoint_iget(endpoint, &key, sizeof memory, 8, &value, &request));
+    GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+    key.rank = 7;
+    GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_iget(endpoint, &key, 0, 8, &value, &request));
+    key.rank = -1;
+    GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_iget(endpoint, &key, 0, 8, &value, &request));
+    /* By address. */
+    address = (uint64_t)(uintptr_t)&other[3];
+    OK(nemesia_endpoint_send(endpoint, peer, 5, &address, sizeof address));
+    OK(nemesia_endpoint_recv(endpoint, peer, 5, 0, sizeof address, &address, NULL));
+    key.rank = peer;
+    key.key = 43;
+    value = 200 + rank;
+    OK(nemesia_endpoint_iput(endpoint, &key, address, &value, 8, false, &request));
+    wait_for(request);
+    OK(nemesia_endpoint_flush(endpoint, peer));
+    barrier();
+    CHECK(other[3] == 200 + peer && other[2] == 0 && other[4] == 0);
+    OK(nemesia_endpoint_iget(endpoint, &key, 8, 8, &value, &request));
+    GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+    barrier();
+    /* A chosen key names what is exposed now. */
+    OK(nemesia_endpoint_unexpose(endpoint, region));
+    OK(nemesia_endpoint_unexpose(endpoint, second));
+    other[0] = 300 + rank;
+    OK(nemesia_endpoint_expose_as(endpoint, other, sizeof other, NEMESIA_ACCESS_READ, NEMESIA_EXPOSE_KEY, 42, &region));
+    barrier();
+    key.key = 42;
+    OK(nemesia_endpoint_iget(endpoint, &key, 0, 8, &value, &request));
+    wait_for(request);
+    CHECK(value == 300 + peer);
+    key.key = 43;
+    OK(nemesia_endpoint_iget(endpoint, &key, 0, 8, &value, &request));
+    GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+    barrier();
+    OK(nemesia_endpoint_unexpose(endpoint, region));
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
     } cases[] = {{"active", active}, {"one-sided", one_sided},
                  {"messages-in-allocated-memory", messages_in_allocated_memory},
+                 {"keys", keys},
                  {"refusals", refusals}};
     size_t at;
     OK(nemesia_endpoint_open(NULL, &endpoint));

@@ -46,5 +46,5 @@ pub use crate::wire::rma::{Access, Datatype, Reduction, Refusal, RemoteKey, WIND
 pub use origin::Target;
 pub use reduce::combine;
 pub(super) use region::Regions;
-pub use region::{ExposedRegion, RegionMemory};
+pub use region::{Addressing, ExposeError, ExposedRegion, RegionMemory};
 pub use target::Reply;

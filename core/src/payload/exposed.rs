@@ -53,6 +53,11 @@ impl Exposed {
         self.len
     }
 
+    /// Returns the address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr().addr() as u64
+    }
+
     /// Returns whether the memory is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0

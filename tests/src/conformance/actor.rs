@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
+use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal, RemoteKey};
 use nemesia_core::engine::{Failure, Status};
 use nemesia_core::matching::Pattern;
 
@@ -15,6 +15,19 @@ pub type Script<'a> = Pin<Box<dyn Future<Output = Verdict> + 'a>>;
 
 /// The bytes of a remote key.
 pub type KeyBytes = [u8; 32];
+
+/// How memory is exposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExposureKind {
+    /// Peers may map it, where the world can. Its key is random.
+    Mapped,
+    /// Peers use it in packets. Its key is random.
+    Packets,
+    /// Peers use it in packets, by address. Its key is random.
+    ByAddress,
+    /// Peers use it in packets. This is its key.
+    Chosen(u64),
+}
 
 /// An operation of an actor that is under way or complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -167,11 +180,11 @@ pub trait Actor {
     /// The claim is not valid.
     fn receive_claimed(&mut self, claim: ClaimId, room: Buffer) -> Result<OperationId, Trouble>;
 
-    /// Exposes new zeroed memory, which peers may map if `mapped`, where the world can.
+    /// Exposes new zeroed memory.
     ///
     /// # Errors
     /// No region could be made.
-    fn expose(&mut self, len: usize, access: Access, mapped: bool) -> Result<ExposureId, Trouble>;
+    fn expose(&mut self, len: usize, access: Access, kind: ExposureKind) -> Result<ExposureId, Trouble>;
 
     /// Ends an exposure.
     ///
@@ -197,13 +210,13 @@ pub trait Actor {
     /// There is no such region.
     fn notifications(&mut self, region: ExposureId) -> Result<u64, Trouble>;
 
-    /// Starts a one-sided operation at an offset of the region of this key.
+    /// Starts a one-sided operation at an offset from the first byte of the region of this key.
     ///
     /// # Errors
     /// Nothing was started.
     fn remote(
         &mut self,
-        key: &KeyBytes,
+        key: &RemoteKey,
         offset: u64,
         verb: RemoteVerb,
         buffer: Buffer,

@@ -249,7 +249,7 @@ impl KeyPlace {
         // A key that claims more than it grants.
         let mut bytes = key.to_bytes();
         bytes[2] = 3;
-        let forged = RemoteKey::from_bytes(&bytes).ok_or_else(|| Fault::Broken("no key".into()))?;
+        let forged = RemoteKey::from_bytes(next, &bytes).ok_or_else(|| Fault::Broken("no key".into()))?;
         if next == rank {
             refused(self.endpoint.put(&forged, 0, &[1]), Refusal::Access, "a forged key")?;
         } else {
@@ -299,7 +299,7 @@ fn exchange(endpoint: &mut Endpoint, region: Region, tag: u64) -> Outcome<Vec<Re
     for from in 0..endpoint.size() {
         let mut bytes = [0; KEY_BYTES];
         endpoint.recv(Source::Rank(from), Tag::Exactly(tag), &mut bytes)?;
-        keys.push(RemoteKey::from_bytes(&bytes).ok_or_else(|| Fault::Broken("not a key".into()))?);
+        keys.push(RemoteKey::from_bytes(from, &bytes).ok_or_else(|| Fault::Broken("not a key".into()))?);
     }
     Ok(keys)
 }

@@ -19,7 +19,7 @@ use crate::wire::{Envelope, Kind};
 pub struct Target<'a> {
     /// The key of the region, which names its owner.
     pub key: &'a RemoteKey,
-    /// Offset in the region, in bytes.
+    /// Offset in the region, in bytes; in a region that is exposed by address, the address in the owner's memory.
     pub offset: u64,
 }
 
@@ -36,8 +36,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         atomic: Option<(Datatype, Reduction)>,
     ) -> Result<(), StartError> {
         self.check_destination(target.key.rank)?;
-        let end = target.offset.checked_add(len as u64);
-        let refusal = if end.is_none_or(|end| end > target.key.len) {
+        let refusal = if target.key.place(target.offset, len as u64).is_none() {
             Refusal::Bounds
         } else if !target.key.access.allows(wanted) {
             Refusal::Access
@@ -142,9 +141,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return Ok(RequestId::SENT);
         }
         let verb = Verb { operation: RmaOperation::FetchAccumulate, reduction, datatype, notify: false };
-        let RemoteKey { region, key, .. } = *target.key;
+        let key = target.key.key;
         let body = Body::Both { from: operands, to: RecvBuf::empty(), received: 0, open: 0, refusal: None };
-        let remote = RemoteOperation { to, region, verb, key, offset: target.offset, body };
+        let remote = RemoteOperation { to, verb, key, offset: target.offset, body };
         // The slot is reserved first: if none is free, the caller keeps the buffer.
         let index = self.start(State::Remote(remote))?;
         if let State::Remote(RemoteOperation { body: Body::Both { to: mine, .. }, .. }) =
@@ -201,9 +200,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     fn start_out(&mut self, target: &Target<'_>, verb: Verb, buf: SendBuf) -> Result<RequestId, StartError> {
-        let Target { key: &RemoteKey { rank: to, region, key, .. }, offset } = *target;
+        let Target { key: &RemoteKey { rank: to, key, .. }, offset } = *target;
         let len = buf.len();
-        let mut remote = RemoteOperation { to, region, verb, key, offset, body: Body::Out { buf, sent: 0 } };
+        let mut remote = RemoteOperation { to, verb, key, offset, body: Body::Out { buf, sent: 0 } };
         if to == self.rank && self.may_leave(to) {
             return match self.execute_own(&mut remote) {
                 Err(CompletionError::Refused { refusal, .. }) => Err(StartError::Refused(refusal)),
@@ -234,9 +233,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if verb.operation != RmaOperation::Get && buf.len() != verb.datatype.bytes() {
             return Err(StartError::Refused(Refusal::Bounds));
         }
-        let Target { key: &RemoteKey { rank: to, region, key, .. }, offset } = *target;
+        let Target { key: &RemoteKey { rank: to, key, .. }, offset } = *target;
         let body = Body::In { buf: RecvBuf::empty(), received: 0, awaited: false, value, expected };
-        let remote = RemoteOperation { to, region, verb, key, offset, body };
+        let remote = RemoteOperation { to, verb, key, offset, body };
         // The slot is reserved first: if none is free, the caller keeps the buffer.
         let index = self.start(State::Remote(remote))?;
         if let State::Remote(RemoteOperation { body: Body::In { buf: mine, .. }, .. }) =

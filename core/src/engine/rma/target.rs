@@ -34,7 +34,7 @@ pub struct Reply {
 enum TargetAnswer {
     /// Bytes of a region that must still be sent. The fields are those of a [`RegionPlace`]; the enum is
     /// smaller with the fields inline.
-    Bytes { region: u32, key: u64, offset: u64, len: u64 },
+    Bytes { key: u64, offset: u64, len: u64 },
     /// An old value of `len` bytes; or the number of refused operations.
     Word { value: u64, len: usize, refusal: Option<Refusal> },
     /// Old values of `len` bytes.
@@ -49,8 +49,8 @@ impl Default for TargetAnswer {
 
 impl TargetAnswer {
     const fn bytes(place: RegionPlace) -> Self {
-        let RegionPlace { region, key, offset, len } = place;
-        Self::Bytes { region, key, offset, len }
+        let RegionPlace { key, offset, len } = place;
+        Self::Bytes { key, offset, len }
     }
 
     const fn refusal(refusal: Refusal) -> Self {
@@ -69,7 +69,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let body = arrival.len.checked_sub(verb.head_bytes()).ok_or(fault)?;
         let mut bytes = [0; MOST_HEAD_BYTES];
         self.port.read(arrival, 0, &mut bytes[..verb.head_bytes()]);
-        let head = Head::decode(&bytes).ok_or(fault)?;
+        let head = Head::decode(&bytes);
         self.count_executed(arrival.peer, verb.operation);
         let answer = match verb.operation {
             RmaOperation::Put => return self.execute_put(arrival, verb, &head, body),
@@ -106,15 +106,15 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 let (port, start) = (&self.port, verb.head_bytes());
                 region.memory.fill(at, len, |from, to| port.read(arrival, start + from, to));
                 region.notified += u64::from(verb.notify);
-                verb.notify.then_some(head.region)
+                verb.notify.then_some(head.key)
             }
             Err(refusal) => {
                 self.refuse(arrival.peer, refusal);
                 None
             }
         };
-        if let Some(region) = notified {
-            self.report_waiting(region);
+        if let Some(key) = notified {
+            self.report_waiting(key);
         }
         Ok(())
     }
@@ -169,9 +169,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Completes the requests whose number of notifications of a region is reached.
     #[cold]
-    fn report_waiting(&mut self, number: u32) {
+    fn report_waiting(&mut self, key: u64) {
         let Self { regions, requests, rank, .. } = self;
-        let Some(region) = regions.at(number) else { return };
+        let Some(region) = regions.named(key) else { return };
         let mut at = region.waiting.first();
         while let Some(index) = at {
             at = requests.next(index);
@@ -231,8 +231,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         };
         let (total, sent, last) = match &mut reply.answer {
             // The region may have been unexposed since the last packet.
-            TargetAnswer::Bytes { region, key, offset, len } => {
-                let place = RegionPlace { region: *region, key: *key, offset: *offset, len: *len };
+            TargetAnswer::Bytes { key, offset, len } => {
+                let place = RegionPlace { key: *key, offset: *offset, len: *len };
                 match self.regions.open(&place, Access::Read) {
                     Ok((region, at)) => {
                         let part = (*len).min(self.port.packet_bytes() as u64);
@@ -328,7 +328,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             Body::Nothing { .. } => {}
         }
         if verb.notify {
-            self.report_waiting(head.region);
+            self.report_waiting(head.key);
         }
         Ok(Status { peer, tag: 0, len: moved })
     }
@@ -351,7 +351,7 @@ impl Reply {
 }
 
 const fn place(head: &Head, len: u64) -> RegionPlace {
-    RegionPlace { region: head.region, key: head.key, offset: head.offset, len }
+    RegionPlace { key: head.key, offset: head.offset, len }
 }
 
 /// Executes a fetch, or a compare and swap.

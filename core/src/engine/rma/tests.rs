@@ -3,12 +3,15 @@
 mod account;
 mod arrays;
 mod forged;
+mod keys;
 mod random;
 
 use std::vec;
 use std::vec::Vec;
 
-use crate::engine::rma::{Access, Datatype, Reduction, Refusal, RegionId, RemoteKey, Target, WINDOW};
+use crate::engine::rma::{
+    Access, Addressing, Datatype, ExposeError, Reduction, Refusal, RegionId, RemoteKey, Target, WINDOW,
+};
 use crate::engine::tests::world::{AMPLE, REGIONS, RequestHandle, World, WorldRoom};
 use crate::engine::{CompletionError, Failure, RequestId, StartError, Status};
 use crate::port::PeerId;
@@ -29,7 +32,7 @@ impl World<'_> {
         access: Access,
         key: u64,
     ) -> (RegionId, RemoteKey) {
-        let id = self.engine(rank).expose(memory.exposed(), access, key).unwrap();
+        let id = self.engine(rank).expose(memory.exposed(), access, key, Addressing::Offset).unwrap();
         (id, self.engine(rank).remote_key(id).unwrap())
     }
 
@@ -243,8 +246,7 @@ fn target_refuses_and_reports_requests_that_the_key_does_not_reveal_as_invalid()
     let refused = |refusal| Err(CompletionError::Refused { peer: 1, refusal, count: 1 });
     for (wrong, offset, refusal) in [
         (RemoteKey { key: 2, ..key }, 0, Refusal::Key),
-        (RemoteKey { region: 1, ..key }, 0, Refusal::Key),
-        (RemoteKey { region: u32::MAX, ..key }, 0, Refusal::Key),
+        (RemoteKey { key: u64::MAX, ..key }, 0, Refusal::Key),
         (forged(key), BYTES as u64 - 7, Refusal::Bounds),
         (forged(key), u64::MAX - 8, Refusal::Bounds),
     ] {
@@ -266,7 +268,6 @@ fn target_refuses_and_reports_requests_that_the_key_does_not_reveal_as_invalid()
     assert_eq!(get(&mut world, key, 0), refused(Refusal::Key));
     assert_eq!(memory.copy(), vec![0; BYTES]);
     let (_, again) = world.expose(1, &memory, ALL, 5);
-    assert_eq!(again.region, key.region);
     assert_eq!(get(&mut world, key, 0), refused(Refusal::Key), "an old key opens nothing new");
     let fetch = world.fetch(0, (&again, 4), Datatype::U64, Reduction::Sum, 1).unwrap();
     world.settle();
@@ -545,8 +546,9 @@ fn only_so_many_regions_exist_and_no_more_requests_than_there_are() {
         world.expose(1, &memory, ALL, key as u64);
     }
     assert_eq!(world.engine(1).region_count(), (REGIONS, REGIONS));
-    assert_eq!(world.engine(1).expose(memory.exposed(), ALL, 9), None);
-    let key = RemoteKey { rank: 1, region: 0, key: 0, len: BYTES as u64, access: ALL, share: 0 };
+    let refused = world.engine(1).expose(memory.exposed(), ALL, 99, Addressing::Offset);
+    assert_eq!(refused, Err(ExposeError::Full { capacity: REGIONS }));
+    let key = RemoteKey::new(1, 0);
     let get = world.get(0, &key, 0, 8).unwrap();
     let full = Some(StartError::Requests { capacity: 1 });
     assert_eq!(world.get(0, &key, 0, 8).err(), full);

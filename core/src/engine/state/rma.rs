@@ -25,11 +25,6 @@ impl RegionId {
     pub const fn from_bits(bits: u64) -> Self {
         Self { index: (bits >> 32) as u32, generation: bits as u32 }
     }
-
-    /// Returns the number by which peers name the region.
-    pub const fn number(self) -> u32 {
-        self.index
-    }
 }
 
 /// The RMA and active-message state of one peer.
@@ -91,7 +86,6 @@ pub(in crate::engine) const fn both(first: Refused, second: Refused) -> Refused 
 #[derive(Debug)]
 pub(in crate::engine) struct RemoteOperation {
     pub(in crate::engine) to: PeerId,
-    pub(in crate::engine) region: u32,
     pub(in crate::engine) verb: Verb,
     pub(in crate::engine) key: u64,
     pub(in crate::engine) offset: u64,
@@ -121,7 +115,7 @@ impl RemoteOperation {
             None => (false, 0),
         };
         let body = Body::Nothing { awaited, issued };
-        Self { to, region: 0, verb: Verb::plain(RmaOperation::Flush), key: 0, offset: 0, body }
+        Self { to, verb: Verb::plain(RmaOperation::Flush), key: 0, offset: 0, body }
     }
 
     /// Makes an unsent flush wait for the target's account. Returns `false` if this is no such flush.
@@ -132,16 +126,18 @@ impl RemoteOperation {
     }
 
     pub(in crate::engine) fn head(&self) -> Head {
-        let Self { key, offset, region, .. } = *self;
+        let Self { key, offset, .. } = *self;
         match &self.body {
-            Body::Out { sent, .. } => Head { key, offset: offset + *sent as u64, region, ..Head::default() },
+            Body::Out { sent, .. } => {
+                Head { key, offset: offset.wrapping_add(*sent as u64), ..Head::default() }
+            }
             Body::In { buf, value, expected, .. } => {
                 let wanted = self.verb.operation == RmaOperation::Get;
                 let value = if wanted { buf.len() as u64 } else { *value };
-                Head { key, offset, region, value, expected: *expected }
+                Head { key, offset, value, expected: *expected }
             }
             Body::Both { .. } => {
-                Head { key, offset: offset + self.body.sent() as u64, region, ..Head::default() }
+                Head { key, offset: offset.wrapping_add(self.body.sent() as u64), ..Head::default() }
             }
             Body::Nothing { .. } => Head::default(),
         }

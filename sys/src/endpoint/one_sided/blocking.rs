@@ -58,7 +58,7 @@ value!(f64, F64, f64::to_bits, f64::from_bits);
 /// if endpoint.rank() == 0 {
 ///     let mut bytes = [0; KEY_BYTES];
 ///     endpoint.recv(Source::Rank(1), Tag::Exactly(1), &mut bytes)?;
-///     let key = RemoteKey::from_bytes(&bytes).expect("a key of this version");
+///     let key = RemoteKey::from_bytes(1, &bytes).expect("a key of this version");
 ///     endpoint.put(&key, 0, b"nemesia!")?;
 ///     assert_eq!(endpoint.fetch_add(&key, 8, 5_u64)?, 0);
 ///     endpoint.flush(1)?;

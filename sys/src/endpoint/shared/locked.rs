@@ -4,8 +4,8 @@ use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 
 use super::super::{
-    Access, Agreed, Arm, Context, Datatype, Endpoint, Incoming, Message, MessageBuffer, Path, Ranking,
-    Reduction, Region, RemoteKey, Request, Scope, Source, Status, Tag,
+    Access, Agreed, Arm, Context, Datatype, Endpoint, ExposeOptions, Incoming, Message, MessageBuffer, Path,
+    Ranking, Reduction, Region, RemoteKey, Request, Scope, Source, Status, Tag,
 };
 use crate::error::Error;
 use nemesia_core::payload::Segment;
@@ -114,6 +114,7 @@ methods! {
 
 unsafe_methods! {
     fn expose(base: *mut u8, len: usize, access: Access) -> Result<Region, Error>;
+    fn expose_as(base: *mut u8, len: usize, access: Access, options: ExposeOptions) -> Result<Region, Error>;
     fn iaccumulate(
         key: &RemoteKey, offset: u64, what: (Datatype, Reduction), base: *const u8, len: usize
     ) -> Result<Request, Error>;

@@ -1,12 +1,12 @@
 //! Random one-sided operations and active messages. Each rank has an area of its own in the region of each
 //! other, so it knows what the area must hold; one counter is shared by all.
 
-use nemesia_core::engine::rma::{Access, Datatype, Reduction, combine};
+use nemesia_core::engine::rma::{Access, Datatype, Reduction, RemoteKey, combine};
 
 use super::super::RunPlan;
-use super::super::actor::{Actor, ExposureId, KeyBytes, OperationId, RemoteVerb};
+use super::super::actor::{Actor, ExposureId, OperationId, RemoteVerb};
 use super::super::buffer::Buffer;
-use super::super::one_sided::{exposed, maps};
+use super::super::one_sided::{exposed, kinds};
 use super::super::script::{barrier, content, gather, succeed, text, until};
 use crate::content::{Random, difference};
 use crate::memory_port::{Verdict, ensure, equal};
@@ -30,7 +30,7 @@ struct OpenRemote {
 #[derive(Debug)]
 pub(super) struct RandomRemote {
     region: ExposureId,
-    keys: Vec<KeyBytes>,
+    keys: Vec<RemoteKey>,
     /// The content of this rank's area at each rank.
     shadows: Vec<Vec<u8>>,
     open: Vec<OpenRemote>,
@@ -45,8 +45,7 @@ impl RandomRemote {
     pub(super) async fn new<A: Actor>(actor: &mut A, plan: RunPlan) -> Result<Self, String> {
         let size = actor.size() as usize;
         let bytes = size * AREA as usize + WORD as usize;
-        let mapped = maps(actor, plan);
-        let (region, keys) = exposed(actor, bytes, Access::ReadWrite, mapped).await?;
+        let (region, keys) = exposed(actor, bytes, Access::ReadWrite, kinds(plan)).await?;
         let shadows = vec![vec![0; AREA as usize]; size];
         Ok(Self {
             region,

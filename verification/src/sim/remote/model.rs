@@ -7,7 +7,7 @@ use crate::shape::{HANDLERS, OWN, VALUES};
 use crate::world::{Datatype, Order, Reduction, Verb, combine};
 
 /// The bytes before the data in a put's packet.
-const HEAD: usize = 24;
+const HEAD: usize = 16;
 /// The longest header of an active message.
 const HEADER: usize = 24;
 

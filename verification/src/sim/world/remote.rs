@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nemesia_core::engine::StartError;
 use nemesia_core::engine::active::{ActiveMessage, Handlers, NoMemory};
-use nemesia_core::engine::rma::{Access, RegionId, RemoteKey, Target};
+use nemesia_core::engine::rma::{Access, Addressing, RegionId, RemoteKey, Target};
 pub(crate) use nemesia_core::engine::rma::{Datatype, Reduction, combine};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
 
@@ -113,8 +113,10 @@ impl World {
         let Place::Run(base) = place else { unreachable!("a region is one run") };
         // SAFETY: the memory is lent until the engine is gone; it is read only between calls of the engines.
         let memory = unsafe { Exposed::from_raw(base, len) };
+        // Some ranks are addressed by offset, the others by address.
+        let addressing = if rank.is_multiple_of(2) { Addressing::Offset } else { Addressing::Address };
         let engine = self.engine(rank);
-        let id = engine.expose(memory, Access::ReadWrite, u64::from(rank) + 77)?;
+        let id = engine.expose(memory, Access::ReadWrite, u64::from(rank) + 77, addressing).ok()?;
         Some(Exposure { id, key: engine.remote_key(id)?, loan })
     }
 
@@ -122,7 +124,7 @@ impl World {
     pub(crate) fn start(&mut self, rank: u32, order: &Order) -> Result<RequestHandle, StartError> {
         let Order { to, offset, len, key, verb } = *order;
         let region = self.exposed[to as usize].key;
-        let target = Target { key: &region, offset: offset as u64 };
+        let target = Target { key: &region, offset: region.base + offset as u64 };
         let (loan, started) = match verb {
             Verb::Put { .. } | Verb::Accumulate(..) => {
                 let (loan, buf) = self.outgoing(rank, key, len, &[]);
