@@ -17,7 +17,7 @@
  *                     of several runs: isendv, irecvv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv
  *   Requests          test, wait, wait_all, cancel, progress; event loops: event_fd, arm, disarm
  *   Active messages   set_handler, nemesia_incoming_reply, send_active, isend_active, active_bytes, unhandled
- *   One-sided         expose, allocate, unexpose, remote_key, path, iput, iget, iaccumulate, ifetch, ifetch_accumulate,
+ *   One-sided         expose, expose_as, allocate, unexpose, remote_key, path, iput, iget, iaccumulate, ifetch, ifetch_accumulate,
  *                     icompare_swap, iflush, flush, fence, notifications, inotified
  *   Collective        barrier, agree, shrink
  *   Failed peers      peer_failure, acknowledge_failures, incarnation, restarted, readmit
@@ -176,7 +176,7 @@
 #define NEMESIA_ERR_UNKNOWN -15
 
 /**
- * A one-sided operation was refused: the region is not exposed, or the key is not its key. With this and the
+ * A one-sided operation was refused: no region is exposed with the key. With this and the
  * next four codes, `nemesia_last_error_rank` returns the rank that owns the region. A flush reports the
  * first refusal since the last flush.
  */
@@ -260,6 +260,11 @@
  * endpoint here. Every function that takes an endpoint may return this.
  */
 #define NEMESIA_ERR_FORKED -30
+
+/**
+ * Another region of this process is exposed with the key: unexpose it first, or choose another key.
+ */
+#define NEMESIA_ERR_KEY_IN_USE -31
 
 /**
  * One thread at a time uses the endpoint, and the caller ensures that. The endpoint may move between
@@ -452,6 +457,16 @@
 #define NEMESIA_PATH_PACKETS 2
 
 /**
+ * In `flags` of `nemesia_endpoint_expose_as`: the caller chooses the key.
+ */
+#define NEMESIA_EXPOSE_KEY 1
+
+/**
+ * In `flags` of `nemesia_endpoint_expose_as`: peers name the bytes of the region by their address in this process.
+ */
+#define NEMESIA_EXPOSE_BY_ADDRESS 2
+
+/**
  * The settings of an endpoint: variables with values, with the names of the environment and of configuration
  * files. `nemesia info` lists them.
  *
@@ -581,14 +596,35 @@ typedef void (*nemesia_handler)(void *context,
                                 struct nemesia_incoming *message);
 
 /**
- * The key with which a process uses a region of another process. It consists of plain bytes and may be sent
- * by any means, for instance in a message. The owner of the region checks its content.
+ * A region of another process: its owner and its key, which are all that an operation needs. To use a region by
+ * its key alone, set `key` and `rank`, and the rest to 0:
+ *
+ * ```c
+ * nemesia_remote_key key = {.key = 42, .rank = 3};
+ * ```
+ *
+ * `nemesia_endpoint_remote_key` writes all fields. They are plain bytes, which may be sent by any means, for
+ * instance in a message. The owner of the region checks each operation.
  */
 typedef struct nemesia_remote_key {
     /**
-     * The opaque content.
+     * The key.
      */
-    uint8_t bytes[32];
+    uint64_t key;
+    /**
+     * What is known of the region: opaque, or all 0. With it, operations that the owner would refuse are refused
+     * at once, and memory of `nemesia_endpoint_allocate` is mapped.
+     */
+    uint8_t known[24];
+    /**
+     * The owner's rank, as the process that uses the key numbers it. `nemesia_endpoint_remote_key` writes the rank
+     * of the caller.
+     */
+    int32_t rank;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } nemesia_remote_key;
 
 /**
@@ -1895,6 +1931,31 @@ int32_t nemesia_endpoint_expose(struct nemesia_endpoint *endpoint,
                                 uint64_t *out_region);
 
 /**
+ * Exposes memory as `nemesia_endpoint_expose` does, with a key that the caller chooses, or by address.
+ *
+ * A chosen key names the region that is exposed with it now: once the region is unexposed and another one is
+ * exposed with the same key, operations of peers go to the other one. Other keys are random and new for each
+ * region, so they never name a later one, and peers that were not given them cannot guess them.
+ *
+ * - `endpoint`, `base`, `len`, `access`: as for `nemesia_endpoint_expose`.
+ * - `flags`: NEMESIA_EXPOSE_KEY, NEMESIA_EXPOSE_BY_ADDRESS, both, or 0. By address, the `offset` of operations on
+ *   the region is the address of the byte in this process.
+ * - `key`: with NEMESIA_EXPOSE_KEY, any number that no other region of this process has now; else 0.
+ * - `out_region`: the number of the region, written on success.
+ *
+ * Returns: as `nemesia_endpoint_expose`; NEMESIA_ERR_KEY_IN_USE if another region has the key.
+ * Ownership: as for `nemesia_endpoint_expose`.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_expose_as(struct nemesia_endpoint *endpoint,
+                                   void *base,
+                                   size_t len,
+                                   uint32_t access,
+                                   uint32_t flags,
+                                   uint64_t key,
+                                   uint64_t *out_region);
+
+/**
  * Allocates zeroed memory and exposes it to peers, until `nemesia_endpoint_unexpose` or until the endpoint
  * is closed.
  *
@@ -1946,7 +2007,7 @@ int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
 int32_t nemesia_endpoint_unexpose(struct nemesia_endpoint *endpoint, uint64_t region);
 
 /**
- * Writes the key with which other processes use a region.
+ * Writes the key with which other processes use a region, and this process as its owner.
  *
  * - `endpoint`: an open endpoint.
  * - `region`: one of its regions.
@@ -1980,7 +2041,8 @@ int32_t nemesia_endpoint_path(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`: an open endpoint.
  * - `key`: the key of the region, which may be one of this process.
- * - `offset`: the position in the region, in bytes.
+ * - `offset`: the position in the region, in bytes; if the region is exposed by address, the address in the owner's
+ *   memory.
  * - `buffer`, `len`: the bytes; `buffer` may be NULL if `len` is 0.
  * - `notify`: whether the notification count of the region is incremented when the bytes are there.
  * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the request is complete already.
