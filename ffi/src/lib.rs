@@ -24,6 +24,7 @@
 //! | `running` | the active messages whose handlers run in this thread |
 //! | [`rma`] | one-sided operations |
 //! | [`fetch`] | one-sided operations that return the old values |
+//! | [`put_get`] | puts and gets that wait |
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
 //! | [`context`] | sends and receives in a matching context; send modes |
 //! | [`list`] | messages whose bytes lie in several runs |
@@ -50,6 +51,7 @@ pub mod memory;
 mod now;
 pub mod observe;
 pub mod probe;
+pub mod put_get;
 mod rank;
 mod request;
 pub mod restart;

@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 
 use nemesia::{
-    Access, Addressing, Datatype, Endpoint as Inner, ExposeOptions, KEY_BYTES, Path, Reduction, Region,
-    RemoteKey as InnerKey,
+    Access, Addressing, CompleteAt, Datatype, Endpoint as Inner, ExposeOptions, KEY_BYTES, Path, Reduction,
+    Region, RemoteKey as InnerKey,
 };
 
 use crate::boundary::{Out, check_buffer, missing};
@@ -34,6 +34,15 @@ pub const NEMESIA_TYPE_F32: u32 = 4;
 /// The type double of IEEE 754.
 pub const NEMESIA_TYPE_F64: u32 = 5;
 
+/// The type int8_t.
+pub const NEMESIA_TYPE_I8: u32 = 6;
+/// The type uint8_t.
+pub const NEMESIA_TYPE_U8: u32 = 7;
+/// The type int16_t.
+pub const NEMESIA_TYPE_I16: u32 = 8;
+/// The type uint16_t.
+pub const NEMESIA_TYPE_U16: u32 = 9;
+
 /// Addition; integers wrap.
 pub const NEMESIA_OP_SUM: u32 = 0;
 /// Multiplication; integers wrap.
@@ -52,6 +61,19 @@ pub const NEMESIA_OP_XOR: u32 = 6;
 pub const NEMESIA_OP_REPLACE: u32 = 7;
 /// The unchanged value: an atomic read.
 pub const NEMESIA_OP_NOTHING: u32 = 8;
+/// Logical and: 1 if neither is 0, else 0.
+pub const NEMESIA_OP_LOGICAL_AND: u32 = 9;
+/// Logical or: 1 if one is not 0, else 0.
+pub const NEMESIA_OP_LOGICAL_OR: u32 = 10;
+/// Logical exclusive or: 1 if exactly one is not 0, else 0.
+pub const NEMESIA_OP_LOGICAL_XOR: u32 = 11;
+
+/// In `flags` of a put: the notification count of the region is incremented when the bytes are there.
+pub const NEMESIA_RMA_NOTIFY: u32 = 1;
+/// In `flags` of a put or an accumulate: the operation is complete when it is done at the owner of the region, and
+/// reports a refusal of the owner itself. It needs no flush. If the region is not mapped here, it takes one message
+/// of the owner, which must make progress.
+pub const NEMESIA_RMA_DELIVERED: u32 = 2;
 
 /// In place of a rank: every rank.
 pub const NEMESIA_ALL_RANKS: i32 = -1;
@@ -317,14 +339,15 @@ pub unsafe extern "C" fn nemesia_endpoint_path(
 }
 
 /// Starts to write bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait`
-/// completes it, when the caller may reuse the buffer. A flush ensures that the bytes are in the region.
+/// completes it, when the caller may reuse the buffer. NEMESIA_RMA_DELIVERED or a flush ensures that the bytes are
+/// in the region.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `key`: the key of the region, which may be one of this process.
 /// - `offset`: the position in the region, in bytes; if the region is exposed by address, the address in the owner's
 ///   memory.
 /// - `buffer`, `len`: the bytes; `buffer` may be NULL if `len` is 0.
-/// - `notify`: whether the notification count of the region is incremented when the bytes are there.
+/// - `flags`: NEMESIA_RMA_NOTIFY, NEMESIA_RMA_DELIVERED, both, or 0.
 /// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the request is complete already.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key shows that the owner would refuse it;
@@ -339,15 +362,16 @@ pub unsafe extern "C" fn nemesia_endpoint_iput(
     offset: u64,
     buffer: *const c_void,
     len: usize,
-    notify: bool,
+    flags: u32,
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
         // SAFETY: the caller's pointers, null or valid.
         let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
         check_buffer(buffer.cast::<u8>(), len, "buffer")?;
+        let (notify, complete) = how_of(flags, NEMESIA_RMA_NOTIFY | NEMESIA_RMA_DELIVERED)?;
         // SAFETY: the caller's promise: the buffer does not change until the request is complete.
-        let request = unsafe { endpoint.iput(&key, offset, buffer.cast(), len, notify) }?;
+        let request = unsafe { endpoint.iput(&key, offset, buffer.cast(), len, notify, complete) }?;
         out.write(number(request));
         Ok(NEMESIA_OK)
     };
@@ -392,14 +416,15 @@ pub unsafe extern "C" fn nemesia_endpoint_iget(
 }
 
 /// Starts to combine an array of operands into an array of values of another process; atomic for each value.
-/// The request is complete when the caller may reuse the operands. A flush ensures that the operation is
-/// done. The operations of one process on another are executed in order.
+/// The request is complete when the caller may reuse the operands. NEMESIA_RMA_DELIVERED or a flush ensures that the
+/// operation is done. The operations of one process on another are executed in order.
 ///
 /// - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The address of the first
 ///   value must be a multiple of its size.
 /// - `datatype`: NEMESIA_TYPE_...
 /// - `op`: NEMESIA_OP_...
 /// - `operands`, `count`: `count` values of that type; may be NULL if `count` is 0.
+/// - `flags`: NEMESIA_RMA_DELIVERED or 0.
 ///
 /// Returns: as `nemesia_endpoint_iput`; NEMESIA_ERR_UNDEFINED if the operation is not defined for the type.
 /// Ownership: as for `nemesia_endpoint_iput`.
@@ -413,6 +438,7 @@ pub unsafe extern "C" fn nemesia_endpoint_iaccumulate(
     op: u32,
     operands: *const c_void,
     count: usize,
+    flags: u32,
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
@@ -421,8 +447,9 @@ pub unsafe extern "C" fn nemesia_endpoint_iaccumulate(
         let what = (datatype_of(datatype)?, reduction_of(op)?);
         let len = count.saturating_mul(what.0.bytes());
         check_buffer(operands.cast::<u8>(), len, "operands")?;
+        let (_, complete) = how_of(flags, NEMESIA_RMA_DELIVERED)?;
         // SAFETY: the caller's promise: the operands do not change until the request is complete.
-        let request = unsafe { endpoint.iaccumulate(&key, offset, what, operands.cast(), len) }?;
+        let request = unsafe { endpoint.iaccumulate(&key, offset, what, operands.cast(), len, complete) }?;
         out.write(number(request));
         Ok(NEMESIA_OK)
     };
@@ -568,12 +595,10 @@ pub(crate) unsafe fn value_of(datatype: Datatype, value: *const c_void, name: &s
     if value.is_null() {
         return Err(missing(name));
     }
-    if datatype.bytes() == 4 {
-        // SAFETY: the caller's promise.
-        return Ok(u64::from(unsafe { value.cast::<u32>().read_unaligned() }));
-    }
-    // SAFETY: the caller's promise.
-    Ok(unsafe { value.cast::<u64>().read_unaligned() })
+    let mut bytes = [0; 8];
+    // SAFETY: the caller's promise: the value has as many bytes; no value has more than eight.
+    unsafe { value.cast::<u8>().copy_to_nonoverlapping(bytes.as_mut_ptr(), datatype.bytes()) };
+    Ok(u64::from_le_bytes(bytes))
 }
 
 fn options_of(flags: u32, key: u64) -> Result<ExposeOptions, Fault> {
@@ -608,6 +633,18 @@ pub(crate) fn datatype_of(datatype: u32) -> Result<Datatype, Fault> {
         .ok_or_else(|| Fault::argument(format!("datatype is {datatype}: it must be one of NEMESIA_TYPE_...")))
 }
 
+/// Returns whether a put counts a notification, and when it is complete.
+pub(crate) fn how_of(flags: u32, allowed: u32) -> Result<(bool, CompleteAt), Fault> {
+    if flags & !allowed != 0 {
+        let text =
+            format!("flags is {flags:#x}: NEMESIA_RMA_DELIVERED is allowed, and NEMESIA_RMA_NOTIFY in puts");
+        return Err(Fault::argument(text));
+    }
+    let delivered = flags & NEMESIA_RMA_DELIVERED != 0;
+    let complete = if delivered { CompleteAt::Target } else { CompleteAt::Origin };
+    Ok((flags & NEMESIA_RMA_NOTIFY != 0, complete))
+}
+
 pub(crate) fn reduction_of(op: u32) -> Result<Reduction, Fault> {
     let found = Reduction::ALL.get(op as usize).copied();
     found.ok_or_else(|| Fault::argument(format!("op is {op}: it must be one of NEMESIA_OP_...")))
@@ -626,6 +663,10 @@ mod tests {
             NEMESIA_TYPE_U64,
             NEMESIA_TYPE_F32,
             NEMESIA_TYPE_F64,
+            NEMESIA_TYPE_I8,
+            NEMESIA_TYPE_U8,
+            NEMESIA_TYPE_I16,
+            NEMESIA_TYPE_U16,
         ];
         for (number, datatype) in types.into_iter().zip(Datatype::ALL) {
             assert_eq!((number, datatype_of(number)), (datatype as u32, Ok(datatype)));
@@ -640,13 +681,16 @@ mod tests {
             NEMESIA_OP_XOR,
             NEMESIA_OP_REPLACE,
             NEMESIA_OP_NOTHING,
+            NEMESIA_OP_LOGICAL_AND,
+            NEMESIA_OP_LOGICAL_OR,
+            NEMESIA_OP_LOGICAL_XOR,
         ];
         for (number, reduction) in ops.into_iter().zip(Reduction::ALL) {
             assert_eq!((number, reduction_of(number)), (reduction as u32, Ok(reduction)));
         }
         assert!(
-            datatype_of(6).is_err()
-                && reduction_of(9).is_err()
+            datatype_of(10).is_err()
+                && reduction_of(12).is_err()
                 && access_of(0).is_err()
                 && access_of(4).is_err()
         );

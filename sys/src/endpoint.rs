@@ -52,7 +52,9 @@ use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::slab::{List, Slot};
 use nemesia_core::store::Unit;
 
-pub use nemesia_core::engine::rma::{Access, Addressing, Datatype, Reduction, Refusal};
+pub use nemesia_core::engine::rma::{
+    Access, Addressing, Comparison, CompleteAt, Datatype, Reduction, Refusal,
+};
 
 pub use active::Incoming;
 pub use buffer::MessageBuffer;

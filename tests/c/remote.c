@@ -163,7 +163,7 @@ static void one_sided(void) {
     OK(nemesia_endpoint_path(endpoint, &key, &path));
     CHECK(path == NEMESIA_PATH_DIRECT || (path == NEMESIA_PATH_PACKETS && *nemesia_last_error_message() != 0));
     for (at = 0; at < LARGE; at++) sent[at] = (unsigned char)(at * 7 + (size_t)rank);
-    OK(nemesia_endpoint_iput(endpoint, &key, 0, sent, LARGE, true, &request));
+    OK(nemesia_endpoint_iput(endpoint, &key, 0, sent, LARGE, NEMESIA_RMA_NOTIFY, &request));
     wait_for(request);
     OK(nemesia_endpoint_inotified(endpoint, region, 1, &request));
     wait_for(request);
@@ -177,7 +177,8 @@ static void one_sided(void) {
     OK(nemesia_endpoint_ifetch(endpoint, &key, LARGE, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, &one, &old, &request));
     wait_for(request);
     CHECK(old == 0);
-    OK(nemesia_endpoint_icompare_swap(endpoint, &key, LARGE, NEMESIA_TYPE_I64, &one, &zero, &old, &request));
+    OK(nemesia_endpoint_icompare_swap(endpoint, &key, LARGE, NEMESIA_TYPE_I64, NEMESIA_COMPARE_EQUAL, &one, &zero,
+                                      &old, &request));
     wait_for(request);
     CHECK(old == 1);
     OK(nemesia_endpoint_ifetch(endpoint, &key, LARGE, NEMESIA_TYPE_I64, NEMESIA_OP_NOTHING, &one, &old, &request));
@@ -186,7 +187,7 @@ static void one_sided(void) {
     fetch_arrays(&key);
     for (at = 0; at < 100; at++) {
         OK(nemesia_endpoint_iaccumulate(endpoint, &key, LARGE + 8, NEMESIA_TYPE_F64, NEMESIA_OP_SUM, &half, 1,
-                                        &request));
+                                        at % 2 == 0 ? NEMESIA_RMA_DELIVERED : 0, &request));
         wait_for(request);
     }
     OK(nemesia_endpoint_fence(endpoint, peer));
@@ -240,18 +241,18 @@ static void refusals(void) {
     key = exchange(region);
     OK(nemesia_endpoint_path(endpoint, &key, &path));
     CHECK(path == NEMESIA_PATH_PACKETS && strstr(nemesia_last_error_message(), "allocated") != NULL);
-    GIVES(NEMESIA_ERR_ACCESS, nemesia_endpoint_iput(endpoint, &key, 0, &value, 8, false, &request));
+    GIVES(NEMESIA_ERR_ACCESS, nemesia_endpoint_iput(endpoint, &key, 0, &value, 8, 0, &request));
     GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_iget(endpoint, &key, 25, 8, &value, &request));
     GIVES(NEMESIA_ERR_ACCESS, nemesia_endpoint_ifetch(endpoint, &key, 0, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, &value,
                                                       &value, &request));
     GIVES(NEMESIA_ERR_ARGUMENT,
-          nemesia_endpoint_ifetch(endpoint, &key, 0, 6, NEMESIA_OP_SUM, &value, &value, &request));
+          nemesia_endpoint_ifetch(endpoint, &key, 0, 10, NEMESIA_OP_SUM, &value, &value, &request));
     GIVES(NEMESIA_ERR_ARGUMENT,
-          nemesia_endpoint_ifetch(endpoint, &key, 0, NEMESIA_TYPE_I64, 9, &value, &value, &request));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iput(endpoint, NULL, 0, &value, 8, false, &request));
+          nemesia_endpoint_ifetch(endpoint, &key, 0, NEMESIA_TYPE_I64, 12, &value, &value, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iput(endpoint, NULL, 0, &value, 8, 0, &request));
     forged = key;
     forged.known[0] = 77;
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iput(endpoint, &forged, 0, &value, 8, false, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iput(endpoint, &forged, 0, &value, 8, 0, &request));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_expose(endpoint, memory, sizeof memory, 4, &region));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_expose(endpoint, NULL, 1, NEMESIA_ACCESS_READ, &region));
     GIVES(NEMESIA_ERR_REGION, nemesia_endpoint_remote_key(endpoint, 12345, &forged));
@@ -265,7 +266,7 @@ static void refusals(void) {
     CHECK(nemesia_last_error_rank() == peer);
     forged = key;
     forged.known[2] = NEMESIA_ACCESS_READ_WRITE;
-    OK(nemesia_endpoint_iput(endpoint, &forged, 0, &value, 8, false, &request));
+    OK(nemesia_endpoint_iput(endpoint, &forged, 0, &value, 8, 0, &request));
     wait_for(request);
     GIVES(NEMESIA_ERR_ACCESS, nemesia_endpoint_flush(endpoint, peer));
     OK(nemesia_endpoint_flush(endpoint, peer));
@@ -294,7 +295,7 @@ static void keys(void) {
     key.rank = peer;
     key.key = 42;
     value = 100 + rank;
-    OK(nemesia_endpoint_iput(endpoint, &key, 8, &value, 8, false, &request));
+    OK(nemesia_endpoint_iput(endpoint, &key, 8, &value, 8, 0, &request));
     wait_for(request);
     OK(nemesia_endpoint_flush(endpoint, peer));
     barrier();
@@ -313,7 +314,7 @@ static void keys(void) {
     key.rank = peer;
     key.key = 43;
     value = 200 + rank;
-    OK(nemesia_endpoint_iput(endpoint, &key, address, &value, 8, false, &request));
+    OK(nemesia_endpoint_iput(endpoint, &key, address, &value, 8, 0, &request));
     wait_for(request);
     OK(nemesia_endpoint_flush(endpoint, peer));
     barrier();

@@ -2,15 +2,16 @@
 //! [`Kind::RmaReply`](super::Kind::RmaReply) back; and the format of a remote key. Words of 64 bits,
 //! little-endian.
 //!
-//! **Request.** Its context encodes the operation: bits 0-3 the [`RmaOperation`], 4-7 the [`Reduction`], 8-11
-//! the [`Datatype`], bit 12 is set if the target must count a notification of the region afterwards; the rest
-//! is 0. Its tag is the origin's request, and 0 if there is no answer. The payload:
+//! **Request.** Its context encodes the operation: bits 0-3 the [`RmaOperation`], 4-7 the [`Reduction`], or of a
+//! compare and swap the [`Comparison`], 8-11 the [`Datatype`], bit 12 is set if the target must count a
+//! notification of the region afterwards, 13-14 the [`Confirm`] of a put or accumulate; bit 15 is 0. Its tag is the
+//! origin's request, and 0 if there is no answer. The payload:
 //!
 //! | operation | code | word 0 | word 1 | word 2 | word 3 | then | answered |
 //! |---|---|---|---|---|---|---|---|
-//! | put | 1 | key | offset | | | the bytes | no |
+//! | put | 1 | key | offset | | | the bytes | if confirmed |
 //! | get | 2 | key | offset | bytes requested | | | with the bytes |
-//! | accumulate | 3 | key | offset | | | the operands | no |
+//! | accumulate | 3 | key | offset | | | the operands | if confirmed |
 //! | fetch | 4 | key | offset | operand | | | with the old value |
 //! | compare and swap | 5 | key | offset | new value | expected value | | with the old value |
 //! | flush | 6 | | | | | | when all earlier ones are done |
@@ -21,13 +22,13 @@
 //!
 //! A longer put or accumulate takes several packets, each with its own offset. So does a fetch and accumulate
 //! of more than [`GROUP_BYTES`]: each packet except the last has this size, is answered separately, and
-//! counts against the window. Values of four bytes occupy the low half of their word. Requests are not
+//! counts against the window. Shorter values occupy the low bytes of their word. Requests are not
 //! stored: a target executes each on arrival. An origin has at most [`WINDOW`] requests in flight that one
 //! target must answer.
 //!
 //! **Reply.** Its tag is the request's, its context the code of a [`Refusal`], or 0. The payload of a get is
-//! the next requested bytes, in one packet or several; of fetch, and compare and swap, the old value in 4 or
-//! 8 bytes; of fetch and accumulate, as many old values as there were operands, or a refusal for each packet;
+//! the next requested bytes, in one packet or several; of fetch, and compare and swap, the old value in the bytes
+//! of its type; of a confirmed put or accumulate, nothing: the code is that of its first refused packet; of fetch and accumulate, as many old values as there were operands, or a refusal for each packet;
 //! of a flush, one word: the number of requests refused since the last flush, of which the first was refused
 //! for the reason in the context. Other refusals have no payload, and end the request.
 //!
@@ -73,6 +74,7 @@ pub const ACCOUNT: u16 = 1 << 15;
 pub const ACCOUNT_BYTES: usize = 8;
 
 const NOTIFY: u16 = 1 << 12;
+const CONFIRM_AT: u16 = 13;
 
 /// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +131,45 @@ pub enum Reduction {
     Replace = 7,
     /// The unchanged value: an atomic read.
     Nothing = 8,
+    /// Logical and: 1 if neither is 0, else 0.
+    LogicalAnd = 9,
+    /// Logical or: 1 if one is not 0, else 0.
+    LogicalOr = 10,
+    /// Logical exclusive or: 1 if exactly one is not 0, else 0.
+    LogicalXor = 11,
+}
+
+/// The condition of a compare and swap, between the expected value and the value in memory. For example,
+/// [`Comparison::Less`] swaps if the expected value is less than the value in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Comparison {
+    /// Their bits are equal.
+    #[default]
+    Equal = 0,
+    /// Their bits differ.
+    NotEqual = 1,
+    /// The expected value is less or equal. As for the next three, a NaN is in no order: it is not swapped.
+    LessOrEqual = 2,
+    /// The expected value is less.
+    Less = 3,
+    /// The expected value is greater or equal.
+    GreaterOrEqual = 4,
+    /// The expected value is greater.
+    Greater = 5,
+    /// No condition: the bits that are set in the expected value are replaced. Integers only.
+    Masked = 6,
+}
+
+/// Whether the target answers a put or an accumulate when it is executed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Confirm {
+    /// It does not. A flush reports a refusal.
+    #[default]
+    No = 0,
+    /// It answers a later packet of the same operation.
+    Later = 1,
+    /// It answers this packet, which is the last of the operation.
+    Now = 2,
 }
 
 /// The type of the values that an operation combines.
@@ -146,6 +187,14 @@ pub enum Datatype {
     F32 = 4,
     /// IEEE double precision.
     F64 = 5,
+    /// 8 bits, signed.
+    I8 = 6,
+    /// 8 bits, unsigned.
+    U8 = 7,
+    /// 16 bits, signed.
+    I16 = 8,
+    /// 16 bits, unsigned.
+    U16 = 9,
 }
 
 /// The access rights of peers to a region.
@@ -193,7 +242,7 @@ impl RmaOperation {
 
 impl Reduction {
     /// All reductions, in the order of their codes.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::Sum,
         Self::Product,
         Self::Min,
@@ -203,16 +252,32 @@ impl Reduction {
         Self::Xor,
         Self::Replace,
         Self::Nothing,
+        Self::LogicalAnd,
+        Self::LogicalOr,
+        Self::LogicalXor,
     ];
 }
 
 impl Datatype {
     /// All types, in the order of their codes.
-    pub const ALL: [Self; 6] = [Self::I32, Self::I64, Self::U32, Self::U64, Self::F32, Self::F64];
+    pub const ALL: [Self; 10] = [
+        Self::I32,
+        Self::I64,
+        Self::U32,
+        Self::U64,
+        Self::F32,
+        Self::F64,
+        Self::I8,
+        Self::U8,
+        Self::I16,
+        Self::U16,
+    ];
 
     /// Returns the bytes of a value.
     pub const fn bytes(self) -> usize {
         match self {
+            Self::I8 | Self::U8 => 1,
+            Self::I16 | Self::U16 => 2,
             Self::I32 | Self::U32 | Self::F32 => 4,
             Self::I64 | Self::U64 | Self::F64 => 8,
         }
@@ -222,6 +287,36 @@ impl Datatype {
     pub const fn allows(self, reduction: Reduction) -> bool {
         let bitwise = matches!(reduction, Reduction::And | Reduction::Or | Reduction::Xor);
         !(bitwise && matches!(self, Self::F32 | Self::F64))
+    }
+
+    /// Returns whether a compare and swap with this comparison is defined for this type.
+    pub const fn allows_comparison(self, comparison: Comparison) -> bool {
+        !(matches!(comparison, Comparison::Masked) && matches!(self, Self::F32 | Self::F64))
+    }
+}
+
+impl Comparison {
+    /// All comparisons, in the order of their codes.
+    pub const ALL: [Self; 7] = [
+        Self::Equal,
+        Self::NotEqual,
+        Self::LessOrEqual,
+        Self::Less,
+        Self::GreaterOrEqual,
+        Self::Greater,
+        Self::Masked,
+    ];
+}
+
+impl Confirm {
+    const ALL: [Self; 3] = [Self::No, Self::Later, Self::Now];
+
+    /// Returns the value for one packet of an operation that has this value.
+    pub const fn of_packet(self, last: bool) -> Self {
+        match self {
+            Self::Now if !last => Self::Later,
+            other => other,
+        }
     }
 }
 
@@ -260,32 +355,63 @@ pub struct Verb {
     pub reduction: Reduction,
     /// Accumulate, fetch, compare and swap: the type of the values.
     pub datatype: Datatype,
+    /// Compare and swap: the condition.
+    pub comparison: Comparison,
     /// Put: whether to count a notification of the region afterwards.
     pub notify: bool,
+    /// Put and accumulate: whether the target answers.
+    pub confirm: Confirm,
 }
 
 impl Verb {
     /// Returns a verb whose other fields are not significant.
     pub const fn plain(operation: RmaOperation) -> Self {
-        Self { operation, reduction: Reduction::Sum, datatype: Datatype::I32, notify: false }
+        Self {
+            operation,
+            reduction: Reduction::Sum,
+            datatype: Datatype::I32,
+            comparison: Comparison::Equal,
+            notify: false,
+            confirm: Confirm::No,
+        }
+    }
+
+    /// Returns whether the target answers a packet of this operation.
+    pub const fn is_answered(self) -> bool {
+        match self.operation {
+            RmaOperation::Put | RmaOperation::Accumulate => matches!(self.confirm, Confirm::Now),
+            _ => true,
+        }
     }
 
     /// Encodes the verb as a context.
     pub const fn encode(self) -> u16 {
         let notify = if self.notify { NOTIFY } else { 0 };
-        self.operation as u16 | (self.reduction as u16) << 4 | (self.datatype as u16) << 8 | notify
+        let how = match self.operation {
+            RmaOperation::CompareSwap => self.comparison as u16,
+            _ => self.reduction as u16,
+        };
+        let confirm = (self.confirm as u16) << CONFIRM_AT;
+        self.operation as u16 | how << 4 | (self.datatype as u16) << 8 | notify | confirm
     }
 
     /// Decodes a context; `None` if it violates the protocol.
     pub fn decode(context: u16) -> Option<Self> {
         let code = |shift: u16| usize::from(context >> shift & 0xf);
+        let operation = *RmaOperation::ALL.get(code(0).checked_sub(1)?)?;
+        let compares = operation == RmaOperation::CompareSwap;
+        let how = |is: bool| if is { code(4) } else { 0 };
         let verb = Self {
-            operation: *RmaOperation::ALL.get(code(0).checked_sub(1)?)?,
-            reduction: *Reduction::ALL.get(code(4))?,
+            operation,
+            reduction: *Reduction::ALL.get(how(!compares))?,
             datatype: *Datatype::ALL.get(code(8))?,
+            comparison: *Comparison::ALL.get(how(compares))?,
             notify: context & NOTIFY != 0,
+            confirm: *Confirm::ALL.get(usize::from(context >> CONFIRM_AT & 3))?,
         };
-        (verb.encode() == context).then_some(verb)
+        let confirmable = matches!(operation, RmaOperation::Put | RmaOperation::Accumulate);
+        let valid = confirmable || verb.confirm == Confirm::No;
+        (valid && verb.encode() == context).then_some(verb)
     }
 
     /// Returns the bytes of the payload before data or operands.
@@ -405,7 +531,8 @@ mod tests {
                 understood += 1;
             }
         }
-        assert_eq!(understood, 7 * 9 * 6 * 2);
+        // Get, fetch, flush, fetch and accumulate; compare and swap; put and accumulate.
+        assert_eq!(understood, (4 * 12 + 7 + 2 * 12 * 3) * 10 * 2);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal, RemoteKey};
+use nemesia_core::engine::rma::{Access, Comparison, CompleteAt, Datatype, Reduction, Refusal, RemoteKey};
 use nemesia_core::engine::{Failure, Status};
 use nemesia_core::matching::Pattern;
 
@@ -81,17 +81,20 @@ pub enum RemoteVerb {
     Put {
         /// Whether the target counts a notification.
         notify: bool,
+        /// When it is complete.
+        complete: CompleteAt,
     },
     /// Fills the buffer.
     Get,
     /// Combines the operands in the buffer into the values.
-    Accumulate(Datatype, Reduction),
+    Accumulate(Datatype, Reduction, CompleteAt),
     /// Combines one operand into one value, and returns the old value in the buffer.
     Fetch(Datatype, Reduction, u64),
     /// Combines the operands in the buffer into the values, and returns the old values.
     FetchAccumulate(Datatype, Reduction),
-    /// Replaces a value if it is the first of these by the second, and returns the old value in the buffer.
-    CompareSwap(Datatype, [u64; 2]),
+    /// Replaces a value if the comparison of the first of these with it holds by the second, and returns the old
+    /// value in the buffer.
+    CompareSwap(Datatype, Comparison, [u64; 2]),
 }
 
 /// An active message that a handler has received.

@@ -259,10 +259,12 @@ impl Actor for EndpointActor {
         // SAFETY: as in `send`.
         let started = unsafe {
             match verb {
-                RemoteVerb::Put { notify } => endpoint.iput(&key, offset, base, len, notify),
+                RemoteVerb::Put { notify, complete } => {
+                    endpoint.iput(&key, offset, base, len, notify, complete)
+                }
                 RemoteVerb::Get => endpoint.iget(&key, offset, base, len),
-                RemoteVerb::Accumulate(datatype, reduction) => {
-                    endpoint.iaccumulate(&key, offset, (datatype, reduction), base, len)
+                RemoteVerb::Accumulate(datatype, reduction, complete) => {
+                    endpoint.iaccumulate(&key, offset, (datatype, reduction), base, len, complete)
                 }
                 RemoteVerb::Fetch(datatype, reduction, operand) => {
                     endpoint.ifetch(&key, offset, (datatype, reduction), operand, base)
@@ -274,8 +276,8 @@ impl Actor for EndpointActor {
                     let started = endpoint.ifetch_accumulate(&key, offset, what, base, old, len);
                     return self.keep(started, vec![buffer, room]);
                 }
-                RemoteVerb::CompareSwap(datatype, values) => {
-                    endpoint.icompare_swap(&key, offset, datatype, values, base)
+                RemoteVerb::CompareSwap(datatype, comparison, values) => {
+                    endpoint.icompare_swap(&key, offset, (datatype, comparison), values, base)
                 }
             }
         };

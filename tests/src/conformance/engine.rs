@@ -417,10 +417,10 @@ impl<P: Port, D: PortDriver<P>> Actor for EngineActor<P, D> {
             unsafe { (buffer.outgoing(), buffer.incoming(), room.incoming()) };
         let engine = &mut self.engine;
         let started = match verb {
-            RemoteVerb::Put { notify } => engine.put(&target, from, notify),
+            RemoteVerb::Put { notify, complete } => engine.put(&target, from, notify, complete),
             RemoteVerb::Get => engine.get(&target, &mut to),
-            RemoteVerb::Accumulate(datatype, reduction) => {
-                engine.accumulate(&target, datatype, reduction, from)
+            RemoteVerb::Accumulate(datatype, reduction, complete) => {
+                engine.accumulate(&target, (datatype, reduction), from, complete)
             }
             RemoteVerb::Fetch(datatype, reduction, operand) => {
                 engine.fetch(&target, datatype, reduction, operand, &mut to)
@@ -429,8 +429,8 @@ impl<P: Port, D: PortDriver<P>> Actor for EngineActor<P, D> {
                 let started = engine.fetch_accumulate(&target, datatype, reduction, from, &mut old);
                 return self.keep(started, vec![buffer, room]);
             }
-            RemoteVerb::CompareSwap(datatype, [expected, value]) => {
-                engine.compare_swap(&target, datatype, expected, value, &mut to)
+            RemoteVerb::CompareSwap(datatype, comparison, values) => {
+                engine.compare_swap(&target, (datatype, comparison), values, &mut to)
             }
         };
         self.keep(started, vec![buffer])

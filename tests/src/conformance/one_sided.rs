@@ -1,6 +1,8 @@
 //! One-sided operations.
 
-use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal, RemoteKey, combine};
+use nemesia_core::engine::rma::{
+    Access, Comparison, CompleteAt, Datatype, Reduction, Refusal, RemoteKey, combine, swap,
+};
 
 use super::RunPlan;
 use super::actor::{Actor, ExposureId, ExposureKind, RemoteVerb, Trouble};
@@ -9,7 +11,9 @@ use super::script::{barrier, content, end, gather, neighbours, succeed, text, un
 use crate::content::filled;
 use crate::memory_port::{Verdict, ensure, equal};
 
-const PUT: RemoteVerb = RemoteVerb::Put { notify: false };
+const PUT: RemoteVerb = RemoteVerb::Put { notify: false, complete: CompleteAt::Origin };
+/// A put that is complete at its target.
+const DELIVERED: RemoteVerb = RemoteVerb::Put { notify: false, complete: CompleteAt::Target };
 
 /// Exposes memory, and returns the region and the keys of all ranks. `kind` is that of each rank.
 pub(super) async fn exposed<A: Actor>(
@@ -128,7 +132,7 @@ pub async fn atomic_operations_combine_values<A: Actor>(actor: &mut A, plan: Run
                 each.map(|(value, operand)| combine(datatype, reduction, *value, *operand)).collect()
             };
             run(actor, (key, at), PUT, Buffer::of(&bytes(&start))).await?;
-            let verb = RemoteVerb::Accumulate(datatype, reduction);
+            let verb = RemoteVerb::Accumulate(datatype, reduction, CompleteAt::Origin);
             run(actor, (key, at), verb, Buffer::of(&bytes(&operands))).await?;
             let verb = RemoteVerb::FetchAccumulate(datatype, reduction);
             let old = run(actor, (key, at), verb, Buffer::of(&bytes(&operands))).await?;
@@ -140,15 +144,20 @@ pub async fn atomic_operations_combine_values<A: Actor>(actor: &mut A, plan: Run
             equal(&format!("fetch, {what}"), old.bytes(), bytes(&twice[..1]))?;
         }
         let at = (key, 8 * 40);
-        for (expected, new, is_same) in [(5, 9, true), (6, 10, false), (9, 5, true)] {
-            if expected == 5 {
-                run(actor, at, PUT, Buffer::of(&bytes(&[value(5)]))).await?;
+        let mut present = value(5);
+        run(actor, at, PUT, Buffer::of(&bytes(&[present]))).await?;
+        for comparison in Comparison::ALL {
+            for (expected, new) in [(5, 9), (6, 10), (9, 5), (3, 7), (7, 3)] {
+                let verb = RemoteVerb::CompareSwap(datatype, comparison, [value(expected), value(new)]);
+                if !datatype.allows_comparison(comparison) {
+                    refused(actor, at, verb, Refusal::Undefined).await?;
+                    continue;
+                }
+                let old = run(actor, at, verb, Buffer::room(width)).await?;
+                let what = format!("{comparison:?} of {datatype:?} and {expected}");
+                equal(&what, old.bytes(), bytes(&[present]))?;
+                present = swap(datatype, comparison, present, [value(expected), value(new)]);
             }
-            let verb = RemoteVerb::CompareSwap(datatype, [value(expected), value(new)]);
-            let old = run(actor, at, verb, Buffer::room(width)).await?;
-            ensure((old.bytes() == bytes(&[value(expected)])) == is_same, || {
-                format!("compare and swap of {datatype:?}: {expected} met {:?}", old.bytes())
-            })?;
         }
     }
     unexpose(actor, region).await
@@ -167,7 +176,7 @@ pub async fn counters_of_all_ranks_add_up<A: Actor>(actor: &mut A, plan: RunPlan
         ensure(last < Some(old), || format!("{old} after {last:?}"))?;
         ensure(old < size * TIMES, || format!("{old} in {size} ranks that add {TIMES} each"))?;
         last = Some(old);
-        let verb = RemoteVerb::Accumulate(Datatype::U64, Reduction::Sum);
+        let verb = RemoteVerb::Accumulate(Datatype::U64, Reduction::Sum, CompleteAt::Origin);
         run(actor, (&keys[0], 8), verb, Buffer::of(&time.to_le_bytes())).await?;
     }
     flush(actor, 0).await?;
@@ -211,7 +220,7 @@ pub async fn forged_keys_are_refused<A: Actor>(actor: &mut A, _: RunPlan) -> Ver
     let key = keys[next as usize];
     let add = RemoteVerb::Fetch(Datatype::U64, Reduction::Sum, 1);
     let forged = RemoteKey { key: key.key ^ 0x400, ..key };
-    for verb in [PUT, RemoteVerb::Get, add] {
+    for verb in [PUT, DELIVERED, RemoteVerb::Get, add] {
         refused(actor, (&forged, 0), verb, Refusal::Key).await?;
         refused(actor, (&key, 57), verb, Refusal::Bounds).await?;
         refused(actor, (&key, u64::MAX - 3), verb, Refusal::Bounds).await?;
@@ -238,6 +247,35 @@ pub async fn forged_keys_are_refused<A: Actor>(actor: &mut A, _: RunPlan) -> Ver
     unexpose(actor, readable).await
 }
 
+/// When a delivered put or accumulate is complete, its target sees it. A message that is sent after it proves that,
+/// because messages and one-sided operations have no order.
+pub async fn delivered_operations_are_visible_at_their_target<A: Actor>(
+    actor: &mut A,
+    plan: RunPlan,
+) -> Verdict {
+    const LEN: usize = 20_000;
+    let (region, keys) = exposed(actor, LEN + 8, Access::ReadWrite, kinds(plan)).await?;
+    let (me, (next, previous)) = (actor.rank(), neighbours(actor));
+    let key = keys[next as usize];
+    for time in 1..30 {
+        let len = if time % 7 == 0 { LEN } else { 1 + time as usize * 11 };
+        let bytes = filled(content(plan.seed, me, next, time), len);
+        let put = actor.remote(&key, 0, DELIVERED, Buffer::of(&bytes)).map_err(text)?;
+        let verb = RemoteVerb::Accumulate(Datatype::U64, Reduction::Sum, CompleteAt::Target);
+        let add = actor.remote(&key, LEN as u64, verb, Buffer::of(&1_u64.to_le_bytes())).map_err(text)?;
+        succeed(actor, "a delivered put", put).await?;
+        succeed(actor, "a delivered accumulate", add).await?;
+        barrier(actor).await?;
+        let seen = actor.look(region, 0, len).map_err(text)?;
+        ensure(seen == filled(content(plan.seed, previous, me, time), len), || {
+            format!("put {time} is not there")
+        })?;
+        equal("the sum", actor.look(region, LEN, 8).map_err(text)?, time.to_le_bytes().to_vec())?;
+        barrier(actor).await?;
+    }
+    unexpose(actor, region).await
+}
+
 /// A notification is counted after the bytes of its put, and those of earlier puts, are there.
 pub async fn notifications_follow_their_bytes<A: Actor>(actor: &mut A, plan: RunPlan) -> Verdict {
     const TIMES: u64 = 30;
@@ -247,7 +285,7 @@ pub async fn notifications_follow_their_bytes<A: Actor>(actor: &mut A, plan: Run
     let mut open = Vec::new();
     for time in 0..TIMES {
         let message = Buffer::filled(content(plan.seed, me, next, time), LEN);
-        let verb = RemoteVerb::Put { notify: true };
+        let verb = RemoteVerb::Put { notify: true, complete: CompleteAt::Origin };
         let put = actor.remote(&keys[next as usize], time * LEN as u64, verb, message).map_err(text)?;
         open.push(put);
         actor.turn().await;

@@ -42,6 +42,7 @@ pub(crate) enum Event {
     Own,
     /// Operations on another rank's region; notifications that were waited for; active messages.
     Put,
+    Delivered,
     Get,
     Atomic,
     Flush,
@@ -90,7 +91,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 56] = [
+const EVENTS: [(Event, &str); 57] = [
     (Event::Eager, "eager"),
     (Event::Rts, "RTS"),
     (Event::Cts, "CTS"),
@@ -118,6 +119,7 @@ const EVENTS: [(Event, &str); 56] = [
     (Event::Cancelled, "cancelled"),
     (Event::Own, "to itself"),
     (Event::Put, "put"),
+    (Event::Delivered, "delivered"),
     (Event::Get, "got"),
     (Event::Atomic, "fetched"),
     (Event::Flush, "flushed"),

@@ -2,6 +2,7 @@
 
 mod account;
 mod arrays;
+mod delivered;
 mod forged;
 mod keys;
 mod random;
@@ -10,7 +11,8 @@ use std::vec;
 use std::vec::Vec;
 
 use crate::engine::rma::{
-    Access, Addressing, Datatype, ExposeError, Reduction, Refusal, RegionId, RemoteKey, Target, WINDOW,
+    Access, Addressing, Comparison, CompleteAt, Datatype, ExposeError, Reduction, Refusal, RegionId,
+    RemoteKey, Target, WINDOW,
 };
 use crate::engine::tests::world::{AMPLE, REGIONS, RequestHandle, World, WorldRoom};
 use crate::engine::{CompletionError, Failure, RequestId, StartError, Status};
@@ -44,7 +46,7 @@ impl World<'_> {
         bytes: &[u8],
     ) -> Result<RequestHandle, StartError> {
         let (loan, buf) = self.lender.send(from, bytes.to_vec());
-        let started = self.engine(from).put(&Target { key, offset }, buf, false);
+        let started = self.engine(from).put(&Target { key, offset }, buf, false, CompleteAt::Origin);
         self.handle(from, loan, started)
     }
 
@@ -79,11 +81,12 @@ impl World<'_> {
         from: PeerId,
         (key, offset): (&RemoteKey, u64),
         datatype: Datatype,
-        [expected, value]: [u64; 2],
+        values: [u64; 2],
     ) -> Result<RequestHandle, StartError> {
         let (loan, mut old) = self.lender.receive(from, datatype.bytes());
         let target = Target { key, offset };
-        let started = self.engine(from).compare_swap(&target, datatype, expected, value, &mut old);
+        let started =
+            self.engine(from).compare_swap(&target, (datatype, Comparison::Equal), values, &mut old);
         self.handle(from, loan, started)
     }
 
@@ -96,7 +99,8 @@ impl World<'_> {
         operands: &[u8],
     ) -> Result<RequestHandle, StartError> {
         let (loan, buf) = self.lender.send(from, operands.to_vec());
-        let started = self.engine(from).accumulate(&Target { key, offset }, datatype, reduction, buf);
+        let target = Target { key, offset };
+        let started = self.engine(from).accumulate(&target, (datatype, reduction), buf, CompleteAt::Origin);
         self.handle(from, loan, started)
     }
 
@@ -379,8 +383,9 @@ fn lists_are_refused_as_buffers_of_one_sided_operations() {
         let (_, empty) = world.lender.send(0, vec![]);
         let refused = Some(StartError::List);
         let engine = world.engine(0);
-        assert_eq!(engine.put(&target, list.alias(), false).err(), refused);
-        assert_eq!(engine.accumulate(&target, Datatype::U64, Reduction::Sum, list.alias()).err(), refused);
+        assert_eq!(engine.put(&target, list.alias(), false, CompleteAt::Origin).err(), refused);
+        let sum = (Datatype::U64, Reduction::Sum);
+        assert_eq!(engine.accumulate(&target, sum, list.alias(), CompleteAt::Origin).err(), refused);
         assert_eq!(engine.get(&target, &mut room).err(), refused);
         assert_eq!(room.len(), 800, "the caller keeps the buffer");
         assert_eq!(engine.send_active(owner, 1, list.alias(), empty.alias()).err(), refused);
@@ -465,7 +470,7 @@ fn notifications_arrive_after_the_bytes_and_complete_waiting_requests() {
     let (one, two, far) = (wait(&mut world, 1), wait(&mut world, 2), wait(&mut world, 9));
     let notify = |world: &mut World<'_>, from, bytes: Vec<u8>| {
         let (loan, buf) = world.lender.send(from, bytes);
-        let started = world.engine(from).put(&Target { key: &key, offset: 0 }, buf, true);
+        let started = world.engine(from).put(&Target { key: &key, offset: 0 }, buf, true, CompleteAt::Origin);
         world.handle(from, loan, started).unwrap()
     };
     let long = notify(&mut world, 0, vec![3; BYTES]);

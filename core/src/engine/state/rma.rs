@@ -36,7 +36,7 @@ pub(in crate::engine) struct RmaState {
     pub(in crate::engine) awaited: List,
     /// Number of requests in `awaited`.
     pub(in crate::engine) in_flight: u32,
-    /// Puts and accumulates sent, and how many of them a flush has confirmed.
+    /// Puts and accumulates sent that are not answered, and how many of them a flush has confirmed.
     pub(in crate::engine) issued: u64,
     pub(in crate::engine) flushed: u64,
     /// Replies of this process that wait for space, in order.
@@ -44,6 +44,8 @@ pub(in crate::engine) struct RmaState {
     pub(in crate::engine) reply_count: u32,
     /// The first reason and the number of refusals to the peer since its last flush.
     pub(in crate::engine) refused: Option<(Refusal, u64)>,
+    /// The first refusal of a packet of the peer's put or accumulate that is confirmed with its last packet.
+    pub(in crate::engine) unconfirmed: Option<Refusal>,
     /// The puts and accumulates of the peer that were executed here, in packets, and how many of them were reported
     /// to it.
     pub(in crate::engine) executed: u64,
@@ -95,8 +97,8 @@ pub(in crate::engine) struct RemoteOperation {
 /// The data that an operation transfers.
 #[derive(Debug)]
 pub(in crate::engine) enum Body {
-    /// Bytes or operands to send; `sent` bytes have left.
-    Out { buf: SendBuf, sent: usize },
+    /// Bytes or operands to send; `sent` bytes have left. `awaited`: all have, and the target answers.
+    Out { buf: SendBuf, sent: usize, awaited: bool },
     /// Bytes or an old value to receive, of which `received` bytes have arrived; and operands.
     In { buf: RecvBuf, received: usize, awaited: bool, value: u64, expected: u64 },
     /// Operands to send, and a buffer for the old values, of which `received` bytes have arrived. `open` packets are
@@ -145,9 +147,8 @@ impl RemoteOperation {
 
     pub(in crate::engine) const fn is_awaited(&self) -> bool {
         match self.body {
-            Body::In { awaited, .. } | Body::Nothing { awaited, .. } => awaited,
+            Body::Out { awaited, .. } | Body::In { awaited, .. } | Body::Nothing { awaited, .. } => awaited,
             Body::Both { open, .. } => open > 0,
-            Body::Out { .. } => false,
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::port::{PacketPort, PortFault};
 use crate::shared::layout::Geometry;
 use crate::shared::tests::fabric::{Fabric, FabricRegion, tiny};
 use crate::shared::tests::{Rng, contents, portion};
-use crate::wire::rma::{Head, RmaOperation, Verb};
+use crate::wire::rma::{Comparison, Confirm, Head, RmaOperation, Verb};
 use crate::wire::{Envelope, Kind};
 
 pub(super) fn forge(
@@ -29,7 +29,7 @@ pub(super) fn forge(
     world.engine(0).failure(1)
 }
 
-fn protocol(kind: Kind) -> Option<Failure> {
+pub(super) fn protocol(kind: Kind) -> Option<Failure> {
     Some(Failure::Fault(PortFault::Protocol { kind }))
 }
 
@@ -42,9 +42,13 @@ fn malformed_requests_are_faults() {
         (0, &good),
         (8, &good[..16]),
         (15, &good[..16]),
-        (code(RmaOperation::Put) | 1 << 13, &good[..16]),
-        (code(RmaOperation::Put) | 9 << 4, &good[..16]),
-        (code(RmaOperation::Put) | 6 << 8, &good[..16]),
+        (code(RmaOperation::Put) | 1 << 15, &good[..16]),
+        (code(RmaOperation::Put) | 3 << 13, &good[..16]),
+        (code(RmaOperation::Get) | 1 << 13, &good[..24]),
+        (code(RmaOperation::Flush) | 2 << 13, &[]),
+        (code(RmaOperation::Put) | 12 << 4, &good[..16]),
+        (code(RmaOperation::CompareSwap) | 7 << 4, &good[..32]),
+        (code(RmaOperation::Put) | 10 << 8, &good[..16]),
         (code(RmaOperation::Put), &good[..15]),
         (code(RmaOperation::Put), &[]),
         (code(RmaOperation::Accumulate), &good[..19]),
@@ -96,7 +100,20 @@ fn random_requests_access_only_exposed_memory() {
             RmaOperation::FetchAccumulate,
         ]);
         let (reduction, datatype) = (rng.pick(&Reduction::ALL), rng.pick(&Datatype::ALL));
-        let verb = Verb { operation, reduction, datatype, notify: rng.one_in(2) };
+        let compares = operation == RmaOperation::CompareSwap;
+        let verb = Verb {
+            operation,
+            reduction: if compares { Reduction::Sum } else { reduction },
+            datatype,
+            comparison: if compares { rng.pick(&Comparison::ALL) } else { Comparison::Equal },
+            notify: rng.one_in(2),
+            confirm: match operation {
+                RmaOperation::Put | RmaOperation::Accumulate => {
+                    rng.pick(&[Confirm::No, Confirm::Later, Confirm::Now])
+                }
+                _ => Confirm::No,
+            },
+        };
         let mut bytes = head.encode()[..verb.head_bytes()].to_vec();
         if matches!(operation, RmaOperation::Put | RmaOperation::Accumulate) {
             bytes.extend(contents(1, 8 * rng.below(20)));
