@@ -17,8 +17,8 @@
  *                     of several runs: isendv, irecvv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv
  *   Requests          test, wait, wait_all, cancel, progress; event loops: event_fd, arm, disarm
  *   Active messages   set_handler, nemesia_incoming_reply, send_active, isend_active, active_bytes, unhandled
- *   One-sided         expose, expose_as, allocate, unexpose, remote_key, path, iput, iget, iaccumulate, ifetch, ifetch_accumulate,
- *                     icompare_swap, iflush, flush, fence, notifications, inotified
+ *   One-sided         expose, expose_as, allocate, unexpose, remote_key, path, put, get, iput, iget, iaccumulate, ifetch,
+ *                     ifetch_accumulate, icompare_swap, nemesia_atomic_supported, iflush, flush, fence, notifications, inotified
  *   Collective        barrier, agree, shrink
  *   Failed peers      peer_failure, acknowledge_failures, incarnation, restarted, readmit
  *   Observation       counters, call_tree
@@ -392,6 +392,26 @@
 #define NEMESIA_TYPE_F64 5
 
 /**
+ * The type int8_t.
+ */
+#define NEMESIA_TYPE_I8 6
+
+/**
+ * The type uint8_t.
+ */
+#define NEMESIA_TYPE_U8 7
+
+/**
+ * The type int16_t.
+ */
+#define NEMESIA_TYPE_I16 8
+
+/**
+ * The type uint16_t.
+ */
+#define NEMESIA_TYPE_U16 9
+
+/**
  * Addition; integers wrap.
  */
 #define NEMESIA_OP_SUM 0
@@ -437,6 +457,33 @@
 #define NEMESIA_OP_NOTHING 8
 
 /**
+ * Logical and: 1 if neither is 0, else 0.
+ */
+#define NEMESIA_OP_LOGICAL_AND 9
+
+/**
+ * Logical or: 1 if one is not 0, else 0.
+ */
+#define NEMESIA_OP_LOGICAL_OR 10
+
+/**
+ * Logical exclusive or: 1 if exactly one is not 0, else 0.
+ */
+#define NEMESIA_OP_LOGICAL_XOR 11
+
+/**
+ * In `flags` of a put: the notification count of the region is incremented when the bytes are there.
+ */
+#define NEMESIA_RMA_NOTIFY 1
+
+/**
+ * In `flags` of a put or an accumulate: the operation is complete when it is done at the owner of the region, and
+ * reports a refusal of the owner itself. It needs no flush. If the region is not mapped here, it takes one message
+ * of the owner, which must make progress.
+ */
+#define NEMESIA_RMA_DELIVERED 2
+
+/**
  * In place of a rank: every rank.
  */
 #define NEMESIA_ALL_RANKS -1
@@ -465,6 +512,41 @@
  * In `flags` of `nemesia_endpoint_expose_as`: peers name the bytes of the region by their address in this process.
  */
 #define NEMESIA_EXPOSE_BY_ADDRESS 2
+
+/**
+ * Compare and swap: if the bits of the expected value and of the value in memory are equal.
+ */
+#define NEMESIA_COMPARE_EQUAL 16
+
+/**
+ * Compare and swap: if the bits of the expected value and of the value in memory differ.
+ */
+#define NEMESIA_COMPARE_NOT_EQUAL 17
+
+/**
+ * Compare and swap: if the expected value is less than the value in memory, or equal. A NaN is in no order.
+ */
+#define NEMESIA_COMPARE_LESS_OR_EQUAL 18
+
+/**
+ * Compare and swap: if the expected value is less than the value in memory.
+ */
+#define NEMESIA_COMPARE_LESS 19
+
+/**
+ * Compare and swap: if the expected value is greater than the value in memory, or equal.
+ */
+#define NEMESIA_COMPARE_GREATER_OR_EQUAL 20
+
+/**
+ * Compare and swap: if the expected value is greater than the value in memory.
+ */
+#define NEMESIA_COMPARE_GREATER 21
+
+/**
+ * Compare and swap: always, but only the bits that are set in the expected value; integers only.
+ */
+#define NEMESIA_COMPARE_MASKED 22
 
 /**
  * The settings of an endpoint: variables with values, with the names of the environment and of configuration
@@ -2037,14 +2119,15 @@ int32_t nemesia_endpoint_path(struct nemesia_endpoint *endpoint,
 
 /**
  * Starts to write bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait`
- * completes it, when the caller may reuse the buffer. A flush ensures that the bytes are in the region.
+ * completes it, when the caller may reuse the buffer. NEMESIA_RMA_DELIVERED or a flush ensures that the bytes are
+ * in the region.
  *
  * - `endpoint`: an open endpoint.
  * - `key`: the key of the region, which may be one of this process.
  * - `offset`: the position in the region, in bytes; if the region is exposed by address, the address in the owner's
  *   memory.
  * - `buffer`, `len`: the bytes; `buffer` may be NULL if `len` is 0.
- * - `notify`: whether the notification count of the region is incremented when the bytes are there.
+ * - `flags`: NEMESIA_RMA_NOTIFY, NEMESIA_RMA_DELIVERED, both, or 0.
  * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the request is complete already.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key shows that the owner would refuse it;
@@ -2058,7 +2141,7 @@ int32_t nemesia_endpoint_iput(struct nemesia_endpoint *endpoint,
                               uint64_t offset,
                               const void *buffer,
                               size_t len,
-                              bool notify,
+                              uint32_t flags,
                               uint64_t *out_request);
 
 /**
@@ -2086,14 +2169,15 @@ int32_t nemesia_endpoint_iget(struct nemesia_endpoint *endpoint,
 
 /**
  * Starts to combine an array of operands into an array of values of another process; atomic for each value.
- * The request is complete when the caller may reuse the operands. A flush ensures that the operation is
- * done. The operations of one process on another are executed in order.
+ * The request is complete when the caller may reuse the operands. NEMESIA_RMA_DELIVERED or a flush ensures that the
+ * operation is done. The operations of one process on another are executed in order.
  *
  * - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The address of the first
  *   value must be a multiple of its size.
  * - `datatype`: NEMESIA_TYPE_...
  * - `op`: NEMESIA_OP_...
  * - `operands`, `count`: `count` values of that type; may be NULL if `count` is 0.
+ * - `flags`: NEMESIA_RMA_DELIVERED or 0.
  *
  * Returns: as `nemesia_endpoint_iput`; NEMESIA_ERR_UNDEFINED if the operation is not defined for the type.
  * Ownership: as for `nemesia_endpoint_iput`.
@@ -2106,6 +2190,7 @@ int32_t nemesia_endpoint_iaccumulate(struct nemesia_endpoint *endpoint,
                                      uint32_t op,
                                      const void *operands,
                                      size_t count,
+                                     uint32_t flags,
                                      uint64_t *out_request);
 
 /**
@@ -2179,6 +2264,21 @@ int32_t nemesia_endpoint_inotified(struct nemesia_endpoint *endpoint,
                                    uint64_t *out_request);
 
 /**
+ * Writes whether an atomic operation is defined for a type. All that are defined are supported, with every kind of
+ * memory and by every path.
+ *
+ * - `datatype`: NEMESIA_TYPE_...
+ * - `op`: NEMESIA_OP_... of an accumulate or a fetch, or NEMESIA_COMPARE_... of a compare and swap.
+ * - `out_supported`: written on success; false also for a number that this version has no type or operation for.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: any.
+ */
+int32_t nemesia_atomic_supported(uint32_t datatype,
+                                 uint32_t op,
+                                 bool *out_supported);
+
+/**
  * Starts to combine one operand into one value of another process, atomically, and to fetch the old value.
  *
  * - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
@@ -2227,10 +2327,11 @@ int32_t nemesia_endpoint_ifetch_accumulate(struct nemesia_endpoint *endpoint,
                                            uint64_t *out_request);
 
 /**
- * Starts to replace one value of another process if its bits equal the expected ones, atomically, and to
+ * Starts to replace one value of another process if it compares with the expected one as stated, atomically, and to
  * fetch the old value.
  *
  * - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
+ * - `op`: NEMESIA_COMPARE_...
  * - `expected`, `value`: one value of that type each.
  *
  * Returns: as `nemesia_endpoint_ifetch`.
@@ -2241,6 +2342,7 @@ int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
                                        const struct nemesia_remote_key *key,
                                        uint64_t offset,
                                        uint32_t datatype,
+                                       uint32_t op,
                                        const void *expected,
                                        const void *value,
                                        void *out_old,

@@ -118,6 +118,16 @@ fn regions_are_used_by_a_chosen_key_and_by_address() -> Result<(), String> {
 }
 
 #[test]
+fn atomic_operations_work_on_small_values_and_are_queried() -> Result<(), String> {
+    two("remote", "atomic_operations_work_on_small_values_and_are_queried", "atomics")
+}
+
+#[test]
+fn delivered_and_waiting_operations_are_done_on_return() -> Result<(), String> {
+    two("remote", "delivered_and_waiting_operations_are_done_on_return", "blocking")
+}
+
+#[test]
 fn each_refusal_has_its_code() -> Result<(), String> {
     two("remote", "each_refusal_has_its_code", "refusals")
 }

@@ -274,6 +274,107 @@ static void refusals(void) {
     CHECK(memory[0] == 0);
 }
 
+/* Small types, logical operations, comparisons, and the query. */
+static void atomics(void) {
+    static const uint32_t types[] = {NEMESIA_TYPE_I8, NEMESIA_TYPE_U8, NEMESIA_TYPE_I16, NEMESIA_TYPE_U16};
+    static uint64_t memory[8];
+    uint64_t region, request = 99;
+    uint32_t type, op;
+    nemesia_remote_key key;
+    bool is = false;
+    OK(nemesia_endpoint_expose(endpoint, memory, sizeof memory, NEMESIA_ACCESS_READ_WRITE, &region));
+    key = exchange(region);
+    for (type = 0; type < 12; type++) {
+        for (op = 0; op < 30; op++) {
+            const bool exists = type < 10 && (op < 12 || (op >= NEMESIA_COMPARE_EQUAL && op <= NEMESIA_COMPARE_MASKED));
+            const bool integer = type != NEMESIA_TYPE_F32 && type != NEMESIA_TYPE_F64;
+            const bool bits = (op >= NEMESIA_OP_AND && op <= NEMESIA_OP_XOR) || op == NEMESIA_COMPARE_MASKED;
+            OK(nemesia_atomic_supported(type, op, &is));
+            CHECK(is == (exists && (integer || !bits)));
+        }
+    }
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_atomic_supported(0, 0, NULL));
+    for (type = 0; type < 4; type++) {
+        /* Each value lies in a word of its own, between bytes that stay. */
+        const size_t width = type < 2 ? 1 : 2;
+        const uint64_t at = 8 * (uint64_t)type + 4;
+        int16_t two = 2, old = 0x7777, seven = 7;
+        OK(nemesia_endpoint_iaccumulate(endpoint, &key, at, types[type], NEMESIA_OP_SUM, &two, 1, NEMESIA_RMA_DELIVERED,
+                                        &request));
+        wait_for(request);
+        OK(nemesia_endpoint_ifetch(endpoint, &key, at, types[type], NEMESIA_OP_LOGICAL_AND, &seven, &old, &request));
+        wait_for(request);
+        CHECK((width == 1 ? old & 0xff : old) == 2);
+        CHECK(width == 2 || (old & 0xff00) == 0x7700);
+        /* 1 < the value 1? No. 0 < 1? Yes. */
+        old = 0;
+        two = 1;
+        OK(nemesia_endpoint_icompare_swap(endpoint, &key, at, types[type], NEMESIA_COMPARE_LESS, &two, &seven, &old,
+                                          &request));
+        wait_for(request);
+        CHECK(old == 1);
+        two = 0;
+        OK(nemesia_endpoint_icompare_swap(endpoint, &key, at, types[type], NEMESIA_COMPARE_LESS, &two, &seven, &old,
+                                          &request));
+        wait_for(request);
+        CHECK(old == 1);
+        OK(nemesia_endpoint_get(endpoint, &key, at, width, &old));
+        CHECK(old == 7);
+    }
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_icompare_swap(endpoint, &key, 0, NEMESIA_TYPE_I8, NEMESIA_OP_SUM, &is,
+                                                               &is, &is, &request));
+    GIVES(NEMESIA_ERR_UNDEFINED, nemesia_endpoint_icompare_swap(endpoint, &key, 0, NEMESIA_TYPE_F64,
+                                                                NEMESIA_COMPARE_MASKED, memory, memory, memory + 7,
+                                                                &request));
+    barrier();
+    for (type = 0; type < 4; type++) CHECK(memory[type] == (uint64_t)7 << 32);
+}
+
+/* Calls that wait, and operations that are complete at the owner: a message that follows proves it. */
+static void blocking(void) {
+    static unsigned char memory[LARGE], sent[LARGE], received[LARGE];
+    uint64_t region, request = 99, count = 0;
+    nemesia_remote_key key, forged;
+    int64_t one = 1;
+    size_t at;
+    int round;
+    OK(nemesia_endpoint_expose(endpoint, memory, sizeof memory, NEMESIA_ACCESS_READ_WRITE, &region));
+    key = exchange(region);
+    for (round = 0; round < 5; round++) {
+        for (at = 0; at < LARGE; at++) sent[at] = (unsigned char)(at * 5 + (size_t)(rank + round));
+        OK(nemesia_endpoint_put(endpoint, &key, 0, sent, LARGE, NEMESIA_RMA_NOTIFY | NEMESIA_RMA_DELIVERED));
+        barrier();
+        for (at = 0; at < LARGE; at++) CHECK(memory[at] == (unsigned char)(at * 5 + (size_t)(peer + round)));
+        OK(nemesia_endpoint_notifications(endpoint, region, &count));
+        CHECK(count == (uint64_t)round + 1);
+        OK(nemesia_endpoint_get(endpoint, &key, 0, LARGE, received));
+        CHECK(memcmp(sent, received, LARGE) == 0);
+        barrier();
+    }
+    OK(nemesia_endpoint_put(endpoint, &key, 0, NULL, 0, 0));
+    OK(nemesia_endpoint_get(endpoint, &key, 0, 0, NULL));
+    /* The call reports what its owner refuses, and a flush does not repeat it. */
+    forged = key;
+    forged.key ^= 1;
+    GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_put(endpoint, &forged, 0, sent, LARGE, NEMESIA_RMA_DELIVERED));
+    CHECK(nemesia_last_error_rank() == peer);
+    GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_get(endpoint, &forged, 0, 8, received));
+    OK(nemesia_endpoint_iaccumulate(endpoint, &forged, 0, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, &one, 1,
+                                    NEMESIA_RMA_DELIVERED, &request));
+    GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+    OK(nemesia_endpoint_flush(endpoint, peer));
+    OK(nemesia_endpoint_put(endpoint, &forged, 0, sent, 8, 0));
+    GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_flush(endpoint, peer));
+    GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_put(endpoint, &key, 1, sent, LARGE, 0));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_put(endpoint, &key, 0, sent, 8, 4));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_put(endpoint, NULL, 0, sent, 8, 0));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_put(endpoint, &key, 0, NULL, 8, 0));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_get(endpoint, &key, 0, 8, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iaccumulate(endpoint, &key, 0, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, &one,
+                                                             1, NEMESIA_RMA_NOTIFY, &request));
+    barrier();
+}
+
 /* Regions by a chosen key, without any exchange of keys, and by address. */
 static void keys(void) {
     static int64_t memory[8], other[8];
@@ -346,6 +447,8 @@ int main(int argc, char **argv) {
     } cases[] = {{"active", active}, {"one-sided", one_sided},
                  {"messages-in-allocated-memory", messages_in_allocated_memory},
                  {"keys", keys},
+                 {"atomics", atomics},
+                 {"blocking", blocking},
                  {"refusals", refusals}};
     size_t at;
     OK(nemesia_endpoint_open(NULL, &endpoint));
