@@ -2264,6 +2264,39 @@ int32_t nemesia_endpoint_inotified(struct nemesia_endpoint *endpoint,
                                    uint64_t *out_request);
 
 /**
+ * Writes bytes into a region of another process, and waits until the caller may reuse the buffer; with
+ * NEMESIA_RMA_DELIVERED, until the bytes are in the region.
+ *
+ * - `endpoint`, `key`, `offset`, `buffer`, `len`, `flags`: as for `nemesia_endpoint_iput`.
+ *
+ * Returns: as `nemesia_endpoint_iput`. With NEMESIA_RMA_DELIVERED, also a refusal of the owner: NEMESIA_ERR_KEY,
+ * _BOUNDS or _ACCESS. Without it, a flush reports that refusal.
+ * Ownership: the caller may reuse the buffer after the return.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_put(struct nemesia_endpoint *endpoint,
+                             const struct nemesia_remote_key *key,
+                             uint64_t offset,
+                             const void *buffer,
+                             size_t len,
+                             uint32_t flags);
+
+/**
+ * Reads bytes from a region of another process, and waits until they are there.
+ *
+ * - `endpoint`, `key`, `offset`, `len`, `out_buffer`: as for `nemesia_endpoint_iget`.
+ *
+ * Returns: as `nemesia_endpoint_iget`; also a refusal of the owner: NEMESIA_ERR_KEY, _BOUNDS or _ACCESS.
+ * Ownership: the caller owns the buffer, and no other code uses it before the return.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_get(struct nemesia_endpoint *endpoint,
+                             const struct nemesia_remote_key *key,
+                             uint64_t offset,
+                             size_t len,
+                             void *out_buffer);
+
+/**
  * Writes whether an atomic operation is defined for a type. All that are defined are supported, with every kind of
  * memory and by every path.
  *

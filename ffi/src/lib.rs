@@ -24,6 +24,7 @@
 //! | `running` | the active messages whose handlers run in this thread |
 //! | [`rma`] | one-sided operations |
 //! | [`fetch`] | one-sided operations that return the old values |
+//! | [`region`] | memory that peers may use |
 //! | [`put_get`] | puts and gets that wait |
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
 //! | [`context`] | sends and receives in a matching context; send modes |
@@ -53,6 +54,7 @@ pub mod observe;
 pub mod probe;
 pub mod put_get;
 mod rank;
+pub mod region;
 mod request;
 pub mod restart;
 pub mod rma;

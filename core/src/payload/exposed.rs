@@ -142,8 +142,8 @@ impl Exposed {
         true
     }
 
-    /// Changes the one, two, four or eight aligned bytes at `at` in one atomic step and returns the old value. `None`, without
-    /// any effect, if they are not in the memory or not aligned.
+    /// Changes the one, two, four or eight aligned bytes at `at` in one atomic step and returns the old value. `None`,
+    /// without any effect, if they are not in the memory or not aligned.
     pub fn update(&mut self, at: usize, bytes: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
         if at.checked_add(bytes)? > self.len || !self.is_aligned(at, bytes) {
             return None;

@@ -28,8 +28,8 @@
 //!
 //! **Reply.** Its tag is the request's, its context the code of a [`Refusal`], or 0. The payload of a get is
 //! the next requested bytes, in one packet or several; of fetch, and compare and swap, the old value in the bytes
-//! of its type; of a confirmed put or accumulate, nothing: the code is that of its first refused packet; of fetch and accumulate, as many old values as there were operands, or a refusal for each packet;
-//! of a flush, one word: the number of requests refused since the last flush, of which the first was refused
+//! of its type; of a confirmed put or accumulate, nothing: the code is that of its first refused packet; of fetch
+//! and accumulate, as many old values as there were operands, or a refusal for each packet; of a flush, one word: the number of requests refused since the last flush, of which the first was refused
 //! for the reason in the context. Other refusals have no payload, and end the request.
 //!
 //! **Account.** An unrequested reply from a target that leaves. Bit 15 of its context is set; bits 0-14 are

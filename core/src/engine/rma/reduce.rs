@@ -5,8 +5,8 @@ use core::cmp::Ordering;
 
 use crate::wire::rma::{Comparison, Datatype, Reduction};
 
-/// Returns the value combined with an operand. Shorter types use the low bytes, and the others are 0 in the result. If the type does not allow
-/// the reduction, the value is unchanged.
+/// Returns the value combined with an operand. Shorter types use the low bytes, and the others are 0 in the result. If
+/// the type does not allow the reduction, the value is unchanged.
 #[inline]
 pub fn combine(datatype: Datatype, reduction: Reduction, value: u64, operand: u64) -> u64 {
     match datatype {
