@@ -362,6 +362,16 @@
 #define NEMESIA_ACCESS_READ_WRITE 3
 
 /**
+ * In `flags` of `nemesia_endpoint_expose_as`: the caller chooses the key.
+ */
+#define NEMESIA_EXPOSE_KEY 1
+
+/**
+ * In `flags` of `nemesia_endpoint_expose_as`: peers name the bytes of the region by their address in this process.
+ */
+#define NEMESIA_EXPOSE_BY_ADDRESS 2
+
+/**
  * The type int32_t.
  */
 #define NEMESIA_TYPE_I32 0
@@ -502,16 +512,6 @@
  * `nemesia_endpoint_path`: operations are sent as packets, which the owner executes when it makes progress.
  */
 #define NEMESIA_PATH_PACKETS 2
-
-/**
- * In `flags` of `nemesia_endpoint_expose_as`: the caller chooses the key.
- */
-#define NEMESIA_EXPOSE_KEY 1
-
-/**
- * In `flags` of `nemesia_endpoint_expose_as`: peers name the bytes of the region by their address in this process.
- */
-#define NEMESIA_EXPOSE_BY_ADDRESS 2
 
 /**
  * Compare and swap: if the bits of the expected value and of the value in memory are equal.
