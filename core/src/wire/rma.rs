@@ -27,15 +27,22 @@
 //! target must answer.
 //!
 //! **Reply.** Its tag is the request's, its context the code of a [`Refusal`], or 0. The payload of a get is
-//! the next requested bytes, in one packet or several; of fetch, and compare and swap, the old value in the bytes
-//! of its type; of a confirmed put or accumulate, nothing: the code is that of its first refused packet; of fetch
-//! and accumulate, as many old values as there were operands, or a refusal for each packet; of a flush, one word: the number of requests refused since the last flush, of which the first was refused
+//! the next requested bytes, in one packet or several; of fetch, and compare and swap, the old value in the
+//! bytes of its type; of a confirmed put or accumulate, nothing: the code is that of its first refused
+//! packet; of fetch and accumulate, as many old values as there were operands, or a refusal for each packet;
+//! of a flush, one word: the number of requests refused since the last flush, of which the first was refused
 //! for the reason in the context. Other refusals have no payload, and end the request.
 //!
+//! **Confirmation.** Each packet of a put or accumulate that the target must answer is marked: the last one as
+//! [`Confirm::Now`], with the origin's request as its tag, and the others as [`Confirm::Later`]. The target answers the
+//! last one when it is executed or refused. It does not report refusals of these packets to a flush, and they do not
+//! count in an account. The answered packet counts against the window.
+//!
 //! **Account.** An unrequested reply from a target that leaves. Bit 15 of its context is set; bits 0-14 are
-//! the code of a [`Refusal`], or 0. Its tag is the number of puts and accumulates, in packets, that the
-//! target has executed or refused since the connection began. Its payload is one word, as in the reply to a
-//! flush. Without it, a flush that is started after the target has left could not determine what is done.
+//! the code of a [`Refusal`], or 0. Its tag is the number of puts and accumulates, in packets that are not
+//! confirmed, that the target has executed or refused since the connection began. Its payload is one word, as
+//! in the reply to a flush. Without it, a flush that is started after the target has left could not determine
+//! what is done.
 //!
 //! **Remote key.** Four words. Word 0: bits 0-15 [`KEY_VERSION`], 16-23 [`Access`], 32-63 the region's share:
 //! 0, or one more than the number of the owner's descriptor of a shared region. Word 1: the key. Word 2: bytes
