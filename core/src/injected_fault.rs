@@ -31,6 +31,8 @@ pub enum InjectedFault {
     ForgetFlush,
     /// A flush counts operations as done that were sent to a process which has left.
     AssumeDone,
+    /// A put that completes at its target is complete when it has left.
+    ForgetConfirm,
     /// A put overtakes the answer to a get in spite of the fence between them.
     ForgetFence,
     /// A packet that is not eager is not counted, and so appears to be eager.
@@ -97,7 +99,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 41] = [
+    pub const ALL: [InjectedFault; 42] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -108,6 +110,7 @@ impl InjectedFault {
         InjectedFault::DropWhole,
         InjectedFault::ForgetFlush,
         InjectedFault::AssumeDone,
+        InjectedFault::ForgetConfirm,
         InjectedFault::ForgetFence,
         InjectedFault::ForgetCount,
         InjectedFault::KeepAllowance,

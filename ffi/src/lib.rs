@@ -26,6 +26,8 @@
 //! | [`rma`] | one-sided operations |
 //! | [`room`] | the room for unexpected messages |
 //! | [`fetch`] | one-sided operations that return the old values |
+//! | [`region`] | memory that peers may use |
+//! | [`put_get`] | puts and gets that wait |
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
 //! | [`context`] | sends and receives in a matching context; send modes |
 //! | [`list`] | messages whose bytes lie in several runs |
@@ -53,7 +55,9 @@ pub mod memory;
 mod now;
 pub mod observe;
 pub mod probe;
+pub mod put_get;
 mod rank;
+pub mod region;
 mod request;
 pub mod restart;
 pub mod rma;

@@ -54,7 +54,7 @@ pub const NEMESIA_ERR_PANIC: i32 = -14;
 /// The library reports an error that this version of the header has no code for.
 pub const NEMESIA_ERR_UNKNOWN: i32 = -15;
 
-/// A one-sided operation was refused: the region is not exposed, or the key is not its key. With this and the
+/// A one-sided operation was refused: no region is exposed with the key. With this and the
 /// next four codes, `nemesia_last_error_rank` returns the rank that owns the region. A flush reports the
 /// first refusal since the last flush.
 pub const NEMESIA_ERR_KEY: i32 = -16;
@@ -96,7 +96,10 @@ pub const NEMESIA_ERR_HANDLE: i32 = -29;
 /// endpoint here. Every function that takes an endpoint may return this.
 pub const NEMESIA_ERR_FORKED: i32 = -30;
 
-const NAMES: [(i32, &CStr); 33] = [
+/// Another region of this process is exposed with the key: unexpose it first, or choose another key.
+pub const NEMESIA_ERR_KEY_IN_USE: i32 = -31;
+
+const NAMES: [(i32, &CStr); 34] = [
     (NEMESIA_OK, c"NEMESIA_OK"),
     (NEMESIA_PENDING, c"NEMESIA_PENDING"),
     (NEMESIA_BUSY, c"NEMESIA_BUSY"),
@@ -121,6 +124,7 @@ const NAMES: [(i32, &CStr); 33] = [
     (NEMESIA_ERR_ALIGNMENT, c"NEMESIA_ERR_ALIGNMENT"),
     (NEMESIA_ERR_UNDEFINED, c"NEMESIA_ERR_UNDEFINED"),
     (NEMESIA_ERR_REGION, c"NEMESIA_ERR_REGION"),
+    (NEMESIA_ERR_KEY_IN_USE, c"NEMESIA_ERR_KEY_IN_USE"),
     (NEMESIA_ERR_TOO_LONG, c"NEMESIA_ERR_TOO_LONG"),
     (NEMESIA_ERR_REPLIES, c"NEMESIA_ERR_REPLIES"),
     (NEMESIA_ERR_EXCLUDED, c"NEMESIA_ERR_EXCLUDED"),
@@ -249,6 +253,7 @@ impl From<Error> for Fault {
                 Refusal::Undefined => NEMESIA_ERR_UNDEFINED,
             },
             Error::Region | Error::Regions { .. } => NEMESIA_ERR_REGION,
+            Error::KeyInUse { .. } => NEMESIA_ERR_KEY_IN_USE,
             Error::TooLong { .. } | Error::LongReply { .. } => NEMESIA_ERR_TOO_LONG,
             Error::Replies { .. } => NEMESIA_ERR_REPLIES,
             _ => NEMESIA_ERR_UNKNOWN,

@@ -52,14 +52,16 @@ use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::slab::{List, Slot};
 use nemesia_core::store::UNIT;
 
-pub use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
+pub use nemesia_core::engine::rma::{
+    Access, Addressing, Comparison, CompleteAt, Datatype, Reduction, Refusal,
+};
 
 pub use active::Incoming;
 pub use buffer::MessageBuffer;
 pub use group::{Agreed, Among, Ranking};
 pub use message::{Context, Message, Pending, Scope, ScopeContext};
 pub use observe::{Counters, EngineCounters, PeerCounters, WaitCounters};
-pub use one_sided::{KEY_BYTES, Path, Region, RemoteKey, Value};
+pub use one_sided::{ExposeOptions, KEY_BYTES, Path, Region, RemoteKey, Value};
 pub use shared::{LockedEndpoint, SharedEndpoint};
 pub use wait::Arm;
 

@@ -163,6 +163,12 @@ pub enum Error {
     /// This process has no such region.
     #[error("no such region: it was unexposed, or never exposed")]
     Region,
+    /// Another region of this process has the key.
+    #[error("another region is exposed with the key {key:#x}: unexpose it first, or choose another key")]
+    KeyInUse {
+        /// The key.
+        key: u64,
+    },
     /// Too many regions are exposed.
     #[error("{most} regions are exposed, and no more are allowed: unexpose some")]
     Regions {

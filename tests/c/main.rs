@@ -115,6 +115,21 @@ fn messages_are_sent_from_allocated_memory_and_received_into_it() -> Result<(), 
 }
 
 #[test]
+fn regions_are_used_by_a_chosen_key_and_by_address() -> Result<(), String> {
+    two("remote", "regions_are_used_by_a_chosen_key_and_by_address", "keys")
+}
+
+#[test]
+fn atomic_operations_work_on_small_values_and_are_queried() -> Result<(), String> {
+    two("remote", "atomic_operations_work_on_small_values_and_are_queried", "atomics")
+}
+
+#[test]
+fn delivered_and_waiting_operations_are_done_on_return() -> Result<(), String> {
+    two("remote", "delivered_and_waiting_operations_are_done_on_return", "blocking")
+}
+
+#[test]
 fn each_refusal_has_its_code() -> Result<(), String> {
     two("remote", "each_refusal_has_its_code", "refusals")
 }

@@ -8,10 +8,12 @@ use nemesia_core::wire::placement::{
 
 mod channel;
 mod list;
+mod one_sided;
 mod peer;
 
 pub use channel::channel_decoder;
 pub use list::list_of_runs;
+pub use one_sided::one_sided_decoder;
 pub use peer::placement_peer;
 
 /// A fuzz target.
@@ -24,11 +26,12 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 5] = [
     Target { name: "placement-decoder", run: placement_decoder },
     Target { name: "placement-peer", run: placement_peer },
     Target { name: "list-of-runs", run: list_of_runs },
     Target { name: "channel-decoder", run: channel_decoder },
+    Target { name: "one-sided-decoder", run: one_sided_decoder },
 ];
 
 /// Decodes the bytes as frames of the placement, and as a handshake. What is accepted must be encoded to the same

@@ -10,10 +10,12 @@
 //! | `shared.rs` | the shared endpoint and its waits |
 //! | `shared/guard.rs` | the lock, held; the slots of the threads that wait |
 //! | `shared/locked.rs` | the endpoint during a call that holds the lock |
+//! | `shared/one_sided.rs` | one-sided operations and active messages that wait |
 //! | `shared/race.rs` | a deliberate race, for `tests/sanitize` |
 
 mod guard;
 mod locked;
+mod one_sided;
 #[cfg(all(test, nemesia_race))]
 mod race;
 #[cfg(test)]

@@ -94,7 +94,7 @@ impl RestartPlace {
         self.endpoint.send(other, KEY, &key)?;
         let mut key = [0; KEY_BYTES];
         self.endpoint.recv(Source::Rank(other), Tag::Exactly(KEY), &mut key)?;
-        RemoteKey::from_bytes(&key).ok_or_else(|| Fault::Broken("not a key".into()))
+        RemoteKey::from_bytes(other, &key).ok_or_else(|| Fault::Broken("not a key".into()))
     }
 
     /// Checks that the memory of the present process can be used and that of the former process cannot.

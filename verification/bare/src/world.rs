@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 
-use nemesia_core::engine::rma::{Access, ExposedRegion, Reply, Target, WINDOW};
+use nemesia_core::engine::rma::{Access, Addressing, CompleteAt, ExposedRegion, Reply, Target, WINDOW};
 use nemesia_core::engine::{Engine, Lent, Peer, PeerSelection, Request, Storage, Tuning};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
@@ -162,10 +162,10 @@ pub(crate) unsafe fn exchange(memory: NonNull<u8>, length: usize) -> Option<u64>
     sender.test(large)?.ok()?;
     // SAFETY: as for the messages; the large message is complete, and its buffer is free.
     let memory = unsafe { Exposed::from_raw(to.as_ptr(), MESSAGE) };
-    let region = receiver.expose(memory, Access::ReadWrite, 1)?;
+    let region = receiver.expose(memory, Access::ReadWrite, 1, Addressing::Offset).ok()?;
     let key = receiver.remote_key(region)?;
     let target = Target { key: &key, offset: 0 };
-    let put = sender.put(&target, source, true).ok()?;
+    let put = sender.put(&target, source, true, CompleteAt::Target).ok()?;
     let flush = sender.flush(1).ok()?;
     for _ in 0..100 {
         sender.progress();

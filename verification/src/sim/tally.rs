@@ -42,6 +42,7 @@ pub(crate) enum Event {
     Own,
     /// Operations on another rank's region; notifications that were waited for; active messages.
     Put,
+    Delivered,
     Get,
     Atomic,
     Flush,
@@ -101,7 +102,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 65] = [
+const EVENTS: [(Event, &str); 66] = [
     (Event::Eager, "eager"),
     (Event::Rts, "RTS"),
     (Event::Cts, "CTS"),
@@ -129,6 +130,7 @@ const EVENTS: [(Event, &str); 65] = [
     (Event::Cancelled, "cancelled"),
     (Event::Own, "to itself"),
     (Event::Put, "put"),
+    (Event::Delivered, "delivered"),
     (Event::Get, "got"),
     (Event::Atomic, "fetched"),
     (Event::Flush, "flushed"),
