@@ -26,6 +26,8 @@
 //! | [`fetch`] | one-sided operations that return the old values |
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
 //! | [`context`] | sends and receives in a matching context; send modes |
+//! | [`operation`] | any operation, described by one structure |
+//! | [`completion`] | the completion queue, and many requests at once |
 //! | [`list`] | messages whose bytes lie in several runs |
 //! | [`observe`] | counters, and the call tree |
 //! | [`probe`] | probes |
@@ -37,6 +39,7 @@
 pub mod active;
 pub mod agree;
 pub mod boundary;
+pub mod completion;
 pub mod config;
 pub mod context;
 pub mod endpoint;
@@ -49,6 +52,7 @@ pub mod list;
 pub mod memory;
 mod now;
 pub mod observe;
+pub mod operation;
 pub mod probe;
 mod rank;
 mod request;

@@ -3,9 +3,9 @@
 use crate::toolchain::{lines, source};
 
 /// The modules with functions, in the order of the header.
-const MODULES: [&str; 16] = [
+const MODULES: [&str; 18] = [
     "status", "config", "exchange", "endpoint", "event", "transfer", "context", "list", "probe", "active",
-    "rma", "fetch", "agree", "observe", "restart", "memory",
+    "rma", "fetch", "operation", "completion", "agree", "observe", "restart", "memory",
 ];
 const HEADER: &str = "ffi/include/nemesia.h";
 

@@ -87,6 +87,10 @@ pub(super) enum Awaited<'a> {
     Shared(Request),
     /// A request, and after it the others.
     All(Request, Others<'a>),
+    /// Any one of these requests.
+    Any(Others<'a>),
+    /// An entry of the completion queue.
+    Completions,
     /// A message from this source.
     Message(Source),
     /// An event that does not depend on the room for messages.
@@ -266,6 +270,7 @@ impl Endpoint {
         let next = self.rest(wait)?;
         // Pending sends get their turn, however many packets come.
         if self.engine.has_work() && self.engine.progress().packets > 0 {
+            self.waiter.changes += 1;
             wait.renew();
             return Ok(WaitStage::Poll);
         }
@@ -313,14 +318,19 @@ impl Endpoint {
     /// Returns why a wait has to fail, if its message may be held back for want of room.
     pub(super) fn held_back(&self, awaited: Awaited<'_>) -> Option<Error> {
         let held = match awaited {
-            Awaited::Request(request) | Awaited::All(request, _) => {
-                self.engine.may_be_held(request.0) || self.engine.is_own_send_held(request.0)
-            }
+            Awaited::Request(request) | Awaited::All(request, _) => self.is_held_back(request),
+            Awaited::Any(requests) => (0..).map_while(requests).all(|request| self.is_held_back(request)),
+            Awaited::Completions => self.engine.are_completions_held(),
             Awaited::Shared(request) => self.engine.may_be_held(request.0),
             Awaited::Message(source) => self.engine.may_source_be_held(source),
             Awaited::Other => false,
         };
         held.then(|| self.ceiling())
+    }
+
+    /// Returns whether a request cannot complete before stored messages are received.
+    fn is_held_back(&self, request: Request) -> bool {
+        self.engine.may_be_held(request.0) || self.engine.is_own_send_held(request.0)
     }
 
     /// Ends the sleep of another thread of this process.
@@ -358,6 +368,7 @@ impl Endpoint {
         self.advance_net();
         let is_idle = self.arm_net();
         if self.engine.progress() != Progress::default() || !is_idle {
+            self.waiter.changes += 1;
             self.waiter.unpark();
             return None;
         }

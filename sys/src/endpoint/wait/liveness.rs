@@ -29,6 +29,7 @@ impl Endpoint {
         self.advance_net();
         let connection_requested = self.waiter.watch.was_called() || self.rejoin.is_busy();
         let changed = self.attend_net_rejoin() | (connection_requested && self.attend_rejoin());
+        self.waiter.changes += u64::from(changed || !self.leaving.is_empty());
         if self.leaving.is_empty() {
             return changed;
         }
