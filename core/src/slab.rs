@@ -269,7 +269,12 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
     /// Returns the values of those among the first `most` slots that are in use.
     pub fn first_used(&self, most: usize) -> impl Iterator<Item = &T> {
         let touched = most.min(self.fresh as usize);
-        self.slots.borrow().iter().take(touched).filter(|slot| slot.occupancy != Occupancy::Free).map(|slot| &slot.value)
+        self.slots
+            .borrow()
+            .iter()
+            .take(touched)
+            .filter(|slot| slot.occupancy != Occupancy::Free)
+            .map(|slot| &slot.value)
     }
 
     /// Returns the slot after this one in its list.

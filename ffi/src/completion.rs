@@ -388,7 +388,10 @@ mod tests {
             if calls > 1 { Err(Error::Stale) } else { Ok(some.len()) }
         };
         assert_eq!(fill(&mut places, &mut take), Ok(BATCH));
-        assert_eq!(fill(&mut places, take).map_err(|fault| fault.code()), Err(crate::status::NEMESIA_ERR_STALE));
+        assert_eq!(
+            fill(&mut places, take).map_err(|fault| fault.code()),
+            Err(crate::status::NEMESIA_ERR_STALE)
+        );
     }
 
     #[test]

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nemesia::{
-    Completion, Endpoint as Inner, Error, LockedEndpoint, Message, Request, SharedEndpoint, Source, Status, Tag,
+    Completion, Endpoint as Inner, Error, LockedEndpoint, Message, Request, SharedEndpoint, Source, Status,
+    Tag,
 };
 
 use crate::completion::RequestNumber;

@@ -112,7 +112,8 @@ unsafe impl Versioned for Operation {
 }
 
 const _: () = assert!(
-    size_of::<Operation>() == 20 * size_of::<u64>() && std::mem::offset_of!(Operation, tag) == 6 * size_of::<u64>()
+    size_of::<Operation>() == 20 * size_of::<u64>()
+        && std::mem::offset_of!(Operation, tag) == 6 * size_of::<u64>()
 );
 
 /// Starts any operation. The plain functions, such as `nemesia_endpoint_isend`, do the same for the plain cases.
@@ -172,9 +173,9 @@ unsafe fn start(endpoint: &mut Inner, operation: &Operation, is_queued: bool) ->
     }
     check_buffer(buffer.cast::<u8>(), if list.is_null() { len } else { 0 }, "buffer")?;
     let context = is_queued.then_some(operation.user_context);
-    let request = match kind {
+    let started = match kind {
         // SAFETY: the caller's promise.
-        _ if tagged => unsafe { start_tagged(endpoint, operation, context) }?,
+        _ if tagged => return unsafe { start_tagged(endpoint, operation, context) },
         NEMESIA_OPERATION_ACTIVE => {
             let to = rank_in(endpoint, rank)?;
             check_buffer(operation.header.cast::<u8>(), operation.header_len, "header")?;
@@ -193,9 +194,9 @@ unsafe fn start(endpoint: &mut Inner, operation: &Operation, is_queued: bool) ->
             endpoint.with_completion_or_request(context).inotified(region, operation.operand)?
         }
         // SAFETY: the caller's promise.
-        _ => unsafe { start_remote(endpoint.with_completion_or_request(context), operation) }?,
+        _ => return unsafe { start_remote(endpoint.with_completion_or_request(context), operation) },
     };
-    Ok(request)
+    Ok(started.request())
 }
 
 /// Starts a send or a receive of a tagged message.
@@ -217,28 +218,30 @@ unsafe fn start_tagged(
         let message = named_message(endpoint, operation.message);
         let endpoint = endpoint.with_completion_or_request(context);
         // SAFETY: the caller's promise.
-        return Ok(unsafe {
+        let started = unsafe {
             match runs {
                 Some(runs) => endpoint.imrecvv(message, runs, count),
                 None => endpoint.imrecv(message, buffer.cast(), len),
             }
-        }?);
+        }?;
+        return Ok(started.request());
     }
     if kind == NEMESIA_OPERATION_RECEIVE {
         let (from, tag) = (source(endpoint, rank)?, Tag::Masked { value: tag, ignore });
         let endpoint = endpoint.with_completion_or_request(context).in_context(operation.context);
         // SAFETY: the caller's promise.
-        return Ok(unsafe {
+        let started = unsafe {
             match runs {
                 Some(runs) => endpoint.irecvv(from, tag, runs, count),
                 None => endpoint.irecv(from, tag, buffer.cast(), len),
             }
-        }?);
+        }?;
+        return Ok(started.request());
     }
     let to = rank_in(endpoint, rank)?;
     let endpoint = endpoint.with_completion_or_request(context).in_context(operation.context);
     // SAFETY: the caller's promise.
-    let request = unsafe {
+    let started = unsafe {
         match (mode, runs) {
             (NEMESIA_SEND_STANDARD | NEMESIA_SEND_READY, None) => endpoint.isend(to, tag, buffer.cast(), len),
             (NEMESIA_SEND_STANDARD | NEMESIA_SEND_READY, Some(runs)) => endpoint.isendv(to, tag, runs, count),
@@ -247,7 +250,7 @@ unsafe fn start_tagged(
             (mode, _) => return Err(no_such_mode(mode)),
         }
     };
-    Ok(request?)
+    Ok(started?.request())
 }
 
 /// Starts a one-sided operation on a region.
@@ -265,29 +268,31 @@ unsafe fn start_remote(endpoint: WithCompletion<'_>, operation: &Operation) -> R
     let base = buffer.cast::<u8>();
     if matches!(kind, NEMESIA_OPERATION_PUT | NEMESIA_OPERATION_GET) {
         // SAFETY: the caller's promise.
-        return Ok(unsafe {
+        let started = unsafe {
             match kind {
                 NEMESIA_OPERATION_PUT => {
                     endpoint.iput(&key, offset, base, len, flags & NEMESIA_OPERATION_NOTIFY != 0)
                 }
                 _ => endpoint.iget(&key, offset, base, len),
             }
-        }?);
+        }?;
+        return Ok(started.request());
     }
     let datatype = datatype_of(operation.datatype)?;
     if kind == NEMESIA_OPERATION_COMPARE_SWAP {
         check_buffer(base, datatype.bytes(), "buffer")?;
         // SAFETY: the caller's promise.
-        return Ok(unsafe {
-            endpoint.icompare_swap(&key, offset, datatype, [operation.expected, operand], base)
-        }?);
+        let started =
+            unsafe { endpoint.icompare_swap(&key, offset, datatype, [operation.expected, operand], base) }?;
+        return Ok(started.request());
     }
     let what = (datatype, reduction_of(operation.op)?);
     if kind == NEMESIA_OPERATION_ACCUMULATE {
         // SAFETY: the caller's promise.
-        return Ok(unsafe { endpoint.iaccumulate(&key, offset, what, base, len) }?);
+        let started = unsafe { endpoint.iaccumulate(&key, offset, what, base, len) }?;
+        return Ok(started.request());
     }
     check_buffer(base, datatype.bytes(), "buffer")?;
     // SAFETY: the caller's promise.
-    Ok(unsafe { endpoint.ifetch(&key, offset, what, operand, base) }?)
+    Ok(unsafe { endpoint.ifetch(&key, offset, what, operand, base) }?.request())
 }

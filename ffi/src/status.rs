@@ -263,7 +263,9 @@ impl From<Error> for Fault {
                 Refusal::Undefined => NEMESIA_ERR_UNDEFINED,
             },
             Error::Region | Error::Regions { .. } => NEMESIA_ERR_REGION,
-            Error::TooLong { .. } | Error::LongInject { .. } | Error::LongReply { .. } => NEMESIA_ERR_TOO_LONG,
+            Error::TooLong { .. } | Error::LongInject { .. } | Error::LongReply { .. } => {
+                NEMESIA_ERR_TOO_LONG
+            }
             Error::Replies { .. } => NEMESIA_ERR_REPLIES,
             _ => NEMESIA_ERR_UNKNOWN,
         };

@@ -715,8 +715,7 @@ mod tests {
         let mut requests = [post(1), 5, post(2), NEMESIA_REQUEST_NONE, NEMESIA_REQUEST_DONE];
         endpoint.send(0, 2, b"four").unwrap();
         let mut statuses = [MaybeUninit::new(Status { code: 9, ..Status::default() }); 5];
-        let fault =
-            test_all(&mut Lent::One(&mut endpoint), &mut requests, &mut statuses, (None, None));
+        let fault = test_all(&mut Lent::One(&mut endpoint), &mut requests, &mut statuses, (None, None));
         assert_eq!(fault, Ok(NEMESIA_ERR_TIMEOUT));
         // SAFETY: all of them were initialised above.
         let codes = statuses.map(|status| unsafe { status.assume_init() }.code);

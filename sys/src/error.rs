@@ -116,7 +116,9 @@ pub enum Error {
         most: usize,
     },
     /// A message is too long for `inject`.
-    #[error("message of {len} bytes exceeds the {most} bytes of inject: send it, or raise NEMESIA_EAGER_BYTES")]
+    #[error(
+        "message of {len} bytes exceeds the {most} bytes of inject: send it, or raise NEMESIA_EAGER_BYTES"
+    )]
     LongInject {
         /// The number of bytes of the message.
         len: usize,

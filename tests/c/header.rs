@@ -4,8 +4,24 @@ use crate::toolchain::{lines, source};
 
 /// The modules with functions, in the order of the header.
 const MODULES: [&str; 18] = [
-    "status", "config", "exchange", "endpoint", "event", "transfer", "context", "list", "probe", "active",
-    "rma", "fetch", "operation", "completion", "agree", "observe", "restart", "memory",
+    "status",
+    "config",
+    "exchange",
+    "endpoint",
+    "event",
+    "transfer",
+    "context",
+    "list",
+    "probe",
+    "active",
+    "rma",
+    "fetch",
+    "operation",
+    "completion",
+    "agree",
+    "observe",
+    "restart",
+    "memory",
 ];
 const HEADER: &str = "ffi/include/nemesia.h";
 

@@ -3,7 +3,9 @@
 
 use core::borrow::BorrowMut;
 
-use super::state::{CompletionMark, CompletionQueue, FIRST_BYTES, Incoming, Outgoing, RegionId, RemoteOperation, StreamState};
+use super::state::{
+    CompletionMark, CompletionQueue, FIRST_BYTES, Incoming, Outgoing, RegionId, RemoteOperation, StreamState,
+};
 use super::{Engine, Storage};
 use crate::matching::{Pattern, Posting, Source};
 use crate::payload::{Gather, RecvBuf, Scatter, SendBuf};
@@ -195,7 +197,9 @@ impl Request {
     /// Returns whether the operation may use a byte of the `len` bytes at address `base`.
     fn may_touch(&self, base: usize, len: usize) -> bool {
         match &self.0 {
-            State::Sending { message, .. } | State::Offered { message, .. } => message.buf.may_touch(base, len),
+            State::Sending { message, .. } | State::Offered { message, .. } => {
+                message.buf.may_touch(base, len)
+            }
             State::Streaming { from, .. } => from.buf().may_touch(base, len),
             State::Posted { buf, .. } => buf.may_touch(base, len),
             State::Receiving { buf, .. } => buf.may_touch(base, len),

@@ -20,7 +20,7 @@ use super::wait::{Awaited, Wait};
 use super::{Endpoint, Status, status};
 use crate::error::Error;
 pub use many::RequestPlace;
-pub use start::WithCompletion;
+pub use start::{StartedOperation, WithCompletion};
 
 /// One entry of the completion queue: an operation that is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -281,7 +281,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Completes a send: the caller may reuse the buffer.
     pub(in crate::engine) fn complete_send(&mut self, to: PeerId, index: u32) {
         let (tag, len) = match &self.requests.get(index).0 {
-            State::Sending { message, .. } | State::Offered { message, .. } => (message.tag, message.buf.len()),
+            State::Sending { message, .. } | State::Offered { message, .. } => {
+                (message.tag, message.buf.len())
+            }
             State::Streaming { tag, from, .. } => (*tag, from.buf().len()),
             _ => return,
         };

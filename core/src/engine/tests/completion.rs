@@ -6,8 +6,8 @@ use std::vec::Vec;
 use super::world::{AMPLE, RequestHandle, World, WorldRoom, pattern};
 use crate::engine::rma::{Access, Target};
 use crate::engine::{
-    Completion, CompletionError, CompletionKind, Engine, Failure, Outcome, RequestId, StartError, Status, Storage,
-    Truncation,
+    Completion, CompletionError, CompletionKind, Engine, Failure, Outcome, RequestId, StartError, Status,
+    Storage, Truncation,
 };
 use crate::matching::Source;
 use crate::port::{PeerId, Port};
@@ -23,7 +23,11 @@ fn collect<P: Port, S: Storage>(
 ) -> RequestId {
     let queued = engine.collect(id, entry, done).unwrap();
     assert_ne!(queued, RequestId::SENT);
-    assert_eq!(engine.test(queued), Some(Err(CompletionError::Stale)), "a test sees an operation of the queue");
+    assert_eq!(
+        engine.test(queued),
+        Some(Err(CompletionError::Stale)),
+        "a test sees an operation of the queue"
+    );
     assert_eq!(engine.finish_now(queued), None);
     queued
 }
@@ -119,11 +123,8 @@ fn truncation_has_both_lengths_in_the_queue() {
 fn failure_of_a_peer_completes_all_its_operations_in_the_queue() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, AMPLE);
-    let handles = [
-        receive(&mut world, 1, 1, 0, 8),
-        send(&mut world, 2, 1, 0, 5000),
-        receive(&mut world, 3, 1, 2, 8),
-    ];
+    let handles =
+        [receive(&mut world, 1, 1, 0, 8), send(&mut world, 2, 1, 0, 5000), receive(&mut world, 3, 1, 2, 8)];
     let region = world.engine(1).expose(crate::payload::Exposed::empty(), Access::Read, 7).unwrap();
     let waiting = world.engine(1).await_notifications(region, 1).unwrap();
     let entry = (4, CompletionKind::Notification);

@@ -3,17 +3,14 @@
 use nemesia_core::engine::{self, CompletionKind};
 use nemesia_core::payload::Segment;
 
-use crate::endpoint::{
-    Datatype, Endpoint, Message, Reduction, Region, RemoteKey, Request, Source, Tag,
-};
+use crate::endpoint::{Datatype, Endpoint, Message, Reduction, Region, RemoteKey, Request, Source, Tag};
 use crate::error::Error;
 
 /// An endpoint that starts operations whose completions enter the completion queue.
 ///
 /// The methods are those of [`Endpoint`] with the same names, and the buffers have the same conditions: they belong to
 /// the operation until its completion was taken ([`Endpoint::completions`]). An operation that is complete when it
-/// starts makes an entry, too. The request that a method returns serves [`Endpoint::cancel`] only; tests and waits
-/// refuse it ([`Error::Stale`]).
+/// starts makes an entry, too.
 #[derive(Debug)]
 pub struct WithCompletion<'a> {
     endpoint: &'a mut Endpoint,
@@ -21,6 +18,18 @@ pub struct WithCompletion<'a> {
     context: Option<u64>,
     /// The matching context.
     matching: u16,
+}
+
+/// An operation that was started by a method of [`WithCompletion`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartedOperation(Request);
+
+impl StartedOperation {
+    /// Returns the request of the operation. If its completion enters the queue, the request serves
+    /// [`Endpoint::cancel`] only: tests and waits refuse it ([`Error::Stale`]).
+    pub const fn request(self) -> Request {
+        self.0
+    }
 }
 
 impl Endpoint {
@@ -49,9 +58,10 @@ impl Endpoint {
         }
         let request = start(self)?;
         let done = engine::Status { peer: u32::try_from(peer).unwrap_or(u32::MAX), tag, len };
-        self.engine.collect(request.0, entry, done).map(Request).map_err(|_| Error::Requests {
-            capacity: self.engine.request_capacity(),
-        })
+        self.engine
+            .collect(request.0, entry, done)
+            .map(Request)
+            .map_err(|_| Error::Requests { capacity: self.engine.request_capacity() })
     }
 }
 
@@ -66,14 +76,14 @@ impl WithCompletion<'_> {
         kind: CompletionKind,
         done: (usize, u64, usize),
         start: impl FnOnce(&mut Endpoint, u16) -> Result<Request, Error>,
-    ) -> Result<Request, Error> {
+    ) -> Result<StartedOperation, Error> {
         let Self { endpoint, context, matching } = self;
-        match context {
-            Some(context) => {
-                endpoint.start_collected((context, kind), done, |endpoint| start(endpoint, matching))
-            }
-            None => start(endpoint, matching),
-        }
+        let start = |endpoint: &mut Endpoint| start(endpoint, matching);
+        let started = match context {
+            Some(context) => endpoint.start_collected((context, kind), done, start),
+            None => start(endpoint),
+        };
+        started.map(StartedOperation)
     }
 
     /// Starts a send; see [`Endpoint::isend`].
@@ -83,7 +93,13 @@ impl WithCompletion<'_> {
     ///
     /// # Safety
     /// As for [`Endpoint::isend`], until the completion was taken.
-    pub unsafe fn isend(self, to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error> {
+    pub unsafe fn isend(
+        self,
+        to: usize,
+        tag: u64,
+        base: *const u8,
+        len: usize,
+    ) -> Result<StartedOperation, Error> {
         self.start(CompletionKind::Send, (to, tag, len), |endpoint, matching| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.in_context(matching).isend(to, tag, base, len) }
@@ -97,7 +113,13 @@ impl WithCompletion<'_> {
     ///
     /// # Safety
     /// As for [`WithCompletion::isend`].
-    pub unsafe fn issend(self, to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error> {
+    pub unsafe fn issend(
+        self,
+        to: usize,
+        tag: u64,
+        base: *const u8,
+        len: usize,
+    ) -> Result<StartedOperation, Error> {
         self.start(CompletionKind::Send, (to, tag, len), |endpoint, matching| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.in_context(matching).issend(to, tag, base, len) }
@@ -117,7 +139,7 @@ impl WithCompletion<'_> {
         tag: u64,
         list: *const Segment,
         count: usize,
-    ) -> Result<Request, Error> {
+    ) -> Result<StartedOperation, Error> {
         // SAFETY: the caller's promise: the list is readable.
         let len = unsafe { total(list, count) };
         self.start(CompletionKind::Send, (to, tag, len), |endpoint, matching| {
@@ -139,7 +161,7 @@ impl WithCompletion<'_> {
         tag: u64,
         list: *const Segment,
         count: usize,
-    ) -> Result<Request, Error> {
+    ) -> Result<StartedOperation, Error> {
         // SAFETY: the caller's promise: the list is readable.
         let len = unsafe { total(list, count) };
         self.start(CompletionKind::Send, (to, tag, len), |endpoint, matching| {
@@ -155,7 +177,13 @@ impl WithCompletion<'_> {
     ///
     /// # Safety
     /// As for [`Endpoint::irecv`], until the completion was taken.
-    pub unsafe fn irecv(self, from: Source, tag: Tag, base: *mut u8, len: usize) -> Result<Request, Error> {
+    pub unsafe fn irecv(
+        self,
+        from: Source,
+        tag: Tag,
+        base: *mut u8,
+        len: usize,
+    ) -> Result<StartedOperation, Error> {
         self.start(CompletionKind::Receive, NO_STATUS, |endpoint, matching| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.in_context(matching).irecv(from, tag, base, len) }
@@ -175,7 +203,7 @@ impl WithCompletion<'_> {
         tag: Tag,
         list: *const Segment,
         count: usize,
-    ) -> Result<Request, Error> {
+    ) -> Result<StartedOperation, Error> {
         self.start(CompletionKind::Receive, NO_STATUS, |endpoint, matching| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.in_context(matching).irecvv(from, tag, list, count) }
@@ -189,7 +217,12 @@ impl WithCompletion<'_> {
     ///
     /// # Safety
     /// As for [`WithCompletion::irecv`].
-    pub unsafe fn imrecv(self, message: Message, base: *mut u8, len: usize) -> Result<Request, Error> {
+    pub unsafe fn imrecv(
+        self,
+        message: Message,
+        base: *mut u8,
+        len: usize,
+    ) -> Result<StartedOperation, Error> {
         self.start(CompletionKind::Receive, NO_STATUS, |endpoint, _| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.imrecv(message, base, len) }
@@ -208,7 +241,7 @@ impl WithCompletion<'_> {
         message: Message,
         list: *const Segment,
         count: usize,
-    ) -> Result<Request, Error> {
+    ) -> Result<StartedOperation, Error> {
         self.start(CompletionKind::Receive, NO_STATUS, |endpoint, _| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.imrecvv(message, list, count) }
@@ -228,7 +261,7 @@ impl WithCompletion<'_> {
         handler: u16,
         header: *const [u8],
         payload: *const [u8],
-    ) -> Result<Request, Error> {
+    ) -> Result<StartedOperation, Error> {
         // Replies of handlers take slots, and leave before the slot for this message is reserved.
         self.endpoint.send_waiting_replies();
         self.start(CompletionKind::Active, (to, 0, payload.len()), |endpoint, _| {
@@ -251,7 +284,7 @@ impl WithCompletion<'_> {
         base: *const u8,
         len: usize,
         notify: bool,
-    ) -> Result<Request, Error> {
+    ) -> Result<StartedOperation, Error> {
         self.start(CompletionKind::Put, (key.rank(), 0, len), |endpoint, _| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.iput(key, offset, base, len, notify) }
@@ -271,7 +304,7 @@ impl WithCompletion<'_> {
         offset: u64,
         base: *mut u8,
         len: usize,
-    ) -> Result<Request, Error> {
+    ) -> Result<StartedOperation, Error> {
         self.start(CompletionKind::Get, (key.rank(), 0, len), |endpoint, _| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.iget(key, offset, base, len) }
@@ -292,7 +325,7 @@ impl WithCompletion<'_> {
         what: (Datatype, Reduction),
         base: *const u8,
         len: usize,
-    ) -> Result<Request, Error> {
+    ) -> Result<StartedOperation, Error> {
         self.start(CompletionKind::Atomic, (key.rank(), 0, len), |endpoint, _| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.iaccumulate(key, offset, what, base, len) }
@@ -313,7 +346,7 @@ impl WithCompletion<'_> {
         what: (Datatype, Reduction),
         operand: u64,
         old: *mut u8,
-    ) -> Result<Request, Error> {
+    ) -> Result<StartedOperation, Error> {
         let done = (key.rank(), 0, what.0.bytes());
         self.start(CompletionKind::Atomic, done, |endpoint, _| {
             // SAFETY: the caller's promise.
@@ -336,7 +369,7 @@ impl WithCompletion<'_> {
         operands: *const u8,
         old: *mut u8,
         len: usize,
-    ) -> Result<Request, Error> {
+    ) -> Result<StartedOperation, Error> {
         self.start(CompletionKind::Atomic, (key.rank(), 0, len), |endpoint, _| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.ifetch_accumulate(key, offset, what, operands, old, len) }
@@ -357,7 +390,7 @@ impl WithCompletion<'_> {
         datatype: Datatype,
         expected_and_value: [u64; 2],
         old: *mut u8,
-    ) -> Result<Request, Error> {
+    ) -> Result<StartedOperation, Error> {
         let done = (key.rank(), 0, datatype.bytes());
         self.start(CompletionKind::Atomic, done, |endpoint, _| {
             // SAFETY: the caller's promise.
@@ -369,7 +402,7 @@ impl WithCompletion<'_> {
     ///
     /// # Errors
     /// As for [`Endpoint::iflush`].
-    pub fn iflush(self, rank: usize) -> Result<Request, Error> {
+    pub fn iflush(self, rank: usize) -> Result<StartedOperation, Error> {
         self.start(CompletionKind::Flush, (rank, 0, 0), |endpoint, _| endpoint.iflush(rank))
     }
 
@@ -377,7 +410,7 @@ impl WithCompletion<'_> {
     ///
     /// # Errors
     /// As for [`Endpoint::inotified`].
-    pub fn inotified(self, region: Region, count: u64) -> Result<Request, Error> {
+    pub fn inotified(self, region: Region, count: u64) -> Result<StartedOperation, Error> {
         self.start(CompletionKind::Notification, NO_STATUS, |endpoint, _| endpoint.inotified(region, count))
     }
 }

@@ -134,12 +134,7 @@ impl Endpoint {
     ///
     /// # Safety
     /// As for [`Endpoint::irecv`].
-    pub unsafe fn imrecv(
-        &mut self,
-        message: Message,
-        base: *mut u8,
-        len: usize,
-    ) -> Result<Request, Error> {
+    pub unsafe fn imrecv(&mut self, message: Message, base: *mut u8, len: usize) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
         let buf = unsafe { RecvBuf::from_raw(base, len) };
         self.start_matched(message, buf)

@@ -4,8 +4,8 @@ use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 
 use super::super::{
-    Access, Agreed, Arm, Completion, Context, Datatype, Endpoint, Incoming, Message, MessageBuffer, Path, Ranking,
-    Reduction, Region, RemoteKey, Request, RequestPlace, Scope, Source, Status, Tag, WithCompletion,
+    Access, Agreed, Arm, Completion, Context, Datatype, Endpoint, Incoming, Message, MessageBuffer, Path,
+    Ranking, Reduction, Region, RemoteKey, Request, RequestPlace, Scope, Source, Status, Tag, WithCompletion,
 };
 use crate::error::Error;
 use nemesia_core::payload::Segment;

@@ -35,11 +35,7 @@ impl SharedEndpoint {
     ///
     /// # Errors
     /// As for that method.
-    pub fn wait_completions(
-        &self,
-        into: &mut [Completion],
-        limit: Option<Duration>,
-    ) -> Result<usize, Error> {
+    pub fn wait_completions(&self, into: &mut [Completion], limit: Option<Duration>) -> Result<usize, Error> {
         let deadline = Deadline::new(limit);
         loop {
             let count = self.completions(into)?;
