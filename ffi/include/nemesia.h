@@ -14,8 +14,11 @@
  *                     nemesia_config_read_file, nemesia_config_set, nemesia_config_get, nemesia_config_destroy
  *   Endpoint          open, open_with, close, rank, size, warning, explain
  *   Messages          send, recv, isend, irecv; in a context: send_in, recv_in, isend_in, irecv_in;
- *                     of several runs: isendv, irecvv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv
- *   Requests          test, wait, wait_all, cancel, progress; event loops: event_fd, arm, disarm
+ *                     of several runs: isendv, irecvv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv,
+ *                     imrecvv; without a request: inject, inject_bytes
+ *   Requests          test, test_some, wait, wait_any, wait_all, cancel, progress, wait_progress;
+ *                     event loops: event_fd, arm, disarm
+ *   Completion queue  start, completions, wait_completions
  *   Active messages   set_handler, nemesia_incoming_reply, send_active, isend_active, active_bytes, unhandled
  *   One-sided         expose, allocate, unexpose, remote_key, path, iput, iget, iaccumulate, ifetch, ifetch_accumulate,
  *                     icompare_swap, iflush, flush, fence, notifications, inotified
@@ -706,7 +709,7 @@ typedef struct nemesia_remote_key {
  * An operation. Set `struct_size` to its size, all fields that the operation does not use to 0, and start it by
  * `nemesia_endpoint_start`.
  */
-typedef struct Operation {
+typedef struct nemesia_operation {
     /**
      * The size of this structure in bytes: `sizeof(nemesia_operation)`.
      */
@@ -809,12 +812,12 @@ typedef struct Operation {
      * The region of a wait for notifications.
      */
     uint64_t region;
-} Operation;
+} nemesia_operation;
 
 /**
  * One entry of the completion queue: an operation that is complete.
  */
-typedef struct Completion {
+typedef struct nemesia_completion {
     /**
      * The number that the operation carried (`nemesia_operation`).
      */
@@ -856,7 +859,7 @@ typedef struct Completion {
      * 0.
      */
     uint64_t reserved;
-} Completion;
+} nemesia_completion;
 
 /**
  * The counters of an endpoint since it was opened. The caller sets `struct_size` and nothing else. The
@@ -2526,7 +2529,7 @@ int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_start(struct nemesia_endpoint *endpoint,
-                               const struct Operation *operation,
+                               const struct nemesia_operation *operation,
                                uint64_t *out_request);
 
 /**
@@ -2548,7 +2551,7 @@ int32_t nemesia_endpoint_start(struct nemesia_endpoint *endpoint,
  */
 int32_t nemesia_endpoint_completions(struct nemesia_endpoint *endpoint,
                                      size_t capacity,
-                                     struct Completion *out_completions,
+                                     struct nemesia_completion *out_completions,
                                      size_t *out_count);
 
 /**
@@ -2570,7 +2573,7 @@ int32_t nemesia_endpoint_completions(struct nemesia_endpoint *endpoint,
 int32_t nemesia_endpoint_wait_completions(struct nemesia_endpoint *endpoint,
                                           int64_t timeout_ns,
                                           size_t capacity,
-                                          struct Completion *out_completions,
+                                          struct nemesia_completion *out_completions,
                                           size_t *out_count);
 
 /**

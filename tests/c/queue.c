@@ -127,8 +127,10 @@ static void errors(void) {
     barrier();
 }
 
-static void note(nemesia_incoming *incoming, void *context) {
-    (void)incoming;
+static void note(void *context, int32_t from, const void *header, size_t header_len, const void *payload, size_t len,
+                 nemesia_incoming *message) {
+    (void)header, (void)payload, (void)message;
+    CHECK(from == peer && header_len == 0 && len == 8);
     ++*(int *)context;
 }
 
