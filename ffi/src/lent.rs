@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nemesia::{
-    Completion, Endpoint as Inner, Error, LockedEndpoint, Message, Request, SharedEndpoint, Source, Status,
-    Tag,
+    Completion, EndedRequest, Endpoint as Inner, Error, LockedEndpoint, Message, Request, SharedEndpoint,
+    Source, Status, Tag,
 };
 
 use crate::completion::RequestNumber;
@@ -189,7 +189,7 @@ impl Lent<'_> {
         &mut self,
         requests: &mut [RequestNumber],
         limit: Option<Duration>,
-    ) -> Result<Option<(usize, Result<Status, Error>)>, Error> {
+    ) -> Result<Option<EndedRequest>, Error> {
         match self {
             Self::One(endpoint) => endpoint.wait_any(requests, limit),
             Self::All(endpoint) => endpoint.wait_any(requests, limit),

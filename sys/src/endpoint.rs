@@ -59,7 +59,7 @@ pub use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
 
 pub use active::Incoming;
 pub use buffer::MessageBuffer;
-pub use completion::{Completion, RequestPlace, StartedOperation, WithCompletion};
+pub use completion::{Completion, EndedRequest, RequestPlace, StartedOperation, WithCompletion};
 pub use group::{Agreed, Ranking};
 pub use message::{Context, Message, Pending, Scope, ScopeContext};
 pub use observe::{Counters, EngineCounters, PeerCounters, WaitCounters};

@@ -144,10 +144,10 @@ pub mod verbs;
 
 pub use config::{Config, ConfigError, NetChoice, Origin, SingleCopy, Stores, VARIABLES, Variable};
 pub use endpoint::{
-    Access, Agreed, Arm, Completion, Context, Counters, Datatype, Endpoint, EngineCounters, Incoming,
-    KEY_BYTES, LockedEndpoint, Message, MessageBuffer, Path, PeerCounters, Pending, Ranking, Reduction,
-    Refusal, Region, RemoteKey, Request, RequestPlace, Scope, ScopeContext, SharedEndpoint, Source,
-    StartedOperation, Status, Tag, Value, WaitCounters, WithCompletion,
+    Access, Agreed, Arm, Completion, Context, Counters, Datatype, EndedRequest, Endpoint, EngineCounters,
+    Incoming, KEY_BYTES, LockedEndpoint, Message, MessageBuffer, Path, PeerCounters, Pending, Ranking,
+    Reduction, Refusal, Region, RemoteKey, Request, RequestPlace, Scope, ScopeContext, SharedEndpoint,
+    Source, StartedOperation, Status, Tag, Value, WaitCounters, WithCompletion,
 };
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};

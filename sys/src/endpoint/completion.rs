@@ -19,7 +19,7 @@ use nemesia_core::engine::{self, CompletionKind, Outcome};
 use super::wait::{Awaited, Wait};
 use super::{Endpoint, Status, status};
 use crate::error::Error;
-pub use many::RequestPlace;
+pub use many::{EndedRequest, RequestPlace};
 pub use start::{StartedOperation, WithCompletion};
 
 /// One entry of the completion queue: an operation that is complete.

@@ -9,6 +9,9 @@ use crate::endpoint::wait::{Awaited, Wait};
 use crate::endpoint::{Endpoint, Request, Status};
 use crate::error::Error;
 
+/// The index of a request that has ended, and its result.
+pub type EndedRequest = (usize, Result<Status, Error>);
+
 /// An element of an array of requests. Implement it to pass an array of your own.
 pub trait RequestPlace {
     /// Returns the request that is here, if there is one.
@@ -97,7 +100,7 @@ impl Endpoint {
         &mut self,
         requests: &mut [impl RequestPlace],
         limit: Option<Duration>,
-    ) -> Result<Option<(usize, Result<Status, Error>)>, Error> {
+    ) -> Result<Option<EndedRequest>, Error> {
         self.check_origin()?;
         if requests.iter().all(|place| place.request().is_none()) {
             return Ok(None);
@@ -197,7 +200,7 @@ impl Endpoint {
     pub(in crate::endpoint) fn take_first(
         &mut self,
         requests: &mut [impl RequestPlace],
-    ) -> Option<(usize, Result<Status, Error>)> {
+    ) -> Option<EndedRequest> {
         let mut places = requests.iter_mut().enumerate();
         places.find_map(|(at, place)| self.take_if_complete(place).map(|outcome| (at, outcome)))
     }

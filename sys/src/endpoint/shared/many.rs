@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::{Completion, Endpoint, RequestPlace, Status};
+use super::super::{Completion, EndedRequest, Endpoint, RequestPlace, Status};
 use super::{Ask, SharedEndpoint};
 use crate::error::Error;
 
@@ -73,7 +73,7 @@ impl SharedEndpoint {
         &self,
         requests: &mut [impl RequestPlace],
         limit: Option<Duration>,
-    ) -> Result<Option<(usize, Result<Status, Error>)>, Error> {
+    ) -> Result<Option<EndedRequest>, Error> {
         if requests.iter().all(|place| place.request().is_none()) {
             return Ok(None);
         }
