@@ -3,7 +3,7 @@
 use crate::toolchain::{lines, source};
 
 /// The modules with functions, in the order of the header.
-const MODULES: [&str; 18] = [
+const MODULES: [&str; 20] = [
     "status",
     "config",
     "exchange",
