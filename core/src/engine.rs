@@ -53,7 +53,7 @@ use lmt::ProtocolSelections;
 use rma::{ExposedRegion, Regions, Reply};
 use state::{CompletionQueue, WorkList};
 
-pub use completion::Completion;
+pub use completion::OperationCompletion;
 pub use eager::Bypass;
 pub use lmt::PeerSelection;
 pub use peer::Peer;

@@ -1,16 +1,15 @@
-//! The completion queue, and many requests at once.
+//! The completion queue, and waits until anything happens.
 
 use std::time::Duration;
 
-use nemesia::{Completion as InnerCompletion, CompletionKind, Error, Request, RequestPlace};
+use nemesia::{Completion as InnerCompletion, CompletionKind};
 
 use crate::boundary::{Out, check_buffer, lent};
 use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
-use crate::rank::rank_of;
-use crate::request::named;
-use crate::status::{Fault, NEMESIA_ERR_TRUNCATED, NEMESIA_OK, NEMESIA_PENDING, timed_out};
-use crate::transfer::{NEMESIA_REQUEST_DONE, Status, deliver, time_left};
+use crate::many::status_of;
+use crate::status::{Fault, NEMESIA_OK, NEMESIA_PENDING};
+use crate::transfer::{Status, time_left};
 
 /// The kind of a completion: a send.
 pub const NEMESIA_COMPLETION_SEND: u32 = 1;
@@ -139,105 +138,6 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_completions(
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// Tests several requests. If none is complete, it makes progress once and tests them again. Never blocks.
-///
-/// - `endpoint`: the endpoint that the requests were started on.
-/// - `count`: the number of requests.
-/// - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
-///   and skips entries that hold this value. May be NULL if `count` is 0.
-/// - `out_count`: the number of requests that ended, written on success.
-/// - `out_indices`: `count` elements; the first `out_count` are written: the indices of these requests, in
-///   increasing order. May be NULL if `count` is 0.
-/// - `out_statuses`: `count` elements, or NULL; the first `out_count` are written, as
-///   `nemesia_endpoint_wait_all` does.
-///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. The errors of requests are in their statuses; without
-/// statuses they are lost.
-/// Ownership: the caller may reuse the buffers of completed requests.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_test_some(
-    endpoint: *mut Endpoint,
-    count: usize,
-    requests: *mut u64,
-    out_count: *mut usize,
-    out_indices: *mut usize,
-    out_statuses: *mut Status,
-) -> i32 {
-    let work = |endpoint: &mut nemesia::Endpoint| -> Result<i32, Fault> {
-        // SAFETY: the caller's pointer, null or valid.
-        let out = unsafe { Out::required(out_count, "out_count") }?;
-        // SAFETY: the caller's array of numbers.
-        let requests = unsafe { places(requests, count) }?;
-        let room = if out_statuses.is_null() { 0 } else { count };
-        check_buffer(out_indices, count, "out_indices")?;
-        check_buffer(out_statuses, room, "out_statuses")?;
-        // SAFETY: the caller's arrays, not null and not longer than memory; `check_buffer` initialised them.
-        let (indices, statuses) = unsafe { (lent(out_indices, count), lent(out_statuses, room)) };
-        let mut done = 0;
-        endpoint.test_some(requests, |at, outcome| {
-            if let Some(index) = indices.get_mut(done) {
-                *index = at;
-            }
-            if let Some(status) = statuses.get_mut(done) {
-                *status = status_of(outcome);
-            }
-            done += 1;
-        });
-        out.write(done);
-        Ok(NEMESIA_OK)
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
-}
-
-/// Waits until one of several requests is complete: spins, then sleeps.
-///
-/// - `endpoint`: the endpoint that the requests were started on.
-/// - `count`: the number of requests.
-/// - `requests`: the call replaces the request that ends by NEMESIA_REQUEST_DONE, and skips entries that hold
-///   this value. May be NULL if `count` is 0.
-/// - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
-/// - `out_index`: the index of the request that ended, or `count` if there is no request; written unless the
-///   call returns NEMESIA_ERR_TIMEOUT, _UNEXPECTED_FULL, _ARGUMENT or _PANIC.
-/// - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
-///
-/// Returns: NEMESIA_OK if a request has succeeded or there is none; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if
-/// other messages must be received first: all requests are still in progress; the code of the request that has
-/// failed, as `nemesia_endpoint_wait`; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Ownership: the caller may reuse the buffer of the request that ended.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_wait_any(
-    endpoint: *mut Endpoint,
-    count: usize,
-    requests: *mut u64,
-    timeout_ns: i64,
-    out_index: *mut usize,
-    out_status: *mut Status,
-) -> i32 {
-    let work = |mut endpoint: Lent<'_>| {
-        // SAFETY: the caller's pointers, null or valid.
-        let (index, status) = unsafe { (Out::required(out_index, "out_index")?, Out::optional(out_status)) };
-        // SAFETY: the caller's array of numbers.
-        let requests = unsafe { places(requests, count) }?;
-        match endpoint.wait_any(requests, time_left(timeout_ns)) {
-            Ok(None) => {
-                index.write(count);
-                Ok(NEMESIA_OK)
-            }
-            Ok(Some((at, outcome))) => {
-                index.write(at);
-                deliver(outcome, status)
-            }
-            Err(Error::Timeout(limit)) if limit.is_zero() => Ok(timed_out()),
-            Err(error) => Err(error.into()),
-        }
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { blocking_on(endpoint, work) }
-}
-
 /// Waits until anything happens: a packet has arrived, pending work has progressed, a completion is in the
 /// queue, or a peer has failed. It spins, then sleeps. Then test the requests, or take the completions. The
 /// call may return early.
@@ -257,42 +157,6 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_progress(endpoint: *mut Endpoint,
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { blocking_on(endpoint, work) }
-}
-
-/// The number of a request in an array of the caller's.
-#[repr(transparent)]
-#[derive(Debug)]
-pub(crate) struct RequestNumber(u64);
-
-impl RequestNumber {
-    /// Returns the numbers of an array as places of requests.
-    pub(crate) fn all(numbers: &mut [u64]) -> &mut [Self] {
-        // SAFETY: the type is a number in memory, and the array is borrowed as long as the result.
-        unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), numbers.len()) }
-    }
-}
-
-impl RequestPlace for RequestNumber {
-    #[inline]
-    fn request(&self) -> Option<Request> {
-        (self.0 != NEMESIA_REQUEST_DONE).then(|| named(self.0))
-    }
-
-    #[inline]
-    fn clear(&mut self) {
-        self.0 = NEMESIA_REQUEST_DONE;
-    }
-}
-
-/// Returns the caller's array of requests.
-///
-/// # Safety
-/// If `count` is not 0, `requests` is null or there are `count` numbers, which no other code uses while the result
-/// is used.
-pub(crate) unsafe fn places<'a>(requests: *mut u64, count: usize) -> Result<&'a mut [RequestNumber], Fault> {
-    check_buffer(requests, count, "requests")?;
-    // SAFETY: the caller's array, not null and not longer than memory. The type is a number.
-    Ok(unsafe { lent(requests.cast::<RequestNumber>(), count) })
 }
 
 /// Takes completions with `take`, several at a time, until the array is full or there are no more. Returns their
@@ -340,27 +204,11 @@ fn completion_of(completion: &InnerCompletion) -> Completion {
     Completion { user_context, kind, code, rank, flags, tag, len, total, immediate, reserved: 0 }
 }
 
-/// Returns the status of a request that has ended, with its code.
-fn status_of(outcome: Result<nemesia::Status, Error>) -> Status {
-    let error = match outcome {
-        Ok(nemesia::Status { rank, tag, len }) => {
-            return Status { code: NEMESIA_OK, rank: rank_of(rank), tag, len: len as u64, total: len as u64 };
-        }
-        Err(error) => error,
-    };
-    if let Error::Truncated(truncation) = &error {
-        let status = truncation.status;
-        let (rank, len) = (rank_of(status.peer as usize), status.len as u64);
-        return Status { code: NEMESIA_ERR_TRUNCATED, rank, tag: status.tag, len, total: truncation.message };
-    }
-    let fault = Fault::from(error);
-    Status { code: fault.code(), rank: fault.rank(), ..Status::default() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::NEMESIA_ERR_TIMEOUT;
+    use crate::status::{NEMESIA_ERR_TIMEOUT, timed_out};
+    use nemesia::Error;
 
     #[test]
     fn array_longer_than_a_batch_is_filled_in_several_steps() {

@@ -13,8 +13,8 @@ use nemesia::{
     Request, SharedEndpoint, Source, Status, Tag,
 };
 
-use crate::completion::RequestNumber;
 use crate::rank::rank_in;
+use crate::request::RequestNumber;
 use crate::status::{Fault, NEMESIA_ERR_THREADS};
 
 /// The threads that may use an endpoint.

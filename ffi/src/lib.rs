@@ -31,7 +31,9 @@
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
 //! | [`context`] | sends and receives in a matching context; send modes |
 //! | [`operation`] | any operation, described by one structure |
-//! | [`completion`] | the completion queue, and many requests at once |
+//! | [`many`] | many requests at once |
+//! | [`inject`] | messages that leave now or not at all |
+//! | [`completion`] | the completion queue; waits until anything happens |
 //! | [`list`] | messages whose bytes lie in several runs |
 //! | [`observe`] | counters, and the call tree |
 //! | [`probe`] | probes |
@@ -52,8 +54,10 @@ pub mod event;
 pub mod exchange;
 pub mod fetch;
 mod handle;
+pub mod inject;
 mod lent;
 pub mod list;
+pub mod many;
 pub mod memory;
 mod now;
 pub mod observe;

@@ -1,22 +1,17 @@
 //! Sends and receives, and their requests.
 
 use std::ffi::c_void;
-use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
-use nemesia::{Endpoint as Inner, Error, Request, RequestPlace as _, Source, Tag};
+use nemesia::{Endpoint as Inner, Error, Request, Source, Tag};
 
-use crate::boundary::{Out, bytes, check_buffer, lent, room};
-use crate::completion::RequestNumber;
+use crate::boundary::{Out, bytes, check_buffer, room};
 use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
 use crate::now::{irecv_now, recv_now, send_now, send_short_now};
 use crate::rank::{rank_in, rank_of};
 use crate::request::{named, number};
-use crate::status::{
-    Fault, NEMESIA_BUSY, NEMESIA_ERR_TIMEOUT, NEMESIA_ERR_TRUNCATED, NEMESIA_ERR_UNEXPECTED_FULL, NEMESIA_OK,
-    NEMESIA_PENDING, timed_out,
-};
+use crate::status::{Fault, NEMESIA_ERR_TRUNCATED, NEMESIA_OK, NEMESIA_PENDING, timed_out};
 
 /// In place of a sender's rank: a receive from every rank, including this process.
 pub const NEMESIA_ANY_SOURCE: i32 = -1;
@@ -27,6 +22,8 @@ pub const NEMESIA_ANY_TAG: u64 = 0xffff_ffff_ffff_ffff;
 pub const NEMESIA_REQUEST_NONE: u64 = 0;
 /// The value that `nemesia_endpoint_wait_all` writes in place of a completed request. A later call skips it.
 pub const NEMESIA_REQUEST_DONE: u64 = 0xffff_ffff_ffff_ffff;
+
+const _: () = assert!(NEMESIA_REQUEST_DONE == crate::request::DONE);
 
 /// The result of a message.
 #[repr(C)]
@@ -348,48 +345,6 @@ pub unsafe extern "C" fn nemesia_endpoint_wait(
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// Waits until all of several requests are complete. The failure of one request does not end the wait for the
-/// others.
-///
-/// - `endpoint`: the endpoint that the requests were started on.
-/// - `count`: the number of requests.
-/// - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
-///   and skips entries that hold this value. After NEMESIA_ERR_TIMEOUT, call it again with the same arrays.
-///   May be NULL if `count` is 0.
-/// - `timeout_ns`: the common time limit in nanoseconds; negative: no limit; 0: one attempt.
-/// - `out_statuses`: `count` elements, or NULL. Written for each request that is not skipped, unless the call
-///   returns NEMESIA_ERR_ARGUMENT or _PANIC. `code` is the result that `nemesia_endpoint_wait` would return,
-///   or NEMESIA_PENDING. The other fields are 0 unless the message was received or truncated.
-///
-/// Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some requests are still in progress; else the code of
-/// the first request in the array that failed; else NEMESIA_OK. Also NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Ownership: the caller may reuse the buffers of completed requests.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_wait_all(
-    endpoint: *mut Endpoint,
-    count: usize,
-    requests: *mut u64,
-    timeout_ns: i64,
-    out_statuses: *mut Status,
-) -> i32 {
-    let work = |mut endpoint: Lent<'_>| {
-        let room = if out_statuses.is_null() { 0 } else { count };
-        check_buffer(requests, count, "requests")?;
-        check_buffer(out_statuses, room, "out_statuses")?;
-        // SAFETY: the caller's array, not null and not longer than memory, which holds numbers.
-        let requests = unsafe { lent(requests, count) };
-        // SAFETY: the caller's array, as long as `requests` or null; it may be uninitialised.
-        let statuses = unsafe { lent(out_statuses.cast::<MaybeUninit<Status>>(), room) };
-        match timeout_ns {
-            0 => test_all(&mut endpoint, requests, statuses, (None, None)),
-            _ => wait_all(&mut endpoint, requests, statuses, limit(timeout_ns)),
-        }
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { blocking_on(endpoint, work) }
-}
-
 /// Cancels an operation that has not begun: a receive that no message has matched yet, a wait for
 /// notifications, or a send of which nothing has left this process. Later sends to the same rank keep their
 /// order.
@@ -413,61 +368,6 @@ pub unsafe extern "C" fn nemesia_endpoint_cancel(
         let out = unsafe { Out::required(out_cancelled, "out_cancelled") }?;
         out.write(endpoint.cancel(named(request)));
         Ok(NEMESIA_OK)
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
-}
-
-/// Writes the most bytes of a message that `nemesia_endpoint_inject` takes: NEMESIA_EAGER_BYTES, or less if a cell
-/// or the memory for unexpected messages is smaller.
-///
-/// - `endpoint`: an open endpoint.
-/// - `out_bytes`: written on success.
-///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_inject_bytes(
-    endpoint: *mut Endpoint,
-    out_bytes: *mut usize,
-) -> i32 {
-    let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or valid.
-        unsafe { Out::required(out_bytes, "out_bytes") }?.write(endpoint.inject_bytes());
-        Ok(NEMESIA_OK)
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
-}
-
-/// Sends a message now, or not at all. There is no request, and nothing is queued.
-///
-/// - `endpoint`: an open endpoint.
-/// - `context`: the matching context; functions without a context use 0.
-/// - `rank`: the receiver; it may be this process itself.
-/// - `tag`: the value that the receiver matches.
-/// - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
-///
-/// Returns: NEMESIA_OK if the message was sent; NEMESIA_BUSY if there is no room for it now, or messages to this
-/// rank are queued: make progress (`nemesia_endpoint_progress`), then try again; NEMESIA_ERR_TOO_LONG if it is
-/// longer than `nemesia_endpoint_inject_bytes`; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED or _PANIC. Unless
-/// NEMESIA_OK is returned, no message was sent.
-/// Ownership: the caller may reuse the buffer after the return, whatever the result.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_inject(
-    endpoint: *mut Endpoint,
-    context: u16,
-    rank: i32,
-    tag: u64,
-    buffer: *const c_void,
-    len: usize,
-) -> i32 {
-    let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's buffer, which does not change before this function returns.
-        let bytes = unsafe { bytes(buffer, len, "buffer") }?;
-        let to = rank_in(endpoint, rank)?;
-        Ok(if endpoint.in_context(context).inject(to, tag, bytes)? { NEMESIA_OK } else { NEMESIA_BUSY })
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { on(endpoint, work) }
@@ -521,7 +421,7 @@ unsafe fn isend(
 /// The buffer is the caller's, counts as initialised (as all memory of C does), and stays valid until the
 /// request is complete.
 #[inline]
-unsafe fn irecv(
+pub(crate) unsafe fn irecv(
     endpoint: &mut Inner,
     rank: i32,
     (value, ignore): (u64, u64),
@@ -553,12 +453,12 @@ const fn source_now(rank: i32) -> Source {
 
 /// The time limit of a wait.
 #[derive(Clone, Copy)]
-enum Limit {
+pub(crate) enum Limit {
     Never,
     Until(Instant),
 }
 
-fn limit(timeout_ns: i64) -> Limit {
+pub(crate) fn limit(timeout_ns: i64) -> Limit {
     match time_left(timeout_ns) {
         None => Limit::Never,
         Some(timeout) => Limit::Until(Instant::now() + timeout),
@@ -572,7 +472,7 @@ pub(crate) fn time_left(timeout_ns: i64) -> Option<Duration> {
 
 /// Waits for a request, before other requests.
 #[inline]
-fn wait(
+pub(crate) fn wait(
     endpoint: &mut Lent<'_>,
     request: Request,
     others: &dyn Fn(usize) -> Option<Request>,
@@ -608,91 +508,8 @@ pub(crate) fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>)
     Err(error.into())
 }
 
-fn wait_all(
-    endpoint: &mut Lent<'_>,
-    requests: &mut [u64],
-    statuses: &mut [MaybeUninit<Status>],
-    limit: Limit,
-) -> Result<i32, Fault> {
-    let mut failed = None;
-    for at in 0..requests.len() {
-        let [number, rest @ ..] = &mut requests[at..] else { break };
-        if *number == NEMESIA_REQUEST_DONE {
-            continue;
-        }
-        // Most requests of a stream are complete, or their messages have arrived.
-        if let Some(status) = endpoint.finish_now(named(*number)) {
-            *number = NEMESIA_REQUEST_DONE;
-            if let Some(out) = statuses.get_mut(at) {
-                out.write(received(status));
-            }
-            continue;
-        }
-        let mut status = Status::default();
-        let others = |at: usize| rest.get(at).map(|number| named(*number));
-        let outcome = deliver(wait(endpoint, named(*number), &others, limit), Out::to(&mut status));
-        match outcome {
-            Ok(_) => *number = NEMESIA_REQUEST_DONE,
-            Err(fault) if matches!(fault.code(), NEMESIA_ERR_TIMEOUT | NEMESIA_ERR_UNEXPECTED_FULL) => {
-                // Each remaining request gets one attempt, because it may be complete.
-                let statuses = statuses.get_mut(at..).unwrap_or_default();
-                return test_all(endpoint, &mut requests[at..], statuses, (failed, Some(fault)));
-            }
-            Err(fault) => {
-                status.code = fault.code();
-                *number = NEMESIA_REQUEST_DONE;
-                failed.get_or_insert(fault);
-            }
-        }
-        if let Some(out) = statuses.get_mut(at) {
-            out.write(status);
-        }
-    }
-    failed.map_or(Ok(NEMESIA_OK), Err)
-}
-
-/// Ends the requests that are complete, with progress once. `first` is the failure of a request before these, and
-/// `why` the reason for which a wait has ended.
-fn test_all(
-    endpoint: &mut Lent<'_>,
-    requests: &mut [u64],
-    statuses: &mut [MaybeUninit<Status>],
-    (first, why): (Option<Fault>, Option<Fault>),
-) -> Result<i32, Fault> {
-    for (number, status) in requests.iter().zip(&mut *statuses) {
-        if *number != NEMESIA_REQUEST_DONE {
-            status.write(Status { code: NEMESIA_PENDING, ..Status::default() });
-        }
-    }
-    let mut failed: Option<(usize, Fault)> = None;
-    let mut ended = |at: usize, outcome| {
-        let mut status = Status::default();
-        if let Err(fault) = deliver(outcome, Out::to(&mut status)) {
-            status.code = fault.code();
-            if failed.as_ref().is_none_or(|(first, _)| at < *first) {
-                failed = Some((at, fault));
-            }
-        }
-        if let Some(out) = statuses.get_mut(at) {
-            out.write(status);
-        }
-    };
-    let places = RequestNumber::all(requests);
-    endpoint.with(|endpoint| {
-        // If the first attempt finds any, it makes no progress; the second one does, or finds all the others.
-        if endpoint.test_some(places, &mut ended) > 0 {
-            endpoint.test_some(places, &mut ended);
-        }
-        Ok::<_, Error>(())
-    })?;
-    if places.iter().any(|place| place.request().is_some()) {
-        return why.map_or_else(|| Ok(timed_out()), Err);
-    }
-    first.or(failed.map(|(_, fault)| fault)).map_or(Ok(NEMESIA_OK), Err)
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     #[test]
@@ -705,31 +522,7 @@ mod tests {
         assert!(matches!(endpoint.test(named(NEMESIA_REQUEST_DONE)), Err(Error::Stale)));
     }
 
-    #[test]
-    fn waiting_for_all_goes_on_after_a_failure_and_after_a_timeout() {
-        let mut endpoint = alone();
-        let mut buf = [0_u8; 4];
-        let base = buf.as_mut_ptr().cast::<c_void>();
-        // SAFETY: the buffer outlives the endpoint's use of it.
-        let mut post = |tag| number(unsafe { irecv(&mut endpoint, 0, (tag, 0), base, 4) }.unwrap());
-        let mut requests = [post(1), 5, post(2), NEMESIA_REQUEST_NONE, NEMESIA_REQUEST_DONE];
-        endpoint.send(0, 2, b"four").unwrap();
-        let mut statuses = [MaybeUninit::new(Status { code: 9, ..Status::default() }); 5];
-        let fault = test_all(&mut Lent::One(&mut endpoint), &mut requests, &mut statuses, (None, None));
-        assert_eq!(fault, Ok(NEMESIA_ERR_TIMEOUT));
-        // SAFETY: all of them were initialised above.
-        let codes = statuses.map(|status| unsafe { status.assume_init() }.code);
-        assert_eq!(codes, [NEMESIA_PENDING, crate::status::NEMESIA_ERR_STALE, NEMESIA_OK, NEMESIA_OK, 9]);
-        assert_eq!(requests[1..], [NEMESIA_REQUEST_DONE; 4]);
-        endpoint.send(0, 1, b"four").unwrap();
-        assert_eq!(
-            wait_all(&mut Lent::One(&mut endpoint), &mut requests, &mut [], limit(-1)),
-            Ok(NEMESIA_OK)
-        );
-        assert_eq!((requests, &buf), ([NEMESIA_REQUEST_DONE; 5], b"four"));
-    }
-
-    fn alone() -> Inner {
+    pub(crate) fn alone() -> Inner {
         let exchange = nemesia::bootstrap::Singleton::new();
         Inner::open_with(&nemesia::Config::default(), Box::new(exchange)).unwrap()
     }

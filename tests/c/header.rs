@@ -3,13 +3,14 @@
 use crate::toolchain::{lines, source};
 
 /// The modules with functions, in the order of the header.
-const MODULES: [&str; 22] = [
+const MODULES: &[&str] = &[
     "status",
     "config",
     "exchange",
     "endpoint",
     "event",
     "transfer",
+    "inject",
     "room",
     "context",
     "list",
@@ -21,6 +22,7 @@ const MODULES: [&str; 22] = [
     "fetch",
     "operation",
     "completion",
+    "many",
     "agree",
     "among",
     "observe",

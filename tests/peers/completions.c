@@ -4,10 +4,10 @@
  *
  *   completions MESSAGES unexpected|posted queue|wait|test
  *
- * Rank 1 sends the messages. `unexpected`: all of them have come before rank 0 posts a receive. `posted`: all receives
- * are posted before. Rank 0 completes them by the completion queue (ours only), by one call that waits for all, or by
- * testing each request in turn. It prints `arrive SECONDS` and `receive SECONDS`: until the last message has come (0 for
- * `posted`), and from there until all receives are complete. Every content is checked.
+ * Rank 1 sends the messages. `unexpected`: all of them have come before rank 0 posts a receive. `posted`: all
+ * receives are posted before. Rank 0 completes them by the completion queue (ours only), by one call that waits
+ * for all, or by testing each request in turn. It prints `arrive SECONDS` and `receive SECONDS`: until the last
+ * message has come (0 for `posted`), and from there until all receives are complete. Every content is checked.
  */
 #define _GNU_SOURCE
 #include <stdint.h>

@@ -13,7 +13,7 @@ use crate::port::Port;
 
 /// One entry of the completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion {
+pub struct OperationCompletion {
     /// The number that the caller has given the operation.
     pub context: u64,
     /// The kind of the operation.
@@ -25,7 +25,7 @@ pub struct Completion {
     pub outcome: Outcome,
 }
 
-impl Default for Completion {
+impl Default for OperationCompletion {
     /// A place for a completion: it holds no result ([`CompletionError::Stale`]).
     fn default() -> Self {
         let kind = CompletionKind::default();
@@ -76,7 +76,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Moves completions out of the queue, the oldest first, into the first elements of `into`. Returns their number.
     /// The slots of their requests are then free.
     #[inline]
-    pub fn take_completions<C: From<Completion>>(&mut self, into: &mut [C]) -> usize {
+    pub fn take_completions<C: From<OperationCompletion>>(&mut self, into: &mut [C]) -> usize {
         let mut count = 0;
         for place in into {
             let Some(index) = self.completions.take(&mut self.requests) else { break };
@@ -86,7 +86,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 State::Done(outcome) => outcome,
                 _ => Err(CompletionError::Stale),
             };
-            *place = Completion { context, kind, immediate: None, outcome }.into();
+            *place = OperationCompletion { context, kind, immediate: None, outcome }.into();
             self.requests.remove(index);
             count += 1;
         }

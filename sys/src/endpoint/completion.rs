@@ -1,4 +1,6 @@
-//! The completion queue: operations that carry a number of the caller's, and whose completions are taken many at a time.
+//! The completion queue: operations that carry a number of the caller's, and whose completions are taken many at
+//! a time.
+//!
 //! The engine's room is [`completion`](nemesia_core::engine).
 //!
 //! | file | contents |
@@ -55,14 +57,14 @@ impl Completion {
 impl Default for Completion {
     /// A place for a completion. Its result is [`Error::Stale`].
     fn default() -> Self {
-        engine::Completion::default().into()
+        engine::OperationCompletion::default().into()
     }
 }
 
-impl From<engine::Completion> for Completion {
+impl From<engine::OperationCompletion> for Completion {
     #[inline]
-    fn from(completion: engine::Completion) -> Self {
-        let engine::Completion { context, kind, immediate, outcome } = completion;
+    fn from(completion: engine::OperationCompletion) -> Self {
+        let engine::OperationCompletion { context, kind, immediate, outcome } = completion;
         Self { context, kind, immediate, outcome }
     }
 }

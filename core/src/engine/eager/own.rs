@@ -44,8 +44,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         true
     }
 
-    /// Copies a whole message to this process itself to the receive that matches it, or to the store. Returns `false` if
-    /// no receive matches it, and it must not be stored or there is no memory.
+    /// Copies a whole message to this process itself to the receive that matches it, or to the store. Returns
+    /// `false` if no receive matches it, and it must not be stored or there is no memory.
     pub(in crate::engine) fn deliver_own(&mut self, message: &SendMessage) -> bool {
         let (me, len) = (self.rank, message.buf.len());
         let envelope = message.envelope(Kind::Eager);

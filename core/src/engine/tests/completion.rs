@@ -6,8 +6,8 @@ use std::vec::Vec;
 use super::world::{AMPLE, RequestHandle, World, WorldRoom, pattern};
 use crate::engine::rma::{Access, Addressing, Target};
 use crate::engine::{
-    Completion, CompletionError, CompletionKind, Engine, Failure, Outcome, RequestId, StartError, Status,
-    Storage, Truncation,
+    CompletionError, CompletionKind, Engine, Failure, OperationCompletion, Outcome, RequestId, StartError,
+    Status, Storage, Truncation,
 };
 use crate::matching::Source;
 use crate::port::{PeerId, Port};
@@ -36,7 +36,7 @@ fn collect<P: Port, S: Storage>(
 fn take(world: &mut World<'_>, rank: PeerId, most: usize) -> Vec<(u64, CompletionKind, Outcome)> {
     let mut all = Vec::new();
     loop {
-        let mut some = vec![Completion::default(); most];
+        let mut some = vec![OperationCompletion::default(); most];
         let count = world.engine(rank).take_completions(&mut some);
         all.extend(some[..count].iter().map(|it| {
             assert_eq!(it.immediate, None);
@@ -208,7 +208,7 @@ fn fill(world: &mut World<'_>) -> Vec<RequestHandle> {
     let mut sends: Vec<RequestHandle> = Vec::new();
     while sends.iter().filter(|it| it.id != RequestId::SENT).count() < 4 {
         let tag = sends.len() as u64;
-        sends.push(world.isend(0, 1, tag, contents(tag as u64, 100)));
+        sends.push(world.isend(0, 1, tag, contents(tag, 100)));
     }
     sends
 }
@@ -258,7 +258,7 @@ fn inject_sends_now_or_not_at_all() {
     let mut world = World::new(&fabric, AMPLE);
     let most = world.engine(0).inject_bytes();
     let inject = |world: &mut World<'_>, to, tag: u64, len| {
-        let (loan, buf) = world.lender.send(0, contents(tag as u64, len));
+        let (loan, buf) = world.lender.send(0, contents(tag, len));
         let sent = world.engine(0).inject(to, 0, tag, buf);
         // The buffer is free in any case.
         world.lender.end(loan);
@@ -274,7 +274,7 @@ fn inject_sends_now_or_not_at_all() {
         world.settle();
         for tag in 0..count {
             let received = world.recv(to, 0, tag, most);
-            assert_eq!(world.done(received).1, contents(tag as u64, most));
+            assert_eq!(world.done(received).1, contents(tag, most));
         }
         world.settle();
         assert_eq!(inject(&mut world, to, 77, most), Ok(true), "there is room again");

@@ -292,7 +292,7 @@ fn test_some_ends_the_requests_that_are_complete() {
     zero.cancel(requests[1].unwrap());
     let mut cancelled = false;
     zero.test_some(&mut requests, |at, outcome| {
-        cancelled = at == 1 && matches!(outcome, Err(Error::Cancelled))
+        cancelled = at == 1 && matches!(outcome, Err(Error::Cancelled));
     });
     assert!(cancelled && requests == [None; 4]);
 }
