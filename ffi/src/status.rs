@@ -41,7 +41,7 @@ pub const NEMESIA_ERR_RANK: i32 = -8;
 /// The limit on requests in progress is reached.
 pub const NEMESIA_ERR_REQUESTS: i32 = -9;
 /// Unexpected messages have reached their memory limit: receive them first. A request that was waited for is
-/// still in progress.
+/// still in progress. From `nemesia_endpoint_close`: a receiver has reached its limit, and messages to it are lost.
 pub const NEMESIA_ERR_UNEXPECTED_FULL: i32 = -10;
 /// The receive was cancelled.
 pub const NEMESIA_ERR_CANCELLED: i32 = -11;
@@ -238,12 +238,12 @@ impl From<Error> for Fault {
             Error::Truncated(_) => NEMESIA_ERR_TRUNCATED,
             Error::Rank { .. } => NEMESIA_ERR_RANK,
             Error::Requests { .. } => NEMESIA_ERR_REQUESTS,
-            Error::Unexpected { .. } => NEMESIA_ERR_UNEXPECTED_FULL,
+            Error::Unexpected { .. } | Error::Held { .. } => NEMESIA_ERR_UNEXPECTED_FULL,
             Error::Excluded => NEMESIA_ERR_EXCLUDED,
             Error::Forked => NEMESIA_ERR_FORKED,
             Error::Cancelled => NEMESIA_ERR_CANCELLED,
             Error::Stale => NEMESIA_ERR_STALE,
-            Error::List | Error::Context => NEMESIA_ERR_ARGUMENT,
+            Error::List | Error::Context | Error::Members => NEMESIA_ERR_ARGUMENT,
             Error::Timeout(_) => NEMESIA_ERR_TIMEOUT,
             Error::Refused { refusal, .. } => match refusal {
                 Refusal::Key => NEMESIA_ERR_KEY,

@@ -144,7 +144,7 @@ pub mod verbs;
 
 pub use config::{Config, ConfigError, NetChoice, Origin, SingleCopy, Stores, VARIABLES, Variable};
 pub use endpoint::{
-    Access, Addressing, Agreed, Arm, Comparison, CompleteAt, Context, Counters, Datatype, Endpoint,
+    Access, Addressing, Agreed, Among, Arm, Comparison, CompleteAt, Context, Counters, Datatype, Endpoint,
     EngineCounters, ExposeOptions, Incoming, KEY_BYTES, LockedEndpoint, Message, MessageBuffer, Path,
     PeerCounters, Pending, Ranking, Reduction, Refusal, Region, RemoteKey, Request, Scope, ScopeContext,
     SharedEndpoint, Source, Status, Tag, Value, WaitCounters,

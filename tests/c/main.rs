@@ -6,7 +6,9 @@
 //! | `check.h` | checks that report the place and the library's error message |
 //! | `pair.c` | cases for two processes; the argument selects one |
 //! | `remote.c` | active messages and one-sided operations, in the same form |
-//! | `embed.c` | processes that connect through their own exchange |
+//! | `embed.c` | processes that connect through their own exchange, in several worlds |
+//! | `reborn.c` | a launcher of its own that starts a rank again |
+//! | `groups.c` | collective calls among some ranks; the room for unexpected messages |
 //! | `threads.c` | threads that share an endpoint, or have one endpoint each |
 //! | `plus.cc` | the header in C++ |
 //! | `misuse.c` | handles that are closed, of another kind, or not made by the library |
@@ -185,6 +187,31 @@ fn processes_connect_through_an_exchange_of_the_caller() -> Result<(), String> {
         "embed",
     )?;
     output(&mut Command::new(program)).map(drop)
+}
+
+#[test]
+fn a_launcher_of_the_caller_starts_a_rank_again() -> Result<(), String> {
+    if !can_run("a_launcher_of_the_caller_starts_a_rank_again", &["cc"]) {
+        return Ok(());
+    }
+    let flags = [&STRICT_C[..], &["-pthread"]].concat();
+    let program = compile("cc", &flags, &source("tests/c/reborn.c"), Linking::Shared, "reborn")?;
+    output(&mut Command::new(program)).map(drop)
+}
+
+#[test]
+fn some_ranks_meet_and_agree_without_the_others() -> Result<(), String> {
+    two("groups", "some_ranks_meet_and_agree_without_the_others", "members")
+}
+
+#[test]
+fn a_caller_that_only_tests_learns_that_there_is_no_room() -> Result<(), String> {
+    two("groups", "a_caller_that_only_tests_learns_that_there_is_no_room", "room")
+}
+
+#[test]
+fn a_receive_from_any_source_outlives_the_other_rank() -> Result<(), String> {
+    two("groups", "a_receive_from_any_source_outlives_the_other_rank", "any-source")
 }
 
 /// Builds `threads.c`, linked in one way.

@@ -80,7 +80,7 @@ type Rank<'a> = Engine<ShmPort<'a, Nobody, [Option<Link<'a>>; 2], [CellRecord; C
 
 fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 2]) -> Option<Rank<'a>> {
     let [mine, theirs] = cells;
-    let link = Link::new(Ends {
+    let link = Link::new(me as u16, Ends {
         outbound: FastboxSender::new(&own.fastbox, &peer.ack.word),
         inbound: FastboxReceiver::new(&peer.fastbox, &own.ack.word),
         cells: PeerPool::new(&peer.headers, theirs.as_read(), CELL_BYTES),
@@ -97,7 +97,6 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
     let pool = CellPool::new(&own.headers, mine, CELL_BYTES, [CellRecord::default(); CELLS])?;
     let (fences, pieces) = (FenceMode::Symmetric, Pieces::default());
     let config = PortConfig {
-        rank: me,
         fastbox_limit: 8,
         fences,
         announce: true,

@@ -88,10 +88,21 @@ pub(crate) enum Event {
     ChannelAccepted,
     /// A packet was sent over the placement.
     Placed,
+    /// Peers: a process called; two calls crossed; a call was parked; an abandoned call was recognised; a call was
+    /// refused at a limit; a stranger was refused; a connection ended in order; a slot was used again; a number was.
+    PeerCall,
+    PeerCrossing,
+    PeerParked,
+    PeerOutdated,
+    PeerFull,
+    PeerStranger,
+    PeerLeft,
+    PeerSlotAgain,
+    PeerNumberAgain,
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 57] = [
+const EVENTS: [(Event, &str); 66] = [
     (Event::Eager, "eager"),
     (Event::Rts, "RTS"),
     (Event::Cts, "CTS"),
@@ -149,6 +160,15 @@ const EVENTS: [(Event, &str); 57] = [
     (Event::ChannelHeld, "requests held"),
     (Event::ChannelAccepted, "accepted"),
     (Event::Placed, "by placement"),
+    (Event::PeerCall, "peers: calls"),
+    (Event::PeerCrossing, "crossing"),
+    (Event::PeerParked, "parked"),
+    (Event::PeerOutdated, "outdated"),
+    (Event::PeerFull, "at a limit"),
+    (Event::PeerStranger, "strangers refused"),
+    (Event::PeerLeft, "disconnected"),
+    (Event::PeerSlotAgain, "slots again"),
+    (Event::PeerNumberAgain, "numbers again"),
 ];
 
 /// The count of each event.

@@ -27,7 +27,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.complete_send(me, index);
             return true;
         }
-        if !message.synchronous && len <= self.eager_bytes && self.ledger.try_reserve(cost(len)) {
+        if !message.synchronous && len <= self.eager_bytes && self.reserve_own(cost(len)) {
             let mut from = Gather::new(message.buf.alias());
             let read = |at: usize, to: &mut [u8]| from.read(at, to);
             let stored = self.store.insert(me, &envelope, len, read);
@@ -38,7 +38,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.complete_send(me, index);
             return true;
         }
-        if !self.ledger.try_reserve(cost(RTS_BYTES)) {
+        if !self.reserve_own(cost(RTS_BYTES)) {
             return false;
         }
         let rts = Rts {

@@ -17,8 +17,8 @@ use crate::engine::rma::{
 use crate::engine::tests::world::{AMPLE, REGIONS, RequestHandle, World, WorldRoom};
 use crate::engine::{CompletionError, Failure, RequestId, StartError, Status};
 use crate::port::PeerId;
-use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, FabricRegion, tiny};
 
 /// Bytes of a region in these tests: one page.
@@ -135,7 +135,7 @@ impl World<'_> {
 #[test]
 fn put_bytes_are_there_after_a_flush_and_a_get_returns_them() {
     for slots in [4, 64] {
-        let fabric = Fabric::new(Geometry { fastbox_slots: slots, ..tiny(2) });
+        let fabric = Fabric::new(WorldShape { fastbox_slots: slots, ..tiny(2) });
         let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 77);
@@ -315,7 +315,7 @@ fn two_ranks_that_flood_each_other_with_gets_finish() {
 
 #[test]
 fn window_bounds_the_replies_that_a_target_stores() {
-    let fabric = Fabric::new(Geometry { cells: 4, fastbox_slots: 256, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { cells: 4, fastbox_slots: 256, ..tiny(2) });
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 1);
@@ -398,7 +398,7 @@ fn lists_are_refused_as_buffers_of_one_sided_operations() {
 
 #[test]
 fn fence_keeps_a_get_from_reading_a_later_put() {
-    let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { fastbox_slots: 64, ..tiny(2) });
     for fenced in [true, false] {
         let memory = FabricRegion::new(BYTES);
         memory.fill(&[1; BYTES]);
@@ -449,11 +449,7 @@ fn flush_is_not_complete_before_a_get_that_was_started_earlier() {
 
 /// Erases the fabric, because new engines need fresh memory.
 fn return_to_start(fabric: &Fabric) {
-    for rank in 0..fabric.geometry.peers {
-        for region in [fabric.own(rank), fabric.inbox(rank)] {
-            region.fill(&vec![0; region.bytes()]);
-        }
-    }
+    (0..fabric.geometry.peers).for_each(|rank| fabric.wipe(rank));
 }
 
 #[test]

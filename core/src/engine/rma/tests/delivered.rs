@@ -11,9 +11,8 @@ use crate::engine::rma::{
 use crate::engine::tests::world::{AMPLE, RequestHandle, World, WorldRoom};
 use crate::engine::{CompletionError, Failure, RequestId, StartError, Status};
 use crate::port::{PeerId, PortFault};
-use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
-use crate::shared::tests::fabric::{Fabric, FabricRegion, tiny};
+use crate::shared::tests::fabric::{Fabric, FabricRegion, WorldShape, tiny};
 use crate::wire::Kind;
 use crate::wire::rma::{Confirm, Head, RmaOperation, Verb};
 
@@ -89,7 +88,7 @@ fn a_refusal_is_reported_by_the_delivered_operation_and_not_by_a_flush() {
 
 #[test]
 fn a_refused_packet_in_the_middle_is_reported_with_the_last() {
-    let fabric = Fabric::new(Geometry { cells: 4, fastbox_slots: 4, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { cells: 4, fastbox_slots: 4, ..tiny(2) });
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (id, key) = world.expose(1, &memory, ALL, 7);
@@ -128,7 +127,7 @@ fn a_target_that_fails_before_its_answer_fails_the_delivered_put() {
 
 #[test]
 fn many_delivered_puts_wait_for_the_window_and_need_slots() {
-    let fabric = Fabric::new(Geometry { fastbox_slots: 4096, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { fastbox_slots: 4096, ..tiny(2) });
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, WorldRoom { requests: 3 * WINDOW as usize, ..AMPLE });
     let (_, key) = world.expose(1, &memory, ALL, 7);
@@ -150,7 +149,7 @@ fn many_delivered_puts_wait_for_the_window_and_need_slots() {
 #[test]
 fn answers_that_no_delivered_put_awaits_are_faults() {
     for (context, bytes) in [(0, &[1][..]), (6, &[]), (1, &[0; 8])] {
-        let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });
+        let fabric = Fabric::new(WorldShape { fastbox_slots: 64, ..tiny(2) });
         let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 7);
@@ -160,7 +159,7 @@ fn answers_that_no_delivered_put_awaits_are_faults() {
         assert!(world.done(put).0.is_err());
     }
     // The last packets have not left.
-    let fabric = Fabric::new(Geometry { cells: 4, fastbox_slots: 4, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { cells: 4, fastbox_slots: 4, ..tiny(2) });
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 7);
@@ -172,7 +171,7 @@ fn answers_that_no_delivered_put_awaits_are_faults() {
 
 #[test]
 fn more_confirmed_puts_than_the_window_are_a_fault_and_not_memory() {
-    let fabric = Fabric::new(Geometry { fastbox_slots: 4096, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { fastbox_slots: 4096, ..tiny(2) });
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     world.expose(0, &memory, ALL, 7);

@@ -9,7 +9,7 @@ use crate::engine::rma::{Access, Datatype, Reduction, WINDOW};
 use crate::engine::tests::world::{AMPLE, World};
 use crate::engine::{CompletionError, Failure};
 use crate::port::{PacketPort, PortFault};
-use crate::shared::layout::Geometry;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, FabricRegion, tiny};
 use crate::shared::tests::{Rng, contents, portion};
 use crate::wire::rma::{Comparison, Confirm, Head, RmaOperation, Verb};
@@ -135,7 +135,7 @@ fn random_requests_access_only_exposed_memory() {
 
 #[test]
 fn more_requests_than_the_window_are_a_fault_and_not_memory() {
-    let fabric = Fabric::new(Geometry { fastbox_slots: 4096, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { fastbox_slots: 4096, ..tiny(2) });
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     world.expose(0, &memory, ALL, 7);
@@ -160,7 +160,7 @@ fn more_requests_than_the_window_are_a_fault_and_not_memory() {
 /// remains for the other peers.
 #[test]
 fn a_peer_that_takes_no_answers_keeps_no_other_from_being_answered() {
-    let fabric = Fabric::new(Geometry { cells: 16, fastbox_slots: 4, ..tiny(3) });
+    let fabric = Fabric::new(WorldShape { cells: 16, fastbox_slots: 4, ..tiny(3) });
     let memory = FabricRegion::new(BYTES);
     memory.fill(&contents(5, BYTES));
     let mut world = World::new(&fabric, AMPLE);
@@ -190,7 +190,7 @@ fn a_peer_that_takes_no_answers_keeps_no_other_from_being_answered() {
 #[test]
 fn replies_without_a_request_are_faults() {
     for case in 0..9 {
-        let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(3) });
+        let fabric = Fabric::new(WorldShape { fastbox_slots: 64, ..tiny(3) });
         let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, mut key) = world.expose(1, &memory, ALL, 7);
@@ -224,7 +224,7 @@ fn replies_without_a_request_are_faults() {
 
 #[test]
 fn answer_to_a_request_that_has_not_left_is_a_fault() {
-    let fabric = Fabric::new(Geometry { fastbox_slots: 4096, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { fastbox_slots: 4096, ..tiny(2) });
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 7);

@@ -12,7 +12,7 @@ use crate::engine::rma::{
 use crate::engine::tests::world::{AMPLE, RequestHandle, World, WorldRoom};
 use crate::engine::{CompletionError, Failure, Outcome, StartError};
 use crate::port::PeerId;
-use crate::shared::layout::Geometry;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, FabricRegion};
 use crate::shared::tests::{Rng, contents, portion};
 use crate::wire::Kind;
@@ -445,7 +445,7 @@ fn simulate(seed: u64, deaths: bool) {
     let mut rng = Rng::new(seed);
     let (peers, cells) = (rng.pick(&[2, 3, 4]), rng.pick(&[4, 4, 8, 32]));
     let fabric =
-        Fabric::new(Geometry { peers, cells, cell_bytes: 256, fastbox_slots: rng.pick(&[4, 16, 64]) });
+        Fabric::new(WorldShape { peers, cells, cell_bytes: 256, fastbox_slots: rng.pick(&[4, 16, 64]) });
     let memories: Vec<_> = (0..peers).map(|_| FabricRegion::new(BYTES)).collect();
     let room = WorldRoom { requests: rng.pick(&[8, 512]), ..AMPLE };
     let mut random = Random::new(seed, rng, &fabric, &memories, room);
