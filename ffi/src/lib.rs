@@ -30,6 +30,8 @@
 //! | [`put_get`] | puts and gets that wait |
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
 //! | [`context`] | sends and receives in a matching context; send modes |
+//! | [`operation`] | any operation, described by one structure |
+//! | [`completion`] | the completion queue, and many requests at once |
 //! | [`list`] | messages whose bytes lie in several runs |
 //! | [`observe`] | counters, and the call tree |
 //! | [`probe`] | probes |
@@ -42,6 +44,7 @@ pub mod active;
 pub mod agree;
 pub mod among;
 pub mod boundary;
+pub mod completion;
 pub mod config;
 pub mod context;
 pub mod endpoint;
@@ -54,6 +57,7 @@ pub mod list;
 pub mod memory;
 mod now;
 pub mod observe;
+pub mod operation;
 pub mod probe;
 pub mod put_get;
 mod rank;

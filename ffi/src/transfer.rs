@@ -4,17 +4,18 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
-use nemesia::{Endpoint as Inner, Error, Request, Source, Tag};
+use nemesia::{Endpoint as Inner, Error, Request, RequestPlace as _, Source, Tag};
 
 use crate::boundary::{Out, bytes, check_buffer, lent, room};
+use crate::completion::RequestNumber;
 use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
 use crate::now::{irecv_now, recv_now, send_now, send_short_now};
 use crate::rank::{rank_in, rank_of};
 use crate::request::{named, number};
 use crate::status::{
-    Fault, NEMESIA_ERR_TIMEOUT, NEMESIA_ERR_TRUNCATED, NEMESIA_ERR_UNEXPECTED_FULL, NEMESIA_OK,
-    NEMESIA_PENDING,
+    Fault, NEMESIA_BUSY, NEMESIA_ERR_TIMEOUT, NEMESIA_ERR_TRUNCATED, NEMESIA_ERR_UNEXPECTED_FULL, NEMESIA_OK,
+    NEMESIA_PENDING, timed_out,
 };
 
 /// In place of a sender's rank: a receive from every rank, including this process.
@@ -337,6 +338,10 @@ pub unsafe extern "C" fn nemesia_endpoint_wait(
     let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::optional(out_status) };
+        if timeout_ns == 0 {
+            let outcome = endpoint.test(named(request)).transpose();
+            return outcome.map_or_else(|| Ok(timed_out()), |outcome| deliver(outcome, out));
+        }
         deliver(wait(&mut endpoint, named(request), &|_| None, limit(timeout_ns)), out)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -376,23 +381,26 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_all(
         let requests = unsafe { lent(requests, count) };
         // SAFETY: the caller's array, as long as `requests` or null; it may be uninitialised.
         let statuses = unsafe { lent(out_statuses.cast::<MaybeUninit<Status>>(), room) };
-        wait_all(&mut endpoint, requests, statuses, limit(timeout_ns))
+        match timeout_ns {
+            0 => test_all(&mut endpoint, requests, statuses, (None, None)),
+            _ => wait_all(&mut endpoint, requests, statuses, limit(timeout_ns)),
+        }
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// Cancels a posted receive that no message has matched yet.
+/// Cancels an operation that has not begun: a receive that no message has matched yet, a wait for
+/// notifications, or a send of which nothing has left this process. Later sends to the same rank keep their
+/// order.
 ///
 /// - `endpoint`: the endpoint that the request was started on.
-/// - `request`: from `nemesia_endpoint_irecv` or `nemesia_endpoint_inotified`; other requests cannot be
-///   cancelled.
+/// - `request`: any request, also one whose completion enters the completion queue.
 /// - `out_cancelled`: whether the request was cancelled, written on success. If so, the request still exists
-///   and completes with NEMESIA_ERR_CANCELLED. If not, it is in progress, complete, or a send: test it or
-///   wait for it.
+///   and completes with NEMESIA_ERR_CANCELLED. If not, it has begun or is complete: test it or wait for it.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Ownership: the caller may reuse the buffer of a cancelled receive at once.
+/// Ownership: the caller may reuse the buffer of a cancelled operation at once.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_cancel(
@@ -405,6 +413,61 @@ pub unsafe extern "C" fn nemesia_endpoint_cancel(
         let out = unsafe { Out::required(out_cancelled, "out_cancelled") }?;
         out.write(endpoint.cancel(named(request)));
         Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Writes the most bytes of a message that `nemesia_endpoint_inject` takes: NEMESIA_EAGER_BYTES, or less if a cell
+/// or the memory for unexpected messages is smaller.
+///
+/// - `endpoint`: an open endpoint.
+/// - `out_bytes`: written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_inject_bytes(
+    endpoint: *mut Endpoint,
+    out_bytes: *mut usize,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or valid.
+        unsafe { Out::required(out_bytes, "out_bytes") }?.write(endpoint.inject_bytes());
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Sends a message now, or not at all. There is no request, and nothing is queued.
+///
+/// - `endpoint`: an open endpoint.
+/// - `context`: the matching context; functions without a context use 0.
+/// - `rank`: the receiver; it may be this process itself.
+/// - `tag`: the value that the receiver matches.
+/// - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
+///
+/// Returns: NEMESIA_OK if the message was sent; NEMESIA_BUSY if there is no room for it now, or messages to this
+/// rank are queued: make progress (`nemesia_endpoint_progress`), then try again; NEMESIA_ERR_TOO_LONG if it is
+/// longer than `nemesia_endpoint_inject_bytes`; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED or _PANIC. Unless
+/// NEMESIA_OK is returned, no message was sent.
+/// Ownership: the caller may reuse the buffer after the return, whatever the result.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_inject(
+    endpoint: *mut Endpoint,
+    context: u16,
+    rank: i32,
+    tag: u64,
+    buffer: *const c_void,
+    len: usize,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's buffer, which does not change before this function returns.
+        let bytes = unsafe { bytes(buffer, len, "buffer") }?;
+        let to = rank_in(endpoint, rank)?;
+        Ok(if endpoint.in_context(context).inject(to, tag, bytes)? { NEMESIA_OK } else { NEMESIA_BUSY })
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { on(endpoint, work) }
@@ -517,9 +580,6 @@ fn wait(
 ) -> Result<nemesia::Status, Error> {
     let Limit::Until(deadline) = limit else { return endpoint.wait(request, others, None) };
     let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return endpoint.test(request)?.ok_or(Error::Timeout(left));
-    }
     endpoint.wait(request, others, Some(left))
 }
 
@@ -552,9 +612,9 @@ fn wait_all(
     endpoint: &mut Lent<'_>,
     requests: &mut [u64],
     statuses: &mut [MaybeUninit<Status>],
-    mut limit: Limit,
+    limit: Limit,
 ) -> Result<i32, Fault> {
-    let (mut failed, mut unfinished) = (None, None);
+    let mut failed = None;
     for at in 0..requests.len() {
         let [number, rest @ ..] = &mut requests[at..] else { break };
         if *number == NEMESIA_REQUEST_DONE {
@@ -574,10 +634,9 @@ fn wait_all(
         match outcome {
             Ok(_) => *number = NEMESIA_REQUEST_DONE,
             Err(fault) if matches!(fault.code(), NEMESIA_ERR_TIMEOUT | NEMESIA_ERR_UNEXPECTED_FULL) => {
-                status.code = NEMESIA_PENDING;
-                unfinished.get_or_insert(fault);
                 // Each remaining request gets one attempt, because it may be complete.
-                limit = Limit::Until(Instant::now());
+                let statuses = statuses.get_mut(at..).unwrap_or_default();
+                return test_all(endpoint, &mut requests[at..], statuses, (failed, Some(fault)));
             }
             Err(fault) => {
                 status.code = fault.code();
@@ -589,7 +648,47 @@ fn wait_all(
             out.write(status);
         }
     }
-    unfinished.or(failed).map_or(Ok(NEMESIA_OK), Err)
+    failed.map_or(Ok(NEMESIA_OK), Err)
+}
+
+/// Ends the requests that are complete, with progress once. `first` is the failure of a request before these, and
+/// `why` the reason for which a wait has ended.
+fn test_all(
+    endpoint: &mut Lent<'_>,
+    requests: &mut [u64],
+    statuses: &mut [MaybeUninit<Status>],
+    (first, why): (Option<Fault>, Option<Fault>),
+) -> Result<i32, Fault> {
+    for (number, status) in requests.iter().zip(&mut *statuses) {
+        if *number != NEMESIA_REQUEST_DONE {
+            status.write(Status { code: NEMESIA_PENDING, ..Status::default() });
+        }
+    }
+    let mut failed: Option<(usize, Fault)> = None;
+    let mut ended = |at: usize, outcome| {
+        let mut status = Status::default();
+        if let Err(fault) = deliver(outcome, Out::to(&mut status)) {
+            status.code = fault.code();
+            if failed.as_ref().is_none_or(|(first, _)| at < *first) {
+                failed = Some((at, fault));
+            }
+        }
+        if let Some(out) = statuses.get_mut(at) {
+            out.write(status);
+        }
+    };
+    let places = RequestNumber::all(requests);
+    endpoint.with(|endpoint| {
+        // If the first attempt finds any, it makes no progress; the second one does, or finds all the others.
+        if endpoint.test_some(places, &mut ended) > 0 {
+            endpoint.test_some(places, &mut ended);
+        }
+        Ok::<_, Error>(())
+    })?;
+    if places.iter().any(|place| place.request().is_some()) {
+        return why.map_or_else(|| Ok(timed_out()), Err);
+    }
+    first.or(failed.map(|(_, fault)| fault)).map_or(Ok(NEMESIA_OK), Err)
 }
 
 #[cfg(test)]
@@ -616,9 +715,8 @@ mod tests {
         let mut requests = [post(1), 5, post(2), NEMESIA_REQUEST_NONE, NEMESIA_REQUEST_DONE];
         endpoint.send(0, 2, b"four").unwrap();
         let mut statuses = [MaybeUninit::new(Status { code: 9, ..Status::default() }); 5];
-        let fault =
-            wait_all(&mut Lent::One(&mut endpoint), &mut requests, &mut statuses, limit(0)).unwrap_err();
-        assert_eq!(fault.code(), NEMESIA_ERR_TIMEOUT);
+        let fault = test_all(&mut Lent::One(&mut endpoint), &mut requests, &mut statuses, (None, None));
+        assert_eq!(fault, Ok(NEMESIA_ERR_TIMEOUT));
         // SAFETY: all of them were initialised above.
         let codes = statuses.map(|status| unsafe { status.assume_init() }.code);
         assert_eq!(codes, [NEMESIA_PENDING, crate::status::NEMESIA_ERR_STALE, NEMESIA_OK, NEMESIA_OK, 9]);

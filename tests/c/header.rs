@@ -3,9 +3,35 @@
 use crate::toolchain::{lines, source};
 
 /// The modules with functions, in the order of the header.
+<<<<<<< HEAD
 const MODULES: [&str; 20] = [
     "status", "config", "exchange", "endpoint", "event", "transfer", "room", "context", "list", "probe",
     "active", "region", "rma", "put_get", "fetch", "agree", "among", "observe", "restart", "memory",
+=======
+const MODULES: [&str; 22] = [
+    "status",
+    "config",
+    "exchange",
+    "endpoint",
+    "event",
+    "transfer",
+    "room",
+    "context",
+    "list",
+    "probe",
+    "active",
+    "region",
+    "rma",
+    "put_get",
+    "fetch",
+    "operation",
+    "completion",
+    "agree",
+    "among",
+    "observe",
+    "restart",
+    "memory",
+>>>>>>> main
 ];
 const HEADER: &str = "ffi/include/nemesia.h";
 

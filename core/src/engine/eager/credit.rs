@@ -224,7 +224,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return None;
         }
         let (queue, message) = match &self.requests.get(id.index).0 {
-            State::Sending { message } => (PeerQueue::Pending, message),
+            State::Sending { message, .. } => (PeerQueue::Pending, message),
             State::Offered { to, message, .. } if *to == self.rank => (PeerQueue::Offered, message),
             _ => return None,
         };
