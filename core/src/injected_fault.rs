@@ -101,11 +101,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-<<<<<<< HEAD
-    pub const ALL: [InjectedFault; 42] = [
-=======
-    pub const ALL: [InjectedFault; 36] = [
->>>>>>> memory
+    pub const ALL: [InjectedFault; 43] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
