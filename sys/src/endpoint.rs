@@ -138,6 +138,9 @@ pub struct Status {
     pub tag: u64,
     /// The number of bytes moved.
     pub len: usize,
+    /// The immediate data that the sender attached to the message, for a receive or a probe; `None` if there is
+    /// none.
+    pub immediate: Option<u64>,
 }
 
 /// A non-blocking operation, by value. [`Endpoint::test`] and [`Endpoint::wait`] complete it.
@@ -386,5 +389,5 @@ fn pattern(from: Source, context: u16, tag: Tag) -> Result<Pattern, Error> {
 }
 
 fn status(status: nemesia_core::engine::Status) -> Status {
-    Status { rank: status.peer as usize, tag: status.tag, len: status.len }
+    Status { rank: status.peer as usize, tag: status.tag, len: status.len, immediate: status.immediate }
 }

@@ -45,6 +45,8 @@ pub struct Status {
     pub tag: u64,
     /// Bytes of the message that were transferred.
     pub len: usize,
+    /// Receive and probe: the immediate data that the sender attached to the message; `None` if there is none.
+    pub immediate: Option<u64>,
 }
 
 /// A message was longer than the buffer. The first bytes were received; the rest was discarded.
@@ -282,7 +284,7 @@ pub enum CompletionError {
 /// Returns the outcome of a receive of a message of `total` bytes into `room` bytes.
 #[inline(always)]
 pub(super) fn outcome(from: PeerId, tag: u64, total: u64, room: usize) -> Outcome {
-    let status = Status { peer: from, tag, len: total.min(room as u64) as usize };
+    let status = Status { peer: from, tag, len: total.min(room as u64) as usize, immediate: None };
     if total > room as u64 {
         return Err(CompletionError::Truncated(Truncation { status, message: total }));
     }
@@ -297,7 +299,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     #[inline]
     pub fn test(&mut self, id: RequestId) -> Option<Result<Status, CompletionError>> {
         if id == RequestId::SENT {
-            return Some(Ok(Status { peer: self.rank, tag: 0, len: 0 }));
+            return Some(Ok(Status { peer: self.rank, tag: 0, len: 0, immediate: None }));
         }
         if !self.requests.is_live(id.index, id.generation) {
             return Some(Err(CompletionError::Stale));

@@ -48,7 +48,7 @@ fn trouble(error: Error) -> Trouble {
 }
 
 fn core_status(status: nemesia::Status) -> Status {
-    Status { peer: status.rank as u32, tag: status.tag, len: status.len }
+    Status { peer: status.rank as u32, tag: status.tag, len: status.len, immediate: None }
 }
 
 fn criteria(pattern: &Pattern) -> (From, Tag) {

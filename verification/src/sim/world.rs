@@ -306,7 +306,7 @@ impl World {
                 let len = engine.receive_packet(pattern, &mut buf);
                 // A pattern that names no source finds nothing there.
                 let peer = if let Source::Rank(peer) = pattern.source { peer } else { rank };
-                let status = len.map(|len| Status { peer, tag: pattern.tag, len });
+                let status = len.map(|len| Status { peer, tag: pattern.tag, len, immediate: None });
                 status.map_or(Bypass::Idle, |status| Bypass::Done(Ok(status)))
             }
             BypassCall::Next => engine.receive_next(pattern, &mut buf).map_or(Bypass::Idle, Bypass::Done),

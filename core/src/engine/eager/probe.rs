@@ -80,6 +80,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if stored.kind == Kind::Rts {
             len = stored_rts(&self.store, id, &stored).map_or(0, |rts| rts.total as usize);
         }
-        Status { peer: stored.source, tag: stored.tag, len }
+        Status { peer: stored.source, tag: stored.tag, len, immediate: None }
     }
 }

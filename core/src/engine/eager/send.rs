@@ -247,6 +247,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
             State::Streaming { tag, from, .. } => (*tag, from.buf().len()),
             _ => return,
         };
-        self.complete(index, Ok(Status { peer: to, tag, len }));
+        self.complete(index, Ok(Status { peer: to, tag, len, immediate: None }));
     }
 }

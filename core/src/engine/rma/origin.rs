@@ -301,7 +301,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             SentOperation::Some => {}
             SentOperation::All => {
                 self.left(to, index);
-                self.complete(index, Ok(Status { peer: to, tag: 0, len }));
+                self.complete(index, Ok(Status { peer: to, tag: 0, len, immediate: None }));
             }
             SentOperation::Awaited => {
                 self.left(to, index);
@@ -390,7 +390,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                     if *received < buf.len() {
                         return Ok(());
                     }
-                    Ok(Status { peer: from, tag: 0, len: *received })
+                    Ok(Status { peer: from, tag: 0, len: *received, immediate: None })
                 }
                 _ => return Err(fault),
             },
@@ -410,7 +410,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 // An account may have reported more by now.
                 rma_state.flushed = rma_state.flushed.max(issued);
                 match both(rma_state.final_refusals.take(), refusal.map(|refusal| (refusal, count))) {
-                    None => Ok(Status { peer: from, tag: 0, len: 0 }),
+                    None => Ok(Status { peer: from, tag: 0, len: 0, immediate: None }),
                     Some((refusal, count)) => Err(CompletionError::Refused { peer: from, refusal, count }),
                 }
             }
@@ -442,7 +442,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         self.answered(from, index);
         let refused = refusal.map(|refusal| CompletionError::Refused { peer: from, refusal, count: 1 });
-        self.complete(index, refused.map_or(Ok(Status { peer: from, tag: 0, len }), Err));
+        self.complete(index, refused.map_or(Ok(Status { peer: from, tag: 0, len, immediate: None }), Err));
     }
 
     /// Queues a sent request among those that wait for an answer.

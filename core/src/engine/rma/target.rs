@@ -178,7 +178,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             let request = requests.get_mut(index);
             if request.is_notified_by(region.notified) {
                 requests.unlink(&mut region.waiting, index);
-                let outcome = Ok(Status { peer: *rank, tag: 0, len: 0 });
+                let outcome = Ok(Status { peer: *rank, tag: 0, len: 0, immediate: None });
                 requests.get_mut(index).0 = crate::engine::request::State::Done(outcome);
             }
         }
@@ -330,7 +330,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if verb.notify {
             self.report_waiting(head.region);
         }
-        Ok(Status { peer, tag: 0, len: moved })
+        Ok(Status { peer, tag: 0, len: moved, immediate: None })
     }
 }
 

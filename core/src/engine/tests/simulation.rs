@@ -242,7 +242,7 @@ impl<'a> Simulation<'a> {
     /// Returns the expected result of a probe.
     fn status(&self, rank: PeerId, name: Name) -> Status {
         let sent = &self.sent[name.source as usize][rank as usize][name.number];
-        Status { peer: name.source, tag: sent.tag, len: sent.bytes.len() }
+        Status { peer: name.source, tag: sent.tag, len: sent.bytes.len(), immediate: None }
     }
 
     fn improbe(&mut self, rank: PeerId) {

@@ -122,7 +122,7 @@ fn rts_that_changes_after_it_was_checked_changes_nothing() {
         assert_eq!(stage.packet(1, Kind::Rts, 9, &rts.encode()), None);
         stage.world.engine(0).port_mut().twist = false;
         let wanted = pattern(Source::Rank(1), 9);
-        assert_eq!(stage.world.engine(0).iprobe(&wanted), Some(Status { peer: 1, tag: 9, len: 70 }));
+        assert_eq!(stage.world.engine(0).iprobe(&wanted), Some(Status { peer: 1, tag: 9, len: 70, immediate: None }));
         let receive = match probed {
             true => {
                 let (id, _) = stage.world.improbe(0, wanted).unwrap();
@@ -131,7 +131,7 @@ fn rts_that_changes_after_it_was_checked_changes_nothing() {
             false => stage.world.irecv(0, wanted, 70).unwrap(),
         };
         assert_eq!(stage.packet(1, Kind::Data, receive.id.to_bits(), &[3; 70]), None);
-        assert_eq!(stage.world.done(receive), (Ok(Status { peer: 1, tag: 9, len: 70 }), std::vec![3; 70]));
+        assert_eq!(stage.world.done(receive), (Ok(Status { peer: 1, tag: 9, len: 70, immediate: None }), std::vec![3; 70]));
         stage.assert_untouched();
     }
 }

@@ -169,7 +169,7 @@ impl Simulation<'_> {
         let Name { source, number } = name;
         let sent = &self.sent[source as usize][rank][number];
         let len = sent.bytes.len().min(receive.room);
-        let status = Status { peer: source, tag: sent.tag, len };
+        let status = Status { peer: source, tag: sent.tag, len, immediate: None };
         let message = sent.bytes.len() as u64;
         let right = if len < sent.bytes.len() {
             Err(CompletionError::Truncated(Truncation { status, message }))
