@@ -54,7 +54,9 @@ use state::WorkList;
 pub use eager::Bypass;
 pub use lmt::PeerSelection;
 pub use peer::Peer;
-pub use request::{CompletionError, Failure, Outcome, Request, RequestId, StartError, Status, Truncation};
+pub use request::{
+    CompletionError, Failure, Outcome, Request, RequestId, SendOptions, StartError, Status, Truncation,
+};
 pub use state::{PACKETS_A_TURN, Progress};
 pub use tuning::Tuning;
 

@@ -55,6 +55,12 @@ pub enum InjectedFault {
     WrongOrigin,
     /// The runs of a list are taken for those of the peer's next list.
     KeepRuns,
+    /// A synchronous eager message is acknowledged when it is stored, before a receive has matched it.
+    AcknowledgeUnmatched,
+    /// An acknowledgement for which there is no space is never sent.
+    ForgetAcknowledgement,
+    /// The immediate data of an announced message are lost.
+    DropImmediate,
     /// The credit that is reserved for updates is used for other packets.
     SpendReserve,
     /// A packet's report of posted receives counts twice.
@@ -85,7 +91,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 35] = [
+    pub const ALL: [InjectedFault; 38] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -108,6 +114,9 @@ impl InjectedFault {
         InjectedFault::IgnoreFailure,
         InjectedFault::WrongOrigin,
         InjectedFault::KeepRuns,
+        InjectedFault::AcknowledgeUnmatched,
+        InjectedFault::ForgetAcknowledgement,
+        InjectedFault::DropImmediate,
         InjectedFault::SpendReserve,
         InjectedFault::CountCreditTwice,
         InjectedFault::OverdrawPool,

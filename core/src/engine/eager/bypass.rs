@@ -258,6 +258,14 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 self.book_packet(peer, len);
                 return Bypass::Done(outcome(peer, envelope.tag, envelope.total, room));
             }
+            Kind::EagerImmediate | Kind::EagerAcknowledged | Kind::EagerBoth => {
+                if let Some(outcome) = self.receive_prefixed(pattern, buf, &arrival) {
+                    return Bypass::Done(outcome);
+                }
+                if pattern.matches(peer, &envelope) {
+                    posted = self.post(pattern, buf);
+                }
+            }
             Kind::Rts if pattern.matches(peer, &envelope) => {
                 // Without a free slot the message is stored as unexpected, and posting the receive returns the error.
                 posted = self.post(pattern, buf);

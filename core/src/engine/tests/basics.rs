@@ -122,7 +122,10 @@ fn message_to_self_is_matched_like_any_other() {
         let remembered = send(&mut world, 3, 2044);
         let empty = send(&mut world, 4, 0);
         assert!(world.done(expected).0.is_ok());
-        assert_eq!(world.done(early), (Ok(Status { peer: 0, tag: 1, len: 100, immediate: None }), contents(1, 100)));
+        assert_eq!(
+            world.done(early),
+            (Ok(Status { peer: 0, tag: 1, len: 100, immediate: None }), contents(1, 100))
+        );
         // A stored message is complete; a message of which only the RTS is stored waits for its receive.
         assert_eq!(world.engine(0).unexpected_messages(), 3);
         for (send, kept) in [(stored, !synchronous), (remembered, false), (empty, !synchronous)] {

@@ -184,7 +184,8 @@ impl<'a> EngineSiege<'a> {
             stream.receives.remove(0);
             let salt = stream.salts[stream.received];
             stream.received += 1;
-            let status = Status { peer: from, tag: stream.received as u64, len: length(salt), immediate: None };
+            let status =
+                Status { peer: from, tag: stream.received as u64, len: length(salt), immediate: None };
             assert_eq!(outcome, Ok(status), "seed {seed}");
             assert_eq!(bytes[..status.len], contents(salt, status.len), "seed {seed}: contents");
         }

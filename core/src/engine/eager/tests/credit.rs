@@ -400,8 +400,15 @@ fn sender_that_gets_credit_while_it_sleeps_is_woken() {
 
 #[test]
 fn sending_beyond_the_granted_credit_is_a_fault() {
-    let rts =
-        Rts { total: 5000, sender: 1, descriptor: Descriptor::NONE, origin: 0, protocol_number: 0 }.encode();
+    let rts = Rts {
+        total: 5000,
+        sender: 1,
+        descriptor: Descriptor::NONE,
+        origin: 0,
+        protocol_number: 0,
+        immediate: None,
+    }
+    .encode();
     for (kind, payload) in [(Kind::Eager, &[1; 8][..]), (Kind::Eager, &[1; 256]), (Kind::Rts, &rts)] {
         for expected in [false, true] {
             let fabric = Fabric::new(tiny(3));

@@ -165,7 +165,10 @@ fn sender_that_dies_between_probe_and_receive_loses_only_bytes_that_had_not_arri
                 }
                 world.engine(1).fail(0, failure);
                 let here = world.imrecv(1, here, 200).unwrap();
-                assert_eq!(world.done(here), (Ok(Status { peer: 0, tag: 1, len: 200, immediate: None }), contents(1, 200)));
+                assert_eq!(
+                    world.done(here),
+                    (Ok(Status { peer: 0, tag: 1, len: 200, immediate: None }), contents(1, 200))
+                );
                 let there = world.imrecv(1, there, 2000).unwrap();
                 for _ in 0..10 {
                     world.engine(1).progress();

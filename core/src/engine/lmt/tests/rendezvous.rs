@@ -437,7 +437,10 @@ fn death_ends_a_rendezvous_that_waits_for_room() {
             let (outcome, bytes) = world.done(receive);
             if reading == Reading::Always {
                 // All bytes have arrived; only the FIN was not sent.
-                assert_eq!((outcome, bytes), (Ok(Status { peer: 0, tag: 1, len: 2000, immediate: None }), contents(1, 2000)));
+                assert_eq!(
+                    (outcome, bytes),
+                    (Ok(Status { peer: 0, tag: 1, len: 2000, immediate: None }), contents(1, 2000))
+                );
             } else {
                 assert_eq!(outcome, Err(CompletionError::PeerFailed { peer: 0, failure }));
             }
