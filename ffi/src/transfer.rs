@@ -41,6 +41,13 @@ pub struct Status {
     pub len: u64,
     /// Receive: the length of the message, larger than `len` if it was truncated. Send: unspecified.
     pub total: u64,
+    /// Receive and probe: the message's immediate data (`nemesia_send_options`) if `has_immediate` is 1, else 0. Send:
+    /// unspecified.
+    pub immediate: u64,
+    /// Receive and probe: 1 if the message has immediate data, else 0. Send: unspecified.
+    pub has_immediate: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// Sends a message and waits until the caller may reuse the buffer. The receiver need not be ready.
@@ -525,8 +532,10 @@ fn wait(
 
 /// Returns the status of a success.
 #[inline]
-pub(crate) fn received(nemesia::Status { rank, tag, len }: nemesia::Status) -> Status {
-    Status { code: NEMESIA_OK, rank: rank_of(rank), tag, len: len as u64, total: len as u64 }
+pub(crate) fn received(nemesia::Status { rank, tag, len, immediate }: nemesia::Status) -> Status {
+    let (rank, len) = (rank_of(rank), len as u64);
+    let (has_immediate, immediate) = (immediate.is_some().into(), immediate.unwrap_or(0));
+    Status { code: NEMESIA_OK, rank, tag, len, total: len, immediate, has_immediate, reserved: 0 }
 }
 
 /// Writes the status of a message that was received, completely or in part, and returns the code.
@@ -543,7 +552,9 @@ pub(crate) fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>)
         let status = truncation.status;
         let (rank, len) = (rank_of(status.peer as usize), status.len as u64);
         let (code, total) = (NEMESIA_ERR_TRUNCATED, truncation.message);
-        out.write(Status { code, rank, tag: status.tag, len, total });
+        let (has_immediate, immediate) = (status.immediate.is_some().into(), status.immediate.unwrap_or(0));
+        let tag = status.tag;
+        out.write(Status { code, rank, tag, len, total, immediate, has_immediate, reserved: 0 });
     }
     Err(error.into())
 }

@@ -45,7 +45,7 @@ use std::time::Instant;
 
 use nemesia_core::engine::rma::{ExposedRegion as Exposure, Reply};
 use nemesia_core::engine::{
-    Engine, Peer, PeerSelection, Request as Operation, RequestId, StartError, Storage,
+    Engine, Peer, PeerSelection, Request as Operation, RequestId, SendOptions, StartError, Storage,
 };
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
@@ -180,6 +180,8 @@ enum Mode {
     Queued,
     /// When the buffer belongs to the caller again and a receive has matched the message.
     Synchronous,
+    /// As the options say.
+    With(SendOptions),
 }
 
 #[derive(Debug)]
@@ -297,6 +299,7 @@ impl Endpoint {
                 Mode::Standard => self.engine.isend_any(to, context, tag, buf),
                 Mode::Queued => self.engine.isend_queued(to, context, tag, buf),
                 Mode::Synchronous => self.engine.issend(to, context, tag, buf),
+                Mode::With(options) => self.engine.isend_with(to, context, tag, buf, options),
             };
             match started {
                 Ok(id) => return Ok(Request(id)),

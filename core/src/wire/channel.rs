@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn malformed_headers_are_none() {
-        for (at, byte) in [(0, 9), (0, 253), (0, FINISHED), (0, DROPPED), (1, 2), (6, 1), (7, 0x80)] {
+        for (at, byte) in [(0, 12), (0, 253), (0, FINISHED), (0, DROPPED), (1, 2), (6, 1), (7, 0x80)] {
             let mut bytes = PACKET.encode();
             bytes[at] = byte;
             assert_eq!(Header::decode(&bytes), None, "byte {at}");

@@ -89,7 +89,7 @@ fn synchronous_message_that_came_whole_can_be_received_after_its_sender_died() {
             let fabric = Fabric::new(tiny(2));
             let mut world = World::new(&fabric, AMPLE);
             for tag in [1, 2, 3] {
-                let len = if tag == 3 { 225 } else { len };
+                let len = if tag == 3 { 300 } else { len };
                 world.issend(1, 0, tag, contents(tag, len));
             }
             world.settle();
