@@ -27,6 +27,7 @@
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
 //! | [`context`] | sends and receives in a matching context; send modes |
 //! | [`list`] | messages whose bytes lie in several runs |
+//! | [`options`] | sends with options: immediate data |
 //! | [`observe`] | counters, and the call tree |
 //! | [`probe`] | probes |
 //!
@@ -49,6 +50,7 @@ pub mod list;
 pub mod memory;
 mod now;
 pub mod observe;
+pub mod options;
 pub mod probe;
 mod rank;
 mod request;

@@ -8,7 +8,7 @@ mod remote;
 
 use std::collections::VecDeque;
 
-use nemesia_core::engine::Status;
+use nemesia_core::engine::{SendOptions, Status};
 use nemesia_core::matching::{Pattern, Source};
 
 use super::RunPlan;

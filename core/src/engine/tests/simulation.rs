@@ -28,8 +28,10 @@ struct SimulatedSend {
     tag: u64,
     bytes: Vec<u8>,
     immediate: Option<u64>,
-    /// Whether the message must be announced, and whether its send is complete.
+    /// Whether the message must be announced; whether it must be matched before its send is complete; whether that is
+    /// so.
     rendezvous: bool,
+    synchronous: bool,
     complete: bool,
 }
 
@@ -170,10 +172,18 @@ impl<'a> Simulation<'a> {
                     self.reported[from as usize][to as usize], None,
                     "seed {seed}: sent to a failed rank"
                 );
-                let rendezvous = synchronous || len > self.eager_bytes;
+                let rendezvous = len > self.eager_bytes;
                 let sent = &mut self.sent[from as usize][to as usize];
                 let number = sent.len();
-                sent.push(SimulatedSend { context, tag, bytes, immediate, rendezvous, complete: false });
+                sent.push(SimulatedSend {
+                    context,
+                    tag,
+                    bytes,
+                    immediate,
+                    rendezvous,
+                    synchronous,
+                    complete: false,
+                });
                 self.sends.push(Sending { handle, to, number, tag, len });
             }
             Err(StartError::PeerFailed { peer, failure }) => {

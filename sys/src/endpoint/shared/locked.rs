@@ -8,6 +8,7 @@ use super::super::{
     Reduction, Region, RemoteKey, Request, Scope, Source, Status, Tag,
 };
 use crate::error::Error;
+use nemesia_core::engine::SendOptions;
 use nemesia_core::payload::Segment;
 
 /// The locked endpoint of a [`SharedEndpoint`](super::SharedEndpoint), with the methods that do not block.

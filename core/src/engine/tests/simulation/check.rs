@@ -61,7 +61,9 @@ impl Simulation<'_> {
             let len = seen.rts.map_or(whole as u64, |rts| rts.total);
             let envelope = (context, tag, len);
             assert_eq!(envelope, (sent.context, sent.tag, sent.bytes.len() as u64), "seed {seed}: overtaken");
-            assert!(announced || !sent.rendezvous, "seed {seed}: sent without an announcement");
+            let is_offer = seen.envelope.kind == Kind::Rts;
+            assert!(is_offer || !sent.rendezvous, "seed {seed}: sent without an announcement");
+            assert!(announced || !sent.synchronous, "seed {seed}: sent without a request for an answer");
             assert!(
                 !announced || !sent.complete,
                 "seed {seed}: {name:?} was complete but was only announced"
@@ -141,7 +143,7 @@ impl Simulation<'_> {
         let oracle = &self.oracles[send.to as usize];
         let name = Name { source: from, number: send.number };
         sent.complete = true;
-        let must_be_matched = sent.rendezvous || oracle.is_announced(name);
+        let must_be_matched = sent.rendezvous || sent.synchronous || oracle.is_announced(name);
         assert!(!must_be_matched || oracle.is_matched(name), "seed {}: {send:?} is complete", self.seed);
     }
 
