@@ -229,7 +229,7 @@ static void truncation(void) {
 
 static void contexts(void) {
     static unsigned char sent[LARGE], received[LARGE];
-    nemesia_status status = {77, 77, 77, 77, 77};
+    nemesia_status status = {77, 77, 77, 77, 77, 77, 77, 0};
     uint64_t request, message = 77;
     if (rank == 0) {
         OK(nemesia_endpoint_send_in(endpoint, 1, NEMESIA_SEND_STANDARD, peer, TAG, "one", 3));
@@ -423,7 +423,7 @@ static void refuse_exchanges(void) {
 
 static void errors(void) {
     static const int32_t nobody[] = {-2, 2, INT32_MAX, INT32_MIN};
-    nemesia_status status = {77, 77, 77, 77, 77};
+    nemesia_status status = {77, 77, 77, 77, 77, 77, 77, 0};
     uint64_t request = 77, sent;
     int32_t failure = 77;
     bool cancelled = false;

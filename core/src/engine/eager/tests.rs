@@ -2,4 +2,5 @@
 
 mod bypass;
 mod credit;
+mod prefixed;
 mod probe;
