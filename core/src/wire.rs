@@ -23,8 +23,8 @@
 //! The payload of the kinds 9 to 11 begins with a prefix of one or two words ([`prefix`]). The receiver acknowledges
 //! a message with a `Fin` packet after it has copied the bytes into the buffer of a receive.
 //!
-//! **Credit.** `Rts` packets and those of the four eager kinds occupy memory at the receiver if no receive matches: as many units
-//! of 64 bytes as [`cost`](crate::store::cost) returns for their payload. The receiver publishes the total
+//! **Credit.** `Rts` packets and those of the four eager kinds occupy memory at the receiver if no receive
+//! matches: as many units of 64 bytes as [`cost`](crate::store::cost) returns for their payload. The receiver publishes the total
 //! units granted, which only grows, in the second word of the line that holds its fastbox position. The
 //! sender never sends more. The other kinds occupy no memory.
 //!

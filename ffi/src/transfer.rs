@@ -41,13 +41,10 @@ pub struct Status {
     pub len: u64,
     /// Receive: the length of the message, larger than `len` if it was truncated. Send: unspecified.
     pub total: u64,
-    /// Receive and probe: the message's immediate data (`nemesia_send_options`) if `has_immediate` is 1, else 0. Send:
-    /// unspecified.
+    /// Receive, probe: the immediate data (`nemesia_send_options`); 0 if there are none. Send: unspecified.
     pub immediate: u64,
-    /// Receive and probe: 1 if the message has immediate data, else 0. Send: unspecified.
-    pub has_immediate: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Receive, probe: 1 if the message has immediate data, else 0. Send: unspecified.
+    pub has_immediate: u64,
 }
 
 /// Sends a message and waits until the caller may reuse the buffer. The receiver need not be ready.
@@ -533,9 +530,9 @@ fn wait(
 /// Returns the status of a success.
 #[inline]
 pub(crate) fn received(nemesia::Status { rank, tag, len, immediate }: nemesia::Status) -> Status {
-    let (rank, len) = (rank_of(rank), len as u64);
-    let (has_immediate, immediate) = (immediate.is_some().into(), immediate.unwrap_or(0));
-    Status { code: NEMESIA_OK, rank, tag, len, total: len, immediate, has_immediate, reserved: 0 }
+    let (len, has_immediate) = (len as u64, immediate.is_some().into());
+    let (code, rank, immediate) = (NEMESIA_OK, rank_of(rank), immediate.unwrap_or(0));
+    Status { code, rank, tag, len, total: len, immediate, has_immediate }
 }
 
 /// Writes the status of a message that was received, completely or in part, and returns the code.
@@ -549,12 +546,10 @@ pub(crate) fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>)
         Err(error) => error,
     };
     if let Error::Truncated(truncation) = &error {
-        let status = truncation.status;
-        let (rank, len) = (rank_of(status.peer as usize), status.len as u64);
-        let (code, total) = (NEMESIA_ERR_TRUNCATED, truncation.message);
-        let (has_immediate, immediate) = (status.immediate.is_some().into(), status.immediate.unwrap_or(0));
-        let tag = status.tag;
-        out.write(Status { code, rank, tag, len, total, immediate, has_immediate, reserved: 0 });
+        let (part, total) = (truncation.status, truncation.message);
+        let rank = part.peer as usize;
+        let part = nemesia::Status { rank, tag: part.tag, len: part.len, immediate: part.immediate };
+        out.write(Status { code: NEMESIA_ERR_TRUNCATED, total, ..received(part) });
     }
     Err(error.into())
 }

@@ -103,14 +103,10 @@ static void immediate(void) {
     options.has_immediate = 1;
     options.context = 3;
     for (at = 0; at < sizeof lens / sizeof *lens; at++) {
-        nemesia_iovec runs[2];
-        size_t len = lens[at];
+        size_t len = lens[at], part = len / 3;
+        nemesia_iovec runs[2] = {{sent, part}, {sent + part, len - part}};
         fill(sent, len, (unsigned)at);
         memset(received, 0, len);
-        runs[0].base = sent;
-        runs[0].len = len / 3;
-        runs[1].base = sent + len / 3;
-        runs[1].len = len - len / 3;
         options.immediate = UINT64_MAX - at;
         if (rank == 0) {
             options.mode = NEMESIA_SEND_STANDARD;
@@ -229,7 +225,7 @@ static void truncation(void) {
 
 static void contexts(void) {
     static unsigned char sent[LARGE], received[LARGE];
-    nemesia_status status = {77, 77, 77, 77, 77, 77, 77, 0};
+    nemesia_status status = {77, 77, 77, 77, 77, 77, 77};
     uint64_t request, message = 77;
     if (rank == 0) {
         OK(nemesia_endpoint_send_in(endpoint, 1, NEMESIA_SEND_STANDARD, peer, TAG, "one", 3));
@@ -423,7 +419,7 @@ static void refuse_exchanges(void) {
 
 static void errors(void) {
     static const int32_t nobody[] = {-2, 2, INT32_MAX, INT32_MIN};
-    nemesia_status status = {77, 77, 77, 77, 77, 77, 77, 0};
+    nemesia_status status = {77, 77, 77, 77, 77, 77, 77};
     uint64_t request = 77, sent;
     int32_t failure = 77;
     bool cancelled = false;

@@ -9,10 +9,12 @@ use nemesia_core::wire::placement::{
 mod channel;
 mod list;
 mod peer;
+mod prefix;
 
 pub use channel::channel_decoder;
 pub use list::list_of_runs;
 pub use peer::placement_peer;
+pub use prefix::message_prefix;
 
 /// A fuzz target.
 #[derive(Clone, Copy, Debug)]
@@ -24,10 +26,11 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 5] = [
     Target { name: "placement-decoder", run: placement_decoder },
     Target { name: "placement-peer", run: placement_peer },
     Target { name: "list-of-runs", run: list_of_runs },
+    Target { name: "message-prefix", run: message_prefix },
     Target { name: "channel-decoder", run: channel_decoder },
 ];
 

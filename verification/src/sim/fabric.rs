@@ -143,7 +143,8 @@ pub(crate) struct Taken {
     pub(crate) peer: u32,
     pub(crate) envelope: Envelope,
     pub(crate) len: usize,
-    /// Whether the sender waits for an answer, although the packet carries the whole message. Known when the packet is released.
+    /// Whether the sender waits for an answer, although the packet carries the whole message. Known when the packet
+    /// is released.
     pub(crate) along: bool,
 }
 

@@ -23,6 +23,8 @@ use crate::wire::prefix::{EagerPrefix, MOST_PREFIX_BYTES};
 use crate::wire::rendezvous::FIN_BYTES;
 use crate::wire::{Envelope, Kind};
 
+/// Most bytes of a packet that is copied as a whole on both sides, prefix and message together.
+const SMALL_BYTES: usize = 64;
 /// Most bytes of an eager packet with a prefix whose message is a list. The list is gathered behind the prefix first; a
 /// longer one uses rendezvous.
 const MOST_LISTED_BYTES: usize = 1024;
@@ -75,6 +77,20 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
     }
 
+    /// Sends a message with immediate data if it can leave at once; see [`Engine::send_now`]. Returns `false` if
+    /// nothing was sent.
+    pub fn send_immediate_now(
+        &mut self,
+        to: PeerId,
+        context: u16,
+        tag: u64,
+        (bytes, immediate): (&SendBuf, u64),
+    ) -> bool {
+        let buf = bytes.alias();
+        let message = SendMessage { context, tag, buf, synchronous: false, immediate: Some(immediate) };
+        to < self.size() && matches!(self.send_prefixed_now(to, &message), Ok(Some(_)))
+    }
+
     /// Sends a message with a prefix if it is small enough, there is space and credit, and no message waits before it.
     /// `None` if nothing was sent.
     fn send_prefixed_now(
@@ -86,27 +102,33 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if to == self.rank || !self.peer(to).is_free() || !self.has_credit(to, cost(len)) {
             return Ok(None);
         }
-        let mut id = RequestId::SENT;
-        if message.synchronous {
-            let index = self.start(State::Free)?;
-            id = self.id(index);
-        }
-        let sent = self.send_prefixed(to, message, id);
         self.trace.note("send_prefixed", len as u64);
-        match sent {
-            Ok(true) => {
-                if message.synchronous {
-                    self.await_acknowledgement(to, id.index, message);
-                }
-                return Ok(Some(id));
-            }
-            Ok(false) => {}
-            Err(fault) => self.fault(fault),
+        if !message.synchronous {
+            let sent = self.send_prefixed(to, message, RequestId::SENT);
+            return Ok(self.is_sent(sent).then_some(RequestId::SENT));
         }
-        if message.synchronous {
-            self.requests.remove(id.index);
+        // The request exists before the message leaves, because the message contains its number.
+        let unacknowledged = State::Unacknowledged { to, tag: message.tag, len: message.buf.len() };
+        let Some(index) = self.enqueue_new(to, PeerQueue::Offered, unacknowledged) else {
+            return Err(StartError::Requests { capacity: self.requests.capacity() });
+        };
+        let id = self.id(index);
+        let sent = self.send_prefixed(to, message, id);
+        if matches!(sent, Ok(true)) {
+            return Ok(Some(id));
         }
+        self.dequeue(to, PeerQueue::Offered, index);
+        self.requests.remove(index);
+        self.is_sent(sent);
         Ok(None)
+    }
+
+    /// Returns whether a packet was sent. If it was not because a peer has failed, the failure is recorded.
+    fn is_sent(&mut self, sent: Result<bool, PeerFault>) -> bool {
+        sent.unwrap_or_else(|fault| {
+            self.fault(fault);
+            false
+        })
     }
 
     /// Sends a message eagerly, behind its prefix. Returns `false` if there is no space.
@@ -122,6 +144,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let len = head.len() + body_len;
         let envelope = Envelope { total: len as u64, ..message.envelope(prefix.kind()) };
         let sent = match message.buf.whole(0, body_len) {
+            Some(body) if len <= SMALL_BYTES => {
+                // In one piece, because the prefix is then copied by two stores.
+                let mut packet = [0; SMALL_BYTES];
+                packet[..MOST_PREFIX_BYTES].copy_from_slice(&bytes);
+                packet[head.len()..len].copy_from_slice(body);
+                self.port.send(to, &envelope, PacketPieces::Whole(&packet[..len]))?
+            }
             Some(body) => self.port.send(to, &envelope, PacketPieces::Parts(head, body))?,
             None => {
                 let mut gathered = [0; MOST_LISTED_BYTES];
@@ -178,6 +207,30 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
     }
 
+    /// Copies the message of a packet into a buffer, as far as it fits. Returns the prefix.
+    #[inline(always)]
+    fn unload_prefixed(
+        &self,
+        arrival: &Arrival<P::Token>,
+        buf: &mut RecvBuf,
+    ) -> Result<EagerPrefix, PortFault> {
+        let (kind, len) = (arrival.envelope.kind, arrival.len);
+        if len > SMALL_BYTES {
+            let prefix = self.read_prefix(arrival)?;
+            unload(&self.port, arrival, prefix.bytes(), buf, (0, len - prefix.bytes()));
+            return Ok(prefix);
+        }
+        let mut packet = [0; SMALL_BYTES];
+        self.port.read(arrival, 0, &mut packet[..len]);
+        let prefix = EagerPrefix::decode(kind, &packet[..len]).ok_or(PortFault::Protocol { kind })?;
+        let body = &packet[prefix.bytes()..len];
+        match buf.whole(0, body.len()) {
+            Some(to) => to.copy_from_slice(&body[..to.len()]),
+            None => buf.each(0, body.len(), |done, to| to.copy_from_slice(&body[done..done + to.len()])),
+        }
+        Ok(prefix)
+    }
+
     /// Returns the prefix of a packet that has arrived.
     fn read_prefix(&self, arrival: &Arrival<P::Token>) -> Result<EagerPrefix, PortFault> {
         let kind = arrival.envelope.kind;
@@ -231,9 +284,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if !pattern.matches(from, &envelope) {
             return None;
         }
-        let prefix = self.read_prefix(arrival).ok()?;
+        let prefix = self.unload_prefixed(arrival, buf).ok()?;
         let total = len - prefix.bytes();
-        unload(&self.port, arrival, prefix.bytes(), buf, (0, total));
         if let Some(sender) = prefix.sender {
             // An acknowledgement does not overtake those that wait, and a failure is left to the caller.
             let is_first = self.first(from, PeerQueue::Answers).is_none();

@@ -11,8 +11,8 @@ use crate::port::{PeerId, Port};
 use crate::wire::{Envelope, Kind};
 
 impl<P: Port, S: Storage> Engine<P, S> {
-    /// Returns sender, tag, total length and immediate data of the first stored message that `pattern` matches; `None` if
-    /// there is none.
+    /// Returns sender, tag, total length and immediate data of the first stored message that `pattern` matches;
+    /// `None` if there is none.
     pub fn iprobe(&self, pattern: &Pattern) -> Option<Status> {
         self.store.find(pattern).map(|id| self.stored_status(id))
     }

@@ -74,7 +74,16 @@ impl Context<'_> {
     /// # Errors
     /// See [`Error`].
     pub fn send_with(self, to: usize, tag: u64, bytes: &[u8], options: SendOptions) -> Result<(), Error> {
-        self.endpoint.send_slowly(to, free_context(self.id)?, tag, bytes, Mode::With(options))
+        let context = free_context(self.id)?;
+        if let SendOptions { immediate: Some(immediate), synchronous: false } = options {
+            // SAFETY: the bytes are borrowed until this function returns, and the engine keeps no pointer to them.
+            let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
+            let peer = u32::try_from(to).unwrap_or(u32::MAX);
+            if self.endpoint.engine.send_immediate_now(peer, context, tag, (&buf, immediate)) {
+                return Ok(());
+            }
+        }
+        self.endpoint.send_slowly(to, context, tag, bytes, Mode::With(options))
     }
 
     /// Sends the bytes of several slices with options and waits; see [`Endpoint::send_with`].
