@@ -545,18 +545,13 @@ typedef struct nemesia_status {
      */
     uint64_t total;
     /**
-     * Receive and probe: the message's immediate data (`nemesia_send_options`) if `has_immediate` is 1, else 0. Send:
-     * unspecified.
+     * Receive, probe: the immediate data (`nemesia_send_options`); 0 if there are none. Send: unspecified.
      */
     uint64_t immediate;
     /**
-     * Receive and probe: 1 if the message has immediate data, else 0. Send: unspecified.
+     * Receive, probe: 1 if the message has immediate data, else 0. Send: unspecified.
      */
-    uint32_t has_immediate;
-    /**
-     * 0.
-     */
-    uint32_t reserved;
+    uint64_t has_immediate;
 } nemesia_status;
 
 /**

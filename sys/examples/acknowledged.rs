@@ -10,6 +10,7 @@
 //! that a disturbance of the machine meets all of them.
 
 use std::error::Error;
+use std::io::Write as _;
 use std::time::Instant;
 
 use nemesia::{Config, Endpoint, SendOptions, Source, Tag};
@@ -74,7 +75,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     if endpoint.rank() == 0 {
         for ((name, _), median) in KINDS.iter().zip(medians) {
-            println!("{name:12} {median:8.1} ns, {:.2} times a standard send", median / medians[0]);
+            let ratio = median / medians[0];
+            writeln!(std::io::stdout(), "{name:12} {median:8.1} ns, {ratio:.2} times a standard send")?;
         }
     }
     endpoint.barrier()?;

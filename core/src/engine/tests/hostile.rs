@@ -160,7 +160,7 @@ impl<'a> EngineSiege<'a> {
         let mut payload: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
         match kind {
             Kind::Eager | Kind::EagerImmediate | Kind::EagerBoth | Kind::Data => {
-                payload.resize(self.rng.below(257), 7)
+                payload.resize(self.rng.below(257), 7);
             }
             Kind::Fin => payload.truncate(8),
             _ if self.rng.one_in(4) => payload.resize(self.rng.below(257), 7),
