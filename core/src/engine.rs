@@ -60,12 +60,13 @@ pub use request::{
 pub use state::{PACKETS_A_TURN, Progress};
 pub use tuning::Tuning;
 
+use crate::flow::backing::Backing;
 use crate::flow::{CeilingError, Ledger};
 use crate::matching::Posted;
 use crate::port::{PeerId, Port};
 use crate::shared::fastbox::SHORT_BYTES;
 use crate::slab::{List, Slab, Slot};
-use crate::store::{self, Store, Unit};
+use crate::store::{self, Store, UnitMemory};
 use crate::trace::Recorder;
 use crate::wire::rendezvous::RTS_BYTES;
 
@@ -76,8 +77,9 @@ pub trait Storage {
     type Requests: BorrowMut<[Slot<Request>]>;
     /// One for each rank of the world.
     type Peers: BorrowMut<[Peer]>;
-    /// Memory for unexpected messages. Its size is the ceiling for unexpected data.
-    type Units: BorrowMut<[Unit]>;
+    /// Memory for unexpected messages, which may be committed as it is needed. Its size is the limit for unexpected
+    /// data; its ceiling may be lower at first ([`Engine::raise_ceiling`]).
+    type Units: UnitMemory;
     /// Hash buckets that index the stored messages, initially all zero; see [`crate::store::split`].
     type Stored: BorrowMut<[u32]>;
     /// Hash buckets that index posted receives: about as many as requests. The engine uses the largest power
@@ -132,6 +134,8 @@ pub struct Engine<P: Port, S: Storage> {
     posted: Posted<S::Buckets>,
     store: Store<S::Units, S::Stored>,
     ledger: Ledger,
+    /// The units that the ledger may promise once their memory is committed.
+    backing: Backing,
     peers: S::Peers,
     regions: Regions<S::Regions>,
     replies: Slab<Reply, S::Replies>,
@@ -154,23 +158,31 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Creates the engine of rank `rank`. The world has as many ranks as `lent.peers` has elements.
     ///
     /// # Errors
-    /// There are fewer units than ranks.
+    /// There are fewer units than ranks, or too few of them can be committed.
     pub fn new(rank: PeerId, port: P, tuning: Tuning, lent: Lent<S>) -> Result<Self, CeilingError> {
-        let store = Store::new(lent.units, lent.stored);
+        let mut store = Store::new(lent.units, lent.stored);
         let others = (lent.peers.borrow().len() as u32).saturating_sub(1);
         // The RTS of a message to this process itself must always fit.
         let own = store::cost(RTS_BYTES);
-        let units = store.capacity_units().saturating_sub(own);
+        let ceiling = store.ceiling_units();
+        let units = ceiling.saturating_sub(own);
         // A message that no peer can ever have enough credit for uses rendezvous.
         let share = units.checked_div(others).unwrap_or(units);
         let eager_bytes = tuning.eager_bytes.min(port.packet_bytes()).min(store::most(share));
-        let ledger = match Ledger::new(units, others, tuning.window, store::cost(eager_bytes)) {
-            Ok(ledger) if store.capacity_units() >= own => ledger.with_own(own),
+        let mut ledger = match Ledger::new(units, others, tuning.window, store::cost(eager_bytes)) {
+            Ok(ledger) if ceiling >= own => ledger.with_own(own),
             refused => {
                 let needed = refused.err().map_or(0, |error| error.needed) + u64::from(own);
-                return Err(CeilingError { ceiling: store.capacity_units(), peers: others, needed });
+                return Err(CeilingError { ceiling, peers: others, needed });
             }
         };
+        let beyond = store.capacity_units() - ceiling;
+        let mut backing = Backing::new(store.committed_units(), ledger.take_pool(), beyond);
+        let reserved = ledger.own_units() + others * ledger.reserve();
+        if !backing.take(reserved, |more| store.commit(more)) {
+            let (ceiling, needed) = (store.committed_units(), reserved.into());
+            return Err(CeilingError { ceiling, peers: others, needed });
+        }
         let mut engine = Self {
             rank,
             eager_bytes,
@@ -181,6 +193,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             requests: Slab::new(lent.requests),
             posted: Posted::new(lent.posted),
             ledger,
+            backing,
             store,
             peers: lent.peers,
             regions: Regions::new(lent.regions),
@@ -191,6 +204,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             work: WorkList::default(),
             failures: Failures::default(),
         };
+        engine.back_credit();
         engine.open_accounts();
         Ok(engine)
     }

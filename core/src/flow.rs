@@ -27,6 +27,7 @@
 use crate::slab::NONE;
 use crate::wire::PeerId;
 
+pub mod backing;
 pub mod posted;
 pub mod replies;
 pub mod shares;
@@ -173,6 +174,11 @@ impl Account {
         self.stored
     }
 
+    /// Returns whether the account may return units to the pool as the peer's traffic continues.
+    pub const fn may_return(&self) -> bool {
+        self.pooled > 0 && self.window() > 0
+    }
+
     /// Returns whether the account waits for the pool.
     pub const fn is_starved(&self) -> bool {
         !matches!(self.lacks, Lack::Nothing)
@@ -266,6 +272,16 @@ impl Ledger {
     /// Returns the free units of the pool.
     pub const fn free(&self) -> u32 {
         self.free
+    }
+
+    /// Takes the free units out of the pool: those whose memory is not committed yet ([`backing`]).
+    pub const fn take_pool(&mut self) -> u32 {
+        core::mem::replace(&mut self.free, 0)
+    }
+
+    /// Adds units to the pool. [`Ledger::next_regrant`] distributes them.
+    pub const fn add_to_pool(&mut self, units: u32) {
+        self.free += units;
     }
 
     /// Returns the reserve for messages to this process itself, in units.

@@ -31,6 +31,8 @@ pub enum InjectedFault {
     ForgetFlush,
     /// A flush counts operations as done that were sent to a process which has left.
     AssumeDone,
+    /// A put that completes at its target is complete when it has left.
+    ForgetConfirm,
     /// A put overtakes the answer to a get in spite of the fence between them.
     ForgetFence,
     /// A packet that is not eager is not counted, and so appears to be eager.
@@ -87,11 +89,23 @@ pub enum InjectedFault {
     ForgetRoom,
     /// The placement acknowledges an operation before its payload has arrived.
     AckEarly,
+    /// Of two calls that cross, each process answers the other's.
+    CountBothCalls,
+    /// A process answers a call from a peer with which it is connected, and does not end that connection.
+    AnswerConnected,
+    /// A process answers a call that the caller has abandoned.
+    HearOutdated,
+    /// A process makes one connection more than it may have.
+    ForgetLimit,
+    /// A process that admits known peers only answers an unknown one.
+    AdmitUnknown,
+    /// The identifier of a released peer names the next peer in its slot.
+    ForgetGeneration,
 }
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 38] = [
+    pub const ALL: [InjectedFault; 45] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -102,6 +116,7 @@ impl InjectedFault {
         InjectedFault::DropWhole,
         InjectedFault::ForgetFlush,
         InjectedFault::AssumeDone,
+        InjectedFault::ForgetConfirm,
         InjectedFault::ForgetFence,
         InjectedFault::ForgetCount,
         InjectedFault::KeepAllowance,
@@ -130,11 +145,22 @@ impl InjectedFault {
         InjectedFault::DropRest,
         InjectedFault::ForgetRoom,
         InjectedFault::AckEarly,
+        InjectedFault::CountBothCalls,
+        InjectedFault::AnswerConnected,
+        InjectedFault::HearOutdated,
+        InjectedFault::ForgetLimit,
+        InjectedFault::AdmitUnknown,
+        InjectedFault::ForgetGeneration,
     ];
 
     /// Returns whether the fault concerns a [channel](crate::port::channel) or what is below it, and not the engine.
     pub const fn is_of_channel(self) -> bool {
-        self as u32 >= InjectedFault::SpendReserve as u32
+        self as u32 >= InjectedFault::SpendReserve as u32 && !self.is_of_peers()
+    }
+
+    /// Returns whether the fault concerns [`peers`](crate::peers).
+    pub const fn is_of_peers(self) -> bool {
+        self as u32 >= InjectedFault::CountBothCalls as u32
     }
 }
 

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`sync`] | the only access to atomics, shared payload and fences; loom behind a private cfg |
 //! | [`shared`] | structures that two processes share, and the shared-memory [`port`] built from them |
+//! | [`peers`] | the processes that this one knows, and the state of its connection with each |
 //! | [`port`] | the interface that the engine requires of a transport; [`port::channel`]: packets over an RDMA fabric; [`port::placement`]: such a fabric in software |
 //! | [`wire`] | packet formats: kinds, envelope, version |
 //! | [`matching`] | receive patterns and the queue of posted receives |
@@ -43,6 +44,7 @@ pub mod injected_fault;
 pub mod matching;
 pub mod order;
 pub mod payload;
+pub mod peers;
 pub mod port;
 pub mod regcache;
 mod selector;

@@ -1,11 +1,16 @@
 //! Structures that two processes share: layouts and lock-free structures, each a view over borrowed memory.
 //!
-//! # Two segments per process
-//! - The *own* segment is written only by its owner. Peers map it read-only, which the kernel enforces
-//!   (`F_SEAL_FUTURE_WRITE`). It holds a header; per peer, the fastbox to it, positions, and the ring that
-//!   returns its cells; and the cell pool.
-//! - The *inbox* is written by every process. It holds a header, the sleep word, and the entries of the
-//!   receive queue.
+//! # The segments of a process
+//! - The *own* segment holds the cell pool. Only its owner writes it. Peers map it read-only, which the kernel
+//!   enforces (`F_SEAL_FUTURE_WRITE`).
+//! - A *link* segment holds the structures for one peer: the fastbox to it, positions, and the ring that returns
+//!   its cells. It is made with the connection, and its memory is reserved then. Only its owner writes it, and only
+//!   its peer maps it, read-only.
+//! - An *inbox* holds the entries of a receive queue, and the first one the sleep word. Every peer that the queue
+//!   serves writes it. A process has one inbox, and further ones if it has many peers ([`layout::queue_of`]).
+//!
+//! Each process knows each of its peers by a number of its own choice. Two processes tell each other these numbers
+//! when they connect.
 //!
 //! A malicious peer can therefore corrupt only its own messages and the inboxes of other processes. An inbox
 //! holds only hints: each entry names a cell in the sender's own segment, and the cell itself records its

@@ -7,7 +7,8 @@
 //!
 //! The memory consists of [`Unit`]s, and of one word for each hash bucket. A message takes one unit, its head. If its
 //! body is longer than [`INLINE`] bytes, it also takes a chain of further units. Any free unit fits, so there is no
-//! fragmentation and [`cost`] is exact. Units that were never used are not touched, so their pages stay uncommitted.
+//! fragmentation and [`cost`] is exact. The memory is committed in steps ([`UnitMemory`]). Units that are not
+//! committed are neither touched nor granted to a peer.
 //!
 //! **Head.** Bytes 0-3 and 4-7: next and previous head in the order of arrival. 8-11: next head in its hash list.
 //! 12-15: source. 16-23: tag. 24-27: body bytes. 28-29: context. 30: kind. 31: 1 if claimed. From 32: the body. If
@@ -16,6 +17,8 @@
 //! of the next free unit there.
 #![forbid(unsafe_code)]
 
+mod memory;
+
 use core::borrow::BorrowMut;
 
 use crate::matching::{Pattern, hash};
@@ -23,11 +26,8 @@ use crate::port::PeerId;
 use crate::slab::{List, NONE};
 use crate::wire::{Envelope, Kind};
 
-/// The unit of the memory, and of credit.
-pub type Unit = [u8; UNIT];
+pub use memory::{UNIT, Unit, UnitMemory};
 
-/// Bytes of a [`Unit`].
-pub const UNIT: usize = 64;
 /// Longest body that needs no further unit.
 pub const INLINE: usize = UNIT - BODY;
 
@@ -129,13 +129,15 @@ impl Stored {
 /// a message from [`Store::insert`] until [`Store::remove`]. Other numbers are invalid; they have no effect outside
 /// the store.
 #[derive(Debug)]
-pub struct Store<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> {
+pub struct Store<U: UnitMemory, B: BorrowMut<[u32]>> {
     units: U,
     /// First of the free units that were used before.
     free: u32,
     /// Units below this index were used at least once.
     fresh: u32,
     free_count: u32,
+    /// Units from the first on that are committed, used or free.
+    committed: u32,
     capacity: u32,
     order: List,
     /// The hash lists. Each is a ring of heads in order of arrival; its word is the number of the last head plus one,
@@ -151,18 +153,20 @@ pub struct Store<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> {
     listed: usize,
 }
 
-impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
+impl<U: UnitMemory, B: BorrowMut<[u32]>> Store<U, B> {
     /// Returns an empty store. Units may have any content. Lists must be zero; of them the largest power of two is
     /// used.
-    pub fn new(units: U, lists: B) -> Self {
-        let capacity = units.borrow().len().min(NONE as usize - 1) as u32;
+    pub fn new(mut units: U, lists: B) -> Self {
+        let capacity = units.units().len().min(NONE as usize - 1) as u32;
+        let committed = units.commit(0).min(capacity);
         debug_assert!(lists.borrow().iter().all(|&list| list == 0));
         let bits = lists.borrow().len().checked_ilog2().unwrap_or(0).min(32);
         Self {
             units,
             free: NONE,
             fresh: 0,
-            free_count: capacity,
+            free_count: committed,
+            committed,
             capacity,
             order: List::new(),
             lists,
@@ -173,12 +177,42 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         }
     }
 
-    /// Returns the number of units.
+    /// Returns the number of units, committed or not.
     pub const fn capacity_units(&self) -> u32 {
         self.capacity
     }
 
-    /// Returns the number of free units.
+    /// Returns the number of units that may be committed at present: the capacity, unless the memory has a lower
+    /// ceiling at first.
+    pub fn ceiling_units(&self) -> u32 {
+        self.units.ceiling().min(self.capacity)
+    }
+
+    /// Commits `more` units, or as many as the memory can commit; it may round up. Returns the number of units
+    /// that were added.
+    #[cold]
+    pub fn commit(&mut self, more: u32) -> u32 {
+        let wanted = self.committed.saturating_add(more).min(self.capacity);
+        if wanted == self.committed {
+            return 0;
+        }
+        let added = self.units.commit(wanted).clamp(self.committed, self.capacity) - self.committed;
+        self.committed += added;
+        self.free_count += added;
+        added
+    }
+
+    /// Returns the number of committed units, used or free.
+    pub const fn committed_units(&self) -> u32 {
+        self.committed
+    }
+
+    /// Returns the number of units that stored messages take.
+    pub const fn used_units(&self) -> u32 {
+        self.committed - self.free_count
+    }
+
+    /// Returns the number of committed units that are free.
     pub const fn free_units(&self) -> u32 {
         self.free_count
     }
@@ -399,12 +433,12 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
 
     #[inline(always)]
     fn unit(&self, unit: u32) -> &Unit {
-        &self.units.borrow()[unit as usize]
+        &self.units.units()[unit as usize]
     }
 
     #[inline(always)]
     fn unit_mut(&mut self, unit: u32) -> &mut Unit {
-        &mut self.units.borrow_mut()[unit as usize]
+        &mut self.units.units_mut()[unit as usize]
     }
 
     /// Takes a free unit, which the caller has counted.

@@ -1,10 +1,11 @@
 //! The only access to atomics, shared payload and fences.
 //!
-//! Every word that another process can see has one of four types:
+//! Every word that another process can see has one of these types:
 //!
 //! | type | use | in production | under loom |
 //! |---|---|---|---|
 //! | [`Word64`], [`Word32`] | control words; each ordered access names its [`Edge`] | an atomic | loom's atomic |
+//! | [`Word16`], [`Word8`] | values of regions that atomic operations change | an atomic | loom's atomic |
 //! | [`PayloadWord`] | payload that travels in words | a relaxed atomic | loom's `UnsafeCell`: a race fails the model |
 //! | [`Payload`], [`PayloadMut`] | payload bytes | a bounds-checked raw range | a slice of loom's `UnsafeCell` |
 //!
@@ -26,9 +27,9 @@ pub mod model;
 pub use model::{Payload, PayloadMut, PayloadWord};
 
 #[cfg(not(nemesia_loom))]
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 #[cfg(nemesia_loom)]
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 /// A named Release/Acquire pair (or, for [`Edge::Sleep`] and [`Edge::AssistClaim`], a pair of sequentially
 /// consistent fences).
@@ -297,6 +298,14 @@ word! {
 word! {
     /// A 32-bit control word that other processes see.
     Word32, AtomicU32, u32
+}
+word! {
+    /// A 16-bit value of a region.
+    Word16, AtomicU16, u16
+}
+word! {
+    /// An 8-bit value of a region.
+    Word8, AtomicU8, u8
 }
 
 /// The type of the word on which the kernel can make a process sleep.

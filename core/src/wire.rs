@@ -48,7 +48,8 @@
 //! cell of the receiver, plus one, or 0. The lap of the packet that starts at position `p` of a fastbox of
 //! `n` slots is `(p / n + 1) mod 256`.
 //!
-//! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63, destination rank in bits 0-15. Word 1:
+//! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63; in bits 0-15 the number
+//! by which the sender knows the destination. Word 1:
 //! bits 0-31 payload bytes, 32-39 kind, 48-63 context. Word 2: tag. The rest is reserved. Sequence numbers of
 //! cells are 48 bits wide and start at 1.
 //!
@@ -57,8 +58,8 @@
 //! wakers before each read; bits 8-31 are the number of messages that the sleeper needs beyond the next.
 //! Bytes 4-7: the number of the wake-up, on which the futex waits.
 //!
-//! **Queue entry** (64 bits). Bits 0-31: the cell's number in the world, `rank * cells + cell`. Bits 32-63:
-//! lap of the entry, `position / entries + 1`.
+//! **Queue entry** (64 bits). Bits 0-31: `number * cells + cell`, where `number` is the one by which the owner of the
+//! queue knows the owner of the cell. Bits 32-63: lap of the entry, `position / entries + 1`.
 //!
 //! **Return slot** (32 bits). Bits 0-15: the cell. Bits 16-31: lap, `position / cells + 1`.
 #![forbid(unsafe_code)]
@@ -74,7 +75,7 @@ pub mod rendezvous;
 pub mod rma;
 
 /// Version of the layouts on this page.
-pub const LAYOUT_VERSION: u32 = 10;
+pub const LAYOUT_VERSION: u32 = 11;
 
 /// A peer's rank in the world.
 pub type PeerId = u32;

@@ -14,12 +14,12 @@
  *                     nemesia_config_read_file, nemesia_config_set, nemesia_config_get, nemesia_config_destroy
  *   Endpoint          open, open_with, close, rank, size, warning, explain
  *   Messages          send, recv, isend, irecv; in a context: send_in, recv_in, isend_in, irecv_in;
- *                     of several runs: isendv, irecvv; with immediate data: send_with, isend_with; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv
- *   Requests          test, wait, wait_all, cancel, progress; event loops: event_fd, arm, disarm
+ *                     of several runs: isendv, irecvv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv
+ *   Requests          test, wait, wait_all, cancel, check_room, progress; event loops: event_fd, arm, disarm
  *   Active messages   set_handler, nemesia_incoming_reply, send_active, isend_active, active_bytes, unhandled
- *   One-sided         expose, allocate, unexpose, remote_key, path, iput, iget, iaccumulate, ifetch, ifetch_accumulate,
- *                     icompare_swap, iflush, flush, fence, notifications, inotified
- *   Collective        barrier, agree, shrink
+ *   One-sided         expose, expose_as, allocate, unexpose, remote_key, path, put, get, iput, iget, iaccumulate, ifetch,
+ *                     ifetch_accumulate, icompare_swap, nemesia_atomic_supported, iflush, flush, fence, notifications, inotified
+ *   Collective        barrier, agree, shrink; among some ranks: barrier_among, agree_among, shrink_among
  *   Failed peers      peer_failure, acknowledge_failures, incarnation, restarted, readmit
  *   Observation       counters, call_tree
  *   Memory            nemesia_memory_released
@@ -146,7 +146,7 @@
 
 /**
  * Unexpected messages have reached their memory limit: receive them first. A request that was waited for is
- * still in progress.
+ * still in progress. From `nemesia_endpoint_close`: a receiver has reached its limit, and messages to it are lost.
  */
 #define NEMESIA_ERR_UNEXPECTED_FULL -10
 
@@ -176,7 +176,7 @@
 #define NEMESIA_ERR_UNKNOWN -15
 
 /**
- * A one-sided operation was refused: the region is not exposed, or the key is not its key. With this and the
+ * A one-sided operation was refused: no region is exposed with the key. With this and the
  * next four codes, `nemesia_last_error_rank` returns the rank that owns the region. A flush reports the
  * first refusal since the last flush.
  */
@@ -260,6 +260,11 @@
  * endpoint here. Every function that takes an endpoint may return this.
  */
 #define NEMESIA_ERR_FORKED -30
+
+/**
+ * Another region of this process is exposed with the key: unexpose it first, or choose another key.
+ */
+#define NEMESIA_ERR_KEY_IN_USE -31
 
 /**
  * One thread at a time uses the endpoint, and the caller ensures that. The endpoint may move between
@@ -357,6 +362,16 @@
 #define NEMESIA_ACCESS_READ_WRITE 3
 
 /**
+ * In `flags` of `nemesia_endpoint_expose_as`: the caller chooses the key.
+ */
+#define NEMESIA_EXPOSE_KEY 1
+
+/**
+ * In `flags` of `nemesia_endpoint_expose_as`: peers name the bytes of the region by their address in this process.
+ */
+#define NEMESIA_EXPOSE_BY_ADDRESS 2
+
+/**
  * The type int32_t.
  */
 #define NEMESIA_TYPE_I32 0
@@ -385,6 +400,26 @@
  * The type double of IEEE 754.
  */
 #define NEMESIA_TYPE_F64 5
+
+/**
+ * The type int8_t.
+ */
+#define NEMESIA_TYPE_I8 6
+
+/**
+ * The type uint8_t.
+ */
+#define NEMESIA_TYPE_U8 7
+
+/**
+ * The type int16_t.
+ */
+#define NEMESIA_TYPE_I16 8
+
+/**
+ * The type uint16_t.
+ */
+#define NEMESIA_TYPE_U16 9
 
 /**
  * Addition; integers wrap.
@@ -432,6 +467,33 @@
 #define NEMESIA_OP_NOTHING 8
 
 /**
+ * Logical and: 1 if neither is 0, else 0.
+ */
+#define NEMESIA_OP_LOGICAL_AND 9
+
+/**
+ * Logical or: 1 if one is not 0, else 0.
+ */
+#define NEMESIA_OP_LOGICAL_OR 10
+
+/**
+ * Logical exclusive or: 1 if exactly one is not 0, else 0.
+ */
+#define NEMESIA_OP_LOGICAL_XOR 11
+
+/**
+ * In `flags` of a put: the notification count of the region is incremented when the bytes are there.
+ */
+#define NEMESIA_RMA_NOTIFY 1
+
+/**
+ * In `flags` of a put or an accumulate: the operation is complete when it is done at the owner of the region, and
+ * reports a refusal of the owner itself. It needs no flush. If the region is not mapped here, it takes one message
+ * of the owner, which must make progress.
+ */
+#define NEMESIA_RMA_DELIVERED 2
+
+/**
  * In place of a rank: every rank.
  */
 #define NEMESIA_ALL_RANKS -1
@@ -450,6 +512,41 @@
  * `nemesia_endpoint_path`: operations are sent as packets, which the owner executes when it makes progress.
  */
 #define NEMESIA_PATH_PACKETS 2
+
+/**
+ * Compare and swap: if the bits of the expected value and of the value in memory are equal.
+ */
+#define NEMESIA_COMPARE_EQUAL 16
+
+/**
+ * Compare and swap: if the bits of the expected value and of the value in memory differ.
+ */
+#define NEMESIA_COMPARE_NOT_EQUAL 17
+
+/**
+ * Compare and swap: if the expected value is less than the value in memory, or equal. A NaN is in no order.
+ */
+#define NEMESIA_COMPARE_LESS_OR_EQUAL 18
+
+/**
+ * Compare and swap: if the expected value is less than the value in memory.
+ */
+#define NEMESIA_COMPARE_LESS 19
+
+/**
+ * Compare and swap: if the expected value is greater than the value in memory, or equal.
+ */
+#define NEMESIA_COMPARE_GREATER_OR_EQUAL 20
+
+/**
+ * Compare and swap: if the expected value is greater than the value in memory.
+ */
+#define NEMESIA_COMPARE_GREATER 21
+
+/**
+ * Compare and swap: always, but only the bits that are set in the expected value; integers only.
+ */
+#define NEMESIA_COMPARE_MASKED 22
 
 /**
  * The settings of an endpoint: variables with values, with the names of the environment and of configuration
@@ -479,13 +576,20 @@ typedef struct nemesia_incoming nemesia_incoming;
  *
  * Keys and values are terminated texts of printable ASCII without spaces. A key has at most 63 bytes, and is
  * put once in a world. The functions may block. They return 0 for success; any other number becomes part of
- * the text of NEMESIA_ERR_BOOTSTRAP.
+ * the text of NEMESIA_ERR_BOOTSTRAP, which says that the caller's own function refused.
+ *
+ * Ranks that are started again: `incarnation`, `restarts`, `join` and `member` are all NULL if there are none.
+ * Otherwise none of them is NULL, and each process calls `join` once, after the barrier. What the first processes
+ * have put stays readable. A process that was started again enters no barrier and puts nothing.
  *
  * Lifetime: the structure is copied. The library calls the functions only during
- * `nemesia_endpoint_open_with`, and does not use the target of `context` after it.
+ * `nemesia_endpoint_open_with`, and does not use the target of `context` after it. But if `restarts` returns a
+ * number other than 0, the library calls `member` until `nemesia_endpoint_close` has returned, and `context` stays
+ * valid until then.
  *
- * Threads: the thread that opens the endpoint calls the functions. They must not throw, must not jump out
- * (longjmp), and must not call functions of Nemesia on the endpoint that is being opened.
+ * Threads: the thread that opens the endpoint calls the functions, and later calls of `member` come from a thread
+ * that is in a call on the endpoint. They must not throw, must not jump out (longjmp), and must not call functions
+ * of Nemesia on this endpoint.
  */
 typedef struct nemesia_exchange {
     /**
@@ -518,6 +622,38 @@ typedef struct nemesia_exchange {
      * Waits until all processes have called it.
      */
     int32_t (*barrier)(void *context);
+    /**
+     * A prefix of all keys, so that one key space carries several worlds: printable ASCII without spaces and `=`,
+     * at most 32 bytes. NULL: none. All processes of a world have the same one. The worlds share the barriers, so all
+     * processes open them in the same order.
+     */
+    const char *key_prefix;
+    /**
+     * Returns how often the rank of this process was started before: 0 for a process that was started with its
+     * world. May be NULL.
+     */
+    uint64_t (*incarnation)(void *context);
+    /**
+     * Returns 1 if a rank that dies may be started again, else 0; the same in all processes. May be NULL.
+     */
+    int32_t (*restarts)(void *context);
+    /**
+     * Makes this process the present member for its rank, with the address at which others reach it (a terminated
+     * text of less than NEMESIA_EXCHANGE_VALUE_BYTES bytes). Writes a number greater than that of every member that
+     * joined before, in the whole world; at least 1. May be NULL.
+     */
+    int32_t (*join)(void *context, const char *address, uint64_t *out_turn);
+    /**
+     * Writes the present member for a rank: its incarnation, the number that its `join` wrote, and its address,
+     * terminated, to `out_address`, which has `bytes` bytes. Writes the number 0 if the last process of the rank has
+     * ended, or the next one has not joined; the other outputs are then ignored. May be NULL.
+     */
+    int32_t (*member)(void *context,
+                      int32_t rank,
+                      uint64_t *out_incarnation,
+                      uint64_t *out_turn,
+                      size_t bytes,
+                      char *out_address);
 } nemesia_exchange;
 
 /**
@@ -628,14 +764,35 @@ typedef void (*nemesia_handler)(void *context,
                                 struct nemesia_incoming *message);
 
 /**
- * The key with which a process uses a region of another process. It consists of plain bytes and may be sent
- * by any means, for instance in a message. The owner of the region checks its content.
+ * A region of another process: its owner and its key, which are all that an operation needs. To use a region by
+ * its key alone, set `key` and `rank`, and the rest to 0:
+ *
+ * ```c
+ * nemesia_remote_key key = {.key = 42, .rank = 3};
+ * ```
+ *
+ * `nemesia_endpoint_remote_key` writes all fields. They are plain bytes, which may be sent by any means, for
+ * instance in a message. The owner of the region checks each operation.
  */
 typedef struct nemesia_remote_key {
     /**
-     * The opaque content.
+     * The key.
      */
-    uint8_t bytes[32];
+    uint64_t key;
+    /**
+     * What is known of the region: opaque, or all 0. With it, operations that the owner would refuse are refused
+     * at once, and memory of `nemesia_endpoint_allocate` is mapped.
+     */
+    uint8_t known[24];
+    /**
+     * The owner's rank, as the process that uses the key numbers it. `nemesia_endpoint_remote_key` writes the rank
+     * of the caller.
+     */
+    int32_t rank;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } nemesia_remote_key;
 
 /**
@@ -1182,7 +1339,7 @@ int32_t nemesia_endpoint_open(const struct nemesia_config *config, struct nemesi
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
  * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange`
- * are copied; the library does not use the exchange after this call.
+ * are copied; the library does not use the exchange after this call, unless it restarts ranks.
  * Threads: any; this thread calls the functions of the exchange. For the endpoint see
  * `nemesia_endpoint_open`.
  */
@@ -1194,7 +1351,7 @@ int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
  * Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block
  * for at most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process.
  * A process that ends without this call has failed, from its peers' point of view. So has a process whose
- * call returns NEMESIA_ERR_TIMEOUT.
+ * call returns NEMESIA_ERR_TIMEOUT or NEMESIA_ERR_UNEXPECTED_FULL.
  *
  * In a forked child the call has no effect on the world of the parent. It returns NEMESIA_ERR_FORKED, or
  * NEMESIA_ERR_THREADS if another thread was in a call on the endpoint during the fork.
@@ -1203,7 +1360,8 @@ int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
  *   _HANDLE. Every later use of the handle, including another close, returns NEMESIA_ERR_HANDLE.
  *
  * Returns: NEMESIA_OK, or
- * - NEMESIA_ERR_TIMEOUT if a message could not be sent;
+ * - NEMESIA_ERR_TIMEOUT if a message could not be sent, or NEMESIA_ERR_UNEXPECTED_FULL if that is because its
+ *   receiver has no room for further unexpected messages;
  * - NEMESIA_ERR_BOOTSTRAP if the launcher refused the end of the session;
  * - NEMESIA_ERR_FORKED in a forked child;
  * - NEMESIA_ERR_PANIC if an earlier call or this one had an internal error;
@@ -1518,6 +1676,21 @@ int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint, uint64_t requ
  */
 int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
                                   size_t *out_packets);
+
+/**
+ * Checks that no lack of room for unexpected messages keeps a request from completing. For callers that only
+ * test requests: a wait for the request would return the same status, once it has lasted for some 50 ms.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `request`: a request in progress.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_UNEXPECTED_FULL if the message of this receive cannot come, or this message
+ * to the own rank cannot be stored, before other messages are received: the text of the error names the limit
+ * and the settings. The request stays as it is; NEMESIA_ERR_ARGUMENT, _HANDLE, _FORKED or _PANIC.
+ * Threads: one at a time for an endpoint, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_check_room(struct nemesia_endpoint *endpoint,
+                                    uint64_t request);
 
 /**
  * Sends a message in a matching context and a send mode, otherwise as `nemesia_endpoint_send`. A message is
@@ -1988,6 +2161,31 @@ int32_t nemesia_endpoint_expose(struct nemesia_endpoint *endpoint,
                                 uint64_t *out_region);
 
 /**
+ * Exposes memory as `nemesia_endpoint_expose` does, with a key that the caller chooses, or by address.
+ *
+ * A chosen key names the region that is exposed with it now: once the region is unexposed and another one is
+ * exposed with the same key, operations of peers go to the other one. Other keys are random and new for each
+ * region, so they never name a later one, and peers that were not given them cannot guess them.
+ *
+ * - `endpoint`, `base`, `len`, `access`: as for `nemesia_endpoint_expose`.
+ * - `flags`: NEMESIA_EXPOSE_KEY, NEMESIA_EXPOSE_BY_ADDRESS, both, or 0. By address, the `offset` of operations on
+ *   the region is the address of the byte in this process.
+ * - `key`: with NEMESIA_EXPOSE_KEY, any number that no other region of this process has now; else 0.
+ * - `out_region`: the number of the region, written on success.
+ *
+ * Returns: as `nemesia_endpoint_expose`; NEMESIA_ERR_KEY_IN_USE if another region has the key.
+ * Ownership: as for `nemesia_endpoint_expose`.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_expose_as(struct nemesia_endpoint *endpoint,
+                                   void *base,
+                                   size_t len,
+                                   uint32_t access,
+                                   uint32_t flags,
+                                   uint64_t key,
+                                   uint64_t *out_region);
+
+/**
  * Allocates zeroed memory and exposes it to peers, until `nemesia_endpoint_unexpose` or until the endpoint
  * is closed.
  *
@@ -2039,7 +2237,7 @@ int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
 int32_t nemesia_endpoint_unexpose(struct nemesia_endpoint *endpoint, uint64_t region);
 
 /**
- * Writes the key with which other processes use a region.
+ * Writes the key with which other processes use a region, and this process as its owner.
  *
  * - `endpoint`: an open endpoint.
  * - `region`: one of its regions.
@@ -2069,13 +2267,15 @@ int32_t nemesia_endpoint_path(struct nemesia_endpoint *endpoint,
 
 /**
  * Starts to write bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait`
- * completes it, when the caller may reuse the buffer. A flush ensures that the bytes are in the region.
+ * completes it, when the caller may reuse the buffer. NEMESIA_RMA_DELIVERED or a flush ensures that the bytes are
+ * in the region.
  *
  * - `endpoint`: an open endpoint.
  * - `key`: the key of the region, which may be one of this process.
- * - `offset`: the position in the region, in bytes.
+ * - `offset`: the position in the region, in bytes; if the region is exposed by address, the address in the owner's
+ *   memory.
  * - `buffer`, `len`: the bytes; `buffer` may be NULL if `len` is 0.
- * - `notify`: whether the notification count of the region is incremented when the bytes are there.
+ * - `flags`: NEMESIA_RMA_NOTIFY, NEMESIA_RMA_DELIVERED, both, or 0.
  * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the request is complete already.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key shows that the owner would refuse it;
@@ -2089,7 +2289,7 @@ int32_t nemesia_endpoint_iput(struct nemesia_endpoint *endpoint,
                               uint64_t offset,
                               const void *buffer,
                               size_t len,
-                              bool notify,
+                              uint32_t flags,
                               uint64_t *out_request);
 
 /**
@@ -2117,14 +2317,15 @@ int32_t nemesia_endpoint_iget(struct nemesia_endpoint *endpoint,
 
 /**
  * Starts to combine an array of operands into an array of values of another process; atomic for each value.
- * The request is complete when the caller may reuse the operands. A flush ensures that the operation is
- * done. The operations of one process on another are executed in order.
+ * The request is complete when the caller may reuse the operands. NEMESIA_RMA_DELIVERED or a flush ensures that the
+ * operation is done. The operations of one process on another are executed in order.
  *
  * - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The address of the first
  *   value must be a multiple of its size.
  * - `datatype`: NEMESIA_TYPE_...
  * - `op`: NEMESIA_OP_...
  * - `operands`, `count`: `count` values of that type; may be NULL if `count` is 0.
+ * - `flags`: NEMESIA_RMA_DELIVERED or 0.
  *
  * Returns: as `nemesia_endpoint_iput`; NEMESIA_ERR_UNDEFINED if the operation is not defined for the type.
  * Ownership: as for `nemesia_endpoint_iput`.
@@ -2137,6 +2338,7 @@ int32_t nemesia_endpoint_iaccumulate(struct nemesia_endpoint *endpoint,
                                      uint32_t op,
                                      const void *operands,
                                      size_t count,
+                                     uint32_t flags,
                                      uint64_t *out_request);
 
 /**
@@ -2210,6 +2412,54 @@ int32_t nemesia_endpoint_inotified(struct nemesia_endpoint *endpoint,
                                    uint64_t *out_request);
 
 /**
+ * Writes bytes into a region of another process, and waits until the caller may reuse the buffer; with
+ * NEMESIA_RMA_DELIVERED, until the bytes are in the region.
+ *
+ * - `endpoint`, `key`, `offset`, `buffer`, `len`, `flags`: as for `nemesia_endpoint_iput`.
+ *
+ * Returns: as `nemesia_endpoint_iput`. With NEMESIA_RMA_DELIVERED, also a refusal of the owner: NEMESIA_ERR_KEY,
+ * _BOUNDS or _ACCESS. Without it, a flush reports that refusal.
+ * Ownership: the caller may reuse the buffer after the return.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_put(struct nemesia_endpoint *endpoint,
+                             const struct nemesia_remote_key *key,
+                             uint64_t offset,
+                             const void *buffer,
+                             size_t len,
+                             uint32_t flags);
+
+/**
+ * Reads bytes from a region of another process, and waits until they are there.
+ *
+ * - `endpoint`, `key`, `offset`, `len`, `out_buffer`: as for `nemesia_endpoint_iget`.
+ *
+ * Returns: as `nemesia_endpoint_iget`; also a refusal of the owner: NEMESIA_ERR_KEY, _BOUNDS or _ACCESS.
+ * Ownership: the caller owns the buffer, and no other code uses it before the return.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_get(struct nemesia_endpoint *endpoint,
+                             const struct nemesia_remote_key *key,
+                             uint64_t offset,
+                             size_t len,
+                             void *out_buffer);
+
+/**
+ * Writes whether an atomic operation is defined for a type. All that are defined are supported, with every kind of
+ * memory and by every path.
+ *
+ * - `datatype`: NEMESIA_TYPE_...
+ * - `op`: NEMESIA_OP_... of an accumulate or a fetch, or NEMESIA_COMPARE_... of a compare and swap.
+ * - `out_supported`: written on success; false also for a number that this version has no type or operation for.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: any.
+ */
+int32_t nemesia_atomic_supported(uint32_t datatype,
+                                 uint32_t op,
+                                 bool *out_supported);
+
+/**
  * Starts to combine one operand into one value of another process, atomically, and to fetch the old value.
  *
  * - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
@@ -2258,10 +2508,11 @@ int32_t nemesia_endpoint_ifetch_accumulate(struct nemesia_endpoint *endpoint,
                                            uint64_t *out_request);
 
 /**
- * Starts to replace one value of another process if its bits equal the expected ones, atomically, and to
+ * Starts to replace one value of another process if it compares with the expected one as stated, atomically, and to
  * fetch the old value.
  *
  * - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
+ * - `op`: NEMESIA_COMPARE_...
  * - `expected`, `value`: one value of that type each.
  *
  * Returns: as `nemesia_endpoint_ifetch`.
@@ -2272,6 +2523,7 @@ int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
                                        const struct nemesia_remote_key *key,
                                        uint64_t offset,
                                        uint32_t datatype,
+                                       uint32_t op,
                                        const void *expected,
                                        const void *value,
                                        void *out_old,
@@ -2339,6 +2591,68 @@ int32_t nemesia_endpoint_shrink(struct nemesia_endpoint *endpoint,
                                 int32_t *out_ranks,
                                 int32_t *out_count,
                                 int32_t *out_rank);
+
+/**
+ * As `nemesia_endpoint_barrier`, among a list of ranks. All of these ranks, and no others, call it with the same
+ * list. Two ranks that are both in several lists, or in a list and the world, make their collective calls in the
+ * same order.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `count`: the number of ranks.
+ * - `ranks`: the ranks, in rising order, this one included.
+ *
+ * Returns: as `nemesia_endpoint_barrier`, except that a member that has failed is always an error;
+ * NEMESIA_ERR_ARGUMENT if the list is not in rising order or lacks this rank; NEMESIA_ERR_RANK;
+ * NEMESIA_ERR_AGREEMENT if a barrier of other members is not finished.
+ * Threads: one at a time.
+ */
+int32_t nemesia_endpoint_barrier_among(struct nemesia_endpoint *endpoint,
+                                       size_t count,
+                                       const int32_t *ranks);
+
+/**
+ * As `nemesia_endpoint_agree`, among a list of ranks; see `nemesia_endpoint_barrier_among`. Agreements of all ranks
+ * are not affected. A restarted process takes part once the members have readmitted it.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `count`: the number of ranks.
+ * - `ranks`: the ranks, in rising order, this one included.
+ * - `flags`: this rank's flags.
+ * - `out_flags`: the AND of the flags of all ranks that took part, written on success.
+ * - `out_gone`: the number of failed members, the same in every member, written on success; may be NULL.
+ *
+ * Returns: as `nemesia_endpoint_agree`; NEMESIA_ERR_EXCLUDED concerns this agreement only; NEMESIA_ERR_ARGUMENT if
+ * the list is not in rising order or lacks this rank; NEMESIA_ERR_RANK; NEMESIA_ERR_AGREEMENT if an agreement of
+ * other members is not finished.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_agree_among(struct nemesia_endpoint *endpoint,
+                                     size_t count,
+                                     const int32_t *ranks,
+                                     uint64_t flags,
+                                     uint64_t *out_flags,
+                                     int32_t *out_gone);
+
+/**
+ * As `nemesia_endpoint_shrink`, among a list of ranks; see `nemesia_endpoint_barrier_among`. A survivor's index in
+ * the list that is written is its new rank.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `count`: the number of ranks.
+ * - `ranks`: the ranks, in rising order, this one included.
+ * - `out_ranks`: an array with `count` elements; receives the survivors' ranks in the world, ascending, on success.
+ * - `out_count`: the number of survivors, written on success.
+ * - `out_rank`: the new rank of this process, written on success; may be NULL.
+ *
+ * Returns: as `nemesia_endpoint_agree_among`.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_shrink_among(struct nemesia_endpoint *endpoint,
+                                      size_t count,
+                                      const int32_t *ranks,
+                                      int32_t *out_ranks,
+                                      int32_t *out_count,
+                                      int32_t *out_rank);
 
 /**
  * Writes the counters for one rank, which may have failed or be this process itself, or the sums over all

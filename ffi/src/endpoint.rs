@@ -5,10 +5,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nemesia::Failure;
+use nemesia::bootstrap::Prefixed;
 
 use crate::boundary::{Out, guard, read_versioned, write_text};
 use crate::config::{self, Config};
-use crate::exchange::{Exchange, Foreign};
+use crate::exchange::{Exchange, Foreign, prefix_of};
 use crate::handle::{self, Kind, Object, Pinned, in_use, pin};
 use crate::lent::{Lent, Owner, Single};
 use crate::rank::{rank_in, rank_of};
@@ -92,7 +93,7 @@ pub unsafe extern "C" fn nemesia_endpoint_open(
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
 /// Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange`
-/// are copied; the library does not use the exchange after this call.
+/// are copied; the library does not use the exchange after this call, unless it restarts ranks.
 /// Threads: any; this thread calls the functions of the exchange. For the endpoint see
 /// `nemesia_endpoint_open`.
 #[unsafe(no_mangle)]
@@ -107,8 +108,11 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
         let (config, multiple) = config::resolve(config)?;
         // SAFETY: the caller's pointer, null or valid.
         let exchange = unsafe { read_versioned(exchange) }?;
+        // SAFETY: the caller's text, null or valid.
+        let prefix = unsafe { prefix_of(&exchange) }?;
         // SAFETY: the caller's functions.
         let exchange = unsafe { Foreign::new(&exchange) }?;
+        let exchange = Prefixed::new(&prefix, exchange).map_err(nemesia::Error::from)?;
         let inner = nemesia::Endpoint::open_with(&config, Box::new(exchange))?;
         out.write(Endpoint::publish(inner, multiple)?);
         Ok(NEMESIA_OK)
@@ -119,7 +123,7 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
 /// Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block
 /// for at most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process.
 /// A process that ends without this call has failed, from its peers' point of view. So has a process whose
-/// call returns NEMESIA_ERR_TIMEOUT.
+/// call returns NEMESIA_ERR_TIMEOUT or NEMESIA_ERR_UNEXPECTED_FULL.
 ///
 /// In a forked child the call has no effect on the world of the parent. It returns NEMESIA_ERR_FORKED, or
 /// NEMESIA_ERR_THREADS if another thread was in a call on the endpoint during the fork.
@@ -128,7 +132,8 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
 ///   _HANDLE. Every later use of the handle, including another close, returns NEMESIA_ERR_HANDLE.
 ///
 /// Returns: NEMESIA_OK, or
-/// - NEMESIA_ERR_TIMEOUT if a message could not be sent;
+/// - NEMESIA_ERR_TIMEOUT if a message could not be sent, or NEMESIA_ERR_UNEXPECTED_FULL if that is because its
+///   receiver has no room for further unexpected messages;
 /// - NEMESIA_ERR_BOOTSTRAP if the launcher refused the end of the session;
 /// - NEMESIA_ERR_FORKED in a forked child;
 /// - NEMESIA_ERR_PANIC if an earlier call or this one had an internal error;

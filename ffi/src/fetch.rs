@@ -2,13 +2,63 @@
 
 use std::ffi::c_void;
 
-use nemesia::{Endpoint as Inner, Reduction};
+use nemesia::{Comparison, Datatype, Endpoint as Inner, Reduction};
 
-use crate::boundary::{Out, check_buffer};
+use crate::boundary::{Out, check_buffer, guard};
 use crate::endpoint::{Endpoint, on};
 use crate::request::number;
 use crate::rma::{RemoteKey, datatype_of, key_of, reduction_of, value_of};
 use crate::status::{Fault, NEMESIA_OK};
+
+/// Compare and swap: if the bits of the expected value and of the value in memory are equal.
+pub const NEMESIA_COMPARE_EQUAL: u32 = 16;
+/// Compare and swap: if the bits of the expected value and of the value in memory differ.
+pub const NEMESIA_COMPARE_NOT_EQUAL: u32 = 17;
+/// Compare and swap: if the expected value is less than the value in memory, or equal. A NaN is in no order.
+pub const NEMESIA_COMPARE_LESS_OR_EQUAL: u32 = 18;
+/// Compare and swap: if the expected value is less than the value in memory.
+pub const NEMESIA_COMPARE_LESS: u32 = 19;
+/// Compare and swap: if the expected value is greater than the value in memory, or equal.
+pub const NEMESIA_COMPARE_GREATER_OR_EQUAL: u32 = 20;
+/// Compare and swap: if the expected value is greater than the value in memory.
+pub const NEMESIA_COMPARE_GREATER: u32 = 21;
+/// Compare and swap: always, but only the bits that are set in the expected value; integers only.
+pub const NEMESIA_COMPARE_MASKED: u32 = 22;
+
+/// Writes whether an atomic operation is defined for a type. All that are defined are supported, with every kind of
+/// memory and by every path.
+///
+/// - `datatype`: NEMESIA_TYPE_...
+/// - `op`: NEMESIA_OP_... of an accumulate or a fetch, or NEMESIA_COMPARE_... of a compare and swap.
+/// - `out_supported`: written on success; false also for a number that this version has no type or operation for.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_atomic_supported(datatype: u32, op: u32, out_supported: *mut bool) -> i32 {
+    let work = || {
+        // SAFETY: the caller's pointer, null or valid.
+        let out = unsafe { Out::required(out_supported, "out_supported") }?;
+        out.write(datatype_of(datatype).is_ok_and(|datatype| supports(datatype, op)));
+        Ok(NEMESIA_OK)
+    };
+    guard(work, || ())
+}
+
+fn supports(datatype: Datatype, op: u32) -> bool {
+    match (reduction_of(op), comparison_of(op)) {
+        (Ok(reduction), _) => datatype.allows(reduction),
+        (_, Ok(comparison)) => datatype.allows_comparison(comparison),
+        _ => false,
+    }
+}
+
+fn comparison_of(op: u32) -> Result<Comparison, Fault> {
+    let found = op.checked_sub(NEMESIA_COMPARE_EQUAL).and_then(|at| Comparison::ALL.get(at as usize));
+    found
+        .copied()
+        .ok_or_else(|| Fault::argument(format!("op is {op}: it must be one of NEMESIA_COMPARE_...")))
+}
 
 /// Starts to combine one operand into one value of another process, atomically, and to fetch the old value.
 ///
@@ -100,10 +150,11 @@ pub unsafe extern "C" fn nemesia_endpoint_ifetch_accumulate(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts to replace one value of another process if its bits equal the expected ones, atomically, and to
+/// Starts to replace one value of another process if it compares with the expected one as stated, atomically, and to
 /// fetch the old value.
 ///
 /// - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
+/// - `op`: NEMESIA_COMPARE_...
 /// - `expected`, `value`: one value of that type each.
 ///
 /// Returns: as `nemesia_endpoint_ifetch`.
@@ -115,6 +166,7 @@ pub unsafe extern "C" fn nemesia_endpoint_icompare_swap(
     key: *const RemoteKey,
     offset: u64,
     datatype: u32,
+    op: u32,
     expected: *const c_void,
     value: *const c_void,
     out_old: *mut c_void,
@@ -123,13 +175,14 @@ pub unsafe extern "C" fn nemesia_endpoint_icompare_swap(
     let work = |endpoint: &mut Inner| {
         // SAFETY: the caller's pointers, null or valid.
         let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
-        let datatype = datatype_of(datatype)?;
+        let (datatype, comparison) = (datatype_of(datatype)?, comparison_of(op)?);
         check_buffer(out_old.cast::<u8>(), datatype.bytes(), "out_old")?;
         // SAFETY: the caller's pointers, null or to a value of that type each.
         let values =
             unsafe { [value_of(datatype, expected, "expected")?, value_of(datatype, value, "value")?] };
+        let what = (datatype, comparison);
         // SAFETY: the caller's promise: `out_old` stays valid until the request is complete.
-        let request = unsafe { endpoint.icompare_swap(&key, offset, datatype, values, out_old.cast()) }?;
+        let request = unsafe { endpoint.icompare_swap(&key, offset, what, values, out_old.cast()) }?;
         out.write(number(request));
         Ok(NEMESIA_OK)
     };

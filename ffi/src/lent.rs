@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nemesia::{
-    Endpoint as Inner, Error, LockedEndpoint, Message, Request, SendOptions, SharedEndpoint, Source, Status,
-    Tag,
+    CompleteAt, Endpoint as Inner, Error, LockedEndpoint, Message, RemoteKey, Request, SendOptions,
+    SharedEndpoint, Source, Status, Tag,
 };
 
 use crate::rank::rank_in;
@@ -266,10 +266,7 @@ impl Lent<'_> {
     ) -> Result<(), Error> {
         match self {
             Self::One(endpoint) => endpoint.send_active(to, number, header, payload),
-            Self::All(endpoint) => Self::run(endpoint, |endpoint| {
-                // SAFETY: both are borrowed until `run` returns.
-                unsafe { endpoint.isend_active(to, number, header, payload) }
-            }),
+            Self::All(endpoint) => endpoint.send_active(to, number, header, payload),
         }
     }
 
@@ -321,10 +318,30 @@ impl Lent<'_> {
         }
     }
 
+    pub(crate) fn put(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        bytes: &[u8],
+        (notify, complete): (bool, CompleteAt),
+    ) -> Result<(), Error> {
+        match self {
+            Self::One(endpoint) => endpoint.put_as(key, offset, bytes, notify, complete),
+            Self::All(endpoint) => endpoint.put_as(key, offset, bytes, notify, complete),
+        }
+    }
+
+    pub(crate) fn get(&mut self, key: &RemoteKey, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        match self {
+            Self::One(endpoint) => endpoint.get(key, offset, buf),
+            Self::All(endpoint) => endpoint.get(key, offset, buf),
+        }
+    }
+
     pub(crate) fn flush(&mut self, rank: usize) -> Result<(), Error> {
         match self {
             Self::One(endpoint) => endpoint.flush(rank),
-            Self::All(endpoint) => Self::run(endpoint, |endpoint| endpoint.iflush(rank)),
+            Self::All(endpoint) => endpoint.flush(rank),
         }
     }
 
@@ -332,10 +349,7 @@ impl Lent<'_> {
     pub(crate) fn flush_all(&mut self) -> Result<(), Error> {
         match self {
             Self::One(endpoint) => endpoint.flush_all(),
-            Self::All(endpoint) => {
-                let (open, started) = endpoint.with(|endpoint| endpoint.iflush_all())?;
-                open.into_iter().map(|request| endpoint.wait(request).map(drop)).fold(started, Result::and)
-            }
+            Self::All(endpoint) => endpoint.flush_all(),
         }
     }
 }

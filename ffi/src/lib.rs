@@ -16,6 +16,7 @@
 //! | `lent` | an endpoint for the duration of a call, of one thread or of several |
 //! | [`event`] | waiting in an event loop |
 //! | [`agree`] | the barrier, and recovery from failed peers |
+//! | [`among`] | the same among a list of ranks |
 //! | `request` | the numbers of requests in C |
 //! | [`restart`] | restarted peers |
 //! | [`transfer`] | sends, receives and their requests |
@@ -23,7 +24,10 @@
 //! | [`active`] | active messages |
 //! | `running` | the active messages whose handlers run in this thread |
 //! | [`rma`] | one-sided operations |
+//! | [`room`] | the room for unexpected messages |
 //! | [`fetch`] | one-sided operations that return the old values |
+//! | [`region`] | memory that peers may use |
+//! | [`put_get`] | puts and gets that wait |
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
 //! | [`context`] | sends and receives in a matching context; send modes |
 //! | [`list`] | messages whose bytes lie in several runs |
@@ -37,6 +41,7 @@
 
 pub mod active;
 pub mod agree;
+pub mod among;
 pub mod boundary;
 pub mod config;
 pub mod context;
@@ -52,10 +57,13 @@ mod now;
 pub mod observe;
 pub mod options;
 pub mod probe;
+pub mod put_get;
 mod rank;
+pub mod region;
 mod request;
 pub mod restart;
 pub mod rma;
+pub mod room;
 mod running;
 pub mod status;
 pub mod transfer;

@@ -2,21 +2,16 @@
 
 use std::ffi::c_void;
 
-use nemesia::{Access, Datatype, Endpoint as Inner, Path, Reduction, Region, RemoteKey as InnerKey};
+use nemesia::{
+    CompleteAt, Datatype, Endpoint as Inner, KEY_BYTES, Path, Reduction, Region, RemoteKey as InnerKey,
+};
 
 use crate::boundary::{Out, check_buffer, missing};
 use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
-use crate::rank::rank_in;
+use crate::rank::{rank_in, rank_of};
 use crate::request::number;
 use crate::status::{Fault, NEMESIA_OK};
-
-/// Peers may only get from the region.
-pub const NEMESIA_ACCESS_READ: u32 = 1;
-/// Peers may only put into the region.
-pub const NEMESIA_ACCESS_WRITE: u32 = 2;
-/// Peers may use all operations; atomic operations require this.
-pub const NEMESIA_ACCESS_READ_WRITE: u32 = 3;
 
 /// The type int32_t.
 pub const NEMESIA_TYPE_I32: u32 = 0;
@@ -30,6 +25,15 @@ pub const NEMESIA_TYPE_U64: u32 = 3;
 pub const NEMESIA_TYPE_F32: u32 = 4;
 /// The type double of IEEE 754.
 pub const NEMESIA_TYPE_F64: u32 = 5;
+
+/// The type int8_t.
+pub const NEMESIA_TYPE_I8: u32 = 6;
+/// The type uint8_t.
+pub const NEMESIA_TYPE_U8: u32 = 7;
+/// The type int16_t.
+pub const NEMESIA_TYPE_I16: u32 = 8;
+/// The type uint16_t.
+pub const NEMESIA_TYPE_U16: u32 = 9;
 
 /// Addition; integers wrap.
 pub const NEMESIA_OP_SUM: u32 = 0;
@@ -49,6 +53,19 @@ pub const NEMESIA_OP_XOR: u32 = 6;
 pub const NEMESIA_OP_REPLACE: u32 = 7;
 /// The unchanged value: an atomic read.
 pub const NEMESIA_OP_NOTHING: u32 = 8;
+/// Logical and: 1 if neither is 0, else 0.
+pub const NEMESIA_OP_LOGICAL_AND: u32 = 9;
+/// Logical or: 1 if one is not 0, else 0.
+pub const NEMESIA_OP_LOGICAL_OR: u32 = 10;
+/// Logical exclusive or: 1 if exactly one is not 0, else 0.
+pub const NEMESIA_OP_LOGICAL_XOR: u32 = 11;
+
+/// In `flags` of a put: the notification count of the region is incremented when the bytes are there.
+pub const NEMESIA_RMA_NOTIFY: u32 = 1;
+/// In `flags` of a put or an accumulate: the operation is complete when it is done at the owner of the region, and
+/// reports a refusal of the owner itself. It needs no flush. If the region is not mapped here, it takes one message
+/// of the owner, which must make progress.
+pub const NEMESIA_RMA_DELIVERED: u32 = 2;
 
 /// In place of a rank: every rank.
 pub const NEMESIA_ALL_RANKS: i32 = -1;
@@ -60,122 +77,54 @@ pub const NEMESIA_PATH_DIRECT: i32 = 1;
 /// `nemesia_endpoint_path`: operations are sent as packets, which the owner executes when it makes progress.
 pub const NEMESIA_PATH_PACKETS: i32 = 2;
 
-/// The key with which a process uses a region of another process. It consists of plain bytes and may be sent
-/// by any means, for instance in a message. The owner of the region checks its content.
+/// A region of another process: its owner and its key, which are all that an operation needs. To use a region by
+/// its key alone, set `key` and `rank`, and the rest to 0:
+///
+/// ```c
+/// nemesia_remote_key key = {.key = 42, .rank = 3};
+/// ```
+///
+/// `nemesia_endpoint_remote_key` writes all fields. They are plain bytes, which may be sent by any means, for
+/// instance in a message. The owner of the region checks each operation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteKey {
-    /// The opaque content.
-    pub bytes: [u8; 32],
+    /// The key.
+    pub key: u64,
+    /// What is known of the region: opaque, or all 0. With it, operations that the owner would refuse are refused
+    /// at once, and memory of `nemesia_endpoint_allocate` is mapped.
+    pub known: [u8; 24],
+    /// The owner's rank, as the process that uses the key numbers it. `nemesia_endpoint_remote_key` writes the rank
+    /// of the caller.
+    pub rank: i32,
+    /// 0.
+    pub reserved: u32,
 }
 
-/// Exposes memory to peers, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
-///
-/// - `endpoint`: an open endpoint.
-/// - `base`, `len`: the memory; `base` may be NULL if `len` is 0. It must be initialised, and writable if
-///   `access` allows peers to write.
-/// - `access`: NEMESIA_ACCESS_READ, _WRITE or _READ_WRITE.
-/// - `out_region`: the number of the region, written on success.
-///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (the limit on regions is reached), _SYSTEM or _PANIC.
-/// Ownership: the caller owns the memory. Meanwhile other threads access it only by atomic operations.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_expose(
-    endpoint: *mut Endpoint,
-    base: *mut c_void,
-    len: usize,
-    access: u32,
-    out_region: *mut u64,
-) -> i32 {
-    let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or valid.
-        let out = unsafe { Out::required(out_region, "out_region") }?;
-        check_buffer(base.cast::<u8>(), len, "base")?;
-        // SAFETY: checked above; the caller's promise: the memory stays valid until the region is unexposed.
-        let region = unsafe { endpoint.expose(base.cast(), len, access_of(access)?) }?;
-        out.write(region.to_bits());
-        Ok(NEMESIA_OK)
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
-}
+impl RemoteKey {
+    fn new(key: &InnerKey) -> Self {
+        let bytes = key.to_bytes();
+        let mut known = [0; KEY_BYTES - 8];
+        known[..8].copy_from_slice(&bytes[..8]);
+        known[8..].copy_from_slice(&bytes[16..]);
+        Self { key: key.key(), known, rank: rank_of(key.rank()), reserved: 0 }
+    }
 
-/// Allocates zeroed memory and exposes it to peers, until `nemesia_endpoint_unexpose` or until the endpoint
-/// is closed.
-///
-/// The memory may also hold the buffers of messages, in all functions that send or receive. Large messages from
-/// it are copied once, in user space, by a receiver on this machine that maps it. If `access` is
-/// NEMESIA_ACCESS_READ_WRITE, a sender that waits copies part of a large message that is received into it. All
-/// this needs no other call. For instance, for two ranks:
-///
-/// ```c
-/// void *memory;
-/// uint64_t region;
-/// nemesia_endpoint_allocate(endpoint, 1 << 20, NEMESIA_ACCESS_READ_WRITE, &memory, &region);
-/// if (rank == 0)
-///     nemesia_endpoint_send(endpoint, 1, tag, memory, 1 << 20);
-/// else
-///     nemesia_endpoint_recv(endpoint, 0, tag, 0, 1 << 20, memory, NULL);
-/// nemesia_endpoint_unexpose(endpoint, region);
-/// ```
-///
-/// - `endpoint`: an open endpoint.
-/// - `len`: the size in bytes.
-/// - `access`: as for `nemesia_endpoint_expose`.
-/// - `out_base`: the address of the memory, aligned to a page; written on success.
-/// - `out_region`: the number of the region, written on success.
-///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (the limit on regions is reached), _SYSTEM or _PANIC.
-/// Ownership: the endpoint owns the memory; `nemesia_endpoint_unexpose` or `nemesia_endpoint_close` frees it. The
-/// caller does not use it after that.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_allocate(
-    endpoint: *mut Endpoint,
-    len: usize,
-    access: u32,
-    out_base: *mut *mut c_void,
-    out_region: *mut u64,
-) -> i32 {
-    let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointers, null or valid.
-        let (base, out) =
-            unsafe { (Out::required(out_base, "out_base")?, Out::required(out_region, "out_region")?) };
-        if isize::try_from(len).is_err() {
-            return Err(Fault::argument(format!("len is {len}, which is more than memory can hold")));
+    fn inner(&self) -> Option<InnerKey> {
+        // No rank is negative: operations report a rank that does not exist.
+        let rank = usize::try_from(self.rank).unwrap_or(usize::MAX);
+        if self.known == [0; KEY_BYTES - 8] {
+            return Some(InnerKey::new(rank, self.key));
         }
-        let region = endpoint.allocate(len, access_of(access)?)?;
-        let memory = endpoint.region_memory(region).map_or(std::ptr::null_mut(), |(base, _)| base);
-        base.write(memory.cast());
-        out.write(region.to_bits());
-        Ok(NEMESIA_OK)
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+        let mut bytes = [0; KEY_BYTES];
+        bytes[..8].copy_from_slice(&self.known[..8]);
+        bytes[8..16].copy_from_slice(&self.key.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.known[8..]);
+        InnerKey::from_bytes(rank, &bytes)
+    }
 }
 
-/// Ends the exposure of a region. Operations on it are refused from now on, and requests that wait for its
-/// notifications are cancelled. Allocated memory is freed: at once, or when the messages under way that use it
-/// are complete.
-///
-/// - `endpoint`: an open endpoint.
-/// - `region`: from `nemesia_endpoint_expose` or `nemesia_endpoint_allocate`.
-///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
-/// Ownership: peers no longer access memory that was exposed.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_unexpose(endpoint: *mut Endpoint, region: u64) -> i32 {
-    let work = |endpoint: &mut Inner| {
-        endpoint.unexpose(Region::from_bits(region))?;
-        Ok(NEMESIA_OK)
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
-}
-
-/// Writes the key with which other processes use a region.
+/// Writes the key with which other processes use a region, and this process as its owner.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `region`: one of its regions.
@@ -192,7 +141,7 @@ pub unsafe extern "C" fn nemesia_endpoint_remote_key(
     let work = |endpoint: &mut Inner| {
         // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_key, "out_key") }?;
-        out.write(RemoteKey { bytes: endpoint.remote_key(Region::from_bits(region))?.to_bytes() });
+        out.write(RemoteKey::new(&endpoint.remote_key(Region::from_bits(region))?));
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -232,13 +181,15 @@ pub unsafe extern "C" fn nemesia_endpoint_path(
 }
 
 /// Starts to write bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait`
-/// completes it, when the caller may reuse the buffer. A flush ensures that the bytes are in the region.
+/// completes it, when the caller may reuse the buffer. NEMESIA_RMA_DELIVERED or a flush ensures that the bytes are
+/// in the region.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `key`: the key of the region, which may be one of this process.
-/// - `offset`: the position in the region, in bytes.
+/// - `offset`: the position in the region, in bytes; if the region is exposed by address, the address in the owner's
+///   memory.
 /// - `buffer`, `len`: the bytes; `buffer` may be NULL if `len` is 0.
-/// - `notify`: whether the notification count of the region is incremented when the bytes are there.
+/// - `flags`: NEMESIA_RMA_NOTIFY, NEMESIA_RMA_DELIVERED, both, or 0.
 /// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the request is complete already.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key shows that the owner would refuse it;
@@ -253,15 +204,16 @@ pub unsafe extern "C" fn nemesia_endpoint_iput(
     offset: u64,
     buffer: *const c_void,
     len: usize,
-    notify: bool,
+    flags: u32,
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
         // SAFETY: the caller's pointers, null or valid.
         let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
         check_buffer(buffer.cast::<u8>(), len, "buffer")?;
+        let (notify, complete) = how_of(flags, NEMESIA_RMA_NOTIFY | NEMESIA_RMA_DELIVERED)?;
         // SAFETY: the caller's promise: the buffer does not change until the request is complete.
-        let request = unsafe { endpoint.iput(&key, offset, buffer.cast(), len, notify) }?;
+        let request = unsafe { endpoint.iput(&key, offset, buffer.cast(), len, notify, complete) }?;
         out.write(number(request));
         Ok(NEMESIA_OK)
     };
@@ -306,14 +258,15 @@ pub unsafe extern "C" fn nemesia_endpoint_iget(
 }
 
 /// Starts to combine an array of operands into an array of values of another process; atomic for each value.
-/// The request is complete when the caller may reuse the operands. A flush ensures that the operation is
-/// done. The operations of one process on another are executed in order.
+/// The request is complete when the caller may reuse the operands. NEMESIA_RMA_DELIVERED or a flush ensures that the
+/// operation is done. The operations of one process on another are executed in order.
 ///
 /// - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The address of the first
 ///   value must be a multiple of its size.
 /// - `datatype`: NEMESIA_TYPE_...
 /// - `op`: NEMESIA_OP_...
 /// - `operands`, `count`: `count` values of that type; may be NULL if `count` is 0.
+/// - `flags`: NEMESIA_RMA_DELIVERED or 0.
 ///
 /// Returns: as `nemesia_endpoint_iput`; NEMESIA_ERR_UNDEFINED if the operation is not defined for the type.
 /// Ownership: as for `nemesia_endpoint_iput`.
@@ -327,6 +280,7 @@ pub unsafe extern "C" fn nemesia_endpoint_iaccumulate(
     op: u32,
     operands: *const c_void,
     count: usize,
+    flags: u32,
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
@@ -335,8 +289,9 @@ pub unsafe extern "C" fn nemesia_endpoint_iaccumulate(
         let what = (datatype_of(datatype)?, reduction_of(op)?);
         let len = count.saturating_mul(what.0.bytes());
         check_buffer(operands.cast::<u8>(), len, "operands")?;
+        let (_, complete) = how_of(flags, NEMESIA_RMA_DELIVERED)?;
         // SAFETY: the caller's promise: the operands do not change until the request is complete.
-        let request = unsafe { endpoint.iaccumulate(&key, offset, what, operands.cast(), len) }?;
+        let request = unsafe { endpoint.iaccumulate(&key, offset, what, operands.cast(), len, complete) }?;
         out.write(number(request));
         Ok(NEMESIA_OK)
     };
@@ -469,8 +424,9 @@ pub unsafe extern "C" fn nemesia_endpoint_inotified(
 pub(crate) unsafe fn key_of(key: *const RemoteKey) -> Result<InnerKey, Fault> {
     // SAFETY: the caller's promise.
     let key = unsafe { key.as_ref() }.ok_or_else(|| missing("key"))?;
-    InnerKey::from_bytes(&key.bytes)
-        .ok_or_else(|| Fault::argument("key was not written by nemesia_endpoint_remote_key"))
+    key.inner().ok_or_else(|| {
+        Fault::argument("key->known was not written by nemesia_endpoint_remote_key, and is not all 0")
+    })
 }
 
 /// Returns the bits of a value of the caller's.
@@ -481,29 +437,28 @@ pub(crate) unsafe fn value_of(datatype: Datatype, value: *const c_void, name: &s
     if value.is_null() {
         return Err(missing(name));
     }
-    if datatype.bytes() == 4 {
-        // SAFETY: the caller's promise.
-        return Ok(u64::from(unsafe { value.cast::<u32>().read_unaligned() }));
-    }
-    // SAFETY: the caller's promise.
-    Ok(unsafe { value.cast::<u64>().read_unaligned() })
-}
-
-fn access_of(access: u32) -> Result<Access, Fault> {
-    match access {
-        NEMESIA_ACCESS_READ => Ok(Access::Read),
-        NEMESIA_ACCESS_WRITE => Ok(Access::Write),
-        NEMESIA_ACCESS_READ_WRITE => Ok(Access::ReadWrite),
-        other => Err(Fault::argument(format!(
-            "access is {other}: it must be NEMESIA_ACCESS_READ, _WRITE or _READ_WRITE"
-        ))),
-    }
+    let mut bytes = [0; 8];
+    // SAFETY: the caller's promise: the value has as many bytes; no value has more than eight.
+    unsafe { value.cast::<u8>().copy_to_nonoverlapping(bytes.as_mut_ptr(), datatype.bytes()) };
+    Ok(u64::from_le_bytes(bytes))
 }
 
 pub(crate) fn datatype_of(datatype: u32) -> Result<Datatype, Fault> {
     let found = Datatype::ALL.get(datatype as usize).copied();
     found
         .ok_or_else(|| Fault::argument(format!("datatype is {datatype}: it must be one of NEMESIA_TYPE_...")))
+}
+
+/// Returns whether a put counts a notification, and when it is complete.
+pub(crate) fn how_of(flags: u32, allowed: u32) -> Result<(bool, CompleteAt), Fault> {
+    if flags & !allowed != 0 {
+        let text =
+            format!("flags is {flags:#x}: NEMESIA_RMA_DELIVERED is allowed, and NEMESIA_RMA_NOTIFY in puts");
+        return Err(Fault::argument(text));
+    }
+    let delivered = flags & NEMESIA_RMA_DELIVERED != 0;
+    let complete = if delivered { CompleteAt::Target } else { CompleteAt::Origin };
+    Ok((flags & NEMESIA_RMA_NOTIFY != 0, complete))
 }
 
 pub(crate) fn reduction_of(op: u32) -> Result<Reduction, Fault> {
@@ -524,6 +479,10 @@ mod tests {
             NEMESIA_TYPE_U64,
             NEMESIA_TYPE_F32,
             NEMESIA_TYPE_F64,
+            NEMESIA_TYPE_I8,
+            NEMESIA_TYPE_U8,
+            NEMESIA_TYPE_I16,
+            NEMESIA_TYPE_U16,
         ];
         for (number, datatype) in types.into_iter().zip(Datatype::ALL) {
             assert_eq!((number, datatype_of(number)), (datatype as u32, Ok(datatype)));
@@ -538,16 +497,14 @@ mod tests {
             NEMESIA_OP_XOR,
             NEMESIA_OP_REPLACE,
             NEMESIA_OP_NOTHING,
+            NEMESIA_OP_LOGICAL_AND,
+            NEMESIA_OP_LOGICAL_OR,
+            NEMESIA_OP_LOGICAL_XOR,
         ];
         for (number, reduction) in ops.into_iter().zip(Reduction::ALL) {
             assert_eq!((number, reduction_of(number)), (reduction as u32, Ok(reduction)));
         }
-        assert!(
-            datatype_of(6).is_err()
-                && reduction_of(9).is_err()
-                && access_of(0).is_err()
-                && access_of(4).is_err()
-        );
-        assert_eq!(size_of::<RemoteKey>(), nemesia::KEY_BYTES);
+        assert!(datatype_of(10).is_err() && reduction_of(12).is_err());
+        assert_eq!(size_of::<RemoteKey>(), KEY_BYTES + 8, "no padding");
     }
 }

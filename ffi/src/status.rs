@@ -41,7 +41,7 @@ pub const NEMESIA_ERR_RANK: i32 = -8;
 /// The limit on requests in progress is reached.
 pub const NEMESIA_ERR_REQUESTS: i32 = -9;
 /// Unexpected messages have reached their memory limit: receive them first. A request that was waited for is
-/// still in progress.
+/// still in progress. From `nemesia_endpoint_close`: a receiver has reached its limit, and messages to it are lost.
 pub const NEMESIA_ERR_UNEXPECTED_FULL: i32 = -10;
 /// The receive was cancelled.
 pub const NEMESIA_ERR_CANCELLED: i32 = -11;
@@ -54,7 +54,7 @@ pub const NEMESIA_ERR_PANIC: i32 = -14;
 /// The library reports an error that this version of the header has no code for.
 pub const NEMESIA_ERR_UNKNOWN: i32 = -15;
 
-/// A one-sided operation was refused: the region is not exposed, or the key is not its key. With this and the
+/// A one-sided operation was refused: no region is exposed with the key. With this and the
 /// next four codes, `nemesia_last_error_rank` returns the rank that owns the region. A flush reports the
 /// first refusal since the last flush.
 pub const NEMESIA_ERR_KEY: i32 = -16;
@@ -96,7 +96,10 @@ pub const NEMESIA_ERR_HANDLE: i32 = -29;
 /// endpoint here. Every function that takes an endpoint may return this.
 pub const NEMESIA_ERR_FORKED: i32 = -30;
 
-const NAMES: [(i32, &CStr); 33] = [
+/// Another region of this process is exposed with the key: unexpose it first, or choose another key.
+pub const NEMESIA_ERR_KEY_IN_USE: i32 = -31;
+
+const NAMES: [(i32, &CStr); 34] = [
     (NEMESIA_OK, c"NEMESIA_OK"),
     (NEMESIA_PENDING, c"NEMESIA_PENDING"),
     (NEMESIA_BUSY, c"NEMESIA_BUSY"),
@@ -121,6 +124,7 @@ const NAMES: [(i32, &CStr); 33] = [
     (NEMESIA_ERR_ALIGNMENT, c"NEMESIA_ERR_ALIGNMENT"),
     (NEMESIA_ERR_UNDEFINED, c"NEMESIA_ERR_UNDEFINED"),
     (NEMESIA_ERR_REGION, c"NEMESIA_ERR_REGION"),
+    (NEMESIA_ERR_KEY_IN_USE, c"NEMESIA_ERR_KEY_IN_USE"),
     (NEMESIA_ERR_TOO_LONG, c"NEMESIA_ERR_TOO_LONG"),
     (NEMESIA_ERR_REPLIES, c"NEMESIA_ERR_REPLIES"),
     (NEMESIA_ERR_EXCLUDED, c"NEMESIA_ERR_EXCLUDED"),
@@ -234,12 +238,12 @@ impl From<Error> for Fault {
             Error::Truncated(_) => NEMESIA_ERR_TRUNCATED,
             Error::Rank { .. } => NEMESIA_ERR_RANK,
             Error::Requests { .. } => NEMESIA_ERR_REQUESTS,
-            Error::Unexpected { .. } => NEMESIA_ERR_UNEXPECTED_FULL,
+            Error::Unexpected { .. } | Error::Held { .. } => NEMESIA_ERR_UNEXPECTED_FULL,
             Error::Excluded => NEMESIA_ERR_EXCLUDED,
             Error::Forked => NEMESIA_ERR_FORKED,
             Error::Cancelled => NEMESIA_ERR_CANCELLED,
             Error::Stale => NEMESIA_ERR_STALE,
-            Error::List | Error::Context => NEMESIA_ERR_ARGUMENT,
+            Error::List | Error::Context | Error::Members => NEMESIA_ERR_ARGUMENT,
             Error::Timeout(_) => NEMESIA_ERR_TIMEOUT,
             Error::Refused { refusal, .. } => match refusal {
                 Refusal::Key => NEMESIA_ERR_KEY,
@@ -249,6 +253,7 @@ impl From<Error> for Fault {
                 Refusal::Undefined => NEMESIA_ERR_UNDEFINED,
             },
             Error::Region | Error::Regions { .. } => NEMESIA_ERR_REGION,
+            Error::KeyInUse { .. } => NEMESIA_ERR_KEY_IN_USE,
             Error::TooLong { .. } | Error::LongReply { .. } => NEMESIA_ERR_TOO_LONG,
             Error::Replies { .. } => NEMESIA_ERR_REPLIES,
             _ => NEMESIA_ERR_UNKNOWN,

@@ -13,6 +13,7 @@ mod net;
 mod table;
 #[cfg(test)]
 mod tests;
+mod unexpected;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -162,6 +163,8 @@ pub struct Config {
     pub(crate) fastbox_slots: u32,
     pub(crate) fastbox_limit: Option<usize>,
     pub(crate) unexpected_bytes: usize,
+    pub(crate) unexpected_limit: usize,
+    pub(crate) any_source_outlives: bool,
     pub(crate) eager_bytes: usize,
     pub(crate) credit_bytes: usize,
     pub(crate) single_copy: SingleCopy,
@@ -217,6 +220,8 @@ impl Default for Config {
             fastbox_slots: 128,
             fastbox_limit: None,
             unexpected_bytes: 64 << 20,
+            unexpected_limit: 0,
+            any_source_outlives: false,
             eager_bytes: 8 << 10,
             credit_bytes: 256 << 10,
             single_copy: SingleCopy::Auto,
@@ -278,7 +283,7 @@ impl Config {
                 None => config.sources.unknown.push(table::no_such(name).to_string()),
             }
         }
-        config.geometry(1)?;
+        config.geometry()?;
         Ok(config)
     }
 
@@ -431,13 +436,6 @@ impl Config {
         self.with(["NEMESIA_FASTBOX_LIMIT"], |config| config.fastbox_limit = Some(bytes))
     }
 
-    /// Sets the ceiling for unexpected messages in bytes, at least 64 KiB. Each message takes 64 bytes, and
-    /// more if it is longer than 32. Memory is committed as it is used.
-    #[must_use]
-    pub fn unexpected_bytes(self, bytes: usize) -> Self {
-        self.with(["NEMESIA_UNEXPECTED_BYTES"], |config| config.unexpected_bytes = bytes.max(64 << 10))
-    }
-
     /// Sets the largest message, in bytes, that is sent eagerly, at most a cell. A larger one moves when a
     /// receive has matched it.
     #[must_use]
@@ -560,13 +558,13 @@ impl Config {
         self.strict
     }
 
-    /// Returns the sizes on which a world of `peers` processes must agree.
+    /// Returns the sizes on which two processes must agree before they share memory.
     ///
     /// # Errors
     /// The first size that is out of range.
-    pub fn geometry(&self, peers: u32) -> Result<Geometry, LayoutError> {
+    pub fn geometry(&self) -> Result<Geometry, LayoutError> {
         let Self { cells, cell_bytes, fastbox_slots, .. } = *self;
-        let geometry = Geometry { peers, cells, cell_bytes, fastbox_slots };
+        let geometry = Geometry { cells, cell_bytes, fastbox_slots };
         geometry.validate()?;
         Ok(geometry)
     }

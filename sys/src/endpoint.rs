@@ -50,16 +50,18 @@ use nemesia_core::engine::{
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::slab::{List, Slot};
-use nemesia_core::store::Unit;
+use nemesia_core::store::UNIT;
 
-pub use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
+pub use nemesia_core::engine::rma::{
+    Access, Addressing, Comparison, CompleteAt, Datatype, Reduction, Refusal,
+};
 
 pub use active::Incoming;
 pub use buffer::MessageBuffer;
-pub use group::{Agreed, Ranking};
+pub use group::{Agreed, Among, Ranking};
 pub use message::{Context, Message, Pending, Scope, ScopeContext};
 pub use observe::{Counters, EngineCounters, PeerCounters, WaitCounters};
-pub use one_sided::{KEY_BYTES, Path, Region, RemoteKey, Value};
+pub use one_sided::{ExposeOptions, KEY_BYTES, Path, Region, RemoteKey, Value};
 pub use shared::{LockedEndpoint, SharedEndpoint};
 pub use wait::Arm;
 
@@ -72,7 +74,7 @@ use crate::shm::RejoinListener;
 use group::{Agreements, free_context};
 use message::Dropped;
 use one_sided::Direct;
-use open::Ports;
+use open::{Ports, UnexpectedMemory};
 use wait::Waiter;
 
 /// The senders whose messages a receive accepts.
@@ -190,7 +192,7 @@ struct Heap;
 impl Storage for Heap {
     type Requests = Vec<Slot<Operation>>;
     type Peers = Vec<Peer>;
-    type Units = Vec<Unit>;
+    type Units = UnexpectedMemory;
     type Stored = Vec<u32>;
     type Buckets = Vec<List>;
     type Regions = Vec<Slot<Exposure>>;
@@ -361,9 +363,20 @@ impl Endpoint {
     fn ceiling(&self) -> Error {
         Error::Unexpected {
             messages: self.engine.unexpected_messages(),
-            ceiling: self.config.unexpected_bytes,
+            ceiling: self.config.unexpected_bytes.max(self.config.unexpected_limit),
             held: self.engine.held_peers(),
+            reserved: self.engine.lacks_memory().then(|| self.engine.committed_bytes()),
         }
+    }
+
+    /// Raises the ceiling for unexpected messages by a quarter, within the limit, if it holds back something that
+    /// this process waits for. Returns whether it has.
+    pub(in crate::endpoint) fn grow_unexpected(&mut self) -> bool {
+        if self.engine.growth_units() == 0 || !self.engine.is_growth_due() {
+            return false;
+        }
+        let units = (self.config.unexpected_bytes / UNIT / 4).max((1 << 20) / UNIT);
+        self.engine.raise_ceiling(u32::try_from(units).unwrap_or(u32::MAX)) > 0
     }
 }
 

@@ -96,8 +96,8 @@ pub enum Error {
     /// Unexpected messages have reached their limit. The awaited message cannot come before some of them are
     /// received.
     #[error(
-        "{messages} unexpected messages fill the limit of {ceiling} bytes, and {held} peers are held back: \
-         receive them, or raise NEMESIA_UNEXPECTED_BYTES"
+        "{messages} unexpected messages fill the limit of {ceiling} bytes{}, and {held} peers are held back: \
+         receive them, or {}", lacking(*.reserved), remedy(*.reserved)
     )]
     Unexpected {
         /// The number of stored messages.
@@ -106,6 +106,20 @@ pub enum Error {
         ceiling: usize,
         /// The number of peers that are held back.
         held: usize,
+        /// The bytes that could be reserved for them, if the machine or a cgroup has not the memory for the limit.
+        reserved: Option<usize>,
+    },
+    /// Sends did not leave before [`Endpoint::close`](crate::Endpoint::close) had waited for as long as is configured,
+    /// because the receiver has no room for further unexpected messages. They are lost.
+    #[error(
+        "messages to rank {rank} have not left within {limit:?}, as its unexpected messages fill their limit: let it \
+         receive them, raise its NEMESIA_UNEXPECTED_BYTES, or raise NEMESIA_TIMEOUT here"
+    )]
+    Held {
+        /// The receiver.
+        rank: usize,
+        /// The time that has passed.
+        limit: std::time::Duration,
     },
     /// An active message is too long.
     #[error(
@@ -152,6 +166,12 @@ pub enum Error {
     /// This process has no such region.
     #[error("no such region: it was unexposed, or never exposed")]
     Region,
+    /// Another region of this process has the key.
+    #[error("another region is exposed with the key {key:#x}: unexpose it first, or choose another key")]
+    KeyInUse {
+        /// The key.
+        key: u64,
+    },
     /// Too many regions are exposed.
     #[error("{most} regions are exposed, and no more are allowed: unexpose some")]
     Regions {
@@ -178,9 +198,12 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
-    /// An agreement was interrupted by an error and is still under way.
-    #[error("an agreement is under way: call agree or shrink again until it is done, then readmit")]
+    /// An agreement, or a barrier, was interrupted by an error and is still under way.
+    #[error("an agreement or a barrier is under way: repeat that call, with its members, until it is done")]
     AgreementUnderWay,
+    /// A list of members is invalid.
+    #[error("the members of a collective call must be ranks in rising order, this rank included")]
+    Members,
     /// This process was forked from the process that opened the endpoint. Only that process can use it.
     #[error(
         "this process is a forked child, and the endpoint belongs to the process that opened it: open another one here"
@@ -195,6 +218,18 @@ pub enum Error {
     /// The wait has reached its time limit. The request is still under way.
     #[error("the operation was not complete within {0:?}: it is still under way")]
     Timeout(std::time::Duration),
+}
+
+/// Returns the part of a message about memory that could not be reserved.
+fn lacking(reserved: Option<usize>) -> String {
+    reserved.map_or_else(String::new, |bytes| format!(", of which only {bytes} could be reserved"))
+}
+
+const fn remedy(reserved: Option<usize>) -> &'static str {
+    match reserved {
+        Some(_) => "give this process more memory",
+        None => "raise NEMESIA_UNEXPECTED_BYTES, or NEMESIA_UNEXPECTED_LIMIT, up to which it grows",
+    }
 }
 
 /// Makes `Debug` of an error equal to `Display`. `main` and `unwrap` print `Debug`, and the reader needs the

@@ -6,7 +6,7 @@ use nemesia_core::engine::active::ACTIVE_BYTES;
 use nemesia_core::engine::rma::{Reply, WINDOW};
 use nemesia_core::engine::{Peer, Request};
 use nemesia_core::flow::replies;
-use nemesia_core::shared::layout::{HEADER_PAGE, LayoutError};
+use nemesia_core::shared::layout::{HEADER_PAGE, LayoutError, MAX_PEERS, queue_of};
 use nemesia_core::shared::port::Link;
 use nemesia_core::slab::{List, Slot};
 
@@ -72,7 +72,7 @@ pub fn explain(config: &Config) -> Vec<Verdict> {
 
 fn shm(config: &Config) -> Verdict {
     let probe = || -> Result<String, crate::Error> {
-        let bytes = config.geometry(2)?.own().total;
+        let bytes = config.geometry()?.own().total;
         let segment = Segment::create("nemesia-probe", bytes, &config.segments)?;
         let sealed = segment.seal_against_foreign_writes()?;
         let warnings = segment.warnings().join("; ");
@@ -164,9 +164,10 @@ fn rdma() -> Result<String, VerbsError> {
 pub struct Bill {
     /// The number of processes in the world.
     pub processes: u32,
-    /// The shared segments of one process, all reserved at start.
+    /// The shared segments of one process that is connected with all others of its machine. The segments of each
+    /// connection are reserved with it.
     pub segments: u64,
-    /// The part of `segments` that each further process adds.
+    /// The part of `segments` that each further process adds, at most.
     pub per_peer: u64,
     /// The part of `segments` that is the pool of cells.
     pub cells: u64,
@@ -188,7 +189,10 @@ impl Bill {
     /// # Errors
     /// A size is out of range.
     pub fn new(config: &Config, processes: u32) -> Result<Self, LayoutError> {
-        let geometry = config.geometry(processes)?;
+        let geometry = config.geometry()?;
+        let last = processes.clamp(1, MAX_PEERS) - 1;
+        let inboxes: usize = (0..=queue_of(last)).map(|queue| geometry.inbox(queue).total).sum();
+        let segments = geometry.own().total + inboxes + last as usize * geometry.link().total;
         // Each comes with the list that finds it.
         let request = (size_of::<Slot<Request>>() + size_of::<List>()) as u64;
         let requests = config.requests as u64;
@@ -200,12 +204,12 @@ impl Bill {
         let replies = u64::from(replies::POOL) + u64::from(processes) * u64::from(replies::SHARE);
         Ok(Self {
             processes,
-            segments: (geometry.own().total + geometry.inbox().total) as u64,
+            segments: segments as u64,
             per_peer: geometry.bytes_per_peer() as u64,
             cells: u64::from(geometry.cells) * u64::from(geometry.cell_bytes),
             private_at_start: trace + peers + requests.min(FIRST_REQUESTS as u64) * request,
             private_per_peer,
-            private_ceiling: (config.unexpected_bytes as u64)
+            private_ceiling: (config.unexpected_bytes.max(config.unexpected_limit) as u64)
                 .saturating_add(requests * request)
                 .saturating_add(u64::from(processes) * ACTIVE_BYTES as u64)
                 .saturating_add(replies * u64::from(geometry.cell_bytes)),

@@ -144,9 +144,10 @@ pub mod verbs;
 
 pub use config::{Config, ConfigError, NetChoice, Origin, SingleCopy, Stores, VARIABLES, Variable};
 pub use endpoint::{
-    Access, Agreed, Arm, Context, Counters, Datatype, Endpoint, EngineCounters, Incoming, KEY_BYTES,
-    LockedEndpoint, Message, MessageBuffer, Path, PeerCounters, Pending, Ranking, Reduction, Refusal, Region,
-    RemoteKey, Request, Scope, ScopeContext, SharedEndpoint, Source, Status, Tag, Value, WaitCounters,
+    Access, Addressing, Agreed, Among, Arm, Comparison, CompleteAt, Context, Counters, Datatype, Endpoint,
+    EngineCounters, ExposeOptions, Incoming, KEY_BYTES, LockedEndpoint, Message, MessageBuffer, Path,
+    PeerCounters, Pending, Ranking, Reduction, Refusal, Region, RemoteKey, Request, Scope, ScopeContext,
+    SharedEndpoint, Source, Status, Tag, Value, WaitCounters,
 };
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};

@@ -10,16 +10,16 @@ mod peer;
 pub mod pipe;
 mod regions;
 mod rejoin;
+mod segments;
 mod views;
 
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
 use nemesia_core::payload::ReceiveList;
 use nemesia_core::port::{AccessError, RemoteRun};
-use nemesia_core::shared::layout::{Geometry, Identity, SegmentKind};
+use nemesia_core::shared::layout::{LayoutError, MAX_PEERS};
 use nemesia_core::shared::pool::CellRecord;
-use nemesia_core::shared::port::{HOT, Host, PortConfig, ShmPort};
+use nemesia_core::shared::port::{Host, PortConfig, ShmPort};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::shared::window::SharedWindow;
 use nemesia_core::spin::Oversubscription;
@@ -32,7 +32,7 @@ use crate::error::Error;
 use crate::events;
 use crate::os::clock;
 use crate::os::{
-    CopyError, HandoffConnection, HeavyFence, ProcessOrigin, RemoteMemory, Segment, SegmentBacking, Watch,
+    CopyError, HandoffConnection, HeavyFence, ProcessOrigin, RemoteMemory, SegmentBacking, Watch,
     allow_any_reader, futex_wake,
 };
 use crate::route::{Facts, Met};
@@ -46,6 +46,8 @@ use regions::MappedRegions;
 pub(crate) use lent::{LentRange, Loan};
 pub(crate) use regions::{PeerRegion, share_of, window_of};
 pub(crate) use rejoin::{JoiningProcess, RejoinAnswer, RejoinListener};
+use segments::OwnSegments;
+use views::NewLink;
 pub(crate) use views::OwnSleep;
 
 /// The port over mapped segments.
@@ -174,16 +176,9 @@ impl Host for Kernel {
     }
 }
 
-/// Both segments of one process, as mapped in this one.
-#[derive(Debug)]
-pub(crate) struct Pair {
-    pub(crate) own: Segment,
-    pub(crate) inbox: Segment,
-}
-
 /// Returns the facts about a peer; `unreadable` is the reason why its memory cannot be read.
 fn met(peer: &Peer, unreadable: Option<String>) -> Met {
-    let own = &peer.pair.own;
+    let own = &peer.segments.own;
     let page = own.huge().then(|| own.page_size());
     Met { expedited: peer.expedited, sealed: own.write_sealed(), page, unreadable }
 }
@@ -216,12 +211,17 @@ pub(crate) fn attach(
     exchange: &mut dyn Exchange,
     (rank, size): (u32, u32),
 ) -> Result<Attached, Error> {
-    let geometry = config.geometry(size)?;
+    let geometry = config.geometry()?;
+    if size > MAX_PEERS {
+        let (field, value) = ("number of processes", size.into());
+        return Err(
+            crate::ConfigError::from(LayoutError::Geometry { field, value, must: "1 to 4096" }).into()
+        );
+    }
     let origin = Arc::new(ProcessOrigin::here(size as usize)?);
     let epoch = handshake::draw_epoch()?;
     let mut warnings = Vec::new();
-    let identity = |kind| Identity { kind, geometry, rank, epoch };
-    let Pair { own, inbox } = make_segments(config, &geometry, identity, &mut warnings)?;
+    let ours = Arc::new(OwnSegments::new(config, geometry, epoch, &mut warnings)?);
     ask_for_all(config, &origin, &mut warnings)?;
     let fence = HeavyFence::register();
     if !fence.is_expedited() {
@@ -236,14 +236,14 @@ pub(crate) fn attach(
         config: config.clone(),
         geometry,
         rank,
+        size,
         epoch,
         expedited,
         cpus,
         stamp: address,
         incarnation: exchange.incarnation(),
-        sealed: own.write_sealed(),
+        sealed: ours.own.write_sealed(),
     };
-    let ours = Arc::new(Pair { own, inbox });
     let met = connect::connect(world, (&ours, &origin), exchange)?;
     let connect::ShmMeeting { mut peers, watch, rejoin, gone, remote } = met;
     let without =
@@ -260,22 +260,24 @@ pub(crate) fn attach(
     let others: Vec<_> =
         others.map(|(peer, _)| peer.as_ref().map_or((cpus, 0), |peer| (peer.cpus, pid(peer)))).collect();
     let load = oversubscription::load(cpus, &others);
-    let announce = others.len() <= HOT;
     let (fastbox_limit, pieces) = (config.fastbox_bytes(), config.pieces());
     let (stores, clocked) = (config.cell_stores, config.single_copy == SingleCopy::Auto);
-    let port_config = PortConfig { rank, fastbox_limit, fences, announce, pieces, stores, clocked };
+    let announce = true;
+    let port_config = PortConfig { fastbox_limit, fences, announce, pieces, stores, clocked };
     let connection = |peer: &Option<Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
     let connections = peers.iter().map(connection).collect();
     let readable = readable(config, &mut peers, &mut warnings)?;
     let (memories, unreadable): (Vec<_>, Vec<_>) = readable.into_iter().map(split).unzip();
     let met = peers.iter().zip(unreadable).map(|(peer, why)| Some(self::met(peer.as_ref()?, why)));
     let facts = Facts { expedited, met: met.collect(), remote: Vec::new(), unused: Vec::new() };
-    let pairs = peers.into_iter().map(|peer| peer.map(|peer| peer.pair)).collect();
     let (lent, regions) = (LentRanges::default(), MappedRegions::new(config.segments.backing));
     let non_temporal_bytes = config.non_temporal_from();
     let kernel = |mappings| Kernel { memories, connections, lent, regions, non_temporal_bytes, mappings };
-    let port = views::port(port_config, &geometry, &ours, pairs, kernel, &origin)?;
-    let sleep = OwnSleep::new(&ours, &geometry)?;
+    let mut port = views::port(port_config, &ours, kernel, &origin)?;
+    for peer in peers.into_iter().flatten() {
+        NewLink::new(&ours, peer.link, peer.segments)?.open(&mut port);
+    }
+    let sleep = OwnSleep::new(&ours)?;
     Ok(Attached { port, sleep, watch, fence, load, facts, warnings, stamp, rejoin, gone, remote, origin })
 }
 
@@ -285,29 +287,6 @@ fn split<T, E>(result: Result<T, E>) -> (Option<T>, Option<E>) {
         Ok(value) => (Some(value), None),
         Err(error) => (None, Some(error)),
     }
-}
-
-/// Makes our own segments with their headers, sealed as far as the kernel can.
-fn make_segments(
-    config: &Config,
-    geometry: &Geometry,
-    identity: impl Fn(SegmentKind) -> Identity,
-    warnings: &mut Vec<String>,
-) -> Result<Pair, Error> {
-    let (own_bytes, inbox_bytes) = (geometry.own().total, geometry.inbox().total);
-    let own = Segment::create_sealed("nemesia-own", own_bytes, &config.segments)?;
-    let inbox = Segment::create("nemesia-inbox", inbox_bytes, &config.segments.for_foreign_writers())?;
-    inbox.seal_seals()?;
-    views::header(&own)?.publish(&identity(SegmentKind::Own), own_bytes as u64);
-    views::header(&inbox)?.publish(&identity(SegmentKind::Inbox), inbox_bytes as u64);
-    warnings.extend(own.warnings().iter().chain(inbox.warnings()).cloned());
-    if own.huge() {
-        warnings.push(ORDINARY.into());
-    }
-    if !own.write_sealed() {
-        config.give_up(unsealed(config.segments.backing).into(), warnings)?;
-    }
-    Ok(Pair { own, inbox })
 }
 
 /// Requests the optional features from the kernel, and records those that are refused as warnings.
@@ -395,11 +374,6 @@ fn fenced_by(mut without: impl Iterator<Item = usize>) -> Option<String> {
     ))
 }
 
-/// Returns the descriptors that a handshake sends.
-fn descriptors(pair: &Pair) -> Vec<BorrowedFd<'_>> {
-    [pair.own.fd(), pair.inbox.fd()].into_iter().flatten().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -420,9 +394,9 @@ mod tests {
         let memory = RemoteMemory::new(i32::MAX, crate::os::IdentityStamp { address: 4096, value: 1 });
         let memories = (0..1234).map(|_| None).chain([memory]).collect();
         let options = crate::os::SegmentOptions::default();
-        let [own, inbox] =
-            ["nemesia-own", "nemesia-inbox"].map(|name| Segment::create(name, 4096, &options).unwrap());
-        let mappings = views::Mappings::of(Arc::new(Pair { own, inbox }));
+        let config = Config::default();
+        let ours = OwnSegments::new(&config, config.geometry().unwrap(), 7, &mut Vec::new()).unwrap();
+        let mappings = views::Mappings::of(Arc::new(ours));
         let (lent, regions) = (LentRanges::default(), MappedRegions::new(options.backing));
         let connections = Vec::new();
         let mut kernel =

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { SIZE = 3, PAIRS = 16, REFUSAL = 1234 };
+enum { SIZE = 3, PAIRS = 32, REFUSAL = 1234 };
 
 struct store {
     pthread_barrier_t barrier;
@@ -89,6 +89,30 @@ static void around(nemesia_endpoint *endpoint, int32_t rank) {
     CHECK(got == before && status.rank == before && status.len == sizeof got);
 }
 
+/* Two more worlds over the same keys, open at once. */
+static void twice(struct context *context, const nemesia_config *config) {
+    static const char *const prefixes[2] = {"red.", "blue."};
+    nemesia_endpoint *endpoints[2] = {NULL, NULL};
+    nemesia_exchange exchange = exchange_of(context);
+    int32_t got = -1;
+    int world;
+    exchange.key_prefix = "not a key";
+    GIVES(NEMESIA_ERR_BOOTSTRAP, nemesia_endpoint_open_with(config, &exchange, &endpoints[0]));
+    for (world = 0; world < 2; world++) {
+        exchange.key_prefix = prefixes[world];
+        OK(nemesia_endpoint_open_with(config, &exchange, &endpoints[world]));
+    }
+    for (world = 0; world < 2; world++) around(endpoints[world], context->rank);
+    /* A message of one world is not received in the other. */
+    OK(nemesia_endpoint_send(endpoints[0], context->rank, 5, &context->rank, sizeof context->rank));
+    GIVES(NEMESIA_PENDING, nemesia_endpoint_iprobe(endpoints[1], 0, NEMESIA_ANY_SOURCE, 5, 0, NULL));
+    OK(nemesia_endpoint_recv(endpoints[0], context->rank, 5, 0, sizeof got, &got, NULL));
+    for (world = 0; world < 2; world++) {
+        OK(nemesia_endpoint_barrier(endpoints[world]));
+        OK(nemesia_endpoint_close(endpoints[world]));
+    }
+}
+
 static void run(struct store *store, int32_t rank) {
     struct context context;
     nemesia_exchange exchange;
@@ -104,7 +128,9 @@ static void run(struct store *store, int32_t rank) {
     exchange.put = refuse;
     GIVES(NEMESIA_ERR_BOOTSTRAP, nemesia_endpoint_open_with(config, &exchange, &endpoint));
     CHECK(endpoint == NULL && strstr(nemesia_last_error_message(), "1234") != NULL);
+    CHECK(strstr(nemesia_last_error_message(), "caller's own exchange refused put") != NULL);
     exchange.put = put;
+    twice(&context, config);
     OK(nemesia_endpoint_open_with(config, &exchange, &endpoint));
     /* The library must not use the configuration or the exchange after this point. */
     nemesia_config_destroy(config);

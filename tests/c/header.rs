@@ -3,9 +3,9 @@
 use crate::toolchain::{lines, source};
 
 /// The modules with functions, in the order of the header.
-const MODULES: [&str; 17] = [
-    "status", "config", "exchange", "endpoint", "event", "transfer", "context", "list", "options", "probe",
-    "active", "rma", "fetch", "agree", "observe", "restart", "memory",
+const MODULES: [&str; 21] = [
+    "status", "config", "exchange", "endpoint", "event", "transfer", "room", "context", "list", "options",
+    "probe", "active", "region", "rma", "put_get", "fetch", "agree", "among", "observe", "restart", "memory",
 ];
 const HEADER: &str = "ffi/include/nemesia.h";
 

@@ -6,7 +6,9 @@
 //! | `check.h` | checks that report the place and the library's error message |
 //! | `pair.c` | cases for two processes; the argument selects one |
 //! | `remote.c` | active messages and one-sided operations, in the same form |
-//! | `embed.c` | processes that connect through their own exchange |
+//! | `embed.c` | processes that connect through their own exchange, in several worlds |
+//! | `reborn.c` | a launcher of its own that starts a rank again |
+//! | `groups.c` | collective calls among some ranks; the room for unexpected messages |
 //! | `threads.c` | threads that share an endpoint, or have one endpoint each |
 //! | `plus.cc` | the header in C++ |
 //! | `misuse.c` | handles that are closed, of another kind, or not made by the library |
@@ -118,6 +120,21 @@ fn messages_are_sent_from_allocated_memory_and_received_into_it() -> Result<(), 
 }
 
 #[test]
+fn regions_are_used_by_a_chosen_key_and_by_address() -> Result<(), String> {
+    two("remote", "regions_are_used_by_a_chosen_key_and_by_address", "keys")
+}
+
+#[test]
+fn atomic_operations_work_on_small_values_and_are_queried() -> Result<(), String> {
+    two("remote", "atomic_operations_work_on_small_values_and_are_queried", "atomics")
+}
+
+#[test]
+fn delivered_and_waiting_operations_are_done_on_return() -> Result<(), String> {
+    two("remote", "delivered_and_waiting_operations_are_done_on_return", "blocking")
+}
+
+#[test]
 fn each_refusal_has_its_code() -> Result<(), String> {
     two("remote", "each_refusal_has_its_code", "refusals")
 }
@@ -175,6 +192,31 @@ fn processes_connect_through_an_exchange_of_the_caller() -> Result<(), String> {
         "embed",
     )?;
     output(&mut Command::new(program)).map(drop)
+}
+
+#[test]
+fn a_launcher_of_the_caller_starts_a_rank_again() -> Result<(), String> {
+    if !can_run("a_launcher_of_the_caller_starts_a_rank_again", &["cc"]) {
+        return Ok(());
+    }
+    let flags = [&STRICT_C[..], &["-pthread"]].concat();
+    let program = compile("cc", &flags, &source("tests/c/reborn.c"), Linking::Shared, "reborn")?;
+    output(&mut Command::new(program)).map(drop)
+}
+
+#[test]
+fn some_ranks_meet_and_agree_without_the_others() -> Result<(), String> {
+    two("groups", "some_ranks_meet_and_agree_without_the_others", "members")
+}
+
+#[test]
+fn a_caller_that_only_tests_learns_that_there_is_no_room() -> Result<(), String> {
+    two("groups", "a_caller_that_only_tests_learns_that_there_is_no_room", "room")
+}
+
+#[test]
+fn a_receive_from_any_source_outlives_the_other_rank() -> Result<(), String> {
+    two("groups", "a_receive_from_any_source_outlives_the_other_rank", "any-source")
 }
 
 /// Builds `threads.c`, linked in one way.

@@ -163,7 +163,7 @@ static void one_sided(void) {
     OK(nemesia_endpoint_path(endpoint, &key, &path));
     CHECK(path == NEMESIA_PATH_DIRECT || (path == NEMESIA_PATH_PACKETS && *nemesia_last_error_message() != 0));
     for (at = 0; at < LARGE; at++) sent[at] = (unsigned char)(at * 7 + (size_t)rank);
-    OK(nemesia_endpoint_iput(endpoint, &key, 0, sent, LARGE, true, &request));
+    OK(nemesia_endpoint_iput(endpoint, &key, 0, sent, LARGE, NEMESIA_RMA_NOTIFY, &request));
     wait_for(request);
     OK(nemesia_endpoint_inotified(endpoint, region, 1, &request));
     wait_for(request);
@@ -177,7 +177,8 @@ static void one_sided(void) {
     OK(nemesia_endpoint_ifetch(endpoint, &key, LARGE, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, &one, &old, &request));
     wait_for(request);
     CHECK(old == 0);
-    OK(nemesia_endpoint_icompare_swap(endpoint, &key, LARGE, NEMESIA_TYPE_I64, &one, &zero, &old, &request));
+    OK(nemesia_endpoint_icompare_swap(endpoint, &key, LARGE, NEMESIA_TYPE_I64, NEMESIA_COMPARE_EQUAL, &one, &zero,
+                                      &old, &request));
     wait_for(request);
     CHECK(old == 1);
     OK(nemesia_endpoint_ifetch(endpoint, &key, LARGE, NEMESIA_TYPE_I64, NEMESIA_OP_NOTHING, &one, &old, &request));
@@ -186,7 +187,7 @@ static void one_sided(void) {
     fetch_arrays(&key);
     for (at = 0; at < 100; at++) {
         OK(nemesia_endpoint_iaccumulate(endpoint, &key, LARGE + 8, NEMESIA_TYPE_F64, NEMESIA_OP_SUM, &half, 1,
-                                        &request));
+                                        at % 2 == 0 ? NEMESIA_RMA_DELIVERED : 0, &request));
         wait_for(request);
     }
     OK(nemesia_endpoint_fence(endpoint, peer));
@@ -240,18 +241,18 @@ static void refusals(void) {
     key = exchange(region);
     OK(nemesia_endpoint_path(endpoint, &key, &path));
     CHECK(path == NEMESIA_PATH_PACKETS && strstr(nemesia_last_error_message(), "allocated") != NULL);
-    GIVES(NEMESIA_ERR_ACCESS, nemesia_endpoint_iput(endpoint, &key, 0, &value, 8, false, &request));
+    GIVES(NEMESIA_ERR_ACCESS, nemesia_endpoint_iput(endpoint, &key, 0, &value, 8, 0, &request));
     GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_iget(endpoint, &key, 25, 8, &value, &request));
     GIVES(NEMESIA_ERR_ACCESS, nemesia_endpoint_ifetch(endpoint, &key, 0, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, &value,
                                                       &value, &request));
     GIVES(NEMESIA_ERR_ARGUMENT,
-          nemesia_endpoint_ifetch(endpoint, &key, 0, 6, NEMESIA_OP_SUM, &value, &value, &request));
+          nemesia_endpoint_ifetch(endpoint, &key, 0, 10, NEMESIA_OP_SUM, &value, &value, &request));
     GIVES(NEMESIA_ERR_ARGUMENT,
-          nemesia_endpoint_ifetch(endpoint, &key, 0, NEMESIA_TYPE_I64, 9, &value, &value, &request));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iput(endpoint, NULL, 0, &value, 8, false, &request));
+          nemesia_endpoint_ifetch(endpoint, &key, 0, NEMESIA_TYPE_I64, 12, &value, &value, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iput(endpoint, NULL, 0, &value, 8, 0, &request));
     forged = key;
-    forged.bytes[0] = 77;
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iput(endpoint, &forged, 0, &value, 8, false, &request));
+    forged.known[0] = 77;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iput(endpoint, &forged, 0, &value, 8, 0, &request));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_expose(endpoint, memory, sizeof memory, 4, &region));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_expose(endpoint, NULL, 1, NEMESIA_ACCESS_READ, &region));
     GIVES(NEMESIA_ERR_REGION, nemesia_endpoint_remote_key(endpoint, 12345, &forged));
@@ -259,18 +260,184 @@ static void refusals(void) {
     CHECK(request == 99 && memory[0] == 0);
     /* Only the target can detect these: the key of another region, and more access than granted. */
     forged = key;
-    forged.bytes[8] ^= 1;
+    forged.key ^= 1;
     OK(nemesia_endpoint_iget(endpoint, &forged, 0, 8, &value, &request));
     GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
     CHECK(nemesia_last_error_rank() == peer);
     forged = key;
-    forged.bytes[2] = NEMESIA_ACCESS_READ_WRITE;
-    OK(nemesia_endpoint_iput(endpoint, &forged, 0, &value, 8, false, &request));
+    forged.known[2] = NEMESIA_ACCESS_READ_WRITE;
+    OK(nemesia_endpoint_iput(endpoint, &forged, 0, &value, 8, 0, &request));
     wait_for(request);
     GIVES(NEMESIA_ERR_ACCESS, nemesia_endpoint_flush(endpoint, peer));
     OK(nemesia_endpoint_flush(endpoint, peer));
     barrier();
     CHECK(memory[0] == 0);
+}
+
+/* Small types, logical operations, comparisons, and the query. */
+static void atomics(void) {
+    static const uint32_t types[] = {NEMESIA_TYPE_I8, NEMESIA_TYPE_U8, NEMESIA_TYPE_I16, NEMESIA_TYPE_U16};
+    static uint64_t memory[8];
+    uint64_t region, request = 99;
+    uint32_t type, op;
+    nemesia_remote_key key;
+    bool is = false;
+    OK(nemesia_endpoint_expose(endpoint, memory, sizeof memory, NEMESIA_ACCESS_READ_WRITE, &region));
+    key = exchange(region);
+    for (type = 0; type < 12; type++) {
+        for (op = 0; op < 30; op++) {
+            const bool exists = type < 10 && (op < 12 || (op >= NEMESIA_COMPARE_EQUAL && op <= NEMESIA_COMPARE_MASKED));
+            const bool integer = type != NEMESIA_TYPE_F32 && type != NEMESIA_TYPE_F64;
+            const bool bits = (op >= NEMESIA_OP_AND && op <= NEMESIA_OP_XOR) || op == NEMESIA_COMPARE_MASKED;
+            OK(nemesia_atomic_supported(type, op, &is));
+            CHECK(is == (exists && (integer || !bits)));
+        }
+    }
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_atomic_supported(0, 0, NULL));
+    for (type = 0; type < 4; type++) {
+        /* Each value lies in a word of its own, between bytes that stay. */
+        const size_t width = type < 2 ? 1 : 2;
+        const uint64_t at = 8 * (uint64_t)type + 4;
+        int16_t two = 2, old = 0x7777, seven = 7;
+        OK(nemesia_endpoint_iaccumulate(endpoint, &key, at, types[type], NEMESIA_OP_SUM, &two, 1, NEMESIA_RMA_DELIVERED,
+                                        &request));
+        wait_for(request);
+        OK(nemesia_endpoint_ifetch(endpoint, &key, at, types[type], NEMESIA_OP_LOGICAL_AND, &seven, &old, &request));
+        wait_for(request);
+        CHECK((width == 1 ? old & 0xff : old) == 2);
+        CHECK(width == 2 || (old & 0xff00) == 0x7700);
+        /* 1 < the value 1? No. 0 < 1? Yes. */
+        old = 0;
+        two = 1;
+        OK(nemesia_endpoint_icompare_swap(endpoint, &key, at, types[type], NEMESIA_COMPARE_LESS, &two, &seven, &old,
+                                          &request));
+        wait_for(request);
+        CHECK(old == 1);
+        two = 0;
+        OK(nemesia_endpoint_icompare_swap(endpoint, &key, at, types[type], NEMESIA_COMPARE_LESS, &two, &seven, &old,
+                                          &request));
+        wait_for(request);
+        CHECK(old == 1);
+        OK(nemesia_endpoint_get(endpoint, &key, at, width, &old));
+        CHECK(old == 7);
+    }
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_icompare_swap(endpoint, &key, 0, NEMESIA_TYPE_I8, NEMESIA_OP_SUM, &is,
+                                                               &is, &is, &request));
+    GIVES(NEMESIA_ERR_UNDEFINED, nemesia_endpoint_icompare_swap(endpoint, &key, 0, NEMESIA_TYPE_F64,
+                                                                NEMESIA_COMPARE_MASKED, memory, memory, memory + 7,
+                                                                &request));
+    barrier();
+    for (type = 0; type < 4; type++) CHECK(memory[type] == (uint64_t)7 << 32);
+}
+
+/* Calls that wait, and operations that are complete at the owner: a message that follows proves it. */
+static void blocking(void) {
+    static unsigned char memory[LARGE], sent[LARGE], received[LARGE];
+    uint64_t region, request = 99, count = 0;
+    nemesia_remote_key key, forged;
+    int64_t one = 1;
+    size_t at;
+    int round;
+    OK(nemesia_endpoint_expose(endpoint, memory, sizeof memory, NEMESIA_ACCESS_READ_WRITE, &region));
+    key = exchange(region);
+    for (round = 0; round < 5; round++) {
+        for (at = 0; at < LARGE; at++) sent[at] = (unsigned char)(at * 5 + (size_t)(rank + round));
+        OK(nemesia_endpoint_put(endpoint, &key, 0, sent, LARGE, NEMESIA_RMA_NOTIFY | NEMESIA_RMA_DELIVERED));
+        barrier();
+        for (at = 0; at < LARGE; at++) CHECK(memory[at] == (unsigned char)(at * 5 + (size_t)(peer + round)));
+        OK(nemesia_endpoint_notifications(endpoint, region, &count));
+        CHECK(count == (uint64_t)round + 1);
+        OK(nemesia_endpoint_get(endpoint, &key, 0, LARGE, received));
+        CHECK(memcmp(sent, received, LARGE) == 0);
+        barrier();
+    }
+    OK(nemesia_endpoint_put(endpoint, &key, 0, NULL, 0, 0));
+    OK(nemesia_endpoint_get(endpoint, &key, 0, 0, NULL));
+    /* The call reports what its owner refuses, and a flush does not repeat it. */
+    forged = key;
+    forged.key ^= 1;
+    GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_put(endpoint, &forged, 0, sent, LARGE, NEMESIA_RMA_DELIVERED));
+    CHECK(nemesia_last_error_rank() == peer);
+    GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_get(endpoint, &forged, 0, 8, received));
+    OK(nemesia_endpoint_iaccumulate(endpoint, &forged, 0, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, &one, 1,
+                                    NEMESIA_RMA_DELIVERED, &request));
+    GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+    OK(nemesia_endpoint_flush(endpoint, peer));
+    OK(nemesia_endpoint_put(endpoint, &forged, 0, sent, 8, 0));
+    GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_flush(endpoint, peer));
+    GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_put(endpoint, &key, 1, sent, LARGE, 0));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_put(endpoint, &key, 0, sent, 8, 4));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_put(endpoint, NULL, 0, sent, 8, 0));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_put(endpoint, &key, 0, NULL, 8, 0));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_get(endpoint, &key, 0, 8, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iaccumulate(endpoint, &key, 0, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, &one,
+                                                             1, NEMESIA_RMA_NOTIFY, &request));
+    barrier();
+}
+
+/* Regions by a chosen key, without any exchange of keys, and by address. */
+static void keys(void) {
+    static int64_t memory[8], other[8];
+    uint64_t region = 99, second = 99, request = 99, address = 0;
+    int64_t value = 0;
+    nemesia_remote_key key = {0};
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_expose_as(endpoint, memory, sizeof memory, NEMESIA_ACCESS_READ_WRITE,
+                                                           4, 0, &region));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_expose_as(endpoint, memory, sizeof memory, NEMESIA_ACCESS_READ_WRITE,
+                                                           0, 42, &region));
+    OK(nemesia_endpoint_expose_as(endpoint, memory, sizeof memory, NEMESIA_ACCESS_READ_WRITE, NEMESIA_EXPOSE_KEY, 42,
+                                  &region));
+    GIVES(NEMESIA_ERR_KEY_IN_USE, nemesia_endpoint_expose_as(endpoint, other, sizeof other, NEMESIA_ACCESS_READ,
+                                                             NEMESIA_EXPOSE_KEY, 42, &second));
+    CHECK(second == 99 && strstr(nemesia_last_error_message(), "0x2a") != NULL);
+    OK(nemesia_endpoint_expose_as(endpoint, other, sizeof other, NEMESIA_ACCESS_READ_WRITE,
+                                  NEMESIA_EXPOSE_KEY | NEMESIA_EXPOSE_BY_ADDRESS, 43, &second));
+    barrier();
+    key.rank = peer;
+    key.key = 42;
+    value = 100 + rank;
+    OK(nemesia_endpoint_iput(endpoint, &key, 8, &value, 8, 0, &request));
+    wait_for(request);
+    OK(nemesia_endpoint_flush(endpoint, peer));
+    barrier();
+    CHECK(memory[1] == 100 + peer && memory[0] == 0 && memory[2] == 0);
+    /* Only the owner knows how long it is. */
+    OK(nemesia_endpoint_iget(endpoint, &key, sizeof memory, 8, &value, &request));
+    GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+    key.rank = 7;
+    GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_iget(endpoint, &key, 0, 8, &value, &request));
+    key.rank = -1;
+    GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_iget(endpoint, &key, 0, 8, &value, &request));
+    /* By address. */
+    address = (uint64_t)(uintptr_t)&other[3];
+    OK(nemesia_endpoint_send(endpoint, peer, 5, &address, sizeof address));
+    OK(nemesia_endpoint_recv(endpoint, peer, 5, 0, sizeof address, &address, NULL));
+    key.rank = peer;
+    key.key = 43;
+    value = 200 + rank;
+    OK(nemesia_endpoint_iput(endpoint, &key, address, &value, 8, 0, &request));
+    wait_for(request);
+    OK(nemesia_endpoint_flush(endpoint, peer));
+    barrier();
+    CHECK(other[3] == 200 + peer && other[2] == 0 && other[4] == 0);
+    OK(nemesia_endpoint_iget(endpoint, &key, 8, 8, &value, &request));
+    GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+    barrier();
+    /* A chosen key names what is exposed now. */
+    OK(nemesia_endpoint_unexpose(endpoint, region));
+    OK(nemesia_endpoint_unexpose(endpoint, second));
+    other[0] = 300 + rank;
+    OK(nemesia_endpoint_expose_as(endpoint, other, sizeof other, NEMESIA_ACCESS_READ, NEMESIA_EXPOSE_KEY, 42, &region));
+    barrier();
+    key.key = 42;
+    OK(nemesia_endpoint_iget(endpoint, &key, 0, 8, &value, &request));
+    wait_for(request);
+    CHECK(value == 300 + peer);
+    key.key = 43;
+    OK(nemesia_endpoint_iget(endpoint, &key, 0, 8, &value, &request));
+    GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+    barrier();
+    OK(nemesia_endpoint_unexpose(endpoint, region));
 }
 
 int main(int argc, char **argv) {
@@ -279,6 +446,9 @@ int main(int argc, char **argv) {
         void (*run)(void);
     } cases[] = {{"active", active}, {"one-sided", one_sided},
                  {"messages-in-allocated-memory", messages_in_allocated_memory},
+                 {"keys", keys},
+                 {"atomics", atomics},
+                 {"blocking", blocking},
                  {"refusals", refusals}};
     size_t at;
     OK(nemesia_endpoint_open(NULL, &endpoint));

@@ -106,6 +106,45 @@ static void by_windows(struct talker *talker, size_t len, unsigned round) {
     for (at = 0; at < WINDOW; at++) look(talker->received[at], len, tag_of(talker, round, at));
 }
 
+/* The memory that the peer's threads use, each its own part; the last word is for all. */
+static union {
+    unsigned char bytes[THREADS * LARGEST + 8];
+    uint64_t aligned;
+} shared;
+static const nemesia_remote_key NOTHING_KNOWN;
+static unsigned handled;
+
+static void handle(void *context, int32_t from, const void *header, size_t header_len, const void *payload, size_t len,
+                   nemesia_incoming *message) {
+    unsigned *count = context;
+    CHECK(from == peer && header_len == sizeof(unsigned) && len == 1000 && message != NULL);
+    look(payload, len, *(const unsigned char *)header);
+    /* One thread at a time is here. */
+    (*count)++;
+}
+
+/* One-sided operations on the peer's memory by its key alone, and an active message. */
+static void by_memory(struct talker *talker, size_t len, uint64_t tag) {
+    static unsigned char message[THREADS][1000];
+    nemesia_remote_key key = NOTHING_KNOWN;
+    const uint64_t at = (uint64_t)talker->number * LARGEST;
+    uint64_t one = 1, old, request;
+    uint32_t flags = len % 16 == 0 ? NEMESIA_RMA_DELIVERED : 0;
+    key.key = 7;
+    key.rank = peer;
+    OK(nemesia_endpoint_put(endpoint, &key, at, talker->sent[0], len, flags));
+    memset(talker->received[1], 0, len);
+    OK(nemesia_endpoint_get(endpoint, &key, at, len, talker->received[1]));
+    look(talker->received[1], len, tag);
+    OK(nemesia_endpoint_ifetch(endpoint, &key, sizeof shared - 8, NEMESIA_TYPE_U64, NEMESIA_OP_SUM, &one, &old,
+                               &request));
+    OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+    CHECK(old < THREADS * ROUNDS);
+    fill(message[talker->number], 1000, talker->number);
+    OK(nemesia_endpoint_send_active(endpoint, peer, 3, &talker->number, sizeof talker->number, message[talker->number],
+                                    1000));
+}
+
 static void *talk(void *argument) {
     struct talker *talker = argument;
     unsigned round;
@@ -113,6 +152,7 @@ static void *talk(void *argument) {
         const size_t len = LENS[round % (sizeof LENS / sizeof *LENS)];
         const uint64_t tag = tag_of(talker, round, 0);
         fill(talker->sent[0], len, tag);
+        by_memory(talker, len, tag);
         switch (talker->number % 5) {
         case 0: by_turns(talker, len, tag); break;
         case 1: by_probes(talker, len, tag); break;
@@ -131,16 +171,27 @@ static void together(void) {
     static struct talker talkers[THREADS];
     pthread_t threads[THREADS];
     nemesia_config *config = config_for(NEMESIA_THREADS_MULTIPLE);
+    uint64_t region, sum = 0;
     unsigned at;
     OK(nemesia_endpoint_open(config, &endpoint));
     nemesia_config_destroy(config);
     OK(nemesia_endpoint_rank(endpoint, &rank));
     peer = 1 - rank;
+    OK(nemesia_endpoint_expose_as(endpoint, &shared, sizeof shared, NEMESIA_ACCESS_READ_WRITE, NEMESIA_EXPOSE_KEY, 7,
+                                  &region));
+    OK(nemesia_endpoint_set_handler(endpoint, 3, handle, &handled));
+    OK(nemesia_endpoint_barrier(endpoint));
     for (at = 0; at < THREADS; at++) {
         talkers[at].number = at;
         start(&threads[at], talk, &talkers[at]);
     }
     for (at = 0; at < THREADS; at++) join(threads[at]);
+    OK(nemesia_endpoint_flush(endpoint, NEMESIA_ALL_RANKS));
+    while (handled < THREADS * ROUNDS) OK(nemesia_endpoint_progress(endpoint, NULL));
+    OK(nemesia_endpoint_barrier(endpoint));
+    memcpy(&sum, shared.bytes + sizeof shared - 8, sizeof sum);
+    CHECK(sum == THREADS * ROUNDS);
+    OK(nemesia_endpoint_unexpose(endpoint, region));
     OK(nemesia_endpoint_close(endpoint));
 }
 

@@ -154,7 +154,7 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
 /// rank 1, which connects, is the impostor. `OURS` is the version of the layout, `NEXT` the one after it. An
 /// incomprehensible rank 1 does not end the world: it counts as an unauthenticated connection, and rank 1 as
 /// missing.
-const IMPOSTORS: [(&str, &str, &str); 27] = [
+const IMPOSTORS: [(&str, &str, &str); 29] = [
     (
         "address-version",
         "layout is version NEXT, ours is OURS: build both",
@@ -167,10 +167,11 @@ const IMPOSTORS: [(&str, &str, &str); 27] = [
     ("handshake-short", "handshake is too short", "it never connected"),
     ("handshake-long", "too long", "it never connected"),
     ("handshake-rank", "it claims to be rank 7", "it never connected"),
+    ("handshake-number", "by the number 4096, but the largest is 4095", "it never connected"),
     ("handshake-cells", "its cells is 32, ours is 64", "its cells is 32, ours is 64"),
     ("silent", "timed out", "it never connected"),
     ("closes", "is gone", "gone"),
-    ("descriptors-none", "0 descriptors instead of 2", "0 descriptors instead of 2"),
+    ("descriptors-none", "0 descriptors instead of 3", "0 descriptors instead of 3"),
     ("descriptors-many", "too many descriptors", "it never connected"),
     ("segment-short", "segment of", "segment of"),
     ("segment-swapped", "segment of", "segment of"),
@@ -190,6 +191,7 @@ const IMPOSTORS: [(&str, &str, &str); 27] = [
     ),
     ("header-unready", "has not completed its segment header", "has not completed its segment header"),
     ("header-epoch", "header: epoch is", "header: epoch is"),
+    ("header-number", "header: number is", "header: number is"),
 ];
 
 /// Runs an impostor as this rank beside an honest process.

@@ -27,6 +27,7 @@ mod one_sided;
 mod replies;
 mod restart;
 mod shrink;
+mod unexpected;
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -114,6 +115,7 @@ fn dispatch(words: &[&str]) -> Outcome {
     let numbers = numbers.iter().map(number).collect::<Outcome<Vec<u64>>>()?;
     match (*mode, &numbers[..]) {
         ("open", []) => Ok(open()?.close()?),
+        ("unexpected", [how]) => unexpected::run(*how),
         ("exchange", [seed]) => exchange::run(*seed),
         ("all-to-all", [rounds, len]) => all_to_all::run(*rounds, *len as usize),
         ("active", [seed]) => active::run(*seed),

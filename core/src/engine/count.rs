@@ -34,7 +34,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub(super) fn count_stored(&mut self, from: PeerId, bytes: usize) {
         self.peer(from).tally.unexpected.add(bytes);
         let messages = self.store.len() as u64;
-        let units = u64::from(self.store.capacity_units() - self.store.free_units());
+        let units = u64::from(self.store.used_units());
         let (most, most_units) = self.most_stored;
         self.most_stored = (most.max(messages), most_units.max(units));
     }

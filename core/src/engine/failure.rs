@@ -1,7 +1,8 @@
 //! Peers that fail, and peers that return.
 //!
 //! A peer fails if its process dies, if it leaves, or if its connection breaks, usually because it violated the
-//! protocol. The other peers are not affected. MPI's ULFM is the model for receives from any source.
+//! protocol. The other peers are not affected. MPI's ULFM is the model for receives from any source, unless they
+//! are set to outlive failures.
 //!
 //! | state of the peer | meaning | ends with |
 //! |---|---|---|
@@ -36,6 +37,8 @@ use crate::trace::Recorder as _;
 pub(in crate::engine) struct Failures {
     /// The most recent failure that receives from any source must report; see [`Engine::acknowledge`].
     pub(in crate::engine) any_source: Option<(PeerId, Failure)>,
+    /// Whether receives from any source outlive failures.
+    pub(in crate::engine) outlived: bool,
     /// A peer that failed outside of a poll, and that [`Engine::progress`] has not yet reported.
     pub(in crate::engine) unreported: Option<PeerId>,
 }
@@ -61,8 +64,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Fails a peer: every request that only this peer could complete ends with
     /// [`CompletionError::PeerFailed`]. If the peer did not close its endpoint in
     /// order, or was the last peer, receives from any source fail too, until [`Engine::acknowledge`] (as in
-    /// MPI's ULFM). Messages of the peer that arrived whole can still be received. The other peers are not
-    /// affected.
+    /// MPI's ULFM); unless they outlive failures ([`Engine::outlive_failures`]). Messages of the peer that arrived
+    /// whole can still be received. The other peers are not affected.
     pub fn fail(&mut self, peer: PeerId, failure: Failure) {
         if peer >= self.size() || self.peer(peer).failure.is_some() {
             return;
@@ -76,7 +79,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.port.close_assist(peer);
         self.port.close(peer);
         self.fail_sends(peer, failure);
-        let concerns_any = failure != Failure::Finished || self.is_alone();
+        let concerns_any = !self.failures.outlived && (failure != Failure::Finished || self.is_alone());
         self.fail_receives(peer, failure, concerns_any);
         self.fail_rma_state(peer, failure, concerns_any);
         if concerns_any {
@@ -102,6 +105,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Returns whether every other rank has failed.
     pub fn is_alone(&self) -> bool {
         (0..self.size()).all(|rank| rank == self.rank || self.failure(rank).is_some())
+    }
+
+    /// Sets whether receives from any source, and waits for notifications, outlive the failures of peers, even of the
+    /// last one. They then wait for messages of this process itself and of peers that connect later. Initially they do
+    /// not. Past failures that are not acknowledged stay so.
+    pub const fn outlive_failures(&mut self, outlive: bool) {
+        self.failures.outlived = outlive;
     }
 
     /// Acknowledges all failures so far: receives from any source can be posted again.

@@ -22,9 +22,10 @@
 //!   default accumulate ordering). Only a get may observe writes of operations started after it, unless a
 //!   fence separates them. Atomic operations of all origins on one value are atomic with respect to each
 //!   other.
-//! - A put is complete when its bytes have left the buffer. A get or fetch is complete when the value has
-//!   arrived. When a flush is complete, all operations before it are done at the target. The outcome of a put
-//!   or an accumulate is known only then.
+//! - A put or an accumulate is complete when its bytes have left the buffer, or on request when the target has
+//!   executed it ([`CompleteAt`]); then its outcome is known. A get or fetch is complete when the value has
+//!   arrived. When a flush is complete, all operations before it are done at the target, and it reports the refusals
+//!   of all that were complete earlier.
 //! - A target stores no request: it executes each request on arrival. It stores replies for which there is no
 //!   space, at most [`WINDOW`] for each origin, because an origin starts no more. Two processes that flood
 //!   each other with gets always consume each other's packets, so space for the replies becomes free again.
@@ -42,9 +43,9 @@ mod target;
 mod tests;
 
 pub use super::state::RegionId;
-pub use crate::wire::rma::{Access, Datatype, Reduction, Refusal, RemoteKey, WINDOW};
-pub use origin::Target;
-pub use reduce::combine;
+pub use crate::wire::rma::{Access, Comparison, Datatype, Reduction, Refusal, RemoteKey, WINDOW};
+pub use origin::{CompleteAt, Target};
+pub use reduce::{combine, swap};
 pub(super) use region::Regions;
-pub use region::{ExposedRegion, RegionMemory};
+pub use region::{Addressing, ExposeError, ExposedRegion, RegionMemory};
 pub use target::Reply;

@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 
 use super::{BOUNCE, Bounce};
-use crate::sync::{Edge, Word32, Word64, opaque};
+use crate::sync::{Edge, Word8, Word16, Word32, Word64, opaque};
 
 /// The largest number of bytes that are written to exposed memory at once, also through a buffer.
 const CHUNK: usize = 8192;
@@ -51,6 +51,11 @@ impl Exposed {
     /// Returns the length in bytes.
     pub const fn len(&self) -> usize {
         self.len
+    }
+
+    /// Returns the address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr().addr() as u64
     }
 
     /// Returns whether the memory is empty.
@@ -137,8 +142,8 @@ impl Exposed {
         true
     }
 
-    /// Changes the four or eight aligned bytes at `at` in one atomic step and returns the old value. `None`, without
-    /// any effect, if they are not in the memory or not aligned.
+    /// Changes the one, two, four or eight aligned bytes at `at` in one atomic step and returns the old value. `None`,
+    /// without any effect, if they are not in the memory or not aligned.
     pub fn update(&mut self, at: usize, bytes: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
         if at.checked_add(bytes)? > self.len || !self.is_aligned(at, bytes) {
             return None;
@@ -150,13 +155,24 @@ impl Exposed {
     }
 }
 
-/// Changes a value of four or eight bytes in one atomic step and returns the old value. `None` for other sizes.
+/// Changes a value of one, two, four or eight bytes in one atomic step and returns the old value. `None` for other
+/// sizes.
 ///
 /// # Safety
 /// The value is initialised, aligned, mapped and writable, and others use it meanwhile only by atomic operations.
 pub(crate) unsafe fn update(base: NonNull<u8>, bytes: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
     let narrow = |old: u32| change(u64::from(old)) as u32;
     match bytes {
+        1 => {
+            let narrow = |old: u8| change(u64::from(old)) as u8;
+            // SAFETY: the caller guarantees the value.
+            Some(u64::from(unsafe { Word8::update_acq_rel_at(base, Edge::Region, narrow) }))
+        }
+        2 => {
+            let narrow = |old: u16| change(u64::from(old)) as u16;
+            // SAFETY: the caller guarantees the value.
+            Some(u64::from(unsafe { Word16::update_acq_rel_at(base.cast(), Edge::Region, narrow) }))
+        }
         // SAFETY: the caller guarantees the value.
         4 => Some(u64::from(unsafe { Word32::update_acq_rel_at(base.cast(), Edge::Region, narrow) })),
         // SAFETY: the caller guarantees the value.

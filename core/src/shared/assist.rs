@@ -127,14 +127,6 @@ impl<'a> AssistReceiver<'a> {
         Self { line, peer, number: 0, front: 0, back: 0, end: 0, open: false, pieces }
     }
 
-    /// Empties this process's line for a new process at the other end; the former one has failed.
-    pub(super) fn clear(&self) {
-        let AssistLine { state, request, address, end, front, joined, back, written } = self.line;
-        for word in [state, request, address, end, front, joined, back, written] {
-            word.store_relaxed(0);
-        }
-    }
-
     /// Opens a share, of which the receiver copies pieces within `pieces`. The preceding share must be
     /// complete.
     pub fn open(&mut self, assist: &AssistedCopy, pieces: Pieces) {

@@ -96,11 +96,6 @@ impl<'a> FastboxSender<'a> {
         Self { ack, tail: FastboxPlace::new(slots, slots.len()), beyond: 0, is_stalled: false }
     }
 
-    /// Empties the ring for a new receiver; the former one has failed. The new receiver is informed by other means.
-    pub(super) fn clear(&self) {
-        self.tail.slots.iter().for_each(|slot| slot.stamp.store_relaxed(0));
-    }
-
     /// Returns the largest payload that [`FastboxSender::push`] accepts.
     pub fn max_payload(&self) -> usize {
         max_payload(self.tail.slots.len())
@@ -356,11 +351,6 @@ impl<'a> FastboxReceiver<'a> {
     fn set_pending(&mut self, at: usize, pending: usize) {
         self.head.set(at, pending.min(self.longest));
         self.beyond = pending - self.head.run.as_slice().len();
-    }
-
-    /// Resets the position for a new sender; the former one has failed.
-    pub(super) fn clear(&self) {
-        self.ack.store_relaxed(0);
     }
 
     /// Returns the packet at the head if it has this sequence number and is a whole message: the critical path, one

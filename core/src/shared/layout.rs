@@ -1,4 +1,4 @@
-//! Segment headers, checked offsets, and the layout of the two segments.
+//! Segment headers, checked offsets, and the layouts of the segments.
 
 use core::ptr::NonNull;
 
@@ -17,8 +17,27 @@ pub const LINE: usize = 64;
 pub const HEADER_PAGE: usize = 4096;
 /// First word of every segment: "NEMESIA1" in ASCII, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"NEMESIA1");
-/// Most processes of a world. The destination field of a cell has 16 bits.
+/// Most peers with which a process shares memory. The destination field of a cell has 16 bits.
 pub const MAX_PEERS: u32 = 4096;
+/// The peers that the first receive queue of a process serves, by their numbers. Each further queue serves as many as
+/// all queues before it.
+const FIRST_QUEUE_PEERS: u32 = 8;
+/// Most receive queues of a process.
+pub const MAX_QUEUES: usize = (MAX_PEERS / FIRST_QUEUE_PEERS).ilog2() as usize + 1;
+
+/// Returns the receive queue that serves the peer with this number. A process makes a queue with the first peer that
+/// needs it, so the memory of its queues follows the number of its peers.
+pub const fn queue_of(number: u32) -> usize {
+    match (number / FIRST_QUEUE_PEERS).checked_ilog2() {
+        None => 0,
+        Some(doublings) => doublings as usize + 1,
+    }
+}
+
+/// Returns the number of peers that a receive queue serves.
+pub const fn queue_peers(queue: usize) -> u32 {
+    FIRST_QUEUE_PEERS << queue.saturating_sub(1)
+}
 
 /// Words that one process writes, alone in their cache line, to avoid false sharing.
 #[repr(C, align(64))]
@@ -49,10 +68,12 @@ impl Line {
 /// The purpose of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentKind {
-    /// Only the owner writes it.
+    /// The cells of a process. Only the owner writes it.
     Own,
-    /// Every process writes it.
+    /// A receive queue, and the sleep word. Every peer that the queue serves writes it.
     Inbox,
+    /// The structures for one peer. Only the owner writes it.
+    Link,
 }
 
 impl SegmentKind {
@@ -60,15 +81,14 @@ impl SegmentKind {
         match self {
             SegmentKind::Own => 1,
             SegmentKind::Inbox => 2,
+            SegmentKind::Link => 3,
         }
     }
 }
 
-/// The sizes that all processes of a world must agree on.
+/// The sizes that two processes must agree on before they share memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Processes in the world, 1 to [`MAX_PEERS`].
-    pub peers: u32,
     /// Cells in each process's pool: a power of two, 4 to 4096.
     pub cells: u32,
     /// Payload bytes of a cell: a multiple of 64, 256 to 16 MiB.
@@ -130,7 +150,6 @@ impl Geometry {
     /// [`LayoutError::Geometry`] names the first size that is out of range.
     pub fn validate(&self) -> Result<(), LayoutError> {
         let checks = [
-            ("number of processes", self.peers, (1..=MAX_PEERS).contains(&self.peers), "1 to 4096"),
             ("cells", self.cells, power_between(self.cells, 4, 4096), "a power of two from 4 to 4096"),
             (
                 "cell_bytes",
@@ -153,47 +172,40 @@ impl Geometry {
         Ok(())
     }
 
-    /// Returns the number of entries of a receive queue. The queue has an entry for every cell of the world,
-    /// so it cannot overflow.
-    pub const fn queue_entries(&self) -> u32 {
-        (self.peers * self.cells).next_power_of_two()
+    /// Returns the number of entries of a receive queue that serves `peers` peers. The queue has an entry for each of
+    /// their cells, so it cannot overflow.
+    pub const fn queue_entries(&self, peers: u32) -> u32 {
+        (peers * self.cells).next_power_of_two()
     }
 
     /// Returns the layout of an own segment.
     pub fn own(&self) -> OwnLayout {
-        let peers = self.peers as usize;
-        let mut at = HEADER_PAGE;
-        let mut take = |bytes: usize, align: usize| {
-            let start = at.next_multiple_of(align);
-            at = start + bytes;
-            start
-        };
-        let acks = take(peers * size_of::<Line>(), LINE);
-        let assist_lines = take(peers * size_of::<AssistLine>(), LINE);
-        let returns = take(peers * self.return_bytes(), LINE);
-        let fastboxes = take(peers * self.fastbox_bytes(), LINE);
-        let headers = take(self.cells as usize * size_of::<CellHeader>(), LINE);
-        let payload = take(self.cells as usize * self.cell_bytes as usize, HEADER_PAGE);
-        OwnLayout {
-            acks,
-            assist_lines,
-            returns,
-            fastboxes,
-            headers,
-            payload,
-            total: at.next_multiple_of(HEADER_PAGE),
-        }
+        let payload =
+            (HEADER_PAGE + self.cells as usize * size_of::<CellHeader>()).next_multiple_of(HEADER_PAGE);
+        let total = payload + self.cells as usize * self.cell_bytes as usize;
+        OwnLayout { headers: HEADER_PAGE, payload, total: total.next_multiple_of(HEADER_PAGE) }
     }
 
-    /// Returns the layout of an inbox segment.
-    pub fn inbox(&self) -> InboxLayout {
-        let entries = HEADER_PAGE + 2 * LINE;
-        let total = entries + self.queue_entries() as usize * size_of::<Word64>();
+    /// Returns the layout of a link segment.
+    pub const fn link(&self) -> LinkLayout {
+        let ack = size_of::<SegmentHeader>();
+        let assist_line = ack + size_of::<Line>();
+        let returns = assist_line + size_of::<AssistLine>();
+        let fastbox = returns + self.return_bytes();
+        let total = (fastbox + self.fastbox_bytes()).next_multiple_of(HEADER_PAGE);
+        LinkLayout { ack, assist_line, returns, fastbox, total }
+    }
+
+    /// Returns the layout of the inbox segment with this receive queue.
+    pub fn inbox(&self, queue: usize) -> InboxLayout {
+        let entries = size_of::<SegmentHeader>() + 2 * LINE;
+        let count = self.queue_entries(queue_peers(queue)) as usize;
         InboxLayout {
-            tail: HEADER_PAGE,
-            sleep: HEADER_PAGE + LINE,
+            tail: size_of::<SegmentHeader>(),
+            sleep: size_of::<SegmentHeader>() + LINE,
             entries,
-            total: total.next_multiple_of(HEADER_PAGE),
+            count,
+            total: (entries + count * size_of::<Word64>()).next_multiple_of(HEADER_PAGE),
         }
     }
 
@@ -207,10 +219,10 @@ impl Geometry {
         self.fastbox_slots as usize * size_of::<FastboxSlot>()
     }
 
-    /// Returns the bytes of shared memory that each further process of the world adds to each process:
-    /// fastbox, return ring, lines and queue entries, without messages.
+    /// Returns the bytes of shared memory that each connected peer adds to a process: the link segment, and at most
+    /// this many in a receive queue.
     pub const fn bytes_per_peer(&self) -> usize {
-        self.fastbox_bytes() + self.return_bytes() + 2 * LINE + self.cells as usize * size_of::<Word64>()
+        self.link().total + 2 * self.cells as usize * size_of::<Word64>()
     }
 }
 
@@ -221,18 +233,25 @@ const fn power_between(value: u32, low: u32, high: u32) -> bool {
 /// Offsets in an own segment, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnLayout {
-    /// One [`Line`] a peer: the read position of its fastbox to the owner, and its credit.
-    pub acks: usize,
-    /// One [`AssistLine`] a peer: sender-assisted copies of large messages.
-    pub assist_lines: usize,
-    /// One return ring a peer: the peer's cells that the owner has released.
-    pub returns: usize,
-    /// One fastbox a peer: from the owner to the peer.
-    pub fastboxes: usize,
     /// The headers of the cells.
     pub headers: usize,
     /// The payloads of the cells, page-aligned.
     pub payload: usize,
+    /// Size of the whole segment, a multiple of 4096.
+    pub total: usize,
+}
+
+/// Offsets in a link segment, in bytes from its start. The segment is made with the connection to its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkLayout {
+    /// A [`Line`]: the owner's read position in the peer's fastbox, and the credit that it grants.
+    pub ack: usize,
+    /// An [`AssistLine`]: sender-assisted copies of large messages.
+    pub assist_line: usize,
+    /// The return ring: the peer's cells that the owner has released.
+    pub returns: usize,
+    /// The fastbox from the owner to the peer.
+    pub fastbox: usize,
     /// Size of the whole segment, a multiple of 4096.
     pub total: usize,
 }
@@ -242,10 +261,12 @@ pub struct OwnLayout {
 pub struct InboxLayout {
     /// The line of the tail hint.
     pub tail: usize,
-    /// The line of the sleep word.
+    /// The line of the sleep word. It is used in the segment of the first queue only.
     pub sleep: usize,
     /// The entries of the receive queue.
     pub entries: usize,
+    /// The number of the entries.
+    pub count: usize,
     /// Size of the whole segment, a multiple of 4096.
     pub total: usize,
 }
@@ -259,11 +280,11 @@ pub struct SegmentHeader {
     total: Word64,
     version: Word32,
     kind: Word32,
-    peers: Word32,
+    number: Word32,
     cells: Word32,
     cell_bytes: Word32,
     fastbox_slots: Word32,
-    rank: Word32,
+    reserved_half: Word32,
     ready: Word32,
     epoch: Word64,
     reserved: Word64,
@@ -279,9 +300,9 @@ const _: () = {
     assert!(size_of::<SegmentHeader>() == 64 && size_of::<SleepWord>() == LINE);
     assert!(offset_of!(SegmentHeader, magic) == 0 && offset_of!(SegmentHeader, total) == 8);
     assert!(offset_of!(SegmentHeader, version) == 16 && offset_of!(SegmentHeader, kind) == 20);
-    assert!(offset_of!(SegmentHeader, peers) == 24 && offset_of!(SegmentHeader, cells) == 28);
+    assert!(offset_of!(SegmentHeader, number) == 24 && offset_of!(SegmentHeader, cells) == 28);
     assert!(offset_of!(SegmentHeader, cell_bytes) == 32 && offset_of!(SegmentHeader, fastbox_slots) == 36);
-    assert!(offset_of!(SegmentHeader, rank) == 40 && offset_of!(SegmentHeader, ready) == 44);
+    assert!(offset_of!(SegmentHeader, ready) == 44);
     assert!(offset_of!(SegmentHeader, epoch) == 48 && offset_of!(SegmentHeader, reserved) == 56);
     assert!(offset_of!(Line, word) == 0 && offset_of!(Line, credit) == 8 && offset_of!(Line, buffer) == 16);
     assert!(
@@ -294,13 +315,13 @@ const _: () = {
 /// The identity of a segment, as recorded in its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Own or inbox segment.
+    /// Own, inbox or link segment.
     pub kind: SegmentKind,
     /// The sizes.
     pub geometry: Geometry,
-    /// Rank of the owner.
-    pub rank: u32,
-    /// Random number of the owner. It is the same in both of its segments and in its handshake.
+    /// Inbox: the number of the receive queue. Link: the number by which the owner knows the peer. Own: 0.
+    pub number: u32,
+    /// Random number of the owner. It is the same in all of its segments and in its handshake.
     pub epoch: u64,
 }
 
@@ -314,11 +335,11 @@ impl SegmentHeader {
             total: word(),
             version: half(),
             kind: half(),
-            peers: half(),
+            number: half(),
             cells: half(),
             cell_bytes: half(),
             fastbox_slots: half(),
-            rank: half(),
+            reserved_half: half(),
             ready: half(),
             epoch: word(),
             reserved: word(),
@@ -331,11 +352,10 @@ impl SegmentHeader {
         self.total.store_relaxed(total);
         self.version.store_relaxed(LAYOUT_VERSION);
         self.kind.store_relaxed(identity.kind.code());
-        self.peers.store_relaxed(identity.geometry.peers);
+        self.number.store_relaxed(identity.number);
         self.cells.store_relaxed(identity.geometry.cells);
         self.cell_bytes.store_relaxed(identity.geometry.cell_bytes);
         self.fastbox_slots.store_relaxed(identity.geometry.fastbox_slots);
-        self.rank.store_relaxed(identity.rank);
         self.epoch.store_relaxed(identity.epoch);
         self.ready.store_release(1, Edge::SegmentReady);
     }
@@ -361,11 +381,10 @@ impl SegmentHeader {
         let fields = [
             ("total", self.total.load_relaxed(), total),
             ("kind", self.kind.load_relaxed().into(), expected.kind.code().into()),
-            ("number of processes", self.peers.load_relaxed().into(), g.peers.into()),
+            ("number", self.number.load_relaxed().into(), expected.number.into()),
             ("cells", self.cells.load_relaxed().into(), g.cells.into()),
             ("cell_bytes", self.cell_bytes.load_relaxed().into(), g.cell_bytes.into()),
             ("fastbox_slots", self.fastbox_slots.load_relaxed().into(), g.fastbox_slots.into()),
-            ("rank", self.rank.load_relaxed().into(), expected.rank.into()),
             ("epoch", self.epoch.load_relaxed(), expected.epoch),
         ];
         match fields.into_iter().find(|(_, found, want)| found != want) {

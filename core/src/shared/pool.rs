@@ -246,8 +246,8 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
         record.filter(|record| record.holder == holder + 1).ok_or(ReturnFault { cell })
     }
 
-    /// Clears the headers of all cells that were sent to a failed peer, because the sequence numbers of its
-    /// next process start anew. The peer must no longer hold any cell.
+    /// Clears the headers of all cells that were sent to a peer which is closed, because the sequence numbers of
+    /// the next peer with its number start anew. The peer must no longer hold any cell.
     pub(super) fn forget(&self, holder: u32) {
         for header in
             self.headers.iter().filter(|header| header.publish.load_relaxed() as u16 == holder as u16)
@@ -395,11 +395,6 @@ impl<'a> ReturnSender<'a> {
     /// Returns the sending end of an empty ring. The number of slots is a power of two, at most 65,536.
     pub const fn new(slots: &'a [ReturnSlot]) -> Self {
         Self { slots, tail: 0 }
-    }
-
-    /// Empties the ring for a new owner of the cells; the former owner has failed.
-    pub(super) fn clear(&self) {
-        self.slots.iter().for_each(|slot| slot.0.store_relaxed(0));
     }
 
     /// Returns a cell, whose payload must not be read afterwards.

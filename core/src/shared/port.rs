@@ -18,6 +18,7 @@ mod open;
 mod packets;
 mod poll;
 mod prefetch;
+mod queues;
 mod remote;
 mod short;
 mod wake;
@@ -26,8 +27,10 @@ use core::borrow::BorrowMut;
 
 use copy_policy::CopyPolicies;
 pub use host::{Host, PortConfig};
+use link::Condition;
 pub use link::{Ends, Link};
 use prefetch::WritePrefetch;
+use queues::ReceiveQueues;
 
 use super::pool::{CellPool, CellRecord};
 use super::queue::Consumer;
@@ -48,7 +51,7 @@ const LOST: u32 = 64;
 /// Polls without a packet after which the cells of one peer are scanned.
 const IDLE_SWEEP: u32 = 1024;
 
-/// Cells per process of the world that a pool must have for its port to defer releases.
+/// Cells for each linked process, this one included, that a pool must have for its port to defer releases.
 const DEFER_FROM: usize = 2;
 
 /// Largest payload in two pieces, or of a list, that goes through a fastbox. It is assembled on the stack.
@@ -65,7 +68,8 @@ pub enum PacketPlace {
     Announced(u32),
 }
 
-/// The port. `L` lends one link per rank (that of this process stays `None`), `R` the records of the pool.
+/// The port. `L` lends the links, by the number of the peer (that of this process stays `None`), `R` the records of
+/// the pool.
 #[derive(Debug)]
 pub struct ShmPort<'a, H, L, R>
 where
@@ -80,10 +84,13 @@ where
     write_prefetch: WritePrefetch,
     /// Number of cells in every peer's pool, as the world agreed.
     cells: u32,
+    /// The number of links.
+    linked: usize,
     /// Whether there are several peers, so that a slow peer must leave cells for the others.
     shared: bool,
-    inbox: Consumer<'a>,
-    inbox_damaged: bool,
+    /// Whether the fastbox announces cells: see [`PortConfig::announce`].
+    announces: bool,
+    queues: ReceiveQueues<'a>,
     /// Whether some peer probably sleeps although messages were sent to it.
     counted: bool,
     lost: u32,
@@ -117,7 +124,8 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Returns a port with these links. `cells` is the number of cells in each process's pool, a power of two.
+    /// Returns a port with these links. `cells` is the number of cells in each process's pool, a power of two. `inbox` is
+    /// the first receive queue.
     pub fn new(
         config: PortConfig,
         links: L,
@@ -126,7 +134,7 @@ where
         inbox: Consumer<'a>,
         host: H,
     ) -> Self {
-        let ranks = links.borrow().len();
+        let linked = links.borrow().iter().flatten().count();
         let mut port = Self {
             config,
             links,
@@ -134,9 +142,10 @@ where
             copy_policies: CopyPolicies::new(),
             write_prefetch: WritePrefetch::default(),
             cells,
-            shared: ranks > 2,
-            inbox,
-            inbox_damaged: false,
+            linked,
+            shared: false,
+            announces: false,
+            queues: ReceiveQueues::new(inbox),
             counted: false,
             lost: 0,
             host,
@@ -150,14 +159,22 @@ where
             idle: 0,
             swept: 0,
             deferred: None,
-            defers: cells as usize >= DEFER_FROM * ranks,
+            defers: false,
             runs: RunTable::new(),
             lists: 0,
         };
+        port.follow_links();
         for peer in (0..port.peers()).take(HOT) {
             port.heat(peer);
         }
         port
+    }
+
+    /// Sets what depends on the number of links.
+    fn follow_links(&mut self) {
+        self.shared = self.linked > 1;
+        self.announces = self.config.announce && self.linked <= HOT;
+        self.defers = self.cells as usize >= DEFER_FROM * (self.linked + 1);
     }
 
     /// Returns the operating system interface for its owner.
@@ -168,7 +185,7 @@ where
     /// Returns whether the inbox held values that violate the protocol. Messages then still arrive, found by
     /// scanning.
     pub fn inbox_damaged(&self) -> bool {
-        self.inbox_damaged
+        self.queues.is_damaged()
     }
 
     /// Returns the number of cells that can be filled now, without collecting those that peers have returned.
@@ -179,7 +196,7 @@ where
     /// Makes the coming polls scan every peer's cells: after a sleep that no waker ended.
     pub fn sweep_all(&mut self) {
         for link in self.links.borrow_mut().iter_mut().flatten() {
-            link.traffic.sweep = true;
+            link.traffic.conditions.set(Condition::Sweep, true);
         }
     }
 

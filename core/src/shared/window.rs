@@ -90,7 +90,7 @@ impl<'a> SharedWindow<'a> {
         unsafe { Payload::from_raw(self.base, self.len) }.read_non_temporal(at, to)
     }
 
-    /// Changes the value of four or eight bytes at `at` in one atomic step and returns the old value. `None`,
+    /// Changes the value of one, two, four or eight bytes at `at` in one atomic step and returns the old value. `None`,
     /// without any effect, if the value is not in the region, is not aligned, or the region is read-only.
     #[inline]
     pub fn update(&self, at: u64, bytes: usize, change: impl Fn(u64) -> u64) -> Option<u64> {

@@ -27,7 +27,7 @@ use super::fabric::Private;
 
 /// Version of the formats on this page, and of the payloads that [`super::prefix`], [`super::rendezvous`] and
 /// [`super::rma`] define.
-pub const CHANNEL_VERSION: u16 = 8;
+pub const CHANNEL_VERSION: u16 = 9;
 /// Bytes of a packet header.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of a hello.

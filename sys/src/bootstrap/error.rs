@@ -123,6 +123,15 @@ pub enum BootstrapError {
         /// The launcher's reason.
         reason: String,
     },
+    /// The caller's own exchange refused a call. The reason is the caller's, as [`BootstrapError::caller`] got it;
+    /// `source` returns it.
+    #[error("the caller's own exchange refused {during}: {source}")]
+    Caller {
+        /// The operation.
+        during: &'static str,
+        /// The caller's reason.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A process that the barrier waits for is gone.
     #[error("the barrier failed ({reason}); see how that process ended, and start again")]
     BarrierFailed {
@@ -178,6 +187,14 @@ pub enum BootstrapError {
         /// The operation.
         during: &'static str,
     },
+}
+
+impl BootstrapError {
+    /// Returns the error of an exchange of the caller's own. `during` names the operation, and `reason` is any error or
+    /// text.
+    pub fn caller(during: &'static str, reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Caller { during, source: reason.into() }
+    }
 }
 
 /// The reason why a job could not be started or supervised. Each message is one line: the failure and the

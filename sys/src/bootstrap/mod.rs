@@ -17,6 +17,7 @@ mod members;
 mod outcome;
 mod pmi;
 mod poll;
+mod prefix;
 mod process;
 mod server;
 mod supervise;
@@ -28,6 +29,7 @@ pub use launcher::{Interrupter, Launcher, Running};
 pub use members::Member;
 pub use outcome::{ExitKind, Outcome, RankExit, RankRestart};
 pub use pmi::PmiClient;
+pub use prefix::{PREFIX_BYTES, Prefixed};
 pub use threads::{ThreadExchange, threads};
 pub use wire::WireError;
 
@@ -49,7 +51,9 @@ const INCARNATION: &str = "NEMESIA_INCARNATION";
 const SINGLETON_MAX_KEY: usize = 63;
 const SINGLETON_MAX_VALUE: usize = 1023;
 
-/// The out-of-band exchange between the processes of one job. An embedding runtime may supply its own.
+/// The out-of-band exchange between the processes of one job. An embedding runtime may supply its own. If one of its
+/// methods fails for a reason of the runtime, it returns [`BootstrapError::caller`], and the call that opens the
+/// endpoint returns that to the runtime. [`Prefixed`] lets one key space carry several worlds.
 ///
 /// Calls block. One thread at a time uses an exchange. All processes call `barrier` the same number of times.
 pub trait Exchange {

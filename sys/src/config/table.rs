@@ -73,9 +73,10 @@ const NET: &[(&str, NetChoice)] = &[
     ("off", NetChoice::Off),
 ];
 const SWITCH: &[(&str, bool)] = &[("off", false), ("on", true)];
+const ANY_SOURCE: &[(&str, bool)] = &[("end", false), ("outlive", true)];
 const FLAG: &[(&str, bool)] = &[("0", false), ("1", true)];
 /// A valid geometry, which the checks vary.
-const POSSIBLE: Geometry = Geometry { peers: 1, cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
+const POSSIBLE: Geometry = Geometry { cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
 
 /// A number between two bounds, which its values name.
 macro_rules! number {
@@ -148,6 +149,14 @@ pub const VARIABLES: &[Variable] = &[
         (65536, 274877906944),
         unexpected_bytes,
         "ceiling for unexpected messages; each takes 64 bytes or more"
+    ),
+    number!(
+        "NEMESIA_UNEXPECTED_LIMIT",
+        "bytes, ",
+        (0, 274877906944),
+        unexpected_limit,
+        "where the ceiling holds back a message that is waited for, it grows up to this; 0, or less than the ceiling, \
+        keeps it"
     ),
     number!(
         "NEMESIA_EAGER_BYTES",
@@ -230,6 +239,13 @@ pub const VARIABLES: &[Variable] = &[
         FLAG,
         ptracer,
         "let every process of this user read this one's memory, where Yama reserves that to ancestors"
+    ),
+    words!(
+        "NEMESIA_ANY_SOURCE",
+        "end or outlive",
+        ANY_SOURCE,
+        any_source_outlives,
+        "whether receives from any source end when a rank fails or the last other rank finishes, or outlive them"
     ),
     number!("NEMESIA_REQUESTS", "", (64, 16777216), requests, "most requests under way at once"),
     words!(

@@ -51,6 +51,7 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_ASSIST_LEAST" | "NEMESIA_ASSIST_MOST" | "NEMESIA_PULL_BYTES" => "65536",
         "NEMESIA_HUGE_PAGES" => "try",
         "NEMESIA_BACKING" => "devshm",
+        "NEMESIA_ANY_SOURCE" => "outlive",
         "NEMESIA_LOCAL" => "off",
         "NEMESIA_NET" => "tcp",
         "NEMESIA_NET_ADDRESS" => "127.0.0.1",
@@ -108,7 +109,7 @@ fn sizes_out_of_range_name_the_range() {
         assert_eq!(message(&[(name, value)]), format!("{name}={value}: must be {values}"));
     }
     // A value of the program's own is checked when a world is opened.
-    let error = Config::default().cells(5).geometry(1).unwrap_err().to_string();
+    let error = Config::default().cells(5).geometry().unwrap_err().to_string();
     assert!(error.contains("cells is 5") && error.contains("power of two"), "{error}");
 }
 

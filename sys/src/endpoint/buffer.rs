@@ -9,7 +9,7 @@ use nemesia_core::wire::rma::SHARED_BYTES;
 
 use super::{Access, Endpoint};
 use crate::error::Error;
-use crate::os::{ProcessOrigin, Segment, random};
+use crate::os::{ProcessOrigin, Segment};
 use crate::shm::{LentRange, Loan, share_of, window_of};
 
 /// Memory that peers can map. The window points into the segment, so it is dropped first.
@@ -158,7 +158,7 @@ impl Endpoint {
         };
         segment.seal_seals()?;
         let window = window_of(&segment, len, true)?;
-        let key = u64::from_le_bytes(random()?);
+        let key = self.new_key()?;
         window.set_key(key);
         let mut allocation = Allocation { loan: None, window, segment, len, key };
         let share = allocation.share(access);

@@ -22,6 +22,6 @@ mod direct;
 
 pub use blocking::Value;
 pub use direct::Path;
-pub use region::{KEY_BYTES, Region, RemoteKey};
+pub use region::{ExposeOptions, KEY_BYTES, Region, RemoteKey};
 
 pub(super) use direct::Direct;

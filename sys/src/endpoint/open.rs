@@ -3,10 +3,12 @@
 //! | file | contents |
 //! |---|---|
 //! | `open.rs` | opening; facts; closing |
+//! | `open/memory.rs` | the memory for unexpected messages |
 //! | `open/ports.rs` | shared memory and the port to other machines as one port |
 //! | `open/end.rs` | the end of an endpoint that is dropped or forked |
 
 mod end;
+mod memory;
 mod ports;
 
 use std::sync::Arc;
@@ -16,13 +18,14 @@ use nemesia_core::engine::rma::WINDOW;
 use nemesia_core::engine::{Engine, Lent, Tuning};
 use nemesia_core::port::PacketPort as _;
 use nemesia_core::slab::List;
-use nemesia_core::store::{self, Unit};
+use nemesia_core::store;
 
 use super::group::Agreements;
 use super::message::Dropped;
 use super::one_sided::Direct;
 use super::wait::Waiter;
 use super::{Endpoint, Heap, active, observe};
+pub(super) use memory::UnexpectedMemory;
 pub(super) use ports::Ports;
 
 use crate::bootstrap::{Bootstrap, Exchange};
@@ -30,7 +33,7 @@ use crate::config::{Config, FIRST_REQUESTS};
 use crate::error::Error;
 use crate::events;
 use crate::explain::Verdict;
-use crate::os::{Watch, limits};
+use crate::os::Watch;
 use crate::route;
 use crate::shm::{self, Attached};
 use crate::transport::hosts::RemoteRanks;
@@ -98,7 +101,7 @@ impl Endpoint {
         }
         // This comes before the first contact with a peer: a local lack of memory must not end the peers'
         // world.
-        let (units, stored) = room(config.unexpected_bytes)?;
+        let (units, stored) = memory::room(config)?;
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
         let attached = shm::attach(config, exchange, ranks)?;
         let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: remarks, stamp, .. } =
@@ -162,8 +165,9 @@ impl Endpoint {
     /// receive it is lost when that peer ends.
     ///
     /// # Errors
-    /// The launcher's refusal, or [`Error::Timeout`] if pending sends did not leave within the configured time
-    /// (NEMESIA_TIMEOUT). The peers then see [`Failure::Dropped`](crate::Failure::Dropped).
+    /// The launcher's refusal. If pending sends did not leave within the configured time (NEMESIA_TIMEOUT):
+    /// [`Error::Held`] if a receiver has no room for further unexpected messages, else [`Error::Timeout`].
+    /// The peers then see [`Failure::Dropped`](crate::Failure::Dropped).
     /// [`Error::Forked`]: only the process that opened the endpoint can close it.
     pub fn close(mut self) -> Result<(), Error> {
         self.check_origin()?;
@@ -256,20 +260,6 @@ fn tuning(config: &Config, non_temporal_bytes: u64) -> Tuning {
         pull_bytes: config.pull_bytes,
         run_bytes: config.run_bytes,
     }
-}
-
-/// Returns the storage for unexpected messages and for the lists that find them. Together they take at most
-/// `bytes`. The kernel zeroes these bytes and commits them on first use.
-fn room(bytes: usize) -> Result<(Vec<Unit>, Vec<u32>), Error> {
-    let refused = || Error::from(crate::ConfigError::TooLarge { name: "NEMESIA_UNEXPECTED_BYTES", bytes });
-    limits::require_address_space(bytes)?;
-    if limits::available_memory().is_some_and(|available| bytes as u64 > available.bytes) {
-        return Err(refused());
-    }
-    let (units, lists) = store::split(bytes);
-    // No page is touched yet, so the allocator fails only if the address space is too small.
-    Vec::<Unit>::new().try_reserve_exact(units).map_err(|_| refused())?;
-    Ok((vec![[0; store::UNIT]; units], vec![0; lists]))
 }
 
 fn filled<T: Default>(len: usize) -> Vec<T> {

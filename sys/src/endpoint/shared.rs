@@ -10,10 +10,12 @@
 //! | `shared.rs` | the shared endpoint and its waits |
 //! | `shared/guard.rs` | the lock, held; the slots of the threads that wait |
 //! | `shared/locked.rs` | the endpoint during a call that holds the lock |
+//! | `shared/one_sided.rs` | one-sided operations and active messages that wait |
 //! | `shared/race.rs` | a deliberate race, for `tests/sanitize` |
 
 mod guard;
 mod locked;
+mod one_sided;
 #[cfg(all(test, nemesia_race))]
 mod race;
 #[cfg(test)]
@@ -28,7 +30,7 @@ use nemesia_core::matching::Pattern;
 use nemesia_core::sync::spin_hint;
 use nemesia_core::threads::{Bits, EventCount, Lock, WaiterList, WaiterSlot};
 
-use super::group::BarrierStep;
+use super::group::{BarrierStep, checked};
 use super::wait::{Awaited, Wait, WaitStage, give_way, until_ended};
 use super::{Endpoint, Message, Request, Source, Status, Tag, pattern};
 use crate::error::Error;
@@ -298,9 +300,22 @@ impl SharedEndpoint {
     /// # Errors
     /// As for [`Endpoint::barrier`].
     pub fn barrier(&self) -> Result<(), Error> {
+        self.barrier_of(None)
+    }
+
+    /// As [`Among::barrier`](super::Among::barrier), among these ranks. One thread calls it; the others can go on
+    /// using the endpoint.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::among`] and [`Among::barrier`](super::Among::barrier).
+    pub fn barrier_among(&self, members: &[usize]) -> Result<(), Error> {
+        self.barrier_of(Some(checked(members, (self.0.rank, self.0.size))?))
+    }
+
+    fn barrier_of(&self, members: Option<&[usize]>) -> Result<(), Error> {
         loop {
             // SAFETY: a step of the barrier leaves the endpoint where it is.
-            let step = unsafe { self.with_endpoint(Endpoint::barrier_step) }?;
+            let step = unsafe { self.with_endpoint(|endpoint| endpoint.barrier_step(members)) }?;
             match step? {
                 BarrierStep::Leave(outcome) => return outcome,
                 BarrierStep::Wait(request) => {

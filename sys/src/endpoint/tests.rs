@@ -4,7 +4,9 @@ mod fickle;
 mod meeting;
 mod net;
 mod shares;
+mod unexpected;
 mod unwind;
+mod worlds;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -54,6 +54,8 @@ const CLOCK_EVERY: u32 = 32;
 pub(super) const LIVENESS_EVERY: Duration = Duration::from_millis(10);
 /// The largest number of requests that are scanned to count the messages that a sleeper lacks.
 const MOST_LACKED: usize = 256;
+/// The number of liveness checks in a row at which a sender is held back before a wait without sleeps ends.
+const HELD_CHECKS: u8 = 5;
 /// The longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this time.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
@@ -68,6 +70,11 @@ pub(super) struct Wait {
     failed_polls: FailedPolls,
     /// The end of the last sleep, if nothing came since.
     slept: Option<Sleep>,
+    /// Whether something came, and a liveness check was made, since `stage` looked.
+    busy: bool,
+    checked: bool,
+    /// The liveness checks in a row at which the awaited message's sender was held back.
+    held: u8,
     limit: Limit,
 }
 
@@ -122,7 +129,16 @@ impl Wait {
             Some(limit) => Limit::For(limit),
             None => Limit::Never,
         };
-        Self { polls: 0, came: false, failed_polls: FailedPolls::NONE, slept: None, limit }
+        Self {
+            polls: 0,
+            came: false,
+            failed_polls: FailedPolls::NONE,
+            slept: None,
+            busy: false,
+            checked: false,
+            held: 0,
+            limit,
+        }
     }
 
     /// Begins the wait anew, because something came.
@@ -141,6 +157,11 @@ impl Wait {
             Limit::Until(end, limit) if now >= end => Err(Error::Timeout(limit)),
             _ => Ok(()),
         }
+    }
+
+    /// Returns whether a liveness check was made that `stage` has not looked at.
+    const fn was_checked(&self) -> bool {
+        self.checked
     }
 
     /// Returns the time left; `None` without a limit.
@@ -226,10 +247,13 @@ impl Endpoint {
     #[inline(never)]
     fn rest(&mut self, wait: &mut Wait) -> Result<SpinAction, Error> {
         if std::mem::take(&mut wait.came) {
+            wait.busy = true;
             (wait.failed_polls, wait.slept) = (FailedPolls::NONE, None);
         }
         if self.turns >= CLOCK_EVERY {
+            let checked = self.liveness_checked;
             let (now, changed) = self.look_at_clock();
+            wait.checked |= checked != self.liveness_checked;
             let time = self.waiter.since_start(now);
             self.waiter.spin_policy.learn_time(&mut wait.failed_polls, time);
             wait.check(now)?;
@@ -264,6 +288,11 @@ impl Endpoint {
         // A handler may have forked.
         self.check_origin()?;
         let next = self.rest(wait)?;
+        if std::mem::take(&mut wait.checked)
+            && let Some(error) = self.held_without_sleep(wait, awaited)
+        {
+            return Err(error);
+        }
         // Pending sends get their turn, however many packets come.
         if self.engine.has_work() && self.engine.progress().packets > 0 {
             wait.renew();
@@ -312,15 +341,26 @@ impl Endpoint {
 
     /// Returns why a wait has to fail, if its message may be held back for want of room.
     pub(super) fn held_back(&self, awaited: Awaited<'_>) -> Option<Error> {
-        let held = match awaited {
-            Awaited::Request(request) | Awaited::All(request, _) => {
-                self.engine.may_be_held(request.0) || self.engine.is_own_send_held(request.0)
-            }
-            Awaited::Shared(request) => self.engine.may_be_held(request.0),
-            Awaited::Message(source) => self.engine.may_source_be_held(source),
-            Awaited::Other => false,
-        };
+        // The limit comes first: see `grow_unexpected`.
+        let held = self.engine.growth_units() == 0
+            && match awaited {
+                Awaited::Request(request) | Awaited::All(request, _) => {
+                    self.engine.may_be_held(request.0) || self.engine.is_own_send_held(request.0)
+                }
+                Awaited::Shared(request) => self.engine.may_be_held(request.0),
+                Awaited::Message(source) => self.engine.may_source_be_held(source),
+                Awaited::Other => false,
+            };
         held.then(|| self.ceiling())
+    }
+
+    /// Returns why a wait that does not sleep has to fail: it only polls, or other traffic keeps it awake.
+    fn held_without_sleep(&self, wait: &mut Wait, awaited: Awaited<'_>) -> Option<Error> {
+        let busy = std::mem::take(&mut wait.busy);
+        // Other traffic may free room.
+        let error = if busy && self.engine.may_be_regranted() { None } else { self.held_back(awaited) };
+        wait.held = if error.is_some() { wait.held.saturating_add(1) } else { 0 };
+        error.filter(|_| wait.held > HELD_CHECKS)
     }
 
     /// Ends the sleep of another thread of this process.

@@ -42,6 +42,7 @@ pub mod numa;
 mod origin;
 mod random;
 pub(crate) mod released;
+pub(crate) mod reserve;
 pub mod segment;
 mod store;
 #[cfg(test)]

@@ -10,10 +10,10 @@ use std::os::fd::AsFd as _;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::Pair;
 use super::arrivals::{Arrivals, refuse};
 use super::peer::{Peer, ShmWorld, admit, hear_by, shake_hands};
 use super::rejoin::RejoinListener;
+use super::segments::OwnSegments;
 use crate::bootstrap::Exchange;
 use crate::config::Config;
 use crate::error::Error;
@@ -43,10 +43,10 @@ pub(super) struct ShmMeeting {
 /// Connects with every rank. If this process was restarted, sends connection requests to every rank.
 pub(super) fn connect(
     world: ShmWorld,
-    (ours, origin): (&Arc<Pair>, &Arc<ProcessOrigin>),
+    (ours, origin): (&Arc<OwnSegments>, &Arc<ProcessOrigin>),
     exchange: &mut dyn Exchange,
 ) -> Result<ShmMeeting, Error> {
-    let size = world.geometry.peers as usize;
+    let size = world.size as usize;
     let _inside = events::connect(size - 1);
     let mut watch = Watch::new()?;
     if size == 1 {
@@ -54,7 +54,7 @@ pub(super) fn connect(
         let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
         return Ok(ShmMeeting { peers: vec![None], watch, rejoin, gone: Vec::new(), remote });
     }
-    // Per peer: socket, pidfd, and two segments.
+    // Per peer: socket, pidfd, our link segment, and while it connects its segments.
     limits::require_descriptors(size.saturating_mul(4))?;
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
     let listener = HandoffListener::bind()?;
@@ -77,12 +77,12 @@ pub(super) fn connect(
 /// other machines.
 fn meet(
     world: &ShmWorld,
-    (ours, origin): (&Pair, &Arc<ProcessOrigin>),
+    (ours, origin): (&OwnSegments, &Arc<ProcessOrigin>),
     exchange: &mut dyn Exchange,
     (listener, watch): (&HandoffListener, &mut Watch),
     deadline: Instant,
 ) -> Result<(Vec<Option<Peer>>, RemoteRanks), Error> {
-    let (size, me) = (world.geometry.peers as usize, world.rank as usize);
+    let (size, me) = (world.size as usize, world.rank as usize);
     let mut peers: Vec<Option<Peer>> = (0..size).map(|_| None).collect();
     exchange.put(&key(me), &address(listener, &world.config))?;
     exchange.barrier()?;
@@ -104,9 +104,12 @@ fn meet(
     } else {
         hosts::meet(&world.config, exchange, me, (&hosts, unreached), origin)?
     };
-    for (rank, connection) in &called {
-        shake_hands(world, ours, connection, 0, deadline)
-            .map_err(|error| Error::Peer { rank: *rank, problem: error.to_string() })?;
+    let mut awaited = Vec::with_capacity(called.len());
+    for (rank, connection) in called {
+        let link = ours.link(rank as u32)?;
+        shake_hands(world, (ours, &link), &connection, 0, deadline)
+            .map_err(|error| Error::Peer { rank, problem: error.to_string() })?;
+        awaited.push((rank, link, connection));
     }
     let mut arrivals = Arrivals::new(size);
     for _ in (me + 1..size).filter(|rank| !remote.contains(*rank)) {
@@ -115,13 +118,13 @@ fn meet(
         peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
-    for (rank, connection) in called {
+    for (rank, link, connection) in awaited {
         let problem = |problem| Error::Peer { rank, problem };
         let (handshake, fds) = hear_by(&connection, deadline).map_err(problem)?;
         if handshake.rank as usize != rank {
             return Err(problem(format!("it claims to be rank {}", handshake.rank)));
         }
-        let mut peer = admit(world, &connection, &handshake, fds).map_err(problem)?;
+        let mut peer = admit(world, link, &connection, &handshake, fds).map_err(problem)?;
         peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
@@ -137,12 +140,12 @@ fn host_of(exchange: &mut dyn Exchange, rank: usize) -> Result<HostAddress, Erro
 /// join later connect to this one. Ranks on other machines are called when their port is opened.
 fn come_back(
     world: ShmWorld,
-    (ours, origin): (&Arc<Pair>, &Arc<ProcessOrigin>),
+    (ours, origin): (&Arc<OwnSegments>, &Arc<ProcessOrigin>),
     exchange: &mut dyn Exchange,
     (listener, watch): (HandoffListener, Watch),
     deadline: Instant,
 ) -> Result<ShmMeeting, Error> {
-    let (size, me) = (world.geometry.peers as usize, world.rank as usize);
+    let (size, me) = (world.size as usize, world.rank as usize);
     let hosts = (0..size).map(|rank| host_of(exchange, rank)).collect::<Result<Vec<_>, _>>()?;
     let mut remote = if hosts::are_together(&hosts) {
         RemoteRanks::default()
@@ -203,7 +206,7 @@ fn call(rank: usize, host: &HostAddress, deadline: Instant) -> Result<Option<Han
 /// the world.
 fn answer(
     world: &ShmWorld,
-    ours: &Pair,
+    ours: &OwnSegments,
     (listener, arrivals): (&HandoffListener, &mut Arrivals),
     (peers, hosts, remote): (&[Option<Peer>], &[HostAddress], &RemoteRanks),
     deadline: Instant,
@@ -235,8 +238,10 @@ fn answer(
             refuse(&connection, "this rank is not awaited here");
             continue;
         }
-        let admitted = admit(world, &connection, &handshake, fds).and_then(|peer| {
-            shake_hands(world, ours, &connection, 0, deadline).map_err(|error| error.to_string())?;
+        let link = ours.link(handshake.rank)?;
+        let admitted = admit(world, link, &connection, &handshake, fds).and_then(|peer| {
+            let sent = shake_hands(world, (ours, &peer.link), &connection, 0, deadline);
+            sent.map_err(|error| error.to_string())?;
             Ok(peer)
         });
         return match admitted {

@@ -1,13 +1,13 @@
 //! The packets that two processes exchange before they share memory.
 //!
-//! The connecting side sends a *handshake* with its two segments' descriptors. The other side answers with its
+//! The connecting side sends a *handshake* with the descriptors of its segments. The other side answers with its
 //! own handshake, or with a *refusal* in text. Handshake, little-endian: magic (8 bytes), layout version (4),
-//! rank (4), epoch (8), processes (4), cells (4), cell bytes (4), fastbox slots (4), flags (4: bit 0,
-//! registered for `membarrier`), processors on which it may run (64, one bit each, modulo 512), address of a
-//! copy of the epoch in its memory (8; 0 if it must not be read), incarnation (8), number of the next agreement
-//! (8). Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
+//! rank (4), epoch (8), processes of the world (4), the number by which it knows the receiver (4), cells (4), cell
+//! bytes (4), fastbox slots (4), flags (4: bit 0, registered for `membarrier`), processors on which it may run (64,
+//! one bit each, modulo 512), address of a copy of the epoch in its memory (8; 0 if it must not be read),
+//! incarnation (8), number of the next agreement (8). Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
 
-use nemesia_core::shared::layout::{Geometry, MAGIC};
+use nemesia_core::shared::layout::{Geometry, MAGIC, MAX_PEERS};
 use nemesia_core::wire::LAYOUT_VERSION;
 
 use crate::error::Error;
@@ -16,7 +16,7 @@ use crate::transport::hosts::version_mismatch;
 
 /// The largest packet of either kind, in bytes.
 pub(super) const MOST_BYTES: usize = 256;
-const HANDSHAKE_BYTES: usize = 68 + size_of::<Cpus>();
+const HANDSHAKE_BYTES: usize = 72 + size_of::<Cpus>();
 const REFUSAL: u64 = u64::from_le_bytes(*b"NEMESIAX");
 
 /// A set of processors by number, modulo 512.
@@ -27,6 +27,10 @@ pub(crate) type Cpus = [u64; 8];
 pub(super) struct ShmHandshake {
     pub(super) rank: u32,
     pub(super) epoch: u64,
+    /// The number of processes of its world.
+    pub(super) size: u32,
+    /// The number by which it knows the receiver of the handshake: less than [`MAX_PEERS`].
+    pub(super) number: u32,
     pub(super) geometry: Geometry,
     pub(super) expedited: bool,
     pub(super) cpus: Cpus,
@@ -46,7 +50,8 @@ impl ShmHandshake {
         bytes.extend(LAYOUT_VERSION.to_le_bytes());
         bytes.extend(self.rank.to_le_bytes());
         bytes.extend(self.epoch.to_le_bytes());
-        for field in [g.peers, g.cells, g.cell_bytes, g.fastbox_slots, u32::from(self.expedited)] {
+        let flags = u32::from(self.expedited);
+        for field in [self.size, self.number, g.cells, g.cell_bytes, g.fastbox_slots, flags] {
             bytes.extend(field.to_le_bytes());
         }
         bytes.extend(self.cpus.iter().flat_map(|word| word.to_le_bytes()));
@@ -71,7 +76,8 @@ impl ShmHandshake {
         }
         let (rank, rest) = half(rest)?;
         let (epoch, rest) = word(rest)?;
-        let (peers, rest) = half(rest)?;
+        let (size, rest) = half(rest)?;
+        let (number, rest) = half(rest)?;
         let (cells, rest) = half(rest)?;
         let (cell_bytes, rest) = half(rest)?;
         let (fastbox_slots, rest) = half(rest)?;
@@ -83,16 +89,23 @@ impl ShmHandshake {
         let (stamp, rest) = word(rest)?;
         let (incarnation, rest) = word(rest)?;
         let (agreements, _) = word(rest)?;
-        let geometry = Geometry { peers, cells, cell_bytes, fastbox_slots };
+        if number >= MAX_PEERS {
+            return Err(format!(
+                "it knows this process by the number {number}, but the largest is {}",
+                MAX_PEERS - 1
+            ));
+        }
+        let geometry = Geometry { cells, cell_bytes, fastbox_slots };
         let expedited = flags & 1 == 1;
-        Ok(Self { rank, epoch, geometry, expedited, cpus, stamp, incarnation, agreements })
+        Ok(Self { rank, epoch, size, number, geometry, expedited, cpus, stamp, incarnation, agreements })
     }
 }
 
-/// Compares the sizes. The error has both values of the first size that differs.
-pub(super) fn compare(ours: &Geometry, theirs: &Geometry) -> Result<(), String> {
+/// Compares the number of processes and the sizes. The error has both values of the first one that differs.
+pub(super) fn compare(ours: (u32, &Geometry), handshake: &ShmHandshake) -> Result<(), String> {
+    let ((size, ours), theirs) = (ours, &handshake.geometry);
     let fields = [
-        ("number of processes", ours.peers, theirs.peers, "start all with one launcher"),
+        ("number of processes", size, handshake.size, "start all with one launcher"),
         ("cells", ours.cells, theirs.cells, "set NEMESIA_CELLS alike"),
         ("cell_bytes", ours.cell_bytes, theirs.cell_bytes, "set NEMESIA_CELL_BYTES alike"),
         ("fastbox_slots", ours.fastbox_slots, theirs.fastbox_slots, "set NEMESIA_FASTBOX_SLOTS alike"),
@@ -130,11 +143,13 @@ pub(super) fn draw_epoch() -> Result<u64, Error> {
 mod tests {
     use super::*;
 
-    const GEOMETRY: Geometry = Geometry { peers: 2, cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
+    const GEOMETRY: Geometry = Geometry { cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
 
     const HANDSHAKE: ShmHandshake = ShmHandshake {
         rank: 3,
         epoch: 9,
+        size: 4,
+        number: 2,
         geometry: GEOMETRY,
         expedited: true,
         cpus: [1, 2, 3, 4, 5, 6, 7, u64::MAX],
@@ -175,9 +190,16 @@ mod tests {
     }
 
     #[test]
+    fn a_number_that_no_process_can_choose_is_refused() {
+        let error =
+            ShmHandshake::decode(&ShmHandshake { number: MAX_PEERS, ..HANDSHAKE }.encode()).unwrap_err();
+        assert!(error.contains("number 4096") && error.contains("4095"), "{error}");
+    }
+
+    #[test]
     fn differing_sizes_are_named_with_both_values() {
-        let theirs = Geometry { cells: 32, ..GEOMETRY };
-        let error = compare(&GEOMETRY, &theirs).unwrap_err();
+        let theirs = ShmHandshake { geometry: Geometry { cells: 32, ..GEOMETRY }, ..HANDSHAKE };
+        let error = compare((4, &GEOMETRY), &theirs).unwrap_err();
         assert!(error.contains("32") && error.contains("64") && error.contains("NEMESIA_CELLS"), "{error}");
     }
 }

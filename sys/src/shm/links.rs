@@ -25,11 +25,10 @@ pub(crate) struct Links {
 unsafe impl Send for Links where Link<'static>: Send {}
 
 impl Links {
-    /// Returns the links. `origin` was made with the number of ranks. Each rank has an element, which may be
-    /// empty.
-    pub(super) fn new(mut links: Vec<Option<Link<'static>>>, origin: Arc<ProcessOrigin>) -> Self {
-        links.resize_with(origin.number(), || None);
-        Self { links: links.into_boxed_slice(), count: origin.place(), _origin: origin }
+    /// Returns no links, with a place for each. `origin` was made with their number.
+    pub(super) fn new(origin: Arc<ProcessOrigin>) -> Self {
+        let links = (0..origin.number()).map(|_| None).collect();
+        Self { links, count: origin.place(), _origin: origin }
     }
 
     #[inline(always)]

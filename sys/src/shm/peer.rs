@@ -3,15 +3,12 @@
 use std::sync::Weak;
 use std::time::Instant;
 
-use nemesia_core::shared::layout::{Geometry, Identity, SegmentKind};
+use nemesia_core::shared::layout::Geometry;
 
 use super::handshake::{self, Cpus, ShmHandshake};
-use super::{Pair, descriptors, views};
+use super::segments::{Expected, MOST_DESCRIPTORS, OwnLink, OwnSegments, PeerSegments};
 use crate::config::Config;
-use crate::os::{
-    Access, AttachLimits, Departure, ForeignFd, HandoffConnection, IdentityStamp, RemoteMemory, Segment,
-    SegmentBacking, ShmError,
-};
+use crate::os::{Departure, ForeignFd, HandoffConnection, IdentityStamp, RemoteMemory, ShmError};
 
 /// The facts about this process that its handshake contains.
 #[derive(Debug)]
@@ -19,6 +16,8 @@ pub(super) struct ShmWorld {
     pub(super) config: Config,
     pub(super) geometry: Geometry,
     pub(super) rank: u32,
+    /// The number of processes of the world.
+    pub(super) size: u32,
     pub(super) epoch: u64,
     pub(super) expedited: bool,
     pub(super) cpus: Cpus,
@@ -33,7 +32,9 @@ pub(super) struct ShmWorld {
 /// A connected peer.
 #[derive(Debug)]
 pub(super) struct Peer {
-    pub(super) pair: Pair,
+    pub(super) segments: PeerSegments,
+    /// Our segment for it.
+    pub(super) link: OwnLink,
     pub(super) expedited: bool,
     pub(super) cpus: Cpus,
     /// Its memory, if it can be identified.
@@ -42,20 +43,19 @@ pub(super) struct Peer {
     pub(super) connection: Weak<HandoffConnection>,
 }
 
-/// Slack in a segment's size: it may be rounded up to huge pages.
-const ROUNDING: usize = 1 << 30;
-
 /// Sends our handshake, with the descriptors of our segments.
 pub(super) fn shake_hands(
     world: &ShmWorld,
-    ours: &Pair,
+    (ours, link): (&OwnSegments, &OwnLink),
     connection: &HandoffConnection,
     agreements: u64,
     deadline: Instant,
 ) -> Result<(), ShmError> {
-    let ShmWorld { geometry, rank, epoch, expedited, cpus, stamp, incarnation, .. } = *world;
-    let handshake = ShmHandshake { rank, epoch, geometry, expedited, cpus, stamp, incarnation, agreements };
-    connection.send(&handshake.encode(), &descriptors(ours), deadline)
+    let ShmWorld { geometry, rank, size, epoch, expedited, cpus, stamp, incarnation, .. } = *world;
+    let number = link.number;
+    let handshake =
+        ShmHandshake { rank, epoch, size, number, geometry, expedited, cpus, stamp, incarnation, agreements };
+    connection.send(&handshake.encode(), &ours.descriptors(link), deadline)
 }
 
 /// The reason why no valid answer was received.
@@ -72,7 +72,7 @@ pub(super) fn hear_answer(
     deadline: Instant,
 ) -> Result<Option<(ShmHandshake, Vec<ForeignFd>)>, Unheard> {
     let mut bytes = [0; handshake::MOST_BYTES];
-    let heard = connection.recv(&mut bytes, 2, deadline);
+    let heard = connection.recv(&mut bytes, MOST_DESCRIPTORS, deadline);
     if let Ok((len, _)) = &heard {
         let packet = &bytes[..*len];
         if let Some(departure) = HandoffConnection::departure_in(packet) {
@@ -111,35 +111,25 @@ pub(super) fn hear_by(
     deadline: Instant,
 ) -> Result<(ShmHandshake, Vec<ForeignFd>), String> {
     let mut bytes = [0; handshake::MOST_BYTES];
-    let (len, fds) = connection.recv(&mut bytes, 2, deadline).map_err(|error| error.to_string())?;
+    let (len, fds) =
+        connection.recv(&mut bytes, MOST_DESCRIPTORS, deadline).map_err(|error| error.to_string())?;
     Ok((ShmHandshake::decode(&bytes[..len])?, fds))
 }
 
-/// Maps and validates the segments of a peer. Its own segment is mapped read-only.
+/// Maps and validates the segments of a peer, for which we have made this link segment.
 pub(super) fn admit(
     world: &ShmWorld,
+    link: OwnLink,
     connection: &HandoffConnection,
     handshake: &ShmHandshake,
     fds: Vec<ForeignFd>,
 ) -> Result<Peer, String> {
-    handshake::compare(&world.geometry, &handshake.geometry)?;
-    let [own, inbox]: [ForeignFd; 2] =
-        fds.try_into().map_err(|fds: Vec<_>| format!("it sent {} descriptors instead of 2", fds.len()))?;
-    let geometry = world.geometry;
-    let attach = |fd, access, kind, total: usize| {
-        let allow_unsealed = world.config.segments.backing == SegmentBacking::DevShm;
-        let keeps_pages = access == Access::ReadOnly && world.sealed;
-        let limits = AttachLimits { lengths: total..=total + ROUNDING, allow_unsealed, keeps_pages };
-        let segment = Segment::attach(fd, access, limits).map_err(|error| error.to_string())?;
-        let expected = Identity { kind, geometry, rank: handshake.rank, epoch: handshake.epoch };
-        let header = views::header(&segment).map_err(|error| error.to_string())?;
-        header.check(&expected, total as u64).map_err(|error| error.to_string())?;
-        Ok::<_, String>(segment)
-    };
-    let own = attach(own, Access::ReadOnly, SegmentKind::Own, geometry.own().total)?;
-    let inbox = attach(inbox, Access::ReadWrite, SegmentKind::Inbox, geometry.inbox().total)?;
-    let stamp = IdentityStamp { address: handshake.stamp, value: handshake.epoch };
+    handshake::compare((world.size, &world.geometry), handshake)?;
+    let ShmHandshake { epoch, number, expedited, cpus, .. } = *handshake;
+    let expected =
+        Expected { config: &world.config, sizes: world.geometry, sealed: world.sealed, epoch, number };
+    let segments = PeerSegments::attach(&expected, fds)?;
+    let stamp = IdentityStamp { address: handshake.stamp, value: epoch };
     let memory = RemoteMemory::new(connection.peer().pid, stamp);
-    let ShmHandshake { expedited, cpus, .. } = *handshake;
-    Ok(Peer { pair: Pair { own, inbox }, expedited, cpus, memory, connection: Weak::new() })
+    Ok(Peer { segments, link, expedited, cpus, memory, connection: Weak::new() })
 }

@@ -16,8 +16,9 @@ use nemesia_core::port::memory::Address;
 
 use super::handshake::{self, ShmHandshake};
 use super::peer::{ShmWorld, Unheard, admit, hear, hear_answer, shake_hands};
+use super::segments::{OwnLink, OwnSegments};
 use super::views::NewLink;
-use super::{Pair, Port, met, readable_one};
+use super::{Port, met, readable_one};
 use crate::bootstrap::{Exchange, Member};
 use crate::error::Error;
 use crate::os::{
@@ -48,6 +49,8 @@ struct Caller {
 struct AwaitedProcess {
     rank: usize,
     incarnation: u64,
+    /// Our segment for it.
+    link: OwnLink,
     connection: HandoffConnection,
     pidfd: Option<OwnedFd>,
 }
@@ -79,7 +82,7 @@ pub(crate) struct JoiningProcess {
 #[derive(Debug)]
 pub(crate) struct RejoinListener {
     world: ShmWorld,
-    ours: Arc<Pair>,
+    ours: Arc<OwnSegments>,
     /// `None` if the launcher never restarts ranks.
     listener: Option<HandoffListener>,
     /// The ranks that are reached over the network, whose processes are not accepted here.
@@ -94,11 +97,11 @@ pub(crate) struct RejoinListener {
 impl RejoinListener {
     pub(super) fn new(
         world: ShmWorld,
-        ours: Arc<Pair>,
+        ours: Arc<OwnSegments>,
         listener: Option<HandoffListener>,
         remote: &RemoteRanks,
     ) -> Self {
-        let remote = (0..world.geometry.peers as usize).filter(|rank| remote.contains(*rank)).collect();
+        let remote = (0..world.size as usize).filter(|rank| remote.contains(*rank)).collect();
         Self { world, ours, listener, remote, callers: Vec::new(), more: false, awaited: Vec::new() }
     }
 
@@ -131,14 +134,16 @@ impl RejoinListener {
             Err(error) => return Err(problem(error.to_string())),
         };
         connection.require_same_user().map_err(|error| problem(error.to_string()))?;
-        match shake_hands(&self.world, &self.ours, &connection, 0, deadline) {
+        let link = self.ours.link(rank as u32)?;
+        match shake_hands(&self.world, (&self.ours, &link), &connection, 0, deadline) {
             Ok(()) => {}
             Err(ShmError::PeerGone { .. }) => return Ok(false),
             Err(error) => return Err(problem(error.to_string())),
         }
         watch.attend(connection.as_fd())?;
         let pidfd = connection.pidfd();
-        self.awaited.push(AwaitedProcess { rank, incarnation: member.incarnation, connection, pidfd });
+        let incarnation = member.incarnation;
+        self.awaited.push(AwaitedProcess { rank, incarnation, link, connection, pidfd });
         Ok(true)
     }
 
@@ -166,7 +171,7 @@ impl RejoinListener {
     /// ([`RejoinListener::hear`]): a restarted process connects after the end of its predecessor.
     pub(crate) fn open(&mut self) {
         let Some(listener) = &self.listener else { return };
-        let most = self.world.geometry.peers as usize + SPARE_CALLERS;
+        let most = self.world.size as usize + SPARE_CALLERS;
         let now = Instant::now();
         // Bounded, whatever the number of pending connections: the accepted ones are read next.
         for _ in 0..SPARE_CALLERS {
@@ -275,24 +280,26 @@ impl RejoinListener {
         self.callers.retain(|caller| !is_it(caller));
         let (handshake, fds) = caller.said?;
         let connection = Arc::new(caller.connection);
-        let joining = self.joining(&handshake, fds, Arc::clone(&connection));
+        let link = self.ours.link(handshake.rank).map_err(|error| error.to_string());
+        let joining = link.and_then(|link| self.joining(link, &handshake, fds, Arc::clone(&connection)));
         Some(joining.inspect_err(|problem| send_away(&connection, problem)))
     }
 
     fn joining(
         &self,
+        link: OwnLink,
         handshake: &ShmHandshake,
         fds: Vec<ForeignFd>,
         connection: Arc<HandoffConnection>,
     ) -> Result<JoiningProcess, String> {
-        let ShmWorld { geometry, rank: me, config, .. } = &self.world;
-        let mut peer = admit(&self.world, &connection, handshake, fds)?;
+        let config = &self.world.config;
+        let mut peer = admit(&self.world, link, &connection, handshake, fds)?;
         let memory = readable_one(config, &mut peer);
         if let (Err(problem), crate::config::SingleCopy::Require) = (&memory, config.single_copy) {
             return Err(format!("no single copy through the kernel: {problem}"));
         }
         let met = met(&peer, memory.as_ref().err().cloned());
-        let link = NewLink::new((*me, handshake.rank), geometry, &self.ours, peer.pair);
+        let link = NewLink::new(&self.ours, peer.link, peer.segments);
         Ok(JoiningProcess {
             rank: handshake.rank as usize,
             incarnation: handshake.incarnation,
@@ -307,16 +314,23 @@ impl RejoinListener {
 
     /// Sends a caller the answer that it is readmitted, with the number of agreements so far. The caller then
     /// maps our segments.
-    pub(crate) fn answer(&self, connection: &HandoffConnection, agreements: u64) {
+    pub(crate) fn answer(
+        &self,
+        port: &mut Port,
+        rank: usize,
+        connection: &HandoffConnection,
+        agreements: u64,
+    ) {
+        let Some(link) = port.host_mut().mappings.own_link(rank as u32) else { return };
         // If the packet cannot be sent, the caller is gone, which the watch detects.
-        let _ = shake_hands(&self.world, &self.ours, connection, agreements, Instant::now());
+        let _ = shake_hands(&self.world, (&self.ours, link), connection, agreements, Instant::now());
     }
 
     /// Returns the next awaited rank that has answered, or is gone.
     pub(crate) fn next_answer(&mut self, watch: &Watch) -> Option<(usize, RejoinAnswer)> {
         let now = Instant::now();
         for at in 0..self.awaited.len() {
-            let AwaitedProcess { rank, incarnation, connection, pidfd } = &self.awaited[at];
+            let AwaitedProcess { rank, incarnation, connection, pidfd, .. } = &self.awaited[at];
             // Checked before the packets are read: a dead process sends no further packets.
             let ended = pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
             let answer = match hear_answer(connection, now) {
@@ -326,8 +340,8 @@ impl RejoinListener {
                     if (handshake.rank as usize, handshake.incarnation) == (*rank, *incarnation) =>
                 {
                     let rank = *rank;
-                    let AwaitedProcess { connection, .. } = self.stop_awaiting(at, watch);
-                    let joining = self.joining(&handshake, fds, Arc::new(connection));
+                    let AwaitedProcess { link, connection, .. } = self.stop_awaiting(at, watch);
+                    let joining = self.joining(link, &handshake, fds, Arc::new(connection));
                     let answer = match joining {
                         Ok(joining) => RejoinAnswer::Met(Box::new(joining)),
                         Err(problem) => RejoinAnswer::Gone(Departure::Died, Some(problem)),
@@ -383,7 +397,7 @@ impl JoiningProcess {
         if !met.expedited {
             port.fence_always();
         }
-        link.open(port, rank as u32);
+        link.open(port);
         Ok((connection, met))
     }
 }
@@ -396,10 +410,10 @@ fn check(
     lives: &mut impl FnMut(usize) -> bool,
 ) -> Result<(), String> {
     let rank = handshake.rank as usize;
-    if handshake.incarnation == 0 || rank >= world.geometry.peers as usize || handshake.rank == world.rank {
+    if handshake.incarnation == 0 || rank >= world.size as usize || handshake.rank == world.rank {
         return Err("this rank is not awaited here".into());
     }
-    handshake::compare(&world.geometry, &handshake.geometry)?;
+    handshake::compare((world.size, &world.geometry), handshake)?;
     if remote.contains(&rank) {
         return Err("this rank is reached over the network here, as its first process".into());
     }

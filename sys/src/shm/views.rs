@@ -9,13 +9,13 @@
 //! |---|---|---|
 //! | [`Port`] | of our own segments, and of each peer that is or was linked | [`Mappings`], in the port's
 //! [`Kernel`] |
-//! | [`NewLink`] | of both sides' segments | the peer's [`Pair`], and ours |
-//! | [`OwnSleep`] | the word by which peers wake us | our [`Pair`] |
+//! | [`NewLink`] | of both sides' segments | its `Linked`, and our [`OwnSegments`] |
+//! | [`OwnSleep`] | the word by which peers wake us | our [`OwnSegments`] |
 //!
 //! Methods of these values make all uses of a view. They borrow the value, so the mappings are alive. The order
 //! in which fields are dropped does not matter: dropping a view has no effect, which an assertion below checks
 //! at compile time. A peer's segment is unmapped early only by [`NewLink::open`], after the port has closed its
-//! link with that peer.
+//! link with that peer. The segments of this process are unmapped with the last owner of its `OwnSegments`.
 
 use std::mem::needs_drop;
 use std::ops::Deref;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use nemesia_core::shared::assist::{self, AssistLine};
 use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
-use nemesia_core::shared::layout::{Extent, Geometry, LayoutError, Line, SegmentHeader};
+use nemesia_core::shared::layout::{Extent, Geometry, LayoutError, Line, SegmentHeader, queue_of};
 use nemesia_core::shared::pool::{
     CellHeader, CellPool, CellRecord, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
@@ -34,7 +34,9 @@ use nemesia_core::shared::sleep::SleepWord;
 use nemesia_core::sync::{Payload, PayloadMut, Word64};
 
 use super::links::Links;
-use super::{Kernel, Pair, Port};
+use super::segments::{OwnLink, OwnSegments, PeerSegments};
+use super::{Kernel, Port};
+use crate::error::Error;
 use crate::os::{Access, ProcessOrigin, Segment};
 
 // See the module's documentation.
@@ -42,26 +44,41 @@ const _: () = assert!(!needs_drop::<Option<Link<'static>>>());
 const _: () = assert!(!needs_drop::<Consumer<'static>>());
 const _: () = assert!(!needs_drop::<CellPool<'static, [CellRecord; 1]>>());
 
+/// The segments of one connection.
+#[derive(Debug)]
+struct Linked {
+    ours: OwnLink,
+    /// Kept for the views into them.
+    _theirs: PeerSegments,
+}
+
 /// The segments into which the views of a port point.
 #[derive(Debug)]
 pub(crate) struct Mappings {
-    ours: Arc<Pair>,
-    /// One element per rank: the segments of each peer that is or was linked.
-    peers: Vec<Option<Pair>>,
+    ours: Arc<OwnSegments>,
+    /// One element per number: the segments of each peer that is or was linked.
+    links: Vec<Option<Linked>>,
+    /// The receive queues that the port polls, one bit each.
+    polled: u32,
 }
 
 impl Mappings {
     /// Keeps all segments from being unmapped when this value is dropped. In a forked child they are not
     /// mapped, and other memory may be at their addresses.
     pub(super) fn leave_to_parent(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.peers));
+        std::mem::forget(std::mem::take(&mut self.links));
         std::mem::forget(Arc::clone(&self.ours));
     }
 
-    /// Returns no mappings, for a kernel without a port.
+    /// Returns the segment of this process for a peer that is linked.
+    pub(super) fn own_link(&self, number: u32) -> Option<&OwnLink> {
+        self.links.get(number as usize)?.as_ref().map(|linked| &linked.ours)
+    }
+
+    /// Returns no mappings of peers, for a kernel without a port.
     #[cfg(all(test, feature = "tracing"))]
-    pub(super) fn of(ours: Arc<Pair>) -> Self {
-        Self { ours, peers: Vec::new() }
+    pub(super) fn of(ours: Arc<OwnSegments>) -> Self {
+        Self { ours, links: Vec::new(), polled: 1 }
     }
 }
 
@@ -69,12 +86,12 @@ impl Mappings {
 #[derive(Clone, Debug)]
 pub(crate) struct OwnSleep {
     word: &'static SleepWord,
-    _ours: Arc<Pair>,
+    _ours: Arc<OwnSegments>,
 }
 
 impl OwnSleep {
-    pub(super) fn new(ours: &Arc<Pair>, geometry: &Geometry) -> Result<Self, LayoutError> {
-        Ok(Self { word: inbox(&ours.inbox, geometry)?.sleep, _ours: Arc::clone(ours) })
+    pub(super) fn new(ours: &Arc<OwnSegments>) -> Result<Self, Error> {
+        Ok(Self { word: inbox(ours.inbox(0)?, &ours.sizes, 0)?.sleep, _ours: Arc::clone(ours) })
     }
 }
 
@@ -90,32 +107,43 @@ impl Deref for OwnSleep {
 /// The parts of a new link, with a peer to which the port has none.
 #[derive(Debug)]
 pub(super) struct NewLink {
-    ends: Ends<'static>,
-    theirs: Pair,
-    ours: Arc<Pair>,
+    link: Link<'static>,
+    /// The receive queue of ours that serves the peer, and its number.
+    queue: (usize, CellQueue<'static>),
+    linked: Linked,
+    ours: Arc<OwnSegments>,
 }
 
 impl NewLink {
-    pub(super) fn new(
-        (me, peer): (u32, u32),
-        geometry: &Geometry,
-        ours: &Arc<Pair>,
-        theirs: Pair,
-    ) -> Result<Self, LayoutError> {
-        Ok(Self { ends: ends(me, peer, geometry, ours, &theirs)?, theirs, ours: Arc::clone(ours) })
+    pub(super) fn new(ours: &Arc<OwnSegments>, own: OwnLink, theirs: PeerSegments) -> Result<Self, Error> {
+        let queue = queue_of(own.number);
+        let entries = inbox(ours.inbox(queue)?, &ours.sizes, queue)?.queue;
+        let link = Link::new(theirs.number as u16, ends(ours, &own, &theirs)?);
+        Ok(Self {
+            link,
+            queue: (queue, entries),
+            linked: Linked { ours: own, _theirs: theirs },
+            ours: Arc::clone(ours),
+        })
     }
 
     /// Links the port with the peer, and unmaps the segments of its predecessor: the predecessor's link, the
     /// only holder of their views, is closed, because the port refuses otherwise. If the port refuses, or is
     /// not over the same segments of ours, nothing changes.
-    pub(super) fn open(self, port: &mut Port, peer: u32) {
-        let Self { ends, theirs, ours } = self;
-        let mappings = &port.host_mut().mappings;
-        if !Arc::ptr_eq(&mappings.ours, &ours) || mappings.peers.len() <= peer as usize {
+    pub(super) fn open(self, port: &mut Port) {
+        let Self { link, queue: (queue, entries), linked, ours } = self;
+        let number = linked.ours.number;
+        let mappings = &mut port.host_mut().mappings;
+        if !Arc::ptr_eq(&mappings.ours, &ours) || mappings.links.len() <= number as usize {
             return;
         }
-        if port.open(peer, ends) {
-            port.host_mut().mappings.peers[peer as usize] = Some(theirs);
+        let is_new = mappings.polled & 1 << queue == 0;
+        mappings.polled |= 1 << queue;
+        if is_new {
+            port.add_queue(Consumer::new(entries));
+        }
+        if port.open(number, link) {
+            port.host_mut().mappings.links[number as usize] = Some(linked);
         }
     }
 }
@@ -150,116 +178,106 @@ struct Inbox {
     sleep: &'static SleepWord,
 }
 
-fn inbox(segment: &Segment, geometry: &Geometry) -> Result<Inbox, LayoutError> {
-    let layout = geometry.inbox();
+fn inbox(segment: &Segment, geometry: &Geometry, queue: usize) -> Result<Inbox, LayoutError> {
+    let layout = geometry.inbox(queue);
     let extent = extent(segment, layout.total)?;
     // SAFETY: all three are atomic words; the callers keep them with the mapping.
     unsafe {
         let tail = &view::<Line>(&extent, layout.tail, 1)?[0].word;
         let sleep = &view::<SleepWord>(&extent, layout.sleep, 1)?[0];
-        let entries = view::<Word64>(&extent, layout.entries, geometry.queue_entries() as usize)?;
+        let entries = view::<Word64>(&extent, layout.entries, layout.count)?;
         Ok(Inbox { queue: CellQueue::new(entries, tail), sleep })
     }
 }
 
-/// The cells of an own segment, and its parts that concern one peer.
-struct Own {
-    acks: &'static [Line],
-    assist: &'static [AssistLine],
-    returns: &'static [ReturnSlot],
-    fastbox: &'static [FastboxSlot],
+/// The cells of an own segment.
+struct Cells {
     headers: &'static [CellHeader],
     payload: NonNull<u8>,
-    payload_bytes: usize,
+    bytes: usize,
 }
 
-/// Returns the parts of `segment` that concern `peer`.
-fn own(segment: &Segment, geometry: &Geometry, peer: u32) -> Result<Own, LayoutError> {
+/// Returns the cells of an own segment, and prefaults them. Otherwise the first messages of each size would be slow,
+/// and the adaptive selector, which tests a protocol with few messages, would find every stream slow.
+fn cells(segment: &Segment, geometry: &Geometry, access: Access) -> Result<Cells, LayoutError> {
     let layout = geometry.own();
     let extent = extent(segment, layout.total)?;
-    let (peer, cells) = (peer as usize, geometry.cells as usize);
-    let payload_bytes = cells * geometry.cell_bytes as usize;
+    let count = geometry.cells as usize;
+    let bytes = count * geometry.cell_bytes as usize;
+    segment.prefault(layout.headers..layout.total, access);
+    // SAFETY: headers are atomic words; the callers keep them with the mapping.
+    let headers = unsafe { view(&extent, layout.headers, count)? };
+    Ok(Cells { headers, payload: extent.resolve(layout.payload, bytes)?, bytes })
+}
+
+/// The parts of a link segment.
+struct LinkParts {
+    ack: &'static Line,
+    assist: &'static AssistLine,
+    returns: &'static [ReturnSlot],
+    fastbox: &'static [FastboxSlot],
+}
+
+fn link_parts(segment: &Segment, geometry: &Geometry) -> Result<LinkParts, LayoutError> {
+    let layout = geometry.link();
+    let extent = extent(segment, layout.total)?;
     // SAFETY: all are atomic words; the callers keep them with the mapping.
     unsafe {
-        Ok(Own {
-            acks: view(&extent, layout.acks + peer * size_of::<Line>(), 1)?,
-            assist: view(&extent, layout.assist_lines + peer * size_of::<AssistLine>(), 1)?,
-            returns: view(&extent, layout.returns + peer * geometry.return_bytes(), cells)?,
-            fastbox: view(
-                &extent,
-                layout.fastboxes + peer * geometry.fastbox_bytes(),
-                geometry.fastbox_slots as usize,
-            )?,
-            headers: view(&extent, layout.headers, cells)?,
-            payload: extent.resolve(layout.payload, payload_bytes)?,
-            payload_bytes,
+        Ok(LinkParts {
+            ack: &view(&extent, layout.ack, 1)?[0],
+            assist: &view(&extent, layout.assist_line, 1)?[0],
+            returns: view(&extent, layout.returns, geometry.cells as usize)?,
+            fastbox: view(&extent, layout.fastbox, geometry.fastbox_slots as usize)?,
         })
     }
 }
 
-/// Prefaults the cells of a segment. Otherwise the first messages of each size would be slow, and the adaptive
-/// selector, which tests a protocol with few messages, would find every stream slow.
-fn prefault_cells(segment: &Segment, geometry: &Geometry, access: Access) {
-    let layout = geometry.own();
-    // The cells' payload is the last part.
-    segment.prefault(layout.headers..layout.total, access);
-}
-
-/// Builds the port over our segments and those of the peers. `kernel` makes the value that keeps them mapped.
+/// Builds a port without links over our segments. `kernel` makes the value that keeps them mapped. `origin` has the
+/// number of links that there can be.
 pub(super) fn port(
     config: PortConfig,
-    geometry: &Geometry,
-    ours: &Arc<Pair>,
-    peers: Vec<Option<Pair>>,
+    ours: &Arc<OwnSegments>,
     kernel: impl FnOnce(Mappings) -> Kernel,
     origin: &Arc<ProcessOrigin>,
-) -> Result<Port, LayoutError> {
-    let cell_bytes = geometry.cell_bytes as usize;
-    let mut links = Vec::with_capacity(peers.len());
-    for (rank, peer) in (0u32..).zip(&peers) {
-        let link = peer.as_ref().map(|peer| ends(config.rank, rank, geometry, ours, peer)).transpose()?;
-        links.push(link.map(Link::new));
-    }
-    let mine = own(&ours.own, geometry, config.rank)?;
-    prefault_cells(&ours.own, geometry, Access::ReadWrite);
+) -> Result<Port, Error> {
+    let sizes = &ours.sizes;
+    let mine = cells(&ours.own, sizes, Access::ReadWrite)?;
     // SAFETY: the range was resolved in our own segment, which is mapped writable and kept by the port's `Mappings`;
     // payload is only ever reached through these views.
-    let payload = unsafe { PayloadMut::from_raw(mine.payload, mine.payload_bytes) };
-    let records = vec![CellRecord::default(); geometry.cells as usize];
-    let short = LayoutError::Extent { have: mine.payload_bytes as u64, want: mine.payload_bytes as u64 };
-    let pool = CellPool::new(mine.headers, payload, cell_bytes, records).ok_or(short)?;
-    let consumer = Consumer::new(inbox(&ours.inbox, geometry)?.queue);
-    let kernel = kernel(Mappings { ours: Arc::clone(ours), peers });
-    let links = Links::new(links, Arc::clone(origin));
-    Ok(ShmPort::new(config, links, pool, geometry.cells, consumer, kernel))
+    let payload = unsafe { PayloadMut::from_raw(mine.payload, mine.bytes) };
+    let records = vec![CellRecord::default(); sizes.cells as usize];
+    let short = LayoutError::Extent { have: mine.bytes as u64, want: mine.bytes as u64 };
+    let pool = CellPool::new(mine.headers, payload, sizes.cell_bytes as usize, records).ok_or(short)?;
+    let consumer = Consumer::new(inbox(ours.inbox(0)?, sizes, 0)?.queue);
+    let links = Links::new(Arc::clone(origin));
+    let mappings = (0..origin.number()).map(|_| None).collect();
+    let kernel = kernel(Mappings { ours: Arc::clone(ours), links: mappings, polled: 1 });
+    Ok(ShmPort::new(config, links, pool, sizes.cells, consumer, kernel))
 }
 
 /// Returns the parts that connect us with a peer.
-fn ends(
-    me: u32,
-    peer: u32,
-    geometry: &Geometry,
-    ours: &Pair,
-    theirs: &Pair,
-) -> Result<Ends<'static>, LayoutError> {
-    let mine = own(&ours.own, geometry, peer)?;
-    let its = own(&theirs.own, geometry, me)?;
-    let its_inbox = inbox(&theirs.inbox, geometry)?;
-    prefault_cells(&theirs.own, geometry, Access::ReadOnly);
-    // SAFETY: the range was resolved in the peer's segment, which is mapped, and kept with the views by both callers;
+fn ends(ours: &OwnSegments, link: &OwnLink, theirs: &PeerSegments) -> Result<Ends<'static>, LayoutError> {
+    let sizes = &ours.sizes;
+    let mine = link_parts(&link.segment, sizes)?;
+    let its = link_parts(&theirs.link, sizes)?;
+    let its_cells = cells(&theirs.own, sizes, Access::ReadOnly)?;
+    let sleep = inbox(&theirs.first_inbox, sizes, 0)?.sleep;
+    let serving = theirs.further_inbox.as_ref().unwrap_or(&theirs.first_inbox);
+    let queue = inbox(serving, sizes, queue_of(theirs.number))?.queue;
+    // SAFETY: the range was resolved in the peer's segment, which is mapped, and kept with the views by the caller;
     // payload is only ever copied out of these views.
-    let payload = unsafe { Payload::from_raw(its.payload, its.payload_bytes) };
+    let payload = unsafe { Payload::from_raw(its_cells.payload, its_cells.bytes) };
     Ok(Ends {
-        outbound: FastboxSender::new(mine.fastbox, &its.acks[0].word),
-        inbound: FastboxReceiver::new(its.fastbox, &mine.acks[0].word),
-        cells: PeerPool::new(its.headers, payload, geometry.cell_bytes as usize),
+        outbound: FastboxSender::new(mine.fastbox, &its.ack.word),
+        inbound: FastboxReceiver::new(its.fastbox, &mine.ack.word),
+        cells: PeerPool::new(its_cells.headers, payload, sizes.cell_bytes as usize),
         give_back: ReturnSender::new(mine.returns),
         given_back: ReturnReceiver::new(its.returns),
-        queue: Producer::new(its_inbox.queue),
-        sleep: its_inbox.sleep,
-        grant: &mine.acks[0],
-        granted: &its.acks[0],
-        assist: assist::AssistReceiver::new(&mine.assist[0], &its.assist[0]),
-        assist_sender: assist::AssistSender::new(&mine.assist[0], &its.assist[0]),
+        queue: Producer::new(queue),
+        sleep,
+        grant: mine.ack,
+        granted: its.ack,
+        assist: assist::AssistReceiver::new(mine.assist, its.assist),
+        assist_sender: assist::AssistSender::new(mine.assist, its.assist),
     })
 }

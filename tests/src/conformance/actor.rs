@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
+use nemesia_core::engine::rma::{Access, Comparison, CompleteAt, Datatype, Reduction, Refusal, RemoteKey};
 use nemesia_core::engine::{Failure, SendOptions, Status};
 use nemesia_core::matching::Pattern;
 
@@ -15,6 +15,19 @@ pub type Script<'a> = Pin<Box<dyn Future<Output = Verdict> + 'a>>;
 
 /// The bytes of a remote key.
 pub type KeyBytes = [u8; 32];
+
+/// How memory is exposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExposureKind {
+    /// Peers may map it, where the world can. Its key is random.
+    Mapped,
+    /// Peers use it in packets. Its key is random.
+    Packets,
+    /// Peers use it in packets, by address. Its key is random.
+    ByAddress,
+    /// Peers use it in packets. This is its key.
+    Chosen(u64),
+}
 
 /// An operation of an actor that is under way or complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,17 +81,20 @@ pub enum RemoteVerb {
     Put {
         /// Whether the target counts a notification.
         notify: bool,
+        /// When it is complete.
+        complete: CompleteAt,
     },
     /// Fills the buffer.
     Get,
     /// Combines the operands in the buffer into the values.
-    Accumulate(Datatype, Reduction),
+    Accumulate(Datatype, Reduction, CompleteAt),
     /// Combines one operand into one value, and returns the old value in the buffer.
     Fetch(Datatype, Reduction, u64),
     /// Combines the operands in the buffer into the values, and returns the old values.
     FetchAccumulate(Datatype, Reduction),
-    /// Replaces a value if it is the first of these by the second, and returns the old value in the buffer.
-    CompareSwap(Datatype, [u64; 2]),
+    /// Replaces a value if the comparison of the first of these with it holds by the second, and returns the old
+    /// value in the buffer.
+    CompareSwap(Datatype, Comparison, [u64; 2]),
 }
 
 /// An active message that a handler has received.
@@ -182,11 +198,11 @@ pub trait Actor {
     /// The claim is not valid.
     fn receive_claimed(&mut self, claim: ClaimId, room: Buffer) -> Result<OperationId, Trouble>;
 
-    /// Exposes new zeroed memory, which peers may map if `mapped`, where the world can.
+    /// Exposes new zeroed memory.
     ///
     /// # Errors
     /// No region could be made.
-    fn expose(&mut self, len: usize, access: Access, mapped: bool) -> Result<ExposureId, Trouble>;
+    fn expose(&mut self, len: usize, access: Access, kind: ExposureKind) -> Result<ExposureId, Trouble>;
 
     /// Ends an exposure.
     ///
@@ -212,13 +228,13 @@ pub trait Actor {
     /// There is no such region.
     fn notifications(&mut self, region: ExposureId) -> Result<u64, Trouble>;
 
-    /// Starts a one-sided operation at an offset of the region of this key.
+    /// Starts a one-sided operation at an offset from the first byte of the region of this key.
     ///
     /// # Errors
     /// Nothing was started.
     fn remote(
         &mut self,
-        key: &KeyBytes,
+        key: &RemoteKey,
         offset: u64,
         verb: RemoteVerb,
         buffer: Buffer,

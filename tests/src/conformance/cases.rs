@@ -78,6 +78,7 @@ pub fn cases<A: Actor>() -> Vec<Case<A>> {
         case!(2, Nothing, one_sided::atomic_operations_combine_values),
         case!(2, Nothing, one_sided::counters_of_all_ranks_add_up),
         case!(2, Nothing, one_sided::forged_keys_are_refused),
+        case!(2, Nothing, one_sided::delivered_operations_are_visible_at_their_target),
         case!(2, Nothing, one_sided::notifications_follow_their_bytes),
         case!(2, Nothing, active::active_messages_are_handled_in_order),
         case!(2, Nothing, active::active_messages_of_several_packets_arrive_whole),

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nemesia::{Config, Endpoint, Error, Region, RemoteKey, Request, Source as From, Tag};
-use nemesia_core::engine::rma::Access;
+use nemesia::{
+    Addressing, Config, Endpoint, Error, ExposeOptions, Region, RemoteKey, Request, Source as From, Tag,
+};
+use nemesia_core::engine::rma::{Access, RemoteKey as EngineKey};
 use nemesia_core::engine::{Failure, SendOptions, Status};
 use nemesia_core::matching::{Pattern, Source};
 
 use super::actor::{
-    Abilities, Actor, ClaimId, Ended, ExposureId, HANDLERS, HandledMessage, KeyBytes, OperationId,
-    RemoteVerb, Trouble,
+    Abilities, Actor, ClaimId, Ended, ExposureId, ExposureKind, HANDLERS, HandledMessage, KeyBytes,
+    OperationId, RemoteVerb, Trouble,
 };
 use super::buffer::{Buffer, BufferPlace};
 use super::engine::kill_this_process;
@@ -202,14 +204,20 @@ impl Actor for EndpointActor {
         self.keep(started, vec![room])
     }
 
-    fn expose(&mut self, len: usize, access: Access, mapped: bool) -> Result<ExposureId, Trouble> {
+    fn expose(&mut self, len: usize, access: Access, kind: ExposureKind) -> Result<ExposureId, Trouble> {
         let mut words = Vec::new();
-        let region = if mapped {
+        let region = if kind == ExposureKind::Mapped {
             self.endpoint.allocate(len, access)
         } else {
+            let mut options = ExposeOptions::default();
+            match kind {
+                ExposureKind::Chosen(key) => options.key = Some(key),
+                ExposureKind::ByAddress => options.addressing = Addressing::Address,
+                ExposureKind::Mapped | ExposureKind::Packets => {}
+            }
             words = vec![0_u64; len.div_ceil(8)];
             // SAFETY: the words are kept until the endpoint is gone, and only the endpoint uses them.
-            unsafe { self.endpoint.expose(words.as_mut_ptr().cast(), len, access) }
+            unsafe { self.endpoint.expose_as(words.as_mut_ptr().cast(), len, access, options) }
         };
         self.regions.push(EndpointExposure { region: region.map_err(trouble)?, _words: words });
         Ok(ExposureId(self.regions.len() - 1))
@@ -238,12 +246,14 @@ impl Actor for EndpointActor {
 
     fn remote(
         &mut self,
-        key: &KeyBytes,
+        key: &EngineKey,
         offset: u64,
         verb: RemoteVerb,
         mut buffer: Buffer,
     ) -> Result<OperationId, Trouble> {
-        let key = RemoteKey::from_bytes(key).ok_or_else(|| Trouble::Other("not a key".into()))?;
+        let offset = key.base.wrapping_add(offset);
+        let key = RemoteKey::from_bytes(key.rank as usize, &key.to_bytes());
+        let key = key.ok_or_else(|| Trouble::Other("not a key".into()))?;
         let BufferPlace::Run(base, len) = buffer.place() else {
             return Err(Trouble::Other("one-sided operations take no lists".into()));
         };
@@ -251,10 +261,12 @@ impl Actor for EndpointActor {
         // SAFETY: as in `send`.
         let started = unsafe {
             match verb {
-                RemoteVerb::Put { notify } => endpoint.iput(&key, offset, base, len, notify),
+                RemoteVerb::Put { notify, complete } => {
+                    endpoint.iput(&key, offset, base, len, notify, complete)
+                }
                 RemoteVerb::Get => endpoint.iget(&key, offset, base, len),
-                RemoteVerb::Accumulate(datatype, reduction) => {
-                    endpoint.iaccumulate(&key, offset, (datatype, reduction), base, len)
+                RemoteVerb::Accumulate(datatype, reduction, complete) => {
+                    endpoint.iaccumulate(&key, offset, (datatype, reduction), base, len, complete)
                 }
                 RemoteVerb::Fetch(datatype, reduction, operand) => {
                     endpoint.ifetch(&key, offset, (datatype, reduction), operand, base)
@@ -266,8 +278,8 @@ impl Actor for EndpointActor {
                     let started = endpoint.ifetch_accumulate(&key, offset, what, base, old, len);
                     return self.keep(started, vec![buffer, room]);
                 }
-                RemoteVerb::CompareSwap(datatype, values) => {
-                    endpoint.icompare_swap(&key, offset, datatype, values, base)
+                RemoteVerb::CompareSwap(datatype, comparison, values) => {
+                    endpoint.icompare_swap(&key, offset, (datatype, comparison), values, base)
                 }
             }
         };

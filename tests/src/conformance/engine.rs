@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use nemesia_core::engine::active::{ActiveMessage, Handlers, NoMemory};
-use nemesia_core::engine::rma::{Access, RegionId, RemoteKey, Target};
+use nemesia_core::engine::rma::{Access, Addressing, RegionId, RemoteKey, Target};
 use nemesia_core::engine::{
     CompletionError, Engine, Failure, RequestId, SendOptions, StartError, Status, Tuning,
 };
@@ -18,8 +18,8 @@ use nemesia_core::port::{PeerId, Polled, Port};
 use nemesia_verification::storage::EngineVectors;
 
 use super::actor::{
-    Abilities, Actor, ClaimId, Ended, ExposureId, HANDLERS, HandledMessage, KeyBytes, OperationId,
-    RemoteVerb, Trouble,
+    Abilities, Actor, ClaimId, Ended, ExposureId, ExposureKind, HANDLERS, HandledMessage, KeyBytes,
+    OperationId, RemoteVerb, Trouble,
 };
 use super::buffer::Buffer;
 use super::open::OpenOperations;
@@ -359,13 +359,18 @@ impl<P: Port, D: PortDriver<P>> Actor for EngineActor<P, D> {
         self.keep(Ok(id), vec![room])
     }
 
-    fn expose(&mut self, len: usize, access: Access, _: bool) -> Result<ExposureId, Trouble> {
+    fn expose(&mut self, len: usize, access: Access, kind: ExposureKind) -> Result<ExposureId, Trouble> {
         let mut words = vec![0_u64; len.div_ceil(8)];
         // SAFETY: the words are kept until the engine is gone, and only the engine uses them.
         let memory = unsafe { Exposed::from_raw(words.as_mut_ptr().cast(), len) };
-        let key = seed_of(&[self.engine.rank().into(), self.open.last(), self.regions.len() as u64]);
-        let id = self.engine.expose(memory, access, key);
-        let id = id.ok_or_else(|| Trouble::Other("all regions are in use".into()))?;
+        let random = seed_of(&[self.engine.rank().into(), self.open.last(), self.regions.len() as u64]);
+        let (key, addressing) = match kind {
+            ExposureKind::Chosen(key) => (key, Addressing::Offset),
+            ExposureKind::ByAddress => (random, Addressing::Address),
+            ExposureKind::Mapped | ExposureKind::Packets => (random, Addressing::Offset),
+        };
+        let id = self.engine.expose(memory, access, key, addressing);
+        let id = id.map_err(|error| Trouble::Other(error.to_string()))?;
         self.regions.push(EngineExposure { id, _words: words });
         Ok(ExposureId(self.regions.len() - 1))
     }
@@ -397,13 +402,12 @@ impl<P: Port, D: PortDriver<P>> Actor for EngineActor<P, D> {
 
     fn remote(
         &mut self,
-        key: &KeyBytes,
+        key: &RemoteKey,
         offset: u64,
         verb: RemoteVerb,
         mut buffer: Buffer,
     ) -> Result<OperationId, Trouble> {
-        let key = RemoteKey::from_bytes(key).ok_or_else(|| Trouble::Other("not a key".into()))?;
-        let target = Target { key: &key, offset };
+        let target = Target { key, offset: key.base.wrapping_add(offset) };
         let mut room =
             Buffer::room(if matches!(verb, RemoteVerb::FetchAccumulate(..)) { buffer.len() } else { 0 });
         // SAFETY: as in `send`. An operation uses one view of the buffer only.
@@ -411,10 +415,10 @@ impl<P: Port, D: PortDriver<P>> Actor for EngineActor<P, D> {
             unsafe { (buffer.outgoing(), buffer.incoming(), room.incoming()) };
         let engine = &mut self.engine;
         let started = match verb {
-            RemoteVerb::Put { notify } => engine.put(&target, from, notify),
+            RemoteVerb::Put { notify, complete } => engine.put(&target, from, notify, complete),
             RemoteVerb::Get => engine.get(&target, &mut to),
-            RemoteVerb::Accumulate(datatype, reduction) => {
-                engine.accumulate(&target, datatype, reduction, from)
+            RemoteVerb::Accumulate(datatype, reduction, complete) => {
+                engine.accumulate(&target, (datatype, reduction), from, complete)
             }
             RemoteVerb::Fetch(datatype, reduction, operand) => {
                 engine.fetch(&target, datatype, reduction, operand, &mut to)
@@ -423,8 +427,8 @@ impl<P: Port, D: PortDriver<P>> Actor for EngineActor<P, D> {
                 let started = engine.fetch_accumulate(&target, datatype, reduction, from, &mut old);
                 return self.keep(started, vec![buffer, room]);
             }
-            RemoteVerb::CompareSwap(datatype, [expected, value]) => {
-                engine.compare_swap(&target, datatype, expected, value, &mut to)
+            RemoteVerb::CompareSwap(datatype, comparison, values) => {
+                engine.compare_swap(&target, (datatype, comparison), values, &mut to)
             }
         };
         self.keep(started, vec![buffer])

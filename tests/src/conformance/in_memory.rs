@@ -199,13 +199,12 @@ impl WorldMemory {
 
     fn port(&self, rank: usize, registry: &Rc<Registry>) -> Result<MemoryWorldPort<'_>, String> {
         let MemoryShape { cells, cell_bytes, slots, single_copy, announce } = self.shape;
-        let link = |peer| (peer != rank).then(|| Link::new(self.ends(rank, peer)));
+        let link = |peer| (peer != rank).then(|| Link::new(rank as u16, self.ends(rank, peer)));
         let links = (0..self.ranks.len()).map(link).collect();
         let (own, records) = (&self.ranks[rank], vec![CellRecord::default(); cells]);
         let pool = CellPool::new(&own.headers, own.payload(self.shape), cell_bytes, records);
         let pool = pool.ok_or("the cells do not suit the payload")?;
         let config = PortConfig {
-            rank: rank as PeerId,
             fastbox_limit: max_payload(slots),
             fences: FenceMode::Symmetric,
             announce,

@@ -1,39 +1,60 @@
 //! One-sided operations.
 
-use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal, combine};
+use nemesia_core::engine::rma::{
+    Access, Comparison, CompleteAt, Datatype, Reduction, Refusal, RemoteKey, combine, swap,
+};
 
 use super::RunPlan;
-use super::actor::{Actor, ExposureId, KeyBytes, RemoteVerb, Trouble};
+use super::actor::{Actor, ExposureId, ExposureKind, RemoteVerb, Trouble};
 use super::buffer::Buffer;
 use super::script::{barrier, content, end, gather, neighbours, succeed, text, until};
 use crate::content::filled;
 use crate::memory_port::{Verdict, ensure, equal};
 
-const PUT: RemoteVerb = RemoteVerb::Put { notify: false };
+const PUT: RemoteVerb = RemoteVerb::Put { notify: false, complete: CompleteAt::Origin };
+/// A put that is complete at its target.
+const DELIVERED: RemoteVerb = RemoteVerb::Put { notify: false, complete: CompleteAt::Target };
 
-/// Exposes memory, and returns the region and the keys of all ranks. Peers may map it if `mapped`.
+/// Exposes memory, and returns the region and the keys of all ranks. `kind` is that of each rank.
 pub(super) async fn exposed<A: Actor>(
     actor: &mut A,
     len: usize,
     access: Access,
-    mapped: bool,
-) -> Result<(ExposureId, Vec<KeyBytes>), String> {
-    let region = actor.expose(len, access, mapped).map_err(text)?;
+    kind: impl Fn(u32) -> ExposureKind,
+) -> Result<(ExposureId, Vec<RemoteKey>), String> {
+    let region = actor.expose(len, access, kind(actor.rank())).map_err(text)?;
     let key = actor.key(region).map_err(text)?;
     let keys = gather(actor, &key).await?;
-    let keys = keys.iter().map(|key| key[..].try_into().map_err(|_| "a key of another length".to_owned()));
-    Ok((region, keys.collect::<Result<_, _>>()?))
+    let key_of = |(rank, bytes): (u32, &Vec<u8>)| match kind(rank) {
+        // The number is enough.
+        ExposureKind::Chosen(key) => Ok(RemoteKey::new(rank, key)),
+        _ => {
+            let key = bytes[..].try_into().ok().and_then(|bytes| RemoteKey::from_bytes(rank, bytes));
+            key.ok_or_else(|| format!("rank {rank} sends no key"))
+        }
+    };
+    Ok((region, (0..).zip(&keys).map(key_of).collect::<Result<_, _>>()?))
 }
 
-/// Returns whether a rank lets its memory be mapped: some do, and some do not.
-pub(super) fn maps<A: Actor>(actor: &A, plan: RunPlan) -> bool {
-    (plan.seed ^ u64::from(actor.rank())).is_multiple_of(2)
+/// Returns how each rank exposes its memory.
+pub(super) fn kinds(plan: RunPlan) -> impl Fn(u32) -> ExposureKind {
+    move |rank| match (plan.seed ^ u64::from(rank)) % 4 {
+        0 => ExposureKind::Mapped,
+        1 => ExposureKind::Chosen(plan.seed % 3),
+        2 => ExposureKind::Packets,
+        _ => ExposureKind::ByAddress,
+    }
+}
+
+/// Lets no rank map the memory of another.
+const fn packets(_: u32) -> ExposureKind {
+    ExposureKind::Packets
 }
 
 /// Runs an operation to its end, and returns its buffer.
 async fn run<A: Actor>(
     actor: &mut A,
-    (key, offset): (&KeyBytes, u64),
+    (key, offset): (&RemoteKey, u64),
     verb: RemoteVerb,
     buffer: Buffer,
 ) -> Result<Buffer, String> {
@@ -58,8 +79,7 @@ async fn unexpose<A: Actor>(actor: &mut A, region: ExposureId) -> Verdict {
 /// and in one's own.
 pub async fn puts_and_gets_reach_every_byte<A: Actor>(actor: &mut A, plan: RunPlan) -> Verdict {
     const LEN: usize = 120_000;
-    let mapped = maps(actor, plan);
-    let (region, keys) = exposed(actor, LEN, Access::ReadWrite, mapped).await?;
+    let (region, keys) = exposed(actor, LEN, Access::ReadWrite, kinds(plan)).await?;
     let (me, (next, previous)) = (actor.rank(), neighbours(actor));
     let mut shadow = vec![0; LEN];
     let mut at = 1;
@@ -86,8 +106,7 @@ pub async fn puts_and_gets_reach_every_byte<A: Actor>(actor: &mut A, plan: RunPl
 
 /// Atomic operations of every kind change values as the arithmetic says, and return the old ones.
 pub async fn atomic_operations_combine_values<A: Actor>(actor: &mut A, plan: RunPlan) -> Verdict {
-    let mapped = maps(actor, plan);
-    let (region, keys) = exposed(actor, 4096, Access::ReadWrite, mapped).await?;
+    let (region, keys) = exposed(actor, 4096, Access::ReadWrite, kinds(plan)).await?;
     let (me, (next, _)) = (actor.rank(), neighbours(actor));
     let key = &keys[next as usize];
     for datatype in Datatype::ALL {
@@ -113,7 +132,7 @@ pub async fn atomic_operations_combine_values<A: Actor>(actor: &mut A, plan: Run
                 each.map(|(value, operand)| combine(datatype, reduction, *value, *operand)).collect()
             };
             run(actor, (key, at), PUT, Buffer::of(&bytes(&start))).await?;
-            let verb = RemoteVerb::Accumulate(datatype, reduction);
+            let verb = RemoteVerb::Accumulate(datatype, reduction, CompleteAt::Origin);
             run(actor, (key, at), verb, Buffer::of(&bytes(&operands))).await?;
             let verb = RemoteVerb::FetchAccumulate(datatype, reduction);
             let old = run(actor, (key, at), verb, Buffer::of(&bytes(&operands))).await?;
@@ -125,15 +144,20 @@ pub async fn atomic_operations_combine_values<A: Actor>(actor: &mut A, plan: Run
             equal(&format!("fetch, {what}"), old.bytes(), bytes(&twice[..1]))?;
         }
         let at = (key, 8 * 40);
-        for (expected, new, is_same) in [(5, 9, true), (6, 10, false), (9, 5, true)] {
-            if expected == 5 {
-                run(actor, at, PUT, Buffer::of(&bytes(&[value(5)]))).await?;
+        let mut present = value(5);
+        run(actor, at, PUT, Buffer::of(&bytes(&[present]))).await?;
+        for comparison in Comparison::ALL {
+            for (expected, new) in [(5, 9), (6, 10), (9, 5), (3, 7), (7, 3)] {
+                let verb = RemoteVerb::CompareSwap(datatype, comparison, [value(expected), value(new)]);
+                if !datatype.allows_comparison(comparison) {
+                    refused(actor, at, verb, Refusal::Undefined).await?;
+                    continue;
+                }
+                let old = run(actor, at, verb, Buffer::room(width)).await?;
+                let what = format!("{comparison:?} of {datatype:?} and {expected}");
+                equal(&what, old.bytes(), bytes(&[present]))?;
+                present = swap(datatype, comparison, present, [value(expected), value(new)]);
             }
-            let verb = RemoteVerb::CompareSwap(datatype, [value(expected), value(new)]);
-            let old = run(actor, at, verb, Buffer::room(width)).await?;
-            ensure((old.bytes() == bytes(&[value(expected)])) == is_same, || {
-                format!("compare and swap of {datatype:?}: {expected} met {:?}", old.bytes())
-            })?;
         }
     }
     unexpose(actor, region).await
@@ -142,8 +166,7 @@ pub async fn atomic_operations_combine_values<A: Actor>(actor: &mut A, plan: Run
 /// All ranks add to the same values at once: no addition is lost, and no two see the same old value.
 pub async fn counters_of_all_ranks_add_up<A: Actor>(actor: &mut A, plan: RunPlan) -> Verdict {
     const TIMES: u64 = 100;
-    let mapped = maps(actor, plan);
-    let (region, keys) = exposed(actor, 16, Access::ReadWrite, mapped).await?;
+    let (region, keys) = exposed(actor, 16, Access::ReadWrite, kinds(plan)).await?;
     let size = u64::from(actor.size());
     let mut last = None;
     for time in 0..TIMES {
@@ -153,7 +176,7 @@ pub async fn counters_of_all_ranks_add_up<A: Actor>(actor: &mut A, plan: RunPlan
         ensure(last < Some(old), || format!("{old} after {last:?}"))?;
         ensure(old < size * TIMES, || format!("{old} in {size} ranks that add {TIMES} each"))?;
         last = Some(old);
-        let verb = RemoteVerb::Accumulate(Datatype::U64, Reduction::Sum);
+        let verb = RemoteVerb::Accumulate(Datatype::U64, Reduction::Sum, CompleteAt::Origin);
         run(actor, (&keys[0], 8), verb, Buffer::of(&time.to_le_bytes())).await?;
     }
     flush(actor, 0).await?;
@@ -169,11 +192,11 @@ pub async fn counters_of_all_ranks_add_up<A: Actor>(actor: &mut A, plan: RunPlan
 /// Starts an operation that the target, or this process, must refuse for this reason.
 async fn refused<A: Actor>(
     actor: &mut A,
-    (key, offset): (&KeyBytes, u64),
+    (key, offset): (&RemoteKey, u64),
     verb: RemoteVerb,
     reason: Refusal,
 ) -> Verdict {
-    let to = u32::from_le_bytes([key[4], key[5], key[6], key[7]]);
+    let to = key.rank;
     let mut ended = match actor.remote(key, offset, verb, Buffer::of(&[7; 8])) {
         Ok(started) => end(actor, "an operation to be refused", started).await?.0,
         Err(trouble) => Err(trouble),
@@ -191,27 +214,25 @@ async fn refused<A: Actor>(
 /// A forged key opens nothing in memory that cannot be mapped, and neither does the key of a region that was
 /// unexposed. What is refused does not affect what is allowed.
 pub async fn forged_keys_are_refused<A: Actor>(actor: &mut A, _: RunPlan) -> Verdict {
-    let (readable, read_keys) = exposed(actor, 64, Access::Read, false).await?;
-    let (region, keys) = exposed(actor, 64, Access::ReadWrite, false).await?;
+    let (readable, read_keys) = exposed(actor, 64, Access::Read, packets).await?;
+    let (region, keys) = exposed(actor, 64, Access::ReadWrite, packets).await?;
     let (next, _) = neighbours(actor);
     let key = keys[next as usize];
     let add = RemoteVerb::Fetch(Datatype::U64, Reduction::Sum, 1);
-    let mut forged = key;
-    forged[9] ^= 4;
-    for verb in [PUT, RemoteVerb::Get, add] {
+    let forged = RemoteKey { key: key.key ^ 0x400, ..key };
+    for verb in [PUT, DELIVERED, RemoteVerb::Get, add] {
         refused(actor, (&forged, 0), verb, Refusal::Key).await?;
         refused(actor, (&key, 57), verb, Refusal::Bounds).await?;
         refused(actor, (&key, u64::MAX - 3), verb, Refusal::Bounds).await?;
         // The origin believes that the region is longer.
-        let mut longer = key;
-        longer[16..24].copy_from_slice(&1000_u64.to_le_bytes());
+        let longer = RemoteKey { len: 1000, ..key };
         refused(actor, (&longer, 64), verb, Refusal::Bounds).await?;
     }
     refused(actor, (&key, 4), add, Refusal::Alignment).await?;
     let mut writable = read_keys[next as usize];
     refused(actor, (&writable, 0), PUT, Refusal::Access).await?;
     // The origin believes that it may write.
-    writable[2] = Access::ReadWrite as u8;
+    writable.access = Access::ReadWrite;
     refused(actor, (&writable, 0), PUT, Refusal::Access).await?;
     run(actor, (&key, 3), PUT, Buffer::of(b"still")).await?;
     flush(actor, next).await?;
@@ -226,17 +247,45 @@ pub async fn forged_keys_are_refused<A: Actor>(actor: &mut A, _: RunPlan) -> Ver
     unexpose(actor, readable).await
 }
 
+/// When a delivered put or accumulate is complete, its target sees it. A message that is sent after it proves that,
+/// because messages and one-sided operations have no order.
+pub async fn delivered_operations_are_visible_at_their_target<A: Actor>(
+    actor: &mut A,
+    plan: RunPlan,
+) -> Verdict {
+    const LEN: usize = 20_000;
+    let (region, keys) = exposed(actor, LEN + 8, Access::ReadWrite, kinds(plan)).await?;
+    let (me, (next, previous)) = (actor.rank(), neighbours(actor));
+    let key = keys[next as usize];
+    for time in 1..30 {
+        let len = if time % 7 == 0 { LEN } else { 1 + time as usize * 11 };
+        let bytes = filled(content(plan.seed, me, next, time), len);
+        let put = actor.remote(&key, 0, DELIVERED, Buffer::of(&bytes)).map_err(text)?;
+        let verb = RemoteVerb::Accumulate(Datatype::U64, Reduction::Sum, CompleteAt::Target);
+        let add = actor.remote(&key, LEN as u64, verb, Buffer::of(&1_u64.to_le_bytes())).map_err(text)?;
+        succeed(actor, "a delivered put", put).await?;
+        succeed(actor, "a delivered accumulate", add).await?;
+        barrier(actor).await?;
+        let seen = actor.look(region, 0, len).map_err(text)?;
+        ensure(seen == filled(content(plan.seed, previous, me, time), len), || {
+            format!("put {time} is not there")
+        })?;
+        equal("the sum", actor.look(region, LEN, 8).map_err(text)?, time.to_le_bytes().to_vec())?;
+        barrier(actor).await?;
+    }
+    unexpose(actor, region).await
+}
+
 /// A notification is counted after the bytes of its put, and those of earlier puts, are there.
 pub async fn notifications_follow_their_bytes<A: Actor>(actor: &mut A, plan: RunPlan) -> Verdict {
     const TIMES: u64 = 30;
     const LEN: usize = 3000;
-    let mapped = maps(actor, plan);
-    let (region, keys) = exposed(actor, TIMES as usize * LEN, Access::ReadWrite, mapped).await?;
+    let (region, keys) = exposed(actor, TIMES as usize * LEN, Access::ReadWrite, kinds(plan)).await?;
     let (me, (next, previous)) = (actor.rank(), neighbours(actor));
     let mut open = Vec::new();
     for time in 0..TIMES {
         let message = Buffer::filled(content(plan.seed, me, next, time), LEN);
-        let verb = RemoteVerb::Put { notify: true };
+        let verb = RemoteVerb::Put { notify: true, complete: CompleteAt::Origin };
         let put = actor.remote(&keys[next as usize], time * LEN as u64, verb, message).map_err(text)?;
         open.push(put);
         actor.turn().await;

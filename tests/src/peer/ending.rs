@@ -70,7 +70,7 @@ fn lend(mut endpoint: Endpoint, own: bool) -> Outcome {
 fn change(mut endpoint: Endpoint) -> Outcome {
     let mut key = [0; nemesia::KEY_BYTES];
     endpoint.recv(Source::Rank(0), Tag::Exactly(1), &mut key)?;
-    let key = RemoteKey::from_bytes(&key).ok_or(Fault::Broken("that is no key".into()))?;
+    let key = RemoteKey::from_bytes(0, &key).ok_or(Fault::Broken("that is no key".into()))?;
     for number in 0..PUTS - 1 {
         endpoint.put(&key, 8 * number, &number.to_le_bytes())?;
     }

@@ -33,7 +33,7 @@ pub(super) fn run(shared: bool) -> Outcome {
     }
     let mut key = [0; nemesia::KEY_BYTES];
     endpoint.recv(Source::Rank(1), Tag::Exactly(KEY), &mut key)?;
-    let key = RemoteKey::from_bytes(&key).ok_or(Fault::Broken("that is no key".into()))?;
+    let key = RemoteKey::from_bytes(1, &key).ok_or(Fault::Broken("that is no key".into()))?;
     endpoint.put(&key, 0, &[1; 8])?;
     let own = endpoint.allocate(4096, Access::ReadWrite)?;
     let buffer = endpoint.allocate_buffer(4096)?;

@@ -13,9 +13,9 @@ use super::{Fault, Outcome, barrier, broken, ensure, open, tell};
 
 /// The longest time that a call may take. The operations that a call must not wait for take longer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The bytes of a key. The last four are the number of one of its owner's descriptors, counted from one.
+/// The bytes of a key. Four of them are the number of one of its owner's descriptors, counted from one.
 const KEY_BYTES: usize = nemesia::KEY_BYTES;
-const SHARE_AT: usize = KEY_BYTES - 4;
+const SHARE: std::ops::Range<usize> = 4..8;
 const MIB: usize = 1 << 20;
 const HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
@@ -80,7 +80,7 @@ pub(super) fn leased() -> Outcome {
     if endpoint.rank() == 0 {
         let mut key = [0; KEY_BYTES];
         endpoint.recv(Source::Rank(1), Tag::Exactly(1), &mut key)?;
-        let key = RemoteKey::from_bytes(&key).ok_or_else(|| Fault::Broken("no key".into()))?;
+        let key = RemoteKey::from_bytes(1, &key).ok_or_else(|| Fault::Broken("no key".into()))?;
         let began = Instant::now();
         let path = endpoint.path(&key);
         let took = began.elapsed();
@@ -103,7 +103,7 @@ pub(super) fn leased() -> Outcome {
     ensure(leased == 0, || "no lease".into())?;
     let mut key = endpoint.remote_key(region)?.to_bytes();
     let number = file.as_raw_fd().cast_unsigned() + 1;
-    key[SHARE_AT..].copy_from_slice(&number.to_le_bytes());
+    key[SHARE].copy_from_slice(&number.to_le_bytes());
     endpoint.send(0, 1, &key)?;
     endpoint.recv(Source::Rank(0), Tag::Exactly(2), &mut [])?;
     let mut bytes = [0; 10];
@@ -168,7 +168,7 @@ pub(super) fn lent(mib: usize) -> Outcome {
             let key = endpoint.remote_key(region)?.to_bytes();
             endpoint.send(0, 1, &key)?;
             endpoint.recv(Source::Rank(0), Tag::Exactly(2), &mut [])?;
-            let [a, b, c, d] = key[SHARE_AT..] else { return broken("a key without a descriptor") };
+            let [a, b, c, d] = key[SHARE] else { return broken("a key without a descriptor") };
             let number = u32::from_le_bytes([a, b, c, d]).wrapping_sub(1).cast_signed();
             // SAFETY: takes no pointers.
             let punched = unsafe { libc::fallocate(number, HOLE, 4096, len as i64) } == 0;
@@ -186,7 +186,7 @@ pub(super) fn lent(mib: usize) -> Outcome {
     for access in [Access::Read, Access::ReadWrite] {
         let mut key = [0; KEY_BYTES];
         endpoint.recv(Source::Rank(1), Tag::Exactly(1), &mut key)?;
-        let key = RemoteKey::from_bytes(&key).ok_or_else(|| Fault::Broken("no key".into()))?;
+        let key = RemoteKey::from_bytes(1, &key).ok_or_else(|| Fault::Broken("no key".into()))?;
         let path = endpoint.path(&key);
         let direct = access == Access::Read || group.is_none();
         ensure((path == Path::Direct) == direct, || format!("{access:?}: {path:?}"))?;

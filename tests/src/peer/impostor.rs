@@ -11,8 +11,8 @@ use nemesia_core::shared::layout::Geometry;
 
 use super::{Fault, Outcome, broken, ensure, tell};
 
-/// The geometry of the default configuration, in a world of two.
-const GEOMETRY: Geometry = Geometry { peers: 2, cells: 64, cell_bytes: 32 << 10, fastbox_slots: 128 };
+/// The geometry of the default configuration.
+const GEOMETRY: Geometry = Geometry { cells: 64, cell_bytes: 32 << 10, fastbox_slots: 128 };
 pub(super) const VERSION: u32 = nemesia_core::wire::LAYOUT_VERSION;
 const EPOCH: u64 = 0x1234_5678_9abc_def0;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ pub(super) fn run(kind: &str) -> Outcome {
             if rank == 0 { listener.accept(deadline) } else { HandoffConnection::connect(name, deadline) };
         let connection = connection.map_err(|error| failed(&error))?;
         // The called side sends its handshake first, unless it refuses the caller at once.
-        if rank == 1 || connection.recv(&mut [0; 256], 2, deadline).is_ok() {
+        if rank == 1 || connection.recv(&mut [0; 256], 4, deadline).is_ok() {
             answer(kind, rank as u32, &connection, deadline)?;
         }
         if kind == "closes" {
@@ -56,7 +56,7 @@ pub(super) fn run(kind: &str) -> Outcome {
 fn listen(connection: &HandoffConnection, deadline: Instant) -> Outcome {
     let mut words = [0; 512];
     loop {
-        match connection.recv(&mut words, 2, deadline) {
+        match connection.recv(&mut words, 4, deadline) {
             Ok((len, _)) if words.starts_with(b"NEMESIAX") => {
                 tell(&format!("refused: {}", String::from_utf8_lossy(&words[8..len])))?;
             }
@@ -86,19 +86,22 @@ fn address(kind: &str, name: &str) -> String {
 }
 
 fn handshake(kind: &str, rank: u32) -> Vec<u8> {
-    let Geometry { peers, mut cells, cell_bytes, fastbox_slots } = GEOMETRY;
+    let Geometry { mut cells, cell_bytes, fastbox_slots } = GEOMETRY;
+    let mut number = 1 - rank;
     let (mut version, mut says) = (VERSION, rank);
     match kind {
         "handshake-version" => version += 1,
         "handshake-rank" => says += 7,
         "handshake-cells" => cells /= 2,
+        "handshake-number" => number = 4096,
         _ => {}
     }
     let mut bytes = b"NEMESIA1".to_vec();
     bytes.extend(version.to_le_bytes());
     bytes.extend(says.to_le_bytes());
     bytes.extend(EPOCH.to_le_bytes());
-    for field in [peers, cells, cell_bytes, fastbox_slots, 0] {
+    // A world of two.
+    for field in [2, number, cells, cell_bytes, fastbox_slots, 0] {
         bytes.extend(field.to_le_bytes());
     }
     // The processors on which it may run: the first one.
@@ -120,12 +123,14 @@ fn answer(kind: &str, rank: u32, connection: &HandoffConnection, deadline: Insta
     if matches!(kind, "closes" | "silent") {
         return Ok(());
     }
-    let (own_bytes, inbox_bytes) = (GEOMETRY.own().total, GEOMETRY.inbox().total);
-    let own = segment(kind, rank, 1, own_bytes)?;
-    let inbox = segment("", rank, 2, inbox_bytes)?;
+    let (own_bytes, inbox_bytes) = (GEOMETRY.own().total, GEOMETRY.inbox(0).total);
+    let own = segment(kind, 0, 1, own_bytes)?;
+    let inbox = segment("", 0, 2, inbox_bytes)?;
+    let link = segment("", 1 - rank + u32::from(kind == "header-number"), 3, GEOMETRY.link().total)?;
     let stand_in = stand_in(kind, &own, &inbox, own_bytes)?;
     let missing = || Fault::Broken("a segment without descriptor".into());
     let (mut own, mut inbox) = (own.fd().ok_or_else(missing)?, inbox.fd().ok_or_else(missing)?);
+    let link = link.fd().ok_or_else(missing)?;
     match (&stand_in, kind) {
         (Some(fd), "segment-unwritable") => inbox = fd.as_fd(),
         (Some(fd), _) => own = fd.as_fd(),
@@ -134,8 +139,8 @@ fn answer(kind: &str, rank: u32, connection: &HandoffConnection, deadline: Insta
     }
     let fds: Vec<BorrowedFd<'_>> = match kind {
         "descriptors-none" => Vec::new(),
-        "descriptors-many" => vec![own, inbox, own, inbox],
-        _ => vec![own, inbox],
+        "descriptors-many" => vec![own, inbox, own, inbox, link],
+        _ => vec![own, inbox, link],
     };
     // A connection of another user is closed before anything is sent.
     let sent = connection.send(&handshake(kind, rank), &fds, deadline);
@@ -143,24 +148,23 @@ fn answer(kind: &str, rank: u32, connection: &HandoffConnection, deadline: Insta
 }
 
 /// Makes a correct segment, except for one field of its header.
-fn segment(kind: &str, rank: u32, code: u32, total: usize) -> Outcome<Segment> {
+fn segment(kind: &str, number: u32, code: u32, total: usize) -> Outcome<Segment> {
     let len = if kind == "segment-short" { total / 2 } else { total };
     let segment = Segment::create("impostor", len, &SegmentOptions::default())
         .map_err(|error| Fault::Broken(error.to_string()))?;
-    let Geometry { peers, cells, cell_bytes, fastbox_slots } = GEOMETRY;
+    let Geometry { cells, cell_bytes, fastbox_slots } = GEOMETRY;
     let mut header = if kind == "header-magic" { b"NEMESIS!".to_vec() } else { b"NEMESIA1".to_vec() };
     header.extend((total as u64).to_le_bytes());
     let version = VERSION + u32::from(kind == "header-version");
-    let says = rank + u32::from(kind == "header-rank");
     let ready = u32::from(kind != "header-unready");
-    for field in [version, code, peers, cells, cell_bytes, fastbox_slots, says, ready] {
+    for field in [version, code, number, cells, cell_bytes, fastbox_slots, 0, ready] {
         header.extend(field.to_le_bytes());
     }
     header.extend((EPOCH + u64::from(kind == "header-epoch")).to_le_bytes());
     let from = header.as_ptr();
     // SAFETY: the segment is longer than a header, and no other process has it yet.
     unsafe { segment.as_ptr().as_ptr().copy_from_nonoverlapping(from, header.len()) };
-    if code == 1 && kind != "segment-writable" {
+    if code != 2 && kind != "segment-writable" {
         segment.seal_against_foreign_writes().map_err(|error| Fault::Broken(error.to_string()))?;
     }
     Ok(segment)

@@ -3,7 +3,10 @@
 //!
 //! `one-sided-crash SEED`: two ranks use each other's memory for ever.
 
-use nemesia::{Access, Endpoint, Error, KEY_BYTES, Path, Reduction, Refusal, Region, RemoteKey, Source, Tag};
+use nemesia::{
+    Access, Addressing, Comparison, CompleteAt, Endpoint, Error, ExposeOptions, KEY_BYTES, Path, Reduction,
+    Refusal, Region, RemoteKey, Source, Tag,
+};
 
 use super::{Fault, Outcome, barrier, broken, ensure, open, tell};
 use crate::content::{Random, difference, filled, seed_of};
@@ -42,6 +45,7 @@ pub(super) fn run(seed: u64, own: bool) -> Outcome {
     place.flood()?;
     place.refusals()?;
     place.own_memory()?;
+    place.chosen_key()?;
     place.barrier()?;
     let rank = place.endpoint.rank();
     tell(&format!("rank {rank}: one-sided operations on {} ranks", place.keys.len()))?;
@@ -249,7 +253,7 @@ impl KeyPlace {
         // A key that claims more than it grants.
         let mut bytes = key.to_bytes();
         bytes[2] = 3;
-        let forged = RemoteKey::from_bytes(&bytes).ok_or_else(|| Fault::Broken("no key".into()))?;
+        let forged = RemoteKey::from_bytes(next, &bytes).ok_or_else(|| Fault::Broken("no key".into()))?;
         if next == rank {
             refused(self.endpoint.put(&forged, 0, &[1]), Refusal::Access, "a forged key")?;
         } else {
@@ -289,6 +293,48 @@ impl KeyPlace {
     }
 }
 
+impl KeyPlace {
+    /// Uses regions whose keys the ranks have agreed on, by offset and by address, with operations that are complete
+    /// at their target: a message that follows proves it.
+    fn chosen_key(&mut self) -> Outcome {
+        const LEN: usize = 50_000;
+        let (rank, size) = (self.endpoint.rank(), self.endpoint.size());
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        let memory: &'static mut [u64] = vec![0; LEN / 8].leak();
+        let base = memory.as_mut_ptr().cast();
+        let addressing = if rank.is_multiple_of(2) { Addressing::Offset } else { Addressing::Address };
+        let options = ExposeOptions { key: Some(7), addressing };
+        // SAFETY: the bytes live for ever, and nothing else uses them.
+        let region = unsafe { self.endpoint.expose_as(base, LEN, Access::ReadWrite, options) }?;
+        // SAFETY: the same; it is refused.
+        let again = unsafe { self.endpoint.expose_as(base, LEN, Access::ReadWrite, options) };
+        ensure(matches!(again, Err(Error::KeyInUse { key: 7 })), || format!("one key twice: {again:?}"))?;
+        let first = self.endpoint.remote_key(region)?.base();
+        self.endpoint.send(previous, KEYS + 3, &first.to_le_bytes())?;
+        let mut its = [0; 8];
+        self.endpoint.recv(Source::Rank(next), Tag::Exactly(KEYS + 3), &mut its)?;
+        let (key, its) = (RemoteKey::new(next, 7), u64::from_le_bytes(its));
+        for round in 0..20 {
+            let content = |from: usize| filled(seed_of(&[self.seed, from as u64, round]), LEN - 8);
+            let bytes = content(rank);
+            self.endpoint.put_as(&key, its, &bytes, false, CompleteAt::Target)?;
+            let old: u8 = self.endpoint.swap_if(&key, its + LEN as u64 - 8, Comparison::LessOrEqual, 0, 9)?;
+            ensure(old == if round == 0 { 0 } else { 9 }, || format!("round {round}: {old}"))?;
+            self.endpoint.send(next, KEYS + 4, &[])?;
+            self.endpoint.recv(Source::Rank(previous), Tag::Exactly(KEYS + 4), &mut [])?;
+            let mut seen = vec![0; LEN - 8];
+            self.endpoint.read_region(region, 0, &mut seen)?;
+            ensure(seen == content(previous), || format!("round {round}: the bytes are not there"))?;
+            self.barrier()?;
+        }
+        let guess = self.endpoint.put_as(&RemoteKey::new(next, 8), its, &[1], false, CompleteAt::Target);
+        let refused = matches!(guess, Err(Error::Refused { refusal: Refusal::Key, count: 1, .. }));
+        ensure(refused, || format!("a guessed key: {guess:?}"))?;
+        self.barrier()?;
+        Ok(self.endpoint.unexpose(region)?)
+    }
+}
+
 /// Sends the key of a region to every rank, and receives theirs.
 fn exchange(endpoint: &mut Endpoint, region: Region, tag: u64) -> Outcome<Vec<RemoteKey>> {
     let key = endpoint.remote_key(region)?.to_bytes();
@@ -299,7 +345,7 @@ fn exchange(endpoint: &mut Endpoint, region: Region, tag: u64) -> Outcome<Vec<Re
     for from in 0..endpoint.size() {
         let mut bytes = [0; KEY_BYTES];
         endpoint.recv(Source::Rank(from), Tag::Exactly(tag), &mut bytes)?;
-        keys.push(RemoteKey::from_bytes(&bytes).ok_or_else(|| Fault::Broken("not a key".into()))?);
+        keys.push(RemoteKey::from_bytes(from, &bytes).ok_or_else(|| Fault::Broken("not a key".into()))?);
     }
     Ok(keys)
 }

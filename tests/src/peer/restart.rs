@@ -94,7 +94,7 @@ impl RestartPlace {
         self.endpoint.send(other, KEY, &key)?;
         let mut key = [0; KEY_BYTES];
         self.endpoint.recv(Source::Rank(other), Tag::Exactly(KEY), &mut key)?;
-        RemoteKey::from_bytes(&key).ok_or_else(|| Fault::Broken("not a key".into()))
+        RemoteKey::from_bytes(other, &key).ok_or_else(|| Fault::Broken("not a key".into()))
     }
 
     /// Checks that the memory of the present process can be used and that of the former process cannot.
@@ -406,7 +406,7 @@ fn claim(name: &str, rank: u32, incarnation: u64, wanted: &str) -> Outcome {
     bytes.extend(VERSION.to_le_bytes());
     bytes.extend(rank.to_le_bytes());
     bytes.extend(5_u64.to_le_bytes());
-    for field in [3_u32, 64, 32 << 10, 128, 0] {
+    for field in [3_u32, 0, 64, 32 << 10, 128, 0] {
         bytes.extend(field.to_le_bytes());
     }
     bytes.extend([0; 64]);
@@ -415,7 +415,7 @@ fn claim(name: &str, rank: u32, incarnation: u64, wanted: &str) -> Outcome {
     }
     let segment = Segment::create("impostor", 4096, &SegmentOptions::default()).map_err(Error::from)?;
     let fd = segment.fd().ok_or_else(|| Fault::Broken("a segment without descriptor".into()))?;
-    let fds: [BorrowedFd<'_>; 2] = [fd.as_fd(), fd.as_fd()];
+    let fds: [BorrowedFd<'_>; 3] = [fd.as_fd(); 3];
     connection.send(&bytes, &fds, deadline).map_err(Error::from)?;
     let mut words = [0; 512];
     let (len, _) = connection.recv(&mut words, 2, deadline).map_err(Error::from)?;

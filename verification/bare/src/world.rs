@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 
-use nemesia_core::engine::rma::{Access, ExposedRegion, Reply, Target, WINDOW};
+use nemesia_core::engine::rma::{Access, Addressing, CompleteAt, ExposedRegion, Reply, Target, WINDOW};
 use nemesia_core::engine::{Engine, Lent, Peer, PeerSelection, Request, Storage, Tuning};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
@@ -80,7 +80,7 @@ type Rank<'a> = Engine<ShmPort<'a, Nobody, [Option<Link<'a>>; 2], [CellRecord; C
 
 fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 2]) -> Option<Rank<'a>> {
     let [mine, theirs] = cells;
-    let link = Link::new(Ends {
+    let link = Link::new(me as u16, Ends {
         outbound: FastboxSender::new(&own.fastbox, &peer.ack.word),
         inbound: FastboxReceiver::new(&peer.fastbox, &own.ack.word),
         cells: PeerPool::new(&peer.headers, theirs.as_read(), CELL_BYTES),
@@ -97,7 +97,6 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
     let pool = CellPool::new(&own.headers, mine, CELL_BYTES, [CellRecord::default(); CELLS])?;
     let (fences, pieces) = (FenceMode::Symmetric, Pieces::default());
     let config = PortConfig {
-        rank: me,
         fastbox_limit: 8,
         fences,
         announce: true,
@@ -163,10 +162,10 @@ pub(crate) unsafe fn exchange(memory: NonNull<u8>, length: usize) -> Option<u64>
     sender.test(large)?.ok()?;
     // SAFETY: as for the messages; the large message is complete, and its buffer is free.
     let memory = unsafe { Exposed::from_raw(to.as_ptr(), MESSAGE) };
-    let region = receiver.expose(memory, Access::ReadWrite, 1)?;
+    let region = receiver.expose(memory, Access::ReadWrite, 1, Addressing::Offset).ok()?;
     let key = receiver.remote_key(region)?;
     let target = Target { key: &key, offset: 0 };
-    let put = sender.put(&target, source, true).ok()?;
+    let put = sender.put(&target, source, true, CompleteAt::Target).ok()?;
     let flush = sender.flush(1).ok()?;
     for _ in 0..100 {
         sender.progress();

@@ -20,8 +20,8 @@ pub(super) const READY: Model = Model {
 const TOTAL: u64 = 8192;
 
 fn ready(run: &Run) {
-    let geometry = Geometry { peers: 2, cells: 4, cell_bytes: 256, fastbox_slots: 4 };
-    let identity = Identity { kind: SegmentKind::Own, geometry, rank: 1, epoch: 77 };
+    let geometry = Geometry { cells: 4, cell_bytes: 256, fastbox_slots: 4 };
+    let identity = Identity { kind: SegmentKind::Own, geometry, number: 1, epoch: 77 };
     run.explore(3, move || {
         let header = SegmentHeader::empty();
         let look = || match header.check(&identity, TOTAL) {

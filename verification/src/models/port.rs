@@ -130,19 +130,26 @@ impl PortWorld {
 
     fn link(&self, me: usize, peer: usize) -> Link<'_> {
         let (own, its) = (&self.0[me], &self.0[peer]);
-        Link::new(Ends {
-            outbound: FastboxSender::new(&own.fastboxes[peer], &its.acks[me].word),
-            inbound: FastboxReceiver::new(&its.fastboxes[me], &own.acks[peer].word),
-            cells: PeerPool::new(&its.headers, PayloadMut::from_cells(&its.payload).as_read(), CELL_BYTES),
-            give_back: ReturnSender::new(&own.returns[peer]),
-            given_back: ReturnReceiver::new(&its.returns[me]),
-            queue: Producer::new(self.queue(peer)),
-            sleep: &its.sleep,
-            grant: &own.acks[peer],
-            granted: &its.acks[me],
-            assist: assist::AssistReceiver::new(&own.assist_lines[peer], &its.assist_lines[me]),
-            assist_sender: assist::AssistSender::new(&own.assist_lines[peer], &its.assist_lines[me]),
-        })
+        Link::new(
+            me as u16,
+            Ends {
+                outbound: FastboxSender::new(&own.fastboxes[peer], &its.acks[me].word),
+                inbound: FastboxReceiver::new(&its.fastboxes[me], &own.acks[peer].word),
+                cells: PeerPool::new(
+                    &its.headers,
+                    PayloadMut::from_cells(&its.payload).as_read(),
+                    CELL_BYTES,
+                ),
+                give_back: ReturnSender::new(&own.returns[peer]),
+                given_back: ReturnReceiver::new(&its.returns[me]),
+                queue: Producer::new(self.queue(peer)),
+                sleep: &its.sleep,
+                grant: &own.acks[peer],
+                granted: &its.acks[me],
+                assist: assist::AssistReceiver::new(&own.assist_lines[peer], &its.assist_lines[me]),
+                assist_sender: assist::AssistSender::new(&own.assist_lines[peer], &its.assist_lines[me]),
+            },
+        )
     }
 
     /// Returns the port of one process.
@@ -160,9 +167,8 @@ impl PortWorld {
         let records = vec![CellRecord::default(); CELLS];
         let pool = CellPool::new(&own.headers, PayloadMut::from_cells(&own.payload), CELL_BYTES, records);
         let links = (0..self.0.len()).map(|peer| (peer != me).then(|| self.link(me, peer))).collect();
-        let (rank, fences) = (me as PeerId, FenceMode::Symmetric);
+        let fences = FenceMode::Symmetric;
         let config = PortConfig {
-            rank,
             fastbox_limit: SMALL,
             fences,
             announce,

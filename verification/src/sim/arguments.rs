@@ -5,12 +5,13 @@ use crate::bug::{Bug, Subject};
 /// The text that `--help` prints.
 pub(crate) const HELP: &str = "\
 Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--channels]
-           [--verbose]
+           [--peers] [--verbose]
        cargo sim --long | --bugs | --list
 
 Runs worlds of engines over a simulated message port, in one process and in virtual time, against an oracle of MPI's
 matching; and worlds of channels over a simulated RDMA fabric, or over the placement \
-that ships and simulated byte streams, after every interleaving of the credits of two small ends.
+that ships and simulated byte streams, after every interleaving of the credits of two small ends; and processes that
+meet by address, call each other, part, die and return.
 Every world is drawn from its seed. Fails when a promise is broken, with the command that shows it again.
 
   --seed S         the first seed (default 1)
@@ -18,6 +19,7 @@ Every world is drawn from its seed. Fails when a promise is broken, with the com
   --operations N   random operations of each seed (default 20000; with --bugs 5000)
   --ranks N        processes in each world (default: a few, by the seed)
   --channels       only channels; --ranks does not go with it
+  --peers          only processes that call each other; --ranks does not go with it
   --long           100 seeds of 100000 operations
   --bug NAME       makes this mistake now and then; see --list
   --bugs           makes each mistake in turn, and fails unless every one is found
@@ -51,6 +53,8 @@ pub(crate) struct Options {
     pub(crate) verbose: bool,
     /// Whether to run channels only.
     pub(crate) channels: bool,
+    /// Whether to run processes that call each other only.
+    pub(crate) peers: bool,
     /// Whether nothing was chosen: then every event must happen.
     pub(crate) is_whole: bool,
 }
@@ -60,8 +64,10 @@ impl Options {
     pub(crate) fn subjects(&self) -> &'static [Subject] {
         match self.bug.map(Bug::subject) {
             _ if self.channels => &[Subject::Channels],
-            None if self.ranks.is_none() => &[Subject::Engines, Subject::Channels],
+            _ if self.peers => &[Subject::Peers],
+            None if self.ranks.is_none() => &[Subject::Engines, Subject::Channels, Subject::Peers],
             Some(Subject::Channels) => &[Subject::Channels],
+            Some(Subject::Peers) => &[Subject::Peers],
             _ => &[Subject::Engines],
         }
     }
@@ -80,6 +86,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         jobs: 2,
         verbose: false,
         channels: false,
+        peers: false,
         is_whole: false,
     };
     while let Some(argument) = arguments.next() {
@@ -92,6 +99,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
             "--long" => (options.seeds, options.operations) = (100, 100_000),
             "--bugs" => options.bugs = true,
             "--channels" => options.channels = true,
+            "--peers" => options.peers = true,
             "--verbose" => options.verbose = true,
             "--seed" => seed = Some(number(&argument, &value()?, 0, u64::MAX)?),
             "--seeds" => seeds = Some(number(&argument, &value()?, 1, u64::MAX)?),
@@ -103,9 +111,9 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         }
     }
     let chosen = seed.is_some() || seeds.is_some() || operations.is_some() || options.ranks.is_some();
-    options.is_whole = !chosen && !options.channels && options.bug.is_none();
-    if options.channels && options.ranks.is_some() {
-        return Err("the ranks of a world of channels are the seed's choice".into());
+    options.is_whole = !chosen && !options.channels && !options.peers && options.bug.is_none();
+    if (options.channels || options.peers) && options.ranks.is_some() {
+        return Err("the number of processes is the seed's choice there".into());
     }
     if seed.is_some() && !options.bugs {
         options.seeds = 1;

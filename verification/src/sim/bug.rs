@@ -12,6 +12,8 @@ pub(crate) enum Subject {
     Engines,
     /// Channels over a simulated RDMA fabric, or over the placement.
     Channels,
+    /// Processes that call each other.
+    Peers,
 }
 
 /// One injected fault, triggered now and then while a simulation runs.
@@ -19,7 +21,7 @@ pub(crate) enum Subject {
 pub(crate) enum Bug {
     /// A fault of the simulated network or of the simulated application.
     Slip(Slip),
-    /// A fault of the engine, of the channel or of the placement.
+    /// A fault of the engine, of the channel, of the placement or of the table of peers.
     #[cfg(nemesia_injected_fault)]
     InjectedFault(InjectedFault),
 }
@@ -100,6 +102,8 @@ impl Bug {
         match self {
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_channel() => Subject::Channels,
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_peers() => Subject::Peers,
             _ => Subject::Engines,
         }
     }
@@ -150,6 +154,10 @@ impl fmt::Display for Bug {
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_channel() => {
                 write!(out, "channel:{injected_fault:?}")
+            }
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_peers() => {
+                write!(out, "peers:{injected_fault:?}")
             }
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) => write!(out, "engine:{injected_fault:?}"),

@@ -16,6 +16,7 @@ mod fabric;
 mod memory;
 mod operations;
 mod oracle;
+mod peers;
 mod port;
 mod remote;
 mod remotes;

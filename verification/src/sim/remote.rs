@@ -28,7 +28,7 @@ impl Simulation {
 
     /// Flushes to a rank that has closed: what it has executed is done, and the rest is not.
     pub(crate) fn flush_gone(&mut self, from: u32, to: u32) -> Check {
-        self.start_order(from, Order { to, offset: 0, len: 0, key: 0, verb: Verb::Flush })
+        self.start_order(from, Order { to, offset: 0, len: 0, key: 0, verb: Verb::Flush, delivered: false })
     }
 
     fn start_order(&mut self, from: u32, order: Order) -> Check {
@@ -275,6 +275,7 @@ impl Simulation {
             return Ok(());
         }
         let event = match order.verb {
+            Verb::Put { .. } | Verb::Accumulate(..) if order.delivered => Event::Delivered,
             Verb::Put { .. } | Verb::Accumulate(..) => Event::Put,
             Verb::Active { .. } => {
                 if order.to == rank && !order.verb.is_handled() {
@@ -296,6 +297,12 @@ impl Simulation {
             {
                 ensure!(done, "operation {} of rank {rank} is complete before it was executed", open.number);
                 ensure!(!wrong, "operation {} of rank {rank}, {order:?}, has got wrong bytes", open.number);
+            }
+            // Its bytes are there when it is complete.
+            Verb::Put { .. } | Verb::Accumulate(..)
+                if order.delivered && (done || self.rank(order.to).gone.is_none()) =>
+            {
+                ensure!(done, "operation {} of rank {rank} is delivered before it was executed", open.number);
             }
             Verb::Flush => {
                 // Messages for handlers are no operations.

@@ -16,6 +16,7 @@ use crate::bug::{Bug, Subject};
 use crate::channel;
 use crate::channel::fabric::ChannelFabric;
 use crate::channel::world::ChannelWorld;
+use crate::peers::PeersWorld;
 use crate::rng::Rng;
 use crate::shape::Shape;
 use crate::simulation::Simulation;
@@ -64,6 +65,7 @@ fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced:
     match subject {
         Subject::Engines => run_engines(options, seed, bug, traced),
         Subject::Channels => run_channels(options, seed, traced),
+        Subject::Peers => run_peers(options, seed, traced),
     }
 }
 
@@ -78,6 +80,27 @@ fn run_channels(options: &Options, seed: u64, traced: bool) -> Found {
         } else {
             live_channels::<Fabric>(&mut found, limit, traced);
         }
+    }
+    found
+}
+
+/// Runs worlds of processes that call each other.
+fn run_peers(options: &Options, seed: u64, traced: bool) -> Found {
+    let mut found = Found::new(Subject::Peers, seed);
+    while found.operations < options.operations && found.violation.is_none() {
+        let mut rng = Rng::new(seed, found.worlds as u64);
+        found.worlds += 1;
+        let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
+        let mut world = PeersWorld::new(rng, Trace::new(traced));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            (0..limit).try_for_each(|_| world.step())?;
+            world.finish()
+        }));
+        found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
+        let (tally, events) = world.result();
+        found.events = events;
+        found.tally.add(&tally);
+        found.operations += limit;
     }
     found
 }
@@ -241,8 +264,10 @@ fn replay(options: &Options, found: &Found) -> String {
     if let Some(ranks) = options.ranks {
         line += &format!(" --ranks {ranks}");
     }
-    if found.subject == Subject::Channels {
-        line += " --channels";
+    match found.subject {
+        Subject::Engines => {}
+        Subject::Channels => line += " --channels",
+        Subject::Peers => line += " --peers",
     }
     if let Some(bug) = options.bug {
         line += &format!(" --bug {bug}");

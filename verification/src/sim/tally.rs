@@ -45,6 +45,7 @@ pub(crate) enum Event {
     Own,
     /// Operations on another rank's region; notifications that were waited for; active messages.
     Put,
+    Delivered,
     Get,
     Atomic,
     Flush,
@@ -90,10 +91,21 @@ pub(crate) enum Event {
     ChannelAccepted,
     /// A packet was sent over the placement.
     Placed,
+    /// Peers: a process called; two calls crossed; a call was parked; an abandoned call was recognised; a call was
+    /// refused at a limit; a stranger was refused; a connection ended in order; a slot was used again; a number was.
+    PeerCall,
+    PeerCrossing,
+    PeerParked,
+    PeerOutdated,
+    PeerFull,
+    PeerStranger,
+    PeerLeft,
+    PeerSlotAgain,
+    PeerNumberAgain,
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 58] = [
+const EVENTS: [(Event, &str); 68] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -123,6 +135,7 @@ const EVENTS: [(Event, &str); 58] = [
     (Event::Cancelled, "cancelled"),
     (Event::Own, "to itself"),
     (Event::Put, "put"),
+    (Event::Delivered, "delivered"),
     (Event::Get, "got"),
     (Event::Atomic, "fetched"),
     (Event::Flush, "flushed"),
@@ -152,6 +165,15 @@ const EVENTS: [(Event, &str); 58] = [
     (Event::ChannelHeld, "requests held"),
     (Event::ChannelAccepted, "accepted"),
     (Event::Placed, "by placement"),
+    (Event::PeerCall, "peers: calls"),
+    (Event::PeerCrossing, "crossing"),
+    (Event::PeerParked, "parked"),
+    (Event::PeerOutdated, "outdated"),
+    (Event::PeerFull, "at a limit"),
+    (Event::PeerStranger, "strangers refused"),
+    (Event::PeerLeft, "disconnected"),
+    (Event::PeerSlotAgain, "slots again"),
+    (Event::PeerNumberAgain, "numbers again"),
 ];
 
 /// The count of each event.

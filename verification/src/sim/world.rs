@@ -24,7 +24,7 @@ use crate::memory::{Loan, Place};
 use crate::port::SimPort;
 use crate::shape::{Shape, Terms};
 use crate::violation::Violation;
-pub(crate) use remote::{Datatype, Handled, Order, Reduction, Verb, combine};
+pub(crate) use remote::{Comparison, Datatype, Handled, Order, Reduction, Verb, combine, swap};
 use remote::{Desk, Exposure};
 
 type SimEngine = Engine<SimPort, EngineVectors<Desk>>;

@@ -9,7 +9,7 @@ use crate::engine::active::{ActiveMessage, Handlers, NoMemory};
 use crate::engine::tests::world::{AMPLE, RequestHandle, World, WorldRoom};
 use crate::engine::{CompletionError, Failure, RequestId, StartError, Status};
 use crate::port::{PacketPort, PeerId, PortFault};
-use crate::shared::layout::Geometry;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, tiny};
 use crate::shared::tests::{Rng, contents};
 use crate::wire::{Envelope, Kind};
@@ -90,7 +90,7 @@ impl World<'_> {
 #[test]
 fn messages_of_every_size_reach_their_handler_whole() {
     for slots in [4, 64] {
-        let fabric = Fabric::new(Geometry { fastbox_slots: slots, ..tiny(2) });
+        let fabric = Fabric::new(WorldShape { fastbox_slots: slots, ..tiny(2) });
         let mut world = World::new(&fabric, AMPLE);
         let most = world.engine(0).active_bytes();
         for len in (0..600).chain([1023, 1024, 1025, 5000, most]) {

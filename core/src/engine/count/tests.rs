@@ -1,7 +1,7 @@
 //! Counters report the events that happened, and derived counters agree with stored ones.
 
 use crate::counters::{EngineCounters, PeerCounters};
-use crate::engine::rma::{Access, Target};
+use crate::engine::rma::{Access, Addressing, CompleteAt, Target};
 use crate::engine::tests::world::{AMPLE, TUNING, World, WorldRoom, pattern};
 use crate::engine::{Bypass, Failure, Tuning};
 use crate::matching::Source;
@@ -166,10 +166,10 @@ fn one_sided_operations_and_active_messages_are_counted_as_such() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     let memory = crate::shared::tests::fabric::FabricRegion::new(4096);
-    let id = world.engine(1).expose(memory.exposed(), Access::ReadWrite, 5).unwrap();
+    let id = world.engine(1).expose(memory.exposed(), Access::ReadWrite, 5, Addressing::Offset).unwrap();
     let key = world.engine(1).remote_key(id).unwrap();
     let (put, buf) = world.lender.send(0, contents(1, 40));
-    world.engine(0).put(&Target { key: &key, offset: 0 }, buf, false).unwrap();
+    world.engine(0).put(&Target { key: &key, offset: 0 }, buf, false, CompleteAt::Origin).unwrap();
     let (got, mut room) = world.lender.receive(0, 16);
     let get = world.engine(0).get(&Target { key: &key, offset: 0 }, &mut room).unwrap();
     let flush = world.engine(0).flush(1).unwrap();

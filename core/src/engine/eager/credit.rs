@@ -13,7 +13,7 @@ use crate::flow::{Account, ArrivedBytes};
 use crate::injected_fault::{InjectedFault, injected};
 use crate::matching::Source;
 use crate::port::{PeerId, Port, PortFault};
-use crate::store::{Store, Stored, cost};
+use crate::store::{Store, Stored, UNIT, cost};
 use crate::trace::Recorder as _;
 use crate::wire::Kind;
 
@@ -73,6 +73,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Charges through the ledger, which may free credit for waiting peers.
     #[cold]
     fn charge_due(&mut self, from: PeerId, units: u32, stored: bool) -> Result<(), PortFault> {
+        self.back_credit();
         match self.ledger.arrived(self.peers.borrow_mut(), from, units, stored) {
             ArrivedBytes::Fine => {}
             ArrivedBytes::Regrant(granted) => self.grant(from, granted),
@@ -96,8 +97,86 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.regrant();
     }
 
+    /// Commits memory for the pool if an account could not be refilled from it. Credit is granted only afterwards
+    /// (invariant 4).
+    pub(in crate::engine) fn back_credit(&mut self) {
+        let low = self.ledger.window().saturating_sub(self.ledger.free());
+        if low > 0 && self.backing.is_due() {
+            let backed = self.backing.back(low, |more| self.store.commit(more));
+            self.ledger.add_to_pool(backed);
+        }
+    }
+
+    /// Takes units for a message to this process itself. Returns `false` if there is no memory for it.
+    pub(super) fn reserve_own(&mut self, units: u32) -> bool {
+        self.ledger.try_reserve(units) || {
+            self.back_credit();
+            self.ledger.try_reserve(units)
+        }
+    }
+
+    /// Raises the ceiling for unexpected messages by `units` units, at most to the size of the lent memory, and
+    /// grants them to the peers that wait for memory. Returns by how many units it was raised.
+    #[cold]
+    pub fn raise_ceiling(&mut self, units: u32) -> u32 {
+        let raised = self.backing.raise(units);
+        self.back_credit();
+        self.regrant();
+        for peer in 0..self.size() {
+            if peer == self.rank && self.is_held(peer) {
+                self.list_work(peer);
+            }
+        }
+        raised
+    }
+
+    /// Returns the number of units by which [`Engine::raise_ceiling`] can still raise the ceiling.
+    pub const fn growth_units(&self) -> u32 {
+        self.backing.beyond()
+    }
+
+    /// Returns whether a peer that is held back may get credit without a receive: another peer has credit from the
+    /// pool, which it returns if receives match its messages.
+    pub fn may_be_regranted(&self) -> bool {
+        self.peers.borrow().iter().any(|peer| peer.failure.is_none() && peer.account.may_return())
+    }
+
+    /// Returns a peer to which a message cannot leave because it has granted no credit. It then has no room for
+    /// unexpected messages, and receives none of those that it has.
+    pub fn holding_peer(&mut self) -> Option<PeerId> {
+        let waits = |it: &Self, peer: PeerId| {
+            peer != it.rank && !it.peers.borrow()[peer as usize].queue(PeerQueue::Pending).is_empty()
+        };
+        (0..self.size()).find(|&peer| waits(self, peer) && !self.has_credit(peer, cost(0)))
+    }
+
+    /// Returns whether there is less memory than the ceiling allows: the memory refused to commit more.
+    pub const fn lacks_memory(&self) -> bool {
+        self.backing.is_due() && self.ledger.free() < self.ledger.window()
+    }
+
+    /// Returns the bytes that are committed for unexpected messages.
+    pub const fn committed_bytes(&self) -> usize {
+        self.store.committed_units() as usize * UNIT
+    }
+
+    /// Returns whether the ceiling holds back something that this process waits for: a posted receive whose message
+    /// a peer cannot send, or a message of this process that waits for a peer which itself is held back here. The
+    /// latter peer may be waiting to send, and would then receive nothing either.
+    #[cold]
+    pub fn is_growth_due(&self) -> bool {
+        let waits = |peer: PeerId| {
+            let it = &self.peers.borrow()[peer as usize];
+            self.is_held(peer) && !it.queue(PeerQueue::Pending).is_empty()
+        };
+        (0..self.size()).any(waits)
+            || self.held_peers() > 0
+                && (0..self.requests.touched() as u32).any(|index| self.may_be_held(self.id(index)))
+    }
+
     /// Grants free memory to the peers that wait for it.
     fn regrant(&mut self) {
+        self.back_credit();
         while let Some((peer, granted)) = self.ledger.next_regrant(self.peers.borrow_mut()) {
             self.grant(peer, granted);
         }

@@ -35,7 +35,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         if !message.synchronous
             && let Some(whole) = message.eager_len(self.eager_bytes)
-            && self.ledger.try_reserve(cost(whole))
+            && self.reserve_own(cost(whole))
         {
             self.store_own(message, whole);
             self.count_own(len);
@@ -44,7 +44,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.complete_send(me, index);
             return true;
         }
-        if !self.ledger.try_reserve(OWN_RTS_UNITS) {
+        if !self.reserve_own(OWN_RTS_UNITS) {
             return false;
         }
         let rts = Rts {

@@ -9,7 +9,7 @@ use crate::engine::{Engine, RequestId, StartError, Storage};
 use crate::matching::{Pattern, Source};
 use crate::payload::{RecvBuf, Scatter};
 use crate::port::{Arrival, Part, PeerId, Port, PortFault};
-use crate::store::{Store, Stored, Unit, cost};
+use crate::store::{Store, Stored, UnitMemory, cost};
 use crate::trace::Recorder as _;
 use crate::wire::prefix::EagerPrefix;
 use crate::wire::rendezvous::{MOST_RTS_BYTES, Rts};
@@ -46,7 +46,7 @@ fn scatter<P: Port>(
 /// Returns the RTS of a stored message; `None` if the message is of another kind. The RTS was validated on arrival.
 pub(in crate::engine) fn stored_rts<M, H>(store: &Store<M, H>, id: u32, stored: &Stored) -> Option<Rts>
 where
-    M: BorrowMut<[Unit]>,
+    M: UnitMemory,
     H: BorrowMut<[u32]>,
 {
     if stored.kind != Kind::Rts {

@@ -1,6 +1,7 @@
-//! Tests of eager messages: bypassed receives, probes, and the ceiling of unexpected messages.
+//! Tests of eager messages: bypassed receives, probes, the ceiling of unexpected messages, and its growth.
 
 mod bypass;
 mod credit;
+mod growth;
 mod prefixed;
 mod probe;

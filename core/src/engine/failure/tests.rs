@@ -8,8 +8,8 @@ use std::vec::Vec;
 use crate::engine::tests::world::{AMPLE, World, pattern};
 use crate::engine::{CompletionError, Failure, StartError, Status, Truncation};
 use crate::matching::Source;
-use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 
 const KINDS: [Failure; 2] = [Failure::Died, Failure::Finished];
@@ -118,7 +118,7 @@ fn synchronous_message_that_came_whole_can_be_received_after_its_sender_died() {
 #[test]
 fn all_packets_that_a_peer_sent_before_it_failed_are_drained_in_order() {
     for (cells, entries_lost) in [(4, false), (4, true), (64, false), (64, true)] {
-        let fabric = Fabric::new(Geometry { cells, fastbox_slots: 64, ..tiny(3) });
+        let fabric = Fabric::new(WorldShape { cells, fastbox_slots: 64, ..tiny(3) });
         let mut world = World::new(&fabric, AMPLE);
         let lens = [8, 200, 0, 60, 48, 250, 1, 256, 255].into_iter().cycle();
         let mut whole = 0;
@@ -201,6 +201,33 @@ fn peer_that_finished_leaves_receives_from_any_source_alone_unless_it_was_the_la
 }
 
 #[test]
+fn receives_from_any_source_outlive_every_failure_if_that_is_set() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::new(&fabric, AMPLE);
+    world.engine(0).outlive_failures(true);
+    let any = world.irecv(0, pattern(Source::Any, 1), 8).unwrap();
+    let named = world.recv(0, 1, 1, 8);
+    world.engine(0).fail(1, Failure::Died);
+    assert_eq!(world.done(named).0, Err(CompletionError::PeerFailed { peer: 1, failure: Failure::Died }));
+    world.engine(0).fail(2, Failure::Finished);
+    assert!(world.engine(0).is_alone());
+    assert_eq!(world.test(any), None);
+    // The process itself can still satisfy it, and further ones can be posted.
+    let other = world.irecv(0, pattern(Source::Any, 2), 8).unwrap();
+    world.isend(0, 0, 2, contents(2, 8));
+    world.isend(0, 0, 1, contents(1, 8));
+    world.settle();
+    assert_eq!((world.done(any).1, world.done(other).1), (contents(1, 8), contents(2, 8)));
+    // Set back, the next failure ends them again.
+    let mut world = World::new(&fabric, AMPLE);
+    world.engine(0).outlive_failures(true);
+    world.engine(0).outlive_failures(false);
+    let any = world.irecv(0, pattern(Source::Any, 1), 8).unwrap();
+    world.engine(0).fail(1, Failure::Died);
+    assert_eq!(world.done(any).0, Err(CompletionError::PeerFailed { peer: 1, failure: Failure::Died }));
+}
+
+#[test]
 fn message_that_waits_is_received_from_any_source_in_spite_of_a_failure() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, AMPLE);
@@ -254,7 +281,7 @@ fn fault_that_is_found_while_pending_sends_leave_is_reported() {
     let sends: Vec<_> = (0..4).map(|tag| world.isend(0, 2, tag, contents(tag, 200))).collect();
     assert!(world.engine(0).sends_pending());
     // Rank 2 returns the cell that rank 1 holds.
-    fabric.own(2).word(fabric.geometry.own().returns).store_relaxed(1 << 16);
+    fabric.link_segment(2, 0).word(fabric.geometry.link().returns).store_relaxed(1 << 16);
     let done = world.engine(0).progress();
     assert!(matches!(world.engine(0).failure(2), Some(Failure::Fault(_))));
     assert!(sends.into_iter().any(|send| world.done(send).0.is_err()));

@@ -13,7 +13,7 @@ use crate::engine::{Engine, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
-use crate::wire::rma::{ACCOUNT, ACCOUNT_BYTES, Refusal, RmaOperation};
+use crate::wire::rma::{ACCOUNT, ACCOUNT_BYTES, Confirm, Refusal, RmaOperation, Verb};
 use crate::wire::{Envelope, Kind};
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -57,9 +57,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Counts a put or an accumulate of a peer that was executed, or refused.
-    pub(super) fn count_executed(&mut self, peer: PeerId, operation: RmaOperation) {
-        if matches!(operation, RmaOperation::Put | RmaOperation::Accumulate) {
+    /// Counts a packet of a put or an accumulate of a peer that was executed, or refused, and is not answered.
+    pub(super) fn count_executed(&mut self, peer: PeerId, verb: Verb) {
+        let counts = matches!(verb.operation, RmaOperation::Put | RmaOperation::Accumulate);
+        if counts && verb.confirm == Confirm::No {
             self.rma_state(peer).executed += 1;
         }
     }

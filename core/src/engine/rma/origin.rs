@@ -3,7 +3,7 @@
 
 use core::borrow::Borrow;
 
-use super::{Datatype, Reduction, RemoteKey, WINDOW};
+use super::{Comparison, Datatype, Reduction, RemoteKey, WINDOW};
 use crate::engine::request::{CompletionError, State};
 use crate::engine::state::{Body, RemoteOperation, both};
 use crate::engine::{Engine, Peer, RequestId, StartError, Status, Storage};
@@ -11,7 +11,7 @@ use crate::engine::{Engine, Peer, RequestId, StartError, Status, Storage};
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
-use crate::wire::rma::{ACCOUNT, Access, GROUP_BYTES, HEAD_BYTES, Refusal, RmaOperation, Verb};
+use crate::wire::rma::{ACCOUNT, Access, Confirm, GROUP_BYTES, HEAD_BYTES, Refusal, RmaOperation, Verb};
 use crate::wire::{Envelope, Kind};
 
 /// A location in a region of a peer.
@@ -19,8 +19,28 @@ use crate::wire::{Envelope, Kind};
 pub struct Target<'a> {
     /// The key of the region, which names its owner.
     pub key: &'a RemoteKey,
-    /// Offset in the region, in bytes.
+    /// Offset in the region, in bytes; in a region that is exposed by address, the address in the owner's memory.
     pub offset: u64,
+}
+
+/// When a put or an accumulate is complete.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CompleteAt {
+    /// When its bytes have left the buffer. A flush reports a refusal.
+    #[default]
+    Origin,
+    /// When the target has executed it, so that its bytes are visible there. The request reports a refusal. It
+    /// costs an answer of the target, and counts against [`WINDOW`].
+    Target,
+}
+
+impl CompleteAt {
+    const fn confirm(self) -> Confirm {
+        match self {
+            Self::Origin => Confirm::No,
+            Self::Target => Confirm::Now,
+        }
+    }
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -36,8 +56,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         atomic: Option<(Datatype, Reduction)>,
     ) -> Result<(), StartError> {
         self.check_destination(target.key.rank)?;
-        let end = target.offset.checked_add(len as u64);
-        let refusal = if end.is_none_or(|end| end > target.key.len) {
+        let refusal = if target.key.place(target.offset, len as u64).is_none() {
             Refusal::Bounds
         } else if !target.key.access.allows(wanted) {
             Refusal::Access
@@ -51,16 +70,26 @@ impl<P: Port, S: Storage> Engine<P, S> {
         Err(StartError::Refused(refusal))
     }
 
-    /// Starts a put. The put is complete, and the caller may reuse the buffer, when the bytes have left. It is
-    /// complete at the target after a flush. With `notify`, the target then counts a notification.
+    /// Starts a put. When the put is complete, the caller may reuse the buffer. With `notify`, the target counts a
+    /// notification when the bytes are there.
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent. [`StartError::List`] if the buffer is a list.
-    pub fn put(&mut self, target: &Target<'_>, buf: SendBuf, notify: bool) -> Result<RequestId, StartError> {
+    pub fn put(
+        &mut self,
+        target: &Target<'_>,
+        buf: SendBuf,
+        notify: bool,
+        complete: CompleteAt,
+    ) -> Result<RequestId, StartError> {
         let len = buf.len();
         self.check_remote(target, len, Access::Write, None)?;
         check_place(buf.is_list())?;
-        let id = self.start_out(target, Verb { notify, ..Verb::plain(RmaOperation::Put) }, buf)?;
+        let id = self.start_out(
+            target,
+            Verb { notify, confirm: complete.confirm(), ..Verb::plain(RmaOperation::Put) },
+            buf,
+        )?;
         self.count_operation(target.key.rank, RmaOperation::Put, len);
         Ok(id)
     }
@@ -73,14 +102,15 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub fn accumulate(
         &mut self,
         target: &Target<'_>,
-        datatype: Datatype,
-        reduction: Reduction,
+        (datatype, reduction): (Datatype, Reduction),
         operands: SendBuf,
+        complete: CompleteAt,
     ) -> Result<RequestId, StartError> {
         let (len, atomic) = (operands.len(), Some((datatype, reduction)));
         self.check_remote(target, len, Access::ReadWrite, atomic)?;
         check_place(operands.is_list())?;
-        let verb = Verb { operation: RmaOperation::Accumulate, reduction, datatype, notify: false };
+        let confirm = complete.confirm();
+        let verb = Verb { reduction, datatype, confirm, ..Verb::plain(RmaOperation::Accumulate) };
         let id = self.start_out(target, verb, operands)?;
         self.count_operation(target.key.rank, RmaOperation::Accumulate, len);
         Ok(id)
@@ -99,8 +129,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     /// Starts a fetch: combines `operand` into a value and returns the old value in `old`, which must have the length
-    /// of the value. The operation is complete when the old value has arrived. Types of four bytes use the low half
-    /// of `operand`.
+    /// of the value. The operation is complete when the old value has arrived. Shorter types use the low bytes of
+    /// `operand`.
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent. [`Refusal::Bounds`] if the buffer has another length.
@@ -114,7 +144,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     ) -> Result<RequestId, StartError> {
         let atomic = Some((datatype, reduction));
         self.check_remote(target, datatype.bytes(), Access::ReadWrite, atomic)?;
-        let verb = Verb { operation: RmaOperation::Fetch, reduction, datatype, notify: false };
+        let verb = Verb { reduction, datatype, ..Verb::plain(RmaOperation::Fetch) };
         self.start_in(target, verb, old, operand, 0)
     }
 
@@ -141,10 +171,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if len == 0 {
             return Ok(RequestId::SENT);
         }
-        let verb = Verb { operation: RmaOperation::FetchAccumulate, reduction, datatype, notify: false };
-        let RemoteKey { region, key, .. } = *target.key;
+        let verb = Verb { reduction, datatype, ..Verb::plain(RmaOperation::FetchAccumulate) };
+        let key = target.key.key;
         let body = Body::Both { from: operands, to: RecvBuf::empty(), received: 0, open: 0, refusal: None };
-        let remote = RemoteOperation { to, region, verb, key, offset: target.offset, body };
+        let remote = RemoteOperation { to, verb, key, offset: target.offset, body };
         // The slot is reserved first: if none is free, the caller keeps the buffer.
         let index = self.start(State::Remote(remote))?;
         if let State::Remote(RemoteOperation { body: Body::Both { to: mine, .. }, .. }) =
@@ -156,22 +186,24 @@ impl<P: Port, S: Storage> Engine<P, S> {
         Ok(self.leave_or_queue(to, index))
     }
 
-    /// Starts a compare and swap: replaces a value by `value` if its bits equal those of `expected`. The old value is
-    /// returned in `old`, which must have the length of the value.
+    /// Starts a compare and swap: replaces a value by `value` if the comparison with `expected` holds. The old value
+    /// is returned in `old`, which must have the length of the value.
     ///
     /// # Errors
     /// As [`Engine::fetch`].
     pub fn compare_swap(
         &mut self,
         target: &Target<'_>,
-        datatype: Datatype,
-        expected: u64,
-        value: u64,
+        (datatype, comparison): (Datatype, Comparison),
+        [expected, value]: [u64; 2],
         old: &mut RecvBuf,
     ) -> Result<RequestId, StartError> {
         let atomic = Some((datatype, Reduction::Replace));
         self.check_remote(target, datatype.bytes(), Access::ReadWrite, atomic)?;
-        let verb = Verb { datatype, ..Verb::plain(RmaOperation::CompareSwap) };
+        if !datatype.allows_comparison(comparison) {
+            return Err(StartError::Refused(Refusal::Undefined));
+        }
+        let verb = Verb { datatype, comparison, ..Verb::plain(RmaOperation::CompareSwap) };
         self.start_in(target, verb, old, value, expected)
     }
 
@@ -201,17 +233,22 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     fn start_out(&mut self, target: &Target<'_>, verb: Verb, buf: SendBuf) -> Result<RequestId, StartError> {
-        let Target { key: &RemoteKey { rank: to, region, key, .. }, offset } = *target;
+        #[cfg(nemesia_injected_fault)]
+        let verb =
+            if injected(InjectedFault::ForgetConfirm) { Verb { confirm: Confirm::No, ..verb } } else { verb };
+        let Target { key: &RemoteKey { rank: to, key, .. }, offset } = *target;
         let len = buf.len();
-        let mut remote = RemoteOperation { to, region, verb, key, offset, body: Body::Out { buf, sent: 0 } };
+        let mut remote =
+            RemoteOperation { to, verb, key, offset, body: Body::Out { buf, sent: 0, awaited: false } };
         if to == self.rank && self.may_leave(to) {
             return match self.execute_own(&mut remote) {
                 Err(CompletionError::Refused { refusal, .. }) => Err(StartError::Refused(refusal)),
                 _ => Ok(RequestId::SENT),
             };
         }
-        // An operation in several packets needs a request slot first: if none is free, no packet may have been sent.
-        if to != self.rank && self.may_leave(to) && len <= self.part_bytes() {
+        // An operation that is answered, or that takes several packets, needs a request slot first: if none is free,
+        // no packet may have been sent.
+        if to != self.rank && self.may_leave(to) && len <= self.part_bytes() && !verb.is_answered() {
             match self.send_remote(&mut remote, 0) {
                 Ok(SentOperation::All) => return Ok(RequestId::SENT),
                 Ok(_) => {}
@@ -234,9 +271,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if verb.operation != RmaOperation::Get && buf.len() != verb.datatype.bytes() {
             return Err(StartError::Refused(Refusal::Bounds));
         }
-        let Target { key: &RemoteKey { rank: to, region, key, .. }, offset } = *target;
+        let Target { key: &RemoteKey { rank: to, key, .. }, offset } = *target;
         let body = Body::In { buf: RecvBuf::empty(), received: 0, awaited: false, value, expected };
-        let remote = RemoteOperation { to, region, verb, key, offset, body };
+        let remote = RemoteOperation { to, verb, key, offset, body };
         // The slot is reserved first: if none is free, the caller keeps the buffer.
         let index = self.start(State::Remote(remote))?;
         if let State::Remote(RemoteOperation { body: Body::In { buf: mine, .. }, .. }) =
@@ -316,13 +353,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let (to, mut verb) = (remote.to, remote.verb);
         let head = remote.head().encode();
         let head = &head[..verb.head_bytes()];
-        let answered = !matches!(remote.body, Body::Out { .. });
-        if answered && self.rma_state(to).in_flight >= WINDOW {
-            return Ok(SentOperation::Nothing);
-        }
         let mut group = [0; GROUP_BYTES];
         let (part, last): (&[u8], _) = match &remote.body {
-            Body::Out { buf, sent } => {
+            Body::Out { buf, sent, .. } => {
                 let part = buf.part(*sent, self.part_bytes());
                 (part, sent + part.len() >= buf.len())
             }
@@ -335,6 +368,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
             _ => (&[], true),
         };
         verb.notify &= last;
+        let counted = verb.confirm == Confirm::No;
+        verb.confirm = verb.confirm.of_packet(last);
+        let answered = verb.is_answered();
+        if answered && self.rma_state(to).in_flight >= WINDOW {
+            return Ok(SentOperation::Nothing);
+        }
         let tag = if answered { bits } else { 0 };
         let total = (head.len() + part.len()) as u64;
         let envelope = Envelope { kind: Kind::Rma, context: verb.encode(), tag, total };
@@ -345,10 +384,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.peer(to).tally.sent(Kind::Rma, total as usize);
         let rma_state = self.rma_state(to);
         match &mut remote.body {
-            Body::Out { sent, .. } => {
+            Body::Out { sent, awaited, .. } => {
                 *sent += len;
-                rma_state.issued += 1;
-                return Ok(if last { SentOperation::All } else { SentOperation::Some });
+                rma_state.issued += u64::from(counted);
+                if !answered {
+                    return Ok(if last { SentOperation::All } else { SentOperation::Some });
+                }
+                *awaited = true;
             }
             Body::In { awaited, .. } => *awaited = true,
             Body::Both { open, .. } => *open += 1,
@@ -393,6 +435,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
                     Ok(Status { peer: from, tag: 0, len: *received, immediate: None })
                 }
                 _ => return Err(fault),
+            },
+            Body::Out { buf, .. } if arrival.len == 0 => match refusal {
+                Some(refusal) => Err(CompletionError::Refused { peer: from, refusal, count: 1 }),
+                None => Ok(Status { peer: from, tag: 0, len: buf.len(), immediate: None }),
             },
             Body::Both { .. } => {
                 let unsent = remote.body.is_unsent();

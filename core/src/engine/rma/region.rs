@@ -1,4 +1,7 @@
 //! Regions: memory that peers may access without the participation of this process.
+//!
+//! A peer names a region by its key alone, so the regions are a hash table: the slot with the number of a hash holds
+//! the first region with that hash, and each region the next one. The table needs no storage but the slots.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -8,7 +11,7 @@ use crate::engine::state::RegionId;
 use crate::engine::{Engine, RequestId, StartError, Status, Storage};
 use crate::payload::Exposed;
 use crate::port::Port;
-use crate::slab::{List, Slab, Slot};
+use crate::slab::{List, NONE, Slab, Slot};
 use crate::wire::rma::{Access, Datatype, Refusal, RemoteKey};
 
 /// A region. Private to the engine; public only so that the caller can lend its storage.
@@ -21,18 +24,60 @@ pub struct ExposedRegion {
     pub(super) notified: u64,
     /// Requests that wait for notifications.
     pub(super) waiting: List,
+    /// The offset of the first byte.
+    pub(super) base: u64,
+    /// The next region whose key has the same hash.
+    pub(super) next: u32,
+    /// The first region whose key has the number of this slot as its hash. It belongs to the slot and not to the
+    /// region.
+    pub(super) first: u32,
 }
 
 impl Default for ExposedRegion {
     fn default() -> Self {
-        Self { memory: Exposed::empty(), key: 0, access: Access::Read, notified: 0, waiting: List::new() }
+        Self {
+            memory: Exposed::empty(),
+            key: 0,
+            access: Access::Read,
+            notified: 0,
+            waiting: List::new(),
+            base: 0,
+            next: NONE,
+            first: NONE,
+        }
     }
+}
+
+/// How peers name the bytes of a region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Addressing {
+    /// By their offset from the first byte.
+    #[default]
+    Offset,
+    /// By their address in the memory of the region's owner.
+    Address,
+}
+
+/// The reason why memory was not exposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExposeError {
+    /// Every slot for regions is in use.
+    #[error("all {capacity} regions are in use; unexpose one first")]
+    Full {
+        /// The number of slots.
+        capacity: usize,
+    },
+    /// Another region has this key.
+    #[error("another region is exposed with the key {key:#x}; unexpose it first, or choose another key")]
+    Key {
+        /// The key.
+        key: u64,
+    },
 }
 
 /// The range that a request names.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RegionPlace {
-    pub(super) region: u32,
     pub(super) key: u64,
     pub(super) offset: u64,
     pub(super) len: u64,
@@ -52,6 +97,15 @@ impl<B: BorrowMut<[Slot<ExposedRegion>]>> Regions<B> {
         B: Extend<Slot<ExposedRegion>>,
     {
         self.0.grow(count);
+        // Another capacity means other hashes.
+        for index in 0..self.0.capacity() as u32 {
+            self.0.get_mut(index).first = NONE;
+        }
+        for index in 0..self.0.capacity() as u32 {
+            if self.0.is_live(index, self.0.generation(index)) {
+                self.link(index);
+            }
+        }
     }
 
     pub(super) fn capacity(&self) -> usize {
@@ -62,9 +116,62 @@ impl<B: BorrowMut<[Slot<ExposedRegion>]>> Regions<B> {
         self.0.used()
     }
 
-    pub(super) fn insert(&mut self, region: ExposedRegion) -> Option<RegionId> {
-        let index = self.0.insert(region).ok()?;
-        Some(RegionId { index, generation: self.0.generation(index) })
+    pub(super) fn insert(&mut self, region: ExposedRegion) -> Result<RegionId, ExposeError> {
+        if self.named(region.key).is_some() {
+            return Err(ExposeError::Key { key: region.key });
+        }
+        let capacity = self.0.capacity();
+        let Some((index, place)) = self.0.reserve_back(&mut List::new()) else {
+            return Err(ExposeError::Full { capacity });
+        };
+        *place = ExposedRegion { first: place.first, ..region };
+        self.link(index);
+        Ok(RegionId { index, generation: self.0.generation(index) })
+    }
+
+    /// Returns the slot that holds the first region with the hash of a key. There must be a slot.
+    fn slot_of(&self, key: u64) -> u32 {
+        let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        ((hash * self.0.capacity() as u64) >> 32) as u32
+    }
+
+    fn link(&mut self, index: u32) {
+        let slot = self.slot_of(self.0.get(index).key);
+        let next = core::mem::replace(&mut self.0.get_mut(slot).first, index);
+        self.0.get_mut(index).next = next;
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let (slot, next) = (self.slot_of(self.0.get(index).key), self.0.get(index).next);
+        if self.0.get(slot).first == index {
+            self.0.get_mut(slot).first = next;
+            return;
+        }
+        let mut at = self.0.get(slot).first;
+        while at != NONE {
+            let region = self.0.get_mut(at);
+            if region.next == index {
+                region.next = next;
+                return;
+            }
+            at = region.next;
+        }
+    }
+
+    /// Returns the region that is exposed with a key.
+    pub(super) fn named(&mut self, key: u64) -> Option<&mut ExposedRegion> {
+        if self.0.used() == 0 {
+            return None;
+        }
+        let mut at = self.0.get(self.slot_of(key)).first;
+        while at != NONE {
+            let region = self.0.get(at);
+            if region.key == key {
+                return Some(self.0.get_mut(at));
+            }
+            at = region.next;
+        }
+        None
     }
 
     pub(super) fn find(&mut self, id: RegionId) -> Option<&mut ExposedRegion> {
@@ -72,14 +179,13 @@ impl<B: BorrowMut<[Slot<ExposedRegion>]>> Regions<B> {
     }
 
     pub(super) fn remove(&mut self, id: RegionId) -> Option<ExposedRegion> {
-        let region = core::mem::take(self.find(id)?);
+        self.find(id)?;
+        self.unlink(id.index);
+        let place = self.0.get_mut(id.index);
+        let empty = ExposedRegion { first: place.first, ..ExposedRegion::default() };
+        let region = core::mem::replace(place, empty);
         self.0.remove(id.index);
         Some(region)
-    }
-
-    /// Returns the region with this number, which must exist.
-    pub(super) fn at(&mut self, number: u32) -> Option<&mut ExposedRegion> {
-        ((number as usize) < self.0.capacity()).then(|| self.0.get_mut(number))
     }
 
     /// Calls `with` for every exposed region.
@@ -98,22 +204,16 @@ impl<B: BorrowMut<[Slot<ExposedRegion>]>> Regions<B> {
         place: &RegionPlace,
         wanted: Access,
     ) -> Result<(&mut ExposedRegion, usize), Refusal> {
-        let exists = (place.region as usize) < self.0.capacity();
-        if !exists || !self.0.is_live(place.region, self.0.generation(place.region)) {
-            return Err(Refusal::Key);
-        }
-        let region = self.0.get_mut(place.region);
-        if region.key != place.key {
-            return Err(Refusal::Key);
-        }
-        let end = place.offset.checked_add(place.len).ok_or(Refusal::Bounds)?;
+        let region = self.named(place.key).ok_or(Refusal::Key)?;
+        let at = place.offset.checked_sub(region.base).ok_or(Refusal::Bounds)?;
+        let end = at.checked_add(place.len).ok_or(Refusal::Bounds)?;
         if end > region.memory.len() as u64 {
             return Err(Refusal::Bounds);
         }
         if !region.access.allows(wanted) {
             return Err(Refusal::Access);
         }
-        Ok((region, place.offset as usize))
+        Ok((region, at as usize))
     }
 
     /// As [`Regions::open`], for values that are read and written.
@@ -148,10 +248,32 @@ impl RegionMemory<'_> {
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
-    /// Exposes memory to peers until [`Engine::unexpose`]. `key` is the secret that grants access: it must be
-    /// random and new for each call. `None` if every region is in use.
-    pub fn expose(&mut self, memory: Exposed, access: Access, key: u64) -> Option<RegionId> {
-        self.regions.insert(ExposedRegion { memory, key, access, ..ExposedRegion::default() })
+    /// Exposes memory to peers until [`Engine::unexpose`].
+    ///
+    /// A peer that has `key` can use the memory, within `access`. If the application chooses its keys, a key names
+    /// the region that is exposed with it now, also for a peer that got the key when it named another region. If
+    /// the layer above chooses them, a random key that is new for each call is also a secret, and never names a
+    /// later region.
+    ///
+    /// # Errors
+    /// See [`ExposeError`]; nothing is exposed.
+    pub fn expose(
+        &mut self,
+        memory: Exposed,
+        access: Access,
+        key: u64,
+        addressing: Addressing,
+    ) -> Result<RegionId, ExposeError> {
+        let base = match addressing {
+            Addressing::Offset => 0,
+            Addressing::Address => memory.address(),
+        };
+        self.regions.insert(ExposedRegion { memory, key, access, base, ..ExposedRegion::default() })
+    }
+
+    /// Returns whether a region is exposed with a key.
+    pub fn is_exposed(&mut self, key: u64) -> bool {
+        self.regions.named(key).is_some()
     }
 
     /// Unexposes the memory. Requests for it are refused from now on, and requests that wait for its
@@ -169,7 +291,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let rank = self.rank;
         let region = self.regions.find(id)?;
         let len = region.memory.len() as u64;
-        Some(RemoteKey { rank, region: id.number(), key: region.key, len, access: region.access, share: 0 })
+        Some(RemoteKey { rank, key: region.key, len, access: region.access, base: region.base, share: 0 })
     }
 
     /// Returns the memory of a region for its owner.

@@ -5,7 +5,7 @@
 use core::borrow::BorrowMut;
 
 use super::WINDOW;
-use super::reduce::combine;
+use super::reduce::{combine, swap};
 use super::region::{ExposedRegion, RegionPlace, Regions};
 use crate::engine::request::{CompletionError, Outcome};
 use crate::engine::state::{Body, RemoteOperation};
@@ -14,7 +14,8 @@ use crate::payload::Exposed;
 use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
 use crate::slab::Slot;
 use crate::wire::rma::{
-    Access, Datatype, GROUP_BYTES, HEAD_BYTES, Head, MOST_HEAD_BYTES, Reduction, Refusal, RmaOperation, Verb,
+    Access, Confirm, Datatype, GROUP_BYTES, HEAD_BYTES, Head, MOST_HEAD_BYTES, Reduction, Refusal,
+    RmaOperation, Verb,
 };
 use crate::wire::{Envelope, Kind};
 
@@ -34,7 +35,7 @@ pub struct Reply {
 enum TargetAnswer {
     /// Bytes of a region that must still be sent. The fields are those of a [`RegionPlace`]; the enum is
     /// smaller with the fields inline.
-    Bytes { region: u32, key: u64, offset: u64, len: u64 },
+    Bytes { key: u64, offset: u64, len: u64 },
     /// An old value of `len` bytes; or the number of refused operations.
     Word { value: u64, len: usize, refusal: Option<Refusal> },
     /// Old values of `len` bytes.
@@ -49,8 +50,8 @@ impl Default for TargetAnswer {
 
 impl TargetAnswer {
     const fn bytes(place: RegionPlace) -> Self {
-        let RegionPlace { region, key, offset, len } = place;
-        Self::Bytes { region, key, offset, len }
+        let RegionPlace { key, offset, len } = place;
+        Self::Bytes { key, offset, len }
     }
 
     const fn refusal(refusal: Refusal) -> Self {
@@ -69,11 +70,19 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let body = arrival.len.checked_sub(verb.head_bytes()).ok_or(fault)?;
         let mut bytes = [0; MOST_HEAD_BYTES];
         self.port.read(arrival, 0, &mut bytes[..verb.head_bytes()]);
-        let head = Head::decode(&bytes).ok_or(fault)?;
-        self.count_executed(arrival.peer, verb.operation);
+        let head = Head::decode(&bytes);
+        self.count_executed(arrival.peer, verb);
         let answer = match verb.operation {
-            RmaOperation::Put => return self.execute_put(arrival, verb, &head, body),
-            RmaOperation::Accumulate => return self.execute_accumulate(arrival, verb, &head, body),
+            RmaOperation::Put | RmaOperation::Accumulate => {
+                let refusal = match verb.operation {
+                    RmaOperation::Put => self.execute_put(arrival, verb, &head, body),
+                    _ => self.execute_accumulate(arrival, verb, &head, body)?,
+                };
+                match self.confirm(arrival.peer, verb, refusal) {
+                    Some(answer) => answer,
+                    None => return Ok(()),
+                }
+            }
             RmaOperation::FetchAccumulate => {
                 if !(1..=GROUP_BYTES).contains(&body) || !body.is_multiple_of(verb.datatype.bytes()) {
                     return Err(fault);
@@ -100,23 +109,19 @@ impl<P: Port, S: Storage> Engine<P, S> {
         verb: Verb,
         head: &Head,
         len: usize,
-    ) -> Result<(), PortFault> {
-        let notified = match self.regions.open(&place(head, len as u64), Access::Write) {
+    ) -> Option<Refusal> {
+        match self.regions.open(&place(head, len as u64), Access::Write) {
             Ok((region, at)) => {
                 let (port, start) = (&self.port, verb.head_bytes());
                 region.memory.fill(at, len, |from, to| port.read(arrival, start + from, to));
                 region.notified += u64::from(verb.notify);
-                verb.notify.then_some(head.region)
-            }
-            Err(refusal) => {
-                self.refuse(arrival.peer, refusal);
+                if verb.notify {
+                    self.report_waiting(head.key);
+                }
                 None
             }
-        };
-        if let Some(region) = notified {
-            self.report_waiting(region);
+            Err(refusal) => Some(refusal),
         }
-        Ok(())
     }
 
     fn execute_accumulate(
@@ -125,22 +130,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
         verb: Verb,
         head: &Head,
         len: usize,
-    ) -> Result<(), PortFault> {
+    ) -> Result<Option<Refusal>, PortFault> {
         let (datatype, reduction) = (verb.datatype, verb.reduction);
         if !len.is_multiple_of(datatype.bytes()) {
             return Err(PortFault::Protocol { kind: Kind::Rma });
         }
         let opened = self.regions.open_values(&place(head, len as u64), datatype);
         let (region, at) = match opened {
-            Ok(_) if !datatype.allows(reduction) => {
-                self.refuse(arrival.peer, Refusal::Undefined);
-                return Ok(());
-            }
+            Ok(_) if !datatype.allows(reduction) => return Ok(Some(Refusal::Undefined)),
             Ok(opened) => opened,
-            Err(refusal) => {
-                self.refuse(arrival.peer, refusal);
-                return Ok(());
-            }
+            Err(refusal) => return Ok(Some(refusal)),
         };
         let mut batch = [0; BATCH];
         for start in (0..len).step_by(BATCH) {
@@ -148,7 +147,22 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.port.read(arrival, verb.head_bytes() + start, operands);
             accumulate(&mut region.memory, at + start, datatype, reduction, operands);
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// Returns the answer to a packet of a put or an accumulate; `None` if it is not answered. A refusal is then
+    /// reported by the answer to the last packet of the operation, or by a flush.
+    fn confirm(&mut self, peer: PeerId, verb: Verb, refusal: Option<Refusal>) -> Option<TargetAnswer> {
+        let unconfirmed = &mut self.rma_state(peer).unconfirmed;
+        match verb.confirm {
+            Confirm::No => refusal.into_iter().for_each(|refusal| self.refuse(peer, refusal)),
+            Confirm::Later => *unconfirmed = unconfirmed.or(refusal),
+            Confirm::Now => {
+                let refusal = unconfirmed.take().or(refusal);
+                return Some(TargetAnswer::Word { value: 0, len: 0, refusal });
+            }
+        }
+        None
     }
 
     /// Returns the answer to a get. A get of zero bytes violates the protocol and is refused.
@@ -169,9 +183,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Completes the requests whose number of notifications of a region is reached.
     #[cold]
-    fn report_waiting(&mut self, number: u32) {
+    fn report_waiting(&mut self, key: u64) {
         let Self { regions, requests, rank, .. } = self;
-        let Some(region) = regions.at(number) else { return };
+        let Some(region) = regions.named(key) else { return };
         let mut at = region.waiting.first();
         while let Some(index) = at {
             at = requests.next(index);
@@ -231,8 +245,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         };
         let (total, sent, last) = match &mut reply.answer {
             // The region may have been unexposed since the last packet.
-            TargetAnswer::Bytes { region, key, offset, len } => {
-                let place = RegionPlace { region: *region, key: *key, offset: *offset, len: *len };
+            TargetAnswer::Bytes { key, offset, len } => {
+                let place = RegionPlace { key: *key, offset: *offset, len: *len };
                 match self.regions.open(&place, Access::Read) {
                     Ok((region, at)) => {
                         let part = (*len).min(self.port.packet_bytes() as u64);
@@ -328,7 +342,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             Body::Nothing { .. } => {}
         }
         if verb.notify {
-            self.report_waiting(head.region);
+            self.report_waiting(head.key);
         }
         Ok(Status { peer, tag: 0, len: moved, immediate: None })
     }
@@ -351,7 +365,7 @@ impl Reply {
 }
 
 const fn place(head: &Head, len: u64) -> RegionPlace {
-    RegionPlace { region: head.region, key: head.key, offset: head.offset, len }
+    RegionPlace { key: head.key, offset: head.offset, len }
 }
 
 /// Executes a fetch, or a compare and swap.
@@ -366,13 +380,12 @@ fn execute_value<B: BorrowMut<[Slot<ExposedRegion>]>>(
         Ok(opened) => opened,
         Err(refusal) => return TargetAnswer::refusal(refusal),
     };
-    if !datatype.allows(reduction) {
+    if !datatype.allows(reduction) || !datatype.allows_comparison(verb.comparison) {
         return TargetAnswer::refusal(Refusal::Undefined);
     }
-    let low = u64::MAX >> (64 - 8 * len);
     let old = if verb.operation == RmaOperation::CompareSwap {
-        let (value, expected) = (head.value & low, head.expected & low);
-        region.memory.update(at, len, |old| if old == expected { value } else { old })
+        let values = [head.expected, head.value];
+        region.memory.update(at, len, |old| swap(datatype, verb.comparison, old, values))
     } else {
         region.memory.update(at, len, |old| combine(datatype, reduction, old, head.value))
     };

@@ -2,18 +2,23 @@
 
 mod account;
 mod arrays;
+mod delivered;
 mod forged;
+mod keys;
 mod random;
 
 use std::vec;
 use std::vec::Vec;
 
-use crate::engine::rma::{Access, Datatype, Reduction, Refusal, RegionId, RemoteKey, Target, WINDOW};
+use crate::engine::rma::{
+    Access, Addressing, Comparison, CompleteAt, Datatype, ExposeError, Reduction, Refusal, RegionId,
+    RemoteKey, Target, WINDOW,
+};
 use crate::engine::tests::world::{AMPLE, REGIONS, RequestHandle, World, WorldRoom};
 use crate::engine::{CompletionError, Failure, RequestId, StartError, Status};
 use crate::port::PeerId;
-use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, FabricRegion, tiny};
 
 /// Bytes of a region in these tests: one page.
@@ -29,7 +34,7 @@ impl World<'_> {
         access: Access,
         key: u64,
     ) -> (RegionId, RemoteKey) {
-        let id = self.engine(rank).expose(memory.exposed(), access, key).unwrap();
+        let id = self.engine(rank).expose(memory.exposed(), access, key, Addressing::Offset).unwrap();
         (id, self.engine(rank).remote_key(id).unwrap())
     }
 
@@ -41,7 +46,7 @@ impl World<'_> {
         bytes: &[u8],
     ) -> Result<RequestHandle, StartError> {
         let (loan, buf) = self.lender.send(from, bytes.to_vec());
-        let started = self.engine(from).put(&Target { key, offset }, buf, false);
+        let started = self.engine(from).put(&Target { key, offset }, buf, false, CompleteAt::Origin);
         self.handle(from, loan, started)
     }
 
@@ -76,11 +81,12 @@ impl World<'_> {
         from: PeerId,
         (key, offset): (&RemoteKey, u64),
         datatype: Datatype,
-        [expected, value]: [u64; 2],
+        values: [u64; 2],
     ) -> Result<RequestHandle, StartError> {
         let (loan, mut old) = self.lender.receive(from, datatype.bytes());
         let target = Target { key, offset };
-        let started = self.engine(from).compare_swap(&target, datatype, expected, value, &mut old);
+        let started =
+            self.engine(from).compare_swap(&target, (datatype, Comparison::Equal), values, &mut old);
         self.handle(from, loan, started)
     }
 
@@ -93,7 +99,8 @@ impl World<'_> {
         operands: &[u8],
     ) -> Result<RequestHandle, StartError> {
         let (loan, buf) = self.lender.send(from, operands.to_vec());
-        let started = self.engine(from).accumulate(&Target { key, offset }, datatype, reduction, buf);
+        let target = Target { key, offset };
+        let started = self.engine(from).accumulate(&target, (datatype, reduction), buf, CompleteAt::Origin);
         self.handle(from, loan, started)
     }
 
@@ -128,7 +135,7 @@ impl World<'_> {
 #[test]
 fn put_bytes_are_there_after_a_flush_and_a_get_returns_them() {
     for slots in [4, 64] {
-        let fabric = Fabric::new(Geometry { fastbox_slots: slots, ..tiny(2) });
+        let fabric = Fabric::new(WorldShape { fastbox_slots: slots, ..tiny(2) });
         let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 77);
@@ -243,8 +250,7 @@ fn target_refuses_and_reports_requests_that_the_key_does_not_reveal_as_invalid()
     let refused = |refusal| Err(CompletionError::Refused { peer: 1, refusal, count: 1 });
     for (wrong, offset, refusal) in [
         (RemoteKey { key: 2, ..key }, 0, Refusal::Key),
-        (RemoteKey { region: 1, ..key }, 0, Refusal::Key),
-        (RemoteKey { region: u32::MAX, ..key }, 0, Refusal::Key),
+        (RemoteKey { key: u64::MAX, ..key }, 0, Refusal::Key),
         (forged(key), BYTES as u64 - 7, Refusal::Bounds),
         (forged(key), u64::MAX - 8, Refusal::Bounds),
     ] {
@@ -266,7 +272,6 @@ fn target_refuses_and_reports_requests_that_the_key_does_not_reveal_as_invalid()
     assert_eq!(get(&mut world, key, 0), refused(Refusal::Key));
     assert_eq!(memory.copy(), vec![0; BYTES]);
     let (_, again) = world.expose(1, &memory, ALL, 5);
-    assert_eq!(again.region, key.region);
     assert_eq!(get(&mut world, key, 0), refused(Refusal::Key), "an old key opens nothing new");
     let fetch = world.fetch(0, (&again, 4), Datatype::U64, Reduction::Sum, 1).unwrap();
     world.settle();
@@ -310,7 +315,7 @@ fn two_ranks_that_flood_each_other_with_gets_finish() {
 
 #[test]
 fn window_bounds_the_replies_that_a_target_stores() {
-    let fabric = Fabric::new(Geometry { cells: 4, fastbox_slots: 256, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { cells: 4, fastbox_slots: 256, ..tiny(2) });
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 1);
@@ -378,8 +383,9 @@ fn lists_are_refused_as_buffers_of_one_sided_operations() {
         let (_, empty) = world.lender.send(0, vec![]);
         let refused = Some(StartError::List);
         let engine = world.engine(0);
-        assert_eq!(engine.put(&target, list.alias(), false).err(), refused);
-        assert_eq!(engine.accumulate(&target, Datatype::U64, Reduction::Sum, list.alias()).err(), refused);
+        assert_eq!(engine.put(&target, list.alias(), false, CompleteAt::Origin).err(), refused);
+        let sum = (Datatype::U64, Reduction::Sum);
+        assert_eq!(engine.accumulate(&target, sum, list.alias(), CompleteAt::Origin).err(), refused);
         assert_eq!(engine.get(&target, &mut room).err(), refused);
         assert_eq!(room.len(), 800, "the caller keeps the buffer");
         assert_eq!(engine.send_active(owner, 1, list.alias(), empty.alias()).err(), refused);
@@ -392,7 +398,7 @@ fn lists_are_refused_as_buffers_of_one_sided_operations() {
 
 #[test]
 fn fence_keeps_a_get_from_reading_a_later_put() {
-    let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { fastbox_slots: 64, ..tiny(2) });
     for fenced in [true, false] {
         let memory = FabricRegion::new(BYTES);
         memory.fill(&[1; BYTES]);
@@ -443,11 +449,7 @@ fn flush_is_not_complete_before_a_get_that_was_started_earlier() {
 
 /// Erases the fabric, because new engines need fresh memory.
 fn return_to_start(fabric: &Fabric) {
-    for rank in 0..fabric.geometry.peers {
-        for region in [fabric.own(rank), fabric.inbox(rank)] {
-            region.fill(&vec![0; region.bytes()]);
-        }
-    }
+    (0..fabric.geometry.peers).for_each(|rank| fabric.wipe(rank));
 }
 
 #[test]
@@ -464,7 +466,7 @@ fn notifications_arrive_after_the_bytes_and_complete_waiting_requests() {
     let (one, two, far) = (wait(&mut world, 1), wait(&mut world, 2), wait(&mut world, 9));
     let notify = |world: &mut World<'_>, from, bytes: Vec<u8>| {
         let (loan, buf) = world.lender.send(from, bytes);
-        let started = world.engine(from).put(&Target { key: &key, offset: 0 }, buf, true);
+        let started = world.engine(from).put(&Target { key: &key, offset: 0 }, buf, true, CompleteAt::Origin);
         world.handle(from, loan, started).unwrap()
     };
     let long = notify(&mut world, 0, vec![3; BYTES]);
@@ -545,8 +547,9 @@ fn only_so_many_regions_exist_and_no_more_requests_than_there_are() {
         world.expose(1, &memory, ALL, key as u64);
     }
     assert_eq!(world.engine(1).region_count(), (REGIONS, REGIONS));
-    assert_eq!(world.engine(1).expose(memory.exposed(), ALL, 9), None);
-    let key = RemoteKey { rank: 1, region: 0, key: 0, len: BYTES as u64, access: ALL, share: 0 };
+    let refused = world.engine(1).expose(memory.exposed(), ALL, 99, Addressing::Offset);
+    assert_eq!(refused, Err(ExposeError::Full { capacity: REGIONS }));
+    let key = RemoteKey::new(1, 0);
     let get = world.get(0, &key, 0, 8).unwrap();
     let full = Some(StartError::Requests { capacity: 1 });
     assert_eq!(world.get(0, &key, 0, 8).err(), full);

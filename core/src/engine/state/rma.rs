@@ -25,11 +25,6 @@ impl RegionId {
     pub const fn from_bits(bits: u64) -> Self {
         Self { index: (bits >> 32) as u32, generation: bits as u32 }
     }
-
-    /// Returns the number by which peers name the region.
-    pub const fn number(self) -> u32 {
-        self.index
-    }
 }
 
 /// The RMA and active-message state of one peer.
@@ -41,7 +36,7 @@ pub(in crate::engine) struct RmaState {
     pub(in crate::engine) awaited: List,
     /// Number of requests in `awaited`.
     pub(in crate::engine) in_flight: u32,
-    /// Puts and accumulates sent, and how many of them a flush has confirmed.
+    /// Puts and accumulates sent that are not answered, and how many of them a flush has confirmed.
     pub(in crate::engine) issued: u64,
     pub(in crate::engine) flushed: u64,
     /// Replies of this process that wait for space, in order.
@@ -49,6 +44,8 @@ pub(in crate::engine) struct RmaState {
     pub(in crate::engine) reply_count: u32,
     /// The first reason and the number of refusals to the peer since its last flush.
     pub(in crate::engine) refused: Option<(Refusal, u64)>,
+    /// The first refusal of a packet of the peer's put or accumulate that is confirmed with its last packet.
+    pub(in crate::engine) unconfirmed: Option<Refusal>,
     /// The puts and accumulates of the peer that were executed here, in packets, and how many of them were reported
     /// to it.
     pub(in crate::engine) executed: u64,
@@ -91,7 +88,6 @@ pub(in crate::engine) const fn both(first: Refused, second: Refused) -> Refused 
 #[derive(Debug)]
 pub(in crate::engine) struct RemoteOperation {
     pub(in crate::engine) to: PeerId,
-    pub(in crate::engine) region: u32,
     pub(in crate::engine) verb: Verb,
     pub(in crate::engine) key: u64,
     pub(in crate::engine) offset: u64,
@@ -101,8 +97,8 @@ pub(in crate::engine) struct RemoteOperation {
 /// The data that an operation transfers.
 #[derive(Debug)]
 pub(in crate::engine) enum Body {
-    /// Bytes or operands to send; `sent` bytes have left.
-    Out { buf: SendBuf, sent: usize },
+    /// Bytes or operands to send; `sent` bytes have left. `awaited`: all have, and the target answers.
+    Out { buf: SendBuf, sent: usize, awaited: bool },
     /// Bytes or an old value to receive, of which `received` bytes have arrived; and operands.
     In { buf: RecvBuf, received: usize, awaited: bool, value: u64, expected: u64 },
     /// Operands to send, and a buffer for the old values, of which `received` bytes have arrived. `open` packets are
@@ -121,7 +117,7 @@ impl RemoteOperation {
             None => (false, 0),
         };
         let body = Body::Nothing { awaited, issued };
-        Self { to, region: 0, verb: Verb::plain(RmaOperation::Flush), key: 0, offset: 0, body }
+        Self { to, verb: Verb::plain(RmaOperation::Flush), key: 0, offset: 0, body }
     }
 
     /// Makes an unsent flush wait for the target's account. Returns `false` if this is no such flush.
@@ -132,16 +128,18 @@ impl RemoteOperation {
     }
 
     pub(in crate::engine) fn head(&self) -> Head {
-        let Self { key, offset, region, .. } = *self;
+        let Self { key, offset, .. } = *self;
         match &self.body {
-            Body::Out { sent, .. } => Head { key, offset: offset + *sent as u64, region, ..Head::default() },
+            Body::Out { sent, .. } => {
+                Head { key, offset: offset.wrapping_add(*sent as u64), ..Head::default() }
+            }
             Body::In { buf, value, expected, .. } => {
                 let wanted = self.verb.operation == RmaOperation::Get;
                 let value = if wanted { buf.len() as u64 } else { *value };
-                Head { key, offset, region, value, expected: *expected }
+                Head { key, offset, value, expected: *expected }
             }
             Body::Both { .. } => {
-                Head { key, offset: offset + self.body.sent() as u64, region, ..Head::default() }
+                Head { key, offset: offset.wrapping_add(self.body.sent() as u64), ..Head::default() }
             }
             Body::Nothing { .. } => Head::default(),
         }
@@ -149,9 +147,8 @@ impl RemoteOperation {
 
     pub(in crate::engine) const fn is_awaited(&self) -> bool {
         match self.body {
-            Body::In { awaited, .. } | Body::Nothing { awaited, .. } => awaited,
+            Body::Out { awaited, .. } | Body::In { awaited, .. } | Body::Nothing { awaited, .. } => awaited,
             Body::Both { open, .. } => open > 0,
-            Body::Out { .. } => false,
         }
     }
 }

@@ -6,8 +6,8 @@ use std::vec::Vec;
 use super::world::{AMPLE, TestEngine, World, WorldRoom, pattern};
 use crate::engine::{CompletionError, RequestId, StartError, Status, Truncation};
 use crate::matching::{Pattern, Source};
-use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 
 #[test]
@@ -153,7 +153,7 @@ fn message_to_self_is_matched_like_any_other() {
 
 #[test]
 fn pending_sends_leave_although_packets_never_stop_coming() {
-    let fabric = Fabric::new(Geometry { fastbox_slots: 256, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { fastbox_slots: 256, ..tiny(2) });
     let mut world = World::new(&fabric, AMPLE);
     let sends: Vec<_> = (0..80).map(|tag| world.isend(1, 0, tag, contents(tag, 256))).collect();
     assert!(world.engine(1).sends_pending());

@@ -10,7 +10,7 @@ use super::world::{RequestHandle, TUNING, World, WorldRoom, pattern};
 use crate::engine::{CompletionError, Failure, StartError, Status, Tuning};
 use crate::matching::{Pattern, Source};
 use crate::port::{PacketPort, PeerId};
-use crate::shared::layout::Geometry;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, Reading};
 use crate::shared::tests::{Rng, cases, contents};
 use crate::wire::{Envelope, Kind};
@@ -260,7 +260,7 @@ impl<'a> EngineSiege<'a> {
 fn siege(seed: u64, steps: usize) -> (usize, usize) {
     let mut rng = Rng::new(seed);
     let (cells, fastbox_slots) = (rng.pick(&[4, 8]), rng.pick(&[4, 16]));
-    let geometry = Geometry { peers: 3, cells, cell_bytes: 256, fastbox_slots };
+    let geometry = WorldShape { peers: 3, cells, cell_bytes: 256, fastbox_slots };
     let readings = [Reading::Never, Reading::Always, Reading::Unreadable(5), Reading::Refused(20)];
     let fabric = Fabric::reading(geometry, rng.pick(&readings), seed);
     let (eager_bytes, window) = (rng.pick(&[64, 256]), rng.pick(&[4, 64]));

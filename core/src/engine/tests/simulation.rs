@@ -11,7 +11,7 @@ use crate::engine::peer::PeerQueue;
 use crate::engine::{Failure, RequestId, SendOptions, StartError, Status, Tuning};
 use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
-use crate::shared::layout::Geometry;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, Reading};
 use crate::shared::tests::{Rng, contents, portion};
 
@@ -414,9 +414,9 @@ impl super::world::TestEngine<'_> {
     }
 }
 
-fn geometry(rng: &mut Rng) -> Geometry {
+fn geometry(rng: &mut Rng) -> WorldShape {
     let (peers, cells) = (rng.pick(&[2, 3, 4]), rng.pick(&[4, 4, 8, 32]));
-    Geometry { peers, cells, cell_bytes: 256, fastbox_slots: rng.pick(&[4, 4, 16]) }
+    WorldShape { peers, cells, cell_bytes: 256, fastbox_slots: rng.pick(&[4, 4, 16]) }
 }
 
 /// Returns a random store size, from one unit for each rank, which is the minimum, to more than enough.

@@ -15,7 +15,7 @@ use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
 use crate::shared::tests::fabric::{Fabric, Lender, Loan, TestPort};
 use crate::slab::{List, Slot};
-use crate::store::{UNIT, Unit};
+use crate::store::{UNIT, Unit, UnitMemory};
 
 #[derive(Debug)]
 pub(in crate::engine) struct WorldStorage;
@@ -23,7 +23,7 @@ pub(in crate::engine) struct WorldStorage;
 impl Storage for WorldStorage {
     type Requests = Vec<Slot<Request>>;
     type Peers = Vec<Peer>;
-    type Units = Vec<Unit>;
+    type Units = SteppedUnits;
     type Stored = Vec<u32>;
     type Buckets = Vec<List>;
     type Regions = Vec<Slot<ExposedRegion>>;
@@ -31,6 +31,41 @@ impl Storage for WorldStorage {
     type Selections = Vec<PeerSelection>;
     type Handlers = Log;
     type Trace = ();
+}
+
+/// Memory that commits no more units than it must, and none beyond `most`.
+#[derive(Debug)]
+pub(in crate::engine) struct SteppedUnits {
+    units: Vec<Unit>,
+    committed: u32,
+    pub(in crate::engine) ceiling: u32,
+    pub(in crate::engine) most: u32,
+}
+
+impl SteppedUnits {
+    pub(in crate::engine) fn new(count: usize) -> Self {
+        let units = vec![[0xee; UNIT]; count];
+        Self { units, committed: 0, ceiling: count as u32, most: u32::MAX }
+    }
+}
+
+impl UnitMemory for SteppedUnits {
+    fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    fn units_mut(&mut self) -> &mut [Unit] {
+        &mut self.units
+    }
+
+    fn ceiling(&self) -> u32 {
+        self.ceiling
+    }
+
+    fn commit(&mut self, units: u32) -> u32 {
+        self.committed = self.committed.max(units.min(self.most));
+        self.committed
+    }
 }
 
 pub(in crate::engine) type TestEngine<'a> = Engine<RecordingPort<TestPort<'a>>, WorldStorage>;
@@ -88,11 +123,15 @@ pub(in crate::engine) const fn pattern(source: Source, tag: u64) -> Pattern {
 }
 
 fn start(rank: PeerId, port: TestPort<'_>, room: WorldRoom) -> TestEngine<'_> {
+    start_with(rank, port, room, SteppedUnits::new(room.units))
+}
+
+fn start_with(rank: PeerId, port: TestPort<'_>, room: WorldRoom, units: SteppedUnits) -> TestEngine<'_> {
     let peers = port.ranks();
     let lent = Lent {
         requests: slots(room.requests),
         peers: (0..peers).map(|_| Peer::default()).collect(),
-        units: vec![[0xee; UNIT]; room.units],
+        units,
         stored: vec![0; room.buckets],
         posted: vec![List::new(); room.buckets],
         regions: slots(REGIONS),
@@ -111,6 +150,24 @@ impl<'a> World<'a> {
         Self { engines, fabric, room, lender: fabric.lender() }
     }
 
+    /// Makes a world in which the ceiling is lower than the limit at first, and no process has memory for more than
+    /// `most` units.
+    pub(in crate::engine) fn growing(fabric: &'a Fabric, room: WorldRoom, ceiling: u32, most: u32) -> Self {
+        let units = || SteppedUnits { ceiling, most, ..SteppedUnits::new(room.units) };
+        let engine = |rank| start_with(rank, fabric.port(rank), room, units());
+        let engines = (0..fabric.geometry.peers).map(engine).collect();
+        Self { engines, fabric, room, lender: fabric.lender() }
+    }
+
+    /// Checks that no rank has promised memory that is not committed (invariant 4).
+    pub(in crate::engine) fn assert_backed(&self) {
+        for engine in &self.engines {
+            let promised = engine.peers.iter().map(|peer| peer.account.window() + peer.account.stored());
+            let promised = promised.sum::<u32>() + engine.ledger.own_units() + engine.ledger.free();
+            assert!(promised <= engine.store.committed_units(), "{promised} units are promised");
+        }
+    }
+
     /// Replaces a rank: the process fails, all others deliver its packets and learn of the failure, and a new
     /// process starts without connections.
     pub(in crate::engine) fn replace(&mut self, rank: PeerId, failure: Failure) {
@@ -127,12 +184,12 @@ impl<'a> World<'a> {
     /// A survivor reconnects the new process of a rank, which is then connected to the survivor.
     pub(in crate::engine) fn readmit(&mut self, survivor: PeerId, rank: PeerId) {
         let fabric = self.fabric;
-        assert!(self.engine(survivor).port_mut().port.open(rank, fabric.ends(survivor, rank)));
+        assert!(self.engine(survivor).port_mut().port.open(rank, fabric.link(survivor, rank)));
         assert!(self.engine(survivor).reconnect(rank));
-        assert!(self.engine(rank).port_mut().port.open(survivor, fabric.ends(rank, survivor)));
+        assert!(self.engine(rank).port_mut().port.open(survivor, fabric.link(rank, survivor)));
         self.engine(rank).connected(survivor);
         // A second call has no effect.
-        assert!(!self.engine(survivor).port_mut().port.open(rank, fabric.ends(survivor, rank)));
+        assert!(!self.engine(survivor).port_mut().port.open(rank, fabric.link(survivor, rank)));
         assert!(!self.engine(survivor).reconnect(rank));
     }
 
@@ -295,6 +352,7 @@ impl<'a> World<'a> {
                 engine.port_mut().port.sweep_all();
             }
             let packets: usize = self.engines.iter_mut().map(|engine| engine.progress().packets).sum();
+            self.assert_backed();
             idle = if packets > 0 { 0 } else { idle + 1 };
         }
     }
@@ -307,11 +365,7 @@ impl<'a> World<'a> {
             let engine = self.engine(rank);
             assert_eq!(engine.unexpected_messages(), 0, "{what}: unexpected messages at rank {rank}");
             assert_eq!(engine.requests.used(), 0, "{what}: requests at rank {rank}");
-            assert_eq!(
-                engine.store.free_units(),
-                engine.store.capacity_units(),
-                "{what}: units at rank {rank}"
-            );
+            assert_eq!(engine.store.used_units(), 0, "{what}: units at rank {rank}");
             assert_eq!(engine.held_peers(), 0, "{what}: held peers at rank {rank}");
             assert!(!engine.sends_pending(), "{what}: pending sends at rank {rank}");
             let port = &mut engine.port_mut().port;

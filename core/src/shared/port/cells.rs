@@ -54,14 +54,14 @@ where
         let filled = fill(&self.pool, cell, self.write_prefetch.writing(how, cell, len));
         debug_assert!(filled, "`reserve` checked the size");
         let sequence = link.traffic.next;
-        let announced = self.config.announce && {
+        let announced = self.announces && {
             let pushed = link.ends.outbound.announce(sequence, envelope, cell, None);
             pushed.map_err(|fault| PeerFault { peer, fault: fault.into() })?
         };
         if !announced {
             self.pool.publish(cell, peer as u16, sequence, envelope);
             // An error means that the peer's inbox is corrupt. Its scan of the cells will find the packet.
-            let _ = link.ends.queue.push(self.config.rank * self.cells + cell);
+            let _ = link.ends.queue.push(u32::from(link.traffic.number) * self.cells + cell);
         }
         link.traffic.sent_cell(len, how, reuse_order(envelope.kind, how, len));
         self.wake(peer, wake_reason(envelope));
@@ -86,7 +86,7 @@ where
         let is_collecting = free * 2 <= self.cells as usize;
         let is_greedy = self.shared && !is_below_threshold(link.traffic.lent.into(), free as u32);
         let has_room = link.ends.outbound.has_run() && bytes.len() <= self.pool.cell_bytes();
-        if is_collecting || is_greedy || !has_room || !self.config.announce {
+        if is_collecting || is_greedy || !has_room || !self.announces {
             return None;
         }
         let cell = self.pool.take(peer)?;

@@ -87,15 +87,13 @@ pub trait Host {
 /// The configuration of the port.
 #[derive(Clone, Copy, Debug)]
 pub struct PortConfig {
-    /// Rank of this process.
-    pub rank: PeerId,
     /// Largest payload that goes through a fastbox, in bytes; limited by the fastbox.
     pub fastbox_limit: usize,
     /// The kind of fence between a sleeper and its wakers.
     pub fences: FenceMode,
     /// Whether the fastbox announces a filled cell where a slot is free, instead of the receive queue. This
-    /// saves three cache-line transfers: the queue's entry, the queue's tail and the cell's header. With more
-    /// peers than [`HOT`](super::HOT) the receiver finds a queue entry sooner.
+    /// saves three cache-line transfers: the queue's entry, the queue's tail and the cell's header. While the
+    /// process has more peers than [`HOT`](super::HOT), the queue does: the receiver finds its entry sooner.
     pub announce: bool,
     /// The size of the pieces that this process copies in sender-assisted copies.
     pub pieces: Pieces,

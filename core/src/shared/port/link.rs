@@ -43,21 +43,46 @@ pub struct Link<'a> {
     pub(super) traffic: LinkTraffic,
 }
 
+/// A condition of a link.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Condition {
+    /// The cells may hold a packet whose queue entry is lost.
+    Sweep = 1,
+    /// The peer probably sleeps although messages were sent to it.
+    Counted = 2,
+    /// The last send found no free cell.
+    Waits = 4,
+}
+
+/// The conditions that hold, in one byte.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Conditions(u8);
+
+impl Conditions {
+    #[inline(always)]
+    pub(super) const fn has(self, condition: Condition) -> bool {
+        self.0 & condition as u8 != 0
+    }
+
+    #[inline(always)]
+    pub(super) const fn set(&mut self, condition: Condition, holds: bool) {
+        self.0 = if holds { self.0 | condition as u8 } else { self.0 & !(condition as u8) };
+    }
+}
+
 /// Private counters and state of a link.
 #[derive(Debug)]
 pub(super) struct LinkTraffic {
+    /// The number by which the peer knows this process. It is the destination of cells from the peer, and a part of
+    /// the entries in the peer's receive queue. Each side chooses the number of the other: the index of its link.
+    pub(super) number: u16,
     /// Sequence number of the next packet to the peer.
     pub(super) next: u64,
     /// Sequence number of the next packet from the peer.
     pub(super) expected: u64,
     /// Number of this process's cells that the peer holds. Every pool is smaller than the range of this type.
     pub(super) lent: u16,
-    /// Whether the cells may hold a packet whose queue entry is lost.
-    pub(super) sweep: bool,
-    /// Whether the peer probably sleeps although messages were sent to it.
-    pub(super) counted: bool,
-    /// Whether the last send found no free cell.
-    pub(super) waits: bool,
+    pub(super) conditions: Conditions,
     /// The reuse order of the next cell that the peer returns.
     pub(super) reuse_order: ReuseOrder,
     /// The receiver's preferred copy policy for parts of large messages.
@@ -79,19 +104,18 @@ impl LinkTraffic {
         self.reuse_order = reuse_order;
         self.next += 1;
         self.lent += 1;
-        self.waits = false;
+        self.conditions.set(Condition::Waits, false);
         self.cells_sent.add(len);
     }
 
-    const fn new() -> Self {
+    const fn new(number: u16) -> Self {
         let none = Count { count: 0, bytes: 0 };
         Self {
+            number,
             next: 1,
             expected: 1,
             lent: 0,
-            sweep: false,
-            counted: false,
-            waits: false,
+            conditions: Conditions(0),
             reuse_order: ReuseOrder::First,
             data_stores: None,
             cells_sent: none,
@@ -106,8 +130,8 @@ impl LinkTraffic {
     /// Records that no cell is free for a packet.
     #[cold]
     pub(super) const fn wait(&mut self) {
-        if !self.waits {
-            self.waits = true;
+        if !self.conditions.has(Condition::Waits) {
+            self.conditions.set(Condition::Waits, true);
             self.exhausted += 1;
         }
     }
@@ -127,9 +151,9 @@ impl LinkTraffic {
 }
 
 impl<'a> Link<'a> {
-    /// Returns a link over which nothing was sent.
-    pub const fn new(ends: Ends<'a>) -> Self {
-        Self { ends, traffic: LinkTraffic::new() }
+    /// Returns a link over which nothing was sent. `number` is the number by which the peer knows this process.
+    pub const fn new(number: u16, ends: Ends<'a>) -> Self {
+        Self { ends, traffic: LinkTraffic::new(number) }
     }
 }
 

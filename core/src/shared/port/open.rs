@@ -1,24 +1,12 @@
-//! Peers that connect late: restarted processes, and the peers that a restarted process finds.
+//! Peers that connect while the port is in use.
 
 use core::borrow::BorrowMut;
 
-use super::{Ends, Host, Link, ShmPort};
+use super::{Host, Link, ShmPort};
 use crate::port::PeerId;
 use crate::shared::pool::CellRecord;
+use crate::shared::queue::Consumer;
 use crate::sync::FenceMode;
-
-impl Ends<'_> {
-    /// Resets this process's segment for the peer to its initial state. No process reads it now: the peer's
-    /// next process reads it only after a system call of this process that follows this reset.
-    fn clear(&self) {
-        self.outbound.clear();
-        self.inbound.clear();
-        self.give_back.clear();
-        self.grant.credit.store_relaxed(0);
-        self.grant.buffer.iter().for_each(|word| word.store_relaxed(0));
-        self.assist.clear();
-    }
-}
 
 impl<'a, H, L, R> ShmPort<'a, H, L, R>
 where
@@ -26,17 +14,26 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Connects a peer that has no link: a restarted process, or one that joins late. The state for the
-    /// former process is reset. The peer must not access the segment before this call returns, and the caller
-    /// must then inform the peer. Returns `false` if a link already exists.
+    /// Connects a peer that has no link. The link segments of both sides are new. The peer may have opened its link
+    /// already, and may have sent packets. Returns `false` if a link already exists, or if there is no place for it.
     #[cold]
-    pub fn open(&mut self, peer: PeerId, ends: Ends<'a>) -> bool {
-        let Some(link @ None) = self.links.borrow_mut().get_mut(peer as usize) else { return false };
-        ends.clear();
-        self.pool.forget(peer);
-        *link = Some(Link::new(ends));
+    pub fn open(&mut self, peer: PeerId, link: Link<'a>) -> bool {
+        let Some(place @ None) = self.links.borrow_mut().get_mut(peer as usize) else { return false };
+        *place = Some(link);
+        self.linked += 1;
+        self.follow_links();
         self.heat(peer);
         true
+    }
+
+    /// Lets `grow` make places for the links of more peers. Places are never taken away.
+    pub fn grow_links(&mut self, grow: impl FnOnce(&mut L)) {
+        grow(&mut self.links);
+    }
+
+    /// Adds a receive queue, for peers of higher numbers. Returns `false` if there can be no further one.
+    pub fn add_queue(&mut self, queue: Consumer<'a>) -> bool {
+        self.queues.add(queue)
     }
 
     /// Makes every waker execute its own fence from now on, because a peer has connected that cannot use

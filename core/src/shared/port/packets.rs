@@ -203,10 +203,14 @@ where
     }
 
     fn close(&mut self, peer: PeerId) {
-        if let Some(link) = self.links.borrow_mut().get_mut(peer as usize) {
-            *link = None;
+        if let Some(link) = self.links.borrow_mut().get_mut(peer as usize)
+            && link.take().is_some()
+        {
+            self.linked -= 1;
+            self.follow_links();
         }
         self.pool.reclaim(peer);
+        self.pool.forget(peer);
         self.runs.forget(peer);
         self.deferred = self.deferred.filter(|(owner, _)| *owner != peer);
         if let Some(at) = self.hot[..self.hot_count].iter().position(|&hot| hot == peer) {

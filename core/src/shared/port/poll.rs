@@ -1,9 +1,11 @@
-//! Polling: the order in which the port checks fastboxes, queue and peers; and the scan of cells whose queue
+//! Polling: the order in which the port checks fastboxes, queues and peers; and the scan of cells whose queue
 //! entries are lost.
 
 use core::borrow::BorrowMut;
 
-use super::{BURST, ENTRIES_A_POLL, HOT, Host, IDLE_SWEEP, LOST, Link, PacketPlace, SHARED_BURST, ShmPort};
+use super::{
+    BURST, Condition, ENTRIES_A_POLL, HOT, Host, IDLE_SWEEP, LOST, Link, PacketPlace, SHARED_BURST, ShmPort,
+};
 use crate::payload::BorrowedRecv;
 use crate::port::{Arrival, PeerFault, PeerId, Polled, PortFault};
 use crate::shared::fastbox;
@@ -74,8 +76,7 @@ where
     fn share(&mut self, last: PeerId) {
         let (hot, count) = (self.hot, self.hot_count);
         let hot = hot.into_iter().take(count);
-        let queued =
-            matches!(self.inbox.peek(), Ok(Some(number)) if number >> self.cells.trailing_zeros() != last);
+        let queued = self.queues.peek().is_some_and(|number| number >> self.cells.trailing_zeros() != last);
         let oversubscribed =
             queued || hot.clone().any(|peer| peer != last && self.poll_fastbox(peer).is_some());
         if oversubscribed != self.oversubscribed {
@@ -108,15 +109,8 @@ where
     #[inline]
     fn poll_queue(&mut self) -> Option<Polled<PacketPlace>> {
         for _ in 0..ENTRIES_A_POLL {
-            let number = match self.inbox.peek() {
-                Ok(Some(number)) => number,
-                Ok(None) => return None,
-                Err(_) => {
-                    self.inbox_damaged = true;
-                    return None;
-                }
-            };
-            // The geometry is local, but any process may have written the number. A rank or cell that does
+            let number = self.queues.peek()?;
+            // The geometry is local, but any process may have written the number. A peer or cell that does
             // not exist is ignored.
             let (peer, cell) = (number >> self.cells.trailing_zeros(), number & (self.cells - 1));
             let polled = self.poll_cell(peer, cell);
@@ -132,7 +126,7 @@ where
             if polled.is_none() && self.peers() == 0 {
                 return None;
             }
-            self.inbox.advance();
+            self.queues.advance();
             if matches!(polled, Some(Polled::Packet(_))) {
                 // The queue works, so the count of lost entries restarts.
                 self.lost = 0;
@@ -146,8 +140,8 @@ where
     }
 
     fn poll_cell(&mut self, peer: PeerId, cell: u32) -> Option<Polled<PacketPlace>> {
-        let me = self.config.rank as u16;
         let link = self.link(peer)?;
+        let me = link.traffic.number;
         let expected = link.traffic.expected;
         match link.ends.cells.inspect(cell, me, expected) {
             CellState::Other => None,
@@ -158,7 +152,7 @@ where
                 self.heat(peer);
                 let earlier = self.poll_fastbox(peer).or_else(|| self.sweep(peer));
                 if let Some(link) = self.link(peer) {
-                    link.traffic.sweep = true;
+                    link.traffic.conditions.set(Condition::Sweep, true);
                 }
                 let fault = PortFault::Gap { expected };
                 Some(earlier.unwrap_or(Polled::Fault(PeerFault { peer, fault })))
@@ -169,14 +163,14 @@ where
     /// Scans a peer's cells for the next packet in order.
     #[cold]
     pub(super) fn sweep(&mut self, peer: PeerId) -> Option<Polled<PacketPlace>> {
-        let me = self.config.rank as u16;
         let link = self.link(peer)?;
+        let me = link.traffic.number;
         let expected = link.traffic.expected;
         let Some(cell) = link.ends.cells.find(me, expected) else {
-            link.traffic.sweep = false;
+            link.traffic.conditions.set(Condition::Sweep, false);
             return None;
         };
-        link.traffic.sweep = true;
+        link.traffic.conditions.set(Condition::Sweep, true);
         match link.ends.cells.inspect(cell, me, expected) {
             CellState::Due { envelope, len } => Some(packet(peer, cell, envelope, len)),
             _ => Some(malformed(peer, cell)),
@@ -198,7 +192,7 @@ where
     fn poll_cold(&mut self) -> Option<Polled<PacketPlace>> {
         self.cold = if self.cold + 1 < self.peers() { self.cold + 1 } else { 0 };
         let peer = self.cold;
-        let wanted = self.link(peer).is_some_and(|link| link.traffic.sweep);
+        let wanted = self.link(peer).is_some_and(|link| link.traffic.conditions.has(Condition::Sweep));
         if let Some(polled) = self.poll_fastbox(peer) {
             self.heat(peer);
             return Some(polled);
@@ -207,13 +201,15 @@ where
             return Some(polled);
         }
         self.idle = self.idle.wrapping_add(1);
-        if self.inbox_damaged || self.idle.is_multiple_of(IDLE_SWEEP) {
+        if self.queues.is_damaged() || self.idle.is_multiple_of(IDLE_SWEEP) {
             self.swept = if self.swept + 1 < self.peers() { self.swept + 1 } else { 0 };
             let found = self.sweep(self.swept);
             // A scan may find a packet before its queue entry does. If this happens repeatedly, entries are
             // being lost.
             self.lost = self.lost.saturating_add(found.is_some().into());
-            self.inbox_damaged |= self.lost >= LOST;
+            if self.lost >= LOST {
+                self.queues.distrust();
+            }
             return found;
         }
         None

@@ -2,7 +2,7 @@
 
 use core::borrow::BorrowMut;
 
-use super::{Host, Link, ShmPort};
+use super::{Condition, Host, Link, ShmPort};
 use crate::port::PeerId;
 use crate::shared::pool::CellRecord;
 use crate::shared::sleep::{WakeReason, Waking};
@@ -23,7 +23,10 @@ where
         };
         match link.ends.sleep.must_wake(fences, wake_reason) {
             Waking::Awake => {}
-            Waking::Counted => (link.traffic.counted, self.counted) = (true, true),
+            Waking::Counted => {
+                link.traffic.conditions.set(Condition::Counted, true);
+                self.counted = true;
+            }
             Waking::Asleep(how) => {
                 link.traffic.wakes += 1;
                 self.host.wake(peer, link.ends.sleep, how);
@@ -43,7 +46,10 @@ where
     pub fn wake_counted(&mut self) {
         self.counted = false;
         for peer in 0..self.peers() {
-            if self.link(peer).is_some_and(|link| core::mem::take(&mut link.traffic.counted)) {
+            let Some(link) = self.link(peer) else { continue };
+            let was_counted = link.traffic.conditions.has(Condition::Counted);
+            link.traffic.conditions.set(Condition::Counted, false);
+            if was_counted {
                 self.wake(peer, WakeReason::Other);
             }
         }

@@ -1,4 +1,4 @@
-//! The shared memory of a world in one process: two segments per rank on the heap, accessed like mappings.
+//! The shared memory of a world in one process: all segments on the heap, accessed like mappings.
 
 mod memory;
 
@@ -18,7 +18,7 @@ use crate::payload::Exposed;
 use crate::port::PeerId;
 use crate::shared::assist::{self, AssistLine, Pieces};
 use crate::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
-use crate::shared::layout::{Extent, Geometry, HEADER_PAGE, Line};
+use crate::shared::layout::{Extent, Geometry, HEADER_PAGE, Line, LinkLayout, OwnLayout, queue_of};
 use crate::shared::pool::{
     CellHeader, CellPool, CellRecord, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
@@ -147,27 +147,59 @@ impl Drop for FabricRegion {
 
 pub(crate) type TestPort<'a> = ShmPort<'a, WakeLog, Vec<Option<Link<'a>>>, Vec<CellRecord>>;
 
-/// Both segments of every rank.
+/// The sizes of a world.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WorldShape {
+    pub(crate) peers: u32,
+    pub(crate) cells: u32,
+    pub(crate) cell_bytes: u32,
+    pub(crate) fastbox_slots: u32,
+}
+
+impl WorldShape {
+    pub(crate) const fn geometry(self) -> Geometry {
+        let Self { cells, cell_bytes, fastbox_slots, .. } = self;
+        Geometry { cells, cell_bytes, fastbox_slots }
+    }
+
+    pub(crate) fn own(self) -> OwnLayout {
+        self.geometry().own()
+    }
+
+    pub(crate) const fn link(self) -> LinkLayout {
+        self.geometry().link()
+    }
+}
+
+/// All segments of every rank. Each rank knows each other one by its rank.
 #[derive(Debug)]
 pub(crate) struct Fabric {
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: WorldShape,
     own: Vec<FabricRegion>,
-    inbox: Vec<FabricRegion>,
+    /// By rank and queue.
+    inboxes: Vec<Vec<FabricRegion>>,
+    /// By owner and peer.
+    links: Vec<Vec<FabricRegion>>,
     memory: Rc<RefCell<FabricMemory>>,
     announce: bool,
     stores: Option<Stores>,
 }
 
-/// Returns the smallest valid geometry.
-pub(crate) const fn tiny(peers: u32) -> Geometry {
-    Geometry { peers, cells: 4, cell_bytes: 256, fastbox_slots: 4 }
+/// Returns the smallest valid sizes.
+pub(crate) const fn tiny(peers: u32) -> WorldShape {
+    WorldShape { peers, cells: 4, cell_bytes: 256, fastbox_slots: 4 }
 }
 
 impl Fabric {
-    pub(crate) fn new(geometry: Geometry) -> Self {
-        geometry.validate().unwrap();
+    pub(crate) fn new(geometry: WorldShape) -> Self {
+        let sizes = geometry.geometry();
+        sizes.validate().unwrap();
         let regions = |bytes| (0..geometry.peers).map(|_| FabricRegion::new(bytes)).collect();
-        let (own, inbox) = (regions(geometry.own().total), regions(geometry.inbox().total));
+        let own = regions(sizes.own().total);
+        let links = (0..geometry.peers).map(|_| regions(sizes.link().total)).collect();
+        let queues = queue_of(geometry.peers.saturating_sub(1)) + 1;
+        let inbox = |_| (0..queues).map(|queue| FabricRegion::new(sizes.inbox(queue).total)).collect();
+        let inboxes = (0..geometry.peers).map(inbox).collect();
         let memory = FabricMemory {
             reading: Reading::Never,
             gone: vec![],
@@ -184,21 +216,29 @@ impl Fabric {
             runs: 0,
             rng: Rng::new(0),
         };
-        Self { geometry, own, inbox, memory: Rc::new(RefCell::new(memory)), announce: true, stores: None }
+        Self {
+            geometry,
+            own,
+            inboxes,
+            links,
+            memory: Rc::new(RefCell::new(memory)),
+            announce: true,
+            stores: None,
+        }
     }
 
     /// Returns a fabric whose cells are announced through the receive queue.
-    pub(crate) fn queueing(geometry: Geometry) -> Self {
+    pub(crate) fn queueing(geometry: WorldShape) -> Self {
         Self { announce: false, ..Self::new(geometry) }
     }
 
     /// Returns a fabric whose ranks fill their cells by this copy policy.
-    pub(crate) fn storing(geometry: Geometry, stores: Option<Stores>) -> Self {
+    pub(crate) fn storing(geometry: WorldShape, stores: Option<Stores>) -> Self {
         Self { stores, ..Self::new(geometry) }
     }
 
     /// Returns a fabric whose ranks have this access to each other's memory.
-    pub(crate) fn reading(geometry: Geometry, reading: Reading, seed: u64) -> Self {
+    pub(crate) fn reading(geometry: WorldShape, reading: Reading, seed: u64) -> Self {
         let fabric = Self::new(geometry);
         fabric.with_memory(|memory| {
             memory.reading = reading;
@@ -229,19 +269,29 @@ impl Fabric {
         &self.own[rank as usize]
     }
 
+    /// Returns the segment of the first receive queue.
     pub(crate) fn inbox(&self, rank: PeerId) -> &FabricRegion {
-        &self.inbox[rank as usize]
+        &self.inboxes[rank as usize][0]
     }
 
-    /// Returns the receive queue's entries and its tail hint.
+    /// Returns the segment in which `owner` keeps its structures for `peer`.
+    pub(crate) fn link_segment(&self, owner: PeerId, peer: PeerId) -> &FabricRegion {
+        &self.links[owner as usize][peer as usize]
+    }
+
+    /// Returns the first receive queue's entries and its tail hint.
     pub(crate) fn queue(&self, rank: PeerId) -> (&[Word64], &Word64) {
-        let (layout, region) = (self.geometry.inbox(), self.inbox(rank));
-        let entries = region.view(layout.entries, self.geometry.queue_entries() as usize);
-        (entries, &region.view::<Line>(layout.tail, 1)[0].word)
+        self.queue_at(rank, 0)
+    }
+
+    fn queue_at(&self, rank: PeerId, queue: usize) -> (&[Word64], &Word64) {
+        let layout = self.geometry.geometry().inbox(queue);
+        let region = &self.inboxes[rank as usize][queue];
+        (region.view(layout.entries, layout.count), &region.view::<Line>(layout.tail, 1)[0].word)
     }
 
     pub(crate) fn sleep(&self, rank: PeerId) -> &SleepWord {
-        &self.inbox(rank).view::<SleepWord>(self.geometry.inbox().sleep, 1)[0]
+        &self.inbox(rank).view::<SleepWord>(self.geometry.geometry().inbox(0).sleep, 1)[0]
     }
 
     /// Returns the header of a cell, as words.
@@ -256,7 +306,7 @@ impl Fabric {
     }
 
     pub(crate) fn port_with_limit(&self, rank: PeerId, fastbox_limit: usize) -> TestPort<'_> {
-        let link = |peer| (peer != rank).then(|| Link::new(self.ends(rank, peer)));
+        let link = |peer| (peer != rank).then(|| self.link(rank, peer));
         self.port_over(rank, fastbox_limit, (0..self.geometry.peers).map(link).collect())
     }
 
@@ -269,7 +319,8 @@ impl Fabric {
     /// Resets the segments of a rank to those of a new process. The rank's ports, and the links of others to it, no
     /// longer exist.
     pub(crate) fn wipe(&self, rank: PeerId) {
-        for region in [self.own(rank), self.inbox(rank)] {
+        let links = self.links.iter().map(|links| &links[rank as usize]).chain(&self.links[rank as usize]);
+        for region in links.chain(&self.inboxes[rank as usize]).chain([self.own(rank)]) {
             (0..region.bytes()).step_by(8).for_each(|at| region.word(at).store_relaxed(0));
         }
     }
@@ -290,7 +341,6 @@ impl Fabric {
         // Each side has its own bounds.
         let pieces = Pieces::new(128 << rank, 512 << rank);
         let config = PortConfig {
-            rank,
             fastbox_limit,
             fences: FenceMode::Symmetric,
             announce,
@@ -300,12 +350,22 @@ impl Fabric {
         };
         let consumer = Consumer::new(CellQueue::new(entries, tail));
         let wakes = WakeLog { rung: vec![], memory: Rc::clone(&self.memory), refused: vec![] };
-        ShmPort::new(config, links, pool, g.cells, consumer, wakes)
+        let mut port = ShmPort::new(config, links, pool, g.cells, consumer, wakes);
+        for queue in 1..self.inboxes[rank as usize].len() {
+            let (entries, tail) = self.queue_at(rank, queue);
+            assert!(port.add_queue(Consumer::new(CellQueue::new(entries, tail))));
+        }
+        port
+    }
+
+    /// Returns a new link. Its segments must be new.
+    pub(crate) fn link(&self, me: PeerId, peer: PeerId) -> Link<'_> {
+        Link::new(me as u16, self.ends(me, peer))
     }
 
     pub(crate) fn ends(&self, me: PeerId, peer: PeerId) -> Ends<'_> {
         let (g, layout) = (self.geometry, self.geometry.own());
-        let (entries, tail) = self.queue(peer);
+        let (entries, tail) = self.queue_at(peer, queue_of(me));
         let payload_bytes = g.cells as usize * g.cell_bytes as usize;
         let theirs = self.own(peer).view(layout.headers, g.cells as usize);
         let payload = self.own(peer).read_only(layout.payload, payload_bytes);
@@ -326,26 +386,24 @@ impl Fabric {
 
     /// Returns the words of the fastbox from `from` to `to`, four a slot.
     pub(crate) fn fastbox_words(&self, from: PeerId, to: PeerId) -> &[Word64] {
-        let at = self.geometry.own().fastboxes + to as usize * self.geometry.fastbox_bytes();
-        self.own(from).view(at, self.geometry.fastbox_slots as usize * 8)
+        let at = self.geometry.link().fastbox;
+        self.link_segment(from, to).view(at, self.geometry.fastbox_slots as usize * 8)
     }
 
     /// Returns the fastbox from `from` to `to`.
     pub(crate) fn fastbox(&self, from: PeerId, to: PeerId) -> &[FastboxSlot] {
-        let at = self.geometry.own().fastboxes + to as usize * self.geometry.fastbox_bytes();
-        self.own(from).view(at, self.geometry.fastbox_slots as usize)
+        let at = self.geometry.link().fastbox;
+        self.link_segment(from, to).view(at, self.geometry.fastbox_slots as usize)
     }
 
     /// Returns the line that `reader` writes for `writer`: its position in the fastbox, and the credit.
     pub(crate) fn line(&self, reader: PeerId, writer: PeerId) -> &Line {
-        let at = self.geometry.own().acks + writer as usize * size_of::<Line>();
-        &self.own(reader).view::<Line>(at, 1)[0]
+        &self.link_segment(reader, writer).view::<Line>(self.geometry.link().ack, 1)[0]
     }
 
     /// Returns the share line of `rank` for `peer`.
     pub(crate) fn assist(&self, rank: PeerId, peer: PeerId) -> &AssistLine {
-        let at = self.geometry.own().assist_lines + peer as usize * size_of::<AssistLine>();
-        &self.own(rank).view::<AssistLine>(at, 1)[0]
+        &self.link_segment(rank, peer).view::<AssistLine>(self.geometry.link().assist_line, 1)[0]
     }
 
     /// Returns the position of `reader` in the fastbox of `writer`.
@@ -355,27 +413,31 @@ impl Fabric {
 
     /// Returns the ring by which `reader` returns the cells of `owner`.
     pub(crate) fn returns(&self, reader: PeerId, owner: PeerId) -> &[ReturnSlot] {
-        let at = self.geometry.own().returns + owner as usize * self.geometry.return_bytes();
-        self.own(reader).view(at, self.geometry.cells as usize)
+        self.link_segment(reader, owner).view(self.geometry.link().returns, self.geometry.cells as usize)
     }
 
-    /// Corrupts a word of a rank's own segment.
+    /// Corrupts a word that a rank owns.
     pub(crate) fn corrupt_own(&self, rng: &mut Rng, by: PeerId) {
         let own = self.geometry.own();
         // The payload has many words and no structure, so most corruptions hit other parts.
-        let end = if rng.one_in(8) { own.total } else { own.payload };
-        self.own(by).corrupt(rng, HEADER_PAGE, end);
+        match rng.below(8) {
+            0 => self.own(by).corrupt(rng, HEADER_PAGE, own.total),
+            1 | 2 => self.own(by).corrupt(rng, HEADER_PAGE, own.payload),
+            _ => {
+                let (peer, link) = (rng.below(self.geometry.peers as usize) as PeerId, self.geometry.link());
+                self.link_segment(by, peer).corrupt(rng, link.ack, link.total);
+            }
+        }
     }
 
     /// Corrupts a word of some inbox.
     pub(crate) fn corrupt_inbox(&self, rng: &mut Rng) {
-        let inbox = self.geometry.inbox();
+        let inbox = self.geometry.geometry().inbox(0);
         let victim = rng.below(self.geometry.peers as usize) as PeerId;
-        let entries_end = inbox.entries + self.geometry.queue_entries() as usize * 8;
         match rng.below(4) {
             0 => self.inbox(victim).corrupt(rng, inbox.tail, inbox.tail + 8),
             1 => self.inbox(victim).corrupt(rng, inbox.sleep, inbox.sleep + 8),
-            _ => self.inbox(victim).corrupt(rng, inbox.entries, entries_end),
+            _ => self.inbox(victim).corrupt(rng, inbox.entries, inbox.entries + inbox.count * 8),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::fabric::{Fabric, TestPort};
 use super::port::eager;
 use super::{Rng, cases, contents};
 use crate::port::{PacketPort, PeerFault, PeerId, Polled, Stores};
-use crate::shared::layout::Geometry;
+use crate::shared::tests::fabric::WorldShape;
 
 const HOSTILE: PeerId = 2;
 
@@ -132,7 +132,7 @@ fn siege(seed: u64, steps: usize) -> usize {
     let (cells, fastbox_slots) = (rng.pick(&[4, 16]), rng.pick(&[4, 16]));
     let cell_bytes = rng.pick(&[256, 1024, 4096]);
     let stores = rng.pick(&[None, Some(Stores::Cached), Some(Stores::Prefetched), Some(Stores::NonTemporal)]);
-    let fabric = Fabric::storing(Geometry { peers: 3, cells, cell_bytes, fastbox_slots }, stores);
+    let fabric = Fabric::storing(WorldShape { peers: 3, cells, cell_bytes, fastbox_slots }, stores);
     let mut siege = PortSiege::new(seed, rng, &fabric);
     for _ in 0..steps {
         siege.step();

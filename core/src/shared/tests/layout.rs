@@ -4,26 +4,27 @@ use proptest::prelude::*;
 
 use super::fabric::{FabricRegion, tiny};
 use super::{cases, portion};
+use crate::shared::assist::AssistLine;
 use crate::shared::fastbox::FastboxSlot;
 use crate::shared::layout::{
-    Extent, Geometry, HEADER_PAGE, Identity, LINE, LayoutError, Line, MAGIC, SegmentHeader, SegmentKind,
+    Extent, Geometry, HEADER_PAGE, Identity, LINE, LayoutError, Line, MAGIC, MAX_PEERS, MAX_QUEUES,
+    SegmentHeader, SegmentKind, queue_of, queue_peers,
 };
 use crate::shared::pool::CellHeader;
 use crate::sync::Word64;
 use crate::wire::LAYOUT_VERSION;
 
 fn geometry() -> impl Strategy<Value = Geometry> {
-    (1..=4096u32, 2..=12u32, 4..=(1u32 << 18), 2..=12u32).prop_map(|(peers, cells, lines, slots)| Geometry {
-        peers,
+    (2..=12u32, 4..=(1u32 << 18), 2..=12u32).prop_map(|(cells, lines, slots)| Geometry {
         cells: 1 << cells,
         cell_bytes: lines * 64,
         fastbox_slots: 1 << slots,
     })
 }
 
-/// Checks that all parts are aligned and follow one another without overlap, up to the end.
-fn assert_disjoint(parts: &[(usize, usize, usize)], total: usize) {
-    let mut end = HEADER_PAGE;
+/// Checks that all parts are aligned and follow one another without overlap, from `first` up to the end.
+fn assert_disjoint(first: usize, parts: &[(usize, usize, usize)], total: usize) {
+    let mut end = first;
     for &(start, bytes, align) in parts {
         assert!(start >= end && start.is_multiple_of(align), "{start} after {end}, aligned to {align}");
         end = start + bytes;
@@ -35,36 +36,36 @@ proptest! {
     #![proptest_config(cases(512))]
 
     #[test]
-    fn parts_of_the_segments_are_disjoint_and_aligned(g in geometry()) {
+    fn parts_of_the_segments_are_disjoint_and_aligned(g in geometry(), queue in 0..MAX_QUEUES) {
         g.validate().unwrap();
-        let (own, inbox) = (g.own(), g.inbox());
-        let (peers, cells) = (g.peers as usize, g.cells as usize);
+        let (own, link, inbox) = (g.own(), g.link(), g.inbox(queue));
+        let cells = g.cells as usize;
         assert!(g.return_bytes() >= cells * 4 && g.return_bytes().is_multiple_of(LINE));
-        assert_disjoint(&[
-            (own.acks, peers * size_of::<Line>(), LINE),
-            (own.returns, peers * g.return_bytes(), LINE),
-            (own.fastboxes, peers * g.fastbox_slots as usize * size_of::<FastboxSlot>(), LINE),
+        assert_disjoint(HEADER_PAGE, &[
             (own.headers, cells * size_of::<CellHeader>(), LINE),
             (own.payload, cells * g.cell_bytes as usize, HEADER_PAGE),
         ], own.total);
-        let entries = g.queue_entries() as usize;
-        assert!(entries.is_power_of_two() && entries >= peers * cells);
-        assert_disjoint(&[
+        assert_disjoint(size_of::<SegmentHeader>(), &[
+            (link.ack, size_of::<Line>(), LINE),
+            (link.assist_line, size_of::<AssistLine>(), LINE),
+            (link.returns, g.return_bytes(), LINE),
+            (link.fastbox, g.fastbox_slots as usize * size_of::<FastboxSlot>(), LINE),
+        ], link.total);
+        assert!(inbox.count.is_power_of_two() && inbox.count >= queue_peers(queue) as usize * cells);
+        assert_disjoint(size_of::<SegmentHeader>(), &[
             (inbox.tail, LINE, LINE),
             (inbox.sleep, LINE, LINE),
-            (inbox.entries, entries * size_of::<Word64>(), 8),
+            (inbox.entries, inbox.count * size_of::<Word64>(), 8),
         ], inbox.total);
     }
 
     #[test]
     fn only_documented_geometries_are_valid(
-        peers in edge(4096), cells in edge(4096), cell_bytes in edge(1 << 24), fastbox_slots in edge(4096),
+        cells in edge(4096), cell_bytes in edge(1 << 24), fastbox_slots in edge(4096),
     ) {
-        let g = Geometry { peers, cells, cell_bytes, fastbox_slots };
+        let g = Geometry { cells, cell_bytes, fastbox_slots };
         let power = |value: u32| (2..=12).any(|shift| value == 1 << shift);
-        let wrong = if !(1..=4096).contains(&peers) {
-            Some("number of processes")
-        } else if !power(cells) {
+        let wrong = if !power(cells) {
             Some("cells")
         } else if !(256..=16_777_216).contains(&cell_bytes) || cell_bytes % 64 != 0 {
             Some("cell_bytes")
@@ -110,44 +111,56 @@ fn edge(most: u32) -> impl Strategy<Value = u32> {
 
 #[test]
 fn largest_geometry_has_a_layout() {
-    let g = Geometry { peers: 4096, cells: 4096, cell_bytes: 1 << 24, fastbox_slots: 4096 };
+    let g = Geometry { cells: 4096, cell_bytes: 1 << 24, fastbox_slots: 4096 };
     g.validate().unwrap();
-    assert_eq!(g.queue_entries(), 1 << 24);
-    assert!(g.own().total > 1 << 36 && g.inbox().total > 1 << 27);
+    assert_eq!(g.inbox(MAX_QUEUES - 1).count, 1 << 23);
+    assert!(g.own().total > 1 << 36);
+}
+
+#[test]
+fn every_number_has_one_queue_with_room_for_all_of_its_cells() {
+    let mut served = [0; MAX_QUEUES];
+    (0..MAX_PEERS).for_each(|number| served[queue_of(number)] += 1);
+    for (queue, served) in served.into_iter().enumerate() {
+        assert_eq!(served, queue_peers(queue), "queue {queue}");
+    }
+    assert_eq!((queue_of(0), queue_of(7), queue_of(8), queue_of(15), queue_of(16)), (0, 0, 1, 1, 2));
 }
 
 #[test]
 fn declared_bytes_per_peer_cover_a_further_peer() {
-    let per_peer = tiny(64).bytes_per_peer();
-    let bytes = |peers| tiny(peers).own().total + tiny(peers).inbox().total;
-    assert!(bytes(128) - bytes(64) <= 64 * per_peer + 2 * HEADER_PAGE);
+    let g = tiny(1).geometry();
+    for peers in [8, 9, 16, 17, 100, MAX_PEERS] {
+        let queues = (0..=queue_of(peers - 1)).map(|queue| g.inbox(queue).total).sum::<usize>();
+        let bytes = peers as usize * g.link().total + queues;
+        assert!(bytes <= peers as usize * g.bytes_per_peer() + MAX_QUEUES * HEADER_PAGE, "{peers} peers");
+    }
 }
 
 #[test]
 fn segment_that_was_published_checks_and_one_that_was_not_does_not() {
     let header = SegmentHeader::empty();
-    let identity = Identity { kind: SegmentKind::Own, geometry: tiny(3), rank: 2, epoch: 77 };
+    let identity = Identity { kind: SegmentKind::Own, geometry: tiny(3).geometry(), number: 2, epoch: 77 };
     assert_eq!(header.check(&identity, 4096), Err(LayoutError::NotReady));
     header.publish(&identity, 4096);
     assert_eq!(header.check(&identity, 4096), Ok(()));
 }
 
 /// Offset, length and name of each field of the header.
-const FIELDS: [(usize, usize, &str); 9] = [
+const FIELDS: [(usize, usize, &str); 8] = [
     (0, 8, "magic"),
     (8, 8, "total"),
     (20, 4, "kind"),
-    (24, 4, "number of processes"),
+    (24, 4, "number"),
     (28, 4, "cells"),
     (32, 4, "cell_bytes"),
     (36, 4, "fastbox_slots"),
-    (40, 4, "rank"),
     (48, 8, "epoch"),
 ];
 
 fn published(region: &FabricRegion) -> (&SegmentHeader, Identity) {
     let header = &region.view::<SegmentHeader>(0, 1)[0];
-    let identity = Identity { kind: SegmentKind::Inbox, geometry: tiny(3), rank: 2, epoch: 77 };
+    let identity = Identity { kind: SegmentKind::Inbox, geometry: tiny(3).geometry(), number: 2, epoch: 77 };
     header.publish(&identity, 8192);
     (header, identity)
 }

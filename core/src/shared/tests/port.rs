@@ -13,9 +13,9 @@ use crate::port::{
     AccessError, Accessed, Arrival, PacketPort, PeerFault, PeerId, Polled, PortFault, RemoteAccess,
 };
 use crate::shared::fastbox::max_payload;
-use crate::shared::layout::Geometry;
 use crate::shared::port::PacketPlace;
 use crate::shared::sleep::{Payer, Sleep};
+use crate::shared::tests::fabric::WorldShape;
 use crate::wire::mappable::MappableBytes;
 use crate::wire::rendezvous::Descriptor;
 use crate::wire::{Envelope, Kind};
@@ -65,7 +65,7 @@ fn first_fault(port: &mut TestPort<'_>) -> PeerFault {
 
 #[test]
 fn packets_of_both_paths_arrive_in_the_order_sent() {
-    let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 };
+    let geometry = WorldShape { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 };
     for fabric in [Fabric::new(geometry), Fabric::queueing(geometry)] {
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
         let sizes = [8, 200, 0, 256, 104, 105, 48, 49, 1];
@@ -82,7 +82,7 @@ fn packets_of_both_paths_arrive_in_the_order_sent() {
 #[test]
 fn exposed_memory_fills_a_whole_cell() {
     let fabric =
-        Fabric::new(Geometry { peers: 2, cells: 4, cell_bytes: 4 * BOUNCE as u32, fastbox_slots: 4 });
+        Fabric::new(WorldShape { peers: 2, cells: 4, cell_bytes: 4 * BOUNCE as u32, fastbox_slots: 4 });
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     assert_eq!(zero.packet_bytes(), 4 * BOUNCE);
     for (tag, len) in [3, 200, BOUNCE, BOUNCE + 1, 4 * BOUNCE].into_iter().enumerate() {
@@ -140,7 +140,7 @@ fn traffic(seed: u64) {
     let mut rng = Rng::new(seed);
     let peers = rng.pick(&[2, 3, 4, 11]);
     let (cells, fastbox_slots) = (rng.pick(&[4, 16]), rng.pick(&[4, 16]));
-    let geometry = Geometry { peers, cells, cell_bytes: 256, fastbox_slots };
+    let geometry = WorldShape { peers, cells, cell_bytes: 256, fastbox_slots };
     let fabric = if rng.one_in(2) { Fabric::new(geometry) } else { Fabric::queueing(geometry) };
     let mut ports: Vec<_> = (0..peers).map(|rank| fabric.port(rank)).collect();
     let mut between = vec![vec![VecDeque::new(); peers as usize]; peers as usize];
@@ -272,7 +272,7 @@ fn closed_peer_returns_its_cells_and_is_not_polled_any_more() {
 
 #[test]
 fn limit_beyond_the_fastbox_is_no_fault_of_an_honest_sender() {
-    let fabric = Fabric::new(Geometry { peers: 2, cells: 4, cell_bytes: 1024, fastbox_slots: 16 });
+    let fabric = Fabric::new(WorldShape { peers: 2, cells: 4, cell_bytes: 1024, fastbox_slots: 16 });
     let (mut zero, mut one) = (fabric.port_with_limit(0, 4096), fabric.port(1));
     for (tag, len) in (0..).zip([max_payload(16), max_payload(16) + 1, 300, 500, 1000, 8]) {
         assert!(send(&mut zero, 1, tag, len));
@@ -335,7 +335,7 @@ fn by_short_messages(port: &mut TestPort<'_>) -> Option<PeerId> {
 /// Returns the senders of 4000 packets of eight bytes that rank 0 takes. Each of `senders` ranks has a hundred
 /// packets in flight, which fit.
 fn order_of(senders: u32, way: TakeCall) -> Vec<PeerId> {
-    let fabric = Fabric::new(Geometry { peers: 5, cells: 8, cell_bytes: 256, fastbox_slots: 256 });
+    let fabric = Fabric::new(WorldShape { peers: 5, cells: 8, cell_bytes: 256, fastbox_slots: 256 });
     let mut ports: Vec<_> = (0..5).map(|rank| fabric.port(rank)).collect();
     let (receiver, others) = ports.split_first_mut().unwrap();
     let others = &mut others[..senders as usize];
@@ -370,7 +370,7 @@ fn peers_that_are_ready_together_get_short_bursts() {
 #[test]
 fn a_peer_that_becomes_ready_waits_for_one_long_burst_and_then_for_short_ones() {
     for way in [by_polling as TakeCall, by_short_messages] {
-        let fabric = Fabric::new(Geometry { peers: 3, cells: 8, cell_bytes: 256, fastbox_slots: 1024 });
+        let fabric = Fabric::new(WorldShape { peers: 3, cells: 8, cell_bytes: 256, fastbox_slots: 1024 });
         let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
         // The first peer is alone for long, and then at any position in its burst.
         for alone in [0, 1, 100, 1000, 1001] {
@@ -456,7 +456,7 @@ fn sender_that_sleeps_for_room_is_woken_when_there_is_room() {
 }
 
 /// The smallest number of cells with which the port defers releases.
-const DEFERRING: Geometry = Geometry { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 };
+const DEFERRING: WorldShape = WorldShape { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 };
 
 #[test]
 fn sleeper_that_needs_messages_is_woken_by_an_answer_that_returns_a_cell() {
@@ -498,7 +498,7 @@ fn sender_that_sleeps_for_room_in_the_fastbox_is_woken_when_a_cell_is_read_and_k
 /// A process that always has packets to receive never has an idle poll.
 #[test]
 fn a_cell_that_was_read_is_returned_although_messages_keep_arriving() {
-    let fabric = Fabric::new(Geometry { peers: 3, cells: 16, cell_bytes: 256, fastbox_slots: 8 });
+    let fabric = Fabric::new(WorldShape { peers: 3, cells: 16, cell_bytes: 256, fastbox_slots: 8 });
     let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
     assert!(send(&mut zero, 1, 0, 100));
     assert_eq!(take(&mut one, 100), Some((0, 0)));
@@ -553,7 +553,7 @@ fn fault_names_the_violation_of_the_peer() {
 fn packet_of_the_past_in_a_fastbox_is_a_fault() {
     let fabric = Fabric::new(tiny(2));
     let mut zero = fabric.port(0);
-    let slot = fabric.own(1).word(fabric.geometry.own().fastboxes);
+    let slot = fabric.link_segment(1, 0).word(fabric.geometry.link().fastbox);
     slot.store_relaxed(1 << 32 | 1 << 40 | 0xfff0 << 48);
     assert_eq!(first_fault(&mut zero), PeerFault { peer: 1, fault: PortFault::Gap { expected: 1 } });
 }
@@ -564,8 +564,8 @@ fn cell_given_back_that_was_never_lent_is_a_fault_of_the_giver() {
     let mut zero = fabric.port(0);
     assert!(send(&mut zero, 1, 1, 100) && send(&mut zero, 2, 1, 100));
     // Rank 2 returns the cell that rank 1 holds.
-    let at = fabric.geometry.own().returns;
-    fabric.own(2).word(at).store_relaxed(1 << 16);
+    let at = fabric.geometry.link().returns;
+    fabric.link_segment(2, 0).word(at).store_relaxed(1 << 16);
     let fault = zero.send(2, &eager(2, 100), PacketPieces::Whole(&contents(2, 100))).unwrap_err();
     assert_eq!(fault.peer, 2);
     assert!(matches!(fault.fault, PortFault::Return(it) if it.cell == 0), "{fault}");

@@ -10,8 +10,8 @@ use super::port::{collected, send, take};
 use super::{Rng, contents};
 use crate::port::{PacketPort, PeerId, Stores};
 use crate::shared::fastbox::FastboxSender;
-use crate::shared::layout::Geometry;
 use crate::shared::port::PacketPlace;
+use crate::shared::tests::fabric::WorldShape;
 use crate::wire::{Envelope, Kind};
 
 /// Sends a message by the critical path, if that path accepts it. Returns whether it did.
@@ -32,7 +32,7 @@ fn take_from_cell(port: &mut TestPort<'_>) -> u32 {
 
 #[test]
 fn a_ping_pong_uses_one_cell_each() {
-    let fabric = Fabric::new(Geometry { cells: 16, cell_bytes: 512, fastbox_slots: 64, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { cells: 16, cell_bytes: 512, fastbox_slots: 64, ..tiny(2) });
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     let mut used = [[0; 16]; 2];
     for turn in 0..1000 {
@@ -56,7 +56,7 @@ fn a_ping_pong_uses_one_cell_each() {
 
 #[test]
 fn a_ping_pong_with_write_prefetch_uses_two_cells_each() {
-    let geometry = Geometry { cells: 16, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
+    let geometry = WorldShape { cells: 16, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
     let fabric = Fabric::storing(geometry, Some(Stores::Prefetched));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     let mut used = vec![];
@@ -88,7 +88,7 @@ fn line_starts(fabric: &Fabric, cell: usize) -> Vec<u8> {
 
 #[test]
 fn only_lines_of_the_next_cell_are_prefetched_a_few_at_a_time() {
-    let geometry = Geometry { cells: 8, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
+    let geometry = WorldShape { cells: 8, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
     let fabric = Fabric::storing(geometry, Some(Stores::Prefetched));
     let payload = fabric.own(0).payload(geometry.own().payload, 8 * 4096);
     assert!(payload.write(0, &[7; 8 * 4096]));
@@ -116,7 +116,7 @@ fn only_lines_of_the_next_cell_are_prefetched_a_few_at_a_time() {
 
 #[test]
 fn only_the_last_cell_waits_for_an_answer_and_only_until_a_poll_finds_nothing() {
-    let fabric = Fabric::new(Geometry { cells: 16, fastbox_slots: 16, ..tiny(3) });
+    let fabric = Fabric::new(WorldShape { cells: 16, fastbox_slots: 16, ..tiny(3) });
     let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
     for turn in 0..3 {
         assert!(send_copy(&mut zero, 1, turn, 200) && send_copy(&mut two, 1, turn, 200));
@@ -151,7 +151,7 @@ fn a_deferred_release_to_a_failed_peer_is_dropped() {
     take_from_cell(&mut one);
     one.close(0);
     fabric.wipe(0);
-    assert!(one.open(0, fabric.ends(1, 0)));
+    assert!(one.open(0, fabric.link(1, 0)));
     let mut zero = fabric.port(0);
     assert!(send_copy(&mut one, 0, 2, 200), "the announcement returns no cell");
     take_from_cell(&mut zero);
@@ -190,7 +190,7 @@ fn cells_that_the_peer_does_not_hold_are_not_returned() {
 
 #[test]
 fn a_cell_arrives_whole_whatever_the_copy_policy() {
-    let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
+    let geometry = WorldShape { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
     let mut rng = Rng::new(7);
     for stores in [None, Some(Stores::Cached), Some(Stores::Prefetched), Some(Stores::NonTemporal)] {
         let fabric = Fabric::storing(geometry, stores);
@@ -209,7 +209,7 @@ fn a_cell_arrives_whole_whatever_the_copy_policy() {
 
 #[test]
 fn the_data_of_a_stream_are_filled_as_the_receiver_requests() {
-    let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
+    let geometry = WorldShape { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
     for (own, asked, past) in [
         (None, Some(Stores::NonTemporal), 10),
         (None, Some(Stores::Cached), 0),

@@ -9,7 +9,7 @@ use super::fabric::{Fabric, TestPort, tiny};
 use super::port::{send, take};
 use super::returned::send_copy;
 use crate::port::{PeerId, Stores};
-use crate::shared::layout::Geometry;
+use crate::shared::tests::fabric::WorldShape;
 
 const RANKS: PeerId = 3;
 /// Messages from each rank to each other rank.
@@ -59,7 +59,7 @@ fn threads_exchange_through_tiny_structures() {
 /// Lines of the next cell are write-prefetched while peers read other lines.
 #[test]
 fn threads_exchange_through_write_prefetched_cells() {
-    let geometry = Geometry { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) };
+    let geometry = WorldShape { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) };
     exchange_all(&Fabric::storing(geometry, Some(Stores::Prefetched)));
 }
 

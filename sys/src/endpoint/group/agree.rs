@@ -41,6 +41,20 @@ pub struct Ranking {
 }
 
 impl Ranking {
+    /// Returns the ranking of the members that are not gone.
+    ///
+    /// # Errors
+    /// [`Error::Excluded`] if this process is none of them.
+    pub(super) fn of(
+        members: impl Iterator<Item = usize>,
+        gone: &[usize],
+        rank: usize,
+    ) -> Result<Self, Error> {
+        let world: Vec<usize> = members.filter(|rank| gone.binary_search(rank).is_err()).collect();
+        let rank = world.binary_search(&rank).map_err(|_| Error::Excluded)?;
+        Ok(Self { world, rank })
+    }
+
     /// Returns the number of this process among the survivors.
     pub fn rank(&self) -> usize {
         self.rank
@@ -140,9 +154,28 @@ impl Agreements {
 /// An agreement under way, and the buffers that the engine uses for it.
 #[derive(Debug)]
 struct Ongoing {
+    /// The list that the caller gave; `None` for all ranks of the world.
+    group: Option<Vec<usize>>,
+    /// The ranks by their numbers in this agreement.
+    members: Vec<usize>,
+    /// The tag of its messages.
+    tag: u64,
     part: Agreement<Vec<u64>>,
     receive: Option<(Request, Vec<u8>)>,
     sends: Vec<(Request, Vec<u8>)>,
+}
+
+impl Ongoing {
+    fn message_bytes(&self) -> usize {
+        message_bytes(self.members.len() as u32)
+    }
+}
+
+/// Returns the tag of the messages of agreements among these ranks. It differs from every number of an agreement of all
+/// ranks, and almost surely from the tag of another list (FNV-1a).
+fn tag_of(members: &[usize]) -> u64 {
+    let mix = |hash: u64, member: &usize| (hash ^ *member as u64).wrapping_mul(0x0100_0000_01b3);
+    1 << 63 | members.iter().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
 /// An agreement in progress. After an error or a panic the endpoint keeps it, because the engine uses its
@@ -196,16 +229,27 @@ impl Endpoint {
     /// disconnected from it. After any other error the agreement is still under way. The next call continues
     /// it, with the flags of the first call.
     pub fn agree(&mut self, flags: u64) -> Result<Agreed, Error> {
+        self.agree_of(None, flags)
+    }
+
+    /// As [`Endpoint::agree`], of these ranks.
+    pub(super) fn agree_of(&mut self, group: Option<&[usize]>, flags: u64) -> Result<Agreed, Error> {
         self.check_origin()?;
-        if self.agreements.excluded {
-            return Err(Error::Excluded);
+        if self.agreements.ongoing.as_ref().is_some_and(|ongoing| ongoing.group.as_deref() != group) {
+            return Err(Error::AgreementUnderWay);
         }
-        // The ranks that took part in earlier agreements know the number of the next one.
-        self.await_answers()?;
-        for (rank, number) in self.agreements.settle() {
-            self.fault(rank as u32, PortFault::Agreement { number, due: self.agreements.next });
+        match group {
+            Some(members) => self.await_answers_of(members)?,
+            None if self.agreements.excluded => return Err(Error::Excluded),
+            None => {
+                // The ranks that took part in earlier agreements know the number of the next one.
+                self.await_answers()?;
+                for (rank, number) in self.agreements.settle() {
+                    self.fault(rank as u32, PortFault::Agreement { number, due: self.agreements.next });
+                }
+            }
         }
-        let ongoing = self.agreements.ongoing.take().unwrap_or_else(|| self.begin(flags));
+        let ongoing = self.agreements.ongoing.take().unwrap_or_else(|| self.begin(group, flags));
         let mut kept = Kept { endpoint: self, ongoing: Some(ongoing) };
         if let Some(ongoing) = &mut kept.ongoing {
             kept.endpoint.drive(ongoing)?;
@@ -224,20 +268,21 @@ impl Endpoint {
     /// As for [`Endpoint::agree`].
     pub fn shrink(&mut self) -> Result<Ranking, Error> {
         let gone = self.agree(u64::MAX)?.gone;
-        let world: Vec<usize> = (0..self.size()).filter(|rank| gone.binary_search(rank).is_err()).collect();
-        let rank = world.binary_search(&self.rank()).map_err(|_| Error::Excluded)?;
-        Ok(Ranking { world, rank })
+        Ranking::of(0..self.size(), &gone, self.rank())
     }
 
-    fn begin(&self, flags: u64) -> Ongoing {
-        let (rank, size) = (self.engine.rank(), self.engine.size());
+    fn begin(&self, group: Option<&[usize]>, flags: u64) -> Ongoing {
+        let members = group.map_or_else(|| (0..self.size()).collect(), <[usize]>::to_vec);
+        let tag = group.map_or(self.agreements.next, tag_of);
+        let size = members.len() as u32;
+        let rank = members.iter().position(|member| *member == self.rank()).unwrap_or(0) as u32;
         let set = || vec![0; words(size)];
         let mut part = Agreement::new(rank, size, flags, (set(), set()));
-        let gone = |&other: &usize| self.failure(other).is_some() || self.agreements.gone.contains(&other);
-        for other in (0..self.size()).filter(gone) {
-            part.begin_without(other as u32);
+        let gone = |other: usize| self.failure(other).is_some() || self.agreements.gone.contains(&other);
+        for (at, _) in members.iter().enumerate().filter(|(_, member)| gone(**member)) {
+            part.begin_without(at as u32);
         }
-        Ongoing { part, receive: None, sends: Vec::new() }
+        Ongoing { group: group.map(<[usize]>::to_vec), members, tag, part, receive: None, sends: Vec::new() }
     }
 
     /// Continues until there is a decision and every message of this process has left.
@@ -258,16 +303,17 @@ impl Endpoint {
                 Err(error) => return Err(error),
             }
         }
-        self.forget_lost(&ongoing.part)
+        self.forget_lost(ongoing)
     }
 
     fn tell(&mut self, to: u32, ongoing: &mut Ongoing) -> Result<(), Error> {
-        let mut bytes = vec![0; message_bytes(self.engine.size())];
+        let mut bytes = vec![0; ongoing.message_bytes()];
+        let to = ongoing.members[to as usize];
         let len = ongoing.part.message(&mut bytes);
         // SAFETY: the bytes are on the heap and stay unchanged in `ongoing.sends` until the request is
         // complete. The endpoint owns these, and drops its engine first.
         let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), len) };
-        match self.start(to as usize, CONTEXT, self.agreements.next, buf, Mode::Standard) {
+        match self.start(to, CONTEXT, ongoing.tag, buf, Mode::Standard) {
             Ok(request) if request.is_complete() => Ok(()),
             Ok(request) => {
                 ongoing.sends.push((request, bytes));
@@ -280,8 +326,9 @@ impl Endpoint {
     }
 
     fn hear(&mut self, from: u32, ongoing: &mut Ongoing) -> Result<(), Error> {
+        let from = ongoing.members[from as usize] as u32;
         if ongoing.receive.is_none() {
-            match self.post_from(from, message_bytes(self.engine.size())) {
+            match self.post_from(from, ongoing.message_bytes()) {
                 Ok(posted) => ongoing.receive = Some(posted),
                 Err(Error::PeerFailed { .. }) => {
                     ongoing.part.failed();
@@ -297,7 +344,7 @@ impl Endpoint {
         }
         let heard = ongoing.receive.take();
         let bytes = heard.as_ref().map_or(&[][..], |(_, bytes)| bytes);
-        let due = self.agreements.next;
+        let due = ongoing.tag;
         match outcome {
             Ok(status) if status.tag != due => {
                 self.fault(from, PortFault::Agreement { number: status.tag, due });
@@ -339,13 +386,19 @@ impl Endpoint {
         }
         let part = &ongoing.part;
         let Some(decision) = part.decision() else { return Err(Error::Stale) };
-        self.agreements.next += 1;
-        self.agreements.excluded = decision.excluded;
+        let is_gone = |at: &usize| part.is_gone(*at as u32);
+        let gone: Vec<usize> =
+            (0..ongoing.members.len()).filter(is_gone).map(|at| ongoing.members[at]).collect();
+        if ongoing.group.is_none() {
+            self.agreements.next += 1;
+            self.agreements.excluded = decision.excluded;
+            if !decision.excluded {
+                self.agreements.gone.clone_from(&gone);
+            }
+        }
         if decision.excluded {
             return Err(Error::Excluded);
         }
-        let gone: Vec<usize> = (0..self.size()).filter(|&rank| part.is_gone(rank as u32)).collect();
-        self.agreements.gone.clone_from(&gone);
         Ok(Agreed { flags: decision.flags, gone })
     }
 
@@ -362,10 +415,11 @@ impl Endpoint {
     }
 
     /// Receives the last messages of ranks that died, so that they do not stay among the unexpected messages.
-    fn forget_lost(&mut self, part: &Agreement<Vec<u64>>) -> Result<(), Error> {
-        for rank in (0..self.engine.size()).filter(|&rank| part.is_lost(rank)) {
-            while self.failure(rank as usize).is_some() {
-                match self.post_from(rank, message_bytes(self.engine.size())) {
+    fn forget_lost(&mut self, ongoing: &Ongoing) -> Result<(), Error> {
+        let lost = |at: &usize| ongoing.part.is_lost(*at as u32);
+        for rank in (0..ongoing.members.len()).filter(lost).map(|at| ongoing.members[at]) {
+            while self.failure(rank).is_some() {
+                match self.post_from(rank as u32, ongoing.message_bytes()) {
                     // The receive of a stored message is complete at once.
                     Ok((request, _bytes)) => drop(self.finish(request)),
                     Err(Error::PeerFailed { .. }) => break,

@@ -47,6 +47,8 @@ pub(in crate::endpoint) enum BarrierStep {
 /// A barrier that this rank has entered, and the buffers that the engine uses for it.
 #[derive(Debug)]
 pub(in crate::endpoint) struct Barrier {
+    /// The list that the caller gave; `None` for all ranks that take part.
+    group: Option<Vec<usize>>,
     /// The ranks that take part, in rising order, and the index of this rank among them.
     ranks: Vec<usize>,
     place: usize,
@@ -120,7 +122,8 @@ impl Endpoint {
     /// Call `barrier`, then [`Endpoint::close`]. After the barrier, no rank waits any longer for a message that
     /// this rank had to send before it. So no rank finds that this one has gone too early. `close` waits until
     /// all pending sends have left this process, and then notifies the peers that this rank has finished. If it
-    /// returns [`Error::Timeout`], some sends have not left within the configured time, and are lost.
+    /// returns [`Error::Held`] or [`Error::Timeout`], some sends have not left within the configured time, and are
+    /// lost.
     ///
     /// # Errors
     /// [`Error::PeerFailed`] if a rank is gone, and [`Error::BarrierBroken`] if another rank has found that.
@@ -130,7 +133,7 @@ impl Endpoint {
     /// the next call continues it.
     pub fn barrier(&mut self) -> Result<(), Error> {
         loop {
-            match self.barrier_step()? {
+            match self.barrier_step(None)? {
                 BarrierStep::Leave(outcome) => return outcome,
                 BarrierStep::Wait(request) => {
                     let outcome = self.wait(request);
@@ -140,12 +143,16 @@ impl Endpoint {
         }
     }
 
-    /// Advances the barrier until it has to wait for a request.
-    pub(in crate::endpoint) fn barrier_step(&mut self) -> Result<BarrierStep, Error> {
+    /// Advances the barrier among these ranks until it has to wait for a request.
+    pub(in crate::endpoint) fn barrier_step(
+        &mut self,
+        members: Option<&[usize]>,
+    ) -> Result<BarrierStep, Error> {
         self.check_origin()?;
-        let barrier = match self.agreements.barrier.take() {
+        let barrier = match self.agreements.barrier.take_if(|barrier| barrier.group.as_deref() == members) {
             Some(barrier) => barrier,
-            None => self.enter_barrier()?,
+            None if self.agreements.barrier.is_some() => return Err(Error::AgreementUnderWay),
+            None => self.enter_barrier(members)?,
         };
         // The engine uses the barrier's buffers, so they must outlive a panic.
         let mut barrier = ManuallyDrop::new(barrier);
@@ -157,11 +164,15 @@ impl Endpoint {
         step
     }
 
-    fn enter_barrier(&mut self) -> Result<Barrier, Error> {
-        let ranks = self.agreements.members(self.size())?;
+    fn enter_barrier(&mut self, group: Option<&[usize]>) -> Result<Barrier, Error> {
+        let ranks = match group {
+            Some(members) => members.to_vec(),
+            None => self.agreements.members(self.size())?,
+        };
+        let group = group.map(<[usize]>::to_vec);
         let place = ranks.binary_search(&self.rank()).map_err(|_| Error::Excluded)?;
         let (receive, sends, broken) = (None, Vec::new(), None);
-        Ok(Barrier { ranks, place, round: 0, sent: false, receive, sends, broken })
+        Ok(Barrier { group, ranks, place, round: 0, sent: false, receive, sends, broken })
     }
 
     fn advance_barrier(&mut self, barrier: &mut Barrier) -> Result<BarrierStep, Error> {

@@ -166,7 +166,8 @@ impl Endpoint {
         self.engine.reconnect(rank as u32);
         self.agreements.readmit(rank);
         // All shared structures that the joining process may read are empty now.
-        self.rejoin.answer(&connection, self.agreements.number());
+        let (port, agreements) = (self.engine.port_mut().local_mut(), self.agreements.number());
+        self.rejoin.answer(port, rank, &connection, agreements);
         Ok(())
     }
 
@@ -200,9 +201,10 @@ impl Endpoint {
         Ok(connection)
     }
 
-    /// Marks the ranks as failed that were gone before this process started. These failures count as
+    /// Applies the setting for failures, and marks the ranks as failed that were gone before this process started. These failures count as
     /// acknowledged.
     pub(in crate::endpoint) fn begin_without(&mut self, gone: &[usize]) {
+        self.engine.outlive_failures(self.config.any_source_outlives);
         for rank in gone {
             self.engine.fail(*rank as u32, Failure::Died);
         }
@@ -282,6 +284,16 @@ impl Endpoint {
     fn lose(&mut self, rank: usize, departure: Departure, problem: Option<String>) {
         self.warnings.extend(problem.map(|problem| format!("rank {rank}: not readmitted: {problem}")));
         self.leaving.push((rank, departure, 0));
+    }
+
+    /// Waits until these ranks have readmitted this process or are gone.
+    pub(super) fn await_answers_of(&mut self, members: &[usize]) -> Result<(), Error> {
+        let mut wait = Wait::new(None);
+        while members.iter().any(|rank| self.is_awaiting(*rank)) {
+            let packets = self.engine.progress().packets;
+            self.pause(&mut wait, packets, Awaited::Other)?;
+        }
+        Ok(())
     }
 
     /// Waits until every survivor has readmitted this process or is gone.

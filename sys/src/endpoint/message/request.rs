@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::endpoint::wait::Awaited;
 use crate::endpoint::{Endpoint, Request, Source, Status, Tag};
 use crate::error::Error;
 
@@ -153,6 +154,18 @@ impl Endpoint {
     /// [`Error::Timeout`] leaves the request as it is; the caller can wait for it again.
     pub fn wait_timeout(&mut self, request: Request, limit: Duration) -> Result<Status, Error> {
         self.wait_limited(request, Some(limit))
+    }
+
+    /// Checks that no lack of room for unexpected messages keeps a request from completing. For callers that only
+    /// test requests: a wait for the request would return the same error, once it has lasted for some 50 ms.
+    ///
+    /// # Errors
+    /// [`Error::Unexpected`]: the message of this receive cannot come, or this message to the own rank cannot be
+    /// stored, before other messages are received. The request stays as it is.
+    /// [`Error::Forked`].
+    pub fn check_room(&self, request: Request) -> Result<(), Error> {
+        self.check_origin()?;
+        self.held_back(Awaited::Request(request)).map_or(Ok(()), Err)
     }
 
     /// Withdraws a posted receive. Returns false if a message has matched it already or if it is a send.

@@ -1,6 +1,6 @@
 //! Safe one-sided operations on borrowed buffers and typed values. Each waits until it is complete.
 
-use nemesia_core::engine::rma::{Datatype, Reduction, Refusal};
+use nemesia_core::engine::rma::{Comparison, CompleteAt, Datatype, Reduction, Refusal};
 
 use crate::endpoint::{Endpoint, Region, RemoteKey, Request};
 use crate::error::Error;
@@ -12,7 +12,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type whose values atomic operations combine: `i32`, `i64`, `u32`, `u64`, `f32`, `f64`.
+/// A type whose values atomic operations combine: the integers of 8 to 64 bits, `f32` and `f64`.
 pub trait Value: Copy + sealed::Sealed {
     /// The datatype.
     const DATATYPE: Datatype;
@@ -39,6 +39,10 @@ macro_rules! value {
     };
 }
 
+value!(i8, I8, |it: i8| u64::from(it.cast_unsigned()), |bits| (bits as u8).cast_signed());
+value!(u8, U8, u64::from, |bits| bits as u8);
+value!(i16, I16, |it: i16| u64::from(it.cast_unsigned()), |bits| (bits as u16).cast_signed());
+value!(u16, U16, u64::from, |bits| bits as u16);
 value!(i32, I32, |it: i32| u64::from(it.cast_unsigned()), |bits| (bits as u32).cast_signed());
 value!(u32, U32, u64::from, |bits| bits as u32);
 value!(i64, I64, i64::cast_unsigned, u64::cast_signed);
@@ -58,7 +62,7 @@ value!(f64, F64, f64::to_bits, f64::from_bits);
 /// if endpoint.rank() == 0 {
 ///     let mut bytes = [0; KEY_BYTES];
 ///     endpoint.recv(Source::Rank(1), Tag::Exactly(1), &mut bytes)?;
-///     let key = RemoteKey::from_bytes(&bytes).expect("a key of this version");
+///     let key = RemoteKey::from_bytes(1, &bytes).expect("a key of this version");
 ///     endpoint.put(&key, 0, b"nemesia!")?;
 ///     assert_eq!(endpoint.fetch_add(&key, 8, 5_u64)?, 0);
 ///     endpoint.flush(1)?;
@@ -87,7 +91,7 @@ impl Endpoint {
     /// only the target can decide is reported by the flush.
     #[inline]
     pub fn put(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.put_bytes(key, offset, bytes, false)
+        self.put_as(key, offset, bytes, false, CompleteAt::Origin)
     }
 
     /// Writes bytes as [`Endpoint::put`] does. When they are in the region, its count of notifications grows by
@@ -97,14 +101,30 @@ impl Endpoint {
     /// As for [`Endpoint::put`].
     #[inline]
     pub fn put_notify(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.put_bytes(key, offset, bytes, true)
+        self.put_as(key, offset, bytes, true, CompleteAt::Origin)
     }
 
+    /// Writes bytes as [`Endpoint::put`] does, with a choice of the moment for which it waits.
+    ///
+    /// With [`CompleteAt::Target`] the bytes are in the region on return. No flush is needed, and a refusal is an error
+    /// of this call. If the region is mapped here, this costs nothing; else it costs an answer of the owner, which
+    /// must make progress. If `notify` is set, the region's count of notifications grows by one when the bytes are
+    /// there.
+    ///
+    /// # Errors
+    /// See [`Error`].
     #[inline]
-    fn put_bytes(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8], notify: bool) -> Result<(), Error> {
+    pub fn put_as(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        bytes: &[u8],
+        notify: bool,
+        complete: CompleteAt,
+    ) -> Result<(), Error> {
         // SAFETY: the bytes are borrowed until this function returns, and `finish` returns only when the engine
         // has finished with them.
-        let request = unsafe { self.iput(key, offset, bytes.as_ptr(), bytes.len(), notify) }?;
+        let request = unsafe { self.iput(key, offset, bytes.as_ptr(), bytes.len(), notify, complete) }?;
         self.finish_at(request)
     }
 
@@ -134,8 +154,9 @@ impl Endpoint {
         operands: &[T],
     ) -> Result<(), Error> {
         let (base, len) = (operands.as_ptr().cast(), size_of_val(operands));
+        let what = (T::DATATYPE, reduction);
         // SAFETY: as for a put. The values are numbers, which are bytes without padding.
-        let request = unsafe { self.iaccumulate(key, offset, (T::DATATYPE, reduction), base, len) }?;
+        let request = unsafe { self.iaccumulate(key, offset, what, base, len, CompleteAt::Origin) }?;
         self.finish_at(request)
     }
 
@@ -217,10 +238,27 @@ impl Endpoint {
         expected: T,
         value: T,
     ) -> Result<T, Error> {
+        self.swap_if(key, offset, Comparison::Equal, expected, value)
+    }
+
+    /// Replaces one value of another process by `value` if the comparison of `expected` with it holds, atomically.
+    /// For example, [`Comparison::Less`] replaces a value that is greater than `expected`;
+    /// [`Comparison::Masked`] replaces the bits that are set in `expected`. Returns the previous value.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn swap_if<T: Value>(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        comparison: Comparison,
+        expected: T,
+        value: T,
+    ) -> Result<T, Error> {
         let mut old = [0; 8];
         let (bits, base) = ([expected.to_bits(), value.to_bits()], old.as_mut_ptr());
         // SAFETY: as for a fetch.
-        let request = unsafe { self.icompare_swap(key, offset, T::DATATYPE, bits, base) }?;
+        let request = unsafe { self.icompare_swap(key, offset, (T::DATATYPE, comparison), bits, base) }?;
         self.finish_at(request)?;
         Ok(T::from_bits(u64::from_le_bytes(old)))
     }
@@ -261,11 +299,17 @@ impl Endpoint {
     /// progress.
     #[inline]
     fn finish_at(&mut self, request: Request) -> Result<(), Error> {
-        self.operations = self.operations.wrapping_add(1);
-        if self.operations.is_multiple_of(PROGRESS_EVERY) {
+        if self.is_progress_due_beside() {
             self.progress_beside(request);
         }
         self.finish_quickly(request)
+    }
+
+    /// Counts an operation, and returns whether progress is due beside it.
+    #[inline]
+    pub(in crate::endpoint) fn is_progress_due_beside(&mut self) -> bool {
+        self.operations = self.operations.wrapping_add(1);
+        self.operations.is_multiple_of(PROGRESS_EVERY)
     }
 
     #[inline]

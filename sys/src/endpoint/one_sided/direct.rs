@@ -91,7 +91,8 @@ impl Endpoint {
 }
 
 impl Endpoint {
-    /// Returns the window of a region if the operation is valid and the direct path is usable now.
+    /// Returns the window of a region if the operation is valid and the direct path is usable now. Offsets in the
+    /// window count from the region's first byte, whatever the addressing.
     fn window_for(
         &mut self,
         key: &RemoteKey,
@@ -143,6 +144,7 @@ impl Endpoint {
     ) -> Result<bool, Error> {
         let non_temporal = bytes.len() as u64 >= self.non_temporal_bytes;
         let window = self.window_for(key, (offset, bytes.len()), Access::Write, None)?;
+        let offset = offset.wrapping_sub(key.0.base);
         let done = window.is_some_and(|window| match non_temporal {
             false => window.put(offset, bytes),
             true => window.put_non_temporal(offset, bytes),
@@ -160,6 +162,7 @@ impl Endpoint {
     ) -> Result<bool, Error> {
         let non_temporal = buf.len() as u64 >= self.non_temporal_bytes;
         let window = self.window_for(key, (offset, buf.len()), Access::Read, None)?;
+        let offset = offset.wrapping_sub(key.0.base);
         let done = window.is_some_and(|window| match non_temporal {
             false => window.get(offset, buf),
             true => window.get_non_temporal(offset, buf),
@@ -178,6 +181,7 @@ impl Endpoint {
     ) -> Result<bool, Error> {
         let (len, atomic) = (datatype.bytes(), Some((datatype, reduction)));
         let window = self.window_for(key, (offset, operands.len()), Access::ReadWrite, atomic)?;
+        let offset = offset.wrapping_sub(key.0.base);
         // The owner refuses operands that are not aligned, with its reason.
         let Some(window) = window.filter(|_| offset.is_multiple_of(len as u64)) else { return Ok(false) };
         for (operand, at) in operands.chunks_exact(len).zip((offset..).step_by(len)) {
@@ -201,6 +205,7 @@ impl Endpoint {
     ) -> Result<Option<u64>, Error> {
         let (len, atomic) = (datatype.bytes(), Some((datatype, reduction)));
         let window = self.window_for(key, (offset, len), Access::ReadWrite, atomic)?;
+        let offset = offset.wrapping_sub(key.0.base);
         let old = window.and_then(|window| window.update(offset, len, change));
         if old.is_some() {
             self.count(key, RmaOperation::Fetch, len);
@@ -224,6 +229,7 @@ impl Endpoint {
             return Ok(false);
         }
         let window = self.window_for(key, (offset, old.len()), Access::ReadWrite, atomic)?;
+        let offset = offset.wrapping_sub(key.0.base);
         // The owner refuses operands that are not aligned, with its reason.
         let Some(window) = window.filter(|_| offset.is_multiple_of(len as u64)) else { return Ok(false) };
         let mut operands = operands.chunks_exact(len);

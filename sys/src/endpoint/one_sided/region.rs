@@ -1,6 +1,6 @@
 //! Regions: memory of this process that its peers may use, and the keys of regions.
 
-use nemesia_core::engine::rma::{self, RegionId};
+use nemesia_core::engine::rma::{self, Addressing, ExposeError, RegionId};
 use nemesia_core::payload::Exposed;
 
 use crate::endpoint::buffer::Allocation;
@@ -30,21 +30,43 @@ impl Region {
     }
 }
 
-/// The key that a process needs to use a region of another process. It is plain bytes and travels by any means,
-/// for instance in a message.
+/// A region of another process: its owner's rank, and its key of 64 bits. They are all that an operation needs
+/// ([`RemoteKey::new`]).
+///
+/// The owner's own value ([`Endpoint::remote_key`]) also has the length and the access of the region. With them,
+/// operations that the owner would refuse are refused at once, and allocated regions can be mapped
+/// ([`Endpoint::path`]). All but the rank are plain bytes, which travel by any means, for instance in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteKey(pub(in crate::endpoint) rma::RemoteKey);
 
 impl RemoteKey {
-    /// Returns the key as bytes.
+    /// Returns the region that a rank exposes with this key now. Nothing else is known of it, so only its owner
+    /// checks the operations on it.
+    ///
+    /// The key is one that the owner has chosen ([`ExposeOptions::key`]), or was got by [`RemoteKey::key`].
+    pub fn new(rank: usize, key: u64) -> Self {
+        Self(rma::RemoteKey::new(u32::try_from(rank).unwrap_or(u32::MAX), key))
+    }
+
+    /// Returns all but the rank as bytes.
     pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
         self.0.to_bytes()
     }
 
-    /// Returns the key that these bytes are, or `None` if they are no key of this version. The region's owner
-    /// refuses a forged key.
-    pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Self> {
-        rma::RemoteKey::from_bytes(bytes).map(Self)
+    /// Returns the region of a rank that these bytes describe, or `None` if they are no key of this version. The
+    /// region's owner refuses a forged key.
+    pub fn from_bytes(rank: usize, bytes: &[u8; KEY_BYTES]) -> Option<Self> {
+        rma::RemoteKey::from_bytes(u32::try_from(rank).unwrap_or(u32::MAX), bytes).map(Self)
+    }
+
+    /// Returns the key of 64 bits.
+    pub fn key(&self) -> u64 {
+        self.0.key
+    }
+
+    /// Returns the offset of the region's first byte: its address if the region is exposed by address, else 0.
+    pub fn base(&self) -> u64 {
+        self.0.base
     }
 
     /// Returns the rank that owns the region.
@@ -52,7 +74,7 @@ impl RemoteKey {
         self.0.rank as usize
     }
 
-    /// Returns the number of bytes of the region.
+    /// Returns the number of bytes of the region; [`u64::MAX`] if it is not known.
     pub fn len(&self) -> u64 {
         self.0.len
     }
@@ -61,6 +83,20 @@ impl RemoteKey {
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
+}
+
+/// The choices of a process that exposes memory ([`Endpoint::expose_as`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExposeOptions {
+    /// The key of the region. It may be any number that no other region of this process has now.
+    ///
+    /// A chosen key names the region that is exposed with it now: once the region is unexposed and another one is
+    /// exposed with the same key, operations of peers go to the other one. `None` chooses a random key, which is new
+    /// for each region and therefore never names a later one. Peers that were not given it cannot guess it.
+    pub key: Option<u64>,
+    /// Whether peers name the bytes of the region by their offset from the first byte, or by their address in the
+    /// memory of this process.
+    pub addressing: Addressing,
 }
 
 /// # Regions
@@ -75,7 +111,7 @@ impl RemoteKey {
 /// let region = endpoint.allocate(4096, Access::ReadWrite)?;
 /// endpoint.write_region(region, 0, b"nemesia!")?;
 /// let bytes = endpoint.remote_key(region)?.to_bytes();
-/// assert_eq!(RemoteKey::from_bytes(&bytes).map(|key| key.len()), Some(4096));
+/// assert_eq!(RemoteKey::from_bytes(0, &bytes).map(|key| key.len()), Some(4096));
 /// endpoint.unexpose(region)?;
 /// # endpoint.barrier()?;
 /// # endpoint.close()
@@ -109,14 +145,15 @@ impl Endpoint {
         // SAFETY: the memory is mapped readable and writable, and kept until the region is unexposed or the
         // engine is gone. This crate makes no reference to it.
         let memory = unsafe { Exposed::from_shared(allocation.base().as_ptr(), len) };
-        let region = self.engine.expose(memory, access, allocation.key()).map(Region);
-        let region = region.ok_or(Error::Regions { most: MOST_REGIONS })?;
+        let region = self.engine.expose(memory, access, allocation.key(), Addressing::Offset);
+        let region = region.map(Region).map_err(unexposed)?;
         self.allocations.push((region, allocation));
         Ok(region)
     }
 
     /// Exposes `len` bytes at `base` to peers, until [`Endpoint::unexpose`] or until the endpoint is dropped.
-    /// Each call makes a new key.
+    /// Each call makes a new random key, and peers name the bytes by their offset: the defaults of
+    /// [`ExposeOptions`].
     ///
     /// Peers use this memory in packets, which this process executes when it makes progress.
     ///
@@ -127,13 +164,35 @@ impl Endpoint {
     /// Until then, the bytes are initialised and readable, and writable if `access` permits peers to write. No
     /// reference to them is alive while a function of this endpoint runs. Other threads use them only by atomic
     /// operations.
+    #[inline]
     pub unsafe fn expose(&mut self, base: *mut u8, len: usize, access: Access) -> Result<Region, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.expose_as(base, len, access, ExposeOptions::default()) }
+    }
+
+    /// Exposes memory as [`Endpoint::expose`] does, with a key that the caller chooses, or by address.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing is exposed. [`Error::KeyInUse`] if another region of this process has the key.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::expose`].
+    pub unsafe fn expose_as(
+        &mut self,
+        base: *mut u8,
+        len: usize,
+        access: Access,
+        options: ExposeOptions,
+    ) -> Result<Region, Error> {
         self.check_origin()?;
-        let key = u64::from_le_bytes(random()?);
+        let key = match options.key {
+            Some(key) => key,
+            None => self.new_key()?,
+        };
         self.make_region_room()?;
         // SAFETY: the caller's promise.
         let memory = unsafe { Exposed::from_raw(base, len) };
-        self.engine.expose(memory, access, key).map(Region).ok_or(Error::Regions { most: MOST_REGIONS })
+        self.engine.expose(memory, access, key, options.addressing).map(Region).map_err(unexposed)
     }
 
     /// Returns the key that other processes need to use a region.
@@ -213,6 +272,16 @@ impl Endpoint {
 }
 
 impl Endpoint {
+    /// Returns a random key that no region has, and that is not 0.
+    pub(in crate::endpoint) fn new_key(&mut self) -> Result<u64, Error> {
+        loop {
+            let key = u64::from_le_bytes(random()?);
+            if key != 0 && !self.engine.is_exposed(key) {
+                return Ok(key);
+            }
+        }
+    }
+
     fn make_region_room(&mut self) -> Result<(), Error> {
         let (capacity, used) = self.engine.region_count();
         if used == capacity && capacity < MOST_REGIONS {
@@ -223,5 +292,12 @@ impl Endpoint {
 
     fn allocation(&self, region: Region) -> Option<&Allocation> {
         self.allocations.iter().find(|(known, _)| *known == region).map(|(_, allocation)| allocation)
+    }
+}
+
+const fn unexposed(error: ExposeError) -> Error {
+    match error {
+        ExposeError::Full { .. } => Error::Regions { most: MOST_REGIONS },
+        ExposeError::Key { key } => Error::KeyInUse { key },
     }
 }

@@ -2,7 +2,7 @@
 //! `one_sided/blocking.rs`.
 
 use nemesia_core::engine::RequestId;
-use nemesia_core::engine::rma::{self, Datatype, Reduction, Target};
+use nemesia_core::engine::rma::{self, Comparison, CompleteAt, Datatype, Reduction, Target};
 use nemesia_core::payload::{RecvBuf, SendBuf};
 
 use crate::endpoint::{Endpoint, Region, RemoteKey, Request};
@@ -45,7 +45,8 @@ impl Endpoint {
         }
     }
 
-    /// Starts a put of `len` bytes at `base`. It is complete when the bytes have left the buffer.
+    /// Starts a put of `len` bytes at `base`. It is complete when the bytes have left the buffer, or, with
+    /// [`CompleteAt::Target`], when they are in the region; the request then reports a refusal of the owner.
     ///
     /// If `notify` is set, the region's count of notifications grows by one when the bytes are there.
     ///
@@ -63,6 +64,7 @@ impl Endpoint {
         base: *const u8,
         len: usize,
         notify: bool,
+        complete: CompleteAt,
     ) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
         let mut buf = unsafe { SendBuf::from_raw(base, len) };
@@ -77,7 +79,7 @@ impl Endpoint {
         loop {
             // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the buffer.
             let buf = unsafe { buf.again() };
-            match self.engine.put(&Target { key: &key.0, offset }, buf, notify) {
+            match self.engine.put(&Target { key: &key.0, offset }, buf, notify, complete) {
                 Ok(id) => return Ok(Request(id)),
                 Err(error) => self.make_remote_room(key, error)?,
             }
@@ -114,7 +116,7 @@ impl Endpoint {
     }
 
     /// Starts to combine `len` bytes of operands at `base` into values, atomically for each. It is complete
-    /// when the operands have left the buffer.
+    /// when the operands have left the buffer, or, with [`CompleteAt::Target`], when the values are changed.
     ///
     /// # Errors
     /// As for [`Endpoint::iput`].
@@ -128,6 +130,7 @@ impl Endpoint {
         (datatype, reduction): (Datatype, Reduction),
         base: *const u8,
         len: usize,
+        complete: CompleteAt,
     ) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
         let buf = unsafe { SendBuf::from_raw(base, len) };
@@ -137,7 +140,12 @@ impl Endpoint {
         loop {
             // SAFETY: the caller's promise covers each attempt, since a failed attempt has not kept the buffer.
             let buf = unsafe { buf.again() };
-            match self.engine.accumulate(&Target { key: &key.0, offset }, datatype, reduction, buf) {
+            match self.engine.accumulate(
+                &Target { key: &key.0, offset },
+                (datatype, reduction),
+                buf,
+                complete,
+            ) {
                 Ok(id) => return Ok(Request(id)),
                 Err(error) => self.make_remote_room(key, error)?,
             }
@@ -213,8 +221,8 @@ impl Endpoint {
         }
     }
 
-    /// Starts to replace one value by `value` if its bits are those of `expected`. It is complete when the
-    /// previous value is at `old`, in the bytes of its type.
+    /// Starts to replace one value by the second of `values` if the comparison of the first with it holds. It is
+    /// complete when the previous value is at `old`, in the bytes of its type.
     ///
     /// # Errors
     /// As for [`Endpoint::iput`].
@@ -225,20 +233,22 @@ impl Endpoint {
         &mut self,
         key: &RemoteKey,
         offset: u64,
-        datatype: Datatype,
-        [expected, value]: [u64; 2],
+        (datatype, comparison): (Datatype, Comparison),
+        values: [u64; 2],
         old: *mut u8,
     ) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
         let mut old = unsafe { RecvBuf::from_raw(old, datatype.bytes()) };
-        let low = u64::MAX >> (64 - 8 * datatype.bytes());
-        let change = |old| if old == expected & low { value & low } else { old };
-        if let Some(value) = self.change_directly(key, offset, (datatype, Reduction::Replace), change)? {
+        let change = |old| rma::swap(datatype, comparison, old, values);
+        // Where the comparison is undefined, the engine refuses it.
+        if datatype.allows_comparison(comparison)
+            && let Some(value) = self.change_directly(key, offset, (datatype, Reduction::Replace), change)?
+        {
             return Ok(returned(&mut old, value));
         }
         loop {
             let target = Target { key: &key.0, offset };
-            match self.engine.compare_swap(&target, datatype, expected, value, &mut old) {
+            match self.engine.compare_swap(&target, (datatype, comparison), values, &mut old) {
                 Ok(id) => return Ok(Request(id)),
                 Err(error) => self.make_remote_room(key, error)?,
             }

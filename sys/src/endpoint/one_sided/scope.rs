@@ -1,6 +1,6 @@
 //! Safe non-blocking one-sided operations, in a [`Scope`].
 
-use crate::endpoint::{Pending, Reduction, Refusal, RemoteKey, Scope, Value};
+use crate::endpoint::{CompleteAt, Pending, Reduction, Refusal, RemoteKey, Scope, Value};
 use crate::error::Error;
 
 impl<'env> Scope<'_, 'env> {
@@ -8,9 +8,16 @@ impl<'env> Scope<'_, 'env> {
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
-    pub fn iput(&mut self, key: &RemoteKey, offset: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
+    pub fn iput(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        bytes: &'env [u8],
+        complete: CompleteAt,
+    ) -> Result<Pending, Error> {
         // SAFETY: as for `ScopeContext::isend`.
-        let request = unsafe { self.endpoint.iput(key, offset, bytes.as_ptr(), bytes.len(), false) }?;
+        let request =
+            unsafe { self.endpoint.iput(key, offset, bytes.as_ptr(), bytes.len(), false, complete) }?;
         Ok(self.keep(request))
     }
 
@@ -34,10 +41,12 @@ impl<'env> Scope<'_, 'env> {
         offset: u64,
         reduction: Reduction,
         operands: &'env [T],
+        complete: CompleteAt,
     ) -> Result<Pending, Error> {
         let (what, base) = ((T::DATATYPE, reduction), operands.as_ptr().cast());
         // SAFETY: as for `ScopeContext::isend`. The values are numbers, which are bytes without padding.
-        let request = unsafe { self.endpoint.iaccumulate(key, offset, what, base, size_of_val(operands)) }?;
+        let request =
+            unsafe { self.endpoint.iaccumulate(key, offset, what, base, size_of_val(operands), complete) }?;
         Ok(self.keep(request))
     }
 

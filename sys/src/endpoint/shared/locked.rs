@@ -4,8 +4,8 @@ use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 
 use super::super::{
-    Access, Agreed, Arm, Context, Datatype, Endpoint, Incoming, Message, MessageBuffer, Path, Ranking,
-    Reduction, Region, RemoteKey, Request, Scope, Source, Status, Tag,
+    Access, Agreed, Arm, Comparison, CompleteAt, Context, Datatype, Endpoint, ExposeOptions, Incoming,
+    Message, MessageBuffer, Path, Ranking, Reduction, Region, RemoteKey, Request, Scope, Source, Status, Tag,
 };
 use crate::error::Error;
 use nemesia_core::engine::SendOptions;
@@ -115,11 +115,12 @@ methods! {
 
 unsafe_methods! {
     fn expose(base: *mut u8, len: usize, access: Access) -> Result<Region, Error>;
+    fn expose_as(base: *mut u8, len: usize, access: Access, options: ExposeOptions) -> Result<Region, Error>;
     fn iaccumulate(
-        key: &RemoteKey, offset: u64, what: (Datatype, Reduction), base: *const u8, len: usize
+        key: &RemoteKey, offset: u64, what: (Datatype, Reduction), base: *const u8, len: usize, complete: CompleteAt
     ) -> Result<Request, Error>;
     fn icompare_swap(
-        key: &RemoteKey, offset: u64, datatype: Datatype, expected_and_value: [u64; 2], old: *mut u8
+        key: &RemoteKey, offset: u64, what: (Datatype, Comparison), expected_and_value: [u64; 2], old: *mut u8
     ) -> Result<Request, Error>;
     fn ifetch(
         key: &RemoteKey, offset: u64, what: (Datatype, Reduction), operand: u64, old: *mut u8
@@ -130,7 +131,9 @@ unsafe_methods! {
     ) -> Result<Request, Error>;
     fn iget(key: &RemoteKey, offset: u64, base: *mut u8, len: usize) -> Result<Request, Error>;
     fn imrecv(message: Message, base: *mut u8, len: usize) -> Result<Request, Error>;
-    fn iput(key: &RemoteKey, offset: u64, base: *const u8, len: usize, notify: bool) -> Result<Request, Error>;
+    fn iput(
+        key: &RemoteKey, offset: u64, base: *const u8, len: usize, notify: bool, complete: CompleteAt
+    ) -> Result<Request, Error>;
     fn irecv(from: Source, tag: Tag, base: *mut u8, len: usize) -> Result<Request, Error>;
     fn irecvv(from: Source, tag: Tag, list: *const Segment, count: usize) -> Result<Request, Error>;
     fn irsend(to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error>;

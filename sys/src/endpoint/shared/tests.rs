@@ -1,5 +1,7 @@
 //! Endpoints that several threads share.
 
+mod one_sided;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

@@ -84,9 +84,8 @@ fn a_peer_that_takes_no_replies_blocks_no_replies_to_others() {
 fn forged(key: &RemoteKey, number: u32) -> RemoteKey {
     let mut bytes: [u8; KEY_BYTES] = key.to_bytes();
     bytes[8..16].copy_from_slice(&u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
-    bytes[24..28].copy_from_slice(&number.to_le_bytes());
-    bytes[28..32].copy_from_slice(&u32::MAX.to_le_bytes());
-    RemoteKey::from_bytes(&bytes).unwrap()
+    bytes[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+    RemoteKey::from_bytes(key.rank(), &bytes).unwrap()
 }
 
 #[test]
@@ -105,8 +104,8 @@ fn forged_keys_take_bounded_memory_and_displace_no_mapping() {
     assert!(mapped == 1 && refused <= 64, "{mapped} mappings and {refused} refusals are remembered");
     // Only the descriptor is wrong. The key itself must not be remembered as refused.
     let mut bytes = key.to_bytes();
-    bytes[28..32].copy_from_slice(&u32::MAX.to_le_bytes());
-    assert!(matches!(zero.path(&RemoteKey::from_bytes(&bytes).unwrap()), Path::Packets { .. }));
+    bytes[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert!(matches!(zero.path(&RemoteKey::from_bytes(1, &bytes).unwrap()), Path::Packets { .. }));
     assert_eq!(zero.path(&key), Path::Direct);
     zero.put(&key, 0, &[9; 8]).unwrap();
     let mut word = [0; 8];

@@ -1,6 +1,7 @@
 //! Waits for requests: the loops of blocking calls, and the end of requests whose caller gives up or unwinds.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use nemesia_core::engine::Bypass;
 use nemesia_core::matching::Pattern;
@@ -95,7 +96,8 @@ impl Endpoint {
                         SpinAction::Poll => {}
                     }
                 }
-                if !self.engine.can_bypass(pattern) {
+                // Whether the sender is held back is known for posted receives.
+                if !self.engine.can_bypass(pattern) || wait.was_checked() {
                     break;
                 }
             }
@@ -224,9 +226,21 @@ impl Endpoint {
             || self.engine.port().remote().is_some_and(|net| net.0.has_unsent())
         {
             let packets = self.engine.progress().packets;
-            self.pause(&mut wait, packets, Awaited::Other)?;
+            match self.pause(&mut wait, packets, Awaited::Other) {
+                Err(Error::Timeout(limit)) => return Err(self.unsent(limit)),
+                paused => paused?,
+            }
         }
         Ok(())
+    }
+
+    /// Returns why sends have not left within this time.
+    #[cold]
+    fn unsent(&mut self, limit: Duration) -> Error {
+        match self.engine.holding_peer() {
+            Some(rank) => Error::Held { rank: rank as usize, limit },
+            None => Error::Timeout(limit),
+        }
     }
 
     /// Waits until no peer copies into a buffer of this process. The buffer then belongs to its owner again. A

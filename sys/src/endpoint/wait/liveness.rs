@@ -28,7 +28,9 @@ impl Endpoint {
         }
         self.advance_net();
         let connection_requested = self.waiter.watch.was_called() || self.rejoin.is_busy();
-        let changed = self.attend_net_rejoin() | (connection_requested && self.attend_rejoin());
+        let changed = self.attend_net_rejoin()
+            | (connection_requested && self.attend_rejoin())
+            | self.grow_unexpected();
         if self.leaving.is_empty() {
             return changed;
         }

@@ -13,11 +13,13 @@ const RANKS: usize = 2;
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn handshake() -> Vec<u8> {
-    let geometry = Geometry { peers: 2, cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
+    let geometry = Geometry { cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
     let cpus = [1; 8];
     ShmHandshake {
         rank: 1,
         epoch: 7,
+        size: 2,
+        number: 0,
         geometry,
         expedited: true,
         cpus,

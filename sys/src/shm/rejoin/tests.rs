@@ -4,12 +4,12 @@ use nemesia_core::shared::layout::Geometry;
 
 use super::*;
 use crate::config::Config;
-use crate::os::Segment;
 use crate::os::closer::lingering;
 
-const GEOMETRY: Geometry = Geometry { peers: 4, cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
+const GEOMETRY: Geometry = Geometry { cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
 /// The largest number of callers.
-const MOST: usize = GEOMETRY.peers as usize + SPARE_CALLERS;
+const MOST: usize = SIZE as usize + SPARE_CALLERS;
+const SIZE: u32 = 4;
 
 fn world(rank: u32, incarnation: u64) -> ShmWorld {
     let config = Config::default();
@@ -17,6 +17,7 @@ fn world(rank: u32, incarnation: u64) -> ShmWorld {
         config,
         geometry: GEOMETRY,
         rank,
+        size: SIZE,
         epoch: 7,
         expedited: true,
         cpus: [1; 8],
@@ -26,13 +27,8 @@ fn world(rank: u32, incarnation: u64) -> ShmWorld {
     }
 }
 
-fn pair() -> Pair {
-    let options = Config::default().segments;
-    let segment = |name, bytes| Segment::create(name, bytes, &options).unwrap();
-    Pair {
-        own: segment("nemesia-own", GEOMETRY.own().total),
-        inbox: segment("nemesia-inbox", GEOMETRY.inbox().total),
-    }
+fn segments() -> OwnSegments {
+    OwnSegments::new(&Config::default(), GEOMETRY, 7, &mut Vec::new()).unwrap()
 }
 
 /// Returns the rejoin listener of rank 0, and the name of its socket.
@@ -40,7 +36,7 @@ fn rejoin() -> (RejoinListener, String) {
     let listener = HandoffListener::bind().unwrap();
     let name = listener.name();
     let remote = RemoteRanks::default();
-    (RejoinListener::new(world(0, 0), Arc::new(pair()), Some(listener), &remote), name)
+    (RejoinListener::new(world(0, 0), Arc::new(segments()), Some(listener), &remote), name)
 }
 
 fn call(name: &str) -> HandoffConnection {
@@ -50,7 +46,9 @@ fn call(name: &str) -> HandoffConnection {
 /// Connects as rank 1, which was restarted.
 fn call_again(name: &str) -> HandoffConnection {
     let connection = call(name);
-    shake_hands(&world(1, 1), &pair(), &connection, 0, Instant::now()).unwrap();
+    let ours = segments();
+    let link = ours.link(0).unwrap();
+    shake_hands(&world(1, 1), (&ours, &link), &connection, 0, Instant::now()).unwrap();
     connection
 }
 
@@ -106,7 +104,7 @@ fn descriptors_whose_close_blocks_do_not_hold_up_progress() {
     rejoin.open();
     rejoin.hear(|_| false);
     assert_eq!(heard(&rejoin), [1, 1]);
-    // One does not send two segments, and the other ends with the listener.
+    // One does not send its segments, and the other ends with the listener.
     assert!(rejoin.callers.iter_mut().all(|caller| {
         caller.genuine = true;
         caller.said.is_some()
@@ -150,7 +148,9 @@ fn a_process_that_is_woken_before_it_is_answered_goes_on_waiting() {
     let (one, other) = HandoffConnection::pair().unwrap();
     let soon = || Instant::now() + HANDSHAKE_TIME;
     one.send_wake().unwrap();
-    shake_hands(&world(1, 0), &pair(), &one, 3, Instant::now()).unwrap();
+    let ours = segments();
+    let link = ours.link(0).unwrap();
+    shake_hands(&world(1, 0), (&ours, &link), &one, 3, Instant::now()).unwrap();
     assert!(matches!(hear_answer(&other, soon()), Ok(None)));
     let Ok(Some((answer, _))) = hear_answer(&other, soon()) else { panic!("no answer") };
     assert_eq!((answer.rank, answer.agreements), (1, 3));
@@ -158,5 +158,6 @@ fn a_process_that_is_woken_before_it_is_answered_goes_on_waiting() {
 
 fn handshake_of(rank: u32) -> ShmHandshake {
     let ShmWorld { geometry, epoch, expedited, cpus, stamp, .. } = world(rank, 1);
-    ShmHandshake { rank, epoch, geometry, expedited, cpus, stamp, incarnation: 1, agreements: 0 }
+    let (size, number, incarnation, agreements) = (SIZE, 0, 1, 0);
+    ShmHandshake { rank, epoch, size, number, geometry, expedited, cpus, stamp, incarnation, agreements }
 }

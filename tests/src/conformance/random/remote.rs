@@ -1,12 +1,14 @@
 //! Random one-sided operations and active messages. Each rank has an area of its own in the region of each
 //! other, so it knows what the area must hold; one counter is shared by all.
 
-use nemesia_core::engine::rma::{Access, Datatype, Reduction, combine};
+use nemesia_core::engine::rma::{
+    Access, Comparison, CompleteAt, Datatype, Reduction, RemoteKey, combine, swap,
+};
 
 use super::super::RunPlan;
-use super::super::actor::{Actor, ExposureId, KeyBytes, OperationId, RemoteVerb};
+use super::super::actor::{Actor, ExposureId, OperationId, RemoteVerb};
 use super::super::buffer::Buffer;
-use super::super::one_sided::{exposed, maps};
+use super::super::one_sided::{exposed, kinds};
 use super::super::script::{barrier, content, gather, succeed, text, until};
 use crate::content::{Random, difference};
 use crate::memory_port::{Verdict, ensure, equal};
@@ -30,7 +32,7 @@ struct OpenRemote {
 #[derive(Debug)]
 pub(super) struct RandomRemote {
     region: ExposureId,
-    keys: Vec<KeyBytes>,
+    keys: Vec<RemoteKey>,
     /// The content of this rank's area at each rank.
     shadows: Vec<Vec<u8>>,
     open: Vec<OpenRemote>,
@@ -45,8 +47,7 @@ impl RandomRemote {
     pub(super) async fn new<A: Actor>(actor: &mut A, plan: RunPlan) -> Result<Self, String> {
         let size = actor.size() as usize;
         let bytes = size * AREA as usize + WORD as usize;
-        let mapped = maps(actor, plan);
-        let (region, keys) = exposed(actor, bytes, Access::ReadWrite, mapped).await?;
+        let (region, keys) = exposed(actor, bytes, Access::ReadWrite, kinds(plan)).await?;
         let shadows = vec![vec![0; AREA as usize]; size];
         Ok(Self {
             region,
@@ -76,7 +77,8 @@ impl RandomRemote {
             0..3 => {
                 let buffer = Buffer::filled(random.next(), len as usize);
                 shadow[bytes].copy_from_slice(&buffer.bytes());
-                (base + at, RemoteVerb::Put { notify: random.below(2) == 0 }, buffer, None)
+                let complete = random.pick(&[CompleteAt::Origin, CompleteAt::Target]);
+                (base + at, RemoteVerb::Put { notify: random.below(2) == 0, complete }, buffer, None)
             }
             3..5 => {
                 let wanted = shadow[bytes].to_vec();
@@ -85,7 +87,8 @@ impl RandomRemote {
             5 => {
                 let one = 1 + random.below(9);
                 self.added += one;
-                let verb = RemoteVerb::Accumulate(Datatype::U64, Reduction::Sum);
+                let complete = random.pick(&[CompleteAt::Origin, CompleteAt::Target]);
+                let verb = RemoteVerb::Accumulate(Datatype::U64, Reduction::Sum, complete);
                 return self.start(
                     actor,
                     0,
@@ -195,26 +198,35 @@ impl RandomRemote {
     }
 }
 
-/// Returns an atomic operation on a word of an area, and what it returns; changes the shadow.
+/// Returns an atomic operation on a value in a word of an area, and what it returns; changes the shadow.
 fn change(
     shadow: &mut [u8],
     at: usize,
     compares: bool,
     random: &mut Random,
 ) -> (RemoteVerb, Buffer, Option<Vec<u8>>) {
-    let word = &mut shadow[at..at + WORD as usize];
-    let old = word.to_vec();
-    let value = u64::from_le_bytes(old[..].try_into().unwrap_or_default());
+    let datatype = random.pick(&Datatype::ALL);
+    let width = datatype.bytes();
+    let place = &mut shadow[at..at + width];
+    let old = place.to_vec();
+    let value = old.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
     let operand = random.next();
-    let reduction = random.pick(&[Reduction::Sum, Reduction::Xor, Reduction::Max, Reduction::Replace]);
     let (verb, new) = if compares {
         let expected = if random.below(2) == 0 { value } else { random.next() };
-        let new = if expected == value { operand } else { value };
-        (RemoteVerb::CompareSwap(Datatype::U64, [expected, operand]), new)
+        let some = random.pick(&Comparison::ALL);
+        let comparison = if datatype.allows_comparison(some) { some } else { Comparison::Equal };
+        let new = swap(datatype, comparison, value, [expected, operand]);
+        (RemoteVerb::CompareSwap(datatype, comparison, [expected, operand]), new)
     } else {
-        let new = combine(Datatype::U64, reduction, value, operand);
-        (RemoteVerb::Fetch(Datatype::U64, reduction, operand), new)
+        // The bits of a NaN that arithmetic returns depend on the compiler.
+        let floats = [Reduction::Replace, Reduction::Nothing, Reduction::LogicalAnd, Reduction::LogicalXor];
+        let reduction = match datatype {
+            Datatype::F32 | Datatype::F64 => random.pick(&floats),
+            _ => random.pick(&Reduction::ALL),
+        };
+        let new = combine(datatype, reduction, value, operand);
+        (RemoteVerb::Fetch(datatype, reduction, operand), new)
     };
-    word.copy_from_slice(&new.to_le_bytes());
-    (verb, Buffer::room(WORD as usize), Some(old))
+    place.copy_from_slice(&new.to_le_bytes()[..width]);
+    (verb, Buffer::room(width), Some(old))
 }

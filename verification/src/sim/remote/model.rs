@@ -4,10 +4,10 @@ use crate::memory::fill;
 use crate::remotes::Remote;
 use crate::rng::Rng;
 use crate::shape::{HANDLERS, OWN, VALUES};
-use crate::world::{Datatype, Order, Reduction, Verb, combine};
+use crate::world::{Comparison, Datatype, Order, Reduction, Verb, combine, swap};
 
 /// The bytes before the data in a put's packet.
-const HEAD: usize = 24;
+const HEAD: usize = 16;
 /// The longest header of an active message.
 const HEADER: usize = 24;
 
@@ -54,10 +54,8 @@ pub(super) fn execute(remote: &mut Remote, model: &mut [u8], len: usize) -> bool
             *answer = update(model, at, datatype, |old| combine(datatype, reduction, old, operand));
             true
         }
-        Verb::CompareSwap(datatype, expected, value) => {
-            let low = |word: u64| load(&word.to_le_bytes(), 0, datatype.bytes());
-            let swap = |old| if old == low(expected) { value } else { old };
-            *answer = update(model, at, datatype, swap);
+        Verb::CompareSwap(datatype, comparison, values) => {
+            *answer = update(model, at, datatype, |old| swap(datatype, comparison, old, values));
             true
         }
         // The packets of a message hold only its bytes.
@@ -102,7 +100,11 @@ pub(super) fn some_order(rng: &mut Rng, from: u32, ranks: u32, packet: usize) ->
         }
         5 => (value, size, Verb::Fetch(datatype, reduction, rng.next())),
         // Often the present value: values begin as 0.
-        6 => (value, size, Verb::CompareSwap(datatype, rng.below(2) as u64, rng.below(2) as u64)),
+        6 => {
+            let some = rng.pick(&Comparison::ALL);
+            let comparison = if datatype.allows_comparison(some) { some } else { Comparison::Less };
+            (value, size, Verb::CompareSwap(datatype, comparison, [rng.below(2) as u64, rng.below(2) as u64]))
+        }
         7 => (0, 0, Verb::Flush),
         8 => {
             let count = rng.below((VALUES - place) / size + 1);
@@ -116,5 +118,7 @@ pub(super) fn some_order(rng: &mut Rng, from: u32, ranks: u32, packet: usize) ->
             (0, len, Verb::Active { handler, header: rng.below(HEADER.min(len) + 1) })
         }
     };
-    Order { to: rng.below(ranks as usize) as u32, offset, len, key: rng.next(), verb }
+    let to = rng.below(ranks as usize) as u32;
+    let delivered = matches!(verb, Verb::Put { .. } | Verb::Accumulate(..)) && rng.one_in(3);
+    Order { to, offset, len, key: rng.next(), verb, delivered }
 }

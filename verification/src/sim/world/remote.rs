@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use nemesia_core::engine::StartError;
 use nemesia_core::engine::active::{ActiveMessage, Handlers, NoMemory};
-use nemesia_core::engine::rma::{Access, RegionId, RemoteKey, Target};
-pub(crate) use nemesia_core::engine::rma::{Datatype, Reduction, combine};
+use nemesia_core::engine::rma::{Access, Addressing, CompleteAt, RegionId, RemoteKey, Target};
+pub(crate) use nemesia_core::engine::rma::{Comparison, Datatype, Reduction, combine, swap};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
 
 use super::{RequestHandle, World};
@@ -64,7 +64,7 @@ pub(crate) enum Verb {
     Accumulate(Datatype, Reduction),
     Fetch(Datatype, Reduction, u64),
     /// The expected and the new value.
-    CompareSwap(Datatype, u64, u64),
+    CompareSwap(Datatype, Comparison, [u64; 2]),
     /// An array of operands whose former values come back.
     FetchAccumulate(Datatype, Reduction),
     Flush,
@@ -95,6 +95,8 @@ pub(crate) struct Order {
     pub(crate) len: usize,
     pub(crate) key: u64,
     pub(crate) verb: Verb,
+    /// Whether a put or an accumulate is complete only when it is executed.
+    pub(crate) delivered: bool,
 }
 
 /// The region that a rank exposes.
@@ -113,25 +115,28 @@ impl World {
         let Place::Run(base) = place else { unreachable!("a region is one run") };
         // SAFETY: the memory is lent until the engine is gone; it is read only between calls of the engines.
         let memory = unsafe { Exposed::from_raw(base, len) };
+        // Some ranks are addressed by offset, the others by address.
+        let addressing = if rank.is_multiple_of(2) { Addressing::Offset } else { Addressing::Address };
         let engine = self.engine(rank);
-        let id = engine.expose(memory, Access::ReadWrite, u64::from(rank) + 77)?;
+        let id = engine.expose(memory, Access::ReadWrite, u64::from(rank) + 77, addressing).ok()?;
         Some(Exposure { id, key: engine.remote_key(id)?, loan })
     }
 
     /// Starts an operation on another rank's region, or sends an active message.
     pub(crate) fn start(&mut self, rank: u32, order: &Order) -> Result<RequestHandle, StartError> {
-        let Order { to, offset, len, key, verb } = *order;
+        let Order { to, offset, len, key, verb, delivered } = *order;
+        let complete = if delivered { CompleteAt::Target } else { CompleteAt::Origin };
         let region = self.exposed[to as usize].key;
-        let target = Target { key: &region, offset: offset as u64 };
+        let target = Target { key: &region, offset: region.base + offset as u64 };
         let (loan, started) = match verb {
             Verb::Put { .. } | Verb::Accumulate(..) => {
                 let (loan, buf) = self.outgoing(rank, key, len, &[]);
                 let engine = self.engine(rank);
                 let started = match verb {
                     Verb::Accumulate(datatype, reduction) => {
-                        engine.accumulate(&target, datatype, reduction, buf)
+                        engine.accumulate(&target, (datatype, reduction), buf, complete)
                     }
-                    _ => engine.put(&target, buf, verb == Verb::Put { notify: true }),
+                    _ => engine.put(&target, buf, verb == Verb::Put { notify: true }, complete),
                 };
                 (loan, started)
             }
@@ -155,8 +160,8 @@ impl World {
                     Verb::Fetch(datatype, reduction, operand) => {
                         engine.fetch(&target, datatype, reduction, operand, &mut buf)
                     }
-                    Verb::CompareSwap(datatype, expected, value) => {
-                        engine.compare_swap(&target, datatype, expected, value, &mut buf)
+                    Verb::CompareSwap(datatype, comparison, values) => {
+                        engine.compare_swap(&target, (datatype, comparison), values, &mut buf)
                     }
                     Verb::Flush => engine.flush(to),
                     _ => engine.get(&target, &mut buf),

@@ -3,7 +3,7 @@
 use crate::port::PacketPieces;
 use std::vec::Vec;
 
-use crate::engine::tests::world::{AMPLE, RequestHandle, TUNING, World, WorldRoom, pattern};
+use crate::engine::tests::world::{AMPLE, RequestHandle, SteppedUnits, TUNING, World, WorldRoom, pattern};
 use crate::engine::{CompletionError, Engine, Failure, Lent, Peer, RequestId, Status, Tuning};
 use crate::flow::CeilingError;
 use crate::matching::{Pattern, Source};
@@ -495,7 +495,7 @@ fn fewer_units_than_ranks_are_refused() {
         let lent = Lent::<crate::engine::tests::world::WorldStorage> {
             requests: Vec::<Slot<_>>::new(),
             peers: (0..4).map(|_| Peer::default()).collect(),
-            units: std::vec![[0; 64]; units],
+            units: SteppedUnits::new(units),
             stored: Vec::new(),
             posted: Vec::<List>::new(),
             regions: Vec::new(),

@@ -7,8 +7,8 @@ use crate::engine::tests::world::{AMPLE, TUNING, World, WorldRoom, pattern};
 use crate::engine::{CompletionError, Failure, StartError};
 use crate::matching::Source;
 use crate::port::PeerId;
-use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 
 const DIED: CompletionError = CompletionError::PeerFailed { peer: 1, failure: Failure::Died };
@@ -51,7 +51,7 @@ fn peer_that_has_not_failed_is_not_reconnected() {
 #[test]
 fn all_state_starts_anew_after_each_death_of_a_peer() {
     for (cells, reading) in [(4, Reading::Never), (4, Reading::Always), (16, Reading::Always)] {
-        let fabric = Fabric::reading(Geometry { cells, ..tiny(3) }, reading, 7);
+        let fabric = Fabric::reading(WorldShape { cells, ..tiny(3) }, reading, 7);
         let mut world = World::new(&fabric, AMPLE);
         for death in 0..30 {
             exchange(&mut world, [0, 1], "before");
@@ -175,7 +175,7 @@ fn readmission_acknowledges_the_failure_of_that_peer_only() {
 
 #[test]
 fn credit_is_full_again_however_much_the_former_process_had_used() {
-    let fabric = Fabric::new(Geometry { cells: 64, ..tiny(3) });
+    let fabric = Fabric::new(WorldShape { cells: 64, ..tiny(3) });
     let units = 40;
     let mut world = World::new(&fabric, WorldRoom { units, tuning: TUNING, ..AMPLE });
     for round in 0..20 {

@@ -8,8 +8,8 @@ use crate::engine::tests::world::{AMPLE, ASSIST, RequestHandle, TUNING, World, W
 use crate::engine::{CompletionError, Failure, PACKETS_A_TURN, RequestId, Status, Truncation, Tuning};
 use crate::matching::{Pattern, Source};
 use crate::port::{PeerId, PortFault};
-use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 
 const READINGS: [Reading; 4] = [Reading::Never, Reading::Always, Reading::Unreadable(4), Reading::Refused(4)];
@@ -453,7 +453,7 @@ fn turn_stays_bounded_however_many_messages_are_pulled() {
     const HALF: usize = 2000;
     let tuning = Tuning { eager_bytes: 64, window: 8192, ..TUNING };
     let room = WorldRoom { requests: 2 * HALF, buckets: 4096, tuning, ..AMPLE };
-    let fabric = Fabric::reading(Geometry { cells: 64, ..tiny(2) }, Reading::Always, 1);
+    let fabric = Fabric::reading(WorldShape { cells: 64, ..tiny(2) }, Reading::Always, 1);
     let mut world = World::new(&fabric, room);
     // Each posted receive moves a piece of the first message in the queue. Messages of many pieces let the
     // queue grow. When they are done, messages of one piece follow.

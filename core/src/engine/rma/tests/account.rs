@@ -6,8 +6,8 @@ use crate::engine::rma::{Datatype, Reduction, Refusal};
 use crate::engine::tests::world::{AMPLE, RequestHandle};
 use crate::engine::{CompletionError, Failure, RequestId, StartError};
 use crate::port::PortFault;
-use crate::shared::layout::Geometry;
 use crate::shared::tests::fabric::FabricRegion;
+use crate::shared::tests::fabric::WorldShape;
 use crate::wire::Kind;
 use crate::wire::rma::ACCOUNT;
 
@@ -89,7 +89,7 @@ fn a_target_without_a_report_may_have_executed_nothing() {
 #[test]
 fn operations_after_the_target_had_settled_are_lost_and_a_flush_reports_it() {
     for more in 0..3 {
-        let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });
+        let fabric = Fabric::new(WorldShape { fastbox_slots: 64, ..tiny(2) });
         let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 7);
@@ -168,7 +168,7 @@ fn accounts_that_can_not_be_are_faults() {
         (6, 8, 2, false),
         (ACCOUNT >> 1, 8, 2, false),
     ] {
-        let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(3) });
+        let fabric = Fabric::new(WorldShape { fastbox_slots: 64, ..tiny(3) });
         let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 7);

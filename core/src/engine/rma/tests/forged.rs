@@ -9,10 +9,10 @@ use crate::engine::rma::{Access, Datatype, Reduction, WINDOW};
 use crate::engine::tests::world::{AMPLE, World};
 use crate::engine::{CompletionError, Failure};
 use crate::port::{PacketPort, PortFault};
-use crate::shared::layout::Geometry;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, FabricRegion, tiny};
 use crate::shared::tests::{Rng, contents, portion};
-use crate::wire::rma::{Head, RmaOperation, Verb};
+use crate::wire::rma::{Comparison, Confirm, Head, RmaOperation, Verb};
 use crate::wire::{Envelope, Kind};
 
 pub(super) fn forge(
@@ -29,38 +29,38 @@ pub(super) fn forge(
     world.engine(0).failure(1)
 }
 
-fn protocol(kind: Kind) -> Option<Failure> {
+pub(super) fn protocol(kind: Kind) -> Option<Failure> {
     Some(Failure::Fault(PortFault::Protocol { kind }))
 }
 
 #[test]
 fn malformed_requests_are_faults() {
     let memory = FabricRegion::new(BYTES);
-    let head = |region: u32| Head { key: 7, offset: 0, region, value: 8, expected: 0 }.encode();
-    let good = head(0);
+    let good = Head { key: 7, offset: 0, value: 8, expected: 0 }.encode();
     let code = |operation| Verb::plain(operation).encode();
-    let mut wide = good;
-    wide[21] = 1;
     let cases: Vec<(u16, &[u8])> = vec![
         (0, &good),
-        (8, &good[..24]),
-        (15, &good[..24]),
-        (code(RmaOperation::Put) | 1 << 13, &good[..24]),
-        (code(RmaOperation::Put) | 9 << 4, &good[..24]),
-        (code(RmaOperation::Put) | 6 << 8, &good[..24]),
-        (code(RmaOperation::Put), &good[..23]),
+        (8, &good[..16]),
+        (15, &good[..16]),
+        (code(RmaOperation::Put) | 1 << 15, &good[..16]),
+        (code(RmaOperation::Put) | 3 << 13, &good[..16]),
+        (code(RmaOperation::Get) | 1 << 13, &good[..24]),
+        (code(RmaOperation::Flush) | 2 << 13, &[]),
+        (code(RmaOperation::Put) | 12 << 4, &good[..16]),
+        (code(RmaOperation::CompareSwap) | 7 << 4, &good[..32]),
+        (code(RmaOperation::Put) | 10 << 8, &good[..16]),
+        (code(RmaOperation::Put), &good[..15]),
         (code(RmaOperation::Put), &[]),
-        (code(RmaOperation::Put), &wide[..30]),
-        (code(RmaOperation::Accumulate), &good[..27]),
-        (code(RmaOperation::Get), &good[..31]),
-        (code(RmaOperation::Get), &good[..33]),
-        (code(RmaOperation::Fetch), &good[..40]),
-        (code(RmaOperation::CompareSwap), &good[..32]),
+        (code(RmaOperation::Accumulate), &good[..19]),
+        (code(RmaOperation::Get), &good[..23]),
+        (code(RmaOperation::Get), &good[..25]),
+        (code(RmaOperation::Fetch), &good[..32]),
+        (code(RmaOperation::CompareSwap), &good[..24]),
         (code(RmaOperation::Flush), &good[..1]),
-        (code(RmaOperation::FetchAccumulate), &good[..23]),
-        (code(RmaOperation::FetchAccumulate), &good[..24]),
-        (code(RmaOperation::FetchAccumulate), &good[..27]),
-        (code(RmaOperation::FetchAccumulate), &[0; 52]),
+        (code(RmaOperation::FetchAccumulate), &good[..15]),
+        (code(RmaOperation::FetchAccumulate), &good[..16]),
+        (code(RmaOperation::FetchAccumulate), &good[..19]),
+        (code(RmaOperation::FetchAccumulate), &[0; 44]),
     ];
     for (context, bytes) in cases {
         let fabric = Fabric::new(tiny(2));
@@ -89,7 +89,7 @@ fn random_requests_access_only_exposed_memory() {
         let numbers = [0, 7, 8, BYTES as u64 - 8, BYTES as u64, 1 << 32, u64::MAX - 7, u64::MAX];
         let mut number = || rng.pick(&numbers);
         let (key, offset, value, expected) = (number(), number(), number(), number());
-        let head = Head { key, offset, region: rng.pick(&[0, 0, 1, 2, u32::MAX]), value, expected };
+        let head = Head { key, offset, value, expected };
         let operation = rng.pick(&[
             RmaOperation::Put,
             RmaOperation::Get,
@@ -100,7 +100,20 @@ fn random_requests_access_only_exposed_memory() {
             RmaOperation::FetchAccumulate,
         ]);
         let (reduction, datatype) = (rng.pick(&Reduction::ALL), rng.pick(&Datatype::ALL));
-        let verb = Verb { operation, reduction, datatype, notify: rng.one_in(2) };
+        let compares = operation == RmaOperation::CompareSwap;
+        let verb = Verb {
+            operation,
+            reduction: if compares { Reduction::Sum } else { reduction },
+            datatype,
+            comparison: if compares { rng.pick(&Comparison::ALL) } else { Comparison::Equal },
+            notify: rng.one_in(2),
+            confirm: match operation {
+                RmaOperation::Put | RmaOperation::Accumulate => {
+                    rng.pick(&[Confirm::No, Confirm::Later, Confirm::Now])
+                }
+                _ => Confirm::No,
+            },
+        };
         let mut bytes = head.encode()[..verb.head_bytes()].to_vec();
         if matches!(operation, RmaOperation::Put | RmaOperation::Accumulate) {
             bytes.extend(contents(1, 8 * rng.below(20)));
@@ -122,16 +135,16 @@ fn random_requests_access_only_exposed_memory() {
 
 #[test]
 fn more_requests_than_the_window_are_a_fault_and_not_memory() {
-    let fabric = Fabric::new(Geometry { fastbox_slots: 4096, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { fastbox_slots: 4096, ..tiny(2) });
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     world.expose(0, &memory, ALL, 7);
-    let head = Head { key: 7, offset: 0, region: 0, value: 2000, expected: 0 }.encode();
+    let head = Head { key: 7, offset: 0, value: 2000, expected: 0 }.encode();
     let get = Verb::plain(RmaOperation::Get).encode();
     let mut asked = 0;
     let failure = loop {
         asked += 1;
-        let failure = forge(&mut world, Kind::Rma, get, asked, &head[..32]);
+        let failure = forge(&mut world, Kind::Rma, get, asked, &head[..24]);
         if failure.is_some() || asked > 1000 {
             break failure;
         }
@@ -147,16 +160,16 @@ fn more_requests_than_the_window_are_a_fault_and_not_memory() {
 /// remains for the other peers.
 #[test]
 fn a_peer_that_takes_no_answers_keeps_no_other_from_being_answered() {
-    let fabric = Fabric::new(Geometry { cells: 16, fastbox_slots: 4, ..tiny(3) });
+    let fabric = Fabric::new(WorldShape { cells: 16, fastbox_slots: 4, ..tiny(3) });
     let memory = FabricRegion::new(BYTES);
     memory.fill(&contents(5, BYTES));
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(0, &memory, ALL, 7);
     let get = Verb::plain(RmaOperation::Get).encode();
-    let head = Head { key: 7, offset: 0, region: 0, value: 8, expected: 0 }.encode();
-    let envelope = Envelope { kind: Kind::Rma, context: get, tag: 1, total: 32 };
+    let head = Head { key: 7, offset: 0, value: 8, expected: 0 }.encode();
+    let envelope = Envelope { kind: Kind::Rma, context: get, tag: 1, total: 24 };
     while world.engine(0).replies.used() < WINDOW as usize {
-        let _ = world.engine(1).port_mut().send(0, &envelope, PacketPieces::Whole(&head[..32]));
+        let _ = world.engine(1).port_mut().send(0, &envelope, PacketPieces::Whole(&head[..24]));
         world.engine(0).progress();
         assert_eq!(world.engine(0).failure(1), None);
     }
@@ -177,7 +190,7 @@ fn a_peer_that_takes_no_answers_keeps_no_other_from_being_answered() {
 #[test]
 fn replies_without_a_request_are_faults() {
     for case in 0..9 {
-        let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(3) });
+        let fabric = Fabric::new(WorldShape { fastbox_slots: 64, ..tiny(3) });
         let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, mut key) = world.expose(1, &memory, ALL, 7);
@@ -211,7 +224,7 @@ fn replies_without_a_request_are_faults() {
 
 #[test]
 fn answer_to_a_request_that_has_not_left_is_a_fault() {
-    let fabric = Fabric::new(Geometry { fastbox_slots: 4096, ..tiny(2) });
+    let fabric = Fabric::new(WorldShape { fastbox_slots: 4096, ..tiny(2) });
     let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 7);

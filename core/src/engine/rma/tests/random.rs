@@ -6,11 +6,13 @@ use std::vec;
 use std::vec::Vec;
 
 use super::{ALL, BYTES};
-use crate::engine::rma::{Datatype, Reduction, RegionId, RemoteKey, Target, combine};
+use crate::engine::rma::{
+    Comparison, CompleteAt, Datatype, Reduction, RegionId, RemoteKey, Target, combine, swap,
+};
 use crate::engine::tests::world::{AMPLE, RequestHandle, World, WorldRoom};
 use crate::engine::{CompletionError, Failure, Outcome, StartError};
 use crate::port::PeerId;
-use crate::shared::layout::Geometry;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, FabricRegion};
 use crate::shared::tests::{Rng, contents, portion};
 use crate::wire::Kind;
@@ -22,11 +24,11 @@ const SHARED: usize = BYTES - 4 * OWN;
 
 #[derive(Clone, Debug)]
 enum What {
-    Put { bytes: Vec<u8>, notify: bool },
+    Put { bytes: Vec<u8>, notify: bool, complete: CompleteAt },
     Get { len: usize },
-    Accumulate { datatype: Datatype, reduction: Reduction, operands: Vec<u8> },
+    Accumulate { datatype: Datatype, reduction: Reduction, operands: Vec<u8>, complete: CompleteAt },
     Fetch { datatype: Datatype, reduction: Reduction, operand: u64 },
-    CompareSwap { datatype: Datatype, expected: u64, value: u64 },
+    CompareSwap { datatype: Datatype, comparison: Comparison, values: [u64; 2] },
     FetchAccumulate { datatype: Datatype, reduction: Reduction, operands: Vec<u8> },
     Flush,
 }
@@ -123,25 +125,33 @@ impl<'a> Random<'a> {
             reduction = Reduction::Sum;
         }
         let size = datatype.bytes();
-        let value = 4 * OWN + self.rng.below(SHARED / 8) * 8 + 4 * (8 - size) / 4 * self.rng.below(2);
+        let value = 4 * OWN + self.rng.below(SHARED / 8) * 8 + (8 - size) * self.rng.below(2);
+        let complete = if self.rng.one_in(3) { CompleteAt::Target } else { CompleteAt::Origin };
         let len = if self.rng.one_in(3) { self.rng.below(OWN) } else { self.rng.below(40) };
         let own = from as usize * OWN + self.rng.below(OWN - len);
         match self.rng.below(9) {
             0 | 1 => {
                 let bytes = contents(self.rng.next(), len);
-                (own, What::Put { bytes, notify: self.rng.one_in(3) })
+                (own, What::Put { bytes, notify: self.rng.one_in(3), complete })
             }
             2 | 3 => (own, What::Get { len }),
             4 => {
                 let count = self.rng.below((BYTES - value) / size + 1);
                 let operands = contents(self.rng.next(), count * size);
-                (value, What::Accumulate { datatype, reduction, operands })
+                (value, What::Accumulate { datatype, reduction, operands, complete })
             }
             5 => (value, What::Fetch { datatype, reduction, operand: self.rng.next() }),
             6 => {
                 // Often the right value: values begin as 0.
                 let expected = self.rng.pick(&[0, 1, self.seed]);
-                (value, What::CompareSwap { datatype, expected, value: self.rng.below(2) as u64 })
+                let mut comparison = self.rng.pick(&Comparison::ALL);
+                if !datatype.allows_comparison(comparison) {
+                    comparison = Comparison::Equal;
+                }
+                (
+                    value,
+                    What::CompareSwap { datatype, comparison, values: [expected, self.rng.below(2) as u64] },
+                )
             }
             7 => {
                 let most = (BYTES - value) / size + 1;
@@ -168,25 +178,25 @@ impl<'a> Random<'a> {
         let engine = &mut self.world.engines[from as usize];
         let lender = &mut self.world.lender;
         let (loan, started) = match &what {
-            What::Put { bytes, notify } => {
+            What::Put { bytes, notify, complete } => {
                 let (loan, buf) = lender.send(from, bytes.clone());
-                (loan, engine.put(&target, buf, *notify))
+                (loan, engine.put(&target, buf, *notify, *complete))
             }
             What::Get { len } => {
                 let (loan, mut buf) = lender.receive(from, *len);
                 (loan, engine.get(&target, &mut buf))
             }
-            What::Accumulate { datatype, reduction, operands } => {
+            What::Accumulate { datatype, reduction, operands, complete } => {
                 let (loan, buf) = lender.send(from, operands.clone());
-                (loan, engine.accumulate(&target, *datatype, *reduction, buf))
+                (loan, engine.accumulate(&target, (*datatype, *reduction), buf, *complete))
             }
             What::Fetch { datatype, reduction, operand } => {
                 let (loan, mut old) = lender.receive(from, datatype.bytes());
                 (loan, engine.fetch(&target, *datatype, *reduction, *operand, &mut old))
             }
-            What::CompareSwap { datatype, expected, value } => {
+            What::CompareSwap { datatype, comparison, values } => {
                 let (loan, mut old) = lender.receive(from, datatype.bytes());
-                (loan, engine.compare_swap(&target, *datatype, *expected, *value, &mut old))
+                (loan, engine.compare_swap(&target, (*datatype, *comparison), *values, &mut old))
             }
             What::FetchAccumulate { datatype, reduction, operands } => {
                 // Lent until the world ends, because an engine that drops a part of the array may still hold
@@ -257,14 +267,14 @@ impl<'a> Random<'a> {
         let (at, model) = (it.at, &mut self.models[to as usize]);
         let part = |all: usize, taken: usize| (all - taken).min(len.saturating_sub(HEAD_BYTES));
         let more = match &it.what {
-            What::Put { bytes, notify } => {
+            What::Put { bytes, notify, .. } => {
                 let end = it.taken + part(bytes.len(), it.taken);
                 model[at + it.taken..at + end].copy_from_slice(&bytes[it.taken..end]);
                 it.taken = end;
                 self.notified[to as usize] += u64::from(*notify && end == bytes.len());
                 end < bytes.len()
             }
-            What::Accumulate { datatype, reduction, operands } => {
+            What::Accumulate { datatype, reduction, operands, .. } => {
                 let (size, end) = (datatype.bytes(), it.taken + part(operands.len(), it.taken));
                 for value in (it.taken..end).step_by(size) {
                     let old = load(model, at + value, size);
@@ -297,12 +307,11 @@ impl<'a> Random<'a> {
                 it.answer = old.to_le_bytes()[..size].to_vec();
                 false
             }
-            What::CompareSwap { datatype, expected, value } => {
+            What::CompareSwap { datatype, comparison, values } => {
                 let size = datatype.bytes();
                 let old = load(model, at, size);
-                if old.to_le_bytes()[..size] == expected.to_le_bytes()[..size] {
-                    model[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
-                }
+                let new = swap(*datatype, *comparison, old, *values);
+                model[at..at + size].copy_from_slice(&new.to_le_bytes()[..size]);
                 it.answer = old.to_le_bytes()[..size].to_vec();
                 false
             }
@@ -365,13 +374,14 @@ impl<'a> Random<'a> {
         let reported = self.reported[it.from as usize][it.to as usize];
         match outcome {
             Ok(_) => match &it.what {
-                What::Put { .. } | What::Accumulate { .. } => {}
-                What::Flush if reported => {}
-                What::Flush => {
+                What::Put { complete, .. } | What::Accumulate { complete, .. }
+                    if *complete == CompleteAt::Origin => {}
+                What::Flush | What::Put { .. } | What::Accumulate { .. } if reported => {}
+                What::Flush | What::Put { .. } | What::Accumulate { .. } => {
                     let waits = self.under_way[it.from as usize][it.to as usize].front();
                     assert!(
                         waits.is_none_or(|first| *first > number),
-                        "seed {seed}: the flush completed too early"
+                        "seed {seed}: {it:?} completed too early"
                     );
                 }
                 _ => assert_eq!(bytes, it.answer, "seed {seed}: {it:?}"),
@@ -435,7 +445,7 @@ fn simulate(seed: u64, deaths: bool) {
     let mut rng = Rng::new(seed);
     let (peers, cells) = (rng.pick(&[2, 3, 4]), rng.pick(&[4, 4, 8, 32]));
     let fabric =
-        Fabric::new(Geometry { peers, cells, cell_bytes: 256, fastbox_slots: rng.pick(&[4, 16, 64]) });
+        Fabric::new(WorldShape { peers, cells, cell_bytes: 256, fastbox_slots: rng.pick(&[4, 16, 64]) });
     let memories: Vec<_> = (0..peers).map(|_| FabricRegion::new(BYTES)).collect();
     let room = WorldRoom { requests: rng.pick(&[8, 512]), ..AMPLE };
     let mut random = Random::new(seed, rng, &fabric, &memories, room);

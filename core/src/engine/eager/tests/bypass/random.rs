@@ -11,7 +11,7 @@ use crate::engine::{Bypass, CompletionError, Outcome, Status, Truncation};
 use crate::matching::{Pattern, Source};
 use crate::payload::RecvBuf;
 use crate::port::PeerId;
-use crate::shared::layout::Geometry;
+use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, Loan};
 use crate::shared::tests::{Rng, contents, portion};
 use crate::wire::{Envelope, Kind};
@@ -305,7 +305,7 @@ impl BypassRun<'_> {
 
 fn run(seed: u64, found: &mut Found) {
     let mut rng = Rng::new(seed);
-    let geometry = Geometry {
+    let geometry = WorldShape {
         peers: rng.pick(&[2, 3]),
         cells: rng.pick(&[4, 16, 64]),
         cell_bytes: 256,

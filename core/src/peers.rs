@@ -1,0 +1,493 @@
+//! Peers: which processes this one knows, and the state of its connection with each.
+//!
+//! A *peer* is a slot with a generation. It is found by the [`PeerAddress`] of its process, costs one
+//! [`PeerSlot`] until it is spoken to, and has no rank. A connection is made at the first need by [`Peers::speak`], or
+//! when the peer calls. The layer above carries calls and answers; this module decides.
+//!
+//! # Calls
+//! A process *calls* a peer: it sends the peer its own address, and the number by which it knows the peer from now on.
+//! The peer *answers* with its number for the caller, or refuses. The caller *confirms* the answer. The connection then
+//! exists for both. If the connection of a call ends before the confirmation, the answer was in vain and nothing else
+//! has happened.
+//!
+//! Two processes may call each other at the same time. Both then know of two calls, and must use the same one: the
+//! call of the process with the smaller address counts. The other process answers it, and abandons its own. Its peer
+//! *parks* the call that does not count, until the caller withdraws it: a refusal would look like one of this peer.
+//!
+//! A process numbers its calls. The number is in each call and each answer, so that a call that was abandoned is
+//! recognised, however late it arrives.
+//!
+//! # Slots
+//! A connection ends when either process disconnects or leaves, or the peer dies or violates the protocol. The slot
+//! remains, and reports the end, until the caller connects again or releases the slot. A released slot is used again
+//! with the next generation, so an identifier names one process for ever.
+//!
+//! All calls take a time that does not depend on the number of peers.
+#![forbid(unsafe_code)]
+
+mod address;
+mod slot;
+
+use core::borrow::BorrowMut;
+
+pub use address::{ADDRESS_BYTES, PeerAddress};
+pub use slot::{PeerEnd, PeerSlot, Stage};
+
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
+use crate::slab::{List, NONE, Slab, Slot};
+use crate::wire::PeerId;
+
+/// The identifier of a peer in one process. It can be copied; stale identifiers are recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerRef {
+    index: u32,
+    generation: u32,
+}
+
+impl PeerRef {
+    /// Returns the identifier as one number, for C.
+    pub const fn to_bits(self) -> u64 {
+        (self.index as u64) << 32 | self.generation as u64
+    }
+
+    /// Returns the identifier that [`PeerRef::to_bits`] encoded. Any number is safe.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self { index: (bits >> 32) as u32, generation: bits as u32 }
+    }
+}
+
+/// The reason why a peer cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PeerError {
+    /// The identifier names no peer: the slot was released, or never existed.
+    #[error("no such peer: it was released, or never existed")]
+    Stale,
+    /// All slots are in use.
+    #[error("all {slots} places for peers are in use")]
+    Slots {
+        /// The number of slots.
+        slots: usize,
+    },
+    /// This process has as many connections as it may have.
+    #[error("this process has {most} connections, the most that it may have")]
+    Connections {
+        /// The limit.
+        most: u32,
+    },
+    /// The connection has ended.
+    #[error("{0}")]
+    Ended(PeerEnd),
+    /// The slot is in use: connected, or about to be.
+    #[error("the peer is connected, or is being called: disconnect first")]
+    InUse,
+    /// It is the address of this process.
+    #[error("it is the address of this endpoint itself")]
+    Itself,
+}
+
+/// The next step towards a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Speaking {
+    /// The connection exists, with this number.
+    Ready(PeerId),
+    /// The peer has been called already, or has called. Packets for it wait.
+    Wait(PeerId),
+    /// The caller must call the peer now, and send it the number by which this process knows it, and the number of the
+    /// call. Packets for it wait.
+    Call(PeerId, u64),
+}
+
+/// What to do with a call from a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum CallAnswer {
+    /// Answer, and wait for the confirmation. If this process has called the peer, or has answered an earlier call of
+    /// it, the connection of that call has no meaning any more, and is closed.
+    Answer {
+        /// The caller.
+        peer: PeerRef,
+        /// The number by which this process knows the caller: a part of the answer.
+        number: PeerId,
+        /// The number of this process's calls so far: a part of the answer.
+        calls: u64,
+    },
+    /// Keep the call's connection, silent, until the caller closes it: the call of this process counts.
+    Park(PeerRef),
+    /// The caller has ended the connection that this process still has with it. Record that end, and ask again.
+    Ended(PeerRef),
+    /// The caller has abandoned the call. Close its connection.
+    Outdated,
+    /// Refuse, with this reason.
+    Refuse(Refused),
+}
+
+/// The reason for which a call is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The called process admits known peers only.
+    #[error("this process admits no unknown peers")]
+    Unknown,
+    /// The called process has no place for a further peer or connection.
+    #[error("this process has no place for a further connection")]
+    Full,
+    /// The caller has the address of the called process.
+    #[error("the caller has the address of this process")]
+    Itself,
+}
+
+/// The limits of a process.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerLimits {
+    /// Most connections at once, calls under way included.
+    pub connections: u32,
+    /// Whether unknown peers may call.
+    pub strangers: bool,
+}
+
+/// The peers of one process. `S` lends the slots, `B` the hash buckets that find them by address, `N` the numbers of
+/// connections: as many as [`PeerLimits::connections`].
+#[derive(Debug)]
+pub struct Peers<S, B, N>
+where
+    S: BorrowMut<[Slot<PeerSlot>]>,
+    B: BorrowMut<[List]>,
+    N: BorrowMut<[u32]>,
+{
+    own: PeerAddress,
+    limits: PeerLimits,
+    slots: Slab<PeerSlot, S>,
+    buckets: B,
+    /// For each number in use, the slot; for each free one, the next free number.
+    numbers: N,
+    /// The first free number, and the numbers that were ever used.
+    free: u32,
+    fresh: u32,
+    used: u32,
+    /// Mixed into hashes, so that nobody can choose addresses that share a bucket.
+    seed: u64,
+    /// The number of calls of this process.
+    calls: u64,
+}
+
+impl<S, B, N> Peers<S, B, N>
+where
+    S: BorrowMut<[Slot<PeerSlot>]>,
+    B: BorrowMut<[List]>,
+    N: BorrowMut<[u32]>,
+{
+    /// Returns an empty table for the process with this address. `seed` is random.
+    pub fn new(own: PeerAddress, limits: PeerLimits, lent: (S, B, N), seed: u64) -> Self {
+        let (slots, buckets, numbers) = lent;
+        Self {
+            own,
+            limits,
+            slots: Slab::new(slots),
+            buckets,
+            numbers,
+            free: NONE,
+            fresh: 0,
+            used: 0,
+            seed,
+            calls: 0,
+        }
+    }
+
+    /// Returns the address of this process.
+    pub const fn own(&self) -> &PeerAddress {
+        &self.own
+    }
+
+    /// Makes place for `count` more peers.
+    pub fn grow(&mut self, count: usize)
+    where
+        S: Extend<Slot<PeerSlot>>,
+    {
+        self.slots.grow(count);
+    }
+
+    /// Returns the number of peers.
+    pub const fn len(&self) -> usize {
+        self.slots.used()
+    }
+
+    /// Returns whether no peer is known.
+    pub const fn is_empty(&self) -> bool {
+        self.slots.used() == 0
+    }
+
+    /// Returns the number of connections, calls under way included.
+    pub const fn connections(&self) -> u32 {
+        self.used
+    }
+
+    /// Returns the peer with this address. A peer whose connection has ended may be called again from now on.
+    /// Idempotent; no connection is made.
+    ///
+    /// # Errors
+    /// [`PeerError::Slots`], [`PeerError::Itself`].
+    pub fn connect(&mut self, address: &PeerAddress) -> Result<PeerRef, PeerError> {
+        if *address == self.own {
+            return Err(PeerError::Itself);
+        }
+        if let Some(index) = self.find(address) {
+            let slot = self.slots.get_mut(index);
+            if let Stage::Ended(_) = slot.stage {
+                slot.stage = Stage::Apart;
+            }
+            return Ok(self.reference(index));
+        }
+        self.insert(address).ok_or_else(|| PeerError::Slots { slots: self.slots.capacity() })
+    }
+
+    /// Returns the address of a peer.
+    ///
+    /// # Errors
+    /// [`PeerError::Stale`].
+    pub fn address_of(&self, peer: PeerRef) -> Result<&PeerAddress, PeerError> {
+        Ok(&self.slot(peer)?.address)
+    }
+
+    /// Returns the state of the connection with a peer.
+    ///
+    /// # Errors
+    /// [`PeerError::Stale`].
+    pub fn stage(&self, peer: PeerRef) -> Result<Stage, PeerError> {
+        Ok(self.slot(peer)?.stage)
+    }
+
+    /// Returns the peer that has this number now.
+    pub fn peer_with(&self, number: PeerId) -> Option<PeerRef> {
+        // The place of a free number holds another number.
+        let index = *self.numbers.borrow().get(number as usize)?;
+        let is_slot = (index as usize) < self.slots.touched() && self.is_used(index);
+        let is_its = is_slot && self.slots.get(index).stage.number() == Some(number);
+        is_its.then(|| self.reference(index))
+    }
+
+    /// Finds out how a packet for the peer can be sent.
+    ///
+    /// # Errors
+    /// [`PeerError::Stale`], [`PeerError::Ended`], [`PeerError::Connections`].
+    pub fn speak(&mut self, peer: PeerRef) -> Result<Speaking, PeerError> {
+        match self.slot(peer)?.stage {
+            Stage::Connected(number) => Ok(Speaking::Ready(number)),
+            Stage::Calling(number) | Stage::Answering(number) => Ok(Speaking::Wait(number)),
+            Stage::Ended(end) => Err(PeerError::Ended(end)),
+            Stage::Apart => {
+                let number = self.take_number(peer.index)?;
+                self.slots.get_mut(peer.index).stage = Stage::Calling(number);
+                self.calls += 1;
+                Ok(Speaking::Call(number, self.calls))
+            }
+        }
+    }
+
+    /// Decides about a call from the process with this address; `call` is the number of its call. The layer above has
+    /// checked that the caller is what the address says, and has recorded the ends of connections that it can see.
+    pub fn called(&mut self, caller: &PeerAddress, call: u64) -> CallAnswer {
+        if *caller == self.own {
+            return CallAnswer::Refuse(Refused::Itself);
+        }
+        let peer = match self.find(caller) {
+            Some(index) => self.reference(index),
+            None if !self.admits_strangers() => return CallAnswer::Refuse(Refused::Unknown),
+            // Nothing is kept of a caller for which there is no connection.
+            None if self.used >= self.limits.connections => return CallAnswer::Refuse(Refused::Full),
+            None => match self.insert(caller) {
+                Some(peer) => peer,
+                None => return CallAnswer::Refuse(Refused::Full),
+            },
+        };
+        let slot = self.slots.get_mut(peer.index);
+        if call <= slot.heard && !hears_outdated() {
+            return CallAnswer::Outdated;
+        }
+        if let Stage::Connected(_) = slot.stage
+            && !answers_connected()
+        {
+            return CallAnswer::Ended(peer);
+        }
+        slot.heard = call;
+        let stage = slot.stage;
+        match stage {
+            Stage::Calling(_) if !self.counts(caller) => CallAnswer::Park(peer),
+            Stage::Calling(number) | Stage::Answering(number) | Stage::Connected(number) => {
+                self.answer(peer, number)
+            }
+            Stage::Apart | Stage::Ended(_) => match self.take_number(peer.index) {
+                Ok(number) => self.answer(peer, number),
+                Err(_) => CallAnswer::Refuse(Refused::Full),
+            },
+        }
+    }
+
+    fn answer(&mut self, peer: PeerRef, number: PeerId) -> CallAnswer {
+        self.slots.get_mut(peer.index).stage = Stage::Answering(number);
+        CallAnswer::Answer { peer, number, calls: self.calls }
+    }
+
+    fn admits_strangers(&self) -> bool {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::AdmitUnknown) {
+            return true;
+        }
+        self.limits.strangers
+    }
+
+    /// Returns whether the call of this peer counts, of two calls that cross.
+    fn counts(&self, caller: &PeerAddress) -> bool {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::CountBothCalls) {
+            return true;
+        }
+        *caller < self.own
+    }
+
+    /// Records the peer's answer to the call of this process; `calls` is a part of it. Returns the number of the
+    /// connection, which the layer above confirms now. `None` if the call was abandoned or withdrawn, so that the
+    /// answer has no meaning.
+    pub fn answered(&mut self, peer: PeerRef, calls: u64) -> Option<PeerId> {
+        let slot = self.slots.live_mut(peer.index, peer.generation)?;
+        let Stage::Calling(number) = slot.stage else { return None };
+        slot.stage = Stage::Connected(number);
+        // The peer has abandoned all calls that it has made so far.
+        slot.heard = slot.heard.max(calls);
+        Some(number)
+    }
+
+    /// Records that the peer has confirmed the answer of this process. Returns the number of the connection; `None` if
+    /// no confirmation was expected.
+    pub fn confirmed(&mut self, peer: PeerRef) -> Option<PeerId> {
+        let slot = self.slots.live_mut(peer.index, peer.generation)?;
+        let Stage::Answering(number) = slot.stage else { return None };
+        slot.stage = Stage::Connected(number);
+        Some(number)
+    }
+
+    /// Records that the connection, or a call, has ended. Returns the number that is free again once
+    /// [`Peers::free_number`] is called; `None` if there was no connection. If a call is lost that this process has
+    /// answered, and that the caller has not confirmed, the caller has abandoned it. The peer can then be called, and
+    /// should be if packets wait for it.
+    pub fn ended(&mut self, peer: PeerRef, end: PeerEnd) -> Option<PeerId> {
+        let slot = self.slots.live_mut(peer.index, peer.generation)?;
+        let number = slot.stage.number()?;
+        slot.stage = match (slot.stage, end) {
+            (Stage::Answering(_), PeerEnd::Lost) => Stage::Apart,
+            _ => Stage::Ended(end),
+        };
+        Some(number)
+    }
+
+    /// Frees the number of a connection that has ended. The layer above calls it when nothing of the connection is
+    /// left: no request, no stored message, no shared memory.
+    pub fn free_number(&mut self, number: PeerId) {
+        if let Some(place) = self.numbers.borrow_mut().get_mut(number as usize) {
+            *place = self.free;
+            self.free = number;
+            self.used -= 1;
+        }
+    }
+
+    /// Releases a peer that is not connected. Its identifier is stale afterwards, and its slot is used again.
+    ///
+    /// # Errors
+    /// [`PeerError::Stale`], [`PeerError::InUse`].
+    pub fn release(&mut self, peer: PeerRef) -> Result<(), PeerError> {
+        let slot = self.slot(peer)?;
+        if slot.stage.number().is_some() {
+            return Err(PeerError::InUse);
+        }
+        let bucket = self.bucket(&slot.address);
+        let mut list = self.buckets.borrow()[bucket];
+        self.slots.unlink(&mut list, peer.index);
+        self.buckets.borrow_mut()[bucket] = list;
+        self.slots.remove(peer.index);
+        Ok(())
+    }
+
+    fn slot(&self, peer: PeerRef) -> Result<&PeerSlot, PeerError> {
+        #[cfg(nemesia_injected_fault)]
+        let peer =
+            if injected(InjectedFault::ForgetGeneration) && (peer.index as usize) < self.slots.touched() {
+                self.reference(peer.index)
+            } else {
+                peer
+            };
+        if self.slots.is_live(peer.index, peer.generation) {
+            Ok(self.slots.get(peer.index))
+        } else {
+            Err(PeerError::Stale)
+        }
+    }
+
+    fn reference(&self, index: u32) -> PeerRef {
+        PeerRef { index, generation: self.slots.generation(index) }
+    }
+
+    fn is_used(&self, index: u32) -> bool {
+        self.slots.is_live(index, self.slots.generation(index))
+    }
+
+    fn bucket(&self, address: &PeerAddress) -> usize {
+        address.hash(self.seed) as usize % self.buckets.borrow().len()
+    }
+
+    fn find(&self, address: &PeerAddress) -> Option<u32> {
+        let list = self.buckets.borrow()[self.bucket(address)];
+        self.slots.find(&list, |slot| slot.address == *address)
+    }
+
+    fn insert(&mut self, address: &PeerAddress) -> Option<PeerRef> {
+        let slot = PeerSlot { address: *address, stage: Stage::Apart, heard: 0 };
+        let index = self.slots.insert(slot).ok()?;
+        let bucket = self.bucket(address);
+        let mut list = self.buckets.borrow()[bucket];
+        self.slots.push_back(&mut list, index);
+        self.buckets.borrow_mut()[bucket] = list;
+        Some(self.reference(index))
+    }
+
+    fn take_number(&mut self, index: u32) -> Result<PeerId, PeerError> {
+        let most = self.limits.connections.min(self.numbers.borrow().len() as u32);
+        #[cfg(nemesia_injected_fault)]
+        let most = if injected(InjectedFault::ForgetLimit) { most + 1 } else { most };
+        if self.used >= most {
+            return Err(PeerError::Connections { most });
+        }
+        let again = self.free != NONE;
+        let number = if again { self.free } else { self.fresh };
+        let numbers = self.numbers.borrow_mut();
+        let Some(place) = numbers.get_mut(number as usize) else {
+            return Err(PeerError::Connections { most });
+        };
+        if again {
+            self.free = *place;
+        } else {
+            self.fresh += 1;
+        }
+        *place = index;
+        self.used += 1;
+        Ok(number)
+    }
+}
+
+/// Returns whether a call is heard that the caller has abandoned: an injected fault.
+fn hears_outdated() -> bool {
+    #[cfg(nemesia_injected_fault)]
+    return injected(InjectedFault::HearOutdated);
+    #[cfg(not(nemesia_injected_fault))]
+    false
+}
+
+/// Returns whether a call is answered although the connection with the caller has not ended: an injected fault.
+fn answers_connected() -> bool {
+    #[cfg(nemesia_injected_fault)]
+    return injected(InjectedFault::AnswerConnected);
+    #[cfg(not(nemesia_injected_fault))]
+    false
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,53 @@
+//! The address of a process.
+#![forbid(unsafe_code)]
+
+use core::fmt;
+
+/// The bytes of a [`PeerAddress`].
+pub const ADDRESS_BYTES: usize = 64;
+
+/// The address of an endpoint, by which other processes reach it: 64 opaque bytes. Two endpoints never have the same
+/// address. Addresses have an order: two processes that call each other agree by it whose call counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerAddress([u8; ADDRESS_BYTES]);
+
+impl PeerAddress {
+    /// Returns the address that consists of these bytes.
+    pub const fn from_bytes(bytes: [u8; ADDRESS_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns the address that consists of these bytes and of zeros. `None` if there are too many bytes.
+    pub fn padded(bytes: &[u8]) -> Option<Self> {
+        let mut all = [0; ADDRESS_BYTES];
+        all.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(Self(all))
+    }
+
+    /// Returns the bytes.
+    pub const fn bytes(&self) -> &[u8; ADDRESS_BYTES] {
+        &self.0
+    }
+
+    /// Returns a hash that no one can predict without the seed.
+    pub(super) fn hash(&self, seed: u64) -> u64 {
+        let (words, _) = self.0.as_chunks::<8>();
+        let mixed = words.iter().fold(seed, |hash, word| mix(hash ^ u64::from_le_bytes(*word), seed));
+        mix(mixed, !seed)
+    }
+}
+
+/// Mixes all bits of a word into all others: a multiplication to 128 bits, folded.
+const fn mix(word: u64, seed: u64) -> u64 {
+    let product = (word ^ 0x9e37_79b9_7f4a_7c15) as u128 * (seed | 1) as u128;
+    (product as u64) ^ (product >> 64) as u64
+}
+
+impl fmt::Debug for PeerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PeerAddress(")?;
+        let used = self.0.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        self.0[..used].iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str(")")
+    }
+}

@@ -1,0 +1,110 @@
+//! The table of peers, call by call. `cargo sim -- --peers` runs whole worlds of it.
+
+use std::vec;
+use std::vec::Vec;
+
+use super::*;
+
+type TestPeers = Peers<Vec<Slot<PeerSlot>>, Vec<List>, Vec<u32>>;
+
+fn address(number: u8) -> PeerAddress {
+    PeerAddress::padded(&[number, 1, 2]).unwrap()
+}
+
+/// Returns the table of the process with address 5.
+fn table(slots: usize, connections: u32, strangers: bool) -> TestPeers {
+    let slots = (0..slots).map(|_| Slot::default()).collect();
+    let lent = (slots, vec![List::new(); 4], vec![0; connections as usize]);
+    Peers::new(address(5), PeerLimits { connections, strangers }, lent, 99)
+}
+
+#[test]
+fn an_address_is_one_peer_and_is_not_called_before_it_is_spoken_to() {
+    let mut peers = table(4, 4, true);
+    let peer = peers.connect(&address(7)).unwrap();
+    assert_eq!(peers.connect(&address(7)), Ok(peer));
+    assert_eq!((peers.len(), peers.connections(), peers.stage(peer)), (1, 0, Ok(Stage::Apart)));
+    assert_eq!(peers.address_of(peer), Ok(&address(7)));
+    assert_eq!(peers.speak(peer), Ok(Speaking::Call(0, 1)));
+    assert_eq!(peers.speak(peer), Ok(Speaking::Wait(0)));
+    assert_eq!(peers.answered(peer, 0), Some(0));
+    assert_eq!(peers.speak(peer), Ok(Speaking::Ready(0)));
+    assert_eq!((peers.peer_with(0), peers.peer_with(1)), (Some(peer), None));
+    assert_eq!(peers.answered(peer, 0), None, "an answer to no call");
+    assert_eq!(peers.connect(&address(5)), Err(PeerError::Itself));
+}
+
+#[test]
+fn of_two_calls_that_cross_the_one_of_the_smaller_address_counts() {
+    let mut peers = table(4, 4, true);
+    let (small, large) = (peers.connect(&address(3)).unwrap(), peers.connect(&address(9)).unwrap());
+    assert_eq!(peers.speak(small), Ok(Speaking::Call(0, 1)));
+    assert_eq!(peers.speak(large), Ok(Speaking::Call(1, 2)));
+    assert_eq!(peers.called(&address(3), 1), CallAnswer::Answer { peer: small, number: 0, calls: 2 });
+    assert_eq!(peers.called(&address(9), 1), CallAnswer::Park(large));
+    assert_eq!(peers.answered(small, 1), None, "our own call was abandoned");
+    assert_eq!(peers.stage(small), Ok(Stage::Answering(0)));
+    assert_eq!((peers.confirmed(small), peers.confirmed(small)), (Some(0), None));
+    assert_eq!(peers.answered(large, 1), Some(1));
+    assert_eq!(peers.called(&address(9), 1), CallAnswer::Outdated, "it has answered ours instead");
+}
+
+#[test]
+fn a_caller_that_calls_again_has_ended_the_connection_before() {
+    let mut peers = table(4, 4, true);
+    let CallAnswer::Answer { peer, .. } = peers.called(&address(3), 1) else { panic!("no answer") };
+    assert_eq!(peers.confirmed(peer), Some(0));
+    assert_eq!(peers.called(&address(3), 1), CallAnswer::Outdated);
+    assert_eq!(peers.called(&address(3), 2), CallAnswer::Ended(peer));
+    assert_eq!(peers.ended(peer, PeerEnd::Left), Some(0));
+    // Nothing of the first connection is mixed up with the second one: its number is not free yet.
+    assert_eq!(peers.called(&address(3), 2), CallAnswer::Answer { peer, number: 1, calls: 0 });
+    peers.free_number(0);
+    assert_eq!(peers.connections(), 1);
+}
+
+#[test]
+fn an_answer_in_vain_leaves_the_peer_apart() {
+    let mut peers = table(4, 4, true);
+    let CallAnswer::Answer { peer, number, .. } = peers.called(&address(3), 1) else { panic!("no answer") };
+    assert_eq!(peers.ended(peer, PeerEnd::Lost), Some(number));
+    peers.free_number(number);
+    assert_eq!((peers.stage(peer), peers.connections()), (Ok(Stage::Apart), 0));
+    assert_eq!(peers.speak(peer), Ok(Speaking::Call(0, 1)));
+}
+
+#[test]
+fn limits_are_named_and_strangers_leave_nothing_behind() {
+    let mut peers = table(2, 1, true);
+    let [one, two] = [1, 2].map(|number| peers.connect(&address(number)).unwrap());
+    assert_eq!(peers.connect(&address(3)), Err(PeerError::Slots { slots: 2 }));
+    assert_eq!(peers.speak(one), Ok(Speaking::Call(0, 1)));
+    assert_eq!(peers.speak(two), Err(PeerError::Connections { most: 1 }));
+    assert_eq!(peers.called(&address(8), 1), CallAnswer::Refuse(Refused::Full));
+    assert_eq!(peers.called(&address(2), 1), CallAnswer::Refuse(Refused::Full));
+    assert_eq!(peers.called(&address(5), 1), CallAnswer::Refuse(Refused::Itself));
+    assert_eq!((peers.len(), peers.connections()), (2, 1));
+    let mut closed = table(2, 2, false);
+    assert_eq!(closed.called(&address(1), 1), CallAnswer::Refuse(Refused::Unknown));
+    assert!(closed.is_empty());
+}
+
+#[test]
+fn a_slot_that_is_used_again_has_another_identifier() {
+    let mut peers = table(1, 1, true);
+    let first = peers.connect(&address(1)).unwrap();
+    assert_eq!(peers.speak(first), Ok(Speaking::Call(0, 1)));
+    assert_eq!(peers.release(first), Err(PeerError::InUse));
+    assert_eq!(peers.ended(first, PeerEnd::Refused), Some(0));
+    assert_eq!(peers.speak(first), Err(PeerError::Ended(PeerEnd::Refused)));
+    peers.free_number(0);
+    assert_eq!(peers.release(first), Ok(()));
+    let second = peers.connect(&address(2)).unwrap();
+    assert!(second != first && PeerRef::from_bits(second.to_bits()) == second);
+    assert_eq!((peers.speak(first), peers.release(first)), (Err(PeerError::Stale), Err(PeerError::Stale)));
+    assert_eq!((peers.answered(first, 0), peers.ended(first, PeerEnd::Lost)), (None, None));
+    for bits in [0, 1, u64::MAX, 1 << 32, u64::from(u32::MAX)] {
+        let _ = peers.speak(PeerRef::from_bits(bits));
+        let _ = peers.release(PeerRef::from_bits(bits));
+    }
+}
