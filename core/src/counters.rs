@@ -103,9 +103,19 @@ impl Tally {
         }
     }
 
-    /// Returns the number of packets that are not eager.
+    /// Returns the number of packets that are not plain eager messages.
     fn others(counts: &[Count]) -> u64 {
         counts.iter().skip(1).map(|it| it.count).sum()
+    }
+
+    /// Returns the sum of all kinds of eager packets.
+    fn eager(counts: &[Count]) -> Count {
+        let kinds = [Kind::Eager, Kind::EagerImmediate, Kind::EagerAcknowledged, Kind::EagerBoth];
+        let each = kinds.into_iter().filter_map(|kind| counts.get(kind.index()));
+        each.fold(Count::default(), |sum, it| Count {
+            count: sum.count + it.count,
+            bytes: sum.bytes + it.bytes,
+        })
     }
 
     /// Returns all counters of a peer except its credits. `traffic` is `None` for this process itself.
@@ -127,7 +137,7 @@ impl Tally {
             box_sent = fastbox(traffic.sent, &sent, traffic.cells_sent);
             box_received = fastbox(traffic.received, &received, traffic.cells_received);
         }
-        let come = received[Kind::Eager.index()].count + received[Kind::Rts.index()].count;
+        let come = Self::eager(&received).count + received[Kind::Rts.index()].count;
         PeerCounters {
             matched_posted: self.posted,
             matched_bypass: come.saturating_sub(self.posted + self.unexpected.count),
@@ -154,7 +164,8 @@ impl Tally {
             move |kind: Kind| counts.get(kind.index()).map_or((0, 0), |it| (it.count, it.bytes))
         });
         let mut it = self.operations();
-        (it.eager_sent, it.eager_sent_bytes) = out(Kind::Eager);
+        let [eager_out, eager_come] = [sent, received].map(Self::eager);
+        (it.eager_sent, it.eager_sent_bytes) = (eager_out.count, eager_out.bytes);
         (it.rts_sent, it.rts_sent_bytes) = out(Kind::Rts);
         (it.cts_sent, it.cts_sent_bytes) = out(Kind::Cts);
         (it.data_sent, it.data_sent_bytes) = out(Kind::Data);
@@ -162,7 +173,7 @@ impl Tally {
         (it.active_sent, it.active_sent_bytes) = out(Kind::Active);
         (it.rma_sent, it.rma_sent_bytes) = out(Kind::Rma);
         (it.rma_reply_sent, it.rma_reply_sent_bytes) = out(Kind::RmaReply);
-        (it.eager_received, it.eager_received_bytes) = come(Kind::Eager);
+        (it.eager_received, it.eager_received_bytes) = (eager_come.count, eager_come.bytes);
         (it.rts_received, it.rts_received_bytes) = come(Kind::Rts);
         (it.cts_received, it.cts_received_bytes) = come(Kind::Cts);
         (it.data_received, it.data_received_bytes) = come(Kind::Data);
@@ -257,9 +268,9 @@ counters! {
     PeerCounters {
         /// Messages sent whole.
         eager_sent: "packets",
-        /// Their payload.
+        /// Their payload, immediate data and requests for acknowledgement (8 bytes each) included.
         eager_sent_bytes: "bytes",
-        /// Announced messages: large ones, synchronous ones, and those without credit.
+        /// Announced messages: large ones, and those without credit.
         rts_sent: "packets",
         /// Their payload.
         rts_sent_bytes: "bytes",
@@ -271,7 +282,7 @@ counters! {
         data_sent: "packets",
         /// Their payload.
         data_sent_bytes: "bytes",
-        /// Announced messages of the peer that were received completely, except streamed ones.
+        /// Announced or acknowledged messages of the peer that were received completely, except streamed ones.
         fin_sent: "packets",
         /// Their payload.
         fin_sent_bytes: "bytes",

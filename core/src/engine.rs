@@ -57,7 +57,9 @@ pub use completion::OperationCompletion;
 pub use eager::Bypass;
 pub use lmt::PeerSelection;
 pub use peer::Peer;
-pub use request::{CompletionError, Failure, Outcome, Request, RequestId, StartError, Status, Truncation};
+pub use request::{
+    CompletionError, Failure, Outcome, Request, RequestId, SendOptions, StartError, Status, Truncation,
+};
 pub use state::{CompletionKind, PACKETS_A_TURN, Progress};
 pub use tuning::Tuning;
 

@@ -59,6 +59,12 @@ pub enum InjectedFault {
     WrongOrigin,
     /// The runs of a list are taken for those of the peer's next list.
     KeepRuns,
+    /// A synchronous eager message is acknowledged when it is stored, before a receive has matched it.
+    AcknowledgeUnmatched,
+    /// An acknowledgement for which there is no space is never sent.
+    ForgetAcknowledgement,
+    /// The immediate data of an announced message are lost.
+    DropImmediate,
     /// The credit that is reserved for updates is used for other packets.
     SpendReserve,
     /// A packet's report of posted receives counts twice.
@@ -101,7 +107,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 43] = [
+    pub const ALL: [InjectedFault; 46] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -126,6 +132,9 @@ impl InjectedFault {
         InjectedFault::IgnoreFailure,
         InjectedFault::WrongOrigin,
         InjectedFault::KeepRuns,
+        InjectedFault::AcknowledgeUnmatched,
+        InjectedFault::ForgetAcknowledgement,
+        InjectedFault::DropImmediate,
         InjectedFault::SpendReserve,
         InjectedFault::CountCreditTwice,
         InjectedFault::OverdrawPool,

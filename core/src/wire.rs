@@ -16,9 +16,15 @@
 //! | [`Kind::Active`] | 6 | an active message |
 //! | [`Kind::Rma`] | 7 | a one-sided operation for its target |
 //! | [`Kind::RmaReply`] | 8 | the target's answer |
+//! | [`Kind::EagerImmediate`] | 9 | a whole message with immediate data |
+//! | [`Kind::EagerAcknowledged`] | 10 | a whole message that its receiver acknowledges |
+//! | [`Kind::EagerBoth`] | 11 | a whole message with immediate data that its receiver acknowledges |
 //!
-//! **Credit.** `Eager` and `Rts` packets occupy memory at the receiver if no receive matches: as many units
-//! of 64 bytes as [`cost`](crate::store::cost) returns for their payload. The receiver publishes the total
+//! The payload of the kinds 9 to 11 begins with a prefix of one or two words ([`prefix`]). The receiver acknowledges
+//! a message with a `Fin` packet after it has copied the bytes into the buffer of a receive.
+//!
+//! **Credit.** `Rts` packets and those of the four eager kinds occupy memory at the receiver if no receive
+//! matches: as many units of 64 bytes as [`cost`](crate::store::cost) returns for their payload. The receiver publishes the total
 //! units granted, which only grows, in the second word of the line that holds its fastbox position. The
 //! sender never sends more. The other kinds occupy no memory.
 //!
@@ -64,6 +70,7 @@ pub mod fault;
 pub mod listed;
 pub mod mappable;
 pub mod placement;
+pub mod prefix;
 pub mod rendezvous;
 pub mod rma;
 
@@ -93,16 +100,33 @@ pub enum Kind {
     Rma = 7,
     /// The target's answer.
     RmaReply = 8,
+    /// A whole message, after its immediate data.
+    EagerImmediate = 9,
+    /// A whole message, after the number of the sender's request, which waits for an acknowledgement.
+    EagerAcknowledged = 10,
+    /// A whole message, after the number of the sender's request and the immediate data.
+    EagerBoth = 11,
 }
 
 impl Kind {
     /// Number of kinds.
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 11;
 
     /// Returns the index of the kind, from 0: [`Kind::Eager`] is the first.
     #[inline(always)]
     pub const fn index(self) -> usize {
         self as usize - 1
+    }
+
+    /// Returns whether the packet is a whole message.
+    #[inline(always)]
+    pub const fn is_eager(self) -> bool {
+        matches!(self, Kind::Eager | Kind::EagerImmediate | Kind::EagerAcknowledged | Kind::EagerBoth)
+    }
+
+    /// Returns whether the sender of the packet waits for an answer to it.
+    pub const fn is_answered(self) -> bool {
+        matches!(self, Kind::Rts | Kind::EagerAcknowledged | Kind::EagerBoth)
     }
 
     /// Returns the name of the kind.
@@ -116,6 +140,9 @@ impl Kind {
             Kind::Active => "active",
             Kind::Rma => "rma",
             Kind::RmaReply => "rma_reply",
+            Kind::EagerImmediate => "eager_immediate",
+            Kind::EagerAcknowledged => "eager_acknowledged",
+            Kind::EagerBoth => "eager_both",
         }
     }
 
@@ -131,6 +158,9 @@ impl Kind {
             6 => Some(Kind::Active),
             7 => Some(Kind::Rma),
             8 => Some(Kind::RmaReply),
+            9 => Some(Kind::EagerImmediate),
+            10 => Some(Kind::EagerAcknowledged),
+            11 => Some(Kind::EagerBoth),
             _ => None,
         }
     }

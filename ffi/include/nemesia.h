@@ -681,6 +681,14 @@ typedef struct nemesia_status {
      * Receive: the length of the message, larger than `len` if it was truncated. Send: unspecified.
      */
     uint64_t total;
+    /**
+     * Receive, probe: the immediate data (`nemesia_send_options`); 0 if there are none. Send: unspecified.
+     */
+    uint64_t immediate;
+    /**
+     * Receive, probe: 1 if the message has immediate data, else 0. Send: unspecified.
+     */
+    uint64_t has_immediate;
 } nemesia_status;
 
 /**
@@ -696,6 +704,45 @@ typedef struct nemesia_iovec {
      */
     size_t len;
 } nemesia_iovec;
+
+/**
+ * The options of a send. A structure of zeros, except `struct_size`, is a standard send in context 0 without
+ * immediate data.
+ *
+ * Immediate data are 64 bits that travel with the message, beside its tag. They are not matched. Receives and
+ * probes write them into `nemesia_status`. A message without them costs nothing more.
+ *
+ * A send in the mode NEMESIA_SEND_SYNCHRONOUS is complete when the receiver has put the message into the buffer of
+ * a receive. Up to NEMESIA_EAGER_BYTES, its message travels at once, and a small packet comes back.
+ *
+ * Lifetime: the structure is copied.
+ */
+typedef struct nemesia_send_options {
+    /**
+     * sizeof(nemesia_send_options); later versions have more fields at the end.
+     */
+    uint64_t struct_size;
+    /**
+     * The immediate data, if `has_immediate` is 1; else it is ignored.
+     */
+    uint64_t immediate;
+    /**
+     * 1 if the message has immediate data, else 0.
+     */
+    uint32_t has_immediate;
+    /**
+     * NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
+     */
+    uint32_t mode;
+    /**
+     * The matching context.
+     */
+    uint32_t context;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} nemesia_send_options;
 
 /**
  * The function that handles an active message.
@@ -1799,6 +1846,52 @@ int32_t nemesia_endpoint_irecvv(struct nemesia_endpoint *endpoint,
                                 size_t count,
                                 const struct nemesia_iovec *list,
                                 uint64_t *out_request);
+
+/**
+ * Sends a message with options, otherwise as `nemesia_endpoint_send`.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `options`: context, mode and immediate data.
+ * - `rank`: the receiver; it may be this process itself.
+ * - `tag`: the value that the receiver matches.
+ * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
+ *
+ * Returns: as `nemesia_endpoint_send`; NEMESIA_ERR_ARGUMENT also if an option is invalid.
+ * Ownership: the caller may reuse the buffer and the options after the return.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_send_with(struct nemesia_endpoint *endpoint,
+                                   const struct nemesia_send_options *options,
+                                   int32_t rank,
+                                   uint64_t tag,
+                                   const void *buffer,
+                                   size_t len);
+
+/**
+ * Starts a send of the concatenation of several runs with options, otherwise as `nemesia_endpoint_isendv`. A message
+ * in one run is treated as by `nemesia_endpoint_isend`.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `options`: context, mode and immediate data.
+ * - `rank`: the receiver; it may be this process itself.
+ * - `tag`: the value that the receiver matches.
+ * - `count`, `list`: the runs, any number; `list` may be NULL if `count` is 0.
+ * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
+ *
+ * Returns: as `nemesia_endpoint_isendv`; NEMESIA_ERR_ARGUMENT also if an option is invalid. After an error no message
+ * was sent.
+ * Ownership: the caller may reuse the options after the return. The request holds the bytes, and, unless `count` is 1,
+ * the list. They must not change until the request is complete or the endpoint is closed. The request belongs to this
+ * endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_isend_with(struct nemesia_endpoint *endpoint,
+                                    const struct nemesia_send_options *options,
+                                    int32_t rank,
+                                    uint64_t tag,
+                                    size_t count,
+                                    const struct nemesia_iovec *list,
+                                    uint64_t *out_request);
 
 /**
  * Probes for the first message that a receive with these arguments would match, and leaves it in the queue

@@ -197,9 +197,8 @@ fn completion_of(completion: &InnerCompletion) -> Completion {
         // A kind that this version of the header does not have.
         _ => 0,
     };
-    let Status { code, rank, tag, len, total } = status_of(completion.result());
-    let immediate = completion.immediate.unwrap_or(0);
-    let flags = if completion.immediate.is_some() { NEMESIA_COMPLETION_HAS_IMMEDIATE } else { 0 };
+    let Status { code, rank, tag, len, total, immediate, has_immediate } = status_of(completion.result());
+    let flags = if has_immediate == 1 { NEMESIA_COMPLETION_HAS_IMMEDIATE } else { 0 };
     let user_context = completion.context;
     Completion { user_context, kind, code, rank, flags, tag, len, total, immediate, reserved: 0 }
 }

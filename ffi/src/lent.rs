@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use nemesia::{
     CompleteAt, Completion, EndedRequest, Endpoint as Inner, Error, LockedEndpoint, Message, RemoteKey,
-    Request, SharedEndpoint, Source, Status, Tag,
+    Request, SendOptions, SharedEndpoint, Source, Status, Tag,
 };
 
 use crate::rank::rank_in;
@@ -250,6 +250,25 @@ impl Lent<'_> {
                     // SAFETY: the same.
                     false => unsafe { context.isend(to, tag, base, len) },
                 }
+            }),
+        }
+    }
+
+    /// Sends in a context with options.
+    pub(crate) fn send_with(
+        &mut self,
+        context: u16,
+        to: usize,
+        tag: u64,
+        bytes: &[u8],
+        options: SendOptions,
+    ) -> Result<(), Error> {
+        match self {
+            Self::One(endpoint) => endpoint.in_context(context).send_with(to, tag, bytes, options),
+            Self::All(endpoint) => Self::run(endpoint, |endpoint| {
+                let (base, len) = (bytes.as_ptr(), bytes.len());
+                // SAFETY: the bytes are borrowed until `run` returns.
+                unsafe { endpoint.in_context(context).isend_with(to, tag, base, len, options) }
             }),
         }
     }

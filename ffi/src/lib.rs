@@ -35,6 +35,7 @@
 //! | [`inject`] | messages that leave now or not at all |
 //! | [`completion`] | the completion queue; waits until anything happens |
 //! | [`list`] | messages whose bytes lie in several runs |
+//! | [`options`] | sends with options: immediate data |
 //! | [`observe`] | counters, and the call tree |
 //! | [`probe`] | probes |
 //!
@@ -62,6 +63,7 @@ pub mod memory;
 mod now;
 pub mod observe;
 pub mod operation;
+pub mod options;
 pub mod probe;
 pub mod put_get;
 mod rank;

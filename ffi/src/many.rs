@@ -7,13 +7,13 @@ use nemesia::{Error, RequestPlace as _};
 use crate::boundary::{Out, check_buffer, lent};
 use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
-use crate::rank::rank_of;
 use crate::request::{RequestNumber, named};
 use crate::status::{
-    Fault, NEMESIA_ERR_TIMEOUT, NEMESIA_ERR_TRUNCATED, NEMESIA_ERR_UNEXPECTED_FULL, NEMESIA_OK,
-    NEMESIA_PENDING, timed_out,
+    Fault, NEMESIA_ERR_TIMEOUT, NEMESIA_ERR_UNEXPECTED_FULL, NEMESIA_OK, NEMESIA_PENDING, timed_out,
 };
-use crate::transfer::{Limit, NEMESIA_REQUEST_DONE, Status, deliver, limit, received, time_left, wait};
+use crate::transfer::{
+    Limit, NEMESIA_REQUEST_DONE, Status, deliver, limit, received, time_left, truncated, wait,
+};
 
 /// Waits until all of several requests are complete. The failure of one request does not end the wait for the
 /// others.
@@ -253,15 +253,11 @@ pub(crate) unsafe fn places<'a>(requests: *mut u64, count: usize) -> Result<&'a 
 /// Returns the status of a request that has ended, with its code.
 pub(crate) fn status_of(outcome: Result<nemesia::Status, Error>) -> Status {
     let error = match outcome {
-        Ok(nemesia::Status { rank, tag, len }) => {
-            return Status { code: NEMESIA_OK, rank: rank_of(rank), tag, len: len as u64, total: len as u64 };
-        }
+        Ok(status) => return received(status),
         Err(error) => error,
     };
     if let Error::Truncated(truncation) = &error {
-        let status = truncation.status;
-        let (rank, len) = (rank_of(status.peer as usize), status.len as u64);
-        return Status { code: NEMESIA_ERR_TRUNCATED, rank, tag: status.tag, len, total: truncation.message };
+        return truncated(truncation);
     }
     let fault = Fault::from(error);
     Status { code: fault.code(), rank: fault.rank(), ..Status::default() }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
-use nemesia::{Endpoint as Inner, Error, Request, Source, Tag};
+use nemesia::{Endpoint as Inner, Error, Request, Source, Tag, Truncation};
 
 use crate::boundary::{Out, bytes, check_buffer, room};
 use crate::endpoint::{Endpoint, blocking_on, on};
@@ -39,6 +39,10 @@ pub struct Status {
     pub len: u64,
     /// Receive: the length of the message, larger than `len` if it was truncated. Send: unspecified.
     pub total: u64,
+    /// Receive, probe: the immediate data (`nemesia_send_options`); 0 if there are none. Send: unspecified.
+    pub immediate: u64,
+    /// Receive, probe: 1 if the message has immediate data, else 0. Send: unspecified.
+    pub has_immediate: u64,
 }
 
 /// Sends a message and waits until the caller may reuse the buffer. The receiver need not be ready.
@@ -485,8 +489,18 @@ pub(crate) fn wait(
 
 /// Returns the status of a success.
 #[inline]
-pub(crate) fn received(nemesia::Status { rank, tag, len }: nemesia::Status) -> Status {
-    Status { code: NEMESIA_OK, rank: rank_of(rank), tag, len: len as u64, total: len as u64 }
+pub(crate) fn received(nemesia::Status { rank, tag, len, immediate }: nemesia::Status) -> Status {
+    let (len, has_immediate) = (len as u64, immediate.is_some().into());
+    let (code, rank, immediate) = (NEMESIA_OK, rank_of(rank), immediate.unwrap_or(0));
+    Status { code, rank, tag, len, total: len, immediate, has_immediate }
+}
+
+/// Returns the status of a message that was received in part.
+pub(crate) fn truncated(truncation: &Truncation) -> Status {
+    let (part, total) = (truncation.status, truncation.message);
+    let rank = part.peer as usize;
+    let part = nemesia::Status { rank, tag: part.tag, len: part.len, immediate: part.immediate };
+    Status { code: NEMESIA_ERR_TRUNCATED, total, ..received(part) }
 }
 
 /// Writes the status of a message that was received, completely or in part, and returns the code.
@@ -500,10 +514,7 @@ pub(crate) fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>)
         Err(error) => error,
     };
     if let Error::Truncated(truncation) = &error {
-        let status = truncation.status;
-        let (rank, len) = (rank_of(status.peer as usize), status.len as u64);
-        let (code, total) = (NEMESIA_ERR_TRUNCATED, truncation.message);
-        out.write(Status { code, rank, tag: status.tag, len, total });
+        out.write(truncated(truncation));
     }
     Err(error.into())
 }

@@ -48,7 +48,7 @@ use std::time::Instant;
 
 use nemesia_core::engine::rma::{ExposedRegion as Exposure, Reply};
 use nemesia_core::engine::{
-    Engine, Peer, PeerSelection, Request as Operation, RequestId, StartError, Storage,
+    Engine, Peer, PeerSelection, Request as Operation, RequestId, SendOptions, StartError, Storage,
 };
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
@@ -144,6 +144,9 @@ pub struct Status {
     pub tag: u64,
     /// The number of bytes moved.
     pub len: usize,
+    /// The immediate data that the sender attached to the message, for a receive or a probe; `None` if there is
+    /// none.
+    pub immediate: Option<u64>,
 }
 
 /// A non-blocking operation, by value. [`Endpoint::test`] and [`Endpoint::wait`] complete it.
@@ -183,6 +186,8 @@ enum Mode {
     Queued,
     /// When the buffer belongs to the caller again and a receive has matched the message.
     Synchronous,
+    /// As the options say.
+    With(SendOptions),
 }
 
 #[derive(Debug)]
@@ -300,6 +305,7 @@ impl Endpoint {
                 Mode::Standard => self.engine.isend_any(to, context, tag, buf),
                 Mode::Queued => self.engine.isend_queued(to, context, tag, buf),
                 Mode::Synchronous => self.engine.issend(to, context, tag, buf),
+                Mode::With(options) => self.engine.isend_with(to, context, tag, buf, options),
             };
             match started {
                 Ok(id) => return Ok(Request(id)),
@@ -403,5 +409,5 @@ fn pattern(from: Source, context: u16, tag: Tag) -> Result<Pattern, Error> {
 }
 
 fn status(status: nemesia_core::engine::Status) -> Status {
-    Status { rank: status.peer as usize, tag: status.tag, len: status.len }
+    Status { rank: status.peer as usize, tag: status.tag, len: status.len, immediate: status.immediate }
 }

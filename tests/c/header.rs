@@ -14,6 +14,7 @@ const MODULES: &[&str] = &[
     "room",
     "context",
     "list",
+    "options",
     "probe",
     "active",
     "region",

@@ -77,6 +77,11 @@ fn a_truncated_message_writes_the_status_and_no_byte_beyond() -> Result<(), Stri
 }
 
 #[test]
+fn immediate_data_travel_with_messages_and_every_probe_shows_them() -> Result<(), String> {
+    pair("immediate_data_travel_with_messages_and_every_probe_shows_them", "immediate")
+}
+
+#[test]
 fn contexts_keep_messages_apart_and_probes_find_them() -> Result<(), String> {
     pair("contexts_keep_messages_apart_and_probes_find_them", "contexts")
 }

@@ -90,6 +90,70 @@ static void wildcards(void) {
     OK(nemesia_endpoint_progress(endpoint, NULL));
 }
 
+/* Immediate data travel with messages of every size, in one run and in several, and every probe shows them. */
+static void immediate(void) {
+    static unsigned char sent[LARGE], received[LARGE];
+    static const size_t lens[] = {0, 8, 9, 200, 4096, LARGE};
+    nemesia_send_options options;
+    nemesia_status status;
+    uint64_t message, request;
+    size_t at;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.has_immediate = 1;
+    options.context = 3;
+    for (at = 0; at < sizeof lens / sizeof *lens; at++) {
+        size_t len = lens[at], part = len / 3;
+        nemesia_iovec runs[2] = {{sent, part}, {sent + part, len - part}};
+        fill(sent, len, (unsigned)at);
+        memset(received, 0, len);
+        options.immediate = UINT64_MAX - at;
+        if (rank == 0) {
+            options.mode = NEMESIA_SEND_STANDARD;
+            OK(nemesia_endpoint_send_with(endpoint, &options, peer, 1, sent, len));
+            options.mode = NEMESIA_SEND_SYNCHRONOUS;
+            OK(nemesia_endpoint_isend_with(endpoint, &options, peer, 2, 2, runs, &request));
+            CHECK(nemesia_endpoint_test(endpoint, request, NULL) == NEMESIA_PENDING);
+            OK(nemesia_endpoint_send(endpoint, peer, 3, NULL, 0));
+            OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+            runs[0].len = len;
+            OK(nemesia_endpoint_isend_with(endpoint, &options, peer, 4, 1, runs, &request));
+            OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+        } else {
+            OK(nemesia_endpoint_recv_in(endpoint, 3, peer, 1, 0, len, received, &status));
+            CHECK(status.has_immediate == 1 && status.immediate == options.immediate && status.len == len);
+            CHECK(memcmp(sent, received, len) == 0);
+            OK(nemesia_endpoint_recv(endpoint, peer, 3, 0, 0, NULL, &status));
+            CHECK(status.has_immediate == 0 && status.immediate == 0);
+            memset(received, 0, len);
+            OK(nemesia_endpoint_mprobe(endpoint, 3, peer, 2, 0, FOR_EVER, &message, &status));
+            CHECK(status.has_immediate == 1 && status.immediate == options.immediate && status.len == len);
+            OK(nemesia_endpoint_mrecv(endpoint, message, len, received, &status));
+            CHECK(status.has_immediate == 1 && status.immediate == options.immediate && status.len == len);
+            CHECK(memcmp(sent, received, len) == 0);
+            OK(nemesia_endpoint_irecv_in(endpoint, 3, peer, 4, 0, 0, NULL, &request));
+            if (len == 0) {
+                OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
+            } else {
+                GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
+            }
+            CHECK(status.has_immediate == 1 && status.immediate == options.immediate && status.total == len);
+        }
+    }
+    options.has_immediate = 2;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_with(endpoint, &options, peer, 1, sent, 1));
+    options.has_immediate = 0;
+    options.context = 65536;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_with(endpoint, &options, peer, 1, sent, 1));
+    options.context = 0;
+    options.mode = 9;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isend_with(endpoint, &options, peer, 1, 0, NULL, &request));
+    options.struct_size = 8;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_with(endpoint, &options, peer, 1, sent, 1));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_with(endpoint, NULL, peer, 1, sent, 1));
+    barrier();
+}
+
 /* Counters of one rank and of all, for callers of this version and of an earlier one. */
 static void counters(void) {
     nemesia_counters one, all, early;
@@ -161,7 +225,7 @@ static void truncation(void) {
 
 static void contexts(void) {
     static unsigned char sent[LARGE], received[LARGE];
-    nemesia_status status = {77, 77, 77, 77, 77};
+    nemesia_status status = {77, 77, 77, 77, 77, 77, 77};
     uint64_t request, message = 77;
     if (rank == 0) {
         OK(nemesia_endpoint_send_in(endpoint, 1, NEMESIA_SEND_STANDARD, peer, TAG, "one", 3));
@@ -355,7 +419,7 @@ static void refuse_exchanges(void) {
 
 static void errors(void) {
     static const int32_t nobody[] = {-2, 2, INT32_MAX, INT32_MIN};
-    nemesia_status status = {77, 77, 77, 77, 77};
+    nemesia_status status = {77, 77, 77, 77, 77, 77, 77};
     uint64_t request = 77, sent;
     int32_t failure = 77;
     bool cancelled = false;
@@ -512,7 +576,7 @@ int main(int argc, char **argv) {
         void (*run)(void);
     } cases[] = {
         {"ping-pong", ping_pong}, {"window", window}, {"wildcards", wildcards}, {"truncation", truncation},
-        {"contexts", contexts},   {"lists", lists},           {"errors", errors},
+        {"immediate", immediate}, {"contexts", contexts},   {"lists", lists},           {"errors", errors},
         {"event-loop", event_loop}, {"peer-failure", peer_failure}, {"agreement", agreement},
         {"explanation", explanation}, {"counters", counters}, {"restart", restart},
     };

@@ -5,7 +5,7 @@
 #include <cstring>
 
 static_assert(NEMESIA_OK == 0 && NEMESIA_ANY_SOURCE == -1, "constants are constant expressions");
-static_assert(sizeof(nemesia_status) == 32, "no padding");
+static_assert(sizeof(nemesia_status) == 48, "no padding");
 
 int main() {
     nemesia_config *config = nullptr;

@@ -10,11 +10,13 @@ mod channel;
 mod list;
 mod one_sided;
 mod peer;
+mod prefix;
 
 pub use channel::channel_decoder;
 pub use list::list_of_runs;
 pub use one_sided::one_sided_decoder;
 pub use peer::placement_peer;
+pub use prefix::message_prefix;
 
 /// A fuzz target.
 #[derive(Clone, Copy, Debug)]
@@ -26,10 +28,11 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     Target { name: "placement-decoder", run: placement_decoder },
     Target { name: "placement-peer", run: placement_peer },
     Target { name: "list-of-runs", run: list_of_runs },
+    Target { name: "message-prefix", run: message_prefix },
     Target { name: "channel-decoder", run: channel_decoder },
     Target { name: "one-sided-decoder", run: one_sided_decoder },
 ];

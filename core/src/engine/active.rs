@@ -228,7 +228,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
         }
         self.left(to, index);
-        self.complete(index, Ok(Status { peer: to, tag: 0, len: message.payload.len() }));
+        self.complete(index, Ok(Status { peer: to, tag: 0, len: message.payload.len(), immediate: None }));
         Ok(true)
     }
 

@@ -86,7 +86,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 State::Done(outcome) => outcome,
                 _ => Err(CompletionError::Stale),
             };
-            *place = OperationCompletion { context, kind, immediate: None, outcome }.into();
+            let immediate = match outcome {
+                Ok(status) => status.immediate,
+                Err(CompletionError::Truncated(truncation)) => truncation.status.immediate,
+                Err(_) => None,
+            };
+            *place = OperationCompletion { context, kind, immediate, outcome }.into();
             self.requests.remove(index);
             count += 1;
         }

@@ -9,17 +9,19 @@
 //!
 //! | state of a send | queue of the peer | next |
 //! |---|---|---|
-//! | `Sending` | `Pending` | `Done`, or `Offered` if the message is announced |
+//! | `Sending` | `Pending` | `Done`; `Offered` if the message is announced; `Unacknowledged` if it is synchronous |
+//! | `Unacknowledged`: a synchronous message was sent whole | `Offered` | `Done` by a FIN |
 //!
 //! | state of a receive | next |
 //! |---|---|
-//! | `Posted` | `Done`, or `Receiving` if it has matched an RTS |
+//! | `Posted` | `Done`; `Receiving` if it has matched an RTS; `Finishing` if the sender waits for a FIN |
 //! | `Probed`: a matched probe has taken the message out of the store | as `Posted` |
 //! | `Lost`: the sender failed before that message was received | `Done` |
 //!
 //! | file | contents |
 //! |---|---|
 //! | `eager/send.rs` | starting sends; the queue of pending sends of each peer (paper 4, section 3.1) |
+//! | `eager/prefixed.rs` | messages with immediate data; messages that their receiver acknowledges |
 //! | `eager/receive.rs` | posting receives; delivering messages to receives or to the store |
 //! | `eager/bypass.rs` | receives that take their message from the port (paper 4, section 3.3) |
 //! | `eager/probe.rs` | probes for messages that have arrived |
@@ -30,6 +32,7 @@
 mod bypass;
 mod credit;
 mod own;
+mod prefixed;
 mod probe;
 mod receive;
 mod send;

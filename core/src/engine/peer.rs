@@ -118,6 +118,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
     }
 
+    /// Takes a slot for a request in this state, and appends it to a queue of its peer that needs no work. `None` if
+    /// every slot is in use. The state is written in place.
+    pub(super) fn enqueue_new(&mut self, peer: PeerId, queue: PeerQueue, state: State) -> Option<u32> {
+        let mut list = *self.peer(peer).queue(queue);
+        let (index, request) = self.requests.reserve_back(&mut list)?;
+        request.0 = state;
+        self.peer(peer).queues[queue as usize] = list;
+        Some(index)
+    }
+
     fn is_sharable(&self, queue: PeerQueue, index: u32) -> bool {
         queue == PeerQueue::Offered
             && match &self.requests.get(index).0 {

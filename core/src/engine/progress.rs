@@ -103,6 +103,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 self.port.release(arrival);
                 delivered
             }
+            Kind::EagerImmediate | Kind::EagerAcknowledged | Kind::EagerBoth => {
+                self.deliver_prefixed(arrival)
+            }
             Kind::Active => self.deliver_active(arrival),
             Kind::Rma => {
                 let delivered = self.deliver_request(&arrival);

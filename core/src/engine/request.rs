@@ -49,6 +49,8 @@ pub struct Status {
     pub tag: u64,
     /// Bytes of the message that were transferred.
     pub len: usize,
+    /// Receive and probe: the immediate data that the sender attached to the message; `None` if there is none.
+    pub immediate: Option<u64>,
 }
 
 /// A message was longer than the buffer. The first bytes were received; the rest was discarded.
@@ -159,6 +161,8 @@ pub(super) enum State {
     Free,
     /// Waits for space or credit, in order (`pending`). Nothing of it was sent.
     Sending { to: PeerId, message: SendMessage },
+    /// The whole message was sent; the receiver has not acknowledged it (`offered`).
+    Unacknowledged { to: PeerId, tag: u64, len: usize },
     /// The RTS was sent. The receiver pulls the bytes or answers with CTS (`offered`).
     Offered { to: PeerId, message: SendMessage, exposure: Option<Exposure> },
     /// The receiver has sent CTS; the bytes are being streamed (`streaming`).
@@ -208,6 +212,7 @@ impl Request {
             }
             State::Remote(operation) => operation.may_touch(base, len),
             State::Free
+            | State::Unacknowledged { .. }
             | State::Finishing { .. }
             | State::Probed(_)
             | State::Lost(_)
@@ -226,13 +231,26 @@ pub(super) struct SendMessage {
     pub(super) buf: SendBuf,
     /// Whether the send completes only when a receive has matched it.
     pub(super) synchronous: bool,
+    /// The immediate data, if the message has them.
+    pub(super) immediate: Option<u64>,
+}
+
+/// The options of a send ([`Engine::isend_with`]). By default it has none, and is a standard send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendOptions {
+    /// Immediate data: 64 bits that travel with the message. Probes and the receive's [`Status`] report them. They are
+    /// not matched.
+    pub immediate: Option<u64>,
+    /// Whether the send completes only when a receive has matched the message (MPI 4.1, section 3.4). The message of a
+    /// small one travels at once, and the receiver acknowledges it after the bytes are in the receive buffer.
+    pub synchronous: bool,
 }
 
 impl SendMessage {
     /// As [`SendBuf::alias`], of the whole.
     pub(super) const fn alias(&self) -> Self {
-        let Self { context, tag, synchronous, .. } = *self;
-        Self { context, tag, buf: self.buf.alias(), synchronous }
+        let Self { context, tag, synchronous, immediate, .. } = *self;
+        Self { context, tag, buf: self.buf.alias(), synchronous, immediate }
     }
 
     /// Returns whether the message is large enough for a sender-assisted copy, and is described to the receiver: it is
@@ -288,11 +306,23 @@ pub enum CompletionError {
 /// Returns the outcome of a receive of a message of `total` bytes into `room` bytes.
 #[inline(always)]
 pub(super) fn outcome(from: PeerId, tag: u64, total: u64, room: usize) -> Outcome {
-    let status = Status { peer: from, tag, len: total.min(room as u64) as usize };
+    let status = Status { peer: from, tag, len: total.min(room as u64) as usize, immediate: None };
     if total > room as u64 {
         return Err(CompletionError::Truncated(Truncation { status, message: total }));
     }
     Ok(status)
+}
+
+/// Returns the outcome of a receive whose message has these immediate data.
+pub(super) fn with_immediate(outcome: Outcome, immediate: Option<u64>) -> Outcome {
+    match outcome {
+        Ok(status) => Ok(Status { immediate, ..status }),
+        Err(CompletionError::Truncated(Truncation { status, message })) => {
+            let status = Status { immediate, ..status };
+            Err(CompletionError::Truncated(Truncation { status, message }))
+        }
+        other => other,
+    }
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -303,7 +333,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     #[inline]
     pub fn test(&mut self, id: RequestId) -> Option<Result<Status, CompletionError>> {
         if id == RequestId::SENT {
-            return Some(Ok(Status { peer: self.rank, tag: 0, len: 0 }));
+            return Some(Ok(Status { peer: self.rank, tag: 0, len: 0, immediate: None }));
         }
         if !self.requests.is_open(id.index, id.generation) {
             return Some(Err(CompletionError::Stale));

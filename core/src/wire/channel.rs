@@ -25,9 +25,9 @@
 use super::Kind;
 use super::fabric::Private;
 
-/// Version of the formats on this page, and of the payloads that [`super::rendezvous`] and [`super::rma`]
-/// define.
-pub const CHANNEL_VERSION: u16 = 8;
+/// Version of the formats on this page, and of the payloads that [`super::prefix`], [`super::rendezvous`] and
+/// [`super::rma`] define.
+pub const CHANNEL_VERSION: u16 = 9;
 /// Bytes of a packet header.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of a hello.
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn malformed_headers_are_none() {
-        for (at, byte) in [(0, 9), (0, 253), (0, FINISHED), (0, DROPPED), (1, 2), (6, 1), (7, 0x80)] {
+        for (at, byte) in [(0, 12), (0, 253), (0, FINISHED), (0, DROPPED), (1, 2), (6, 1), (7, 0x80)] {
             let mut bytes = PACKET.encode();
             bytes[at] = byte;
             assert_eq!(Header::decode(&bytes), None, "byte {at}");

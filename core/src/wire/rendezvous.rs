@@ -3,8 +3,9 @@
 //!
 //! - **RTS**. Word 0: bytes of the message; 1: the sender's request; 2: bits 0-7 the protocol by which the sender
 //!   receives such messages, 0 if unknown, see [`Rts::protocol_number`]; bits 8-23 the head of a [`Descriptor`] of
-//!   the message's bytes in the sender's memory; bits 24-31 the origin; the other bits are 0. Then
-//!   the bytes of the descriptor, filled with zeros to whole words. Then the first bytes of the message.
+//!   the message's bytes in the sender's memory; bits 24-31 the origin; bit 32 whether the
+//!   message has immediate data; the other bits are 0. Then the immediate data, a word, if there are any. Then the
+//!   bytes of the descriptor, filled with zeros to whole words. Then the first bytes of the message.
 //! - **CTS**. Word 0: the sender's request; 1: the receiver's request; 2: first byte requested; 3: end of the
 //!   bytes requested; 4: bits 0-7 the stores that the sender should use, [`Stores::code`]; bits 8-23 the head of a
 //!   descriptor of the receiver's buffer; the other bits are 0. Then the bytes of the descriptor, as in RTS.
@@ -26,10 +27,12 @@
 //! checks it.
 #![forbid(unsafe_code)]
 
-/// Bytes of an RTS without descriptor and first bytes.
+/// Bytes of an RTS without immediate data, descriptor and first bytes.
 pub const RTS_BYTES: usize = 24;
+/// Bytes of the immediate data in an RTS.
+pub const IMMEDIATE_BYTES: usize = 8;
 /// Most bytes of an RTS without the first bytes of the message.
-pub const MOST_RTS_BYTES: usize = RTS_BYTES + DESCRIPTOR_BYTES;
+pub const MOST_RTS_BYTES: usize = RTS_BYTES + IMMEDIATE_BYTES + DESCRIPTOR_BYTES;
 /// Bytes of a CTS without descriptor.
 pub const CTS_BYTES: usize = 40;
 /// Most bytes of a CTS.
@@ -166,6 +169,8 @@ pub struct Rts {
     /// The protocol by which the sender currently receives messages of this size from the receiver, a number
     /// from 1 to [`MOST_PROTOCOLS`]; 0 if unknown. If one side tries a protocol, the other may try it too.
     pub protocol_number: u8,
+    /// The immediate data, if the message has them.
+    pub immediate: Option<u64>,
 }
 
 /// The content of a CTS.
@@ -225,14 +230,21 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
 impl Rts {
     /// Returns the bytes of the RTS without the first bytes of the message.
     pub const fn bytes(&self) -> usize {
-        RTS_BYTES + self.descriptor.room()
+        self.head_bytes() + self.descriptor.room()
+    }
+
+    const fn head_bytes(&self) -> usize {
+        if self.immediate.is_some() { RTS_BYTES + IMMEDIATE_BYTES } else { RTS_BYTES }
     }
 
     /// Encodes the RTS; the first bytes of the message follow it.
     pub fn encode(&self) -> Encoded<MOST_RTS_BYTES> {
-        let word =
-            u64::from(self.protocol_number) | self.descriptor.head() << 8 | u64::from(self.origin) << 24;
-        Encoded::new(&[self.total, self.sender, word], &self.descriptor)
+        let word = u64::from(self.protocol_number)
+            | self.descriptor.head() << 8
+            | u64::from(self.origin) << 24
+            | u64::from(self.immediate.is_some()) << 32;
+        let words = [self.total, self.sender, word, self.immediate.unwrap_or(0)];
+        Encoded::new(words.get(..self.head_bytes() / 8).unwrap_or(&words), &self.descriptor)
     }
 
     /// Decodes a packet of `len` bytes that begins with `bytes`, which are at least [`MOST_RTS_BYTES`] or the whole
@@ -241,12 +253,14 @@ impl Rts {
     pub fn decode(bytes: &[u8], len: usize) -> Option<Self> {
         let last = word(bytes, 2)?;
         let origin = (last >> 24) as u8;
-        let head = last >> 8 & 0xffff | last >> 32 << 16;
-        let descriptor = Descriptor::decode(head, bytes.get(RTS_BYTES..)?)?;
+        let head = last >> 8 & 0xffff | last >> 33 << 16;
+        let immediate = if last >> 32 & 1 == 0 { None } else { Some(word(bytes, 3)?) };
+        let at = if immediate.is_some() { RTS_BYTES + IMMEDIATE_BYTES } else { RTS_BYTES };
+        let descriptor = Descriptor::decode(head, bytes.get(at..)?)?;
         let protocol_number =
             Some(last as u8).filter(|protocol_number| *protocol_number <= MOST_PROTOCOLS)?;
-        let rts =
-            Self { total: word(bytes, 0)?, sender: word(bytes, 1)?, descriptor, origin, protocol_number };
+        let (total, sender) = (word(bytes, 0)?, word(bytes, 1)?);
+        let rts = Self { total, sender, descriptor, origin, protocol_number, immediate };
         let first = len.checked_sub(rts.bytes())?;
         let has_origin = usize::from(origin) <= first && (origin == 0 || !descriptor.is_none());
         (has_origin && first as u64 <= rts.total && rts.total <= isize::MAX as u64).then_some(rts)
@@ -282,7 +296,7 @@ mod tests {
 
     fn rts() -> Rts {
         let descriptor = Descriptor::of_address(0x1234_5678_9abc);
-        Rts { total: 70, sender: u64::MAX, descriptor, origin: 0, protocol_number: 3 }
+        Rts { total: 70, sender: u64::MAX, descriptor, origin: 0, protocol_number: 3, immediate: None }
     }
 
     fn descriptors() -> [Descriptor; 4] {
@@ -293,12 +307,15 @@ mod tests {
     #[test]
     fn packets_survive_the_wire() {
         for descriptor in descriptors() {
-            let rts = Rts { descriptor, ..rts() };
-            for first in [0, 1, 70] {
+            for (first, immediate) in
+                [0, 1, 70].into_iter().flat_map(|it| [(it, None), (it, Some(!0)), (it, Some(0))])
+            {
+                let rts = Rts { descriptor, immediate, ..rts() };
                 let mut packet = rts.encode().to_vec();
                 assert_eq!(packet.len(), rts.bytes());
                 packet.resize(rts.bytes() + first, 0xff);
                 assert_eq!(Rts::decode(&packet, packet.len()), Some(rts));
+                assert!(rts.bytes() <= MOST_RTS_BYTES);
             }
             for stores in Stores::ALL.into_iter().map(Some).chain([None]) {
                 let cts = Cts { sender: 1, receiver: u64::MAX, start: 3, end: 4, stores, descriptor };
@@ -326,6 +343,10 @@ mod tests {
             assert_eq!(Rts::decode(&packet[..len], len), None, "{len}");
         }
         assert_eq!(Rts::decode(&packet, rts.bytes() + 71), None);
+        let immediate = Rts { immediate: Some(5), descriptor: Descriptor::NONE, ..rts };
+        for len in 0..immediate.bytes() {
+            assert_eq!(Rts::decode(&immediate.encode()[..len], len), None, "{len}");
+        }
         let huge = Rts { total: 1 << 63, ..rts };
         assert_eq!(Rts::decode(&huge.encode(), rts.bytes()), None);
         assert_eq!(Rts::decode(&Rts { protocol_number: 4, ..rts }.encode(), rts.bytes()), None);
@@ -337,7 +358,7 @@ mod tests {
         assert_eq!(Rts::decode(&undescribed, undescribed.len()), None);
         for at in 20..24 {
             let mut bytes = rts.encode().to_vec();
-            bytes[at] = 1;
+            bytes[at] = 2;
             assert_eq!(Rts::decode(&bytes, bytes.len()), None, "{at}");
         }
         let descriptor = Descriptor::NONE;

@@ -10,6 +10,7 @@
 //! | `message/context.rs` | matching contexts | as without |
 //! | `message/probe.rs` | probes, and receives of the messages that they found | as for receives |
 //! | `message/list.rs` | messages in several buffers | as for one buffer |
+//! | `message/options.rs` | sends with immediate data, or that their receiver acknowledges | as without |
 //!
 //! The calls share one path: [`Endpoint::start`](super::Endpoint) and `post` pass a buffer to the engine, and `wait.rs`
 //! completes the request.
@@ -27,6 +28,7 @@ mod context;
 mod probe;
 
 mod list;
+mod options;
 #[cfg(test)]
 mod tests;
 

@@ -141,7 +141,7 @@ type Passed = Result<(), Box<dyn Error>>;
 
 fn check(status: Option<Status>, got: &[u8]) -> Passed {
     match status {
-        Some(Status { rank: 0, tag: TAG, len }) if got == &MESSAGE[..len] => Ok(()),
+        Some(Status { rank: 0, tag: TAG, len, immediate: None }) if got == &MESSAGE[..len] => Ok(()),
         other => Err(format!("received {got:?}: {other:?}").into()),
     }
 }

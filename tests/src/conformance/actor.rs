@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use nemesia_core::engine::rma::{Access, Comparison, CompleteAt, Datatype, Reduction, Refusal, RemoteKey};
-use nemesia_core::engine::{Failure, Status};
+use nemesia_core::engine::{Failure, SendOptions, Status};
 use nemesia_core::matching::Pattern;
 
 use super::buffer::Buffer;
@@ -147,6 +147,19 @@ pub trait Actor {
     ///
     /// # Errors
     /// Nothing was started.
+    fn send_with(
+        &mut self,
+        to: u32,
+        context: u16,
+        tag: u64,
+        message: Buffer,
+        options: SendOptions,
+    ) -> Result<OperationId, Trouble>;
+
+    /// Starts a send without immediate data; see [`Actor::send_with`].
+    ///
+    /// # Errors
+    /// Nothing was started.
     fn send(
         &mut self,
         to: u32,
@@ -154,7 +167,9 @@ pub trait Actor {
         tag: u64,
         message: Buffer,
         synchronous: bool,
-    ) -> Result<OperationId, Trouble>;
+    ) -> Result<OperationId, Trouble> {
+        self.send_with(to, context, tag, message, SendOptions { immediate: None, synchronous })
+    }
 
     /// Starts a receive.
     ///

@@ -7,7 +7,7 @@ use nemesia::{
     Addressing, Config, Endpoint, Error, ExposeOptions, Region, RemoteKey, Request, Source as From, Tag,
 };
 use nemesia_core::engine::rma::{Access, RemoteKey as EngineKey};
-use nemesia_core::engine::{Failure, Status};
+use nemesia_core::engine::{Failure, SendOptions, Status};
 use nemesia_core::matching::{Pattern, Source};
 
 use super::actor::{
@@ -50,7 +50,7 @@ fn trouble(error: Error) -> Trouble {
 }
 
 fn core_status(status: nemesia::Status) -> Status {
-    Status { peer: status.rank as u32, tag: status.tag, len: status.len }
+    Status { peer: status.rank as u32, tag: status.tag, len: status.len, immediate: status.immediate }
 }
 
 fn criteria(pattern: &Pattern) -> (From, Tag) {
@@ -130,23 +130,25 @@ impl Actor for EndpointActor {
         std::thread::yield_now();
     }
 
-    fn send(
+    fn send_with(
         &mut self,
         to: u32,
         context: u16,
         tag: u64,
         mut message: Buffer,
-        synchronous: bool,
+        options: SendOptions,
     ) -> Result<OperationId, Trouble> {
         let (to, place) = (to as usize, message.place());
         let there = self.endpoint.in_context(context);
         // SAFETY: `open` keeps the buffer until the request is complete, and is dropped after the endpoint.
         let started = unsafe {
-            match (place, synchronous) {
-                (BufferPlace::Run(base, len), false) => there.isend(to, tag, base, len),
-                (BufferPlace::Run(base, len), true) => there.issend(to, tag, base, len),
-                (BufferPlace::List(list, count), false) => there.isendv(to, tag, list, count),
-                (BufferPlace::List(list, count), true) => there.issendv(to, tag, list, count),
+            match (place, options.synchronous, options.immediate) {
+                (BufferPlace::Run(base, len), false, None) => there.isend(to, tag, base, len),
+                (BufferPlace::Run(base, len), true, None) => there.issend(to, tag, base, len),
+                (BufferPlace::Run(base, len), ..) => there.isend_with(to, tag, base, len, options),
+                (BufferPlace::List(list, count), false, None) => there.isendv(to, tag, list, count),
+                (BufferPlace::List(list, count), true, None) => there.issendv(to, tag, list, count),
+                (BufferPlace::List(list, count), ..) => there.isendv_with(to, tag, list, count, options),
             }
         };
         self.keep(started, vec![message])

@@ -9,7 +9,9 @@ use std::task::{Context, Poll};
 
 use nemesia_core::engine::active::{ActiveMessage, Handlers, NoMemory};
 use nemesia_core::engine::rma::{Access, Addressing, RegionId, RemoteKey, Target};
-use nemesia_core::engine::{CompletionError, Engine, Failure, RequestId, StartError, Status, Tuning};
+use nemesia_core::engine::{
+    CompletionError, Engine, Failure, RequestId, SendOptions, StartError, Status, Tuning,
+};
 use nemesia_core::matching::Pattern;
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
 use nemesia_core::port::{PeerId, Polled, Port};
@@ -304,21 +306,17 @@ impl<P: Port, D: PortDriver<P>> Actor for EngineActor<P, D> {
         Yield::default().await;
     }
 
-    fn send(
+    fn send_with(
         &mut self,
         to: u32,
         context: u16,
         tag: u64,
         message: Buffer,
-        synchronous: bool,
+        options: SendOptions,
     ) -> Result<OperationId, Trouble> {
         // SAFETY: `open` keeps the buffer until the request is complete, and is dropped after the engine.
         let buf = unsafe { message.outgoing() };
-        let started = if synchronous {
-            self.engine.issend(to, context, tag, buf)
-        } else {
-            self.engine.isend(to, context, tag, buf)
-        };
+        let started = self.engine.isend_with(to, context, tag, buf, options);
         self.keep(started, vec![message])
     }
 

@@ -48,7 +48,7 @@ pub async fn messages_of_every_size_arrive<A: Actor>(actor: &mut A, plan: RunPla
         }
         for (tag, len, posted) in receives {
             let (status, buffer) = succeed(actor, "a receive", posted).await?;
-            equal("sender, tag and length", status, Status { peer: previous, tag, len })?;
+            equal("sender, tag and length", status, Status { peer: previous, tag, len, immediate: None })?;
             equal("the content", buffer.wrong(content(plan.seed, previous, me, tag), len), None)?;
         }
         for sent in sends {
@@ -83,7 +83,7 @@ pub async fn a_message_longer_than_its_buffer_is_truncated<A: Actor>(
         }
         for (tag, len, room, posted) in receives {
             let (ended, buffer) = end(actor, "a receive", posted).await?;
-            let status = Status { peer: previous, tag, len: room };
+            let status = Status { peer: previous, tag, len: room, immediate: None };
             let truncated = Err(Trouble::Truncated { status, message: len as u64 });
             equal("the end", ended, if room < len { truncated } else { Ok(status) })?;
             equal("the bytes that fit", buffer.wrong(content(plan.seed, previous, me, tag), room), None)?;

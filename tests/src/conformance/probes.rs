@@ -18,7 +18,7 @@ pub async fn a_probe_sees_what_a_receive_gets<A: Actor>(actor: &mut A, plan: Run
         let message = Buffer::filled(content(plan.seed, me, next, number), len);
         let sent = actor.send(next, CONTEXT, number, message, number % 2 == 1).map_err(text)?;
         let pattern = any_tag(Source::Any);
-        let wanted = Some(Status { peer: previous, tag: number, len });
+        let wanted = Some(Status { peer: previous, tag: number, len, immediate: None });
         until(actor, "a message to probe", |actor| actor.probe(&pattern).is_some()).await?;
         equal("the first probe", actor.probe(&pattern), wanted)?;
         equal("the second probe", actor.probe(&exactly(Source::Rank(previous), number)), wanted)?;
@@ -49,7 +49,7 @@ pub async fn a_matched_probe_reserves_its_message<A: Actor>(actor: &mut A, plan:
         })
         .await?;
         let (claim, status) = claimed.map_err(text)?.ok_or("no claim")?;
-        equal("what is claimed", status, Status { peer: previous, tag: number, len })?;
+        equal("what is claimed", status, Status { peer: previous, tag: number, len, immediate: None })?;
         claims.push((claim, number, len));
     }
     // A receive gets the one message that no probe has claimed.

@@ -8,6 +8,7 @@ mod remote;
 
 use std::collections::VecDeque;
 
+use nemesia_core::engine::{SendOptions, Status};
 use nemesia_core::matching::{Pattern, Source};
 
 use super::RunPlan;
@@ -103,6 +104,13 @@ fn messages_to(seed: u64, from: u32, to: u32) -> VecDeque<ExpectedMessage> {
     messages(seed, from, to).into()
 }
 
+/// Returns the immediate data of the message with this content: every third message has some.
+fn immediate(seed: u64) -> Option<u64> {
+    let mut random = Random::new(!seed);
+    let has = random.below(3) == 0;
+    has.then(|| random.below(u64::MAX))
+}
+
 /// Cuts some buffers into lists.
 fn maybe_cut(buffer: Buffer, random: &mut Random) -> Buffer {
     if random.below(4) > 0 {
@@ -154,7 +162,8 @@ impl RandomDesk {
         let Some(ExpectedMessage { tag, len, .. }) = self.to_send[to].pop_front() else { return Ok(()) };
         let seed = content(self.seed, actor.rank(), to as u32, tag);
         let message = maybe_cut(Buffer::filled(seed, len), random);
-        let sent = actor.send(to as u32, CONTEXT, tag, message, random.below(6) == 0);
+        let options = SendOptions { immediate: immediate(seed), synchronous: random.below(6) == 0 };
+        let sent = actor.send_with(to as u32, CONTEXT, tag, message, options);
         self.sends.push(sent.map_err(text)?);
         Ok(())
     }
@@ -226,7 +235,13 @@ impl RandomDesk {
         let pattern = self.pattern(random);
         let Some(status) = actor.probe(&pattern) else { return Ok(()) };
         let len = self.oracle.probed(&pattern, status.peer, status.tag)?;
-        equal("the length that a probe reports", status.len, len)
+        equal("the length that a probe reports", status.len, len)?;
+        self.check_immediate(actor.rank(), &status)
+    }
+
+    fn check_immediate(&self, me: u32, status: &Status) -> Verdict {
+        let seed = content(self.seed, status.peer, me, status.tag);
+        equal(&format!("the immediate data of {status:?}"), status.immediate, immediate(seed))
     }
 
     fn claim<A: Actor>(&mut self, actor: &mut A, random: &mut Random) -> Verdict {
@@ -235,6 +250,7 @@ impl RandomDesk {
         let receive = self.oracle.post(pattern);
         let len = self.oracle.take(receive, status.peer, status.tag)?;
         equal("the length that a matched probe reports", status.len, len)?;
+        self.check_immediate(actor.rank(), &status)?;
         self.claims.push((claim, status.peer, status.tag, len));
         Ok(())
     }
@@ -288,6 +304,7 @@ impl RandomDesk {
         };
         equal("the length of a message", message, len)?;
         equal("the bytes received", status.len, len.min(it.room))?;
+        self.check_immediate(me, &status)?;
         let seed = content(self.seed, status.peer, me, status.tag);
         equal(&format!("the content of {status:?}"), buffer.wrong(seed, status.len), None)
     }

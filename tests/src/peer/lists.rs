@@ -3,7 +3,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
-use nemesia::{Endpoint, Error, Source, Status, Tag};
+use nemesia::{Endpoint, Error, SendOptions, Source, Status, Tag};
 
 use super::{Outcome, barrier, ensure, open, tell};
 use crate::content::{Random, filled, seed_of};
@@ -36,7 +36,7 @@ struct Plan {
     room: usize,
     context: u16,
     tag: u64,
-    synchronous: bool,
+    options: SendOptions,
     from: Pieces,
     to: Pieces,
     way: u64,
@@ -82,7 +82,10 @@ impl Plan {
             room,
             context: random.pick(&[0, 1, 7, u16::MAX - 2]),
             tag: random.below(1 << 20),
-            synchronous: random.below(3) == 0,
+            options: SendOptions {
+                synchronous: random.below(3) == 0,
+                immediate: if random.below(3) == 0 { Some(random.below(u64::MAX)) } else { None },
+            },
             from: Pieces::draw(&mut random, len),
             to: Pieces::draw(&mut random, room),
             way: random.below(4),
@@ -130,15 +133,22 @@ fn transfer<'env>(
             early = Some(scope.in_context(theirs.context).irecvv(source, tag, rooms)?);
         }
         let context = scope.in_context(ours.context);
-        let send = match (ours.synchronous, slices) {
-            (true, slices) => context.issendv(to, ours.tag, slices)?,
-            (false, [slice]) => context.isend(to, ours.tag, slice)?,
-            (false, slices) => context.isendv(to, ours.tag, slices)?,
+        let send = match (ours.options, slices) {
+            (options @ SendOptions { immediate: Some(_), .. }, [slice]) => {
+                context.isend_with(to, ours.tag, slice, options)?
+            }
+            (options @ SendOptions { immediate: Some(_), .. }, slices) => {
+                context.isendv_with(to, ours.tag, slices, options)?
+            }
+            (SendOptions { synchronous: true, .. }, slices) => context.issendv(to, ours.tag, slices)?,
+            (_, [slice]) => context.isend(to, ours.tag, slice)?,
+            (_, slices) => context.isendv(to, ours.tag, slices)?,
         };
         if theirs.way == 1 {
             // After the probe it is certainly unexpected.
             let status = scope.in_context(theirs.context).probe(source, tag)?;
             assert_eq!((status.rank, status.tag, status.len), (from, theirs.tag, theirs.len));
+            assert_eq!(status.immediate, theirs.options.immediate);
         }
         let receive = match (early, rooms) {
             (Some(early), _) => early,
@@ -156,9 +166,12 @@ fn verify(plan: &Plan, from: usize, received: Received, room: &[Vec<u8>]) -> Out
     let moved = plan.len.min(plan.room);
     let what = || format!("{} bytes from rank {from} into {} in {} pieces", plan.len, plan.room, room.len());
     let status = match received {
-        Ok(status) if moved == plan.len => status.len == moved && status.rank == from,
+        Ok(Status { rank, len, immediate, .. }) if moved == plan.len => {
+            len == moved && rank == from && immediate == plan.options.immediate
+        }
         Err(Error::Truncated(cut)) if moved < plan.len => {
-            cut.message == plan.len as u64 && cut.status.len == moved
+            let right = cut.message == plan.len as u64 && cut.status.len == moved;
+            right && cut.status.immediate == plan.options.immediate
         }
         other => return ensure(false, || format!("{}: {other:?}", what())),
     };

@@ -203,7 +203,7 @@ impl Simulation {
         match outcome {
             Ok(status) => {
                 message.sent = true;
-                let right = Status { peer: to, tag: is.tag, len: is.len };
+                let right = Status { peer: to, tag: is.tag, len: is.len, immediate: None };
                 ensure!(!handle.is_kept() || status == right, "rank {rank} has sent {is:?}: {status:?}");
                 let early = !message.matched && (is.synchronous || message.arrival == Arrival::Offered);
                 ensure!(
@@ -262,7 +262,7 @@ impl Simulation {
             return self.check_failed(rank, outcome);
         }
         let len = is.len.min(room);
-        let status = Status { peer: name.source, tag: is.tag, len };
+        let status = Status { peer: name.source, tag: is.tag, len, immediate: is.immediate };
         let truncated = Truncation { status, message: is.len as u64 };
         self.message(rank, name).received = true;
         if len < is.len {
@@ -311,7 +311,7 @@ impl Simulation {
         }
         let right = expected.map(|name| {
             let Message { is, .. } = self.message(rank, name);
-            Status { peer: name.source, tag: is.tag, len: is.len }
+            Status { peer: name.source, tag: is.tag, len: is.len, immediate: is.immediate }
         });
         ensure!(found == right, "rank {rank} probes for {pattern:?}: {found:?}, but {right:?} waits");
         Ok(())

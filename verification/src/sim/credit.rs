@@ -90,7 +90,15 @@ impl Simulation {
         let least = ceiling.saturating_sub(kept + accounts.into_iter().map(promised).sum::<u64>());
         let mut stored = 0;
         while !self.awaits_itself(rank) {
-            let message = Outgoing { to: rank, context: 0, tag: 0, key: 0, len: 0, synchronous: false };
+            let message = Outgoing {
+                to: rank,
+                context: 0,
+                tag: 0,
+                key: 0,
+                len: 0,
+                immediate: None,
+                synchronous: false,
+            };
             self.send_message(rank, message)?;
             self.settle_call(rank, true)?;
             stored += 1;

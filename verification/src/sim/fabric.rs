@@ -143,7 +143,8 @@ pub(crate) struct Taken {
     pub(crate) peer: u32,
     pub(crate) envelope: Envelope,
     pub(crate) len: usize,
-    /// Whether it is an RTS that carries the whole message. Known when the packet is released.
+    /// Whether the sender waits for an answer, although the packet carries the whole message. Known when the packet
+    /// is released.
     pub(crate) along: bool,
 }
 
@@ -437,10 +438,12 @@ impl Fabric {
         let seen = pair.returned.back().map_or(seen, |&last| last.max(seen));
         let packet = pair.paths[due.path as usize].pop_front();
         let rts = packet.filter(|packet| packet.envelope.kind == Kind::Rts);
-        let along = rts.is_some_and(|packet| {
-            let rts = Rts::decode(&packet.payload, len);
-            rts.is_some_and(|rts| rts.total == (len - rts.bytes()) as u64)
-        });
+        let is_whole = due.taken.envelope.kind.is_eager() && due.taken.envelope.kind.is_answered();
+        let along = is_whole
+            || rts.is_some_and(|packet| {
+                let rts = Rts::decode(&packet.payload, len);
+                rts.is_some_and(|rts| rts.total == (len - rts.bytes()) as u64)
+            });
         pair.expected += 1;
         if due.path == Path::Cell {
             pair.cells[1].add(len);

@@ -99,6 +99,7 @@ impl Simulation {
             tag: self.tag(),
             key: self.rng.next(),
             len: self.length(),
+            immediate: if self.rng.one_in(3) { Some(self.rng.next()) } else { None },
             synchronous,
         };
         self.send_message(from, message)

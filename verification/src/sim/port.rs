@@ -56,7 +56,7 @@ impl SimPort {
 
 /// Returns whether a packet is a message that receives match.
 pub(crate) const fn is_matched(kind: Kind) -> bool {
-    matches!(kind, Kind::Eager | Kind::Rts)
+    kind.is_eager() || matches!(kind, Kind::Rts)
 }
 
 /// Returns whether a packet is an operation or an active message. These have an order of their own.
@@ -64,14 +64,15 @@ pub(crate) const fn is_remote(kind: Kind) -> bool {
     matches!(kind, Kind::Active | Kind::Rma)
 }
 
-/// Returns whether the packet's bytes follow later.
+/// Returns whether the sender waits for an answer: the packet's bytes follow later, or the receiver acknowledges them.
 pub(crate) const fn is_offer(kind: Kind) -> bool {
-    matches!(kind, Kind::Rts)
+    kind.is_answered()
 }
 
 const fn class(kind: Kind) -> Class {
     match kind {
-        Kind::Eager | Kind::Data | Kind::Active => Class::Content,
+        Kind::Data | Kind::Active => Class::Content,
+        kind if kind.is_eager() => Class::Content,
         Kind::Fin => Class::Fin,
         _ => Class::Other,
     }
@@ -81,6 +82,8 @@ const fn event(sent: bool, kind: Kind) -> Option<Event> {
     match kind {
         _ if !sent => Some(Event::NoRoom),
         Kind::Eager => Some(Event::Eager),
+        Kind::EagerImmediate => Some(Event::Immediate),
+        Kind::EagerAcknowledged | Kind::EagerBoth => Some(Event::Acknowledged),
         Kind::Rts => Some(Event::Rts),
         Kind::Cts => Some(Event::Cts),
         Kind::Data => Some(Event::Data),

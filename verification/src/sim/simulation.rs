@@ -30,7 +30,7 @@ pub(crate) enum Arrival {
 pub(crate) struct Message {
     pub(crate) is: Outgoing,
     pub(crate) arrival: Arrival,
-    /// Whether it was announced and all its bytes came along.
+    /// Whether it was announced and all its bytes came along, or it was sent whole and is acknowledged.
     pub(crate) along: bool,
     /// Whether a receive or a matched probe has taken it.
     pub(crate) matched: bool,

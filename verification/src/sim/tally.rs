@@ -4,6 +4,9 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Eager,
+    /// An eager message with immediate data; one that its receiver acknowledges.
+    Immediate,
+    Acknowledged,
     Rts,
     Cts,
     Data,
@@ -102,8 +105,10 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 66] = [
+const EVENTS: [(Event, &str); 68] = [
     (Event::Eager, "eager"),
+    (Event::Immediate, "immediate"),
+    (Event::Acknowledged, "acknowledged"),
     (Event::Rts, "RTS"),
     (Event::Cts, "CTS"),
     (Event::Data, "data"),

@@ -7,7 +7,7 @@ use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
 pub(crate) use nemesia_core::counters::PeerCounters;
-use nemesia_core::engine::{Bypass, Engine, RequestId, Tuning};
+use nemesia_core::engine::{Bypass, Engine, RequestId, SendOptions, Tuning};
 pub(crate) use nemesia_core::engine::{
     CompletionError, Failure, Outcome, Progress, StartError, Status, Truncation,
 };
@@ -66,6 +66,7 @@ pub(crate) struct Outgoing {
     pub(crate) tag: u64,
     pub(crate) key: u64,
     pub(crate) len: usize,
+    pub(crate) immediate: Option<u64>,
     pub(crate) synchronous: bool,
 }
 
@@ -150,15 +151,12 @@ impl World {
     }
 
     pub(crate) fn send(&mut self, rank: u32, message: &Outgoing) -> Result<RequestHandle, StartError> {
-        let Outgoing { to, context, tag, key, len, synchronous } = *message;
+        let Outgoing { to, context, tag, key, len, immediate, synchronous } = *message;
         let cuts = self.fabric().cuts(len);
         let (loan, buf) = self.outgoing(rank, key, len, &cuts);
         let engine = self.engine(rank);
-        let started = if synchronous {
-            engine.issend(to, context, tag, buf)
-        } else {
-            engine.isend(to, context, tag, buf)
-        };
+        let options = SendOptions { immediate, synchronous };
+        let started = engine.isend_with(to, context, tag, buf, options);
         self.handle(rank, loan, started)
     }
 
@@ -306,7 +304,7 @@ impl World {
                 let len = engine.receive_packet(pattern, &mut buf);
                 // A pattern that names no source finds nothing there.
                 let peer = if let Source::Rank(peer) = pattern.source { peer } else { rank };
-                let status = len.map(|len| Status { peer, tag: pattern.tag, len });
+                let status = len.map(|len| Status { peer, tag: pattern.tag, len, immediate: None });
                 status.map_or(Bypass::Idle, |status| Bypass::Done(Ok(status)))
             }
             BypassCall::Next => engine.receive_next(pattern, &mut buf).map_or(Bypass::Idle, Bypass::Done),

@@ -221,7 +221,7 @@ fn message_to_self_is_handled_by_progress_and_not_before() {
     let handle = world.active(0, 0, 3, b"head", b"payload").unwrap();
     assert_eq!(world.handled(0), []);
     world.engine(0).progress();
-    let status = Status { peer: 0, tag: 0, len: 7 };
+    let status = Status { peer: 0, tag: 0, len: 7, immediate: None };
     assert_eq!(world.done(handle).0, Ok(status));
     assert_eq!(world.handled(0).len(), 1);
 }

@@ -128,7 +128,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let (peer, tag, len, unsettled) = self.port.take_short(from, context, wanted, into)?;
         self.trace.note("receive_short", len as u64);
         self.book_short(peer, len, unsettled, 0);
-        Some(Status { peer, tag, len })
+        Some(Status { peer, tag, len, immediate: None })
     }
 
     /// Completes a request that has succeeded, or a posted receive whose message has arrived and which is the first
@@ -153,14 +153,14 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.requests.remove(id.index);
             self.trace.note("receive_posted", len as u64);
             self.book_short(peer, len, unsettled, 1);
-            return Some(Status { peer, tag, len });
+            return Some(Status { peer, tag, len, immediate: None });
         }
         // Most polls find nothing at all.
         if !self.port.has_next() {
             return None;
         }
         let len = self.finish_packet(id)?;
-        Some(Status { peer: rank, tag: wanted, len })
+        Some(Status { peer: rank, tag: wanted, len, immediate: None })
     }
 
     /// As [`Engine::finish_now`], for a posted receive whose message is not short. Returns the size of the
@@ -257,6 +257,14 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 self.trace.note("receive_arrival", len as u64);
                 self.book_packet(peer, len);
                 return Bypass::Done(outcome(peer, envelope.tag, envelope.total, room));
+            }
+            Kind::EagerImmediate | Kind::EagerAcknowledged | Kind::EagerBoth => {
+                if let Some(outcome) = self.receive_prefixed(pattern, buf, &arrival) {
+                    return Bypass::Done(outcome);
+                }
+                if pattern.matches(peer, &envelope) {
+                    posted = self.post(pattern, buf);
+                }
             }
             Kind::Rts if pattern.matches(peer, &envelope) => {
                 // Without a free slot the message is stored as unexpected, and posting the receive returns the error.

@@ -237,7 +237,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         while own.is_some_and(|index| index != id.index) {
             own = own.and_then(|index| self.requests.next(index));
         }
-        (own.is_some() && !message.synchronous && message.buf.len() <= self.eager_bytes).then_some(queue)
+        (own.is_some() && !message.synchronous && message.eager_len(self.eager_bytes).is_some())
+            .then_some(queue)
     }
 
     /// Withdraws a message for which [`Engine::is_own_send_held`] returns `true`. Nothing is sent, and the

@@ -2,13 +2,18 @@
 #![forbid(unsafe_code)]
 
 use crate::engine::peer::PeerQueue;
-use crate::engine::request::{Outcome, SendMessage, State, outcome};
-use crate::engine::{Engine, Storage};
+use crate::engine::request::{Outcome, SendMessage, State, outcome, with_immediate};
+use crate::engine::{Engine, RequestId, Storage};
 use crate::payload::{Gather, RecvBuf};
 use crate::port::Port;
 use crate::store::cost;
-use crate::wire::rendezvous::{Descriptor, RTS_BYTES, Rts};
+use crate::wire::rendezvous::{Descriptor, IMMEDIATE_BYTES, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
+
+/// Units of the RTS of a message to this process itself, with or without immediate data.
+const OWN_RTS_UNITS: u32 = cost(RTS_BYTES);
+
+static_assertions::const_assert!(cost(RTS_BYTES + IMMEDIATE_BYTES) == OWN_RTS_UNITS);
 
 impl<P: Port, S: Storage> Engine<P, S> {
     /// Delivers a pending message to this process itself. It is matched like any other and copied once or twice.
@@ -21,7 +26,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return true;
         }
         let envelope = message.envelope(Kind::Eager);
-        if !self.reserve_own(cost(RTS_BYTES)) {
+        if !self.reserve_own(OWN_RTS_UNITS) {
             return false;
         }
         let rts = Rts {
@@ -30,14 +35,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
             descriptor: Descriptor::NONE,
             origin: 0,
             protocol_number: 0,
+            immediate: message.immediate,
         };
+        let bytes = rts.bytes();
         let rts = rts.encode();
         let envelope = Envelope { kind: Kind::Rts, ..envelope };
         let read = |at: usize, to: &mut [u8]| to.copy_from_slice(&rts[at..at + to.len()]);
-        let stored = self.store.insert(me, &envelope, RTS_BYTES, read);
+        let stored = self.store.insert(me, &envelope, bytes, read);
         debug_assert!(stored.is_some(), "memory was reserved");
         self.count_own(len);
-        self.count_stored(me, RTS_BYTES);
+        self.count_stored(me, bytes);
         self.dequeue(me, PeerQueue::Pending, index);
         self.requests.get_mut(index).0 = State::Offered { to: me, message: message.alias(), exposure: None };
         self.enqueue(me, PeerQueue::Offered, index);
@@ -48,24 +55,36 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// `false` if no receive matches it, and it must not be stored or there is no memory.
     pub(in crate::engine) fn deliver_own(&mut self, message: &SendMessage) -> bool {
         let (me, len) = (self.rank, message.buf.len());
-        let envelope = message.envelope(Kind::Eager);
-        let mut from = Gather::new(message.buf.alias());
-        if let Some(receive) = self.take_posted(me, &envelope) {
+        if let Some(receive) = self.take_posted(me, &message.envelope(Kind::Eager)) {
             let mut buf = self.take_buffer(receive);
             let fits = buf.len().min(len);
+            let mut from = Gather::new(message.buf.alias());
             buf.each(0, fits, |done, to| from.read(done, to));
-            self.complete(receive, outcome(me, message.tag, len as u64, buf.len()));
+            let outcome = outcome(me, message.tag, len as u64, buf.len());
+            self.complete(receive, with_immediate(outcome, message.immediate));
             self.count_own(len);
             return true;
         }
-        if message.synchronous || len > self.eager_bytes || !self.reserve_own(cost(len)) {
-            return false;
-        }
-        let stored = self.store.insert(me, &envelope, len, |at, to| from.read(at, to));
-        debug_assert!(stored.is_some(), "memory was reserved");
+        let whole = message.eager_len(self.eager_bytes).filter(|_| !message.synchronous);
+        let Some(whole) = whole.filter(|whole| self.reserve_own(cost(*whole))) else { return false };
+        self.store_own(message, whole);
         self.count_own(len);
-        self.count_stored(me, len);
+        self.count_stored(me, whole);
         true
+    }
+
+    /// Stores a message to this process itself, with its prefix: `whole` bytes, for which memory was reserved.
+    fn store_own(&mut self, message: &SendMessage, whole: usize) {
+        let prefix = message.prefix(RequestId::SENT);
+        let (head, skip) = (prefix.encode(), prefix.bytes());
+        let mut from = Gather::new(message.buf.alias());
+        let read = |at: usize, to: &mut [u8]| {
+            let (before, rest) = to.split_at_mut(skip.saturating_sub(at).min(to.len()));
+            before.iter_mut().zip(head.iter().skip(at)).for_each(|(to, byte)| *to = *byte);
+            from.read((at + before.len()).saturating_sub(skip), rest);
+        };
+        let stored = self.store.insert(self.rank, &message.envelope(prefix.kind()), whole, read);
+        debug_assert!(stored.is_some(), "memory was reserved");
     }
 
     /// Copies a message to this process itself of which only the RTS was stored, and completes its send.
@@ -78,6 +97,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.dequeue(me, PeerQueue::Offered, index);
             self.complete_send(me, index);
         }
-        outcome(me, tag, rts.total, buf.len())
+        with_immediate(outcome(me, tag, rts.total, buf.len()), rts.immediate)
     }
 }

@@ -11,8 +11,8 @@ use crate::port::{PeerId, Port};
 use crate::wire::{Envelope, Kind};
 
 impl<P: Port, S: Storage> Engine<P, S> {
-    /// Returns sender, tag and total length of the first stored message that `pattern` matches; `None` if
-    /// there is none.
+    /// Returns sender, tag, total length and immediate data of the first stored message that `pattern` matches;
+    /// `None` if there is none.
     pub fn iprobe(&self, pattern: &Pattern) -> Option<Status> {
         self.store.find(pattern).map(|id| self.stored_status(id))
     }
@@ -76,10 +76,15 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     fn stored_status(&self, id: u32) -> Status {
         let stored = self.store.get(id);
-        let mut len = stored.len;
-        if stored.kind == Kind::Rts {
-            len = stored_rts(&self.store, id, &stored).map_or(0, |rts| rts.total as usize);
-        }
-        Status { peer: stored.source, tag: stored.tag, len }
+        let (len, immediate) = match stored.kind {
+            Kind::Rts => stored_rts(&self.store, id, &stored)
+                .map_or((0, None), |rts| (rts.total as usize, rts.immediate)),
+            Kind::Eager => (stored.len, None),
+            kind => {
+                let prefix = self.stored_prefix(id, kind);
+                (stored.len - prefix.bytes(), prefix.immediate)
+            }
+        };
+        Status { peer: stored.source, tag: stored.tag, len, immediate }
     }
 }

@@ -3,7 +3,7 @@
 
 use core::borrow::BorrowMut;
 
-use crate::engine::request::{CompletionError, State, outcome};
+use crate::engine::request::{CompletionError, State, outcome, with_immediate};
 use crate::engine::state::{Accesses, Incoming, TransferPhase};
 use crate::engine::{Engine, RequestId, StartError, Storage};
 use crate::matching::{Pattern, Source};
@@ -11,6 +11,7 @@ use crate::payload::{RecvBuf, Scatter};
 use crate::port::{Arrival, Part, PeerId, Port, PortFault};
 use crate::store::{Store, Stored, UnitMemory, cost};
 use crate::trace::Recorder as _;
+use crate::wire::prefix::EagerPrefix;
 use crate::wire::rendezvous::{MOST_RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
@@ -134,12 +135,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
             return;
         }
-        match buf.whole(0, stored.len) {
-            Some(to) => _ = self.store.read(id, 0, to),
-            None => buf.each(0, stored.len, |done, to| _ = self.store.read(id, done, to)),
+        let skip = EagerPrefix::bytes_of(stored.kind);
+        let len = stored.len - skip;
+        match buf.whole(0, len) {
+            Some(to) => _ = self.store.read(id, skip, to),
+            None => buf.each(0, len, |done, to| _ = self.store.read(id, skip + done, to)),
         }
+        let prefix = if skip == 0 { EagerPrefix::default() } else { self.stored_prefix(id, stored.kind) };
         self.discard(id);
-        self.complete(index, outcome(stored.source, stored.tag, stored.len as u64, room));
+        let outcome = outcome(stored.source, stored.tag, len as u64, room);
+        self.complete_prefixed(index, stored.source, prefix, outcome);
     }
 
     /// Removes a stored message, which frees memory for others.
@@ -167,7 +172,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if let Some(failure) = self.failure(from) {
             // The message was probed before the failure, or travelled whole with its RTS. Other bytes are lost.
             let completion_error = match first as u64 == rts.total {
-                true => outcome(from, tag, rts.total, buf.len()),
+                true => with_immediate(outcome(from, tag, rts.total, buf.len()), rts.immediate),
                 false => Err(CompletionError::PeerFailed { peer: from, failure }),
             };
             return self.complete(index, completion_error);
@@ -243,7 +248,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Stores a packet that matches no receive. It is copied out, so that its cell is free at once (paper 4, section
     /// 3.1). The stored message begins with `head`, which was validated: the cell may have changed since.
     #[inline(never)]
-    fn keep(&mut self, arrival: Arrival<P::Token>, head: &[u8]) -> Result<(), PortFault> {
+    pub(super) fn keep(&mut self, arrival: Arrival<P::Token>, head: &[u8]) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
         if envelope.kind == Kind::Eager {
             self.count_eager(from, len);

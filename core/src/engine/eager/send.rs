@@ -10,9 +10,7 @@ use core::borrow::{Borrow, BorrowMut};
 use crate::engine::lmt::{Pull, Transfer, send_part};
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{CompletionError, SendMessage, State};
-use crate::engine::{Engine, RequestId, StartError, Status, Storage};
-#[cfg(nemesia_injected_fault)]
-use crate::injected_fault::{InjectedFault, injected};
+use crate::engine::{Engine, RequestId, SendOptions, StartError, Status, Storage};
 use crate::payload::{BorrowedGather, Gather, SendBuf};
 use crate::port::{PacketPieces, PeerFault, PeerId, Port};
 use crate::shared::fastbox::SHORT_BYTES;
@@ -84,7 +82,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.check_destination(to)?;
         if to == self.rank {
             let is_first = self.peer(to).is_free() && bytes.len() <= self.eager_bytes;
-            let message = SendMessage { context, tag, buf: bytes, synchronous: false };
+            let message = SendMessage { context, tag, buf: bytes, synchronous: false, immediate: None };
             return Ok(is_first && self.deliver_own(&message));
         }
         let sent = bytes.whole(0, bytes.len()).is_some_and(|bytes| self.send_now(to, context, tag, bytes));
@@ -198,11 +196,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
         tag: u64,
         buf: SendBuf,
     ) -> Result<RequestId, StartError> {
-        self.start_send(to, SendMessage { context, tag, buf, synchronous: false })
+        self.start_send(to, SendMessage { context, tag, buf, synchronous: false, immediate: None })
     }
 
     /// Starts a synchronous send, which completes only when a receive has matched the message (MPI 4.1,
-    /// section 3.4).
+    /// section 3.4); see [`SendOptions::synchronous`].
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent.
@@ -213,13 +211,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
         tag: u64,
         buf: SendBuf,
     ) -> Result<RequestId, StartError> {
-        let synchronous = true;
-        #[cfg(nemesia_injected_fault)]
-        let synchronous = synchronous && !injected(InjectedFault::ForgetSynchronous);
-        self.start_send(to, SendMessage { context, tag, buf, synchronous })
+        self.isend_with(to, context, tag, buf, SendOptions { immediate: None, synchronous: true })
     }
 
-    fn start_send(&mut self, to: PeerId, message: SendMessage) -> Result<RequestId, StartError> {
+    pub(super) fn start_send(&mut self, to: PeerId, message: SendMessage) -> Result<RequestId, StartError> {
         self.check_destination(to)?;
         let len = message.buf.len();
         let index = self.start(State::Sending { to, message })?;
@@ -242,22 +237,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if to == self.rank {
             return Ok(self.send_to_self(index, &message));
         }
-        let len = message.buf.len();
-        let units = cost(len);
-        if !message.synchronous && len <= self.eager_bytes {
-            if self.has_credit(to, units) {
-                let envelope = message.envelope(Kind::Eager);
-                let sent =
-                    send_part(&mut self.port, to, &envelope, &mut Gather::new(message.buf.alias()), 0)?;
-                if sent {
-                    self.sent_now(to, len, Ok(true));
-                    self.peer(to).tally.is_held = false;
-                    self.dequeue(to, PeerQueue::Pending, index);
-                    self.complete_send(to, index);
-                }
-                return Ok(sent);
+        if let Some(len) = message.eager_len(self.eager_bytes) {
+            if self.has_credit(to, cost(len)) {
+                return self.send_whole(to, index, &message);
             }
-            if units <= cost(0) {
+            if cost(len) <= cost(0) {
                 // An RTS does not need less space.
                 self.peer(to).tally.hold();
                 return Ok(false);
@@ -278,6 +262,28 @@ impl<P: Port, S: Storage> Engine<P, S> {
         true
     }
 
+    /// Sends a pending message eagerly. Returns `false` if there is no space.
+    fn send_whole(&mut self, to: PeerId, index: u32, message: &SendMessage) -> Result<bool, PeerFault> {
+        let sent = if message.is_plain() {
+            let envelope = message.envelope(Kind::Eager);
+            send_part(&mut self.port, to, &envelope, &mut Gather::new(message.buf.alias()), 0)?
+        } else {
+            self.send_prefixed(to, message, self.id(index))?
+        };
+        if sent {
+            if message.is_plain() {
+                self.sent_now(to, message.buf.len(), Ok(true));
+                self.peer(to).tally.is_held = false;
+            }
+            self.dequeue(to, PeerQueue::Pending, index);
+            match message.synchronous {
+                true => self.await_acknowledgement(to, index, message),
+                false => self.complete_send(to, index),
+            }
+        }
+        Ok(sent)
+    }
+
     /// Completes a send: the caller may reuse the buffer.
     pub(in crate::engine) fn complete_send(&mut self, to: PeerId, index: u32) {
         let (tag, len) = match &self.requests.get(index).0 {
@@ -287,6 +293,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
             State::Streaming { tag, from, .. } => (*tag, from.buf().len()),
             _ => return,
         };
-        self.complete(index, Ok(Status { peer: to, tag, len }));
+        self.complete(index, Ok(Status { peer: to, tag, len, immediate: None }));
     }
 }

@@ -3,4 +3,5 @@
 mod bypass;
 mod credit;
 mod growth;
+mod prefixed;
 mod probe;

@@ -17,7 +17,6 @@ use crate::flow::Allowance;
 use crate::injected_fault::{InjectedFault, injected};
 use crate::port::{PeerId, Port};
 use crate::store::cost;
-use crate::wire::Kind;
 
 impl Peer {
     /// Resets the state for the next process of the peer. The queues are empty since the failure. The ledger
@@ -84,8 +83,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.credit_removed(peer, units);
     }
 
-    /// Fails messages that the former process had only announced and that a matched probe has removed from
-    /// the queue.
+    /// Fails messages whose former sender waited for an answer and that a matched probe has removed from the queue. The
+    /// answer would reach the new process.
     fn lose_claims(&mut self, peer: PeerId) {
         let Some(failure) = self.failure(peer) else { return };
         for index in 0..self.requests.capacity() as u32 {
@@ -95,7 +94,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 continue;
             }
             let it = self.store.get(stored);
-            if it.source == peer && it.kind == Kind::Rts {
+            if it.source == peer && it.kind.is_answered() {
                 self.discard(stored);
                 self.requests.get_mut(index).0 = State::Lost(CompletionError::PeerFailed { peer, failure });
             }

@@ -89,7 +89,7 @@ fn synchronous_message_that_came_whole_can_be_received_after_its_sender_died() {
             let fabric = Fabric::new(tiny(2));
             let mut world = World::new(&fabric, AMPLE);
             for tag in [1, 2, 3] {
-                let len = if tag == 3 { 225 } else { len };
+                let len = if tag == 3 { 300 } else { len };
                 world.issend(1, 0, tag, contents(tag, len));
             }
             world.settle();
@@ -103,7 +103,7 @@ fn synchronous_message_that_came_whole_can_be_received_after_its_sender_died() {
             let receives = [(1, world.recv(0, 1, 1, room)), (2, world.imrecv(0, probed, room).unwrap())];
             for (tag, receive) in receives {
                 let (outcome, bytes) = world.done(receive);
-                let status = Status { peer: 1, tag, len: len.min(room) };
+                let status = Status { peer: 1, tag, len: len.min(room), immediate: None };
                 let truncated = Truncation { status, message: len as u64 };
                 let right = if len > room { Err(CompletionError::Truncated(truncated)) } else { Ok(status) };
                 assert_eq!(outcome, right);

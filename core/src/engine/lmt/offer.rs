@@ -4,13 +4,17 @@
 use super::select::MessageForm;
 use super::{Pull, Stream, Transfer, is_worth_pulling};
 use crate::engine::peer::PeerQueue;
-use crate::engine::request::{SendMessage, State};
+use crate::engine::request::{SendMessage, State, outcome, with_immediate};
 use crate::engine::state::{FIRST_BYTES, Incoming, Protocol, TransferPhase};
 use crate::engine::{Engine, RequestId, Storage};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::port::{Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port, PortFault};
 use crate::store::cost;
 use crate::wire::listed::MOST_RUNS;
-use crate::wire::rendezvous::{Cts, Descriptor, FIN_BYTES, MOST_CTS_BYTES, MOST_RTS_BYTES, RTS_BYTES, Rts};
+use crate::wire::rendezvous::{
+    Cts, Descriptor, FIN_BYTES, IMMEDIATE_BYTES, MOST_CTS_BYTES, MOST_RTS_BYTES, RTS_BYTES, Rts,
+};
 use crate::wire::{Envelope, Kind};
 
 const fn control(kind: Kind, len: usize) -> Envelope {
@@ -22,7 +26,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub(super) fn offer(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         let State::Sending { message, .. } = &self.requests.get(index).0 else { return Ok(false) };
         let message = message.alias();
-        let SendMessage { ref buf, synchronous, .. } = message;
+        let SendMessage { ref buf, synchronous, immediate, .. } = message;
+        #[cfg(nemesia_injected_fault)]
+        let immediate = immediate.filter(|_| !injected(InjectedFault::DropImmediate));
         // The RTS carries the first bytes where that saves time: a short synchronous message then arrives
         // whole, and a streamed message has begun. A receiver that pulls must read the rest anyway, and the
         // RTS would take five cache lines instead of one. With data in the RTS, pulled messages of 12, 16, 32
@@ -32,7 +38,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let last_run = buf.last_run(FIRST_BYTES);
         let origin = last_run.as_ref().map_or(0, |(before, _)| *before);
         let first = if along { FIRST_BYTES.min(buf.len()) } else { origin };
-        if !self.has_credit(to, cost(RTS_BYTES)) {
+        if !self.has_credit(to, cost(RTS_BYTES + IMMEDIATE_BYTES)) {
             self.peer(to).tally.hold();
             return Ok(false);
         }
@@ -51,6 +57,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             descriptor,
             origin: if descriptor.is_none() { 0 } else { origin as u8 },
             protocol_number: self.selections.protocol_number(to, buf.len() as u64),
+            immediate,
         };
         let (rts, first) = self.fit_offer(to, rts, first);
         let (head, len) = (rts.bytes(), rts.bytes() + first);
@@ -65,7 +72,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let sent = sent?;
         if sent {
             let units = cost(len);
-            let demoted = !synchronous && buf.len() <= self.eager_bytes;
+            let demoted = message.eager_len(self.eager_bytes).is_some();
             let peer = self.peer(to);
             peer.allowance.spend(units);
             peer.tally.sent(Kind::Rts, len);
@@ -133,7 +140,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
             Kind::Fin if arrival.len == FIN_BYTES => {
                 let mut bytes = [0; FIN_BYTES];
                 self.port.read(arrival, 0, &mut bytes);
-                let (index, _) = self.offered(peer, u64::from_le_bytes(bytes)).ok_or(fault)?;
+                let sender = u64::from_le_bytes(bytes);
+                if let Some(index) = self.unacknowledged(peer, sender) {
+                    self.acknowledged(peer, index);
+                    return Ok(());
+                }
+                let (index, _) = self.offered(peer, sender).ok_or(fault)?;
                 self.dequeue(peer, PeerQueue::Offered, index);
                 Pull::done_send(self, peer, index);
                 Ok(())
@@ -206,14 +218,14 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub(super) fn finish(&mut self, index: u32) {
         let State::Receiving { incoming, buf } = &self.requests.get(index).0 else { return };
         let Incoming { from, tag, rts, .. } = *incoming;
-        let outcome = crate::engine::request::outcome(from, tag, rts.total, buf.len());
+        let outcome = with_immediate(outcome(from, tag, rts.total, buf.len()), rts.immediate);
         self.requests.get_mut(index).0 = State::Finishing { sender: rts.sender, outcome };
         self.start_answer(from, index);
     }
 
     /// Queues a CTS or FIN, and sends it at once if it is first in the queue and there is space. Other work
     /// for the peer is not continued here, because this function itself runs within a work step for the peer.
-    pub(super) fn start_answer(&mut self, peer: PeerId, index: u32) {
+    pub(in crate::engine) fn start_answer(&mut self, peer: PeerId, index: u32) {
         self.enqueue(peer, PeerQueue::Answers, index);
         if self.first(peer, PeerQueue::Answers) == Some(index)
             && let Err(fault) = self.answer(peer, index)
@@ -228,14 +240,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
         match &mut self.requests.get_mut(index).0 {
             State::Finishing { sender, outcome } => {
                 let (sender, outcome) = (*sender, *outcome);
-                if !self.port.send(
-                    peer,
-                    &control(Kind::Fin, FIN_BYTES),
-                    PacketPieces::Whole(&sender.to_le_bytes()),
-                )? {
+                if !self.send_fin(peer, sender)? {
                     return Ok(false);
                 }
-                self.peer(peer).tally.sent(Kind::Fin, FIN_BYTES);
                 self.dequeue(peer, PeerQueue::Answers, index);
                 self.complete(index, outcome);
             }

@@ -109,7 +109,8 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
     fn done_receive(engine: &mut Engine<P, S>, index: u32) {
         let State::Receiving { incoming, buf } = &engine.requests.get(index).0 else { return };
         let Incoming { from, tag, rts, measured, .. } = *incoming;
-        let outcome = request::outcome(from, tag, rts.total, buf.len());
+        let outcome =
+            request::with_immediate(request::outcome(from, tag, rts.total, buf.len()), rts.immediate);
         let bytes = rts.total.min(buf.len() as u64) as usize;
         engine.has_moved(from, measured, bytes as u64);
         engine.peer(from).tally.streamed.add(bytes);

@@ -154,6 +154,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         let refused = rma_state.final_refusals.take();
         let completion_error = |(refusal, count)| Err(CompletionError::Refused { peer, refusal, count });
-        Some(refused.map_or(Ok(Status { peer, tag: 0, len: 0 }), completion_error))
+        Some(refused.map_or(Ok(Status { peer, tag: 0, len: 0, immediate: None }), completion_error))
     }
 }

@@ -338,7 +338,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             SentOperation::Some => {}
             SentOperation::All => {
                 self.left(to, index);
-                self.complete(index, Ok(Status { peer: to, tag: 0, len }));
+                self.complete(index, Ok(Status { peer: to, tag: 0, len, immediate: None }));
             }
             SentOperation::Awaited => {
                 self.left(to, index);
@@ -432,13 +432,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
                     if *received < buf.len() {
                         return Ok(());
                     }
-                    Ok(Status { peer: from, tag: 0, len: *received })
+                    Ok(Status { peer: from, tag: 0, len: *received, immediate: None })
                 }
                 _ => return Err(fault),
             },
             Body::Out { buf, .. } if arrival.len == 0 => match refusal {
                 Some(refusal) => Err(CompletionError::Refused { peer: from, refusal, count: 1 }),
-                None => Ok(Status { peer: from, tag: 0, len: buf.len() }),
+                None => Ok(Status { peer: from, tag: 0, len: buf.len(), immediate: None }),
             },
             Body::Both { .. } => {
                 let unsent = remote.body.is_unsent();
@@ -456,7 +456,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 // An account may have reported more by now.
                 rma_state.flushed = rma_state.flushed.max(issued);
                 match both(rma_state.final_refusals.take(), refusal.map(|refusal| (refusal, count))) {
-                    None => Ok(Status { peer: from, tag: 0, len: 0 }),
+                    None => Ok(Status { peer: from, tag: 0, len: 0, immediate: None }),
                     Some((refusal, count)) => Err(CompletionError::Refused { peer: from, refusal, count }),
                 }
             }
@@ -488,7 +488,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         self.answered(from, index);
         let refused = refusal.map(|refusal| CompletionError::Refused { peer: from, refusal, count: 1 });
-        self.complete(index, refused.map_or(Ok(Status { peer: from, tag: 0, len }), Err));
+        self.complete(index, refused.map_or(Ok(Status { peer: from, tag: 0, len, immediate: None }), Err));
     }
 
     /// Queues a sent request among those that wait for an answer.

@@ -338,7 +338,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     pub(super) fn complete_notified(&mut self, index: u32) {
-        self.complete(index, Ok(Status { peer: self.rank, tag: 0, len: 0 }));
+        self.complete(index, Ok(Status { peer: self.rank, tag: 0, len: 0, immediate: None }));
     }
 
     /// Cancels a request that waits for notifications.

@@ -192,7 +192,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             let request = requests.get(index);
             if request.is_notified_by(region.notified) {
                 requests.unlink(&mut region.waiting, index);
-                let outcome = Ok(Status { peer: *rank, tag: 0, len: 0 });
+                let outcome = Ok(Status { peer: *rank, tag: 0, len: 0, immediate: None });
                 complete(requests, completions, index, outcome);
             }
         }
@@ -344,7 +344,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if verb.notify {
             self.report_waiting(head.key);
         }
-        Ok(Status { peer, tag: 0, len: moved })
+        Ok(Status { peer, tag: 0, len: moved, immediate: None })
     }
 }
 

@@ -559,5 +559,5 @@ fn only_so_many_regions_exist_and_no_more_requests_than_there_are() {
     assert_eq!(memory.copy(), vec![0; BYTES], "an operation without a slot has not begun");
     let put = world.put(0, &key, 0, &[1; 8]).unwrap();
     assert_eq!(put.id, RequestId::SENT, "a small put takes no slot");
-    assert_eq!(world.done(put).0, Ok(Status { peer: 0, tag: 0, len: 0 }));
+    assert_eq!(world.done(put).0, Ok(Status { peer: 0, tag: 0, len: 0, immediate: None }));
 }

@@ -22,10 +22,10 @@ fn message_of_each_boundary_size_arrives_whether_it_was_expected_or_not() {
                 world.settle();
                 let receive = early.unwrap_or_else(|| world.recv(1, 0, 3, len));
                 world.settle();
-                let status = Status { peer: 1, tag: 3, len };
+                let status = Status { peer: 1, tag: 3, len, immediate: None };
                 assert!(send.id == RequestId::SENT || world.engine(0).test(send.id) == Some(Ok(status)));
                 let (outcome, bytes) = world.done(receive);
-                assert_eq!(outcome, Ok(Status { peer: 0, tag: 3, len }));
+                assert_eq!(outcome, Ok(Status { peer: 0, tag: 3, len, immediate: None }));
                 assert_eq!(bytes, contents(9, len));
             }
         }
@@ -53,7 +53,7 @@ fn message_longer_than_the_buffer_is_truncated_and_reported() {
                 if send.id == RequestId::SENT { 0 } else { len }
             );
             let (outcome, bytes) = world.done(receive);
-            let status = Status { peer: 0, tag: 3, len: room };
+            let status = Status { peer: 0, tag: 3, len: room, immediate: None };
             assert_eq!(outcome, Err(CompletionError::Truncated(Truncation { status, message: len as u64 })));
             assert_eq!(bytes, contents(9, len)[..room]);
         }
@@ -122,7 +122,10 @@ fn message_to_self_is_matched_like_any_other() {
         let remembered = send(&mut world, 3, 2044);
         let empty = send(&mut world, 4, 0);
         assert!(world.done(expected).0.is_ok());
-        assert_eq!(world.done(early), (Ok(Status { peer: 0, tag: 1, len: 100 }), contents(1, 100)));
+        assert_eq!(
+            world.done(early),
+            (Ok(Status { peer: 0, tag: 1, len: 100, immediate: None }), contents(1, 100))
+        );
         // A stored message is complete; a message of which only the RTS is stored waits for its receive.
         assert_eq!(world.engine(0).unexpected_messages(), 3);
         for (send, kept) in [(stored, !synchronous), (remembered, false), (empty, !synchronous)] {
@@ -132,7 +135,7 @@ fn message_to_self_is_matched_like_any_other() {
             let receive = world.irecv(0, any, room).unwrap();
             let (outcome, bytes) = world.done(receive);
             let moved = len.min(room);
-            let status = Status { peer: 0, tag, len: moved };
+            let status = Status { peer: 0, tag, len: moved, immediate: None };
             match outcome {
                 Ok(whole) => assert_eq!((whole, moved), (status, len)),
                 Err(completion_error) => assert_eq!(
@@ -186,7 +189,7 @@ fn message_that_was_refused_is_tried_once_by_the_queue_and_not_before() {
         assert_ne!(handle.id, RequestId::SENT);
         let receive = world.recv(1, 0, 4, 8);
         world.settle();
-        assert_eq!(world.done(handle).0, Ok(Status { peer: 1, tag: 4, len: 8 }));
+        assert_eq!(world.done(handle).0, Ok(Status { peer: 1, tag: 4, len: 8, immediate: None }));
         assert_eq!(world.done(receive).1, [2; 8]);
         // If there is space, the message leaves.
         let (loan, buf) = world.lender.send(0, vec![2; 8]);

@@ -51,14 +51,14 @@ fn take(world: &mut World<'_>, rank: PeerId, most: usize) -> Vec<(u64, Completio
 
 fn receive(world: &mut World<'_>, context: u64, rank: PeerId, from: PeerId, room: usize) -> RequestHandle {
     let mut handle = world.recv(rank, from, context, room);
-    let done = Status { peer: 9, tag: 9, len: 9 };
+    let done = Status { peer: 9, tag: 9, len: 9, immediate: None };
     handle.id = collect(world.engine(rank), handle.id, (context, CompletionKind::Receive), done);
     handle
 }
 
 fn send(world: &mut World<'_>, context: u64, from: PeerId, to: PeerId, len: usize) -> RequestHandle {
     let mut handle = world.isend(from, to, context, contents(context, len));
-    let done = Status { peer: to, tag: context, len };
+    let done = Status { peer: to, tag: context, len, immediate: None };
     handle.id = collect(world.engine(from), handle.id, (context, CompletionKind::Send), done);
     handle
 }
@@ -75,7 +75,7 @@ fn operations_of_each_size_enter_the_queue_once_whether_expected_or_not() {
                 world.settle();
                 let received = early.unwrap_or_else(|| receive(&mut world, 3, 1, 0, len));
                 world.settle();
-                let status = |peer| Ok(Status { peer, tag: 3, len });
+                let status = |peer| Ok(Status { peer, tag: 3, len, immediate: None });
                 assert_eq!(take(&mut world, 0, 2), [(3, CompletionKind::Send, status(1))], "{len} bytes");
                 assert_eq!(take(&mut world, 1, 2), [(3, CompletionKind::Receive, status(0))], "{len} bytes");
                 assert_eq!(world.lender.end(received.loan), contents(3, len));
@@ -112,7 +112,7 @@ fn truncation_has_both_lengths_in_the_queue() {
         let sent = world.isend(0, 1, 5, contents(1, len));
         world.settle();
         world.test(sent);
-        let status = Status { peer: 0, tag: 5, len: room };
+        let status = Status { peer: 0, tag: 5, len: room, immediate: None };
         let error = CompletionError::Truncated(Truncation { status, message: len as u64 });
         assert_eq!(take(&mut world, 1, 4), [(5, CompletionKind::Receive, Err(error))]);
         assert_eq!(world.lender.end(received.loan), contents(1, len)[..room]);
@@ -131,7 +131,7 @@ fn failure_of_a_peer_completes_all_its_operations_in_the_queue() {
         .unwrap();
     let waiting = world.engine(1).await_notifications(region, 1).unwrap();
     let entry = (4, CompletionKind::Notification);
-    collect(world.engine(1), waiting, entry, Status { peer: 1, tag: 0, len: 0 });
+    collect(world.engine(1), waiting, entry, Status { peer: 1, tag: 0, len: 0, immediate: None });
     world.engine(1).fail(0, Failure::Died);
     let error = Err(CompletionError::PeerFailed { peer: 0, failure: Failure::Died });
     let mut failed = take(&mut world, 1, 8);
@@ -187,16 +187,29 @@ fn probed_and_remote_operations_enter_the_queue() {
     let key = world.engine(1).remote_key(region).unwrap();
     let (loan, mut buf) = world.lender.receive(0, 64);
     let id = world.engine(0).get(&Target { key: &key, offset: 0 }, &mut buf).unwrap();
-    collect(world.engine(0), id, (1, CompletionKind::Get), Status { peer: 1, tag: 0, len: 64 });
+    collect(
+        world.engine(0),
+        id,
+        (1, CompletionKind::Get),
+        Status { peer: 1, tag: 0, len: 64, immediate: None },
+    );
     let sent = world.isend(1, 0, 4, contents(4, 8));
     world.settle();
     world.test(sent);
     let (message, _) = world.improbe(0, pattern(Source::Rank(1), 4)).unwrap();
     let received = world.imrecv(0, message, 8).unwrap();
-    collect(world.engine(0), received.id, (2, CompletionKind::Receive), Status { peer: 1, tag: 0, len: 0 });
+    collect(
+        world.engine(0),
+        received.id,
+        (2, CompletionKind::Receive),
+        Status { peer: 1, tag: 0, len: 0, immediate: None },
+    );
     let taken = take(&mut world, 0, 8);
-    let get = (1, CompletionKind::Get, Ok(Status { peer: 1, tag: 0, len: 64 }));
-    assert_eq!(taken, [get, (2, CompletionKind::Receive, Ok(Status { peer: 1, tag: 4, len: 8 }))]);
+    let get = (1, CompletionKind::Get, Ok(Status { peer: 1, tag: 0, len: 64, immediate: None }));
+    assert_eq!(
+        taken,
+        [get, (2, CompletionKind::Receive, Ok(Status { peer: 1, tag: 4, len: 8, immediate: None }))]
+    );
     assert_eq!(world.lender.end(loan), [7; 64]);
     assert_eq!(world.lender.end(received.loan), contents(4, 8));
     world.engine(1).unexpose(region);

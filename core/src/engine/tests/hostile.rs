@@ -133,7 +133,17 @@ impl<'a> EngineSiege<'a> {
     /// Lets the malicious rank send a well-formed but forged packet.
     fn forge(&mut self) {
         let to = self.rng.below(2) as PeerId;
-        let kinds = [Kind::Eager, Kind::Rts, Kind::Rts, Kind::Cts, Kind::Data, Kind::Fin];
+        let kinds = [
+            Kind::Eager,
+            Kind::EagerImmediate,
+            Kind::EagerAcknowledged,
+            Kind::EagerBoth,
+            Kind::Rts,
+            Kind::Rts,
+            Kind::Cts,
+            Kind::Data,
+            Kind::Fin,
+        ];
         let kind = self.rng.pick(&kinds);
         // Request numbers of the receiver, as far as they can be guessed, and addresses.
         let number = |rng: &mut Rng| match rng.below(4) {
@@ -149,7 +159,9 @@ impl<'a> EngineSiege<'a> {
         }
         let mut payload: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
         match kind {
-            Kind::Eager | Kind::Data => payload.resize(self.rng.below(257), 7),
+            Kind::Eager | Kind::EagerImmediate | Kind::EagerBoth | Kind::Data => {
+                payload.resize(self.rng.below(257), 7);
+            }
             Kind::Fin => payload.truncate(8),
             _ if self.rng.one_in(4) => payload.resize(self.rng.below(257), 7),
             _ => {}
@@ -184,7 +196,8 @@ impl<'a> EngineSiege<'a> {
             stream.receives.remove(0);
             let salt = stream.salts[stream.received];
             stream.received += 1;
-            let status = Status { peer: from, tag: stream.received as u64, len: length(salt) };
+            let status =
+                Status { peer: from, tag: stream.received as u64, len: length(salt), immediate: None };
             assert_eq!(outcome, Ok(status), "seed {seed}");
             assert_eq!(bytes[..status.len], contents(salt, status.len), "seed {seed}: contents");
         }

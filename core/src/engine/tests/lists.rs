@@ -31,7 +31,7 @@ fn scattered_messages_arrive_as_those_in_one_place() {
                         world.settle();
                         let (outcome, bytes) = world.done(receive);
                         let moved = len.min(room);
-                        let status = Status { peer: 0, tag, len: moved };
+                        let status = Status { peer: 0, tag, len: moved, immediate: None };
                         let cut = Err(CompletionError::Truncated(Truncation { status, message: len as u64 }));
                         assert_eq!(outcome, if moved < len { cut } else { Ok(status) });
                         assert_eq!(bytes[..moved], contents(tag, len)[..moved], "{len} bytes into {room}");

@@ -8,7 +8,7 @@ use std::vec::Vec;
 use super::oracle::{MessageEnd as Expected, Name, Oracle};
 use super::world::{ASSIST, RequestHandle, World, WorldRoom};
 use crate::engine::peer::PeerQueue;
-use crate::engine::{Failure, RequestId, StartError, Status, Tuning};
+use crate::engine::{Failure, RequestId, SendOptions, StartError, Status, Tuning};
 use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
 use crate::shared::tests::fabric::WorldShape;
@@ -27,8 +27,11 @@ struct SimulatedSend {
     context: u16,
     tag: u64,
     bytes: Vec<u8>,
-    /// Whether the message must be announced, and whether its send is complete.
+    immediate: Option<u64>,
+    /// Whether the message must be announced; whether it must be matched before its send is complete; whether that is
+    /// so.
     rendezvous: bool,
+    synchronous: bool,
     complete: bool,
 }
 
@@ -160,20 +163,27 @@ impl<'a> Simulation<'a> {
         let bytes = contents(self.salt, self.length());
         let (len, seed) = (bytes.len(), self.seed);
         let synchronous = self.rng.one_in(4);
-        let started = match synchronous {
-            true => self.world.issend_in(context, from, to, tag, bytes.clone()),
-            false => self.world.isend_in(context, from, to, tag, bytes.clone()),
-        };
+        let immediate = if self.rng.one_in(3) { Some(self.rng.next()) } else { None };
+        let options = SendOptions { immediate, synchronous };
+        let started = self.world.isend_with((from, to), context, tag, bytes.clone(), options);
         match started {
             Ok(handle) => {
                 assert_eq!(
                     self.reported[from as usize][to as usize], None,
                     "seed {seed}: sent to a failed rank"
                 );
-                let rendezvous = synchronous || len > self.eager_bytes;
+                let rendezvous = len > self.eager_bytes;
                 let sent = &mut self.sent[from as usize][to as usize];
                 let number = sent.len();
-                sent.push(SimulatedSend { context, tag, bytes, rendezvous, complete: false });
+                sent.push(SimulatedSend {
+                    context,
+                    tag,
+                    bytes,
+                    immediate,
+                    rendezvous,
+                    synchronous,
+                    complete: false,
+                });
                 self.sends.push(Sending { handle, to, number, tag, len });
             }
             Err(StartError::PeerFailed { peer, failure }) => {
@@ -242,7 +252,7 @@ impl<'a> Simulation<'a> {
     /// Returns the expected result of a probe.
     fn status(&self, rank: PeerId, name: Name) -> Status {
         let sent = &self.sent[name.source as usize][rank as usize][name.number];
-        Status { peer: name.source, tag: sent.tag, len: sent.bytes.len() }
+        Status { peer: name.source, tag: sent.tag, len: sent.bytes.len(), immediate: sent.immediate }
     }
 
     fn improbe(&mut self, rank: PeerId) {

@@ -8,8 +8,8 @@ use crate::engine::PeerSelection;
 use crate::engine::active::tests::Log;
 use crate::engine::rma::{ExposedRegion, Reply, WINDOW};
 use crate::engine::{
-    CompletionError, Engine, Failure, Lent, Outcome, Peer, Request, RequestId, StartError, Status, Storage,
-    Tuning,
+    CompletionError, Engine, Failure, Lent, Outcome, Peer, Request, RequestId, SendOptions, StartError,
+    Status, Storage, Tuning,
 };
 use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
@@ -220,6 +220,19 @@ impl<'a> World<'a> {
     ) -> Result<RequestHandle, StartError> {
         let (loan, buf) = self.lender.send(from, bytes);
         let started = self.engine(from).issend(to, context, tag, buf);
+        self.handle(from, loan, started)
+    }
+
+    pub(in crate::engine) fn isend_with(
+        &mut self,
+        (from, to): (PeerId, PeerId),
+        context: u16,
+        tag: u64,
+        bytes: Vec<u8>,
+        options: SendOptions,
+    ) -> Result<RequestHandle, StartError> {
+        let (loan, buf) = self.lender.send(from, bytes);
+        let started = self.engine(from).isend_with(to, context, tag, buf, options);
         self.handle(from, loan, started)
     }
 

@@ -60,5 +60,6 @@ where
 #[inline(always)]
 pub(super) fn wake_reason(envelope: &Envelope) -> WakeReason {
     // Every other kind needs an answer, or is an answer.
-    if envelope.kind == Kind::Eager { WakeReason::Message } else { WakeReason::Other }
+    let is_message = matches!(envelope.kind, Kind::Eager | Kind::EagerImmediate);
+    if is_message { WakeReason::Message } else { WakeReason::Other }
 }

@@ -537,7 +537,7 @@ fn fault_names_the_violation_of_the_peer() {
     let gap = PeerFault { peer: 1, fault: PortFault::Gap { expected: 1 } };
     let malformed = PeerFault { peer: 1, fault: PortFault::Malformed { cell: 2 } };
     for (sequence, shape, expected) in
-        [(2u64, 8 | 1 << 32, gap), (1, 257 | 1 << 32, malformed), (1, 8 | 9 << 32, malformed)]
+        [(2u64, 8 | 1 << 32, gap), (1, 257 | 1 << 32, malformed), (1, 8 | 12 << 32, malformed)]
     {
         let fabric = Fabric::new(tiny(3));
         let mut zero = fabric.port(0);

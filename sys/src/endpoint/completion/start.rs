@@ -59,7 +59,8 @@ impl Endpoint {
             self.make_room(full)?;
         }
         let request = start(self)?;
-        let done = engine::Status { peer: u32::try_from(peer).unwrap_or(u32::MAX), tag, len };
+        let peer = u32::try_from(peer).unwrap_or(u32::MAX);
+        let done = engine::Status { peer, tag, len, immediate: None };
         self.engine
             .collect(request.0, entry, done)
             .map(Request)

@@ -96,7 +96,7 @@ impl Endpoint {
         if let From::Rank(rank) = source
             && let Some(len) = self.engine.receive_packet(&pattern, &mut buf)
         {
-            return Ok(Status { rank: rank as usize, tag, len });
+            return Ok(Status { rank: rank as usize, tag, len, immediate: None });
         }
         self.check_origin()?;
         // A receive whose message is there makes no other progress, and pending work must not wait for ever.

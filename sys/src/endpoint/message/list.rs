@@ -123,7 +123,7 @@ impl Context<'_> {
         self.sendv_in(to, tag, list, Mode::Synchronous)
     }
 
-    fn sendv_in(self, to: usize, tag: u64, list: &[IoSlice<'_>], mode: Mode) -> Result<(), Error> {
+    pub(super) fn sendv_in(self, to: usize, tag: u64, list: &[IoSlice<'_>], mode: Mode) -> Result<(), Error> {
         let Self { endpoint, id } = self;
         let list = (list.as_ptr().cast(), list.len());
         // SAFETY: the list and its bytes are borrowed until this function returns, and `finish` returns only
@@ -184,7 +184,7 @@ impl Context<'_> {
     ///
     /// # Safety
     /// As for [`Endpoint::isendv`].
-    unsafe fn start_list(
+    pub(super) unsafe fn start_list(
         self,
         to: usize,
         tag: u64,

@@ -160,7 +160,7 @@ impl Endpoint {
     #[inline(always)]
     pub fn finish_now(&mut self, request: Request) -> Option<Status> {
         if request.is_complete() {
-            return Some(Status { rank: self.rank(), tag: 0, len: 0 });
+            return Some(Status { rank: self.rank(), tag: 0, len: 0, immediate: None });
         }
         self.engine.finish_now(request.0).map(status)
     }
@@ -230,7 +230,7 @@ impl Endpoint {
                 // to it.
                 let mut room = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
                 let len = self.engine.receive_packet(pattern, &mut room)?;
-                return Some(Status { rank: rank as usize, tag: pattern.tag, len });
+                return Some(Status { rank: rank as usize, tag: pattern.tag, len, immediate: None });
             }
             if !self.engine.is_idle() {
                 return self.receive_beside(*pattern, buf, left);

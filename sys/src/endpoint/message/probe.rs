@@ -183,7 +183,7 @@ impl Endpoint {
     /// Returns the message that [`Message::into_bits`] made into this number. Any number is safe: if it names
     /// no message, the receive returns [`Error::Stale`]. The status of the message is not kept.
     pub fn message(&self, bits: u64) -> Message {
-        let status = Status { rank: self.rank(), tag: 0, len: 0 };
+        let status = Status { rank: self.rank(), tag: 0, len: 0, immediate: None };
         Message { id: RequestId::from_bits(bits), status, home: Some(Arc::clone(&self.dropped)) }
     }
 

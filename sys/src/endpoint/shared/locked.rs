@@ -9,6 +9,7 @@ use super::super::{
     Scope, Source, Status, Tag, WithCompletion,
 };
 use crate::error::Error;
+use nemesia_core::engine::SendOptions;
 use nemesia_core::payload::Segment;
 
 /// The locked endpoint of a [`SharedEndpoint`](super::SharedEndpoint), with the methods that do not block.
@@ -146,6 +147,9 @@ unsafe_methods! {
         to: usize, handler: u16, header: *const [u8], payload: *const [u8]
     ) -> Result<Request, Error>;
     fn isendv(to: usize, tag: u64, list: *const Segment, count: usize) -> Result<Request, Error>;
+    fn isend_with(
+        to: usize, tag: u64, base: *const u8, len: usize, options: SendOptions
+    ) -> Result<Request, Error>;
     fn issend(to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error>;
 }
 

@@ -145,7 +145,22 @@ impl Endpoint {
                 return outcome;
             }
             let packets = self.engine.step().packets;
+            if packets == 0 && self.waiter.spin_policy.polls() > GLANCES && !self.engine.has_work() {
+                self.glance(wait);
+            }
             self.pause(wait, packets, awaited)?;
+        }
+    }
+
+    /// Polls the most likely place some times, which costs less than whole polls.
+    #[inline(always)]
+    fn glance(&mut self, wait: &mut Wait) {
+        for _ in 0..GLANCES {
+            if self.engine.has_next() {
+                return;
+            }
+            self.engine.pause();
+            wait.polls += 1;
         }
     }
 

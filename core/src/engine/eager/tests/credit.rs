@@ -29,7 +29,7 @@ const fn units(units: usize) -> WorldRoom {
 
 fn received(world: &mut World<'_>, receive: RequestHandle, from: PeerId, tag: u64, len: usize) {
     let (outcome, bytes) = world.done(receive);
-    assert_eq!(outcome, Ok(Status { peer: from, tag, len }));
+    assert_eq!(outcome, Ok(Status { peer: from, tag, len, immediate: None }));
     assert_eq!(bytes, contents(tag, len));
 }
 
@@ -230,7 +230,7 @@ fn message_that_was_probed_keeps_its_room_until_it_is_received() {
     for tag in 0..3 {
         world.settle();
         let (id, status) = world.improbe(1, ANY).unwrap();
-        assert_eq!(status, Status { peer: 0, tag, len: 8 });
+        assert_eq!(status, Status { peer: 0, tag, len: 8, immediate: None });
         world.settle();
         assert!(world.engine(1).is_held(0) && world.engine(1).iprobe(&ANY).is_none());
         let receive = world.imrecv(1, id, 8).unwrap();
@@ -276,7 +276,7 @@ fn message_to_self_arrives_although_all_memory_is_granted_to_peers() {
                 true => world.issend(0, 0, tag, contents(tag, len)),
                 false => world.isend(0, 0, tag, contents(tag, len)),
             };
-            assert_eq!(world.engine(0).iprobe(&ANY), Some(Status { peer: 0, tag, len }));
+            assert_eq!(world.engine(0).iprobe(&ANY), Some(Status { peer: 0, tag, len, immediate: None }));
             let next = world.isend(0, 0, tag + 100, contents(tag + 100, 8));
             let held = (world.engine(0).is_held(0), world.engine(0).held_peers());
             assert_eq!(held, (true, 1), "a second message finds no memory, and is reported as held");
@@ -400,8 +400,15 @@ fn sender_that_gets_credit_while_it_sleeps_is_woken() {
 
 #[test]
 fn sending_beyond_the_granted_credit_is_a_fault() {
-    let rts =
-        Rts { total: 5000, sender: 1, descriptor: Descriptor::NONE, origin: 0, protocol_number: 0 }.encode();
+    let rts = Rts {
+        total: 5000,
+        sender: 1,
+        descriptor: Descriptor::NONE,
+        origin: 0,
+        protocol_number: 0,
+        immediate: None,
+    }
+    .encode();
     for (kind, payload) in [(Kind::Eager, &[1; 8][..]), (Kind::Eager, &[1; 256]), (Kind::Rts, &rts)] {
         for expected in [false, true] {
             let fabric = Fabric::new(tiny(3));

@@ -25,14 +25,14 @@ fn probe_reports_the_message_of_the_next_receive_and_takes_nothing() {
         world.issend(2, 1, 1, contents(1, 1000));
         world.settle();
         for (tag, len) in [(0, 100), (1, 1000)] {
-            let status = Status { peer: 2, tag, len };
+            let status = Status { peer: 2, tag, len, immediate: None };
             assert_eq!(world.engine(1).iprobe(&pattern(Source::Rank(2), tag)), Some(status));
         }
         assert_eq!(world.engine(1).iprobe(&pattern(Source::Rank(0), 7)), None);
         assert_eq!(world.engine(1).iprobe(&Pattern { context: 1, ..ANY }), None);
         assert_eq!(world.engine(1).iprobe(&pattern(Source::Rank(9), 0)), None);
         for (tag, len) in (0..).zip(lens) {
-            let status = Status { peer: 0, tag, len };
+            let status = Status { peer: 0, tag, len, immediate: None };
             for wanted in [ANY, pattern(Source::Rank(0), tag), Pattern { source: Source::Rank(0), ..ANY }] {
                 assert_eq!(world.engine(1).iprobe(&wanted), Some(status));
             }
@@ -62,7 +62,7 @@ fn message_that_was_taken_out_is_received_by_its_identifier_only() {
             world.isend(0, 1, 1, contents(2, 5));
             world.settle();
             let (id, status) = world.improbe(1, pattern(Source::Rank(0), 1)).unwrap();
-            assert_eq!(status, Status { peer: 0, tag: 1, len });
+            assert_eq!(status, Status { peer: 0, tag: 1, len, immediate: None });
             assert_eq!(world.engine(1).iprobe(&ANY).unwrap().len, 5, "the next message is now the first");
             let next = world.recv(1, 0, 1, 5);
             assert_eq!(world.done(next).1, contents(2, 5));
@@ -76,7 +76,7 @@ fn message_that_was_taken_out_is_received_by_its_identifier_only() {
             world.settle();
             let (outcome, bytes) = world.done(receive);
             let moved = len.min(room);
-            let status = Status { peer: 0, tag: 1, len: moved };
+            let status = Status { peer: 0, tag: 1, len: moved, immediate: None };
             let cut = Err(CompletionError::Truncated(Truncation { status, message: len as u64 }));
             assert_eq!(outcome, if moved < len { cut } else { Ok(status) });
             assert_eq!(bytes[..moved], contents(1, len)[..moved]);
@@ -135,7 +135,7 @@ fn message_to_self_is_probed_like_any_other() {
             true => world.issend(0, 0, 1, contents(1, len)),
             false => world.isend(0, 0, 1, contents(1, len)),
         };
-        assert_eq!(world.engine(0).iprobe(&ANY), Some(Status { peer: 0, tag: 1, len }));
+        assert_eq!(world.engine(0).iprobe(&ANY), Some(Status { peer: 0, tag: 1, len, immediate: None }));
         let (id, status) = world.improbe(0, ANY).unwrap();
         assert_eq!(status.len, len);
         world.settle();
@@ -165,7 +165,10 @@ fn sender_that_dies_between_probe_and_receive_loses_only_bytes_that_had_not_arri
                 }
                 world.engine(1).fail(0, failure);
                 let here = world.imrecv(1, here, 200).unwrap();
-                assert_eq!(world.done(here), (Ok(Status { peer: 0, tag: 1, len: 200 }), contents(1, 200)));
+                assert_eq!(
+                    world.done(here),
+                    (Ok(Status { peer: 0, tag: 1, len: 200, immediate: None }), contents(1, 200))
+                );
                 let there = world.imrecv(1, there, 2000).unwrap();
                 for _ in 0..10 {
                     world.engine(1).progress();

@@ -61,6 +61,7 @@ impl<'a> ProtocolStage<'a> {
             descriptor: Descriptor::NONE,
             origin: 0,
             protocol_number: 0,
+            immediate: None,
         };
         assert_eq!(self.rts(rts), None);
     }
@@ -95,7 +96,14 @@ impl<'a> ProtocolStage<'a> {
 
 #[test]
 fn invalid_rts_is_a_fault() {
-    let good = Rts { total: 70, sender: 1, descriptor: Descriptor::NONE, origin: 0, protocol_number: 0 };
+    let good = Rts {
+        total: 70,
+        sender: 1,
+        descriptor: Descriptor::NONE,
+        origin: 0,
+        protocol_number: 0,
+        immediate: None,
+    };
     let mut long = good.encode().to_vec();
     long.extend([7; 71]);
     let huge = Rts { total: 1 << 63, ..good }.encode().to_vec();
@@ -118,11 +126,21 @@ fn rts_that_changes_after_it_was_checked_changes_nothing() {
         let fabric = Fabric::new(tiny(3));
         let mut stage = ProtocolStage::new(&fabric);
         stage.world.engine(0).port_mut().twist = true;
-        let rts = Rts { total: 70, sender: 1, descriptor: Descriptor::NONE, origin: 0, protocol_number: 0 };
+        let rts = Rts {
+            total: 70,
+            sender: 1,
+            descriptor: Descriptor::NONE,
+            origin: 0,
+            protocol_number: 0,
+            immediate: None,
+        };
         assert_eq!(stage.packet(1, Kind::Rts, 9, &rts.encode()), None);
         stage.world.engine(0).port_mut().twist = false;
         let wanted = pattern(Source::Rank(1), 9);
-        assert_eq!(stage.world.engine(0).iprobe(&wanted), Some(Status { peer: 1, tag: 9, len: 70 }));
+        assert_eq!(
+            stage.world.engine(0).iprobe(&wanted),
+            Some(Status { peer: 1, tag: 9, len: 70, immediate: None })
+        );
         let receive = match probed {
             true => {
                 let (id, _) = stage.world.improbe(0, wanted).unwrap();
@@ -131,7 +149,10 @@ fn rts_that_changes_after_it_was_checked_changes_nothing() {
             false => stage.world.irecv(0, wanted, 70).unwrap(),
         };
         assert_eq!(stage.packet(1, Kind::Data, receive.id.to_bits(), &[3; 70]), None);
-        assert_eq!(stage.world.done(receive), (Ok(Status { peer: 1, tag: 9, len: 70 }), std::vec![3; 70]));
+        assert_eq!(
+            stage.world.done(receive),
+            (Ok(Status { peer: 1, tag: 9, len: 70, immediate: None }), std::vec![3; 70])
+        );
         stage.assert_untouched();
     }
 }
@@ -271,6 +292,7 @@ fn data_before_it_was_cleared_is_a_fault() {
                 descriptor: Descriptor::of_address(buf.address()),
                 origin: 0,
                 protocol_number: 0,
+                immediate: None,
             };
             let port = stage.world.engine(1).port_mut();
             assert_eq!(port.send(0, &envelope, PacketPieces::Whole(&rts.encode())), Ok(true));
@@ -350,7 +372,8 @@ fn address_that_is_unreadable_fails_the_read_and_nothing_else() {
                 sender: 77,
                 descriptor: Descriptor::of_address(address),
                 origin: 0,
-                protocol_number: 0
+                protocol_number: 0,
+                immediate: None,
             }),
             None
         );
@@ -403,7 +426,7 @@ fn a_hostile_list_of_runs_fails_the_read_and_nothing_else() {
         let table = table.address() + shift;
         let list = ListedBytes { table, count: runs.len(), serial: 1, len: described };
         let descriptor = Descriptor::of_list(&list).unwrap();
-        let rts = Rts { total: len, sender: 77, descriptor, origin: 0, protocol_number: 0 };
+        let rts = Rts { total: len, sender: 77, descriptor, origin: 0, protocol_number: 0, immediate: None };
         assert_eq!(stage.rts(rts), None);
         for _ in 0..10 {
             stage.world.engine(0).progress();

@@ -39,7 +39,7 @@ fn assert_received(
 ) {
     let (outcome, bytes) = world.done(receive);
     let moved = len.min(room);
-    let status = Status { peer: from, tag, len: moved };
+    let status = Status { peer: from, tag, len: moved, immediate: None };
     let cut = Err(CompletionError::Truncated(Truncation { status, message: len as u64 }));
     assert_eq!(outcome, if moved < len { cut } else { Ok(status) });
     assert_eq!(bytes[..moved], contents(tag, len)[..moved], "{len} bytes into {room}");
@@ -63,11 +63,11 @@ fn synchronous_or_large_send_is_complete_only_when_it_is_received() {
                 let receive = world.recv(1, 0, 3, room);
                 world.settle();
                 assert_received(&mut world, receive, 0, 3, len, room);
-                assert_eq!(world.done(send).0, Ok(Status { peer: 1, tag: 3, len }));
+                assert_eq!(world.done(send).0, Ok(Status { peer: 1, tag: 3, len, immediate: None }));
                 let expected = start(&mut world, synchronous, 0, 1, 4, len);
                 world.settle();
                 assert_received(&mut world, other, 0, 4, len, room);
-                assert_eq!(world.done(expected).0, Ok(Status { peer: 1, tag: 4, len }));
+                assert_eq!(world.done(expected).0, Ok(Status { peer: 1, tag: 4, len, immediate: None }));
             }
         }
         world.assert_empty(&[0, 1], "synchronous sends");
@@ -92,7 +92,7 @@ fn truncated_rendezvous_moves_the_bytes_that_fit_and_completes_its_send() {
                 let receive = early.unwrap_or_else(|| world.recv(1, 0, 3, room));
                 world.settle();
                 assert_received(&mut world, receive, 0, 3, len, room);
-                assert_eq!(world.done(send).0, Ok(Status { peer: 1, tag: 3, len }));
+                assert_eq!(world.done(send).0, Ok(Status { peer: 1, tag: 3, len, immediate: None }));
             }
         }
         world.assert_empty(&[0, 1], "truncated");
@@ -371,7 +371,7 @@ fn death(
     let (sent, _) = world.done(send);
     let (received, bytes) = world.done(receive);
     match sent {
-        Ok(status) => assert_eq!(status, Status { peer: 1, tag: 1, len }, "{what}"),
+        Ok(status) => assert_eq!(status, Status { peer: 1, tag: 1, len, immediate: None }, "{what}"),
         Err(completion_error) => assert_eq!(
             completion_error,
             CompletionError::PeerFailed { peer: 1, failure: Failure::Died },
@@ -437,7 +437,10 @@ fn death_ends_a_rendezvous_that_waits_for_room() {
             let (outcome, bytes) = world.done(receive);
             if reading == Reading::Always {
                 // All bytes have arrived; only the FIN was not sent.
-                assert_eq!((outcome, bytes), (Ok(Status { peer: 0, tag: 1, len: 2000 }), contents(1, 2000)));
+                assert_eq!(
+                    (outcome, bytes),
+                    (Ok(Status { peer: 0, tag: 1, len: 2000, immediate: None }), contents(1, 2000))
+                );
             } else {
                 assert_eq!(outcome, Err(CompletionError::PeerFailed { peer: 0, failure }));
             }

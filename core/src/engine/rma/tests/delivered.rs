@@ -51,7 +51,7 @@ fn a_delivered_put_is_complete_when_its_bytes_are_there() {
             }
             world.engine(1).progress();
         };
-        assert_eq!(outcome, Ok(Status { peer: 1, tag: 0, len }));
+        assert_eq!(outcome, Ok(Status { peer: 1, tag: 0, len, immediate: None }));
         assert_eq!(memory.copy()[..len], bytes[..]);
         assert_eq!(world.engine(1).notifications(id), Some(1), "one for all packets");
         assert!(!world.engine(0).is_unflushed(1), "a flush has nothing to wait for");

@@ -4,6 +4,7 @@ use super::{Sending, SimulatedReceive, SimulatedSend, Simulation};
 use crate::engine::tests::oracle::{MessageEnd as Expected, Name};
 use crate::engine::{CompletionError, Outcome, RequestId, Status, Truncation};
 use crate::port::PeerId;
+use crate::wire::prefix::EagerPrefix;
 use crate::wire::{Envelope, Kind};
 
 impl Simulation<'_> {
@@ -44,21 +45,25 @@ impl Simulation<'_> {
         let seed = self.seed;
         for seen in core::mem::take(&mut self.world.engine(rank).port_mut().seen) {
             let announced = match seen.envelope.kind {
-                Kind::Eager => false,
-                Kind::Rts => true,
+                Kind::Eager | Kind::EagerImmediate => false,
+                Kind::Rts | Kind::EagerAcknowledged | Kind::EagerBoth => true,
                 Kind::Cts | Kind::Data | Kind::Fin => continue,
                 kind => panic!("seed {seed}: {kind:?}"),
             };
             let Envelope { context, tag, .. } = seen.envelope;
             let name = self.oracles[rank as usize].arrive(seen.peer, context, tag, announced);
-            if seen.rts.is_some_and(|rts| (seen.len - rts.bytes()) as u64 == rts.total) {
+            let is_answered = announced && seen.envelope.kind.is_eager();
+            if is_answered || seen.rts.is_some_and(|rts| (seen.len - rts.bytes()) as u64 == rts.total) {
                 self.oracles[rank as usize].came_along(name);
             }
             let sent = &self.sent[seen.peer as usize][rank as usize][name.number];
-            let len = seen.rts.map_or(seen.len as u64, |rts| rts.total);
+            let whole = seen.len - EagerPrefix::bytes_of(seen.envelope.kind);
+            let len = seen.rts.map_or(whole as u64, |rts| rts.total);
             let envelope = (context, tag, len);
             assert_eq!(envelope, (sent.context, sent.tag, sent.bytes.len() as u64), "seed {seed}: overtaken");
-            assert!(announced || !sent.rendezvous, "seed {seed}: sent without an announcement");
+            let is_offer = seen.envelope.kind == Kind::Rts;
+            assert!(is_offer || !sent.rendezvous, "seed {seed}: sent without an announcement");
+            assert!(announced || !sent.synchronous, "seed {seed}: sent without a request for an answer");
             assert!(
                 !announced || !sent.complete,
                 "seed {seed}: {name:?} was complete but was only announced"
@@ -138,7 +143,7 @@ impl Simulation<'_> {
         let oracle = &self.oracles[send.to as usize];
         let name = Name { source: from, number: send.number };
         sent.complete = true;
-        let must_be_matched = sent.rendezvous || oracle.is_announced(name);
+        let must_be_matched = sent.rendezvous || sent.synchronous || oracle.is_announced(name);
         assert!(!must_be_matched || oracle.is_matched(name), "seed {}: {send:?} is complete", self.seed);
     }
 
@@ -169,7 +174,7 @@ impl Simulation<'_> {
         let Name { source, number } = name;
         let sent = &self.sent[source as usize][rank][number];
         let len = sent.bytes.len().min(receive.room);
-        let status = Status { peer: source, tag: sent.tag, len };
+        let status = Status { peer: source, tag: sent.tag, len, immediate: sent.immediate };
         let message = sent.bytes.len() as u64;
         let right = if len < sent.bytes.len() {
             Err(CompletionError::Truncated(Truncation { status, message }))

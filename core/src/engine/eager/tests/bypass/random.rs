@@ -258,7 +258,7 @@ impl BypassRun<'_> {
                     assert_eq!(pattern.ignore, 0);
                     assert!(len <= room);
                     found.packet += 1;
-                    Ok(Status { peer, tag: pattern.tag, len })
+                    Ok(Status { peer, tag: pattern.tag, len, immediate: None })
                 })
             }
             2 => engine.receive_next(pattern, buf).inspect(|_| found.next += 1),
