@@ -13,12 +13,15 @@ Builds the C interface and the program `nemesia` with cargo, also in a fresh clo
   lib/libnemesia.so -> libnemesia.so.0 -> libnemesia.so.VERSION
   lib/libnemesia.a
   lib/libnemesia_interpose.so    for LD_PRELOAD, only if the user requests it (glibc on x86-64 and AArch64)
-  lib/pkgconfig/nemesia.pc
+  lib/pkgconfig/nemesia.pc       -lnemesia; with --static also the system libraries, for `cc -static`
+  lib/pkgconfig/nemesia-static.pc    libnemesia.a, for a program that links all else dynamically
+  lib/cmake/Nemesia/             find_package(Nemesia): Nemesia::Nemesia, Nemesia::shared, Nemesia::static
 
   --debug   the unoptimised build, with every assertion
   --help    print this
 
-Programs that are linked with the flags of nemesia.pc find the library under PREFIX at run time (-rpath).
+Programs that are linked with the flags of nemesia.pc, or by CMake in its build directory, find the library under PREFIX
+at run time (-rpath).
 
 DESTDIR, if set, is prepended to PREFIX where the script writes files. This serves packagers; nemesia.pc then has
 no -rpath. The script uses the variables CARGO and CARGO_TARGET_DIR.
@@ -26,7 +29,7 @@ no -rpath. The script uses the variables CARGO and CARGO_TARGET_DIR.
 To uninstall, remove these files:
 
   rm -f PREFIX/bin/nemesia PREFIX/include/nemesia.h PREFIX/lib/libnemesia.* PREFIX/lib/libnemesia_interpose.so \
-      PREFIX/lib/pkgconfig/nemesia.pc
+      PREFIX/lib/pkgconfig/nemesia.pc PREFIX/lib/pkgconfig/nemesia-static.pc PREFIX/lib/cmake/Nemesia/*
 TEXT
 }
 
@@ -54,7 +57,7 @@ version=$("$cargo" pkgid --package nemesia-ffi | sed -E 's/.*[#@]//')
 soname=$(sed -nE 's/^const SONAME: &str = "(.*)";/\1/p' build.rs)
 
 to=${DESTDIR:-}$prefix
-install -d "$to/bin" "$to/include" "$to/lib/pkgconfig"
+install -d "$to/bin" "$to/include" "$to/lib/pkgconfig" "$to/lib/cmake/Nemesia"
 install -m 755 "$built/nemesia" "$to/bin/nemesia"
 install -m 644 include/nemesia.h "$to/include/nemesia.h"
 install -m 644 "$built/libnemesia_ffi.a" "$to/lib/libnemesia.a"
@@ -68,17 +71,28 @@ fi
 # A package installs into a directory that the loader searches by default, so it needs no -rpath.
 rpath=
 [[ -n ${DESTDIR:-} ]] || rpath=' -Wl,-rpath,${libdir}'
-# Libs.private is the output of `rustc --print native-static-libs`.
-cat >"$to/lib/pkgconfig/nemesia.pc" <<TEXT
+# From `rustc --print native-static-libs`, without -lgcc_s and -lc: the compiler adds them, and in `cc -static` it
+# replaces the former, of which there is no archive.
+system='-lutil -lrt -lpthread -lm -ldl'
+# Writes a file of pkg-config: its name, its libraries, and those for --static.
+pkg_config() {
+    cat >"$to/lib/pkgconfig/$1.pc" <<TEXT
 prefix=$prefix
 includedir=\${prefix}/include
 libdir=\${prefix}/lib
 
-Name: nemesia
+Name: $1
 Description: Transport engine for message-passing runtimes
 Version: $version
 Cflags: -I\${includedir}
-Libs: -L\${libdir} -lnemesia$rpath
-Libs.private: -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
+Libs: $2
+Libs.private: $3
 TEXT
+}
+pkg_config nemesia "-L\${libdir} -lnemesia$rpath" "$system"
+pkg_config nemesia-static "\${libdir}/libnemesia.a $system" ''
+for file in NemesiaConfig NemesiaConfigVersion; do
+    sed -e "s/@VERSION@/$version/g; s/@SONAME@/$soname/g; s/@SYSTEM_LIBRARIES@/${system// /;}/g" \
+        "cmake/$file.cmake" >"$to/lib/cmake/Nemesia/$file.cmake"
+done
 printf 'installed nemesia %s under %s\n' "$version" "$to"

@@ -62,6 +62,10 @@ impl Endpoint {
 /// Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the
 /// world has one process. Collective: every process of the world calls it. It succeeds once in a process.
 ///
+/// If an MPI library or other code of this process has initialised the launcher's connection, the call returns
+/// NEMESIA_ERR_BOOTSTRAP and does not touch the connection: use `nemesia_endpoint_open_with`. The setting
+/// NEMESIA_PMI_TAKE_OVER=1 takes the connection over from code that no longer uses it.
+///
 /// - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
 /// - `out_endpoint`: the endpoint, written on success.
 ///

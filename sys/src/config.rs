@@ -10,6 +10,7 @@
 
 mod file;
 mod net;
+mod start;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -187,6 +188,7 @@ pub struct Config {
     pub(crate) net_packet_bytes: Option<u32>,
     pub(crate) net_receives: u32,
     pub(crate) timeout_seconds: u32,
+    pub(crate) pmi_take_over: bool,
     pub(crate) strict: bool,
     pub(crate) explain: bool,
     pub(crate) trace: usize,
@@ -241,6 +243,7 @@ impl Default for Config {
             net_packet_bytes: None,
             net_receives: 32,
             timeout_seconds: 60,
+            pmi_take_over: false,
             strict: false,
             explain: false,
             trace: 0,
@@ -538,24 +541,6 @@ impl Config {
     #[must_use]
     pub fn timeout_seconds(self, seconds: u32) -> Self {
         self.with(["NEMESIA_TIMEOUT"], |config| config.timeout_seconds = seconds.max(1))
-    }
-
-    /// Sets strict mode: a preference that cannot be met (see [`Config::warnings`], and for those found at start
-    /// [`Endpoint::warnings`](crate::Endpoint::warnings)) is an error instead of a warning.
-    #[must_use]
-    pub fn strict(self, strict: bool) -> Self {
-        self.with(["NEMESIA_STRICT"], |config| config.strict = strict)
-    }
-
-    /// Prints [`Endpoint::explain`](crate::Endpoint::explain) on the standard error output at start.
-    #[must_use]
-    pub fn explain(self, explain: bool) -> Self {
-        self.with(["NEMESIA_EXPLAIN"], |config| config.explain = explain)
-    }
-
-    /// Returns whether a preference that cannot be met is an error.
-    pub fn is_strict(&self) -> bool {
-        self.strict
     }
 
     /// Returns the sizes on which two processes must agree before they share memory.

@@ -12,10 +12,14 @@
 //! | `groups.c` | collective calls among some ranks; the room for unexpected messages |
 //! | `threads.c` | threads that share an endpoint, or have one endpoint each |
 //! | `plus.cc` | the header in C++ |
+//! | `host.c`, `host_library.c`, `host_mpi.c` | programs whose host runtime uses the launcher before |
+//! | `cmake` | a project that finds the library by CMake |
 //! | `misuse.c` | handles that are closed, of another kind, or not made by the library |
 
 mod header;
+mod host;
 mod misuse;
+mod packages;
 mod quickstart;
 mod toolchain;
 

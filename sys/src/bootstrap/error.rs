@@ -55,6 +55,15 @@ pub enum BootstrapError {
         /// The file descriptor.
         fd: i32,
     },
+    /// Other code of this process has initialised the connection to the launcher.
+    #[error(
+        "the launcher's connection (PMI_FD) belongs to other code of this process, as {by} reports; pass that \
+         runtime's own exchange to open_with, or set NEMESIA_PMI_TAKE_OVER=1 if it no longer uses the connection"
+    )]
+    Owned {
+        /// The function or the program that reports it.
+        by: String,
+    },
     /// A launcher that does not speak PMI-1 started several processes.
     #[error(
         "{name}={value:?} says that there are several processes, but their launcher did not offer PMI-1 \

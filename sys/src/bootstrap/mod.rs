@@ -15,6 +15,7 @@ mod forward;
 mod launcher;
 mod members;
 mod outcome;
+mod owner;
 mod pmi;
 mod poll;
 mod prefix;
@@ -200,9 +201,19 @@ impl Bootstrap {
     ///
     /// # Errors
     /// The variables contradict each other, a launcher without PMI-1 started several processes, or the launcher
-    /// does not answer. It never falls back to a world of one.
+    /// does not answer. [`BootstrapError::Owned`] if other code of this process, such as an MPI library, has
+    /// initialised the connection. It never falls back to a world of one.
     pub fn from_env() -> Result<Self, BootstrapError> {
-        Self::from_lookup(|name| std::env::var_os(name), DEFAULT_DEADLINE)
+        Self::from_lookup(|name| std::env::var_os(name), DEFAULT_DEADLINE, false)
+    }
+
+    /// Connects as [`Bootstrap::from_env`] does, also if other code of this process has initialised the connection.
+    /// That code must not use it any longer: its requests and ours would get each other's answers.
+    ///
+    /// # Errors
+    /// As for [`Bootstrap::from_env`], except [`BootstrapError::Owned`].
+    pub fn take_over() -> Result<Self, BootstrapError> {
+        Self::from_lookup(|name| std::env::var_os(name), DEFAULT_DEADLINE, true)
     }
 
     /// The same, with the environment as a function from a variable's name to its value, and with the
@@ -210,12 +221,20 @@ impl Bootstrap {
     fn from_lookup(
         lookup: impl Fn(&str) -> Option<OsString>,
         deadline: Duration,
+        take_over: bool,
     ) -> Result<Self, BootstrapError> {
         match discover(&lookup)? {
             None => Ok(Self::Singleton(Singleton::new())),
             Some(Announcement { fd, rank, size, incarnation }) => {
+                if let Some(by) = owner::initialized_runtime().filter(|_| !take_over) {
+                    return Err(BootstrapError::Owned { by });
+                }
                 let socket = pmi::open_inherited(fd)?;
-                let mut client = PmiClient::connect(socket, rank, size, deadline)?;
+                let client = PmiClient::connect_as(socket, (rank, size), deadline, take_over);
+                if let Err(BootstrapError::Owned { .. }) = &client {
+                    pmi::forget_inherited(fd);
+                }
+                let mut client = client?;
                 if let Some(incarnation) = incarnation {
                     client.set_incarnation(incarnation);
                 }

@@ -69,6 +69,16 @@ impl PmiClient {
         size: usize,
         deadline: Duration,
     ) -> Result<Self, BootstrapError> {
+        Self::connect_as(socket, (rank, size), deadline, false)
+    }
+
+    /// Connects as [`PmiClient::connect`] does. With `take_over`, also if the connection is initialised.
+    pub(super) fn connect_as(
+        socket: OwnedFd,
+        (rank, size): (usize, usize),
+        deadline: Duration,
+        take_over: bool,
+    ) -> Result<Self, BootstrapError> {
         if rank >= size {
             return Err(BootstrapError::RankOutOfRange { rank, size });
         }
@@ -85,7 +95,7 @@ impl PmiClient {
             has_failed_to_start: false,
             incarnation: None,
         };
-        client.shake_hands()?;
+        client.shake_hands(take_over)?;
         client.process = Some(std::process::id());
         Ok(client)
     }
@@ -130,11 +140,16 @@ impl PmiClient {
         Ok(())
     }
 
-    fn shake_hands(&mut self) -> Result<(), BootstrapError> {
+    fn shake_hands(&mut self, take_over: bool) -> Result<(), BootstrapError> {
         let during = "init";
         let line = self.call(during, PmiRequest::Init { version: VERSION.0, subversion: VERSION.1 })?;
         match self.reply(during, &line)? {
             PmiReply::Init { code: 0, version, .. } if version == VERSION.0 => {}
+            // `nemesia run` answers this if the connection is initialised, and then serves it as before.
+            PmiReply::Init { code: wire::INITIALIZED, .. } if take_over => {}
+            PmiReply::Init { code: wire::INITIALIZED, .. } => {
+                return Err(BootstrapError::Owned { by: "the launcher".to_owned() });
+            }
             PmiReply::Init { code, version, subversion } => {
                 let reason = format!("it speaks PMI {version}.{subversion}, this process 1.1");
                 return Err(BootstrapError::Refused { during, code, reason });
@@ -472,6 +487,11 @@ pub(super) fn open_inherited(fd: RawFd) -> Result<OwnedFd, BootstrapError> {
     }
     opened.push(fd);
     Ok(ours)
+}
+
+/// Permits another attempt with a descriptor whose connection other code of this process owns.
+pub(super) fn forget_inherited(fd: RawFd) {
+    OPENED.lock().unwrap_or_else(PoisonError::into_inner).retain(|opened| *opened != fd);
 }
 
 /// Checks that a descriptor is a connected stream socket; else returns what is wrong. A pipe carries bytes in

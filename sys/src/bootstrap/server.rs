@@ -245,16 +245,20 @@ impl Server {
         let size = self.connections.len();
         let Some(connection) = self.connections.get_mut(rank) else { return Ok(()) };
         let handshake = matches!(request, PmiRequest::Init { .. });
-        // An abort is valid at any time; every other request needs an init first, and there is only one init.
+        // An abort is valid at any time; every other request needs an init first. A second init is refused, without
+        // harm for the code that sent the first one.
         let fits = match connection.phase {
             Phase::Fresh => handshake,
-            Phase::Ready => !handshake,
+            Phase::Ready => true,
             _ => false,
         };
         if !fits && !matches!(request, PmiRequest::Abort { .. }) {
             return Err(Some(format!("out of turn: {}", wire::excerpt(&String::from_utf8_lossy(line)))));
         }
         let reply = match request {
+            PmiRequest::Init { .. } if connection.phase == Phase::Ready => {
+                PmiReply::Init { code: wire::INITIALIZED, version: 1, subversion: 1 }
+            }
             PmiRequest::Init { version, .. } => {
                 let code = if version == 1 { 0 } else { -1 };
                 if code == 0 {

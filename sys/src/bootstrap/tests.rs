@@ -22,7 +22,7 @@ fn environment(pairs: &'static [(&'static str, &'static str)]) -> impl Fn(&str) 
 }
 
 fn message_of(pairs: &'static [(&'static str, &'static str)]) -> String {
-    let message = Bootstrap::from_lookup(environment(pairs), LONG).unwrap_err().to_string();
+    let message = Bootstrap::from_lookup(environment(pairs), LONG, false).unwrap_err().to_string();
     assert!(!message.contains('\n'), "{message:?}");
     message
 }
@@ -30,7 +30,7 @@ fn message_of(pairs: &'static [(&'static str, &'static str)]) -> String {
 #[test]
 fn without_a_launcher_there_is_a_world_of_one() {
     for pairs in [&[][..], &[("SLURM_NTASKS", "1"), ("PMIX_RANK", "0")][..]] {
-        let mut world = Bootstrap::from_lookup(environment(pairs), LONG).unwrap();
+        let mut world = Bootstrap::from_lookup(environment(pairs), LONG, false).unwrap();
         assert!(world.is_singleton() && world.describe().contains("world of one"));
         assert_eq!((world.rank(), world.size()), (0, 1));
         world.put("a", "1").unwrap();
@@ -209,6 +209,30 @@ fn whatever_a_rank_sends_only_its_own_connection_suffers() {
     assert_eq!(good.get("k").unwrap(), "v");
     let faults = world.finish().take_faults();
     assert!(matches!(&faults[..], [(0, fault)] if fault.contains("out of turn")), "{faults:?}");
+}
+
+#[test]
+fn a_connection_that_is_initialised_is_refused_or_taken_over_and_stays_usable() {
+    let mut world = BootstrapWorld::new(1);
+    let socket = world.sockets.remove(0);
+    let again = |take_over| {
+        PmiClient::connect_as(socket.try_clone().unwrap(), (0, 1), LONG, take_over).map(|client| {
+            // Its drop would end the connection.
+            std::mem::forget(client);
+        })
+    };
+    let mut first = PmiClient::connect(socket.try_clone().unwrap(), 0, 1, LONG).unwrap();
+    let refusal = again(false).unwrap_err();
+    assert!(matches!(&refusal, BootstrapError::Owned { .. }), "{refusal}");
+    assert!(
+        refusal.to_string().contains("open_with") && refusal.to_string().contains("NEMESIA_PMI_TAKE_OVER=1")
+    );
+    // The first user continues.
+    first.put("k", "v").unwrap();
+    again(true).unwrap();
+    assert_eq!(first.get("k").unwrap(), "v");
+    first.finalize().unwrap();
+    assert!(world.finish().take_faults().is_empty());
 }
 
 #[test]

@@ -8,6 +8,9 @@
 
 use std::fmt::Write as _;
 
+/// The code of [`PmiReply::Init`] by which our launcher refuses a connection that is initialised.
+pub(super) const INITIALIZED: i32 = -2;
+
 /// The longest accepted line, in bytes, without its newline.
 pub(super) const MAX_LINE: usize = 64 * 1024;
 /// The most tokens in one line. The longest line of the protocol has five.

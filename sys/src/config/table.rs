@@ -324,6 +324,13 @@ pub const VARIABLES: &[Variable] = &[
         "time limit for connecting to the peers, and for flushing at the end"
     ),
     words!(
+        "NEMESIA_PMI_TAKE_OVER",
+        "0 or 1",
+        FLAG,
+        pmi_take_over,
+        "open an endpoint on the launcher's connection although other code of this process has initialised it"
+    ),
+    words!(
         "NEMESIA_STRICT",
         "0 or 1",
         FLAG,

@@ -61,12 +61,15 @@ const LEARNED_PEERS: usize = 16;
 impl Endpoint {
     /// Joins the world that the launcher describes. Without a launcher, the world has one rank.
     ///
-    /// The launcher speaks PMI-1: `mpiexec.hydra` or `nemesia run`.
+    /// The launcher speaks PMI-1: `mpiexec.hydra` or `nemesia run`. It has one connection with each process. If
+    /// other code of this process has initialised that connection, such as an MPI library, this is an error, unless
+    /// [`Config::pmi_take_over`] is set. The endpoint of such a process is opened by [`Endpoint::open_with`].
     ///
     /// # Errors
     /// The error names what failed, on which rank, and the remedy.
     pub fn open(config: &Config) -> Result<Self, Error> {
-        Self::open_with(config, Box::new(Bootstrap::from_env()?))
+        let bootstrap = if config.pmi_take_over { Bootstrap::take_over() } else { Bootstrap::from_env() };
+        Self::open_with(config, Box::new(bootstrap?))
     }
 
     /// Joins a world through the caller's own key-value exchange. Collective: every process of the world calls
