@@ -14,6 +14,7 @@
 //! | `endpoint/group.rs` | calls of all ranks: barrier, agreement, restart |
 //! | `endpoint/wait.rs` | progress, waiting, sleeping; event loops |
 //! | `endpoint/shared.rs` | one endpoint for several threads |
+//! | `endpoint/asynchronous.rs` | operations as futures, which own their buffers |
 //! | `endpoint/observe.rs` | counters, routes, the call tree |
 //!
 //! This file has the types that all of them use, and the start of a request.
@@ -38,6 +39,8 @@ mod wait;
 
 mod shared;
 
+mod asynchronous;
+
 mod observe;
 
 #[cfg(test)]
@@ -60,10 +63,11 @@ pub use nemesia_core::engine::rma::{
 };
 
 pub use active::Incoming;
+pub use asynchronous::{AsyncEndpoint, AsyncTransfer};
 pub use buffer::MessageBuffer;
 pub use completion::{Completion, EndedRequest, RequestPlace, StartedOperation, WithCompletion};
 pub use group::{Agreed, Among, Ranking};
-pub use message::{Context, Message, Pending, Scope, ScopeContext};
+pub use message::{Context, Message, Pending, Scope, ScopeContext, ScopeLoan};
 pub use observe::{Counters, EngineCounters, PeerCounters, WaitCounters};
 pub use one_sided::{ExposeOptions, KEY_BYTES, Path, Region, RemoteKey, Value};
 pub use shared::{LockedEndpoint, SharedEndpoint};
@@ -221,7 +225,7 @@ impl Storage for Heap {
 ///
 /// The methods below are in the order of use: opening and closing, blocking messages, non-blocking requests,
 /// scopes, matching contexts, probes, lists of buffers, active messages, one-sided operations, the completion queue,
-/// barrier and agreement, restart, event loops, several threads, observation.
+/// barrier and agreement, restart, event loops, several threads, futures, observation.
 pub struct Endpoint {
     // The engine's port owns the memory that the engine points into: see `shm/views.rs`.
     engine: Engine<Ports, Heap>,

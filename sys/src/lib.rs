@@ -40,6 +40,7 @@
 //! | restart | [`restarted`], [`readmit`] |
 //! | progress and event loops | [`progress`], [`event_fd`], [`arm`] |
 //! | several threads | [`into_shared`], which returns a [`SharedEndpoint`] |
+//! | futures, for any executor | [`into_async`], which returns an [`AsyncEndpoint`] |
 //! | observation | [`counters`], [`explain`](Endpoint::explain), [`call_tree`] |
 //!
 //! Settings are in [`Config`], errors in [`Error`]. Memory ports for other uses are in [`verbs`] (RDMA) and [`tcp`].
@@ -116,6 +117,7 @@
 //! [`event_fd`]: Endpoint::event_fd
 //! [`arm`]: Endpoint::arm
 //! [`into_shared`]: Endpoint::into_shared
+//! [`into_async`]: Endpoint::into_async
 //! [`counters`]: Endpoint::counters
 //! [`call_tree`]: Endpoint::call_tree
 
@@ -144,11 +146,11 @@ pub mod verbs;
 
 pub use config::{Config, ConfigError, NetChoice, Origin, SingleCopy, Stores, VARIABLES, Variable};
 pub use endpoint::{
-    Access, Addressing, Agreed, Among, Arm, Comparison, CompleteAt, Completion, Context, Counters, Datatype,
-    EndedRequest, Endpoint, EngineCounters, ExposeOptions, Incoming, KEY_BYTES, LockedEndpoint, Message,
-    MessageBuffer, Path, PeerCounters, Pending, Ranking, Reduction, Refusal, Region, RemoteKey, Request,
-    RequestPlace, Scope, ScopeContext, SharedEndpoint, Source, StartedOperation, Status, Tag, Value,
-    WaitCounters, WithCompletion,
+    Access, Addressing, Agreed, Among, Arm, AsyncEndpoint, AsyncTransfer, Comparison, CompleteAt, Completion,
+    Context, Counters, Datatype, EndedRequest, Endpoint, EngineCounters, ExposeOptions, Incoming, KEY_BYTES,
+    LockedEndpoint, Message, MessageBuffer, Path, PeerCounters, Pending, Ranking, Reduction, Refusal, Region,
+    RemoteKey, Request, RequestPlace, Scope, ScopeContext, ScopeLoan, SharedEndpoint, Source,
+    StartedOperation, Status, Tag, Value, WaitCounters, WithCompletion,
 };
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};

@@ -34,6 +34,6 @@ mod tests;
 
 pub use context::Context;
 pub use probe::Message;
-pub use scope::{Pending, Scope, ScopeContext};
+pub use scope::{Pending, Scope, ScopeContext, ScopeLoan};
 
 pub(super) use probe::Dropped;

@@ -73,6 +73,25 @@ fn more_messages_than_entries_at_start_are_stored_while_both_only_send() {
 }
 
 #[test]
+fn a_loan_is_reclaimed_only_in_its_own_scope() {
+    let (mut zero, mut one) = pair(&Config::default());
+    let (mut first, mut second) = ([0; 4], [0; 4]);
+    let ended = zero.scope(|outer| {
+        let lent = outer.irecv_loan(Source::Rank(1), Tag::Exactly(1), &mut first)?;
+        one.scope(|inner| {
+            // Both loans have the same number of the same index, in different endpoints.
+            inner.irecv_loan(Source::Rank(1), Tag::Exactly(1), &mut second).map(drop)?;
+            inner.isend(1, 1, b"self")?;
+            assert!(matches!(inner.reclaim(lent), Err(Error::Stale)));
+            Ok(())
+        })?;
+        Err::<(), _>(Error::Cancelled)
+    });
+    assert!(matches!(ended, Err(Error::Cancelled)));
+    assert_eq!((&first, &second), (&[0; 4], b"self"));
+}
+
+#[test]
 fn polling_for_one_message_is_not_stopped_by_many_others() {
     let (mut zero, mut one) = pair(&Config::default());
     let sender = std::thread::spawn(move || {

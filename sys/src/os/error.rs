@@ -226,7 +226,7 @@ fn hard_limit(hard: Option<Bytes>) -> String {
 
 impl ShmError {
     /// Returns the error of a failed call, with the remedy if the cause is a lack of descriptors.
-    pub(super) fn system(what: &'static str, errno: io::Error) -> Self {
+    pub(crate) fn system(what: &'static str, errno: io::Error) -> Self {
         match errno.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE | libc::ETOOMANYREFS) => {
                 let limit = super::call::open_files().map_or_else(|| "unknown".into(), |n| n.to_string());

@@ -10,6 +10,18 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pending(usize, Request);
 
+/// A buffer that an operation of a [`Scope`] uses. [`Scope::reclaim`] returns it for another operation.
+#[derive(Debug)]
+#[must_use = "`reclaim` returns the buffer before the scope ends"]
+pub struct ScopeLoan<'env> {
+    pending: Pending,
+    base: *mut u8,
+    len: usize,
+    /// The address of the endpoint of its scope. While that scope lives, no other scope has this endpoint.
+    home: usize,
+    buffer: PhantomData<&'env mut [u8]>,
+}
+
 /// Starts operations on buffers that outlive the scope.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env> {
@@ -207,6 +219,81 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         // operation does (see `Drop`).
         let request = unsafe { self.endpoint.isend_active(to, handler, header, payload) }?;
         Ok(self.keep(request))
+    }
+
+    /// Starts a send of a buffer that the scope returns when it is free again; see [`Scope::reclaim`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn isend_loan(&mut self, to: usize, tag: u64, buf: &'env mut [u8]) -> Result<ScopeLoan<'env>, Error> {
+        let (base, len) = (buf.as_mut_ptr(), buf.len());
+        // SAFETY: the buffer is borrowed exclusively for 'env. It is not used before the operation has ended:
+        // only `reclaim` returns it, and the scope does not end earlier.
+        let request = unsafe { self.endpoint.isend(to, tag, base, len) }?;
+        Ok(self.lend(request, base, len))
+    }
+
+    /// Posts a receive into a buffer that the scope returns when the message is there; see [`Scope::reclaim`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was posted.
+    pub fn irecv_loan(
+        &mut self,
+        from: Source,
+        tag: Tag,
+        buf: &'env mut [u8],
+    ) -> Result<ScopeLoan<'env>, Error> {
+        let (base, len) = (buf.as_mut_ptr(), buf.len());
+        // SAFETY: as for `isend_loan`.
+        let request = unsafe { self.endpoint.irecv(from, tag, base, len) }?;
+        Ok(self.lend(request, base, len))
+    }
+
+    fn lend(&mut self, request: Request, base: *mut u8, len: usize) -> ScopeLoan<'env> {
+        let home = std::ptr::from_ref(&*self.endpoint).addr();
+        ScopeLoan { pending: self.keep(request), base, len, home, buffer: PhantomData }
+    }
+
+    /// Waits for one operation and returns its buffer, which can be used again in the same scope.
+    ///
+    /// ```
+    /// # nemesia::testing::world(2, |mut endpoint| {
+    /// use nemesia::{Source, Tag};
+    ///
+    /// let peer = 1 - endpoint.rank();
+    /// let mut buffer = [0; 8];
+    /// endpoint.scope(|scope| {
+    ///     let mut free = &mut buffer[..];
+    ///     for trip in 0..3 {
+    ///         free.fill(trip);
+    ///         let sent = scope.isend_loan(peer, 1, free)?;
+    ///         (_, free) = scope.reclaim(sent)?;
+    ///         let received = scope.irecv_loan(Source::Rank(peer), Tag::Exactly(1), free)?;
+    ///         (_, free) = scope.reclaim(received)?;
+    ///         assert_eq!(free, [trip; 8]);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # endpoint.barrier()?;
+    /// # endpoint.close()
+    /// # })?.into_iter().collect::<Result<(), nemesia::Error>>()?;
+    /// # Ok::<(), nemesia::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Endpoint::wait`]; [`Error::Stale`] for a loan of another scope. The buffer is then free when the scope
+    /// of the loan ends.
+    #[expect(clippy::needless_pass_by_value, reason = "the loan ends, so that its buffer has one owner")]
+    pub fn reclaim(&mut self, loan: ScopeLoan<'env>) -> Result<(Status, &'env mut [u8]), Error> {
+        let ScopeLoan { pending, base, len, home, .. } = loan;
+        if home != std::ptr::from_ref(&*self.endpoint).addr() {
+            return Err(Error::Stale);
+        }
+        let status = self.wait(pending)?;
+        // SAFETY: the buffer was borrowed exclusively for 'env. The loan was its only name, and is gone. Its operation
+        // has ended: it is the one waited for, or its scope has ended, because a scope that lives has the only
+        // endpoint at its address.
+        Ok((status, unsafe { std::slice::from_raw_parts_mut(base, len) }))
     }
 
     /// Refuses the name of an operation that is complete or belongs to another scope. Taken for an operation of

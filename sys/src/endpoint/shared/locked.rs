@@ -40,7 +40,7 @@ use nemesia_core::payload::Segment;
 /// }
 /// ```
 #[derive(Debug)]
-pub struct LockedEndpoint<'a>(pub(super) &'a mut Endpoint);
+pub struct LockedEndpoint<'a>(pub(in crate::endpoint) &'a mut Endpoint);
 
 impl Deref for LockedEndpoint<'_> {
     type Target = Endpoint;
