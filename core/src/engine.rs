@@ -16,11 +16,12 @@
 //! | `engine/progress.rs` | progress steps, and pending work |
 //! | `engine/failure.rs` | peers that fail, and peers that return |
 //!
-//! The rooms share four modules, which are below all of them:
+//! The rooms share five modules, which are below all of them:
 //!
 //! | file | contents |
 //! |---|---|
 //! | `engine/request.rs` | requests: their states and outcomes |
+//! | `engine/completion.rs` | the completion queue |
 //! | `engine/peer.rs` | the state of one rank; the queues of its requests |
 //! | `engine/state.rs` | the parts of these states that belong to one room each |
 //! | `engine/count.rs` | counters: updates and snapshots |
@@ -30,6 +31,7 @@
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
 pub mod active;
+mod completion;
 mod count;
 mod eager;
 mod failure;
@@ -49,13 +51,14 @@ use active::{ActiveMessages, Handlers};
 use failure::Failures;
 use lmt::ProtocolSelections;
 use rma::{ExposedRegion, Regions, Reply};
-use state::WorkList;
+use state::{CompletionQueue, WorkList};
 
+pub use completion::OperationCompletion;
 pub use eager::Bypass;
 pub use lmt::PeerSelection;
 pub use peer::Peer;
 pub use request::{CompletionError, Failure, Outcome, Request, RequestId, StartError, Status, Truncation};
-pub use state::{PACKETS_A_TURN, Progress};
+pub use state::{CompletionKind, PACKETS_A_TURN, Progress};
 pub use tuning::Tuning;
 
 use crate::flow::backing::Backing;
@@ -129,6 +132,7 @@ pub struct Engine<P: Port, S: Storage> {
     rank: PeerId,
     port: P,
     requests: Slab<Request, S::Requests>,
+    completions: CompletionQueue,
     posted: Posted<S::Buckets>,
     store: Store<S::Units, S::Stored>,
     ledger: Ledger,
@@ -189,6 +193,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             short_bytes: port.short_bytes().min(eager_bytes).min(SHORT_BYTES),
             port,
             requests: Slab::new(lent.requests),
+            completions: CompletionQueue::default(),
             posted: Posted::new(lent.posted),
             ledger,
             backing,

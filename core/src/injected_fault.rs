@@ -21,6 +21,8 @@ pub enum InjectedFault {
     ForgetSynchronous,
     /// Freed memory of the store is granted to no peer.
     KeepCredit,
+    /// A receiver grants credit for memory that it has not committed.
+    GrantUncommitted,
     /// The bytes of a failed copy are not requested again.
     SkipPart,
     /// Messages that a dead process only announced can still be received.
@@ -99,12 +101,13 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 42] = [
+    pub const ALL: [InjectedFault; 43] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
         InjectedFault::ForgetSynchronous,
         InjectedFault::KeepCredit,
+        InjectedFault::GrantUncommitted,
         InjectedFault::SkipPart,
         InjectedFault::KeepOffers,
         InjectedFault::DropWhole,

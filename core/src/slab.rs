@@ -15,7 +15,17 @@ pub struct Slot<T> {
     prev: u32,
     next: u32,
     generation: u32,
-    used: bool,
+    occupancy: Occupancy,
+}
+
+/// Whether a slot is in use, and whether its identifier is good for the calls that end its use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Occupancy {
+    #[default]
+    Free,
+    Used,
+    /// In use; [`Slab::live_mut`] and [`Slab::is_open`] do not find it.
+    Hidden,
 }
 
 /// A set of slots.
@@ -126,6 +136,13 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         Some((index, &mut slots[index as usize].value))
     }
 
+    /// Returns a free slot that is in no list: its index and its place, which still holds its last value. `None` if
+    /// every slot is in use.
+    #[inline(always)]
+    pub fn reserve(&mut self) -> Option<(u32, &mut T)> {
+        self.reserve_behind(NONE)
+    }
+
     #[inline(always)]
     fn reserve_behind(&mut self, prev: u32) -> Option<(u32, &mut T)> {
         let slots = self.slots.borrow_mut();
@@ -138,7 +155,7 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         } else {
             self.fresh += 1;
         }
-        slot.used = true;
+        slot.occupancy = Occupancy::Used;
         slot.prev = prev;
         slot.next = NONE;
         self.used += 1;
@@ -149,8 +166,8 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
     #[inline(always)]
     pub fn remove(&mut self, index: u32) {
         let slot = &mut self.slots.borrow_mut()[index as usize];
-        debug_assert!(slot.used);
-        slot.used = false;
+        debug_assert!(slot.occupancy != Occupancy::Free);
+        slot.occupancy = Occupancy::Free;
         slot.generation = slot.generation.wrapping_add(1);
         slot.next = self.free;
         self.free = index;
@@ -163,11 +180,11 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         &self.slots.borrow()[index as usize].value
     }
 
-    /// Returns the value of a slot, if it is in use and of that generation.
+    /// Returns the value of a slot, if it is in use, of that generation, and not hidden.
     #[inline(always)]
     pub fn live_mut(&mut self, index: u32, generation: u32) -> Option<&mut T> {
         let slot = self.slots.borrow_mut().get_mut(index as usize)?;
-        (slot.used && slot.generation == generation).then_some(&mut slot.value)
+        (slot.occupancy == Occupancy::Used && slot.generation == generation).then_some(&mut slot.value)
     }
 
     /// Returns the value of a slot in use for modification.
@@ -185,7 +202,26 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
     /// Returns whether the slot is in use and of that generation.
     #[inline(always)]
     pub fn is_live(&self, index: u32, generation: u32) -> bool {
-        self.slots.borrow().get(index as usize).is_some_and(|slot| slot.used && slot.generation == generation)
+        let slot = self.slots.borrow().get(index as usize);
+        slot.is_some_and(|slot| slot.occupancy != Occupancy::Free && slot.generation == generation)
+    }
+
+    /// Returns whether the slot is in use, of that generation, and not hidden.
+    #[inline(always)]
+    pub fn is_open(&self, index: u32, generation: u32) -> bool {
+        let slot = self.slots.borrow().get(index as usize);
+        slot.is_some_and(|slot| slot.occupancy == Occupancy::Used && slot.generation == generation)
+    }
+
+    /// Hides a slot in use, until it is freed: [`Slab::live_mut`] and [`Slab::is_open`] do not find it.
+    pub fn hide(&mut self, index: u32) {
+        self.slots.borrow_mut()[index as usize].occupancy = Occupancy::Hidden;
+    }
+
+    /// Returns whether a slot is hidden.
+    #[inline(always)]
+    pub fn is_hidden(&self, index: u32) -> bool {
+        self.slots.borrow()[index as usize].occupancy == Occupancy::Hidden
     }
 
     /// Appends a slot to a list.
@@ -233,7 +269,12 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
     /// Returns the values of those among the first `most` slots that are in use.
     pub fn first_used(&self, most: usize) -> impl Iterator<Item = &T> {
         let touched = most.min(self.fresh as usize);
-        self.slots.borrow().iter().take(touched).filter(|slot| slot.used).map(|slot| &slot.value)
+        self.slots
+            .borrow()
+            .iter()
+            .take(touched)
+            .filter(|slot| slot.occupancy != Occupancy::Free)
+            .map(|slot| &slot.value)
     }
 
     /// Returns the slot after this one in its list.

@@ -34,8 +34,9 @@ pub unsafe extern "C" fn nemesia_endpoint_event_fd(endpoint: *mut Endpoint, out_
 }
 
 /// Prepares one wait for the descriptor of `nemesia_endpoint_event_fd`. Makes progress. First test the
-/// requests, then arm, and wait if this function returns NEMESIA_OK. If it returns NEMESIA_BUSY, start again.
-/// A blocking call disarms the endpoint.
+/// requests, or take the completions, then arm, and wait if this function returns NEMESIA_OK. If it returns
+/// NEMESIA_BUSY, start again.
+/// It does not arm while a completion is in the queue. A blocking call disarms the endpoint.
 ///
 /// - `endpoint`: an open endpoint.
 ///

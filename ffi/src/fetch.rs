@@ -53,7 +53,7 @@ fn supports(datatype: Datatype, op: u32) -> bool {
     }
 }
 
-fn comparison_of(op: u32) -> Result<Comparison, Fault> {
+pub(crate) fn comparison_of(op: u32) -> Result<Comparison, Fault> {
     let found = op.checked_sub(NEMESIA_COMPARE_EQUAL).and_then(|at| Comparison::ALL.get(at as usize));
     found
         .copied()

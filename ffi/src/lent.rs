@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nemesia::{
-    CompleteAt, Endpoint as Inner, Error, LockedEndpoint, Message, RemoteKey, Request, SharedEndpoint,
-    Source, Status, Tag,
+    CompleteAt, Completion, EndedRequest, Endpoint as Inner, Error, LockedEndpoint, Message, RemoteKey,
+    Request, SharedEndpoint, Source, Status, Tag,
 };
 
 use crate::rank::rank_in;
+use crate::request::RequestNumber;
 use crate::status::{Fault, NEMESIA_ERR_THREADS};
 
 /// The threads that may use an endpoint.
@@ -169,6 +170,38 @@ impl Lent<'_> {
     #[inline]
     pub(crate) fn test(&mut self, request: Request) -> Result<Option<Status>, Error> {
         self.with(|endpoint| endpoint.test(request))
+    }
+
+    /// Waits for completions; see [`Inner::wait_completions`].
+    pub(crate) fn wait_completions(
+        &mut self,
+        into: &mut [Completion],
+        limit: Option<Duration>,
+    ) -> Result<usize, Error> {
+        match self {
+            Self::One(endpoint) => endpoint.wait_completions(into, limit),
+            Self::All(endpoint) => endpoint.wait_completions(into, limit),
+        }
+    }
+
+    /// Waits for any request; see [`Inner::wait_any`].
+    pub(crate) fn wait_any(
+        &mut self,
+        requests: &mut [RequestNumber],
+        limit: Option<Duration>,
+    ) -> Result<Option<EndedRequest>, Error> {
+        match self {
+            Self::One(endpoint) => endpoint.wait_any(requests, limit),
+            Self::All(endpoint) => endpoint.wait_any(requests, limit),
+        }
+    }
+
+    /// Waits until anything happens; see [`Inner::wait_progress`].
+    pub(crate) fn wait_progress(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
+        match self {
+            Self::One(endpoint) => endpoint.wait_progress(limit),
+            Self::All(endpoint) => endpoint.wait_progress(limit),
+        }
     }
 
     /// Starts an operation on borrowed buffers and waits until the engine no longer uses them.

@@ -30,6 +30,10 @@
 //! | [`put_get`] | puts and gets that wait |
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
 //! | [`context`] | sends and receives in a matching context; send modes |
+//! | [`operation`] | any operation, described by one structure |
+//! | [`many`] | many requests at once |
+//! | [`inject`] | messages that leave now or not at all |
+//! | [`completion`] | the completion queue; waits until anything happens |
 //! | [`list`] | messages whose bytes lie in several runs |
 //! | [`observe`] | counters, and the call tree |
 //! | [`probe`] | probes |
@@ -42,6 +46,7 @@ pub mod active;
 pub mod agree;
 pub mod among;
 pub mod boundary;
+pub mod completion;
 pub mod config;
 pub mod context;
 pub mod endpoint;
@@ -49,11 +54,14 @@ pub mod event;
 pub mod exchange;
 pub mod fetch;
 mod handle;
+pub mod inject;
 mod lent;
 pub mod list;
+pub mod many;
 pub mod memory;
 mod now;
 pub mod observe;
+pub mod operation;
 pub mod probe;
 pub mod put_get;
 mod rank;

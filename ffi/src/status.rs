@@ -1,5 +1,6 @@
 //! The codes that functions return, and the text of the last error.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
@@ -43,7 +44,7 @@ pub const NEMESIA_ERR_REQUESTS: i32 = -9;
 /// Unexpected messages have reached their memory limit: receive them first. A request that was waited for is
 /// still in progress. From `nemesia_endpoint_close`: a receiver has reached its limit, and messages to it are lost.
 pub const NEMESIA_ERR_UNEXPECTED_FULL: i32 = -10;
-/// The receive was cancelled.
+/// The operation was cancelled before it began.
 pub const NEMESIA_ERR_CANCELLED: i32 = -11;
 /// The request or probed message does not exist: it was completed before, or never started.
 pub const NEMESIA_ERR_STALE: i32 = -12;
@@ -68,7 +69,8 @@ pub const NEMESIA_ERR_ALIGNMENT: i32 = -19;
 pub const NEMESIA_ERR_UNDEFINED: i32 = -20;
 /// This process has no such region, or the limit on regions is reached.
 pub const NEMESIA_ERR_REGION: i32 = -21;
-/// An active message exceeds its maximum length, or a reply to one exceeds a packet.
+/// An active message exceeds its maximum length, a reply to one exceeds a packet, or a message exceeds
+/// `nemesia_endpoint_inject_bytes`.
 pub const NEMESIA_ERR_TOO_LONG: i32 = -22;
 /// The limit on replies of handlers that wait to be sent is reached.
 pub const NEMESIA_ERR_REPLIES: i32 = -23;
@@ -182,13 +184,21 @@ pub extern "C" fn nemesia_last_error_rank() -> i32 {
 }
 
 thread_local! {
-    static LAST: RefCell<Last> = RefCell::new(Last { text: CString::default(), rank: -1 });
+    static LAST: RefCell<Last> = const { RefCell::new(Last { text: Cow::Borrowed(c""), rank: -1 }) };
 }
 
 /// The last error of a thread.
 struct Last {
-    text: CString,
+    text: Cow<'static, CStr>,
     rank: i32,
+}
+
+/// Reports that a wait with a limit of 0 was in vain. Such calls are frequent, so the text is made only once.
+pub(crate) fn timed_out() -> i32 {
+    const TEXT: &CStr = c"the operation was not complete within 0ns: it is still under way";
+    let last = Last { text: Cow::Borrowed(TEXT), rank: -1 };
+    let _ = LAST.try_with(|place| *place.borrow_mut() = last);
+    NEMESIA_ERR_TIMEOUT
 }
 
 /// A code and its text, before they are reported to the caller.
@@ -212,11 +222,15 @@ impl Fault {
         self.code
     }
 
+    pub(crate) fn rank(&self) -> i32 {
+        self.rank
+    }
+
     /// Keeps the text for `nemesia_last_error_message` and returns the code.
     #[cold]
     pub(crate) fn report(self) -> i32 {
         let Self { code, rank, text } = self;
-        let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+        let text = Cow::Owned(CString::new(text.replace('\0', " ")).unwrap_or_default());
         // A thread that is ending has dropped its slot, and no later call there can read the text.
         let _ = LAST.try_with(|last| *last.borrow_mut() = Last { text, rank });
         code
@@ -254,7 +268,9 @@ impl From<Error> for Fault {
             },
             Error::Region | Error::Regions { .. } => NEMESIA_ERR_REGION,
             Error::KeyInUse { .. } => NEMESIA_ERR_KEY_IN_USE,
-            Error::TooLong { .. } | Error::LongReply { .. } => NEMESIA_ERR_TOO_LONG,
+            Error::TooLong { .. } | Error::LongInject { .. } | Error::LongReply { .. } => {
+                NEMESIA_ERR_TOO_LONG
+            }
             Error::Replies { .. } => NEMESIA_ERR_REPLIES,
             _ => NEMESIA_ERR_UNKNOWN,
         };

@@ -1,21 +1,17 @@
 //! Sends and receives, and their requests.
 
 use std::ffi::c_void;
-use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
 use nemesia::{Endpoint as Inner, Error, Request, Source, Tag};
 
-use crate::boundary::{Out, bytes, check_buffer, lent, room};
+use crate::boundary::{Out, bytes, check_buffer, room};
 use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
 use crate::now::{irecv_now, recv_now, send_now, send_short_now};
 use crate::rank::{rank_in, rank_of};
 use crate::request::{named, number};
-use crate::status::{
-    Fault, NEMESIA_ERR_TIMEOUT, NEMESIA_ERR_TRUNCATED, NEMESIA_ERR_UNEXPECTED_FULL, NEMESIA_OK,
-    NEMESIA_PENDING,
-};
+use crate::status::{Fault, NEMESIA_ERR_TRUNCATED, NEMESIA_OK, NEMESIA_PENDING, timed_out};
 
 /// In place of a sender's rank: a receive from every rank, including this process.
 pub const NEMESIA_ANY_SOURCE: i32 = -1;
@@ -26,6 +22,8 @@ pub const NEMESIA_ANY_TAG: u64 = 0xffff_ffff_ffff_ffff;
 pub const NEMESIA_REQUEST_NONE: u64 = 0;
 /// The value that `nemesia_endpoint_wait_all` writes in place of a completed request. A later call skips it.
 pub const NEMESIA_REQUEST_DONE: u64 = 0xffff_ffff_ffff_ffff;
+
+const _: () = assert!(NEMESIA_REQUEST_DONE == crate::request::DONE);
 
 /// The result of a message.
 #[repr(C)]
@@ -337,62 +335,27 @@ pub unsafe extern "C" fn nemesia_endpoint_wait(
     let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::optional(out_status) };
+        if timeout_ns == 0 {
+            let outcome = endpoint.test(named(request)).transpose();
+            return outcome.map_or_else(|| Ok(timed_out()), |outcome| deliver(outcome, out));
+        }
         deliver(wait(&mut endpoint, named(request), &|_| None, limit(timeout_ns)), out)
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// Waits until all of several requests are complete. The failure of one request does not end the wait for the
-/// others.
-///
-/// - `endpoint`: the endpoint that the requests were started on.
-/// - `count`: the number of requests.
-/// - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
-///   and skips entries that hold this value. After NEMESIA_ERR_TIMEOUT, call it again with the same arrays.
-///   May be NULL if `count` is 0.
-/// - `timeout_ns`: the common time limit in nanoseconds; negative: no limit; 0: one attempt.
-/// - `out_statuses`: `count` elements, or NULL. Written for each request that is not skipped, unless the call
-///   returns NEMESIA_ERR_ARGUMENT or _PANIC. `code` is the result that `nemesia_endpoint_wait` would return,
-///   or NEMESIA_PENDING. The other fields are 0 unless the message was received or truncated.
-///
-/// Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some requests are still in progress; else the code of
-/// the first request in the array that failed; else NEMESIA_OK. Also NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Ownership: the caller may reuse the buffers of completed requests.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_wait_all(
-    endpoint: *mut Endpoint,
-    count: usize,
-    requests: *mut u64,
-    timeout_ns: i64,
-    out_statuses: *mut Status,
-) -> i32 {
-    let work = |mut endpoint: Lent<'_>| {
-        let room = if out_statuses.is_null() { 0 } else { count };
-        check_buffer(requests, count, "requests")?;
-        check_buffer(out_statuses, room, "out_statuses")?;
-        // SAFETY: the caller's array, not null and not longer than memory, which holds numbers.
-        let requests = unsafe { lent(requests, count) };
-        // SAFETY: the caller's array, as long as `requests` or null; it may be uninitialised.
-        let statuses = unsafe { lent(out_statuses.cast::<MaybeUninit<Status>>(), room) };
-        wait_all(&mut endpoint, requests, statuses, limit(timeout_ns))
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { blocking_on(endpoint, work) }
-}
-
-/// Cancels a posted receive that no message has matched yet.
+/// Cancels an operation that has not begun: a receive that no message has matched yet, a wait for
+/// notifications, or a send of which nothing has left this process. Later sends to the same rank keep their
+/// order.
 ///
 /// - `endpoint`: the endpoint that the request was started on.
-/// - `request`: from `nemesia_endpoint_irecv` or `nemesia_endpoint_inotified`; other requests cannot be
-///   cancelled.
+/// - `request`: any request, also one whose completion enters the completion queue.
 /// - `out_cancelled`: whether the request was cancelled, written on success. If so, the request still exists
-///   and completes with NEMESIA_ERR_CANCELLED. If not, it is in progress, complete, or a send: test it or
-///   wait for it.
+///   and completes with NEMESIA_ERR_CANCELLED. If not, it has begun or is complete: test it or wait for it.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Ownership: the caller may reuse the buffer of a cancelled receive at once.
+/// Ownership: the caller may reuse the buffer of a cancelled operation at once.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_cancel(
@@ -458,7 +421,7 @@ unsafe fn isend(
 /// The buffer is the caller's, counts as initialised (as all memory of C does), and stays valid until the
 /// request is complete.
 #[inline]
-unsafe fn irecv(
+pub(crate) unsafe fn irecv(
     endpoint: &mut Inner,
     rank: i32,
     (value, ignore): (u64, u64),
@@ -490,12 +453,12 @@ const fn source_now(rank: i32) -> Source {
 
 /// The time limit of a wait.
 #[derive(Clone, Copy)]
-enum Limit {
+pub(crate) enum Limit {
     Never,
     Until(Instant),
 }
 
-fn limit(timeout_ns: i64) -> Limit {
+pub(crate) fn limit(timeout_ns: i64) -> Limit {
     match time_left(timeout_ns) {
         None => Limit::Never,
         Some(timeout) => Limit::Until(Instant::now() + timeout),
@@ -509,7 +472,7 @@ pub(crate) fn time_left(timeout_ns: i64) -> Option<Duration> {
 
 /// Waits for a request, before other requests.
 #[inline]
-fn wait(
+pub(crate) fn wait(
     endpoint: &mut Lent<'_>,
     request: Request,
     others: &dyn Fn(usize) -> Option<Request>,
@@ -517,9 +480,6 @@ fn wait(
 ) -> Result<nemesia::Status, Error> {
     let Limit::Until(deadline) = limit else { return endpoint.wait(request, others, None) };
     let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return endpoint.test(request)?.ok_or(Error::Timeout(left));
-    }
     endpoint.wait(request, others, Some(left))
 }
 
@@ -548,52 +508,8 @@ pub(crate) fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>)
     Err(error.into())
 }
 
-fn wait_all(
-    endpoint: &mut Lent<'_>,
-    requests: &mut [u64],
-    statuses: &mut [MaybeUninit<Status>],
-    mut limit: Limit,
-) -> Result<i32, Fault> {
-    let (mut failed, mut unfinished) = (None, None);
-    for at in 0..requests.len() {
-        let [number, rest @ ..] = &mut requests[at..] else { break };
-        if *number == NEMESIA_REQUEST_DONE {
-            continue;
-        }
-        // Most requests of a stream are complete, or their messages have arrived.
-        if let Some(status) = endpoint.finish_now(named(*number)) {
-            *number = NEMESIA_REQUEST_DONE;
-            if let Some(out) = statuses.get_mut(at) {
-                out.write(received(status));
-            }
-            continue;
-        }
-        let mut status = Status::default();
-        let others = |at: usize| rest.get(at).map(|number| named(*number));
-        let outcome = deliver(wait(endpoint, named(*number), &others, limit), Out::to(&mut status));
-        match outcome {
-            Ok(_) => *number = NEMESIA_REQUEST_DONE,
-            Err(fault) if matches!(fault.code(), NEMESIA_ERR_TIMEOUT | NEMESIA_ERR_UNEXPECTED_FULL) => {
-                status.code = NEMESIA_PENDING;
-                unfinished.get_or_insert(fault);
-                // Each remaining request gets one attempt, because it may be complete.
-                limit = Limit::Until(Instant::now());
-            }
-            Err(fault) => {
-                status.code = fault.code();
-                *number = NEMESIA_REQUEST_DONE;
-                failed.get_or_insert(fault);
-            }
-        }
-        if let Some(out) = statuses.get_mut(at) {
-            out.write(status);
-        }
-    }
-    unfinished.or(failed).map_or(Ok(NEMESIA_OK), Err)
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     #[test]
@@ -606,32 +522,7 @@ mod tests {
         assert!(matches!(endpoint.test(named(NEMESIA_REQUEST_DONE)), Err(Error::Stale)));
     }
 
-    #[test]
-    fn waiting_for_all_goes_on_after_a_failure_and_after_a_timeout() {
-        let mut endpoint = alone();
-        let mut buf = [0_u8; 4];
-        let base = buf.as_mut_ptr().cast::<c_void>();
-        // SAFETY: the buffer outlives the endpoint's use of it.
-        let mut post = |tag| number(unsafe { irecv(&mut endpoint, 0, (tag, 0), base, 4) }.unwrap());
-        let mut requests = [post(1), 5, post(2), NEMESIA_REQUEST_NONE, NEMESIA_REQUEST_DONE];
-        endpoint.send(0, 2, b"four").unwrap();
-        let mut statuses = [MaybeUninit::new(Status { code: 9, ..Status::default() }); 5];
-        let fault =
-            wait_all(&mut Lent::One(&mut endpoint), &mut requests, &mut statuses, limit(0)).unwrap_err();
-        assert_eq!(fault.code(), NEMESIA_ERR_TIMEOUT);
-        // SAFETY: all of them were initialised above.
-        let codes = statuses.map(|status| unsafe { status.assume_init() }.code);
-        assert_eq!(codes, [NEMESIA_PENDING, crate::status::NEMESIA_ERR_STALE, NEMESIA_OK, NEMESIA_OK, 9]);
-        assert_eq!(requests[1..], [NEMESIA_REQUEST_DONE; 4]);
-        endpoint.send(0, 1, b"four").unwrap();
-        assert_eq!(
-            wait_all(&mut Lent::One(&mut endpoint), &mut requests, &mut [], limit(-1)),
-            Ok(NEMESIA_OK)
-        );
-        assert_eq!((requests, &buf), ([NEMESIA_REQUEST_DONE; 5], b"four"));
-    }
-
-    fn alone() -> Inner {
+    pub(crate) fn alone() -> Inner {
         let exchange = nemesia::bootstrap::Singleton::new();
         Inner::open_with(&nemesia::Config::default(), Box::new(exchange)).unwrap()
     }

@@ -10,6 +10,7 @@
 //! | `endpoint/buffer.rs` | memory that peers can map |
 //! | `endpoint/active.rs` | active messages: handlers and their replies |
 //! | `endpoint/one_sided.rs` | regions, and one-sided operations on them |
+//! | `endpoint/completion.rs` | the completion queue; many requests at once |
 //! | `endpoint/group.rs` | calls of all ranks: barrier, agreement, restart |
 //! | `endpoint/wait.rs` | progress, waiting, sleeping; event loops |
 //! | `endpoint/shared.rs` | one endpoint for several threads |
@@ -28,6 +29,8 @@ mod buffer;
 mod active;
 
 mod one_sided;
+
+mod completion;
 
 mod group;
 
@@ -58,6 +61,7 @@ pub use nemesia_core::engine::rma::{
 
 pub use active::Incoming;
 pub use buffer::MessageBuffer;
+pub use completion::{Completion, EndedRequest, RequestPlace, StartedOperation, WithCompletion};
 pub use group::{Agreed, Among, Ranking};
 pub use message::{Context, Message, Pending, Scope, ScopeContext};
 pub use observe::{Counters, EngineCounters, PeerCounters, WaitCounters};
@@ -211,8 +215,8 @@ impl Storage for Heap {
 /// launcher.
 ///
 /// The methods below are in the order of use: opening and closing, blocking messages, non-blocking requests,
-/// scopes, matching contexts, probes, lists of buffers, active messages, one-sided operations, barrier and
-/// agreement, restart, event loops, several threads, observation.
+/// scopes, matching contexts, probes, lists of buffers, active messages, one-sided operations, the completion queue,
+/// barrier and agreement, restart, event loops, several threads, observation.
 pub struct Endpoint {
     // The engine's port owns the memory that the engine points into: see `shm/views.rs`.
     engine: Engine<Ports, Heap>,

@@ -129,6 +129,16 @@ pub enum Error {
         /// The limit in bytes.
         most: usize,
     },
+    /// A message is too long for `inject`.
+    #[error(
+        "message of {len} bytes exceeds the {most} bytes of inject: send it, or raise NEMESIA_EAGER_BYTES"
+    )]
+    LongInject {
+        /// The number of bytes of the message.
+        len: usize,
+        /// The limit in bytes.
+        most: usize,
+    },
     /// A reply of a handler is longer than a packet.
     #[error(
         "reply of {len} bytes, header included, exceeds the limit of {most} bytes: send it from outside the handler, \

@@ -144,15 +144,16 @@ pub mod verbs;
 
 pub use config::{Config, ConfigError, NetChoice, Origin, SingleCopy, Stores, VARIABLES, Variable};
 pub use endpoint::{
-    Access, Addressing, Agreed, Among, Arm, Comparison, CompleteAt, Context, Counters, Datatype, Endpoint,
-    EngineCounters, ExposeOptions, Incoming, KEY_BYTES, LockedEndpoint, Message, MessageBuffer, Path,
-    PeerCounters, Pending, Ranking, Reduction, Refusal, Region, RemoteKey, Request, Scope, ScopeContext,
-    SharedEndpoint, Source, Status, Tag, Value, WaitCounters,
+    Access, Addressing, Agreed, Among, Arm, Comparison, CompleteAt, Completion, Context, Counters, Datatype,
+    EndedRequest, Endpoint, EngineCounters, ExposeOptions, Incoming, KEY_BYTES, LockedEndpoint, Message,
+    MessageBuffer, Path, PeerCounters, Pending, Ranking, Reduction, Refusal, Region, RemoteKey, Request,
+    RequestPlace, Scope, ScopeContext, SharedEndpoint, Source, StartedOperation, Status, Tag, Value,
+    WaitCounters, WithCompletion,
 };
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};
 pub use nemesia_core::counters::Field;
-pub use nemesia_core::engine::{Failure, Truncation};
+pub use nemesia_core::engine::{CompletionKind, Failure, Truncation};
 pub use nemesia_core::payload::Segment;
 pub use nemesia_core::shared::layout::LayoutError;
 pub use os::{Bytes, HugePages, SegmentBacking, SegmentOptions, ShmError};

@@ -3,9 +3,31 @@
 use crate::toolchain::{lines, source};
 
 /// The modules with functions, in the order of the header.
-const MODULES: [&str; 20] = [
-    "status", "config", "exchange", "endpoint", "event", "transfer", "room", "context", "list", "probe",
-    "active", "region", "rma", "put_get", "fetch", "agree", "among", "observe", "restart", "memory",
+const MODULES: &[&str] = &[
+    "status",
+    "config",
+    "exchange",
+    "endpoint",
+    "event",
+    "transfer",
+    "inject",
+    "room",
+    "context",
+    "list",
+    "probe",
+    "active",
+    "region",
+    "rma",
+    "put_get",
+    "fetch",
+    "operation",
+    "completion",
+    "many",
+    "agree",
+    "among",
+    "observe",
+    "restart",
+    "memory",
 ];
 const HEADER: &str = "ffi/include/nemesia.h";
 

@@ -6,6 +6,7 @@
 //! | `check.h` | checks that report the place and the library's error message |
 //! | `pair.c` | cases for two processes; the argument selects one |
 //! | `remote.c` | active messages and one-sided operations, in the same form |
+//! | `queue.c` | the completion queue, many requests at once, and inject, in the same form |
 //! | `embed.c` | processes that connect through their own exchange, in several worlds |
 //! | `reborn.c` | a launcher of its own that starts a rank again |
 //! | `groups.c` | collective calls among some ranks; the room for unexpected messages |
@@ -268,6 +269,27 @@ fn the_example_prints_the_one_way_time() -> Result<(), String> {
     let ranks = Job::new(program, scratch(), "").succeed(2)?;
     assert!(ranks[0].output.starts_with("8 bytes, one way: "), "{}", report(&ranks));
     Ok(())
+}
+
+#[test]
+fn completions_are_taken_from_the_queue() -> Result<(), String> {
+    let test = "completions_are_taken_from_the_queue";
+    ["completions", "errors", "kinds", "sleep"].into_iter().try_for_each(|case| two("queue", test, case))
+}
+
+#[test]
+fn many_requests_are_tested_and_waited_for_at_once() -> Result<(), String> {
+    two("queue", "many_requests_are_tested_and_waited_for_at_once", "many")
+}
+
+#[test]
+fn inject_sends_now_or_returns_busy() -> Result<(), String> {
+    two("queue", "inject_sends_now_or_returns_busy", "inject")
+}
+
+#[test]
+fn probed_messages_are_received_into_lists() -> Result<(), String> {
+    two("queue", "probed_messages_are_received_into_lists", "lists")
 }
 
 #[test]

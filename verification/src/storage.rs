@@ -9,7 +9,7 @@ use nemesia_core::engine::{self, Lent, Request};
 use nemesia_core::port::channel::{self, BufferSlab, ChannelBuffer};
 use nemesia_core::port::placement::PlacementStorage;
 use nemesia_core::slab::{List, Slot};
-use nemesia_core::store::{UNIT, Unit};
+use nemesia_core::store::{UNIT, Unit, UnitMemory};
 
 /// The storage that an engine is lent; `H` handles its active messages.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct EngineVectors<H = ()>(PhantomData<H>);
 impl<H: Handlers> engine::Storage for EngineVectors<H> {
     type Requests = Vec<Slot<Request>>;
     type Peers = Vec<engine::Peer>;
-    type Units = Vec<Unit>;
+    type Units = SteppedUnits;
     type Stored = Vec<u32>;
     type Buckets = Vec<List>;
     type Regions = Vec<Slot<ExposedRegion>>;
@@ -35,7 +35,7 @@ impl<H: Handlers> EngineVectors<H> {
         Lent {
             requests: several(requests),
             peers: several(ranks),
-            units: vec![[0; UNIT]; units],
+            units: SteppedUnits { units: vec![[0; UNIT]; units], committed: 0 },
             stored: several(buckets),
             posted: several(buckets),
             regions: several(1),
@@ -44,6 +44,29 @@ impl<H: Handlers> EngineVectors<H> {
             handlers,
             trace: (),
         }
+    }
+}
+
+/// Memory that commits no more units than it must. A unit that is not committed has no memory: credit for it would
+/// overflow the store.
+#[derive(Debug)]
+pub struct SteppedUnits {
+    units: Vec<Unit>,
+    committed: u32,
+}
+
+impl UnitMemory for SteppedUnits {
+    fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    fn units_mut(&mut self) -> &mut [Unit] {
+        &mut self.units
+    }
+
+    fn commit(&mut self, units: u32) -> u32 {
+        self.committed = self.committed.max(units);
+        self.committed
     }
 }
 

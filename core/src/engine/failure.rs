@@ -25,7 +25,7 @@ mod tests;
 use core::borrow::{Borrow as _, BorrowMut as _};
 
 use super::peer::PeerQueue;
-use super::request::{CompletionError, State};
+use super::request::{CompletionError, State, complete};
 use super::state::Progress;
 use super::{Engine, Failure, Storage};
 use crate::matching::{Pattern, Source};
@@ -157,8 +157,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
             Source::Rank(rank) => rank == peer,
             Source::Any => concerns_any,
         };
-        self.posted.extract(&mut self.requests, listens, |requests, index| {
-            requests.get_mut(index).0 = State::Done(completion_error);
+        let Self { posted, requests, completions, .. } = self;
+        posted.extract(requests, listens, |requests, index| {
+            complete(requests, completions, index, completion_error);
         });
     }
 }

@@ -1,12 +1,16 @@
 //! Requests: their states and outcomes.
 #![forbid(unsafe_code)]
 
-use super::state::{FIRST_BYTES, Incoming, Outgoing, RegionId, RemoteOperation, StreamState};
+use core::borrow::BorrowMut;
+
+use super::state::{
+    CompletionMark, CompletionQueue, FIRST_BYTES, Incoming, Outgoing, RegionId, RemoteOperation, StreamState,
+};
 use super::{Engine, Storage};
 use crate::matching::{Pattern, Posting, Source};
 use crate::payload::{Gather, RecvBuf, Scatter, SendBuf};
 use crate::port::{Exposure, PeerId, Port, PortFault};
-use crate::slab::NONE;
+use crate::slab::{NONE, Slab, Slot};
 use crate::wire::channel::CloseReason;
 use crate::wire::listed::MOST_RUNS;
 use crate::wire::rma::Refusal;
@@ -134,9 +138,9 @@ pub enum StartError {
 }
 
 /// A request that is in progress or complete. Private to the engine; public only so that the caller can lend
-/// its storage.
+/// its storage. The second field is meaningful only in a slot that is hidden: see `engine/completion.rs`.
 #[derive(Debug, Default)]
-pub struct Request(pub(super) State);
+pub struct Request(pub(super) State, pub(super) CompletionMark);
 
 impl Posting for Request {
     #[inline(always)]
@@ -153,8 +157,8 @@ impl Posting for Request {
 pub(super) enum State {
     #[default]
     Free,
-    /// Waits for space or credit, in order (`pending`).
-    Sending { message: SendMessage },
+    /// Waits for space or credit, in order (`pending`). Nothing of it was sent.
+    Sending { to: PeerId, message: SendMessage },
     /// The RTS was sent. The receiver pulls the bytes or answers with CTS (`offered`).
     Offered { to: PeerId, message: SendMessage, exposure: Option<Exposure> },
     /// The receiver has sent CTS; the bytes are being streamed (`streaming`).
@@ -193,7 +197,9 @@ impl Request {
     /// Returns whether the operation may use a byte of the `len` bytes at address `base`.
     fn may_touch(&self, base: usize, len: usize) -> bool {
         match &self.0 {
-            State::Sending { message } | State::Offered { message, .. } => message.buf.may_touch(base, len),
+            State::Sending { message, .. } | State::Offered { message, .. } => {
+                message.buf.may_touch(base, len)
+            }
             State::Streaming { from, .. } => from.buf().may_touch(base, len),
             State::Posted { buf, .. } => buf.may_touch(base, len),
             State::Receiving { buf, .. } => buf.may_touch(base, len),
@@ -271,8 +277,8 @@ pub enum CompletionError {
         /// Number of refused operations.
         count: u64,
     },
-    /// [`Engine::cancel`] withdrew the receive.
-    #[error("the receive was cancelled")]
+    /// [`Engine::cancel`] withdrew the operation before it began.
+    #[error("the operation was cancelled before it began")]
     Cancelled,
     /// The identifier names no request: the request was already tested to completion, or it never existed.
     #[error("no such request")]
@@ -299,7 +305,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if id == RequestId::SENT {
             return Some(Ok(Status { peer: self.rank, tag: 0, len: 0 }));
         }
-        if !self.requests.is_live(id.index, id.generation) {
+        if !self.requests.is_open(id.index, id.generation) {
             return Some(Err(CompletionError::Stale));
         }
         let State::Done(outcome) = self.requests.get(id.index).0 else { return None };
@@ -328,12 +334,17 @@ impl<P: Port, S: Storage> Engine<P, S> {
         })
     }
 
-    /// Withdraws a posted receive. Returns `false` if a message has matched it, if it is complete, or if it
-    /// is a send.
+    /// Withdraws an operation that has not begun: a receive that no message has matched, a wait for notifications, or a
+    /// send of which nothing was sent. Returns `false` if it has begun or is complete.
     ///
-    /// A withdrawn receive completes with [`CompletionError::Cancelled`], and the caller may reuse its buffer
-    /// at once.
+    /// A withdrawn operation completes with [`CompletionError::Cancelled`], and the caller may reuse its buffer
+    /// at once. Later sends to the same peer keep their order.
     pub fn cancel(&mut self, id: RequestId) -> bool {
+        self.cancel_receive(id) || self.cancel_send(id)
+    }
+
+    /// As [`Engine::cancel`], but leaves sends as they are.
+    pub fn cancel_receive(&mut self, id: RequestId) -> bool {
         if !self.requests.is_live(id.index, id.generation) {
             return false;
         }
@@ -370,11 +381,27 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     #[inline]
     pub(super) fn complete(&mut self, index: u32, outcome: Outcome) {
-        self.requests.get_mut(index).0 = State::Done(outcome);
+        complete(&mut self.requests, &mut self.completions, index, outcome);
     }
 
     pub(super) fn start(&mut self, state: State) -> Result<u32, StartError> {
         let capacity = self.requests.capacity();
-        self.requests.insert(Request(state)).map_err(|_| StartError::Requests { capacity })
+        let (index, request) = self.requests.reserve().ok_or(StartError::Requests { capacity })?;
+        request.0 = state;
+        Ok(index)
+    }
+}
+
+/// Completes a request, which the caller has removed from its queue. A hidden one enters the completion queue.
+#[inline(always)]
+pub(super) fn complete<B: BorrowMut<[Slot<Request>]>>(
+    requests: &mut Slab<Request, B>,
+    completions: &mut CompletionQueue,
+    index: u32,
+    outcome: Outcome,
+) {
+    requests.get_mut(index).0 = State::Done(outcome);
+    if requests.is_hidden(index) {
+        completions.enter(requests, index);
     }
 }

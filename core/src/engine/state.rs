@@ -4,12 +4,15 @@
 #![forbid(unsafe_code)]
 
 mod active;
+mod completion;
 mod lmt;
 mod progress;
 mod rma;
 
 pub use active::ACTIVE_BYTES;
 pub(super) use active::{Assembly, Outgoing};
+pub use completion::CompletionKind;
+pub(super) use completion::{CompletionMark, CompletionQueue};
 pub(super) use lmt::{Accesses, Assist, FIRST_BYTES, Incoming, Protocol, StreamState, TransferPhase};
 pub use progress::{PACKETS_A_TURN, Progress};
 pub(super) use progress::{WorkLink, WorkList};

@@ -2,6 +2,7 @@
 //! one thread (`world.rs`), the recording port and the oracle of matching.
 
 mod basics;
+mod completion;
 mod hostile;
 mod lists;
 mod oracle;

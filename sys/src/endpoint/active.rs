@@ -341,11 +341,17 @@ impl Endpoint {
         header: *const [u8],
         payload: *const [u8],
     ) -> Result<Request, Error> {
+        self.send_waiting_replies();
+        // SAFETY: the caller's promise.
+        unsafe { self.start_active(to, handler, header, payload) }
+    }
+
+    /// Sends the replies that wait.
+    #[inline]
+    pub(super) fn send_waiting_replies(&mut self) {
         if self.engine.handlers_mut().outbox.waiting > 0 {
             self.send_replies();
         }
-        // SAFETY: the caller's promise.
-        unsafe { self.start_active(to, handler, header, payload) }
     }
 
     /// Starts an active message without sending replies first.
@@ -353,7 +359,7 @@ impl Endpoint {
     /// # Safety
     /// As for [`Endpoint::isend_active`].
     #[inline]
-    unsafe fn start_active(
+    pub(super) unsafe fn start_active(
         &mut self,
         to: usize,
         handler: u16,

@@ -10,11 +10,13 @@
 //! | `shared.rs` | the shared endpoint and its waits |
 //! | `shared/guard.rs` | the lock, held; the slots of the threads that wait |
 //! | `shared/locked.rs` | the endpoint during a call that holds the lock |
+//! | `shared/many.rs` | waits for the completion queue, for any of many requests, and until anything happens |
 //! | `shared/one_sided.rs` | one-sided operations and active messages that wait |
 //! | `shared/race.rs` | a deliberate race, for `tests/sanitize` |
 
 mod guard;
 mod locked;
+mod many;
 mod one_sided;
 #[cfg(all(test, nemesia_race))]
 mod race;
@@ -90,11 +92,17 @@ enum Ask {
     Probe(Pattern),
     /// A message that such a receive would receive. It is taken out of the queue.
     Take(Pattern),
+    /// An entry of the completion queue. It stays there.
+    Completions,
+    /// Any event after this many.
+    Change(u64),
 }
 
 enum SharedAnswer {
     Status(Status),
     Message(Message),
+    /// There is something to look at.
+    Ready,
 }
 
 impl Ask {
@@ -102,6 +110,8 @@ impl Ask {
         match self {
             Self::Request(request) => Awaited::Shared(*request),
             Self::Probe(pattern) | Self::Take(pattern) => Awaited::Message(pattern.source),
+            Self::Completions => Awaited::Completions,
+            Self::Change(_) => Awaited::Other,
         }
     }
 
@@ -117,6 +127,8 @@ impl Ask {
             Self::Take(pattern) => {
                 endpoint.take_once(pattern).transpose().map(|found| found.map(SharedAnswer::Message))
             }
+            Self::Completions => endpoint.engine.has_completions().then_some(Ok(SharedAnswer::Ready)),
+            Self::Change(seen) => (endpoint.waiter.changes != *seen).then_some(Ok(SharedAnswer::Ready)),
         }
     }
 }
@@ -189,6 +201,7 @@ impl SharedEndpoint {
         let mut inner = self.0.lock()?;
         let result = work(&mut inner.endpoint);
         // A message to this process itself, or a withdrawn receive, may complete the wait of another thread.
+        inner.endpoint.waiter.changes += 1;
         self.0.serve(&mut inner);
         if inner.endpoint.is_yield_due() {
             let took = inner.unlocked(give_way);
@@ -362,7 +375,7 @@ impl SharedEndpoint {
     }
 
     fn withdraw(&self, request: Request) -> bool {
-        self.with(|endpoint| endpoint.cancel(request)).unwrap_or(false)
+        self.with(|endpoint| endpoint.0.engine.cancel_receive(request.0)).unwrap_or(false)
     }
 
     /// Ends a request whose buffer returns to its owner at once; see [`Endpoint::release`].
@@ -407,6 +420,8 @@ impl SharedAnswer {
         match self {
             Self::Status(status) => Ok(status),
             Self::Message(message) => Ok(message.status()),
+            // A request or a probe is never answered by this.
+            Self::Ready => Err(Error::Stale),
         }
     }
 
@@ -415,7 +430,7 @@ impl SharedAnswer {
         match self {
             Self::Message(message) => Ok(message),
             // A matched probe is never answered by a status.
-            Self::Status(_) => Err(Error::Stale),
+            Self::Status(_) | Self::Ready => Err(Error::Stale),
         }
     }
 }
@@ -451,6 +466,12 @@ impl SharedState {
         if let Some(answer) = ask.poll(&mut inner.endpoint) {
             return answer;
         }
+        if limit == Some(Duration::ZERO) {
+            inner.endpoint.advance_once();
+            self.serve(&mut inner);
+            let answer = ask.poll(&mut inner.endpoint);
+            return answer.unwrap_or(Err(Error::Timeout(Duration::ZERO)));
+        }
         let mut place = WaiterPlace::take(inner, ask);
         let mut wait = Wait::new(limit);
         loop {
@@ -473,6 +494,7 @@ impl SharedState {
         let WaiterPlace { inner, ask, .. } = place;
         let done = inner.endpoint.engine.step();
         if done != Progress::default() {
+            inner.endpoint.waiter.changes += 1;
             self.serve(inner);
         }
         if inner.endpoint.keep_polling(wait, done.packets) {

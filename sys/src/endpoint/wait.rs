@@ -94,6 +94,10 @@ pub(super) enum Awaited<'a> {
     Shared(Request),
     /// A request, and after it the others.
     All(Request, Others<'a>),
+    /// Any one of these requests.
+    Any(Others<'a>),
+    /// An entry of the completion queue.
+    Completions,
     /// A message from this source.
     Message(Source),
     /// An event that does not depend on the room for messages.
@@ -295,6 +299,7 @@ impl Endpoint {
         }
         // Pending sends get their turn, however many packets come.
         if self.engine.has_work() && self.engine.progress().packets > 0 {
+            self.waiter.changes += 1;
             wait.renew();
             return Ok(WaitStage::Poll);
         }
@@ -344,14 +349,19 @@ impl Endpoint {
         // The limit comes first: see `grow_unexpected`.
         let held = self.engine.growth_units() == 0
             && match awaited {
-                Awaited::Request(request) | Awaited::All(request, _) => {
-                    self.engine.may_be_held(request.0) || self.engine.is_own_send_held(request.0)
-                }
+                Awaited::Request(request) | Awaited::All(request, _) => self.is_held_back(request),
+                Awaited::Any(requests) => (0..).map_while(requests).all(|request| self.is_held_back(request)),
+                Awaited::Completions => self.engine.are_completions_held(),
                 Awaited::Shared(request) => self.engine.may_be_held(request.0),
                 Awaited::Message(source) => self.engine.may_source_be_held(source),
                 Awaited::Other => false,
             };
         held.then(|| self.ceiling())
+    }
+
+    /// Returns whether a request cannot complete before stored messages are received.
+    fn is_held_back(&self, request: Request) -> bool {
+        self.engine.may_be_held(request.0) || self.engine.is_own_send_held(request.0)
     }
 
     /// Returns why a wait that does not sleep has to fail: it only polls, or other traffic keeps it awake.
@@ -398,6 +408,7 @@ impl Endpoint {
         self.advance_net();
         let is_idle = self.arm_net();
         if self.engine.progress() != Progress::default() || !is_idle {
+            self.waiter.changes += 1;
             self.waiter.unpark();
             return None;
         }

@@ -102,6 +102,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub(in crate::engine) fn back_credit(&mut self) {
         let low = self.ledger.window().saturating_sub(self.ledger.free());
         if low > 0 && self.backing.is_due() {
+            #[cfg(nemesia_injected_fault)]
+            if injected(InjectedFault::GrantUncommitted) {
+                self.ledger.add_to_pool(low);
+                return;
+            }
             let backed = self.backing.back(low, |more| self.store.commit(more));
             self.ledger.add_to_pool(backed);
         }
@@ -224,7 +229,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return None;
         }
         let (queue, message) = match &self.requests.get(id.index).0 {
-            State::Sending { message } => (PeerQueue::Pending, message),
+            State::Sending { message, .. } => (PeerQueue::Pending, message),
             State::Offered { to, message, .. } if *to == self.rank => (PeerQueue::Offered, message),
             _ => return None,
         };

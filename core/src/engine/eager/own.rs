@@ -15,29 +15,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Returns `false` if there is no memory to store the message or its RTS.
     pub(in crate::engine) fn send_to_self(&mut self, index: u32, message: &SendMessage) -> bool {
         let (me, len) = (self.rank, message.buf.len());
+        if self.deliver_own(message) {
+            self.dequeue(me, PeerQueue::Pending, index);
+            self.complete_send(me, index);
+            return true;
+        }
         let envelope = message.envelope(Kind::Eager);
-        if let Some(receive) = self.take_posted(me, &envelope) {
-            let mut buf = self.take_buffer(receive);
-            let fits = buf.len().min(len);
-            let mut from = Gather::new(message.buf.alias());
-            buf.each(0, fits, |done, to| from.read(done, to));
-            self.complete(receive, outcome(me, message.tag, len as u64, buf.len()));
-            self.count_own(len);
-            self.dequeue(me, PeerQueue::Pending, index);
-            self.complete_send(me, index);
-            return true;
-        }
-        if !message.synchronous && len <= self.eager_bytes && self.reserve_own(cost(len)) {
-            let mut from = Gather::new(message.buf.alias());
-            let read = |at: usize, to: &mut [u8]| from.read(at, to);
-            let stored = self.store.insert(me, &envelope, len, read);
-            debug_assert!(stored.is_some(), "memory was reserved");
-            self.count_own(len);
-            self.count_stored(me, len);
-            self.dequeue(me, PeerQueue::Pending, index);
-            self.complete_send(me, index);
-            return true;
-        }
         if !self.reserve_own(cost(RTS_BYTES)) {
             return false;
         }
@@ -58,6 +41,30 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.dequeue(me, PeerQueue::Pending, index);
         self.requests.get_mut(index).0 = State::Offered { to: me, message: message.alias(), exposure: None };
         self.enqueue(me, PeerQueue::Offered, index);
+        true
+    }
+
+    /// Copies a whole message to this process itself to the receive that matches it, or to the store. Returns
+    /// `false` if no receive matches it, and it must not be stored or there is no memory.
+    pub(in crate::engine) fn deliver_own(&mut self, message: &SendMessage) -> bool {
+        let (me, len) = (self.rank, message.buf.len());
+        let envelope = message.envelope(Kind::Eager);
+        let mut from = Gather::new(message.buf.alias());
+        if let Some(receive) = self.take_posted(me, &envelope) {
+            let mut buf = self.take_buffer(receive);
+            let fits = buf.len().min(len);
+            buf.each(0, fits, |done, to| from.read(done, to));
+            self.complete(receive, outcome(me, message.tag, len as u64, buf.len()));
+            self.count_own(len);
+            return true;
+        }
+        if message.synchronous || len > self.eager_bytes || !self.reserve_own(cost(len)) {
+            return false;
+        }
+        let stored = self.store.insert(me, &envelope, len, |at, to| from.read(at, to));
+        debug_assert!(stored.is_some(), "memory was reserved");
+        self.count_own(len);
+        self.count_stored(me, len);
         true
     }
 

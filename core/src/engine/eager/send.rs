@@ -9,7 +9,7 @@ use core::borrow::{Borrow, BorrowMut};
 
 use crate::engine::lmt::{Pull, Transfer, send_part};
 use crate::engine::peer::PeerQueue;
-use crate::engine::request::{SendMessage, State};
+use crate::engine::request::{CompletionError, SendMessage, State};
 use crate::engine::{Engine, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
@@ -67,6 +67,32 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let sent = self.port.send(to, &envelope, PacketPieces::Whole(bytes));
         self.trace.leave(!matches!(sent, Ok(false)));
         self.sent_now(to, bytes.len(), sent)
+    }
+
+    /// Returns the most bytes of a message for [`Engine::inject`].
+    pub const fn inject_bytes(&self) -> usize {
+        self.eager_bytes
+    }
+
+    /// Sends a message as [`Engine::send_now`] does, also to this process itself. Returns `false` if there is no space
+    /// or credit now, messages wait before it, or it is longer than [`Engine::inject_bytes`]. The buffer is free in any
+    /// case.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing was sent.
+    pub fn inject(&mut self, to: PeerId, context: u16, tag: u64, bytes: SendBuf) -> Result<bool, StartError> {
+        self.check_destination(to)?;
+        if to == self.rank {
+            let is_first = self.peer(to).is_free() && bytes.len() <= self.eager_bytes;
+            let message = SendMessage { context, tag, buf: bytes, synchronous: false };
+            return Ok(is_first && self.deliver_own(&message));
+        }
+        let sent = bytes.whole(0, bytes.len()).is_some_and(|bytes| self.send_now(to, context, tag, bytes));
+        if !sent {
+            // The attempt may have found that the peer is gone.
+            self.check_destination(to)?;
+        }
+        Ok(sent)
     }
 
     /// As [`Engine::send_now`], for a list of buffers.
@@ -196,7 +222,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     fn start_send(&mut self, to: PeerId, message: SendMessage) -> Result<RequestId, StartError> {
         self.check_destination(to)?;
         let len = message.buf.len();
-        let index = self.start(State::Sending { message })?;
+        let index = self.start(State::Sending { to, message })?;
         let id = self.id(index);
         self.trace.enter("start_send", len as u64);
         self.enqueue(to, PeerQueue::Pending, index);
@@ -211,7 +237,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Sends a pending message, or announces it. Returns `false` if there is no space or no credit.
     pub(in crate::engine) fn send_pending(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
-        let State::Sending { message } = &self.requests.get(index).0 else { return Ok(false) };
+        let State::Sending { message, .. } = &self.requests.get(index).0 else { return Ok(false) };
         let message = message.alias();
         if to == self.rank {
             return Ok(self.send_to_self(index, &message));
@@ -240,10 +266,24 @@ impl<P: Port, S: Storage> Engine<P, S> {
         Pull::initiate(self, to, index)
     }
 
+    /// Withdraws a send that waits in the queue of pending sends. Returns `false` if `id` is no such send.
+    #[cold]
+    pub(in crate::engine) fn cancel_send(&mut self, id: RequestId) -> bool {
+        if !self.requests.is_live(id.index, id.generation) {
+            return false;
+        }
+        let State::Sending { to, .. } = self.requests.get(id.index).0 else { return false };
+        self.dequeue(to, PeerQueue::Pending, id.index);
+        self.complete(id.index, Err(CompletionError::Cancelled));
+        true
+    }
+
     /// Completes a send: the caller may reuse the buffer.
     pub(in crate::engine) fn complete_send(&mut self, to: PeerId, index: u32) {
         let (tag, len) = match &self.requests.get(index).0 {
-            State::Sending { message } | State::Offered { message, .. } => (message.tag, message.buf.len()),
+            State::Sending { message, .. } | State::Offered { message, .. } => {
+                (message.tag, message.buf.len())
+            }
             State::Streaming { tag, from, .. } => (*tag, from.buf().len()),
             _ => return,
         };

@@ -20,7 +20,7 @@ const fn control(kind: Kind, len: usize) -> Envelope {
 impl<P: Port, S: Storage> Engine<P, S> {
     /// Sends the RTS of a pending message. Returns `false` if there is no space or credit for it.
     pub(super) fn offer(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
-        let State::Sending { message } = &self.requests.get(index).0 else { return Ok(false) };
+        let State::Sending { message, .. } = &self.requests.get(index).0 else { return Ok(false) };
         let message = message.alias();
         let SendMessage { ref buf, synchronous, .. } = message;
         // The RTS carries the first bytes where that saves time: a short synchronous message then arrives

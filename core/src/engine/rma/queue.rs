@@ -4,7 +4,7 @@
 
 use core::borrow::Borrow;
 
-use crate::engine::request::{CompletionError, State};
+use crate::engine::request::{CompletionError, State, complete};
 use crate::engine::state::RmaState;
 use crate::engine::{Engine, Failure, PACKETS_A_TURN, Peer, RequestId, StartError, Storage};
 use crate::port::{PeerFault, PeerId, Port};
@@ -132,10 +132,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.replies.remove(reply);
         }
         if concerns_any {
-            let Self { regions, requests, .. } = self;
+            let Self { regions, requests, completions, .. } = self;
             regions.each(|region| {
                 while let Some(index) = requests.pop_front(&mut region.waiting) {
-                    requests.get_mut(index).0 = State::Done(completion_error);
+                    complete(requests, completions, index, completion_error);
                 }
             });
         }

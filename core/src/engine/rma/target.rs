@@ -7,7 +7,7 @@ use core::borrow::BorrowMut;
 use super::WINDOW;
 use super::reduce::{combine, swap};
 use super::region::{ExposedRegion, RegionPlace, Regions};
-use crate::engine::request::{CompletionError, Outcome};
+use crate::engine::request::{CompletionError, Outcome, complete};
 use crate::engine::state::{Body, RemoteOperation};
 use crate::engine::{Engine, Status, Storage};
 use crate::payload::Exposed;
@@ -184,16 +184,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Completes the requests whose number of notifications of a region is reached.
     #[cold]
     fn report_waiting(&mut self, key: u64) {
-        let Self { regions, requests, rank, .. } = self;
+        let Self { regions, requests, completions, rank, .. } = self;
         let Some(region) = regions.named(key) else { return };
         let mut at = region.waiting.first();
         while let Some(index) = at {
             at = requests.next(index);
-            let request = requests.get_mut(index);
+            let request = requests.get(index);
             if request.is_notified_by(region.notified) {
                 requests.unlink(&mut region.waiting, index);
                 let outcome = Ok(Status { peer: *rank, tag: 0, len: 0 });
-                requests.get_mut(index).0 = crate::engine::request::State::Done(outcome);
+                complete(requests, completions, index, outcome);
             }
         }
     }

@@ -201,8 +201,8 @@ impl Endpoint {
         Ok(connection)
     }
 
-    /// Applies the setting for failures, and marks the ranks as failed that were gone before this process started. These failures count as
-    /// acknowledged.
+    /// Applies the setting for failures, and marks the ranks as failed that were gone before this process started.
+    /// These failures count as acknowledged.
     pub(in crate::endpoint) fn begin_without(&mut self, gone: &[usize]) {
         self.engine.outlive_failures(self.config.any_source_outlives);
         for rank in gone {

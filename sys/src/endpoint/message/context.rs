@@ -135,6 +135,15 @@ impl Context<'_> {
         endpoint.send_any(to, id, tag, bytes)
     }
 
+    /// Sends a message in this context now, or returns false; see [`Endpoint::inject`].
+    ///
+    /// # Errors
+    /// As for [`Endpoint::inject`].
+    #[inline]
+    pub fn inject(self, to: usize, tag: u64, bytes: &[u8]) -> Result<bool, Error> {
+        self.endpoint.inject_at_once(to, free_context(self.id)?, tag, bytes)
+    }
+
     /// Sends a message in this context and waits until a receive has matched it; see [`Endpoint::ssend`].
     ///
     /// # Errors

@@ -63,6 +63,27 @@ impl Endpoint {
         self.send_short_at_once(to, 0, tag, bytes)
     }
 
+    /// Returns the most bytes of a message that [`Endpoint::inject`] takes: NEMESIA_EAGER_BYTES, or less if a cell or
+    /// the memory for unexpected messages is smaller.
+    pub const fn inject_bytes(&self) -> usize {
+        self.engine.inject_bytes()
+    }
+
+    /// Sends a message now, or returns false: try again after progress. The buffer is free in both cases, and there is
+    /// never a request (`fi_inject` of libfabric).
+    ///
+    /// False means that there is no room or credit, or that messages are queued before this one. Unlike
+    /// [`Endpoint::send_now`], this function also sends to this process itself, and returns the reason if the message
+    /// can never leave.
+    ///
+    /// # Errors
+    /// [`Error::LongInject`] for more than [`Endpoint::inject_bytes`]; [`Error::Rank`], [`Error::PeerFailed`],
+    /// [`Error::Forked`].
+    #[inline]
+    pub fn inject(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<bool, Error> {
+        self.in_context(0).inject(to, tag, bytes)
+    }
+
     /// Receives a message if it is there, no send is pending, and no posted receive and no stored message
     /// competes with this receive.
     ///
@@ -163,6 +184,28 @@ impl Endpoint {
 }
 
 impl Endpoint {
+    /// Sends a message now, or explains why it can never leave.
+    pub(in crate::endpoint) fn inject_at_once(
+        &mut self,
+        to: usize,
+        context: u16,
+        tag: u64,
+        bytes: &[u8],
+    ) -> Result<bool, Error> {
+        self.check_origin()?;
+        let most = self.inject_bytes();
+        if bytes.len() > most {
+            return Err(Error::LongInject { len: bytes.len(), most });
+        }
+        let to = u32::try_from(to).unwrap_or(u32::MAX);
+        // SAFETY: the bytes are borrowed until this function returns, and the engine keeps no pointer to them.
+        let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
+        self.engine.inject(to, context, tag, buf).or_else(|error| {
+            self.make_room(error)?;
+            Ok(false)
+        })
+    }
+
     /// Receives a message that is there after at most `polls` failed polls, at least one. `None` has no other
     /// meaning.
     #[inline(always)]
@@ -281,6 +324,10 @@ impl Endpoint {
         limit: Option<Duration>,
         awaited: Awaited<'_>,
     ) -> Result<Status, Error> {
+        if limit == Some(Duration::ZERO) {
+            // One attempt. It needs neither a clock nor the machinery of waits.
+            return self.test(request)?.ok_or(Error::Timeout(Duration::ZERO));
+        }
         self.check_origin()?;
         self.go_on(request, &mut Wait::new(limit), awaited)
     }

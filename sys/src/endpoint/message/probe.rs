@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nemesia_core::engine::RequestId;
 use nemesia_core::matching::Pattern;
-use nemesia_core::payload::RecvBuf;
+use nemesia_core::payload::{RecvBuf, Segment};
 
 use crate::endpoint::wait::{Awaited, Wait};
 use crate::endpoint::{Context, Endpoint, Request, Source, Status, Tag, pattern, status};
@@ -134,19 +134,37 @@ impl Endpoint {
     ///
     /// # Safety
     /// As for [`Endpoint::irecv`].
-    pub unsafe fn imrecv(
+    pub unsafe fn imrecv(&mut self, message: Message, base: *mut u8, len: usize) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let buf = unsafe { RecvBuf::from_raw(base, len) };
+        self.start_matched(message, buf)
+    }
+
+    /// Starts the receive of a message that a probe took out, into `count` segments at `list`, in their order.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::imrecv`]. [`Error::List`] if the list is invalid; the message is then dropped.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::irecvv`].
+    pub unsafe fn imrecvv(
         &mut self,
-        mut message: Message,
-        base: *mut u8,
-        len: usize,
+        message: Message,
+        list: *const Segment,
+        count: usize,
     ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let buf = unsafe { RecvBuf::from_list(list, count) }.ok_or(Error::List)?;
+        self.start_matched(message, buf)
+    }
+
+    /// Starts the receive of a message that a probe took out.
+    fn start_matched(&mut self, mut message: Message, mut buf: RecvBuf) -> Result<Request, Error> {
         self.check_origin()?;
         if !message.home.as_ref().is_some_and(|home| Arc::ptr_eq(home, &self.dropped)) {
             return Err(Error::Stale);
         }
         message.home = None;
-        // SAFETY: the caller's promise.
-        let mut buf = unsafe { RecvBuf::from_raw(base, len) };
         self.engine.imrecv(message.id, &mut buf)?;
         Ok(Request(message.id))
     }

@@ -168,9 +168,11 @@ impl Endpoint {
         self.held_back(Awaited::Request(request)).map_or(Ok(()), Err)
     }
 
-    /// Withdraws a posted receive. Returns false if a message has matched it already or if it is a send.
+    /// Withdraws an operation that has not begun: a receive that no message has matched, a wait for notifications, or
+    /// a send of which nothing has left this process. Returns false if it has begun or is complete.
     ///
-    /// The request still exists and completes with [`Error::Cancelled`]. Its buffer is free at once.
+    /// The request still exists and completes with [`Error::Cancelled`]. Its buffer is free at once. Later sends to the
+    /// same rank keep their order.
     pub fn cancel(&mut self, request: Request) -> bool {
         self.engine.cancel(request.0)
     }

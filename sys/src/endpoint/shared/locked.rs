@@ -4,8 +4,9 @@ use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 
 use super::super::{
-    Access, Agreed, Arm, Comparison, CompleteAt, Context, Datatype, Endpoint, ExposeOptions, Incoming,
-    Message, MessageBuffer, Path, Ranking, Reduction, Region, RemoteKey, Request, Scope, Source, Status, Tag,
+    Access, Agreed, Arm, Comparison, CompleteAt, Completion, Context, Datatype, Endpoint, ExposeOptions,
+    Incoming, Message, MessageBuffer, Path, Ranking, Reduction, Region, RemoteKey, Request, RequestPlace,
+    Scope, Source, Status, Tag, WithCompletion,
 };
 use crate::error::Error;
 use nemesia_core::payload::Segment;
@@ -87,12 +88,14 @@ methods! {
     fn allocate_buffer(len: usize) -> Result<MessageBuffer, Error>;
     fn arm() -> Arm;
     fn cancel(request: Request) -> bool;
+    fn completions(into: &mut [Completion]) -> usize;
     fn unexpose(region: Region) -> Result<(), Error>;
     fn disarm();
     fn fence(rank: usize) -> Result<(), Error>;
     fn finish_now(request: Request) -> Option<Status>;
     fn iflush(rank: usize) -> Result<Request, Error>;
     fn iflush_all() -> (Vec<Request>, Result<(), Error>);
+    fn inject(to: usize, tag: u64, bytes: &[u8]) -> Result<bool, Error>;
     fn improbe(from: Source, tag: Tag) -> Result<Option<Message>, Error>;
     fn inotified(region: Region, count: u64) -> Result<Request, Error>;
     fn iprobe(from: Source, tag: Tag) -> Result<Option<Status>, Error>;
@@ -109,6 +112,7 @@ methods! {
     fn set_handler(number: u16, handler: impl FnMut(&mut Incoming<'_>) + Send + 'static);
     fn shrink() -> Result<Ranking, Error>;
     fn test(request: Request) -> Result<Option<Status>, Error>;
+    fn test_some(requests: &mut [impl RequestPlace], done: impl FnMut(usize, Result<Status, Error>)) -> usize;
     fn write_region(region: Region, at: usize, from: &[u8]) -> Result<(), Error>;
 }
 
@@ -130,6 +134,7 @@ unsafe_methods! {
     ) -> Result<Request, Error>;
     fn iget(key: &RemoteKey, offset: u64, base: *mut u8, len: usize) -> Result<Request, Error>;
     fn imrecv(message: Message, base: *mut u8, len: usize) -> Result<Request, Error>;
+    fn imrecvv(message: Message, list: *const Segment, count: usize) -> Result<Request, Error>;
     fn iput(
         key: &RemoteKey, offset: u64, base: *const u8, len: usize, notify: bool, complete: CompleteAt
     ) -> Result<Request, Error>;
@@ -150,6 +155,12 @@ impl LockedEndpoint<'_> {
     #[inline]
     pub const fn in_context(&mut self, context: u16) -> Context<'_> {
         self.0.in_context(context)
+    }
+
+    /// Returns this endpoint for one operation whose completion enters the queue; see [`Endpoint::with_completion`].
+    #[inline]
+    pub const fn with_completion(&mut self, context: u64) -> WithCompletion<'_> {
+        self.0.with_completion(context)
     }
 
     /// Returns the descriptor for event loops; see [`Endpoint::event_fd`].

@@ -200,7 +200,7 @@ impl Endpoint {
     /// Withdraws a request for which there is no room: a receive, or a message to this process itself. No
     /// receive can match such a message while this thread waits.
     pub(in crate::endpoint) fn withdraw(&mut self, request: Request) -> bool {
-        self.cancel(request) || self.engine.withdraw_own_send(request.0)
+        self.engine.cancel_receive(request.0) || self.engine.withdraw_own_send(request.0)
     }
 
     /// Waits until every pending send has left or its peer is gone.

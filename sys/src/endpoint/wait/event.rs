@@ -113,8 +113,8 @@ impl Endpoint {
         Ok(self.waiter.watch.as_fd())
     }
 
-    /// Prepares for a wait for the descriptor. Test the requests before, and wait only if this returns
-    /// [`Arm::Armed`].
+    /// Prepares for a wait for the descriptor. Test the requests before, or take the completions, and wait only if this
+    /// returns [`Arm::Armed`]. It does not while a completion is in the queue ([`Endpoint::completions`]).
     ///
     /// This call makes progress as [`Endpoint::progress`] does, and asks the kernel whether the peers are
     /// alive. It holds for one event: arm again before each wait. A call that blocks disarms, too. Only a
@@ -139,7 +139,7 @@ impl Endpoint {
         self.advance_net();
         let is_idle = self.arm_net();
         let moved = (0..polls).any(|_| self.engine.progress() != Progress::default());
-        if moved || !is_idle || changed {
+        if moved || !is_idle || changed || self.engine.has_completions() {
             self.disarm();
             return Arm::Busy;
         }

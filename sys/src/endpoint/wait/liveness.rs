@@ -31,6 +31,7 @@ impl Endpoint {
         let changed = self.attend_net_rejoin()
             | (connection_requested && self.attend_rejoin())
             | self.grow_unexpected();
+        self.waiter.changes += u64::from(changed || !self.leaving.is_empty());
         if self.leaving.is_empty() {
             return changed;
         }

@@ -48,6 +48,8 @@ pub(in crate::endpoint) struct Waiter {
     polls: u32,
     /// Whether a sleep is announced.
     announced: bool,
+    /// The number of times that a wait made progress outside of its own polls, or found that peers are gone.
+    pub(in crate::endpoint) changes: u64,
 }
 
 impl Waiter {
@@ -77,6 +79,7 @@ impl Waiter {
             payer: Payer::default(),
             polls: 0,
             announced: false,
+            changes: 0,
         }
     }
 

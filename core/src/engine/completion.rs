@@ -1,0 +1,112 @@
+//! The completion queue. An operation that carries a number of the caller's enters the queue when it completes, and the
+//! caller takes many completions at a time, instead of testing each request.
+//!
+//! The request's own slot is the entry of the queue. So the queue takes no memory and cannot overflow, and the
+//! operations that are not in it pay nothing. The slot is hidden from [`Engine::test`] and its neighbours: they return
+//! [`CompletionError::Stale`] for its identifier. [`Engine::cancel`] still accepts the identifier.
+#![forbid(unsafe_code)]
+
+use super::request::{CompletionError, Outcome, RequestId, StartError, State, Status};
+use super::state::{CompletionKind, CompletionMark};
+use super::{Engine, Storage};
+use crate::port::Port;
+
+/// One entry of the completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OperationCompletion {
+    /// The number that the caller has given the operation.
+    pub context: u64,
+    /// The kind of the operation.
+    pub kind: CompletionKind,
+    /// The immediate data of a received message; `None` if it had none.
+    pub immediate: Option<u64>,
+    /// The result: peer, tag and length, or the error. The error of a message that was longer than its buffer has both
+    /// lengths ([`Truncation`](super::Truncation)).
+    pub outcome: Outcome,
+}
+
+impl Default for OperationCompletion {
+    /// A place for a completion: it holds no result ([`CompletionError::Stale`]).
+    fn default() -> Self {
+        let kind = CompletionKind::default();
+        Self { context: 0, kind, immediate: None, outcome: Err(CompletionError::Stale) }
+    }
+}
+
+impl<P: Port, S: Storage> Engine<P, S> {
+    /// Returns an error if no slot is free for an operation whose completion enters the queue. Call it before such an
+    /// operation is started: one that is complete when it starts takes a slot for its entry ([`Engine::collect`]).
+    ///
+    /// # Errors
+    /// [`StartError::Requests`].
+    pub fn check_slot(&self) -> Result<(), StartError> {
+        let capacity = self.requests.capacity();
+        if self.requests.used() < capacity { Ok(()) } else { Err(StartError::Requests { capacity }) }
+    }
+
+    /// Puts an operation, which the caller has just started, into the completion queue as soon as it is complete.
+    /// `done` is its status if it was complete when it started ([`RequestId::SENT`]). Returns the identifier by which
+    /// [`Engine::cancel`] withdraws it.
+    ///
+    /// # Errors
+    /// [`StartError::Requests`] if the operation was complete and there is no slot for its entry;
+    /// [`Engine::check_slot`] prevents this.
+    pub fn collect(
+        &mut self,
+        id: RequestId,
+        (context, kind): (u64, CompletionKind),
+        done: Status,
+    ) -> Result<RequestId, StartError> {
+        let index = match id == RequestId::SENT {
+            true => self.start(State::Done(Ok(done)))?,
+            false if self.requests.is_open(id.index, id.generation) => id.index,
+            // Not of an operation just started: it stays as it is.
+            false => return Ok(id),
+        };
+        let request = self.requests.get_mut(index);
+        request.1 = CompletionMark { context, kind };
+        let is_complete = matches!(request.0, State::Done(_));
+        self.requests.hide(index);
+        if is_complete {
+            self.completions.enter(&mut self.requests, index);
+        }
+        Ok(self.id(index))
+    }
+
+    /// Moves completions out of the queue, the oldest first, into the first elements of `into`. Returns their number.
+    /// The slots of their requests are then free.
+    #[inline]
+    pub fn take_completions<C: From<OperationCompletion>>(&mut self, into: &mut [C]) -> usize {
+        let mut count = 0;
+        for place in into {
+            let Some(index) = self.completions.take(&mut self.requests) else { break };
+            let request = self.requests.get(index);
+            let CompletionMark { context, kind } = request.1;
+            let outcome = match request.0 {
+                State::Done(outcome) => outcome,
+                _ => Err(CompletionError::Stale),
+            };
+            *place = OperationCompletion { context, kind, immediate: None, outcome }.into();
+            self.requests.remove(index);
+            count += 1;
+        }
+        count
+    }
+
+    /// Returns whether a completion is in the queue.
+    pub const fn has_completions(&self) -> bool {
+        !self.completions.is_empty()
+    }
+
+    /// Returns whether operations are to enter the queue, and none of them can complete before messages that are stored
+    /// are received. It takes time for each slot of the requests' storage that was ever in use.
+    #[cold]
+    pub fn are_completions_held(&self) -> bool {
+        let awaited = (0..self.requests.touched() as u32)
+            .filter(|&index| self.requests.is_hidden(index))
+            .map(|index| self.id(index));
+        let mut count = 0;
+        let all = awaited.inspect(|_| count += 1).all(|id| self.may_be_held(id) || self.is_own_send_held(id));
+        all && count > 0
+    }
+}
