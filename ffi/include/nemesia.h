@@ -16,12 +16,13 @@
  *   Messages          send, recv, isend, irecv; in a context: send_in, recv_in, isend_in, irecv_in;
  *                     of several runs: isendv, irecvv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv,
  *                     imrecvv; without a request: inject, inject_bytes
- *   Requests          test, test_some, wait, wait_any, wait_all, cancel, progress, wait_progress;
+ *   Requests          test, test_some, wait, wait_any, wait_all, cancel, check_room, progress, wait_progress;
  *                     event loops: event_fd, arm, disarm
  *   Completion queue  start, completions, wait_completions
  *   Active messages   set_handler, nemesia_incoming_reply, send_active, isend_active, active_bytes, unhandled
  *   One-sided         expose, expose_as, allocate, unexpose, remote_key, path, put, get, iput, iget, iaccumulate, ifetch,
- *                     ifetch_accumulate, icompare_swap, nemesia_atomic_supported, iflush, flush, fence, notifications, inotified
+ *                     ifetch_accumulate, icompare_swap, nemesia_atomic_supported, iflush, flush, fence,
+ *                     notifications, inotified
  *   Collective        barrier, agree, shrink; among some ranks: barrier_among, agree_among, shrink_among
  *   Failed peers      peer_failure, acknowledge_failures, incarnation, restarted, readmit
  *   Observation       counters, call_tree
@@ -518,6 +519,41 @@
 #define NEMESIA_PATH_PACKETS 2
 
 /**
+ * Compare and swap: if the bits of the expected value and of the value in memory are equal.
+ */
+#define NEMESIA_COMPARE_EQUAL 16
+
+/**
+ * Compare and swap: if the bits of the expected value and of the value in memory differ.
+ */
+#define NEMESIA_COMPARE_NOT_EQUAL 17
+
+/**
+ * Compare and swap: if the expected value is less than the value in memory, or equal. A NaN is in no order.
+ */
+#define NEMESIA_COMPARE_LESS_OR_EQUAL 18
+
+/**
+ * Compare and swap: if the expected value is less than the value in memory.
+ */
+#define NEMESIA_COMPARE_LESS 19
+
+/**
+ * Compare and swap: if the expected value is greater than the value in memory, or equal.
+ */
+#define NEMESIA_COMPARE_GREATER_OR_EQUAL 20
+
+/**
+ * Compare and swap: if the expected value is greater than the value in memory.
+ */
+#define NEMESIA_COMPARE_GREATER 21
+
+/**
+ * Compare and swap: always, but only the bits that are set in the expected value; integers only.
+ */
+#define NEMESIA_COMPARE_MASKED 22
+
+/**
  * A send of a tagged message: `mode`, `context`, `rank`, `tag`, and the bytes.
  */
 #define NEMESIA_OPERATION_SEND 1
@@ -558,7 +594,8 @@
 #define NEMESIA_OPERATION_FETCH 8
 
 /**
- * A compare and swap: `key`, `offset`, `datatype`, `expected`, `operand`; the old value goes to `buffer`.
+ * A compare and swap: `key`, `offset`, `datatype`, `op` (NEMESIA_COMPARE_..., or 0 for NEMESIA_COMPARE_EQUAL),
+ * `expected`, `operand`; the old value goes to `buffer`.
  */
 #define NEMESIA_OPERATION_COMPARE_SWAP 9
 
@@ -581,6 +618,11 @@
  * A flag of a put: the count of notifications of the region grows by one when the bytes are there.
  */
 #define NEMESIA_OPERATION_NOTIFY 2
+
+/**
+ * A flag of a put or an accumulate: the operation is complete when its target has executed it.
+ */
+#define NEMESIA_OPERATION_DELIVERED 4
 
 /**
  * The kind of a completion: a send.
@@ -846,7 +888,7 @@ typedef struct nemesia_operation {
      */
     uint32_t kind;
     /**
-     * NEMESIA_OPERATION_COMPLETION and NEMESIA_OPERATION_NOTIFY, or 0.
+     * NEMESIA_OPERATION_COMPLETION, NEMESIA_OPERATION_NOTIFY, NEMESIA_OPERATION_DELIVERED, or 0.
      */
     uint32_t flags;
     /**
@@ -870,7 +912,7 @@ typedef struct nemesia_operation {
      */
     uint32_t datatype;
     /**
-     * The operation of an accumulate or a fetch.
+     * The operation of an accumulate or a fetch, or the comparison of a compare and swap.
      */
     uint32_t op;
     /**
@@ -1659,7 +1701,8 @@ int32_t nemesia_endpoint_event_fd(struct nemesia_endpoint *endpoint, int32_t *ou
 
 /**
  * Prepares one wait for the descriptor of `nemesia_endpoint_event_fd`. Makes progress. First test the
- * requests, or take the completions, then arm, and wait if this function returns NEMESIA_OK. If it returns NEMESIA_BUSY, start again.
+ * requests, or take the completions, then arm, and wait if this function returns NEMESIA_OK. If it returns
+ * NEMESIA_BUSY, start again.
  * It does not arm while a completion is in the queue. A blocking call disarms the endpoint.
  *
  * - `endpoint`: an open endpoint.
@@ -1811,31 +1854,6 @@ int32_t nemesia_endpoint_wait(struct nemesia_endpoint *endpoint,
                               struct nemesia_status *out_status);
 
 /**
- * Waits until all of several requests are complete. The failure of one request does not end the wait for the
- * others.
- *
- * - `endpoint`: the endpoint that the requests were started on.
- * - `count`: the number of requests.
- * - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
- *   and skips entries that hold this value. After NEMESIA_ERR_TIMEOUT, call it again with the same arrays.
- *   May be NULL if `count` is 0.
- * - `timeout_ns`: the common time limit in nanoseconds; negative: no limit; 0: one attempt.
- * - `out_statuses`: `count` elements, or NULL. Written for each request that is not skipped, unless the call
- *   returns NEMESIA_ERR_ARGUMENT or _PANIC. `code` is the result that `nemesia_endpoint_wait` would return,
- *   or NEMESIA_PENDING. The other fields are 0 unless the message was received or truncated.
- *
- * Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some requests are still in progress; else the code of
- * the first request in the array that failed; else NEMESIA_OK. Also NEMESIA_ERR_ARGUMENT or _PANIC.
- * Ownership: the caller may reuse the buffers of completed requests.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_wait_all(struct nemesia_endpoint *endpoint,
-                                  size_t count,
-                                  uint64_t *requests,
-                                  int64_t timeout_ns,
-                                  struct nemesia_status *out_statuses);
-
-/**
  * Cancels an operation that has not begun: a receive that no message has matched yet, a wait for
  * notifications, or a send of which nothing has left this process. Later sends to the same rank keep their
  * order.
@@ -1850,6 +1868,20 @@ int32_t nemesia_endpoint_wait_all(struct nemesia_endpoint *endpoint,
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint, uint64_t request, bool *out_cancelled);
+
+/**
+ * Delivers messages that have arrived and sends pending ones. Does bounded work and never blocks.
+ * If there are more processes than cores, this function, `nemesia_endpoint_test` and the probes yield the core after
+ * a few calls in a row that find nothing, unless NEMESIA_SPIN is set. They never sleep.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `out_packets`: the number of packets moved; 0 if there was no work. Written on success; may be NULL.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
+                                  size_t *out_packets);
 
 /**
  * Writes the most bytes of a message that `nemesia_endpoint_inject` takes: NEMESIA_EAGER_BYTES, or less if a cell
@@ -1886,20 +1918,6 @@ int32_t nemesia_endpoint_inject(struct nemesia_endpoint *endpoint,
                                 uint64_t tag,
                                 const void *buffer,
                                 size_t len);
-
-/**
- * Delivers messages that have arrived and sends pending ones. Does bounded work and never blocks.
- * If there are more processes than cores, this function, `nemesia_endpoint_test` and the probes yield the core after
- * a few calls in a row that find nothing, unless NEMESIA_SPIN is set. They never sleep.
- *
- * - `endpoint`: an open endpoint.
- * - `out_packets`: the number of packets moved; 0 if there was no work. Written on success; may be NULL.
- *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
-                                  size_t *out_packets);
 
 /**
  * Checks that no lack of room for unexpected messages keeps a request from completing. For callers that only
@@ -2794,6 +2812,46 @@ int32_t nemesia_endpoint_wait_completions(struct nemesia_endpoint *endpoint,
                                           size_t *out_count);
 
 /**
+ * Waits until anything happens: a packet has arrived, pending work has progressed, a completion is in the
+ * queue, or a peer has failed. It spins, then sleeps. Then test the requests, or take the completions. The
+ * call may return early.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
+ *
+ * Returns: NEMESIA_OK if something happened; NEMESIA_PENDING if the time limit has passed;
+ * NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE; a call of another thread counts as an
+ * event.
+ */
+int32_t nemesia_endpoint_wait_progress(struct nemesia_endpoint *endpoint, int64_t timeout_ns);
+
+/**
+ * Waits until all of several requests are complete. The failure of one request does not end the wait for the
+ * others.
+ *
+ * - `endpoint`: the endpoint that the requests were started on.
+ * - `count`: the number of requests.
+ * - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
+ *   and skips entries that hold this value. After NEMESIA_ERR_TIMEOUT, call it again with the same arrays.
+ *   May be NULL if `count` is 0.
+ * - `timeout_ns`: the common time limit in nanoseconds; negative: no limit; 0: one attempt.
+ * - `out_statuses`: `count` elements, or NULL. Written for each request that is not skipped, unless the call
+ *   returns NEMESIA_ERR_ARGUMENT or _PANIC. `code` is the result that `nemesia_endpoint_wait` would return,
+ *   or NEMESIA_PENDING. The other fields are 0 unless the message was received or truncated.
+ *
+ * Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some requests are still in progress; else the code of
+ * the first request in the array that failed; else NEMESIA_OK. Also NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Ownership: the caller may reuse the buffers of completed requests.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_wait_all(struct nemesia_endpoint *endpoint,
+                                  size_t count,
+                                  uint64_t *requests,
+                                  int64_t timeout_ns,
+                                  struct nemesia_status *out_statuses);
+
+/**
  * Tests several requests. If none is complete, it makes progress once and tests them again. Never blocks.
  *
  * - `endpoint`: the endpoint that the requests were started on.
@@ -2842,21 +2900,6 @@ int32_t nemesia_endpoint_wait_any(struct nemesia_endpoint *endpoint,
                                   int64_t timeout_ns,
                                   size_t *out_index,
                                   struct nemesia_status *out_status);
-
-/**
- * Waits until anything happens: a packet has arrived, pending work has progressed, a completion is in the
- * queue, or a peer has failed. It spins, then sleeps. Then test the requests, or take the completions. The
- * call may return early.
- *
- * - `endpoint`: an open endpoint.
- * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
- *
- * Returns: NEMESIA_OK if something happened; NEMESIA_PENDING if the time limit has passed;
- * NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE; a call of another thread counts as an
- * event.
- */
-int32_t nemesia_endpoint_wait_progress(struct nemesia_endpoint *endpoint, int64_t timeout_ns);
 
 /**
  * Waits until every rank has called this function (as MPI_Barrier). Collective: all ranks call it, in the
