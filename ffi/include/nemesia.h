@@ -14,8 +14,11 @@
  *                     nemesia_config_read_file, nemesia_config_set, nemesia_config_get, nemesia_config_destroy
  *   Endpoint          open, open_with, close, rank, size, warning, explain
  *   Messages          send, recv, isend, irecv; in a context: send_in, recv_in, isend_in, irecv_in;
- *                     of several runs: isendv, irecvv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv
- *   Requests          test, wait, wait_all, cancel, check_room, progress; event loops: event_fd, arm, disarm
+ *                     of several runs: isendv, irecvv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv,
+ *                     imrecvv; without a request: inject, inject_bytes
+ *   Requests          test, test_some, wait, wait_any, wait_all, cancel, check_room, progress, wait_progress;
+ *                     event loops: event_fd, arm, disarm
+ *   Completion queue  start, completions, wait_completions
  *   Active messages   set_handler, nemesia_incoming_reply, send_active, isend_active, active_bytes, unhandled
  *   One-sided         expose, expose_as, allocate, unexpose, remote_key, path, put, get, iput, iget, iaccumulate, ifetch,
  *                     ifetch_accumulate, icompare_swap, nemesia_atomic_supported, iflush, flush, fence,
@@ -152,7 +155,7 @@
 #define NEMESIA_ERR_UNEXPECTED_FULL -10
 
 /**
- * The receive was cancelled.
+ * The operation was cancelled before it began.
  */
 #define NEMESIA_ERR_CANCELLED -11
 
@@ -209,7 +212,8 @@
 #define NEMESIA_ERR_REGION -21
 
 /**
- * An active message exceeds its maximum length, or a reply to one exceeds a packet.
+ * An active message exceeds its maximum length, a reply to one exceeds a packet, or a message exceeds
+ * `nemesia_endpoint_inject_bytes`.
  */
 #define NEMESIA_ERR_TOO_LONG -22
 
@@ -550,6 +554,122 @@
 #define NEMESIA_COMPARE_MASKED 22
 
 /**
+ * A send of a tagged message: `mode`, `context`, `rank`, `tag`, and the bytes.
+ */
+#define NEMESIA_OPERATION_SEND 1
+
+/**
+ * A receive of a tagged message: `context`, `rank`, `tag`, `ignore`, and the bytes.
+ */
+#define NEMESIA_OPERATION_RECEIVE 2
+
+/**
+ * A receive of a message that a probe removed: `message`, and the bytes.
+ */
+#define NEMESIA_OPERATION_MATCHED_RECEIVE 3
+
+/**
+ * An active message: `rank`, `handler`, `header`, `header_len`, and the payload in `buffer` and `len`.
+ */
+#define NEMESIA_OPERATION_ACTIVE 4
+
+/**
+ * A put: `key`, `offset`, `buffer`, `len`, and NEMESIA_OPERATION_NOTIFY in `flags` where wanted.
+ */
+#define NEMESIA_OPERATION_PUT 5
+
+/**
+ * A get: `key`, `offset`, `buffer`, `len`.
+ */
+#define NEMESIA_OPERATION_GET 6
+
+/**
+ * An accumulate: `key`, `offset`, `datatype`, `op`, and the operands in `buffer` and `len`.
+ */
+#define NEMESIA_OPERATION_ACCUMULATE 7
+
+/**
+ * A fetch of one value: `key`, `offset`, `datatype`, `op`, `operand`; the old value goes to `buffer`.
+ */
+#define NEMESIA_OPERATION_FETCH 8
+
+/**
+ * A compare and swap: `key`, `offset`, `datatype`, `op` (NEMESIA_COMPARE_..., or 0 for NEMESIA_COMPARE_EQUAL),
+ * `expected`, `operand`; the old value goes to `buffer`.
+ */
+#define NEMESIA_OPERATION_COMPARE_SWAP 9
+
+/**
+ * A flush: `rank`.
+ */
+#define NEMESIA_OPERATION_FLUSH 10
+
+/**
+ * A wait for notifications: `region`, and their number in `operand`.
+ */
+#define NEMESIA_OPERATION_NOTIFIED 11
+
+/**
+ * A flag of an operation: its completion enters the completion queue, with `user_context`.
+ */
+#define NEMESIA_OPERATION_COMPLETION 1
+
+/**
+ * A flag of a put: the count of notifications of the region grows by one when the bytes are there.
+ */
+#define NEMESIA_OPERATION_NOTIFY 2
+
+/**
+ * A flag of a put or an accumulate: the operation is complete when its target has executed it.
+ */
+#define NEMESIA_OPERATION_DELIVERED 4
+
+/**
+ * The kind of a completion: a send.
+ */
+#define NEMESIA_COMPLETION_SEND 1
+
+/**
+ * The kind of a completion: a receive.
+ */
+#define NEMESIA_COMPLETION_RECEIVE 2
+
+/**
+ * The kind of a completion: a send of an active message.
+ */
+#define NEMESIA_COMPLETION_ACTIVE 3
+
+/**
+ * The kind of a completion: a put.
+ */
+#define NEMESIA_COMPLETION_PUT 4
+
+/**
+ * The kind of a completion: a get.
+ */
+#define NEMESIA_COMPLETION_GET 5
+
+/**
+ * The kind of a completion: an atomic operation.
+ */
+#define NEMESIA_COMPLETION_ATOMIC 6
+
+/**
+ * The kind of a completion: a flush.
+ */
+#define NEMESIA_COMPLETION_FLUSH 7
+
+/**
+ * The kind of a completion: a wait for notifications.
+ */
+#define NEMESIA_COMPLETION_NOTIFICATION 8
+
+/**
+ * A flag of a completion: `immediate` holds the immediate data of the message.
+ */
+#define NEMESIA_COMPLETION_HAS_IMMEDIATE 1
+
+/**
  * The settings of an endpoint: variables with values, with the names of the environment and of configuration
  * files. `nemesia info` lists them.
  *
@@ -795,6 +915,162 @@ typedef struct nemesia_remote_key {
      */
     uint32_t reserved;
 } nemesia_remote_key;
+
+/**
+ * An operation. Set `struct_size` to its size, all fields that the operation does not use to 0, and start it by
+ * `nemesia_endpoint_start`.
+ */
+typedef struct nemesia_operation {
+    /**
+     * The size of this structure in bytes: `sizeof(nemesia_operation)`.
+     */
+    uint64_t struct_size;
+    /**
+     * With NEMESIA_OPERATION_COMPLETION: any number, which comes back in the completion. For instance the
+     * address of the caller's own request.
+     */
+    uint64_t user_context;
+    /**
+     * NEMESIA_OPERATION_SEND, _RECEIVE, and so on.
+     */
+    uint32_t kind;
+    /**
+     * NEMESIA_OPERATION_COMPLETION, NEMESIA_OPERATION_NOTIFY, NEMESIA_OPERATION_DELIVERED, or 0.
+     */
+    uint32_t flags;
+    /**
+     * A send: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
+     */
+    uint32_t mode;
+    /**
+     * The receiver; the sender or NEMESIA_ANY_SOURCE; or the rank of a flush.
+     */
+    int32_t rank;
+    /**
+     * The matching context.
+     */
+    uint16_t context;
+    /**
+     * The number of the handler of an active message.
+     */
+    uint16_t handler;
+    /**
+     * The type of the values of an atomic operation.
+     */
+    uint32_t datatype;
+    /**
+     * The operation of an accumulate or a fetch, or the comparison of a compare and swap.
+     */
+    uint32_t op;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * The tag of the message.
+     */
+    uint64_t tag;
+    /**
+     * A receive: the bits of the tag that are not compared.
+     */
+    uint64_t ignore;
+    /**
+     * The bytes to send, or the buffer that receives; may be NULL if `len` is 0. A send does not change them.
+     */
+    void *buffer;
+    /**
+     * The number of bytes.
+     */
+    size_t len;
+    /**
+     * The bytes in several runs instead; NULL if they are in `buffer`. For tagged messages.
+     */
+    const struct nemesia_iovec *list;
+    /**
+     * The number of runs.
+     */
+    size_t count;
+    /**
+     * The header of an active message.
+     */
+    const void *header;
+    /**
+     * Its number of bytes.
+     */
+    size_t header_len;
+    /**
+     * The message of a matched receive, from `nemesia_endpoint_improbe` or `nemesia_endpoint_mprobe`.
+     */
+    uint64_t message;
+    /**
+     * The key of a one-sided operation. It is copied.
+     */
+    const struct nemesia_remote_key *key;
+    /**
+     * The offset of the first byte in the region.
+     */
+    uint64_t offset;
+    /**
+     * The operand or the new value, as bits; types of four bytes use the low half. Or the number of
+     * notifications.
+     */
+    uint64_t operand;
+    /**
+     * The expected value of a compare and swap, as bits.
+     */
+    uint64_t expected;
+    /**
+     * The region of a wait for notifications.
+     */
+    uint64_t region;
+} nemesia_operation;
+
+/**
+ * One entry of the completion queue: an operation that is complete.
+ */
+typedef struct nemesia_completion {
+    /**
+     * The number that the operation carried (`nemesia_operation`).
+     */
+    uint64_t user_context;
+    /**
+     * NEMESIA_COMPLETION_SEND, _RECEIVE, and so on.
+     */
+    uint32_t kind;
+    /**
+     * NEMESIA_OK, or the code of the error as `nemesia_endpoint_wait` would return it.
+     */
+    int32_t code;
+    /**
+     * Receive: the sender. Send: the receiver. One-sided operation: the target. After an error other than
+     * NEMESIA_ERR_TRUNCATED the rank that the error is about, or -1.
+     */
+    int32_t rank;
+    /**
+     * NEMESIA_COMPLETION_HAS_IMMEDIATE, or 0.
+     */
+    uint32_t flags;
+    /**
+     * The message's tag. 0 for other operations, and after an error other than NEMESIA_ERR_TRUNCATED.
+     */
+    uint64_t tag;
+    /**
+     * The number of bytes moved; of an active message, those of its payload.
+     */
+    uint64_t len;
+    /**
+     * Receive: the length of the message, larger than `len` if it was truncated. Otherwise `len`.
+     */
+    uint64_t total;
+    /**
+     * The immediate data of a received message; 0 if it had none.
+     */
+    uint64_t immediate;
+    /**
+     * 0.
+     */
+    uint64_t reserved;
+} nemesia_completion;
 
 /**
  * The counters of an endpoint since it was opened. The caller sets `struct_size` and nothing else. The
@@ -1472,8 +1748,9 @@ int32_t nemesia_endpoint_event_fd(struct nemesia_endpoint *endpoint, int32_t *ou
 
 /**
  * Prepares one wait for the descriptor of `nemesia_endpoint_event_fd`. Makes progress. First test the
- * requests, then arm, and wait if this function returns NEMESIA_OK. If it returns NEMESIA_BUSY, start again.
- * A blocking call disarms the endpoint.
+ * requests, or take the completions, then arm, and wait if this function returns NEMESIA_OK. If it returns
+ * NEMESIA_BUSY, start again.
+ * It does not arm while a completion is in the queue. A blocking call disarms the endpoint.
  *
  * - `endpoint`: an open endpoint.
  *
@@ -1624,42 +1901,17 @@ int32_t nemesia_endpoint_wait(struct nemesia_endpoint *endpoint,
                               struct nemesia_status *out_status);
 
 /**
- * Waits until all of several requests are complete. The failure of one request does not end the wait for the
- * others.
- *
- * - `endpoint`: the endpoint that the requests were started on.
- * - `count`: the number of requests.
- * - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
- *   and skips entries that hold this value. After NEMESIA_ERR_TIMEOUT, call it again with the same arrays.
- *   May be NULL if `count` is 0.
- * - `timeout_ns`: the common time limit in nanoseconds; negative: no limit; 0: one attempt.
- * - `out_statuses`: `count` elements, or NULL. Written for each request that is not skipped, unless the call
- *   returns NEMESIA_ERR_ARGUMENT or _PANIC. `code` is the result that `nemesia_endpoint_wait` would return,
- *   or NEMESIA_PENDING. The other fields are 0 unless the message was received or truncated.
- *
- * Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some requests are still in progress; else the code of
- * the first request in the array that failed; else NEMESIA_OK. Also NEMESIA_ERR_ARGUMENT or _PANIC.
- * Ownership: the caller may reuse the buffers of completed requests.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_wait_all(struct nemesia_endpoint *endpoint,
-                                  size_t count,
-                                  uint64_t *requests,
-                                  int64_t timeout_ns,
-                                  struct nemesia_status *out_statuses);
-
-/**
- * Cancels a posted receive that no message has matched yet.
+ * Cancels an operation that has not begun: a receive that no message has matched yet, a wait for
+ * notifications, or a send of which nothing has left this process. Later sends to the same rank keep their
+ * order.
  *
  * - `endpoint`: the endpoint that the request was started on.
- * - `request`: from `nemesia_endpoint_irecv` or `nemesia_endpoint_inotified`; other requests cannot be
- *   cancelled.
+ * - `request`: any request, also one whose completion enters the completion queue.
  * - `out_cancelled`: whether the request was cancelled, written on success. If so, the request still exists
- *   and completes with NEMESIA_ERR_CANCELLED. If not, it is in progress, complete, or a send: test it or
- *   wait for it.
+ *   and completes with NEMESIA_ERR_CANCELLED. If not, it has begun or is complete: test it or wait for it.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Ownership: the caller may reuse the buffer of a cancelled receive at once.
+ * Ownership: the caller may reuse the buffer of a cancelled operation at once.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint, uint64_t request, bool *out_cancelled);
@@ -1677,6 +1929,42 @@ int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint, uint64_t requ
  */
 int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
                                   size_t *out_packets);
+
+/**
+ * Writes the most bytes of a message that `nemesia_endpoint_inject` takes: NEMESIA_EAGER_BYTES, or less if a cell
+ * or the memory for unexpected messages is smaller.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `out_bytes`: written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_inject_bytes(struct nemesia_endpoint *endpoint,
+                                      size_t *out_bytes);
+
+/**
+ * Sends a message now, or not at all. There is no request, and nothing is queued.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `context`: the matching context; functions without a context use 0.
+ * - `rank`: the receiver; it may be this process itself.
+ * - `tag`: the value that the receiver matches.
+ * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
+ *
+ * Returns: NEMESIA_OK if the message was sent; NEMESIA_BUSY if there is no room for it now, or messages to this
+ * rank are queued: make progress (`nemesia_endpoint_progress`), then try again; NEMESIA_ERR_TOO_LONG if it is
+ * longer than `nemesia_endpoint_inject_bytes`; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED or _PANIC. Unless
+ * NEMESIA_OK is returned, no message was sent.
+ * Ownership: the caller may reuse the buffer after the return, whatever the result.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_inject(struct nemesia_endpoint *endpoint,
+                                uint16_t context,
+                                int32_t rank,
+                                uint64_t tag,
+                                const void *buffer,
+                                size_t len);
 
 /**
  * Checks that no lack of room for unexpected messages keeps a request from completing. For callers that only
@@ -2032,6 +2320,29 @@ int32_t nemesia_endpoint_imrecv(struct nemesia_endpoint *endpoint,
                                 size_t capacity,
                                 void *out_buffer,
                                 uint64_t *out_request);
+
+/**
+ * Starts to receive a message that a probe removed into several runs, one after the other, otherwise as
+ * `nemesia_endpoint_imrecv`.
+ *
+ * - `endpoint`: the endpoint of the probe.
+ * - `message`: from `nemesia_endpoint_improbe` or `nemesia_endpoint_mprobe`.
+ * - `count`, `list`: the runs that receive the message, any number, without overlap; `list` may be NULL if
+ *   `count` is 0.
+ * - `out_request`: written on success.
+ *
+ * Returns: as `nemesia_endpoint_imrecv`; also NEMESIA_ERR_ARGUMENT if a run is at NULL or the runs have more
+ * bytes than memory can hold.
+ * Ownership: the call takes the message, unless it returns NEMESIA_ERR_ARGUMENT. The request holds the list
+ * and its bytes. They must stay valid, and the bytes unused, until the request is complete or the endpoint is
+ * closed.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_imrecvv(struct nemesia_endpoint *endpoint,
+                                 uint64_t message,
+                                 size_t count,
+                                 const struct nemesia_iovec *list,
+                                 uint64_t *out_request);
 
 /**
  * Sets the handler of the active messages with a number, and replaces an earlier one. The library calls it
@@ -2529,6 +2840,159 @@ int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
                                        const void *value,
                                        void *out_old,
                                        uint64_t *out_request);
+
+/**
+ * Starts any operation. The plain functions, such as `nemesia_endpoint_isend`, do the same for the plain cases.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `operation`: the operation; see `nemesia_operation`.
+ * - `out_request`: the request, written on success. With NEMESIA_OPERATION_COMPLETION it serves
+ *   `nemesia_endpoint_cancel` only, and may be NULL: tests and waits return NEMESIA_ERR_STALE for it. An
+ *   operation that is complete when it starts makes an entry in the completion queue, too.
+ *
+ * Returns: as the plain function of the operation; NEMESIA_ERR_ARGUMENT also for an unknown kind or flag. After
+ * an error nothing was started, and nothing enters the queue.
+ * Ownership: the operation holds its buffers and its list until it is complete; with
+ * NEMESIA_OPERATION_COMPLETION, until its completion was taken. The structure itself is copied.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_start(struct nemesia_endpoint *endpoint,
+                               const struct nemesia_operation *operation,
+                               uint64_t *out_request);
+
+/**
+ * Takes completions out of the queue, the oldest first. If the queue is empty, it makes progress once, as
+ * `nemesia_endpoint_progress` does. Never blocks.
+ *
+ * An operation enters the queue if it was started by `nemesia_endpoint_start` with
+ * NEMESIA_OPERATION_COMPLETION. The queue takes no memory and cannot overflow: its entries are the requests
+ * themselves, which count against NEMESIA_REQUESTS until their completions are taken.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `capacity`: the number of elements of `out_completions`.
+ * - `out_completions`: its first elements are written; may be NULL if `capacity` is 0.
+ * - `out_count`: the number of completions, 0 if there are none; written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. The errors of operations are in their completions.
+ * Ownership: the caller may reuse the buffers of the operations.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE; each completion goes to one thread.
+ */
+int32_t nemesia_endpoint_completions(struct nemesia_endpoint *endpoint,
+                                     size_t capacity,
+                                     struct nemesia_completion *out_completions,
+                                     size_t *out_count);
+
+/**
+ * Waits until a completion is in the queue, and takes completions as `nemesia_endpoint_completions` does. It
+ * spins, then sleeps.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
+ * - `capacity`: the number of elements of `out_completions`.
+ * - `out_completions`: its first elements are written; may be NULL if `capacity` is 0.
+ * - `out_count`: the number of completions; 0 if the time limit has passed or `capacity` is 0. Written on
+ *   success.
+ *
+ * Returns: NEMESIA_OK, also if the time limit has passed; NEMESIA_ERR_UNEXPECTED_FULL if no operation can
+ * complete before other messages are received; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Ownership: as for `nemesia_endpoint_completions`.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE; each completion goes to one thread.
+ */
+int32_t nemesia_endpoint_wait_completions(struct nemesia_endpoint *endpoint,
+                                          int64_t timeout_ns,
+                                          size_t capacity,
+                                          struct nemesia_completion *out_completions,
+                                          size_t *out_count);
+
+/**
+ * Waits until anything happens: a packet has arrived, pending work has progressed, a completion is in the
+ * queue, or a peer has failed. It spins, then sleeps. Then test the requests, or take the completions. The
+ * call may return early.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
+ *
+ * Returns: NEMESIA_OK if something happened; NEMESIA_PENDING if the time limit has passed;
+ * NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE; a call of another thread counts as an
+ * event.
+ */
+int32_t nemesia_endpoint_wait_progress(struct nemesia_endpoint *endpoint, int64_t timeout_ns);
+
+/**
+ * Waits until all of several requests are complete. The failure of one request does not end the wait for the
+ * others.
+ *
+ * - `endpoint`: the endpoint that the requests were started on.
+ * - `count`: the number of requests.
+ * - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
+ *   and skips entries that hold this value. After NEMESIA_ERR_TIMEOUT, call it again with the same arrays.
+ *   May be NULL if `count` is 0.
+ * - `timeout_ns`: the common time limit in nanoseconds; negative: no limit; 0: one attempt.
+ * - `out_statuses`: `count` elements, or NULL. Written for each request that is not skipped, unless the call
+ *   returns NEMESIA_ERR_ARGUMENT or _PANIC. `code` is the result that `nemesia_endpoint_wait` would return,
+ *   or NEMESIA_PENDING. The other fields are 0 unless the message was received or truncated.
+ *
+ * Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some requests are still in progress; else the code of
+ * the first request in the array that failed; else NEMESIA_OK. Also NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Ownership: the caller may reuse the buffers of completed requests.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_wait_all(struct nemesia_endpoint *endpoint,
+                                  size_t count,
+                                  uint64_t *requests,
+                                  int64_t timeout_ns,
+                                  struct nemesia_status *out_statuses);
+
+/**
+ * Tests several requests. If none is complete, it makes progress once and tests them again. Never blocks.
+ *
+ * - `endpoint`: the endpoint that the requests were started on.
+ * - `count`: the number of requests.
+ * - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
+ *   and skips entries that hold this value. May be NULL if `count` is 0.
+ * - `out_count`: the number of requests that ended, written on success.
+ * - `out_indices`: `count` elements; the first `out_count` are written: the indices of these requests, in
+ *   increasing order. May be NULL if `count` is 0.
+ * - `out_statuses`: `count` elements, or NULL; the first `out_count` are written, as
+ *   `nemesia_endpoint_wait_all` does.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. The errors of requests are in their statuses; without
+ * statuses they are lost.
+ * Ownership: the caller may reuse the buffers of completed requests.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_test_some(struct nemesia_endpoint *endpoint,
+                                   size_t count,
+                                   uint64_t *requests,
+                                   size_t *out_count,
+                                   size_t *out_indices,
+                                   struct nemesia_status *out_statuses);
+
+/**
+ * Waits until one of several requests is complete: spins, then sleeps.
+ *
+ * - `endpoint`: the endpoint that the requests were started on.
+ * - `count`: the number of requests.
+ * - `requests`: the call replaces the request that ends by NEMESIA_REQUEST_DONE, and skips entries that hold
+ *   this value. May be NULL if `count` is 0.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
+ * - `out_index`: the index of the request that ended, or `count` if there is no request; written unless the
+ *   call returns NEMESIA_ERR_TIMEOUT, _UNEXPECTED_FULL, _ARGUMENT or _PANIC.
+ * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
+ *
+ * Returns: NEMESIA_OK if a request has succeeded or there is none; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if
+ * other messages must be received first: all requests are still in progress; the code of the request that has
+ * failed, as `nemesia_endpoint_wait`; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Ownership: the caller may reuse the buffer of the request that ended.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_wait_any(struct nemesia_endpoint *endpoint,
+                                  size_t count,
+                                  uint64_t *requests,
+                                  int64_t timeout_ns,
+                                  size_t *out_index,
+                                  struct nemesia_status *out_status);
 
 /**
  * Waits until every rank has called this function (as MPI_Barrier). Collective: all ranks call it, in the

@@ -12,7 +12,8 @@ use crate::engine::tests::world::{AMPLE, RequestHandle, World, WorldRoom};
 use crate::engine::{CompletionError, Failure, RequestId, StartError, Status};
 use crate::port::{PeerId, PortFault};
 use crate::shared::tests::contents;
-use crate::shared::tests::fabric::{Fabric, FabricRegion, WorldShape, tiny};
+use crate::shared::tests::fabric::WorldShape;
+use crate::shared::tests::fabric::{Fabric, FabricRegion, tiny};
 use crate::wire::Kind;
 use crate::wire::rma::{Confirm, Head, RmaOperation, Verb};
 
