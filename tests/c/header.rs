@@ -10,6 +10,8 @@ const MODULES: [&str; 20] = [
     "endpoint",
     "event",
     "transfer",
+    "many",
+    "inject",
     "context",
     "list",
     "probe",
