@@ -1905,16 +1905,52 @@ int32_t nemesia_endpoint_wait(struct nemesia_endpoint *endpoint,
  * notifications, or a send of which nothing has left this process. Later sends to the same rank keep their
  * order.
  *
- * - `endpoint`: the endpoint that the request was started on.
- * - `request`: any request, also one whose completion enters the completion queue.
- * - `out_cancelled`: whether the request was cancelled, written on success. If so, the request still exists
- *   and completes with NEMESIA_ERR_CANCELLED. If not, it has begun or is complete: test it or wait for it.
+ * - `endpoint`: the endpoint that the requests were started on.
+ * - `count`: the number of requests.
+ * - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
+ *   and skips entries that hold this value. May be NULL if `count` is 0.
+ * - `out_count`: the number of requests that ended, written on success.
+ * - `out_indices`: `count` elements; the first `out_count` are written: the indices of these requests, in
+ *   increasing order. May be NULL if `count` is 0.
+ * - `out_statuses`: `count` elements, or NULL; the first `out_count` are written, as
+ *   `nemesia_endpoint_wait_all` does.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Ownership: the caller may reuse the buffer of a cancelled operation at once.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. The errors of requests are in their statuses; without
+ * statuses they are lost.
+ * Ownership: the caller may reuse the buffers of completed requests.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint, uint64_t request, bool *out_cancelled);
+int32_t nemesia_endpoint_test_some(struct nemesia_endpoint *endpoint,
+                                   size_t count,
+                                   uint64_t *requests,
+                                   size_t *out_count,
+                                   size_t *out_indices,
+                                   struct nemesia_status *out_statuses);
+
+/**
+ * Waits until one of several requests is complete: spins, then sleeps.
+ *
+ * - `endpoint`: the endpoint that the requests were started on.
+ * - `count`: the number of requests.
+ * - `requests`: the call replaces the request that ends by NEMESIA_REQUEST_DONE, and skips entries that hold
+ *   this value. May be NULL if `count` is 0.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
+ * - `out_index`: the index of the request that ended, or `count` if there is no request; written unless the
+ *   call returns NEMESIA_ERR_TIMEOUT, _UNEXPECTED_FULL, _ARGUMENT or _PANIC.
+ * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
+ *
+ * Returns: NEMESIA_OK if a request has succeeded or there is none; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if
+ * other messages must be received first: all requests are still in progress; the code of the request that has
+ * failed, as `nemesia_endpoint_wait`; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Ownership: the caller may reuse the buffer of the request that ended.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_wait_any(struct nemesia_endpoint *endpoint,
+                                  size_t count,
+                                  uint64_t *requests,
+                                  int64_t timeout_ns,
+                                  size_t *out_index,
+                                  struct nemesia_status *out_status);
 
 /**
  * Delivers messages that have arrived and sends pending ones. Does bounded work and never blocks.
