@@ -14,7 +14,8 @@
  *                     nemesia_config_read_file, nemesia_config_set, nemesia_config_get, nemesia_config_destroy
  *   Endpoint          open, open_with, close, rank, size, warning, explain
  *   Messages          send, recv, isend, irecv; in a context: send_in, recv_in, isend_in, irecv_in;
- *                     of several runs: isendv, irecvv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv
+ *                     of several runs: isendv, irecvv; with immediate data: send_with, isend_with;
+ *                     probes: iprobe, probe, improbe, mprobe, mrecv, imrecv
  *   Requests          test, wait, wait_all, cancel, check_room, progress; event loops: event_fd, arm, disarm
  *   Active messages   set_handler, nemesia_incoming_reply, send_active, isend_active, active_bytes, unhandled
  *   One-sided         expose, expose_as, allocate, unexpose, remote_key, path, put, get, iput, iget, iaccumulate, ifetch,

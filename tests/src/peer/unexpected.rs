@@ -106,7 +106,7 @@ fn close_at_the_ceiling(mut endpoint: Endpoint) -> Outcome {
     }
     match endpoint.close() {
         Err(error @ Error::Held { rank: 0, .. }) => tell(&format!("held: {error}")),
-        closed => broken(&format!("the close was {closed:?}")),
+        closed => broken(format!("the close was {closed:?}")),
     }
 }
 
