@@ -530,9 +530,8 @@ fn wait(
 /// Returns the status of a success.
 #[inline]
 pub(crate) fn received(nemesia::Status { rank, tag, len, immediate }: nemesia::Status) -> Status {
-    let (len, has_immediate) = (len as u64, immediate.is_some().into());
-    let (code, rank, immediate) = (NEMESIA_OK, rank_of(rank), immediate.unwrap_or(0));
-    Status { code, rank, tag, len, total: len, immediate, has_immediate }
+    let (rank, len, has_immediate) = (rank_of(rank), len as u64, immediate.is_some().into());
+    Status { code: NEMESIA_OK, rank, tag, len, total: len, immediate: immediate.unwrap_or(0), has_immediate }
 }
 
 /// Writes the status of a message that was received, completely or in part, and returns the code.
@@ -546,9 +545,9 @@ pub(crate) fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>)
         Err(error) => error,
     };
     if let Error::Truncated(truncation) = &error {
-        let (part, total) = (truncation.status, truncation.message);
-        let rank = part.peer as usize;
-        let part = nemesia::Status { rank, tag: part.tag, len: part.len, immediate: part.immediate };
+        let (it, total) = (truncation.status, truncation.message);
+        let part =
+            nemesia::Status { rank: it.peer as usize, tag: it.tag, len: it.len, immediate: it.immediate };
         out.write(Status { code: NEMESIA_ERR_TRUNCATED, total, ..received(part) });
     }
     Err(error.into())
