@@ -24,9 +24,9 @@
 //! a message with a `Fin` packet after it has copied the bytes into the buffer of a receive.
 //!
 //! **Credit.** `Rts` packets and those of the four eager kinds occupy memory at the receiver if no receive
-//! matches: as many units of 64 bytes as [`cost`](crate::store::cost) returns for their payload. The receiver publishes the total
-//! units granted, which only grows, in the second word of the line that holds its fastbox position. The
-//! sender never sends more. The other kinds occupy no memory.
+//! matches: as many units of 64 bytes as [`cost`](crate::store::cost) returns for their payload. The receiver
+//! publishes the total units granted, which only grows, in the second word of the line that holds its fastbox
+//! position. The sender never sends more. The other kinds occupy no memory.
 //!
 //! **Sender-assisted copy** (64 bytes, eight words, one line a peer in the owner's segment;
 //! [`crate::shared::assist`]). As receiver, word 0: number of the share in bits 1-63, bit 0 set if it is

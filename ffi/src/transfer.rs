@@ -490,9 +490,8 @@ pub(crate) fn wait(
 /// Returns the status of a success.
 #[inline]
 pub(crate) fn received(nemesia::Status { rank, tag, len, immediate }: nemesia::Status) -> Status {
-    let (len, has_immediate) = (len as u64, immediate.is_some().into());
-    let (code, rank, immediate) = (NEMESIA_OK, rank_of(rank), immediate.unwrap_or(0));
-    Status { code, rank, tag, len, total: len, immediate, has_immediate }
+    let (rank, len, has_immediate) = (rank_of(rank), len as u64, immediate.is_some().into());
+    Status { code: NEMESIA_OK, rank, tag, len, total: len, immediate: immediate.unwrap_or(0), has_immediate }
 }
 
 /// Returns the status of a message that was received in part.

@@ -230,7 +230,7 @@ impl Fabric {
             self.tally.add_to(Event::Header, u64::from(len > 2 * MOST_HEADER));
             return vec![self.rng.below(MOST_HEADER + 1).min(len)];
         }
-        let mut cuts: Vec<_> = (0..=self.rng.below(4)).map(|_| self.rng.below(len + 1)).collect();
+        let mut cuts: Vec<_> = (0..=self.rng.below(6)).map(|_| self.rng.below(len + 1)).collect();
         cuts.sort_unstable();
         cuts
     }

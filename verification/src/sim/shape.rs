@@ -128,7 +128,7 @@ impl Shape {
             eager_bytes: rng.pick(&[0, 48, 200, packet_bytes]),
             window: rng.pick(&[1, 8, 64, 4096]),
             pull_bytes: rng.pick(&[1000, 256 << 10, u64::MAX]),
-            run_bytes: rng.pick(&[16, 4 << 10]),
+            run_bytes: rng.pick(&[16, 16, 4 << 10]),
         };
         let mut weights = OPERATIONS.map(|(_, weight)| weight);
         for weight in &mut weights {
