@@ -503,14 +503,13 @@ pub(crate) fn truncated(truncation: &Truncation) -> Status {
 }
 
 /// Writes the status of a message that was received, completely or in part, and returns the code.
-#[inline]
 pub(crate) fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>) -> Result<i32, Fault> {
     let error = match outcome {
+        Err(error) => error,
         Ok(status) => {
             out.write(received(status));
             return Ok(NEMESIA_OK);
         }
-        Err(error) => error,
     };
     if let Error::Truncated(truncation) = &error {
         out.write(truncated(truncation));
