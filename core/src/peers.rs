@@ -7,8 +7,7 @@
 //! # Calls
 //! A process *calls* a peer: it sends the peer its own address, and the number by which it knows the peer from now on.
 //! The peer *answers* with its number for the caller, or refuses. The caller *confirms* the answer. The connection then
-//! exists for both. If the connection of a call ends before the confirmation, the answer was in vain and nothing else
-//! has happened.
+//! exists for both. If the connection of a call ends before the confirmation, nothing has happened.
 //!
 //! Two processes may call each other at the same time. Both then know of two calls, and must use the same one: the
 //! call of the process with the smaller address counts. The other process answers it, and abandons its own. Its peer
@@ -31,7 +30,7 @@ mod slot;
 use core::borrow::BorrowMut;
 
 pub use address::{ADDRESS_BYTES, PeerAddress};
-pub use slot::{PeerEnd, PeerSlot, Stage};
+pub use slot::{PeerEnd, PeerSlot, PeerStage};
 
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
@@ -120,12 +119,12 @@ pub enum CallAnswer {
     /// The caller has abandoned the call. Close its connection.
     Outdated,
     /// Refuse, with this reason.
-    Refuse(Refused),
+    Refuse(CallRefusal),
 }
 
 /// The reason for which a call is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum CallRefusal {
     /// The called process admits known peers only.
     #[error("this process admits no unknown peers")]
     Unknown,
@@ -233,8 +232,8 @@ where
         }
         if let Some(index) = self.find(address) {
             let slot = self.slots.get_mut(index);
-            if let Stage::Ended(_) = slot.stage {
-                slot.stage = Stage::Apart;
+            if let PeerStage::Ended(_) = slot.stage {
+                slot.stage = PeerStage::Apart;
             }
             return Ok(self.reference(index));
         }
@@ -253,7 +252,7 @@ where
     ///
     /// # Errors
     /// [`PeerError::Stale`].
-    pub fn stage(&self, peer: PeerRef) -> Result<Stage, PeerError> {
+    pub fn stage(&self, peer: PeerRef) -> Result<PeerStage, PeerError> {
         Ok(self.slot(peer)?.stage)
     }
 
@@ -272,12 +271,12 @@ where
     /// [`PeerError::Stale`], [`PeerError::Ended`], [`PeerError::Connections`].
     pub fn speak(&mut self, peer: PeerRef) -> Result<Speaking, PeerError> {
         match self.slot(peer)?.stage {
-            Stage::Connected(number) => Ok(Speaking::Ready(number)),
-            Stage::Calling(number) | Stage::Answering(number) => Ok(Speaking::Wait(number)),
-            Stage::Ended(end) => Err(PeerError::Ended(end)),
-            Stage::Apart => {
+            PeerStage::Connected(number) => Ok(Speaking::Ready(number)),
+            PeerStage::Calling(number) | PeerStage::Answering(number) => Ok(Speaking::Wait(number)),
+            PeerStage::Ended(end) => Err(PeerError::Ended(end)),
+            PeerStage::Apart => {
                 let number = self.take_number(peer.index)?;
-                self.slots.get_mut(peer.index).stage = Stage::Calling(number);
+                self.slots.get_mut(peer.index).stage = PeerStage::Calling(number);
                 self.calls += 1;
                 Ok(Speaking::Call(number, self.calls))
             }
@@ -288,23 +287,23 @@ where
     /// checked that the caller is what the address says, and has recorded the ends of connections that it can see.
     pub fn called(&mut self, caller: &PeerAddress, call: u64) -> CallAnswer {
         if *caller == self.own {
-            return CallAnswer::Refuse(Refused::Itself);
+            return CallAnswer::Refuse(CallRefusal::Itself);
         }
         let peer = match self.find(caller) {
             Some(index) => self.reference(index),
-            None if !self.admits_strangers() => return CallAnswer::Refuse(Refused::Unknown),
+            None if !self.admits_strangers() => return CallAnswer::Refuse(CallRefusal::Unknown),
             // Nothing is kept of a caller for which there is no connection.
-            None if self.used >= self.limits.connections => return CallAnswer::Refuse(Refused::Full),
+            None if self.used >= self.limits.connections => return CallAnswer::Refuse(CallRefusal::Full),
             None => match self.insert(caller) {
                 Some(peer) => peer,
-                None => return CallAnswer::Refuse(Refused::Full),
+                None => return CallAnswer::Refuse(CallRefusal::Full),
             },
         };
         let slot = self.slots.get_mut(peer.index);
         if call <= slot.heard && !hears_outdated() {
             return CallAnswer::Outdated;
         }
-        if let Stage::Connected(_) = slot.stage
+        if let PeerStage::Connected(_) = slot.stage
             && !answers_connected()
         {
             return CallAnswer::Ended(peer);
@@ -312,19 +311,19 @@ where
         slot.heard = call;
         let stage = slot.stage;
         match stage {
-            Stage::Calling(_) if !self.counts(caller) => CallAnswer::Park(peer),
-            Stage::Calling(number) | Stage::Answering(number) | Stage::Connected(number) => {
+            PeerStage::Calling(_) if !self.counts(caller) => CallAnswer::Park(peer),
+            PeerStage::Calling(number) | PeerStage::Answering(number) | PeerStage::Connected(number) => {
                 self.answer(peer, number)
             }
-            Stage::Apart | Stage::Ended(_) => match self.take_number(peer.index) {
+            PeerStage::Apart | PeerStage::Ended(_) => match self.take_number(peer.index) {
                 Ok(number) => self.answer(peer, number),
-                Err(_) => CallAnswer::Refuse(Refused::Full),
+                Err(_) => CallAnswer::Refuse(CallRefusal::Full),
             },
         }
     }
 
     fn answer(&mut self, peer: PeerRef, number: PeerId) -> CallAnswer {
-        self.slots.get_mut(peer.index).stage = Stage::Answering(number);
+        self.slots.get_mut(peer.index).stage = PeerStage::Answering(number);
         CallAnswer::Answer { peer, number, calls: self.calls }
     }
 
@@ -350,8 +349,8 @@ where
     /// answer has no meaning.
     pub fn answered(&mut self, peer: PeerRef, calls: u64) -> Option<PeerId> {
         let slot = self.slots.live_mut(peer.index, peer.generation)?;
-        let Stage::Calling(number) = slot.stage else { return None };
-        slot.stage = Stage::Connected(number);
+        let PeerStage::Calling(number) = slot.stage else { return None };
+        slot.stage = PeerStage::Connected(number);
         // The peer has abandoned all calls that it has made so far.
         slot.heard = slot.heard.max(calls);
         Some(number)
@@ -361,8 +360,8 @@ where
     /// no confirmation was expected.
     pub fn confirmed(&mut self, peer: PeerRef) -> Option<PeerId> {
         let slot = self.slots.live_mut(peer.index, peer.generation)?;
-        let Stage::Answering(number) = slot.stage else { return None };
-        slot.stage = Stage::Connected(number);
+        let PeerStage::Answering(number) = slot.stage else { return None };
+        slot.stage = PeerStage::Connected(number);
         Some(number)
     }
 
@@ -374,8 +373,8 @@ where
         let slot = self.slots.live_mut(peer.index, peer.generation)?;
         let number = slot.stage.number()?;
         slot.stage = match (slot.stage, end) {
-            (Stage::Answering(_), PeerEnd::Lost) => Stage::Apart,
-            _ => Stage::Ended(end),
+            (PeerStage::Answering(_), PeerEnd::Lost) => PeerStage::Apart,
+            _ => PeerStage::Ended(end),
         };
         Some(number)
     }
@@ -440,7 +439,7 @@ where
     }
 
     fn insert(&mut self, address: &PeerAddress) -> Option<PeerRef> {
-        let slot = PeerSlot { address: *address, stage: Stage::Apart, heard: 0 };
+        let slot = PeerSlot { address: *address, stage: PeerStage::Apart, heard: 0 };
         let index = self.slots.insert(slot).ok()?;
         let bucket = self.bucket(address);
         let mut list = self.buckets.borrow()[bucket];

@@ -14,7 +14,8 @@
  *                     nemesia_config_read_file, nemesia_config_set, nemesia_config_get, nemesia_config_destroy
  *   Endpoint          open, open_with, close, rank, size, warning, explain
  *   Messages          send, recv, isend, irecv; in a context: send_in, recv_in, isend_in, irecv_in;
- *                     of several runs: isendv, irecvv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv,
+ *                     of several runs: isendv, irecvv; with immediate data: send_with, isend_with;
+ *                     probes: iprobe, probe, improbe, mprobe, mrecv, imrecv,
  *                     imrecvv; without a request: inject, inject_bytes
  *   Requests          test, test_some, wait, wait_any, wait_all, cancel, check_room, progress, wait_progress;
  *                     event loops: event_fd, arm, disarm
@@ -28,18 +29,21 @@
  *   Observation       counters, call_tree
  *   Memory            nemesia_memory_released
  *
- * Example, for two processes started by `nemesia run -n 2`. A program should check every status.
+ * Example, for two processes: `nemesia run -n 2 PROGRAM` prints hello.
  *     #include <nemesia.h>
+ *     #include <stdio.h>
+ *     #define TRY(call) if ((call) < 0) return puts(nemesia_last_error_message()), 1
  *     int main(void) {
  *         nemesia_endpoint *endpoint;
  *         int32_t rank;
- *         char text[6];
- *         if (nemesia_endpoint_open(NULL, &endpoint) != NEMESIA_OK) return 1;
- *         nemesia_endpoint_rank(endpoint, &rank);
- *         if (rank == 0) nemesia_endpoint_send(endpoint, 1, 7, "hello", 6);
- *         if (rank == 1) nemesia_endpoint_recv(endpoint, 0, 7, 0, sizeof text, text, NULL);
- *         nemesia_endpoint_barrier(endpoint);
- *         return nemesia_endpoint_close(endpoint) == NEMESIA_OK ? 0 : 1;
+ *         char text[6] = "";
+ *         TRY(nemesia_endpoint_open(NULL, &endpoint));
+ *         TRY(nemesia_endpoint_rank(endpoint, &rank));
+ *         if (rank == 0) TRY(nemesia_endpoint_send(endpoint, 1, 7, "hello", 6));
+ *         if (rank == 1) TRY(nemesia_endpoint_recv(endpoint, 0, 7, 0, sizeof text, text, NULL));
+ *         TRY(nemesia_endpoint_barrier(endpoint));
+ *         TRY(nemesia_endpoint_close(endpoint));
+ *         return rank == 1 && puts(text) < 0;
  *     }
  *
  * Handles. Endpoints, configurations and incoming messages are handles: the library looks up the value of the
@@ -1596,6 +1600,10 @@ void nemesia_config_destroy(struct nemesia_config *config);
  * Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the
  * world has one process. Collective: every process of the world calls it. It succeeds once in a process.
  *
+ * If an MPI library or other code of this process has initialised the launcher's connection, the call returns
+ * NEMESIA_ERR_BOOTSTRAP and does not touch the connection: use `nemesia_endpoint_open_with`. The setting
+ * NEMESIA_PMI_TAKE_OVER=1 takes the connection over from code that no longer uses it.
+ *
  * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
  * - `out_endpoint`: the endpoint, written on success.
  *
@@ -1905,6 +1913,59 @@ int32_t nemesia_endpoint_wait(struct nemesia_endpoint *endpoint,
  * notifications, or a send of which nothing has left this process. Later sends to the same rank keep their
  * order.
  *
+ * - `endpoint`: the endpoint that the request was started on.
+ * - `request`: any request, also one whose completion enters the completion queue.
+ * - `out_cancelled`: whether the request was cancelled, written on success. If so, the request still exists
+ *   and completes with NEMESIA_ERR_CANCELLED. If not, it has begun or is complete: test it or wait for it.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Ownership: the caller may reuse the buffer of a cancelled operation at once.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint, uint64_t request, bool *out_cancelled);
+
+/**
+ * Delivers messages that have arrived and sends pending ones. Does bounded work and never blocks.
+ * If there are more processes than cores, this function, `nemesia_endpoint_test` and the probes yield the core after
+ * a few calls in a row that find nothing, unless NEMESIA_SPIN is set. They never sleep.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `out_packets`: the number of packets moved; 0 if there was no work. Written on success; may be NULL.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
+                                  size_t *out_packets);
+
+/**
+ * Waits until all of several requests are complete. The failure of one request does not end the wait for the
+ * others.
+ *
+ * - `endpoint`: the endpoint that the requests were started on.
+ * - `count`: the number of requests.
+ * - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
+ *   and skips entries that hold this value. After NEMESIA_ERR_TIMEOUT, call it again with the same arrays.
+ *   May be NULL if `count` is 0.
+ * - `timeout_ns`: the common time limit in nanoseconds; negative: no limit; 0: one attempt.
+ * - `out_statuses`: `count` elements, or NULL. Written for each request that is not skipped, unless the call
+ *   returns NEMESIA_ERR_ARGUMENT or _PANIC. `code` is the result that `nemesia_endpoint_wait` would return,
+ *   or NEMESIA_PENDING. The other fields are 0 unless the message was received or truncated.
+ *
+ * Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some requests are still in progress; else the code of
+ * the first request in the array that failed; else NEMESIA_OK. Also NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Ownership: the caller may reuse the buffers of completed requests.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_wait_all(struct nemesia_endpoint *endpoint,
+                                  size_t count,
+                                  uint64_t *requests,
+                                  int64_t timeout_ns,
+                                  struct nemesia_status *out_statuses);
+
+/**
+ * Tests several requests. If none is complete, it makes progress once and tests them again. Never blocks.
+ *
  * - `endpoint`: the endpoint that the requests were started on.
  * - `count`: the number of requests.
  * - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
@@ -1951,20 +2012,6 @@ int32_t nemesia_endpoint_wait_any(struct nemesia_endpoint *endpoint,
                                   int64_t timeout_ns,
                                   size_t *out_index,
                                   struct nemesia_status *out_status);
-
-/**
- * Delivers messages that have arrived and sends pending ones. Does bounded work and never blocks.
- * If there are more processes than cores, this function, `nemesia_endpoint_test` and the probes yield the core after
- * a few calls in a row that find nothing, unless NEMESIA_SPIN is set. They never sleep.
- *
- * - `endpoint`: an open endpoint.
- * - `out_packets`: the number of packets moved; 0 if there was no work. Written on success; may be NULL.
- *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
-                                  size_t *out_packets);
 
 /**
  * Writes the most bytes of a message that `nemesia_endpoint_inject` takes: NEMESIA_EAGER_BYTES, or less if a cell
@@ -2954,81 +3001,6 @@ int32_t nemesia_endpoint_wait_completions(struct nemesia_endpoint *endpoint,
  * event.
  */
 int32_t nemesia_endpoint_wait_progress(struct nemesia_endpoint *endpoint, int64_t timeout_ns);
-
-/**
- * Waits until all of several requests are complete. The failure of one request does not end the wait for the
- * others.
- *
- * - `endpoint`: the endpoint that the requests were started on.
- * - `count`: the number of requests.
- * - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
- *   and skips entries that hold this value. After NEMESIA_ERR_TIMEOUT, call it again with the same arrays.
- *   May be NULL if `count` is 0.
- * - `timeout_ns`: the common time limit in nanoseconds; negative: no limit; 0: one attempt.
- * - `out_statuses`: `count` elements, or NULL. Written for each request that is not skipped, unless the call
- *   returns NEMESIA_ERR_ARGUMENT or _PANIC. `code` is the result that `nemesia_endpoint_wait` would return,
- *   or NEMESIA_PENDING. The other fields are 0 unless the message was received or truncated.
- *
- * Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some requests are still in progress; else the code of
- * the first request in the array that failed; else NEMESIA_OK. Also NEMESIA_ERR_ARGUMENT or _PANIC.
- * Ownership: the caller may reuse the buffers of completed requests.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_wait_all(struct nemesia_endpoint *endpoint,
-                                  size_t count,
-                                  uint64_t *requests,
-                                  int64_t timeout_ns,
-                                  struct nemesia_status *out_statuses);
-
-/**
- * Tests several requests. If none is complete, it makes progress once and tests them again. Never blocks.
- *
- * - `endpoint`: the endpoint that the requests were started on.
- * - `count`: the number of requests.
- * - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
- *   and skips entries that hold this value. May be NULL if `count` is 0.
- * - `out_count`: the number of requests that ended, written on success.
- * - `out_indices`: `count` elements; the first `out_count` are written: the indices of these requests, in
- *   increasing order. May be NULL if `count` is 0.
- * - `out_statuses`: `count` elements, or NULL; the first `out_count` are written, as
- *   `nemesia_endpoint_wait_all` does.
- *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. The errors of requests are in their statuses; without
- * statuses they are lost.
- * Ownership: the caller may reuse the buffers of completed requests.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_test_some(struct nemesia_endpoint *endpoint,
-                                   size_t count,
-                                   uint64_t *requests,
-                                   size_t *out_count,
-                                   size_t *out_indices,
-                                   struct nemesia_status *out_statuses);
-
-/**
- * Waits until one of several requests is complete: spins, then sleeps.
- *
- * - `endpoint`: the endpoint that the requests were started on.
- * - `count`: the number of requests.
- * - `requests`: the call replaces the request that ends by NEMESIA_REQUEST_DONE, and skips entries that hold
- *   this value. May be NULL if `count` is 0.
- * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
- * - `out_index`: the index of the request that ended, or `count` if there is no request; written unless the
- *   call returns NEMESIA_ERR_TIMEOUT, _UNEXPECTED_FULL, _ARGUMENT or _PANIC.
- * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
- *
- * Returns: NEMESIA_OK if a request has succeeded or there is none; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if
- * other messages must be received first: all requests are still in progress; the code of the request that has
- * failed, as `nemesia_endpoint_wait`; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Ownership: the caller may reuse the buffer of the request that ended.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_wait_any(struct nemesia_endpoint *endpoint,
-                                  size_t count,
-                                  uint64_t *requests,
-                                  int64_t timeout_ns,
-                                  size_t *out_index,
-                                  struct nemesia_status *out_status);
 
 /**
  * Waits until every rank has called this function (as MPI_Barrier). Collective: all ranks call it, in the

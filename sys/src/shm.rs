@@ -2,6 +2,7 @@
 
 mod arrivals;
 mod connect;
+mod extent;
 mod handshake;
 mod lent;
 mod links;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Weak};
 
 use nemesia_core::payload::ReceiveList;
 use nemesia_core::port::{AccessError, RemoteRun};
-use nemesia_core::shared::layout::{LayoutError, MAX_PEERS};
+use nemesia_core::shared::layout::{Geometry, LayoutError, MAX_PEERS};
 use nemesia_core::shared::pool::CellRecord;
 use nemesia_core::shared::port::{Host, PortConfig, ShmPort};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
@@ -211,13 +212,7 @@ pub(crate) fn attach(
     exchange: &mut dyn Exchange,
     (rank, size): (u32, u32),
 ) -> Result<Attached, Error> {
-    let geometry = config.geometry()?;
-    if size > MAX_PEERS {
-        let (field, value) = ("number of processes", size.into());
-        return Err(
-            crate::ConfigError::from(LayoutError::Geometry { field, value, must: "1 to 4096" }).into()
-        );
-    }
+    let geometry = sizes(config, size)?;
     let origin = Arc::new(ProcessOrigin::here(size as usize)?);
     let epoch = handshake::draw_epoch()?;
     let mut warnings = Vec::new();
@@ -262,8 +257,7 @@ pub(crate) fn attach(
     let load = oversubscription::load(cpus, &others);
     let (fastbox_limit, pieces) = (config.fastbox_bytes(), config.pieces());
     let (stores, clocked) = (config.cell_stores, config.single_copy == SingleCopy::Auto);
-    let announce = true;
-    let port_config = PortConfig { fastbox_limit, fences, announce, pieces, stores, clocked };
+    let port_config = PortConfig { fastbox_limit, fences, announce: true, pieces, stores, clocked };
     let connection = |peer: &Option<Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
     let connections = peers.iter().map(connection).collect();
     let readable = readable(config, &mut peers, &mut warnings)?;
@@ -279,6 +273,16 @@ pub(crate) fn attach(
     }
     let sleep = OwnSleep::new(&ours)?;
     Ok(Attached { port, sleep, watch, fence, load, facts, warnings, stamp, rejoin, gone, remote, origin })
+}
+
+/// Returns the sizes of our segments, if there can be links with all processes of the world.
+fn sizes(config: &Config, processes: u32) -> Result<Geometry, Error> {
+    if processes > MAX_PEERS {
+        let (field, value) = ("number of processes", processes.into());
+        let error = LayoutError::Geometry { field, value, must: "1 to 4096" };
+        return Err(crate::ConfigError::from(error).into());
+    }
+    Ok(config.geometry()?)
 }
 
 /// Splits a result into a memory, or the reason why it cannot be read.

@@ -7,7 +7,7 @@ use crate::wire::PeerId;
 
 /// The state of the connection with a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum PeerStage {
     /// There is no connection, and this process has not called.
     Apart,
     /// This process has called the peer, which it knows by this number.
@@ -20,7 +20,7 @@ pub enum Stage {
     Ended(PeerEnd),
 }
 
-impl Stage {
+impl PeerStage {
     /// Returns the number by which this process knows the peer.
     pub const fn number(self) -> Option<PeerId> {
         match self {
@@ -51,14 +51,18 @@ pub enum PeerEnd {
 #[derive(Debug)]
 pub struct PeerSlot {
     pub(super) address: PeerAddress,
-    pub(super) stage: Stage,
+    pub(super) stage: PeerStage,
     /// The number of the last call of the peer that counts: it has abandoned this one and all before.
     pub(super) heard: u64,
 }
 
 impl Default for PeerSlot {
     fn default() -> Self {
-        Self { address: PeerAddress::from_bytes([0; super::ADDRESS_BYTES]), stage: Stage::Apart, heard: 0 }
+        Self {
+            address: PeerAddress::from_bytes([0; super::ADDRESS_BYTES]),
+            stage: PeerStage::Apart,
+            heard: 0,
+        }
     }
 }
 

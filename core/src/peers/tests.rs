@@ -23,7 +23,7 @@ fn an_address_is_one_peer_and_is_not_called_before_it_is_spoken_to() {
     let mut peers = table(4, 4, true);
     let peer = peers.connect(&address(7)).unwrap();
     assert_eq!(peers.connect(&address(7)), Ok(peer));
-    assert_eq!((peers.len(), peers.connections(), peers.stage(peer)), (1, 0, Ok(Stage::Apart)));
+    assert_eq!((peers.len(), peers.connections(), peers.stage(peer)), (1, 0, Ok(PeerStage::Apart)));
     assert_eq!(peers.address_of(peer), Ok(&address(7)));
     assert_eq!(peers.speak(peer), Ok(Speaking::Call(0, 1)));
     assert_eq!(peers.speak(peer), Ok(Speaking::Wait(0)));
@@ -43,7 +43,7 @@ fn of_two_calls_that_cross_the_one_of_the_smaller_address_counts() {
     assert_eq!(peers.called(&address(3), 1), CallAnswer::Answer { peer: small, number: 0, calls: 2 });
     assert_eq!(peers.called(&address(9), 1), CallAnswer::Park(large));
     assert_eq!(peers.answered(small, 1), None, "our own call was abandoned");
-    assert_eq!(peers.stage(small), Ok(Stage::Answering(0)));
+    assert_eq!(peers.stage(small), Ok(PeerStage::Answering(0)));
     assert_eq!((peers.confirmed(small), peers.confirmed(small)), (Some(0), None));
     assert_eq!(peers.answered(large, 1), Some(1));
     assert_eq!(peers.called(&address(9), 1), CallAnswer::Outdated, "it has answered ours instead");
@@ -64,12 +64,12 @@ fn a_caller_that_calls_again_has_ended_the_connection_before() {
 }
 
 #[test]
-fn an_answer_in_vain_leaves_the_peer_apart() {
+fn an_answer_to_an_abandoned_call_leaves_the_peer_apart() {
     let mut peers = table(4, 4, true);
     let CallAnswer::Answer { peer, number, .. } = peers.called(&address(3), 1) else { panic!("no answer") };
     assert_eq!(peers.ended(peer, PeerEnd::Lost), Some(number));
     peers.free_number(number);
-    assert_eq!((peers.stage(peer), peers.connections()), (Ok(Stage::Apart), 0));
+    assert_eq!((peers.stage(peer), peers.connections()), (Ok(PeerStage::Apart), 0));
     assert_eq!(peers.speak(peer), Ok(Speaking::Call(0, 1)));
 }
 
@@ -80,12 +80,12 @@ fn limits_are_named_and_strangers_leave_nothing_behind() {
     assert_eq!(peers.connect(&address(3)), Err(PeerError::Slots { slots: 2 }));
     assert_eq!(peers.speak(one), Ok(Speaking::Call(0, 1)));
     assert_eq!(peers.speak(two), Err(PeerError::Connections { most: 1 }));
-    assert_eq!(peers.called(&address(8), 1), CallAnswer::Refuse(Refused::Full));
-    assert_eq!(peers.called(&address(2), 1), CallAnswer::Refuse(Refused::Full));
-    assert_eq!(peers.called(&address(5), 1), CallAnswer::Refuse(Refused::Itself));
+    assert_eq!(peers.called(&address(8), 1), CallAnswer::Refuse(CallRefusal::Full));
+    assert_eq!(peers.called(&address(2), 1), CallAnswer::Refuse(CallRefusal::Full));
+    assert_eq!(peers.called(&address(5), 1), CallAnswer::Refuse(CallRefusal::Itself));
     assert_eq!((peers.len(), peers.connections()), (2, 1));
     let mut closed = table(2, 2, false);
-    assert_eq!(closed.called(&address(1), 1), CallAnswer::Refuse(Refused::Unknown));
+    assert_eq!(closed.called(&address(1), 1), CallAnswer::Refuse(CallRefusal::Unknown));
     assert!(closed.is_empty());
 }
 

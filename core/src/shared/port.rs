@@ -124,8 +124,8 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Returns a port with these links. `cells` is the number of cells in each process's pool, a power of two. `inbox` is
-    /// the first receive queue.
+    /// Returns a port with these links. `cells` is the number of cells in each process's pool, a power of two.
+    /// `inbox` is the first receive queue.
     pub fn new(
         config: PortConfig,
         links: L,

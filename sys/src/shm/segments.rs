@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 
 use nemesia_core::shared::layout::{Geometry, Identity, MAX_QUEUES, SegmentKind, queue_of};
 
-use super::{ORDINARY, unsealed, views};
+use super::extent::header;
+use super::{ORDINARY, unsealed};
 use crate::config::Config;
 use crate::error::Error;
 use crate::os::{Access, AttachLimits, ForeignFd, Segment, SegmentBacking, SegmentOptions};
@@ -45,7 +46,7 @@ impl OwnSegments {
         let bytes = sizes.own().total;
         let own = Segment::create_sealed("nemesia-own", bytes, &config.segments)?;
         let identity = Identity { kind: SegmentKind::Own, geometry: sizes, number: 0, epoch };
-        views::header(&own)?.publish(&identity, bytes as u64);
+        header(&own)?.publish(&identity, bytes as u64);
         warnings.extend(own.warnings().iter().cloned());
         if own.huge() {
             warnings.push(ORDINARY.into());
@@ -83,7 +84,7 @@ impl OwnSegments {
 
     fn publish(&self, segment: &Segment, kind: SegmentKind, number: u32, bytes: usize) -> Result<(), Error> {
         let identity = Identity { kind, geometry: self.sizes, number, epoch: self.epoch };
-        views::header(segment)?.publish(&identity, bytes as u64);
+        header(segment)?.publish(&identity, bytes as u64);
         Ok(())
     }
 
@@ -156,8 +157,8 @@ impl Expected<'_> {
         let limits = AttachLimits { lengths: total..=total + ROUNDING, allow_unsealed, keeps_pages };
         let segment = Segment::attach(fd, access, limits).map_err(|error| error.to_string())?;
         let identity = Identity { kind, geometry: self.sizes, number, epoch: self.epoch };
-        let header = views::header(&segment).map_err(|error| error.to_string())?;
-        header.check(&identity, total as u64).map_err(|error| error.to_string())?;
+        let checked = header(&segment).and_then(|header| header.check(&identity, total as u64));
+        checked.map_err(|error| error.to_string())?;
         Ok(segment)
     }
 }

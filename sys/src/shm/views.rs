@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use nemesia_core::shared::assist::{self, AssistLine};
 use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
-use nemesia_core::shared::layout::{Extent, Geometry, LayoutError, Line, SegmentHeader, queue_of};
+use nemesia_core::shared::layout::{Geometry, LayoutError, Line, queue_of};
 use nemesia_core::shared::pool::{
     CellHeader, CellPool, CellRecord, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
@@ -33,6 +33,7 @@ use nemesia_core::shared::queue::{CellQueue, Consumer, Producer};
 use nemesia_core::shared::sleep::SleepWord;
 use nemesia_core::sync::{Payload, PayloadMut, Word64};
 
+use super::extent::{extent, view};
 use super::links::Links;
 use super::segments::{OwnLink, OwnSegments, PeerSegments};
 use super::{Kernel, Port};
@@ -146,30 +147,6 @@ impl NewLink {
             port.host_mut().mappings.links[number as usize] = Some(linked);
         }
     }
-}
-
-fn extent(segment: &Segment, want: usize) -> Result<Extent, LayoutError> {
-    // SAFETY: the segment is mapped readable until it is dropped; the pointers resolved here are stored
-    // together with it (see the module's documentation).
-    unsafe { Extent::new(segment.as_ptr(), segment.len(), want) }
-}
-
-/// Returns `count` values at an offset. `T` is one of the core's types of shared words.
-///
-/// # Safety
-/// `T` consists of atomic words only, so that any bytes are valid and other processes may write them; the segment
-/// stays mapped while the view is used.
-unsafe fn view<T>(extent: &Extent, offset: usize, count: usize) -> Result<&'static [T], LayoutError> {
-    let base: NonNull<T> = extent.resolve(offset, count)?;
-    // SAFETY: `resolve` checked extent and alignment; the caller vouches for type and lifetime.
-    Ok(unsafe { std::slice::from_raw_parts(base.as_ptr(), count) })
-}
-
-/// Returns the header of a segment.
-pub(super) fn header(segment: &Segment) -> Result<&SegmentHeader, LayoutError> {
-    let extent = extent(segment, size_of::<SegmentHeader>())?;
-    // SAFETY: a header is atomic words; the result borrows the segment, so it is mapped.
-    Ok(unsafe { &view::<SegmentHeader>(&extent, 0, 1)?[0] })
 }
 
 /// The parts of an inbox.

@@ -9,14 +9,14 @@
 mod line;
 mod process;
 
-use nemesia_core::peers::{PeerAddress, Stage};
+use nemesia_core::peers::{PeerAddress, PeerStage};
 
 use crate::rng::Rng;
 use crate::tally::{Event, Tally};
 use crate::trace::Trace;
 use crate::violation::{Check, Violation, ensure};
-use line::{Line, Name, Side};
-use process::Process;
+use line::{Line, ProcessName, Side};
+use process::CallingProcess;
 
 /// Rounds in which everything under way comes to an end.
 const ROUNDS: usize = 400;
@@ -36,15 +36,16 @@ struct Network {
 #[derive(Debug)]
 pub(crate) struct PeersWorld {
     rng: Rng,
-    processes: Vec<Process>,
+    processes: Vec<CallingProcess>,
     network: Network,
 }
 
 impl PeersWorld {
     pub(crate) fn new(mut rng: Rng, trace: Trace) -> Self {
         let count = 2 + rng.below(7);
-        let processes =
-            (0..count).map(|index| Process::new(&mut rng, Name { index, life: 0 }, count)).collect();
+        let processes = (0..count)
+            .map(|index| CallingProcess::new(&mut rng, ProcessName { index, life: 0 }, count))
+            .collect();
         let network = Network { trace, lives: vec![0; count], ..Network::default() };
         Self { rng, processes, network }
     }
@@ -55,11 +56,11 @@ impl PeersWorld {
         self.network.now += 1;
         match self.rng.below(100) {
             0..20 => self.introduce(index),
-            20..45 => self.act(index, Process::send_some),
-            45..49 => self.act(index, Process::disconnect_some),
-            49..54 => self.act(index, Process::release_some),
+            20..45 => self.act(index, CallingProcess::send_some),
+            45..49 => self.act(index, CallingProcess::disconnect_some),
+            49..54 => self.act(index, CallingProcess::release_some),
             54 => self.replace(index),
-            _ => self.act(index, Process::progress),
+            _ => self.act(index, CallingProcess::progress),
         }?;
         self.check_pairs()
     }
@@ -67,7 +68,7 @@ impl PeersWorld {
     fn act(
         &mut self,
         index: usize,
-        act: impl FnOnce(&mut Process, &mut Network, &mut Rng) -> Check,
+        act: impl FnOnce(&mut CallingProcess, &mut Network, &mut Rng) -> Check,
     ) -> Check {
         act(&mut self.processes[index], &mut self.network, &mut self.rng)
     }
@@ -83,10 +84,11 @@ impl PeersWorld {
     fn replace(&mut self, index: usize) -> Check {
         let count = self.processes.len();
         let leaves = self.rng.one_in(2);
-        let Name { life, .. } = self.processes[index].name;
+        let ProcessName { life, .. } = self.processes[index].name;
         self.processes[index].end(&mut self.network, leaves);
         self.network.lives[index] += 1;
-        self.processes[index] = Process::new(&mut self.rng, Name { index, life: life + 1 }, count);
+        self.processes[index] =
+            CallingProcess::new(&mut self.rng, ProcessName { index, life: life + 1 }, count);
         Ok(())
     }
 
@@ -115,7 +117,7 @@ impl PeersWorld {
     pub(crate) fn finish(&mut self) -> Check {
         for _ in 0..ROUNDS {
             for index in 0..self.processes.len() {
-                self.act(index, Process::progress)?;
+                self.act(index, CallingProcess::progress)?;
             }
         }
         let Self { processes, network, .. } = self;
@@ -123,12 +125,12 @@ impl PeersWorld {
             for (peer, known) in &process.known {
                 let stage = process.stage(*peer)?;
                 ensure!(
-                    !matches!(stage, Stage::Calling(_) | Stage::Answering(_)),
+                    !matches!(stage, PeerStage::Calling(_) | PeerStage::Answering(_)),
                     "{:?} still meets {:?}",
                     process.name,
                     known.name
                 );
-                let Stage::Connected(_) = stage else { continue };
+                let PeerStage::Connected(_) = stage else { continue };
                 let line = process.line_with(known.name);
                 let other = &processes[known.name.index];
                 ensure!(
@@ -154,7 +156,7 @@ impl PeersWorld {
 
 impl Network {
     /// Opens a line to a process. It ends at once if the process does not live.
-    fn open(&mut self, caller: Name, called: Name) -> usize {
+    fn open(&mut self, caller: ProcessName, called: ProcessName) -> usize {
         self.tally.count(Event::PeerCall);
         let mut line = Line::new(caller, called);
         if self.lives[called.index] != called.life {
@@ -170,7 +172,7 @@ impl Network {
 }
 
 /// Returns an address that names a process, after random bytes that decide the order of addresses.
-fn address_of(rng: &mut Rng, name: Name) -> PeerAddress {
+fn address_of(rng: &mut Rng, name: ProcessName) -> PeerAddress {
     let mut bytes = [0; 64];
     bytes[..8].copy_from_slice(&rng.next().to_le_bytes());
     bytes[8] = name.index as u8;
@@ -178,7 +180,7 @@ fn address_of(rng: &mut Rng, name: Name) -> PeerAddress {
     PeerAddress::from_bytes(bytes)
 }
 
-fn side_of(line: &Line, name: Name) -> Side {
+fn side_of(line: &Line, name: ProcessName) -> Side {
     if line.caller == name { Side::Caller } else { Side::Called }
 }
 

@@ -3,11 +3,11 @@
 
 use std::collections::VecDeque;
 
-use nemesia_core::peers::{PeerAddress, Refused};
+use nemesia_core::peers::{CallRefusal, PeerAddress};
 
 /// A process: its place, and the number of processes before it in that place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Name {
+pub(super) struct ProcessName {
     pub(super) index: usize,
     pub(super) life: usize,
 }
@@ -20,11 +20,11 @@ pub(super) enum LinePacket {
     /// The answer: the number of the called process for the caller, and of its calls.
     Answer(u32, u64),
     Confirmation,
-    Refusal(Refused),
+    Refusal(CallRefusal),
     /// A message, from one process to another, with the number by which the receiver knows the sender.
     Data {
-        from: Name,
-        to: Name,
+        from: ProcessName,
+        to: ProcessName,
         number: u32,
     },
     /// The sender leaves, or disconnects.
@@ -41,8 +41,8 @@ pub(super) enum Side {
 /// A line from a caller to the process that it has called.
 #[derive(Debug)]
 pub(super) struct Line {
-    pub(super) caller: Name,
-    pub(super) called: Name,
+    pub(super) caller: ProcessName,
+    pub(super) called: ProcessName,
     /// Whether the called process has accepted it.
     pub(super) accepted: bool,
     /// The packets for each side.
@@ -52,7 +52,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub(super) fn new(caller: Name, called: Name) -> Self {
+    pub(super) fn new(caller: ProcessName, called: ProcessName) -> Self {
         let packets = [VecDeque::new(), VecDeque::new()];
         Self { caller, called, accepted: false, packets, closed: [false; 2] }
     }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use nemesia_core::peers::{
-    CallAnswer, PeerAddress, PeerEnd, PeerError, PeerLimits, PeerRef, PeerSlot, Peers, Refused, Speaking,
-    Stage,
+    CallAnswer, CallRefusal, PeerAddress, PeerEnd, PeerError, PeerLimits, PeerRef, PeerSlot, PeerStage,
+    Peers, Speaking,
 };
 use nemesia_core::slab::{List, Slot};
 
-use super::line::{LinePacket, Name, Side};
+use super::line::{LinePacket, ProcessName, Side};
 use super::{Network, address_of, broken, side_of};
 use crate::rng::Rng;
 use crate::tally::Event;
@@ -17,7 +17,7 @@ use crate::violation::{Check, Violation, ensure};
 /// What a process knows of a peer besides the table.
 #[derive(Debug)]
 pub(super) struct Known {
-    pub(super) name: Name,
+    pub(super) name: ProcessName,
     /// The line of the call, or of the connection.
     line: Option<usize>,
     /// The number by which the peer knows this process.
@@ -28,8 +28,8 @@ pub(super) struct Known {
 
 /// A process.
 #[derive(Debug)]
-pub(super) struct Process {
-    pub(super) name: Name,
+pub(super) struct CallingProcess {
+    pub(super) name: ProcessName,
     address: PeerAddress,
     limits: PeerLimits,
     table: Peers<Vec<Slot<PeerSlot>>, Vec<List>, Vec<u32>>,
@@ -63,8 +63,8 @@ impl From<PeerRefKey> for PeerRef {
     }
 }
 
-impl Process {
-    pub(super) fn new(rng: &mut Rng, name: Name, count: usize) -> Self {
+impl CallingProcess {
+    pub(super) fn new(rng: &mut Rng, name: ProcessName, count: usize) -> Self {
         let address = address_of(rng, name);
         let limits = PeerLimits { connections: 1 + rng.below(count) as u32, strangers: !rng.one_in(4) };
         // One number more than the limit, which is what counts.
@@ -77,22 +77,27 @@ impl Process {
         Self { name, address, limits, table, known, released, parked, abandoned, ending, highest: None }
     }
 
-    pub(super) fn card(&self) -> (Name, PeerAddress) {
+    pub(super) fn card(&self) -> (ProcessName, PeerAddress) {
         (self.name, self.address)
     }
 
-    pub(super) fn stage(&self, peer: PeerRefKey) -> Result<Stage, Violation> {
+    pub(super) fn stage(&self, peer: PeerRefKey) -> Result<PeerStage, Violation> {
         self.table.stage(peer.into()).or_else(|error| broken(format!("{:?}: {peer:?}: {error}", self.name)))
     }
 
     /// Returns the line of the connection with a process.
-    pub(super) fn line_with(&self, name: Name) -> Option<usize> {
+    pub(super) fn line_with(&self, name: ProcessName) -> Option<usize> {
         let (peer, known) = self.known.iter().find(|(_, known)| known.name == name)?;
-        matches!(self.table.stage((*peer).into()), Ok(Stage::Connected(_))).then_some(known.line)?
+        matches!(self.table.stage((*peer).into()), Ok(PeerStage::Connected(_))).then_some(known.line)?
     }
 
     /// Learns an address.
-    pub(super) fn connect(&mut self, name: Name, address: PeerAddress, network: &mut Network) -> Check {
+    pub(super) fn connect(
+        &mut self,
+        name: ProcessName,
+        address: PeerAddress,
+        network: &mut Network,
+    ) -> Check {
         let before = self.table.len();
         let met = self.known.iter().find(|(_, known)| known.name == name).map(|(peer, _)| *peer);
         match (self.table.connect(&address), met) {
@@ -104,7 +109,7 @@ impl Process {
         }
     }
 
-    fn meet(&mut self, peer: PeerRef, name: Name, network: &mut Network) -> Check {
+    fn meet(&mut self, peer: PeerRef, name: ProcessName, network: &mut Network) -> Check {
         let is_again = self.released.iter().any(|old| old.to_bits() >> 32 == peer.to_bits() >> 32);
         if is_again {
             network.tally.count(Event::PeerSlotAgain);
@@ -169,7 +174,7 @@ impl Process {
         Ok(())
     }
 
-    /// Says farewell on the line of a peer.
+    /// Announces the end on the line of a peer.
     fn leave(&self, peer: PeerRefKey, network: &mut Network) -> Check {
         if let Some(line) = self.known[&peer].line {
             let line = &mut network.lines[line];
@@ -193,7 +198,7 @@ impl Process {
         }
     }
 
-    /// Ends the process. It closes all lines, perhaps after a farewell.
+    /// Ends the process. It closes all lines, perhaps after a last packet.
     pub(super) fn end(&mut self, network: &mut Network, leaves: bool) {
         for line in &mut network.lines {
             for (name, side) in [(line.caller, Side::Caller), (line.called, Side::Called)] {
@@ -214,7 +219,7 @@ impl Process {
         let backlog = self.accept(network);
         let peers: Vec<_> = self.known.keys().copied().collect();
         for peer in peers {
-            // Packets of different connections are not in order: a new call may arrive before an earlier farewell.
+            // Packets of different connections are not in order: a new call may arrive before an earlier last packet.
             if !rng.one_in(4) {
                 self.read_line(peer, network)?;
             }
@@ -280,7 +285,7 @@ impl Process {
                 None if network.lines[line].has_ended(side) => {
                     let name = self.known[&peer].name;
                     let lives = network.lives[name.index] == name.life;
-                    let is_confirmed = !matches!(self.stage(peer)?, Stage::Answering(_));
+                    let is_confirmed = !matches!(self.stage(peer)?, PeerStage::Answering(_));
                     ensure!(
                         !(lives && is_confirmed),
                         "{:?} loses line {line} to {name:?}, which lives",
@@ -341,10 +346,10 @@ impl Process {
         match answer {
             CallAnswer::Answer { peer, number, calls } => {
                 ensure!(was_known.is_some() || self.limits.strangers, "{:?} admits {caller:?}", self.name);
-                let crosses = matches!(before, Some(Stage::Calling(_)));
+                let crosses = matches!(before, Some(PeerStage::Calling(_)));
                 ensure!(!crosses || address < self.address, "{:?}: its own call counts", self.name);
                 let was_ended = self.known.get(&peer.into()).is_none_or(|known| known.line.is_none());
-                let is_alone = was_ended || !matches!(before, Some(Stage::Connected(_)));
+                let is_alone = was_ended || !matches!(before, Some(PeerStage::Connected(_)));
                 ensure!(is_alone, "{:?} has a connection with {caller:?}, and answers it", self.name);
                 if was_known.is_none() {
                     self.meet(peer, caller, network)?;
@@ -362,12 +367,13 @@ impl Process {
             }
             CallAnswer::Refuse(reason) => {
                 let is_right = match reason {
-                    Refused::Unknown => was_known.is_none() && !self.limits.strangers,
-                    Refused::Full => used >= self.limits.connections || slots >= self.table.len(),
-                    Refused::Itself => caller == self.name,
+                    CallRefusal::Unknown => was_known.is_none() && !self.limits.strangers,
+                    CallRefusal::Full => used >= self.limits.connections || slots >= self.table.len(),
+                    CallRefusal::Itself => caller == self.name,
                 };
                 ensure!(is_right, "{:?} refuses {caller:?}: {reason}", self.name);
-                let event = if reason == Refused::Unknown { Event::PeerStranger } else { Event::PeerFull };
+                let event =
+                    if reason == CallRefusal::Unknown { Event::PeerStranger } else { Event::PeerFull };
                 network.tally.count(event);
                 network.lines[at].send(Side::Called, LinePacket::Refusal(reason));
                 network.lines[at].close(Side::Called);
@@ -409,7 +415,7 @@ impl Process {
             Some(number) => self.ending.push(number),
             None => return broken(format!("{name:?}: a line of {peer:?} without a connection")),
         }
-        if self.stage(peer)? != Stage::Apart {
+        if self.stage(peer)? != PeerStage::Apart {
             self.known_mut(peer)?.waiting = 0;
         } else if self.known[&peer].waiting > 0 {
             // The caller has abandoned its call, but packets wait.
