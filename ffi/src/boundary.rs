@@ -262,7 +262,8 @@ pub(crate) unsafe fn write_versioned<T: Versioned>(pointer: *mut T, value: &T) -
 
 /// Checks that `size` is one that a caller of some version can have set.
 fn check_size<T: Versioned>(size: usize) -> Result<(), Fault> {
-    if (T::FIRST..=LONGEST_STRUCT).contains(&size) {
+    // The fields fill whole words: any other size would cut one.
+    if (T::FIRST..=LONGEST_STRUCT).contains(&size) && size.is_multiple_of(size_of::<u64>()) {
         return Ok(());
     }
     Err(Fault::argument(format!("struct_size is {size}: it must be sizeof({}), {}", T::NAME, size_of::<T>())))
@@ -333,7 +334,7 @@ mod tests {
 
     #[test]
     fn an_impossible_struct_size_is_refused() {
-        for size in [0, 15, 4097, u64::MAX] {
+        for size in [0, 15, 17, 23, 4097, u64::MAX] {
             assert_eq!(read(&[size]).unwrap_err().code(), NEMESIA_ERR_ARGUMENT, "{size}");
         }
     }
