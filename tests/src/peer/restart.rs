@@ -19,6 +19,8 @@ const SIZES: [usize; 4] = [8, 900, 20_000, 300_000];
 const SIGN: u64 = 1 << 40;
 const ANYONE: u64 = 2 << 40;
 const KEY: u64 = 3 << 40;
+/// Which process of the mortal rank a survivor has met.
+const MET: u64 = 4 << 40;
 const BYTES: usize = 1 << 16;
 /// The rounds of the last incarnation.
 const ENOUGH: u64 = 8;
@@ -169,6 +171,22 @@ impl RestartPlace {
             Err(Error::PeerFailed { rank, .. }) if rank == mortal => {}
             other => return broken(format!("a send to a rank that is gone: {other:?}")),
         }
+        self.readmit_next()?;
+        ensure(matches!(self.endpoint.readmit(mortal), Err(Error::NotRestarted { .. })), || "twice".into())?;
+        ensure(self.endpoint.failure(mortal).is_none(), || "still failed".into())?;
+        tell(&format!("readmitted {}", self.generation))?;
+        // It was posted before, and stays posted.
+        ensure(self.endpoint.test(anyone)?.is_none() && self.endpoint.cancel(anyone), || "lost".into())?;
+        match self.endpoint.test(anyone) {
+            Err(Error::Cancelled) => {}
+            other => return broken(format!("{other:?}")),
+        }
+        self.meet_the_same()
+    }
+
+    /// Readmits the next process of the mortal rank.
+    fn readmit_next(&mut self) -> Outcome {
+        let mortal = self.mortal;
         let there = self.endpoint.wait_restarted(Some(Duration::from_secs(60)))?;
         ensure(there == [mortal], || format!("{there:?} were restarted"))?;
         self.endpoint.readmit(mortal)?;
@@ -176,14 +194,28 @@ impl RestartPlace {
         let known = self.endpoint.incarnation_of(mortal).unwrap_or_default();
         ensure(known > self.generation, || format!("{known} after {}", self.generation))?;
         self.generation = known;
-        ensure(matches!(self.endpoint.readmit(mortal), Err(Error::NotRestarted { .. })), || "twice".into())?;
-        ensure(self.endpoint.failure(mortal).is_none(), || "still failed".into())?;
-        tell(&format!("readmitted {}", self.generation))?;
-        // It was posted before, and stays posted.
-        ensure(self.endpoint.test(anyone)?.is_none() && self.endpoint.cancel(anyone), || "lost".into())?;
-        match self.endpoint.test(anyone) {
-            Err(Error::Cancelled) => Ok(()),
-            other => broken(format!("{other:?}")),
+        Ok(())
+    }
+
+    /// Readmits further processes of the mortal rank, until all survivors have met the same one: a process may have
+    /// died when only some of them had readmitted it. The others would wait for it for ever.
+    fn meet_the_same(&mut self) -> Outcome {
+        let rank = self.endpoint.rank();
+        loop {
+            let (mut least, mut most) = (self.generation, self.generation);
+            for other in (0..self.mortal).filter(|other| *other != rank) {
+                self.endpoint.send(other, MET, &self.generation.to_le_bytes())?;
+                let mut met = [0; 8];
+                self.endpoint.recv(Source::Rank(other), Tag::Exactly(MET), &mut met)?;
+                let met = u64::from_le_bytes(met);
+                (least, most) = (least.min(met), most.max(met));
+            }
+            if least == most {
+                return Ok(());
+            }
+            if self.generation < most {
+                self.readmit_next()?;
+            }
         }
     }
 }

@@ -125,7 +125,7 @@ proptest! {
 
     #[test]
     fn inspect_returns_the_fields_of_the_header(
-        kind in 0..10u64, len in 0..600u64, me in 0..3u16, to in 0..3u16,
+        kind in 0..14u64, len in 0..600u64, me in 0..3u16, to in 0..3u16,
         ahead in -3..4i64,
         expected in prop_oneof![Just(1), Just(9), Just(SEQUENCE_MASK), Just(SEQUENCE_MASK + 1)],
     ) {
@@ -136,7 +136,7 @@ proptest! {
         region.word(16).store_relaxed(99);
         region.word(0).store_relaxed(sequence << 16 | u64::from(to));
         let seen = peer_pool(&region, 4).inspect(0, me, expected);
-        let good = (1..=8).contains(&kind) && len <= 256;
+        let good = (1..=11).contains(&kind) && len <= 256;
         match seen {
             CellState::Other => prop_assert!(me != to || ahead < 0),
             CellState::Early => prop_assert!(me == to && ahead > 0),
