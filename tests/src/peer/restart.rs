@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::{Bootstrap, BootstrapError, Exchange, Member};
 use nemesia::internals::os::{HandoffConnection, Segment, SegmentOptions};
-use nemesia::{Access, Config, Endpoint, Error, KEY_BYTES, Refusal, Region, RemoteKey, Source, Tag};
+use nemesia::{Access, Config, Endpoint, Error, Failure, KEY_BYTES, Refusal, Region, RemoteKey, Source, Tag};
 
 use super::impostor::VERSION;
 use super::{Arena, Fault, Outcome, broken, ensure, open, tell};
@@ -138,7 +138,8 @@ impl RestartPlace {
             let done = !self.is_mortal() || last && round >= ENOUGH;
             let agreed = self.endpoint.agree(if done { u64::MAX } else { 0 })?;
             if !agreed.gone.is_empty() {
-                ensure(agreed.gone == [self.mortal], || format!("{agreed:?}"))?;
+                let why: Vec<_> = agreed.gone.iter().map(|rank| self.endpoint.failure(*rank)).collect();
+                ensure(agreed.gone == [self.mortal], || format!("{agreed:?}: {why:?}"))?;
                 return Ok(false);
             }
             if agreed.flags != 0 {
@@ -172,14 +173,24 @@ impl RestartPlace {
             other => return broken(format!("a send to a rank that is gone: {other:?}")),
         }
         self.readmit_next()?;
-        ensure(matches!(self.endpoint.readmit(mortal), Err(Error::NotRestarted { .. })), || "twice".into())?;
-        ensure(self.endpoint.failure(mortal).is_none(), || "still failed".into())?;
+        match self.endpoint.readmit(mortal) {
+            Err(Error::NotRestarted { .. }) => {}
+            // It has died again meanwhile, and its successor is there.
+            Ok(()) => self.generation = self.later_generation()?,
+            other => return broken(format!("readmitted twice: {other:?}")),
+        }
+        let failure = self.endpoint.failure(mortal);
+        ensure(matches!(failure, None | Some(Failure::Died)), || format!("still failed: {failure:?}"))?;
         tell(&format!("readmitted {}", self.generation))?;
-        // It was posted before, and stays posted.
-        ensure(self.endpoint.test(anyone)?.is_none() && self.endpoint.cancel(anyone), || "lost".into())?;
+        // It was posted before, and stays posted, unless the next process has died as well.
+        let died = |error: &Error| matches!(error, Error::PeerFailed { rank, .. } if *rank == mortal);
         match self.endpoint.test(anyone) {
-            Err(Error::Cancelled) => {}
-            other => return broken(format!("{other:?}")),
+            Err(error) if died(&error) => {}
+            posted => {
+                ensure(posted?.is_none() && self.endpoint.cancel(anyone), || "lost".into())?;
+                let ended = self.endpoint.test(anyone);
+                ensure(matches!(ended, Err(Error::Cancelled)), || format!("{ended:?}"))?;
+            }
         }
         self.meet_the_same()
     }
@@ -187,14 +198,24 @@ impl RestartPlace {
     /// Readmits the next process of the mortal rank.
     fn readmit_next(&mut self) -> Outcome {
         let mortal = self.mortal;
-        let there = self.endpoint.wait_restarted(Some(Duration::from_secs(60)))?;
-        ensure(there == [mortal], || format!("{there:?} were restarted"))?;
-        self.endpoint.readmit(mortal)?;
-        // A process that died before it was readmitted is never met.
-        let known = self.endpoint.incarnation_of(mortal).unwrap_or_default();
-        ensure(known > self.generation, || format!("{known} after {}", self.generation))?;
-        self.generation = known;
+        loop {
+            let there = self.endpoint.wait_restarted(Some(Duration::from_secs(60)))?;
+            ensure(there == [mortal], || format!("{there:?} were restarted"))?;
+            match self.endpoint.readmit(mortal) {
+                // It died before it was readmitted.
+                Err(Error::NotRestarted { .. }) => {}
+                readmitted => break readmitted?,
+            }
+        }
+        self.generation = self.later_generation()?;
         Ok(())
+    }
+
+    /// Returns which process of the mortal rank was readmitted. A process that died before is never met.
+    fn later_generation(&self) -> Outcome<u64> {
+        let known = self.endpoint.incarnation_of(self.mortal).unwrap_or_default();
+        ensure(known > self.generation, || format!("{known} after {}", self.generation))?;
+        Ok(known)
     }
 
     /// Readmits further processes of the mortal rank, until all survivors have met the same one: a process may have

@@ -289,6 +289,7 @@ impl Endpoint {
     /// Waits until these ranks have readmitted this process or are gone.
     pub(super) fn await_answers_of(&mut self, members: &[usize]) -> Result<(), Error> {
         let mut wait = Wait::new(None);
+        self.attend_net_rejoin();
         while members.iter().any(|rank| self.is_awaiting(*rank)) {
             let packets = self.engine.progress().packets;
             self.pause(&mut wait, packets, Awaited::Other)?;
@@ -299,6 +300,8 @@ impl Endpoint {
     /// Waits until every survivor has readmitted this process or is gone.
     pub(in crate::endpoint) fn await_answers(&mut self) -> Result<(), Error> {
         let mut wait = Wait::new(None);
+        // The answers may have come with the last packets.
+        self.attend_net_rejoin();
         while self.rejoin.awaits_answers() || self.net().is_some_and(NetPort::awaits_answers) {
             let packets = self.engine.progress().packets;
             self.pause(&mut wait, packets, Awaited::Other)?;

@@ -98,14 +98,16 @@ impl NetPort {
         }
     }
 
-    /// Returns whether the answer of this rank is awaited.
+    /// Returns whether the answer of this rank is awaited, or was not taken yet ([`NetPort::next_answer`]).
     pub(crate) fn awaits(&self, rank: PeerId) -> bool {
-        self.rejoin.awaited.iter().any(|awaited| awaited.rank == rank)
+        let NetRejoin { awaited, answers, .. } = &self.rejoin;
+        awaited.iter().any(|awaited| awaited.rank == rank) || answers.iter().any(|(other, _)| *other == rank)
     }
 
-    /// Returns whether any answer is awaited.
+    /// Returns whether any answer is awaited, or was not taken yet. An answer that was not taken has a number of
+    /// agreements that the endpoint does not know.
     pub(crate) fn awaits_answers(&self) -> bool {
-        !self.rejoin.awaited.is_empty()
+        !self.rejoin.awaited.is_empty() || !self.rejoin.answers.is_empty()
     }
 
     /// Returns the next answer, and its rank.
