@@ -55,6 +55,16 @@ impl PeerRef {
     pub const fn from_bits(bits: u64) -> Self {
         Self { index: (bits >> 32) as u32, generation: bits as u32 }
     }
+
+    /// Returns the number of its slot, from 0.
+    pub const fn index(self) -> u32 {
+        self.index
+    }
+
+    /// Returns how often the slot was used before, modulo 2^32.
+    pub const fn generation(self) -> u32 {
+        self.generation
+    }
 }
 
 /// The reason why a peer cannot be used.
@@ -247,6 +257,12 @@ where
     /// [`PeerError::Stale`].
     pub fn address_of(&self, peer: PeerRef) -> Result<&PeerAddress, PeerError> {
         Ok(&self.slot(peer)?.address)
+    }
+
+    /// Returns the peer that now has the slot with this number.
+    pub fn peer_at(&self, index: u32) -> Option<PeerRef> {
+        let is_used = (index as usize) < self.slots.touched() && self.is_used(index);
+        is_used.then(|| self.reference(index))
     }
 
     /// Returns the state of the connection with a peer.

@@ -1,9 +1,12 @@
 //! The shared-memory transport on Linux: its segments are laid out, exchanged, validated and made into a port.
 
+mod address;
 mod arrivals;
+mod calls;
 mod connect;
 mod extent;
 mod handshake;
+mod joining;
 mod lent;
 mod links;
 mod oversubscription;
@@ -46,7 +49,8 @@ use regions::MappedRegions;
 
 pub(crate) use lent::{LentRange, Loan};
 pub(crate) use regions::{PeerRegion, share_of, window_of};
-pub(crate) use rejoin::{JoiningProcess, RejoinAnswer, RejoinListener};
+pub(crate) use joining::JoiningProcess;
+pub(crate) use rejoin::{RejoinAnswer, RejoinListener};
 use segments::OwnSegments;
 use views::NewLink;
 pub(crate) use views::OwnSleep;
@@ -57,9 +61,9 @@ pub(crate) type Port = ShmPort<'static, Kernel, Links, Vec<CellRecord>>;
 /// The operating-system services that the port uses.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    /// The memory of peers that can be read, one element per rank.
+    /// The memory of peers that can be read, one element per number.
     memories: Vec<Option<RemoteMemory>>,
-    /// The connections, one per rank; those of departed peers are closed.
+    /// The connections, one per number; those of departed peers are closed.
     connections: Vec<Weak<HandoffConnection>>,
     /// The memory of this process that peers can map.
     pub(crate) lent: LentRanges,
@@ -177,6 +181,19 @@ impl Host for Kernel {
     }
 }
 
+/// Makes places for peers with smaller numbers than this.
+pub(crate) fn make_places(port: &mut Port, count: usize) {
+    let host = port.host_mut();
+    if count > host.connections.len() {
+        // Each time as many again, so that a peer costs the same, however many there are.
+        let count = count.next_power_of_two().min(MAX_PEERS as usize);
+        host.memories.resize_with(count, || None);
+        host.connections.resize_with(count, Weak::new);
+        host.mappings.grow(count);
+        port.grow_links(|links| links.grow(count));
+    }
+}
+
 /// Returns the facts about a peer; `unreadable` is the reason why its memory cannot be read.
 fn met(peer: &Peer, unreadable: Option<String>) -> Met {
     let own = &peer.segments.own;
@@ -227,7 +244,7 @@ pub(crate) fn attach(
     let stamp = Box::new(epoch);
     let address = if config.single_copy == SingleCopy::Off { 0 } else { (&raw const *stamp) as u64 };
     let expedited = fence.is_expedited();
-    let world = ShmWorld {
+    let world = Arc::new(ShmWorld {
         config: config.clone(),
         geometry,
         rank,
@@ -238,8 +255,8 @@ pub(crate) fn attach(
         stamp: address,
         incarnation: exchange.incarnation(),
         sealed: ours.own.write_sealed(),
-    };
-    let met = connect::connect(world, (&ours, &origin), exchange)?;
+    });
+    let met = connect::connect(Arc::clone(&world), (&ours, &origin), exchange)?;
     let connect::ShmMeeting { mut peers, watch, rejoin, gone, remote } = met;
     let without =
         peers.iter().zip(0..).filter_map(|(peer, rank)| (!peer.as_ref()?.expedited).then_some(rank));

@@ -21,7 +21,7 @@ pub(crate) struct ProcessOrigin {
     wiped: bool,
 }
 
-// SAFETY: after its construction, the page is only reached by atomic loads; the last owner unmaps it.
+// SAFETY: after its construction, the page is only reached by atomic loads and stores; the last owner unmaps it.
 unsafe impl Send for ProcessOrigin {}
 // SAFETY: as above.
 unsafe impl Sync for ProcessOrigin {}
@@ -45,6 +45,14 @@ impl ProcessOrigin {
         let origin = Self { word, wiped: wiped.is_ok() };
         origin.word().store(number.max(1), Ordering::Relaxed);
         Ok(origin)
+    }
+
+    /// Replaces the number by another one, which is not 0. Has no effect in a forked child. Only the thread that uses
+    /// what the number counts calls this.
+    pub(crate) fn renumber(&self, number: usize) {
+        if !self.is_elsewhere() {
+            self.word().store(number.max(1), Ordering::Relaxed);
+        }
     }
 
     /// Returns whether the kernel lets forked children be distinguished.

@@ -42,7 +42,7 @@ pub(super) struct ShmMeeting {
 
 /// Connects with every rank. If this process was restarted, sends connection requests to every rank.
 pub(super) fn connect(
-    world: ShmWorld,
+    world: Arc<ShmWorld>,
     (ours, origin): (&Arc<OwnSegments>, &Arc<ProcessOrigin>),
     exchange: &mut dyn Exchange,
 ) -> Result<ShmMeeting, Error> {
@@ -139,7 +139,7 @@ fn host_of(exchange: &mut dyn Exchange, rank: usize) -> Result<HostAddress, Erro
 /// Connects this restarted process to the ranks that joined before it, without waiting for answers. Ranks that
 /// join later connect to this one. Ranks on other machines are called when their port is opened.
 fn come_back(
-    world: ShmWorld,
+    world: Arc<ShmWorld>,
     (ours, origin): (&Arc<OwnSegments>, &Arc<ProcessOrigin>),
     exchange: &mut dyn Exchange,
     (listener, watch): (HandoffListener, Watch),

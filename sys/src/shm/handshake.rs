@@ -6,7 +6,11 @@
 //! bytes (4), fastbox slots (4), flags (4: bit 0, registered for `membarrier`), processors on which it may run (64,
 //! one bit each, modulo 512), address of a copy of the epoch in its memory (8; 0 if it must not be read),
 //! incarnation (8), number of the next agreement (8). Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
+//!
+//! Processes that opened alone send *calls* and their *answers*: a handshake, then the address of the sender (64) and the
+//! number of the call, or in an answer the number of calls that the sender has made (8). The caller confirms the answer.
 
+use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress};
 use nemesia_core::shared::layout::{Geometry, MAGIC, MAX_PEERS};
 use nemesia_core::wire::LAYOUT_VERSION;
 
@@ -101,6 +105,37 @@ impl ShmHandshake {
     }
 }
 
+/// The packet by which a caller confirms the answer.
+pub(super) const CONFIRMED: &[u8] = b"NEMESIAC";
+
+/// A call, or the answer to one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CallPacket {
+    pub(super) handshake: ShmHandshake,
+    /// The address of the sender.
+    pub(super) address: PeerAddress,
+    /// The number of the call; in an answer, the number of calls that the sender has made.
+    pub(super) calls: u64,
+}
+
+impl CallPacket {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.handshake.encode();
+        bytes.extend(self.address.bytes());
+        bytes.extend(self.calls.to_le_bytes());
+        bytes
+    }
+
+    /// Decodes a packet from a peer, or returns what is wrong with it.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let handshake = ShmHandshake::decode(bytes)?;
+        let rest = &bytes[HANDSHAKE_BYTES..];
+        let (address, rest) = rest.split_first_chunk::<ADDRESS_BYTES>().ok_or("it sent no call")?;
+        let (calls, _) = word(rest)?;
+        Ok(Self { handshake, address: PeerAddress::from_bytes(*address), calls })
+    }
+}
+
 /// Compares the number of processes and the sizes. The error has both values of the first one that differs.
 pub(super) fn compare(ours: (u32, &Geometry), handshake: &ShmHandshake) -> Result<(), String> {
     let ((size, ours), theirs) = (ours, &handshake.geometry);
@@ -173,6 +208,20 @@ mod tests {
             flipped[end] ^= 0x40;
             let _ = ShmHandshake::decode(&flipped);
         }
+    }
+
+    #[test]
+    fn a_call_survives_the_wire_and_its_prefixes_are_refused() {
+        let address = PeerAddress::from_bytes(std::array::from_fn(|at| at as u8));
+        let call = CallPacket { handshake: HANDSHAKE, address, calls: 77 };
+        let bytes = call.encode();
+        assert!(bytes.len() <= MOST_BYTES);
+        assert_eq!(CallPacket::decode(&bytes), Ok(call));
+        for end in 0..bytes.len() {
+            assert!(CallPacket::decode(&bytes[..end]).is_err());
+        }
+        let error = CallPacket::decode(&refusal("because")).unwrap_err();
+        assert!(error.contains("because"), "{error}");
     }
 
     #[test]

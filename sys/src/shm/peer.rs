@@ -29,6 +29,14 @@ pub(super) struct ShmWorld {
     pub(super) sealed: bool,
 }
 
+impl ShmWorld {
+    /// Returns the handshake for the process that this one knows by this number.
+    pub(super) fn handshake(&self, number: u32, agreements: u64) -> ShmHandshake {
+        let Self { geometry, rank, size, epoch, expedited, cpus, stamp, incarnation, .. } = *self;
+        ShmHandshake { rank, epoch, size, number, geometry, expedited, cpus, stamp, incarnation, agreements }
+    }
+}
+
 /// A connected peer.
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -51,10 +59,7 @@ pub(super) fn shake_hands(
     agreements: u64,
     deadline: Instant,
 ) -> Result<(), ShmError> {
-    let ShmWorld { geometry, rank, size, epoch, expedited, cpus, stamp, incarnation, .. } = *world;
-    let number = link.number;
-    let handshake =
-        ShmHandshake { rank, epoch, size, number, geometry, expedited, cpus, stamp, incarnation, agreements };
+    let handshake = world.handshake(link.number, agreements);
     connection.send(&handshake.encode(), &ours.descriptors(link), deadline)
 }
 
@@ -71,6 +76,15 @@ pub(super) fn hear_answer(
     connection: &HandoffConnection,
     deadline: Instant,
 ) -> Result<Option<(ShmHandshake, Vec<ForeignFd>)>, Unheard> {
+    hear_packet(connection, deadline, ShmHandshake::decode)
+}
+
+/// As [`hear_answer`], for packets that `decode` understands.
+pub(super) fn hear_packet<T>(
+    connection: &HandoffConnection,
+    deadline: Instant,
+    decode: impl FnOnce(&[u8]) -> Result<T, String>,
+) -> Result<Option<(T, Vec<ForeignFd>)>, Unheard> {
     let mut bytes = [0; handshake::MOST_BYTES];
     let heard = connection.recv(&mut bytes, MOST_DESCRIPTORS, deadline);
     if let Ok((len, _)) = &heard {
@@ -84,8 +98,8 @@ pub(super) fn hear_answer(
         }
     }
     match heard {
-        Ok((len, fds)) => match ShmHandshake::decode(&bytes[..len]) {
-            Ok(handshake) => Ok(Some((handshake, fds))),
+        Ok((len, fds)) => match decode(&bytes[..len]) {
+            Ok(said) => Ok(Some((said, fds))),
             Err(problem) => Err(Unheard::Problem(problem)),
         },
         Err(ShmError::TimedOut { .. }) => Ok(None),

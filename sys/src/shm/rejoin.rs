@@ -15,16 +15,13 @@ use std::time::{Duration, Instant};
 use nemesia_core::port::memory::Address;
 
 use super::handshake::{self, ShmHandshake};
-use super::peer::{ShmWorld, Unheard, admit, hear, hear_answer, shake_hands};
+use super::joining::JoiningProcess;
+use super::peer::{ShmWorld, Unheard, hear, hear_answer, shake_hands};
 use super::segments::{OwnLink, OwnSegments};
-use super::views::NewLink;
-use super::{Port, met, readable_one};
+use super::Port;
 use crate::bootstrap::{Exchange, Member};
 use crate::error::Error;
-use crate::os::{
-    Departure, ForeignFd, HandoffConnection, HandoffListener, RemoteMemory, ShmError, Watch, closer,
-};
-use crate::route::Met;
+use crate::os::{Departure, ForeignFd, HandoffConnection, HandoffListener, ShmError, Watch, closer};
 use crate::transport::hosts::{HostAddress, MemberAddress, RemoteRanks};
 
 /// The time within which a caller's handshake must arrive.
@@ -64,24 +61,10 @@ pub(crate) enum RejoinAnswer {
     Gone(Departure, Option<String>),
 }
 
-/// A process without a link to this one yet, with all parts of a link.
-#[derive(Debug)]
-pub(crate) struct JoiningProcess {
-    pub(crate) rank: usize,
-    pub(crate) incarnation: u64,
-    /// The number of agreements so far.
-    pub(crate) agreements: u64,
-    pub(crate) met: Met,
-    link: NewLink,
-    memory: Option<RemoteMemory>,
-    connection: Arc<HandoffConnection>,
-    pidfd: Option<OwnedFd>,
-}
-
 /// The restart state of this process; see the module.
 #[derive(Debug)]
 pub(crate) struct RejoinListener {
-    world: ShmWorld,
+    world: Arc<ShmWorld>,
     ours: Arc<OwnSegments>,
     /// `None` if the launcher never restarts ranks.
     listener: Option<HandoffListener>,
@@ -96,7 +79,7 @@ pub(crate) struct RejoinListener {
 
 impl RejoinListener {
     pub(super) fn new(
-        world: ShmWorld,
+        world: Arc<ShmWorld>,
         ours: Arc<OwnSegments>,
         listener: Option<HandoffListener>,
         remote: &RemoteRanks,
@@ -292,24 +275,7 @@ impl RejoinListener {
         fds: Vec<ForeignFd>,
         connection: Arc<HandoffConnection>,
     ) -> Result<JoiningProcess, String> {
-        let config = &self.world.config;
-        let mut peer = admit(&self.world, link, &connection, handshake, fds)?;
-        let memory = readable_one(config, &mut peer);
-        if let (Err(problem), crate::config::SingleCopy::Require) = (&memory, config.single_copy) {
-            return Err(format!("no single copy through the kernel: {problem}"));
-        }
-        let met = met(&peer, memory.as_ref().err().cloned());
-        let link = NewLink::new(&self.ours, peer.link, peer.segments);
-        Ok(JoiningProcess {
-            rank: handshake.rank as usize,
-            incarnation: handshake.incarnation,
-            agreements: handshake.agreements,
-            met,
-            link: link.map_err(|error| error.to_string())?,
-            memory: memory.ok(),
-            pidfd: connection.pidfd(),
-            connection,
-        })
+        JoiningProcess::new((&self.world, &self.ours), link, (handshake, fds), connection)
     }
 
     /// Sends a caller the answer that it is readmitted, with the number of agreements so far. The caller then
@@ -377,31 +343,6 @@ impl RejoinListener {
     }
 }
 
-impl JoiningProcess {
-    /// Links the port with the process, and unmaps its predecessor's segments. Returns the connection, for the
-    /// answer.
-    ///
-    /// # Errors
-    /// The process cannot be watched; nothing is changed.
-    pub(crate) fn enter(
-        self,
-        port: &mut Port,
-        watch: &mut Watch,
-    ) -> Result<(Arc<HandoffConnection>, Met), Error> {
-        let Self { rank, met, link, memory, connection, pidfd, .. } = self;
-        drop(watch.remove(rank));
-        watch.add(rank, Arc::clone(&connection), pidfd)?;
-        let host = port.host_mut();
-        host.memories[rank] = memory;
-        host.connections[rank] = Arc::downgrade(&connection);
-        if !met.expedited {
-            port.fence_always();
-        }
-        link.open(port);
-        Ok((connection, met))
-    }
-}
-
 /// Checks that a process with this handshake can be a restarted rank.
 fn check(
     world: &ShmWorld,
@@ -423,7 +364,7 @@ fn check(
     Ok(())
 }
 
-fn send_away(connection: &HandoffConnection, problem: &str) {
+pub(super) fn send_away(connection: &HandoffConnection, problem: &str) {
     // Optional: the process may be gone.
     let _ = connection.send(&handshake::refusal(problem), &[], Instant::now());
 }

@@ -71,6 +71,11 @@ impl Mappings {
         std::mem::forget(Arc::clone(&self.ours));
     }
 
+    /// Makes places until there are `count`.
+    pub(super) fn grow(&mut self, count: usize) {
+        self.links.resize_with(count, || None);
+    }
+
     /// Returns the segment of this process for a peer that is linked.
     pub(super) fn own_link(&self, number: u32) -> Option<&OwnLink> {
         self.links.get(number as usize)?.as_ref().map(|linked| &linked.ours)
@@ -126,6 +131,11 @@ impl NewLink {
             linked: Linked { ours: own, _theirs: theirs },
             ours: Arc::clone(ours),
         })
+    }
+
+    /// Returns the segment of this process for the peer.
+    pub(super) const fn own(&self) -> &OwnLink {
+        &self.linked.ours
     }
 
     /// Links the port with the peer, and unmaps the segments of its predecessor: the predecessor's link, the

@@ -99,13 +99,13 @@ pub(crate) fn are_together(hosts: &[HostAddress]) -> bool {
 }
 
 /// Returns an identifier that distinguishes this namespace of the process from any other of its kind.
-fn namespace(kind: &str) -> String {
+pub(crate) fn namespace(kind: &str) -> String {
     let link = std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
     link.to_string_lossy().chars().filter(char::is_ascii_digit).collect()
 }
 
 /// Returns an identifier that distinguishes this boot of this machine from any other.
-fn machine() -> String {
+pub(crate) fn machine() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.chars().filter(char::is_ascii_hexdigit).collect()
 }

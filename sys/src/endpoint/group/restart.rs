@@ -192,7 +192,7 @@ impl Endpoint {
 
     /// Connects the port with a process with which it is not connected, and returns the connection.
     fn connect(&mut self, joining: JoiningProcess) -> Result<Arc<crate::os::HandoffConnection>, Error> {
-        let (rank, incarnation) = (joining.rank, joining.incarnation);
+        let (rank, incarnation) = (joining.number, joining.incarnation);
         let (port, watch) = (self.engine.port_mut().local_mut(), &mut self.waiter.watch);
         let (connection, met) = joining.enter(port, watch)?;
         self.facts.expedited &= met.expedited;

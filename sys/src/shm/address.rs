@@ -1,0 +1,141 @@
+//! The address of a process: 64 bytes by which another process finds it.
+//!
+//! | bytes | contents (little-endian) |
+//! |---|---|
+//! | 0 to 1 | version of this table: 1 |
+//! | 2 to 3 | reserved, 0 |
+//! | 4 to 7 | process id |
+//! | 8 to 15 | epoch: a random number that the process draws |
+//! | 16 to 31 | name of the hand-over socket, a random number |
+//! | 32 to 39 | boot of the machine: the first 64 bits of its random identifier |
+//! | 40 to 43 | number of the network namespace |
+//! | 44 to 47 | number of the pid namespace |
+//! | 48 to 63 | reserved for a network address, 0 |
+//!
+//! An address comes from others and proves nothing: who claims it is compared with what the kernel says.
+
+use nemesia_core::peers::PeerAddress;
+
+use crate::os::{HandoffConnection, HandoffListener};
+use crate::transport::hosts::{machine, namespace};
+
+const VERSION: u16 = 1;
+
+/// The contents of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessAddress {
+    pid: u32,
+    pub(super) epoch: u64,
+    socket: [u8; 16],
+    boot: u64,
+    network: u32,
+    space: u32,
+}
+
+impl ProcessAddress {
+    /// Returns the address of this process, which listens here.
+    pub(super) fn here(listener: &HandoffListener, epoch: u64) -> Self {
+        Self {
+            pid: std::process::id(),
+            epoch,
+            socket: u128::from_str_radix(&listener.name(), 16).unwrap_or(0).to_be_bytes(),
+            boot: machine().get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0),
+            network: namespace("net").parse().unwrap_or(0),
+            space: namespace("pid").parse().unwrap_or(0),
+        }
+    }
+
+    /// Returns the 64 bytes.
+    pub(super) fn encode(&self) -> PeerAddress {
+        let mut bytes = [0; 64];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, &VERSION.to_le_bytes());
+        put(4, &self.pid.to_le_bytes());
+        put(8, &self.epoch.to_le_bytes());
+        put(16, &self.socket);
+        put(32, &self.boot.to_le_bytes());
+        put(40, &self.network.to_le_bytes());
+        put(44, &self.space.to_le_bytes());
+        PeerAddress::from_bytes(bytes)
+    }
+
+    /// Decodes an address, or returns what is wrong with it.
+    pub(crate) fn decode(address: &PeerAddress) -> Result<Self, String> {
+        let bytes = address.bytes();
+        let half = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let word = |at: usize| u64::from(half(at)) | u64::from(half(at + 4)) << 32;
+        let version = u16::from_le_bytes([bytes[0], bytes[1]]);
+        if version != VERSION {
+            return Err(format!("its address has version {version}, ours {VERSION}: is it an address of nemesia?"));
+        }
+        let reserved = bytes[2..4].iter().chain(&bytes[48..]);
+        if reserved.into_iter().any(|byte| *byte != 0) {
+            return Err("its address was made by a later version of nemesia: use the same on both sides".into());
+        }
+        let mut socket = [0; 16];
+        socket.copy_from_slice(&bytes[16..32]);
+        Ok(Self { pid: half(4), epoch: word(8), socket, boot: word(32), network: half(40), space: half(44) })
+    }
+
+    /// Returns the name of the hand-over socket.
+    pub(super) fn socket(&self) -> String {
+        format!("{:032x}", u128::from_be_bytes(self.socket))
+    }
+
+    /// Returns whether a process with this address runs on the same machine as one with the other, where both see the
+    /// same sockets.
+    pub(crate) fn shares_machine(&self, other: &Self) -> bool {
+        (self.boot, self.network) == (other.boot, other.network)
+    }
+
+    /// Checks that the other end of a connection is the process of this address, of the same user, as the kernel says.
+    /// Process ids of another pid namespace have no meaning here and are not compared.
+    pub(super) fn check(&self, own: &Self, connection: &HandoffConnection) -> Result<(), String> {
+        connection.require_same_user().map_err(|error| error.to_string())?;
+        let pid = connection.peer().pid;
+        if self.space == own.space && i64::from(pid) != i64::from(self.pid) {
+            return Err(format!("the address belongs to process {}, but process {pid} answers to it", self.pid));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address() -> ProcessAddress {
+        ProcessAddress { pid: 7, epoch: 1 << 60, socket: [3; 16], boot: 9, network: 10, space: 11 }
+    }
+
+    #[test]
+    fn an_address_survives_its_64_bytes() {
+        assert_eq!(ProcessAddress::decode(&address().encode()), Ok(address()));
+        let listener = HandoffListener::bind().unwrap();
+        let here = ProcessAddress::here(&listener, 5);
+        assert_eq!(here.socket(), listener.name());
+        assert_eq!(ProcessAddress::decode(&here.encode()), Ok(here));
+    }
+
+    #[test]
+    fn other_bytes_are_refused_in_words() {
+        let with = |at: usize, byte: u8| {
+            let mut bytes = *address().encode().bytes();
+            bytes[at] = byte;
+            ProcessAddress::decode(&PeerAddress::from_bytes(bytes)).unwrap_err()
+        };
+        assert!(with(0, 2).contains("version 2, ours 1"));
+        assert!([2, 3, 48, 63].into_iter().all(|at| with(at, 1).contains("later version")));
+        assert!(ProcessAddress::decode(&PeerAddress::from_bytes([0; 64])).is_err());
+    }
+
+    #[test]
+    fn a_claimed_address_is_compared_with_the_process_that_the_kernel_names() {
+        let (one, _other) = HandoffConnection::pair().unwrap();
+        let mine = ProcessAddress { pid: std::process::id(), ..address() };
+        assert_eq!(mine.check(&address(), &one), Ok(()));
+        let error = ProcessAddress { pid: 1, ..address() }.check(&address(), &one).unwrap_err();
+        assert!(error.contains("belongs to process 1"), "{error}");
+        assert_eq!(ProcessAddress { pid: 1, space: 12, ..address() }.check(&address(), &one), Ok(()));
+    }
+}

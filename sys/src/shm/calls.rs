@@ -1,0 +1,300 @@
+//! Calls: how processes that opened alone connect with each other inside a machine.
+//!
+//! The caller connects to the socket in the callee's address and sends a *call*: its handshake, its address and the
+//! number of the call. The callee maps the caller's segments and *answers* in the same form; the caller maps the
+//! callee's, and *confirms*. Only then either uses the connection: until the confirmation the caller may have abandoned
+//! its call, because the callee called as well. The table of peers ([`nemesia_core::peers`]) decides what becomes of
+//! each packet; this module carries the packets, and never waits for one.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `calls.rs` | calls of others: read, refused, answered, confirmed |
+//! | `calls/outgoing.rs` | our own calls |
+//!
+//! A stranger is any process of the machine. It costs one place of [`MOST_CALLERS`] until its call has come, for a
+//! limited time. The kernel's word about its user and process is compared with the address that it claims.
+
+mod outgoing;
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nemesia_core::peers::{PeerAddress, PeerRef};
+
+use super::address::ProcessAddress;
+use super::handshake::{self, CONFIRMED, CallPacket, ShmHandshake};
+use super::joining::JoiningProcess;
+use super::peer::{ShmWorld, Unheard, hear_packet};
+use super::rejoin::send_away;
+use super::segments::OwnSegments;
+use crate::error::Error;
+use crate::os::{ForeignFd, HandoffConnection, HandoffListener, Watch, closer};
+
+pub(crate) use outgoing::CallOutcome;
+use outgoing::OutgoingCall;
+
+/// The most connections of others whose calls are not decided.
+const MOST_CALLERS: usize = 256;
+/// The connections that are accepted before the present ones are read.
+const AT_ONCE: usize = 64;
+/// The time within which a call, and its confirmation, must arrive.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The same for calls while there is no room for more connections.
+const SHORT_PATIENCE: Duration = Duration::from_millis(200);
+
+/// A connection that has not sent its call.
+#[derive(Debug)]
+struct SilentCaller {
+    connection: HandoffConnection,
+    since: Instant,
+}
+
+/// A call of another process, whose address is the caller's as far as the kernel can tell.
+#[derive(Debug)]
+pub(crate) struct HeardCall {
+    pub(crate) address: PeerAddress,
+    /// The number of the call.
+    pub(crate) number: u64,
+    handshake: ShmHandshake,
+    descriptors: Vec<ForeignFd>,
+    connection: HandoffConnection,
+    since: Instant,
+}
+
+/// A process that has our answer, and has not confirmed it.
+#[derive(Debug)]
+struct AnsweredCall {
+    peer: PeerRef,
+    joining: JoiningProcess,
+    since: Instant,
+}
+
+/// The calls of one process.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    own: PeerAddress,
+    place: ProcessAddress,
+    world: Arc<ShmWorld>,
+    ours: Arc<OwnSegments>,
+    listener: HandoffListener,
+    /// In the order of their arrival.
+    silent: Vec<SilentCaller>,
+    heard: VecDeque<HeardCall>,
+    answered: Vec<AnsweredCall>,
+    outgoing: Vec<OutgoingCall>,
+    /// Calls of peers that we call as well, where our call counts. They stay open until ours is answered: a closed
+    /// connection would look like the end of the caller's peer.
+    parked: Vec<(PeerRef, HandoffConnection)>,
+    /// More connections may be pending.
+    more: bool,
+}
+
+impl Calls {
+    /// Listens for calls.
+    pub(super) fn listen(world: Arc<ShmWorld>, ours: Arc<OwnSegments>, watch: &Watch) -> Result<Self, Error> {
+        let listener = HandoffListener::bind()?;
+        watch.attend(listener.as_fd())?;
+        let place = ProcessAddress::here(&listener, world.epoch);
+        Ok(Self {
+            own: place.encode(),
+            place,
+            world,
+            ours,
+            listener,
+            silent: Vec::new(),
+            heard: VecDeque::new(),
+            answered: Vec::new(),
+            outgoing: Vec::new(),
+            parked: Vec::new(),
+            more: false,
+        })
+    }
+
+    /// Returns the address of this process.
+    pub(crate) const fn own(&self) -> &PeerAddress {
+        &self.own
+    }
+
+    /// Checks an address that another process has given.
+    pub(crate) fn check(&self, address: &PeerAddress) -> Result<(), String> {
+        let place = ProcessAddress::decode(address)?;
+        if place.shares_machine(&self.place) {
+            return Ok(());
+        }
+        Err("its address is of another machine or network namespace: endpoints that open alone reach their own only"
+            .into())
+    }
+
+    /// Returns whether there are connections to look at, even if no descriptor is readable.
+    pub(crate) fn is_busy(&self) -> bool {
+        let waiting = [self.silent.len(), self.heard.len(), self.answered.len(), self.outgoing.len()];
+        self.more || waiting.into_iter().any(|count| count > 0)
+    }
+
+    /// Accepts pending connections, and reads the calls that have come.
+    pub(crate) fn hear(&mut self, watch: &Watch) {
+        let now = Instant::now();
+        self.accept(now, watch);
+        let patience = if self.more { SHORT_PATIENCE } else { PATIENCE };
+        let mut at = 0;
+        while let Some(SilentCaller { connection, since }) = self.silent.get(at) {
+            let heard = match hear_packet(connection, now, CallPacket::decode) {
+                Ok(None) if now.duration_since(*since) < patience => {
+                    at += 1;
+                    continue;
+                }
+                Ok(heard) => heard,
+                Err(Unheard::Problem(problem)) => {
+                    send_away(connection, &problem);
+                    None
+                }
+                Err(Unheard::Leaving(_) | Unheard::Gone) => None,
+            };
+            let SilentCaller { connection, since } = self.silent.remove(at);
+            watch.unattend(connection.as_fd());
+            let Some((packet, descriptors)) = heard else { continue };
+            let CallPacket { handshake, address, calls: number } = packet;
+            match self.verify(&packet, &connection) {
+                Ok(()) => {
+                    let call = HeardCall { address, number, handshake, descriptors, connection, since };
+                    self.heard.push_back(call);
+                }
+                Err(problem) => send_away(&connection, &problem),
+            }
+        }
+    }
+
+    fn accept(&mut self, now: Instant, watch: &Watch) {
+        for _ in 0..AT_ONCE {
+            if self.silent.len() + self.heard.len() + self.answered.len() >= MOST_CALLERS || !closer::has_room() {
+                self.more = true;
+                return;
+            }
+            let Ok(connection) = self.listener.accept(now) else {
+                self.more = false;
+                return;
+            };
+            // A process of another user is not heard. Without room in the set, the time limit ends the caller.
+            if connection.require_same_user().is_ok() {
+                let _ = watch.attend(connection.as_fd());
+                self.silent.push(SilentCaller { connection, since: now });
+            }
+        }
+        self.more = true;
+    }
+
+    /// Checks that the sender of a packet is the process whose address it claims.
+    fn verify(&self, packet: &CallPacket, connection: &HandoffConnection) -> Result<(), String> {
+        let claimed = ProcessAddress::decode(&packet.address)?;
+        claimed.check(&self.place, connection)?;
+        if claimed.epoch != packet.handshake.epoch {
+            return Err("its address is that of an earlier process".into());
+        }
+        handshake::compare((self.world.size, &self.world.geometry), &packet.handshake)
+    }
+
+    /// Returns the next call to decide.
+    pub(crate) fn next_call(&mut self) -> Option<HeardCall> {
+        self.heard.pop_front()
+    }
+
+    /// Keeps a call to be decided later, for a limited time.
+    pub(crate) fn postpone(&mut self, call: HeardCall) {
+        if call.since.elapsed() < PATIENCE && !call.connection.has_disconnected() {
+            self.heard.push_back(call);
+        }
+    }
+
+    /// Keeps the connection of a call that does not count, until ours is answered or has failed.
+    pub(crate) fn park(&mut self, peer: PeerRef, call: HeardCall) {
+        self.parked.push((peer, call.connection));
+    }
+
+    /// Refuses a call.
+    pub(crate) fn refuse(&self, call: &HeardCall, problem: &str) {
+        send_away(&call.connection, problem);
+    }
+
+    /// Answers a call. `number` is the number by which this process knows the peer, and `calls` the number of calls
+    /// that it has made.
+    ///
+    /// # Errors
+    /// What is wrong with the caller's segments; it is refused.
+    pub(crate) fn answer(
+        &mut self,
+        peer: PeerRef,
+        call: HeardCall,
+        (number, calls): (u32, u64),
+        watch: &Watch,
+    ) -> Result<(), String> {
+        let HeardCall { handshake, descriptors, connection, .. } = call;
+        let connection = Arc::new(connection);
+        let answered = self.ours.link(number).map_err(|error| error.to_string()).and_then(|link| {
+            let (ours, said) = ((&*self.world, &self.ours), (&handshake, descriptors));
+            let joining = JoiningProcess::new(ours, link, said, Arc::clone(&connection))?;
+            let packet = CallPacket { handshake: self.world.handshake(number, 0), address: self.own, calls };
+            let descriptors = self.ours.descriptors(joining.own_link());
+            let sent = connection.send(&packet.encode(), &descriptors, Instant::now());
+            sent.map(|()| joining).map_err(|error| error.to_string())
+        });
+        match answered {
+            Ok(joining) => {
+                let _ = watch.attend(connection.as_fd());
+                self.answered.push(AnsweredCall { peer, joining, since: Instant::now() });
+                Ok(())
+            }
+            Err(problem) => {
+                send_away(&connection, &problem);
+                Err(problem)
+            }
+        }
+    }
+
+    /// Returns the next caller that has confirmed our answer, with its connection, or that never will.
+    pub(crate) fn next_confirmed(&mut self, watch: &Watch) -> Option<(PeerRef, Option<JoiningProcess>)> {
+        let now = Instant::now();
+        let mut buffer = [0; handshake::MOST_BYTES];
+        let (at, is_confirmed) = self.answered.iter().enumerate().find_map(|(at, it)| {
+            match it.joining.connection.recv(&mut buffer, 0, now) {
+                Ok((len, _)) => Some((at, &buffer[..len] == CONFIRMED)),
+                Err(crate::os::ShmError::TimedOut { .. }) if now.duration_since(it.since) < PATIENCE => None,
+                Err(_) => Some((at, false)),
+            }
+        })?;
+        let AnsweredCall { peer, joining, .. } = self.answered.remove(at);
+        watch.unattend(joining.connection.as_fd());
+        Some((peer, is_confirmed.then_some(joining)))
+    }
+
+    /// Ends whatever is under way with a peer. Its connection, if there is one, is not concerned.
+    pub(crate) fn abandon(&mut self, peer: PeerRef, watch: &Watch) {
+        self.outgoing.retain(|call| {
+            if call.peer == peer {
+                call.stop(watch);
+            }
+            call.peer != peer
+        });
+        self.answered.retain(|it| {
+            if it.peer == peer {
+                watch.unattend(it.joining.connection.as_fd());
+            }
+            it.peer != peer
+        });
+        self.unpark(peer);
+    }
+
+    fn unpark(&mut self, peer: PeerRef) {
+        self.parked.retain(|(parked, _)| *parked != peer);
+    }
+
+    /// Announces to all with whom a connection is under way that this process leaves.
+    pub(crate) fn send_goodbyes(&self, finished: bool) {
+        let answered = self.answered.iter().map(|it| &*it.joining.connection);
+        for connection in answered.chain(self.outgoing.iter().filter_map(OutgoingCall::connection)) {
+            // A process that the packet does not reach sees a death.
+            let _ = if finished { connection.send_goodbye() } else { connection.send_dropped() };
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Our own calls.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nemesia_core::peers::{PeerAddress, PeerRef};
+
+use super::Calls;
+use crate::error::Error;
+use crate::os::{HandoffConnection, ShmError, Watch};
+use crate::shm::address::ProcessAddress;
+use crate::shm::handshake::{CONFIRMED, CallPacket};
+use crate::shm::joining::JoiningProcess;
+use crate::shm::peer::{Unheard, hear_packet};
+use crate::shm::segments::OwnLink;
+
+/// A call of ours that is not answered.
+#[derive(Debug)]
+pub(super) struct OutgoingCall {
+    pub(super) peer: PeerRef,
+    address: PeerAddress,
+    /// The number of the call.
+    call: u64,
+    since: Instant,
+    /// Our segment for the peer.
+    link: OwnLink,
+    /// `None` while the callee's queue of connections is full.
+    connection: Option<(HandoffConnection, Option<OwnedFd>)>,
+}
+
+/// What has become of a call of ours.
+#[derive(Debug)]
+pub(crate) enum CallOutcome {
+    /// The callee has answered, with the number of calls that it has made.
+    Answered(Box<JoiningProcess>, u64),
+    /// The callee's process is gone.
+    Gone,
+    /// The callee refuses, or never answered; the text says why.
+    Refused(String),
+}
+
+impl OutgoingCall {
+    pub(super) fn connection(&self) -> Option<&HandoffConnection> {
+        self.connection.as_ref().map(|(connection, _)| connection)
+    }
+
+    /// Takes the connection out of the set, before it is closed or watched.
+    pub(super) fn stop(&self, watch: &Watch) {
+        if let Some(connection) = self.connection() {
+            watch.unattend(connection.as_fd());
+        }
+    }
+}
+
+impl Calls {
+    /// Calls a peer, which this process knows by `number`. [`Calls::next_outcome`] returns what becomes of it.
+    ///
+    /// # Errors
+    /// There is no memory for the connection.
+    pub(crate) fn call(&mut self, peer: PeerRef, address: &PeerAddress, number: u32, call: u64) -> Result<(), Error> {
+        let link = self.ours.link(number)?;
+        let since = Instant::now();
+        self.outgoing.push(OutgoingCall { peer, address: *address, call, since, link, connection: None });
+        Ok(())
+    }
+
+    /// Returns the next of our calls that is decided.
+    pub(crate) fn next_outcome(&mut self, watch: &Watch) -> Option<(PeerRef, CallOutcome)> {
+        let limit = Duration::from_secs(self.world.config.timeout_seconds.into());
+        for at in 0..self.outgoing.len() {
+            let Some(outcome) = self.look_at(at, limit, watch) else { continue };
+            let call = self.outgoing.remove(at);
+            call.stop(watch);
+            self.unpark(call.peer);
+            let outcome = match outcome {
+                Ok((packet, descriptors)) => self.meet(call.link, call.connection, packet, descriptors),
+                Err(outcome) => outcome,
+            };
+            return Some((call.peer, outcome));
+        }
+        None
+    }
+
+    /// Returns the answer to a call, or why there will be none; `None` as long as neither is known.
+    fn look_at(
+        &mut self,
+        at: usize,
+        limit: Duration,
+        watch: &Watch,
+    ) -> Option<Result<(CallPacket, Vec<crate::os::ForeignFd>), CallOutcome>> {
+        if self.outgoing[at].connection.is_none()
+            && let Err(outcome) = self.connect(at, watch)
+        {
+            return Some(Err(outcome));
+        }
+        let call = &self.outgoing[at];
+        let Some((connection, pidfd)) = &call.connection else {
+            let is_late = call.since.elapsed() >= limit;
+            return is_late.then(|| Err(CallOutcome::Refused("it takes no connections: it is overloaded".into())));
+        };
+        // Checked before the packets are read: a dead process sends no further packets.
+        let ended = pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
+        match hear_packet(connection, Instant::now(), CallPacket::decode) {
+            Ok(Some((packet, _))) if packet.address != call.address => {
+                Some(Err(CallOutcome::Refused("it answers with another address".into())))
+            }
+            Ok(Some((packet, descriptors))) => Some(Ok((packet, descriptors))),
+            Ok(None) if ended => Some(Err(CallOutcome::Gone)),
+            Ok(None) => {
+                let late = || CallOutcome::Refused(format!("it has not answered within {limit:?}: does it progress?"));
+                (call.since.elapsed() >= limit).then(|| Err(late()))
+            }
+            Err(Unheard::Leaving(_) | Unheard::Gone) => Some(Err(CallOutcome::Gone)),
+            Err(Unheard::Problem(problem)) => Some(Err(CallOutcome::Refused(problem))),
+        }
+    }
+
+    /// Connects to the callee's socket and sends the call, if there is room for the connection.
+    fn connect(&mut self, at: usize, watch: &Watch) -> Result<(), CallOutcome> {
+        let Self { outgoing, place, world, ours, own, .. } = self;
+        let call = &mut outgoing[at];
+        let refused = |problem: String| CallOutcome::Refused(problem);
+        let callee = ProcessAddress::decode(&call.address).map_err(refused)?;
+        let connection = match HandoffConnection::connect(&callee.socket(), Instant::now()) {
+            Ok(connection) => connection,
+            Err(ShmError::TimedOut { .. }) => return Ok(()),
+            Err(ShmError::NotListening { .. }) => return Err(CallOutcome::Gone),
+            Err(error) => return Err(refused(error.to_string())),
+        };
+        callee.check(place, &connection).map_err(refused)?;
+        let handshake = world.handshake(call.link.number, 0);
+        let packet = CallPacket { handshake, address: *own, calls: call.call };
+        match connection.send(&packet.encode(), &ours.descriptors(&call.link), Instant::now()) {
+            Ok(()) => {}
+            Err(ShmError::PeerGone { .. }) => return Err(CallOutcome::Gone),
+            Err(error) => return Err(refused(error.to_string())),
+        }
+        // Without room in the set, the answer is found by the next look.
+        let _ = watch.attend(connection.as_fd());
+        let pidfd = connection.pidfd();
+        call.connection = Some((connection, pidfd));
+        Ok(())
+    }
+
+    /// Maps the callee's segments.
+    fn meet(
+        &self,
+        link: OwnLink,
+        connection: Option<(HandoffConnection, Option<OwnedFd>)>,
+        packet: CallPacket,
+        descriptors: Vec<crate::os::ForeignFd>,
+    ) -> CallOutcome {
+        let Some((connection, _)) = connection else { return CallOutcome::Gone };
+        let met = self
+            .verify(&packet, &connection)
+            .and_then(|()| {
+                let (ours, said) = ((&*self.world, &self.ours), (&packet.handshake, descriptors));
+                JoiningProcess::new(ours, link, said, Arc::new(connection))
+            });
+        match met {
+            Ok(joining) => CallOutcome::Answered(Box::new(joining), packet.calls),
+            Err(problem) => CallOutcome::Refused(problem),
+        }
+    }
+
+    /// Confirms an answer, so that the callee uses the connection.
+    pub(crate) fn confirm(&self, connection: &HandoffConnection) {
+        // A callee that the packet does not reach is gone, which the watch detects.
+        let _ = connection.send(CONFIRMED, &[], Instant::now());
+    }
+}

@@ -1,0 +1,88 @@
+//! Processes that connect while the port is in use: restarted ranks, and peers of an endpoint that opened alone.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::handshake::ShmHandshake;
+use super::peer::{ShmWorld, admit};
+use super::segments::{OwnLink, OwnSegments};
+use super::views::NewLink;
+use super::{Port, make_places, met, readable_one};
+use crate::config::SingleCopy;
+use crate::error::Error;
+use crate::os::{ForeignFd, HandoffConnection, RemoteMemory, Watch};
+use crate::route::Met;
+
+/// A process without a link to this one yet, with all parts of a link.
+#[derive(Debug)]
+pub(crate) struct JoiningProcess {
+    /// The number by which this process knows it: in a world, its rank.
+    pub(crate) number: usize,
+    pub(crate) incarnation: u64,
+    /// The number of agreements so far.
+    pub(crate) agreements: u64,
+    pub(crate) met: Met,
+    link: NewLink,
+    memory: Option<RemoteMemory>,
+    pub(super) connection: Arc<HandoffConnection>,
+    pidfd: Option<OwnedFd>,
+}
+
+impl JoiningProcess {
+    /// Maps and validates the segments of a process, for which we have made this link segment, and tries to read its
+    /// memory.
+    pub(super) fn new(
+        (world, ours): (&ShmWorld, &Arc<OwnSegments>),
+        link: OwnLink,
+        (handshake, fds): (&ShmHandshake, Vec<ForeignFd>),
+        connection: Arc<HandoffConnection>,
+    ) -> Result<Self, String> {
+        let (config, number) = (&world.config, link.number as usize);
+        let mut peer = admit(world, link, &connection, handshake, fds)?;
+        let memory = readable_one(config, &mut peer);
+        if let (Err(problem), SingleCopy::Require) = (&memory, config.single_copy) {
+            return Err(format!("no single copy through the kernel: {problem}"));
+        }
+        let met = met(&peer, memory.as_ref().err().cloned());
+        let link = NewLink::new(ours, peer.link, peer.segments);
+        Ok(Self {
+            number,
+            incarnation: handshake.incarnation,
+            agreements: handshake.agreements,
+            met,
+            link: link.map_err(|error| error.to_string())?,
+            memory: memory.ok(),
+            pidfd: connection.pidfd(),
+            connection,
+        })
+    }
+
+    /// Returns the segment of this process for it.
+    pub(super) const fn own_link(&self) -> &OwnLink {
+        self.link.own()
+    }
+
+    /// Links the port with the process, and unmaps its predecessor's segments. Returns the connection, for the
+    /// answer.
+    ///
+    /// # Errors
+    /// The process cannot be watched; nothing is changed.
+    pub(crate) fn enter(
+        self,
+        port: &mut Port,
+        watch: &mut Watch,
+    ) -> Result<(Arc<HandoffConnection>, Met), Error> {
+        let Self { number, met, link, memory, connection, pidfd, .. } = self;
+        drop(watch.remove(number));
+        watch.add(number, Arc::clone(&connection), pidfd)?;
+        make_places(port, number + 1);
+        let host = port.host_mut();
+        host.memories[number] = memory;
+        host.connections[number] = Arc::downgrade(&connection);
+        if !met.expedited {
+            port.fence_always();
+        }
+        link.open(port);
+        Ok((connection, met))
+    }
+}
