@@ -35,6 +35,7 @@ mod completion;
 mod count;
 mod eager;
 mod failure;
+mod grow;
 mod lmt;
 mod peer;
 mod progress;
@@ -49,6 +50,7 @@ use core::borrow::{Borrow, BorrowMut};
 
 use active::{ActiveMessages, Handlers};
 use failure::Failures;
+use grow::CreditPlan;
 use lmt::ProtocolSelections;
 use rma::{ExposedRegion, Regions, Reply};
 use state::{CompletionQueue, WorkList};
@@ -69,16 +71,15 @@ use crate::matching::Posted;
 use crate::port::{PeerId, Port};
 use crate::shared::fastbox::SHORT_BYTES;
 use crate::slab::{List, Slab, Slot};
-use crate::store::{self, Store, UnitMemory};
+use crate::store::{Store, UnitMemory};
 use crate::trace::Recorder;
-use crate::wire::rendezvous::RTS_BYTES;
 
 /// The types of the memory that the caller lends to the engine. Slices and `Vec`s are suitable; the storage
 /// of requests may grow.
 pub trait Storage {
     /// One slot for each request in progress.
     type Requests: BorrowMut<[Slot<Request>]>;
-    /// One for each rank of the world.
+    /// One for each rank of the world; at first for this process, if the engine is opened alone ([`Engine::alone`]).
     type Peers: BorrowMut<[Peer]>;
     /// Memory for unexpected messages, which may be committed as it is needed. Its size is the limit for unexpected
     /// data; its ceiling may be lower at first ([`Engine::raise_ceiling`]).
@@ -90,8 +91,8 @@ pub trait Storage {
     type Buckets: BorrowMut<[List]>;
     /// One slot for each region that peers may access. May be empty.
     type Regions: BorrowMut<[Slot<ExposedRegion>]>;
-    /// [`WINDOW`](rma::WINDOW) slots for each other rank. May be empty if no process uses one-sided
-    /// operations. If the engine has no slot for a reply, it treats the peer's request as a protocol
+    /// [`WINDOW`](rma::WINDOW) slots for each other rank; [`Engine::add_peer`] adds them for its peer. May be empty if
+    /// no process uses one-sided operations. If the engine has no slot for a reply, it treats the peer's request as a protocol
     /// violation.
     type Replies: BorrowMut<[Slot<Reply>]>;
     /// What is learned about large messages, for one peer in each slot: about 3 KiB. Peers whose ranks are equal modulo
@@ -164,30 +165,33 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// # Errors
     /// There are fewer units than ranks, or too few of them can be committed.
     pub fn new(rank: PeerId, port: P, tuning: Tuning, lent: Lent<S>) -> Result<Self, CeilingError> {
-        let mut store = Store::new(lent.units, lent.stored);
         let others = (lent.peers.borrow().len() as u32).saturating_sub(1);
-        // The RTS of a message to this process itself must always fit.
-        let own = store::cost(RTS_BYTES);
+        let mut engine = Self::start_with(rank, port, tuning, lent, &CreditPlan::World { peers: others })?;
+        engine.take_reserves(others)?;
+        engine.back_credit();
+        engine.open_accounts();
+        Ok(engine)
+    }
+
+    /// Creates an engine without any open account.
+    fn start_with(
+        rank: PeerId,
+        port: P,
+        tuning: Tuning,
+        lent: Lent<S>,
+        plan: &CreditPlan,
+    ) -> Result<Self, CeilingError> {
+        let mut store = Store::new(lent.units, lent.stored);
         let ceiling = store.ceiling_units();
-        let units = ceiling.saturating_sub(own);
-        // A message that no peer can ever have enough credit for uses rendezvous.
-        let share = units.checked_div(others).unwrap_or(units);
-        let eager_bytes = tuning.eager_bytes.min(port.packet_bytes()).min(store::most(share));
-        let mut ledger = match Ledger::new(units, others, tuning.window, store::cost(eager_bytes)) {
-            Ok(ledger) if ceiling >= own => ledger.with_own(own),
-            refused => {
-                let needed = refused.err().map_or(0, |error| error.needed) + u64::from(own);
-                return Err(CeilingError { ceiling, peers: others, needed });
-            }
-        };
+        let most_bytes = tuning.eager_bytes.min(port.packet_bytes());
+        let (mut ledger, eager_bytes) = plan.ledger(ceiling, tuning.window, most_bytes)?;
         let beyond = store.capacity_units() - ceiling;
         let mut backing = Backing::new(store.committed_units(), ledger.take_pool(), beyond);
-        let reserved = ledger.own_units() + others * ledger.reserve();
-        if !backing.take(reserved, |more| store.commit(more)) {
-            let (ceiling, needed) = (store.committed_units(), reserved.into());
-            return Err(CeilingError { ceiling, peers: others, needed });
+        if !backing.take(ledger.own_units(), |more| store.commit(more)) {
+            let (committed, needed) = (store.committed_units(), ledger.own_units().into());
+            return Err(CeilingError::Memory { committed, peers: 0, needed });
         }
-        let mut engine = Self {
+        Ok(Self {
             rank,
             eager_bytes,
             selections: ProtocolSelections::new(lent.selections),
@@ -208,18 +212,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
             most_stored: (0, 0),
             work: WorkList::default(),
             failures: Failures::default(),
-        };
-        engine.back_credit();
-        engine.open_accounts();
-        Ok(engine)
+        })
     }
 
-    /// Returns the rank of this process.
+    /// Returns the rank of this process, or its number if it was opened alone.
     pub const fn rank(&self) -> PeerId {
         self.rank
     }
 
-    /// Returns the number of ranks in the world.
+    /// Returns the number of ranks in the world. If the engine was opened alone, this is the number of those for which
+    /// there is place, with and without a peer.
     pub fn size(&self) -> u32 {
         self.peers.borrow().len() as u32
     }

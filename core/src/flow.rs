@@ -10,8 +10,9 @@
 //!
 //! - The sum of `granted - arrived + stored` over all peers, plus all other reserves, is at most the ceiling.
 //! - Each account has a *reserve* of its own. A peer without stored messages therefore has credit for at least half
-//!   of its reserve, and for a largest packet. Other peers cannot use the reserve, and it is kept while the peer is
-//!   disconnected.
+//!   of its reserve, and for a largest packet. Other peers cannot use the reserve. There are at least as many reserves
+//!   as accounts: in a world one for each peer ([`Ledger::new`]), else as many as the ceiling can pay
+//!   ([`Ledger::growing`]). A closed account keeps its reserve until none of its units is stored.
 //! - Messages to this process itself have a reserve as well, so that at least one can be announced, whatever was
 //!   granted to peers.
 //! - All other units form one *pool*. If an account falls below half of the *window*, it is refilled from the pool to
@@ -24,13 +25,19 @@
 //! The receives of an RDMA connection are credits of another kind: [`posted`].
 #![forbid(unsafe_code)]
 
-use crate::slab::NONE;
-use crate::wire::PeerId;
-
+mod allowance;
 pub mod backing;
+mod ceiling;
+mod growing;
 pub mod posted;
 pub mod replies;
 pub mod shares;
+
+pub use allowance::Allowance;
+pub use ceiling::CeilingError;
+
+use crate::slab::NONE;
+use crate::wire::PeerId;
 
 /// Default window for full throughput: 4096 units, or 256 KiB.
 pub const WINDOW: u32 = 4096;
@@ -45,18 +52,6 @@ pub enum ArrivedBytes {
     Regrant(u64),
     /// The peer exceeded its credit: a fault. Nothing was charged, and there may be no memory for the packet.
     Overdrawn,
-}
-
-/// Error: the ceiling is too low.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{ceiling} units are too few for {peers} peers: a largest packet from each needs {needed} units")]
-pub struct CeilingError {
-    /// Number of units available.
-    pub ceiling: u32,
-    /// Number of peers.
-    pub peers: u32,
-    /// Number of units that would suffice.
-    pub needed: u64,
 }
 
 /// The receiver's account of one peer. It is element [`PeerId`] of a slice, by itself or as a part of the peer's
@@ -78,6 +73,8 @@ pub struct Account {
     prev: u32,
     next: u32,
     open: bool,
+    /// Whether the account has a reserve. A closed account keeps it while units are stored.
+    reserved: bool,
     lacks: Lack,
 }
 
@@ -124,6 +121,7 @@ impl Default for Account {
             prev: NONE,
             next: NONE,
             open: false,
+            reserved: false,
             lacks: Lack::Nothing,
         }
     }
@@ -174,6 +172,11 @@ impl Account {
         self.stored
     }
 
+    /// Returns whether the account has a reserve: it is open, or units are stored.
+    pub const fn has_reserve(&self) -> bool {
+        self.reserved
+    }
+
     /// Returns whether the account may return units to the pool as the peer's traffic continues.
     pub const fn may_return(&self) -> bool {
         self.pooled > 0 && self.window() > 0
@@ -207,7 +210,10 @@ pub struct Ledger {
     /// Reserve for messages to this process itself, and its free part.
     own: u32,
     own_free: u32,
-    /// Accounts not opened yet, each with a reserve.
+    /// Most accounts at the same time: as many as there are reserves, and as the caller has allowed.
+    reserves: u32,
+    most: u32,
+    /// Reserves that no account has.
     unopened: u32,
     /// The waiting accounts: those without credit for a packet, and those below half of the window.
     packetless: WaitingPeer,
@@ -227,25 +233,33 @@ impl Ledger {
         let packet = larger(packet, 1);
         let needed = peers as u64 * packet as u64;
         if needed > ceiling as u64 {
-            return Err(CeilingError { ceiling, peers, needed });
+            return Err(CeilingError::Units { ceiling, peers, needed });
         }
         let window = larger(smaller(window, ceiling / 4), packet);
         let reserve = match ceiling.checked_div(peers) {
             Some(share) => smaller(larger(smaller(share / 2, window), packet), share),
             None => 0,
         };
-        Ok(Self {
-            free: ceiling - peers * reserve,
+        Ok(Self::of(ceiling, (peers, peers), reserve, window, packet))
+    }
+
+    /// Returns a ledger with so many reserves, of so many that were asked for. All other units are the pool.
+    const fn of(ceiling: u32, reserves: (u32, u32), reserve: u32, window: u32, packet: u32) -> Self {
+        let (reserves, most) = reserves;
+        Self {
+            free: ceiling - reserves * reserve,
             reserve,
             window,
             low: larger(window / 2, packet),
             packet,
             own: 0,
             own_free: 0,
-            unopened: peers,
+            reserves,
+            most,
+            unopened: reserves,
             packetless: WaitingPeer::NOBODY,
             windowless: WaitingPeer::NOBODY,
-        })
+        }
     }
 
     /// Returns the ledger with a reserve for messages to this process itself: `units` additional units, and from the
@@ -300,9 +314,9 @@ impl Ledger {
     /// open or no further account can be opened, returns the current total.
     pub fn open<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) -> u64 {
         let Some(account) = account(accounts, peer) else { return 0 };
-        if !account.open && self.unopened > 0 {
-            self.unopened -= 1;
-            account.open = true;
+        if !account.open && (account.reserved || self.unopened > 0) {
+            self.unopened -= u32::from(!account.reserved);
+            (account.open, account.reserved) = (true, true);
             (account.due, account.ahead, account.granted) = (0, 0, 0);
             account.granted = self.own(account).into();
             account.set_due(self.due(account));
@@ -375,18 +389,18 @@ impl Ledger {
     }
 
     /// Closes the account of a failed peer: its grant is void. Its stored units stay charged until
-    /// [`Ledger::removed`], and its pool units return to the pool. Its reserve is kept, because the peer may
-    /// reconnect.
+    /// [`Ledger::removed`], and its pool units return to the pool. Its reserve is free for the next account that is
+    /// opened, once none of its units is stored.
     pub fn close<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) {
         self.unlink(accounts, peer);
         let Some(account) = account(accounts, peer) else { return };
         if core::mem::take(&mut account.open) {
             account.granted = account.arrived();
             account.set_due(account.granted);
-            self.unopened += 1;
             let pooled = account.stored.saturating_sub(self.reserve);
             self.free += account.pooled - pooled;
             account.pooled = pooled;
+            self.release_reserve(account);
         }
     }
 
@@ -426,6 +440,7 @@ impl Ledger {
         self.free += account.pooled - pooled;
         account.pooled = pooled;
         if !account.open {
+            self.release_reserve(account);
             return None;
         }
         let grant = self.top_up(account, served || alone, minimum_grant);
@@ -514,65 +529,6 @@ impl Ledger {
             Lack::Window => Some(&mut self.windowless),
             Lack::Packet => Some(&mut self.packetless),
         }
-    }
-}
-
-/// The sender's side for one peer: the units that may be sent to it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Allowance {
-    /// Units that may still be sent.
-    left: u64,
-    /// Total units that the peer has granted.
-    limit: u64,
-}
-
-impl Allowance {
-    /// Returns an allowance with the peer's first total.
-    pub const fn new(limit: u64) -> Self {
-        Self { left: limit, limit }
-    }
-
-    /// Returns whether a packet of this cost may be sent.
-    #[inline(always)]
-    pub const fn may(&self, cost: u32) -> bool {
-        cost as u64 <= self.left
-    }
-
-    /// Charges a packet that is sent.
-    #[inline(always)]
-    pub const fn spend(&mut self, cost: u32) {
-        debug_assert!(self.may(cost));
-        self.left -= cost as u64;
-    }
-
-    /// Updates the total that the peer has published. Returns `true` if it has grown.
-    ///
-    /// The total is untrusted. A smaller one is outdated or forged, and is ignored, because grants are never
-    /// withdrawn. An impossibly large one is accepted: no size, index or loop depends on it, and if the peer then
-    /// faults this process for exceeding its credit, it loses only its own connection.
-    #[inline(always)]
-    pub const fn raise(&mut self, limit: u64) -> bool {
-        let more = limit > self.limit;
-        if more {
-            self.left += limit - self.limit;
-            self.limit = limit;
-        }
-        more
-    }
-
-    /// Returns the total units sent.
-    pub const fn spent(&self) -> u64 {
-        self.limit - self.left
-    }
-
-    /// Returns the total units that the peer has granted, as last read.
-    pub const fn limit(&self) -> u64 {
-        self.limit
-    }
-
-    /// Returns the units that may still be sent.
-    pub const fn left(&self) -> u64 {
-        self.left
     }
 }
 

@@ -272,7 +272,8 @@ pub unsafe extern "C" fn nemesia_endpoint_peer_failure(
         let out = unsafe { Out::required(out_failure, "out_failure") }?;
         let rank = rank_in(endpoint, rank)?;
         out.write(match endpoint.failure(rank) {
-            None => NEMESIA_FAILURE_NONE,
+            // A world has no number without a peer.
+            None | Some(Failure::Absent) => NEMESIA_FAILURE_NONE,
             Some(Failure::Died) => NEMESIA_FAILURE_DIED,
             Some(Failure::Finished) => NEMESIA_FAILURE_FINISHED,
             Some(Failure::Dropped) => NEMESIA_FAILURE_DROPPED,

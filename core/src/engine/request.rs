@@ -75,6 +75,9 @@ pub enum Failure {
     /// The peer dropped its endpoint without closing it, by a panic or an early return; or closing it failed.
     #[error("it dropped its endpoint without closing it")]
     Dropped,
+    /// No peer has this number: none was added, in an engine that was opened alone ([`Engine::add_peer`]).
+    #[error("no peer has this number")]
+    Absent,
     /// The connection to the peer failed; usually because the peer violated the transport's protocol.
     #[error("{}{_0}", blame(_0))]
     Fault(#[from] PortFault),

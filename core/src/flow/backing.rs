@@ -14,13 +14,15 @@ pub struct Backing {
     unbacked: u32,
     /// Units above the ceiling, which [`Backing::raise`] adds to the pool.
     beyond: u32,
+    /// Reserves of accounts that have memory, in use or free.
+    reserves: u32,
 }
 
 impl Backing {
     /// Returns the backing of a pool of `pool` units, all of them without memory so far. Of the memory, `committed`
     /// units are usable, and `beyond` units are above the ceiling.
     pub const fn new(committed: u32, pool: u32, beyond: u32) -> Self {
-        Self { spare: committed, unbacked: pool, beyond }
+        Self { spare: committed, unbacked: pool, beyond, reserves: 0 }
     }
 
     /// Takes units for a reserve. `commit` commits more units and returns how many were added. Returns `false`, and
@@ -36,6 +38,15 @@ impl Backing {
             }
             None => false,
         }
+    }
+
+    /// Takes memory so that `count` reserves of `units` units each have some. A reserve keeps its memory when its
+    /// account is closed. Returns `false`, and takes nothing, if there is not enough.
+    pub fn take_reserves(&mut self, count: u32, units: u32, commit: impl FnOnce(u32) -> u32) -> bool {
+        let more = count.saturating_sub(self.reserves);
+        let taken = more == 0 || self.take(more * units, commit);
+        self.reserves += if taken { more } else { 0 };
+        taken
     }
 
     /// Returns whether the pool has units without memory.

@@ -204,7 +204,7 @@ impl FlowTwin {
     fn learn(&mut self, at: usize) {
         let peer = &mut self.peers[at];
         if !peer.closed {
-            let more = peer.published > peer.allowance.limit;
+            let more = peer.published > peer.allowance.limit();
             assert_eq!(peer.allowance.raise(peer.published), more);
             assert!(!peer.allowance.raise(peer.published) && !peer.allowance.raise(0));
         }
@@ -553,7 +553,7 @@ fn ledger_of_a_world_without_peers_is_all_pool() {
 
 #[test]
 fn ceiling_that_cannot_serve_all_is_refused() {
-    let error = CeilingError { ceiling: 99, peers: 10, needed: 100 };
+    let error = CeilingError::Units { ceiling: 99, peers: 10, needed: 100 };
     assert_eq!(Ledger::new(99, 10, WINDOW, 10), Err(error));
     let exact = Ledger::new(100, 10, WINDOW, 10).unwrap();
     assert_eq!((exact.reserve(), exact.window(), exact.free()), (10, 25, 0));

@@ -11,7 +11,7 @@ use core::borrow::{Borrow as _, BorrowMut as _};
 use crate::counters::Tally;
 use crate::engine::request::{CompletionError, State};
 use crate::engine::state::RmaState;
-use crate::engine::{Engine, Peer, Storage};
+use crate::engine::{Engine, Failure, Peer, Storage};
 use crate::flow::Allowance;
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
@@ -37,7 +37,8 @@ impl Peer {
 
 impl<P: Port, S: Storage> Engine<P, S> {
     /// Reconnects a failed peer whose new process the port is connected to. All operations started from now
-    /// on refer to the new process. Returns `false` without any effect if the peer has not failed.
+    /// on refer to the new process. Returns `false` without any effect if the peer has not failed, or if its credit
+    /// belongs to another peer by now, in an engine that was opened alone.
     ///
     /// Messages of the former process that were not received are dropped. A message that a matched probe has
     /// removed from the queue can still be received if it arrived whole and its sender did not wait for the
@@ -46,19 +47,30 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// counters of the peer start at zero.
     #[cold]
     pub fn reconnect(&mut self, peer: PeerId) -> bool {
-        if peer == self.rank || self.failure(peer).is_none() {
+        if peer == self.rank || matches!(self.failure(peer), None | Some(Failure::Absent)) {
+            return false;
+        }
+        let has_reserve = self.peer(peer).account.has_reserve();
+        if !has_reserve && self.take_reserves(self.ledger.reserves_used() + 1).is_err() {
             return false;
         }
         self.forget_messages(peer);
         self.lose_claims(peer);
+        self.admit(peer);
+        true
+    }
+
+    /// Begins with the next process that has this number, which has a reserve: resets the state, and grants credit.
+    pub(in crate::engine) fn admit(&mut self, peer: PeerId) {
         self.peer(peer).renew();
-        self.failures.any_source = (0..self.size()).find_map(|rank| {
-            let it = self.peers.borrow().get(rank as usize)?;
-            Some((rank, it.failure.filter(|_| it.unacknowledged)?))
-        });
+        if self.failures.any_source.is_some() {
+            self.failures.any_source = (0..self.size()).find_map(|rank| {
+                let it = self.peers.borrow().get(rank as usize)?;
+                Some((rank, it.failure.filter(|_| it.unacknowledged)?))
+            });
+        }
         let granted = self.ledger.open(self.peers.borrow_mut(), peer);
         self.port.grant(peer, granted);
-        true
     }
 
     /// Continues queued work for a peer to which the port had no connection until now.

@@ -509,7 +509,7 @@ fn fewer_units_than_ranks_are_refused() {
             Ok(_) => assert!(enough, "{units} units"),
             Err(error) => {
                 assert!(!enough, "{units} units");
-                assert_eq!(error, CeilingError { ceiling: units as u32, peers: 3, needed: 4 });
+                assert_eq!(error, CeilingError::Units { ceiling: units as u32, peers: 3, needed: 4 });
             }
         }
     }

@@ -1,0 +1,173 @@
+//! Engines that are opened alone, and the peers that are added one by one.
+//!
+//! Such an engine knows each peer by a number that the layer above chooses. A number without a peer has failed with
+//! [`Failure::Absent`]: nothing can be sent to it, and nobody waits for it. The memory of a connection is taken with
+//! it: first the memory of the credit is committed, then the credit is granted (invariant 4). A connection that cannot
+//! be paid for is refused.
+//!
+//! A number can be used again when its peer has failed and nothing of that peer is stored ([`Engine::is_vacant`]).
+//! Everything else of it has ended with its failure, so no message is attributed to the next peer with the number.
+#![forbid(unsafe_code)]
+
+use core::borrow::{Borrow as _, BorrowMut as _};
+
+use super::rma::{Reply, WINDOW};
+use super::{Engine, Failure, Lent, Peer, Storage, Tuning};
+use crate::flow::{CeilingError, Ledger};
+use crate::port::{PeerId, Port};
+use crate::slab::Slot;
+use crate::store::{cost, most};
+use crate::wire::rendezvous::RTS_BYTES;
+
+/// Units for the RTS of a message to this process itself, which must always fit.
+const OWN_UNITS: u32 = cost(RTS_BYTES);
+/// If the ceiling is too low for largest packets of so many peers, packets are shorter, down to one unit.
+const LEAST_PEERS: u32 = 8;
+
+/// How the memory for unexpected messages is divided.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum CreditPlan {
+    /// Among all peers of a world.
+    World { peers: u32 },
+    /// Among up to `most` peers, which come later.
+    Growing { most: u32 },
+}
+
+impl CreditPlan {
+    /// Returns the ledger over `ceiling` units, and the most bytes of an eager message, at most `eager_bytes`.
+    pub(super) fn ledger(
+        &self,
+        ceiling: u32,
+        window: u32,
+        eager_bytes: usize,
+    ) -> Result<(Ledger, usize), CeilingError> {
+        let units = ceiling.saturating_sub(OWN_UNITS);
+        // A message that no peer can ever have enough credit for uses rendezvous.
+        let share = match *self {
+            Self::World { peers } => units.checked_div(peers).unwrap_or(units),
+            Self::Growing { most } => units / 2 / most.clamp(1, LEAST_PEERS),
+        };
+        let eager_bytes = eager_bytes.min(most(share));
+        let packet = cost(eager_bytes);
+        let ledger = match *self {
+            Self::World { peers } => Ledger::new(units, peers, window, packet),
+            Self::Growing { most } => Ledger::growing(units, most, window, packet),
+        };
+        match ledger {
+            Ok(ledger) if ceiling >= OWN_UNITS => Ok((ledger.with_own(OWN_UNITS), eager_bytes)),
+            Ok(_) => Err(CeilingError::Units { ceiling, peers: 0, needed: OWN_UNITS.into() }),
+            Err(CeilingError::Units { peers, needed, .. }) => {
+                Err(CeilingError::Units { ceiling, peers, needed: needed + u64::from(OWN_UNITS) })
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Peer {
+    /// Returns the state of a number without a peer.
+    fn absent() -> Self {
+        let mut absent = Self::default();
+        (absent.failure, absent.departed) = (Some(Failure::Absent), Some(Failure::Absent));
+        absent
+    }
+}
+
+impl<P: Port, S: Storage> Engine<P, S> {
+    /// Creates an engine without peers. They are added later, at most `most` at the same time
+    /// ([`Engine::add_peer`]). `own` is the number of this process itself, and `lent.peers` has one element for it and
+    /// for each smaller number. Messages of the process to itself need nothing else.
+    ///
+    /// Half of the memory for unexpected messages is set aside for the peers' credit ([`Ledger::growing`]). Memory is
+    /// committed for the messages of this process to itself, and for peers when they are added.
+    ///
+    /// # Errors
+    /// The memory is too small for the credit of one peer.
+    pub fn alone(
+        own: PeerId,
+        port: P,
+        tuning: Tuning,
+        lent: Lent<S>,
+        most: u32,
+    ) -> Result<Self, CeilingError> {
+        let mut engine = Self::start_with(own, port, tuning, lent, &CreditPlan::Growing { most })?;
+        let others = engine.peers.borrow_mut().iter_mut().enumerate();
+        others.filter(|(number, _)| *number != own as usize).for_each(|(_, peer)| *peer = Peer::absent());
+        Ok(engine)
+    }
+
+    /// Adds the peer with this number, which has no peer now: makes place for its state and its replies, commits the
+    /// memory of its credit, and grants the credit. If the number has a peer that has not failed, or is that of this
+    /// process, nothing changes.
+    ///
+    /// The number may have had a peer before. Its failure then counts as acknowledged ([`Engine::acknowledge`]), and
+    /// its counters start at zero. There is a state for every number up to the highest, so numbers should be small.
+    ///
+    /// The port may be connected to the peer already; else call [`Engine::connected`] once it is. The port must not
+    /// deliver packets of a number before the number is added.
+    ///
+    /// # Errors
+    /// Nothing changes then.
+    /// - [`CeilingError::Stored`]: messages of the former peer with this number are stored. Receive them first; see
+    ///   [`Engine::is_vacant`].
+    /// - [`CeilingError::Units`], [`CeilingError::Memory`], [`CeilingError::Connections`]: the credit of a further peer
+    ///   cannot be paid. Credit returns when a peer has failed and its messages are received.
+    #[cold]
+    pub fn add_peer(&mut self, peer: PeerId) -> Result<(), CeilingError>
+    where
+        S::Peers: Extend<Peer>,
+        S::Replies: Extend<Slot<Reply>>,
+    {
+        if peer == self.rank || self.has_peer(peer) {
+            return Ok(());
+        }
+        let units = self.peers.borrow().get(peer as usize).map_or(0, |former| former.account.stored());
+        if units > 0 {
+            return Err(CeilingError::Stored { peer, units });
+        }
+        self.take_reserves(self.ledger.reserves_used() + 1)?;
+        self.make_place(peer);
+        self.admit(peer);
+        let replies = self.ledger.reserves_used() as usize * WINDOW as usize;
+        self.replies.grow(replies.saturating_sub(self.replies.capacity()));
+        Ok(())
+    }
+
+    /// Returns whether [`Engine::add_peer`] can give this number to a peer: it has none, or the peer has failed, and no
+    /// message of it is stored. A message that a matched probe has removed from the queue is stored until it is
+    /// received.
+    pub fn is_vacant(&self, peer: PeerId) -> bool {
+        let is_unused = |it: &Peer| it.failure.is_some() && it.account.stored() == 0;
+        peer != self.rank && self.peers.borrow().get(peer as usize).is_none_or(is_unused)
+    }
+
+    fn has_peer(&self, peer: PeerId) -> bool {
+        self.peers.borrow().get(peer as usize).is_some_and(|it| it.failure.is_none())
+    }
+
+    /// Commits the memory of `count` reserves, unless they have it.
+    pub(super) fn take_reserves(&mut self, count: u32) -> Result<(), CeilingError> {
+        let Self { ledger, backing, store, .. } = self;
+        if count > ledger.reserves() {
+            let packet = cost(self.tuning.eager_bytes.min(self.port.packet_bytes()));
+            return Err(ledger.shortage(store.ceiling_units(), packet));
+        }
+        if !backing.take_reserves(count, ledger.reserve(), |more| store.commit(more)) {
+            let needed = u64::from(ledger.own_units()) + u64::from(count) * u64::from(ledger.reserve());
+            return Err(CeilingError::Memory { committed: store.committed_units(), peers: count, needed });
+        }
+        Ok(())
+    }
+
+    /// Makes place for the numbers up to this one. The others have no peer.
+    fn make_place(&mut self, peer: PeerId)
+    where
+        S::Peers: Extend<Peer>,
+    {
+        let len = self.peers.borrow().len();
+        if let Some(missing) = (peer as usize + 1).checked_sub(len).filter(|missing| *missing > 0) {
+            let more = missing.max(len / 2);
+            self.peers.extend(core::iter::repeat_with(Peer::absent).take(more));
+        }
+    }
+}
