@@ -217,6 +217,11 @@ where
         self.slots.grow(count);
     }
 
+    /// Returns the number of places for peers, used or free.
+    pub fn capacity(&self) -> usize {
+        self.slots.capacity()
+    }
+
     /// Returns the number of peers.
     pub const fn len(&self) -> usize {
         self.slots.used()

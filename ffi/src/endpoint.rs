@@ -273,7 +273,7 @@ pub unsafe extern "C" fn nemesia_endpoint_peer_failure(
         let rank = rank_in(endpoint, rank)?;
         out.write(match endpoint.failure(rank) {
             // A world has no number without a peer.
-            None | Some(Failure::Absent) => NEMESIA_FAILURE_NONE,
+            None | Some(Failure::Absent | Failure::Unreachable) => NEMESIA_FAILURE_NONE,
             Some(Failure::Died) => NEMESIA_FAILURE_DIED,
             Some(Failure::Finished) => NEMESIA_FAILURE_FINISHED,
             Some(Failure::Dropped) => NEMESIA_FAILURE_DROPPED,

@@ -14,6 +14,7 @@ mod start;
 mod table;
 #[cfg(test)]
 mod tests;
+mod peers;
 mod unexpected;
 
 use std::collections::BTreeMap;
@@ -178,6 +179,8 @@ pub struct Config {
     pub(crate) cell_stores: Option<Stores>,
     pub(crate) ptracer: bool,
     pub(crate) requests: usize,
+    pub(crate) connections: u32,
+    pub(crate) strangers: bool,
     pub(crate) segments: SegmentOptions,
     pub(crate) spin: Option<u32>,
     pub(crate) local: bool,
@@ -224,6 +227,8 @@ impl Default for Config {
             unexpected_bytes: 64 << 20,
             unexpected_limit: 0,
             any_source_outlives: false,
+            connections: 1024,
+            strangers: true,
             eager_bytes: 8 << 10,
             credit_bytes: 256 << 10,
             single_copy: SingleCopy::Auto,

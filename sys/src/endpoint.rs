@@ -6,6 +6,7 @@
 //! | room | contents |
 //! |---|---|
 //! | `endpoint/open.rs` | opening and closing; the ports of an endpoint |
+//! | `endpoint/peers.rs` | the peers of an endpoint that was opened alone |
 //! | `endpoint/message.rs` | messages: blocking, by request, in scopes, in contexts; probes, lists of buffers |
 //! | `endpoint/buffer.rs` | memory that peers can map |
 //! | `endpoint/active.rs` | active messages: handlers and their replies |
@@ -22,6 +23,8 @@
 // Rustdoc lists the methods of `Endpoint` in the order of these modules, which is the order of use. rustfmt
 // sorts the modules within a group, so blank lines separate the groups.
 mod open;
+
+mod peers;
 
 mod message;
 
@@ -83,6 +86,7 @@ use group::{Agreements, free_context};
 use message::Dropped;
 use one_sided::Direct;
 use open::{Ports, UnexpectedMemory};
+use peers::PeerTable;
 use wait::Waiter;
 
 /// The senders whose messages a receive accepts.
@@ -233,6 +237,8 @@ pub struct Endpoint {
     /// The agreement and the barrier under way. They own buffers that the engine uses.
     agreements: Agreements,
     exchange: Option<Box<dyn Exchange + Send>>,
+    /// The peers of an endpoint that was opened alone.
+    peers: Option<Box<PeerTable>>,
     /// The peers that are gone and whose last messages may not have been read, with the number of attempts to
     /// read these.
     leaving: Vec<(usize, Departure, u32)>,

@@ -214,6 +214,24 @@ pub enum Error {
     /// A list of members is invalid.
     #[error("the members of a collective call must be ranks in rising order, this rank included")]
     Members,
+    /// The endpoint was opened as a rank of a world, so other processes cannot call it, nor it them.
+    #[error("this endpoint is a rank of a world and has no address: open one with Endpoint::alone")]
+    NoAddress,
+    /// The endpoint was opened alone, so its peers have no order.
+    #[error("this endpoint was opened alone: barriers and agreements need a world, in which all know the same ranks")]
+    NoWorld,
+    /// An address cannot be used.
+    #[error("cannot connect: {problem}")]
+    Address {
+        /// The problem, and the remedy.
+        problem: String,
+    },
+    /// A peer cannot be connected with, or does not exist.
+    #[error("{0}")]
+    NoPeer(#[from] nemesia_core::peers::PeerError),
+    /// There is no memory for the credit of another peer.
+    #[error("no memory for another connection: {0}; raise NEMESIA_UNEXPECTED_BYTES, or disconnect from a peer")]
+    Unpaid(nemesia_core::flow::CeilingError),
     /// This process was forked from the process that opened the endpoint. Only that process can use it.
     #[error(
         "this process is a forked child, and the endpoint belongs to the process that opened it: open another one here"

@@ -157,6 +157,7 @@ pub use explain::{Bill, Verdict, explain};
 pub use nemesia_core::counters::Field;
 pub use nemesia_core::engine::{CompletionKind, Failure, SendOptions, Truncation};
 pub use nemesia_core::payload::Segment;
+pub use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress, PeerEnd, PeerError, PeerRef, PeerStage};
 pub use nemesia_core::shared::layout::LayoutError;
 pub use os::{Bytes, HugePages, SegmentBacking, SegmentOptions, ShmError};
 pub use route::{Explanation, Route};

@@ -49,6 +49,7 @@ use regions::MappedRegions;
 
 pub(crate) use lent::{LentRange, Loan};
 pub(crate) use regions::{PeerRegion, share_of, window_of};
+pub(crate) use calls::{CallOutcome, Calls, HeardCall};
 pub(crate) use joining::JoiningProcess;
 pub(crate) use rejoin::{RejoinAnswer, RejoinListener};
 use segments::OwnSegments;

@@ -78,6 +78,9 @@ pub enum Failure {
     /// No peer has this number: none was added, in an engine that was opened alone ([`Engine::add_peer`]).
     #[error("no peer has this number")]
     Absent,
+    /// The peer could not be connected with: it refuses, or does not answer.
+    #[error("it could not be connected with: it refuses, or does not answer")]
+    Unreachable,
     /// The connection to the peer failed; usually because the peer violated the transport's protocol.
     #[error("{}{_0}", blame(_0))]
     Fault(#[from] PortFault),

@@ -74,6 +74,7 @@ const NET: &[(&str, NetChoice)] = &[
 ];
 const SWITCH: &[(&str, bool)] = &[("off", false), ("on", true)];
 const ANY_SOURCE: &[(&str, bool)] = &[("end", false), ("outlive", true)];
+const STRANGERS: &[(&str, bool)] = &[("refuse", false), ("admit", true)];
 const FLAG: &[(&str, bool)] = &[("0", false), ("1", true)];
 /// A valid geometry, which the checks vary.
 const POSSIBLE: Geometry = Geometry { cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
@@ -246,6 +247,20 @@ pub const VARIABLES: &[Variable] = &[
         ANY_SOURCE,
         any_source_outlives,
         "whether receives from any source end when a rank fails or the last other rank finishes, or outlive them"
+    ),
+    number!(
+        "NEMESIA_CONNECTIONS",
+        "",
+        (1, 4095),
+        connections,
+        "most peers with which an endpoint that opened alone is connected at once"
+    ),
+    words!(
+        "NEMESIA_STRANGERS",
+        "refuse or admit",
+        STRANGERS,
+        strangers,
+        "whether an endpoint that opened alone takes calls of processes whose address it was not given"
     ),
     number!("NEMESIA_REQUESTS", "", (64, 16777216), requests, "most requests under way at once"),
     words!(

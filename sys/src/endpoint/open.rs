@@ -23,12 +23,13 @@ use nemesia_core::store;
 use super::group::Agreements;
 use super::message::Dropped;
 use super::one_sided::Direct;
+use super::peers::PeerTable;
 use super::wait::Waiter;
 use super::{Endpoint, Heap, active, observe};
 pub(super) use memory::UnexpectedMemory;
 pub(super) use ports::Ports;
 
-use crate::bootstrap::{Bootstrap, Exchange};
+use crate::bootstrap::{Bootstrap, Exchange, Singleton};
 use crate::config::{Config, FIRST_REQUESTS};
 use crate::error::Error;
 use crate::events;
@@ -90,8 +91,35 @@ impl Endpoint {
         }
     }
 
+    /// Opens an endpoint alone. It has no peers yet: see [`Endpoint::address`] and [`Endpoint::connect`].
+    ///
+    /// No other process takes part, and no launcher is needed. [`Endpoint::size`] is the number of places for peers,
+    /// that of this process included, and [`Endpoint::rank`] is 0. Receives from any source outlive all peers
+    /// ([`Config::any_source_outlives`]).
+    ///
+    /// # Errors
+    /// The error names what failed, and the remedy.
+    pub fn alone(config: &Config) -> Result<Self, Error> {
+        let config = config.clone().any_source_outlives(true);
+        let mut exchange = Singleton::default();
+        let mut endpoint = Self::open_in(&config, &mut exchange, Some(config.connections))?;
+        let calls = endpoint.rejoin.listen_for_calls(&mut endpoint.waiter.watch)?;
+        endpoint.peers = Some(Box::new(PeerTable::new(calls, &config)?));
+        Ok(endpoint)
+    }
+
     /// Joins the world. The endpoint does not have the exchange yet.
     fn join(config: &Config, exchange: &mut (dyn Exchange + Send)) -> Result<Self, Error> {
+        Self::open_in(config, exchange, None)
+    }
+
+    /// Joins the world of the exchange. With `growing` the world has one process, and the endpoint has up to so many
+    /// peers later.
+    fn open_in(
+        config: &Config,
+        exchange: &mut (dyn Exchange + Send),
+        growing: Option<u32>,
+    ) -> Result<Self, Error> {
         // Asked once: another answer later would not fit the structures of these sizes.
         let (rank, size) = (exchange.rank(), exchange.size());
         if rank >= size {
@@ -127,7 +155,11 @@ impl Endpoint {
         };
         let non_temporal_bytes = config.non_temporal_from();
         let tuning = tuning(config, non_temporal_bytes);
-        let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
+        let engine = match growing {
+            None => Engine::new(rank as u32, port, tuning, lent),
+            Some(most) => Engine::alone(0, port, tuning, lent, most),
+        };
+        let engine = engine.map_err(crate::ConfigError::from)?;
         let waiter = Waiter::new(config, load, sleep, watch, fence);
         let mut endpoint = Self {
             engine,
@@ -140,6 +172,7 @@ impl Endpoint {
             direct: Direct::default(),
             non_temporal_bytes,
             operations: 0,
+            peers: None,
             dropped: Arc::new(Dropped::new(Arc::clone(&attached.origin))),
             discarding: Vec::new(),
             finished: false,

@@ -210,7 +210,8 @@ impl Endpoint {
         if due {
             self.liveness_checked = now;
         }
-        (now, due && self.check_liveness())
+        let connected = self.is_calling() && self.attend_calls();
+        (now, (due && self.check_liveness()) | connected)
     }
 
     /// Returns how long the end of the endpoint waits for peers.
@@ -400,9 +401,10 @@ impl Endpoint {
     /// by now.
     fn prepare(&mut self, wait: &Wait, lacks: u32) -> Option<Parker> {
         self.wake_counted();
-        let has_net = self.engine.port().remote().is_some();
+        // A packet of a socket wakes this process too.
+        let has_sockets = self.engine.port().remote().is_some() || self.peers.is_some();
         let (how, events) =
-            if has_net { (Way::Event, Some(self.waiter.watch.prepare_sleep())) } else { (Way::Futex, None) };
+            if has_sockets { (Way::Event, Some(self.waiter.watch.prepare_sleep())) } else { (Way::Futex, None) };
         let sequence = self.waiter.announce(how, lacks);
         // Armed first: what comes later wakes this process, and what has come is found by the polls.
         self.advance_net();

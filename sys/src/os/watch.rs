@@ -218,13 +218,24 @@ impl Watch {
     /// # Errors
     /// No descriptors are left, or the kernel's limit is reached (`fs.epoll.max_user_watches`).
     pub(crate) fn attend_net(&mut self, fd: BorrowedFd<'_>) -> Result<(), ShmError> {
+        self.control(libc::EPOLL_CTL_ADD, fd, SILENT)?;
+        self.expect_sleep()
+    }
+
+    /// Prepares for [`Watch::prepare_sleep`].
+    ///
+    /// # Errors
+    /// As for [`Watch::attend`], and no descriptors are left.
+    pub(crate) fn expect_sleep(&mut self) -> Result<(), ShmError> {
+        if self.notice.is_some() {
+            return Ok(());
+        }
         let flags = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
         // SAFETY: takes no pointers.
         let notice = checked(unsafe { libc::eventfd(0, flags) })
             .map_err(|errno| ShmError::system("making a descriptor to wake threads", errno))?;
         // SAFETY: a new descriptor, given to us alone.
         let notice = unsafe { OwnedFd::from_raw_fd(notice) };
-        self.control(libc::EPOLL_CTL_ADD, fd, SILENT)?;
         self.control(libc::EPOLL_CTL_ADD, notice.as_fd(), SILENT)?;
         self.notice = Some(notice);
         Ok(())
@@ -320,6 +331,13 @@ impl Watch {
     /// does not reach sees a death.
     pub fn send_goodbyes(&self) {
         for watched in self.watched.values() {
+            let _ = watched.connection.send_goodbye();
+        }
+    }
+
+    /// As [`Watch::send_goodbyes`], to one peer.
+    pub(crate) fn send_goodbye_to(&self, peer: usize) {
+        for watched in self.watched.values().filter(|watched| watched.peer == peer) {
             let _ = watched.connection.send_goodbye();
         }
     }

@@ -93,9 +93,11 @@ pub(crate) struct Calls {
 
 impl Calls {
     /// Listens for calls.
-    pub(super) fn listen(world: Arc<ShmWorld>, ours: Arc<OwnSegments>, watch: &Watch) -> Result<Self, Error> {
+    pub(super) fn listen(world: Arc<ShmWorld>, ours: Arc<OwnSegments>, watch: &mut Watch) -> Result<Self, Error> {
         let listener = HandoffListener::bind()?;
         watch.attend(listener.as_fd())?;
+        // A call wakes a process that sleeps.
+        watch.expect_sleep()?;
         let place = ProcessAddress::here(&listener, world.epoch);
         Ok(Self {
             own: place.encode(),
@@ -193,6 +195,11 @@ impl Calls {
             return Err("its address is that of an earlier process".into());
         }
         handshake::compare((self.world.size, &self.world.geometry), &packet.handshake)
+    }
+
+    /// Returns the number of calls to decide.
+    pub(crate) fn heard(&self) -> usize {
+        self.heard.len()
     }
 
     /// Returns the next call to decide.

@@ -57,6 +57,11 @@ impl JoiningProcess {
         })
     }
 
+    /// Returns the connection with it.
+    pub(crate) fn connection(&self) -> Arc<HandoffConnection> {
+        Arc::clone(&self.connection)
+    }
+
     /// Returns the segment of this process for it.
     pub(super) const fn own_link(&self) -> &OwnLink {
         self.link.own()

@@ -84,6 +84,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.list_work(peer);
     }
 
+    /// Drops the messages of a failed peer that were not received. A message that a matched probe has removed from the
+    /// queue can still be received if it arrived whole and its sender did not wait for the receive.
+    #[cold]
+    pub fn forget_peer(&mut self, peer: PeerId) {
+        if self.failure(peer).is_some() {
+            self.forget_messages(peer);
+            self.lose_claims(peer);
+        }
+    }
+
     /// Drops stored messages of the former process, so that they do not mix with those of the new one.
     fn forget_messages(&mut self, peer: PeerId) {
         #[cfg(nemesia_injected_fault)]

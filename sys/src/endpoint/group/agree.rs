@@ -235,6 +235,7 @@ impl Endpoint {
     /// As [`Endpoint::agree`], of these ranks.
     pub(super) fn agree_of(&mut self, group: Option<&[usize]>, flags: u64) -> Result<Agreed, Error> {
         self.check_origin()?;
+        self.check_world()?;
         if self.agreements.ongoing.as_ref().is_some_and(|ongoing| ongoing.group.as_deref() != group) {
             return Err(Error::AgreementUnderWay);
         }
@@ -365,7 +366,7 @@ impl Endpoint {
     /// at once.
     pub(in crate::endpoint) fn fault(&mut self, rank: u32, fault: PortFault) {
         self.engine.fail(rank, Failure::Fault(fault));
-        self.disconnect();
+        self.disconnect_faulty();
     }
 
     /// Posts a receive for the next message of an agreement from a rank. The number of the agreement is checked
@@ -404,7 +405,7 @@ impl Endpoint {
 
     /// Disconnects from ranks that violated the protocol. Otherwise they would wait for this process, and
     /// others for them.
-    pub(in crate::endpoint) fn disconnect(&mut self) {
+    pub(in crate::endpoint) fn disconnect_faulty(&mut self) {
         for rank in 0..self.size() {
             if let Some(failure @ Failure::Fault(_)) = self.failure(rank)
                 && self.waiter.release(rank)

@@ -38,6 +38,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Members`] if the list is not in rising order or does not contain this rank. [`Error::Rank`].
     pub fn among(&mut self, members: &[usize]) -> Result<Among<'_>, Error> {
+        self.check_world()?;
         let members = checked(members, (self.rank(), self.size()))?.to_vec();
         Ok(Among { endpoint: self, members })
     }

@@ -149,6 +149,7 @@ impl Endpoint {
         members: Option<&[usize]>,
     ) -> Result<BarrierStep, Error> {
         self.check_origin()?;
+        self.check_world()?;
         let barrier = match self.agreements.barrier.take_if(|barrier| barrier.group.as_deref() == members) {
             Some(barrier) => barrier,
             None if self.agreements.barrier.is_some() => return Err(Error::AgreementUnderWay),

@@ -162,7 +162,7 @@ impl Endpoint {
         let joining = self.rejoin.admit(rank).ok_or(Error::NotRestarted { rank })?;
         let joining = joining.map_err(|problem| Error::Peer { rank, problem })?;
         self.forget_process(rank);
-        let connection = self.connect(joining)?;
+        let connection = self.connect_process(joining)?;
         self.engine.reconnect(rank as u32);
         self.agreements.readmit(rank);
         // All shared structures that the joining process may read are empty now.
@@ -191,11 +191,18 @@ impl Endpoint {
     }
 
     /// Connects the port with a process with which it is not connected, and returns the connection.
-    fn connect(&mut self, joining: JoiningProcess) -> Result<Arc<crate::os::HandoffConnection>, Error> {
+    pub(in crate::endpoint) fn connect_process(
+        &mut self,
+        joining: JoiningProcess,
+    ) -> Result<Arc<crate::os::HandoffConnection>, Error> {
         let (rank, incarnation) = (joining.number, joining.incarnation);
         let (port, watch) = (self.engine.port_mut().local_mut(), &mut self.waiter.watch);
         let (connection, met) = joining.enter(port, watch)?;
         self.facts.expedited &= met.expedited;
+        if rank >= self.facts.met.len() {
+            self.facts.met.resize_with(rank + 1, || None);
+            self.incarnations.resize(rank + 1, 0);
+        }
         self.facts.met[rank] = Some(met);
         self.incarnations[rank] = incarnation;
         Ok(connection)
@@ -236,7 +243,7 @@ impl Endpoint {
             match answer {
                 RejoinAnswer::Met(joining) => {
                     let agreements = joining.agreements;
-                    match self.connect(*joining) {
+                    match self.connect_process(*joining) {
                         Ok(_) => {
                             self.agreements.hear(rank, agreements);
                             self.engine.connected(rank as u32);

@@ -20,6 +20,7 @@ impl Endpoint {
     #[cold]
     pub(in crate::endpoint) fn leave_to_parent(&mut self) {
         std::mem::forget(self.exchange.take());
+        std::mem::forget(self.peers.take());
         std::mem::forget(std::mem::take(&mut self.allocations));
         std::mem::forget(std::mem::take(&mut self.retired));
         let port = self.engine.port_mut();
@@ -36,6 +37,9 @@ impl Drop for Endpoint {
         self.end_assists();
         self.forbid_reading();
         self.rejoin.send_goodbyes(self.finished);
+        if let Some(peers) = &self.peers {
+            peers.send_goodbyes(self.finished);
+        }
         self.waiter.say_goodbye(self.finished);
         let patience = if self.finished { self.patience() } else { LAST_WORDS };
         let finished = self.finished;

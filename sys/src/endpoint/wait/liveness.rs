@@ -22,7 +22,7 @@ impl Endpoint {
         self.waiter.counters.liveness_checks += 1;
         self.discard_dropped();
         self.free_retired();
-        self.disconnect();
+        self.disconnect_faulty();
         if let Ok(departed) = self.waiter.watch.poll() {
             self.leaving.extend(departed.map(|(rank, departure)| (rank, departure, 0)));
         }
@@ -30,6 +30,7 @@ impl Endpoint {
         let connection_requested = self.waiter.watch.was_called() || self.rejoin.is_busy();
         let changed = self.attend_net_rejoin()
             | (connection_requested && self.attend_rejoin())
+            | self.attend_calls()
             | self.grow_unexpected();
         self.waiter.changes += u64::from(changed || !self.leaving.is_empty());
         if self.leaving.is_empty() {

@@ -36,7 +36,7 @@ fn rejoin() -> (RejoinListener, String) {
     let listener = HandoffListener::bind().unwrap();
     let name = listener.name();
     let remote = RemoteRanks::default();
-    (RejoinListener::new(world(0, 0), Arc::new(segments()), Some(listener), &remote), name)
+    (RejoinListener::new(Arc::new(world(0, 0)), Arc::new(segments()), Some(listener), &remote), name)
 }
 
 fn call(name: &str) -> HandoffConnection {

@@ -1,0 +1,194 @@
+//! The peers of an endpoint that was opened alone.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `peers.rs` | addresses; connecting, and disconnecting |
+//! | `peers/table.rs` | the table of peers, with the numbers that the engine knows them by |
+//! | `peers/attend.rs` | progress of calls, ours and those of others |
+
+mod attend;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use nemesia_core::engine::Failure;
+use nemesia_core::peers::{PeerAddress, PeerEnd, PeerRef, PeerStage, Speaking};
+
+use crate::endpoint::Endpoint;
+use crate::endpoint::wait::{Awaited, Wait};
+use crate::error::Error;
+pub(in crate::endpoint) use table::PeerTable;
+
+/// # Peers
+///
+/// An endpoint can be opened alone, without a launcher and without any other process. It has an address, of 64 bytes
+/// that mean nothing to others. Whoever has the address can connect, at any time, without help from this process but
+/// its progress. So a runtime with its own launcher opens endpoints, lets its processes exchange their addresses, and
+/// connects whom it needs.
+///
+/// A peer is a place in a table ([`PeerRef`]), not a rank: it costs about a hundred bytes until this process speaks to
+/// it. [`Endpoint::rank_of`] begins the connection and returns the number by which all other calls of this endpoint
+/// name the peer, as they name a rank of a world. Sends wait until the connection is made. Each process chooses such
+/// numbers for itself.
+///
+/// ```
+/// use nemesia::{Config, Endpoint, Source, Tag};
+///
+/// let config = Config::default();
+/// let mut endpoint = Endpoint::alone(&config)?;
+/// let address = *endpoint.address()?;
+/// let other = std::thread::spawn(move || {
+///     let mut endpoint = Endpoint::alone(&Config::default())?;
+///     let peer = endpoint.connect(&address)?;
+///     let to = endpoint.rank_of(peer)?;
+///     endpoint.send(to, 7, b"hello")?;
+///     endpoint.close()
+/// });
+/// let mut buf = [0; 5];
+/// let status = endpoint.recv(Source::Any, Tag::Exactly(7), &mut buf)?;
+/// assert_eq!(&buf, b"hello");
+/// // The number of the sender here, its place in the table, and its address.
+/// let peer = endpoint.peer_of(status.rank).ok_or("no such peer")?;
+/// assert_ne!(endpoint.address_of(peer)?, &address);
+/// endpoint.close()?;
+/// # other.join().expect("the other thread")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+impl Endpoint {
+    /// Returns the address of this endpoint. Other processes of this user on this machine connect with it
+    /// ([`Endpoint::connect`]). It is valid until the endpoint is closed, and is never that of another endpoint.
+    ///
+    /// # Errors
+    /// [`Error::NoAddress`] if the endpoint was not opened alone.
+    pub fn address(&self) -> Result<&PeerAddress, Error> {
+        Ok(self.peer_table()?.address())
+    }
+
+    /// Returns the peer with this address, at once and without any contact with it. A second call returns the same
+    /// peer. If its connection had ended, it can be spoken to again.
+    ///
+    /// # Errors
+    /// [`Error::Address`] if these are not the bytes of an address, or it is one of another machine.
+    /// [`Error::NoPeer`]: it is the address of this endpoint, or there are too many peers.
+    pub fn connect(&mut self, address: &PeerAddress) -> Result<PeerRef, Error> {
+        self.check_origin()?;
+        self.peer_table_mut()?.connect(address)
+    }
+
+    /// Returns the address of a peer.
+    ///
+    /// # Errors
+    /// [`Error::NoPeer`] if the peer was released.
+    pub fn address_of(&self, peer: PeerRef) -> Result<&PeerAddress, Error> {
+        self.peer_table()?.address_of(peer)
+    }
+
+    /// Returns the stage of the connection with a peer, as far as this process knows it.
+    ///
+    /// # Errors
+    /// [`Error::NoPeer`] if the peer was released.
+    pub fn stage_of(&self, peer: PeerRef) -> Result<PeerStage, Error> {
+        self.peer_table()?.stage(peer)
+    }
+
+    /// Returns the number by which other calls name a peer, as they name a rank. If there is no connection, this begins
+    /// one, and takes the memory for its messages. Operations with the peer wait until the connection is made; if it
+    /// cannot be made within NEMESIA_TIMEOUT, they end with [`Error::PeerFailed`].
+    ///
+    /// The number is the same until the peer's connection has ended. Then it may become the number of another peer, once
+    /// the messages that had come are received.
+    ///
+    /// # Errors
+    /// [`Error::NoPeer`]: the peer was released, its connection has ended ([`Endpoint::connect`] permits another one), or
+    /// there are NEMESIA_CONNECTIONS connections. [`Error::Unpaid`] if there is no memory for its messages.
+    pub fn rank_of(&mut self, peer: PeerRef) -> Result<usize, Error> {
+        self.check_origin()?;
+        let speaking = self.peer_table_mut()?.speak(peer)?;
+        match speaking {
+            Speaking::Ready(rank) | Speaking::Wait(rank) => Ok(rank as usize),
+            Speaking::Call(rank, call) => self.call(peer, rank, call),
+        }
+    }
+
+    /// Returns the peer that other calls name by this number: for instance the sender of a message. `None` if no peer
+    /// has the number.
+    ///
+    /// A peer that has called this process and was not given to [`Endpoint::connect`] is released once its connection has
+    /// ended and its messages are received.
+    pub fn peer_of(&self, rank: usize) -> Option<PeerRef> {
+        self.peers.as_ref()?.peer_of(rank)
+    }
+
+    /// Waits until the connection with a peer is made, or for at most `limit`. It begins the connection if necessary.
+    /// Returns the peer's number ([`Endpoint::rank_of`]).
+    ///
+    /// # Errors
+    /// As for [`Endpoint::rank_of`]; [`Error::PeerFailed`] if the connection was refused or has ended;
+    /// [`Error::Timeout`].
+    pub fn wait_connected(&mut self, peer: PeerRef, limit: Option<Duration>) -> Result<usize, Error> {
+        let rank = self.rank_of(peer)?;
+        let mut wait = Wait::new(limit);
+        loop {
+            if let Some(failure) = self.failure(rank) {
+                return Err(Error::PeerFailed { rank, failure });
+            }
+            if let PeerStage::Connected(_) = self.stage_of(peer)? {
+                return Ok(rank);
+            }
+            let packets = self.engine.progress().packets;
+            self.pause(&mut wait, packets, Awaited::Other)?;
+        }
+    }
+
+    /// Ends the connection with a peer and releases its place, which then may be that of another peer. The peer sees
+    /// [`Failure::Finished`].
+    ///
+    /// Operations under way with it end with [`Error::PeerFailed`], so wait for what must arrive. Its messages that were
+    /// not received are dropped. The call does not wait for the peer.
+    ///
+    /// # Errors
+    /// [`Error::NoPeer`] if the peer was released before.
+    pub fn disconnect(&mut self, peer: PeerRef) -> Result<(), Error> {
+        self.check_origin()?;
+        let Some(mut peers) = self.peers.take() else { return Err(Error::NoAddress) };
+        let done = peers.disconnect(peer, self);
+        self.peers = Some(peers);
+        done
+    }
+
+    /// Fails if the processes that this one knows do not name each other by the same numbers.
+    pub(in crate::endpoint) fn check_world(&self) -> Result<(), Error> {
+        if self.peers.is_some() { Err(Error::NoWorld) } else { Ok(()) }
+    }
+
+    fn peer_table(&self) -> Result<&PeerTable, Error> {
+        self.peers.as_deref().ok_or(Error::NoAddress)
+    }
+
+    fn peer_table_mut(&mut self) -> Result<&mut PeerTable, Error> {
+        self.peers.as_deref_mut().ok_or(Error::NoAddress)
+    }
+
+    /// Takes the memory of a connection, and calls the peer.
+    #[cold]
+    fn call(&mut self, peer: PeerRef, rank: u32, call: u64) -> Result<usize, Error> {
+        let Some(mut peers) = self.peers.take() else { return Err(Error::NoAddress) };
+        let called = peers.call(peer, (rank, call), self);
+        self.peers = Some(peers);
+        called?;
+        // The next reading of the clock looks after the call.
+        self.attend_calls();
+        Ok(rank as usize)
+    }
+}
+
+/// Returns how a connection has ended, by the failure that the engine reports.
+const fn end_of(failure: Failure) -> PeerEnd {
+    match failure {
+        Failure::Finished => PeerEnd::Left,
+        Failure::Unreachable => PeerEnd::Refused,
+        _ => PeerEnd::Lost,
+    }
+}

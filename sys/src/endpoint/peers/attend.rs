@@ -1,0 +1,152 @@
+//! Progress of calls: ours, and those of others.
+
+use nemesia_core::engine::Failure;
+use nemesia_core::peers::{CallAnswer, PeerEnd, PeerRef};
+
+use super::end_of;
+use super::table::{OWN, PeerTable};
+use crate::endpoint::Endpoint;
+use crate::shm::{CallOutcome, HeardCall, JoiningProcess};
+
+impl Endpoint {
+    /// Returns whether calls are under way, which need more attention than others.
+    #[inline(always)]
+    pub(in crate::endpoint) fn is_calling(&self) -> bool {
+        self.peers.as_ref().is_some_and(|peers| peers.calls.is_busy())
+    }
+
+    /// Makes progress on calls, and frees what ended connections had. Returns whether anything has changed.
+    #[cold]
+    pub(in crate::endpoint) fn attend_calls(&mut self) -> bool {
+        let Some(mut peers) = self.peers.take() else { return false };
+        let changed = peers.attend(self);
+        self.peers = Some(peers);
+        changed
+    }
+}
+
+impl PeerTable {
+    fn attend(&mut self, endpoint: &mut Endpoint) -> bool {
+        self.note_failures(endpoint);
+        self.free_numbers(endpoint);
+        self.calls.hear(&endpoint.waiter.watch);
+        let mut changed = false;
+        // Each call once, as some are postponed.
+        for _ in 0..self.calls.heard() {
+            let Some(call) = self.calls.next_call() else { break };
+            changed |= self.decide(call, endpoint);
+        }
+        while let Some((peer, outcome)) = self.calls.next_outcome(&endpoint.waiter.watch) {
+            changed = true;
+            self.conclude(peer, outcome, endpoint);
+        }
+        while let Some((peer, joining)) = self.calls.next_confirmed(&endpoint.waiter.watch) {
+            changed = true;
+            match joining {
+                Some(joining) if self.table.confirmed(peer).is_some() => {
+                    self.enter(peer, joining, endpoint);
+                }
+                // The caller has given up before it confirmed.
+                _ => self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint),
+            }
+        }
+        changed
+    }
+
+    /// Records the connections that the engine has reported as failed.
+    fn note_failures(&mut self, endpoint: &mut Endpoint) {
+        for at in 0..self.numbered.len() {
+            if let Some(it) = self.numbered[at]
+                && !it.ended
+                && let Some(failure) = endpoint.engine.failure(at as u32 + OWN)
+            {
+                self.end(it.peer, end_of(failure), failure, endpoint);
+            }
+        }
+    }
+
+    /// Decides a call of another process. Returns whether anything has changed.
+    fn decide(&mut self, call: HeardCall, endpoint: &mut Endpoint) -> bool {
+        self.make_place();
+        let places = self.table.len();
+        match self.table.called(&call.address, call.number) {
+            CallAnswer::Answer { peer, number, calls } => {
+                if self.table.len() > places {
+                    self.strangers.push(peer);
+                }
+                self.answer((peer, number + OWN, calls), call, endpoint);
+                true
+            }
+            CallAnswer::Park(peer) => {
+                self.calls.park(peer, call);
+                false
+            }
+            CallAnswer::Ended(peer) => {
+                // The end of the former connection is seen as any other is: its last messages come first.
+                if let Some(rank) = self.number_of(peer)
+                    && let Some(departure) = endpoint.waiter.watch.look_at(rank)
+                {
+                    endpoint.leaving.push((rank, departure, 0));
+                }
+                self.calls.postpone(call);
+                false
+            }
+            CallAnswer::Outdated => false,
+            CallAnswer::Refuse(refusal) => {
+                self.calls.refuse(&call, &refusal.to_string());
+                false
+            }
+        }
+    }
+
+    fn number_of(&self, peer: PeerRef) -> Option<usize> {
+        let at = self.numbered.iter().position(|it| it.is_some_and(|it| it.peer == peer && !it.ended))?;
+        Some(at + OWN as usize)
+    }
+
+    /// Answers a call that counts. A call of ours to the same peer is abandoned.
+    fn answer(&mut self, (peer, rank, calls): (PeerRef, u32, u64), call: HeardCall, endpoint: &mut Endpoint) {
+        self.calls.abandon(peer, &endpoint.waiter.watch);
+        if let Err(error) = self.begin(peer, rank, endpoint) {
+            self.calls.refuse(&call, &error.to_string());
+            endpoint.warnings.push(format!("a call was refused: {error}"));
+            return self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
+        }
+        if let Err(problem) = self.calls.answer(peer, call, (rank, calls), &endpoint.waiter.watch) {
+            endpoint.warnings.push(format!("a call was refused: {problem}"));
+            self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
+        }
+    }
+
+    /// Processes what has become of a call of ours.
+    fn conclude(&mut self, peer: PeerRef, outcome: CallOutcome, endpoint: &mut Endpoint) {
+        match outcome {
+            CallOutcome::Answered(joining, calls) => {
+                // Without the call in the table, the answer is to one that was abandoned.
+                if self.table.answered(peer, calls).is_some() {
+                    let connection = joining.connection();
+                    self.enter(peer, *joining, endpoint);
+                    self.calls.confirm(&connection);
+                }
+            }
+            CallOutcome::Gone => self.end(peer, PeerEnd::Lost, Failure::Died, endpoint),
+            CallOutcome::Refused(problem) => {
+                endpoint.warnings.push(format!("a peer cannot be connected with: {problem}"));
+                self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
+            }
+        }
+    }
+
+    /// Opens the connection with a peer, and continues what waits for it.
+    fn enter(&mut self, peer: PeerRef, joining: JoiningProcess, endpoint: &mut Endpoint) {
+        let rank = joining.number;
+        match endpoint.connect_process(joining) {
+            Ok(_) => endpoint.engine.connected(rank as u32),
+            Err(error) => {
+                endpoint.warnings.push(format!("a peer cannot be connected with: {error}"));
+                self.end(peer, end_of(Failure::Unreachable), Failure::Unreachable, endpoint);
+            }
+        }
+    }
+}
+
