@@ -157,6 +157,8 @@ pub struct Engine<P: Port, S: Storage> {
     /// Whether messages of one word are sent eagerly through the port's shortest path.
     short_bytes: usize,
     failures: Failures,
+    /// Whether peers are added one by one ([`Engine::alone`]).
+    grows: bool,
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -212,6 +214,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             most_stored: (0, 0),
             work: WorkList::default(),
             failures: Failures::default(),
+            grows: matches!(plan, CreditPlan::Growing { .. }),
         })
     }
 

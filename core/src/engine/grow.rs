@@ -12,8 +12,10 @@
 use core::borrow::{Borrow as _, BorrowMut as _};
 
 use super::rma::{Reply, WINDOW};
-use super::{Engine, Failure, Lent, Peer, Storage, Tuning};
+use super::{Engine, Failure, Lent, Peer, StartError, Storage, Tuning};
 use crate::flow::{CeilingError, Ledger};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::port::{PeerId, Port};
 use crate::slab::Slot;
 use crate::store::{cost, most};
@@ -121,10 +123,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if peer == self.rank || self.has_peer(peer) {
             return Ok(());
         }
-        let units = self.peers.borrow().get(peer as usize).map_or(0, |former| former.account.stored());
-        if units > 0 {
-            return Err(CeilingError::Stored { peer, units });
-        }
+        self.check_vacant(peer)?;
         self.take_reserves(self.ledger.reserves_used() + 1)?;
         self.make_place(peer);
         self.admit(peer);
@@ -141,7 +140,20 @@ impl<P: Port, S: Storage> Engine<P, S> {
         peer != self.rank && self.peers.borrow().get(peer as usize).is_none_or(is_unused)
     }
 
+    /// Returns the error for a number beyond all peers.
+    #[cold]
+    pub(super) fn no_peer(&self, rank: PeerId) -> StartError {
+        match self.grows {
+            true => StartError::PeerFailed { peer: rank, failure: Failure::Absent },
+            false => StartError::Rank { rank, size: self.size() },
+        }
+    }
+
     fn has_peer(&self, peer: PeerId) -> bool {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::OpenTwice) {
+            return false;
+        }
         self.peers.borrow().get(peer as usize).is_some_and(|it| it.failure.is_none())
     }
 
@@ -152,11 +164,26 @@ impl<P: Port, S: Storage> Engine<P, S> {
             let packet = cost(self.tuning.eager_bytes.min(self.port.packet_bytes()));
             return Err(ledger.shortage(store.ceiling_units(), packet));
         }
+        #[cfg(nemesia_injected_fault)]
+        if self.grows && injected(InjectedFault::PromiseUncommitted) {
+            return Ok(());
+        }
         if !backing.take_reserves(count, ledger.reserve(), |more| store.commit(more)) {
             let needed = u64::from(ledger.own_units()) + u64::from(count) * u64::from(ledger.reserve());
             return Err(CeilingError::Memory { committed: store.committed_units(), peers: count, needed });
         }
         Ok(())
+    }
+
+    fn check_vacant(&self, peer: PeerId) -> Result<(), CeilingError> {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::InheritMessages) {
+            return Ok(());
+        }
+        match self.peers.borrow().get(peer as usize).map_or(0, |former| former.account.stored()) {
+            0 => Ok(()),
+            units => Err(CeilingError::Stored { peer, units }),
+        }
     }
 
     /// Makes place for the numbers up to this one. The others have no peer.

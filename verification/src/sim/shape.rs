@@ -30,6 +30,8 @@ pub(crate) struct Terms {
     pub(crate) window: u32,
     pub(crate) pull_bytes: u64,
     pub(crate) run_bytes: u64,
+    /// The most peers of an engine at the same time, if it is opened alone and peers are added while traffic runs.
+    pub(crate) most_peers: Option<u32>,
 }
 
 /// A world and the frequencies of its events.
@@ -119,7 +121,7 @@ impl Shape {
         let requests = rng.pick(&[8, 32, 256]);
         let packet = cost(packet_bytes) as usize;
         let each = rng.pick(&[1, 2, 5, packet, 4 * packet, 40 * packet]);
-        let terms = Terms {
+        let mut terms = Terms {
             requests,
             most_requests: rng.pick(&[requests, 256]),
             // One unit for each rank is the least with which an engine starts.
@@ -129,6 +131,7 @@ impl Shape {
             window: rng.pick(&[1, 8, 64, 4096]),
             pull_bytes: rng.pick(&[1000, 256 << 10, u64::MAX]),
             run_bytes: rng.pick(&[16, 16, 4 << 10]),
+            most_peers: None,
         };
         let mut weights = OPERATIONS.map(|(_, weight)| weight);
         for weight in &mut weights {
@@ -144,6 +147,11 @@ impl Shape {
         }
         let death = rng.pick(&[0, 0, 0, 60, 200, 1000, 5000]);
         let restart = if death > 0 { rng.pick(&[0, 20, 100, 500]) } else { 0 };
+        if rng.one_in(3) {
+            terms.most_peers = Some(rng.pick(&[1, ranks - 1, ranks - 1, ranks, 100]).max(1));
+            // Half of the memory is set aside for peers.
+            terms.units = 2 * terms.units + 1;
+        }
         Self {
             conditions,
             terms,
