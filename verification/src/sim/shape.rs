@@ -145,9 +145,11 @@ impl Shape {
             weights[Operation::Receive as usize] = 0;
             weights[Operation::Bypass as usize] = 60;
         }
-        let death = rng.pick(&[0, 0, 0, 60, 200, 1000, 5000]);
-        let restart = if death > 0 { rng.pick(&[0, 20, 100, 500]) } else { 0 };
+        let mut death = rng.pick(&[0, 0, 0, 60, 200, 1000, 5000]);
+        let mut restart = if death > 0 { rng.pick(&[0, 20, 100, 500]) } else { 0 };
         if rng.one_in(3) {
+            // In most of these worlds, processes come and go, so that numbers are used again.
+            (death, restart) = rng.pick(&[(death, restart), (60, 20), (200, 20), (200, 100)]);
             terms.most_peers = Some(rng.pick(&[1, ranks - 1, ranks - 1, ranks, 100]).max(1));
             // Half of the memory is set aside for peers.
             terms.units = 2 * terms.units + 1;
