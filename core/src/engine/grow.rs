@@ -58,11 +58,18 @@ impl CreditPlan {
         match ledger {
             Ok(ledger) if ceiling >= OWN_UNITS => Ok((ledger.with_own(OWN_UNITS), eager_bytes)),
             Ok(_) => Err(CeilingError::Units { ceiling, peers: 0, needed: OWN_UNITS.into() }),
-            Err(CeilingError::Units { peers, needed, .. }) => {
-                Err(CeilingError::Units { ceiling, peers, needed: needed + u64::from(OWN_UNITS) })
-            }
-            Err(error) => Err(error),
+            Err(error) => Err(with_own(error, ceiling)),
         }
+    }
+}
+
+/// Returns the error of a ledger for the whole ceiling: with the units for messages of this process to itself.
+fn with_own(error: CeilingError, ceiling: u32) -> CeilingError {
+    match error {
+        CeilingError::Units { peers, needed, .. } => {
+            CeilingError::Units { ceiling, peers, needed: needed + u64::from(OWN_UNITS) }
+        }
+        error => error,
     }
 }
 
@@ -162,7 +169,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let Self { ledger, backing, store, .. } = self;
         if count > ledger.reserves() {
             let packet = cost(self.tuning.eager_bytes.min(self.port.packet_bytes()));
-            return Err(ledger.shortage(store.ceiling_units(), packet));
+            return Err(with_own(ledger.shortage(packet), store.ceiling_units()));
         }
         #[cfg(nemesia_injected_fault)]
         if self.grows && injected(InjectedFault::PromiseUncommitted) {
@@ -198,3 +205,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
