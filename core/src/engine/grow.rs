@@ -169,7 +169,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let Self { ledger, backing, store, .. } = self;
         if count > ledger.reserves() {
             let packet = cost(self.tuning.eager_bytes.min(self.port.packet_bytes()));
-            return Err(with_own(ledger.shortage(packet), store.ceiling_units()));
+            let ceiling = store.ceiling_units();
+            return Err(with_own(ledger.shortage(ceiling, packet), ceiling));
         }
         #[cfg(nemesia_injected_fault)]
         if self.grows && injected(InjectedFault::PromiseUncommitted) {

@@ -41,14 +41,13 @@ impl Ledger {
         self.reserves - self.unopened
     }
 
-    /// Returns the reason why no further account can be opened. A largest packet costs `packet` units if the ceiling
-    /// does not limit it.
-    pub const fn shortage(&self, packet: u32) -> CeilingError {
+    /// Returns the reason why no further account can be opened under a ceiling of `ceiling` units. A largest packet
+    /// costs `packet` units if the ceiling does not limit it.
+    pub const fn shortage(&self, ceiling: u32, packet: u32) -> CeilingError {
         let peers = self.reserves.saturating_add(1);
         if self.reserves >= self.most {
             return CeilingError::Connections { peers: self.reserves, needed: peers };
         }
-        let ceiling = self.free + self.own + self.reserves * self.reserve;
         CeilingError::Units { ceiling, peers, needed: 2 * peers as u64 * larger(packet, 1) as u64 }
     }
 
