@@ -15,6 +15,7 @@
 //! | `engine/rma.rs` | one-sided operations |
 //! | `engine/progress.rs` | progress steps, and pending work |
 //! | `engine/failure.rs` | peers that fail, and peers that return |
+//! | `engine/grow.rs` | engines that are opened alone, and peers that are added one by one |
 //!
 //! The rooms share five modules, which are below all of them:
 //!

@@ -109,7 +109,7 @@ impl GrowingTwin {
 #[test]
 fn reserve_of_an_account_that_is_closed_returns_when_its_messages_are_taken() {
     let mut refused = 0;
-    for seed in 0..portion(300) as u64 {
+    for seed in 0..portion(300) {
         let mut rng = Rng::new(seed);
         let (ceiling, packet) = (20 + rng.below(400) as u32, 1 + rng.below(10) as u32);
         let (most, window) = (1 + rng.below(6) as u32, 1 + rng.below(200) as u32);

@@ -208,7 +208,7 @@ impl<'a> GrowTwin<'a> {
 #[test]
 fn peers_come_and_leave_and_come_again_and_no_message_is_mistaken() {
     let (mut met_again, mut refused) = (0, 0);
-    for seed in 0..portion(60) as u64 {
+    for seed in 0..portion(60) {
         let mut rng = Rng::new(seed);
         let reading = [Reading::Never, Reading::Always][rng.below(2)];
         let fabric = Fabric::reading(WorldShape { cells: 8, ..tiny(RANKS) }, reading, seed);
