@@ -93,8 +93,8 @@ pub trait Storage {
     /// One slot for each region that peers may access. May be empty.
     type Regions: BorrowMut<[Slot<ExposedRegion>]>;
     /// [`WINDOW`](rma::WINDOW) slots for each other rank; [`Engine::add_peer`] adds them for its peer. May be empty if
-    /// no process uses one-sided operations. If the engine has no slot for a reply, it treats the peer's request as a protocol
-    /// violation.
+    /// no process uses one-sided operations. If the engine has no slot for a reply, it treats the peer's request as a
+    /// protocol violation.
     type Replies: BorrowMut<[Slot<Reply>]>;
     /// What is learned about large messages, for one peer in each slot: about 3 KiB. Peers whose ranks are equal modulo
     /// the number of slots share one. May be empty: nothing is then learned.

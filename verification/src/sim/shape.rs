@@ -121,7 +121,7 @@ impl Shape {
         let requests = rng.pick(&[8, 32, 256]);
         let packet = cost(packet_bytes) as usize;
         let each = rng.pick(&[1, 2, 5, packet, 4 * packet, 40 * packet]);
-        let mut terms = Terms {
+        let terms = Terms {
             requests,
             most_requests: rng.pick(&[requests, 256]),
             // One unit for each rank is the least with which an engine starts.
@@ -145,15 +145,9 @@ impl Shape {
             weights[Operation::Receive as usize] = 0;
             weights[Operation::Bypass as usize] = 60;
         }
-        let mut death = rng.pick(&[0, 0, 0, 60, 200, 1000, 5000]);
-        let mut restart = if death > 0 { rng.pick(&[0, 20, 100, 500]) } else { 0 };
-        if rng.one_in(3) {
-            // In most of these worlds, processes come and go, so that numbers are used again.
-            (death, restart) = rng.pick(&[(death, restart), (60, 20), (200, 20), (200, 100)]);
-            terms.most_peers = Some(rng.pick(&[1, ranks - 1, ranks - 1, ranks, 100]).max(1));
-            // Half of the memory is set aside for peers.
-            terms.units = 2 * terms.units + 1;
-        }
+        let death = rng.pick(&[0, 0, 0, 60, 200, 1000, 5000]);
+        let restart = if death > 0 { rng.pick(&[0, 20, 100, 500]) } else { 0 };
+        let (terms, death, restart) = Self::grown(rng, ranks, (terms, death, restart));
         Self {
             conditions,
             terms,
@@ -170,6 +164,20 @@ impl Shape {
             rest: rng.pick(&[200, 1000, 5000]),
             weights,
         }
+    }
+
+    /// Lets a third of the worlds grow from engines that are opened alone. In most of these, processes come and go, so
+    /// that numbers are used again.
+    fn grown(rng: &mut Rng, ranks: u32, usual: (Terms, usize, usize)) -> (Terms, usize, usize) {
+        if !rng.one_in(3) {
+            return usual;
+        }
+        let (mut terms, death, restart) = usual;
+        let (death, restart) = rng.pick(&[(death, restart), (60, 20), (200, 20), (200, 100)]);
+        terms.most_peers = Some(rng.pick(&[1, ranks - 1, ranks - 1, ranks, 100]).max(1));
+        // Half of the memory is set aside for peers.
+        terms.units = 2 * terms.units + 1;
+        (terms, death, restart)
     }
 
     /// Returns the operation at this position among the weights.
