@@ -15,6 +15,7 @@
 //! | `engine/rma.rs` | one-sided operations |
 //! | `engine/progress.rs` | progress steps, and pending work |
 //! | `engine/failure.rs` | peers that fail, and peers that return |
+//! | `engine/grow.rs` | engines that are opened alone, and peers that are added one by one |
 //!
 //! The rooms share five modules, which are below all of them:
 //!
@@ -157,6 +158,8 @@ pub struct Engine<P: Port, S: Storage> {
     /// Whether messages of one word are sent eagerly through the port's shortest path.
     short_bytes: usize,
     failures: Failures,
+    /// Whether peers are added one by one ([`Engine::alone`]).
+    grows: bool,
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -212,6 +215,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             most_stored: (0, 0),
             work: WorkList::default(),
             failures: Failures::default(),
+            grows: matches!(plan, CreditPlan::Growing { .. }),
         })
     }
 

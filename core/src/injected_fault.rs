@@ -65,6 +65,14 @@ pub enum InjectedFault {
     ForgetAcknowledgement,
     /// The immediate data of an announced message are lost.
     DropImmediate,
+    /// A peer that is added does not take a reserve from those that are left.
+    ForgetReserve,
+    /// A peer gets credit before the memory of its reserve is committed.
+    PromiseUncommitted,
+    /// The account of a peer that was added before is opened again.
+    OpenTwice,
+    /// A number is given to the next peer although messages of the former one are stored.
+    InheritMessages,
     /// The credit that is reserved for updates is used for other packets.
     SpendReserve,
     /// A packet's report of posted receives counts twice.
@@ -107,7 +115,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 46] = [
+    pub const ALL: [InjectedFault; 50] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -135,6 +143,10 @@ impl InjectedFault {
         InjectedFault::AcknowledgeUnmatched,
         InjectedFault::ForgetAcknowledgement,
         InjectedFault::DropImmediate,
+        InjectedFault::ForgetReserve,
+        InjectedFault::PromiseUncommitted,
+        InjectedFault::OpenTwice,
+        InjectedFault::InheritMessages,
         InjectedFault::SpendReserve,
         InjectedFault::CountCreditTwice,
         InjectedFault::OverdrawPool,

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | connected | Requests with it proceed. | [`Engine::depart`], [`Engine::fail`] |
 //! | departed | Nothing can be sent to it. Packets that it sent before may still be delivered ([`Engine::drain`]). | [`Engine::fail`] |
-//! | failed | All requests that only it could complete have ended. Messages that arrived whole can be received. | [`Engine::reconnect`] |
+//! | failed | All requests that only it could complete have ended. Messages that arrived whole can be received. | [`Engine::reconnect`], [`Engine::add_peer`] |
 //!
 //! | file | contents |
 //! |---|---|

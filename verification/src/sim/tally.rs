@@ -60,6 +60,11 @@ pub(crate) enum Event {
     /// A rank was started again; a rank was readmitted by another.
     Restart,
     Readmission,
+    /// A rank added another; it had to refuse it because messages of the former process were stored, or for want of
+    /// memory.
+    Added,
+    AddedLate,
+    AddedMany,
     /// A request ended because a peer was gone.
     PeerFailed,
     /// A request was refused because all slots were in use.
@@ -105,7 +110,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 68] = [
+const EVENTS: [(Event, &str); 71] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -146,6 +151,9 @@ const EVENTS: [(Event, &str); 68] = [
     (Event::Death, "deaths"),
     (Event::Restart, "restarts"),
     (Event::Readmission, "readmitted"),
+    (Event::Added, "added"),
+    (Event::AddedLate, "added too early"),
+    (Event::AddedMany, "too many"),
     (Event::PeerFailed, "peer failed"),
     (Event::NoSlot, "no slot"),
     (Event::Held, "held"),

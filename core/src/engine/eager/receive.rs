@@ -108,7 +108,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     #[inline(always)]
     pub(in crate::engine) fn check_source(&self, source: Source) -> Result<(), StartError> {
         match source {
-            Source::Rank(rank) if rank >= self.size() => Err(StartError::Rank { rank, size: self.size() }),
+            Source::Rank(rank) if rank >= self.size() => Err(self.no_peer(rank)),
             _ => Ok(()),
         }
     }
