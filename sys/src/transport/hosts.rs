@@ -279,7 +279,8 @@ fn common_key(given: Option<JobKey>, cards: &[Card]) -> Result<JobKey, Error> {
             let (with, without) =
                 if given.is_some() { ("this process", "rank 0") } else { ("rank 0", "this process") };
             let problem = format!(
-                "{with} has a job key of its own, and {without} has none: set NEMESIA_JOB_KEY_FILE in all processes or in none"
+                "{with} has a job key of its own, and {without} has none: set NEMESIA_JOB_KEY_FILE in all processes \
+                 or in none"
             );
             Err(Error::Net { rank: 0, transport: "network", problem })
         }

@@ -31,17 +31,17 @@ const KEPT: usize = 32;
 const ROUNDS: usize = 200;
 
 /// One end of a connection: the place of its process, and the number of the connection there.
-type End = (usize, Connection);
+type LineEnd = (usize, Connection);
 
 /// A connection that was requested from, or by, the adversary.
 #[derive(Debug)]
 struct KeyLine {
     /// The end that requested it; `None` if the adversary did.
-    caller: Option<End>,
+    caller: Option<LineEnd>,
     /// The process that the caller has called.
     to: usize,
     /// The end where it was requested; `None` if the adversary answers itself.
-    called: Option<End>,
+    called: Option<LineEnd>,
     /// The request, as the caller sent it and as the called process received it.
     sent: Private,
     received: Private,
@@ -85,7 +85,7 @@ pub(crate) struct KeysWorld {
     nodes: Vec<Node<AdversaryPort>>,
     lines: Vec<KeyLine>,
     /// The line of each end.
-    ends: HashMap<End, usize>,
+    ends: HashMap<LineEnd, usize>,
     heard: Heard,
     /// The requests of processes: from which one, for which one, and the bytes.
     sent: HashSet<(usize, usize, Vec<u8>)>,
@@ -155,7 +155,7 @@ impl KeysWorld {
         self.now += Duration::from_millis(self.rng.below(30) as u64);
         match self.rng.below(10) {
             0..2 => self.dial(place),
-            2 => self.hang_up(place),
+            2 => self.disconnect(place),
             3..5 => self.attack(place),
             _ => {
                 self.network(place)?;
@@ -177,7 +177,7 @@ impl KeysWorld {
         }
     }
 
-    fn hang_up(&mut self, place: usize) {
+    fn disconnect(&mut self, place: usize) {
         let peer = self.rng.below(self.nodes.len());
         self.nodes[place].channel.close(peer as u32);
     }
@@ -237,7 +237,7 @@ impl KeysWorld {
         Ok(())
     }
 
-    fn push(&self, (place, connection): End, event: PortEvent) {
+    fn push(&self, (place, connection): LineEnd, event: PortEvent) {
         let mut desk = self.nodes[place].channel.port().desk.borrow_mut();
         if matches!(event, PortEvent::Failed { .. } | PortEvent::Lost { .. }) {
             desk.flush(connection);
@@ -253,7 +253,7 @@ impl KeysWorld {
     }
 
     /// Requests a connection at a process. A caller has called the process `to`.
-    fn request(&mut self, at: usize, caller: Option<(End, usize)>, sent: Private, received: Private) {
+    fn request(&mut self, at: usize, caller: Option<(LineEnd, usize)>, sent: Private, received: Private) {
         let connection = self.nodes[at].channel.port().desk.borrow_mut().connection();
         let (caller, to) = caller.map_or((None, at), |(caller, to)| (Some(caller), to));
         let called = Some((at, connection));
@@ -263,7 +263,7 @@ impl KeysWorld {
     }
 
     /// Refuses a call of a process.
-    fn refuse(&mut self, caller: End, to: usize, private: Private) {
+    fn refuse(&mut self, caller: LineEnd, to: usize, private: Private) {
         if Challenge::decode(&private).is_some() {
             self.challenged.insert((caller.0, to), private);
         }
@@ -272,7 +272,7 @@ impl KeysWorld {
     }
 
     /// Answers a call of a process in place of the called one.
-    fn impersonate(&mut self, caller: End, to: usize, (said, answer): (Private, Private)) -> Check {
+    fn impersonate(&mut self, caller: LineEnd, to: usize, (said, answer): (Private, Private)) -> Check {
         let (caller, called, sent, received) = (Some(caller), None, said, said);
         let line = KeyLine { caller, to, called, sent, received, is_open: true, is_accepted: false };
         let at = self.add_line(line);
@@ -280,7 +280,7 @@ impl KeysWorld {
     }
 
     /// Plays a former call once more: the same challenge, and then the same answer.
-    fn play_again(&mut self, caller: End, to: usize, said: Private) -> Check {
+    fn play_again(&mut self, caller: LineEnd, to: usize, said: Private) -> Check {
         let Some((challenge, answer)) = self.succeeded.get(&(caller.0, to)).copied() else {
             self.request(to, Some((caller, to)), said, said);
             return Ok(());
@@ -295,7 +295,7 @@ impl KeysWorld {
     }
 
     /// A process calls another one: the adversary passes the call on, or not.
-    fn called(&mut self, caller: End, to: usize, said: Private) -> Check {
+    fn called(&mut self, caller: LineEnd, to: usize, said: Private) -> Check {
         let count = self.nodes.len();
         let from = Some((caller, to));
         match self.rng.below(12) {
@@ -386,7 +386,7 @@ impl KeysWorld {
     }
 
     /// A process accepts a request.
-    fn was_accepted(&mut self, called: End, said: Private) -> Check {
+    fn was_accepted(&mut self, called: LineEnd, said: Private) -> Check {
         let Some(&at) = self.ends.get(&called) else { return Err(Violation("no such line".into())) };
         let (caller, received) = (self.lines[at].caller, self.lines[at].received);
         self.check_accepted(called.0, &received)?;
@@ -408,7 +408,7 @@ impl KeysWorld {
     }
 
     /// A process refuses a request.
-    fn was_refused(&mut self, called: End, said: Private) {
+    fn was_refused(&mut self, called: LineEnd, said: Private) {
         let Some(&at) = self.ends.get(&called) else { return };
         let was_open = std::mem::replace(&mut self.lines[at].is_open, false);
         if let Some(caller) = self.lines[at].caller.filter(|_| was_open) {
@@ -459,7 +459,7 @@ impl KeysWorld {
     }
 
     /// A process closes its end: the other end is lost.
-    fn closed(&mut self, end: End) {
+    fn closed(&mut self, end: LineEnd) {
         let Some(&at) = self.ends.get(&end) else { return };
         let line = &mut self.lines[at];
         if !std::mem::replace(&mut line.is_open, false) {

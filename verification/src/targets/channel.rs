@@ -10,8 +10,8 @@ const MARK_BYTES: usize = 4;
 /// The byte that is its kind.
 const KIND: usize = 9;
 
-/// Decodes the bytes as a header, as private data, and as hellos and challenges whose beginning is valid. What is accepted must be
-/// encoded to the same bytes; private data may have zeros behind them.
+/// Decodes the bytes as a header, as private data, and as hellos and challenges whose beginning is valid. What is
+/// accepted must be encoded to the same bytes; private data may have zeros behind them.
 ///
 /// # Errors
 /// The broken promise.

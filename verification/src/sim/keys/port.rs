@@ -28,7 +28,7 @@ pub(super) enum Deed {
 
 /// What the port and the adversary share.
 #[derive(Debug, Default)]
-pub(super) struct Desk {
+pub(super) struct AdversaryDesk {
     pub(super) deeds: VecDeque<Deed>,
     pub(super) events: VecDeque<Event>,
     done: VecDeque<Completion>,
@@ -37,7 +37,7 @@ pub(super) struct Desk {
     connections: u32,
 }
 
-impl Desk {
+impl AdversaryDesk {
     /// Returns a new connection.
     pub(super) fn connection(&mut self) -> Connection {
         self.connections += 1;
@@ -55,7 +55,7 @@ impl Desk {
 /// The port of one process.
 #[derive(Debug)]
 pub(super) struct AdversaryPort {
-    pub(super) desk: Rc<RefCell<Desk>>,
+    pub(super) desk: Rc<RefCell<AdversaryDesk>>,
     place: usize,
     facts: Facts,
 }
