@@ -99,6 +99,16 @@ pub enum InjectedFault {
     ForgetRoom,
     /// The placement acknowledges an operation before its payload has arrived.
     AckEarly,
+    /// A process does not check the proof of a caller.
+    SkipProof,
+    /// A challenge can be answered more than once.
+    ReuseChallenge,
+    /// A caller uses the same nonce for every call.
+    RepeatNonce,
+    /// The proof of the called process is that of the caller.
+    UnboundDirection,
+    /// The proof of a caller does not cover whom it calls.
+    ForgetCallee,
     /// Of two calls that cross, each process answers the other's.
     CountBothCalls,
     /// A process answers a call from a peer with which it is connected, and does not end that connection.
@@ -115,7 +125,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 50] = [
+    pub const ALL: [InjectedFault; 55] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -160,6 +170,11 @@ impl InjectedFault {
         InjectedFault::DropRest,
         InjectedFault::ForgetRoom,
         InjectedFault::AckEarly,
+        InjectedFault::SkipProof,
+        InjectedFault::ReuseChallenge,
+        InjectedFault::RepeatNonce,
+        InjectedFault::UnboundDirection,
+        InjectedFault::ForgetCallee,
         InjectedFault::CountBothCalls,
         InjectedFault::AnswerConnected,
         InjectedFault::HearOutdated,
@@ -170,7 +185,12 @@ impl InjectedFault {
 
     /// Returns whether the fault concerns a [channel](crate::port::channel) or what is below it, and not the engine.
     pub const fn is_of_channel(self) -> bool {
-        self as u32 >= InjectedFault::SpendReserve as u32 && !self.is_of_peers()
+        self as u32 >= InjectedFault::SpendReserve as u32 && !self.is_of_peers() && !self.is_of_keys()
+    }
+
+    /// Returns whether the fault concerns [`job_key`](crate::job_key).
+    pub const fn is_of_keys(self) -> bool {
+        self as u32 >= InjectedFault::SkipProof as u32 && !self.is_of_peers()
     }
 
     /// Returns whether the fault concerns [`peers`](crate::peers).

@@ -13,6 +13,7 @@ mod credit;
 mod death;
 mod desk;
 mod fabric;
+mod keys;
 mod meet;
 mod memory;
 mod operations;

@@ -16,6 +16,7 @@ use crate::bug::{Bug, Subject};
 use crate::channel;
 use crate::channel::fabric::ChannelFabric;
 use crate::channel::world::ChannelWorld;
+use crate::keys::KeysWorld;
 use crate::peers::PeersWorld;
 use crate::rng::Rng;
 use crate::shape::Shape;
@@ -66,6 +67,7 @@ fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced:
         Subject::Engines => run_engines(options, seed, bug, traced),
         Subject::Channels => run_channels(options, seed, traced),
         Subject::Peers => run_peers(options, seed, traced),
+        Subject::Keys => run_keys(options, seed, traced),
     }
 }
 
@@ -100,6 +102,31 @@ fn run_peers(options: &Options, seed: u64, traced: bool) -> Found {
         let (tally, events) = world.result();
         found.events = events;
         found.tally.add(&tally);
+        found.operations += limit;
+    }
+    found
+}
+
+/// Runs worlds of processes that prove that they know the key.
+fn run_keys(options: &Options, seed: u64, traced: bool) -> Found {
+    let mut found = Found::new(Subject::Keys, seed);
+    while found.operations < options.operations && found.violation.is_none() {
+        let mut rng = Rng::new(seed, found.worlds as u64);
+        found.worlds += 1;
+        let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
+        match KeysWorld::new(rng, Trace::new(traced)) {
+            Ok(mut world) => {
+                let outcome = catch_unwind(AssertUnwindSafe(|| {
+                    (0..limit).try_for_each(|_| world.step())?;
+                    world.finish()
+                }));
+                found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
+                let (tally, events) = world.result();
+                found.events = events;
+                found.tally.add(&tally);
+            }
+            Err(violation) => found.violation = Some(violation),
+        }
         found.operations += limit;
     }
     found
@@ -268,6 +295,7 @@ fn replay(options: &Options, found: &Found) -> String {
         Subject::Engines => {}
         Subject::Channels => line += " --channels",
         Subject::Peers => line += " --peers",
+        Subject::Keys => line += " --keys",
     }
     if let Some(bug) = options.bug {
         line += &format!(" --bug {bug}");

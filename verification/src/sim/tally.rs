@@ -107,10 +107,19 @@ pub(crate) enum Event {
     PeerLeft,
     PeerSlotAgain,
     PeerNumberAgain,
+    /// Keys: a caller has accepted a proof; a connection is ready; a proof was wrong; a request was sent to another
+    /// process; a request or an answer was sent again; a proof was sent back; a proof was invented.
+    KeyProved,
+    KeyUp,
+    KeyWrong,
+    KeyRelayed,
+    KeyReplayed,
+    KeyReflected,
+    KeyForged,
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 71] = [
+const EVENTS: [(Event, &str); 78] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -182,6 +191,13 @@ const EVENTS: [(Event, &str); 71] = [
     (Event::PeerLeft, "disconnected"),
     (Event::PeerSlotAgain, "slots again"),
     (Event::PeerNumberAgain, "numbers again"),
+    (Event::KeyProved, "keys: proved"),
+    (Event::KeyUp, "connections"),
+    (Event::KeyWrong, "wrong"),
+    (Event::KeyRelayed, "relayed"),
+    (Event::KeyReplayed, "replayed"),
+    (Event::KeyReflected, "reflected"),
+    (Event::KeyForged, "forged"),
 ];
 
 /// The count of each event.
