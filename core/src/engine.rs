@@ -53,14 +53,14 @@ use lmt::ProtocolSelections;
 use rma::{ExposedRegion, Regions, Reply};
 use state::{CompletionQueue, WorkList};
 
-pub use completion::OperationCompletion;
+pub use completion::{MultiPlace, OperationCompletion};
 pub use eager::Bypass;
 pub use lmt::PeerSelection;
 pub use peer::Peer;
 pub use request::{
     CompletionError, Failure, Outcome, Request, RequestId, SendOptions, StartError, Status, Truncation,
 };
-pub use state::{CompletionKind, PACKETS_A_TURN, Progress};
+pub use state::{CompletionKind, MultiReceiveOptions, PACKETS_A_TURN, Progress};
 pub use tuning::Tuning;
 
 use crate::flow::backing::Backing;
@@ -156,6 +156,8 @@ pub struct Engine<P: Port, S: Storage> {
     /// Whether messages of one word are sent eagerly through the port's shortest path.
     short_bytes: usize,
     failures: Failures,
+    /// Whether a message is stored that a multi-receive buffer matches, because no slot was free for it.
+    is_starved: bool,
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -208,6 +210,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             most_stored: (0, 0),
             work: WorkList::default(),
             failures: Failures::default(),
+            is_starved: false,
         };
         engine.back_credit();
         engine.open_accounts();

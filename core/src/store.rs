@@ -339,6 +339,16 @@ impl<U: UnitMemory, B: BorrowMut<[u32]>> Store<U, B> {
         self.search(pattern, |stored| stored.is_for(pattern))
     }
 
+    /// Returns the message that arrived first; `None` if there is none.
+    pub fn first(&self) -> Option<u32> {
+        Some(self.order.head).filter(|id| *id != NONE)
+    }
+
+    /// Returns the message that arrived after this one, which is not claimed.
+    pub fn next(&self, id: u32) -> Option<u32> {
+        Some(word(self.unit(id), NEXT)).filter(|id| *id != NONE)
+    }
+
     /// Returns whether no stored message matches. The answer is `false` also if `most` comparisons do not decide.
     pub fn has_none(&self, pattern: &Pattern, most: usize) -> bool {
         let mut compared = 0;

@@ -25,7 +25,7 @@ mod tests;
 use core::borrow::{Borrow as _, BorrowMut as _};
 
 use super::peer::PeerQueue;
-use super::request::{CompletionError, State, complete};
+use super::request::{CompletionError, State, end_posted};
 use super::state::Progress;
 use super::{Engine, Failure, Storage};
 use crate::matching::{Pattern, Source};
@@ -71,6 +71,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return;
         }
         self.trace.note("fail", peer.into());
+        // Messages that have arrived belong to the buffers that they match.
+        self.feed_if_starved();
         self.peer(peer).failure = Some(failure);
         self.peer(peer).assist = None;
         self.peer(peer).accesses = 0;
@@ -87,6 +89,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.peer(peer).unacknowledged = true;
         }
         self.close_account(peer);
+        self.feed_if_starved();
     }
 
     #[cold]
@@ -159,7 +162,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         };
         let Self { posted, requests, completions, .. } = self;
         posted.extract(requests, listens, |requests, index| {
-            complete(requests, completions, index, completion_error);
+            end_posted(requests, completions, index, completion_error);
         });
     }
 }

@@ -55,8 +55,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// `false` if no receive matches it, and it must not be stored or there is no memory.
     pub(in crate::engine) fn deliver_own(&mut self, message: &SendMessage) -> bool {
         let (me, len) = (self.rank, message.buf.len());
-        if let Some(receive) = self.take_posted(me, &message.envelope(Kind::Eager)) {
-            let mut buf = self.take_buffer(receive);
+        if let Some((receive, mut buf)) = self.take_posted(me, &message.envelope(Kind::Eager), len as u64) {
             let fits = buf.len().min(len);
             let mut from = Gather::new(message.buf.alias());
             buf.each(0, fits, |done, to| from.read(done, to));

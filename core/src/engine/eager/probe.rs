@@ -32,6 +32,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// # Errors
     /// Every request slot is in use; the message stays in the queue.
     pub fn improbe(&mut self, pattern: &Pattern) -> Result<Option<(RequestId, Status)>, StartError> {
+        self.feed_if_starved();
         let Some(stored) = self.store.find(pattern) else { return Ok(None) };
         let index = self.start(State::Probed(stored))?;
         self.store.claim(stored);
@@ -74,7 +75,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.posted.steps(&self.requests, from, &envelope)
     }
 
-    fn stored_status(&self, id: u32) -> Status {
+    pub(super) fn stored_status(&self, id: u32) -> Status {
         let stored = self.store.get(id);
         let (len, immediate) = match stored.kind {
             Kind::Rts => stored_rts(&self.store, id, &stored)
