@@ -156,8 +156,8 @@ pub struct Engine<P: Port, S: Storage> {
     /// Whether messages of one word are sent eagerly through the port's shortest path.
     short_bytes: usize,
     failures: Failures,
-    /// Whether a message is stored that a multi-receive buffer matches, because no slot was free for it.
-    is_starved: bool,
+    /// The multi-receive buffer that the message at hand has matched without a slot, and the length of the message.
+    unplaced: Option<(u32, usize)>,
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -210,7 +210,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             most_stored: (0, 0),
             work: WorkList::default(),
             failures: Failures::default(),
-            is_starved: false,
+            unplaced: None,
         };
         engine.back_credit();
         engine.open_accounts();

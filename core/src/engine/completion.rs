@@ -95,7 +95,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     #[inline]
     pub fn take_completions<C: From<OperationCompletion>>(&mut self, into: &mut [C]) -> usize {
         let count = self.take_entries(into);
-        if self.is_starved {
+        if self.is_starved() {
             self.feed();
         }
         count

@@ -71,8 +71,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return;
         }
         self.trace.note("fail", peer.into());
-        // Messages that have arrived belong to the buffers that they match.
-        self.feed_if_starved();
         self.peer(peer).failure = Some(failure);
         self.peer(peer).assist = None;
         self.peer(peer).accesses = 0;
@@ -89,7 +87,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.peer(peer).unacknowledged = true;
         }
         self.close_account(peer);
-        self.feed_if_starved();
     }
 
     #[cold]

@@ -403,7 +403,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let pattern = *pattern;
         self.posted.remove(&mut self.requests, id.index, &pattern);
         self.end_posted(id.index, Err(CompletionError::Cancelled));
-        self.feed_if_starved();
         true
     }
 

@@ -14,20 +14,27 @@
 //! "The next receive" is the next posted receive that matches. If there is none, the message is stored as unexpected. No
 //! message is truncated.
 //!
-//! A message for which no slot is free is stored, and so is each later one that a buffer matches, until
-//! [`Engine::feed`] has moved them to the buffers, in the order of arrival. Completions that are taken free slots.
+//! A message for which no slot is free is promised its place and is stored, where no receive finds it any more. As soon
+//! as there is a slot, [`Engine::feed`] moves it to its place. Completions that are taken free slots.
 #![forbid(unsafe_code)]
 
 use crate::engine::request::{Outcome, Request, State};
 use crate::engine::state::{CompletionKind, CompletionMark, MultiBuffer, MultiFit};
-use crate::engine::{Engine, MultiReceiveOptions, RequestId, StartError, Status, Storage};
+use crate::engine::{
+    CompletionError, Engine, Failure, MultiReceiveOptions, RequestId, StartError, Status, Storage,
+};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::matching::{Pattern, Source};
 use crate::payload::RecvBuf;
 use crate::port::{PeerId, Port};
+use crate::store::AssignedMessage;
 use crate::trace::Recorder as _;
 use crate::wire::Envelope;
+
+/// Marks of assigned messages whose sender is gone: it has finished; or any other failure.
+const FINISHED: u32 = 1;
+const FAILED: u32 = 2;
 
 impl<P: Port, S: Storage> Engine<P, S> {
     /// Posts a buffer that receives one message after the other. Stored messages that match enter it at once, in the
@@ -36,7 +43,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// ([`CompletionKind::MultiReceiveEnd`]) has the number of bytes used: the buffer is free.
     ///
     /// [`Engine::cancel`] withdraws the buffer, which then ends with
-    /// [`CompletionError::Cancelled`](crate::engine::CompletionError::Cancelled); messages that have
+    /// [`CompletionError::Cancelled`]; messages that have
     /// matched are received all the same. The engine takes the buffer out of `buf`, unless it returns an error.
     ///
     /// # Errors
@@ -53,7 +60,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return Err(StartError::List);
         }
         self.check_source(pattern.source)?;
-        self.feed_if_starved();
         let alive = self.check_alive(pattern.source);
         if alive.is_err() && self.store.find(&pattern).is_none() {
             alive?;
@@ -78,7 +84,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if let Source::Rank(rank) = pattern.source {
             self.port.prioritize(rank);
         }
-        self.feed();
+        self.offer_stored();
         if let Err(StartError::PeerFailed { peer, failure }) = alive {
             self.end_multi(index, Some((peer, failure)));
         }
@@ -86,11 +92,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     /// Ends a multi-receive buffer that is posted: with the failure of a peer, or because it is used up.
-    fn end_multi(&mut self, index: u32, failed: Option<(PeerId, crate::engine::Failure)>) {
+    fn end_multi(&mut self, index: u32, failed: Option<(PeerId, Failure)>) {
         let State::Multi { buffer, end: None } = &self.requests.get(index).0 else { return };
         let (pattern, len) = (buffer.pattern, buffer.used);
         let outcome: Outcome = match failed {
-            Some((peer, failure)) => Err(crate::engine::CompletionError::PeerFailed { peer, failure }),
+            Some((peer, failure)) => Err(CompletionError::PeerFailed { peer, failure }),
             None => Ok(Status { peer: self.rank, tag: 0, len, immediate: None }),
         };
         self.posted.remove(&mut self.requests, index, &pattern);
@@ -99,7 +105,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Finds the receiver of a message of `total` bytes, if the first receive that matches is a multi-receive buffer.
     /// The caller has just removed that buffer from the queue of posted receives. As
-    /// [`Engine::take_posted`](Engine::take_posted) for the result.
+    /// [`Engine::take_posted`](Engine::take_posted) for the result. If there is no slot, the caller stores the message and
+    /// then calls [`Engine::assign_stored`].
     #[cold]
     #[inline(never)]
     pub(super) fn take_multi(
@@ -111,19 +118,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let State::Multi { buffer, .. } = &self.requests.get(first).0 else { return None };
         let pattern = buffer.pattern;
         self.posted.restore(&mut self.requests, first, &pattern);
-        #[cfg(nemesia_injected_fault)]
-        let is_starved = self.is_starved && !injected(InjectedFault::OvertakeStored);
-        #[cfg(not(nemesia_injected_fault))]
-        let is_starved = self.is_starved;
-        if is_starved {
-            // Messages that came before wait in the store.
-            return None;
-        }
         loop {
             let index = self.posted.find(&self.requests, message, |request| request.takes(total))?;
             match &mut self.requests.get_mut(index).0 {
                 State::Multi { buffer, .. } if buffer.fit(total) == MultiFit::Fits => {
-                    return self.take_place(index, total as usize);
+                    let taken =
+                        if buffer.promises == 0 { self.take_place(index, total as usize) } else { None };
+                    if taken.is_none() {
+                        self.unplaced = Some((index, total as usize));
+                    }
+                    return taken;
                 }
                 State::Multi { .. } => self.end_multi(index, None),
                 State::Posted { pattern, buf, .. } => {
@@ -137,44 +141,85 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Makes the request of a message of `len` bytes that fits into a multi-receive buffer, and reserves its place.
+    /// Makes the request of a message of `len` bytes, and takes its place in a multi-receive buffer. `None` if no slot is
+    /// free.
     fn take_place(&mut self, whole: u32, len: usize) -> Option<(u32, RecvBuf)> {
-        let Some((index, request)) = self.requests.reserve() else {
-            self.is_starved = true;
-            return None;
-        };
+        let (index, request) = self.requests.reserve()?;
         *request = Request(State::Free, CompletionMark::default());
+        self.requests.hide(index);
         let State::Multi { buffer, .. } = &mut self.requests.get_mut(whole).0 else { return None };
         let (offset, place) = buffer.place(len);
         let is_open = buffer.is_open();
-        self.requests.get_mut(index).1 = CompletionMark {
-            buffer: whole,
-            ..CompletionMark::new(offset as u64, CompletionKind::MultiReceive)
-        };
-        self.requests.hide(index);
+        let mark = CompletionMark::new(offset as u64, CompletionKind::MultiReceive);
+        self.requests.get_mut(index).1 = CompletionMark { buffer: whole, ..mark };
         if !is_open {
             self.end_multi(whole, None);
         }
         Some((index, place))
     }
 
-    /// Returns whether stored messages wait for a free slot, to enter the multi-receive buffer that they match. Then
-    /// make place for more requests, or take completions, and call [`Engine::feed`].
-    pub const fn is_starved(&self) -> bool {
-        self.is_starved
-    }
-
-    #[inline]
-    pub(in crate::engine) fn feed_if_starved(&mut self) {
-        if self.is_starved {
-            self.feed();
+    /// Promises a place to the message just stored, if it matches a multi-receive buffer and has got no slot.
+    #[inline(always)]
+    pub(super) fn assign_stored(&mut self, stored: Option<u32>) {
+        if let Some(unplaced) = self.unplaced {
+            self.unplaced = None;
+            self.promise_place(stored, unplaced);
         }
     }
 
-    /// Moves stored messages to the receives that match them, in the order of arrival, as far as there are slots.
+    #[cold]
+    #[inline(never)]
+    fn promise_place(&mut self, stored: Option<u32>, (index, len): (u32, usize)) {
+        let (Some(stored), State::Multi { buffer, .. }) = (stored, &mut self.requests.get_mut(index).0)
+        else {
+            return;
+        };
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::OvertakeStored) {
+            return;
+        }
+        buffer.promise(len);
+        let is_open = buffer.is_open();
+        self.store.assign(stored, index);
+        if !is_open {
+            self.end_multi(index, None);
+        }
+    }
+
+    /// Returns whether messages wait for slots, to enter the multi-receive buffer that they have matched. Then make place
+    /// for more requests, or take completions, and call [`Engine::feed`].
+    pub fn is_starved(&self) -> bool {
+        self.store.first_assigned().is_some()
+    }
+
+    /// Moves messages that wait for slots to their places, in the order of arrival, as far as there are slots.
     #[cold]
     pub fn feed(&mut self) {
-        self.is_starved = false;
+        while let Some(AssignedMessage { id, owner, mark }) = self.store.first_assigned() {
+            let Status { peer, len, .. } = self.stored_status(id);
+            let Some((index, place)) = self.take_place(owner, len) else { return };
+            self.store.take_assigned();
+            match mark {
+                0 => self.receive_stored(index, id, place),
+                _ => {
+                    self.discard(id);
+                    let failure = if mark == FINISHED { Failure::Finished } else { Failure::Died };
+                    self.complete(index, Err(CompletionError::PeerFailed { peer, failure }));
+                }
+            }
+        }
+    }
+
+    /// Fails messages that wait for slots and whose sender waits for an answer. The answer would reach the next process
+    /// of the peer.
+    pub(in crate::engine) fn lose_assigned(&mut self, peer: PeerId) {
+        let mark = if self.failure(peer) == Some(Failure::Finished) { FINISHED } else { FAILED };
+        self.store.mark_assigned(mark, |stored| stored.source == peer && stored.kind.is_answered());
+    }
+
+    /// Offers each stored message to the posted receives, in the order of arrival. A receive that has refused a message
+    /// refuses it again, so this concerns only the receive that was posted last.
+    fn offer_stored(&mut self) {
         let mut next = self.store.first();
         while let Some(id) = next {
             next = self.store.next(id);
@@ -189,9 +234,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                     next = self.store.first();
                 }
             }
-            if self.is_starved {
-                return;
-            }
+            self.assign_stored(Some(id));
         }
     }
 }

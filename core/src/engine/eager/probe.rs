@@ -32,7 +32,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// # Errors
     /// Every request slot is in use; the message stays in the queue.
     pub fn improbe(&mut self, pattern: &Pattern) -> Result<Option<(RequestId, Status)>, StartError> {
-        self.feed_if_starved();
         let Some(stored) = self.store.find(pattern) else { return Ok(None) };
         let index = self.start(State::Probed(stored))?;
         self.store.claim(stored);

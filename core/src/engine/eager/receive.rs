@@ -69,7 +69,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return Ok(id);
         }
         self.check_source(pattern.source)?;
-        self.feed_if_starved();
         if let Some(stored) = self.store.find(&pattern) {
             // The slot is reserved first: if none is free, the stored message must stay.
             let index = self.start(State::Free)?;
@@ -260,6 +259,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         // If the peer obeys its credit, there is memory.
         if let Err(fault) = self.charge(from, cost(len), true) {
+            self.unplaced = None;
             self.port.release(arrival);
             return Err(fault);
         }
@@ -271,6 +271,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
         });
         debug_assert!(stored.is_some(), "credit guarantees memory");
+        self.assign_stored(stored);
         self.count_stored(from, len);
         self.port.release(arrival);
         Ok(())

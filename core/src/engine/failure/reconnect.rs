@@ -51,6 +51,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         self.forget_messages(peer);
         self.lose_claims(peer);
+        self.lose_assigned(peer);
         self.peer(peer).renew();
         self.failures.any_source = (0..self.size()).find_map(|rank| {
             let it = self.peers.borrow().get(rank as usize)?;

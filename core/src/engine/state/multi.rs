@@ -39,7 +39,7 @@ impl MultiReceiveOptions {
     }
 }
 
-/// The part of a multi-receive buffer that is left.
+/// The part of a multi-receive buffer that is left. Messages that are promised a place are the first that get one.
 #[derive(Debug)]
 pub(in crate::engine) struct MultiBuffer {
     pub(in crate::engine) pattern: Pattern,
@@ -48,11 +48,15 @@ pub(in crate::engine) struct MultiBuffer {
     pub(in crate::engine) rest: RecvBuf,
     /// The number of bytes before the rest, a multiple of the alignment unless the rest is empty.
     offset: usize,
+    /// The bytes at the beginning of the rest that are promised, with their padding.
+    promised: usize,
     /// The end of the last message: the number of bytes that hold messages, with the padding between them.
     pub(in crate::engine) used: usize,
     options: MultiReceiveOptions,
-    /// The number of messages that are placed and not complete.
+    /// The number of messages that have a place, or the promise of one, and are not complete.
     pub(in crate::engine) under_way: u32,
+    /// The number of promises.
+    pub(in crate::engine) promises: u32,
 }
 
 /// Whether a message can be placed into the rest of a buffer.
@@ -74,43 +78,68 @@ impl MultiBuffer {
         rest: RecvBuf,
         options: MultiReceiveOptions,
     ) -> Self {
-        Self { pattern, number, rest, offset: 0, used: 0, options, under_way: 0 }
+        Self { pattern, number, rest, offset: 0, promised: 0, used: 0, options, under_way: 0, promises: 0 }
     }
 
     /// Returns whether enough is left for the buffer to stay posted.
     pub(in crate::engine) const fn is_open(&self) -> bool {
-        self.rest.len() >= self.options.least
+        self.free() >= self.options.least
+    }
+
+    /// Returns the number of bytes that are neither used nor promised.
+    const fn free(&self) -> usize {
+        self.rest.len() - self.promised
     }
 
     /// Returns whether a message of `total` bytes can be placed.
     pub(in crate::engine) const fn fit(&self, total: u64) -> MultiFit {
-        let rest = self.rest.len();
         match total {
-            total if total <= rest as u64 => MultiFit::Fits,
-            total if total <= (self.offset + rest) as u64 => MultiFit::Short,
+            total if total <= self.free() as u64 => MultiFit::Fits,
+            total if total <= (self.offset + self.rest.len()) as u64 => MultiFit::Short,
             _ => MultiFit::Never,
         }
     }
 
-    /// Places a message of `len` bytes, which fits. Returns its offset in the buffer, and its bytes.
-    pub(in crate::engine) fn place(&mut self, len: usize) -> (usize, RecvBuf) {
+    /// Returns the number of bytes that a message of `len` bytes takes at `offset`, with the padding behind it: what the
+    /// next message cannot have goes at once.
+    fn taken(&self, offset: usize, len: usize) -> usize {
+        // The alignment is a power of two.
+        let padding = (offset + len).wrapping_neg() & (self.options.align - 1);
+        (len + padding).min(self.offset + self.rest.len() - offset)
+    }
+
+    /// Promises a place to a message of `len` bytes, which fits.
+    pub(in crate::engine) fn promise(&mut self, len: usize) {
+        let offset = self.offset + self.promised;
+        self.promised += self.taken(offset, len);
+        self.used = offset + len;
+        self.promises += 1;
         self.under_way += 1;
+    }
+
+    /// Places the message of `len` bytes that was promised a place first, or one that fits if there are no promises.
+    /// Returns its offset in the buffer, and its bytes.
+    pub(in crate::engine) fn place(&mut self, len: usize) -> (usize, RecvBuf) {
+        if self.promises == 0 {
+            self.promise(len);
+        }
+        self.promises -= 1;
+        let (offset, taken) = (self.offset, self.taken(self.offset, len));
+        self.promised -= taken;
         #[cfg(nemesia_injected_fault)]
         if injected(InjectedFault::PlaceTwice) {
-            return (self.offset, self.rest.take_front_again(len));
+            return (offset, self.rest.take_front_again(len));
         }
-        let (offset, place) = (self.offset, self.rest.take_front(len));
-        self.used = offset + len;
-        self.offset = self.used;
-        // The padding goes at once, so that the rest is what the next message can have. `align` is a power of two.
-        let padding = self.used.wrapping_neg() & (self.options.align - 1);
-        self.offset += self.rest.take_front(padding).len();
+        let place = self.rest.take_front(len);
+        self.offset += len + self.rest.take_front(taken - len).len();
         (offset, place)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::vec::Vec;
+
     use super::*;
     use crate::matching::Source;
     use crate::shared::tests::fabric::{Fabric, tiny};
@@ -147,6 +176,22 @@ mod tests {
         assert!(!check(65, wide, &[(1, 0), (1, 64)]).is_open());
         assert!(!check(60, wide, &[(1, 0)]).is_open(), "less than the padding was left");
         assert_eq!(options.align(0).or(options.align(24)), None);
+    }
+
+    #[test]
+    fn promised_places_are_those_that_would_have_been_taken_at_once() {
+        let lens = [8, 1, 0, 17, 20];
+        let mut now = check(64, MultiReceiveOptions::default(), &[]);
+        let at_once: Vec<_> = lens.map(|len| now.place(len).0).to_vec();
+        for promised in 0..=lens.len() {
+            let mut later = check(64, MultiReceiveOptions::default(), &[]);
+            lens[..promised].iter().for_each(|len| later.promise(*len));
+            assert_eq!((later.promises, later.under_way), (promised as u32, promised as u32));
+            assert_eq!(later.is_open(), promised < lens.len());
+            let offsets: Vec<_> = lens.map(|len| later.place(len).0).to_vec();
+            assert_eq!((offsets, later.used), (at_once.clone(), now.used));
+            assert_eq!((later.promised, later.promises, later.rest.len()), (0, 0, 0));
+        }
     }
 
     #[test]
