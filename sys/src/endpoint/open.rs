@@ -136,6 +136,7 @@ impl Endpoint {
             exchange: None,
             leaving: Vec::new(),
             allocations: Vec::new(),
+            buffers: Vec::new(),
             retired: Vec::new(),
             direct: Direct::default(),
             non_temporal_bytes,

@@ -66,6 +66,10 @@ pub(crate) enum Event {
     NoSlot,
     /// A message had to wait for credit.
     Held,
+    /// A message was placed into a buffer for many; such a buffer was used up; a message waited for a slot.
+    MultiPlaced,
+    MultiEnd,
+    Starved,
     /// Channels: a packet with content was sent; a connection is ready; a packet had to wait for credit, or for
     /// room.
     ChannelPacket,
@@ -105,7 +109,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 68] = [
+const EVENTS: [(Event, &str); 71] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -149,6 +153,9 @@ const EVENTS: [(Event, &str); 68] = [
     (Event::PeerFailed, "peer failed"),
     (Event::NoSlot, "no slot"),
     (Event::Held, "held"),
+    (Event::MultiPlaced, "in buffers for many"),
+    (Event::MultiEnd, "used up"),
+    (Event::Starved, "starved"),
     (Event::ChannelPacket, "channel: packets"),
     (Event::ChannelUp, "connections"),
     (Event::NoCredit, "no credit"),
