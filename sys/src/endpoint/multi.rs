@@ -22,8 +22,8 @@ static NUMBERS: AtomicU64 = AtomicU64::new(1);
 /// buffer has ended; [`Endpoint::received`] makes one to the bytes of a message that is complete.
 #[derive(Debug)]
 pub(in crate::endpoint) struct OwnedBuffer {
-    /// Unique in this process. A completion has it if it was taken from the buffer's endpoint, so a completion of another
-    /// endpoint or another buffer names no bytes of this one.
+    /// Unique in this process. A completion has it if it was taken from the buffer's endpoint, so a completion of
+    /// another endpoint or another buffer names no bytes of this one.
     number: u64,
     request: Request,
     bytes: Vec<u8>,
@@ -33,20 +33,20 @@ pub(in crate::endpoint) struct OwnedBuffer {
 ///
 /// One posted buffer receives message after message, each behind the one before. The messages are those that one
 /// receive for each would get: source, tag and context match in the same way, in the order of arrival, and stored
-/// messages enter the buffer when it is posted. Each message makes an entry in the completion queue
-/// ([`CompletionKind::MultiReceive`](crate::CompletionKind::MultiReceive)) with its offset ([`Completion::offset`]), length, tag, rank and immediate data. The
-/// last entry ([`CompletionKind::MultiReceiveEnd`](crate::CompletionKind::MultiReceiveEnd)) follows when the buffer is used up or withdrawn, and all its messages
-/// are complete: the buffer is free.
+/// messages enter the buffer when it is posted. Each message makes an entry in the completion queue, of the kind
+/// [`MultiReceive`](crate::CompletionKind::MultiReceive), with its offset ([`Completion::offset`]), length, tag, rank
+/// and immediate data. The last entry, [`MultiReceiveEnd`](crate::CompletionKind::MultiReceiveEnd), follows when the
+/// buffer is used up or withdrawn, and all its messages are complete: the buffer is free.
 ///
 /// Messages begin at multiples of 8 bytes from the beginning of the buffer, or of another power of two
-/// ([`MultiReceiveOptions::align`]). A message has its place as soon as it matches, so a large one may be complete after
-/// a small one that lies behind it. A buffer ends when fewer bytes than a minimum are left
+/// ([`MultiReceiveOptions::align`]). A message has its place as soon as it matches, so a large one may be complete
+/// after a small one that lies behind it. A buffer ends when fewer bytes than a minimum are left
 /// ([`MultiReceiveOptions::least`]).
 ///
-/// No message is truncated. A message that is longer than what is left ends the buffer, and goes to the next receive that
-/// matches, in the order of posting: buffers are filled one after the other. A message that is longer than a whole buffer
-/// passes it by, as if it did not match. If no receive takes a message, it waits as unexpected. So the buffers should be
-/// several times as long as the longest message, and the minimum as large as this message.
+/// No message is truncated. A message that is longer than what is left ends the buffer, and goes to the next receive
+/// that matches, in the order of posting: buffers are filled one after the other. A message that is longer than a whole
+/// buffer passes it by, as if it did not match. If no receive takes a message, it waits as unexpected. So the buffers
+/// should be several times as long as the longest message, and the minimum as large as this message.
 ///
 /// Each message takes a slot until its completion is taken. If NEMESIA_REQUESTS slots are in use, further messages wait
 /// in the memory for unexpected messages until completions are taken; they keep their places.

@@ -1,9 +1,9 @@
 //! Worlds whose actors take completions out of the completion queue, and post buffers that receive one message after
 //! the other, against a model. Their processes do not die.
 //!
-//! The rules: each operation is reported once; the messages of a buffer have the places that the model gives them, in the
-//! order of arrival, whether there are slots or not; those that arrive whole are reported in this order; the end of a
-//! buffer is reported after its messages.
+//! The rules: each operation is reported once; the messages of a buffer have the places that the model gives them, in
+//! the order of arrival, whether there are slots or not; those that arrive whole are reported in this order; the end of
+//! a buffer is reported after its messages.
 
 mod model;
 
@@ -116,13 +116,16 @@ impl CollectWorld {
         if self.actors[from as usize].sends.len() >= 6 || self.actors[to].model.stored.len() > 20 {
             return self.take(from, 4).map(drop);
         }
+        let len = self.rng.pick(&[0, 1, 8, 8, 30, 60, 200, 300, 1500]);
+        // Several empty messages may have one place: their immediate data name them.
+        let immediate = if len == 0 || self.rng.one_in(2) { Some(self.rng.next()) } else { None };
         let is = Outgoing {
             to: to as u32,
             context: 0,
             tag: self.rng.below(2) as u64,
             key: self.rng.next(),
-            len: self.rng.pick(&[0, 1, 8, 8, 30, 60, 200, 300, 1500]),
-            immediate: if self.rng.one_in(2) { Some(self.rng.next()) } else { None },
+            len,
+            immediate,
             synchronous: self.rng.one_in(6),
         };
         let number = SENDS + self.actors[from as usize].sent;
@@ -335,7 +338,7 @@ impl CollectWorld {
             let stored = self.world.stored(rank);
             ensure!(stored == 0, "rank {rank} stores {stored} messages in the end");
             let lent = self.world.fabric().memory.count(rank);
-            ensure!(lent == 1, "{lent} buffers of rank {rank} are lent in the end, its region included");
+            ensure!(lent == 0, "{lent} buffers of rank {rank} are lent in the end");
         }
         Ok(())
     }

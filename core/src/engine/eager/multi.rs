@@ -1,9 +1,10 @@
 //! Multi-receive buffers: one posted buffer takes message after message, each behind the one before.
 //!
 //! A buffer stays in the queue of posted receives, at its place in the order, and each message that it takes has a
-//! request of its own from then on, whose buffer is a part of the whole. The place is reserved when the message matches:
-//! so a message that is announced (RTS) lies before one that matches later, although the latter may be complete first.
-//! Every completion enters the completion queue; that of the buffer itself comes after those of its messages.
+//! request of its own from then on, whose buffer is a part of the whole. The place is reserved when the message
+//! matches: so a message that is announced (RTS) lies before one that matches later, although the latter may be
+//! complete first. Every completion enters the completion queue; that of the buffer itself comes after those of its
+//! messages.
 //!
 //! | a message that matches | goes to |
 //! |---|---|
@@ -11,8 +12,8 @@
 //! | is longer than the rest | the next receive; the buffer ends, so that buffers are filled in the order of posting |
 //! | is longer than the whole buffer | the next receive; the buffer stays, as if it did not match |
 //!
-//! "The next receive" is the next posted receive that matches. If there is none, the message is stored as unexpected. No
-//! message is truncated.
+//! "The next receive" is the next posted receive that matches. If there is none, the message is stored as unexpected.
+//! No message is truncated.
 //!
 //! A message for which no slot is free is promised its place and is stored, where no receive finds it any more. As soon
 //! as there is a slot, [`Engine::feed`] moves it to its place. Completions that are taken free slots.
@@ -38,12 +39,11 @@ const FAILED: u32 = 2;
 
 impl<P: Port, S: Storage> Engine<P, S> {
     /// Posts a buffer that receives one message after the other. Stored messages that match enter it at once, in the
-    /// order of arrival. Each message makes an entry in the completion queue
-    /// ([`CompletionKind::MultiReceive`]) with `context` and the message's offset. The last entry
-    /// ([`CompletionKind::MultiReceiveEnd`]) has the number of bytes used: the buffer is free.
+    /// order of arrival. Each message makes an entry in the completion queue ([`CompletionKind::MultiReceive`]) with
+    /// `context` and the message's offset. The last entry ([`CompletionKind::MultiReceiveEnd`]) has the number of bytes
+    /// used: the buffer is free.
     ///
-    /// [`Engine::cancel`] withdraws the buffer, which then ends with
-    /// [`CompletionError::Cancelled`]; messages that have
+    /// [`Engine::cancel`] withdraws the buffer, which then ends with [`CompletionError::Cancelled`]; messages that have
     /// matched are received all the same. The engine takes the buffer out of `buf`, unless it returns an error.
     ///
     /// # Errors
@@ -105,8 +105,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Finds the receiver of a message of `total` bytes, if the first receive that matches is a multi-receive buffer.
     /// The caller has just removed that buffer from the queue of posted receives. As
-    /// [`Engine::take_posted`](Engine::take_posted) for the result. If there is no slot, the caller stores the message and
-    /// then calls [`Engine::assign_stored`].
+    /// [`Engine::take_posted`](Engine::take_posted) for the result. If there is no slot, the caller stores the message
+    /// and then calls [`Engine::assign_stored`].
     #[cold]
     #[inline(never)]
     pub(super) fn take_multi(
@@ -141,8 +141,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Makes the request of a message of `len` bytes, and takes its place in a multi-receive buffer. `None` if no slot is
-    /// free.
+    /// Makes the request of a message of `len` bytes, and takes its place in a multi-receive buffer. `None` if no slot
+    /// is free.
     fn take_place(&mut self, whole: u32, len: usize) -> Option<(u32, RecvBuf)> {
         let (index, request) = self.requests.reserve()?;
         *request = Request(State::Free, CompletionMark::default());
@@ -186,8 +186,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Returns whether messages wait for slots, to enter the multi-receive buffer that they have matched. Then make place
-    /// for more requests, or take completions, and call [`Engine::feed`].
+    /// Returns whether messages wait for slots, to enter the multi-receive buffer that they have matched. Then make
+    /// place for more requests, or take completions, and call [`Engine::feed`].
     pub fn is_starved(&self) -> bool {
         self.store.first_assigned().is_some()
     }

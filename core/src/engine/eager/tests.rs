@@ -1,5 +1,5 @@
-//! Tests of eager messages: bypassed receives, probes, multi-receive buffers, the ceiling of unexpected messages, and its
-//! growth.
+//! Tests of eager messages: bypassed receives, probes, multi-receive buffers, the ceiling of unexpected messages, and
+//! its growth.
 
 mod bypass;
 mod credit;

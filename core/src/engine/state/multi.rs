@@ -100,8 +100,8 @@ impl MultiBuffer {
         }
     }
 
-    /// Returns the number of bytes that a message of `len` bytes takes at `offset`, with the padding behind it: what the
-    /// next message cannot have goes at once.
+    /// Returns the number of bytes that a message of `len` bytes takes at `offset`, with the padding behind it: what
+    /// the next message cannot have goes at once.
     fn taken(&self, offset: usize, len: usize) -> usize {
         // The alignment is a power of two.
         let padding = (offset + len).wrapping_neg() & (self.options.align - 1);

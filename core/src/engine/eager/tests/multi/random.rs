@@ -89,7 +89,7 @@ struct Met {
     passed: usize,
 }
 
-struct Run<'a> {
+struct MultiRun<'a> {
     rng: Rng,
     world: World<'a>,
     model: Model,
@@ -98,7 +98,7 @@ struct Run<'a> {
     met: Met,
 }
 
-impl Run<'_> {
+impl MultiRun<'_> {
     fn pattern(&mut self) -> Pattern {
         let source = match self.rng.below(3) {
             0 => Source::Any,
@@ -288,7 +288,7 @@ fn random_mixes_place_every_message_as_the_model_does() {
         let requests = [6, 20, 512][seed as usize % 3];
         let room = WorldRoom { requests, ..AMPLE };
         let world = World::new(&fabric, room);
-        let mut run = Run {
+        let mut run = MultiRun {
             rng: Rng::new(seed),
             world,
             model: Model::default(),
