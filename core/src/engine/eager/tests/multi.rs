@@ -390,3 +390,73 @@ fn messages_without_a_slot_wait_in_the_store_and_keep_their_order() {
     world.lender.end(buffer.loan);
     world.assert_empty(&[0, 1], "slots");
 }
+
+#[test]
+fn messages_that_wait_for_a_slot_outlive_their_sender_as_far_as_they_are_whole() {
+    for (returns, failure) in [(false, Failure::Died), (true, Failure::Died), (true, Failure::Finished)] {
+        let fabric = Fabric::new(tiny(2));
+        let mut world = World::new(&fabric, WorldRoom { requests: 3, ..AMPLE });
+        world.engine(HERE).outlive_failures(true);
+        let buffer = post(&mut world, 1, ANY, 8000);
+        for (tag, len, synchronous) in
+            [(1, 8, false), (2, 8, false), (3, 8, false), (4, 8, true), (5, 3000, false)]
+        {
+            let with = SendOptions { immediate: None, synchronous };
+            world.isend_with((1, HERE), 0, tag, contents(tag, len), with).unwrap();
+            world.settle();
+        }
+        assert!(world.engine(HERE).is_starved());
+        world.replace(1, failure);
+        if returns {
+            world.readmit(HERE, 1);
+        }
+        let error = Err(CompletionError::PeerFailed { peer: 1, failure });
+        // Without a return, a message that has arrived whole needs no sender. An acknowledgement has no receiver.
+        let taken = take(&mut world);
+        let right = [(1, 0, 8), (2, 8, 8), (3, 16, 8), (4, 24, 8), (5, 32, 3000)].map(|(tag, at, len)| {
+            let done = message(buffer, 1, (1, tag, at, len));
+            let is_lost = tag == 5 || tag == 4 && returns;
+            if is_lost { OperationCompletion { outcome: error, ..done } } else { done }
+        });
+        assert_eq!(taken, right, "returns {returns}");
+        assert!(world.engine(HERE).cancel(buffer.id));
+        assert_eq!(take(&mut world).len(), 1);
+        let bytes = world.lender.end(buffer.loan);
+        for tag in 1..4 {
+            assert_eq!(bytes[8 * (tag as usize - 1)..8 * tag as usize], contents(tag, 8));
+        }
+        if returns {
+            let again = post(&mut world, 2, ANY, 8);
+            send(&mut world, 1, 9, 8);
+            assert_eq!(take(&mut world), [message(again, 2, (1, 9, 0, 8)), end(again, 2, used(8))]);
+            assert_eq!(world.lender.end(again.loan), contents(9, 8));
+            world.assert_empty(&[HERE, 1], "return");
+        }
+    }
+}
+
+#[test]
+fn messages_to_this_process_itself_wait_for_slots_too() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, WorldRoom { requests: 5, ..AMPLE });
+    let buffer = post(&mut world, 1, ANY, 5000);
+    let sends: Vec<_> = [8, 3000, 0, 100]
+        .into_iter()
+        .zip(0..)
+        .map(|(len, tag)| world.isend(HERE, HERE, tag, contents(tag, len)))
+        .collect();
+    world.settle();
+    let mut taken = Vec::new();
+    while taken.len() < 4 {
+        taken.extend(take(&mut world));
+        world.settle();
+    }
+    let right = [(0, 0, 8), (1, 8, 3000), (2, 3008, 0), (3, 3008, 100)];
+    assert_eq!(taken, right.map(|(tag, at, len)| message(buffer, 1, (HERE, tag, at, len))));
+    sends.into_iter().for_each(|sent| assert!(world.done(sent).0.is_ok()));
+    assert!(world.engine(HERE).cancel(buffer.id));
+    assert_eq!(take(&mut world).len(), 1);
+    let bytes = world.lender.end(buffer.loan);
+    assert_eq!((&bytes[8..3008], &bytes[3008..3108]), (&contents(1, 3000)[..], &contents(3, 100)[..]));
+    world.assert_empty(&[HERE], "itself");
+}

@@ -282,7 +282,7 @@ impl MultiRun<'_> {
 #[test]
 fn random_mixes_place_every_message_as_the_model_does() {
     let mut all = Met::default();
-    for seed in 0..400 {
+    for seed in 0..200 {
         let reading = if seed % 2 == 0 { Reading::Never } else { Reading::Always };
         let fabric = Fabric::reading(tiny(3), reading, 1);
         let requests = [6, 20, 512][seed as usize % 3];
@@ -315,5 +315,5 @@ fn random_mixes_place_every_message_as_the_model_does() {
         all.ended += ended;
         all.passed += passed;
     }
-    assert!(all.placed > 3000 && all.starved > 100 && all.ended > 500 && all.passed > 100, "{all:?}");
+    assert!(all.placed > 1500 && all.starved > 50 && all.ended > 250 && all.passed > 50, "{all:?}");
 }
