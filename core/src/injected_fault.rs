@@ -73,6 +73,18 @@ pub enum InjectedFault {
     OpenTwice,
     /// A number is given to the next peer although messages of the former one are stored.
     InheritMessages,
+    /// A complete operation does not enter the completion queue.
+    LoseCompletion,
+    /// The completion queue returns an entry twice.
+    RepeatCompletion,
+    /// The completion queue exchanges two entries.
+    ReorderCompletions,
+    /// Two messages get the same place in a multi-receive buffer.
+    PlaceTwice,
+    /// A multi-receive buffer is free before all its messages are complete.
+    FreeEarly,
+    /// A message that is stored for want of a slot is overtaken by later ones for the same multi-receive buffer.
+    OvertakeStored,
     /// The credit that is reserved for updates is used for other packets.
     SpendReserve,
     /// A packet's report of posted receives counts twice.
@@ -125,7 +137,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 55] = [
+    pub const ALL: [InjectedFault; 61] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -157,6 +169,12 @@ impl InjectedFault {
         InjectedFault::PromiseUncommitted,
         InjectedFault::OpenTwice,
         InjectedFault::InheritMessages,
+        InjectedFault::LoseCompletion,
+        InjectedFault::RepeatCompletion,
+        InjectedFault::ReorderCompletions,
+        InjectedFault::PlaceTwice,
+        InjectedFault::FreeEarly,
+        InjectedFault::OvertakeStored,
         InjectedFault::SpendReserve,
         InjectedFault::CountCreditTwice,
         InjectedFault::OverdrawPool,

@@ -8,6 +8,7 @@ mod assist;
 mod bug;
 mod channel;
 mod checks;
+mod collect;
 mod counters;
 mod credit;
 mod death;

@@ -71,6 +71,10 @@ pub(crate) enum Event {
     NoSlot,
     /// A message had to wait for credit.
     Held,
+    /// A message was placed into a buffer for many; such a buffer was used up; a message waited for a slot.
+    MultiPlaced,
+    MultiEnd,
+    Starved,
     /// Channels: a packet with content was sent; a connection is ready; a packet had to wait for credit, or for
     /// room.
     ChannelPacket,
@@ -119,7 +123,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 78] = [
+const EVENTS: [(Event, &str); 81] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -166,6 +170,9 @@ const EVENTS: [(Event, &str); 78] = [
     (Event::PeerFailed, "peer failed"),
     (Event::NoSlot, "no slot"),
     (Event::Held, "held"),
+    (Event::MultiPlaced, "in buffers for many"),
+    (Event::MultiEnd, "used up"),
+    (Event::Starved, "starved"),
     (Event::ChannelPacket, "channel: packets"),
     (Event::ChannelUp, "connections"),
     (Event::NoCredit, "no credit"),

@@ -1,6 +1,7 @@
 //! Engines over the simulated fabric, and the operations on them. With `port.rs`, all code that knows the
 //! engine's interface.
 
+mod collect;
 mod remote;
 
 use std::cell::{RefCell, RefMut};
