@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{Access, Endpoint, Source, Tag, pair, world};
-use crate::{Config, Error, Failure};
+use crate::{Config, Error, Failure, SendOp};
 
 /// The number of the handler that panics.
 const PANICS: u16 = 3;
@@ -102,7 +102,7 @@ fn a_send_that_a_panic_ends_is_over_when_its_buffer_is_given_back() {
         assert!(got.iter().all(|&byte| byte == 5), "the buffer was given back too early");
     });
     let mut bytes = vec![5; 1 << 20];
-    assert!(unwinds(|| zero.ssend(1, 7, &bytes)));
+    assert!(unwinds(|| zero.send_op(SendOp::new(1, 7, &bytes).synchronous())));
     assert!(begun.load(Ordering::SeqCst), "no receive has matched it yet");
     bytes.fill(6);
     drop(other.join().unwrap());
@@ -173,7 +173,7 @@ fn a_panic_while_a_buffer_is_given_back_is_raised_by_the_next_call() {
                 one.send_active(0, PANICS, b"", b"").unwrap();
                 one.recv(Source::Rank(0), Tag::Exactly(7), &mut vec![0; 1 << 20]).unwrap();
             });
-            assert!(unwinds(|| zero.ssend(1, 7, &bytes)));
+            assert!(unwinds(|| zero.send_op(SendOp::new(1, 7, &bytes).synchronous())));
             other.join().unwrap();
             (0..1000).any(|_| unwinds(|| zero.progress()))
         })
