@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{Access, Endpoint, Source, Tag, pair, world};
-use crate::{Config, Error, Failure, SendOp};
+use crate::{Config, Error, Failure, RecvOp, SendOp};
 
 /// The number of the handler that panics.
 const PANICS: u16 = 3;
@@ -74,6 +74,24 @@ fn a_receive_that_a_panic_ends_is_withdrawn() {
     unwound.wait();
     let mut got = vec![0; 4096];
     assert_eq!(zero.recv(Source::Any, Tag::Exactly(7), &mut got).unwrap().len, 4096);
+    assert!(gone.iter().all(|&byte| byte == 1), "the buffer was used after it was given back");
+    assert!(got.iter().all(|&byte| byte == 5));
+    drop(other.join().unwrap());
+}
+
+#[test]
+fn an_operation_that_runs_and_that_a_panic_ends_is_withdrawn() {
+    let (mut zero, one) = pair_with_panics();
+    let (unwound, other) = after(one, |one| one.send(0, 7, &[5; 4096]).unwrap());
+    let mut gone = vec![1; 4096];
+    let receive = RecvOp::new(Source::Any, Tag::Exactly(7), &mut gone);
+    // SAFETY: the buffer is borrowed until `run` returns or unwinds.
+    assert!(unwinds(|| zero.run(|zero| unsafe { zero.irecv_op(receive) })));
+    unwound.wait();
+    let mut got = vec![0; 4096];
+    let again = RecvOp::new(Source::Any, Tag::Exactly(7), &mut got);
+    // SAFETY: the same.
+    assert_eq!(zero.run(|zero| unsafe { zero.irecv_op(again) }).unwrap().len, 4096);
     assert!(gone.iter().all(|&byte| byte == 1), "the buffer was used after it was given back");
     assert!(got.iter().all(|&byte| byte == 5));
     drop(other.join().unwrap());
