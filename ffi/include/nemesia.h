@@ -13,13 +13,12 @@
  *   Configuration     nemesia_config_from_environment, nemesia_config_default, nemesia_config_set_threads,
  *                     nemesia_config_read_file, nemesia_config_set, nemesia_config_get, nemesia_config_destroy
  *   Endpoint          open, open_with, close, rank, size, warning, explain
- *   Messages          send, recv, isend, irecv; in a context: send_in, recv_in, isend_in, irecv_in;
- *                     of several runs: isendv, irecvv; with immediate data: send_with, isend_with;
- *                     probes: iprobe, probe, improbe, mprobe, mrecv, imrecv,
- *                     imrecvv; without a request: inject, inject_bytes
+ *   General form      run, start: any operation, with context, mode, immediate data, list or completion
+ *   Messages          send, recv, isend, irecv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv;
+ *                     without a request: inject, inject_bytes
  *   Requests          test, test_some, wait, wait_any, wait_all, cancel, check_room, progress, wait_progress;
  *                     event loops: event_fd, arm, disarm
- *   Completion queue  start, completions, wait_completions
+ *   Completion queue  completions, wait_completions
  *   Active messages   set_handler, nemesia_incoming_reply, send_active, isend_active, active_bytes, unhandled
  *   One-sided         expose, expose_as, allocate, unexpose, remote_key, path, put, get, iput, iget, iaccumulate, ifetch,
  *                     ifetch_accumulate, icompare_swap, nemesia_atomic_supported, iflush, flush, fence,
@@ -341,21 +340,6 @@
 #define NEMESIA_REQUEST_DONE 18446744073709551615ull
 
 /**
- * A send mode: complete when the caller may reuse the buffer. The mode of `nemesia_endpoint_send`.
- */
-#define NEMESIA_SEND_STANDARD 0
-
-/**
- * A send mode: complete when, in addition, a receive has matched the message (MPI_Ssend).
- */
-#define NEMESIA_SEND_SYNCHRONOUS 1
-
-/**
- * A send mode: the caller guarantees that a receive is posted (MPI_Rsend). Treated as NEMESIA_SEND_STANDARD.
- */
-#define NEMESIA_SEND_READY 2
-
-/**
  * Peers may only get from the region.
  */
 #define NEMESIA_ACCESS_READ 1
@@ -558,7 +542,7 @@
 #define NEMESIA_COMPARE_MASKED 22
 
 /**
- * A send of a tagged message: `mode`, `context`, `rank`, `tag`, and the bytes.
+ * A send of a tagged message: `mode`, `context`, `rank`, `tag`, the bytes, and `immediate` where wanted.
  */
 #define NEMESIA_OPERATION_SEND 1
 
@@ -614,7 +598,8 @@
 #define NEMESIA_OPERATION_NOTIFIED 11
 
 /**
- * A flag of an operation: its completion enters the completion queue, with `user_context`.
+ * A flag of an operation that `nemesia_endpoint_start` starts: its completion enters the completion queue, with
+ * `user_context`.
  */
 #define NEMESIA_OPERATION_COMPLETION 1
 
@@ -629,20 +614,25 @@
 #define NEMESIA_OPERATION_DELIVERED 4
 
 /**
- * A buffer that receives one message after the other, each behind the one before: `context`, `rank`, `tag`, `ignore`,
- * `buffer` and `len`, with NEMESIA_OPERATION_COMPLETION in `flags`. The messages are those that one receive for each
- * would get. Each makes an entry in the completion queue, NEMESIA_COMPLETION_MULTI_RECEIVE, with its offset in the
- * buffer. The last entry, NEMESIA_COMPLETION_MULTI_RECEIVE_END, follows when the buffer is used up or withdrawn
- * (`nemesia_endpoint_cancel`) and all its messages are complete: the buffer is free. `user_context` is that of all.
- *
- * `offset` is the alignment: messages begin at multiples of it from the beginning of the buffer. A power of two, or 0
- * for 8. `operand` is the minimum: the buffer ends when fewer bytes are left.
- *
- * No message is truncated. One that is longer than what is left ends the buffer, and goes to the next receive that
- * matches, in the order of posting. One that is longer than the whole buffer passes it by, as if it did not match. If no
- * receive takes a message, it waits as unexpected. Each message takes a request until its completion is taken.
+ * A flag of a send: the message has immediate data, which are in `immediate`.
  */
-#define NEMESIA_OPERATION_MULTI_RECEIVE 12
+#define NEMESIA_OPERATION_IMMEDIATE 8
+
+/**
+ * A send mode: complete when the caller may reuse the buffer. The mode of `nemesia_endpoint_send`.
+ */
+#define NEMESIA_SEND_STANDARD 0
+
+/**
+ * A send mode: complete when, in addition, the receiver has put the message into the buffer of a receive
+ * (MPI_Ssend). Up to NEMESIA_EAGER_BYTES, the message travels at once, and a small packet comes back.
+ */
+#define NEMESIA_SEND_SYNCHRONOUS 1
+
+/**
+ * A send mode: the caller guarantees that a receive is posted (MPI_Rsend). Treated as NEMESIA_SEND_STANDARD.
+ */
+#define NEMESIA_SEND_READY 2
 
 /**
  * The kind of a completion: a send.
@@ -683,17 +673,6 @@
  * The kind of a completion: a wait for notifications.
  */
 #define NEMESIA_COMPLETION_NOTIFICATION 8
-
-/**
- * The kind of a completion: a message in a buffer of NEMESIA_OPERATION_MULTI_RECEIVE.
- */
-#define NEMESIA_COMPLETION_MULTI_RECEIVE 9
-
-/**
- * The kind of a completion: the end of such a buffer, after all its messages; it is free. `len` is the end of its last
- * message. NEMESIA_ERR_CANCELLED if it was withdrawn.
- */
-#define NEMESIA_COMPLETION_MULTI_RECEIVE_END 10
 
 /**
  * A flag of a completion: `immediate` holds the immediate data of the message.
@@ -833,7 +812,7 @@ typedef struct nemesia_status {
      */
     uint64_t total;
     /**
-     * Receive, probe: the immediate data (`nemesia_send_options`); 0 if there are none. Send: unspecified.
+     * Receive, probe: the immediate data (`nemesia_operation`); 0 if there are none. Send: unspecified.
      */
     uint64_t immediate;
     /**
@@ -841,59 +820,6 @@ typedef struct nemesia_status {
      */
     uint64_t has_immediate;
 } nemesia_status;
-
-/**
- * A run of bytes, with the layout of POSIX's `struct iovec`: an array of one may be cast to the other.
- */
-typedef struct nemesia_iovec {
-    /**
-     * The first byte; may be NULL if `len` is 0.
-     */
-    void *base;
-    /**
-     * The number of bytes.
-     */
-    size_t len;
-} nemesia_iovec;
-
-/**
- * The options of a send. A structure of zeros, except `struct_size`, is a standard send in context 0 without
- * immediate data.
- *
- * Immediate data are 64 bits that travel with the message, beside its tag. They are not matched. Receives and
- * probes write them into `nemesia_status`. A message without them costs nothing more.
- *
- * A send in the mode NEMESIA_SEND_SYNCHRONOUS is complete when the receiver has put the message into the buffer of
- * a receive. Up to NEMESIA_EAGER_BYTES, its message travels at once, and a small packet comes back.
- *
- * Lifetime: the structure is copied.
- */
-typedef struct nemesia_send_options {
-    /**
-     * sizeof(nemesia_send_options); later versions have more fields at the end.
-     */
-    uint64_t struct_size;
-    /**
-     * The immediate data, if `has_immediate` is 1; else it is ignored.
-     */
-    uint64_t immediate;
-    /**
-     * 1 if the message has immediate data, else 0.
-     */
-    uint32_t has_immediate;
-    /**
-     * NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
-     */
-    uint32_t mode;
-    /**
-     * The matching context.
-     */
-    uint32_t context;
-    /**
-     * 0.
-     */
-    uint32_t reserved;
-} nemesia_send_options;
 
 /**
  * The function that handles an active message.
@@ -948,8 +874,31 @@ typedef struct nemesia_remote_key {
 } nemesia_remote_key;
 
 /**
- * An operation. Set `struct_size` to its size, all fields that the operation does not use to 0, and start it by
- * `nemesia_endpoint_start`.
+ * A run of bytes, with the layout of POSIX's `struct iovec`: an array of one may be cast to the other.
+ */
+typedef struct nemesia_iovec {
+    /**
+     * The first byte; may be NULL if `len` is 0.
+     */
+    void *base;
+    /**
+     * The number of bytes.
+     */
+    size_t len;
+} nemesia_iovec;
+
+/**
+ * An operation of the general form, for `nemesia_endpoint_start` and `nemesia_endpoint_run`. The plain functions,
+ * such as `nemesia_endpoint_isend`, serve the plain cases. Set `struct_size` to its size, and all fields that the
+ * operation does not use to 0. The structure is copied, and may be reused after the call.
+ *
+ * The bytes of a tagged message lie in `buffer`, or in the runs of `list`: if `list` is not NULL, `buffer` is NULL
+ * and `len` is 0. A list takes no memory of the library. A large message takes one copy if it is sent from one run
+ * and received into one run or into runs of at least 4 KiB on average; else it may be streamed, which takes two.
+ *
+ * Versions: later headers have more fields at the end, for which 0 means what the library does today. A program of
+ * an older header may use a newer library. A program of a newer header may use an older library as long as it leaves
+ * the fields that the library does not know at 0; otherwise it gets NEMESIA_ERR_ARGUMENT.
  */
 typedef struct nemesia_operation {
     /**
@@ -966,7 +915,7 @@ typedef struct nemesia_operation {
      */
     uint32_t kind;
     /**
-     * NEMESIA_OPERATION_COMPLETION, NEMESIA_OPERATION_NOTIFY, NEMESIA_OPERATION_DELIVERED, or 0.
+     * NEMESIA_OPERATION_COMPLETION, _NOTIFY, _DELIVERED and _IMMEDIATE, or 0.
      */
     uint32_t flags;
     /**
@@ -974,11 +923,12 @@ typedef struct nemesia_operation {
      */
     uint32_t mode;
     /**
-     * The receiver; the sender or NEMESIA_ANY_SOURCE; or the rank of a flush.
+     * The receiver, which may be this process itself; the sender or NEMESIA_ANY_SOURCE; or the rank of a flush.
      */
     int32_t rank;
     /**
-     * The matching context.
+     * The matching context. A message is received and probed only in the context in which it was sent, whatever
+     * its tag, as with the context id of a communicator. The plain functions use 0.
      */
     uint16_t context;
     /**
@@ -998,13 +948,18 @@ typedef struct nemesia_operation {
      */
     uint32_t reserved;
     /**
-     * The tag of the message.
+     * A send: the value that the receiver matches. A receive: see `ignore`.
      */
     uint64_t tag;
     /**
-     * A receive: the bits of the tag that are not compared.
+     * A receive: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
      */
     uint64_t ignore;
+    /**
+     * With NEMESIA_OPERATION_IMMEDIATE: 64 bits that travel with the message, beside its tag. They are not
+     * matched. Receives and probes write them into `nemesia_status`. A message without them costs nothing more.
+     */
+    uint64_t immediate;
     /**
      * The bytes to send, or the buffer that receives; may be NULL if `len` is 0. A send does not change them.
      */
@@ -1014,7 +969,8 @@ typedef struct nemesia_operation {
      */
     size_t len;
     /**
-     * The bytes in several runs instead; NULL if they are in `buffer`. For tagged messages.
+     * The bytes of a tagged message in several runs instead, any number; NULL if they are in `buffer`. The runs of
+     * a receive do not overlap.
      */
     const struct nemesia_iovec *list;
     /**
@@ -1098,9 +1054,9 @@ typedef struct nemesia_completion {
      */
     uint64_t immediate;
     /**
-     * The offset of a message in its buffer, for NEMESIA_COMPLETION_MULTI_RECEIVE; otherwise 0.
+     * 0.
      */
-    uint64_t offset;
+    uint64_t reserved;
 } nemesia_completion;
 
 /**
@@ -2092,206 +2048,6 @@ int32_t nemesia_endpoint_check_room(struct nemesia_endpoint *endpoint,
                                     uint64_t request);
 
 /**
- * Sends a message in a matching context and a send mode, otherwise as `nemesia_endpoint_send`. A message is
- * received and probed only in its own context, whatever its tag, as with the context id of a communicator.
- * Functions without a context use context 0.
- *
- * - `endpoint`: an open endpoint.
- * - `context`: the context.
- * - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
- * - `rank`: the receiver; it may be this process itself.
- * - `tag`: the value that the receiver matches.
- * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
- *
- * Returns: as `nemesia_endpoint_send`.
- * Ownership: the caller may reuse the buffer after the return.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_send_in(struct nemesia_endpoint *endpoint,
-                                 uint16_t context,
-                                 uint32_t mode,
-                                 int32_t rank,
-                                 uint64_t tag,
-                                 const void *buffer,
-                                 size_t len);
-
-/**
- * Receives a message in a matching context, otherwise as `nemesia_endpoint_recv`.
- *
- * - `endpoint`: an open endpoint.
- * - `context`: the context.
- * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
- * - `capacity`: the size of `out_buffer` in bytes.
- * - `out_buffer`: receives the message; may be NULL if `capacity` is 0. After an error its contents are
- *   unspecified.
- * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
- *
- * Returns: as `nemesia_endpoint_recv`.
- * Ownership: the caller may reuse the buffer after the return.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_recv_in(struct nemesia_endpoint *endpoint,
-                                 uint16_t context,
-                                 int32_t rank,
-                                 uint64_t tag,
-                                 uint64_t ignore,
-                                 size_t capacity,
-                                 void *out_buffer,
-                                 struct nemesia_status *out_status);
-
-/**
- * Starts a send in a matching context and a send mode, otherwise as `nemesia_endpoint_isend`.
- *
- * - `endpoint`: an open endpoint.
- * - `context`: the context.
- * - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
- * - `rank`: the receiver; it may be this process itself.
- * - `tag`: the value that the receiver matches.
- * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
- * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
- *
- * Returns: as `nemesia_endpoint_isend`. After an error no message was sent.
- * Ownership: the request holds the buffer. It must not change until the request is complete or the endpoint
- * is closed. The request belongs to this endpoint.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_isend_in(struct nemesia_endpoint *endpoint,
-                                  uint16_t context,
-                                  uint32_t mode,
-                                  int32_t rank,
-                                  uint64_t tag,
-                                  const void *buffer,
-                                  size_t len,
-                                  uint64_t *out_request);
-
-/**
- * Starts a receive in a matching context, otherwise as `nemesia_endpoint_irecv`.
- *
- * - `endpoint`: an open endpoint.
- * - `context`: the context.
- * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
- * - `capacity`: the size of `out_buffer` in bytes.
- * - `out_buffer`: receives the message; may be NULL if `capacity` is 0.
- * - `out_request`: written on success.
- *
- * Returns: as `nemesia_endpoint_irecv`. After an error no receive was posted.
- * Ownership: the request holds the buffer. It must stay valid and unused until the request is complete or
- * cancelled, or the endpoint is closed. The request belongs to this endpoint.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_irecv_in(struct nemesia_endpoint *endpoint,
-                                  uint16_t context,
-                                  int32_t rank,
-                                  uint64_t tag,
-                                  uint64_t ignore,
-                                  size_t capacity,
-                                  void *out_buffer,
-                                  uint64_t *out_request);
-
-/**
- * Starts a send of the concatenation of several runs, otherwise as `nemesia_endpoint_isend_in`. Allocates no
- * memory. A large message is streamed, which takes two copies; a message in one run takes one copy.
- *
- * - `endpoint`: an open endpoint.
- * - `context`: the matching context; functions without a context use 0.
- * - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
- * - `rank`: the receiver; it may be this process itself.
- * - `tag`: the value that the receiver matches.
- * - `count`, `list`: the runs, any number; `list` may be NULL if `count` is 0.
- * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
- *
- * Returns: as `nemesia_endpoint_isend`; also NEMESIA_ERR_ARGUMENT if a run is at NULL or the runs have more
- * bytes than memory can hold. After an error no message was sent.
- * Ownership: the request holds the list and its bytes. They must not change until the request is complete or
- * the endpoint is closed. The request belongs to this endpoint.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_isendv(struct nemesia_endpoint *endpoint,
-                                uint16_t context,
-                                uint32_t mode,
-                                int32_t rank,
-                                uint64_t tag,
-                                size_t count,
-                                const struct nemesia_iovec *list,
-                                uint64_t *out_request);
-
-/**
- * Starts a receive into several runs, one after the other, otherwise as `nemesia_endpoint_irecv_in`.
- * Allocates no memory. A large message takes one copy if the runs have at least 4 KiB on average and its
- * sender sent it from one run. Otherwise it is streamed.
- *
- * - `endpoint`: an open endpoint.
- * - `context`: the matching context; functions without a context use 0.
- * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
- * - `count`, `list`: the runs that receive the message, any number, without overlap; `list` may be NULL if
- *   `count` is 0.
- * - `out_request`: written on success.
- *
- * Returns: as `nemesia_endpoint_irecv`; also NEMESIA_ERR_ARGUMENT if a run is at NULL or the runs have more
- * bytes than memory can hold. After an error no receive was posted.
- * Ownership: the request holds the list and its bytes. They must stay valid, and the bytes unused, until the
- * request is complete or cancelled, or the endpoint is closed. The request belongs to this endpoint.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_irecvv(struct nemesia_endpoint *endpoint,
-                                uint16_t context,
-                                int32_t rank,
-                                uint64_t tag,
-                                uint64_t ignore,
-                                size_t count,
-                                const struct nemesia_iovec *list,
-                                uint64_t *out_request);
-
-/**
- * Sends a message with options, otherwise as `nemesia_endpoint_send`.
- *
- * - `endpoint`: an open endpoint.
- * - `options`: context, mode and immediate data.
- * - `rank`: the receiver; it may be this process itself.
- * - `tag`: the value that the receiver matches.
- * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
- *
- * Returns: as `nemesia_endpoint_send`; NEMESIA_ERR_ARGUMENT also if an option is invalid.
- * Ownership: the caller may reuse the buffer and the options after the return.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_send_with(struct nemesia_endpoint *endpoint,
-                                   const struct nemesia_send_options *options,
-                                   int32_t rank,
-                                   uint64_t tag,
-                                   const void *buffer,
-                                   size_t len);
-
-/**
- * Starts a send of the concatenation of several runs with options, otherwise as `nemesia_endpoint_isendv`. A message
- * in one run is treated as by `nemesia_endpoint_isend`.
- *
- * - `endpoint`: an open endpoint.
- * - `options`: context, mode and immediate data.
- * - `rank`: the receiver; it may be this process itself.
- * - `tag`: the value that the receiver matches.
- * - `count`, `list`: the runs, any number; `list` may be NULL if `count` is 0.
- * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
- *
- * Returns: as `nemesia_endpoint_isendv`; NEMESIA_ERR_ARGUMENT also if an option is invalid. After an error no message
- * was sent.
- * Ownership: the caller may reuse the options after the return. The request holds the bytes, and, unless `count` is 1,
- * the list. They must not change until the request is complete or the endpoint is closed. The request belongs to this
- * endpoint.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_isend_with(struct nemesia_endpoint *endpoint,
-                                    const struct nemesia_send_options *options,
-                                    int32_t rank,
-                                    uint64_t tag,
-                                    size_t count,
-                                    const struct nemesia_iovec *list,
-                                    uint64_t *out_request);
-
-/**
  * Probes for the first message that a receive with these arguments would match, and leaves it in the queue
  * (MPI_Iprobe). Makes progress if there is none; never blocks.
  *
@@ -2430,29 +2186,6 @@ int32_t nemesia_endpoint_imrecv(struct nemesia_endpoint *endpoint,
                                 size_t capacity,
                                 void *out_buffer,
                                 uint64_t *out_request);
-
-/**
- * Starts to receive a message that a probe removed into several runs, one after the other, otherwise as
- * `nemesia_endpoint_imrecv`.
- *
- * - `endpoint`: the endpoint of the probe.
- * - `message`: from `nemesia_endpoint_improbe` or `nemesia_endpoint_mprobe`.
- * - `count`, `list`: the runs that receive the message, any number, without overlap; `list` may be NULL if
- *   `count` is 0.
- * - `out_request`: written on success.
- *
- * Returns: as `nemesia_endpoint_imrecv`; also NEMESIA_ERR_ARGUMENT if a run is at NULL or the runs have more
- * bytes than memory can hold.
- * Ownership: the call takes the message, unless it returns NEMESIA_ERR_ARGUMENT. The request holds the list
- * and its bytes. They must stay valid, and the bytes unused, until the request is complete or the endpoint is
- * closed.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_imrecvv(struct nemesia_endpoint *endpoint,
-                                 uint64_t message,
-                                 size_t count,
-                                 const struct nemesia_iovec *list,
-                                 uint64_t *out_request);
 
 /**
  * Sets the handler of the active messages with a number, and replaces an earlier one. The library calls it
@@ -2956,19 +2689,41 @@ int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`: an open endpoint.
  * - `operation`: the operation; see `nemesia_operation`.
- * - `out_request`: the request, written on success. With NEMESIA_OPERATION_COMPLETION it serves
- *   `nemesia_endpoint_cancel` only, and may be NULL: tests and waits return NEMESIA_ERR_STALE for it. An
- *   operation that is complete when it starts makes an entry in the completion queue, too.
+ * - `out_request`: the request, written on success; NEMESIA_REQUEST_NONE if the operation is complete already. With
+ *   NEMESIA_OPERATION_COMPLETION the request serves `nemesia_endpoint_cancel` only, and `out_request` may be NULL:
+ *   tests and waits return NEMESIA_ERR_STALE for it. An operation that is complete when it starts makes an entry in
+ *   the completion queue, too.
  *
- * Returns: as the plain function of the operation; NEMESIA_ERR_ARGUMENT also for an unknown kind or flag. After
- * an error nothing was started, and nothing enters the queue.
+ * Returns: as the plain function of the operation; NEMESIA_ERR_ARGUMENT also for an unknown kind or flag, a field
+ * that is invalid, a run at NULL, and runs with more bytes than memory can hold. After an error nothing was started,
+ * and nothing enters the queue.
  * Ownership: the operation holds its buffers and its list until it is complete; with
- * NEMESIA_OPERATION_COMPLETION, until its completion was taken. The structure itself is copied.
+ * NEMESIA_OPERATION_COMPLETION, until its completion was taken. The structure itself is copied. A matched receive
+ * takes its message, unless the call returns NEMESIA_ERR_ARGUMENT.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_start(struct nemesia_endpoint *endpoint,
                                const struct nemesia_operation *operation,
                                uint64_t *out_request);
+
+/**
+ * Runs any operation to its end: starts it and waits. The plain functions, such as `nemesia_endpoint_send`, do the
+ * same for the plain cases.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `operation`: the operation; see `nemesia_operation`. NEMESIA_OPERATION_COMPLETION is refused.
+ * - `out_status`: for a receive, written on success and with NEMESIA_ERR_TRUNCATED; otherwise not written. May be
+ *   NULL.
+ *
+ * Returns: as the plain function of the operation, and as a wait for it; NEMESIA_ERR_ARGUMENT as for
+ * `nemesia_endpoint_start`. After an error the contents of a buffer that receives are unspecified.
+ * Ownership: the caller may reuse the buffers, the list and the structure after the return. A matched receive takes
+ * its message, unless the call returns NEMESIA_ERR_ARGUMENT.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_run(struct nemesia_endpoint *endpoint,
+                             const struct nemesia_operation *operation,
+                             struct nemesia_status *out_status);
 
 /**
  * Takes completions out of the queue, the oldest first. If the queue is empty, it makes progress once, as

@@ -29,13 +29,12 @@
 //! | [`region`] | memory that peers may use |
 //! | [`put_get`] | puts and gets that wait |
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
-//! | [`context`] | sends and receives in a matching context; send modes |
-//! | [`operation`] | any operation, described by one structure |
+//! | [`operation`] | the structure that describes any operation; send modes |
+//! | [`start`] | any operation, started or run to its end |
 //! | [`many`] | many requests at once |
 //! | [`inject`] | messages that leave now or not at all |
 //! | [`completion`] | the completion queue; waits until anything happens |
-//! | [`list`] | messages whose bytes lie in several runs |
-//! | [`options`] | sends with options: immediate data |
+//! | [`list`] | bytes that lie in several runs |
 //! | [`observe`] | counters, and the call tree |
 //! | [`probe`] | probes |
 //!
@@ -49,7 +48,6 @@ pub mod among;
 pub mod boundary;
 pub mod completion;
 pub mod config;
-pub mod context;
 pub mod endpoint;
 pub mod event;
 pub mod exchange;
@@ -64,7 +62,6 @@ mod multi;
 mod now;
 pub mod observe;
 pub mod operation;
-pub mod options;
 pub mod probe;
 pub mod put_get;
 mod rank;
@@ -74,5 +71,6 @@ pub mod restart;
 pub mod rma;
 pub mod room;
 mod running;
+pub mod start;
 pub mod status;
 pub mod transfer;
