@@ -639,8 +639,8 @@
  * for 8. `operand` is the minimum: the buffer ends when fewer bytes are left.
  *
  * No message is truncated. One that is longer than what is left ends the buffer, and goes to the next receive that
- * matches, in the order of posting. One that is longer than the whole buffer passes it by, as if it did not match. If no
- * receive takes a message, it waits as unexpected. Each message takes a request until its completion is taken.
+ * matches, in the order of posting. One that is longer than the whole buffer passes it by, as if it did not match. If
+ * no receive takes a message, it waits as unexpected. Each message takes a request until its completion is taken.
  */
 #define NEMESIA_OPERATION_MULTI_RECEIVE 12
 
