@@ -308,8 +308,8 @@
 #define NEMESIA_FAILURE_FINISHED 2
 
 /**
- * The connection to the peer has ended: the peer violated the transport's protocol, or it sent an active
- * message for which this process has no memory.
+ * The connection to the peer has ended: the peer violated the transport's protocol, or it sent an active message for
+ * which this process has no memory.
  */
 #define NEMESIA_FAILURE_FAULT 3
 
@@ -635,6 +635,22 @@
 #define NEMESIA_SEND_READY 2
 
 /**
+ * A buffer that receives one message after the other, each behind the one before: `context`, `rank`, `tag`, `ignore`,
+ * `buffer` and `len`, with NEMESIA_OPERATION_COMPLETION in `flags`. The messages are those that one receive for each
+ * would get. Each makes an entry in the completion queue, NEMESIA_COMPLETION_MULTI_RECEIVE, with its offset in the
+ * buffer. The last entry, NEMESIA_COMPLETION_MULTI_RECEIVE_END, follows when the buffer is used up or withdrawn
+ * (`nemesia_endpoint_cancel`) and all its messages are complete: the buffer is free. `user_context` is that of all.
+ *
+ * `offset` is the alignment: messages begin at multiples of it from the beginning of the buffer. A power of two, or 0
+ * for 8. `operand` is the minimum: the buffer ends when fewer bytes are left.
+ *
+ * No message is truncated. One that is longer than what is left ends the buffer, and goes to the next receive that
+ * matches, in the order of posting. One that is longer than the whole buffer passes it by, as if it did not match. If
+ * no receive takes a message, it waits as unexpected. Each message takes a request until its completion is taken.
+ */
+#define NEMESIA_OPERATION_MULTI_RECEIVE 12
+
+/**
  * The kind of a completion: a send.
  */
 #define NEMESIA_COMPLETION_SEND 1
@@ -673,6 +689,17 @@
  * The kind of a completion: a wait for notifications.
  */
 #define NEMESIA_COMPLETION_NOTIFICATION 8
+
+/**
+ * The kind of a completion: a message in a buffer of NEMESIA_OPERATION_MULTI_RECEIVE.
+ */
+#define NEMESIA_COMPLETION_MULTI_RECEIVE 9
+
+/**
+ * The kind of a completion: the end of such a buffer, after all its messages; it is free. `len` is the end of its last
+ * message. NEMESIA_ERR_CANCELLED if it was withdrawn.
+ */
+#define NEMESIA_COMPLETION_MULTI_RECEIVE_END 10
 
 /**
  * A flag of a completion: `immediate` holds the immediate data of the message.
@@ -1054,9 +1081,9 @@ typedef struct nemesia_completion {
      */
     uint64_t immediate;
     /**
-     * 0.
+     * The offset of a message in its buffer, for NEMESIA_COMPLETION_MULTI_RECEIVE; otherwise 0.
      */
-    uint64_t reserved;
+    uint64_t offset;
 } nemesia_completion;
 
 /**
@@ -1580,8 +1607,8 @@ int32_t nemesia_config_get(struct nemesia_config *config,
 void nemesia_config_destroy(struct nemesia_config *config);
 
 /**
- * Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the
- * world has one process. Collective: every process of the world calls it. It succeeds once in a process.
+ * Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the world has one
+ * process. Collective: every process of the world calls it. It succeeds once in a process.
  *
  * If an MPI library or other code of this process has initialised the launcher's connection, the call returns
  * NEMESIA_ERR_BOOTSTRAP and does not touch the connection: use `nemesia_endpoint_open_with`. The setting
@@ -1590,36 +1617,35 @@ void nemesia_config_destroy(struct nemesia_config *config);
  * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
  * - `out_endpoint`: the endpoint, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
- * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied.
- * Threads: any. One thread at a time uses the endpoint, which may move between threads.
- * `nemesia_config_set_threads` allows several.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC. Ownership: the
+ * caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied. Threads: any. One thread at
+ * a time uses the endpoint, which may move between threads. `nemesia_config_set_threads` allows several.
  */
-int32_t nemesia_endpoint_open(const struct nemesia_config *config, struct nemesia_endpoint **out_endpoint);
+int32_t nemesia_endpoint_open(const struct nemesia_config *config,
+                              struct nemesia_endpoint **out_endpoint);
 
 /**
- * Joins a world through the caller's own exchange. A runtime embeds Nemesia with this function. Collective:
- * every process of the world calls it. It may be called again for another world.
+ * Joins a world through the caller's own exchange. A runtime embeds Nemesia with this function. Collective: every
+ * process of the world calls it. It may be called again for another world.
  *
  * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
  * - `exchange`: see `nemesia_exchange`.
  * - `out_endpoint`: the endpoint, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
- * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange`
- * are copied; the library does not use the exchange after this call, unless it restarts ranks.
- * Threads: any; this thread calls the functions of the exchange. For the endpoint see
- * `nemesia_endpoint_open`.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC. Ownership: the
+ * caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange` are copied; the library
+ * does not use the exchange after this call, unless it restarts ranks. Threads: any; this thread calls the functions
+ * of the exchange. For the endpoint see `nemesia_endpoint_open`.
  */
 int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
                                    const struct nemesia_exchange *exchange,
                                    struct nemesia_endpoint **out_endpoint);
 
 /**
- * Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block
- * for at most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process.
- * A process that ends without this call has failed, from its peers' point of view. So has a process whose
- * call returns NEMESIA_ERR_TIMEOUT or NEMESIA_ERR_UNEXPECTED_FULL.
+ * Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block for at
+ * most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process. A process that
+ * ends without this call has failed, from its peers' point of view. So has a process whose call returns
+ * NEMESIA_ERR_TIMEOUT or NEMESIA_ERR_UNEXPECTED_FULL.
  *
  * In a forked child the call has no effect on the world of the parent. It returns NEMESIA_ERR_FORKED, or
  * NEMESIA_ERR_THREADS if another thread was in a call on the endpoint during the fork.
@@ -1638,8 +1664,8 @@ int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
  * - NEMESIA_ERR_ARGUMENT for NULL, and in a handler of this endpoint;
  * - NEMESIA_ERR_HANDLE.
  *
- * Ownership: takes the endpoint. Its requests end, and the caller may reuse their buffers.
- * Threads: any; no other thread may use the endpoint.
+ * Ownership: takes the endpoint. Its requests end, and the caller may reuse their buffers. Threads: any; no other
+ * thread may use the endpoint.
  */
 int32_t nemesia_endpoint_close(struct nemesia_endpoint *endpoint);
 
@@ -1649,8 +1675,8 @@ int32_t nemesia_endpoint_close(struct nemesia_endpoint *endpoint);
  * - `endpoint`: an open endpoint.
  * - `out_rank`: from 0, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_rank(struct nemesia_endpoint *endpoint, int32_t *out_rank);
 
@@ -1660,36 +1686,37 @@ int32_t nemesia_endpoint_rank(struct nemesia_endpoint *endpoint, int32_t *out_ra
  * - `endpoint`: an open endpoint.
  * - `out_size`: at least 1, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_size(struct nemesia_endpoint *endpoint, int32_t *out_size);
 
 /**
- * Returns a warning about a feature that was requested and is not available: huge pages, seals, cheap
- * fences, or about a variable that does not exist.
+ * Returns a warning about a feature that was requested and is not available: huge pages, seals, cheap fences, or about
+ * a variable that does not exist.
  *
  * - `endpoint`: an open endpoint.
  * - `index`: from 0; increment it until NULL is returned.
  *
- * Returns: one line of text; NULL if there is no warning with this index or the handle is invalid.
- * Ownership: the text is the endpoint's and is valid until it is closed.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: one line of text; NULL if there is no warning with this index or the handle is invalid. Ownership: the text
+ * is the endpoint's and is valid until it is closed. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
-const char *nemesia_endpoint_warning(struct nemesia_endpoint *endpoint, size_t index);
+const char *nemesia_endpoint_warning(struct nemesia_endpoint *endpoint,
+                                     size_t index);
 
 /**
- * Writes how each rank is reached, which mechanisms are used with it, and why others were refused. The text
- * includes the warnings of `nemesia_endpoint_warning`.
+ * Writes how each rank is reached, which mechanisms are used with it, and why others were refused. The text includes
+ * the warnings of `nemesia_endpoint_warning`.
  *
  * - `endpoint`: an open endpoint.
  * - `bytes`: the size of `out_text`.
  * - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
  * - `out_len`: the length of the whole text without its terminator; may be NULL.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_text` is too small: the part that fits is written,
- * terminated, and `out_len` is written; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_text` is too small: the part that fits is written, terminated,
+ * and `out_len` is written; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
                                  size_t bytes,
@@ -1697,26 +1724,25 @@ int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
                                  size_t *out_len);
 
 /**
- * Writes whether a peer has failed, and why. Failures are detected while the process waits or makes
- * progress.
+ * Writes whether a peer has failed, and why. Failures are detected while the process waits or makes progress.
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the peer.
  * - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED, _FAULT or _DROPPED, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_peer_failure(struct nemesia_endpoint *endpoint, int32_t rank, int32_t *out_failure);
 
 /**
- * Acknowledges the peers that have failed so far. A receive from NEMESIA_ANY_SOURCE fails after a peer died;
- * after this call, it can be posted again.
+ * Acknowledges the peers that have failed so far. A receive from NEMESIA_ANY_SOURCE fails after a peer died; after
+ * this call, it can be posted again.
  *
  * - `endpoint`: an open endpoint.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_acknowledge_failures(struct nemesia_endpoint *endpoint);
 
