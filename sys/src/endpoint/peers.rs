@@ -74,7 +74,7 @@ impl Endpoint {
     /// [`Error::NoPeer`]: it is the address of this endpoint, or there are too many peers.
     pub fn connect(&mut self, address: &PeerAddress) -> Result<PeerRef, Error> {
         self.check_origin()?;
-        self.peer_table_mut()?.connect(address)
+        self.with_peers(|peers, endpoint| peers.connect(address, endpoint))
     }
 
     /// Returns the address of a peer.
@@ -152,10 +152,7 @@ impl Endpoint {
     /// [`Error::NoPeer`] if the peer was released before.
     pub fn disconnect(&mut self, peer: PeerRef) -> Result<(), Error> {
         self.check_origin()?;
-        let Some(mut peers) = self.peers.take() else { return Err(Error::NoAddress) };
-        let done = peers.disconnect(peer, self);
-        self.peers = Some(peers);
-        done
+        self.with_peers(|peers, endpoint| peers.disconnect(peer, endpoint))
     }
 
     /// Fails if the processes that this one knows do not name each other by the same numbers.
@@ -171,13 +168,21 @@ impl Endpoint {
         self.peers.as_deref_mut().ok_or(Error::NoAddress)
     }
 
+    /// Calls `work` with the table of peers and the endpoint, which is without it meanwhile.
+    fn with_peers<T>(
+        &mut self,
+        work: impl FnOnce(&mut PeerTable, &mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let Some(mut peers) = self.peers.take() else { return Err(Error::NoAddress) };
+        let done = work(&mut peers, self);
+        self.peers = Some(peers);
+        done
+    }
+
     /// Takes the memory of a connection, and calls the peer.
     #[cold]
     fn call(&mut self, peer: PeerRef, rank: u32, call: u64) -> Result<usize, Error> {
-        let Some(mut peers) = self.peers.take() else { return Err(Error::NoAddress) };
-        let called = peers.call(peer, (rank, call), self);
-        self.peers = Some(peers);
-        called?;
+        self.with_peers(|peers, endpoint| peers.call(peer, (rank, call), endpoint))?;
         // The next reading of the clock looks after the call.
         self.attend_calls();
         Ok(rank as usize)

@@ -305,3 +305,6 @@ impl Calls {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

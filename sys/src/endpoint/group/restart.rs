@@ -184,7 +184,7 @@ impl Endpoint {
     }
 
     /// Forgets what is kept of the former process of a rank outside of the engine.
-    fn forget_process(&mut self, rank: usize) {
+    pub(in crate::endpoint) fn forget_process(&mut self, rank: usize) {
         self.leaving.retain(|(leaver, ..)| *leaver != rank);
         self.engine.handlers_mut().forget(rank);
         self.engine.port_mut().local_mut().host_mut().regions.forget(rank as u32);

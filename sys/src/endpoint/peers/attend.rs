@@ -1,7 +1,7 @@
 //! Progress of calls: ours, and those of others.
 
 use nemesia_core::engine::Failure;
-use nemesia_core::peers::{CallAnswer, PeerEnd, PeerRef};
+use nemesia_core::peers::{CallAnswer, PeerEnd, PeerRef, PeerStage};
 
 use super::end_of;
 use super::table::{OWN, PeerTable};
@@ -51,6 +51,15 @@ impl PeerTable {
             }
         }
         changed
+    }
+
+    /// Records the end of a peer's connection, if the engine has reported it as failed.
+    pub(super) fn note_failure(&mut self, peer: PeerRef, endpoint: &mut Endpoint) {
+        if let Ok(PeerStage::Connected(number)) = self.table.stage(peer)
+            && let Some(failure) = endpoint.engine.failure(number + OWN)
+        {
+            self.end(peer, end_of(failure), failure, endpoint);
+        }
     }
 
     /// Records the connections that the engine has reported as failed.
@@ -124,9 +133,9 @@ impl PeerTable {
             CallOutcome::Answered(joining, calls) => {
                 // Without the call in the table, the answer is to one that was abandoned.
                 if self.table.answered(peer, calls).is_some() {
-                    let connection = joining.connection();
+                    // First of all: what is sent over the connection may send packets to wake the peer.
+                    self.calls.confirm(&joining.connection());
                     self.enter(peer, *joining, endpoint);
-                    self.calls.confirm(&connection);
                 }
             }
             CallOutcome::Gone => self.end(peer, PeerEnd::Lost, Failure::Died, endpoint),

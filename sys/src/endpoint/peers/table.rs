@@ -71,10 +71,13 @@ impl PeerTable {
         self.calls.send_goodbyes(finished);
     }
 
-    pub(super) fn connect(&mut self, address: &PeerAddress) -> Result<PeerRef, Error> {
+    pub(super) fn connect(&mut self, address: &PeerAddress, endpoint: &mut Endpoint) -> Result<PeerRef, Error> {
         self.calls.check(address).map_err(|problem| Error::Address { problem })?;
         self.make_place();
         let peer = self.table.connect(address)?;
+        // What this process could see of the former connection has ended with it.
+        self.note_failure(peer, endpoint);
+        self.table.connect(address)?;
         self.strangers.retain(|stranger| *stranger != peer);
         Ok(peer)
     }
@@ -122,6 +125,7 @@ impl PeerTable {
             return Ok(());
         }
         self.numbered[at] = Some(NumberedPeer { peer, ended: false });
+        endpoint.forget_process(rank as usize);
         endpoint.engine.add_peer(rank).map_err(Error::Unpaid)
     }
 

@@ -65,3 +65,140 @@ fn an_endpoint_of_a_world_has_no_address_and_a_lone_one_no_world() {
     assert_eq!(lone.recv(Source::Rank(0), Tag::Any, &mut buf).unwrap().len, 9);
     lone.close().unwrap();
 }
+
+/// Sends a number to a peer, and lets the endpoint make progress until it has left.
+fn send(endpoint: &mut Endpoint, peer: PeerRef, tag: u64, value: u64) {
+    let rank = endpoint.rank_of(peer).unwrap();
+    endpoint.send(rank, tag, &value.to_le_bytes()).unwrap();
+}
+
+#[test]
+fn calls_that_cross_become_one_connection() {
+    for _ in 0..20 {
+        let mut one = alone();
+        let mine = *one.address().unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (ready, go) = std::sync::mpsc::channel();
+        let other = thread::spawn(move || {
+            let mut two = alone();
+            sender.send(*two.address().unwrap()).unwrap();
+            let peer = two.connect(&mine).unwrap();
+            let rank = two.rank_of(peer).unwrap();
+            ready.send(()).unwrap();
+            two.send(rank, 1, &5_u64.to_le_bytes()).unwrap();
+            assert_eq!(receive(&mut two, 1), (rank, 6));
+            assert_eq!((two.size() - 1, two.peer_of(rank)), (rank, Some(peer)));
+            two.close().unwrap();
+        });
+        let peer = one.connect(&receiver.recv().unwrap()).unwrap();
+        let rank = one.rank_of(peer).unwrap();
+        go.recv().unwrap();
+        one.send(rank, 1, &6_u64.to_le_bytes()).unwrap();
+        assert_eq!(receive(&mut one, 1), (rank, 5));
+        other.join().unwrap();
+        one.close().unwrap();
+    }
+}
+
+#[test]
+fn a_peer_that_disconnected_may_connect_again_and_its_former_name_is_stale() {
+    let mut one = alone();
+    let address = *one.address().unwrap();
+    let other = thread::spawn(move || {
+        let mut two = alone();
+        let mut former = None;
+        for round in 0..50 {
+            let peer = two.connect(&address).unwrap();
+            assert_ne!(former, Some(peer));
+            send(&mut two, peer, 1, round);
+            let (rank, value) = receive(&mut two, 2);
+            assert_eq!((rank, value), (two.rank_of(peer).unwrap(), round + 1));
+            two.disconnect(peer).unwrap();
+            assert!(matches!(two.rank_of(peer), Err(Error::NoPeer(PeerError::Stale))));
+            assert!(matches!(two.disconnect(peer), Err(Error::NoPeer(PeerError::Stale))));
+            former = Some(peer);
+        }
+        two.close().unwrap();
+    });
+    for round in 0..50 {
+        let (from, value) = receive(&mut one, 1);
+        assert_eq!(value, round);
+        one.send(from, 2, &(round + 1).to_le_bytes()).unwrap();
+    }
+    other.join().unwrap();
+    assert!(one.size() <= 4, "numbers are used again: {}", one.size());
+    one.close().unwrap();
+}
+
+#[test]
+fn a_peer_that_has_gone_is_reported_and_its_last_message_is_received() {
+    let mut one = alone();
+    let address = *one.address().unwrap();
+    let other = thread::spawn(move || {
+        let mut two = alone();
+        let peer = two.connect(&address).unwrap();
+        let own = *two.address().unwrap();
+        send(&mut two, peer, 1, 9);
+        two.close().unwrap();
+        own
+    });
+    let (from, value) = receive(&mut one, 1);
+    assert_eq!(value, 9);
+    let gone = other.join().unwrap();
+    let mut buf = [0; 8];
+    let end = one.recv(Source::Rank(from), Tag::Any, &mut buf);
+    assert!(matches!(end, Err(Error::PeerFailed { rank, failure: Failure::Finished }) if rank == from), "{end:?}");
+    let peer = one.connect(&gone).unwrap();
+    let error = one.wait_connected(peer, LIMIT).unwrap_err();
+    assert!(matches!(error, Error::PeerFailed { failure: Failure::Died, .. }), "{error}");
+    assert!(matches!(one.rank_of(peer), Err(Error::NoPeer(PeerError::Ended(PeerEnd::Lost)))));
+    one.disconnect(peer).unwrap();
+    one.close().unwrap();
+}
+
+#[test]
+fn limits_refuse_by_name_and_a_place_that_is_left_serves_the_next() {
+    let config = Config::default().connections(1);
+    let mut one = Endpoint::alone(&config).unwrap();
+    let (mut two, mut three) = (alone(), alone());
+    let peers = [&two, &three].map(|it| *it.address().unwrap()).map(|it| one.connect(&it).unwrap());
+    one.rank_of(peers[0]).unwrap();
+    assert!(matches!(one.rank_of(peers[1]), Err(Error::NoPeer(PeerError::Connections { most: 1 }))));
+    let called = three.connect(one.address().unwrap()).unwrap();
+    let rank = three.rank_of(called).unwrap();
+    while three.failure(rank).is_none() {
+        one.progress();
+        two.progress();
+        three.progress();
+    }
+    assert_eq!(three.failure(rank), Some(Failure::Unreachable));
+    assert!(three.warnings().iter().any(|it| it.contains("no place for a further connection")));
+    one.disconnect(peers[0]).unwrap();
+    assert_eq!(one.rank_of(peers[1]).unwrap(), 1);
+    for it in [one, two, three] {
+        it.close().unwrap();
+    }
+}
+
+#[test]
+fn a_process_that_admits_no_strangers_takes_calls_of_those_that_it_knows() {
+    let mut one = Endpoint::alone(&Config::default().strangers(false)).unwrap();
+    let (mut two, mut three) = (alone(), alone());
+    one.connect(two.address().unwrap()).unwrap();
+    let ranks = [&mut two, &mut three].map(|it| {
+        let peer = it.connect(one.address().unwrap()).unwrap();
+        it.rank_of(peer).unwrap()
+    });
+    while three.failure(ranks[1]).is_none() {
+        [&mut one, &mut two, &mut three].into_iter().for_each(|it| _ = it.progress());
+    }
+    assert!(three.warnings().iter().any(|it| it.contains("admits no unknown peers")), "{:?}", three.warnings());
+    let known = thread::spawn(move || {
+        two.send(ranks[0], 1, &1_u64.to_le_bytes()).unwrap();
+        two.close().unwrap();
+    });
+    assert_eq!(receive(&mut one, 1).1, 1);
+    known.join().unwrap();
+    one.close().unwrap();
+    three.close().unwrap();
+}
