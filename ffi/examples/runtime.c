@@ -149,8 +149,9 @@ static int run(int rank, int size) {
 /* 6. The launcher: starts the processes, kills the last one, and removes the store. */
 static int launch(const char *program, int size) {
     static char directory[] = "runtime-XXXXXX";
-    pid_t pids[MOST];
+    pid_t pids[MOST] = {0};
     int rank, status, failed = 0;
+    char nothing;
     need((store = mkdtemp(directory)) != NULL, "cannot make the store here");
     for (rank = 0; rank < size; rank++) {
         char text[2][12];
@@ -162,7 +163,7 @@ static int launch(const char *program, int size) {
         }
         need(pids[rank] > 0, "cannot start a process");
     }
-    for (rank = 0; rank < size; rank++) get("met", rank, NULL, 0);
+    for (rank = 0; rank < size; rank++) get("met", rank, &nothing, 0);
     kill(pids[size - 1], SIGKILL);
     for (rank = 0; rank < size; rank++) {
         const bool is_killed = rank == size - 1;
