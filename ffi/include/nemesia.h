@@ -346,8 +346,8 @@
 #define NEMESIA_FAILURE_FINISHED 2
 
 /**
- * The connection to the peer has ended: the peer violated the transport's protocol, or it sent an active
- * message for which this process has no memory.
+ * The connection to the peer has ended: the peer violated the transport's protocol, or it sent an active message for
+ * which this process has no memory.
  */
 #define NEMESIA_FAILURE_FAULT 3
 
@@ -1694,8 +1694,8 @@ int32_t nemesia_config_get(struct nemesia_config *config,
 void nemesia_config_destroy(struct nemesia_config *config);
 
 /**
- * Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the
- * world has one process. Collective: every process of the world calls it. It succeeds once in a process.
+ * Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the world has one
+ * process. Collective: every process of the world calls it. It succeeds once in a process.
  *
  * If an MPI library or other code of this process has initialised the launcher's connection, the call returns
  * NEMESIA_ERR_BOOTSTRAP and does not touch the connection: use `nemesia_endpoint_open_with`. The setting
@@ -1704,36 +1704,35 @@ void nemesia_config_destroy(struct nemesia_config *config);
  * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
  * - `out_endpoint`: the endpoint, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
- * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied.
- * Threads: any. One thread at a time uses the endpoint, which may move between threads.
- * `nemesia_config_set_threads` allows several.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC. Ownership: the
+ * caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied. Threads: any. One thread at
+ * a time uses the endpoint, which may move between threads. `nemesia_config_set_threads` allows several.
  */
-int32_t nemesia_endpoint_open(const struct nemesia_config *config, struct nemesia_endpoint **out_endpoint);
+int32_t nemesia_endpoint_open(const struct nemesia_config *config,
+                              struct nemesia_endpoint **out_endpoint);
 
 /**
- * Joins a world through the caller's own exchange. A runtime embeds Nemesia with this function. Collective:
- * every process of the world calls it. It may be called again for another world.
+ * Joins a world through the caller's own exchange. A runtime embeds Nemesia with this function. Collective: every
+ * process of the world calls it. It may be called again for another world.
  *
  * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
  * - `exchange`: see `nemesia_exchange`.
  * - `out_endpoint`: the endpoint, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
- * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange`
- * are copied; the library does not use the exchange after this call, unless it restarts ranks.
- * Threads: any; this thread calls the functions of the exchange. For the endpoint see
- * `nemesia_endpoint_open`.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC. Ownership: the
+ * caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange` are copied; the library
+ * does not use the exchange after this call, unless it restarts ranks. Threads: any; this thread calls the functions
+ * of the exchange. For the endpoint see `nemesia_endpoint_open`.
  */
 int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
                                    const struct nemesia_exchange *exchange,
                                    struct nemesia_endpoint **out_endpoint);
 
 /**
- * Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block
- * for at most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process.
- * A process that ends without this call has failed, from its peers' point of view. So has a process whose
- * call returns NEMESIA_ERR_TIMEOUT or NEMESIA_ERR_UNEXPECTED_FULL.
+ * Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block for at
+ * most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process. A process that
+ * ends without this call has failed, from its peers' point of view. So has a process whose call returns
+ * NEMESIA_ERR_TIMEOUT or NEMESIA_ERR_UNEXPECTED_FULL.
  *
  * In a forked child the call has no effect on the world of the parent. It returns NEMESIA_ERR_FORKED, or
  * NEMESIA_ERR_THREADS if another thread was in a call on the endpoint during the fork.
@@ -1752,8 +1751,8 @@ int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
  * - NEMESIA_ERR_ARGUMENT for NULL, and in a handler of this endpoint;
  * - NEMESIA_ERR_HANDLE.
  *
- * Ownership: takes the endpoint. Its requests end, and the caller may reuse their buffers.
- * Threads: any; no other thread may use the endpoint.
+ * Ownership: takes the endpoint. Its requests end, and the caller may reuse their buffers. Threads: any; no other
+ * thread may use the endpoint.
  */
 int32_t nemesia_endpoint_close(struct nemesia_endpoint *endpoint);
 
@@ -1763,8 +1762,8 @@ int32_t nemesia_endpoint_close(struct nemesia_endpoint *endpoint);
  * - `endpoint`: an open endpoint.
  * - `out_rank`: from 0, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_rank(struct nemesia_endpoint *endpoint, int32_t *out_rank);
 
@@ -1774,36 +1773,37 @@ int32_t nemesia_endpoint_rank(struct nemesia_endpoint *endpoint, int32_t *out_ra
  * - `endpoint`: an open endpoint.
  * - `out_size`: at least 1, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_size(struct nemesia_endpoint *endpoint, int32_t *out_size);
 
 /**
- * Returns a warning about a feature that was requested and is not available: huge pages, seals, cheap
- * fences, or about a variable that does not exist.
+ * Returns a warning about a feature that was requested and is not available: huge pages, seals, cheap fences, or about
+ * a variable that does not exist.
  *
  * - `endpoint`: an open endpoint.
  * - `index`: from 0; increment it until NULL is returned.
  *
- * Returns: one line of text; NULL if there is no warning with this index or the handle is invalid.
- * Ownership: the text is the endpoint's and is valid until it is closed.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: one line of text; NULL if there is no warning with this index or the handle is invalid. Ownership: the text
+ * is the endpoint's and is valid until it is closed. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
-const char *nemesia_endpoint_warning(struct nemesia_endpoint *endpoint, size_t index);
+const char *nemesia_endpoint_warning(struct nemesia_endpoint *endpoint,
+                                     size_t index);
 
 /**
- * Writes how each rank is reached, which mechanisms are used with it, and why others were refused. The text
- * includes the warnings of `nemesia_endpoint_warning`.
+ * Writes how each rank is reached, which mechanisms are used with it, and why others were refused. The text includes
+ * the warnings of `nemesia_endpoint_warning`.
  *
  * - `endpoint`: an open endpoint.
  * - `bytes`: the size of `out_text`.
  * - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
  * - `out_len`: the length of the whole text without its terminator; may be NULL.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_text` is too small: the part that fits is written,
- * terminated, and `out_len` is written; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_text` is too small: the part that fits is written, terminated,
+ * and `out_len` is written; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
                                  size_t bytes,
@@ -1811,29 +1811,28 @@ int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
                                  size_t *out_len);
 
 /**
- * Writes whether a peer has failed, and why. Failures are detected while the process waits or makes
- * progress.
+ * Writes whether a peer has failed, and why. Failures are detected while the process waits or makes progress.
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the peer.
  * - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED, _FAULT, _DROPPED, _ABSENT or _UNREACHABLE, written on
  *   success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_peer_failure(struct nemesia_endpoint *endpoint,
                                       int32_t rank,
                                       int32_t *out_failure);
 
 /**
- * Acknowledges the peers that have failed so far. A receive from NEMESIA_ANY_SOURCE fails after a peer died;
- * after this call, it can be posted again.
+ * Acknowledges the peers that have failed so far. A receive from NEMESIA_ANY_SOURCE fails after a peer died; after
+ * this call, it can be posted again.
  *
  * - `endpoint`: an open endpoint.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_acknowledge_failures(struct nemesia_endpoint *endpoint);
 

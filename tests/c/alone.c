@@ -84,7 +84,7 @@ static void converse(uint32_t threads) {
     OK(nemesia_endpoint_disconnect(one, peer));
     GIVES(NEMESIA_ERR_NO_PEER, nemesia_endpoint_disconnect(one, peer));
     OK(nemesia_endpoint_peer_failure(one, to, &failure));
-    CHECK(failure == NEMESIA_FAILURE_ABSENT);
+    CHECK(failure == NEMESIA_FAILURE_FINISHED);
     GIVES(NEMESIA_ERR_PEER_FAILED, nemesia_endpoint_send(one, to, TAG, "late", 5));
     reach(two, one, sender, NEMESIA_STAGE_LEFT);
     GIVES(NEMESIA_ERR_ENDED, nemesia_endpoint_rank_of(two, sender, &from));

@@ -81,7 +81,8 @@ fn the_guide_shows_the_pieces_of_the_program() -> Result<(), String> {
     let (readme, program) = (read("ffi/README.md")?, read("ffi/examples/runtime.c")?);
     let chapter = readme.split("\n## ").find(|chapter| chapter.starts_with("Embedding guide"));
     let chapter = chapter.ok_or("there is no chapter `Embedding guide`")?;
-    let pieces: Vec<&str> = chapter.split("```c\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    let pieces: Vec<&str> =
+        chapter.split("```c\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     assert!(pieces.len() >= 5, "{} pieces", pieces.len());
     for piece in pieces {
         assert!(program.contains(piece), "not in the program:\n{piece}");
