@@ -145,7 +145,8 @@ static void arguments(void) {
 
 /* Peers that were released, or never existed; the limit on connections. */
 static void stale(void) {
-    nemesia_endpoint *one = opened(NEMESIA_THREADS_SINGLE, "NEMESIA_CONNECTIONS", "1"), *two = alone(), *three = alone();
+    nemesia_endpoint *one = opened(NEMESIA_THREADS_SINGLE, "NEMESIA_CONNECTIONS", "1");
+    nemesia_endpoint *two = alone(), *three = alone();
     uint8_t address[NEMESIA_ADDRESS_BYTES] = {7};
     const uint64_t peer = peer_at(one, two);
     uint64_t wrong[4];
