@@ -14,6 +14,7 @@
 //! | [`exchange`] | `nemesia_exchange`: a bootstrap exchange provided by the caller |
 //! | [`endpoint`] | open, close, and the properties of an endpoint |
 //! | `lent` | an endpoint for the duration of a call, of one thread or of several |
+//! | [`peers`] | endpoints that open alone, and their peers |
 //! | [`event`] | waiting in an event loop |
 //! | [`agree`] | the barrier, and recovery from failed peers |
 //! | [`among`] | the same among a list of ranks |
@@ -62,6 +63,7 @@ pub mod multi;
 mod now;
 pub mod observe;
 pub mod operation;
+pub mod peers;
 pub mod probe;
 pub mod put_get;
 mod rank;

@@ -8,6 +8,7 @@ const MODULES: &[&str] = &[
     "config",
     "exchange",
     "endpoint",
+    "peers",
     "event",
     "transfer",
     "many",

@@ -9,6 +9,8 @@
 //! | `remote.c` | active messages and one-sided operations, in the same form |
 //! | `queue.c` | the completion queue, many requests at once, and inject, in the same form |
 //! | `embed.c` | processes that connect through their own exchange, in several worlds |
+//! | `alone.c` | endpoints that open alone, and their peers |
+//! | `runtime.rs` | the whole small runtime of the embedding guide, also under tools that check every access |
 //! | `reborn.c` | a launcher of its own that starts a rank again |
 //! | `groups.c` | collective calls among some ranks; the room for unexpected messages |
 //! | `threads.c` | threads that share an endpoint, or have one endpoint each |
@@ -22,6 +24,7 @@ mod host;
 mod misuse;
 mod packages;
 mod quickstart;
+mod runtime;
 mod toolchain;
 
 use std::path::{Path, PathBuf};
@@ -203,6 +206,21 @@ fn processes_connect_through_an_exchange_of_the_caller() -> Result<(), String> {
         "embed",
     )?;
     output(&mut Command::new(program)).map(drop)
+}
+
+#[test]
+fn endpoints_that_opened_alone_meet_by_their_addresses() -> Result<(), String> {
+    const TEST: &str = "endpoints_that_opened_alone_meet_by_their_addresses";
+    if !can_run(TEST, &["cc"]) {
+        return Ok(());
+    }
+    for linking in Linking::BOTH {
+        let program = compile("cc", &STRICT_C, &source("tests/c/alone.c"), linking, "alone")?;
+        for case in ["converse", "threads", "arguments", "stale", "unreachable"] {
+            output(Command::new(&program).arg(case))?;
+        }
+    }
+    Ok(())
 }
 
 #[test]

@@ -100,11 +100,14 @@ fn operations_of_each_kind_enter_the_queue() {
     alone.with_completion(10).iflush(0).unwrap();
     alone.with_completion(11).inotified(region, 1).unwrap();
     let message = alone.mprobe(ZERO, Tag::Exactly(5)).unwrap();
+    let mut into = [0_u8; 8];
+    let base = into.as_mut_ptr();
+    let into = [Segment { base, len: 3 }, Segment { base: base.wrapping_add(3), len: 5 }];
     // SAFETY: as above.
     unsafe {
-        let op = RecvOp::from_raw_list(ZERO, Tag::Any, list.as_ptr(), 2);
+        let op = RecvOp::from_raw_list(ZERO, Tag::Any, into.as_ptr(), 2);
         alone.with_completion(12).irecv_op(op.matched(message)).unwrap();
-        let op = RecvOp::from_raw_list(ZERO, Tag::Any, list.as_ptr(), 2);
+        let op = RecvOp::from_raw_list(ZERO, Tag::Any, into.as_ptr(), 2);
         alone.with_completion(13).irecv_op(op.context(3)).unwrap();
     }
     let mut done = take(&mut alone, 13);
