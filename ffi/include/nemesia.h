@@ -13,6 +13,7 @@
  *   Configuration     nemesia_config_from_environment, nemesia_config_default, nemesia_config_set_threads,
  *                     nemesia_config_read_file, nemesia_config_set, nemesia_config_get, nemesia_config_destroy
  *   Endpoint          open, open_with, close, rank, size, warning, explain
+ *   Peers             alone, address, connect, rank_of, peer_of, address_of, stage_of, wait_connected, disconnect
  *   General form      run, start: any operation, with context, mode, immediate data, list or completion
  *   Messages          send, recv, isend, irecv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv;
  *                     without a request: inject, inject_bytes
@@ -275,6 +276,42 @@
 #define NEMESIA_ERR_KEY_IN_USE -31
 
 /**
+ * The endpoint is a rank of a world, and has neither an address nor peers: open one with `nemesia_endpoint_alone`.
+ */
+#define NEMESIA_ERR_NO_ADDRESS -32
+
+/**
+ * The endpoint was opened alone: barriers and agreements need a world, in which all processes know the same ranks.
+ */
+#define NEMESIA_ERR_NO_WORLD -33
+
+/**
+ * The address cannot be used: it is not one, or it is one of another machine or of this endpoint itself.
+ */
+#define NEMESIA_ERR_ADDRESS -34
+
+/**
+ * There is no such peer: it was released, or never existed.
+ */
+#define NEMESIA_ERR_NO_PEER -35
+
+/**
+ * The peer's connection has ended: `nemesia_endpoint_connect` permits another one.
+ */
+#define NEMESIA_ERR_ENDED -36
+
+/**
+ * The limit on peers or on connections (NEMESIA_CONNECTIONS) is reached: disconnect from a peer.
+ */
+#define NEMESIA_ERR_CONNECTIONS -37
+
+/**
+ * There is no memory for the messages of another connection: raise NEMESIA_UNEXPECTED_BYTES, or disconnect from a
+ * peer.
+ */
+#define NEMESIA_ERR_NO_MEMORY -38
+
+/**
  * One thread at a time uses the endpoint, and the caller ensures that. The endpoint may move between
  * threads. This is the default, and the fastest.
  */
@@ -317,6 +354,66 @@
  * The peer dropped its endpoint without closing it, or its `nemesia_endpoint_close` failed.
  */
 #define NEMESIA_FAILURE_DROPPED 4
+
+/**
+ * No peer has this rank. Only for an endpoint that was opened alone.
+ */
+#define NEMESIA_FAILURE_ABSENT 5
+
+/**
+ * The peer could not be connected with: it refuses, or does not answer. Only for an endpoint that was opened alone.
+ */
+#define NEMESIA_FAILURE_UNREACHABLE 6
+
+/**
+ * The number of bytes of an address.
+ */
+#define NEMESIA_ADDRESS_BYTES 64
+
+/**
+ * A number that is never a peer, for the caller's own tables. 0 may be a peer.
+ */
+#define NEMESIA_NO_PEER 18446744073709551615ull
+
+/**
+ * There is no connection, and this process has not called.
+ */
+#define NEMESIA_STAGE_APART 0
+
+/**
+ * This process has called the peer. Operations with it wait.
+ */
+#define NEMESIA_STAGE_CALLING 1
+
+/**
+ * This process has answered a call of the peer, which has not confirmed the answer. Operations with it wait.
+ */
+#define NEMESIA_STAGE_ANSWERING 2
+
+/**
+ * The connection exists.
+ */
+#define NEMESIA_STAGE_CONNECTED 3
+
+/**
+ * The connection has ended: the process died, or its connection failed.
+ */
+#define NEMESIA_STAGE_LOST 4
+
+/**
+ * The connection has ended: the peer disconnected, or closed its endpoint.
+ */
+#define NEMESIA_STAGE_LEFT 5
+
+/**
+ * The connection has ended: this process disconnected.
+ */
+#define NEMESIA_STAGE_DISCONNECTED 6
+
+/**
+ * There was no connection: the peer refused the call, or did not answer.
+ */
+#define NEMESIA_STAGE_REFUSED 7
 
 /**
  * In place of a sender's rank: a receive from every rank, including this process.
@@ -1728,12 +1825,15 @@ int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the peer.
- * - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED, _FAULT or _DROPPED, written on success.
+ * - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED, _FAULT, _DROPPED, _ABSENT or _UNREACHABLE, written on
+ *   success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC. Threads: one at a time, or any number with
  * NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_peer_failure(struct nemesia_endpoint *endpoint, int32_t rank, int32_t *out_failure);
+int32_t nemesia_endpoint_peer_failure(struct nemesia_endpoint *endpoint,
+                                      int32_t rank,
+                                      int32_t *out_failure);
 
 /**
  * Acknowledges the peers that have failed so far. A receive from NEMESIA_ANY_SOURCE fails after a peer died; after
@@ -1745,6 +1845,167 @@ int32_t nemesia_endpoint_peer_failure(struct nemesia_endpoint *endpoint, int32_t
  * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_acknowledge_failures(struct nemesia_endpoint *endpoint);
+
+/**
+ * Opens an endpoint alone: without a launcher, and without another process. It has an address, and no peers yet.
+ * Processes that have its address connect with it (`nemesia_endpoint_connect`). A process may open several.
+ *
+ * The endpoint has no world, so barriers and agreements return NEMESIA_ERR_NO_WORLD. Its own rank is 0. A peer gets
+ * a rank with its connection (`nemesia_endpoint_rank_of`). Each process chooses these numbers for itself, so they
+ * mean nothing to others. `nemesia_endpoint_size` is larger than every rank that this endpoint has given to a peer.
+ * Receives from NEMESIA_ANY_SOURCE outlive all peers, as with NEMESIA_ANY_SOURCE=outlive.
+ *
+ * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`. See
+ *   NEMESIA_CONNECTIONS (the most connections at once) and NEMESIA_STRANGERS (whether others may call).
+ * - `out_endpoint`: the endpoint, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _SYSTEM or _PANIC.
+ * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied.
+ * Threads: any. For the endpoint see `nemesia_endpoint_open`.
+ */
+int32_t nemesia_endpoint_alone(const struct nemesia_config *config,
+                               struct nemesia_endpoint **out_endpoint);
+
+/**
+ * Writes the address of an endpoint that was opened alone. Other processes of this user on this machine connect by
+ * it. It is valid until the endpoint is closed, and is never that of another endpoint. Its bytes may be copied and
+ * compared; they mean nothing else.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_ADDRESS if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_address(struct nemesia_endpoint *endpoint,
+                                 uint8_t *out_address);
+
+/**
+ * Writes the peer with this address, at once and without any contact with it. A second call writes the same peer. If
+ * its connection had ended, the peer can be spoken to again. The connection begins with `nemesia_endpoint_rank_of`.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `address`: NEMESIA_ADDRESS_BYTES bytes from `nemesia_endpoint_address` of another endpoint. Any bytes are safe.
+ * - `out_peer`: the peer, written on success. Any number is safe where a peer is expected, and one that was released
+ *   never becomes another peer.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ADDRESS if these are not the bytes of an address, or it is one of another machine
+ * or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint
+ * was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Ownership: the address is copied. `nemesia_endpoint_disconnect` releases the peer.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_connect(struct nemesia_endpoint *endpoint,
+                                 const uint8_t *address,
+                                 uint64_t *out_peer);
+
+/**
+ * Writes the rank by which all other functions name a peer. If there is no connection, this begins one, and takes the
+ * memory for its messages. It does not wait: operations with the peer may be started at once, and wait until the
+ * connection is made. If it cannot be made within NEMESIA_TIMEOUT_SECONDS, they fail with NEMESIA_ERR_PEER_FAILED.
+ *
+ * The rank is the same until the peer's connection has ended. Then it may become the rank of another peer, once the
+ * messages that had come are received.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `peer`: the peer.
+ * - `out_rank`: from 1, written on success.
+ *
+ * Returns: NEMESIA_OK, or
+ * - NEMESIA_ERR_ENDED if the peer's connection has ended: `nemesia_endpoint_connect` permits another one;
+ * - NEMESIA_ERR_NO_PEER if the peer was released, or never existed;
+ * - NEMESIA_ERR_CONNECTIONS if there are NEMESIA_CONNECTIONS connections;
+ * - NEMESIA_ERR_NO_MEMORY if there is no memory for its messages;
+ * - NEMESIA_ERR_NO_ADDRESS, _SYSTEM, _ARGUMENT or _PANIC.
+ *
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_rank_of(struct nemesia_endpoint *endpoint,
+                                 uint64_t peer,
+                                 int32_t *out_rank);
+
+/**
+ * Writes the peer that other functions name by this rank: for instance the sender of a message.
+ *
+ * A peer that has called this process, and was not given to `nemesia_endpoint_connect`, is released once its
+ * connection has ended and its messages are received.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `rank`: the rank.
+ * - `out_peer`: the peer, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if no peer has this rank, which includes the rank 0 of this process;
+ * NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_NO_ADDRESS if the endpoint was not opened alone;
+ * NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_peer_of(struct nemesia_endpoint *endpoint,
+                                 int32_t rank,
+                                 uint64_t *out_peer);
+
+/**
+ * Writes the address of a peer.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `peer`: the peer.
+ * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
+ * endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_address_of(struct nemesia_endpoint *endpoint,
+                                    uint64_t peer,
+                                    uint8_t *out_address);
+
+/**
+ * Writes the stage of the connection with a peer, as far as this process knows it. Makes no progress.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `peer`: the peer.
+ * - `out_stage`: NEMESIA_STAGE_APART, _CALLING, _ANSWERING or _CONNECTED; or, if the connection has ended,
+ *   NEMESIA_STAGE_LOST, _LEFT, _DISCONNECTED or _REFUSED. Written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
+ * endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_stage_of(struct nemesia_endpoint *endpoint,
+                                  uint64_t peer,
+                                  uint32_t *out_stage);
+
+/**
+ * Waits until the connection with a peer is made. Begins it if necessary.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `peer`: the peer.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
+ * - `out_rank`: as of `nemesia_endpoint_rank_of`, written on success; may be NULL.
+ *
+ * Returns: as `nemesia_endpoint_rank_of`; NEMESIA_ERR_PEER_FAILED if the peer refused, died or left meanwhile;
+ * NEMESIA_ERR_TIMEOUT: the call is still under way.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_wait_connected(struct nemesia_endpoint *endpoint,
+                                        uint64_t peer,
+                                        int64_t timeout_ns,
+                                        int32_t *out_rank);
+
+/**
+ * Ends the connection with a peer and releases its place. The peer sees NEMESIA_FAILURE_FINISHED. Does not wait.
+ *
+ * Operations under way with the peer fail with NEMESIA_ERR_PEER_FAILED, so complete those that matter before. Its
+ * messages that were not received are dropped.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `peer`: the peer. Every later use of this number returns NEMESIA_ERR_NO_PEER.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released before, or never existed; NEMESIA_ERR_NO_ADDRESS
+ * if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_disconnect(struct nemesia_endpoint *endpoint,
+                                    uint64_t peer);
 
 /**
  * Writes a descriptor for poll, epoll or an event library.
