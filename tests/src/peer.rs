@@ -21,6 +21,7 @@ mod hostile;
 mod idle;
 mod impostor;
 mod lists;
+mod lone;
 mod memory;
 mod net_impostor;
 mod one_sided;
@@ -145,6 +146,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("holes", []) => hostile::holes(),
         ("lent", [mib]) => hostile::lent(*mib as usize),
         ("late", [millis]) => hostile::late(*millis),
+        ("lone", [slot, life, seed]) => lone::run(*slot, *life, *seed),
         ("fork", [shared]) => fork::run(*shared != 0),
         ("leaves", [how]) => ending::leaves(*how),
         ("flush", [own]) => ending::flush(*own != 0),
