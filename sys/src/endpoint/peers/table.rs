@@ -63,7 +63,9 @@ impl PeerTable {
     }
 
     pub(super) fn peer_of(&self, rank: usize) -> Option<PeerRef> {
-        Some((*self.numbered.get(rank.checked_sub(OWN as usize)?)?)?.peer)
+        let NumberedPeer { peer, .. } = (*self.numbered.get(rank.checked_sub(OWN as usize)?)?)?;
+        // A released peer keeps its number as long as a message of it is stored.
+        self.table.stage(peer).is_ok().then_some(peer)
     }
 
     /// Announces to all with whom a connection is under way that this process leaves.

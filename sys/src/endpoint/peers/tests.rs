@@ -157,6 +157,30 @@ fn a_peer_that_has_gone_is_reported_and_its_last_message_is_received() {
 }
 
 #[test]
+fn a_released_peer_has_no_number_although_a_message_of_it_is_kept() {
+    let (mut one, mut two) = (alone(), alone());
+    let peer = two.connect(one.address().unwrap()).unwrap();
+    let rank = two.rank_of(peer).unwrap();
+    let mut sent = false;
+    let message = loop {
+        sent = sent || two.inject(rank, 1, &[7; 8]).unwrap();
+        two.progress();
+        if let Some(message) = one.improbe(Source::Any, Tag::Exactly(1)).unwrap() {
+            break message;
+        }
+    };
+    let from = message.status().rank;
+    let known = one.peer_of(from).unwrap();
+    one.disconnect(known).unwrap();
+    assert_eq!(one.peer_of(from), None, "{known:?} is stale");
+    let mut buf = [0; 8];
+    assert_eq!(one.mrecv(message, &mut buf).unwrap().len, 8);
+    assert_eq!(buf, [7; 8]);
+    one.close().unwrap();
+    drop(two);
+}
+
+#[test]
 fn limits_refuse_by_name_and_a_place_that_is_left_serves_the_next() {
     let config = Config::default().connections(1);
     let mut one = Endpoint::alone(&config).unwrap();
