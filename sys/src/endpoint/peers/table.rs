@@ -174,8 +174,9 @@ impl PeerTable {
                 endpoint.engine.forget_peer(at as u32 + OWN);
             }
         }
-        self.free_numbers(endpoint);
+        // It is released below, whether its number becomes free now or later.
         self.strangers.retain(|stranger| *stranger != peer);
+        self.free_numbers(endpoint);
         Ok(self.table.release(peer)?)
     }
 }

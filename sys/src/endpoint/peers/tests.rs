@@ -181,6 +181,27 @@ fn a_released_peer_has_no_number_although_a_message_of_it_is_kept() {
 }
 
 #[test]
+fn a_peer_that_has_called_can_be_disconnected_once() {
+    let mut one = alone();
+    let address = *one.address().unwrap();
+    let other = thread::spawn(move || {
+        let mut two = alone();
+        let peer = two.connect(&address).unwrap();
+        send(&mut two, peer, 1, 4);
+        let rank = two.rank_of(peer).unwrap();
+        let end = two.recv(Source::Rank(rank), Tag::Any, &mut [0; 8]);
+        assert!(matches!(end, Err(Error::PeerFailed { failure: Failure::Finished, .. })), "{end:?}");
+        two.close().unwrap();
+    });
+    let (from, _) = receive(&mut one, 1);
+    let stranger = one.peer_of(from).unwrap();
+    one.disconnect(stranger).unwrap();
+    assert!(matches!(one.disconnect(stranger), Err(Error::NoPeer(PeerError::Stale))));
+    other.join().unwrap();
+    one.close().unwrap();
+}
+
+#[test]
 fn limits_refuse_by_name_and_a_place_that_is_left_serves_the_next() {
     let config = Config::default().connections(1);
     let mut one = Endpoint::alone(&config).unwrap();
