@@ -1,8 +1,8 @@
 //! The engine: tagged messages, active messages and one-sided operations over a [`Port`], non-blocking, driven by
 //! [`Engine::progress`].
 //!
-//! The caller lends all storage ([`Storage`]). No call blocks, and each call does a bounded amount of work.
-//! The layer above decides when to call the engine and when to sleep, and reports dead peers to it.
+//! The caller lends all storage ([`Storage`]). No call blocks, and each call does a bounded amount of work. The layer
+//! above decides when to call the engine and when to sleep, and reports dead peers to it.
 //!
 //! Each protocol is a room: one module with its methods and its tests. The page of a room says what its protocol is,
 //! and what its files hold.
@@ -74,8 +74,8 @@ use crate::slab::{List, Slab, Slot};
 use crate::store::{Store, UnitMemory};
 use crate::trace::Recorder;
 
-/// The types of the memory that the caller lends to the engine. Slices and `Vec`s are suitable; the storage
-/// of requests may grow.
+/// The types of the memory that the caller lends to the engine. Slices and `Vec`s are suitable; the storage of requests
+/// may grow.
 pub trait Storage {
     /// One slot for each request in progress.
     type Requests: BorrowMut<[Slot<Request>]>;
@@ -86,14 +86,14 @@ pub trait Storage {
     type Units: UnitMemory;
     /// Hash buckets that index the stored messages, initially all zero; see [`crate::store::split`].
     type Stored: BorrowMut<[u32]>;
-    /// Hash buckets that index posted receives: about as many as requests. The engine uses the largest power
-    /// of two that fits.
+    /// Hash buckets that index posted receives: about as many as requests. The engine uses the largest power of two
+    /// that fits.
     type Buckets: BorrowMut<[List]>;
     /// One slot for each region that peers may access. May be empty.
     type Regions: BorrowMut<[Slot<ExposedRegion>]>;
     /// [`WINDOW`](rma::WINDOW) slots for each other rank; [`Engine::add_peer`] adds them for its peer. May be empty if
-    /// no process uses one-sided operations. If the engine has no slot for a reply, it treats the peer's request as a protocol
-    /// violation.
+    /// no process uses one-sided operations. If the engine has no slot for a reply, it treats the peer's request as a
+    /// protocol violation.
     type Replies: BorrowMut<[Slot<Reply>]>;
     /// What is learned about large messages, for one peer in each slot: about 3 KiB. Peers whose ranks are equal modulo
     /// the number of slots share one. May be empty: nothing is then learned.

@@ -5,8 +5,8 @@
 //! waits. Credits are dynamic and belong to the process; a static share for every connection would cost more the more
 //! peers there are (paper 2, sections 2.3.2 and 2.3.3).
 //!
-//! All numbers on the wire are totals since the start, in 64 bits. Only the last of several totals must be sent, and
-//! a lost or late one does no harm. With `granted`, `arrived` and `stored` units of each peer, these invariants hold:
+//! All numbers on the wire are totals since the start, in 64 bits. Only the last of several totals must be sent, and a
+//! lost or late one does no harm. With `granted`, `arrived` and `stored` units of each peer, these invariants hold:
 //!
 //! - The sum of `granted - arrived + stored` over all peers, plus all other reserves, is at most the ceiling.
 //! - Each account has a *reserve* of its own. A peer without stored messages therefore has credit for at least half
@@ -54,8 +54,7 @@ pub enum ArrivedBytes {
     Overdrawn,
 }
 
-/// The receiver's account of one peer. It is element [`PeerId`] of a slice, by itself or as a part of the peer's
-/// state.
+/// The receiver's account of one peer. It is element [`PeerId`] of a slice, by itself or as a part of the peer's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
     /// When more units than this have arrived, the ledger must settle the account; at most `granted`.
@@ -134,8 +133,8 @@ impl AsMut<Account> for Account {
 }
 
 impl Account {
-    /// The critical path of [`Ledger::arrived`], for a caller that has the account at hand. Returns `false` if
-    /// nothing was charged: the caller asks the ledger.
+    /// The critical path of [`Ledger::arrived`], for a caller that has the account at hand. Returns `false` if nothing
+    /// was charged: the caller asks the ledger.
     #[inline(always)]
     pub const fn try_arrive(&mut self, cost: u32, stored: bool) -> bool {
         let Some(ahead) = self.ahead.checked_sub(cost as u64) else { return false };
@@ -193,8 +192,8 @@ impl Account {
     }
 }
 
-/// The receiver's accounts for the whole process. Only one thread at a time may use it. Every call takes bounded
-/// time, independent of the number of peers.
+/// The receiver's accounts for the whole process. Only one thread at a time may use it. Every call takes bounded time,
+/// independent of the number of peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
     /// Free units of the pool.
@@ -309,9 +308,9 @@ impl Ledger {
         larger(self.packet / 8, 1)
     }
 
-    /// Opens the account of a peer, or reopens it for the peer's next process, with totals that start anew. Returns
-    /// the peer's first total: the reserve, minus the units still stored from the former process. If the account is
-    /// open or no further account can be opened, returns the current total.
+    /// Opens the account of a peer, or reopens it for the peer's next process, with totals that start anew. Returns the
+    /// peer's first total: the reserve, minus the units still stored from the former process. If the account is open or
+    /// no further account can be opened, returns the current total.
     pub fn open<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) -> u64 {
         let Some(account) = account(accounts, peer) else { return 0 };
         if !account.open && (account.reserved || self.unopened > 0) {
@@ -375,8 +374,8 @@ impl Ledger {
             || !self.windowless.is_empty() && self.free >= self.packet
     }
 
-    /// Refills the next waiting peer for which the pool has units now, and returns its new total. After each call
-    /// that freed units, the caller repeats this call until it returns `None`.
+    /// Refills the next waiting peer for which the pool has units now, and returns its new total. After each call that
+    /// freed units, the caller repeats this call until it returns `None`.
     pub fn next_regrant<T: AsMut<Account>>(&mut self, accounts: &mut [T]) -> Option<(PeerId, u64)> {
         if !self.can_regrant() {
             return None;
@@ -388,9 +387,9 @@ impl Ledger {
         Some((peer, self.settle(accounts, peer, true, self.minimum_grant())?))
     }
 
-    /// Closes the account of a failed peer: its grant is void. Its stored units stay charged until
-    /// [`Ledger::removed`], and its pool units return to the pool. Its reserve is free for the next account that is
-    /// opened, once none of its units is stored.
+    /// Closes the account of a failed peer: its grant is void. Its stored units stay charged until [`Ledger::removed`],
+    /// and its pool units return to the pool. Its reserve is free for the next account that is opened, once none of its
+    /// units is stored.
     pub fn close<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) {
         self.unlink(accounts, peer);
         let Some(account) = account(accounts, peer) else { return };
@@ -459,8 +458,8 @@ impl Ledger {
     }
 
     /// Refills an account. A grant from the pool is at least a largest packet or, if the window is shorter than that,
-    /// the minimum grant. A grant from the reserve alone at least doubles the window, unless the window is shorter
-    /// than a largest packet. This avoids many tiny grants.
+    /// the minimum grant. A grant from the reserve alone at least doubles the window, unless the window is shorter than
+    /// a largest packet. This avoids many tiny grants.
     fn top_up(&mut self, account: &mut Account, pool: bool, minimum_grant: u32) -> bool {
         let window = account.window();
         if window >= self.low {

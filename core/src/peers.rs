@@ -1,16 +1,16 @@
 //! Peers: which processes this one knows, and the state of its connection with each.
 //!
-//! A *peer* is a slot with a generation. It is found by the [`PeerAddress`] of its process, costs one
-//! [`PeerSlot`] until it is spoken to, and has no rank. A connection is made at the first need by [`Peers::speak`], or
-//! when the peer calls. The layer above carries calls and answers; this module decides.
+//! A *peer* is a slot with a generation. It is found by the [`PeerAddress`] of its process, costs one [`PeerSlot`]
+//! until it is spoken to, and has no rank. A connection is made at the first need by [`Peers::speak`], or when the peer
+//! calls. The layer above carries calls and answers; this module decides.
 //!
 //! # Calls
 //! A process *calls* a peer: it sends the peer its own address, and the number by which it knows the peer from now on.
 //! The peer *answers* with its number for the caller, or refuses. The caller *confirms* the answer. The connection then
 //! exists for both. If the connection of a call ends before the confirmation, nothing has happened.
 //!
-//! Two processes may call each other at the same time. Both then know of two calls, and must use the same one: the
-//! call of the process with the smaller address counts. The other process answers it, and abandons its own. Its peer
+//! Two processes may call each other at the same time. Both then know of two calls, and must use the same one: the call
+//! of the process with the smaller address counts. The other process answers it, and abandons its own. Its peer
 //! *parks* the call that does not count, until the caller withdraws it: a refusal would look like one of this peer.
 //!
 //! A process numbers its calls. The number is in each call and each answer, so that a call that was abandoned is

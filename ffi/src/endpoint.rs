@@ -22,8 +22,8 @@ pub const NEMESIA_FAILURE_NONE: i32 = 0;
 pub const NEMESIA_FAILURE_DIED: i32 = 1;
 /// The peer has finished in good order: it called `nemesia_endpoint_close`.
 pub const NEMESIA_FAILURE_FINISHED: i32 = 2;
-/// The connection to the peer has ended: the peer violated the transport's protocol, or it sent an active
-/// message for which this process has no memory.
+/// The connection to the peer has ended: the peer violated the transport's protocol, or it sent an active message for
+/// which this process has no memory.
 pub const NEMESIA_FAILURE_FAULT: i32 = 3;
 /// The peer dropped its endpoint without closing it, or its `nemesia_endpoint_close` failed.
 pub const NEMESIA_FAILURE_DROPPED: i32 = 4;
@@ -59,8 +59,8 @@ impl Endpoint {
     }
 }
 
-/// Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the
-/// world has one process. Collective: every process of the world calls it. It succeeds once in a process.
+/// Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the world has one
+/// process. Collective: every process of the world calls it. It succeeds once in a process.
 ///
 /// If an MPI library or other code of this process has initialised the launcher's connection, the call returns
 /// NEMESIA_ERR_BOOTSTRAP and does not touch the connection: use `nemesia_endpoint_open_with`. The setting
@@ -69,10 +69,9 @@ impl Endpoint {
 /// - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
 /// - `out_endpoint`: the endpoint, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
-/// Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied.
-/// Threads: any. One thread at a time uses the endpoint, which may move between threads.
-/// `nemesia_config_set_threads` allows several.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC. Ownership: the
+/// caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied. Threads: any. One thread at
+/// a time uses the endpoint, which may move between threads. `nemesia_config_set_threads` allows several.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_open(
     config: *const Config,
@@ -88,18 +87,17 @@ pub unsafe extern "C" fn nemesia_endpoint_open(
     guard(work, || ())
 }
 
-/// Joins a world through the caller's own exchange. A runtime embeds Nemesia with this function. Collective:
-/// every process of the world calls it. It may be called again for another world.
+/// Joins a world through the caller's own exchange. A runtime embeds Nemesia with this function. Collective: every
+/// process of the world calls it. It may be called again for another world.
 ///
 /// - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
 /// - `exchange`: see `nemesia_exchange`.
 /// - `out_endpoint`: the endpoint, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
-/// Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange`
-/// are copied; the library does not use the exchange after this call, unless it restarts ranks.
-/// Threads: any; this thread calls the functions of the exchange. For the endpoint see
-/// `nemesia_endpoint_open`.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC. Ownership: the
+/// caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange` are copied; the library
+/// does not use the exchange after this call, unless it restarts ranks. Threads: any; this thread calls the functions
+/// of the exchange. For the endpoint see `nemesia_endpoint_open`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_open_with(
     config: *const Config,
@@ -124,10 +122,10 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
     guard(work, || ())
 }
 
-/// Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block
-/// for at most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process.
-/// A process that ends without this call has failed, from its peers' point of view. So has a process whose
-/// call returns NEMESIA_ERR_TIMEOUT or NEMESIA_ERR_UNEXPECTED_FULL.
+/// Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block for at
+/// most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process. A process that
+/// ends without this call has failed, from its peers' point of view. So has a process whose call returns
+/// NEMESIA_ERR_TIMEOUT or NEMESIA_ERR_UNEXPECTED_FULL.
 ///
 /// In a forked child the call has no effect on the world of the parent. It returns NEMESIA_ERR_FORKED, or
 /// NEMESIA_ERR_THREADS if another thread was in a call on the endpoint during the fork.
@@ -146,8 +144,8 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
 /// - NEMESIA_ERR_ARGUMENT for NULL, and in a handler of this endpoint;
 /// - NEMESIA_ERR_HANDLE.
 ///
-/// Ownership: takes the endpoint. Its requests end, and the caller may reuse their buffers.
-/// Threads: any; no other thread may use the endpoint.
+/// Ownership: takes the endpoint. Its requests end, and the caller may reuse their buffers. Threads: any; no other
+/// thread may use the endpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_close(endpoint: *mut Endpoint) -> i32 {
     let work = || {
@@ -177,8 +175,8 @@ pub unsafe extern "C" fn nemesia_endpoint_close(endpoint: *mut Endpoint) -> i32 
 /// - `endpoint`: an open endpoint.
 /// - `out_rank`: from 0, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_rank(endpoint: *mut Endpoint, out_rank: *mut i32) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
@@ -196,8 +194,8 @@ pub unsafe extern "C" fn nemesia_endpoint_rank(endpoint: *mut Endpoint, out_rank
 /// - `endpoint`: an open endpoint.
 /// - `out_size`: at least 1, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size: *mut i32) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
@@ -210,32 +208,32 @@ pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size
     unsafe { on(endpoint, work) }
 }
 
-/// Returns a warning about a feature that was requested and is not available: huge pages, seals, cheap
-/// fences, or about a variable that does not exist.
+/// Returns a warning about a feature that was requested and is not available: huge pages, seals, cheap fences, or about
+/// a variable that does not exist.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `index`: from 0; increment it until NULL is returned.
 ///
-/// Returns: one line of text; NULL if there is no warning with this index or the handle is invalid.
-/// Ownership: the text is the endpoint's and is valid until it is closed.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: one line of text; NULL if there is no warning with this index or the handle is invalid. Ownership: the text
+/// is the endpoint's and is valid until it is closed. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_warning(endpoint: *mut Endpoint, index: usize) -> *const c_char {
     let Ok(endpoint) = pin(endpoint, "endpoint") else { return ptr::null() };
     endpoint.warnings.get(index).map_or(ptr::null(), |warning| warning.as_ptr())
 }
 
-/// Writes how each rank is reached, which mechanisms are used with it, and why others were refused. The text
-/// includes the warnings of `nemesia_endpoint_warning`.
+/// Writes how each rank is reached, which mechanisms are used with it, and why others were refused. The text includes
+/// the warnings of `nemesia_endpoint_warning`.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `bytes`: the size of `out_text`.
 /// - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
 /// - `out_len`: the length of the whole text without its terminator; may be NULL.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_text` is too small: the part that fits is written,
-/// terminated, and `out_len` is written; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_text` is too small: the part that fits is written, terminated,
+/// and `out_len` is written; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_explain(
     endpoint: *mut Endpoint,
@@ -252,15 +250,14 @@ pub unsafe extern "C" fn nemesia_endpoint_explain(
     unsafe { on(endpoint, work) }
 }
 
-/// Writes whether a peer has failed, and why. Failures are detected while the process waits or makes
-/// progress.
+/// Writes whether a peer has failed, and why. Failures are detected while the process waits or makes progress.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `rank`: the peer.
 /// - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED, _FAULT or _DROPPED, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_peer_failure(
     endpoint: *mut Endpoint,
@@ -285,13 +282,13 @@ pub unsafe extern "C" fn nemesia_endpoint_peer_failure(
     unsafe { on(endpoint, work) }
 }
 
-/// Acknowledges the peers that have failed so far. A receive from NEMESIA_ANY_SOURCE fails after a peer died;
-/// after this call, it can be posted again.
+/// Acknowledges the peers that have failed so far. A receive from NEMESIA_ANY_SOURCE fails after a peer died; after
+/// this call, it can be posted again.
 ///
 /// - `endpoint`: an open endpoint.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_acknowledge_failures(endpoint: *mut Endpoint) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
@@ -302,8 +299,7 @@ pub unsafe extern "C" fn nemesia_endpoint_acknowledge_failures(endpoint: *mut En
     unsafe { on(endpoint, work) }
 }
 
-/// Runs `work`, which does not block, on an endpoint. Checks the endpoint first, and poisons it if `work`
-/// panics.
+/// Runs `work`, which does not block, on an endpoint. Checks the endpoint first, and poisons it if `work` panics.
 ///
 /// # Safety
 /// If `endpoint` is an open endpoint of one thread, no other thread uses it meanwhile.
@@ -356,9 +352,9 @@ pub(crate) unsafe fn blocking_on(
     guard(work, || spoil(endpoint))
 }
 
-/// Returns the endpoint for a function of a few instructions that calls no code of the caller's and does not
-/// panic. There is no guard, because a guard passes all values through memory. `None` in every exceptional
-/// case and for a shared endpoint: the caller then takes [`on`], which reports the cause.
+/// Returns the endpoint for a function of a few instructions that calls no code of the caller's and does not panic.
+/// There is no guard, because a guard passes all values through memory. `None` in every exceptional case and for a
+/// shared endpoint: the caller then takes [`on`], which reports the cause.
 ///
 /// # Safety
 /// As [`on`], and as [`Single::at_hand`].
@@ -376,8 +372,8 @@ enum Held<'a> {
     Pinned(Pinned<Endpoint>),
 }
 
-/// Performs the checks of [`on`] and [`blocking_on`]: the endpoint is open, no panic has gone through it, and
-/// this thread is not in one of its handlers.
+/// Performs the checks of [`on`] and [`blocking_on`]: the endpoint is open, no panic has gone through it, and this
+/// thread is not in one of its handlers.
 ///
 /// # Safety
 /// As [`on`].

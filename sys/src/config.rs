@@ -10,11 +10,11 @@
 
 mod file;
 mod net;
+mod peers;
 mod start;
 mod table;
 #[cfg(test)]
 mod tests;
-mod peers;
 mod unexpected;
 
 use std::collections::BTreeMap;
@@ -138,9 +138,9 @@ pub enum ConfigError {
 /// (`process_vm_readv`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SingleCopy {
-    /// If the kernel permits it, which is tried for each peer, and as long as it is faster than two copies
-    /// through cells, which both sides make at the same time. The speed is measured for each peer and size, and
-    /// measured again now and then.
+    /// If the kernel permits it, which is tried for each peer, and as long as it is faster than two copies through
+    /// cells, which both sides make at the same time. The speed is measured for each peer and size, and measured again
+    /// now and then.
     #[default]
     Auto,
     /// Whenever the kernel permits it.
@@ -151,13 +151,13 @@ pub enum SingleCopy {
     Require,
 }
 
-/// The default for the largest message that goes through a fastbox, ten slots. Beyond it a cell, announced in
-/// the fastbox, is faster (measured: 256 bytes take 133 ns instead of 170, but 192 bytes 153 ns instead of
+/// The default for the largest message that goes through a fastbox, ten slots. Beyond it a cell, announced in the
+/// fastbox, is faster (measured: 256 bytes take 133 ns instead of 170, but 192 bytes 153 ns instead of
 /// 118).
 const FASTBOX_BYTES: usize = 232;
 
-/// The settings of an endpoint. All processes of a world must agree on the sizes of cells and fastboxes; a
-/// difference is refused at start, and the error names both values.
+/// The settings of an endpoint. All processes of a world must agree on the sizes of cells and fastboxes; a difference
+/// is refused at start, and the error names both values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub(crate) cells: u32,
@@ -258,12 +258,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Returns the defaults, changed by the configuration files, then by the environment. See [`VARIABLES`]; an
-    /// unknown variable that begins with `NEMESIA_` is among the [`warnings`](Self::warnings).
+    /// Returns the defaults, changed by the configuration files, then by the environment. See [`VARIABLES`]; an unknown
+    /// variable that begins with `NEMESIA_` is among the [`warnings`](Self::warnings).
     ///
     /// # Errors
-    /// A file cannot be read, a line of it is malformed or names no variable, or a value cannot be used; the
-    /// first of these.
+    /// A file cannot be read, a line of it is malformed or names no variable, or a value cannot be used; the first of
+    /// these.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::from_vars(std::env::vars_os())
     }
@@ -295,8 +295,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads a file of lines `NAME = value`, with the names of [`VARIABLES`]. Its values override values that
-    /// were set before.
+    /// Reads a file of lines `NAME = value`, with the names of [`VARIABLES`]. Its values override values that were set
+    /// before.
     ///
     /// # Errors
     /// See [`Config::from_env`].
@@ -346,8 +346,8 @@ impl Config {
         &self.sources.files
     }
 
-    /// Returns warnings about preferences that cannot be met, and about variables that do not exist. They are
-    /// among [`Endpoint::warnings`](crate::Endpoint::warnings); in strict mode no endpoint opens with any.
+    /// Returns warnings about preferences that cannot be met, and about variables that do not exist. They are among
+    /// [`Endpoint::warnings`](crate::Endpoint::warnings); in strict mode no endpoint opens with any.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.sources.unknown.clone();
         let possible = self.most_fastbox_bytes();
@@ -444,15 +444,14 @@ impl Config {
         self.with(["NEMESIA_FASTBOX_LIMIT"], |config| config.fastbox_limit = Some(bytes))
     }
 
-    /// Sets the largest message, in bytes, that is sent eagerly, at most a cell. A larger one moves when a
-    /// receive has matched it.
+    /// Sets the largest message, in bytes, that is sent eagerly, at most a cell. A larger one moves when a receive has
+    /// matched it.
     #[must_use]
     pub fn eager_bytes(self, bytes: usize) -> Self {
         self.with(["NEMESIA_EAGER_BYTES"], |config| config.eager_bytes = bytes)
     }
 
-    /// Sets the room that each peer is granted ahead of its messages, in bytes; it is less if there is less
-    /// room.
+    /// Sets the room that each peer is granted ahead of its messages, in bytes; it is less if there is less room.
     #[must_use]
     pub fn credit_bytes(self, bytes: usize) -> Self {
         self.with(["NEMESIA_CREDIT_BYTES"], |config| config.credit_bytes = bytes.clamp(4096, 1 << 30))
@@ -464,17 +463,17 @@ impl Config {
         self.with(["NEMESIA_SINGLE_COPY"], |config| config.single_copy = single_copy)
     }
 
-    /// Sets the smallest message, in bytes, for a sender-assisted copy: a sender that waits copies a part, so
-    /// that both processors copy; `None` means never. It applies only to messages that move in a single copy.
-    /// Default: 1 MiB. The sender's copy by the kernel is nearly twice as slow as the receiver's, so that up to
+    /// Sets the smallest message, in bytes, for a sender-assisted copy: a sender that waits copies a part, so that both
+    /// processors copy; `None` means never. It applies only to messages that move in a single copy. Default: 1 MiB. The
+    /// sender's copy by the kernel is nearly twice as slow as the receiver's, so that up to
     /// 512 KiB the receiver is as fast alone.
     #[must_use]
     pub fn assist_bytes(self, bytes: Option<u64>) -> Self {
         self.with(["NEMESIA_ASSIST_BYTES"], |config| config.assist_bytes = bytes)
     }
 
-    /// Sets the least and the most bytes that this process copies at once in a sender-assisted copy: 4096 to 1
-    /// GiB. The peers may have other values.
+    /// Sets the least and the most bytes that this process copies at once in a sender-assisted copy: 4096 to 1 GiB. The
+    /// peers may have other values.
     #[must_use]
     pub fn assist_pieces(self, least: u64, most: u64) -> Self {
         let names = ["NEMESIA_ASSIST_LEAST", "NEMESIA_ASSIST_MOST"];
@@ -483,39 +482,38 @@ impl Config {
         })
     }
 
-    /// Sets the bytes of a message that this process reads from a peer's memory before it serves others: 4096
-    /// to 1 GiB.
+    /// Sets the bytes of a message that this process reads from a peer's memory before it serves others: 4096 to 1 GiB.
     #[must_use]
     pub fn pull_bytes(self, bytes: u64) -> Self {
         self.with(["NEMESIA_PULL_BYTES"], |config| config.pull_bytes = bytes.clamp(4096, 1 << 30))
     }
 
-    /// Sets the average length in bytes of a list's segments from which on a message is read into them one by
-    /// one instead of streamed.
+    /// Sets the average length in bytes of a list's segments from which on a message is read into them one by one
+    /// instead of streamed.
     #[must_use]
     pub fn run_bytes(self, bytes: u64) -> Self {
         self.with(["NEMESIA_RUN_BYTES"], |config| config.run_bytes = bytes)
     }
 
-    /// Sets the smallest message, put or get, in bytes, that this process copies with non-temporal stores (if
-    /// the processor has them) out of cells or to and from mapped memory; `u64::MAX` means never. The default
-    /// is half the size of the last cache. Copies by the kernel are not affected.
+    /// Sets the smallest message, put or get, in bytes, that this process copies with non-temporal stores (if the
+    /// processor has them) out of cells or to and from mapped memory; `u64::MAX` means never. The default is half the
+    /// size of the last cache. Copies by the kernel are not affected.
     #[must_use]
     pub fn non_temporal_bytes(self, bytes: u64) -> Self {
         self.with(["NEMESIA_NON_TEMPORAL_BYTES"], |config| config.non_temporal_bytes = Some(bytes))
     }
 
-    /// Sets how this process fills cells for messages of 256 bytes and more: with plain stores; with write
-    /// prefetch, which takes the lines of the next cell back from the receiver's core while there is nothing
-    /// else to do; with non-temporal stores (if the processor has them). `None` selects the stores that it
-    /// measures to be fastest for each peer and size.
+    /// Sets how this process fills cells for messages of 256 bytes and more: with plain stores; with write prefetch,
+    /// which takes the lines of the next cell back from the receiver's core while there is nothing else to do; with
+    /// non-temporal stores (if the processor has them). `None` selects the stores that it measures to be fastest for
+    /// each peer and size.
     #[must_use]
     pub fn cell_stores(self, stores: Option<Stores>) -> Self {
         self.with(["NEMESIA_CELL_STORES"], |config| config.cell_stores = stores)
     }
 
-    /// Sets whether every process of this user may read this one's memory, where Yama reserves that to
-    /// ancestors. It stays so until the process ends.
+    /// Sets whether every process of this user may read this one's memory, where Yama reserves that to ancestors. It
+    /// stays so until the process ends.
     #[must_use]
     pub fn ptracer(self, allow: bool) -> Self {
         self.with(["NEMESIA_PTRACER"], |config| config.ptracer = allow)
@@ -534,15 +532,15 @@ impl Config {
         self.with(names, |config| config.segments = options)
     }
 
-    /// Sets the number of polls without a message before a waiting process sleeps. Without this, the process
-    /// learns it from the durations of its waits and from other demand for the core.
+    /// Sets the number of polls without a message before a waiting process sleeps. Without this, the process learns it
+    /// from the durations of its waits and from other demand for the core.
     #[must_use]
     pub fn spin(self, polls: u32) -> Self {
         self.with(["NEMESIA_SPIN"], |config| config.spin = Some(polls))
     }
 
-    /// Sets the time limit, in seconds, for connecting to the peers, and at the end of an endpoint for peers
-    /// that have not taken what was sent or still copy into one of its buffers.
+    /// Sets the time limit, in seconds, for connecting to the peers, and at the end of an endpoint for peers that have
+    /// not taken what was sent or still copy into one of its buffers.
     #[must_use]
     pub fn timeout_seconds(self, seconds: u32) -> Self {
         self.with(["NEMESIA_TIMEOUT"], |config| config.timeout_seconds = seconds.max(1))

@@ -20,8 +20,8 @@
 //!
 //! This file has the types that all of them use, and the start of a request.
 
-// Rustdoc lists the methods of `Endpoint` in the order of these modules, which is the order of use. rustfmt
-// sorts the modules within a group, so blank lines separate the groups.
+// Rustdoc lists the methods of `Endpoint` in the order of these modules, which is the order of use. rustfmt sorts the
+// modules within a group, so blank lines separate the groups.
 mod open;
 
 mod peers;
@@ -152,8 +152,7 @@ pub struct Status {
     pub tag: u64,
     /// The number of bytes moved.
     pub len: usize,
-    /// The immediate data that the sender attached to the message, for a receive or a probe; `None` if there is
-    /// none.
+    /// The immediate data that the sender attached to the message, for a receive or a probe; `None` if there is none.
     pub immediate: Option<u64>,
 }
 
@@ -171,14 +170,13 @@ impl Request {
         self.0.to_bits()
     }
 
-    /// Returns whether this request was complete when it started, as most sends are. There is then nothing to
-    /// wait for.
+    /// Returns whether this request was complete when it started, as most sends are. There is then nothing to wait for.
     pub fn is_complete(self) -> bool {
         self.0 == RequestId::SENT
     }
 
-    /// Returns the request that [`Request::to_bits`] made into this number. Any number is safe: if it names no
-    /// request, calls return [`Error::Stale`].
+    /// Returns the request that [`Request::to_bits`] made into this number. Any number is safe: if it names no request,
+    /// calls return [`Error::Stale`].
     pub const fn from_bits(bits: u64) -> Self {
         Self(RequestId::from_bits(bits))
     }
@@ -189,8 +187,8 @@ impl Request {
 enum Mode {
     /// When the buffer belongs to the caller again.
     Standard,
-    /// As `Standard`, for a message that [`Endpoint::send_now`] has refused. The message goes to the queue
-    /// without another attempt.
+    /// As `Standard`, for a message that [`Endpoint::send_now`] has refused. The message goes to the queue without
+    /// another attempt.
     Queued,
     /// When the buffer belongs to the caller again and a receive has matched the message.
     Synchronous,
@@ -216,20 +214,18 @@ impl Storage for Heap {
 
 /// The place of one process in its world: it exchanges messages with all other ranks.
 ///
-/// One thread uses an endpoint at a time; the endpoint may move between threads. [`Endpoint::into_shared`]
-/// makes one that several threads use.
+/// One thread uses an endpoint at a time; the endpoint may move between threads. [`Endpoint::into_shared`] makes one
+/// that several threads use.
 ///
-/// Only [`Endpoint::close`] is a normal end. If an endpoint is dropped otherwise, by a panic or by `?`, its
-/// peers see a failure, [`Failure::Dropped`](crate::Failure::Dropped). Sends that have not left this process
-/// are then lost.
+/// Only [`Endpoint::close`] is a normal end. If an endpoint is dropped otherwise, by a panic or by `?`, its peers see a
+/// failure, [`Failure::Dropped`](crate::Failure::Dropped). Sends that have not left this process are then lost.
 ///
-/// The endpoint belongs to the process that opened it. In a child made by `fork` it is dead. There, each call
-/// that would do something returns [`Error::Forked`], and the drop does nothing to the parent, its peers or its
-/// launcher.
+/// The endpoint belongs to the process that opened it. In a child made by `fork` it is dead. There, each call that
+/// would do something returns [`Error::Forked`], and the drop does nothing to the parent, its peers or its launcher.
 ///
-/// The methods below are in the order of use: opening and closing, blocking messages, non-blocking requests,
-/// scopes, matching contexts, probes, lists of buffers, active messages, one-sided operations, the completion queue,
-/// barrier and agreement, restart, event loops, several threads, futures, observation.
+/// The methods below are in the order of use: opening and closing, blocking messages, non-blocking requests, scopes,
+/// matching contexts, probes, lists of buffers, active messages, one-sided operations, the completion queue, barrier
+/// and agreement, restart, event loops, several threads, futures, observation.
 pub struct Endpoint {
     // The engine's port owns the memory that the engine points into: see `shm/views.rs`.
     engine: Engine<Ports, Heap>,
@@ -239,8 +235,8 @@ pub struct Endpoint {
     exchange: Option<Box<dyn Exchange + Send>>,
     /// The peers of an endpoint that was opened alone.
     peers: Option<Box<PeerTable>>,
-    /// The peers that are gone and whose last messages may not have been read, with the number of attempts to
-    /// read these.
+    /// The peers that are gone and whose last messages may not have been read, with the number of attempts to read
+    /// these.
     leaving: Vec<(usize, Departure, u32)>,
     /// The regions that this endpoint allocated. The engine points into them.
     allocations: Vec<(Region, buffer::Allocation)>,
@@ -272,8 +268,8 @@ pub struct Endpoint {
     incarnations: Vec<u64>,
     /// The identity stamp of this process. Peers that read its memory check it.
     stamp: Box<u64>,
-    /// The process that opened this endpoint. A child that it forks has no segments mapped, and the endpoint is
-    /// dead there.
+    /// The process that opened this endpoint. A child that it forks has no segments mapped, and the endpoint is dead
+    /// there.
     origin: Arc<ProcessOrigin>,
 }
 
@@ -307,8 +303,7 @@ impl Endpoint {
         self.check_origin()?;
         let to = u32::try_from(to).unwrap_or(u32::MAX);
         loop {
-            // SAFETY: the promise of `buf`'s maker covers each attempt, since a failed attempt has not kept the
-            // buffer.
+            // SAFETY: the promise of `buf`'s maker covers each attempt, since a failed attempt has not kept the buffer.
             let buf = unsafe { buf.again() };
             let started = match mode {
                 // The fast path of messages of one word has failed before this call.
@@ -355,8 +350,8 @@ impl Endpoint {
             StartError::Requests { capacity } if capacity < self.config.requests => {
                 let more = (2 * capacity).min(self.config.requests);
                 self.engine.grow_requests(more - capacity);
-                // There are as many lists as requests, so the time to find a posted receive does not grow with
-                // their number.
+                // There are as many lists as requests, so the time to find a posted receive does not grow with their
+                // number.
                 self.engine.grow_posted(|lists| lists.resize(more.next_power_of_two(), List::new()));
                 Ok(())
             }
@@ -383,8 +378,8 @@ impl Endpoint {
         }
     }
 
-    /// Raises the ceiling for unexpected messages by a quarter, within the limit, if it holds back something that
-    /// this process waits for. Returns whether it has.
+    /// Raises the ceiling for unexpected messages by a quarter, within the limit, if it holds back something that this
+    /// process waits for. Returns whether it has.
     pub(in crate::endpoint) fn grow_unexpected(&mut self) -> bool {
         if self.engine.growth_units() == 0 || !self.engine.is_growth_due() {
             return false;

@@ -10,8 +10,8 @@ use crate::bootstrap::{BootstrapError, LaunchError, WireError};
 use crate::config::ConfigError;
 use crate::os::ShmError;
 
-/// An error of an endpoint. Every message is one line that names the peer, the transport and the remedy, if
-/// there are any.
+/// An error of an endpoint. Every message is one line that names the peer, the transport and the remedy, if there are
+/// any.
 // The tag of the enumeration is a word of its own. Without `repr` it would be a niche of a string, and so a constant of
 // 64 bits, which costs one more instruction in every successful receive.
 #[derive(thiserror::Error)]
@@ -93,8 +93,7 @@ pub enum Error {
         /// The limit.
         capacity: usize,
     },
-    /// Unexpected messages have reached their limit. The awaited message cannot come before some of them are
-    /// received.
+    /// Unexpected messages have reached their limit. The awaited message cannot come before some of them are received.
     #[error(
         "{messages} unexpected messages fill the limit of {ceiling} bytes{}, and {held} peers are held back: \
          receive them, or {}", lacking(*.reserved), remedy(*.reserved)
@@ -218,7 +217,9 @@ pub enum Error {
     #[error("this endpoint is a rank of a world and has no address: open one with Endpoint::alone")]
     NoAddress,
     /// The endpoint was opened alone, so its peers have no order.
-    #[error("this endpoint was opened alone: barriers and agreements need a world, in which all know the same ranks")]
+    #[error(
+        "this endpoint was opened alone: barriers and agreements need a world, in which all know the same ranks"
+    )]
     NoWorld,
     /// An address cannot be used.
     #[error("cannot connect: {problem}")]
@@ -230,7 +231,9 @@ pub enum Error {
     #[error("{0}")]
     NoPeer(#[from] nemesia_core::peers::PeerError),
     /// There is no memory for the credit of another peer.
-    #[error("no memory for another connection: {0}; raise NEMESIA_UNEXPECTED_BYTES, or disconnect from a peer")]
+    #[error(
+        "no memory for another connection: {0}; raise NEMESIA_UNEXPECTED_BYTES, or disconnect from a peer"
+    )]
     Unpaid(nemesia_core::flow::CeilingError),
     /// This process was forked from the process that opened the endpoint. Only that process can use it.
     #[error(
@@ -260,8 +263,8 @@ const fn remedy(reserved: Option<usize>) -> &'static str {
     }
 }
 
-/// Makes `Debug` of an error equal to `Display`. `main` and `unwrap` print `Debug`, and the reader needs the
-/// line that names peer and remedy.
+/// Makes `Debug` of an error equal to `Display`. `main` and `unwrap` print `Debug`, and the reader needs the line that
+/// names peer and remedy.
 macro_rules! debug_is_display {
     ($($error:ty),+) => {
         $(impl fmt::Debug for $error {

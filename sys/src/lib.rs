@@ -1,8 +1,8 @@
 //! Nemesia: a transport engine that message-passing runtimes embed.
 //!
 //! It moves tagged messages, active messages and one-sided operations between processes: over shared memory inside a
-//! machine, and over RDMA devices or TCP between machines. An [`Endpoint`] is the place of one process in its world.
-//! It finds its peers through a launcher that speaks PMI-1 (`mpiexec.hydra`, `nemesia run`), or through an
+//! machine, and over RDMA devices or TCP between machines. An [`Endpoint`] is the place of one process in its world. It
+//! finds its peers through a launcher that speaks PMI-1 (`mpiexec.hydra`, `nemesia run`), or through an
 //! [`Exchange`](bootstrap::Exchange) of the embedding runtime.
 //!
 //! ```no_run

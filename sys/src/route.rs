@@ -29,8 +29,8 @@ impl Route {
     }
 }
 
-/// The route of each rank, and the warnings. As text it has one line for each group of ranks with the same
-/// route, and one for each warning.
+/// The route of each rank, and the warnings. As text it has one line for each group of ranks with the same route, and
+/// one for each warning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// This process's rank.
@@ -117,7 +117,8 @@ impl Facts {
         let mut refused: Vec<Verdict> = local().collect();
         let Some(met) = self.met.get(rank).and_then(Option::as_ref) else {
             if rank != us {
-                let reason = "this process was started again, and that one has not readmitted it";
+                let reason =
+                    "there is no connection: it was not spoken to, or has not readmitted this process";
                 let facilities = vec![Verdict::new("connected", false, reason)];
                 return Route { rank, transport: "shm", facilities, refused, failure };
             }

@@ -47,10 +47,10 @@ use peer::{Peer, ShmWorld};
 use lent::LentRanges;
 use regions::MappedRegions;
 
-pub(crate) use lent::{LentRange, Loan};
-pub(crate) use regions::{PeerRegion, share_of, window_of};
 pub(crate) use calls::{CallOutcome, Calls, HeardCall};
 pub(crate) use joining::JoiningProcess;
+pub(crate) use lent::{LentRange, Loan};
+pub(crate) use regions::{PeerRegion, share_of, window_of};
 pub(crate) use rejoin::{RejoinAnswer, RejoinListener};
 use segments::OwnSegments;
 use views::NewLink;
@@ -322,8 +322,7 @@ fn ask_for_all(config: &Config, origin: &ProcessOrigin, warnings: &mut Vec<Strin
     Ok(())
 }
 
-/// Returns the memory of each peer that the kernel lets us read, after a trial read, or the reason for the
-/// refusal.
+/// Returns the memory of each peer that the kernel lets us read, after a trial read, or the reason for the refusal.
 fn readable(
     config: &Config,
     peers: &mut [Option<Peer>],
@@ -348,8 +347,7 @@ fn readable(
     Ok(readable)
 }
 
-/// Returns the memory of one peer if the kernel lets us read it, after a trial read, or the reason for the
-/// refusal.
+/// Returns the memory of one peer if the kernel lets us read it, after a trial read, or the reason for the refusal.
 fn readable_one(config: &Config, peer: &mut Peer) -> Result<RemoteMemory, String> {
     if config.single_copy == SingleCopy::Off {
         return Err(OFF.to_owned());

@@ -74,9 +74,9 @@ impl Peer {
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
-    /// Creates an engine without peers. They are added later, at most `most` at the same time
-    /// ([`Engine::add_peer`]). `own` is the number of this process itself, and `lent.peers` has one element for it and
-    /// for each smaller number. Messages of the process to itself need nothing else.
+    /// Creates an engine without peers. They are added later, at most `most` at the same time ([`Engine::add_peer`]).
+    /// `own` is the number of this process itself, and `lent.peers` has one element for it and for each smaller number.
+    /// Messages of the process to itself need nothing else.
     ///
     /// Half of the memory for unexpected messages is set aside for the peers' credit ([`Ledger::growing`]). Memory is
     /// committed for the messages of this process to itself, and for peers when they are added.

@@ -24,8 +24,7 @@ pub struct RequestId {
 }
 
 impl RequestId {
-    /// The identifier of a send that was complete when it started. This is the common case and takes no
-    /// storage.
+    /// The identifier of a send that was complete when it started. This is the common case and takes no storage.
     pub const SENT: Self = Self { index: NONE, generation: 0 };
 
     /// Returns the identifier as one number, for C.
@@ -33,8 +32,8 @@ impl RequestId {
         (self.index as u64) << 32 | self.generation as u64
     }
 
-    /// Returns the identifier that [`RequestId::to_bits`] encoded. Any number is safe; the engine recognises
-    /// invalid ones.
+    /// Returns the identifier that [`RequestId::to_bits`] encoded. Any number is safe; the engine recognises invalid
+    /// ones.
     pub const fn from_bits(bits: u64) -> Self {
         Self { index: (bits >> 32) as u32, generation: bits as u32 }
     }
@@ -145,8 +144,8 @@ pub enum StartError {
     },
 }
 
-/// A request that is in progress or complete. Private to the engine; public only so that the caller can lend
-/// its storage. The second field is meaningful only in a slot that is hidden: see `engine/completion.rs`.
+/// A request that is in progress or complete. Private to the engine; public only so that the caller can lend its
+/// storage. The second field is meaningful only in a slot that is hidden: see `engine/completion.rs`.
 #[derive(Debug, Default)]
 pub struct Request(pub(super) State, pub(super) CompletionMark);
 
@@ -175,8 +174,8 @@ pub(super) enum State {
     Streaming { tag: u64, from: Gather, stream: StreamState },
     /// Waits in the queue of posted receives.
     Posted { pattern: Pattern, buf: RecvBuf, number: u64 },
-    /// Has matched an RTS. The receiver pulls the bytes (`pulling`), must send CTS (`answers`), or receives
-    /// the stream (`incoming`).
+    /// Has matched an RTS. The receiver pulls the bytes (`pulling`), must send CTS (`answers`), or receives the stream
+    /// (`incoming`).
     Receiving { incoming: Incoming, buf: Scatter },
     /// All bytes have arrived; the FIN must be sent (`answers`).
     Finishing { sender: u64, outcome: Outcome },
@@ -186,11 +185,10 @@ pub(super) enum State {
     Lost(CompletionError),
     /// An active message that waits to be sent (`rma_state.leaving`).
     Active(Outgoing),
-    /// A one-sided operation that waits to be sent (`rma_state.leaving`), or for its answer
-    /// (`rma_state.awaited`).
+    /// A one-sided operation that waits to be sent (`rma_state.leaving`), or for its answer (`rma_state.awaited`).
     Remote(RemoteOperation),
-    /// Blocks later entries of its queue (`rma_state.leaving`) until the peer has answered all earlier ones.
-    /// The caller holds no identifier for it.
+    /// Blocks later entries of its queue (`rma_state.leaving`) until the peer has answered all earlier ones. The caller
+    /// holds no identifier for it.
     Fence,
     /// Waits until a region has had `count` notifications (the region's list).
     Notified { region: RegionId, count: u64 },
@@ -332,8 +330,8 @@ pub(super) fn with_immediate(outcome: Outcome, immediate: Option<u64>) -> Outcom
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
-    /// Returns the outcome of a request if it is complete; `None` if it is not. A complete request is freed,
-    /// and its identifier becomes stale.
+    /// Returns the outcome of a request if it is complete; `None` if it is not. A complete request is freed, and its
+    /// identifier becomes stale.
     ///
     /// The error of the outcome is a [`CompletionError`].
     #[inline]
@@ -359,9 +357,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.finish_now(id).map(Ok)
     }
 
-    /// Returns whether an operation under way may use a byte of the `len` bytes at address `base`. An operation
-    /// with a list may use any byte. It takes time for each slot of the
-    /// requests' storage that was ever in use.
+    /// Returns whether an operation under way may use a byte of the `len` bytes at address `base`. An operation with a
+    /// list may use any byte. It takes time for each slot of the requests' storage that was ever in use.
     #[cold]
     pub fn uses(&self, base: usize, len: usize) -> bool {
         let requests = &self.requests;
@@ -373,8 +370,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Withdraws an operation that has not begun: a receive that no message has matched, a wait for notifications, or a
     /// send of which nothing was sent. Returns `false` if it has begun or is complete.
     ///
-    /// A withdrawn operation completes with [`CompletionError::Cancelled`], and the caller may reuse its buffer
-    /// at once. Later sends to the same peer keep their order.
+    /// A withdrawn operation completes with [`CompletionError::Cancelled`], and the caller may reuse its buffer at
+    /// once. Later sends to the same peer keep their order.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         self.cancel_receive(id) || self.cancel_send(id)
     }

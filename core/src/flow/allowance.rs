@@ -31,9 +31,9 @@ impl Allowance {
 
     /// Updates the total that the peer has published. Returns `true` if it has grown.
     ///
-    /// The total is untrusted. A smaller one is outdated or forged, and is ignored, because grants are never
-    /// withdrawn. An impossibly large one is accepted: no size, index or loop depends on it, and if the peer then
-    /// faults this process for exceeding its credit, it loses only its own connection.
+    /// The total is untrusted. A smaller one is outdated or forged, and is ignored, because grants are never withdrawn.
+    /// An impossibly large one is accepted: no size, index or loop depends on it, and if the peer then faults this
+    /// process for exceeding its credit, it loses only its own connection.
     #[inline(always)]
     pub const fn raise(&mut self, limit: u64) -> bool {
         let more = limit > self.limit;

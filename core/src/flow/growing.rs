@@ -7,9 +7,9 @@ impl Ledger {
     /// Returns a ledger over `ceiling` units for peers that come later, whose packets cost at most `packet` each, and
     /// of which at most `most` are there at the same time.
     ///
-    /// Half of the ceiling is set aside for their reserves. A reserve is an equal share for each of `most` peers, but at
-    /// least a largest packet and at most a window. So `most` accounts can be open, or as many as there are reserves in
-    /// the half that is set aside, if that is less. The window is that of [`Ledger::new`].
+    /// Half of the ceiling is set aside for their reserves. A reserve is an equal share for each of `most` peers, but
+    /// at least a largest packet and at most a window. So `most` accounts can be open, or as many as there are reserves
+    /// in the half that is set aside, if that is less. The window is that of [`Ledger::new`].
     ///
     /// # Errors
     /// The ceiling is too low for one reserve.

@@ -168,8 +168,7 @@ impl FlowTwin {
         }
     }
 
-    /// Checks that one unit more than the credit is a fault without any effect, and that the credit itself is
-    /// accepted.
+    /// Checks that one unit more than the credit is a fault without any effect, and that the credit itself is accepted.
     fn overdraw(&self, at: usize) {
         let Self { mut ledger, mut accounts, .. } = self.clone();
         let window = self.peers[at].window() as u32;
@@ -460,8 +459,8 @@ fn credit_is_not_granted_in_tiny_pieces() {
         assert_eq!(ledger.arrived(&mut accounts, 0, 1, true), ArrivedBytes::Fine);
     }
     assert!(accounts[0].is_starved());
-    // Less than an eighth of a largest packet stays in the pool. The window grows unit by unit up to a largest
-    // packet, and then by doubling.
+    // Less than an eighth of a largest packet stays in the pool. The window grows unit by unit up to a largest packet,
+    // and then by doubling.
     ledger.release(4);
     assert!(!ledger.can_regrant());
     let totals: Vec<u64> = (0..100).filter_map(|_| ledger.removed(&mut accounts, 0, 1)).collect();

@@ -1,7 +1,7 @@
 //! Every variable: the one place that knows its name, its values and its purpose, and reads and writes it.
 //!
-//! A new variable is a field of [`Config`](super::Config), its default there, and an entry here. Files,
-//! environment, [`Config::set`](super::Config::set), the C interface and `nemesia info` then know it.
+//! A new variable is a field of [`Config`](super::Config), its default there, and an entry here. Files, environment,
+//! [`Config::set`](super::Config::set), the C interface and `nemesia info` then know it.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -409,8 +409,8 @@ fn word_for<T: PartialEq + Copy>(value: T, words: &[(&str, T)]) -> String {
         .map_or_else(String::new, |(word, _)| (*word).to_owned())
 }
 
-/// Names beginning with `NEMESIA_` that are no settings: the place of settings, the launcher's variables, and
-/// those of the project's own tests.
+/// Names beginning with `NEMESIA_` that are no settings: the place of settings, the launcher's variables, and those of
+/// the project's own tests.
 const OTHERS: [&str; 6] = [
     "NEMESIA_CONFIG",
     "NEMESIA_INCARNATION",
@@ -426,8 +426,8 @@ pub(super) fn is_used_elsewhere(name: &str) -> bool {
     OTHERS.contains(&name) || name.starts_with(TESTS)
 }
 
-/// Returns a message for a name that does not exist, with the one that was probably meant.
-/// Returns the variable of this name, or an error with the most similar one.
+/// Returns a message for a name that does not exist, with the one that was probably meant. Returns the variable of this
+/// name, or an error with the most similar one.
 pub(super) fn known(name: &str, origin: Origin) -> Result<&'static Variable, ConfigError> {
     Variable::find(name).ok_or_else(|| ConfigError::Unknown { origin, reason: no_such(name).to_string() })
 }

@@ -45,8 +45,7 @@ const LEARNED_PEERS: usize = 16;
 
 /// # Opening, closing and facts
 ///
-/// A process opens one endpoint, uses it, and closes it. Only a closed endpoint has ended normally for its
-/// peers.
+/// A process opens one endpoint, uses it, and closes it. Only a closed endpoint has ended normally for its peers.
 ///
 /// ```no_run
 /// use nemesia::{Config, Endpoint};
@@ -62,8 +61,8 @@ const LEARNED_PEERS: usize = 16;
 impl Endpoint {
     /// Joins the world that the launcher describes. Without a launcher, the world has one rank.
     ///
-    /// The launcher speaks PMI-1: `mpiexec.hydra` or `nemesia run`. It has one connection with each process. If
-    /// other code of this process has initialised that connection, such as an MPI library, this is an error, unless
+    /// The launcher speaks PMI-1: `mpiexec.hydra` or `nemesia run`. It has one connection with each process. If other
+    /// code of this process has initialised that connection, such as an MPI library, this is an error, unless
     /// [`Config::pmi_take_over`] is set. The endpoint of such a process is opened by [`Endpoint::open_with`].
     ///
     /// # Errors
@@ -73,8 +72,7 @@ impl Endpoint {
         Self::open_with(config, Box::new(bootstrap?))
     }
 
-    /// Joins a world through the caller's own key-value exchange. Collective: every process of the world calls
-    /// it.
+    /// Joins a world through the caller's own key-value exchange. Collective: every process of the world calls it.
     ///
     /// # Errors
     /// The error names what failed, on which rank, and the remedy.
@@ -130,8 +128,7 @@ impl Endpoint {
         for preference in config.warnings() {
             config.give_up(preference, &mut warnings)?;
         }
-        // This comes before the first contact with a peer: a local lack of memory must not end the peers'
-        // world.
+        // This comes before the first contact with a peer: a local lack of memory must not end the peers' world.
         let (units, stored) = memory::room(config)?;
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
         let attached = shm::attach(config, exchange, ranks)?;
@@ -141,18 +138,8 @@ impl Endpoint {
         let net = connect_remote(config, attached.remote, exchange.incarnation(), (&mut facts, &mut watch))?;
         attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
         let port = ports::join(port, net);
-        let lent = Lent::<Heap> {
-            requests: filled(FIRST_REQUESTS.min(config.requests)),
-            peers: filled(size),
-            units,
-            stored,
-            posted: vec![List::new(); FIRST_REQUESTS],
-            regions: Vec::new(),
-            replies: filled(size.saturating_sub(1) * WINDOW as usize),
-            selections: filled(size.min(LEARNED_PEERS)),
-            handlers: active::Dispatch::new(port.packet_bytes()),
-            trace: observe::recorder(config),
-        };
+        let most = growing.map_or(size, |most| most as usize + 1);
+        let lent = lent(config, (size, most), (units, stored), port.packet_bytes());
         let non_temporal_bytes = config.non_temporal_from();
         let tuning = tuning(config, non_temporal_bytes);
         let engine = match growing {
@@ -197,13 +184,13 @@ impl Endpoint {
 
     /// Sends what is pending, notifies the peers that this process has finished, and leaves the launcher's world.
     ///
-    /// Peers can still receive the messages that have left this process. A message to a peer that does not
-    /// receive it is lost when that peer ends.
+    /// Peers can still receive the messages that have left this process. A message to a peer that does not receive it
+    /// is lost when that peer ends.
     ///
     /// # Errors
     /// The launcher's refusal. If pending sends did not leave within the configured time (NEMESIA_TIMEOUT):
-    /// [`Error::Held`] if a receiver has no room for further unexpected messages, else [`Error::Timeout`].
-    /// The peers then see [`Failure::Dropped`](crate::Failure::Dropped).
+    /// [`Error::Held`] if a receiver has no room for further unexpected messages, else [`Error::Timeout`]. The peers
+    /// then see [`Failure::Dropped`](crate::Failure::Dropped).
     /// [`Error::Forked`]: only the process that opened the endpoint can close it.
     pub fn close(mut self) -> Result<(), Error> {
         self.check_origin()?;
@@ -224,7 +211,8 @@ impl Endpoint {
         self.engine.rank() as usize
     }
 
-    /// Returns the number of processes in the world.
+    /// Returns the number of processes in the world. Of an endpoint that was opened alone: the number of places for
+    /// peers, that of this process included; not each has a peer.
     pub fn size(&self) -> usize {
         self.engine.size() as usize
     }
@@ -239,8 +227,8 @@ impl Endpoint {
         self.engine.acknowledge();
     }
 
-    /// Returns warnings about settings that could not be applied: huge pages with fallback, seals, cheap
-    /// fences, unknown variables. In strict mode all but the first are errors at start.
+    /// Returns warnings about settings that could not be applied: huge pages with fallback, seals, cheap fences,
+    /// unknown variables. In strict mode all but the first are errors at start.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -281,6 +269,27 @@ fn connect_remote(
         watch.attend_net(descriptor)?;
     }
     Ok(Some(port))
+}
+
+/// Returns the memory that the engine is lent: for `size` processes from the start, and at most `most` later.
+fn lent(
+    config: &Config,
+    (size, most): (usize, usize),
+    (units, stored): (UnexpectedMemory, Vec<u32>),
+    packet_bytes: usize,
+) -> Lent<Heap> {
+    Lent {
+        requests: filled(FIRST_REQUESTS.min(config.requests)),
+        peers: filled(size),
+        units,
+        stored,
+        posted: vec![List::new(); FIRST_REQUESTS],
+        regions: Vec::new(),
+        replies: filled(size.saturating_sub(1) * WINDOW as usize),
+        selections: filled(most.min(LEARNED_PEERS)),
+        handlers: active::Dispatch::new(packet_bytes),
+        trace: observe::recorder(config),
+    }
 }
 
 fn tuning(config: &Config, non_temporal_bytes: u64) -> Tuning {

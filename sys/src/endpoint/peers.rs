@@ -97,11 +97,11 @@ impl Endpoint {
     /// one, and takes the memory for its messages. Operations with the peer wait until the connection is made; if it
     /// cannot be made within NEMESIA_TIMEOUT, they end with [`Error::PeerFailed`].
     ///
-    /// The number is the same until the peer's connection has ended. Then it may become the number of another peer, once
-    /// the messages that had come are received.
+    /// The number is the same until the peer's connection has ended. Then it may become the number of another peer,
+    /// once the messages that had come are received.
     ///
     /// # Errors
-    /// [`Error::NoPeer`]: the peer was released, its connection has ended ([`Endpoint::connect`] permits another one), or
+    /// [`Error::NoPeer`]: the peer was released, its connection has ended ([`Endpoint::connect`] permits another), or
     /// there are NEMESIA_CONNECTIONS connections. [`Error::Unpaid`] if there is no memory for its messages.
     pub fn rank_of(&mut self, peer: PeerRef) -> Result<usize, Error> {
         self.check_origin()?;
@@ -115,8 +115,8 @@ impl Endpoint {
     /// Returns the peer that other calls name by this number: for instance the sender of a message. `None` if no peer
     /// has the number.
     ///
-    /// A peer that has called this process and was not given to [`Endpoint::connect`] is released once its connection has
-    /// ended and its messages are received.
+    /// A peer that has called this process and was not given to [`Endpoint::connect`] is released once its connection
+    /// has ended and its messages are received.
     pub fn peer_of(&self, rank: usize) -> Option<PeerRef> {
         self.peers.as_ref()?.peer_of(rank)
     }
@@ -145,8 +145,8 @@ impl Endpoint {
     /// Ends the connection with a peer and releases its place, which then may be that of another peer. The peer sees
     /// [`Failure::Finished`].
     ///
-    /// Operations under way with it end with [`Error::PeerFailed`], so wait for what must arrive. Its messages that were
-    /// not received are dropped. The call does not wait for the peer.
+    /// Operations under way with it end with [`Error::PeerFailed`], so wait for what must arrive. Its messages that
+    /// were not received are dropped. The call does not wait for the peer.
     ///
     /// # Errors
     /// [`Error::NoPeer`] if the peer was released before.

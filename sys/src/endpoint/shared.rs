@@ -1,9 +1,9 @@
 //! One endpoint for all threads of a process.
 //!
-//! A lock protects the endpoint. A thread holds it during a call that does not block. One of the threads that
-//! wait for requests is the driver: it polls, yields and sleeps as the owner of an endpoint does (`wait.rs`).
-//! It releases the lock while other threads want it, and while it sleeps. The other threads sleep until they
-//! are served or have to drive. The protocol is that of [`nemesia_core::threads`], where it is modelled.
+//! A lock protects the endpoint. A thread holds it during a call that does not block. One of the threads that wait for
+//! requests is the driver: it polls, yields and sleeps as the owner of an endpoint does (`wait.rs`). It releases the
+//! lock while other threads want it, and while it sleeps. The other threads sleep until they are served or have to
+//! drive. The protocol is that of [`nemesia_core::threads`], where it is modelled.
 //!
 //! | file | contents |
 //! |---|---|
@@ -42,11 +42,10 @@ pub use locked::LockedEndpoint;
 
 /// An endpoint that any number of threads use at the same time. Each clone is the same endpoint.
 ///
-/// A call that does not block takes a lock, for which all threads compete. Of the threads that wait, only one
-/// polls, and it wakes the others when their operations are complete. If several receives match a message, the
-/// one that was posted first gets it. Any thread may wait for a request, but only one thread per request.
-/// Handlers of active messages run with the lock held, in the thread that makes progress. They must not use the
-/// endpoint.
+/// A call that does not block takes a lock, for which all threads compete. Of the threads that wait, only one polls,
+/// and it wakes the others when their operations are complete. If several receives match a message, the one that was
+/// posted first gets it. Any thread may wait for a request, but only one thread per request. Handlers of active
+/// messages run with the lock held, in the thread that makes progress. They must not use the endpoint.
 ///
 /// One endpoint for each thread is faster. An endpoint that a single thread owns is fastest.
 #[derive(Clone)]
@@ -57,14 +56,13 @@ struct SharedState {
     event_count: EventCount,
     rank: usize,
     size: usize,
-    /// The process that opened the endpoint. It is checked before the lock is taken: in a forked child, a
-    /// thread that does not exist there may hold the lock.
+    /// The process that opened the endpoint. It is checked before the lock is taken: in a forked child, a thread that
+    /// does not exist there may hold the lock.
     origin: Arc<ProcessOrigin>,
     inner: UnsafeCell<Inner>,
 }
 
-// SAFETY: `inner` is reached only through a `Guard`, which holds the lock, and its content may move between
-// threads.
+// SAFETY: `inner` is reached only through a `Guard`, which holds the lock, and its content may move between threads.
 unsafe impl Sync for SharedState where Inner: Send {}
 
 /// The state that the lock protects.
@@ -135,8 +133,8 @@ impl Ask {
 
 /// # Several threads
 ///
-/// An endpoint belongs to one thread at a time; a [`SharedEndpoint`] is one that any number of threads use.
-/// Each clone is the same endpoint, and the last clone closes it.
+/// An endpoint belongs to one thread at a time; a [`SharedEndpoint`] is one that any number of threads use. Each clone
+/// is the same endpoint, and the last clone closes it.
 ///
 /// ```
 /// # nemesia::testing::world(2, |endpoint| {
@@ -179,8 +177,8 @@ impl Endpoint {
 impl SharedEndpoint {
     /// Calls methods of the endpoint that do not block, with the lock held.
     ///
-    /// Methods that block keep all other threads out until they return. Start the operation here instead, and
-    /// wait for it by [`SharedEndpoint::wait`]; or use [`SharedEndpoint::run`].
+    /// Methods that block keep all other threads out until they return. Start the operation here instead, and wait for
+    /// it by [`SharedEndpoint::wait`]; or use [`SharedEndpoint::run`].
     ///
     /// # Errors
     /// [`Error::Forked`]; `work` was not called.
@@ -195,8 +193,8 @@ impl SharedEndpoint {
     /// [`Error::Forked`]; `work` was not called.
     ///
     /// # Safety
-    /// `work` leaves this very endpoint where it is: it does not swap, replace or take it (`std::mem`). Other
-    /// threads that wait may have lent buffers to it.
+    /// `work` leaves this very endpoint where it is: it does not swap, replace or take it (`std::mem`). Other threads
+    /// that wait may have lent buffers to it.
     pub unsafe fn with_endpoint<T>(&self, work: impl FnOnce(&mut Endpoint) -> T) -> Result<T, Error> {
         let mut inner = self.0.lock()?;
         let result = work(&mut inner.endpoint);
@@ -212,8 +210,8 @@ impl SharedEndpoint {
 
     /// Starts an operation with the lock held, and waits for it without the lock.
     ///
-    /// This function returns or unwinds only when the operation has finished with its buffers, whatever the
-    /// result. The buffers may be borrowed until then.
+    /// This function returns or unwinds only when the operation has finished with its buffers, whatever the result. The
+    /// buffers may be borrowed until then.
     ///
     /// # Errors
     /// The error of `start` or of the operation.
@@ -229,7 +227,8 @@ impl SharedEndpoint {
         self.0.rank
     }
 
-    /// Returns the number of processes in the world.
+    /// Returns the number of processes in the world. Of an endpoint that was opened alone: the number of places for
+    /// peers when it became a shared one; there may be more by now.
     pub fn size(&self) -> usize {
         self.0.size
     }
@@ -307,8 +306,8 @@ impl SharedEndpoint {
         self.0.wait(Ask::Take(pattern(from, context, tag)?), limit).and_then(SharedAnswer::message)
     }
 
-    /// Waits until every rank has entered the barrier; see [`Endpoint::barrier`]. One thread of each rank calls
-    /// this, and the other threads continue meanwhile.
+    /// Waits until every rank has entered the barrier; see [`Endpoint::barrier`]. One thread of each rank calls this,
+    /// and the other threads continue meanwhile.
     ///
     /// # Errors
     /// As for [`Endpoint::barrier`].
@@ -316,8 +315,8 @@ impl SharedEndpoint {
         self.barrier_of(None)
     }
 
-    /// As [`Among::barrier`](super::Among::barrier), among these ranks. One thread calls it; the others can go on
-    /// using the endpoint.
+    /// As [`Among::barrier`](super::Among::barrier), among these ranks. One thread calls it; the others can go on using
+    /// the endpoint.
     ///
     /// # Errors
     /// As for [`Endpoint::among`] and [`Among::barrier`](super::Among::barrier).
@@ -340,9 +339,9 @@ impl SharedEndpoint {
         }
     }
 
-    /// Closes the endpoint if this is its last clone; see [`Endpoint::close`]. Otherwise it only drops the
-    /// clone. If the last clone is dropped without this call, the peers see a failure, also if other clones
-    /// were closed: let each thread close its clone, or join the threads first.
+    /// Closes the endpoint if this is its last clone; see [`Endpoint::close`]. Otherwise it only drops the clone. If
+    /// the last clone is dropped without this call, the peers see a failure, also if other clones were closed: let each
+    /// thread close its clone, or join the threads first.
     ///
     /// # Errors
     /// As for [`Endpoint::close`].
@@ -353,14 +352,13 @@ impl SharedEndpoint {
         Arc::into_inner(shared).map_or(Ok(()), |shared| shared.inner.into_inner().endpoint.close())
     }
 
-    /// Waits for a request that borrows the caller's buffer. It returns or unwinds only when the engine has
-    /// finished with the buffer.
+    /// Waits for a request that borrows the caller's buffer. It returns or unwinds only when the engine has finished
+    /// with the buffer.
     fn finish(&self, request: Request) -> Result<Status, Error> {
         let borrowed = SharedBorrow { endpoint: self, request };
         let outcome = loop {
             match self.wait(request) {
-                // The receive was withdrawn. If it could not be, it is under way, and ends at the latest with
-                // its peer.
+                // The receive was withdrawn. If it could not be, it is under way, and ends at the latest with its peer.
                 Err(error @ Error::Unexpected { .. }) if self.withdraw(request) => {
                     // This only frees the slot.
                     let _ = self.test(request);
@@ -391,8 +389,8 @@ impl SharedEndpoint {
     }
 }
 
-/// A request that uses a buffer of the caller's while a thread waits for it. It is dropped only if a panic ends
-/// the wait.
+/// A request that uses a buffer of the caller's while a thread waits for it. It is dropped only if a panic ends the
+/// wait.
 struct SharedBorrow<'a> {
     endpoint: &'a SharedEndpoint,
     request: Request,
@@ -407,8 +405,8 @@ impl Drop for SharedBorrow<'_> {
 impl Drop for SharedEndpoint {
     fn drop(&mut self) {
         if self.0.origin.is_elsewhere() {
-            // A thread that does not exist in this forked child may have been changing the state, so it must
-            // not be dropped here.
+            // A thread that does not exist in this forked child may have been changing the state, so it must not be
+            // dropped here.
             std::mem::forget(Arc::clone(&self.0));
         }
     }
@@ -550,8 +548,8 @@ impl SharedState {
         self.ring(inner, served);
     }
 
-    /// Fails the waits whose message cannot come because its sender is held back. It is called after a whole
-    /// sleep without a wake-up.
+    /// Fails the waits whose message cannot come because its sender is held back. It is called after a whole sleep
+    /// without a wake-up.
     fn refuse_held(&self, inner: &mut Inner) {
         let Inner { endpoint, waiters, .. } = inner;
         let served = waiters.serve(|entry| {

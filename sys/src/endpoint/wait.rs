@@ -1,8 +1,7 @@
-//! Progress and waiting: an endpoint spins briefly, then sleeps until a peer wakes it, and notices peers that
-//! die.
+//! Progress and waiting: an endpoint spins briefly, then sleeps until a peer wakes it, and notices peers that die.
 //!
-//! Each blocking call polls in a loop of its own, and calls `Endpoint::pause` between two polls. All other
-//! actions are in `pause`:
+//! Each blocking call polls in a loop of its own, and calls `Endpoint::pause` between two polls. All other actions are
+//! in `pause`:
 //!
 //! | result of the last poll | action before the next poll |
 //! |---|---|
@@ -186,8 +185,8 @@ impl Endpoint {
         self.turns >= CLOCK_EVERY
     }
 
-    /// Counts a poll that found so many packets. Returns whether the clock has to be read. Traffic with one
-    /// peer must not hide the death of another, nor a deadline that has passed.
+    /// Counts a poll that found so many packets. Returns whether the clock has to be read. Traffic with one peer must
+    /// not hide the death of another, nor a deadline that has passed.
     #[inline(always)]
     pub(super) fn is_clock_due(&mut self, packets: usize) -> bool {
         self.turns += packets.max(1) as u32;
@@ -197,8 +196,8 @@ impl Endpoint {
         self.turns >= CLOCK_EVERY
     }
 
-    /// Reads the clock, and makes a liveness check if one is due. Returns the time and whether the check may
-    /// have changed anything.
+    /// Reads the clock, and makes a liveness check if one is due. Returns the time and whether the check may have
+    /// changed anything.
     #[inline(never)]
     pub(super) fn look_at_clock(&mut self) -> (Instant, bool) {
         self.turns = 0;
@@ -219,8 +218,8 @@ impl Endpoint {
         Duration::from_secs(self.config.timeout_seconds.into())
     }
 
-    /// Spins, checks or sleeps between two polls, of which the last found `packets` packets. `awaited` shows
-    /// whether the awaited event's sender may be held back.
+    /// Spins, checks or sleeps between two polls, of which the last found `packets` packets. `awaited` shows whether
+    /// the awaited event's sender may be held back.
     #[inline(always)]
     pub(super) fn pause(
         &mut self,
@@ -389,22 +388,24 @@ impl Endpoint {
         lacked.count() as u32
     }
 
-    /// Wakes peers that wait for more messages than they have got from this process, if this process cannot
-    /// continue before they do.
+    /// Wakes peers that wait for more messages than they have got from this process, if this process cannot continue
+    /// before they do.
     pub(super) fn wake_counted(&mut self) {
         if self.engine.port_mut().local_mut().has_counted() && self.engine.sends_pending() {
             self.engine.port_mut().local_mut().wake_counted();
         }
     }
 
-    /// Announces a sleep, and the number of messages that it lacks. Returns `None` if there is something to do
-    /// by now.
+    /// Announces a sleep, and the number of messages that it lacks. Returns `None` if there is something to do by now.
     fn prepare(&mut self, wait: &Wait, lacks: u32) -> Option<Parker> {
         self.wake_counted();
         // A packet of a socket wakes this process too.
         let has_sockets = self.engine.port().remote().is_some() || self.peers.is_some();
-        let (how, events) =
-            if has_sockets { (Way::Event, Some(self.waiter.watch.prepare_sleep())) } else { (Way::Futex, None) };
+        let (how, events) = if has_sockets {
+            (Way::Event, Some(self.waiter.watch.prepare_sleep()))
+        } else {
+            (Way::Futex, None)
+        };
         let sequence = self.waiter.announce(how, lacks);
         // Armed first: what comes later wakes this process, and what has come is found by the polls.
         self.advance_net();

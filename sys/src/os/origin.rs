@@ -1,5 +1,4 @@
-//! The process that an object belongs to, by a page that the kernel empties in a forked child
-//! (`MADV_WIPEONFORK`).
+//! The process that an object belongs to, by a page that the kernel empties in a forked child (`MADV_WIPEONFORK`).
 //!
 //! Reading the page costs one load and no system call. No `fork` handler is installed.
 
@@ -79,8 +78,8 @@ impl ProcessOrigin {
 
     #[inline(always)]
     fn word(&self) -> &AtomicUsize {
-        // SAFETY: the page is mapped until this is dropped, aligned, and begins with zeroes or a number that
-        // was stored.
+        // SAFETY: the page is mapped until this is dropped, aligned, and begins with zeroes or a number that was
+        // stored.
         unsafe { self.word.as_ref() }
     }
 }

@@ -17,8 +17,8 @@ use super::handoff::{Departure, Glance, HandoffConnection};
 /// The largest number of events that one [`Watch::poll`] processes; the next call processes the rest.
 const BATCH: usize = 16;
 
-/// The number of unexpected packets, over the life of a connection, above which the peer counts as lost. This
-/// bounds the work that a flooding peer can cause.
+/// The number of unexpected packets, over the life of a connection, above which the peer counts as lost. This bounds
+/// the work that a flooding peer can cause.
 const STRAYS: u32 = 16;
 /// The largest number of wake packets of one peer that one check reads; the next check reads the rest.
 const WAKES_A_CHECK: u32 = 16;
@@ -63,8 +63,7 @@ struct Watched {
 
 /// A set of watched peers. One thread at a time may use it.
 ///
-/// Must not be used in a forked child, which shares the kernel's set with its parent. Dropping it there is
-/// harmless.
+/// Must not be used in a forked child, which shares the kernel's set with its parent. Dropping it there is harmless.
 #[derive(Debug)]
 pub struct Watch {
     epoll: Arc<OwnedFd>,
@@ -103,8 +102,8 @@ impl Watch {
         })
     }
 
-    /// Watches a peer from now on, until it is gone or removed. The caller must have read the whole handshake.
-    /// Without a pidfd, only the connection shows that the peer is gone.
+    /// Watches a peer from now on, until it is gone or removed. The caller must have read the whole handshake. Without
+    /// a pidfd, only the connection shows that the peer is gone.
     ///
     /// # Errors
     /// The kernel's limit is reached (`fs.epoll.max_user_watches`); the peer is then not watched.
@@ -133,15 +132,15 @@ impl Watch {
         self.release(key).map(|watched| watched.connection)
     }
 
-    /// Returns the process of a watched peer. `None` if it is not watched, or is in a pid namespace whose
-    /// numbers have no meaning here.
+    /// Returns the process of a watched peer. `None` if it is not watched, or is in a pid namespace whose numbers have
+    /// no meaning here.
     pub fn pid(&self, peer: usize) -> Option<i32> {
         let watched = self.watched.values().find(|watched| watched.peer == peer)?;
         Some(watched.connection.peer().pid).filter(|pid| *pid > 0)
     }
 
-    /// Makes the set readable periodically even without events, until it is dropped: for callers that wait for
-    /// it and cannot rely on being woken.
+    /// Makes the set readable periodically even without events, until it is dropped: for callers that wait for it and
+    /// cannot rely on being woken.
     ///
     /// # Errors
     /// No descriptors are left.
@@ -167,14 +166,14 @@ impl Watch {
         Ok(())
     }
 
-    /// Permits each peer to wake us once more ([`HandoffConnection::send_wake`]): the set is then readable
-    /// until the next [`Watch::poll`].
+    /// Permits each peer to wake us once more ([`HandoffConnection::send_wake`]): the set is then readable until the
+    /// next [`Watch::poll`].
     pub fn expect_wake(&mut self) {
         self.wakes += 1;
     }
 
-    /// Returns the peers found gone since the last call, each once, and closes their descriptors. Does not
-    /// wait, and does a bounded amount of work: the next call returns the rest.
+    /// Returns the peers found gone since the last call, each once, and closes their descriptors. Does not wait, and
+    /// does a bounded amount of work: the next call returns the rest.
     ///
     /// # Errors
     /// The epoll descriptor was closed by other code.
@@ -241,8 +240,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Returns the set, for a thread that waits for it while others use this value. Each peer may wake that thread
-    /// once more. Notices from before are forgotten, so the caller checks afterwards that there is nothing to do.
+    /// Returns the set, for a thread that waits for it while others use this value. Each peer may wake that thread once
+    /// more. Notices from before are forgotten, so the caller checks afterwards that there is nothing to do.
     pub(crate) fn prepare_sleep(&mut self) -> EventSet {
         self.expect_wake();
         let mut count = [0_u8; 8];
@@ -298,8 +297,8 @@ impl Watch {
         self.ticked = true;
         let mut ticks = [0_u8; 8];
         if let Some(clock) = &self.clock {
-            // SAFETY: the kernel writes at most the length announced. Without ticks the call fails, which has
-            // no effect.
+            // SAFETY: the kernel writes at most the length announced. Without ticks the call fails, which has no
+            // effect.
             unsafe { libc::read(clock.as_raw_fd(), ticks.as_mut_ptr().cast(), ticks.len()) };
         }
     }
@@ -327,8 +326,8 @@ impl Watch {
         Some(watched)
     }
 
-    /// Announces to every remaining peer that this process has finished; call it last. A peer that the packet
-    /// does not reach sees a death.
+    /// Announces to every remaining peer that this process has finished; call it last. A peer that the packet does not
+    /// reach sees a death.
     pub fn send_goodbyes(&self) {
         for watched in self.watched.values() {
             let _ = watched.connection.send_goodbye();
@@ -342,8 +341,8 @@ impl Watch {
         }
     }
 
-    /// Announces to every remaining peer that this process leaves without having finished; call it last. A peer
-    /// that the packet does not reach sees a death.
+    /// Announces to every remaining peer that this process leaves without having finished; call it last. A peer that
+    /// the packet does not reach sees a death.
     pub fn send_dropped(&self) {
         for watched in self.watched.values() {
             let _ = watched.connection.send_dropped();
@@ -396,12 +395,11 @@ impl AsFd for Watch {
 }
 
 impl Watched {
-    /// Reads the peer's packets. True if the connection is at its end, or must be ended. The peer may have sent
-    /// as many wake packets as it was asked for.
+    /// Reads the peer's packets. True if the connection is at its end, or must be ended. The peer may have sent as many
+    /// wake packets as it was asked for.
     fn drain(&mut self, expected: u64) -> bool {
         let mut taken = 0;
-        // Bounded: each iteration but the last reads one of a few wakes, a stray, the one goodbye, or the one
-        // reset.
+        // Bounded: each iteration but the last reads one of a few wakes, a stray, the one goodbye, or the one reset.
         loop {
             match self.connection.glance() {
                 Glance::Nothing => return false,
@@ -430,8 +428,8 @@ fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
     super::call::ready_now(pidfd, libc::POLLIN).is_ok_and(|events| events != 0)
 }
 
-/// Makes the kernel refuse descriptors that the peer sends from now on, where it can (Linux 6.16). No
-/// descriptor is expected, and closing one that its sender has prepared can take as long as the sender chooses.
+/// Makes the kernel refuse descriptors that the peer sends from now on, where it can (Linux 6.16). No descriptor is
+/// expected, and closing one that its sender has prepared can take as long as the sender chooses.
 fn refuse_descriptors(socket: BorrowedFd<'_>) {
     // From asm-generic/socket.h; libc does not have it yet.
     const SO_PASSRIGHTS: c_int = 83;
@@ -517,8 +515,7 @@ mod tests {
         let (ours, theirs) = HandoffConnection::pair().unwrap();
         let (start, started) = HandoffConnection::pair().unwrap();
         let child = testing::fork(|| {
-            // The child's copy of our own end must be closed, else no end disconnects.
-            // SAFETY: takes no pointers.
+            // The child's copy of our own end must be closed, else no end disconnects. SAFETY: takes no pointers.
             unsafe { libc::close(ours.as_fd().as_raw_fd()) };
             let _ = start.send(b"up", &[], soon());
             testing::sleep_forever()

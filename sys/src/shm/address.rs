@@ -66,11 +66,15 @@ impl ProcessAddress {
         let word = |at: usize| u64::from(half(at)) | u64::from(half(at + 4)) << 32;
         let version = u16::from_le_bytes([bytes[0], bytes[1]]);
         if version != VERSION {
-            return Err(format!("its address has version {version}, ours {VERSION}: is it an address of nemesia?"));
+            return Err(format!(
+                "its address has version {version}, ours {VERSION}: is it an address of nemesia?"
+            ));
         }
         let reserved = bytes[2..4].iter().chain(&bytes[48..]);
         if reserved.into_iter().any(|byte| *byte != 0) {
-            return Err("its address was made by a later version of nemesia: use the same on both sides".into());
+            return Err(
+                "its address was made by a later version of nemesia: use the same on both sides".into()
+            );
         }
         let mut socket = [0; 16];
         socket.copy_from_slice(&bytes[16..32]);
@@ -94,7 +98,10 @@ impl ProcessAddress {
         connection.require_same_user().map_err(|error| error.to_string())?;
         let pid = connection.peer().pid;
         if self.space == own.space && i64::from(pid) != i64::from(self.pid) {
-            return Err(format!("the address belongs to process {}, but process {pid} answers to it", self.pid));
+            return Err(format!(
+                "the address belongs to process {}, but process {pid} answers to it",
+                self.pid
+            ));
         }
         Ok(())
     }

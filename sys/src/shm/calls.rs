@@ -26,8 +26,7 @@ use nemesia_core::peers::{PeerAddress, PeerRef};
 use super::address::ProcessAddress;
 use super::handshake::{self, CONFIRMED, CallPacket, ShmHandshake};
 use super::joining::JoiningProcess;
-use super::peer::{ShmWorld, Unheard, hear_packet};
-use super::rejoin::send_away;
+use super::peer::{ShmWorld, Unheard, hear_packet, send_away};
 use super::segments::OwnSegments;
 use crate::error::Error;
 use crate::os::{ForeignFd, HandoffConnection, HandoffListener, Watch, closer};
@@ -93,7 +92,11 @@ pub(crate) struct Calls {
 
 impl Calls {
     /// Listens for calls.
-    pub(super) fn listen(world: Arc<ShmWorld>, ours: Arc<OwnSegments>, watch: &mut Watch) -> Result<Self, Error> {
+    pub(super) fn listen(
+        world: Arc<ShmWorld>,
+        ours: Arc<OwnSegments>,
+        watch: &mut Watch,
+    ) -> Result<Self, Error> {
         let listener = HandoffListener::bind()?;
         watch.attend(listener.as_fd())?;
         // A call wakes a process that sleeps.
@@ -170,7 +173,9 @@ impl Calls {
 
     fn accept(&mut self, now: Instant, watch: &Watch) {
         for _ in 0..AT_ONCE {
-            if self.silent.len() + self.heard.len() + self.answered.len() >= MOST_CALLERS || !closer::has_room() {
+            if self.silent.len() + self.heard.len() + self.answered.len() >= MOST_CALLERS
+                || !closer::has_room()
+            {
                 self.more = true;
                 return;
             }
@@ -305,3 +310,6 @@ impl Calls {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

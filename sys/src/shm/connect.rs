@@ -1,10 +1,9 @@
 //! Connects every process with every other of its machine, once.
 //!
-//! Each process listens on a socket in the abstract namespace (which leaves no name behind) and publishes its
-//! address through the launcher. It connects to every lower rank and sends its handshake, then answers every
-//! higher rank, then reads the answers: so no step waits for a process that waits for it. The connection then
-//! stays open, so that the kernel reports the peer's death. [`super::rejoin`] describes how a restarted process
-//! finds the others.
+//! Each process listens on a socket in the abstract namespace (which leaves no name behind) and publishes its address
+//! through the launcher. It connects to every lower rank and sends its handshake, then answers every higher rank, then
+//! reads the answers: so no step waits for a process that waits for it. The connection then stays open, so that the
+//! kernel reports the peer's death. [`super::rejoin`] describes how a restarted process finds the others.
 
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Weak};
@@ -136,8 +135,8 @@ fn host_of(exchange: &mut dyn Exchange, rank: usize) -> Result<HostAddress, Erro
     HostAddress::decode(&text).map_err(|problem| Error::Peer { rank, problem })
 }
 
-/// Connects this restarted process to the ranks that joined before it, without waiting for answers. Ranks that
-/// join later connect to this one. Ranks on other machines are called when their port is opened.
+/// Connects this restarted process to the ranks that joined before it, without waiting for answers. Ranks that join
+/// later connect to this one. Ranks on other machines are called when their port is opened.
 fn come_back(
     world: Arc<ShmWorld>,
     (ours, origin): (&Arc<OwnSegments>, &Arc<ProcessOrigin>),
@@ -202,8 +201,7 @@ fn call(rank: usize, host: &HostAddress, deadline: Instant) -> Result<Option<Han
     }
 }
 
-/// Answers the next connection from an awaited rank. Other connections are refused, which is not an error of
-/// the world.
+/// Answers the next connection from an awaited rank. Other connections are refused, which is not an error of the world.
 fn answer(
     world: &ShmWorld,
     ours: &OwnSegments,
@@ -254,9 +252,9 @@ fn answer(
     }
 }
 
-/// Checks that the ranks that have not connected yet still live: the kernel removes their listeners with them.
-/// A probe does not wait, and appears to them as an unauthenticated connection. A full queue of other
-/// connections proves that the listener exists.
+/// Checks that the ranks that have not connected yet still live: the kernel removes their listeners with them. A probe
+/// does not wait, and appears to them as an unauthenticated connection. A full queue of other connections proves that
+/// the listener exists.
 fn probe(
     world: &ShmWorld,
     peers: &[Option<Peer>],

@@ -1,14 +1,15 @@
 //! The packets that two processes exchange before they share memory.
 //!
-//! The connecting side sends a *handshake* with the descriptors of its segments. The other side answers with its
-//! own handshake, or with a *refusal* in text. Handshake, little-endian: magic (8 bytes), layout version (4),
-//! rank (4), epoch (8), processes of the world (4), the number by which it knows the receiver (4), cells (4), cell
-//! bytes (4), fastbox slots (4), flags (4: bit 0, registered for `membarrier`), processors on which it may run (64,
-//! one bit each, modulo 512), address of a copy of the epoch in its memory (8; 0 if it must not be read),
-//! incarnation (8), number of the next agreement (8). Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
+//! The connecting side sends a *handshake* with the descriptors of its segments. The other side answers with its own
+//! handshake, or with a *refusal* in text. Handshake, little-endian: magic (8 bytes), layout version (4), rank (4),
+//! epoch (8), processes of the world (4), the number by which it knows the receiver (4), cells (4), cell bytes (4),
+//! fastbox slots (4), flags (4: bit 0, registered for `membarrier`), processors on which it may run (64, one bit each,
+//! modulo 512), address of a copy of the epoch in its memory (8; 0 if it must not be read), incarnation (8), number of
+//! the next agreement (8). Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
 //!
-//! Processes that opened alone send *calls* and their *answers*: a handshake, then the address of the sender (64) and the
-//! number of the call, or in an answer the number of calls that the sender has made (8). The caller confirms the answer.
+//! Processes that opened alone send *calls* and their *answers*: a handshake, then the address of the sender (64) and
+//! the number of the call, or in an answer the number of calls that the sender has made (8). The caller confirms the
+//! answer.
 
 use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress};
 use nemesia_core::shared::layout::{Geometry, MAGIC, MAX_PEERS};

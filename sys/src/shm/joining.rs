@@ -67,8 +67,7 @@ impl JoiningProcess {
         self.link.own()
     }
 
-    /// Links the port with the process, and unmaps its predecessor's segments. Returns the connection, for the
-    /// answer.
+    /// Links the port with the process, and unmaps its predecessor's segments. Returns the connection, for the answer.
     ///
     /// # Errors
     /// The process cannot be watched; nothing is changed.

@@ -9,13 +9,12 @@ use nemesia_core::shared::port::Link;
 
 use crate::os::ProcessOrigin;
 
-/// The links, one per number. Their count is read from a page that is empty in a forked child. So every call of
-/// the port finds no link there and does nothing, at the cost of one load.
+/// The links, one per number. Their count is read from a page that is empty in a forked child. So every call of the
+/// port finds no link there and does nothing, at the cost of one load.
 #[derive(Debug)]
 pub(crate) struct Links {
     links: Vec<Option<Link<'static>>>,
-    /// The number of links, or 0, in the page of `origin`. The pointer is stored here because each message
-    /// reads it.
+    /// The number of links, or 0, in the page of `origin`. The pointer is stored here because each message reads it.
     count: NonNull<AtomicUsize>,
     /// Keeps the page mapped.
     origin: Arc<ProcessOrigin>,

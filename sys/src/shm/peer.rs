@@ -147,3 +147,9 @@ pub(super) fn admit(
     let memory = RemoteMemory::new(connection.peer().pid, stamp);
     Ok(Peer { segments, link, expedited, cpus, memory, connection: Weak::new() })
 }
+
+/// Refuses a connection, with the reason.
+pub(super) fn send_away(connection: &HandoffConnection, problem: &str) {
+    // Optional: the process may be gone.
+    let _ = connection.send(&handshake::refusal(problem), &[], Instant::now());
+}

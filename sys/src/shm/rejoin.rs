@@ -1,12 +1,12 @@
 //! Reconnection of a restarted process with the processes that live.
 //!
-//! If the launcher restarts ranks, every process keeps its listener. A restarted process connects to all ranks
-//! that joined the world before it, sends each its handshake, and goes on. Each of them answers when it
-//! readmits the restarted process; only then the two share memory. Until then the surviving process keeps a
+//! If the launcher restarts ranks, every process keeps its listener. A restarted process connects to all ranks that
+//! joined the world before it, sends each its handshake, and goes on. Each of them answers when it readmits the
+//! restarted process; only then the two share memory. Until then the surviving process keeps a
 //! *caller* here, and the restarted process an *awaited* answer.
 //!
-//! A caller is accepted if the process of its rank that was known here is gone, and if the launcher confirms
-//! that it has started the caller instead. Packets of callers are read without waiting.
+//! A caller is accepted if the process of its rank that was known here is gone, and if the launcher confirms that it
+//! has started the caller instead. Packets of callers are read without waiting.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use nemesia_core::port::memory::Address;
 
+use super::Port;
 use super::calls::Calls;
 use super::handshake::{self, ShmHandshake};
 use super::joining::JoiningProcess;
-use super::peer::{ShmWorld, Unheard, hear, hear_answer, shake_hands};
+use super::peer::{ShmWorld, Unheard, hear, hear_answer, send_away, shake_hands};
 use super::segments::{OwnLink, OwnSegments};
-use super::Port;
 use crate::bootstrap::{Exchange, Member};
 use crate::error::Error;
 use crate::os::{Departure, ForeignFd, HandoffConnection, HandoffListener, ShmError, Watch, closer};
@@ -156,8 +156,8 @@ impl RejoinListener {
         self.more || !self.callers.is_empty() || !self.awaited.is_empty()
     }
 
-    /// Accepts pending connections. Call it before the peers' departures are checked
-    /// ([`RejoinListener::hear`]): a restarted process connects after the end of its predecessor.
+    /// Accepts pending connections. Call it before the peers' departures are checked ([`RejoinListener::hear`]): a
+    /// restarted process connects after the end of its predecessor.
     pub(crate) fn open(&mut self) {
         let Some(listener) = &self.listener else { return };
         let most = self.world.size as usize + SPARE_CALLERS;
@@ -190,8 +190,8 @@ impl RejoinListener {
         self.more = true;
     }
 
-    /// Reads the callers' handshakes, and disconnects callers that are not valid. `lives` returns whether the
-    /// known process of a rank lives.
+    /// Reads the callers' handshakes, and disconnects callers that are not valid. `lives` returns whether the known
+    /// process of a rank lives.
     pub(crate) fn hear(&mut self, mut lives: impl FnMut(usize) -> bool) {
         let now = Instant::now();
         let (world, remote) = (&self.world, &self.remote);
@@ -257,8 +257,8 @@ impl RejoinListener {
     }
 
     /// Returns the caller of this rank that the launcher has confirmed, mapped and validated, for
-    /// [`JoiningProcess::enter`]. `None` if there is none. If there are several, returns the last: the launcher
-    /// starts the next one after the end of the one before.
+    /// [`JoiningProcess::enter`]. `None` if there is none. If there are several, returns the last: the launcher starts
+    /// the next one after the end of the one before.
     pub(crate) fn admit(&mut self, rank: usize) -> Option<Result<JoiningProcess, String>> {
         let is_it = |caller: &Caller| {
             caller.genuine
@@ -284,8 +284,8 @@ impl RejoinListener {
         JoiningProcess::new((&self.world, &self.ours), link, (handshake, fds), connection)
     }
 
-    /// Sends a caller the answer that it is readmitted, with the number of agreements so far. The caller then
-    /// maps our segments.
+    /// Sends a caller the answer that it is readmitted, with the number of agreements so far. The caller then maps our
+    /// segments.
     pub(crate) fn answer(
         &self,
         port: &mut Port,
@@ -368,11 +368,6 @@ fn check(
         return Err(format!("rank {rank} lives, and was not restarted"));
     }
     Ok(())
-}
-
-pub(super) fn send_away(connection: &HandoffConnection, problem: &str) {
-    // Optional: the process may be gone.
-    let _ = connection.send(&handshake::refusal(problem), &[], Instant::now());
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Typed views of mapped segments. All offsets come from our own geometry, none from shared memory.
 //!
 //! # Why the views may be `'static`
-//! Their type is `'static` because a structure cannot borrow from its own field. This module alone ensures that
-//! they do not outlive their memory: a view leaves this module only in one value with the mapping of its
-//! segment, and the value cannot be taken apart outside of it.
+//! Their type is `'static` because a structure cannot borrow from its own field. This module alone ensures that they do
+//! not outlive their memory: a view leaves this module only in one value with the mapping of its segment, and the value
+//! cannot be taken apart outside of it.
 //!
 //! | value | views | mapping |
 //! |---|---|---|
@@ -12,10 +12,10 @@
 //! | [`NewLink`] | of both sides' segments | its `Linked`, and our [`OwnSegments`] |
 //! | [`OwnSleep`] | the word by which peers wake us | our [`OwnSegments`] |
 //!
-//! Methods of these values make all uses of a view. They borrow the value, so the mappings are alive. The order
-//! in which fields are dropped does not matter: dropping a view has no effect, which an assertion below checks
-//! at compile time. A peer's segment is unmapped early only by [`NewLink::open`], after the port has closed its
-//! link with that peer. The segments of this process are unmapped with the last owner of its `OwnSegments`.
+//! Methods of these values make all uses of a view. They borrow the value, so the mappings are alive. The order in
+//! which fields are dropped does not matter: dropping a view has no effect, which an assertion below checks at compile
+//! time. A peer's segment is unmapped early only by [`NewLink::open`], after the port has closed its link with that
+//! peer. The segments of this process are unmapped with the last owner of its `OwnSegments`.
 
 use std::mem::needs_drop;
 use std::ops::Deref;
@@ -64,8 +64,8 @@ pub(crate) struct Mappings {
 }
 
 impl Mappings {
-    /// Keeps all segments from being unmapped when this value is dropped. In a forked child they are not
-    /// mapped, and other memory may be at their addresses.
+    /// Keeps all segments from being unmapped when this value is dropped. In a forked child they are not mapped, and
+    /// other memory may be at their addresses.
     pub(super) fn leave_to_parent(&mut self) {
         std::mem::forget(std::mem::take(&mut self.links));
         std::mem::forget(Arc::clone(&self.ours));
@@ -138,9 +138,9 @@ impl NewLink {
         &self.linked.ours
     }
 
-    /// Links the port with the peer, and unmaps the segments of its predecessor: the predecessor's link, the
-    /// only holder of their views, is closed, because the port refuses otherwise. If the port refuses, or is
-    /// not over the same segments of ours, nothing changes.
+    /// Links the port with the peer, and unmaps the segments of its predecessor: the predecessor's link, the only
+    /// holder of their views, is closed, because the port refuses otherwise. If the port refuses, or is not over the
+    /// same segments of ours, nothing changes.
     pub(super) fn open(self, port: &mut Port) {
         let Self { link, queue: (queue, entries), linked, ours } = self;
         let number = linked.ours.number;

@@ -7,8 +7,8 @@
 //! processes share a machine if their boots are equal and the socket was reached: containers and copies of a virtual
 //! machine can have equal boots.
 //!
-//! A rank that was started again is reached as its first process was: the exchange still has what all published at
-//! the start. Its new process joins with a new address, in which peers find its socket and its network address.
+//! A rank that was started again is reached as its first process was: the exchange still has what all published at the
+//! start. Its new process joins with a new address, in which peers find its socket and its network address.
 //!
 //! What others publish is untrusted: lengths are limited, and every field is checked.
 
@@ -79,8 +79,8 @@ impl HostAddress {
         self.host == other.host && self.host != APART
     }
 
-    /// Returns whether the other end of this connection is the process that published this address. The kernel
-    /// supplies the process id. Across pid namespaces its numbers have no meaning, and the connection is accepted.
+    /// Returns whether the other end of this connection is the process that published this address. The kernel supplies
+    /// the process id. Across pid namespaces its numbers have no meaning, and the connection is accepted.
     pub(crate) fn is_genuine(&self, caller: &HandoffConnection) -> bool {
         self.space != namespace("pid") || self.pid == caller.peer().pid
     }

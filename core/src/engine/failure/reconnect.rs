@@ -1,9 +1,8 @@
 //! Reconnection of a rank: a process that restarts, or one that joins late.
 //!
-//! A failed peer can be reconnected ([`Engine::reconnect`]) when its launcher has restarted it. The two
-//! processes of the rank share no state: sequence numbers, credits, requests and answers start anew. Messages
-//! of the first process that are still in the store are dropped. Requests that were complete or had failed
-//! stay so.
+//! A failed peer can be reconnected ([`Engine::reconnect`]) when its launcher has restarted it. The two processes of
+//! the rank share no state: sequence numbers, credits, requests and answers start anew. Messages of the first process
+//! that are still in the store are dropped. Requests that were complete or had failed stay so.
 #![forbid(unsafe_code)]
 
 use core::borrow::{Borrow as _, BorrowMut as _};
@@ -19,8 +18,8 @@ use crate::port::{PeerId, Port};
 use crate::store::cost;
 
 impl Peer {
-    /// Resets the state for the next process of the peer. The queues are empty since the failure. The ledger
-    /// resets the account, and the engine maintains the entry in the work list.
+    /// Resets the state for the next process of the peer. The queues are empty since the failure. The ledger resets the
+    /// account, and the engine maintains the entry in the work list.
     fn renew(&mut self) {
         self.failure = None;
         self.departed = None;
@@ -36,15 +35,15 @@ impl Peer {
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
-    /// Reconnects a failed peer whose new process the port is connected to. All operations started from now
-    /// on refer to the new process. Returns `false` without any effect if the peer has not failed, or if its credit
-    /// belongs to another peer by now, in an engine that was opened alone.
+    /// Reconnects a failed peer whose new process the port is connected to. All operations started from now on refer to
+    /// the new process. Returns `false` without any effect if the peer has not failed, or if its credit belongs to
+    /// another peer by now, in an engine that was opened alone.
     ///
-    /// Messages of the former process that were not received are dropped. A message that a matched probe has
-    /// removed from the queue can still be received if it arrived whole and its sender did not wait for the
-    /// receive. The failure of this peer counts as acknowledged ([`Engine::acknowledge`]); failures of other
-    /// peers do not. Posted receives from any source stay posted and match messages of the new process. The
-    /// counters of the peer start at zero.
+    /// Messages of the former process that were not received are dropped. A message that a matched probe has removed
+    /// from the queue can still be received if it arrived whole and its sender did not wait for the receive. The
+    /// failure of this peer counts as acknowledged ([`Engine::acknowledge`]); failures of other peers do not. Posted
+    /// receives from any source stay posted and match messages of the new process. The counters of the peer start at
+    /// zero.
     #[cold]
     pub fn reconnect(&mut self, peer: PeerId) -> bool {
         if peer == self.rank || matches!(self.failure(peer), None | Some(Failure::Absent)) {

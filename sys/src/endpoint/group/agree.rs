@@ -1,11 +1,11 @@
 //! Agreement among the living ranks, and their ranking. The algorithm and its assumptions are in
 //! [`nemesia_core::agreement`]. Its messages are ordinary messages in a matching context of their own.
 //!
-//! Agreements are counted, and each message has the number of its agreement. A process that was started again
-//! learns this number from the ranks that readmit it. A rank that lies about the number can only make the
-//! joining process take part in an agreement that is not due. A process that receives a message with another
-//! number than its own disconnects from the sender, with a fault that names it. So no process waits forever.
-//! Impossible numbers are ignored, as are numbers far above those that two other ranks sent.
+//! Agreements are counted, and each message has the number of its agreement. A process that was started again learns
+//! this number from the ranks that readmit it. A rank that lies about the number can only make the joining process take
+//! part in an agreement that is not due. A process that receives a message with another number than its own disconnects
+//! from the sender, with a fault that names it. So no process waits forever. Impossible numbers are ignored, as are
+//! numbers far above those that two other ranks sent.
 
 use nemesia_core::agreement::{Agreement, CONTEXT, Step, message_bytes, words};
 use nemesia_core::engine::Failure;
@@ -124,8 +124,8 @@ impl Agreements {
         self.said.push((rank, number));
     }
 
-    /// Returns whether a number is possible. A rank that readmitted this process earlier sends a smaller
-    /// number. A rank that has itself come back, and does not know the number yet, sends 0.
+    /// Returns whether a number is possible. A rank that readmitted this process earlier sends a smaller number. A rank
+    /// that has itself come back, and does not know the number yet, sends 0.
     fn is_credible(&self, at: usize) -> bool {
         let number = self.said[at].1;
         let others = self.said.iter().enumerate().filter(|(other, (_, said))| *other != at && *said > 0);
@@ -134,8 +134,8 @@ impl Agreements {
         number <= MOST && (count < 2 || number.saturating_sub(most) <= AHEAD)
     }
 
-    /// Settles the number after all ranks have sent theirs. Returns the ranks whose numbers were ignored, and
-    /// these numbers.
+    /// Settles the number after all ranks have sent theirs. Returns the ranks whose numbers were ignored, and these
+    /// numbers.
     fn settle(&mut self) -> Vec<(usize, u64)> {
         self.next = self.number();
         let liars =
@@ -178,8 +178,8 @@ fn tag_of(members: &[usize]) -> u64 {
     1 << 63 | members.iter().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
-/// An agreement in progress. After an error or a panic the endpoint keeps it, because the engine uses its
-/// buffers. The next call continues it.
+/// An agreement in progress. After an error or a panic the endpoint keeps it, because the engine uses its buffers. The
+/// next call continues it.
 struct Kept<'a> {
     endpoint: &'a mut Endpoint,
     ongoing: Option<Ongoing>,
@@ -195,8 +195,8 @@ impl Drop for Kept<'_> {
 
 /// # Agreement and survivors
 ///
-/// An agreement gives the same result to all living ranks, even if ranks die meanwhile. After a failure,
-/// `shrink` numbers the survivors anew.
+/// An agreement gives the same result to all living ranks, even if ranks die meanwhile. After a failure, `shrink`
+/// numbers the survivors anew.
 ///
 /// ```
 /// # nemesia::testing::world(2, |mut endpoint| {
@@ -210,24 +210,23 @@ impl Drop for Kept<'_> {
 /// # Ok::<(), nemesia::Error>(())
 /// ```
 impl Endpoint {
-    /// Returns the ranks that are not gone as far as this process knows, itself included. Other processes may
-    /// know otherwise; [`Endpoint::shrink`] makes all of them agree.
+    /// Returns the ranks that are not gone as far as this process knows, itself included. Other processes may know
+    /// otherwise; [`Endpoint::shrink`] makes all of them agree.
     pub fn survivors(&self) -> Vec<usize> {
         (0..self.size()).filter(|&rank| self.failure(rank).is_none()).collect()
     }
 
-    /// Agrees with all living ranks on the AND of all flags and on the ranks that are gone (`MPI_Comm_agree` of
-    /// ULFM).
+    /// Agrees with all living ranks on the AND of all flags and on the ranks that are gone (`MPI_Comm_agree` of ULFM).
     ///
-    /// Collective: every living rank calls this function and [`Endpoint::shrink`] in the same order. Ranks may
-    /// die during the agreement. A rank that has finished counts as gone. This function waits as a receive
-    /// does, and other traffic continues. Messages that ranks sent before they were gone can still be received.
-    /// Receives from any source report a failure until [`Endpoint::acknowledge_failures`].
+    /// Collective: every living rank calls this function and [`Endpoint::shrink`] in the same order. Ranks may die
+    /// during the agreement. A rank that has finished counts as gone. This function waits as a receive does, and other
+    /// traffic continues. Messages that ranks sent before they were gone can still be received. Receives from any
+    /// source report a failure until [`Endpoint::acknowledge_failures`].
     ///
     /// # Errors
-    /// [`Error::Excluded`] if the others have agreed that this process is gone, because one of them
-    /// disconnected from it. After any other error the agreement is still under way. The next call continues
-    /// it, with the flags of the first call.
+    /// [`Error::Excluded`] if the others have agreed that this process is gone, because one of them disconnected from
+    /// it. After any other error the agreement is still under way. The next call continues it, with the flags of the
+    /// first call.
     pub fn agree(&mut self, flags: u64) -> Result<Agreed, Error> {
         self.agree_of(None, flags)
     }
@@ -262,8 +261,8 @@ impl Endpoint {
 
     /// Agrees with all living ranks on the list of living ranks (`MPI_Comm_shrink` of ULFM).
     ///
-    /// Every rank gets the same list, even if more ranks die during the call. A rank that dies after the
-    /// agreement is in the list.
+    /// Every rank gets the same list, even if more ranks die during the call. A rank that dies after the agreement is
+    /// in the list.
     ///
     /// # Errors
     /// As for [`Endpoint::agree`].
@@ -311,8 +310,8 @@ impl Endpoint {
         let mut bytes = vec![0; ongoing.message_bytes()];
         let to = ongoing.members[to as usize];
         let len = ongoing.part.message(&mut bytes);
-        // SAFETY: the bytes are on the heap and stay unchanged in `ongoing.sends` until the request is
-        // complete. The endpoint owns these, and drops its engine first.
+        // SAFETY: the bytes are on the heap and stay unchanged in `ongoing.sends` until the request is complete. The
+        // endpoint owns these, and drops its engine first.
         let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), len) };
         match self.start(to, CONTEXT, ongoing.tag, buf, Mode::Standard) {
             Ok(request) if request.is_complete() => Ok(()),
@@ -362,20 +361,19 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Fails a rank that violated the protocol. The rank waits for this process, so it has to learn of the end
-    /// at once.
+    /// Fails a rank that violated the protocol. The rank waits for this process, so it has to learn of the end at once.
     pub(in crate::endpoint) fn fault(&mut self, rank: u32, fault: PortFault) {
         self.engine.fail(rank, Failure::Fault(fault));
         self.disconnect_faulty();
     }
 
-    /// Posts a receive for the next message of an agreement from a rank. The number of the agreement is checked
-    /// when the message is there.
+    /// Posts a receive for the next message of an agreement from a rank. The number of the agreement is checked when
+    /// the message is there.
     fn post_from(&mut self, from: u32, len: usize) -> Result<(Request, Vec<u8>), Error> {
         let (source, tag, ignore) = (CoreSource::Rank(from), 0, u64::MAX);
         let mut bytes = vec![0; len];
-        // SAFETY: as for a send: the bytes are on the heap and unused until the request is complete or the
-        // engine is gone.
+        // SAFETY: as for a send: the bytes are on the heap and unused until the request is complete or the engine is
+        // gone.
         let buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), len) };
         let request = self.post(Pattern { source, context: CONTEXT, tag, ignore }, buf)?;
         Ok((request, bytes))
@@ -403,8 +401,8 @@ impl Endpoint {
         Ok(Agreed { flags: decision.flags, gone })
     }
 
-    /// Disconnects from ranks that violated the protocol. Otherwise they would wait for this process, and
-    /// others for them.
+    /// Disconnects from ranks that violated the protocol. Otherwise they would wait for this process, and others for
+    /// them.
     pub(in crate::endpoint) fn disconnect_faulty(&mut self) {
         for rank in 0..self.size() {
             if let Some(failure @ Failure::Fault(_)) = self.failure(rank)

@@ -84,8 +84,8 @@ impl Among<'_> {
     /// ranks need not have done so.
     ///
     /// # Errors
-    /// As for [`Endpoint::agree`]. [`Error::Excluded`] concerns this agreement only. [`Error::AgreementUnderWay`] if
-    /// an agreement of other members is not finished.
+    /// As for [`Endpoint::agree`]. [`Error::Excluded`] concerns this agreement only. [`Error::AgreementUnderWay`] if an
+    /// agreement of other members is not finished.
     pub fn agree(&mut self, flags: u64) -> Result<Agreed, Error> {
         self.endpoint.agree_of(Some(&self.members), flags)
     }

@@ -1,12 +1,12 @@
 //! A barrier among the ranks that take part in agreements: all except those that were agreed to be gone.
 //!
-//! It is a dissemination barrier. In round `k`, each of `n` ranks sends one message to the rank 2^k places on
-//! and receives one from the rank 2^k places back. After ceil(log2 n) rounds, each rank has received a message
-//! that depends on every other rank.
+//! It is a dissemination barrier. In round `k`, each of `n` ranks sends one message to the rank 2^k places on and
+//! receives one from the rank 2^k places back. After ceil(log2 n) rounds, each rank has received a message that depends
+//! on every other rank.
 //!
-//! Every living rank finishes all rounds, even after it has found that another rank is gone. Each of its later
-//! messages names the rank that is gone. So no rank waits for one that has left early, and no message of one
-//! barrier remains for the next.
+//! Every living rank finishes all rounds, even after it has found that another rank is gone. Each of its later messages
+//! names the rank that is gone. So no rank waits for one that has left early, and no message of one barrier remains for
+//! the next.
 
 use std::mem::ManuallyDrop;
 
@@ -99,8 +99,8 @@ impl Barrier {
 
 /// # Barrier
 ///
-/// A barrier returns when every rank has entered it. Before [`Endpoint::close`] it makes sure that no rank
-/// still needs this one.
+/// A barrier returns when every rank has entered it. Before [`Endpoint::close`] it makes sure that no rank still needs
+/// this one.
 ///
 /// ```
 /// # nemesia::testing::world(2, |mut endpoint| {
@@ -115,22 +115,20 @@ impl Endpoint {
     /// [`Endpoint::agree`] and [`Endpoint::shrink`].
     ///
     /// Each rank sends ceil(log2 n) messages. A rank takes no part once the others have agreed that it is gone
-    /// ([`Endpoint::agree`]). Messages that were sent before the barrier need not have arrived after it.
-    /// One-sided operations are complete only after a flush.
+    /// ([`Endpoint::agree`]). Messages that were sent before the barrier need not have arrived after it. One-sided
+    /// operations are complete only after a flush.
     ///
     /// # How to end a program
-    /// Call `barrier`, then [`Endpoint::close`]. After the barrier, no rank waits any longer for a message that
-    /// this rank had to send before it. So no rank finds that this one has gone too early. `close` waits until
-    /// all pending sends have left this process, and then notifies the peers that this rank has finished. If it
-    /// returns [`Error::Held`] or [`Error::Timeout`], some sends have not left within the configured time, and are
-    /// lost.
+    /// Call `barrier`, then [`Endpoint::close`]. After the barrier, no rank waits any longer for a message that this
+    /// rank had to send before it. So no rank finds that this one has gone too early. `close` waits until all pending
+    /// sends have left this process, and then notifies the peers that this rank has finished. If it returns
+    /// [`Error::Held`] or [`Error::Timeout`], some sends have not left within the configured time, and are lost.
     ///
     /// # Errors
-    /// [`Error::PeerFailed`] if a rank is gone, and [`Error::BarrierBroken`] if another rank has found that.
-    /// Call [`Endpoint::shrink`] in both cases; the next barrier is among the survivors. If the rank that is
-    /// gone had entered the barrier, some ranks may have left it without an error. [`Error::Excluded`] if the
-    /// others have agreed that this process is gone. After any other error the barrier is still under way, and
-    /// the next call continues it.
+    /// [`Error::PeerFailed`] if a rank is gone, and [`Error::BarrierBroken`] if another rank has found that. Call
+    /// [`Endpoint::shrink`] in both cases; the next barrier is among the survivors. If the rank that is gone had
+    /// entered the barrier, some ranks may have left it without an error. [`Error::Excluded`] if the others have agreed
+    /// that this process is gone. After any other error the barrier is still under way, and the next call continues it.
     pub fn barrier(&mut self) -> Result<(), Error> {
         loop {
             match self.barrier_step(None)? {
@@ -205,8 +203,8 @@ impl Endpoint {
 
     fn send_of_barrier(&mut self, to: usize, barrier: &mut Barrier) -> Result<(), Error> {
         let bytes = barrier.message();
-        // SAFETY: the bytes are on the heap and stay unchanged in `barrier.sends` until the request is
-        // complete. The endpoint owns these, and drops its engine first.
+        // SAFETY: the bytes are on the heap and stay unchanged in `barrier.sends` until the request is complete. The
+        // endpoint owns these, and drops its engine first.
         let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
         match self.start(to, CONTEXT, u64::from(barrier.round), buf, Mode::Standard) {
             Ok(request) if request.is_complete() => {}
@@ -219,8 +217,8 @@ impl Endpoint {
 
     fn receive_of_barrier(&mut self, from: usize, barrier: &mut Barrier) -> Result<(), Error> {
         let mut bytes = BarrierBytes::default();
-        // SAFETY: as for a send: the bytes are on the heap and unused until the request is complete or the
-        // engine is gone.
+        // SAFETY: as for a send: the bytes are on the heap and unused until the request is complete or the engine is
+        // gone.
         let buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), bytes.len()) };
         let (source, tag) = (CoreSource::Rank(from as u32), u64::from(barrier.round));
         match self.post(Pattern { source, context: CONTEXT, tag, ignore: 0 }, buf) {

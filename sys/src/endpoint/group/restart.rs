@@ -1,7 +1,7 @@
 //! Ranks that were started again: finding them, readmitting them, and being readmitted.
 //!
-//! Inside a machine the rejoin listener ([`crate::shm::RejoinListener`]) decides which connection requests are
-//! genuine, and between machines the launcher's list of members. The core resets the state of a rank
+//! Inside a machine the rejoin listener ([`crate::shm::RejoinListener`]) decides which connection requests are genuine,
+//! and between machines the launcher's list of members. The core resets the state of a rank
 //! ([`nemesia_core::engine::Engine::reconnect`]).
 
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::transport::net::{NetAnswer, NetPort};
 
 /// # Restart
 ///
-/// If the launcher starts a rank again (`nemesia run --restart`), each survivor readmits it. Operations with
-/// the rank then reach the new process.
+/// If the launcher starts a rank again (`nemesia run --restart`), each survivor readmits it. Operations with the rank
+/// then reach the new process.
 ///
 /// ```no_run
 /// # fn go(mut endpoint: nemesia::Endpoint) -> Result<(), nemesia::Error> {
@@ -34,13 +34,12 @@ use crate::transport::net::{NetAnswer, NetPort};
 /// # Ok(()) }
 /// ```
 impl Endpoint {
-    /// Returns how often the rank of this process was started before: 0 for a process that was started with its
-    /// world.
+    /// Returns how often the rank of this process was started before: 0 for a process that was started with its world.
     ///
-    /// A process that was started again ([`Launcher::restart`](crate::bootstrap::Launcher::restart)) has no
-    /// state of its predecessor. It is connected with a survivor once that survivor has readmitted it
-    /// ([`Endpoint::readmit`]). Until then, operations with the survivor wait, and so do agreements. Ranks that
-    /// are gone when the process starts have failed.
+    /// A process that was started again ([`Launcher::restart`](crate::bootstrap::Launcher::restart)) has no state of
+    /// its predecessor. It is connected with a survivor once that survivor has readmitted it ([`Endpoint::readmit`]).
+    /// Until then, operations with the survivor wait, and so do agreements. Ranks that are gone when the process starts
+    /// have failed.
     pub fn incarnation(&self) -> u64 {
         self.rejoin.incarnation()
     }
@@ -57,12 +56,12 @@ impl Endpoint {
 
     /// Returns the ranks that have failed, were started again, and wait to be readmitted, in rising order.
     ///
-    /// This function asks the kernel for new processes, and the launcher whether they are genuine. It does not
-    /// wait for ranks that have not come yet.
+    /// This function asks the kernel for new processes, and the launcher whether they are genuine. It does not wait for
+    /// ranks that have not come yet.
     ///
     /// # Errors
-    /// [`BootstrapError::NoRestart`] if the launcher of this world starts no rank again,
-    /// [`BootstrapError::Finalized`], or an error of the launcher.
+    /// [`BootstrapError::NoRestart`] if the launcher of this world starts no rank again, [`BootstrapError::Finalized`],
+    /// or an error of the launcher.
     pub fn restarted(&mut self) -> Result<Vec<usize>, Error> {
         self.check_origin()?;
         self.check_liveness();
@@ -95,8 +94,7 @@ impl Endpoint {
         Ok(ranks)
     }
 
-    /// Waits until a rank waits to be readmitted, or for at most `limit`. Returns what [`Endpoint::restarted`]
-    /// returns.
+    /// Waits until a rank waits to be readmitted, or for at most `limit`. Returns what [`Endpoint::restarted`] returns.
     ///
     /// # Errors
     /// As for [`Endpoint::restarted`], and [`Error::Timeout`].
@@ -118,8 +116,8 @@ impl Endpoint {
 
     /// Readmits a rank that had failed and was started again.
     ///
-    /// From now on, operations are with the new process, with which all state begins anew. Until now they ended
-    /// with [`Error::PeerFailed`].
+    /// From now on, operations are with the new process, with which all state begins anew. Until now they ended with
+    /// [`Error::PeerFailed`].
     ///
     /// - Operations that were under way with the earlier process have failed.
     /// - Messages that the earlier process had sent completely could be received until now. The others are
@@ -140,8 +138,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::NotRestarted`] if [`Endpoint::restarted`] does not name the rank. [`Error::AgreementUnderWay`].
-    /// [`Error::Peer`] if the new process has other settings; it is refused. The errors of
-    /// [`Endpoint::restarted`].
+    /// [`Error::Peer`] if the new process has other settings; it is refused. The errors of [`Endpoint::restarted`].
     pub fn readmit(&mut self, rank: usize) -> Result<(), Error> {
         self.check_origin()?;
         if rank >= self.size() {
@@ -171,8 +168,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Readmits a rank that is reached over the network. Its connection becomes ready later; until then operations
-    /// with it wait.
+    /// Readmits a rank that is reached over the network. Its connection becomes ready later; until then operations with
+    /// it wait.
     fn readmit_remote(&mut self, rank: usize) -> Result<(), Error> {
         let agreements = self.agreements.number();
         let admitted = self.net_mut().and_then(|net| net.admit(rank as u32, agreements));
@@ -218,8 +215,8 @@ impl Endpoint {
         self.engine.acknowledge();
     }
 
-    /// Accepts connection requests, and processes the answers to those of this process. Returns whether this
-    /// may have changed anything.
+    /// Accepts connection requests, and processes the answers to those of this process. Returns whether this may have
+    /// changed anything.
     pub(in crate::endpoint) fn attend_rejoin(&mut self) -> bool {
         self.rejoin.open();
         let Self { rejoin, engine, waiter, leaving, .. } = self;
@@ -227,8 +224,8 @@ impl Endpoint {
             if engine.failure(rank as u32).is_some() || !waiter.watch.is_watched(rank) {
                 return false;
             }
-            // A process that was started again connects only after its predecessor has ended, so the end is
-            // visible by now.
+            // A process that was started again connects only after its predecessor has ended, so the end is visible by
+            // now.
             match waiter.watch.look_at(rank) {
                 Some(departure) => {
                     leaving.push((rank, departure, 0));
@@ -257,8 +254,8 @@ impl Endpoint {
         changed
     }
 
-    /// Processes what has become of connections with restarted processes over the network. Returns whether anything
-    /// has changed.
+    /// Processes what has become of connections with restarted processes over the network. Returns whether anything has
+    /// changed.
     pub(in crate::endpoint) fn attend_net_rejoin(&mut self) -> bool {
         let mut changed = false;
         while let Some((peer, answer)) = self.net_mut().and_then(NetPort::next_answer) {

@@ -8,15 +8,15 @@ use crate::endpoint::Endpoint;
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Endpoint {
-    /// Clears the identity stamp before buffers of unfinished sends return to their owners. A peer that reads
-    /// such a buffer later then finds another stamp and discards the bytes.
+    /// Clears the identity stamp before buffers of unfinished sends return to their owners. A peer that reads such a
+    /// buffer later then finds another stamp and discards the bytes.
     pub(in crate::endpoint) fn forbid_reading(&mut self) {
         // SAFETY: only this process writes the stamp. The write is volatile, because other processes read it.
         unsafe { (&raw mut *self.stamp).write_volatile(0) };
     }
 
-    /// Keeps a forked child from dropping what belongs to its parent. The segments are not mapped in the child,
-    /// and an unmap could hit later mappings at their addresses. An exchange could speak to the launcher.
+    /// Keeps a forked child from dropping what belongs to its parent. The segments are not mapped in the child, and an
+    /// unmap could hit later mappings at their addresses. An exchange could speak to the launcher.
     #[cold]
     pub(in crate::endpoint) fn leave_to_parent(&mut self) {
         std::mem::forget(self.exchange.take());

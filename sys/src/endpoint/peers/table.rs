@@ -73,7 +73,11 @@ impl PeerTable {
         self.calls.send_goodbyes(finished);
     }
 
-    pub(super) fn connect(&mut self, address: &PeerAddress, endpoint: &mut Endpoint) -> Result<PeerRef, Error> {
+    pub(super) fn connect(
+        &mut self,
+        address: &PeerAddress,
+        endpoint: &mut Endpoint,
+    ) -> Result<PeerRef, Error> {
         self.calls.check(address).map_err(|problem| Error::Address { problem })?;
         self.make_place();
         let peer = self.table.connect(address)?;

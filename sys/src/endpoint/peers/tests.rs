@@ -147,7 +147,10 @@ fn a_peer_that_has_gone_is_reported_and_its_last_message_is_received() {
     let gone = other.join().unwrap();
     let mut buf = [0; 8];
     let end = one.recv(Source::Rank(from), Tag::Any, &mut buf);
-    assert!(matches!(end, Err(Error::PeerFailed { rank, failure: Failure::Finished }) if rank == from), "{end:?}");
+    assert!(
+        matches!(end, Err(Error::PeerFailed { rank, failure: Failure::Finished }) if rank == from),
+        "{end:?}"
+    );
     let peer = one.connect(&gone).unwrap();
     let error = one.wait_connected(peer, LIMIT).unwrap_err();
     assert!(matches!(error, Error::PeerFailed { failure: Failure::Died, .. }), "{error}");
@@ -237,7 +240,11 @@ fn a_process_that_admits_no_strangers_takes_calls_of_those_that_it_knows() {
     while three.failure(ranks[1]).is_none() {
         [&mut one, &mut two, &mut three].into_iter().for_each(|it| _ = it.progress());
     }
-    assert!(three.warnings().iter().any(|it| it.contains("admits no unknown peers")), "{:?}", three.warnings());
+    assert!(
+        three.warnings().iter().any(|it| it.contains("admits no unknown peers")),
+        "{:?}",
+        three.warnings()
+    );
     let known = thread::spawn(move || {
         two.send(ranks[0], 1, &1_u64.to_le_bytes()).unwrap();
         two.close().unwrap();

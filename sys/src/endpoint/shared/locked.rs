@@ -8,14 +8,16 @@ use super::super::{
     Incoming, Message, MessageBuffer, Path, Ranking, Reduction, Region, RemoteKey, Request, RequestPlace,
     Scope, Source, Status, Tag, WithCompletion,
 };
+use nemesia_core::peers::{PeerAddress, PeerRef, PeerStage};
+
 use crate::error::Error;
 use nemesia_core::engine::SendOptions;
 use nemesia_core::payload::Segment;
 
 /// The locked endpoint of a [`SharedEndpoint`](super::SharedEndpoint), with the methods that do not block.
 ///
-/// It is no `&mut Endpoint`, so it cannot be swapped for another endpoint. A thread that waits for an operation
-/// has lent its buffer to this endpoint, which therefore has to stay where it is:
+/// It is no `&mut Endpoint`, so it cannot be swapped for another endpoint. A thread that waits for an operation has
+/// lent its buffer to this endpoint, which therefore has to stay where it is:
 ///
 /// ```compile_fail,E0308
 /// # use nemesia::{Endpoint, SharedEndpoint};
@@ -90,6 +92,8 @@ methods! {
     fn arm() -> Arm;
     fn cancel(request: Request) -> bool;
     fn completions(into: &mut [Completion]) -> usize;
+    fn connect(address: &PeerAddress) -> Result<PeerRef, Error>;
+    fn disconnect(peer: PeerRef) -> Result<(), Error>;
     fn unexpose(region: Region) -> Result<(), Error>;
     fn disarm();
     fn fence(rank: usize) -> Result<(), Error>;
@@ -102,13 +106,16 @@ methods! {
     fn iprobe(from: Source, tag: Tag) -> Result<Option<Status>, Error>;
     fn notifications(region: Region) -> Result<u64, Error>;
     fn path(key: &RemoteKey) -> Path;
+    fn peer_of(rank: usize) -> Option<PeerRef>;
     fn progress() -> usize;
+    fn rank_of(peer: PeerRef) -> Result<usize, Error>;
     fn read_region(region: Region, at: usize, to: &mut [u8]) -> Result<(), Error>;
     fn readmit(rank: usize) -> Result<(), Error>;
     fn recv_now(from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status>;
     fn remote_key(region: Region) -> Result<RemoteKey, Error>;
     fn remove_handler(number: u16) -> bool;
     fn restarted() -> Result<Vec<usize>, Error>;
+    fn stage_of(peer: PeerRef) -> Result<PeerStage, Error>;
     fn send_now(to: usize, tag: u64, bytes: &[u8]) -> bool;
     fn set_handler(number: u16, handler: impl FnMut(&mut Incoming<'_>) + Send + 'static);
     fn shrink() -> Result<Ranking, Error>;
@@ -154,8 +161,8 @@ unsafe_methods! {
 }
 
 impl LockedEndpoint<'_> {
-    /// Returns this endpoint in a matching context; see [`Endpoint::in_context`]. Methods of the context that
-    /// block keep all other threads out until they return.
+    /// Returns this endpoint in a matching context; see [`Endpoint::in_context`]. Methods of the context that block
+    /// keep all other threads out until they return.
     #[inline]
     pub const fn in_context(&mut self, context: u16) -> Context<'_> {
         self.0.in_context(context)

@@ -6,14 +6,13 @@ use crate::endpoint::Endpoint;
 use crate::events;
 use crate::os::Departure;
 
-/// The number of engine turns that search for the last messages of a peer that is gone. A peer leaves no more
-/// than its cells and its fastbox hold. Without this limit, a peer that only pretends to be gone could continue
-/// forever.
+/// The number of engine turns that search for the last messages of a peer that is gone. A peer leaves no more than its
+/// cells and its fastbox hold. Without this limit, a peer that only pretends to be gone could continue forever.
 const DRAIN_TURNS: u32 = 256;
 
 impl Endpoint {
-    /// Asks the kernel which peers are gone, and fails those from which nothing more can come. Returns whether
-    /// this may have changed anything.
+    /// Asks the kernel which peers are gone, and fails those from which nothing more can come. Returns whether this may
+    /// have changed anything.
     #[cold]
     pub(in crate::endpoint) fn check_liveness(&mut self) -> bool {
         if self.is_forked() {

@@ -58,7 +58,13 @@ impl Calls {
     ///
     /// # Errors
     /// There is no memory for the connection.
-    pub(crate) fn call(&mut self, peer: PeerRef, address: &PeerAddress, number: u32, call: u64) -> Result<(), Error> {
+    pub(crate) fn call(
+        &mut self,
+        peer: PeerRef,
+        address: &PeerAddress,
+        number: u32,
+        call: u64,
+    ) -> Result<(), Error> {
         let link = self.ours.link(number)?;
         let since = Instant::now();
         self.outgoing.push(OutgoingCall { peer, address: *address, call, since, link, connection: None });
@@ -97,7 +103,8 @@ impl Calls {
         let call = &self.outgoing[at];
         let Some((connection, pidfd)) = &call.connection else {
             let is_late = call.since.elapsed() >= limit;
-            return is_late.then(|| Err(CallOutcome::Refused("it takes no connections: it is overloaded".into())));
+            return is_late
+                .then(|| Err(CallOutcome::Refused("it takes no connections: it is overloaded".into())));
         };
         // Checked before the packets are read: a dead process sends no further packets.
         let ended = pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
@@ -108,7 +115,9 @@ impl Calls {
             Ok(Some((packet, descriptors))) => Some(Ok((packet, descriptors))),
             Ok(None) if ended => Some(Err(CallOutcome::Gone)),
             Ok(None) => {
-                let late = || CallOutcome::Refused(format!("it has not answered within {limit:?}: does it progress?"));
+                let late = || {
+                    CallOutcome::Refused(format!("it has not answered within {limit:?}: does it progress?"))
+                };
                 (call.since.elapsed() >= limit).then(|| Err(late()))
             }
             Err(Unheard::Leaving(_) | Unheard::Gone) => Some(Err(CallOutcome::Gone)),
@@ -152,12 +161,10 @@ impl Calls {
         descriptors: Vec<crate::os::ForeignFd>,
     ) -> CallOutcome {
         let Some((connection, _)) = connection else { return CallOutcome::Gone };
-        let met = self
-            .verify(&packet, &connection)
-            .and_then(|()| {
-                let (ours, said) = ((&*self.world, &self.ours), (&packet.handshake, descriptors));
-                JoiningProcess::new(ours, link, said, Arc::new(connection))
-            });
+        let met = self.verify(&packet, &connection).and_then(|()| {
+            let (ours, said) = ((&*self.world, &self.ours), (&packet.handshake, descriptors));
+            JoiningProcess::new(ours, link, said, Arc::new(connection))
+        });
         match met {
             Ok(joining) => CallOutcome::Answered(Box::new(joining), packet.calls),
             Err(problem) => CallOutcome::Refused(problem),

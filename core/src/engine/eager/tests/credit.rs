@@ -21,8 +21,7 @@ const ANY: Pattern = Pattern { source: Source::Any, context: 0, tag: 0, ignore: 
 /// Cost of the largest packet. The pool is granted in no smaller pieces.
 const PACKET: u32 = cost(256);
 
-/// A store with `units` units for peers, the reserve for this process itself, and the smallest possible
-/// window.
+/// A store with `units` units for peers, the reserve for this process itself, and the smallest possible window.
 const fn units(units: usize) -> WorldRoom {
     WorldRoom { units: units + 1, tuning: Tuning { window: 1, ..TUNING }, ..AMPLE }
 }
@@ -263,8 +262,8 @@ fn message_to_self_without_memory_waits_for_memory_or_its_receive() {
     }
 }
 
-/// All other memory is granted to a peer that sends nothing. Messages to the process itself still arrive,
-/// whole or announced.
+/// All other memory is granted to a peer that sends nothing. Messages to the process itself still arrive, whole or
+/// announced.
 #[test]
 fn message_to_self_arrives_although_all_memory_is_granted_to_peers() {
     for (len, synchronous) in [(0, false), (8, false), (256, false), (2000, false), (8, true)] {
@@ -335,8 +334,8 @@ fn message_to_self_that_is_held_can_be_withdrawn_and_leaves_nothing_behind() {
     }
 }
 
-/// Credit that one peer no longer needs goes to another that waits for it, as soon as the ledger settles,
-/// also on an arrival.
+/// Credit that one peer no longer needs goes to another that waits for it, as soon as the ledger settles, also on an
+/// arrival.
 #[test]
 fn memory_that_an_arrival_frees_is_granted_to_held_peers() {
     let fabric = Fabric::new(tiny(3));

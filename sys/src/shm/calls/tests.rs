@@ -1,0 +1,181 @@
+//! Callers that lie, are silent, or are too many.
+
+use std::sync::Arc;
+
+use nemesia_core::shared::layout::Geometry;
+
+use super::*;
+use crate::config::Config;
+use crate::os::Departure;
+
+const GEOMETRY: Geometry = Geometry { cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
+
+fn world(epoch: u64) -> ShmWorld {
+    ShmWorld {
+        config: Config::default(),
+        geometry: GEOMETRY,
+        rank: 0,
+        size: 1,
+        epoch,
+        expedited: true,
+        cpus: [1; 8],
+        stamp: 0,
+        incarnation: 0,
+        sealed: false,
+    }
+}
+
+fn segments(epoch: u64) -> Arc<OwnSegments> {
+    Arc::new(OwnSegments::new(&Config::default(), GEOMETRY, epoch, &mut Vec::new()).unwrap())
+}
+
+fn calls(epoch: u64) -> (Calls, Watch) {
+    let mut watch = Watch::new().unwrap();
+    (Calls::listen(Arc::new(world(epoch)), segments(epoch), &mut watch).unwrap(), watch)
+}
+
+fn dial(calls: &Calls) -> HandoffConnection {
+    HandoffConnection::connect(&calls.place.socket(), Instant::now() + PATIENCE).unwrap()
+}
+
+/// Sends a call of this process as `packet` makes it of a correct one, with its segments.
+fn send_call(from: &Calls, to: &Calls, packet: impl FnOnce(&mut CallPacket)) -> HandoffConnection {
+    let connection = dial(to);
+    let mut call = CallPacket { handshake: from.world.handshake(0, 0), address: *from.own(), calls: 1 };
+    packet(&mut call);
+    let link = from.ours.link(0).unwrap();
+    connection.send(&call.encode(), &from.ours.descriptors(&link), Instant::now()).unwrap();
+    connection
+}
+
+/// Returns the text of the refusal that this caller has received.
+fn refusal(connection: &HandoffConnection) -> String {
+    match hear_packet(connection, Instant::now() + PATIENCE, CallPacket::decode) {
+        Err(Unheard::Problem(problem)) => problem,
+        Err(Unheard::Leaving(Departure::Died | Departure::Dropped | Departure::Finished) | Unheard::Gone) => {
+            "gone".into()
+        }
+        Ok(_) => "answered".into(),
+    }
+}
+
+#[test]
+fn a_call_is_heard_with_its_address_and_number() {
+    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+    let _caller = send_call(&one, &two, |call| call.calls = 77);
+    while two.heard() == 0 {
+        two.hear(&watch);
+    }
+    let call = two.next_call().unwrap();
+    assert_eq!((call.address, call.number, two.heard()), (*one.own(), 77, 0));
+}
+
+#[test]
+fn claims_that_the_kernel_contradicts_are_refused_in_words() {
+    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+    let other_process = |call: &mut CallPacket| {
+        let mut bytes = *call.address.bytes();
+        bytes[4..8].copy_from_slice(&1_u32.to_le_bytes());
+        call.address = PeerAddress::from_bytes(bytes);
+    };
+    let earlier = |call: &mut CallPacket| call.handshake.epoch = 3;
+    let no_address = |call: &mut CallPacket| call.address = PeerAddress::from_bytes([0; 64]);
+    let other_sizes = |call: &mut CallPacket| call.handshake.geometry.cells = 8;
+    type Lie = fn(&mut CallPacket);
+    let lies: [(Lie, &str); 4] = [
+        (other_process, "belongs to process 1"),
+        (earlier, "earlier process"),
+        (no_address, "version 0"),
+        (other_sizes, "NEMESIA_CELLS"),
+    ];
+    for (lie, words) in lies {
+        let caller = send_call(&one, &two, lie);
+        while two.is_busy() || !caller.has_disconnected() {
+            two.hear(&watch);
+        }
+        let refused = refusal(&caller);
+        assert!(refused.contains(words), "{refused}");
+        assert_eq!(two.heard(), 0);
+    }
+}
+
+#[test]
+fn garbage_and_segments_that_do_not_fit_end_the_call_only() {
+    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+    let garbage = dial(&two);
+    garbage.send(&[0xff; 200], &[], Instant::now()).unwrap();
+    // A call without segments.
+    let bare = dial(&two);
+    let packet = CallPacket { handshake: one.world.handshake(0, 0), address: *one.own(), calls: 1 };
+    bare.send(&packet.encode(), &[], Instant::now()).unwrap();
+    while two.heard() == 0 {
+        two.hear(&watch);
+    }
+    assert!(refusal(&garbage).contains("no nemesia handshake"));
+    let call = two.next_call().unwrap();
+    let peer = PeerRef::from_bits(0);
+    let problem = two.answer(peer, call, (1, 0), &watch).unwrap_err();
+    assert!(problem.contains("0 descriptors"), "{problem}");
+    assert!(refusal(&bare).contains("0 descriptors"));
+    assert!(two.answered.is_empty());
+}
+
+#[test]
+fn silent_callers_do_not_keep_a_call_from_being_heard() {
+    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+    let silent: Vec<_> = (0..MOST_CALLERS + 50).map(|_| dial(&two)).collect();
+    let _caller = send_call(&one, &two, |_| ());
+    while two.heard() == 0 {
+        two.hear(&watch);
+        assert!(two.silent.len() + two.heard.len() <= MOST_CALLERS);
+    }
+    assert_eq!(two.next_call().unwrap().address, *one.own());
+    drop(silent);
+}
+
+#[test]
+fn a_caller_that_never_confirms_is_given_up() {
+    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+    let peer = PeerRef::from_bits(0);
+    for confirm in [&b"something else"[..], b""] {
+        let caller = send_call(&one, &two, |_| ());
+        while two.heard() == 0 {
+            two.hear(&watch);
+        }
+        let call = two.next_call().unwrap();
+        two.answer(peer, call, (1, 0), &watch).unwrap();
+        assert!(two.next_confirmed(&watch).is_none() && two.is_busy());
+        if confirm.is_empty() {
+            drop(caller);
+        } else {
+            caller.send(confirm, &[], Instant::now()).unwrap();
+        }
+        let ended = std::iter::repeat_with(|| two.next_confirmed(&watch)).flatten().next().unwrap();
+        assert!(ended.0 == peer && ended.1.is_none() && two.answered.is_empty());
+    }
+}
+
+#[test]
+fn an_answer_of_another_process_than_the_one_called_is_refused() {
+    let ((mut one, watch), (two, _)) = (calls(1), calls(2));
+    let peer = PeerRef::from_bits(0);
+    one.call(peer, two.own(), 1, 1).unwrap();
+    assert!(one.next_outcome(&watch).is_none());
+    let connection = two.listener.accept(Instant::now() + PATIENCE).unwrap();
+    // It answers with the address of a third one.
+    let (three, _) = calls(3);
+    let packet = CallPacket { handshake: three.world.handshake(0, 0), address: *three.own(), calls: 0 };
+    let link = three.ours.link(0).unwrap();
+    connection.send(&packet.encode(), &three.ours.descriptors(&link), Instant::now()).unwrap();
+    let (_, outcome) = std::iter::repeat_with(|| one.next_outcome(&watch)).flatten().next().unwrap();
+    assert!(matches!(&outcome, CallOutcome::Refused(why) if why.contains("another address")), "{outcome:?}");
+}
+
+#[test]
+fn calls_to_nobody_end_at_once() {
+    let ((mut one, watch), (two, _)) = (calls(1), calls(2));
+    let (address, peer) = (*two.own(), PeerRef::from_bits(0));
+    drop(two);
+    one.call(peer, &address, 1, 1).unwrap();
+    assert!(matches!(one.next_outcome(&watch), Some((_, CallOutcome::Gone))));
+}
