@@ -15,6 +15,7 @@
 //! | `engine/rma.rs` | one-sided operations |
 //! | `engine/progress.rs` | progress steps, and pending work |
 //! | `engine/failure.rs` | peers that fail, and peers that return |
+//! | `engine/grow.rs` | engines that are opened alone, and peers that are added one by one |
 //!
 //! The rooms share five modules, which are below all of them:
 //!
@@ -55,14 +56,14 @@ use lmt::ProtocolSelections;
 use rma::{ExposedRegion, Regions, Reply};
 use state::{CompletionQueue, WorkList};
 
-pub use completion::OperationCompletion;
+pub use completion::{MultiPlace, OperationCompletion};
 pub use eager::Bypass;
 pub use lmt::PeerSelection;
 pub use peer::Peer;
 pub use request::{
     CompletionError, Failure, Outcome, Request, RequestId, SendOptions, StartError, Status, Truncation,
 };
-pub use state::{CompletionKind, PACKETS_A_TURN, Progress};
+pub use state::{CompletionKind, MultiReceiveOptions, PACKETS_A_TURN, Progress};
 pub use tuning::Tuning;
 
 use crate::flow::backing::Backing;
@@ -157,6 +158,10 @@ pub struct Engine<P: Port, S: Storage> {
     /// Whether messages of one word are sent eagerly through the port's shortest path.
     short_bytes: usize,
     failures: Failures,
+    /// Whether peers are added one by one ([`Engine::alone`]).
+    grows: bool,
+    /// The multi-receive buffer that the message at hand has matched without a slot, and the length of the message.
+    unplaced: Option<(u32, usize)>,
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -212,6 +217,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
             most_stored: (0, 0),
             work: WorkList::default(),
             failures: Failures::default(),
+            unplaced: None,
+            grows: matches!(plan, CreditPlan::Growing { .. }),
         })
     }
 

@@ -36,6 +36,8 @@ pub mod shares;
 pub use allowance::Allowance;
 pub use ceiling::CeilingError;
 
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::slab::NONE;
 use crate::wire::PeerId;
 
@@ -313,8 +315,14 @@ impl Ledger {
     /// no further account can be opened, returns the current total.
     pub fn open<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) -> u64 {
         let Some(account) = account(accounts, peer) else { return 0 };
-        if !account.open && (account.reserved || self.unopened > 0) {
-            self.unopened -= u32::from(!account.reserved);
+        let is_open = account.open;
+        #[cfg(nemesia_injected_fault)]
+        let is_open = is_open && !injected(InjectedFault::OpenTwice);
+        if !is_open && (account.reserved || self.unopened > 0) {
+            let is_taken = !account.reserved;
+            #[cfg(nemesia_injected_fault)]
+            let is_taken = is_taken && !injected(InjectedFault::ForgetReserve);
+            self.unopened -= u32::from(is_taken);
             (account.open, account.reserved) = (true, true);
             (account.due, account.ahead, account.granted) = (0, 0, 0);
             account.granted = self.own(account).into();

@@ -65,6 +65,26 @@ pub enum InjectedFault {
     ForgetAcknowledgement,
     /// The immediate data of an announced message are lost.
     DropImmediate,
+    /// A peer that is added does not take a reserve from those that are left.
+    ForgetReserve,
+    /// A peer gets credit before the memory of its reserve is committed.
+    PromiseUncommitted,
+    /// The account of a peer that was added before is opened again.
+    OpenTwice,
+    /// A number is given to the next peer although messages of the former one are stored.
+    InheritMessages,
+    /// A complete operation does not enter the completion queue.
+    LoseCompletion,
+    /// The completion queue returns an entry twice.
+    RepeatCompletion,
+    /// The completion queue exchanges two entries.
+    ReorderCompletions,
+    /// Two messages get the same place in a multi-receive buffer.
+    PlaceTwice,
+    /// A multi-receive buffer is free before all its messages are complete.
+    FreeEarly,
+    /// A message that is stored for want of a slot is overtaken by later ones for the same multi-receive buffer.
+    OvertakeStored,
     /// The credit that is reserved for updates is used for other packets.
     SpendReserve,
     /// A packet's report of posted receives counts twice.
@@ -91,6 +111,16 @@ pub enum InjectedFault {
     ForgetRoom,
     /// The placement acknowledges an operation before its payload has arrived.
     AckEarly,
+    /// A process does not check the proof of a caller.
+    SkipProof,
+    /// A challenge can be answered more than once.
+    ReuseChallenge,
+    /// A caller uses the same nonce for every call.
+    RepeatNonce,
+    /// The proof of the called process is that of the caller.
+    UnboundDirection,
+    /// The proof of a caller does not cover whom it calls.
+    ForgetCallee,
     /// Of two calls that cross, each process answers the other's.
     CountBothCalls,
     /// A process answers a call from a peer with which it is connected, and does not end that connection.
@@ -107,7 +137,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 46] = [
+    pub const ALL: [InjectedFault; 61] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -135,6 +165,16 @@ impl InjectedFault {
         InjectedFault::AcknowledgeUnmatched,
         InjectedFault::ForgetAcknowledgement,
         InjectedFault::DropImmediate,
+        InjectedFault::ForgetReserve,
+        InjectedFault::PromiseUncommitted,
+        InjectedFault::OpenTwice,
+        InjectedFault::InheritMessages,
+        InjectedFault::LoseCompletion,
+        InjectedFault::RepeatCompletion,
+        InjectedFault::ReorderCompletions,
+        InjectedFault::PlaceTwice,
+        InjectedFault::FreeEarly,
+        InjectedFault::OvertakeStored,
         InjectedFault::SpendReserve,
         InjectedFault::CountCreditTwice,
         InjectedFault::OverdrawPool,
@@ -148,6 +188,11 @@ impl InjectedFault {
         InjectedFault::DropRest,
         InjectedFault::ForgetRoom,
         InjectedFault::AckEarly,
+        InjectedFault::SkipProof,
+        InjectedFault::ReuseChallenge,
+        InjectedFault::RepeatNonce,
+        InjectedFault::UnboundDirection,
+        InjectedFault::ForgetCallee,
         InjectedFault::CountBothCalls,
         InjectedFault::AnswerConnected,
         InjectedFault::HearOutdated,
@@ -158,7 +203,12 @@ impl InjectedFault {
 
     /// Returns whether the fault concerns a [channel](crate::port::channel) or what is below it, and not the engine.
     pub const fn is_of_channel(self) -> bool {
-        self as u32 >= InjectedFault::SpendReserve as u32 && !self.is_of_peers()
+        self as u32 >= InjectedFault::SpendReserve as u32 && !self.is_of_peers() && !self.is_of_keys()
+    }
+
+    /// Returns whether the fault concerns [`job_key`](crate::job_key).
+    pub const fn is_of_keys(self) -> bool {
+        self as u32 >= InjectedFault::SkipProof as u32 && !self.is_of_peers()
     }
 
     /// Returns whether the fault concerns [`peers`](crate::peers).

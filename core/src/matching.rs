@@ -292,6 +292,35 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         Some(index)
     }
 
+    /// Puts a receive back to the place from which [`Posted::take`] has just removed it.
+    pub fn restore<T, S>(&mut self, requests: &mut Slab<T, S>, index: u32, pattern: &Pattern)
+    where
+        S: BorrowMut<[Slot<T>]>,
+    {
+        self.count += 1;
+        requests.relink(self.list(pattern), index);
+    }
+
+    /// Returns the first receive that a message matches and that satisfies the test. It stays in the queue.
+    pub fn find<T, S>(
+        &self,
+        requests: &Slab<T, S>,
+        (from, envelope): (PeerId, &Envelope),
+        test: impl Fn(&T) -> bool,
+    ) -> Option<u32>
+    where
+        T: Posting,
+        S: BorrowMut<[Slot<T>]>,
+    {
+        let matches = |request: &T| {
+            request.posted().is_some_and(|(pattern, _)| pattern.matches(from, envelope)) && test(request)
+        };
+        let hash = hash(from, envelope.context, envelope.tag);
+        let found = [self.exact.get(hash), &self.wild].map(|list| requests.find(list, &matches));
+        let number = |index: &u32| requests.get(*index).posted().map_or(u64::MAX, |(_, number)| number);
+        found.into_iter().flatten().min_by_key(number)
+    }
+
     /// Returns whether no posted receive can match a message that the pattern matches. The answer is `false`
     /// also if [`MOST_COMPARED`] comparisons do not decide.
     ///

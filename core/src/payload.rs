@@ -368,6 +368,24 @@ impl RecvBuf {
         Self { base: NonNull::dangling(), len: 0 }
     }
 
+    /// Takes the first `len` bytes, fewer at the end, out of a buffer that is no list. The buffer keeps the others, so
+    /// no byte belongs to both.
+    pub(crate) fn take_front(&mut self, len: usize) -> Self {
+        debug_assert!(!self.is_list(), "a list is not divided");
+        let len = len.min(self.len());
+        let front = Self { base: self.base, len };
+        // SAFETY: `len` bytes of the buffer's memory, or none of it, lie before the new base.
+        self.base = unsafe { self.base.add(len) };
+        self.len -= len;
+        front
+    }
+
+    /// As [`RecvBuf::take_front`], but the buffer keeps these bytes as well.
+    #[cfg(nemesia_injected_fault)]
+    pub(crate) fn take_front_again(&self, len: usize) -> Self {
+        Self { base: self.base, len: len.min(self.len()) }
+    }
+
     /// Returns the length in bytes.
     #[inline(always)]
     pub const fn len(&self) -> usize {

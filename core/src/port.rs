@@ -184,8 +184,8 @@ pub trait PacketPort {
     /// wait for credit.
     fn grant(&mut self, peer: PeerId, units: u64);
 
-    /// Returns the total credit in units that the peer has granted, as the peer sent it; 0 before its first
-    /// grant. The engine checks it.
+    /// Returns the total credit in units that the peer has granted, as the peer sent it; 0 before the first
+    /// grant of the present connection. The engine checks it.
     fn granted(&self, peer: PeerId) -> u64;
 
     /// Returns the traffic with the present process of this peer, until its connection was closed

@@ -252,6 +252,21 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         }
     }
 
+    /// Puts a slot back to the place from which [`Slab::unlink`] has just removed it: the list, and every link of its
+    /// slots, is as the removal has left it.
+    pub fn relink(&mut self, list: &mut List, index: u32) {
+        let slots = self.slots.borrow_mut();
+        let Slot { prev, next, .. } = slots[index as usize];
+        match prev {
+            NONE => list.head = index,
+            prev => slots[prev as usize].next = index,
+        }
+        match next {
+            NONE => list.tail = index,
+            next => slots[next as usize].prev = index,
+        }
+    }
+
     /// Removes and returns the first slot of a list.
     #[inline(always)]
     pub fn pop_front(&mut self, list: &mut List) -> Option<u32> {

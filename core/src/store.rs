@@ -14,9 +14,11 @@
 //! 12-15: source. 16-23: tag. 24-27: body bytes. 28-29: context. 30: kind. 31: 1 if claimed. From 32: the body. If
 //! the body is longer than 32 bytes, 28 of them are in the head, and the last four bytes of the head hold the number
 //! of the next unit. **Further unit.** 60 bytes of body, and the number of the next unit. A free unit has the number
-//! of the next free unit there.
+//! of the next free unit there. The head of an assigned message has other values in three fields: 0-3: the next
+//! assigned message. 4-7: its receive. 8-11: its mark.
 #![forbid(unsafe_code)]
 
+mod assigned;
 mod memory;
 
 use core::borrow::BorrowMut;
@@ -26,6 +28,7 @@ use crate::port::PeerId;
 use crate::slab::{List, NONE};
 use crate::wire::{Envelope, Kind};
 
+pub use assigned::AssignedMessage;
 pub use memory::{UNIT, Unit, UnitMemory};
 
 /// Longest body that needs no further unit.
@@ -140,6 +143,8 @@ pub struct Store<U: UnitMemory, B: BorrowMut<[u32]>> {
     committed: u32,
     capacity: u32,
     order: List,
+    /// The messages that are assigned to a receive; see [`Store::assign`].
+    assigned: List,
     /// The hash lists. Each is a ring of heads in order of arrival; its word is the number of the last head plus one,
     /// or 0 if it is empty.
     lists: B,
@@ -169,6 +174,7 @@ impl<U: UnitMemory, B: BorrowMut<[u32]>> Store<U, B> {
             committed,
             capacity,
             order: List::new(),
+            assigned: List::new(),
             lists,
             shift: u32::BITS - bits,
             spare: 0,

@@ -67,6 +67,7 @@
 pub mod channel;
 pub mod fabric;
 pub mod fault;
+pub mod hello;
 pub mod listed;
 pub mod mappable;
 pub mod placement;

@@ -629,6 +629,22 @@
 #define NEMESIA_OPERATION_DELIVERED 4
 
 /**
+ * A buffer that receives one message after the other, each behind the one before: `context`, `rank`, `tag`, `ignore`,
+ * `buffer` and `len`, with NEMESIA_OPERATION_COMPLETION in `flags`. The messages are those that one receive for each
+ * would get. Each makes an entry in the completion queue, NEMESIA_COMPLETION_MULTI_RECEIVE, with its offset in the
+ * buffer. The last entry, NEMESIA_COMPLETION_MULTI_RECEIVE_END, follows when the buffer is used up or withdrawn
+ * (`nemesia_endpoint_cancel`) and all its messages are complete: the buffer is free. `user_context` is that of all.
+ *
+ * `offset` is the alignment: messages begin at multiples of it from the beginning of the buffer. A power of two, or 0
+ * for 8. `operand` is the minimum: the buffer ends when fewer bytes are left.
+ *
+ * No message is truncated. One that is longer than what is left ends the buffer, and goes to the next receive that
+ * matches, in the order of posting. One that is longer than the whole buffer passes it by, as if it did not match. If no
+ * receive takes a message, it waits as unexpected. Each message takes a request until its completion is taken.
+ */
+#define NEMESIA_OPERATION_MULTI_RECEIVE 12
+
+/**
  * The kind of a completion: a send.
  */
 #define NEMESIA_COMPLETION_SEND 1
@@ -667,6 +683,17 @@
  * The kind of a completion: a wait for notifications.
  */
 #define NEMESIA_COMPLETION_NOTIFICATION 8
+
+/**
+ * The kind of a completion: a message in a buffer of NEMESIA_OPERATION_MULTI_RECEIVE.
+ */
+#define NEMESIA_COMPLETION_MULTI_RECEIVE 9
+
+/**
+ * The kind of a completion: the end of such a buffer, after all its messages; it is free. `len` is the end of its last
+ * message. NEMESIA_ERR_CANCELLED if it was withdrawn.
+ */
+#define NEMESIA_COMPLETION_MULTI_RECEIVE_END 10
 
 /**
  * A flag of a completion: `immediate` holds the immediate data of the message.
@@ -1071,9 +1098,9 @@ typedef struct nemesia_completion {
      */
     uint64_t immediate;
     /**
-     * 0.
+     * The offset of a message in its buffer, for NEMESIA_COMPLETION_MULTI_RECEIVE; otherwise 0.
      */
-    uint64_t reserved;
+    uint64_t offset;
 } nemesia_completion;
 
 /**

@@ -28,6 +28,12 @@ pub const NEMESIA_COMPLETION_FLUSH: u32 = 7;
 /// The kind of a completion: a wait for notifications.
 pub const NEMESIA_COMPLETION_NOTIFICATION: u32 = 8;
 
+/// The kind of a completion: a message in a buffer of NEMESIA_OPERATION_MULTI_RECEIVE.
+pub const NEMESIA_COMPLETION_MULTI_RECEIVE: u32 = 9;
+/// The kind of a completion: the end of such a buffer, after all its messages; it is free. `len` is the end of its last
+/// message. NEMESIA_ERR_CANCELLED if it was withdrawn.
+pub const NEMESIA_COMPLETION_MULTI_RECEIVE_END: u32 = 10;
+
 /// A flag of a completion: `immediate` holds the immediate data of the message.
 pub const NEMESIA_COMPLETION_HAS_IMMEDIATE: u32 = 1;
 
@@ -57,8 +63,8 @@ pub struct Completion {
     pub total: u64,
     /// The immediate data of a received message; 0 if it had none.
     pub immediate: u64,
-    /// 0.
-    pub reserved: u64,
+    /// The offset of a message in its buffer, for NEMESIA_COMPLETION_MULTI_RECEIVE; otherwise 0.
+    pub offset: u64,
 }
 
 const _: () = assert!(size_of::<Completion>() == 64);
@@ -194,13 +200,15 @@ fn completion_of(completion: &InnerCompletion) -> Completion {
         CompletionKind::Atomic => NEMESIA_COMPLETION_ATOMIC,
         CompletionKind::Flush => NEMESIA_COMPLETION_FLUSH,
         CompletionKind::Notification => NEMESIA_COMPLETION_NOTIFICATION,
+        CompletionKind::MultiReceive => NEMESIA_COMPLETION_MULTI_RECEIVE,
+        CompletionKind::MultiReceiveEnd => NEMESIA_COMPLETION_MULTI_RECEIVE_END,
         // A kind that this version of the header does not have.
         _ => 0,
     };
     let Status { code, rank, tag, len, total, immediate, has_immediate } = status_of(completion.result());
     let flags = if has_immediate == 1 { NEMESIA_COMPLETION_HAS_IMMEDIATE } else { 0 };
-    let user_context = completion.context;
-    Completion { user_context, kind, code, rank, flags, tag, len, total, immediate, reserved: 0 }
+    let (user_context, offset) = (completion.context, completion.offset() as u64);
+    Completion { user_context, kind, code, rank, flags, tag, len, total, immediate, offset }
 }
 
 #[cfg(test)]

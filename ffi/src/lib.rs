@@ -60,6 +60,7 @@ mod lent;
 pub mod list;
 pub mod many;
 pub mod memory;
+mod multi;
 mod now;
 pub mod observe;
 pub mod operation;

@@ -10,6 +10,7 @@ use crate::context::{NEMESIA_SEND_READY, NEMESIA_SEND_STANDARD, NEMESIA_SEND_SYN
 use crate::endpoint::{Endpoint, on};
 use crate::fetch::comparison_of;
 use crate::list::Iovec;
+use crate::multi::{ManyMessages, NEMESIA_OPERATION_MULTI_RECEIVE};
 use crate::probe::{check_list, named_message};
 use crate::rank::rank_in;
 use crate::request::number;
@@ -192,6 +193,13 @@ unsafe fn start(endpoint: &mut Inner, operation: &Operation, is_queued: bool) ->
             let endpoint = endpoint.with_completion_or_request(context);
             // SAFETY: the caller's promise.
             unsafe { endpoint.isend_active(to, operation.handler, header, payload) }?
+        }
+        NEMESIA_OPERATION_MULTI_RECEIVE => {
+            let Operation { tag, ignore, offset: align, operand: least, .. } = *operation;
+            let (tag, buffer) = (Tag::Masked { value: tag, ignore }, (buffer.cast(), len));
+            let many = ManyMessages { context: operation.context, rank, tag, buffer, align, least };
+            // SAFETY: the caller's promise.
+            return unsafe { many.start(endpoint, context) };
         }
         NEMESIA_OPERATION_FLUSH => {
             let rank = rank_in(endpoint, rank)?;

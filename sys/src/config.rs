@@ -9,6 +9,7 @@
 //! | program | [`Config`]'s methods |
 
 mod file;
+mod job_key;
 mod net;
 mod peers;
 mod start;
@@ -32,6 +33,7 @@ use crate::os::SegmentOptions;
 use crate::os::numa::last_cache_bytes;
 
 use file::Places;
+pub(crate) use job_key::{JobKeySource, key_from_hex};
 pub use net::NetChoice;
 pub use table::{VARIABLES, Variable};
 
@@ -190,6 +192,7 @@ pub struct Config {
     /// `None`: as a cell.
     pub(crate) net_packet_bytes: Option<u32>,
     pub(crate) net_receives: u32,
+    pub(crate) job_key: JobKeySource,
     pub(crate) timeout_seconds: u32,
     pub(crate) pmi_take_over: bool,
     pub(crate) strict: bool,
@@ -247,6 +250,7 @@ impl Default for Config {
             net_address: None,
             net_packet_bytes: None,
             net_receives: 32,
+            job_key: JobKeySource::Exchange,
             timeout_seconds: 60,
             pmi_take_over: false,
             strict: false,

@@ -15,6 +15,7 @@
 //! | `endpoint/group.rs` | calls of all ranks: barrier, agreement, restart |
 //! | `endpoint/wait.rs` | progress, waiting, sleeping; event loops |
 //! | `endpoint/shared.rs` | one endpoint for several threads |
+//! | `endpoint/multi.rs` | buffers that receive one message after the other |
 //! | `endpoint/asynchronous.rs` | operations as futures, which own their buffers |
 //! | `endpoint/observe.rs` | counters, routes, the call tree |
 //!
@@ -35,6 +36,8 @@ mod active;
 mod one_sided;
 
 mod completion;
+
+mod multi;
 
 mod group;
 
@@ -240,6 +243,8 @@ pub struct Endpoint {
     leaving: Vec<(usize, Departure, u32)>,
     /// The regions that this endpoint allocated. The engine points into them.
     allocations: Vec<(Region, buffer::Allocation)>,
+    /// The buffers of [`Endpoint::receive_many`]. The engine points into them.
+    buffers: Vec<multi::OwnedBuffer>,
     /// The memory of regions that were unexposed while messages used it.
     retired: Vec<buffer::Allocation>,
     /// The order of one-sided operations on both paths.

@@ -155,7 +155,7 @@ pub use endpoint::{
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};
 pub use nemesia_core::counters::Field;
-pub use nemesia_core::engine::{CompletionKind, Failure, SendOptions, Truncation};
+pub use nemesia_core::engine::{CompletionKind, Failure, MultiReceiveOptions, SendOptions, Truncation};
 pub use nemesia_core::payload::Segment;
 pub use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress, PeerEnd, PeerError, PeerRef, PeerStage};
 pub use nemesia_core::shared::layout::LayoutError;

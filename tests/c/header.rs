@@ -23,6 +23,7 @@ const MODULES: &[&str] = &[
     "put_get",
     "fetch",
     "operation",
+    "multi",
     "completion",
     "agree",
     "among",

@@ -302,6 +302,11 @@ fn probed_messages_are_received_into_lists() -> Result<(), String> {
 }
 
 #[test]
+fn buffers_receive_one_message_after_the_other() -> Result<(), String> {
+    two("queue", "buffers_receive_one_message_after_the_other", "multi")
+}
+
+#[test]
 fn only_names_of_nemesia_are_exported() -> Result<(), String> {
     if !can_run("only_names_of_nemesia_are_exported", &["cc", "nm"]) {
         return Ok(());

@@ -320,6 +320,74 @@ static void inject(void) {
     OK(nemesia_endpoint_send(endpoint, 1, 1000000, &count, sizeof count));
 }
 
+/* Buffers that receive one message after the other: 8 * 7 bytes, then as many, then one that is withdrawn. */
+static void multi(void) {
+    static unsigned char buffers[3][64];
+    static char large[100000];
+    nemesia_completion done[2 * COUNT];
+    nemesia_operation it, wrong;
+    uint64_t request = 0;
+    size_t at, taken = 0, ends = 0, messages = 0;
+    bool cancelled = false;
+    if (rank == 1) {
+        for (at = 0; at < 15; at++) {
+            unsigned char bytes[7];
+            memset(bytes, (int)at + 1, sizeof bytes);
+            OK(nemesia_endpoint_send(endpoint, 0, 40 + at, bytes, sizeof bytes));
+        }
+        /* Longer than any buffer. */
+        OK(nemesia_endpoint_send(endpoint, 0, 90, large, sizeof large));
+        barrier();
+        return;
+    }
+    for (at = 0; at < 3; at++) {
+        it = operation(NEMESIA_OPERATION_MULTI_RECEIVE, 10 + at);
+        it.tag = 0;
+        it.ignore = UINT64_MAX;
+        it.buffer = buffers[at];
+        it.len = sizeof buffers[at];
+        it.operand = 9;
+        OK(nemesia_endpoint_start(endpoint, &it, &request));
+    }
+    wrong = it;
+    wrong.flags = 0;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_start(endpoint, &wrong, &request));
+    wrong = it;
+    wrong.offset = 24;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_start(endpoint, &wrong, NULL));
+    wrong = it;
+    wrong.buffer = NULL;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_start(endpoint, &wrong, NULL));
+    OK(nemesia_endpoint_recv(endpoint, 1, 90, 0, sizeof large, large, NULL));
+    while (taken < 17) {
+        size_t some = 0;
+        OK(nemesia_endpoint_wait_completions(endpoint, 60 * SECOND, sizeof done / sizeof *done - taken, done + taken,
+                                             &some));
+        CHECK(some > 0);
+        taken += some;
+    }
+    OK(nemesia_endpoint_cancel(endpoint, request, &cancelled));
+    CHECK(cancelled && taken == 17);
+    OK(nemesia_endpoint_completions(endpoint, 1, done + taken, &at));
+    CHECK(at == 1);
+    for (at = 0; at < 18; at++) {
+        const nemesia_completion *one = &done[at];
+        const size_t buffer = one->user_context - 10;
+        if (one->kind == NEMESIA_COMPLETION_MULTI_RECEIVE_END) {
+            CHECK(buffer == ends++ && one->offset == 0);
+            CHECK(buffer == 2 ? one->code == NEMESIA_ERR_CANCELLED : one->code == NEMESIA_OK && one->len == 55);
+            continue;
+        }
+        CHECK(one->kind == NEMESIA_COMPLETION_MULTI_RECEIVE && one->code == NEMESIA_OK && one->rank == 1);
+        CHECK(one->tag == 40 + messages && one->len == 7 && one->total == 7);
+        CHECK(buffer == messages / 7 && one->offset == messages % 7 * 8);
+        CHECK(buffers[buffer][one->offset] == messages + 1 && buffers[buffer][one->offset + 6] == messages + 1);
+        messages++;
+    }
+    CHECK(messages == 15 && ends == 3);
+    barrier();
+}
+
 /* A probed message is received into several runs. */
 static void lists(void) {
     char first[3], rest[8];
@@ -345,7 +413,8 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(void);
     } cases[] = {{"completions", completions}, {"errors", errors}, {"kinds", kinds},  {"sleep", sleep_for_completion},
-                 {"many", many},               {"inject", inject}, {"lists", lists}};
+                 {"many", many},               {"inject", inject}, {"lists", lists},
+                 {"multi", multi}};
     size_t at;
     OK(nemesia_endpoint_open(NULL, &endpoint));
     OK(nemesia_endpoint_rank(endpoint, &rank));

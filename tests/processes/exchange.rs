@@ -40,6 +40,15 @@ fn scattered_messages_arrive_on_every_way() -> Result<(), String> {
 }
 
 #[test]
+fn buffers_for_many_messages_hold_them_in_the_order_sent() -> Result<(), String> {
+    let many = || job(&format!("many {}", seed()));
+    let ranks = many().succeed(3)?;
+    assert!(ranks.iter().all(|rank| rank.output.contains("buffers for many")), "{}", report(&ranks));
+    many().env("NEMESIA_SINGLE_COPY", "off").env("NEMESIA_REQUESTS", "64").succeed(2)?;
+    tiny(many()).succeed(2).map(drop)
+}
+
+#[test]
 fn three_processes_exchange_without_fastboxes() -> Result<(), String> {
     job(&format!("exchange {}", seed())).env("NEMESIA_FASTBOX_LIMIT", "0").succeed(3).map(drop)
 }

@@ -51,6 +51,8 @@ fn the_smallest_packets_and_fewest_receives_suffice() -> Result<(), String> {
 fn lists_active_messages_and_one_sided_operations_work_over_tcp() -> Result<(), String> {
     job(&format!("lists {}", seed())).succeed(2)?;
     job(&format!("active {}", seed())).succeed(3)?;
+    job(&format!("many {}", seed())).succeed(3)?;
+    mixed(&format!("many {}", seed())).succeed(4)?;
     for own in [0, 1] {
         job(&format!("one-sided {} {own}", seed())).succeed(3)?;
     }

@@ -22,6 +22,7 @@ mod idle;
 mod impostor;
 mod lists;
 mod lone;
+mod many;
 mod memory;
 mod net_impostor;
 mod one_sided;
@@ -138,6 +139,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("restart-impostor-net", []) => net_impostor::run(),
         ("corrupt", [seed]) => corrupt::run(*seed),
         ("lists", [seed]) => lists::run(*seed),
+        ("many", [seed]) => many::run(*seed),
         ("doors", []) => memory::doors(),
         ("replies", []) => replies::run(),
         ("bystander", [seed, messages]) => bystander::run(*seed, *messages),

@@ -6,9 +6,11 @@
 //! [`CompletionError::Stale`] for its identifier. [`Engine::cancel`] still accepts the identifier.
 #![forbid(unsafe_code)]
 
-use super::request::{CompletionError, Outcome, RequestId, StartError, State, Status};
+use super::request::{CompletionError, Outcome, RequestId, StartError, State, Status, enter};
 use super::state::{CompletionKind, CompletionMark};
 use super::{Engine, Storage};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::port::Port;
 
 /// One entry of the completion queue.
@@ -20,16 +22,31 @@ pub struct OperationCompletion {
     pub kind: CompletionKind,
     /// The immediate data of a received message; `None` if it had none.
     pub immediate: Option<u64>,
+    /// The place of a message in a multi-receive buffer.
+    pub place: MultiPlace,
     /// The result: peer, tag and length, or the error. The error of a message that was longer than its buffer has both
     /// lengths ([`Truncation`](super::Truncation)).
     pub outcome: Outcome,
+}
+
+/// What a completion says about a multi-receive buffer, which is named by its own request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MultiPlace {
+    /// The completion is that of another operation.
+    #[default]
+    None,
+    /// A message begins at this offset of the buffer, in bytes.
+    Message(RequestId, usize),
+    /// The buffer is free.
+    End(RequestId),
 }
 
 impl Default for OperationCompletion {
     /// A place for a completion: it holds no result ([`CompletionError::Stale`]).
     fn default() -> Self {
         let kind = CompletionKind::default();
-        Self { context: 0, kind, immediate: None, outcome: Err(CompletionError::Stale) }
+        let outcome = Err(CompletionError::Stale);
+        Self { context: 0, kind, immediate: None, place: MultiPlace::None, outcome }
     }
 }
 
@@ -64,11 +81,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
             false => return Ok(id),
         };
         let request = self.requests.get_mut(index);
-        request.1 = CompletionMark { context, kind };
+        request.1 = CompletionMark::new(context, kind);
         let is_complete = matches!(request.0, State::Done(_));
         self.requests.hide(index);
         if is_complete {
-            self.completions.enter(&mut self.requests, index);
+            enter(&mut self.requests, &mut self.completions, index);
         }
         Ok(self.id(index))
     }
@@ -77,11 +94,23 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// The slots of their requests are then free.
     #[inline]
     pub fn take_completions<C: From<OperationCompletion>>(&mut self, into: &mut [C]) -> usize {
+        let count = self.take_entries(into);
+        if self.is_starved() {
+            self.feed();
+        }
+        count
+    }
+
+    #[inline]
+    fn take_entries<C: From<OperationCompletion>>(&mut self, into: &mut [C]) -> usize {
         let mut count = 0;
-        for place in into {
+        let mut places = into.iter_mut();
+        while !self.completions.is_empty()
+            && let Some(place) = places.next()
+        {
             let Some(index) = self.completions.take(&mut self.requests) else { break };
             let request = self.requests.get(index);
-            let CompletionMark { context, kind } = request.1;
+            let CompletionMark { context, kind, .. } = request.1;
             let outcome = match request.0 {
                 State::Done(outcome) => outcome,
                 _ => Err(CompletionError::Stale),
@@ -91,11 +120,36 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 Err(CompletionError::Truncated(truncation)) => truncation.status.immediate,
                 Err(_) => None,
             };
-            *place = OperationCompletion { context, kind, immediate, outcome }.into();
+            let (context, multi) = match kind {
+                CompletionKind::MultiReceive | CompletionKind::MultiReceiveEnd => self.multi_place(index),
+                _ => (context, MultiPlace::None),
+            };
+            let completion = OperationCompletion { context, kind, immediate, place: multi, outcome };
+            *place = completion.into();
+            #[cfg(nemesia_injected_fault)]
+            if injected(InjectedFault::RepeatCompletion)
+                && let Some(place) = places.next()
+            {
+                *place = completion.into();
+                count += 1;
+            }
             self.requests.remove(index);
             count += 1;
         }
         count
+    }
+
+    /// Returns the caller's number, and the place, of an entry that concerns a multi-receive buffer.
+    #[cold]
+    fn multi_place(&self, index: u32) -> (u64, MultiPlace) {
+        let CompletionMark { context, kind, buffer } = self.requests.get(index).1;
+        match kind {
+            CompletionKind::MultiReceive => {
+                let place = MultiPlace::Message(self.id(buffer), context as usize);
+                (self.requests.get(buffer).1.context, place)
+            }
+            _ => (context, MultiPlace::End(self.id(index))),
+        }
     }
 
     /// Returns whether a completion is in the queue.

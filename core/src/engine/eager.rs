@@ -15,6 +15,7 @@
 //! | state of a receive | next |
 //! |---|---|
 //! | `Posted` | `Done`; `Receiving` if it has matched an RTS; `Finishing` if the sender waits for a FIN |
+//! | `Multi`: as `Posted`, and each message that it takes has a request of its own | `Done` after the last of them |
 //! | `Probed`: a matched probe has taken the message out of the store | as `Posted` |
 //! | `Lost`: the sender failed before that message was received | `Done` |
 //!
@@ -24,6 +25,7 @@
 //! | `eager/prefixed.rs` | messages with immediate data; messages that their receiver acknowledges |
 //! | `eager/receive.rs` | posting receives; delivering messages to receives or to the store |
 //! | `eager/bypass.rs` | receives that take their message from the port (paper 4, section 3.3) |
+//! | `eager/multi.rs` | buffers that receive one message after the other |
 //! | `eager/probe.rs` | probes for messages that have arrived |
 //! | `eager/own.rs` | messages to this process itself |
 //! | `eager/credit.rs` | credits: how much each process may send |
@@ -31,6 +33,7 @@
 
 mod bypass;
 mod credit;
+mod multi;
 mod own;
 mod prefixed;
 mod probe;

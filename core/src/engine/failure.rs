@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | connected | Requests with it proceed. | [`Engine::depart`], [`Engine::fail`] |
 //! | departed | Nothing can be sent to it. Packets that it sent before may still be delivered ([`Engine::drain`]). | [`Engine::fail`] |
-//! | failed | All requests that only it could complete have ended. Messages that arrived whole can be received. | [`Engine::reconnect`] |
+//! | failed | All requests that only it could complete have ended. Messages that arrived whole can be received. | [`Engine::reconnect`], [`Engine::add_peer`] |
 //!
 //! | file | contents |
 //! |---|---|
@@ -25,7 +25,7 @@ mod tests;
 use core::borrow::{Borrow as _, BorrowMut as _};
 
 use super::peer::PeerQueue;
-use super::request::{CompletionError, State, complete};
+use super::request::{CompletionError, State, end_posted};
 use super::state::Progress;
 use super::{Engine, Failure, Storage};
 use crate::matching::{Pattern, Source};
@@ -159,7 +159,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         };
         let Self { posted, requests, completions, .. } = self;
         posted.extract(requests, listens, |requests, index| {
-            complete(requests, completions, index, completion_error);
+            end_posted(requests, completions, index, completion_error);
         });
     }
 }

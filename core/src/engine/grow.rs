@@ -12,8 +12,10 @@
 use core::borrow::{Borrow as _, BorrowMut as _};
 
 use super::rma::{Reply, WINDOW};
-use super::{Engine, Failure, Lent, Peer, Storage, Tuning};
+use super::{Engine, Failure, Lent, Peer, StartError, Storage, Tuning};
 use crate::flow::{CeilingError, Ledger};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::port::{PeerId, Port};
 use crate::slab::Slot;
 use crate::store::{cost, most};
@@ -56,11 +58,18 @@ impl CreditPlan {
         match ledger {
             Ok(ledger) if ceiling >= OWN_UNITS => Ok((ledger.with_own(OWN_UNITS), eager_bytes)),
             Ok(_) => Err(CeilingError::Units { ceiling, peers: 0, needed: OWN_UNITS.into() }),
-            Err(CeilingError::Units { peers, needed, .. }) => {
-                Err(CeilingError::Units { ceiling, peers, needed: needed + u64::from(OWN_UNITS) })
-            }
-            Err(error) => Err(error),
+            Err(error) => Err(with_own(error, ceiling)),
         }
+    }
+}
+
+/// Returns the error of a ledger for the whole ceiling: with the units for messages of this process to itself.
+fn with_own(error: CeilingError, ceiling: u32) -> CeilingError {
+    match error {
+        CeilingError::Units { peers, needed, .. } => {
+            CeilingError::Units { ceiling, peers, needed: needed + u64::from(OWN_UNITS) }
+        }
+        error => error,
     }
 }
 
@@ -121,10 +130,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if peer == self.rank || self.has_peer(peer) {
             return Ok(());
         }
-        let units = self.peers.borrow().get(peer as usize).map_or(0, |former| former.account.stored());
-        if units > 0 {
-            return Err(CeilingError::Stored { peer, units });
-        }
+        self.check_vacant(peer)?;
         self.take_reserves(self.ledger.reserves_used() + 1)?;
         self.make_place(peer);
         self.admit(peer);
@@ -141,7 +147,20 @@ impl<P: Port, S: Storage> Engine<P, S> {
         peer != self.rank && self.peers.borrow().get(peer as usize).is_none_or(is_unused)
     }
 
+    /// Returns the error for a number beyond all peers.
+    #[cold]
+    pub(super) fn no_peer(&self, rank: PeerId) -> StartError {
+        match self.grows {
+            true => StartError::PeerFailed { peer: rank, failure: Failure::Absent },
+            false => StartError::Rank { rank, size: self.size() },
+        }
+    }
+
     fn has_peer(&self, peer: PeerId) -> bool {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::OpenTwice) {
+            return false;
+        }
         self.peers.borrow().get(peer as usize).is_some_and(|it| it.failure.is_none())
     }
 
@@ -150,13 +169,29 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let Self { ledger, backing, store, .. } = self;
         if count > ledger.reserves() {
             let packet = cost(self.tuning.eager_bytes.min(self.port.packet_bytes()));
-            return Err(ledger.shortage(store.ceiling_units(), packet));
+            let ceiling = store.ceiling_units();
+            return Err(with_own(ledger.shortage(ceiling, packet), ceiling));
+        }
+        #[cfg(nemesia_injected_fault)]
+        if self.grows && injected(InjectedFault::PromiseUncommitted) {
+            return Ok(());
         }
         if !backing.take_reserves(count, ledger.reserve(), |more| store.commit(more)) {
             let needed = u64::from(ledger.own_units()) + u64::from(count) * u64::from(ledger.reserve());
             return Err(CeilingError::Memory { committed: store.committed_units(), peers: count, needed });
         }
         Ok(())
+    }
+
+    fn check_vacant(&self, peer: PeerId) -> Result<(), CeilingError> {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::InheritMessages) {
+            return Ok(());
+        }
+        match self.peers.borrow().get(peer as usize).map_or(0, |former| former.account.stored()) {
+            0 => Ok(()),
+            units => Err(CeilingError::Stored { peer, units }),
+        }
     }
 
     /// Makes place for the numbers up to this one. The others have no peer.
@@ -171,3 +206,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

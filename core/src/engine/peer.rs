@@ -180,7 +180,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub(super) fn check_peer(&self, rank: PeerId) -> Result<(), StartError> {
         let peers: &[Peer] = self.peers.borrow();
         match peers.get(rank as usize) {
-            None => Err(StartError::Rank { rank, size: peers.len() as u32 }),
+            None => Err(self.no_peer(rank)),
             Some(Peer { failure: Some(failure), .. }) => {
                 Err(StartError::PeerFailed { peer: rank, failure: *failure })
             }

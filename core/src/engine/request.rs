@@ -4,9 +4,12 @@
 use core::borrow::BorrowMut;
 
 use super::state::{
-    CompletionMark, CompletionQueue, FIRST_BYTES, Incoming, Outgoing, RegionId, RemoteOperation, StreamState,
+    CompletionKind, CompletionMark, CompletionQueue, FIRST_BYTES, Incoming, MultiBuffer, MultiFit, Outgoing,
+    RegionId, RemoteOperation, StreamState,
 };
 use super::{Engine, Storage};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::matching::{Pattern, Posting, Source};
 use crate::payload::{Gather, RecvBuf, Scatter, SendBuf};
 use crate::port::{Exposure, PeerId, Port, PortFault};
@@ -154,6 +157,7 @@ impl Posting for Request {
     fn posted(&self) -> Option<(&Pattern, u64)> {
         match &self.0 {
             State::Posted { pattern, number, .. } => Some((pattern, *number)),
+            State::Multi { buffer, end: None } => Some((&buffer.pattern, buffer.number)),
             _ => None,
         }
     }
@@ -174,6 +178,9 @@ pub(super) enum State {
     Streaming { tag: u64, from: Gather, stream: StreamState },
     /// Waits in the queue of posted receives.
     Posted { pattern: Pattern, buf: RecvBuf, number: u64 },
+    /// A multi-receive buffer: waits in the queue of posted receives. With an `end` it has left the queue, and that is
+    /// its outcome when all messages that it has taken are complete.
+    Multi { buffer: MultiBuffer, end: Option<Outcome> },
     /// Has matched an RTS. The receiver pulls the bytes (`pulling`), must send CTS (`answers`), or receives the stream
     /// (`incoming`).
     Receiving { incoming: Incoming, buf: Scatter },
@@ -202,6 +209,15 @@ impl Request {
         matches!(self.0, State::Notified { count, .. } if count <= notified)
     }
 
+    /// Returns whether a receive takes a message of `total` bytes that it matches. A multi-receive buffer does not take
+    /// one that is longer than the whole buffer.
+    pub(super) const fn takes(&self, total: u64) -> bool {
+        match &self.0 {
+            State::Multi { buffer, .. } => !matches!(buffer.fit(total), MultiFit::Never),
+            _ => true,
+        }
+    }
+
     /// Returns whether the operation may use a byte of the `len` bytes at address `base`.
     fn may_touch(&self, base: usize, len: usize) -> bool {
         match &self.0 {
@@ -210,6 +226,7 @@ impl Request {
             }
             State::Streaming { from, .. } => from.buf().may_touch(base, len),
             State::Posted { buf, .. } => buf.may_touch(base, len),
+            State::Multi { buffer, .. } => buffer.rest.may_touch(base, len),
             State::Receiving { buf, .. } => buf.may_touch(base, len),
             State::Active(Outgoing { header, payload, .. }) => {
                 header.may_touch(base, len) || payload.may_touch(base, len)
@@ -388,7 +405,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let Some((pattern, _)) = self.requests.get(id.index).posted() else { return false };
         let pattern = *pattern;
         self.posted.remove(&mut self.requests, id.index, &pattern);
-        self.complete(id.index, Err(CompletionError::Cancelled));
+        self.end_posted(id.index, Err(CompletionError::Cancelled));
         true
     }
 
@@ -402,10 +419,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if !self.requests.is_live(id.index, id.generation) {
             return None;
         }
-        match &self.requests.get(id.index).0 {
-            State::Posted { pattern, .. } => Some(pattern.source),
-            _ => None,
-        }
+        self.requests.get(id.index).posted().map(|(pattern, _)| pattern.source)
     }
 
     pub(super) fn id(&self, index: u32) -> RequestId {
@@ -415,6 +429,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
     #[inline]
     pub(super) fn complete(&mut self, index: u32, outcome: Outcome) {
         complete(&mut self.requests, &mut self.completions, index, outcome);
+    }
+
+    /// Ends a receive that the caller has removed from the queue of posted receives.
+    pub(super) fn end_posted(&mut self, index: u32, outcome: Outcome) {
+        end_posted(&mut self.requests, &mut self.completions, index, outcome);
     }
 
     pub(super) fn start(&mut self, state: State) -> Result<u32, StartError> {
@@ -435,6 +454,47 @@ pub(super) fn complete<B: BorrowMut<[Slot<Request>]>>(
 ) {
     requests.get_mut(index).0 = State::Done(outcome);
     if requests.is_hidden(index) {
-        completions.enter(requests, index);
+        enter(requests, completions, index);
+    }
+}
+
+/// Puts a complete request into the completion queue; with it the multi-receive buffer that waits for it alone.
+#[cold]
+pub(super) fn enter<B: BorrowMut<[Slot<Request>]>>(
+    requests: &mut Slab<Request, B>,
+    completions: &mut CompletionQueue,
+    index: u32,
+) {
+    #[cfg(nemesia_injected_fault)]
+    if injected(InjectedFault::LoseCompletion) {
+        return;
+    }
+    completions.enter(requests, index);
+    let CompletionMark { kind, buffer: whole, .. } = requests.get(index).1;
+    if kind != CompletionKind::MultiReceive {
+        return;
+    }
+    let State::Multi { buffer, end } = &mut requests.get_mut(whole).0 else { return };
+    buffer.under_way -= 1;
+    if let (0, Some(outcome)) = (buffer.under_way, *end) {
+        complete(requests, completions, whole, outcome);
+    }
+}
+
+/// Ends a receive that the caller has removed from the queue of posted receives. A multi-receive buffer whose messages
+/// are not all complete ends with the last of them.
+pub(super) fn end_posted<B: BorrowMut<[Slot<Request>]>>(
+    requests: &mut Slab<Request, B>,
+    completions: &mut CompletionQueue,
+    index: u32,
+    outcome: Outcome,
+) {
+    #[cfg(nemesia_injected_fault)]
+    if injected(InjectedFault::FreeEarly) {
+        return complete(requests, completions, index, outcome);
+    }
+    match &mut requests.get_mut(index).0 {
+        State::Multi { buffer, end } if buffer.under_way > 0 => *end = Some(outcome),
+        _ => complete(requests, completions, index, outcome),
     }
 }

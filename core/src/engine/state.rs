@@ -6,6 +6,7 @@
 mod active;
 mod completion;
 mod lmt;
+mod multi;
 mod progress;
 mod rma;
 
@@ -14,6 +15,8 @@ pub(super) use active::{Assembly, Outgoing};
 pub use completion::CompletionKind;
 pub(super) use completion::{CompletionMark, CompletionQueue};
 pub(super) use lmt::{Accesses, Assist, FIRST_BYTES, Incoming, Protocol, StreamState, TransferPhase};
+pub use multi::MultiReceiveOptions;
+pub(super) use multi::{MultiBuffer, MultiFit};
 pub use progress::{PACKETS_A_TURN, Progress};
 pub(super) use progress::{WorkLink, WorkList};
 pub use rma::RegionId;

@@ -3,6 +3,7 @@
 
 mod basics;
 mod completion;
+pub(in crate::engine) mod exchange;
 mod hostile;
 mod lists;
 mod oracle;

@@ -96,23 +96,30 @@ mod tests {
             let mut committed = below(50);
             let mut backing = Backing::new(committed, pool, beyond);
             let (mut given, mut raised, mut reserved) = (0, 0, 0);
+            let (mut count, most, size) = (0, below(8), 1 + below(30));
             for _ in 0..300 {
                 // The memory rounds up, or has nothing left.
-                let (limit, more) = (reserves + pool + raised + 20, below(2) * (1 + below(30)));
+                let (limit, more) = (reserves + most * size + pool + raised + 20, below(2) * (1 + below(30)));
                 let mut commit = |units: u32| {
                     let left = if more > 0 { limit.saturating_sub(committed) } else { 0 };
                     let added = (units + more).min(left);
                     committed += added;
                     added
                 };
-                match below(3) {
+                match below(4) {
                     0 => given += backing.back(below(40), &mut commit),
                     1 if reserved < reserves => {
                         let units = below(reserves - reserved + 1);
                         reserved += if backing.take(units, &mut commit) { units } else { 0 };
                     }
+                    1 | 2 if count < most => {
+                        count += u32::from(backing.take_reserves(count + 1, size, &mut commit));
+                        // A reserve that has memory keeps it.
+                        assert!(backing.clone().take_reserves(count, size, |_| 0));
+                    }
                     _ => raised += backing.raise(below(20)),
                 }
+                let reserved = reserved + count * size;
                 assert!(given + reserved <= committed, "a unit without memory was given out");
                 assert!(given <= pool + raised && raised <= beyond, "more than the ceiling was given out");
                 assert_eq!((backing.is_due(), backing.beyond()), (given < pool + raised, beyond - raised));

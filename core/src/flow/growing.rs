@@ -8,8 +8,8 @@ impl Ledger {
     /// of which at most `most` are there at the same time.
     ///
     /// Half of the ceiling is set aside for their reserves. A reserve is an equal share for each of `most` peers, but
-    /// at least a largest packet and at most a window. So `most` accounts can be open, or as many as there are reserves
-    /// in the half that is set aside, if that is less. The window is that of [`Ledger::new`].
+    /// at least a largest packet and at most a window. So `most` accounts can be open, or as many as there are
+    /// reserves in the half that is set aside, if that is less. The window is that of [`Ledger::new`].
     ///
     /// # Errors
     /// The ceiling is too low for one reserve.
@@ -41,8 +41,8 @@ impl Ledger {
         self.reserves - self.unopened
     }
 
-    /// Returns the reason why no further account can be opened. The ledger was made with `ceiling` units. A largest
-    /// packet costs `packet` units if the ceiling does not limit it.
+    /// Returns the reason why no further account can be opened under a ceiling of `ceiling` units. A largest packet
+    /// costs `packet` units if the ceiling does not limit it.
     pub const fn shortage(&self, ceiling: u32, packet: u32) -> CeilingError {
         let peers = self.reserves.saturating_add(1);
         if self.reserves >= self.most {

@@ -84,8 +84,8 @@ pub struct Credits {
 }
 
 impl Credits {
-    /// Returns an end that starts with `receives` posted, at least [`LEAST`]. The peer learns this number
-    /// with the connection.
+    /// Returns an end that starts with `receives` posted: at least [`LEAST`], or none if the connection
+    /// never becomes ready. The peer learns this number with the connection.
     pub const fn new(receives: u32) -> Self {
         let posted = FIRST.wrapping_add(receives);
         Self {

@@ -1,6 +1,7 @@
 //! The ledger and its senders against a reference model that keeps every packet and recomputes all sums after each
 //! step.
 
+mod growing;
 mod held;
 
 use std::collections::VecDeque;

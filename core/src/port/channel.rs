@@ -42,16 +42,23 @@
 //! may be reused). Several rails increase speed, not reliability. To continue, the caller closes the peer and
 //! connects anew, as with a restarted process.
 //!
-//! **Identity.** A process presents its rank, the number of the world, and a *token*. The token is random and
+//! **Proof.** Both ends of a connection prove that they know the key of the job, which is never sent
+//! ([`job_key`](crate::job_key)). The first request of a connection is always refused with a challenge; the channel
+//! answers the challenge by a second request. Only then does this process reserve buffers, hold the request, or
+//! compare the claimed rank with others. A stranger thus costs one refused request and no memory. The exchange fits
+//! the private data of RDMA connections (56 bytes), so that it is the same on every fabric, and no queue pair is made
+//! for a stranger.
+//!
+//! **Identity.** A process presents its rank and a *token*. The token is random and
 //! is presented only to this peer, on each connection to it. All connections of a peer therefore belong to
 //! one process. While one of them exists or is being made, a process with another token is refused
 //! ([`Refusal::Claimed`](crate::wire::channel::ChannelRefusal::Claimed)), without effect on the process that
 //! holds the rank. A process to which this one connects actively may not connect to it. Nothing is delivered
 //! or granted before the other side has identified itself. If the caller knows the machine or process of a
 //! peer, and the fabric reports origins, connections from elsewhere are refused
-//! ([`Channel::prioritize_from`]). Three assumptions remain: only members know the number of the world; an
-//! address leads to the member that published it; and, among several members that may claim a free rank, the
-//! first one is accepted. If the rightful process comes second, it and this process receive an error.
+//! ([`Channel::prioritize_from`]). Two assumptions remain: only processes of the job know its key; and, among several
+//! of them that may claim a free rank, the first one is accepted. If the rightful process comes second, it and this
+//! process receive an error.
 //!
 //! **Restart.** After [`Channel::hold_requests`], a process that was started again is not accepted by itself: its
 //! request is *held*, and nothing of it is delivered, until the caller accepts it ([`Channel::accept_caller`]) or
@@ -68,8 +75,10 @@
 
 mod arrive;
 mod buffers;
+mod call;
 mod callers;
 mod connect;
+mod meet;
 mod peer;
 mod transmit;
 
@@ -84,6 +93,7 @@ use super::memory::{Completion, Facts, MemoryPort, Origin, PortRegion};
 use super::{Arrival, PacketPieces, PacketPort, PeerFault, PeerId, Polled, PortFault};
 use crate::counters::TrafficCounters;
 use crate::flow::posted::{LEAST, MOST};
+use crate::job_key::{Challenges, JobKey, KEY_BYTES, Nonces};
 use crate::payload::LentMemory;
 use crate::wire::Envelope;
 use crate::wire::channel::HEADER_BYTES;
@@ -100,15 +110,20 @@ const LOOKS: usize = 16;
 /// Longest packet, header included, that is sent inline. It is assembled on the stack.
 const INLINE: usize = 256;
 
-/// The configuration of a channel. Both ends must agree on `world`, `packet_bytes` and `rails`.
+/// The configuration of a channel. Both ends must agree on `world`, `key`, `packet_bytes` and `rails`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Rank of this process.
     pub rank: PeerId,
     /// Number of previous starts of the rank.
     pub incarnation: u64,
-    /// Number of the world, which only its members know. Other processes are refused.
+    /// Number of the world, which distinguishes it from others with the same key. It is not secret.
     pub world: u64,
+    /// The key of the job. Processes that do not prove that they know it are refused.
+    pub key: JobKey,
+    /// Random bytes that no other process knows, different for each channel: challenges and nonces are derived from
+    /// them.
+    pub seed: [u8; KEY_BYTES],
     /// Payload bytes of the largest packet, at least 256.
     pub packet_bytes: u32,
     /// Connections to each peer, 1 to [`MOST_RAILS`].
@@ -214,6 +229,11 @@ pub struct Channel<M: MemoryPort, S: ChannelStorage> {
     wants: bool,
     /// Whether requests wait for the caller.
     holds: bool,
+    /// The challenges that this process sends, and the nonces with which it answers those of others.
+    challenges: Challenges,
+    nonces: Nonces,
+    /// A connection that is closed, which the next event reports.
+    ended: Option<(PeerId, u32)>,
 }
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
@@ -254,6 +274,9 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             cursor: 0,
             wants: false,
             holds: false,
+            challenges: Challenges::new(config.seed),
+            nonces: Nonces::new(config.seed),
+            ended: None,
         })
     }
 

@@ -1,12 +1,9 @@
 //! The packet format of a [channel](crate::port::channel): packets that are sent on connections of a memory
 //! port.
 //!
-//! All words are little-endian. **Hello**, [`HELLO_BYTES`], is the private data of a connection request and
-//! of its acceptance. Words of 32 bits: 0: [`CHANNEL_VERSION`] in bits 0-15, the identity stamp `0x4e4d` in
-//! bits 16-31; 1: the sender's rank; 2 and 3: the number of the world; 4: bits 0-15 rail, 16-31 receives
-//! posted at the start; 5: payload bytes of the largest packet; 6 and 7: the sender's token for this peer; 8
-//! and 9: how often its rank was started before; 10 and 11: in an acceptance, a number that the application
-//! passes on, else 0. A refusal has one byte: the [`ChannelRefusal`].
+//! All words are little-endian. **Hello** and **challenge**: the private data of a connection request, of its
+//! acceptance and of its first refusal ([`hello`](super::hello)). Any other refusal has one byte: the
+//! [`ChannelRefusal`].
 //!
 //! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0: bits 0-7
 //! the kind, 0 for a packet without content, 254 or 255 for a close, bit 8 whether this packet had to wait for a
@@ -27,13 +24,10 @@ use super::fabric::Private;
 
 /// Version of the formats on this page, and of the payloads that [`super::prefix`], [`super::rendezvous`] and
 /// [`super::rma`] define.
-pub const CHANNEL_VERSION: u16 = 9;
+pub const CHANNEL_VERSION: u16 = 10;
 /// Bytes of a packet header.
 pub const HEADER_BYTES: usize = 32;
-/// Bytes of a hello.
-pub const HELLO_BYTES: usize = 48;
 
-const MARK: u32 = 0x4e4d;
 const FINISHED: u8 = 254;
 const DROPPED: u8 = 255;
 
@@ -44,28 +38,6 @@ pub struct Stamp {
     pub posted: u32,
     /// Number of receives to be kept posted.
     pub target: u32,
-}
-
-/// The handshake data of the process that requests or accepts a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hello {
-    /// Rank of the process.
-    pub rank: u32,
-    /// Number of the world, which only its members know.
-    pub world: u64,
-    /// Index of the connection between the two processes.
-    pub rail: u16,
-    /// Number of receives that the process has posted.
-    pub receives: u16,
-    /// Payload bytes of the largest packet.
-    pub packet_bytes: u32,
-    /// Random number that only this peer receives. All connections between the two processes carry the same
-    /// token.
-    pub token: u64,
-    /// Number of previous starts of the process's rank.
-    pub incarnation: u64,
-    /// A number that the accepting application passes on; 0 in a request.
-    pub agreements: u64,
 }
 
 /// The reason why a hello was rejected.
@@ -100,15 +72,23 @@ pub enum ChannelRefusal {
     /// The process has dropped its endpoint, or failed to close it.
     #[error("the process has dropped its endpoint without closing it")]
     Dropped,
+    /// The requester has not proved yet that it knows the key of the job: the refusal carries a
+    /// [`Challenge`](super::hello::Challenge). It is the answer to every first request, and to a proof whose challenge
+    /// is used up or too old.
+    #[error("the process has to prove that it knows the job's key: try again")]
+    Unproven,
+    /// The proof is wrong: the requester has another key, or means another world or another process.
+    #[error("the process does not know the job's key, or belongs to another world: give all the same key")]
+    WrongKey,
     /// A reason that a later version defines.
     #[error("reason {0}")]
     Unknown(u8),
 }
 
 impl ChannelRefusal {
-    /// Encodes the refusal as private data.
-    pub fn encode(self) -> Private {
-        let code = match self {
+    /// Returns the byte that stands for the refusal.
+    pub const fn code(self) -> u8 {
+        match self {
             Self::Protocol => 1,
             Self::Version => 2,
             Self::NotAMember => 3,
@@ -118,9 +98,15 @@ impl ChannelRefusal {
             Self::Claimed => 7,
             Self::Finished => 8,
             Self::Dropped => 9,
+            Self::Unproven => 10,
+            Self::WrongKey => 11,
             Self::Unknown(code) => code,
-        };
-        Private::new(&[code]).unwrap_or(Private::EMPTY)
+        }
+    }
+
+    /// Encodes the refusal as private data.
+    pub fn encode(self) -> Private {
+        Private::new(&[self.code()]).unwrap_or(Private::EMPTY)
     }
 
     /// Decodes a refusal; `None` if the private data holds none.
@@ -136,69 +122,9 @@ impl ChannelRefusal {
             7 => Self::Claimed,
             8 => Self::Finished,
             9 => Self::Dropped,
+            10 => Self::Unproven,
+            11 => Self::WrongKey,
             code => Self::Unknown(*code),
-        })
-    }
-}
-
-impl Hello {
-    /// Encodes the hello as private data.
-    pub fn encode(&self) -> Private {
-        let words = [
-            u32::from(CHANNEL_VERSION) | MARK << 16,
-            self.rank,
-            self.world as u32,
-            (self.world >> 32) as u32,
-            u32::from(self.rail) | u32::from(self.receives) << 16,
-            self.packet_bytes,
-            self.token as u32,
-            (self.token >> 32) as u32,
-            self.incarnation as u32,
-            (self.incarnation >> 32) as u32,
-            self.agreements as u32,
-            (self.agreements >> 32) as u32,
-        ];
-        let mut bytes = [0; HELLO_BYTES];
-        for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-            *to = word.to_le_bytes();
-        }
-        Private::new(&bytes).unwrap_or(Private::EMPTY)
-    }
-
-    /// Decodes a hello. Fabrics may append zeros.
-    ///
-    /// # Errors
-    /// The private data is not a hello, or one of another version.
-    pub fn decode(private: &Private) -> Result<Self, ChannelRefusal> {
-        let bytes = private.bytes();
-        let (Some(bytes), rest) = (bytes.first_chunk::<HELLO_BYTES>(), bytes.get(HELLO_BYTES..)) else {
-            return Err(ChannelRefusal::Protocol);
-        };
-        let mut words = [0; HELLO_BYTES / 4];
-        for (to, word) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
-            *to = u32::from_le_bytes(*word);
-        }
-        let [first, rank, low, high, rail, packet_bytes, numbers @ ..] = words;
-        if first >> 16 != MARK {
-            return Err(ChannelRefusal::Protocol);
-        }
-        if first as u16 != CHANNEL_VERSION {
-            return Err(ChannelRefusal::Version);
-        }
-        if rest.is_some_and(|rest| rest.iter().any(|byte| *byte != 0)) {
-            return Err(ChannelRefusal::Protocol);
-        }
-        let long = |low, high| u64::from(low) | u64::from(high) << 32;
-        let [token, token_high, incarnation, incarnation_high, agreements, agreements_high] = numbers;
-        Ok(Self {
-            rank,
-            world: long(low, high),
-            rail: rail as u16,
-            receives: (rail >> 16) as u16,
-            packet_bytes,
-            token: long(token, token_high),
-            incarnation: long(incarnation, incarnation_high),
-            agreements: long(agreements, agreements_high),
         })
     }
 }
@@ -378,27 +304,6 @@ mod tests {
     }
 
     #[test]
-    fn hellos_survive_encoding_and_others_are_refused() {
-        let (rail, receives, packet_bytes, token) = (3, 0x1234, 1 << 20, 0x0123_4567_89ab_cdef);
-        let (incarnation, agreements) = (u64::MAX - 7, 0xfedc_ba98_7654_3210);
-        let (rank, world) = (7, u64::MAX - 1);
-        let hello = Hello { rank, world, rail, receives, packet_bytes, token, incarnation, agreements };
-        let said = hello.encode();
-        assert_eq!((said.bytes().len(), Hello::decode(&said)), (HELLO_BYTES, Ok(hello)));
-        let with = |at: usize, byte: u8| {
-            let mut bytes = [0; HELLO_BYTES + 8];
-            bytes[..HELLO_BYTES].copy_from_slice(said.bytes());
-            bytes[at] = byte;
-            Hello::decode(&Private::new(&bytes).unwrap())
-        };
-        assert_eq!(with(HELLO_BYTES + 7, 0), Ok(hello));
-        assert_eq!(with(0, 1), Err(ChannelRefusal::Version));
-        assert_eq!(with(2, 0), Err(ChannelRefusal::Protocol));
-        assert_eq!(with(HELLO_BYTES + 1, 1), Err(ChannelRefusal::Protocol));
-        assert_eq!(Hello::decode(&Private::EMPTY), Err(ChannelRefusal::Protocol));
-    }
-
-    #[test]
     fn refusals_survive_encoding() {
         use ChannelRefusal as Refusal;
         use ChannelRefusal::{Buffers, Claimed, Dropped, Exists, Finished, NotAMember, Settings, Unknown};
@@ -413,6 +318,8 @@ mod tests {
             Claimed,
             Finished,
             Dropped,
+            Refusal::Unproven,
+            Refusal::WrongKey,
             Unknown(200),
         ];
         for refusal in refusals {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use nemesia_core::shared::layout::Geometry;
 
-use super::{Config, ConfigError, NetChoice, Origin, SingleCopy, Stores};
+use super::{Config, ConfigError, JobKeySource, NetChoice, Origin, SingleCopy, Stores};
 use crate::os::{HugePages, SegmentBacking, interfaces};
 
 /// A setting with a name: in the environment, in a file, and for [`Config::set`](super::Config::set).
@@ -313,6 +313,14 @@ pub const VARIABLES: &[Variable] = &[
             is the first usable one",
         get: |config| config.net_address.clone().unwrap_or_else(|| AUTO.to_owned()),
         set: |config, value| put(&mut config.net_address, address_or_auto(value)),
+    },
+    Variable {
+        name: "NEMESIA_JOB_KEY_FILE",
+        values: "the absolute path of a file with 64 hexadecimal digits, or auto",
+        help: "the key that connections between machines prove, the same in all processes of a job; auto: rank 0 \
+            draws one, and the launcher's key space carries it; a file must be readable by its owner only",
+        get: |config| config.job_key.to_string(),
+        set: |config, value| put(&mut config.job_key, JobKeySource::parse(value)),
     },
     Variable {
         name: "NEMESIA_NET_PACKET_BYTES",

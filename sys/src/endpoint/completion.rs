@@ -16,7 +16,7 @@ mod tests;
 
 use std::time::Duration;
 
-use nemesia_core::engine::{self, CompletionKind, Outcome};
+use nemesia_core::engine::{self, CompletionKind, MultiPlace, Outcome};
 
 use super::wait::{Awaited, Wait};
 use super::{Endpoint, Status, status};
@@ -33,7 +33,10 @@ pub struct Completion {
     pub kind: CompletionKind,
     /// The immediate data of a received message; `None` if it had none.
     pub immediate: Option<u64>,
-    outcome: Outcome,
+    pub(in crate::endpoint) place: MultiPlace,
+    /// The number of the endpoint's buffer that the completion is about; 0 if there is none.
+    pub(in crate::endpoint) owned: u64,
+    pub(in crate::endpoint) outcome: Outcome,
 }
 
 impl Completion {
@@ -64,8 +67,8 @@ impl Default for Completion {
 impl From<engine::OperationCompletion> for Completion {
     #[inline]
     fn from(completion: engine::OperationCompletion) -> Self {
-        let engine::OperationCompletion { context, kind, immediate, outcome } = completion;
-        Self { context, kind, immediate, outcome }
+        let engine::OperationCompletion { context, kind, immediate, place, outcome } = completion;
+        Self { context, kind, immediate, place, owned: 0, outcome }
     }
 }
 
@@ -112,7 +115,7 @@ impl Endpoint {
         if self.is_forked() {
             return 0;
         }
-        let count = self.engine.take_completions(into);
+        let count = self.take_completions(into);
         if count > 0 {
             self.call_succeeded();
             // A caller that always finds completions makes progress now and then all the same.
@@ -122,7 +125,7 @@ impl Endpoint {
             return count;
         }
         let packets = self.advance();
-        let count = self.engine.take_completions(into);
+        let count = self.take_completions(into);
         if count > 0 {
             self.call_succeeded();
         } else {
@@ -150,7 +153,7 @@ impl Endpoint {
         let mut wait = Wait::new(limit);
         loop {
             let packets = self.engine.step().packets;
-            let count = self.engine.take_completions(into);
+            let count = self.take_completions(into);
             if count > 0 {
                 return Ok(count);
             }

@@ -132,9 +132,8 @@ impl Endpoint {
         let (units, stored) = memory::room(config)?;
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
         let attached = shm::attach(config, exchange, ranks)?;
-        let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: remarks, stamp, .. } =
-            attached;
-        warnings.extend(remarks);
+        let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: more, stamp, .. } = attached;
+        warnings.extend(more);
         let net = connect_remote(config, attached.remote, exchange.incarnation(), (&mut facts, &mut watch))?;
         attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
         let port = ports::join(port, net);
@@ -155,6 +154,7 @@ impl Endpoint {
             exchange: None,
             leaving: Vec::new(),
             allocations: Vec::new(),
+            buffers: Vec::new(),
             retired: Vec::new(),
             direct: Direct::default(),
             non_temporal_bytes,

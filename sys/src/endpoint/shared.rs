@@ -125,7 +125,7 @@ impl Ask {
             Self::Take(pattern) => {
                 endpoint.take_once(pattern).transpose().map(|found| found.map(SharedAnswer::Message))
             }
-            Self::Completions => endpoint.engine.has_completions().then_some(Ok(SharedAnswer::Ready)),
+            Self::Completions => endpoint.has_completions().then_some(Ok(SharedAnswer::Ready)),
             Self::Change(seen) => (endpoint.waiter.changes != *seen).then_some(Ok(SharedAnswer::Ready)),
         }
     }

@@ -158,14 +158,14 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub struct Segment {
     mapping: Mapping,
-    /// Kept by the creator, to be sent to peers. Attached segments do not keep it, which would cost a
-    /// descriptor per peer.
+    /// Kept by the creator, to be sent to peers, until [`Segment::close_descriptor`]. Attached segments do not keep
+    /// it, which would cost a descriptor per peer.
     fd: Option<OwnedFd>,
     #[cfg(test)]
     access: Access,
     huge: bool,
     page: usize,
-    /// For an attached segment: whether it is sealed against writing.
+    /// For a segment without descriptor: whether it is sealed against writing.
     foreign_write_sealed: bool,
     warnings: Vec<String>,
 }
@@ -397,9 +397,15 @@ impl Segment {
         self.mapping.len
     }
 
-    /// Returns the descriptor to send to peers; `None` for an attached segment, whose descriptor is closed.
+    /// Returns the descriptor to send to peers; `None` if it is closed, as that of every attached segment is.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Closes the descriptor; the memory stays mapped. Call this when no further process will map the segment.
+    pub fn close_descriptor(&mut self) {
+        self.foreign_write_sealed = self.write_sealed();
+        self.fd = None;
     }
 
     /// Returns whether the segment consists of huge pages.
@@ -507,6 +513,17 @@ mod tests {
         assert_eq!(load(&segment, 0), 9);
         drop(segment);
         assert_eq!(load(&theirs, 8191), 7, "the memory lives with its last mapping");
+    }
+
+    #[test]
+    fn a_segment_without_descriptor_stays_mapped_and_sealed() {
+        let mut segment = plain();
+        let sealed = segment.seal_against_foreign_writes().unwrap();
+        let theirs = Segment::attach(copy_of(&segment), Access::ReadOnly, SIZES).unwrap();
+        segment.close_descriptor();
+        assert!(segment.fd().is_none() && segment.write_sealed() == sealed);
+        store(&segment, 1, 5);
+        assert_eq!(load(&theirs, 1), 5);
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(super) fn connect(
         let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
         return Ok(ShmMeeting { peers: vec![None], watch, rejoin, gone: Vec::new(), remote });
     }
-    // Per peer: socket, pidfd, our link segment, and while it connects its segments.
+    // Per peer: socket, pidfd, and while it connects our link segment and its segments.
     limits::require_descriptors(size.saturating_mul(4))?;
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
     let listener = HandoffListener::bind()?;
@@ -117,9 +117,10 @@ fn meet(
         peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
-    for (rank, link, connection) in awaited {
+    for (rank, mut link, connection) in awaited {
         let problem = |problem| Error::Peer { rank, problem };
         let (handshake, fds) = hear_by(&connection, deadline).map_err(problem)?;
+        link.close_descriptor();
         if handshake.rank as usize != rank {
             return Err(problem(format!("it claims to be rank {}", handshake.rank)));
         }
@@ -237,9 +238,10 @@ fn answer(
             continue;
         }
         let link = ours.link(handshake.rank)?;
-        let admitted = admit(world, link, &connection, &handshake, fds).and_then(|peer| {
+        let admitted = admit(world, link, &connection, &handshake, fds).and_then(|mut peer| {
             let sent = shake_hands(world, (ours, &peer.link), &connection, 0, deadline);
             sent.map_err(|error| error.to_string())?;
+            peer.link.close_descriptor();
             Ok(peer)
         });
         return match admitted {

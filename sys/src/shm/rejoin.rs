@@ -296,6 +296,7 @@ impl RejoinListener {
         let Some(link) = port.host_mut().mappings.own_link(rank as u32) else { return };
         // If the packet cannot be sent, the caller is gone, which the watch detects.
         let _ = shake_hands(&self.world, (&self.ours, link), connection, agreements, Instant::now());
+        link.close_descriptor();
     }
 
     /// Returns the next awaited rank that has answered, or is gone.
@@ -312,7 +313,8 @@ impl RejoinListener {
                     if (handshake.rank as usize, handshake.incarnation) == (*rank, *incarnation) =>
                 {
                     let rank = *rank;
-                    let AwaitedProcess { link, connection, .. } = self.stop_awaiting(at, watch);
+                    let AwaitedProcess { mut link, connection, .. } = self.stop_awaiting(at, watch);
+                    link.close_descriptor();
                     let joining = self.joining(link, &handshake, fds, Arc::new(connection));
                     let answer = match joining {
                         Ok(joining) => RejoinAnswer::Met(Box::new(joining)),

@@ -35,6 +35,14 @@ pub(super) struct OwnLink {
     pub(super) segment: Segment,
 }
 
+impl OwnLink {
+    /// Closes the descriptor of the segment. Call this when the peer's handshake is there and ours has left: only that
+    /// peer maps the segment, and it needs no descriptor of ours any more.
+    pub(super) fn close_descriptor(&mut self) {
+        self.segment.close_descriptor();
+    }
+}
+
 impl OwnSegments {
     /// Makes the segments that every process has, sealed as far as the kernel can.
     pub(super) fn new(

@@ -77,8 +77,8 @@ impl Mappings {
     }
 
     /// Returns the segment of this process for a peer that is linked.
-    pub(super) fn own_link(&self, number: u32) -> Option<&OwnLink> {
-        self.links.get(number as usize)?.as_ref().map(|linked| &linked.ours)
+    pub(super) fn own_link(&mut self, number: u32) -> Option<&mut OwnLink> {
+        self.links.get_mut(number as usize)?.as_mut().map(|linked| &mut linked.ours)
     }
 
     /// Returns no mappings of peers, for a kernel without a port.

@@ -14,18 +14,19 @@
 
 use std::sync::Arc;
 
+use nemesia_core::job_key::JobKey;
 use nemesia_core::port::PeerId;
 use nemesia_core::port::memory::{Address, MOST_ADDRESS_BYTES};
 use nemesia_core::wire::LAYOUT_VERSION;
 
 use super::net::{NetPort, OpenedPorts, RemoteMember, Transport, WorldMember};
 use crate::bootstrap::Exchange;
-use crate::config::{Config, NetChoice};
+use crate::config::{Config, NetChoice, key_from_hex};
 use crate::error::Error;
 use crate::os::{HandoffConnection, ProcessOrigin, random};
 
 /// Version of the card.
-const CARD_VERSION: u32 = 1;
+const CARD_VERSION: u32 = 2;
 /// The most characters of a published text that are looked at.
 const MOST_TEXT: usize = 4096;
 /// Stands for the boot of a process that shares memory with no other process.
@@ -142,7 +143,9 @@ impl MemberAddress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Card {
     /// A random number. That of rank 0 is the number of the world.
-    key: u64,
+    world: u64,
+    /// The key of the job, on the card of rank 0. `None` on others, and if a setting gives it to all processes.
+    key: Option<JobKey>,
     /// One for each of [`Transport::ALL`].
     addresses: [Option<Address>; 2],
     /// The lower ranks with the same boot whose hand-over socket was not reached.
@@ -154,20 +157,29 @@ impl Card {
         let [verbs, tcp] = self.addresses.map(|address| address.map_or(NOTHING.into(), |it| hex(it.bytes())));
         let unreached: Vec<String> = self.unreached.iter().map(usize::to_string).collect();
         let unreached = if unreached.is_empty() { NOTHING.to_owned() } else { unreached.join(",") };
-        format!("{CARD_VERSION}.{:016x}.{verbs}.{tcp}.{unreached}", self.key)
+        let key = self.key.map_or(NOTHING.into(), |key| hex(key.bytes()));
+        format!("{CARD_VERSION}.{:016x}.{key}.{verbs}.{tcp}.{unreached}", self.world)
     }
 
     /// Decodes the card of `rank`, or returns what is wrong with it.
     fn decode(text: &str, rank: usize) -> Result<Self, String> {
-        let wrong = || format!("its network address {text:?} is malformed: mixed programs in one job?");
+        // The text may have the job's key, so it is not shown.
+        let wrong = || {
+            format!("its network address of {} bytes is malformed: mixed programs in one job?", text.len())
+        };
         let fields: Vec<&str> = text.get(..text.len().min(MOST_TEXT)).unwrap_or("").split('.').collect();
-        let [version, key, verbs, tcp, unreached] = fields[..] else { return Err(wrong()) };
+        let version = fields.first().copied().unwrap_or_default();
         if version != CARD_VERSION.to_string() {
             return Err(format!(
                 "its network address has version {version}, ours has {CARD_VERSION}: build both with the same nemesia"
             ));
         }
-        let key = u64::from_str_radix(key, 16).map_err(|_| wrong())?;
+        let [_, world, key, verbs, tcp, unreached] = fields[..] else { return Err(wrong()) };
+        let world = u64::from_str_radix(world, 16).map_err(|_| wrong())?;
+        let key = match key {
+            NOTHING => None,
+            key => Some(key_from_hex(key).ok_or_else(wrong)?),
+        };
         let address = |text: &str| match text {
             NOTHING => Ok(None),
             text => unhex(text).and_then(|bytes| Address::new(&bytes)).map(Some).ok_or_else(wrong),
@@ -177,7 +189,7 @@ impl Card {
             text => text.split(',').map(|it| it.parse().ok().filter(|it| *it < rank)).collect(),
         };
         let addresses = [address(verbs)?, address(tcp)?];
-        Ok(Self { key, addresses, unreached: ranks(unreached).ok_or_else(wrong)? })
+        Ok(Self { world, key, addresses, unreached: ranks(unreached).ok_or_else(wrong)? })
     }
 }
 
@@ -227,11 +239,14 @@ pub(crate) fn meet(
 ) -> Result<RemoteRanks, Error> {
     let opened = open_ports(config, me, hosts);
     let addresses = Transport::ALL.map(|transport| opened.address(transport).ok());
-    let card = Card { key: u64::from_le_bytes(random()?), addresses, unreached };
+    let own = given_key(config)?;
+    let drawn = if me == 0 && own.is_none() { Some(JobKey::from_bytes(random()?)) } else { None };
+    let card = Card { world: u64::from_le_bytes(random()?), key: drawn, addresses, unreached };
     exchange.put(&key(me), &card.encode())?;
     exchange.barrier()?;
     let cards = cards(exchange, hosts.len())?;
-    let member = WorldMember { rank: me as PeerId, incarnation: 0, world: cards[0].key };
+    let key = common_key(own, &cards)?;
+    let member = WorldMember { rank: me as PeerId, incarnation: 0, world: cards[0].world, key };
     choose(config, opened, member, (hosts, &cards), origin)
 }
 
@@ -245,9 +260,31 @@ pub(crate) fn come_back(
 ) -> Result<RemoteRanks, Error> {
     let cards = cards(exchange, hosts.len())?;
     let incarnation = exchange.incarnation();
-    let member = WorldMember { rank: me as PeerId, incarnation, world: cards[0].key };
+    let key = common_key(given_key(config)?, &cards)?;
+    let member = WorldMember { rank: me as PeerId, incarnation, world: cards[0].world, key };
     let opened = open_ports(config, me, hosts);
     choose(config, opened, member, (hosts, &cards), origin)
+}
+
+/// Returns the key that the settings of this process give.
+fn given_key(config: &Config) -> Result<Option<JobKey>, Error> {
+    config.job_key.key().map_err(|problem| Error::Transport { transport: "network", problem })
+}
+
+/// Returns the key of the job: the one that the settings of all processes give, or that of rank 0.
+fn common_key(given: Option<JobKey>, cards: &[Card]) -> Result<JobKey, Error> {
+    match (given, cards.first().and_then(|card| card.key)) {
+        (Some(key), None) | (None, Some(key)) => Ok(key),
+        (given, _) => {
+            let (with, without) =
+                if given.is_some() { ("this process", "rank 0") } else { ("rank 0", "this process") };
+            let problem = format!(
+                "{with} has a job key of its own, and {without} has none: set NEMESIA_JOB_KEY_FILE in all processes \
+                 or in none"
+            );
+            Err(Error::Net { rank: 0, transport: "network", problem })
+        }
+    }
 }
 
 /// Opens the ports that can lead to the ranks that do not share this machine.
@@ -330,7 +367,8 @@ mod tests {
 
     fn card() -> Card {
         let addresses = [None, Address::new(&[1, 0xab, 0xff])];
-        Card { key: 0x0123_4567_89ab_cdef, addresses, unreached: vec![0, 3] }
+        let key = Some(JobKey::from_bytes([0x5a; 32]));
+        Card { world: 0x0123_4567_89ab_cdef, key, addresses, unreached: vec![0, 3] }
     }
 
     #[test]
@@ -351,7 +389,7 @@ mod tests {
         assert_eq!(HostAddress::decode(&address.encode()), Ok(address));
         let here = HostAddress::of("name".into(), &Config::default());
         assert_eq!(HostAddress::decode(&here.encode()), Ok(here));
-        for card in [card(), Card { addresses: [None; 2], unreached: Vec::new(), ..card() }] {
+        for card in [card(), Card { key: None, addresses: [None; 2], unreached: Vec::new(), ..card() }] {
             assert_eq!(Card::decode(&card.encode(), 4), Ok(card));
         }
         let longest = Address::new(&[7; MOST_ADDRESS_BYTES]);
@@ -389,13 +427,27 @@ mod tests {
             let error = Card::decode(&good.replace(from, to), 4).unwrap_err();
             assert!(error.contains("malformed"), "{to}: {error}");
         }
+        let error = Card::decode(&good.replace("5a5a", "5a5"), 4).unwrap_err();
+        assert!(error.contains("malformed") && !error.contains("5a5a"), "{error}");
         for end in 0..good.len() {
             // A prefix may be well-formed, but never ends the process.
             let _ = Card::decode(&good[..end], 4);
         }
         let long = good.replace("01ab", &"00".repeat(MOST_ADDRESS_BYTES + 1));
         assert!(Card::decode(&long, 4).is_err());
-        assert!(Card::decode(&good.replacen('1', "2", 1), 4).unwrap_err().contains("version 2"));
+        assert!(Card::decode(&good.replacen('2', "3", 1), 4).unwrap_err().contains("version 3"));
+    }
+
+    #[test]
+    fn the_key_comes_from_rank_0_or_from_the_settings_of_all() {
+        let (drawn, given) = (card().key, JobKey::from_bytes([3; 32]));
+        assert_eq!(common_key(None, &[card()]).ok(), drawn);
+        let silent = [Card { key: None, ..card() }];
+        assert_eq!(common_key(Some(given), &silent).ok(), Some(given));
+        for (own, cards) in [(None, &silent), (Some(given), &[card()])] {
+            let error = common_key(own, cards).unwrap_err().to_string();
+            assert!(error.contains("NEMESIA_JOB_KEY_FILE in all processes or in none"), "{error}");
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
         ("a_channel_reports_a_lost_peer_and_goes_on_with_the_others", lost),
         ("a_channel_finds_out_who_breaks_the_rules", violations::check),
         ("a_channel_refuses_unauthenticated_peers", violations::unauthenticated),
+        ("a_channel_refuses_strangers_and_repeated_proofs", violations::strangers),
         ("a_channel_refuses_who_comes_from_elsewhere", violations::elsewhere),
         ("engines_talk_over_channels", engine::check),
     ]

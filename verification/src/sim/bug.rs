@@ -14,6 +14,8 @@ pub(crate) enum Subject {
     Channels,
     /// Processes that call each other.
     Peers,
+    /// Processes that prove that they know the key of the job, on a network that an adversary owns.
+    Keys,
 }
 
 /// One injected fault, triggered now and then while a simulation runs.
@@ -104,6 +106,8 @@ impl Bug {
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_channel() => Subject::Channels,
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_peers() => Subject::Peers,
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_keys() => Subject::Keys,
             _ => Subject::Engines,
         }
     }
@@ -158,6 +162,10 @@ impl fmt::Display for Bug {
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_peers() => {
                 write!(out, "peers:{injected_fault:?}")
+            }
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_keys() => {
+                write!(out, "keys:{injected_fault:?}")
             }
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) => write!(out, "engine:{injected_fault:?}"),

@@ -8,6 +8,6 @@ mod accept;
 pub(crate) mod fabric;
 mod leave;
 pub(crate) mod model;
-mod node;
+pub(crate) mod node;
 mod rest;
 pub(crate) mod world;

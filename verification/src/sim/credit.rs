@@ -78,11 +78,11 @@ impl Simulation {
             return Ok(());
         }
         // The rank may not have noticed yet what a peer has used since a grant.
-        let reserve = limits(&self.shape).reserve;
+        let limits = limits(&self.shape);
+        let reserve = limits.reserve;
         let accounts = self.accounts(rank);
-        // The reserves of dead ranks are kept until they come back.
-        let others = self.shape.conditions.ranks as usize - 1;
-        let kept = reserve * (others - accounts.len()) as u64;
+        // The reserves without an account are kept for ranks that come, or come back.
+        let kept = reserve * (limits.reserves as usize - accounts.len()) as u64;
         let promised = |peer: u32| {
             let CreditView { granted, then, .. } = self.ranks[rank as usize].looks[peer as usize];
             reserve.max(granted - then)

@@ -126,7 +126,7 @@ impl Simulation {
         }
     }
 
-    fn release(&mut self, rank: u32, peer: u32, failure: Failure) -> Check {
+    pub(crate) fn release(&mut self, rank: u32, peer: u32, failure: Failure) -> Check {
         self.note(|| format!("rank {rank} lets go of rank {peer}"));
         self.world.fail(rank, peer, failure);
         if self.bury_if_dead(rank) {

@@ -32,13 +32,17 @@ impl Simulation {
         self.count(Event::Restart);
         self.world.restart(rank)?;
         self.remotes.restart(rank);
-        let mut fresh = Rank::new(ranks as usize);
+        let mut fresh = Rank::started(&self.shape, rank);
+        let grows = self.shape.terms.most_peers.is_some();
         for peer in 0..ranks {
             // Messages to the former process do not count for this one, nor do the messages that the former
             // process sent.
             fresh.arrived[peer as usize] = self.sent[peer as usize][rank as usize].len();
             fresh.born[peer as usize] = self.sent[rank as usize][peer as usize].len();
-            if let Some(failure) = self.rank(peer).gone.filter(|_| peer != rank) {
+            if grows {
+                // No rank waits any more for messages of the former process. They may never meet again.
+                self.rank(peer).arrived[rank as usize] = self.sent[rank as usize][peer as usize].len();
+            } else if let Some(failure) = self.rank(peer).gone.filter(|_| peer != rank) {
                 self.world.fail(rank, peer, failure);
                 fresh.reported[peer as usize] = Report::Failed(failure);
             }
@@ -71,7 +75,7 @@ impl Simulation {
     }
 
     /// Returns whether a restarted rank waits for this one, which has disconnected from the former process.
-    fn can_readmit(&self, survivor: u32, rank: u32) -> bool {
+    pub(crate) fn can_readmit(&self, survivor: u32, rank: u32) -> bool {
         let (one, other) = (&self.ranks[survivor as usize], &self.ranks[rank as usize]);
         let lives = one.gone.is_none() && other.gone.is_none();
         lives
@@ -79,7 +83,7 @@ impl Simulation {
             && other.reported[survivor as usize] == Report::Nothing
     }
 
-    fn readmit(&mut self, survivor: u32, rank: u32) -> Check {
+    pub(crate) fn readmit(&mut self, survivor: u32, rank: u32) -> Check {
         if !self.can_readmit(survivor, rank) {
             return Ok(());
         }
@@ -91,7 +95,13 @@ impl Simulation {
         }
         self.note(|| format!("rank {survivor} readmits rank {rank}"));
         self.count(Event::Readmission);
-        ensure!(self.world.readmit(survivor, rank), "rank {survivor} does not readmit rank {rank}");
+        if self.shape.terms.most_peers.is_some() {
+            if !self.adds(survivor, rank)? {
+                return self.turn_away(rank, survivor);
+            }
+        } else {
+            ensure!(self.world.readmit(survivor, rank), "rank {survivor} does not readmit rank {rank}");
+        }
         if self.bury_if_dead(survivor) {
             self.bury_if_dead(rank);
             return Ok(());
@@ -101,17 +111,10 @@ impl Simulation {
         self.rank(rank).arrived[survivor as usize] = sent_before;
         self.rank(rank).first[survivor as usize] = sent_before;
         self.rank(rank).asleep = false;
+        self.begin_with(survivor, rank);
         let it = self.rank(survivor);
-        it.asleep = false;
-        it.past[rank as usize].extend(it.reported[rank as usize].failure());
-        it.reported[rank as usize] = Report::Nothing;
-        it.hasty[rank as usize] = false;
-        it.blamed[rank as usize] = false;
-        it.any_failed = it.blamed.contains(&true);
         it.arrived[rank as usize] = first;
         it.first[rank as usize] = first;
-        it.charged[rank as usize] = 0;
-        it.looks[rank as usize] = crate::simulation::CreditView::default();
         let waiting = it.oracle.waiting().to_vec();
         for name in waiting.iter().map(|waiting| waiting.name).filter(|name| name.source == rank) {
             self.rank(survivor).oracle.forget(name);

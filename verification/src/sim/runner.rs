@@ -16,6 +16,8 @@ use crate::bug::{Bug, Subject};
 use crate::channel;
 use crate::channel::fabric::ChannelFabric;
 use crate::channel::world::ChannelWorld;
+use crate::collect::CollectWorld;
+use crate::keys::KeysWorld;
 use crate::peers::PeersWorld;
 use crate::rng::Rng;
 use crate::shape::Shape;
@@ -40,6 +42,10 @@ const CHANNEL_WORLDS: [usize; 3] = [300, 1500, 4000];
 const ASSIST: usize = 4;
 /// One world of channels in so many runs over the placement.
 const PLACEMENT: usize = 3;
+
+/// One world of engines in so many has actors that use the completion queue, and at most so many operations.
+const COLLECT: usize = 4;
+const COLLECT_LIMIT: usize = 3000;
 
 /// The result of one seed.
 #[derive(Debug)]
@@ -66,6 +72,7 @@ fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced:
         Subject::Engines => run_engines(options, seed, bug, traced),
         Subject::Channels => run_channels(options, seed, traced),
         Subject::Peers => run_peers(options, seed, traced),
+        Subject::Keys => run_keys(options, seed, traced),
     }
 }
 
@@ -105,6 +112,31 @@ fn run_peers(options: &Options, seed: u64, traced: bool) -> Found {
     found
 }
 
+/// Runs worlds of processes that prove that they know the key.
+fn run_keys(options: &Options, seed: u64, traced: bool) -> Found {
+    let mut found = Found::new(Subject::Keys, seed);
+    while found.operations < options.operations && found.violation.is_none() {
+        let mut rng = Rng::new(seed, found.worlds as u64);
+        found.worlds += 1;
+        let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
+        match KeysWorld::new(rng, Trace::new(traced)) {
+            Ok(mut world) => {
+                let outcome = catch_unwind(AssertUnwindSafe(|| {
+                    (0..limit).try_for_each(|_| world.step())?;
+                    world.finish()
+                }));
+                found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
+                let (tally, events) = world.result();
+                found.events = events;
+                found.tally.add(&tally);
+            }
+            Err(violation) => found.violation = Some(violation),
+        }
+        found.operations += limit;
+    }
+    found
+}
+
 /// Runs one world of channels.
 fn live_channels<F: ChannelFabric>(found: &mut Found, limit: usize, traced: bool) {
     let stream = found.worlds as u64;
@@ -124,6 +156,30 @@ fn live_channels<F: ChannelFabric>(found: &mut Found, limit: usize, traced: bool
     found.operations += limit;
 }
 
+/// Runs one world whose actors use the completion queue.
+fn live_collecting(
+    found: &mut Found,
+    (rng, shape): (Rng, Shape),
+    limit: usize,
+    bug: Option<Bug>,
+    traced: bool,
+) {
+    match CollectWorld::new(rng, shape, bug, Trace::new(traced)) {
+        Ok(mut world) => {
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                (0..limit).try_for_each(|_| world.step())?;
+                world.finish()
+            }));
+            found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
+            let mut fabric = world.world.fabric();
+            found.events = fabric.trace.take();
+            found.tally.add(&fabric.tally);
+        }
+        Err(violation) => found.violation = Some(violation),
+    }
+    found.operations += limit;
+}
+
 /// Runs worlds of engines.
 fn run_engines(options: &Options, seed: u64, bug: Option<Bug>, traced: bool) -> Found {
     let mut found = Found::new(Subject::Engines, seed);
@@ -132,6 +188,10 @@ fn run_engines(options: &Options, seed: u64, bug: Option<Bug>, traced: bool) -> 
         found.worlds += 1;
         let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
         let shape = Shape::new(&mut rng, options.ranks);
+        if shape.conditions.ranks > 1 && rng.one_in(COLLECT) {
+            live_collecting(&mut found, (rng, shape), limit.min(COLLECT_LIMIT), bug, traced);
+            continue;
+        }
         let mut done = 0;
         match Simulation::new(rng, shape, bug, Trace::new(traced)) {
             Ok(mut simulation) => {
@@ -268,6 +328,7 @@ fn replay(options: &Options, found: &Found) -> String {
         Subject::Engines => {}
         Subject::Channels => line += " --channels",
         Subject::Peers => line += " --peers",
+        Subject::Keys => line += " --keys",
     }
     if let Some(bug) = options.bug {
         line += &format!(" --bug {bug}");

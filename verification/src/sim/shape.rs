@@ -30,6 +30,8 @@ pub(crate) struct Terms {
     pub(crate) window: u32,
     pub(crate) pull_bytes: u64,
     pub(crate) run_bytes: u64,
+    /// The most peers of an engine at the same time, if it is opened alone and peers are added while traffic runs.
+    pub(crate) most_peers: Option<u32>,
 }
 
 /// A world and the frequencies of its events.
@@ -129,6 +131,7 @@ impl Shape {
             window: rng.pick(&[1, 8, 64, 4096]),
             pull_bytes: rng.pick(&[1000, 256 << 10, u64::MAX]),
             run_bytes: rng.pick(&[16, 16, 4 << 10]),
+            most_peers: None,
         };
         let mut weights = OPERATIONS.map(|(_, weight)| weight);
         for weight in &mut weights {
@@ -144,6 +147,7 @@ impl Shape {
         }
         let death = rng.pick(&[0, 0, 0, 60, 200, 1000, 5000]);
         let restart = if death > 0 { rng.pick(&[0, 20, 100, 500]) } else { 0 };
+        let (terms, death, restart) = Self::grown(rng, ranks, (terms, death, restart));
         Self {
             conditions,
             terms,
@@ -160,6 +164,20 @@ impl Shape {
             rest: rng.pick(&[200, 1000, 5000]),
             weights,
         }
+    }
+
+    /// Lets a third of the worlds grow from engines that are opened alone. In most of these, processes come and go, so
+    /// that numbers are used again.
+    fn grown(rng: &mut Rng, ranks: u32, usual: (Terms, usize, usize)) -> (Terms, usize, usize) {
+        if !rng.one_in(3) {
+            return usual;
+        }
+        let (mut terms, death, restart) = usual;
+        let (death, restart) = rng.pick(&[(death, restart), (60, 20), (200, 20), (200, 100)]);
+        terms.most_peers = Some(rng.pick(&[1, ranks - 1, ranks - 1, ranks, 100]).max(1));
+        // Half of the memory is set aside for peers.
+        terms.units = 2 * terms.units + 1;
+        (terms, death, restart)
     }
 
     /// Returns the operation at this position among the weights.

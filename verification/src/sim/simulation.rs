@@ -156,6 +156,16 @@ impl Rank {
         }
     }
 
+    /// Returns the state of a process that has started. If its engine was opened alone, it has no peer.
+    pub(crate) fn started(shape: &Shape, rank: u32) -> Self {
+        let mut it = Self::new(shape.conditions.ranks as usize);
+        if shape.terms.most_peers.is_some() {
+            it.reported.fill(Report::Failed(Failure::Absent));
+            it.reported[rank as usize] = Report::Nothing;
+        }
+        it
+    }
+
     /// Returns the number of requests that take a slot.
     pub(crate) fn slots(&self) -> usize {
         let sends = self.sends.iter().filter(|send| send.handle.is_kept()).count();
@@ -187,7 +197,7 @@ impl Simulation {
             rng,
             shape,
             world: World::new(fabric, shape.terms)?,
-            ranks: std::iter::repeat_with(|| Rank::new(count)).take(count).collect(),
+            ranks: (0..shape.conditions.ranks).map(|rank| Rank::started(&shape, rank)).collect(),
             sent: std::iter::repeat_with(none).take(count).collect(),
             remotes: Remotes::new(shape.conditions.ranks),
         })
@@ -240,6 +250,9 @@ impl Simulation {
         }
         if restart > 0 && self.rng.one_in(20) {
             self.one_readmits()?;
+        }
+        if self.shape.terms.most_peers.is_some() && self.rng.one_in(10) {
+            self.one_meets()?;
         }
         let alive = self.alive();
         if alive.is_empty() {

@@ -60,12 +60,21 @@ pub(crate) enum Event {
     /// A rank was started again; a rank was readmitted by another.
     Restart,
     Readmission,
+    /// A rank added another; it had to refuse it because messages of the former process were stored, or for want of
+    /// memory.
+    Added,
+    AddedLate,
+    AddedMany,
     /// A request ended because a peer was gone.
     PeerFailed,
     /// A request was refused because all slots were in use.
     NoSlot,
     /// A message had to wait for credit.
     Held,
+    /// A message was placed into a buffer for many; such a buffer was used up; a message waited for a slot.
+    MultiPlaced,
+    MultiEnd,
+    Starved,
     /// Channels: a packet with content was sent; a connection is ready; a packet had to wait for credit, or for
     /// room.
     ChannelPacket,
@@ -102,10 +111,19 @@ pub(crate) enum Event {
     PeerLeft,
     PeerSlotAgain,
     PeerNumberAgain,
+    /// Keys: a caller has accepted a proof; a connection is ready; a proof was wrong; a request was sent to another
+    /// process; a request or an answer was sent again; a proof was sent back; a proof was invented.
+    KeyProved,
+    KeyUp,
+    KeyWrong,
+    KeyRelayed,
+    KeyReplayed,
+    KeyReflected,
+    KeyForged,
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 68] = [
+const EVENTS: [(Event, &str); 81] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -146,9 +164,15 @@ const EVENTS: [(Event, &str); 68] = [
     (Event::Death, "deaths"),
     (Event::Restart, "restarts"),
     (Event::Readmission, "readmitted"),
+    (Event::Added, "added"),
+    (Event::AddedLate, "added too early"),
+    (Event::AddedMany, "too many"),
     (Event::PeerFailed, "peer failed"),
     (Event::NoSlot, "no slot"),
     (Event::Held, "held"),
+    (Event::MultiPlaced, "in buffers for many"),
+    (Event::MultiEnd, "used up"),
+    (Event::Starved, "starved"),
     (Event::ChannelPacket, "channel: packets"),
     (Event::ChannelUp, "connections"),
     (Event::NoCredit, "no credit"),
@@ -174,6 +198,13 @@ const EVENTS: [(Event, &str); 68] = [
     (Event::PeerLeft, "disconnected"),
     (Event::PeerSlotAgain, "slots again"),
     (Event::PeerNumberAgain, "numbers again"),
+    (Event::KeyProved, "keys: proved"),
+    (Event::KeyUp, "connections"),
+    (Event::KeyWrong, "wrong"),
+    (Event::KeyRelayed, "relayed"),
+    (Event::KeyReplayed, "replayed"),
+    (Event::KeyReflected, "reflected"),
+    (Event::KeyForged, "forged"),
 ];
 
 /// The count of each event.

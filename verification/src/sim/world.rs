@@ -1,6 +1,7 @@
 //! Engines over the simulated fabric, and the operations on them. With `port.rs`, all code that knows the
 //! engine's interface.
 
+mod collect;
 mod remote;
 
 use std::cell::{RefCell, RefMut};
@@ -11,6 +12,7 @@ use nemesia_core::engine::{Bypass, Engine, RequestId, SendOptions, Tuning};
 pub(crate) use nemesia_core::engine::{
     CompletionError, Failure, Outcome, Progress, StartError, Status, Truncation,
 };
+pub(crate) use nemesia_core::flow::CeilingError;
 use nemesia_core::flow::Ledger;
 pub(crate) use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{RecvBuf, SendBuf};
@@ -82,33 +84,49 @@ pub(crate) enum Step {
 /// The engine's limits for its terms, in units of credit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// The units that each peer has for itself.
+    /// The units that each peer has for itself, and the number of peers that have them.
     pub(crate) reserve: u64,
+    pub(crate) reserves: u32,
     /// The cost of the largest packet.
     pub(crate) packet: u64,
 }
 
 /// Returns the limits of the engines of a world.
 pub(crate) fn limits(shape: &Shape) -> Limits {
-    let Terms { units, eager_bytes, window, .. } = shape.terms;
+    let Terms { units, eager_bytes, window, most_peers, .. } = shape.terms;
     // One unit belongs to the rank itself.
     let (units, others) = (units as u32 - 1, shape.conditions.ranks - 1);
-    let share = units.checked_div(others).unwrap_or(units);
+    let share = match most_peers {
+        Some(peers) => units / 2 / peers.min(8),
+        None => units.checked_div(others).unwrap_or(units),
+    };
     let packet = cost(eager_bytes.min(shape.conditions.packet_bytes).min(most(share)));
     // The engines have started with the same values.
-    let reserve = Ledger::new(units, others, window, packet).map_or(0, |ledger| ledger.reserve());
-    Limits { reserve: reserve.into(), packet: packet.into() }
+    let ledger = match most_peers {
+        Some(peers) => Ledger::growing(units, peers, window, packet),
+        None => Ledger::new(units, others, window, packet),
+    };
+    let (reserve, reserves) = ledger.map_or((0, 0), |ledger| (ledger.reserve(), ledger.reserves()));
+    Limits { reserve: reserve.into(), reserves, packet: packet.into() }
 }
 
 /// Starts the engine of a process.
 fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEngine, Violation> {
     let ranks = fabric.borrow().conditions.ranks as usize;
-    let Terms { requests, units, buckets, .. } = terms;
-    let lent = EngineVectors::lent(ranks, requests, units, buckets, Desk::default());
+    let Terms { requests, units, buckets, most_peers, .. } = terms;
+    let mut lent = EngineVectors::lent(ranks, requests, units, buckets, Desk::default());
     let Terms { eager_bytes, window, pull_bytes, run_bytes, .. } = terms;
     let tuning = Tuning { eager_bytes, window, pull_bytes, run_bytes, ..Tuning::default() };
-    Engine::new(rank, SimPort::new(rank, Rc::clone(fabric)), tuning, lent)
-        .map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
+    let port = SimPort::new(rank, Rc::clone(fabric));
+    let started = match most_peers {
+        Some(most) => {
+            lent.peers.truncate(rank as usize + 1);
+            lent.replies.clear();
+            Engine::alone(rank, port, tuning, lent, most)
+        }
+        None => Engine::new(rank, port, tuning, lent),
+    };
+    started.map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
 }
 
 /// How a blocking receive searches for its message.
@@ -128,6 +146,9 @@ impl World {
     pub(crate) fn new(fabric: Fabric, terms: Terms) -> Result<Self, Violation> {
         let ranks = fabric.conditions.ranks;
         let fabric = Rc::new(RefCell::new(fabric));
+        if terms.most_peers.is_some() {
+            (0..ranks).for_each(|rank| fabric.borrow_mut().restart(rank));
+        }
         let engines =
             (0..ranks).map(|rank| start(rank, &fabric, terms).map(Some)).collect::<Result<_, _>>()?;
         let mut world = Self { engines, fabric, terms, exposed: Vec::new() };
@@ -366,6 +387,23 @@ impl World {
         let reconnected = self.engine(rank).reconnect(joining);
         self.engine(joining).connected(rank);
         reconnected
+    }
+
+    /// Lets a rank add a peer. If the peer has added it, `connects` connects the two.
+    pub(crate) fn add_peer(&mut self, rank: u32, peer: u32, connects: bool) -> Result<(), CeilingError> {
+        if connects {
+            self.fabric().connect(rank, peer);
+        }
+        self.engine(rank).add_peer(peer)?;
+        if connects {
+            self.engine(peer).connected(rank);
+        }
+        Ok(())
+    }
+
+    /// Returns whether a rank may use a number for another peer.
+    pub(crate) fn is_vacant(&mut self, rank: u32, peer: u32) -> bool {
+        self.engine(rank).is_vacant(peer)
     }
 
     pub(crate) fn failure(&mut self, rank: u32, peer: u32) -> Option<Failure> {

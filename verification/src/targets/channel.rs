@@ -1,13 +1,17 @@
 //! The fuzz target of channels: what a peer may write into the private data of a connection, and into a header.
 
 use nemesia_core::port::memory::Private;
-use nemesia_core::wire::channel::{ChannelRefusal, HEADER_BYTES, HELLO_BYTES, Header, Hello};
+use nemesia_core::wire::channel::{ChannelRefusal, HEADER_BYTES, Header};
+use nemesia_core::wire::fabric::MOST_PRIVATE_BYTES;
+use nemesia_core::wire::hello::{CHALLENGE_BYTES, Challenge, Hello, HelloContent};
 
 /// Bytes of a hello that say that it is one.
 const MARK_BYTES: usize = 4;
+/// The byte that is its kind.
+const KIND: usize = 9;
 
-/// Decodes the bytes as a header, as private data, and as a hello whose beginning is valid. What is accepted must be
-/// encoded to the same bytes; private data may have zeros behind them.
+/// Decodes the bytes as a header, as private data, and as hellos and challenges whose beginning is valid. What is
+/// accepted must be encoded to the same bytes; private data may have zeros behind them.
 ///
 /// # Errors
 /// The broken promise.
@@ -19,25 +23,26 @@ pub fn channel_decoder(input: &[u8]) -> Result<(), String> {
         (bytes[0], bytes[1], bytes[6], bytes[7]) = (bytes[0] & 15, bytes[1] & 1, 0, 0);
         header(&bytes)?;
     }
-    let Some(raw) = input.get(..input.len().min(HELLO_BYTES + 4)).and_then(Private::new) else {
+    let Some(raw) = input.get(..input.len().min(MOST_PRIVATE_BYTES)).and_then(Private::new) else {
         return Ok(());
     };
     hello(&raw)?;
     refusal(&raw)?;
-    let mut marked = raw.bytes().to_vec();
-    let valid = Hello {
-        rank: 0,
-        world: 0,
-        rail: 0,
-        receives: 0,
-        packet_bytes: 0,
-        token: 0,
-        incarnation: 0,
-        agreements: 0,
-    };
-    let first = valid.encode();
-    marked.iter_mut().zip(first.bytes()).take(MARK_BYTES).for_each(|(to, from)| *to = *from);
-    Private::new(&marked).map_or(Ok(()), |marked| hello(&marked))
+    challenge(&raw)?;
+    // Few random hellos have the stamp, the version and a kind, and few challenges their code.
+    let (rank, rail, receives, packet_bytes, token, incarnation) = (0, 0, 0, 0, 0, 0);
+    let content = HelloContent::Call;
+    let call = Hello { rank, rail, receives, packet_bytes, token, incarnation, content }.encode();
+    for kind in 0..5 {
+        let mut marked = raw.bytes().to_vec();
+        marked.iter_mut().zip(call.bytes()).take(MARK_BYTES).for_each(|(to, from)| *to = *from);
+        marked.get_mut(KIND).into_iter().for_each(|to| *to = kind);
+        Private::new(&marked).map_or(Ok(()), |marked| hello(&marked))?;
+        marked.truncate(CHALLENGE_BYTES + usize::from(kind));
+        marked.first_mut().into_iter().for_each(|to| *to = ChannelRefusal::Unproven.code());
+        Private::new(&marked).map_or(Ok(()), |marked| challenge(&marked))?;
+    }
+    Ok(())
 }
 
 fn header(bytes: &[u8; HEADER_BYTES]) -> Result<(), String> {
@@ -52,8 +57,9 @@ fn header(bytes: &[u8; HEADER_BYTES]) -> Result<(), String> {
 fn hello(private: &Private) -> Result<(), String> {
     let Ok(hello) = Hello::decode(private) else { return Ok(()) };
     let (encoded, bytes) = (hello.encode(), private.bytes());
-    let is_same = bytes.get(..HELLO_BYTES) == Some(encoded.bytes());
-    if !is_same || bytes.iter().skip(HELLO_BYTES).any(|byte| *byte != 0) {
+    let len = encoded.bytes().len();
+    let is_same = bytes.get(..len) == Some(encoded.bytes());
+    if !is_same || bytes.iter().skip(len).any(|byte| *byte != 0) {
         return Err(format!("{hello:?} is encoded otherwise than {bytes:?}"));
     }
     Ok(())
@@ -67,4 +73,17 @@ fn refusal(private: &Private) -> Result<(), String> {
         }
         _ => Ok(()),
     }
+}
+
+fn challenge(private: &Private) -> Result<(), String> {
+    let Some(challenge) = Challenge::decode(private) else { return Ok(()) };
+    let (encoded, bytes) = (challenge.encode(), private.bytes());
+    let is_same = bytes.get(..CHALLENGE_BYTES) == Some(encoded.bytes());
+    if !is_same || bytes.iter().skip(CHALLENGE_BYTES).any(|byte| *byte != 0) {
+        return Err(format!("{challenge:?} is encoded otherwise than {bytes:?}"));
+    }
+    if ChannelRefusal::decode(private) != Some(ChannelRefusal::Unproven) {
+        return Err(format!("{challenge:?} is no refusal"));
+    }
+    Ok(())
 }

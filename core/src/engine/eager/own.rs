@@ -27,6 +27,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         let envelope = message.envelope(Kind::Eager);
         if !self.reserve_own(OWN_RTS_UNITS) {
+            self.unplaced = None;
             return false;
         }
         let rts = Rts {
@@ -43,6 +44,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let read = |at: usize, to: &mut [u8]| to.copy_from_slice(&rts[at..at + to.len()]);
         let stored = self.store.insert(me, &envelope, bytes, read);
         debug_assert!(stored.is_some(), "memory was reserved");
+        self.assign_stored(stored);
         self.count_own(len);
         self.count_stored(me, bytes);
         self.dequeue(me, PeerQueue::Pending, index);
@@ -55,8 +57,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// `false` if no receive matches it, and it must not be stored or there is no memory.
     pub(in crate::engine) fn deliver_own(&mut self, message: &SendMessage) -> bool {
         let (me, len) = (self.rank, message.buf.len());
-        if let Some(receive) = self.take_posted(me, &message.envelope(Kind::Eager)) {
-            let mut buf = self.take_buffer(receive);
+        if let Some((receive, mut buf)) = self.take_posted(me, &message.envelope(Kind::Eager), len as u64) {
             let fits = buf.len().min(len);
             let mut from = Gather::new(message.buf.alias());
             buf.each(0, fits, |done, to| from.read(done, to));
@@ -85,6 +86,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         };
         let stored = self.store.insert(self.rank, &message.envelope(prefix.kind()), whole, read);
         debug_assert!(stored.is_some(), "memory was reserved");
+        self.assign_stored(stored);
     }
 
     /// Copies a message to this process itself of which only the RTS was stored, and completes its send.

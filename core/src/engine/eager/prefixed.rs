@@ -254,7 +254,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
         };
         let (skip, head) = (prefix.bytes(), prefix.encode());
-        let Some(index) = self.take_posted(from, &envelope) else {
+        let total = len - skip;
+        let Some((index, mut buf)) = self.take_posted(from, &envelope, total as u64) else {
             #[cfg(nemesia_injected_fault)]
             if injected(InjectedFault::AcknowledgeUnmatched)
                 && let Some(sender) = prefix.sender
@@ -263,8 +264,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
             return self.keep(arrival, &head[..skip]);
         };
-        let mut buf = self.take_buffer(index);
-        let (room, total) = (buf.len(), len - skip);
+        let room = buf.len();
         unload(&self.port, &arrival, skip, &mut buf, (0, total));
         self.port.release(arrival);
         let charged = self.charge(from, cost(len), false);

@@ -74,7 +74,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.posted.steps(&self.requests, from, &envelope)
     }
 
-    fn stored_status(&self, id: u32) -> Status {
+    pub(super) fn stored_status(&self, id: u32) -> Status {
         let stored = self.store.get(id);
         let (len, immediate) = match stored.kind {
             Kind::Rts => stored_rts(&self.store, id, &stored)

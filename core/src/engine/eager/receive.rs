@@ -108,7 +108,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     #[inline(always)]
     pub(in crate::engine) fn check_source(&self, source: Source) -> Result<(), StartError> {
         match source {
-            Source::Rank(rank) if rank >= self.size() => Err(StartError::Rank { rank, size: self.size() }),
+            Source::Rank(rank) if rank >= self.size() => Err(self.no_peer(rank)),
             _ => Ok(()),
         }
     }
@@ -192,21 +192,23 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.start_transfer(index);
     }
 
-    /// Returns the first posted receive that matches, and removes it from the queue.
+    /// Returns the request that receives a message of `total` bytes, and its buffer: the first posted receive that
+    /// matches, which leaves the queue, or a place in a multi-receive buffer. The state of the request changes next.
+    /// `None` if the message has to be stored.
     #[inline(always)]
-    pub(in crate::engine) fn take_posted(&mut self, from: PeerId, envelope: &Envelope) -> Option<u32> {
+    pub(in crate::engine) fn take_posted(
+        &mut self,
+        from: PeerId,
+        envelope: &Envelope,
+        total: u64,
+    ) -> Option<(u32, RecvBuf)> {
         let index = self.posted.take(&mut self.requests, from, envelope)?;
+        let taken = match &mut self.requests.get_mut(index).0 {
+            State::Posted { buf, .. } => (index, core::mem::replace(buf, RecvBuf::empty())),
+            _ => self.take_multi(index, (from, envelope), total)?,
+        };
         self.peer(from).tally.posted += 1;
-        Some(index)
-    }
-
-    /// Takes the buffer out of a posted receive whose state changes next.
-    #[inline(always)]
-    pub(in crate::engine) fn take_buffer(&mut self, index: u32) -> RecvBuf {
-        match &mut self.requests.get_mut(index).0 {
-            State::Posted { buf, .. } => core::mem::replace(buf, RecvBuf::empty()),
-            _ => RecvBuf::empty(),
-        }
+        Some(taken)
     }
 
     /// Delivers a packet and releases it.
@@ -216,8 +218,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if envelope.kind != Kind::Eager {
             return self.deliver_other(arrival);
         }
-        let Some(index) = self.take_posted(from, &envelope) else { return self.keep(arrival, &[]) };
-        let mut buf = self.take_buffer(index);
+        let Some((index, mut buf)) = self.take_posted(from, &envelope, len as u64) else {
+            return self.keep(arrival, &[]);
+        };
         let room = buf.len();
         unload(&self.port, &arrival, 0, &mut buf, (0, len));
         self.port.release(arrival);
@@ -235,8 +238,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.port.release(arrival);
             return Err(PortFault::Protocol { kind: envelope.kind });
         };
-        let Some(index) = self.take_posted(from, &envelope) else { return self.keep(arrival, head) };
-        let mut buf = self.take_buffer(index);
+        let Some((index, mut buf)) = self.take_posted(from, &envelope, rts.total) else {
+            return self.keep(arrival, head);
+        };
         let first = len - rts.bytes();
         unload(&self.port, &arrival, rts.bytes(), &mut buf, (0, first));
         self.port.release(arrival);
@@ -255,6 +259,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         // If the peer obeys its credit, there is memory.
         if let Err(fault) = self.charge(from, cost(len), true) {
+            self.unplaced = None;
             self.port.release(arrival);
             return Err(fault);
         }
@@ -266,6 +271,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
         });
         debug_assert!(stored.is_some(), "credit guarantees memory");
+        self.assign_stored(stored);
         self.count_stored(from, len);
         self.port.release(arrival);
         Ok(())

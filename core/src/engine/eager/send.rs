@@ -83,7 +83,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if to == self.rank {
             let is_first = self.peer(to).is_free() && bytes.len() <= self.eager_bytes;
             let message = SendMessage { context, tag, buf: bytes, synchronous: false, immediate: None };
-            return Ok(is_first && self.deliver_own(&message));
+            let sent = is_first && self.deliver_own(&message);
+            self.unplaced = None;
+            return Ok(sent);
         }
         let sent = bytes.whole(0, bytes.len()).is_some_and(|bytes| self.send_now(to, context, tag, bytes));
         if !sent {

@@ -55,6 +55,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         self.forget_messages(peer);
         self.lose_claims(peer);
+        self.lose_assigned(peer);
         self.admit(peer);
         true
     }
@@ -90,6 +91,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if self.failure(peer).is_some() {
             self.forget_messages(peer);
             self.lose_claims(peer);
+            self.lose_assigned(peer);
         }
     }
 

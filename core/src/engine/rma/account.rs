@@ -9,7 +9,7 @@ use core::borrow::BorrowMut as _;
 
 use crate::engine::request::{CompletionError, State};
 use crate::engine::state::{Body, Refused, RemoteOperation, both};
-use crate::engine::{Engine, RequestId, StartError, Status, Storage};
+use crate::engine::{Engine, Failure, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
@@ -26,7 +26,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// See [`StartError`].
     pub fn flush(&mut self, to: PeerId) -> Result<RequestId, StartError> {
         let gone = self.check_destination(to);
-        if let Err(error @ StartError::Rank { .. }) = gone {
+        if let Err(
+            error @ (StartError::Rank { .. } | StartError::PeerFailed { failure: Failure::Absent, .. }),
+        ) = gone
+        {
             return Err(error);
         }
         let flushed = self.rma_state(to).is_flushed();

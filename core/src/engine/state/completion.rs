@@ -3,6 +3,8 @@
 
 use core::borrow::BorrowMut;
 
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::slab::{List, Slab, Slot};
 
 /// The kind of an operation whose completion is in the completion queue.
@@ -26,14 +28,28 @@ pub enum CompletionKind {
     Flush,
     /// A wait for notifications of a region.
     Notification,
+    /// A message that was placed into a multi-receive buffer.
+    MultiReceive,
+    /// The end of a multi-receive buffer, after all its messages: the buffer is free.
+    MultiReceiveEnd,
 }
 
 /// What a request of the completion queue carries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::engine) struct CompletionMark {
-    /// The number that the caller has given the operation.
+    /// The number that the caller has given the operation. For a message in a multi-receive buffer, its offset.
     pub(in crate::engine) context: u64,
     pub(in crate::engine) kind: CompletionKind,
+    /// The slot of the multi-receive buffer that holds the message, for a kind of
+    /// [`CompletionKind::MultiReceive`]. The slot is in use at least until the message's completion was taken: the
+    /// buffer's own comes later.
+    pub(in crate::engine) buffer: u32,
+}
+
+impl CompletionMark {
+    pub(in crate::engine) const fn new(context: u64, kind: CompletionKind) -> Self {
+        Self { context, kind, buffer: 0 }
+    }
 }
 
 /// The requests of the completion queue that are complete, in the order of their completion. They are in no other
@@ -52,6 +68,12 @@ impl CompletionQueue {
         index: u32,
     ) {
         requests.push_back(&mut self.complete, index);
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::ReorderCompletions)
+            && let Some(first) = requests.pop_front(&mut self.complete)
+        {
+            requests.push_back(&mut self.complete, first);
+        }
     }
 
     /// Removes and returns the first request.

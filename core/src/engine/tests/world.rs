@@ -11,6 +11,7 @@ use crate::engine::{
     CompletionError, Engine, Failure, Lent, Outcome, Peer, Request, RequestId, SendOptions, StartError,
     Status, Storage, Tuning,
 };
+use crate::flow::CeilingError;
 use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
 use crate::shared::tests::fabric::{Fabric, Lender, Loan, TestPort};
@@ -46,6 +47,11 @@ impl SteppedUnits {
     pub(in crate::engine) fn new(count: usize) -> Self {
         let units = vec![[0xee; UNIT]; count];
         Self { units, committed: 0, ceiling: count as u32, most: u32::MAX }
+    }
+
+    /// Returns `count` units, of which no more than `most` can be committed.
+    pub(in crate::engine) fn limited(count: usize, most: u32) -> Self {
+        Self { most, ..Self::new(count) }
     }
 }
 
@@ -106,6 +112,8 @@ pub(in crate::engine) struct World<'a> {
     pub(in crate::engine) engines: Vec<TestEngine<'a>>,
     pub(in crate::engine) fabric: &'a Fabric,
     room: WorldRoom,
+    /// The most peers of each engine, if they were opened alone.
+    most: Option<u32>,
     /// Declared after the engines, which use its buffers.
     pub(in crate::engine) lender: Lender,
 }
@@ -128,7 +136,24 @@ fn start(rank: PeerId, port: TestPort<'_>, room: WorldRoom) -> TestEngine<'_> {
 
 fn start_with(rank: PeerId, port: TestPort<'_>, room: WorldRoom, units: SteppedUnits) -> TestEngine<'_> {
     let peers = port.ranks();
-    let lent = Lent {
+    let lent = lent(room, peers, units);
+    Engine::new(rank, RecordingPort::new(port), room.tuning, lent).unwrap()
+}
+
+/// Opens an engine without peers.
+pub(in crate::engine) fn open_alone(
+    rank: PeerId,
+    port: TestPort<'_>,
+    room: WorldRoom,
+    units: SteppedUnits,
+    most: u32,
+) -> TestEngine<'_> {
+    let lent = Lent { replies: vec![], ..lent(room, rank as usize + 1, units) };
+    Engine::alone(rank, RecordingPort::new(port), room.tuning, lent, most).unwrap()
+}
+
+fn lent(room: WorldRoom, peers: usize, units: SteppedUnits) -> Lent<WorldStorage> {
+    Lent {
         requests: slots(room.requests),
         peers: (0..peers).map(|_| Peer::default()).collect(),
         units,
@@ -139,15 +164,36 @@ fn start_with(rank: PeerId, port: TestPort<'_>, room: WorldRoom, units: SteppedU
         selections: vec![PeerSelection::default(); peers],
         handlers: Log::default(),
         trace: (),
-    };
-    Engine::new(rank, RecordingPort::new(port), room.tuning, lent).unwrap()
+    }
 }
 
 impl<'a> World<'a> {
     pub(in crate::engine) fn new(fabric: &'a Fabric, room: WorldRoom) -> Self {
         let engine = |rank| start(rank, fabric.port(rank), room);
         let engines = (0..fabric.geometry.peers).map(engine).collect();
-        Self { engines, fabric, room, lender: fabric.lender() }
+        Self { engines, fabric, room, most: None, lender: fabric.lender() }
+    }
+
+    /// Makes engines that have no peer, and may have `most`.
+    pub(in crate::engine) fn alone(fabric: &'a Fabric, room: WorldRoom, most: u32) -> Self {
+        let units = || SteppedUnits::new(room.units);
+        let engine = |rank| open_alone(rank, fabric.port_alone(rank), room, units(), most);
+        let engines = (0..fabric.geometry.peers).map(engine).collect();
+        Self { engines, fabric, room, most: Some(most), lender: fabric.lender() }
+    }
+
+    /// Two engines that were opened alone add each other, and are connected. If one is refused, the other remains with
+    /// a peer that is not there.
+    pub(in crate::engine) fn meet(&mut self, one: PeerId, other: PeerId) -> Result<(), CeilingError> {
+        let fabric = self.fabric;
+        for [me, peer] in [[one, other], [other, one]] {
+            self.engine(me).add_peer(peer)?;
+        }
+        for [me, peer] in [[one, other], [other, one]] {
+            assert!(self.engine(me).port_mut().port.open(peer, fabric.link(me, peer)));
+            self.engine(me).connected(peer);
+        }
+        Ok(())
     }
 
     /// Makes a world in which the ceiling is lower than the limit at first, and no process has memory for more than
@@ -156,7 +202,7 @@ impl<'a> World<'a> {
         let units = || SteppedUnits { ceiling, most, ..SteppedUnits::new(room.units) };
         let engine = |rank| start_with(rank, fabric.port(rank), room, units());
         let engines = (0..fabric.geometry.peers).map(engine).collect();
-        Self { engines, fabric, room, lender: fabric.lender() }
+        Self { engines, fabric, room, most: None, lender: fabric.lender() }
     }
 
     /// Checks that no rank has promised memory that is not committed (invariant 4).
@@ -178,7 +224,11 @@ impl<'a> World<'a> {
             engine.fail(rank, failure);
         }
         self.fabric.wipe(rank);
-        self.engines[rank as usize] = start(rank, self.fabric.port_alone(rank), self.room);
+        let (port, room) = (self.fabric.port_alone(rank), self.room);
+        self.engines[rank as usize] = match self.most {
+            Some(most) => open_alone(rank, port, room, SteppedUnits::new(room.units), most),
+            None => start(rank, port, room),
+        };
     }
 
     /// A survivor reconnects the new process of a rank, which is then connected to the survivor.

@@ -38,7 +38,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
 
     fn was_sent(&mut self, peer: PeerId, rail: u32, connection: Connection, outcome: WorkOutcome) {
         let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
-        if it.connection != connection || it.stage == ChannelStage::Closing {
+        if it.connection != connection || it.stage.is_closing() {
             return;
         }
         it.outstanding = it.outstanding.saturating_sub(1);
@@ -68,7 +68,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
                     record.len = len;
                 }
             }
-            WorkOutcome::Received { len, .. } if it.stage != ChannelStage::Closing => {
+            WorkOutcome::Received { len, .. } if !it.stage.is_closing() => {
                 self.accept_packet(buffer, (peer, rail), len);
             }
             WorkOutcome::Failed(error) if matches!(it.stage, ChannelStage::Ready | ChannelStage::Lost) => {

@@ -4,12 +4,14 @@
 use core::borrow::{Borrow as _, BorrowMut as _};
 use core::time::Duration;
 
+use super::call::RequestProof;
 use super::connect::JoinError;
 use super::peer::{Caller, ChannelPeer, Introduction};
 use super::{Channel, ChannelStorage};
 use crate::port::PeerId;
 use crate::port::memory::{ConnectError, Connection, MemoryPort};
-use crate::wire::channel::{ChannelRefusal, Hello};
+use crate::wire::channel::ChannelRefusal;
+use crate::wire::hello::Hello;
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// From now on, accepts no process by itself. Requests of processes that were started again are held for
@@ -22,7 +24,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// none, or if it cannot be accepted yet.
     pub fn caller(&self, peer: PeerId) -> Option<u64> {
         let it = self.peers.borrow().get(peer as usize).filter(|it| it.is_blank())?;
-        Some(it.caller?.hello.incarnation)
+        Some(it.caller?.hello.incarnation.into())
     }
 
     /// Accepts the held requests of a process. [`ChannelEvent::Up`](super::ChannelEvent::Up) or
@@ -34,8 +36,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let unknown = JoinError::Unknown { peer, rail: 0 };
         let caller = self.peer(peer).filter(|it| it.is_blank()).and_then(|it| it.caller).ok_or(unknown)?;
         let mut accepted = false;
-        for (rail, connection) in (0..).zip(caller.connections) {
-            let Some(connection) = connection else { continue };
+        for (rail, request) in (0..).zip(caller.requests) {
+            let Some((connection, proof)) = request else { continue };
             match self.admit(peer, rail) {
                 Ok(()) => {}
                 Err(error) if !accepted => return Err(error),
@@ -47,8 +49,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             if let Some(it) = self.peer(peer) {
                 (it.caller, it.agreements) = (None, agreements);
             }
-            let hello = Hello { rail: rail as u16, ..caller.hello };
-            accepted |= self.take_in(connection, &hello, now);
+            let hello = Hello { rail: rail as u8, ..caller.hello };
+            accepted |= self.take_in(connection, (&hello, proof), now);
         }
         if accepted { Ok(()) } else { Err(ConnectError::State.into()) }
     }
@@ -56,7 +58,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Refuses the held requests of a process.
     pub fn refuse_caller(&mut self, peer: PeerId, refusal: ChannelRefusal) {
         let Some(caller) = self.peer(peer).and_then(|it| it.caller.take()) else { return };
-        for connection in caller.connections.into_iter().flatten() {
+        for (connection, _) in caller.requests.into_iter().flatten() {
             self.turn_away(connection, refusal);
         }
     }
@@ -77,7 +79,11 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     }
 
     /// Holds a valid request, or returns why it is refused.
-    pub(super) fn hold(&mut self, connection: Connection, hello: &Hello) -> Result<(), ChannelRefusal> {
+    pub(super) fn hold(
+        &mut self,
+        connection: Connection,
+        (hello, proof): (&Hello, RequestProof),
+    ) -> Result<(), ChannelRefusal> {
         let is_me = hello.rank == self.config.rank;
         let Some(it) = self.peer(hello.rank).filter(|_| !is_me && hello.incarnation > 0) else {
             return Err(ChannelRefusal::NotAMember);
@@ -92,17 +98,17 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             // A later process of the rank. The former one, or an impostor, may ask again.
             Some(caller) if caller.hello.incarnation < hello.incarnation => {
                 self.refuse_caller(hello.rank, ChannelRefusal::Claimed);
-                Caller { hello: *hello, connections: [None; super::MOST_RAILS] }
+                Caller { hello: *hello, requests: [None; super::MOST_RAILS] }
             }
             Some(_) => return Err(ChannelRefusal::Claimed),
-            None => Caller { hello: *hello, connections: [None; super::MOST_RAILS] },
+            None => Caller { hello: *hello, requests: [None; super::MOST_RAILS] },
         };
-        let place = caller.connections.get_mut(usize::from(hello.rail)).ok_or(ChannelRefusal::Settings)?;
-        let former = place.replace(connection);
+        let place = caller.requests.get_mut(usize::from(hello.rail)).ok_or(ChannelRefusal::Settings)?;
+        let former = place.replace((connection, proof));
         if let Some(it) = self.peer(hello.rank) {
             it.caller = Some(caller);
         }
-        if let Some(former) = former {
+        if let Some((former, _)) = former {
             self.turn_away(former, ChannelRefusal::Exists);
         }
         Ok(())
@@ -112,9 +118,11 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     pub(super) fn forget_request(&mut self, connection: Connection) {
         for it in self.peers.borrow_mut() {
             let Some(caller) = &mut it.caller else { continue };
-            if let Some(place) = caller.connections.iter_mut().find(|place| **place == Some(connection)) {
+            let is_it =
+                |place: &&mut Option<(Connection, RequestProof)>| place.is_some_and(|it| it.0 == connection);
+            if let Some(place) = caller.requests.iter_mut().find(is_it) {
                 *place = None;
-                if caller.connections.iter().all(Option::is_none) {
+                if caller.requests.iter().all(Option::is_none) {
                     it.caller = None;
                 }
                 return;

@@ -5,14 +5,16 @@ use core::borrow::{Borrow as _, BorrowMut};
 use core::time::Duration;
 
 use super::buffers::{ChannelBuffer, Use};
+use super::call::{OutgoingCall, RequestProof};
 use super::peer::{ChannelStage, Rail};
 use super::{Channel, ChannelStorage, OWN};
 use crate::flow::posted::LEAST;
 use crate::port::memory::{
-    Address, ConnectError, Connection, Event, LostError, MemoryPort, Offer, PostError, Private,
+    Address, ConnectError, Connection, Event, LostError, MemoryPort, PostError, Private,
 };
 use crate::port::{PeerId, PortFault};
-use crate::wire::channel::{ChannelRefusal, Hello};
+use crate::wire::channel::ChannelRefusal;
+use crate::wire::hello::Hello;
 
 /// Most events of the memory port that one call processes.
 const EVENTS: usize = 64;
@@ -92,7 +94,8 @@ pub enum JoinError {
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Requests a connection to a peer: rail number `rail`, counted from 0. Exactly one of the two processes
-    /// must connect, as the world agrees. [`ChannelEvent::Up`] or [`ChannelEvent::Failed`] follows.
+    /// must connect, as the world agrees. [`ChannelEvent::Up`] or [`ChannelEvent::Failed`] follows. The peer's
+    /// challenge is answered by later calls of [`Channel::poll_event`], which request the connection once more.
     ///
     /// # Errors
     /// See [`JoinError`].
@@ -103,21 +106,14 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         to: &Address,
         deadline: Duration,
     ) -> Result<(), JoinError> {
-        self.admit(peer, rail)?;
-        let offer = self.offer(peer, rail, 0, deadline);
-        match self.port.connect(to, &offer) {
-            Ok(connection) => self.install(peer, rail, Rail::new(connection, LEAST, true))?,
-            Err(error) => {
-                self.buffers.pool_mut().unreserve(OWN);
-                self.connections -= 1;
-                return Err(error.into());
-            }
-        }
-        Ok(())
+        self.dial(peer, rail, OutgoingCall::new(to, deadline))
     }
 
     /// Progresses connections at time `now` and returns the next event.
     pub fn poll_event(&mut self, now: Duration) -> Option<ChannelEvent> {
+        if let Some((peer, rail)) = self.ended.take() {
+            return Some(ChannelEvent::Closed { peer, rail });
+        }
         for _ in 0..EVENTS {
             let happened = match self.port.poll_event(now)? {
                 Event::Requested { connection, private } => self.asked(connection, &private, now),
@@ -134,14 +130,6 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             }
         }
         None
-    }
-
-    fn offer(&self, peer: PeerId, rail: u32, agreements: u64, deadline: Duration) -> Offer {
-        let super::Config { rank, incarnation, world, packet_bytes, .. } = self.config;
-        let token = self.peers.borrow().get(peer as usize).map_or(0, |peer| peer.token);
-        let (rail, receives) = (rail as u16, LEAST as u16);
-        let hello = Hello { rank, world, rail, receives, packet_bytes, token, incarnation, agreements };
-        Offer { private: hello.encode(), shared_receive: false, deadline }
     }
 
     /// Returns whether the connection may be made, and reserves its buffers.
@@ -165,20 +153,20 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         Err(JoinError::Buffers { free })
     }
 
-    /// Posts the initial receives of a connection.
-    fn install(&mut self, peer: PeerId, rail: u32, new: Rail) -> Result<(), JoinError> {
-        let connection = new.connection;
+    /// Posts the initial receives of a connection: as many as its credits count.
+    pub(super) fn install(&mut self, peer: PeerId, rail: u32, new: Rail) -> Result<(), JoinError> {
+        let (connection, receives) = (new.connection, new.credits.size());
         if let Some(it) = self.peer(peer)
             && let Some(place) = it.rails.get_mut(rail as usize)
         {
             *place = Some(new);
         }
-        for posted in 0..LEAST {
+        for posted in 0..receives {
             let Some(buffer) = self.buffers.take(true, Use::Held, peer, rail) else { continue };
             if let Err(error) = self.post(buffer, peer, rail) {
                 self.buffers.put(buffer, true);
                 if let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) {
-                    (posted..LEAST).for_each(|_| it.credits.lost());
+                    (posted..receives).for_each(|_| it.credits.lost());
                     it.stage = ChannelStage::Closing;
                 }
                 self.port.close(connection);
@@ -199,9 +187,10 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let said = Hello::decode(private);
         let answer = said.and_then(|hello| {
             self.judge(&hello)?;
+            let proof = self.check_request(&hello, now)?;
             if self.is_to_be_held(&hello) {
-                self.hold(connection, &hello)?;
-                return Ok((hello, true));
+                self.hold(connection, (&hello, proof))?;
+                return Ok((hello, None));
             }
             self.claims(connection, &hello)?;
             self.admit(hello.rank, hello.rail.into()).map_err(|error| match error {
@@ -209,12 +198,16 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
                 JoinError::Buffers { .. } => ChannelRefusal::Buffers,
                 _ => ChannelRefusal::Exists,
             })?;
-            Ok((hello, false))
+            Ok((hello, Some(proof)))
         });
         match answer {
-            Ok((hello, true)) => Some(ChannelEvent::Called { peer: hello.rank }),
-            Ok((hello, false)) => {
-                self.take_in(connection, &hello, now);
+            Ok((hello, None)) => Some(ChannelEvent::Called { peer: hello.rank }),
+            Ok((hello, Some(proof))) => {
+                self.take_in(connection, (&hello, proof), now);
+                None
+            }
+            Err(ChannelRefusal::Unproven) => {
+                self.challenge(connection, now);
                 None
             }
             Err(refusal) => {
@@ -232,13 +225,17 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     }
 
     /// Accepts a request for which [`Self::admit`] has reserved the buffers.
-    pub(super) fn take_in(&mut self, connection: Connection, hello: &Hello, now: Duration) -> bool {
+    pub(super) fn take_in(
+        &mut self,
+        connection: Connection,
+        (hello, proof): (&Hello, RequestProof),
+        now: Duration,
+    ) -> bool {
         let (peer, rail) = (hello.rank, u32::from(hello.rail));
-        let mut new = Rail::new(connection, LEAST, false);
+        let mut new = Rail::new(connection, LEAST, None);
         // `judge` has checked the hello.
         let _ = new.credits.open(hello.receives.into());
-        let agreements = self.peer(peer).map_or(0, |it| it.agreements);
-        let offer = self.offer(peer, rail, agreements, now.saturating_add(self.config.patience));
+        let offer = self.answer(peer, rail, &proof, now);
         if let Some(it) = self.peer(peer) {
             it.show(hello);
         }
@@ -272,11 +269,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     }
 
     /// Checks that a hello is compatible with this process.
-    fn judge(&self, hello: &Hello) -> Result<(), ChannelRefusal> {
-        let super::Config { world, packet_bytes, rails, .. } = self.config;
-        if hello.world != world {
-            return Err(ChannelRefusal::NotAMember);
-        }
+    pub(super) fn judge(&self, hello: &Hello) -> Result<(), ChannelRefusal> {
+        let super::Config { packet_bytes, rails, .. } = self.config;
         let receives = u32::from(hello.receives);
         let same = hello.packet_bytes == packet_bytes && u32::from(hello.rail) < rails;
         let can = crate::flow::posted::Credits::new(LEAST).open(receives).is_ok();
@@ -284,7 +278,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     }
 
     /// Closes a connection. Its remaining buffers return when [`Event::Closed`] arrives.
-    fn shut(&mut self, peer: PeerId, rail: u32) {
+    pub(super) fn shut(&mut self, peer: PeerId, rail: u32) {
         if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail)) {
             it.stage = ChannelStage::Closing;
             self.port.close(it.connection);
@@ -329,25 +323,6 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         Some(ChannelEvent::Up { peer, rail })
     }
 
-    /// Checks that the process that accepted the connection is the expected one.
-    fn meet(
-        &mut self,
-        connection: Connection,
-        (peer, rail): (PeerId, u32),
-        private: &Private,
-    ) -> Result<(), ChannelRefusal> {
-        let hello = Hello::decode(private)?;
-        self.judge(&hello)?;
-        if hello.rank != peer || u32::from(hello.rail) != rail {
-            return Err(ChannelRefusal::NotAMember);
-        }
-        self.is_holder(connection, &hello)?;
-        let it = self.peer(peer).ok_or(ChannelRefusal::Exists)?;
-        it.show(&hello);
-        let it = it.rail(rail).ok_or(ChannelRefusal::Exists)?;
-        it.credits.open(hello.receives.into()).map_err(|_| ChannelRefusal::Settings)
-    }
-
     fn came_to_nothing(
         &mut self,
         connection: Connection,
@@ -359,6 +334,9 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             self.port.close(connection);
             return None;
         };
+        if self.is_challenged((peer, rail), private) {
+            return None;
+        }
         self.shut(peer, rail);
         Some(ChannelEvent::Failed { peer, rail, error, refusal: ChannelRefusal::decode(private) })
     }
@@ -366,7 +344,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     fn was_lost(&mut self, connection: Connection, error: LostError) -> Option<ChannelEvent> {
         let (peer, rail) = self.find(connection)?;
         let it = self.peer(peer)?.rail(rail)?;
-        if it.stage != ChannelStage::Closing {
+        if !it.stage.is_closing() {
             it.stage = ChannelStage::Lost;
             self.fail(peer, PortFault::Lost(error));
             self.discard_early(peer, rail);
@@ -385,10 +363,13 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         }
         // All work requests have completed, so all buffers are back, as the port guarantees. If a port
         // violates this, its buffers are never reused and count as used.
-        let kept = self.peer(peer)?.rails.get_mut(rail as usize)?.take()?.kept();
-        self.buffers.pool_mut().unreserve(kept);
+        let former = self.peer(peer)?.rails.get_mut(rail as usize)?.take()?;
+        self.buffers.pool_mut().unreserve(former.kept());
         self.connections = self.connections.saturating_sub(1);
-        Some(ChannelEvent::Closed { peer, rail })
+        match former.call {
+            Some(call) if former.stage == ChannelStage::Challenged => self.call_again((peer, rail), call),
+            _ => Some(ChannelEvent::Closed { peer, rail }),
+        }
     }
 
     #[cold]

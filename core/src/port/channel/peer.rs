@@ -4,6 +4,7 @@
 use core::borrow::BorrowMut;
 
 use super::buffers::BufferQueue;
+use super::call::{OutgoingCall, RequestProof};
 use super::{OWN, SENDS};
 use crate::counters::{Count, TrafficCounters};
 use crate::flow::posted::{Credits, FIRST, LEAST};
@@ -11,7 +12,7 @@ use crate::order::ReorderWindow;
 use crate::port::memory::{Connection, Origin, WorkError};
 use crate::port::{PeerId, PortFault};
 use crate::slab::NONE;
-use crate::wire::channel::Hello;
+use crate::wire::hello::{Hello, HelloContent};
 
 /// Most connections to one peer.
 pub const MOST_RAILS: usize = 4;
@@ -24,8 +25,17 @@ pub(super) enum ChannelStage {
     Ready,
     /// The connection was lost; packets that arrived before must still be delivered.
     Lost,
+    /// The peer has challenged this process. The connection is closed, and will be requested again with the proof.
+    Challenged,
     /// This process has closed the connection; completions may be outstanding.
     Closing,
+}
+
+impl ChannelStage {
+    /// Returns whether nothing that arrives on the connection counts any more.
+    pub(super) const fn is_closing(self) -> bool {
+        matches!(self, Self::Closing | Self::Challenged)
+    }
 }
 
 /// A connection.
@@ -34,6 +44,8 @@ pub(super) struct Rail {
     pub(super) connection: Connection,
     pub(super) stage: ChannelStage,
     pub(super) credits: Credits,
+    /// The request of this process until it is accepted; `None` if the peer requested the connection.
+    pub(super) call: Option<OutgoingCall>,
     /// Whether this process requested the connection.
     pub(super) active: bool,
     /// Whether a packet has arrived on the connection.
@@ -53,12 +65,13 @@ pub(super) struct Rail {
 }
 
 impl Rail {
-    pub(super) const fn new(connection: Connection, receives: u32, active: bool) -> Self {
+    pub(super) const fn new(connection: Connection, receives: u32, call: Option<OutgoingCall>) -> Self {
         Self {
             connection,
             stage: ChannelStage::Opening,
             credits: Credits::new(receives),
-            active,
+            active: call.is_some(),
+            call,
             heard: false,
             used: true,
             hello: false,
@@ -116,8 +129,8 @@ pub struct Introduction {
 pub(super) struct Caller {
     /// Its first request.
     pub(super) hello: Hello,
-    /// Its requests by rail.
-    pub(super) connections: [Option<Connection>; MOST_RAILS],
+    /// Its requests by rail, with their proofs.
+    pub(super) requests: [Option<(Connection, RequestProof)>; MOST_RAILS],
 }
 
 /// A peer.
@@ -225,7 +238,8 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
 
     /// Returns whether the existing connections allow another one.
     pub(super) fn takes_rails(&self) -> bool {
-        let open = |rail: &Rail| matches!(rail.stage, ChannelStage::Opening | ChannelStage::Ready);
+        use ChannelStage::{Challenged, Opening, Ready};
+        let open = |rail: &Rail| matches!(rail.stage, Opening | Ready | Challenged);
         self.fault.is_none() && self.rails.iter().flatten().all(open)
     }
 
@@ -248,9 +262,11 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
     /// Records the process that holds the rank.
     pub(super) fn show(&mut self, hello: &Hello) {
         if self.shown.is_none() {
-            let Hello { token, incarnation, agreements, .. } = *hello;
+            let Hello { token, incarnation, content, .. } = *hello;
+            let agreements =
+                if let HelloContent::Answer { agreements, .. } = content { agreements } else { 0 };
             self.shown = Some(token);
-            self.introduction = Some(Introduction { incarnation, agreements });
+            self.introduction = Some(Introduction { incarnation: incarnation.into(), agreements });
         }
     }
 

@@ -6,6 +6,7 @@ mod fairness;
 mod left;
 mod lost;
 mod opening;
+mod proof;
 mod script;
 mod starved;
 

@@ -11,7 +11,7 @@ use super::super::{
 use nemesia_core::peers::{PeerAddress, PeerRef, PeerStage};
 
 use crate::error::Error;
-use nemesia_core::engine::SendOptions;
+use nemesia_core::engine::{MultiReceiveOptions, SendOptions};
 use nemesia_core::payload::Segment;
 
 /// The locked endpoint of a [`SharedEndpoint`](super::SharedEndpoint), with the methods that do not block.
@@ -111,6 +111,9 @@ methods! {
     fn rank_of(peer: PeerRef) -> Result<usize, Error>;
     fn read_region(region: Region, at: usize, to: &mut [u8]) -> Result<(), Error>;
     fn readmit(rank: usize) -> Result<(), Error>;
+    fn receive_many(
+        number: u64, from: Source, tag: Tag, buffer: Vec<u8>, options: MultiReceiveOptions
+    ) -> Result<Request, (Error, Vec<u8>)>;
     fn recv_now(from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status>;
     fn remote_key(region: Region) -> Result<RemoteKey, Error>;
     fn remove_handler(number: u16) -> bool;
@@ -119,6 +122,7 @@ methods! {
     fn send_now(to: usize, tag: u64, bytes: &[u8]) -> bool;
     fn set_handler(number: u16, handler: impl FnMut(&mut Incoming<'_>) + Send + 'static);
     fn shrink() -> Result<Ranking, Error>;
+    fn take_buffer(completion: &Completion) -> Option<Vec<u8>>;
     fn test(request: Request) -> Result<Option<Status>, Error>;
     fn test_some(requests: &mut [impl RequestPlace], done: impl FnMut(usize, Result<Status, Error>)) -> usize;
     fn write_region(region: Region, at: usize, from: &[u8]) -> Result<(), Error>;
@@ -147,6 +151,9 @@ unsafe_methods! {
         key: &RemoteKey, offset: u64, base: *const u8, len: usize, notify: bool, complete: CompleteAt
     ) -> Result<Request, Error>;
     fn irecv(from: Source, tag: Tag, base: *mut u8, len: usize) -> Result<Request, Error>;
+    fn irecv_many(
+        number: u64, from: Source, tag: Tag, place: (*mut u8, usize), options: MultiReceiveOptions
+    ) -> Result<Request, Error>;
     fn irecvv(from: Source, tag: Tag, list: *const Segment, count: usize) -> Result<Request, Error>;
     fn irsend(to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error>;
     fn isend(to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error>;
@@ -172,6 +179,11 @@ impl LockedEndpoint<'_> {
     #[inline]
     pub const fn with_completion(&mut self, context: u64) -> WithCompletion<'_> {
         self.0.with_completion(context)
+    }
+
+    /// Returns the bytes of a message in a buffer for many; see [`Endpoint::received`].
+    pub fn received(&self, completion: &Completion) -> Option<&[u8]> {
+        self.0.received(completion)
     }
 
     /// Returns the descriptor for event loops; see [`Endpoint::event_fd`].

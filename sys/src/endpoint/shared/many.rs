@@ -96,7 +96,7 @@ impl SharedEndpoint {
         let mut before = None;
         let (ready, seen) = self.look(|endpoint| {
             before.get_or_insert(endpoint.waiter.changes);
-            endpoint.engine.has_completions().then_some(())
+            endpoint.has_completions().then_some(())
         })?;
         if ready.is_some() || before != Some(seen) {
             return Ok(true);

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use nemesia_core::port::PeerId;
 use nemesia_core::port::channel::{ChannelEvent, JoinError};
 use nemesia_core::port::memory::ConnectError;
+use nemesia_core::port::{PacketPort as _, PeerId};
 use nemesia_core::wire::channel::ChannelRefusal;
 
 use super::{LOOK_EVERY, NetPort, with};
@@ -51,6 +51,7 @@ impl NetPort {
             for event in &events {
                 self.heed(event, &mut meetings, &mut last_failures)?;
             }
+            self.flush_receives(&meetings);
             let now = Instant::now();
             if now >= deadline {
                 return Err(self.missing(&meetings, &last_failures));
@@ -66,6 +67,16 @@ impl NetPort {
         // All members are here. A process that connects from now on was started again.
         self.hold_requests();
         Ok(())
+    }
+
+    /// Takes the completions of receives of requests that were refused: only then is their end reported.
+    fn flush_receives(&mut self, meetings: &[OpeningStage]) {
+        for (peer, meeting) in (0..).zip(meetings) {
+            if matches!(meeting, OpeningStage::Requested | OpeningStage::Closing) {
+                // A peer that is not connected has sent no packet.
+                let _ = self.poll_peer(peer);
+            }
+        }
     }
 
     /// Requests the connections that are due, in falling order of ranks, so that the lowest ranks are not all called
@@ -153,7 +164,7 @@ impl NetPort {
 /// Returns whether a later request may succeed: the other side had no room.
 const fn is_passing(error: ConnectError, refusal: Option<ChannelRefusal>) -> bool {
     match refusal {
-        Some(ChannelRefusal::Exists | ChannelRefusal::Buffers) => true,
+        Some(ChannelRefusal::Exists | ChannelRefusal::Buffers | ChannelRefusal::Unproven) => true,
         Some(_) => false,
         None => matches!(error, ConnectError::Refused | ConnectError::Unreachable),
     }

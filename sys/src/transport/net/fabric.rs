@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nemesia_core::job_key::JobKey;
 use nemesia_core::port::PeerId;
 use nemesia_core::port::channel::{
     self, BufferSlab, Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, LendError, OWN, Parts,
@@ -105,6 +106,7 @@ pub(super) struct ChannelSizes {
     pub(super) packet_bytes: u32,
     pub(super) receives: u32,
     pub(super) world: u64,
+    pub(super) key: JobKey,
     pub(super) patience: Duration,
 }
 
@@ -120,10 +122,18 @@ pub(super) struct FabricChannel<M: MemoryPort> {
 impl<M: Fabric> FabricChannel<M> {
     /// Makes a channel with memory for its first connections. The error is one line.
     pub(super) fn new(port: M, sizes: &ChannelSizes) -> Result<Self, String> {
-        let ChannelSizes { rank, incarnation, size, remote, packet_bytes, receives, world, patience } =
-            *sizes;
-        let most_receives = receives;
-        let config = Config { rank, incarnation, world, packet_bytes, rails: 1, most_receives, patience };
+        let ChannelSizes { rank, incarnation, size, remote, packet_bytes, receives, .. } = *sizes;
+        let config = Config {
+            rank,
+            incarnation,
+            world: sizes.world,
+            key: sizes.key,
+            seed: random().map_err(|error| error.to_string())?,
+            packet_bytes,
+            rails: 1,
+            most_receives: receives,
+            patience: sizes.patience,
+        };
         let window = receives.next_power_of_two() as usize;
         let mut peers = Vec::with_capacity(size as usize);
         for _ in 0..size {

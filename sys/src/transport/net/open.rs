@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nemesia_core::job_key::JobKey;
 use nemesia_core::port::PeerId;
 use nemesia_core::port::memory::{Address, MemoryPort as _};
 
@@ -51,8 +52,10 @@ pub(crate) struct WorldMember {
     pub(crate) rank: PeerId,
     /// The number of previous starts of the rank.
     pub(crate) incarnation: u64,
-    /// The number of the world, which only its members know.
+    /// The number of the world.
     pub(crate) world: u64,
+    /// The key of the job, which only its processes know.
+    pub(crate) key: JobKey,
 }
 
 /// The memory ports that this process has opened, and why the others are not open.
@@ -90,7 +93,7 @@ impl OpenedPorts {
         self,
         transport: Transport,
         config: &Config,
-        WorldMember { rank, incarnation, world }: WorldMember,
+        WorldMember { rank, incarnation, world, key }: WorldMember,
         addresses: Vec<Option<Address>>,
         origin: &Arc<ProcessOrigin>,
     ) -> Result<NetPort, String> {
@@ -102,6 +105,7 @@ impl OpenedPorts {
             packet_bytes: config.net_packet_bytes(),
             receives: config.net_receives,
             world,
+            key,
             patience: Duration::from_secs(config.timeout_seconds.into()),
         };
         let any = match transport {

@@ -219,8 +219,9 @@ impl NetPort {
         awaited.stage = CallStage::Closing;
         let incarnation = awaited.incarnation;
         let gone = |departure| Some(NetAnswer::Gone(departure, None));
+        use ChannelRefusal::{Buffers, Claimed, Exists, Unproven};
         let answer = match (refusal, error) {
-            (Some(ChannelRefusal::Exists | ChannelRefusal::Buffers | ChannelRefusal::Claimed), _) => None,
+            (Some(Exists | Buffers | Claimed | Unproven), _) => None,
             (Some(ChannelRefusal::Finished), _) => gone(Departure::Finished),
             (Some(ChannelRefusal::Dropped), _) => gone(Departure::Dropped),
             (Some(refusal), _) => {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nemesia_core::job_key::{JobKey, KEY_BYTES};
 use nemesia_core::port::PeerId;
 use nemesia_core::port::channel::{
     Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, LendError, OpenError, Parts,
@@ -16,6 +17,8 @@ use crate::content::seed_of;
 pub(crate) const PACKET_BYTES: u32 = 1024;
 /// The identifier of the world.
 pub(crate) const WORLD: u64 = 0x0123_4567_89ab_cdef;
+/// The key of the job.
+pub(crate) const KEY: JobKey = JobKey::from_bytes([0x6b; KEY_BYTES]);
 /// The buffers in each piece of memory.
 const BUFFERS: usize = 48;
 
@@ -24,6 +27,8 @@ pub(crate) const fn config(rank: PeerId, rails: u32) -> Config {
         rank,
         incarnation: 0,
         world: WORLD,
+        key: KEY,
+        seed: [rank as u8; KEY_BYTES],
         packet_bytes: PACKET_BYTES,
         rails,
         most_receives: 16,

@@ -1,18 +1,20 @@
 //! Peers that violate the protocol: a plain port sends what no channel sends.
 
 use nemesia_core::flow::posted::{FIRST, LEAST, Stamp};
+use nemesia_core::job_key::{CallTerms, JobKey, KEY_BYTES};
 use nemesia_core::port::PacketPieces;
 use nemesia_core::port::memory::{
     CompletionSource, ConnectError, Connection, Event, MemoryPort as _, Origin, Private, ReceiveQueue,
     RegionAccess, Work,
 };
 use nemesia_core::port::{PacketPort as _, Polled, PortFault};
-use nemesia_core::wire::channel::{ChannelRefusal, HELLO_BYTES, Header, Hello, Numbered, PacketKind};
+use nemesia_core::wire::channel::{ChannelRefusal, Header, Numbered, PacketKind};
+use nemesia_core::wire::hello::{Challenge, HELLO_BYTES, Hello, HelloContent, Proof};
 use nemesia_core::wire::{Envelope, Kind};
 
 use super::super::bench::{Bench, Memory};
 use super::super::{Fabric, Verdict, ensure, equal};
-use super::node::{PACKET_BYTES, WORLD};
+use super::node::{KEY, PACKET_BYTES, WORLD};
 use super::{Hall, text};
 
 /// The bytes that the hostile port reserves for each message and for each receive.
@@ -20,13 +22,12 @@ const ROOM: u64 = 2048;
 
 const HELLO: Hello = Hello {
     rank: 2,
-    world: WORLD,
     rail: 0,
     receives: LEAST as u16,
     packet_bytes: PACKET_BYTES,
     token: 9,
     incarnation: 0,
-    agreements: 0,
+    content: HelloContent::Call,
 };
 
 fn header(sequence: u32, posted: u32) -> Vec<u8> {
@@ -105,6 +106,59 @@ fn answer<F: Fabric>(
     found.ok_or_else(|| "no answer".into())
 }
 
+/// Calls rank 0, and returns the request with which a process answers the challenge that knows this key and believes
+/// the address of rank 0 to be `callee`.
+fn prove<F: Fabric>(
+    bench: &mut Bench<F>,
+    hall: &mut Hall<F>,
+    hello: &Hello,
+    (key, callee): (JobKey, &[u8]),
+) -> Result<Hello, String> {
+    let active = intrude(bench, hall, &hello.encode())?;
+    let refusal = match answer(bench, hall, active)? {
+        Ok(()) => return Err("a call was accepted without a proof".into()),
+        Err((_, refusal)) => refusal,
+    };
+    bench.close(0, active)?;
+    let challenge =
+        Challenge::decode(&refusal).ok_or_else(|| format!("{refusal:?} instead of a challenge"))?;
+    let (nonce, number) = (99, challenge.number);
+    let content = |proof| HelloContent::Request { number, nonce, proof };
+    let hello = Hello { content: content(Proof::default()), ..*hello };
+    let caller = hello.common();
+    let terms = CallTerms {
+        world: WORLD,
+        challenge,
+        nonce,
+        caller,
+        caller_address: &[],
+        callee: 0,
+        callee_address: callee,
+    };
+    Ok(Hello { content: content(key.request_proof(&terms)), ..hello })
+}
+
+/// Calls rank 0 and answers its challenge.
+fn prove_right<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>, hello: &Hello) -> Result<Hello, String> {
+    let address = hall.node(0)?.channel.port().address().ok_or("no address")?;
+    prove(bench, hall, hello, (KEY, address.bytes()))
+}
+
+/// Requests a connection with rank 0, which must refuse it.
+fn is_refused<F: Fabric>(
+    bench: &mut Bench<F>,
+    hall: &mut Hall<F>,
+    request: &Private,
+    refusal: ChannelRefusal,
+) -> Verdict {
+    let active = intrude(bench, hall, request)?;
+    match answer(bench, hall, active)? {
+        Ok(()) => return Err(format!("{refusal:?}: it was let in")),
+        Err((_, said)) => equal("refused", ChannelRefusal::decode(&said), Some(refusal))?,
+    }
+    bench.close(0, active)
+}
+
 /// Sends a message from a separate place. It may fail; the send is not waited for, because its target must make
 /// progress first.
 fn post<F: Fabric>(
@@ -150,7 +204,8 @@ fn scene<F: Fabric>(bench: &mut Bench<F>) -> Result<Option<(Hall<F>, Memory)>, S
 
 /// Connects the plain port with a correct handshake.
 fn enter<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>, memory: &Memory) -> Result<Connection, String> {
-    let active = intrude(bench, hall, &HELLO.encode())?;
+    let request = prove_right(bench, hall, &HELLO)?;
+    let active = intrude(bench, hall, &request.encode())?;
     // It posts the receives that it has announced.
     for at in 1..=u64::from(LEAST) {
         let id = bench.next_id();
@@ -226,27 +281,56 @@ pub(super) fn check<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
 pub(super) fn unauthenticated<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let Some((mut hall, _)) = scene(bench)? else { return Ok(()) };
     let private = |bytes: &[u8]| Private::new(bytes).unwrap_or(Private::EMPTY);
-    let mut version = [0; HELLO_BYTES];
-    version.copy_from_slice(HELLO.encode().bytes());
+    let mut version = HELLO.encode().bytes().to_vec();
     version[0] = 77;
     for (hello, refusal) in [
         (private(b"who is there?"), ChannelRefusal::Protocol),
         (private(&version), ChannelRefusal::Version),
-        (Hello { world: 1, ..HELLO }.encode(), ChannelRefusal::NotAMember),
-        (Hello { rank: 0, ..HELLO }.encode(), ChannelRefusal::NotAMember),
-        (Hello { rank: 3, ..HELLO }.encode(), ChannelRefusal::NotAMember),
-        (Hello { rank: 1, ..HELLO }.encode(), ChannelRefusal::Claimed),
         (Hello { rail: 1, ..HELLO }.encode(), ChannelRefusal::Settings),
         (Hello { packet_bytes: 512, ..HELLO }.encode(), ChannelRefusal::Settings),
         (Hello { receives: 2, ..HELLO }.encode(), ChannelRefusal::Settings),
     ] {
-        let active = intrude(bench, &mut hall, &hello)?;
-        match answer(bench, &mut hall, active)? {
-            Ok(()) => return Err(format!("{refusal:?}: it was let in")),
-            Err((_, said)) => equal("refused", ChannelRefusal::decode(&said), Some(refusal))?,
-        }
-        bench.close(0, active)?;
+        is_refused(bench, &mut hall, &hello, refusal)?;
     }
+    for (rank, refusal) in
+        [(0, ChannelRefusal::NotAMember), (3, ChannelRefusal::NotAMember), (1, ChannelRefusal::Claimed)]
+    {
+        let request = prove_right(bench, &mut hall, &Hello { rank, ..HELLO })?;
+        is_refused(bench, &mut hall, &request.encode(), refusal)?;
+    }
+    hall.talk(bench, 10)?;
+    hall.close(bench)
+}
+
+/// Processes that do not know the key, or repeat or pass on what another process has proved.
+pub(super) fn strangers<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
+    let Some((mut hall, memory)) = scene(bench)? else { return Ok(()) };
+    let [zero, one] = [0, 1].map(|rank| hall.node(rank).map(|node| node.channel.port().address()));
+    let (zero, one) = (zero?.ok_or("no address")?, one?.ok_or("no address")?);
+    let wrong = JobKey::from_bytes([0x6c; KEY_BYTES]);
+    // Without the key; and with the proof for another process, which a third one passes on.
+    for known in [(wrong, zero.bytes()), (KEY, one.bytes()), (KEY, &[])] {
+        let request = prove(bench, &mut hall, &HELLO, known)?;
+        is_refused(bench, &mut hall, &request.encode(), ChannelRefusal::WrongKey)?;
+    }
+    // A proof that is cut off, or sent under another name.
+    let request = prove_right(bench, &mut hall, &HELLO)?;
+    let said = request.encode();
+    let cut = said.bytes().get(..HELLO_BYTES - 1).and_then(Private::new).unwrap_or(Private::EMPTY);
+    // A fabric may append zeros to what is cut off.
+    let active = intrude(bench, &mut hall, &cut)?;
+    ensure(answer(bench, &mut hall, active)?.is_err(), || "a part of a proof was accepted".into())?;
+    bench.close(0, active)?;
+    is_refused(bench, &mut hall, &Hello { token: 10, ..request }.encode(), ChannelRefusal::WrongKey)?;
+    // A recorded proof.
+    let active = intrude(bench, &mut hall, &said)?;
+    answer(bench, &mut hall, active)?.map_err(|(error, _)| format!("not connected: {error}"))?;
+    is_refused(bench, &mut hall, &said, ChannelRefusal::Unproven)?;
+    leave(bench, &mut hall, active)?;
+    is_refused(bench, &mut hall, &said, ChannelRefusal::Unproven)?;
+    // The rank is still free for the process that knows the key.
+    let active = enter(bench, &mut hall, &memory)?;
+    leave(bench, &mut hall, active)?;
     hall.talk(bench, 10)?;
     hall.close(bench)
 }
@@ -258,14 +342,8 @@ pub(super) fn elsewhere<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     // An address for documentation (RFC 5737), and a process that cannot exist.
     for elsewhere in [Origin::Host([192, 0, 2, 1].into()), Origin::Process(u32::MAX)] {
         hall.node(0)?.channel.prioritize_from(2, Some(elsewhere));
-        let active = intrude(bench, &mut hall, &HELLO.encode())?;
-        match answer(bench, &mut hall, active)? {
-            Ok(()) => return Err(format!("not {elsewhere:?}: it was let in")),
-            Err((_, said)) => {
-                equal("refused", ChannelRefusal::decode(&said), Some(ChannelRefusal::NotAMember))?;
-            }
-        }
-        bench.close(0, active)?;
+        let request = prove_right(bench, &mut hall, &HELLO)?;
+        is_refused(bench, &mut hall, &request.encode(), ChannelRefusal::NotAMember)?;
     }
     hall.node(0)?.channel.prioritize_from(2, here);
     let active = enter(bench, &mut hall, &memory)?;

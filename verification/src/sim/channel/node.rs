@@ -43,14 +43,14 @@ impl Drop for Land {
 
 /// A process. Its channel is dropped before its memory.
 #[derive(Debug)]
-pub(super) struct Node<M: MemoryPort> {
-    pub(super) channel: Channel<M, ChannelVectors>,
+pub(crate) struct Node<M: MemoryPort> {
+    pub(crate) channel: Channel<M, ChannelVectors>,
     land: Vec<Land>,
 }
 
 impl<M: MemoryPort> Node<M> {
     /// Makes a process. `tokens` holds the token that it shows to each peer.
-    pub(super) fn new(
+    pub(crate) fn new(
         port: M,
         config: Config,
         tokens: impl Iterator<Item = u64>,
@@ -67,7 +67,7 @@ impl<M: MemoryPort> Node<M> {
 
     /// Checks a connection that has just grown: beyond its own buffers it has no more than are left, except for
     /// those sent since.
-    pub(super) fn leaves_enough(&self, peer: u32, rails: u32) -> Result<(), String> {
+    pub(crate) fn leaves_enough(&self, peer: u32, rails: u32) -> Result<(), String> {
         // With several rails, the simulation does not know which one grew.
         let (extra, (_, free)) =
             (self.channel.report(peer).receives.saturating_sub(LEAST), self.channel.buffers());
@@ -79,7 +79,7 @@ impl<M: MemoryPort> Node<M> {
 
     /// Lends memory for `buffers` buffers. Returns false if the memory cannot be registered now, or if no more
     /// is accepted.
-    pub(super) fn lend(&mut self, buffers: u64) -> Result<bool, String> {
+    pub(crate) fn lend(&mut self, buffers: u64) -> Result<bool, String> {
         if self.land.len() == SLABS {
             return Ok(false);
         }

@@ -4,6 +4,7 @@
 //! gone. When a world is left alone, everything submitted has arrived, all buffers but the posted ones are
 //! back, and each process that lost a peer knows it.
 
+use nemesia_core::job_key::{JobKey, KEY_BYTES};
 use nemesia_core::port::PacketPieces;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -105,6 +106,8 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             rank: 0,
             incarnation: 0,
             world: rng.next(),
+            key: JobKey::from_bytes([rng.next() as u8; KEY_BYTES]),
+            seed: [0; KEY_BYTES],
             packet_bytes: rng.pick(&F::PACKET_BYTES),
             rails,
             most_receives: rng.pick(&[3, 4, 6, 20]),
@@ -139,7 +142,9 @@ impl<F: ChannelFabric> ChannelWorld<F> {
     /// Starts a process with the memory that its connections need. Further memory comes later.
     fn start(&mut self, rank: usize) -> Check {
         let incarnation = self.lives[rank].incarnation;
-        let config = Config { rank: rank as u32, incarnation, ..self.config };
+        let mut seed = [0; KEY_BYTES];
+        seed[..8].copy_from_slice(&self.rng.next().to_le_bytes());
+        let config = Config { rank: rank as u32, incarnation, seed, ..self.config };
         let ranks = self.ranks() as u32;
         let tokens = (0..ranks).map(|_| self.rng.next());
         let port = self.fabric.port().map_err(|error| Violation(format!("no port: {error}")))?;

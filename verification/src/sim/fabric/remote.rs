@@ -43,9 +43,12 @@ impl Fabric {
         }
     }
 
-    /// Returns the total of units granted by `peer` to `me` that is visible to `me`.
+    /// Returns the total of units granted by `peer` to `me` that is visible to `me`; 0 if they are not connected.
     pub(crate) fn granted(&mut self, me: u32, peer: u32) -> u64 {
         let now = self.now;
+        if self.pair(me, peer).closed {
+            return 0;
+        }
         let grants = &mut self.pair(me, peer).grants;
         while grants.len() > 1 && grants[1].0 <= now {
             grants.pop_front();

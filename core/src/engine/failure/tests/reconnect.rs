@@ -3,40 +3,15 @@
 
 use std::vec::Vec;
 
+use crate::engine::tests::exchange::exchange;
 use crate::engine::tests::world::{AMPLE, TUNING, World, WorldRoom, pattern};
 use crate::engine::{CompletionError, Failure, StartError};
 use crate::matching::Source;
-use crate::port::PeerId;
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 
 const DIED: CompletionError = CompletionError::PeerFailed { peer: 1, failure: Failure::Died };
-
-/// Exchanges messages between two ranks in both directions, on every path that messages take.
-fn exchange(world: &mut World<'_>, ranks: [PeerId; 2], what: &str) {
-    let lens = [0, 8, 60, 200, 256, 700, 3000];
-    let (mut sends, mut receives) = (Vec::new(), Vec::new());
-    for [from, to] in [ranks, [ranks[1], ranks[0]]] {
-        for (tag, len) in (100..).zip(lens) {
-            if tag % 2 == 0 {
-                receives.push((world.recv(to, from, tag, len), tag, len));
-            }
-            sends.push(world.isend(from, to, tag, contents(tag, len)));
-        }
-    }
-    world.settle();
-    for [from, to] in [ranks, [ranks[1], ranks[0]]] {
-        for (tag, len) in (100..).zip(lens).filter(|(tag, _)| tag % 2 == 1) {
-            receives.push((world.recv(to, from, tag, len), tag, len));
-        }
-    }
-    world.settle();
-    sends.into_iter().for_each(|send| _ = world.done(send).0.unwrap());
-    for (receive, tag, len) in receives {
-        assert_eq!(world.done(receive).1, contents(tag, len), "{what}: {tag}");
-    }
-}
 
 #[test]
 fn peer_that_has_not_failed_is_not_reconnected() {

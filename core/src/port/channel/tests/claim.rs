@@ -5,14 +5,15 @@ use std::vec::Vec;
 use core::time::Duration;
 
 use super::ChannelEvent;
-use super::script::{TestChannel, channel, enter, hello, packet, settle};
+use super::script::{TestChannel, accepted, ask, call, channel, enter, hello, packet, settle};
 use crate::port::memory::{Address, ConnectError, Event, Origin, Private};
 use crate::port::{PacketPort as _, Polled};
-use crate::wire::channel::{ChannelRefusal, Hello};
+use crate::wire::channel::ChannelRefusal;
+use crate::wire::hello::Hello;
 
 /// Requests a connection and checks that it is refused.
 fn is_refused(channel: &mut TestChannel, hello: &Hello, refusal: ChannelRefusal) {
-    let connection = channel.port_mut().ask(hello);
+    let connection = ask(channel, hello);
     let free = channel.buffers();
     let claimed = Some(hello.rank);
     assert_eq!(settle(channel), [ChannelEvent::Refused { claimed, refusal }]);
@@ -22,9 +23,9 @@ fn is_refused(channel: &mut TestChannel, hello: &Hello, refusal: ChannelRefusal)
 
 /// Connects on this rail to rank 0; the process that accepts presents `hello`.
 fn dial(channel: &mut TestChannel, rail: u32, hello: &Hello) -> Vec<ChannelEvent> {
-    channel.connect(0, rail, &Address::new(&[1]).unwrap(), Duration::MAX).unwrap();
-    let connection = channel.port().last();
-    channel.port_mut().events.push_back(Event::Established { connection, private: hello.encode() });
+    let connection = call(channel, rail);
+    let private = accepted(channel, hello);
+    channel.port_mut().events.push_back(Event::Established { connection, private });
     settle(channel)
 }
 
@@ -32,7 +33,7 @@ fn dial(channel: &mut TestChannel, rail: u32, hello: &Hello) -> Vec<ChannelEvent
 fn a_rank_that_is_connected_is_not_given_to_another_process() {
     let mut channel = channel(3, 3, 64);
     let mine = enter(&mut channel, &hello(0, 0));
-    let impostor = |rail| Hello { token: 666, ..hello(0, rail) };
+    let impostor = |rail: u8| Hello { token: 666, ..hello(0, rail) };
     // An existing rail, and one that does not exist yet.
     is_refused(&mut channel, &impostor(0), ChannelRefusal::Claimed);
     is_refused(&mut channel, &impostor(1), ChannelRefusal::Claimed);
@@ -50,7 +51,7 @@ fn a_rank_that_is_connected_is_not_given_to_another_process() {
 #[test]
 fn a_rank_that_is_connecting_is_not_given_to_another_process() {
     let mut channel = channel(3, 2, 64);
-    let first = channel.port_mut().ask(&hello(0, 0));
+    let first = ask(&mut channel, &hello(0, 0));
     settle(&mut channel);
     for rail in [0, 1] {
         is_refused(&mut channel, &Hello { token: 666, ..hello(0, rail) }, ChannelRefusal::Claimed);
@@ -62,7 +63,7 @@ fn a_rank_that_is_connecting_is_not_given_to_another_process() {
 #[test]
 fn a_rank_whose_connection_failed_to_open_is_free_for_another_process() {
     let mut channel = channel(3, 1, 64);
-    let connection = channel.port_mut().ask(&Hello { token: 666, ..hello(0, 0) });
+    let connection = ask(&mut channel, &Hello { token: 666, ..hello(0, 0) });
     settle(&mut channel);
     let (error, private) = (ConnectError::TimedOut, Private::EMPTY);
     channel.port_mut().events.push_back(Event::Failed { connection, error, private });

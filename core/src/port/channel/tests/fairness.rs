@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::script::{TestChannel, channel, enter, hello, packet, settle};
+use super::script::{TestChannel, ask, channel, enter, hello, packet, settle};
 use super::{ChannelEvent, OWN};
 use crate::flow::posted::{FIRST, LEAST, Stamp};
 use crate::port::memory::Connection;
@@ -97,7 +97,7 @@ fn the_others_are_accepted_whatever_one_peer_takes() {
             let mut tries = 0;
             while channel.report(peer).ready == 0 {
                 let claimed = Some(peer);
-                let connection = channel.port_mut().ask(&hello(peer, 0));
+                let connection = ask(&mut channel, &hello(peer, 0));
                 if settle(&mut channel)
                     == [ChannelEvent::Refused { claimed, refusal: ChannelRefusal::Buffers }]
                 {
@@ -163,6 +163,6 @@ fn the_receives_that_a_peer_never_returns_are_at_most_its_share() {
     (0..50).for_each(|_| second.burst(&mut channel));
     assert_eq!(hog.receives(&channel), first);
     assert!(second.receives(&channel) >= LEAST + spare / 4, "{}", second.receives(&channel));
-    let third = channel.port_mut().ask(&hello(3, 0));
+    let third = ask(&mut channel, &hello(3, 0));
     assert_eq!(channel.poll_event(Duration::ZERO), None, "{third:?} was refused");
 }

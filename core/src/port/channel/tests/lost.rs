@@ -1,6 +1,6 @@
 //! The loss of one of several connections to a peer.
 
-use super::script::{channel, enter, hello, packet, settle};
+use super::script::{ask, channel, enter, hello, packet, settle};
 use super::{ChannelEvent, OWN};
 use crate::port::PacketPieces;
 use crate::port::memory::{Event, LostError};
@@ -49,7 +49,7 @@ fn a_lost_rail_fails_only_its_peer_and_after_the_packets_that_arrived_in_order()
 
 /// Reconnects rank 0; packets of others stay in place.
 fn enter_again(channel: &mut super::script::TestChannel) -> crate::port::memory::Connection {
-    let connection = channel.port_mut().ask(&hello(0, 1));
+    let connection = ask(channel, &hello(0, 1));
     let private = crate::port::memory::Private::EMPTY;
     channel.port_mut().events.push_back(Event::Established { connection, private });
     let up = ChannelEvent::Up { peer: 0, rail: 1 };

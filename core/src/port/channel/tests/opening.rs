@@ -5,7 +5,9 @@ use std::vec::Vec;
 
 use core::time::Duration;
 
-use super::script::{TestChannel, channel, enter, hello, packet, settle};
+use super::script::{
+    TestChannel, accepted, ask, call, channel, enter, hello, packet, settle, throw_challenge,
+};
 use super::{ChannelEvent, OWN};
 use crate::flow::posted::LEAST;
 use crate::port::memory::{Address, ConnectError, Connection, Event, LostError, Private};
@@ -24,13 +26,6 @@ fn is_whole(channel: &mut TestChannel, what: &str) {
     assert_eq!(channel.buffers.pool().spare(), BUFFERS as u32, "{what}");
 }
 
-/// Connects on a rail to rank 0; the receives are posted.
-fn dial(channel: &mut TestChannel, rail: u32) -> Connection {
-    let address = Address::new(&[1]).unwrap();
-    channel.connect(0, rail, &address, Duration::MAX).unwrap();
-    channel.port().last()
-}
-
 fn next_packet(channel: &mut TestChannel) -> Arrival<super::super::Token> {
     match channel.poll() {
         Polled::Packet(arrival) => arrival,
@@ -44,11 +39,14 @@ fn a_connection_whose_receives_are_not_all_posted_gives_them_back() {
         let mut channel = channel(3, 2, BUFFERS);
         channel.port_mut().receives_left = Some(posted);
         let address = Address::new(&[1]).unwrap();
-        channel.connect(0, 0, &address, Duration::MAX).unwrap_err();
-        assert_eq!(settle(&mut channel), [ChannelEvent::Closed { peer: 0, rail: 0 }]);
+        channel.connect(0, 0, &address, Duration::MAX).unwrap();
+        throw_challenge(&mut channel);
+        let (peer, rail, error) = (0, 0, ConnectError::System(12));
+        let failed = ChannelEvent::Failed { peer, rail, error, refusal: None };
+        assert_eq!(settle(&mut channel), [failed, ChannelEvent::Closed { peer, rail }]);
         is_whole(&mut channel, "this process connects");
 
-        channel.port_mut().ask(&hello(2, 1));
+        ask(&mut channel, &hello(2, 1));
         assert_eq!(settle(&mut channel), [ChannelEvent::Closed { peer: 2, rail: 1 }]);
         is_whole(&mut channel, "the peer connects");
     }
@@ -58,7 +56,7 @@ fn a_connection_whose_receives_are_not_all_posted_gives_them_back() {
 fn a_connection_that_can_not_be_accepted_gives_its_buffers_back() {
     let mut channel = channel(3, 1, BUFFERS);
     channel.port_mut().refuses_to_accept = true;
-    channel.port_mut().ask(&hello(2, 0));
+    ask(&mut channel, &hello(2, 0));
     assert_eq!(settle(&mut channel), [ChannelEvent::Closed { peer: 2, rail: 0 }]);
     is_whole(&mut channel, "not accepted");
 }
@@ -79,7 +77,7 @@ fn packets_on_a_connection_that_fails_to_open_are_discarded_and_its_buffers_are_
     for at in 0..5 {
         for packets in 0..LEAST {
             let mut channel = channel(3, 2, BUFFERS);
-            let connection = dial(&mut channel, 0);
+            let connection = call(&mut channel, 0);
             // In order, except that the last packet is too early.
             for number in [1, 0, 2].into_iter().take(packets as usize) {
                 channel.port_mut().arrive(connection, &packet(number, 0, b"too soon"));
@@ -107,9 +105,10 @@ fn packets_before_the_connection_is_ready_are_delivered_when_it_is() {
     for active in [false, true] {
         let mut channel = channel(3, 1, BUFFERS);
         let (connection, private) = if active {
-            (dial(&mut channel, 0), hello(0, 0).encode())
+            let connection = call(&mut channel, 0);
+            (connection, accepted(&channel, &hello(0, 0)))
         } else {
-            (channel.port_mut().ask(&hello(0, 0)), Private::EMPTY)
+            (ask(&mut channel, &hello(0, 0)), Private::EMPTY)
         };
         settle(&mut channel);
         for number in [0, 1] {
@@ -134,7 +133,7 @@ fn packets_before_the_connection_is_ready_are_delivered_when_it_is() {
 fn a_packet_that_is_being_read_stays_when_another_connection_fails_to_open() {
     let mut channel = channel(3, 2, BUFFERS);
     let ready = enter(&mut channel, &hello(0, 0));
-    let asked = channel.port_mut().ask(&hello(0, 1));
+    let asked = ask(&mut channel, &hello(0, 1));
     settle(&mut channel);
     let (error, private) = (ConnectError::TimedOut, Private::EMPTY);
     channel.port_mut().events.push_back(Event::Failed { connection: asked, error, private });
@@ -163,7 +162,7 @@ fn buffers_reserved_for_others_stay_when_a_connection_fails() {
     let mut channel = channel(3, 1, all);
     enter(&mut channel, &hello(2, 0));
     for _ in 0..3 {
-        let connection = dial(&mut channel, 0);
+        let connection = call(&mut channel, 0);
         channel.port_mut().arrive(connection, &packet(0, 0, b"too soon"));
         settle(&mut channel);
         let (error, private) = (ConnectError::Refused, Private::EMPTY);

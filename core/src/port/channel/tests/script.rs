@@ -4,9 +4,11 @@ use std::collections::{HashMap, VecDeque};
 use std::vec;
 use std::vec::Vec;
 
+use core::mem;
 use core::time::Duration;
 
 use crate::flow::posted::{FIRST, LEAST, Stamp};
+use crate::job_key::{CallTerms, JobKey};
 use crate::payload::LentMemory;
 use crate::port::channel::{BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage, Config, Parts};
 use crate::port::memory::{
@@ -16,10 +18,15 @@ use crate::port::memory::{
 };
 use crate::port::{PacketPort as _, PeerId, Polled};
 use crate::wire::Kind;
-use crate::wire::channel::{HEADER_BYTES, Header, Hello, Numbered, PacketKind};
+use crate::wire::channel::{HEADER_BYTES, Header, Numbered, PacketKind};
+use crate::wire::hello::{Challenge, Hello, HelloContent, PROOF_BYTES, Proof};
 
 /// The number of the world.
 pub(super) const WORLD: u64 = 77;
+/// The key of the job.
+pub(super) const KEY: JobKey = JobKey::from_bytes([7; 32]);
+/// The address that this process calls.
+const ADDRESS: &[u8] = &[1];
 /// Payload bytes of the largest packet.
 pub(super) const PACKET_BYTES: u32 = 256;
 
@@ -60,6 +67,9 @@ pub(super) struct Script {
     /// Number of calls of `receive` that may still succeed.
     pub(super) receives_left: Option<usize>,
     pub(super) refuses_to_accept: bool,
+    pub(super) refuses_to_connect: bool,
+    /// Whether the ends of connections are not reported yet.
+    pub(super) keeps_closed: bool,
     /// The origin of all connections.
     pub(super) origin: Option<Origin>,
     connections: u32,
@@ -73,7 +83,7 @@ impl Script {
     }
 
     /// Simulates a connection request.
-    pub(super) fn ask(&mut self, hello: &Hello) -> Connection {
+    pub(super) fn request(&mut self, hello: &Hello) -> Connection {
         let connection = self.connection();
         self.events.push_back(Event::Requested { connection, private: hello.encode() });
         connection
@@ -131,7 +141,7 @@ unsafe impl MemoryPort for Script {
 
     fn connect(&mut self, _: &Address, offer: &Offer) -> Result<Connection, ConnectError> {
         self.said.push(offer.private);
-        Ok(self.connection())
+        if self.refuses_to_connect { Err(ConnectError::Full { limit: 1 }) } else { Ok(self.connection()) }
     }
 
     fn accept(&mut self, _: Connection, offer: &Offer) -> Result<(), ConnectError> {
@@ -212,6 +222,9 @@ unsafe impl MemoryPort for Script {
         if let Some(event) = self.events.pop_front() {
             return Some(event);
         }
+        if self.keeps_closed {
+            return None;
+        }
         // The last event of a connection, after all its completions were polled.
         let polled = |connection: &Connection| self.done.iter().all(|it| it.connection != *connection);
         let at = self.closed.iter().position(polled)?;
@@ -245,6 +258,8 @@ pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
         rank: 1,
         incarnation: 0,
         world: WORLD,
+        key: KEY,
+        seed: [3; 32],
         packet_bytes: PACKET_BYTES,
         rails,
         most_receives: 64,
@@ -265,10 +280,79 @@ pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
 }
 
 /// Returns the hello of a member.
-pub(super) fn hello(rank: PeerId, rail: u16) -> Hello {
+pub(super) fn hello(rank: PeerId, rail: u8) -> Hello {
     let token = u64::from(rank) + 2000;
-    let (world, receives, packet_bytes) = (WORLD, LEAST as u16, PACKET_BYTES);
-    Hello { rank, world, rail, receives, packet_bytes, token, incarnation: 0, agreements: 0 }
+    let (receives, packet_bytes, content) = (LEAST as u16, PACKET_BYTES, HelloContent::Call);
+    Hello { rank, rail, receives, packet_bytes, token, incarnation: 0, content }
+}
+
+/// Returns the challenge with which the channel refuses this call.
+pub(super) fn challenged(channel: &mut TestChannel, hello: &Hello) -> Challenge {
+    // Only this event is processed now.
+    let (events, closed) = (mem::take(&mut channel.port.events), mem::take(&mut channel.port.closed));
+    channel.port.request(&Hello { content: HelloContent::Call, ..*hello });
+    assert_eq!(channel.poll_event(Duration::ZERO), None);
+    (channel.port.events, channel.port.closed) = (events, closed);
+    let (_, refusal) = channel.port.refused.pop().unwrap();
+    Challenge::decode(&refusal).unwrap_or_else(|| panic!("{refusal:?} instead of a challenge"))
+}
+
+/// Returns the request with which a process that knows this key answers a challenge of rank 1.
+pub(super) fn request(hello: &Hello, challenge: Challenge, key: JobKey) -> Hello {
+    let (nonce, number) = (99, challenge.number);
+    let content = |proof| HelloContent::Request { number, nonce, proof };
+    let hello = Hello { content: content(Proof::default()), ..*hello };
+    let terms = CallTerms {
+        world: WORLD,
+        challenge,
+        nonce,
+        caller: hello.common(),
+        caller_address: &[],
+        callee: 1,
+        callee_address: &[],
+    };
+    Hello { content: content(key.request_proof(&terms)), ..hello }
+}
+
+/// Simulates a process that calls, and answers the challenge.
+pub(super) fn ask(channel: &mut TestChannel, hello: &Hello) -> Connection {
+    let challenge = challenged(channel, hello);
+    channel.port.request(&request(hello, challenge, KEY))
+}
+
+/// Refuses the last request of the channel with a challenge.
+pub(super) fn throw_challenge(channel: &mut TestChannel) {
+    let connection = channel.port.last();
+    let private = Challenge { number: 5, random: [6; PROOF_BYTES] }.encode();
+    channel.port.events.push_back(Event::Failed { connection, error: ConnectError::Refused, private });
+}
+
+/// Connects on a rail to rank 0, and answers its challenge; the receives are posted.
+pub(super) fn call(channel: &mut TestChannel, rail: u32) -> Connection {
+    channel.connect(0, rail, &Address::new(ADDRESS).unwrap(), Duration::MAX).unwrap();
+    let connection = channel.port.last();
+    throw_challenge(channel);
+    assert_eq!(settle(channel), []);
+    assert_ne!(channel.port.last(), connection, "no second request");
+    channel.port.last()
+}
+
+/// Returns the acceptance of the last request, by a process that says this about itself.
+pub(super) fn accepted(channel: &TestChannel, hello: &Hello) -> Private {
+    let said = Hello::decode(channel.port.said.last().unwrap()).unwrap();
+    let HelloContent::Request { nonce, proof, .. } = said.content else { panic!("{said:?}") };
+    let content = |proof| HelloContent::Answer { agreements: 0, proof };
+    let hello = Hello { content: content(Proof::default()), ..*hello };
+    let proof = KEY.answer_proof(&proof, nonce, &hello.answer_bytes(0));
+    Hello { content: content(proof), ..hello }.encode()
+}
+
+/// Returns the number that an acceptance passes on.
+pub(super) fn agreements(said: &Private) -> u64 {
+    match Hello::decode(said).unwrap().content {
+        HelloContent::Answer { agreements, .. } => agreements,
+        other => panic!("{other:?} instead of an acceptance"),
+    }
 }
 
 /// Returns a packet with content: packet `number` of its sender, which has posted `posted` additional
@@ -298,7 +382,7 @@ pub(super) fn settle(channel: &mut TestChannel) -> Vec<super::ChannelEvent> {
 
 /// Accepts a connection, which is then ready.
 pub(super) fn enter(channel: &mut TestChannel, hello: &Hello) -> Connection {
-    let connection = channel.port_mut().ask(hello);
+    let connection = ask(channel, hello);
     channel.port_mut().events.push_back(Event::Established { connection, private: Private::EMPTY });
     let events = settle(channel);
     let up = super::ChannelEvent::Up { peer: hello.rank, rail: hello.rail.into() };

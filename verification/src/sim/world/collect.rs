@@ -1,0 +1,68 @@
+//! The completion queue, and buffers that receive one message after the other.
+
+use nemesia_core::engine::{CompletionKind, MultiReceiveOptions, OperationCompletion, StartError, Status};
+
+use super::{Outgoing, Pattern, RequestHandle, World};
+
+impl World {
+    /// Sends a message whose completion enters the queue.
+    pub(crate) fn send_queued(
+        &mut self,
+        rank: u32,
+        message: &Outgoing,
+        context: u64,
+    ) -> Result<RequestHandle, StartError> {
+        self.engine(rank).check_slot()?;
+        let started = self.send(rank, message)?;
+        let done = Status { peer: message.to, tag: message.tag, len: message.len, immediate: None };
+        self.engine(rank).collect(started.id, (context, CompletionKind::Send), done)?;
+        Ok(started)
+    }
+
+    /// Posts a receive whose completion enters the queue.
+    pub(crate) fn receive_queued(
+        &mut self,
+        rank: u32,
+        pattern: Pattern,
+        room: usize,
+        context: u64,
+    ) -> Result<RequestHandle, StartError> {
+        self.engine(rank).check_slot()?;
+        let started = self.receive(rank, pattern, room)?;
+        let none = Status { peer: 0, tag: 0, len: 0, immediate: None };
+        self.engine(rank).collect(started.id, (context, CompletionKind::Receive), none)?;
+        Ok(started)
+    }
+
+    /// Posts a buffer that receives one message after the other.
+    pub(crate) fn post_multi(
+        &mut self,
+        rank: u32,
+        pattern: Pattern,
+        len: usize,
+        options: MultiReceiveOptions,
+        context: u64,
+    ) -> Result<RequestHandle, StartError> {
+        let (loan, mut buf) = self.room_in(rank, len, &[]);
+        let posted = self.engine(rank).post_multi(pattern, &mut buf, options, context);
+        self.handle(rank, loan, posted)
+    }
+
+    /// Takes at most `most` completions.
+    pub(crate) fn take_completions(&mut self, rank: u32, most: usize) -> Vec<OperationCompletion> {
+        let mut taken = vec![OperationCompletion::default(); most];
+        let count = self.engine(rank).take_completions(&mut taken);
+        taken.truncate(count);
+        taken
+    }
+
+    /// Returns whether messages wait for slots to enter their buffers.
+    pub(crate) fn is_starved(&mut self, rank: u32) -> bool {
+        self.engine(rank).is_starved()
+    }
+
+    /// Lets messages that wait for slots enter their buffers, as far as there are slots.
+    pub(crate) fn feed(&mut self, rank: u32) {
+        self.engine(rank).feed();
+    }
+}
