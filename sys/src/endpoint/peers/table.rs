@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::random;
-use crate::shm::Calls;
+use crate::shm::{self, Calls};
 
 /// The engine's number of the table's first peer: 0 is this process itself.
 pub(super) const OWN: u32 = 1;
@@ -140,7 +140,9 @@ impl PeerTable {
         self.calls.abandon(peer, &endpoint.waiter.watch);
         let Some(number) = self.table.ended(peer, end) else { return };
         endpoint.engine.fail(number + OWN, failure);
-        endpoint.waiter.release((number + OWN) as usize);
+        let rank = (number + OWN) as usize;
+        endpoint.waiter.release(rank);
+        shm::release_link(endpoint.engine.port_mut().local_mut(), rank);
         if let Some(Some(it)) = self.numbered.get_mut(number as usize) {
             it.ended = true;
         }
@@ -169,6 +171,7 @@ impl PeerTable {
 
     pub(super) fn disconnect(&mut self, peer: PeerRef, endpoint: &mut Endpoint) -> Result<(), Error> {
         let stage = self.table.stage(peer)?;
+        self.calls.send_goodbye_to(peer);
         if let PeerStage::Connected(number) = stage {
             endpoint.waiter.watch.send_goodbye_to((number + OWN) as usize);
         }
