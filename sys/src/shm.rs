@@ -47,7 +47,7 @@ use peer::{Peer, ShmWorld};
 use lent::LentRanges;
 use regions::MappedRegions;
 
-pub(crate) use calls::{CallOutcome, Calls, HeardCall};
+pub(crate) use calls::{CallOutcome, Calls, HeardCall, failure_of};
 pub(crate) use joining::JoiningProcess;
 pub(crate) use lent::{LentRange, Loan};
 pub(crate) use regions::{PeerRegion, share_of, window_of};
@@ -193,6 +193,16 @@ pub(crate) fn make_places(port: &mut Port, count: usize) {
         host.mappings.grow(count);
         port.grow_links(|links| links.grow(count));
     }
+}
+
+/// Frees what a closed link with a peer had: the segments of both sides, the peer's regions, and the means to read its
+/// memory.
+pub(crate) fn release_link(port: &mut Port, number: usize) {
+    let Kernel { memories, connections, regions, .. } = port.host_mut();
+    regions.forget(number as u32);
+    memories.get_mut(number).map(Option::take);
+    connections.get_mut(number).map(std::mem::take);
+    views::unmap(port, number as u32);
 }
 
 /// Returns the facts about a peer; `unreadable` is the reason why its memory cannot be read.

@@ -21,6 +21,7 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nemesia_core::engine::Failure;
 use nemesia_core::peers::{PeerAddress, PeerRef};
 
 use super::address::ProcessAddress;
@@ -29,7 +30,7 @@ use super::joining::JoiningProcess;
 use super::peer::{ShmWorld, Unheard, hear_packet, send_away};
 use super::segments::OwnSegments;
 use crate::error::Error;
-use crate::os::{ForeignFd, HandoffConnection, HandoffListener, Watch, closer};
+use crate::os::{Departure, ForeignFd, HandoffConnection, HandoffListener, ShmError, Watch, closer};
 
 pub(crate) use outgoing::CallOutcome;
 use outgoing::OutgoingCall;
@@ -264,20 +265,36 @@ impl Calls {
         }
     }
 
-    /// Returns the next caller that has confirmed our answer, with its connection, or that never will.
-    pub(crate) fn next_confirmed(&mut self, watch: &Watch) -> Option<(PeerRef, Option<JoiningProcess>)> {
+    /// Returns the next caller that has confirmed our answer, with its connection, or the reason why it never will.
+    pub(crate) fn next_confirmed(&mut self, watch: &Watch) -> Option<(PeerRef, Result<JoiningProcess, Failure>)> {
         let now = Instant::now();
-        let mut buffer = [0; handshake::MOST_BYTES];
-        let (at, is_confirmed) = self.answered.iter().enumerate().find_map(|(at, it)| {
+        let heard = |it: &AnsweredCall| {
+            let mut buffer = [0; handshake::MOST_BYTES];
             match it.joining.connection.recv(&mut buffer, 0, now) {
-                Ok((len, _)) => Some((at, &buffer[..len] == CONFIRMED)),
-                Err(crate::os::ShmError::TimedOut { .. }) if now.duration_since(it.since) < PATIENCE => None,
-                Err(_) => Some((at, false)),
+                Ok((len, _)) if &buffer[..len] == CONFIRMED => Some(Ok(())),
+                Ok((len, _)) => {
+                    let announced = HandoffConnection::departure_in(&buffer[..len]);
+                    Some(Err(announced.map_or(Failure::Unreachable, failure_of)))
+                }
+                Err(ShmError::TimedOut { .. }) if now.duration_since(it.since) < PATIENCE => None,
+                Err(ShmError::PeerGone { .. }) => Some(Err(Failure::Died)),
+                Err(_) => Some(Err(Failure::Unreachable)),
             }
-        })?;
+        };
+        let mut answered = self.answered.iter().enumerate();
+        let (at, confirmed) = answered.find_map(|(at, it)| Some((at, heard(it)?)))?;
         let AnsweredCall { peer, joining, .. } = self.answered.remove(at);
         watch.unattend(joining.connection.as_fd());
-        Some((peer, is_confirmed.then_some(joining)))
+        Some((peer, confirmed.map(|()| joining)))
+    }
+
+    /// Announces to a peer with which a connection is under way that this process does not want it any more.
+    pub(crate) fn send_goodbye_to(&self, peer: PeerRef) {
+        let answered = self.answered.iter().filter(|it| it.peer == peer).map(|it| &*it.joining.connection);
+        let outgoing = self.outgoing.iter().filter(|it| it.peer == peer).filter_map(OutgoingCall::connection);
+        let parked = self.parked.iter().filter(|(parked, _)| *parked == peer).map(|(_, connection)| connection);
+        // A process that the packet does not reach sees a death.
+        answered.chain(outgoing).chain(parked).for_each(|connection| _ = connection.send_goodbye());
     }
 
     /// Ends whatever is under way with a peer. Its connection, if there is one, is not concerned.
@@ -304,10 +321,21 @@ impl Calls {
     /// Announces to all with whom a connection is under way that this process leaves.
     pub(crate) fn send_goodbyes(&self, finished: bool) {
         let answered = self.answered.iter().map(|it| &*it.joining.connection);
-        for connection in answered.chain(self.outgoing.iter().filter_map(OutgoingCall::connection)) {
+        let outgoing = self.outgoing.iter().filter_map(OutgoingCall::connection);
+        let parked = self.parked.iter().map(|(_, connection)| connection);
+        for connection in answered.chain(outgoing).chain(parked) {
             // A process that the packet does not reach sees a death.
             let _ = if finished { connection.send_goodbye() } else { connection.send_dropped() };
         }
+    }
+}
+
+/// Returns the failure of the operations with a peer that has announced its departure.
+pub(crate) const fn failure_of(departure: Departure) -> Failure {
+    match departure {
+        Departure::Died => Failure::Died,
+        Departure::Finished => Failure::Finished,
+        Departure::Dropped => Failure::Dropped,
     }
 }
 

@@ -159,6 +159,16 @@ impl NewLink {
     }
 }
 
+/// Unmaps the segments of a peer and ours for it, if the link with that peer is closed: it was the only holder of views
+/// into them.
+pub(super) fn unmap(port: &mut Port, number: u32) {
+    if !port.is_open(number)
+        && let Some(linked) = port.host_mut().mappings.links.get_mut(number as usize)
+    {
+        *linked = None;
+    }
+}
+
 /// The parts of an inbox.
 struct Inbox {
     queue: CellQueue<'static>,

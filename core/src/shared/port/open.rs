@@ -26,6 +26,11 @@ where
         true
     }
 
+    /// Returns whether the port has a link with this peer. It has views of the peer's segments only then.
+    pub fn is_open(&self, peer: PeerId) -> bool {
+        self.links.borrow().get(peer as usize).is_some_and(Option::is_some)
+    }
+
     /// Lets `grow` make places for the links of more peers. Places are never taken away.
     pub fn grow_links(&mut self, grow: impl FnOnce(&mut L)) {
         grow(&mut self.links);

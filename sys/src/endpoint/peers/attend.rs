@@ -6,7 +6,7 @@ use nemesia_core::peers::{CallAnswer, PeerEnd, PeerRef, PeerStage};
 use super::end_of;
 use super::table::{OWN, PeerTable};
 use crate::endpoint::Endpoint;
-use crate::shm::{CallOutcome, HeardCall, JoiningProcess};
+use crate::shm::{CallOutcome, HeardCall, JoiningProcess, failure_of};
 
 impl Endpoint {
     /// Returns whether calls are under way, which need more attention than others.
@@ -43,11 +43,13 @@ impl PeerTable {
         while let Some((peer, joining)) = self.calls.next_confirmed(&endpoint.waiter.watch) {
             changed = true;
             match joining {
-                Some(joining) if self.table.confirmed(peer).is_some() => {
-                    self.enter(peer, joining, endpoint);
+                Ok(joining) => {
+                    if self.table.confirmed(peer).is_some() {
+                        self.enter(peer, joining, endpoint);
+                    }
                 }
                 // The caller has given up before it confirmed.
-                _ => self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint),
+                Err(failure) => self.end(peer, PeerEnd::Lost, failure, endpoint),
             }
         }
         changed
@@ -139,6 +141,10 @@ impl PeerTable {
                 }
             }
             CallOutcome::Gone => self.end(peer, PeerEnd::Lost, Failure::Died, endpoint),
+            CallOutcome::Left(departure) => {
+                let failure = failure_of(departure);
+                self.end(peer, end_of(failure), failure, endpoint);
+            }
             CallOutcome::Refused(problem) => {
                 endpoint.warnings.push(format!("a peer cannot be connected with: {problem}"));
                 self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);

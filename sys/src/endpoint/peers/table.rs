@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::random;
-use crate::shm::Calls;
+use crate::shm::{self, Calls};
 
 /// The engine's number of the table's first peer: 0 is this process itself.
 pub(super) const OWN: u32 = 1;
@@ -63,7 +63,9 @@ impl PeerTable {
     }
 
     pub(super) fn peer_of(&self, rank: usize) -> Option<PeerRef> {
-        Some((*self.numbered.get(rank.checked_sub(OWN as usize)?)?)?.peer)
+        let NumberedPeer { peer, .. } = (*self.numbered.get(rank.checked_sub(OWN as usize)?)?)?;
+        // A released peer keeps its number as long as a message of it is stored.
+        self.table.stage(peer).is_ok().then_some(peer)
     }
 
     /// Announces to all with whom a connection is under way that this process leaves.
@@ -138,7 +140,9 @@ impl PeerTable {
         self.calls.abandon(peer, &endpoint.waiter.watch);
         let Some(number) = self.table.ended(peer, end) else { return };
         endpoint.engine.fail(number + OWN, failure);
-        endpoint.waiter.release((number + OWN) as usize);
+        let rank = (number + OWN) as usize;
+        endpoint.waiter.release(rank);
+        shm::release_link(endpoint.engine.port_mut().local_mut(), rank);
         if let Some(Some(it)) = self.numbered.get_mut(number as usize) {
             it.ended = true;
         }
@@ -167,6 +171,7 @@ impl PeerTable {
 
     pub(super) fn disconnect(&mut self, peer: PeerRef, endpoint: &mut Endpoint) -> Result<(), Error> {
         let stage = self.table.stage(peer)?;
+        self.calls.send_goodbye_to(peer);
         if let PeerStage::Connected(number) = stage {
             endpoint.waiter.watch.send_goodbye_to((number + OWN) as usize);
         }
@@ -176,8 +181,9 @@ impl PeerTable {
                 endpoint.engine.forget_peer(at as u32 + OWN);
             }
         }
-        self.free_numbers(endpoint);
+        // It is released below, whether its number becomes free now or later.
         self.strangers.retain(|stranger| *stranger != peer);
+        self.free_numbers(endpoint);
         Ok(self.table.release(peer)?)
     }
 }

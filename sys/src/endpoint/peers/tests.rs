@@ -160,6 +160,83 @@ fn a_peer_that_has_gone_is_reported_and_its_last_message_is_received() {
 }
 
 #[test]
+fn a_released_peer_has_no_number_although_a_message_of_it_is_kept() {
+    let (mut one, mut two) = (alone(), alone());
+    let peer = two.connect(one.address().unwrap()).unwrap();
+    let rank = two.rank_of(peer).unwrap();
+    let mut sent = false;
+    let message = loop {
+        sent = sent || two.inject(rank, 1, &[7; 8]).unwrap();
+        two.progress();
+        if let Some(message) = one.improbe(Source::Any, Tag::Exactly(1)).unwrap() {
+            break message;
+        }
+    };
+    let from = message.status().rank;
+    let known = one.peer_of(from).unwrap();
+    one.disconnect(known).unwrap();
+    assert_eq!(one.peer_of(from), None, "{known:?} is stale");
+    let mut buf = [0; 8];
+    assert_eq!(one.mrecv(message, &mut buf).unwrap().len, 8);
+    assert_eq!(buf, [7; 8]);
+    one.close().unwrap();
+    drop(two);
+}
+
+#[test]
+fn a_peer_that_has_called_can_be_disconnected_once() {
+    let mut one = alone();
+    let address = *one.address().unwrap();
+    let other = thread::spawn(move || {
+        let mut two = alone();
+        let peer = two.connect(&address).unwrap();
+        send(&mut two, peer, 1, 4);
+        let rank = two.rank_of(peer).unwrap();
+        let end = two.recv(Source::Rank(rank), Tag::Any, &mut [0; 8]);
+        assert!(matches!(end, Err(Error::PeerFailed { failure: Failure::Finished, .. })), "{end:?}");
+        two.close().unwrap();
+    });
+    let (from, _) = receive(&mut one, 1);
+    let stranger = one.peer_of(from).unwrap();
+    one.disconnect(stranger).unwrap();
+    assert!(matches!(one.disconnect(stranger), Err(Error::NoPeer(PeerError::Stale))));
+    other.join().unwrap();
+    one.close().unwrap();
+}
+
+/// Each of the two has called the other, and one of them disconnects before any call is answered.
+#[test]
+fn a_process_that_disconnects_while_calls_cross_has_not_died() {
+    for who in [0, 1] {
+        let mut pair = [alone(), alone()];
+        let addresses = [0, 1].map(|at: usize| *pair[at].address().unwrap());
+        let peers = [0, 1].map(|at: usize| pair[at].connect(&addresses[1 - at]).unwrap());
+        let ranks = [0, 1].map(|at: usize| pair[at].rank_of(peers[at]).unwrap());
+        // Both calls are sent; then the process whose call counts parks the other one.
+        let first = usize::from(addresses[0] > addresses[1]);
+        pair.iter_mut().for_each(|it| _ = it.attend_calls());
+        pair[first].attend_calls();
+        let leaver = if who == 0 { first } else { 1 - first };
+        pair[leaver].disconnect(peers[leaver]).unwrap();
+        let other = 1 - leaver;
+        while pair[other].failure(ranks[other]).is_none() {
+            pair[other].progress();
+        }
+        assert_eq!(pair[other].failure(ranks[other]), Some(Failure::Finished), "{who}");
+        // Both are alive, and can connect.
+        let again = pair[other].connect(&addresses[leaver]).unwrap();
+        let rank = pair[other].rank_of(again).unwrap();
+        let (mut sent, mut buf) = (false, [0; 5]);
+        while pair[leaver].recv_now(Source::Any, Tag::Exactly(1), &mut buf).is_none() {
+            sent = sent || pair[other].inject(rank, 1, b"again").unwrap();
+            pair.iter_mut().for_each(|it| _ = it.progress());
+        }
+        assert_eq!(&buf, b"again");
+        pair.into_iter().for_each(|it| it.close().unwrap());
+    }
+}
+
+#[test]
 fn limits_refuse_by_name_and_a_place_that_is_left_serves_the_next() {
     let config = Config::default().connections(1);
     let mut one = Endpoint::alone(&config).unwrap();

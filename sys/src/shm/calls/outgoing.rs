@@ -8,7 +8,7 @@ use nemesia_core::peers::{PeerAddress, PeerRef};
 
 use super::Calls;
 use crate::error::Error;
-use crate::os::{HandoffConnection, ShmError, Watch};
+use crate::os::{Departure, HandoffConnection, ShmError, Watch};
 use crate::shm::address::ProcessAddress;
 use crate::shm::handshake::{CONFIRMED, CallPacket};
 use crate::shm::joining::JoiningProcess;
@@ -36,6 +36,8 @@ pub(crate) enum CallOutcome {
     Answered(Box<JoiningProcess>, u64),
     /// The callee's process is gone.
     Gone,
+    /// The callee has disconnected, or has closed its endpoint.
+    Left(Departure),
     /// The callee refuses, or never answered; the text says why.
     Refused(String),
 }
@@ -120,7 +122,8 @@ impl Calls {
                 };
                 (call.since.elapsed() >= limit).then(|| Err(late()))
             }
-            Err(Unheard::Leaving(_) | Unheard::Gone) => Some(Err(CallOutcome::Gone)),
+            Err(Unheard::Leaving(departure)) => Some(Err(CallOutcome::Left(departure))),
+            Err(Unheard::Gone) => Some(Err(CallOutcome::Gone)),
             Err(Unheard::Problem(problem)) => Some(Err(CallOutcome::Refused(problem))),
         }
     }

@@ -151,7 +151,7 @@ fn a_caller_that_never_confirms_is_given_up() {
             caller.send(confirm, &[], Instant::now()).unwrap();
         }
         let ended = std::iter::repeat_with(|| two.next_confirmed(&watch)).flatten().next().unwrap();
-        assert!(ended.0 == peer && ended.1.is_none() && two.answered.is_empty());
+        assert!(ended.0 == peer && ended.1.is_err() && two.answered.is_empty());
     }
 }
 
