@@ -246,10 +246,12 @@ impl Calls {
         let connection = Arc::new(connection);
         let answered = self.ours.link(number).map_err(|error| error.to_string()).and_then(|link| {
             let (ours, said) = ((&*self.world, &self.ours), (&handshake, descriptors));
-            let joining = JoiningProcess::new(ours, link, said, Arc::clone(&connection))?;
+            let mut joining = JoiningProcess::new(ours, link, said, Arc::clone(&connection))?;
             let packet = CallPacket { handshake: self.world.handshake(number, 0), address: self.own, calls };
             let descriptors = self.ours.descriptors(joining.own_link());
             let sent = connection.send(&packet.encode(), &descriptors, Instant::now());
+            // The caller has its copy, and nobody else needs one.
+            joining.close_descriptor();
             sent.map(|()| joining).map_err(|error| error.to_string())
         });
         match answered {

@@ -62,6 +62,11 @@ impl JoiningProcess {
         Arc::clone(&self.connection)
     }
 
+    /// Closes the descriptor of the segment of this process for it, which it has got.
+    pub(super) fn close_descriptor(&mut self) {
+        self.link.own_mut().close_descriptor();
+    }
+
     /// Returns the segment of this process for it.
     pub(super) const fn own_link(&self) -> &OwnLink {
         self.link.own()

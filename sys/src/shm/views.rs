@@ -133,6 +133,11 @@ impl NewLink {
         })
     }
 
+    /// As [`NewLink::own`].
+    pub(super) const fn own_mut(&mut self) -> &mut OwnLink {
+        &mut self.linked.ours
+    }
+
     /// Returns the segment of this process for the peer.
     pub(super) const fn own(&self) -> &OwnLink {
         &self.linked.ours

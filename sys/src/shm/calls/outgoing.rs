@@ -158,12 +158,14 @@ impl Calls {
     /// Maps the callee's segments.
     fn meet(
         &self,
-        link: OwnLink,
+        mut link: OwnLink,
         connection: Option<(HandoffConnection, Option<OwnedFd>)>,
         packet: CallPacket,
         descriptors: Vec<crate::os::ForeignFd>,
     ) -> CallOutcome {
         let Some((connection, _)) = connection else { return CallOutcome::Gone };
+        // The callee has got it with the call.
+        link.close_descriptor();
         let met = self.verify(&packet, &connection).and_then(|()| {
             let (ours, said) = ((&*self.world, &self.ours), (&packet.handshake, descriptors));
             JoiningProcess::new(ours, link, said, Arc::new(connection))
