@@ -268,7 +268,10 @@ impl Calls {
     }
 
     /// Returns the next caller that has confirmed our answer, with its connection, or the reason why it never will.
-    pub(crate) fn next_confirmed(&mut self, watch: &Watch) -> Option<(PeerRef, Result<JoiningProcess, Failure>)> {
+    pub(crate) fn next_confirmed(
+        &mut self,
+        watch: &Watch,
+    ) -> Option<(PeerRef, Result<JoiningProcess, Failure>)> {
         let now = Instant::now();
         let heard = |it: &AnsweredCall| {
             let mut buffer = [0; handshake::MOST_BYTES];
@@ -294,7 +297,8 @@ impl Calls {
     pub(crate) fn send_goodbye_to(&self, peer: PeerRef) {
         let answered = self.answered.iter().filter(|it| it.peer == peer).map(|it| &*it.joining.connection);
         let outgoing = self.outgoing.iter().filter(|it| it.peer == peer).filter_map(OutgoingCall::connection);
-        let parked = self.parked.iter().filter(|(parked, _)| *parked == peer).map(|(_, connection)| connection);
+        let parked =
+            self.parked.iter().filter(|(parked, _)| *parked == peer).map(|(_, connection)| connection);
         // A process that the packet does not reach sees a death.
         answered.chain(outgoing).chain(parked).for_each(|connection| _ = connection.send_goodbye());
     }
