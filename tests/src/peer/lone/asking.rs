@@ -12,7 +12,7 @@ use super::directory::LoneName;
 use crate::peer::{Outcome, broken, ensure, tell};
 
 /// No reply takes so long, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(40);
 /// The most processes that one asks in a round.
 const MOST_ASKED: u64 = 4;
 
@@ -149,7 +149,11 @@ impl LonePlace {
         ensure(since.elapsed() < PATIENCE, || {
             let states: Vec<_> = question.transfers.iter().map(|it| it.status.is_some()).collect();
             let warnings = self.endpoint.warnings();
-            format!("no reply of {to} to {nonce:x}; reply, its body, request, its body: {states:?}; {warnings:?}")
+            let address = self.directory.address(*to).ok();
+            let peer = (1..self.endpoint.size()).filter_map(|rank| self.endpoint.peer_of(rank));
+            let mut peer = peer.filter(|it| self.endpoint.address_of(*it).ok() == address.as_ref());
+            let stage = peer.next().map(|it| self.endpoint.stage_of(it));
+            format!("{stage:?}: no reply of {to} to {nonce:x}; reply, its body, request, its body: {states:?}; {warnings:?}")
         })
     }
 
