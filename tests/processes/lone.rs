@@ -2,6 +2,7 @@
 //! killed and replaced. No message reaches another process than it was sent to, and nothing is left.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,9 +14,11 @@ use nemesia_tests::{quick, say, seed};
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 /// The time after which a silent world counts as hanging.
-const LIMIT: Duration = Duration::from_secs(180);
-/// What a connection holds on each side: the socket and the pidfd; one segment of the process and three of its peer.
-const HELD: [usize; 2] = [2, 4];
+const LIMIT: Duration = Duration::from_secs(60);
+/// What a connection holds on each side: the socket and the pidfd; the peer's own segment; both links.
+const HELD: [usize; 3] = [2, 1, 2];
+/// The inboxes of the peer that a process maps.
+const INBOXES: RangeInclusive<usize> = 1..=2;
 
 /// One test at a time: each starts many processes.
 static ONE: Mutex<()> = Mutex::new(());
@@ -94,7 +97,8 @@ impl LoneCrowd {
     fn open(size: usize) -> Result<Self, String> {
         let seed = seed();
         let job = PipedJob::new(PEER, SCRATCH)?;
-        let mut crowd = Self { job, random: Random::new(seed), seed, slots: Vec::new(), killed: BTreeSet::new() };
+        let mut crowd =
+            Self { job, random: Random::new(seed), seed, slots: Vec::new(), killed: BTreeSet::new() };
         for slot in 0..size {
             let process = crowd.start(slot, 0)?;
             crowd.slots.push((process, 0));
@@ -160,7 +164,8 @@ impl LoneCrowd {
 
     /// Takes one line. Returns the process if it has said these words.
     fn await_one(&mut self, words: &str, victim: Option<usize>) -> Result<Option<usize>, String> {
-        let (process, line) = self.next_line(victim)?;
+        let (process, line) =
+            self.next_line(victim).map_err(|problem| format!("{problem}; awaited: {words}"))?;
         match line.split_once(' ') {
             _ if line == words => Ok(Some(process)),
             Some(("died", name)) if self.killed.contains(name) => Ok(None),
@@ -209,7 +214,8 @@ impl LoneCrowd {
             let (process, line) = self.next_line(None)?;
             let words: Vec<&str> = line.split(' ').collect();
             let slot = self.slots.iter().position(|(it, _)| *it == process);
-            let (["state", descriptors, mappings, names @ ..], Some(slot)) = (&words[..], slot) else {
+            let (["state", descriptors, own, links, inboxes, names @ ..], Some(slot)) = (&words[..], slot)
+            else {
                 if let ["died", name] = words[..]
                     && self.killed.contains(name)
                 {
@@ -217,8 +223,10 @@ impl LoneCrowd {
                 }
                 return Err(self.describe(&format!("process {process} says {line:?}")));
             };
-            let held = [descriptors, mappings].map(|word| word.parse().unwrap_or(usize::MAX));
-            states[slot] = LoneState { held, connected: names.iter().map(|name| (*name).to_owned()).collect() };
+            let number = |word: &&str| word.parse().unwrap_or(usize::MAX);
+            let connected = names.iter().map(|name| (*name).to_owned()).collect();
+            let held = [descriptors, own, links].map(number);
+            states[slot] = LoneState { held, inboxes: number(inboxes), connected };
             left -= 1;
         }
         Ok(states)
@@ -236,8 +244,10 @@ impl LoneCrowd {
                     return Some(format!("{} is connected with {other}, which is not with it", name(slot)));
                 }
             }
-            let right = HELD.map(|each| each * state.connected.len());
-            if state.held != right {
+            let count = state.connected.len();
+            let right = HELD.map(|each| each * count);
+            let inboxes = INBOXES.start() * count..=INBOXES.end() * count;
+            if state.held != right || !inboxes.contains(&state.inboxes) {
                 return Some(format!("{}: {state:?}, which should hold {right:?}", name(slot)));
             }
         }
@@ -284,7 +294,8 @@ impl LoneCrowd {
 /// What a process reports of itself.
 #[derive(Clone, Debug, Default)]
 struct LoneState {
-    /// Descriptors and mappings of connections.
-    held: [usize; 2],
+    /// Descriptors, and mappings of own segments and of links.
+    held: [usize; 3],
+    inboxes: usize,
     connected: BTreeSet<String>,
 }

@@ -67,7 +67,8 @@ impl PipedJob {
         self.processes.push(Piped { child, commands });
         let sender = self.sender.clone();
         std::thread::spawn(move || {
-            let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines()).map_while(Result::ok);
+            let lines =
+                output.into_iter().flat_map(|output| BufReader::new(output).lines()).map_while(Result::ok);
             // If nobody reads, the job is over.
             lines.map(Some).chain([None]).for_each(|line| _ = sender.send((number, line)));
         });

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | `round R LIFE...` | ask some of these processes, the lives of the slots from 0 | `done R` once all are answered |
 //! | `part` | disconnect from all | `parted` |
-//! | `state` | count | `state DESCRIPTORS MAPPINGS NAME...` of what connections have, and the connected |
+//! | `state` | count | `state DESCRIPTORS OWN LINKS INBOXES NAME...`: descriptors and mappings of connections, by the kind of segment, and the connected |
 //! | `close` | end | `closed REQUESTS REPLIES RETRIES` |
 //!
 //! A process is named `SLOT.LIFE`. It reports each peer that has died: `died NAME`. It serves others all the time.
@@ -59,7 +59,7 @@ struct LonePlace {
     is_done: bool,
     counts: [u64; 3],
     /// The descriptors and mappings without any connection.
-    base: (usize, usize),
+    base: [usize; 4],
     /// A part of a command.
     input: Vec<u8>,
 }
@@ -197,9 +197,9 @@ impl LonePlace {
     /// Reports the connected peers, and the descriptors and mappings of connections.
     fn state(&mut self) -> Outcome {
         self.endpoint.progress();
-        let (descriptors, mappings) = held()?;
-        let (descriptors, mappings) = (descriptors - self.base.0, mappings - self.base.1);
-        let mut line = format!("state {descriptors} {mappings}");
+        let held = held()?;
+        let held: Vec<_> = held.iter().zip(self.base).map(|(now, base)| (now - base).to_string()).collect();
+        let mut line = format!("state {}", held.join(" "));
         for rank in 1..self.endpoint.size() {
             let Some(peer) = self.endpoint.peer_of(rank) else { continue };
             let address = *self.endpoint.address_of(peer)?;
@@ -215,11 +215,16 @@ impl LonePlace {
     }
 }
 
-/// Returns the descriptors of this process, and its mappings of segments.
-fn held() -> Outcome<(usize, usize)> {
+/// Returns the descriptors of this process without those of its inboxes, and its mappings of own segments, links, and
+/// inboxes without its own. A process makes inboxes as its peers become more, and keeps them with a descriptor of each.
+fn held() -> Outcome<[usize; 4]> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
-    let mappings = maps.lines().filter(|line| line.contains("nemesia-")).count();
-    Ok((std::fs::read_dir("/proc/self/fd")?.count(), mappings))
+    let [own, links, inboxes] = ["nemesia-own", "nemesia-link", "nemesia-inbox"]
+        .map(|name| maps.lines().filter(|line| line.contains(name)).count());
+    let targets = std::fs::read_dir("/proc/self/fd")?.map_while(Result::ok);
+    let targets: Vec<_> = targets.map(|entry| std::fs::read_link(entry.path()).unwrap_or_default()).collect();
+    let own_inboxes = targets.iter().filter(|it| it.to_string_lossy().contains("nemesia-inbox")).count();
+    Ok([targets.len() - own_inboxes, own, links, inboxes - own_inboxes])
 }
 
 /// Waits until one of these descriptors is readable; the limit is in milliseconds. Returns whether the first one of

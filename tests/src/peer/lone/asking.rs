@@ -40,7 +40,8 @@ impl LonePlace {
     /// Asks some of the processes that are present, in any order.
     pub(super) fn begin_round(&mut self) -> Outcome {
         self.is_done = false;
-        let mut slots: Vec<u32> = (0..self.present.len() as u32).filter(|slot| *slot != self.name.slot).collect();
+        let mut slots: Vec<u32> =
+            (0..self.present.len() as u32).filter(|slot| *slot != self.name.slot).collect();
         for _ in 0..=self.random.below(MOST_ASKED) {
             if slots.is_empty() {
                 break;
@@ -137,7 +138,8 @@ impl LonePlace {
         let [header, body, ..] = &question.transfers[..] else { return broken("no reply") };
         let header = LoneHeader::decode(&header.bytes)?;
         let Question { to, nonce, lens, .. } = *question;
-        let right = LoneHeader { address: self.directory.address(to)?, name: to, round: header.round, nonce, lens };
+        let right =
+            LoneHeader { address: self.directory.address(to)?, name: to, round: header.round, nonce, lens };
         ensure(header == right, || format!("the reply to {right:?} is {header:?}"))?;
         check(nonce, 1, &body.bytes)?;
         self.counts[1] += 1;
@@ -153,7 +155,9 @@ impl LonePlace {
             let peer = (1..self.endpoint.size()).filter_map(|rank| self.endpoint.peer_of(rank));
             let mut peer = peer.filter(|it| self.endpoint.address_of(*it).ok() == address.as_ref());
             let stage = peer.next().map(|it| self.endpoint.stage_of(it));
-            format!("{stage:?}: no reply of {to} to {nonce:x}; reply, its body, request, its body: {states:?}; {warnings:?}")
+            format!(
+                "{stage:?}: no reply of {to} to {nonce:x}; reply, its body, request, its body: {states:?}; {warnings:?}"
+            )
         })
     }
 
@@ -166,8 +170,12 @@ impl LonePlace {
                 tell(&format!("died {with}"))?;
                 Ok(PeerStep::Died)
             }
-            Err(Error::PeerFailed { failure: Failure::Finished | Failure::Absent, .. }) => Ok(PeerStep::Again),
-            Err(Error::NoPeer(PeerError::Stale | PeerError::Ended(Left | Disconnected | Lost))) => Ok(PeerStep::Again),
+            Err(Error::PeerFailed { failure: Failure::Finished | Failure::Absent, .. }) => {
+                Ok(PeerStep::Again)
+            }
+            Err(Error::NoPeer(PeerError::Stale | PeerError::Ended(Left | Disconnected | Lost))) => {
+                Ok(PeerStep::Again)
+            }
             Err(error) => {
                 let warnings = self.endpoint.warnings();
                 broken(format!("{} with {with}: {error} ({error:?}); {warnings:?}", self.name))

@@ -34,7 +34,8 @@ impl LoneHeader {
     pub(super) fn encode(&self) -> Vec<u8> {
         let Self { address, name, round, nonce, lens } = *self;
         let names = u64::from(name.slot) << 32 | u64::from(name.life);
-        let words = [names, round, nonce, lens[0], lens[1], seed_of(&[names, round, nonce, lens[0], lens[1]])];
+        let words =
+            [names, round, nonce, lens[0], lens[1], seed_of(&[names, round, nonce, lens[0], lens[1]])];
         let words = words.into_iter().flat_map(u64::to_le_bytes);
         address.bytes().iter().copied().chain(words).collect()
     }
