@@ -14,7 +14,7 @@ use nemesia_tests::{quick, say, seed};
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 /// The time after which a silent world counts as hanging.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 /// What a connection holds on each side: the socket and the pidfd; the peer's own segment; both links.
 const HELD: [usize; 3] = [2, 1, 2];
 /// The inboxes of the peer that a process maps.

@@ -12,7 +12,7 @@ use super::directory::LoneName;
 use crate::peer::{Outcome, broken, ensure, tell};
 
 /// No reply takes so long, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(100);
 /// The most processes that one asks in a round.
 const MOST_ASKED: u64 = 4;
 
