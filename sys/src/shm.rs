@@ -66,6 +66,8 @@ pub(crate) struct Kernel {
     memories: Vec<Option<RemoteMemory>>,
     /// The connections, one per number; those of departed peers are closed.
     connections: Vec<Weak<HandoffConnection>>,
+    /// Peers may disconnect while both processes live, and use their buffers for something else.
+    pub(crate) checks_connections: bool,
     /// The memory of this process that peers can map.
     pub(crate) lent: LentRanges,
     /// The regions of peers that are mapped here.
@@ -91,6 +93,10 @@ impl Kernel {
     ) -> Result<(), AccessError> {
         let Some(memory) = self.memories.get_mut(peer as usize) else { return Err(AccessError::Refused) };
         match memory.as_mut().map(read) {
+            // The peer disconnects before it uses a buffer again. While the connection is open, what was read is right.
+            Some(Ok(())) if self.checks_connections && !is_connected(&self.connections, peer) => {
+                Err(AccessError::Refused)
+            }
             Some(Ok(())) => Ok(()),
             Some(Err(CopyError::Unreadable)) => Err(AccessError::Range),
             _ => {
@@ -109,6 +115,11 @@ impl Kernel {
         let pid = || connection.upgrade().map(|connection| connection.peer().pid);
         regions.window(&PeerRegion::of_bytes(peer, bytes), pid).ok()
     }
+}
+
+fn is_connected(connections: &[Weak<HandoffConnection>], peer: u32) -> bool {
+    let connection = connections.get(peer as usize).and_then(Weak::upgrade);
+    connection.is_some_and(|connection| !connection.has_disconnected())
 }
 
 impl Host for Kernel {
@@ -294,7 +305,15 @@ pub(crate) fn attach(
     let facts = Facts { expedited, met: met.collect(), remote: Vec::new(), unused: Vec::new() };
     let (lent, regions) = (LentRanges::default(), MappedRegions::new(config.segments.backing));
     let non_temporal_bytes = config.non_temporal_from();
-    let kernel = |mappings| Kernel { memories, connections, lent, regions, non_temporal_bytes, mappings };
+    let kernel = |mappings| Kernel {
+        memories,
+        connections,
+        checks_connections: false,
+        lent,
+        regions,
+        non_temporal_bytes,
+        mappings,
+    };
     let mut port = views::port(port_config, &ours, kernel, &origin)?;
     for peer in peers.into_iter().flatten() {
         NewLink::new(&ours, peer.link, peer.segments)?.open(&mut port);
@@ -429,8 +448,15 @@ mod tests {
         let mappings = views::Mappings::of(Arc::new(ours));
         let (lent, regions) = (LentRanges::default(), MappedRegions::new(options.backing));
         let connections = Vec::new();
-        let mut kernel =
-            Kernel { memories, connections, lent, regions, non_temporal_bytes: u64::MAX, mappings };
+        let mut kernel = Kernel {
+            memories,
+            connections,
+            checks_connections: false,
+            lent,
+            regions,
+            non_temporal_bytes: u64::MAX,
+            mappings,
+        };
         assert!(kernel.can_pull(1234));
         assert_eq!(kernel.pull(1234, 4096, &mut [0; 8]), Err(AccessError::Refused));
         assert!(!kernel.can_pull(1234) && heard(&["WARN", "single copy refused", "rank=1234"]));

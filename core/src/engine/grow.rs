@@ -11,6 +11,7 @@
 
 use core::borrow::{Borrow as _, BorrowMut as _};
 
+use super::request::{CompletionError, State};
 use super::rma::{Reply, WINDOW};
 use super::{Engine, Failure, Lent, Peer, StartError, Storage, Tuning};
 use crate::flow::{CeilingError, Ledger};
@@ -139,12 +140,32 @@ impl<P: Port, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// Returns whether [`Engine::add_peer`] can give this number to a peer: it has none, or the peer has failed, and no
-    /// message of it is stored. A message that a matched probe has removed from the queue is stored until it is
-    /// received.
+    /// Returns whether this number can be given to another peer ([`Engine::add_peer`]): it has none, or the peer has
+    /// failed, no message of it is stored, and no request is complete whose outcome names it and was not collected. A
+    /// message that a matched probe has removed from the queue is stored until it is received.
     pub fn is_vacant(&self, peer: PeerId) -> bool {
         let is_unused = |it: &Peer| it.failure.is_some() && it.account.stored() == 0;
-        peer != self.rank && self.peers.borrow().get(peer as usize).is_none_or(is_unused)
+        let is_unused = peer != self.rank && self.peers.borrow().get(peer as usize).is_none_or(is_unused);
+        is_unused && !self.is_named(peer)
+    }
+
+    /// Returns whether the outcome of a request that was not collected names this peer. The caller would take it for
+    /// the next peer with the number.
+    fn is_named(&self, peer: PeerId) -> bool {
+        (0..self.requests.capacity() as u32).any(|index| {
+            self.requests.is_live(index, self.requests.generation(index))
+                && match &self.requests.get(index).0 {
+                    State::Done(Ok(status)) => status.peer == peer,
+                    State::Done(Err(CompletionError::Truncated(truncation))) => {
+                        truncation.status.peer == peer
+                    }
+                    State::Done(Err(
+                        CompletionError::PeerFailed { peer: named, .. }
+                        | CompletionError::Refused { peer: named, .. },
+                    )) => *named == peer,
+                    _ => false,
+                }
+        })
     }
 
     /// Returns the error for a number beyond all peers.

@@ -102,6 +102,7 @@ impl Endpoint {
         let mut exchange = Singleton::default();
         let mut endpoint = Self::open_in(&config, &mut exchange, Some(config.connections))?;
         let calls = endpoint.rejoin.listen_for_calls(&mut endpoint.waiter.watch)?;
+        endpoint.engine.port_mut().local_mut().host_mut().checks_connections = true;
         endpoint.peers = Some(Box::new(PeerTable::new(calls, &config)?));
         Ok(endpoint)
     }

@@ -91,6 +91,13 @@ pub(crate) struct Calls {
     more: bool,
 }
 
+impl HeardCall {
+    /// Returns whether the caller has abandoned it.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.connection.has_disconnected()
+    }
+}
+
 impl Calls {
     /// Listens for calls.
     pub(super) fn listen(
@@ -215,7 +222,7 @@ impl Calls {
 
     /// Keeps a call to be decided later, for a limited time.
     pub(crate) fn postpone(&mut self, call: HeardCall) {
-        if call.since.elapsed() < PATIENCE && !call.connection.has_disconnected() {
+        if call.since.elapsed() < PATIENCE && !call.is_abandoned() {
             self.heard.push_back(call);
         }
     }
@@ -234,14 +241,14 @@ impl Calls {
     /// that it has made.
     ///
     /// # Errors
-    /// What is wrong with the caller's segments; it is refused.
+    /// What is wrong with the caller's segments; it is refused. `Ok(false)` if it has abandoned the call.
     pub(crate) fn answer(
         &mut self,
         peer: PeerRef,
         call: HeardCall,
         (number, calls): (u32, u64),
         watch: &Watch,
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         let HeardCall { handshake, descriptors, connection, .. } = call;
         let connection = Arc::new(connection);
         let answered = self.ours.link(number).map_err(|error| error.to_string()).and_then(|link| {
@@ -258,8 +265,9 @@ impl Calls {
             Ok(joining) => {
                 let _ = watch.attend(connection.as_fd());
                 self.answered.push(AnsweredCall { peer, joining, since: Instant::now() });
-                Ok(())
+                Ok(true)
             }
+            Err(_) if connection.has_disconnected() => Ok(false),
             Err(problem) => {
                 send_away(&connection, &problem);
                 Err(problem)

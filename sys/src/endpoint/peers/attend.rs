@@ -78,6 +78,10 @@ impl PeerTable {
 
     /// Decides a call of another process. Returns whether anything has changed.
     fn decide(&mut self, call: HeardCall, endpoint: &mut Endpoint) -> bool {
+        // Another call of this process to the same peer may be under way, which is not concerned.
+        if call.is_abandoned() {
+            return false;
+        }
         self.make_place();
         let places = self.table.len();
         match self.table.called(&call.address, call.number) {
@@ -123,9 +127,13 @@ impl PeerTable {
             endpoint.warnings.push(format!("a call was refused: {error}"));
             return self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
         }
-        if let Err(problem) = self.calls.answer(peer, call, (rank, calls), &endpoint.waiter.watch) {
-            endpoint.warnings.push(format!("a call was refused: {problem}"));
-            self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
+        match self.calls.answer(peer, call, (rank, calls), &endpoint.waiter.watch) {
+            Ok(true) => {}
+            Ok(false) => self.end(peer, PeerEnd::Lost, Failure::Finished, endpoint),
+            Err(problem) => {
+                endpoint.warnings.push(format!("a call was refused: {problem}"));
+                self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
+            }
         }
     }
 

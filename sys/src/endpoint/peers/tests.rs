@@ -223,12 +223,46 @@ fn a_process_that_disconnects_while_calls_cross_has_not_died() {
     let again = pair[0].connect(&addresses[1]).unwrap();
     let rank = pair[0].rank_of(again).unwrap();
     let (mut sent, mut buf) = (false, [0; 5]);
-    while pair[1].recv_now(Source::Any, Tag::Exactly(1), &mut buf).is_none() {
+    while pair[1].iprobe(Source::Any, Tag::Exactly(1)).unwrap().is_none() {
         sent = sent || pair[0].inject(rank, 1, b"again").unwrap();
         pair.iter_mut().for_each(|it| _ = it.progress());
     }
+    pair[1].recv(Source::Any, Tag::Exactly(1), &mut buf).unwrap();
     assert_eq!(&buf, b"again");
     pair.into_iter().for_each(|it| it.close().unwrap());
+}
+
+#[test]
+fn the_number_of_a_sender_is_not_used_again_before_its_message_was_collected() {
+    let (mut one, mut two, mut three) = (alone(), alone(), alone());
+    let sender = *two.address().unwrap();
+    let mut buf = [0; 8];
+    // SAFETY: the buffer outlives the request, and nobody uses it meanwhile.
+    let request = unsafe { one.irecv(Source::Any, Tag::Any, buf.as_mut_ptr(), 8).unwrap() };
+    let [to_one, other_to_one] = [&mut two, &mut three].map(|it| it.connect(one.address().unwrap()).unwrap());
+    let rank = two.rank_of(to_one).unwrap();
+    while !two.inject(rank, 1, &[5; 8]).unwrap() {
+        two.progress();
+        one.progress();
+    }
+    two.close().unwrap();
+    while one.failure(1).is_none() {
+        one.progress();
+    }
+    // The next one connects while the message is there, but was not collected.
+    three.rank_of(other_to_one).unwrap();
+    while three.stage_of(other_to_one).unwrap() != PeerStage::Connected(0) {
+        one.progress();
+        three.progress();
+    }
+    let status = one.test(request).unwrap().unwrap();
+    assert_eq!((status.rank, buf), (1, [5; 8]));
+    let peer = one.peer_of(status.rank).unwrap();
+    assert_eq!(one.address_of(peer).unwrap(), &sender);
+    let next = one.peer_of(2).unwrap();
+    assert_eq!(one.address_of(next).unwrap(), three.address().unwrap());
+    one.close().unwrap();
+    three.close().unwrap();
 }
 
 #[test]
