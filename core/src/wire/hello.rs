@@ -5,7 +5,7 @@
 //! process. [`job_key`](crate::job_key) says what the proofs cover. The key itself is never sent.
 //!
 //! All words are little-endian and have 32 bits. **Hello**, at most [`HELLO_BYTES`]: 0:
-//! [`CHANNEL_VERSION`](super::channel::CHANNEL_VERSION) in bits 0-15, the identity stamp `0x4e4d` in bits 16-31; 1:
+//! [`CHANNEL_VERSION`] in bits 0-15, the identity stamp `0x4e4d` in bits 16-31; 1:
 //! the sender's rank; 2: bits 0-7 rail, 8-15 kind, 16-31 receives posted at the start; 3: payload bytes of the largest
 //! packet; 4 and 5: the sender's token for this peer; 6: how often its rank was started before.
 //!
