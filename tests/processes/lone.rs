@@ -30,7 +30,7 @@ fn rounds(usual: u64) -> u64 {
 }
 
 /// The processes of a test.
-struct LoneCrowd {
+struct LoneGroup {
     job: PipedJob,
     random: Random,
     seed: u64,
@@ -54,19 +54,19 @@ fn few_processes_are_replaced_so_often_that_all_slots_are_used_again() -> Result
 fn connections_that_come_and_go_leave_no_descriptor_and_no_mapping() -> Result<(), String> {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let traces = Traces::now();
-    let mut crowd = LoneCrowd::open(3)?;
+    let mut group = LoneGroup::open(3)?;
     for round in 1..=10 * rounds(20) {
-        crowd.begin(round);
-        crowd.await_all(&format!("done {round}"), None)?;
-        for slot in crowd.any_order() {
-            crowd.job.tell(crowd.slots[slot].0, "part");
+        group.begin(round);
+        group.await_all(&format!("done {round}"), None)?;
+        for slot in group.any_order() {
+            group.job.tell(group.slots[slot].0, "part");
         }
-        crowd.await_all("parted", None)?;
+        group.await_all("parted", None)?;
         // Nothing is connected, so nothing is held: each time the same.
-        let connected = crowd.settle()?;
-        assert_eq!(connected, 0, "seed {}", crowd.seed);
+        let connected = group.settle()?;
+        assert_eq!(connected, 0, "seed {}", group.seed);
     }
-    crowd.close()?;
+    group.close()?;
     assert_eq!(traces.new_ones(), [""; 0]);
     Ok(())
 }
@@ -74,18 +74,18 @@ fn connections_that_come_and_go_leave_no_descriptor_and_no_mapping() -> Result<(
 fn come_and_go(size: usize, rounds: u64) -> Result<(), String> {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (traces, begun) = (Traces::now(), Instant::now());
-    let mut crowd = LoneCrowd::open(size)?;
+    let mut group = LoneGroup::open(size)?;
     for round in 1..=rounds {
-        crowd.begin(round);
-        crowd.kill_one(round)?;
+        group.begin(round);
+        group.kill_one(round)?;
     }
-    let connected = crowd.settle()?;
-    let counts = crowd.close()?;
+    let connected = group.settle()?;
+    let counts = group.close()?;
     let [requests, replies, retries] = counts;
     say(&format!(
         "{size} processes, {rounds} rounds, seed {}: {requests} requests, {replies} replies, {retries} repeated, \
          {connected} connections at the end; {:.1} s",
-        crowd.seed,
+        group.seed,
         begun.elapsed().as_secs_f64()
     ));
     assert!(replies > requests / 2, "most requests are answered");
@@ -93,18 +93,18 @@ fn come_and_go(size: usize, rounds: u64) -> Result<(), String> {
     Ok(())
 }
 
-impl LoneCrowd {
+impl LoneGroup {
     fn open(size: usize) -> Result<Self, String> {
         let seed = seed();
         let job = PipedJob::new(PEER, SCRATCH)?;
-        let mut crowd =
+        let mut group =
             Self { job, random: Random::new(seed), seed, slots: Vec::new(), killed: BTreeSet::new() };
         for slot in 0..size {
-            let process = crowd.start(slot, 0)?;
-            crowd.slots.push((process, 0));
+            let process = group.start(slot, 0)?;
+            group.slots.push((process, 0));
         }
-        crowd.await_all("ready", None)?;
-        Ok(crowd)
+        group.await_all("ready", None)?;
+        Ok(group)
     }
 
     fn start(&mut self, slot: usize, life: u32) -> Result<usize, String> {
