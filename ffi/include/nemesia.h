@@ -13,13 +13,13 @@
  *   Configuration     nemesia_config_from_environment, nemesia_config_default, nemesia_config_set_threads,
  *                     nemesia_config_read_file, nemesia_config_set, nemesia_config_get, nemesia_config_destroy
  *   Endpoint          open, open_with, close, rank, size, warning, explain
- *   Messages          send, recv, isend, irecv; in a context: send_in, recv_in, isend_in, irecv_in;
- *                     of several runs: isendv, irecvv; with immediate data: send_with, isend_with;
- *                     probes: iprobe, probe, improbe, mprobe, mrecv, imrecv,
- *                     imrecvv; without a request: inject, inject_bytes
+ *   Peers             alone, address, connect, rank_of, peer_of, address_of, stage_of, wait_connected, disconnect
+ *   General form      run, start: any operation, with context, mode, immediate data, list or completion
+ *   Messages          send, recv, isend, irecv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv;
+ *                     without a request: inject, inject_bytes
  *   Requests          test, test_some, wait, wait_any, wait_all, cancel, check_room, progress, wait_progress;
  *                     event loops: event_fd, arm, disarm
- *   Completion queue  start, completions, wait_completions
+ *   Completion queue  completions, wait_completions
  *   Active messages   set_handler, nemesia_incoming_reply, send_active, isend_active, active_bytes, unhandled
  *   One-sided         expose, expose_as, allocate, unexpose, remote_key, path, put, get, iput, iget, iaccumulate, ifetch,
  *                     ifetch_accumulate, icompare_swap, nemesia_atomic_supported, iflush, flush, fence,
@@ -276,6 +276,42 @@
 #define NEMESIA_ERR_KEY_IN_USE -31
 
 /**
+ * The endpoint is a rank of a world, and has neither an address nor peers: open one with `nemesia_endpoint_alone`.
+ */
+#define NEMESIA_ERR_NO_ADDRESS -32
+
+/**
+ * The endpoint was opened alone: barriers and agreements need a world, in which all processes know the same ranks.
+ */
+#define NEMESIA_ERR_NO_WORLD -33
+
+/**
+ * The address cannot be used: it is not one, or it is one of another machine or of this endpoint itself.
+ */
+#define NEMESIA_ERR_ADDRESS -34
+
+/**
+ * There is no such peer: it was released, or never existed.
+ */
+#define NEMESIA_ERR_NO_PEER -35
+
+/**
+ * The peer's connection has ended: `nemesia_endpoint_connect` permits another one.
+ */
+#define NEMESIA_ERR_ENDED -36
+
+/**
+ * The limit on peers or on connections (NEMESIA_CONNECTIONS) is reached: disconnect from a peer.
+ */
+#define NEMESIA_ERR_CONNECTIONS -37
+
+/**
+ * There is no memory for the messages of another connection: raise NEMESIA_UNEXPECTED_BYTES, or disconnect from a
+ * peer.
+ */
+#define NEMESIA_ERR_NO_MEMORY -38
+
+/**
  * One thread at a time uses the endpoint, and the caller ensures that. The endpoint may move between
  * threads. This is the default, and the fastest.
  */
@@ -309,8 +345,8 @@
 #define NEMESIA_FAILURE_FINISHED 2
 
 /**
- * The connection to the peer has ended: the peer violated the transport's protocol, or it sent an active
- * message for which this process has no memory.
+ * The connection to the peer has ended: the peer violated the transport's protocol, or it sent an active message for
+ * which this process has no memory.
  */
 #define NEMESIA_FAILURE_FAULT 3
 
@@ -318,6 +354,66 @@
  * The peer dropped its endpoint without closing it, or its `nemesia_endpoint_close` failed.
  */
 #define NEMESIA_FAILURE_DROPPED 4
+
+/**
+ * No peer has this rank. Only for an endpoint that was opened alone.
+ */
+#define NEMESIA_FAILURE_ABSENT 5
+
+/**
+ * The peer could not be connected with: it refuses, or does not answer. Only for an endpoint that was opened alone.
+ */
+#define NEMESIA_FAILURE_UNREACHABLE 6
+
+/**
+ * The number of bytes of an address.
+ */
+#define NEMESIA_ADDRESS_BYTES 64
+
+/**
+ * A number that is never a peer, for the caller's own tables. 0 may be a peer.
+ */
+#define NEMESIA_NO_PEER 18446744073709551615ull
+
+/**
+ * There is no connection, and this process has not called.
+ */
+#define NEMESIA_STAGE_APART 0
+
+/**
+ * This process has called the peer. Operations with it wait.
+ */
+#define NEMESIA_STAGE_CALLING 1
+
+/**
+ * This process has answered a call of the peer, which has not confirmed the answer. Operations with it wait.
+ */
+#define NEMESIA_STAGE_ANSWERING 2
+
+/**
+ * The connection exists.
+ */
+#define NEMESIA_STAGE_CONNECTED 3
+
+/**
+ * The connection has ended: the process died, or its connection failed.
+ */
+#define NEMESIA_STAGE_LOST 4
+
+/**
+ * The connection has ended: the peer disconnected, or closed its endpoint.
+ */
+#define NEMESIA_STAGE_LEFT 5
+
+/**
+ * The connection has ended: this process disconnected.
+ */
+#define NEMESIA_STAGE_DISCONNECTED 6
+
+/**
+ * There was no connection: the peer refused the call, or did not answer.
+ */
+#define NEMESIA_STAGE_REFUSED 7
 
 /**
  * In place of a sender's rank: a receive from every rank, including this process.
@@ -339,21 +435,6 @@
  * The value that `nemesia_endpoint_wait_all` writes in place of a completed request. A later call skips it.
  */
 #define NEMESIA_REQUEST_DONE 18446744073709551615ull
-
-/**
- * A send mode: complete when the caller may reuse the buffer. The mode of `nemesia_endpoint_send`.
- */
-#define NEMESIA_SEND_STANDARD 0
-
-/**
- * A send mode: complete when, in addition, a receive has matched the message (MPI_Ssend).
- */
-#define NEMESIA_SEND_SYNCHRONOUS 1
-
-/**
- * A send mode: the caller guarantees that a receive is posted (MPI_Rsend). Treated as NEMESIA_SEND_STANDARD.
- */
-#define NEMESIA_SEND_READY 2
 
 /**
  * Peers may only get from the region.
@@ -558,7 +639,7 @@
 #define NEMESIA_COMPARE_MASKED 22
 
 /**
- * A send of a tagged message: `mode`, `context`, `rank`, `tag`, and the bytes.
+ * A send of a tagged message: `mode`, `context`, `rank`, `tag`, the bytes, and `immediate` where wanted.
  */
 #define NEMESIA_OPERATION_SEND 1
 
@@ -614,7 +695,8 @@
 #define NEMESIA_OPERATION_NOTIFIED 11
 
 /**
- * A flag of an operation: its completion enters the completion queue, with `user_context`.
+ * A flag of an operation that `nemesia_endpoint_start` starts: its completion enters the completion queue, with
+ * `user_context`.
  */
 #define NEMESIA_OPERATION_COMPLETION 1
 
@@ -629,6 +711,27 @@
 #define NEMESIA_OPERATION_DELIVERED 4
 
 /**
+ * A flag of a send: the message has immediate data, which are in `immediate`.
+ */
+#define NEMESIA_OPERATION_IMMEDIATE 8
+
+/**
+ * A send mode: complete when the caller may reuse the buffer. The mode of `nemesia_endpoint_send`.
+ */
+#define NEMESIA_SEND_STANDARD 0
+
+/**
+ * A send mode: complete when, in addition, the receiver has put the message into the buffer of a receive
+ * (MPI_Ssend). Up to NEMESIA_EAGER_BYTES, the message travels at once, and a small packet comes back.
+ */
+#define NEMESIA_SEND_SYNCHRONOUS 1
+
+/**
+ * A send mode: the caller guarantees that a receive is posted (MPI_Rsend). Treated as NEMESIA_SEND_STANDARD.
+ */
+#define NEMESIA_SEND_READY 2
+
+/**
  * A buffer that receives one message after the other, each behind the one before: `context`, `rank`, `tag`, `ignore`,
  * `buffer` and `len`, with NEMESIA_OPERATION_COMPLETION in `flags`. The messages are those that one receive for each
  * would get. Each makes an entry in the completion queue, NEMESIA_COMPLETION_MULTI_RECEIVE, with its offset in the
@@ -639,8 +742,8 @@
  * for 8. `operand` is the minimum: the buffer ends when fewer bytes are left.
  *
  * No message is truncated. One that is longer than what is left ends the buffer, and goes to the next receive that
- * matches, in the order of posting. One that is longer than the whole buffer passes it by, as if it did not match. If no
- * receive takes a message, it waits as unexpected. Each message takes a request until its completion is taken.
+ * matches, in the order of posting. One that is longer than the whole buffer passes it by, as if it did not match. If
+ * no receive takes a message, it waits as unexpected. Each message takes a request until its completion is taken.
  */
 #define NEMESIA_OPERATION_MULTI_RECEIVE 12
 
@@ -833,7 +936,7 @@ typedef struct nemesia_status {
      */
     uint64_t total;
     /**
-     * Receive, probe: the immediate data (`nemesia_send_options`); 0 if there are none. Send: unspecified.
+     * Receive, probe: the immediate data (`nemesia_operation`); 0 if there are none. Send: unspecified.
      */
     uint64_t immediate;
     /**
@@ -841,59 +944,6 @@ typedef struct nemesia_status {
      */
     uint64_t has_immediate;
 } nemesia_status;
-
-/**
- * A run of bytes, with the layout of POSIX's `struct iovec`: an array of one may be cast to the other.
- */
-typedef struct nemesia_iovec {
-    /**
-     * The first byte; may be NULL if `len` is 0.
-     */
-    void *base;
-    /**
-     * The number of bytes.
-     */
-    size_t len;
-} nemesia_iovec;
-
-/**
- * The options of a send. A structure of zeros, except `struct_size`, is a standard send in context 0 without
- * immediate data.
- *
- * Immediate data are 64 bits that travel with the message, beside its tag. They are not matched. Receives and
- * probes write them into `nemesia_status`. A message without them costs nothing more.
- *
- * A send in the mode NEMESIA_SEND_SYNCHRONOUS is complete when the receiver has put the message into the buffer of
- * a receive. Up to NEMESIA_EAGER_BYTES, its message travels at once, and a small packet comes back.
- *
- * Lifetime: the structure is copied.
- */
-typedef struct nemesia_send_options {
-    /**
-     * sizeof(nemesia_send_options); later versions have more fields at the end.
-     */
-    uint64_t struct_size;
-    /**
-     * The immediate data, if `has_immediate` is 1; else it is ignored.
-     */
-    uint64_t immediate;
-    /**
-     * 1 if the message has immediate data, else 0.
-     */
-    uint32_t has_immediate;
-    /**
-     * NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
-     */
-    uint32_t mode;
-    /**
-     * The matching context.
-     */
-    uint32_t context;
-    /**
-     * 0.
-     */
-    uint32_t reserved;
-} nemesia_send_options;
 
 /**
  * The function that handles an active message.
@@ -948,8 +998,31 @@ typedef struct nemesia_remote_key {
 } nemesia_remote_key;
 
 /**
- * An operation. Set `struct_size` to its size, all fields that the operation does not use to 0, and start it by
- * `nemesia_endpoint_start`.
+ * A run of bytes, with the layout of POSIX's `struct iovec`: an array of one may be cast to the other.
+ */
+typedef struct nemesia_iovec {
+    /**
+     * The first byte; may be NULL if `len` is 0.
+     */
+    void *base;
+    /**
+     * The number of bytes.
+     */
+    size_t len;
+} nemesia_iovec;
+
+/**
+ * An operation of the general form, for `nemesia_endpoint_start` and `nemesia_endpoint_run`. The plain functions,
+ * such as `nemesia_endpoint_isend`, serve the plain cases. Set `struct_size` to its size, and all fields that the
+ * operation does not use to 0. The structure is copied, and may be reused after the call.
+ *
+ * The bytes of a tagged message lie in `buffer`, or in the runs of `list`: if `list` is not NULL, `buffer` is NULL
+ * and `len` is 0. A list takes no memory of the library. A large message takes one copy if it is sent from one run
+ * and received into one run or into runs of at least 4 KiB on average; else it may be streamed, which takes two.
+ *
+ * Versions: later headers have more fields at the end, for which 0 means what the library does today. A program of
+ * an older header may use a newer library. A program of a newer header may use an older library as long as it leaves
+ * the fields that the library does not know at 0; otherwise it gets NEMESIA_ERR_ARGUMENT.
  */
 typedef struct nemesia_operation {
     /**
@@ -966,7 +1039,7 @@ typedef struct nemesia_operation {
      */
     uint32_t kind;
     /**
-     * NEMESIA_OPERATION_COMPLETION, NEMESIA_OPERATION_NOTIFY, NEMESIA_OPERATION_DELIVERED, or 0.
+     * NEMESIA_OPERATION_COMPLETION, _NOTIFY, _DELIVERED and _IMMEDIATE, or 0.
      */
     uint32_t flags;
     /**
@@ -974,11 +1047,12 @@ typedef struct nemesia_operation {
      */
     uint32_t mode;
     /**
-     * The receiver; the sender or NEMESIA_ANY_SOURCE; or the rank of a flush.
+     * The receiver, which may be this process itself; the sender or NEMESIA_ANY_SOURCE; or the rank of a flush.
      */
     int32_t rank;
     /**
-     * The matching context.
+     * The matching context. A message is received and probed only in the context in which it was sent, whatever
+     * its tag, as with the context id of a communicator. The plain functions use 0.
      */
     uint16_t context;
     /**
@@ -998,13 +1072,18 @@ typedef struct nemesia_operation {
      */
     uint32_t reserved;
     /**
-     * The tag of the message.
+     * A send: the value that the receiver matches. A receive: see `ignore`.
      */
     uint64_t tag;
     /**
-     * A receive: the bits of the tag that are not compared.
+     * A receive: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
      */
     uint64_t ignore;
+    /**
+     * With NEMESIA_OPERATION_IMMEDIATE: 64 bits that travel with the message, beside its tag. They are not
+     * matched. Receives and probes write them into `nemesia_status`. A message without them costs nothing more.
+     */
+    uint64_t immediate;
     /**
      * The bytes to send, or the buffer that receives; may be NULL if `len` is 0. A send does not change them.
      */
@@ -1014,7 +1093,8 @@ typedef struct nemesia_operation {
      */
     size_t len;
     /**
-     * The bytes in several runs instead; NULL if they are in `buffer`. For tagged messages.
+     * The bytes of a tagged message in several runs instead, any number; NULL if they are in `buffer`. The runs of
+     * a receive do not overlap.
      */
     const struct nemesia_iovec *list;
     /**
@@ -1624,8 +1704,8 @@ int32_t nemesia_config_get(struct nemesia_config *config,
 void nemesia_config_destroy(struct nemesia_config *config);
 
 /**
- * Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the
- * world has one process. Collective: every process of the world calls it. It succeeds once in a process.
+ * Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the world has one
+ * process. Collective: every process of the world calls it. It succeeds once in a process.
  *
  * If an MPI library or other code of this process has initialised the launcher's connection, the call returns
  * NEMESIA_ERR_BOOTSTRAP and does not touch the connection: use `nemesia_endpoint_open_with`. The setting
@@ -1634,36 +1714,35 @@ void nemesia_config_destroy(struct nemesia_config *config);
  * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
  * - `out_endpoint`: the endpoint, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
- * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied.
- * Threads: any. One thread at a time uses the endpoint, which may move between threads.
- * `nemesia_config_set_threads` allows several.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC. Ownership: the
+ * caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied. Threads: any. One thread at
+ * a time uses the endpoint, which may move between threads. `nemesia_config_set_threads` allows several.
  */
-int32_t nemesia_endpoint_open(const struct nemesia_config *config, struct nemesia_endpoint **out_endpoint);
+int32_t nemesia_endpoint_open(const struct nemesia_config *config,
+                              struct nemesia_endpoint **out_endpoint);
 
 /**
- * Joins a world through the caller's own exchange. A runtime embeds Nemesia with this function. Collective:
- * every process of the world calls it. It may be called again for another world.
+ * Joins a world through the caller's own exchange. A runtime embeds Nemesia with this function. Collective: every
+ * process of the world calls it. It may be called again for another world.
  *
  * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
  * - `exchange`: see `nemesia_exchange`.
  * - `out_endpoint`: the endpoint, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
- * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange`
- * are copied; the library does not use the exchange after this call, unless it restarts ranks.
- * Threads: any; this thread calls the functions of the exchange. For the endpoint see
- * `nemesia_endpoint_open`.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC. Ownership: the
+ * caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange` are copied; the library
+ * does not use the exchange after this call, unless it restarts ranks. Threads: any; this thread calls the functions
+ * of the exchange. For the endpoint see `nemesia_endpoint_open`.
  */
 int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
                                    const struct nemesia_exchange *exchange,
                                    struct nemesia_endpoint **out_endpoint);
 
 /**
- * Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block
- * for at most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process.
- * A process that ends without this call has failed, from its peers' point of view. So has a process whose
- * call returns NEMESIA_ERR_TIMEOUT or NEMESIA_ERR_UNEXPECTED_FULL.
+ * Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block for at
+ * most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process. A process that
+ * ends without this call has failed, from its peers' point of view. So has a process whose call returns
+ * NEMESIA_ERR_TIMEOUT or NEMESIA_ERR_UNEXPECTED_FULL.
  *
  * In a forked child the call has no effect on the world of the parent. It returns NEMESIA_ERR_FORKED, or
  * NEMESIA_ERR_THREADS if another thread was in a call on the endpoint during the fork.
@@ -1682,8 +1761,8 @@ int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
  * - NEMESIA_ERR_ARGUMENT for NULL, and in a handler of this endpoint;
  * - NEMESIA_ERR_HANDLE.
  *
- * Ownership: takes the endpoint. Its requests end, and the caller may reuse their buffers.
- * Threads: any; no other thread may use the endpoint.
+ * Ownership: takes the endpoint. Its requests end, and the caller may reuse their buffers. Threads: any; no other
+ * thread may use the endpoint.
  */
 int32_t nemesia_endpoint_close(struct nemesia_endpoint *endpoint);
 
@@ -1693,8 +1772,8 @@ int32_t nemesia_endpoint_close(struct nemesia_endpoint *endpoint);
  * - `endpoint`: an open endpoint.
  * - `out_rank`: from 0, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_rank(struct nemesia_endpoint *endpoint, int32_t *out_rank);
 
@@ -1704,36 +1783,37 @@ int32_t nemesia_endpoint_rank(struct nemesia_endpoint *endpoint, int32_t *out_ra
  * - `endpoint`: an open endpoint.
  * - `out_size`: at least 1, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_size(struct nemesia_endpoint *endpoint, int32_t *out_size);
 
 /**
- * Returns a warning about a feature that was requested and is not available: huge pages, seals, cheap
- * fences, or about a variable that does not exist.
+ * Returns a warning about a feature that was requested and is not available: huge pages, seals, cheap fences, or about
+ * a variable that does not exist.
  *
  * - `endpoint`: an open endpoint.
  * - `index`: from 0; increment it until NULL is returned.
  *
- * Returns: one line of text; NULL if there is no warning with this index or the handle is invalid.
- * Ownership: the text is the endpoint's and is valid until it is closed.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: one line of text; NULL if there is no warning with this index or the handle is invalid. Ownership: the text
+ * is the endpoint's and is valid until it is closed. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
-const char *nemesia_endpoint_warning(struct nemesia_endpoint *endpoint, size_t index);
+const char *nemesia_endpoint_warning(struct nemesia_endpoint *endpoint,
+                                     size_t index);
 
 /**
- * Writes how each rank is reached, which mechanisms are used with it, and why others were refused. The text
- * includes the warnings of `nemesia_endpoint_warning`.
+ * Writes how each rank is reached, which mechanisms are used with it, and why others were refused. The text includes
+ * the warnings of `nemesia_endpoint_warning`.
  *
  * - `endpoint`: an open endpoint.
  * - `bytes`: the size of `out_text`.
  * - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
  * - `out_len`: the length of the whole text without its terminator; may be NULL.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_text` is too small: the part that fits is written,
- * terminated, and `out_len` is written; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_text` is too small: the part that fits is written, terminated,
+ * and `out_len` is written; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
                                  size_t bytes,
@@ -1741,28 +1821,191 @@ int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
                                  size_t *out_len);
 
 /**
- * Writes whether a peer has failed, and why. Failures are detected while the process waits or makes
- * progress.
+ * Writes whether a peer has failed, and why. Failures are detected while the process waits or makes progress.
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the peer.
- * - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED, _FAULT or _DROPPED, written on success.
+ * - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED, _FAULT, _DROPPED, _ABSENT or _UNREACHABLE, written on
+ *   success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_peer_failure(struct nemesia_endpoint *endpoint, int32_t rank, int32_t *out_failure);
+int32_t nemesia_endpoint_peer_failure(struct nemesia_endpoint *endpoint,
+                                      int32_t rank,
+                                      int32_t *out_failure);
 
 /**
- * Acknowledges the peers that have failed so far. A receive from NEMESIA_ANY_SOURCE fails after a peer died;
- * after this call, it can be posted again.
+ * Acknowledges the peers that have failed so far. A receive from NEMESIA_ANY_SOURCE fails after a peer died; after
+ * this call, it can be posted again.
  *
  * - `endpoint`: an open endpoint.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_acknowledge_failures(struct nemesia_endpoint *endpoint);
+
+/**
+ * Opens an endpoint alone: without a launcher, and without another process. It has an address, and no peers yet.
+ * Processes that have its address connect with it (`nemesia_endpoint_connect`). A process may open several.
+ *
+ * The endpoint has no world, so barriers and agreements return NEMESIA_ERR_NO_WORLD. Its own rank is 0. A peer gets
+ * a rank with its connection (`nemesia_endpoint_rank_of`). Each process chooses these numbers for itself, so they
+ * mean nothing to others. `nemesia_endpoint_size` is larger than every rank that this endpoint has given to a peer.
+ * Receives from NEMESIA_ANY_SOURCE outlive all peers, as with NEMESIA_ANY_SOURCE=outlive.
+ *
+ * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`. See
+ *   NEMESIA_CONNECTIONS (the most connections at once) and NEMESIA_STRANGERS (whether others may call).
+ * - `out_endpoint`: the endpoint, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _SYSTEM or _PANIC.
+ * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied.
+ * Threads: any. For the endpoint see `nemesia_endpoint_open`.
+ */
+int32_t nemesia_endpoint_alone(const struct nemesia_config *config,
+                               struct nemesia_endpoint **out_endpoint);
+
+/**
+ * Writes the address of an endpoint that was opened alone. Other processes of this user on this machine connect by
+ * it. It is valid until the endpoint is closed, and is never that of another endpoint. Its bytes may be copied and
+ * compared; they mean nothing else.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_ADDRESS if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_address(struct nemesia_endpoint *endpoint,
+                                 uint8_t *out_address);
+
+/**
+ * Writes the peer with this address, at once and without any contact with it. A second call writes the same peer. If
+ * its connection had ended, the peer can be spoken to again. The connection begins with `nemesia_endpoint_rank_of`.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `address`: NEMESIA_ADDRESS_BYTES bytes from `nemesia_endpoint_address` of another endpoint. Any bytes are safe.
+ * - `out_peer`: the peer, written on success. Any number is safe where a peer is expected, and one that was released
+ *   never becomes another peer.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ADDRESS if these are not the bytes of an address, or it is one of another machine
+ * or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint
+ * was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Ownership: the address is copied. `nemesia_endpoint_disconnect` releases the peer.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_connect(struct nemesia_endpoint *endpoint,
+                                 const uint8_t *address,
+                                 uint64_t *out_peer);
+
+/**
+ * Writes the rank by which all other functions name a peer. If there is no connection, this begins one, and takes the
+ * memory for its messages. It does not wait: operations with the peer may be started at once, and wait until the
+ * connection is made. If it cannot be made within NEMESIA_TIMEOUT_SECONDS, they fail with NEMESIA_ERR_PEER_FAILED.
+ *
+ * The rank is the same until the peer's connection has ended. Then it may become the rank of another peer, once the
+ * messages that had come are received.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `peer`: the peer.
+ * - `out_rank`: from 1, written on success.
+ *
+ * Returns: NEMESIA_OK, or
+ * - NEMESIA_ERR_ENDED if the peer's connection has ended: `nemesia_endpoint_connect` permits another one;
+ * - NEMESIA_ERR_NO_PEER if the peer was released, or never existed;
+ * - NEMESIA_ERR_CONNECTIONS if there are NEMESIA_CONNECTIONS connections;
+ * - NEMESIA_ERR_NO_MEMORY if there is no memory for its messages;
+ * - NEMESIA_ERR_NO_ADDRESS, _SYSTEM, _ARGUMENT or _PANIC.
+ *
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_rank_of(struct nemesia_endpoint *endpoint,
+                                 uint64_t peer,
+                                 int32_t *out_rank);
+
+/**
+ * Writes the peer that other functions name by this rank: for instance the sender of a message.
+ *
+ * A peer that has called this process, and was not given to `nemesia_endpoint_connect`, is released once its
+ * connection has ended and its messages are received.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `rank`: the rank.
+ * - `out_peer`: the peer, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if no peer has this rank, which includes the rank 0 of this process;
+ * NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_NO_ADDRESS if the endpoint was not opened alone;
+ * NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_peer_of(struct nemesia_endpoint *endpoint,
+                                 int32_t rank,
+                                 uint64_t *out_peer);
+
+/**
+ * Writes the address of a peer.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `peer`: the peer.
+ * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
+ * endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_address_of(struct nemesia_endpoint *endpoint,
+                                    uint64_t peer,
+                                    uint8_t *out_address);
+
+/**
+ * Writes the stage of the connection with a peer, as far as this process knows it. Makes no progress.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `peer`: the peer.
+ * - `out_stage`: NEMESIA_STAGE_APART, _CALLING, _ANSWERING or _CONNECTED; or, if the connection has ended,
+ *   NEMESIA_STAGE_LOST, _LEFT, _DISCONNECTED or _REFUSED. Written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
+ * endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_stage_of(struct nemesia_endpoint *endpoint,
+                                  uint64_t peer,
+                                  uint32_t *out_stage);
+
+/**
+ * Waits until the connection with a peer is made. Begins it if necessary.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `peer`: the peer.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
+ * - `out_rank`: as of `nemesia_endpoint_rank_of`, written on success; may be NULL.
+ *
+ * Returns: as `nemesia_endpoint_rank_of`; NEMESIA_ERR_PEER_FAILED if the peer refused, died or left meanwhile;
+ * NEMESIA_ERR_TIMEOUT: the call is still under way.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_wait_connected(struct nemesia_endpoint *endpoint,
+                                        uint64_t peer,
+                                        int64_t timeout_ns,
+                                        int32_t *out_rank);
+
+/**
+ * Ends the connection with a peer and releases its place. The peer sees NEMESIA_FAILURE_FINISHED. Does not wait.
+ *
+ * Operations under way with the peer fail with NEMESIA_ERR_PEER_FAILED, so complete those that matter before. Its
+ * messages that were not received are dropped.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `peer`: the peer. Every later use of this number returns NEMESIA_ERR_NO_PEER.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released before, or never existed; NEMESIA_ERR_NO_ADDRESS
+ * if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_disconnect(struct nemesia_endpoint *endpoint,
+                                    uint64_t peer);
 
 /**
  * Writes a descriptor for poll, epoll or an event library.
@@ -2092,206 +2335,6 @@ int32_t nemesia_endpoint_check_room(struct nemesia_endpoint *endpoint,
                                     uint64_t request);
 
 /**
- * Sends a message in a matching context and a send mode, otherwise as `nemesia_endpoint_send`. A message is
- * received and probed only in its own context, whatever its tag, as with the context id of a communicator.
- * Functions without a context use context 0.
- *
- * - `endpoint`: an open endpoint.
- * - `context`: the context.
- * - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
- * - `rank`: the receiver; it may be this process itself.
- * - `tag`: the value that the receiver matches.
- * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
- *
- * Returns: as `nemesia_endpoint_send`.
- * Ownership: the caller may reuse the buffer after the return.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_send_in(struct nemesia_endpoint *endpoint,
-                                 uint16_t context,
-                                 uint32_t mode,
-                                 int32_t rank,
-                                 uint64_t tag,
-                                 const void *buffer,
-                                 size_t len);
-
-/**
- * Receives a message in a matching context, otherwise as `nemesia_endpoint_recv`.
- *
- * - `endpoint`: an open endpoint.
- * - `context`: the context.
- * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
- * - `capacity`: the size of `out_buffer` in bytes.
- * - `out_buffer`: receives the message; may be NULL if `capacity` is 0. After an error its contents are
- *   unspecified.
- * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
- *
- * Returns: as `nemesia_endpoint_recv`.
- * Ownership: the caller may reuse the buffer after the return.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_recv_in(struct nemesia_endpoint *endpoint,
-                                 uint16_t context,
-                                 int32_t rank,
-                                 uint64_t tag,
-                                 uint64_t ignore,
-                                 size_t capacity,
-                                 void *out_buffer,
-                                 struct nemesia_status *out_status);
-
-/**
- * Starts a send in a matching context and a send mode, otherwise as `nemesia_endpoint_isend`.
- *
- * - `endpoint`: an open endpoint.
- * - `context`: the context.
- * - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
- * - `rank`: the receiver; it may be this process itself.
- * - `tag`: the value that the receiver matches.
- * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
- * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
- *
- * Returns: as `nemesia_endpoint_isend`. After an error no message was sent.
- * Ownership: the request holds the buffer. It must not change until the request is complete or the endpoint
- * is closed. The request belongs to this endpoint.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_isend_in(struct nemesia_endpoint *endpoint,
-                                  uint16_t context,
-                                  uint32_t mode,
-                                  int32_t rank,
-                                  uint64_t tag,
-                                  const void *buffer,
-                                  size_t len,
-                                  uint64_t *out_request);
-
-/**
- * Starts a receive in a matching context, otherwise as `nemesia_endpoint_irecv`.
- *
- * - `endpoint`: an open endpoint.
- * - `context`: the context.
- * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
- * - `capacity`: the size of `out_buffer` in bytes.
- * - `out_buffer`: receives the message; may be NULL if `capacity` is 0.
- * - `out_request`: written on success.
- *
- * Returns: as `nemesia_endpoint_irecv`. After an error no receive was posted.
- * Ownership: the request holds the buffer. It must stay valid and unused until the request is complete or
- * cancelled, or the endpoint is closed. The request belongs to this endpoint.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_irecv_in(struct nemesia_endpoint *endpoint,
-                                  uint16_t context,
-                                  int32_t rank,
-                                  uint64_t tag,
-                                  uint64_t ignore,
-                                  size_t capacity,
-                                  void *out_buffer,
-                                  uint64_t *out_request);
-
-/**
- * Starts a send of the concatenation of several runs, otherwise as `nemesia_endpoint_isend_in`. Allocates no
- * memory. A large message is streamed, which takes two copies; a message in one run takes one copy.
- *
- * - `endpoint`: an open endpoint.
- * - `context`: the matching context; functions without a context use 0.
- * - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
- * - `rank`: the receiver; it may be this process itself.
- * - `tag`: the value that the receiver matches.
- * - `count`, `list`: the runs, any number; `list` may be NULL if `count` is 0.
- * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
- *
- * Returns: as `nemesia_endpoint_isend`; also NEMESIA_ERR_ARGUMENT if a run is at NULL or the runs have more
- * bytes than memory can hold. After an error no message was sent.
- * Ownership: the request holds the list and its bytes. They must not change until the request is complete or
- * the endpoint is closed. The request belongs to this endpoint.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_isendv(struct nemesia_endpoint *endpoint,
-                                uint16_t context,
-                                uint32_t mode,
-                                int32_t rank,
-                                uint64_t tag,
-                                size_t count,
-                                const struct nemesia_iovec *list,
-                                uint64_t *out_request);
-
-/**
- * Starts a receive into several runs, one after the other, otherwise as `nemesia_endpoint_irecv_in`.
- * Allocates no memory. A large message takes one copy if the runs have at least 4 KiB on average and its
- * sender sent it from one run. Otherwise it is streamed.
- *
- * - `endpoint`: an open endpoint.
- * - `context`: the matching context; functions without a context use 0.
- * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
- * - `count`, `list`: the runs that receive the message, any number, without overlap; `list` may be NULL if
- *   `count` is 0.
- * - `out_request`: written on success.
- *
- * Returns: as `nemesia_endpoint_irecv`; also NEMESIA_ERR_ARGUMENT if a run is at NULL or the runs have more
- * bytes than memory can hold. After an error no receive was posted.
- * Ownership: the request holds the list and its bytes. They must stay valid, and the bytes unused, until the
- * request is complete or cancelled, or the endpoint is closed. The request belongs to this endpoint.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_irecvv(struct nemesia_endpoint *endpoint,
-                                uint16_t context,
-                                int32_t rank,
-                                uint64_t tag,
-                                uint64_t ignore,
-                                size_t count,
-                                const struct nemesia_iovec *list,
-                                uint64_t *out_request);
-
-/**
- * Sends a message with options, otherwise as `nemesia_endpoint_send`.
- *
- * - `endpoint`: an open endpoint.
- * - `options`: context, mode and immediate data.
- * - `rank`: the receiver; it may be this process itself.
- * - `tag`: the value that the receiver matches.
- * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
- *
- * Returns: as `nemesia_endpoint_send`; NEMESIA_ERR_ARGUMENT also if an option is invalid.
- * Ownership: the caller may reuse the buffer and the options after the return.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_send_with(struct nemesia_endpoint *endpoint,
-                                   const struct nemesia_send_options *options,
-                                   int32_t rank,
-                                   uint64_t tag,
-                                   const void *buffer,
-                                   size_t len);
-
-/**
- * Starts a send of the concatenation of several runs with options, otherwise as `nemesia_endpoint_isendv`. A message
- * in one run is treated as by `nemesia_endpoint_isend`.
- *
- * - `endpoint`: an open endpoint.
- * - `options`: context, mode and immediate data.
- * - `rank`: the receiver; it may be this process itself.
- * - `tag`: the value that the receiver matches.
- * - `count`, `list`: the runs, any number; `list` may be NULL if `count` is 0.
- * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
- *
- * Returns: as `nemesia_endpoint_isendv`; NEMESIA_ERR_ARGUMENT also if an option is invalid. After an error no message
- * was sent.
- * Ownership: the caller may reuse the options after the return. The request holds the bytes, and, unless `count` is 1,
- * the list. They must not change until the request is complete or the endpoint is closed. The request belongs to this
- * endpoint.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_isend_with(struct nemesia_endpoint *endpoint,
-                                    const struct nemesia_send_options *options,
-                                    int32_t rank,
-                                    uint64_t tag,
-                                    size_t count,
-                                    const struct nemesia_iovec *list,
-                                    uint64_t *out_request);
-
-/**
  * Probes for the first message that a receive with these arguments would match, and leaves it in the queue
  * (MPI_Iprobe). Makes progress if there is none; never blocks.
  *
@@ -2430,29 +2473,6 @@ int32_t nemesia_endpoint_imrecv(struct nemesia_endpoint *endpoint,
                                 size_t capacity,
                                 void *out_buffer,
                                 uint64_t *out_request);
-
-/**
- * Starts to receive a message that a probe removed into several runs, one after the other, otherwise as
- * `nemesia_endpoint_imrecv`.
- *
- * - `endpoint`: the endpoint of the probe.
- * - `message`: from `nemesia_endpoint_improbe` or `nemesia_endpoint_mprobe`.
- * - `count`, `list`: the runs that receive the message, any number, without overlap; `list` may be NULL if
- *   `count` is 0.
- * - `out_request`: written on success.
- *
- * Returns: as `nemesia_endpoint_imrecv`; also NEMESIA_ERR_ARGUMENT if a run is at NULL or the runs have more
- * bytes than memory can hold.
- * Ownership: the call takes the message, unless it returns NEMESIA_ERR_ARGUMENT. The request holds the list
- * and its bytes. They must stay valid, and the bytes unused, until the request is complete or the endpoint is
- * closed.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_imrecvv(struct nemesia_endpoint *endpoint,
-                                 uint64_t message,
-                                 size_t count,
-                                 const struct nemesia_iovec *list,
-                                 uint64_t *out_request);
 
 /**
  * Sets the handler of the active messages with a number, and replaces an earlier one. The library calls it
@@ -2956,19 +2976,41 @@ int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`: an open endpoint.
  * - `operation`: the operation; see `nemesia_operation`.
- * - `out_request`: the request, written on success. With NEMESIA_OPERATION_COMPLETION it serves
- *   `nemesia_endpoint_cancel` only, and may be NULL: tests and waits return NEMESIA_ERR_STALE for it. An
- *   operation that is complete when it starts makes an entry in the completion queue, too.
+ * - `out_request`: the request, written on success; NEMESIA_REQUEST_NONE if the operation is complete already. With
+ *   NEMESIA_OPERATION_COMPLETION the request serves `nemesia_endpoint_cancel` only, and `out_request` may be NULL:
+ *   tests and waits return NEMESIA_ERR_STALE for it. An operation that is complete when it starts makes an entry in
+ *   the completion queue, too.
  *
- * Returns: as the plain function of the operation; NEMESIA_ERR_ARGUMENT also for an unknown kind or flag. After
- * an error nothing was started, and nothing enters the queue.
+ * Returns: as the plain function of the operation; NEMESIA_ERR_ARGUMENT also for an unknown kind or flag, a field
+ * that is invalid, a run at NULL, and runs with more bytes than memory can hold. After an error nothing was started,
+ * and nothing enters the queue.
  * Ownership: the operation holds its buffers and its list until it is complete; with
- * NEMESIA_OPERATION_COMPLETION, until its completion was taken. The structure itself is copied.
+ * NEMESIA_OPERATION_COMPLETION, until its completion was taken. The structure itself is copied. A matched receive
+ * takes its message, unless the call returns NEMESIA_ERR_ARGUMENT.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_start(struct nemesia_endpoint *endpoint,
                                const struct nemesia_operation *operation,
                                uint64_t *out_request);
+
+/**
+ * Runs any operation to its end: starts it and waits. The plain functions, such as `nemesia_endpoint_send`, do the
+ * same for the plain cases.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `operation`: the operation; see `nemesia_operation`. NEMESIA_OPERATION_COMPLETION is refused.
+ * - `out_status`: for a receive, written on success and with NEMESIA_ERR_TRUNCATED; otherwise not written. May be
+ *   NULL.
+ *
+ * Returns: as the plain function of the operation, and as a wait for it; NEMESIA_ERR_ARGUMENT as for
+ * `nemesia_endpoint_start`. After an error the contents of a buffer that receives are unspecified.
+ * Ownership: the caller may reuse the buffers, the list and the structure after the return. A matched receive takes
+ * its message, unless the call returns NEMESIA_ERR_ARGUMENT.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_run(struct nemesia_endpoint *endpoint,
+                             const struct nemesia_operation *operation,
+                             struct nemesia_status *out_status);
 
 /**
  * Takes completions out of the queue, the oldest first. If the queue is empty, it makes progress once, as

@@ -1,10 +1,12 @@
 //! Collective operations: the barrier, and recovery from failed peers.
 
+use nemesia::{Agreed, Endpoint as Inner, Error, Ranking};
+
 use crate::boundary::{Out, missing};
 use crate::endpoint::{Endpoint, blocking_on};
 use crate::lent::Lent;
 use crate::rank::rank_of;
-use crate::status::NEMESIA_OK;
+use crate::status::{Fault, NEMESIA_OK};
 
 /// Waits until every rank has called this function (as MPI_Barrier). Collective: all ranks call it, in the
 /// same order as `nemesia_endpoint_agree` and `nemesia_endpoint_shrink`. Ranks that an agreement has excluded
@@ -61,9 +63,7 @@ pub unsafe extern "C" fn nemesia_endpoint_agree(
         let out = unsafe { Out::required(out_flags, "out_flags") }?;
         // SAFETY: the caller's pointer, null or valid.
         let out_gone = unsafe { Out::optional(out_gone) };
-        let agreed = endpoint.keep(|endpoint| endpoint.agree(flags))?;
-        out.write(agreed.flags);
-        out_gone.write(rank_of(agreed.gone.len()));
+        report_agreed(&endpoint.keep(|endpoint| endpoint.agree(flags))?, out, out_gone);
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -90,23 +90,43 @@ pub unsafe extern "C" fn nemesia_endpoint_shrink(
     out_rank: *mut i32,
 ) -> i32 {
     let work = |mut endpoint: Lent<'_>| {
-        if out_ranks.is_null() {
-            return Err(missing("out_ranks"));
-        }
-        // SAFETY: the caller's pointer, null or valid.
-        let out_count = unsafe { Out::required(out_count, "out_count") }?;
-        // SAFETY: the caller's pointer, null or valid.
-        let out_rank = unsafe { Out::optional(out_rank) };
-        let ranking = endpoint.keep(|endpoint| endpoint.shrink())?;
-        for (at, rank) in ranking.world().iter().enumerate() {
-            // SAFETY: the caller's array has an element for every rank of the world, and there are no more
-            // survivors.
-            unsafe { out_ranks.add(at).write(rank_of(*rank)) };
-        }
-        out_count.write(rank_of(ranking.size()));
-        out_rank.write(rank_of(ranking.rank()));
+        let ask = |endpoint: &mut Inner| endpoint.shrink();
+        // SAFETY: the caller's pointers; the array has an element for every rank of the world.
+        unsafe { report_survivors(&mut endpoint, ask, (out_ranks, out_count, out_rank)) }?;
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { blocking_on(endpoint, work) }
+}
+
+/// Writes the result of an agreement.
+pub(crate) fn report_agreed(agreed: &Agreed, out_flags: Out<u64>, out_gone: Out<i32>) {
+    out_flags.write(agreed.flags);
+    out_gone.write(rank_of(agreed.gone.len()));
+}
+
+/// Asks for the survivors by `ask`, and writes their ranks, their number and the new rank of this process.
+///
+/// # Safety
+/// The outputs are null or can be written. The first of them has an element for every rank that `ask` asks.
+pub(crate) unsafe fn report_survivors(
+    endpoint: &mut Lent<'_>,
+    ask: impl FnOnce(&mut Inner) -> Result<Ranking, Error>,
+    (out_ranks, out_count, out_rank): (*mut i32, *mut i32, *mut i32),
+) -> Result<(), Fault> {
+    if out_ranks.is_null() {
+        return Err(missing("out_ranks"));
+    }
+    // SAFETY: the caller's pointer, null or valid.
+    let out_count = unsafe { Out::required(out_count, "out_count") }?;
+    // SAFETY: the caller's pointer, null or valid.
+    let out_rank = unsafe { Out::optional(out_rank) };
+    let ranking = endpoint.keep(ask)?;
+    for (at, rank) in ranking.world().iter().enumerate() {
+        // SAFETY: the caller's array has an element for every rank that was asked, and there are no more survivors.
+        unsafe { out_ranks.add(at).write(rank_of(*rank)) };
+    }
+    out_count.write(rank_of(ranking.size()));
+    out_rank.write(rank_of(ranking.rank()));
+    Ok(())
 }

@@ -1,9 +1,11 @@
 //! Collective operations among a list of ranks.
 
+use nemesia::Endpoint as Inner;
+
+use crate::agree::{report_agreed, report_survivors};
 use crate::boundary::{Out, missing};
 use crate::endpoint::{Endpoint, blocking_on};
 use crate::lent::Lent;
-use crate::rank::rank_of;
 use crate::status::{Fault, NEMESIA_ERR_RANK, NEMESIA_OK};
 
 /// Reads a list of ranks.
@@ -83,9 +85,7 @@ pub unsafe extern "C" fn nemesia_endpoint_agree_among(
         let out = unsafe { Out::required(out_flags, "out_flags") }?;
         // SAFETY: the caller's pointer, null or valid.
         let out_gone = unsafe { Out::optional(out_gone) };
-        let agreed = endpoint.keep(|endpoint| endpoint.among(&members)?.agree(flags))?;
-        out.write(agreed.flags);
-        out_gone.write(rank_of(agreed.gone.len()));
+        report_agreed(&endpoint.keep(|endpoint| endpoint.among(&members)?.agree(flags))?, out, out_gone);
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -116,20 +116,9 @@ pub unsafe extern "C" fn nemesia_endpoint_shrink_among(
     let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's array.
         let members = unsafe { members(count, ranks) }?;
-        if out_ranks.is_null() {
-            return Err(missing("out_ranks"));
-        }
-        // SAFETY: the caller's pointer, null or valid.
-        let out_count = unsafe { Out::required(out_count, "out_count") }?;
-        // SAFETY: the caller's pointer, null or valid.
-        let out_rank = unsafe { Out::optional(out_rank) };
-        let ranking = endpoint.keep(|endpoint| endpoint.among(&members)?.shrink())?;
-        for (at, rank) in ranking.world().iter().enumerate() {
-            // SAFETY: the caller's array has an element for every member, and there are no more survivors.
-            unsafe { out_ranks.add(at).write(rank_of(*rank)) };
-        }
-        out_count.write(rank_of(ranking.size()));
-        out_rank.write(rank_of(ranking.rank()));
+        let ask = |endpoint: &mut Inner| endpoint.among(&members)?.shrink();
+        // SAFETY: the caller's pointers; the array has an element for every member.
+        unsafe { report_survivors(&mut endpoint, ask, (out_ranks, out_count, out_rank)) }?;
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.

@@ -27,6 +27,10 @@ pub const NEMESIA_FAILURE_FINISHED: i32 = 2;
 pub const NEMESIA_FAILURE_FAULT: i32 = 3;
 /// The peer dropped its endpoint without closing it, or its `nemesia_endpoint_close` failed.
 pub const NEMESIA_FAILURE_DROPPED: i32 = 4;
+/// No peer has this rank. Only for an endpoint that was opened alone.
+pub const NEMESIA_FAILURE_ABSENT: i32 = 5;
+/// The peer could not be connected with: it refuses, or does not answer. Only for an endpoint that was opened alone.
+pub const NEMESIA_FAILURE_UNREACHABLE: i32 = 6;
 
 /// The membership of a process in a world.
 #[derive(Debug)]
@@ -50,7 +54,7 @@ impl Object for Endpoint {
 
 impl Endpoint {
     /// Makes the handle of an endpoint.
-    fn publish(inner: nemesia::Endpoint, multiple: bool) -> Result<*mut Self, Fault> {
+    pub(crate) fn publish(inner: nemesia::Endpoint, multiple: bool) -> Result<*mut Self, Fault> {
         let warnings =
             inner.warnings().iter().map(|warning| CString::new(warning.as_str()).unwrap_or_default());
         let warnings = warnings.collect();
@@ -254,7 +258,8 @@ pub unsafe extern "C" fn nemesia_endpoint_explain(
 ///
 /// - `endpoint`: an open endpoint.
 /// - `rank`: the peer.
-/// - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED, _FAULT or _DROPPED, written on success.
+/// - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED, _FAULT, _DROPPED, _ABSENT or _UNREACHABLE, written on
+///   success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC. Threads: one at a time, or any number with
 /// NEMESIA_THREADS_MULTIPLE.
@@ -269,12 +274,13 @@ pub unsafe extern "C" fn nemesia_endpoint_peer_failure(
         let out = unsafe { Out::required(out_failure, "out_failure") }?;
         let rank = rank_in(endpoint, rank)?;
         out.write(match endpoint.failure(rank) {
-            // A world has no number without a peer.
-            None | Some(Failure::Absent | Failure::Unreachable) => NEMESIA_FAILURE_NONE,
+            None => NEMESIA_FAILURE_NONE,
             Some(Failure::Died) => NEMESIA_FAILURE_DIED,
             Some(Failure::Finished) => NEMESIA_FAILURE_FINISHED,
             Some(Failure::Dropped) => NEMESIA_FAILURE_DROPPED,
             Some(Failure::Fault(_)) => NEMESIA_FAILURE_FAULT,
+            Some(Failure::Absent) => NEMESIA_FAILURE_ABSENT,
+            Some(Failure::Unreachable) => NEMESIA_FAILURE_UNREACHABLE,
         });
         Ok(NEMESIA_OK)
     };

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nemesia::{
-    CompleteAt, Completion, EndedRequest, Endpoint as Inner, Error, LockedEndpoint, Message, RemoteKey,
-    Request, SendOptions, SharedEndpoint, Source, Status, Tag,
+    CompleteAt, Completion, EndedRequest, Endpoint as Inner, Error, Message, RecvOp, RemoteKey, Request,
+    SendOp, SharedEndpoint, Source, Status, Tag,
 };
 
 use crate::rank::rank_in;
@@ -205,11 +205,18 @@ impl Lent<'_> {
     }
 
     /// Starts an operation on borrowed buffers and waits until the engine no longer uses them.
-    fn run(
-        endpoint: &SharedEndpoint,
-        start: impl FnOnce(&mut LockedEndpoint<'_>) -> Result<Request, Error>,
-    ) -> Result<(), Error> {
-        endpoint.run(start).map(drop)
+    pub(crate) fn run(
+        &mut self,
+        start: impl FnOnce(&mut Inner) -> Result<Request, Fault>,
+    ) -> Result<(), Fault> {
+        match self {
+            Self::One(endpoint) => endpoint.run(start).map(drop),
+            Self::All(endpoint) => {
+                // SAFETY: no function of this crate swaps, replaces or takes the endpoint that it is lent.
+                let request = unsafe { endpoint.with_endpoint(start) }??;
+                Ok(endpoint.run(|_| Ok(request)).map(drop)?)
+            }
+        }
     }
 
     /// Sends a message. `tried` states that an attempt to send it at once has failed.
@@ -230,63 +237,21 @@ impl Lent<'_> {
         }
     }
 
-    /// Sends in a context. A synchronous send is complete when a receive has matched it.
-    pub(crate) fn send_in(
-        &mut self,
-        (context, synchronous): (u16, bool),
-        to: usize,
-        tag: u64,
-        bytes: &[u8],
-    ) -> Result<(), Error> {
+    /// Sends a message of the general form.
+    pub(crate) fn send_op(&mut self, op: SendOp<'_>) -> Result<(), Error> {
         match self {
-            Self::One(endpoint) if synchronous => endpoint.in_context(context).ssend(to, tag, bytes),
-            Self::One(endpoint) => endpoint.in_context(context).send(to, tag, bytes),
-            Self::All(endpoint) => Self::run(endpoint, |endpoint| {
-                let context = endpoint.in_context(context);
-                let (base, len) = (bytes.as_ptr(), bytes.len());
-                match synchronous {
-                    // SAFETY: the bytes are borrowed until `run` returns.
-                    true => unsafe { context.issend(to, tag, base, len) },
-                    // SAFETY: the same.
-                    false => unsafe { context.isend(to, tag, base, len) },
-                }
-            }),
+            Self::One(endpoint) => endpoint.send_op(op),
+            // SAFETY: the bytes are borrowed until `run` returns.
+            Self::All(endpoint) => endpoint.run(|endpoint| unsafe { endpoint.isend_op(op) }).map(drop),
         }
     }
 
-    /// Sends in a context with options.
-    pub(crate) fn send_with(
-        &mut self,
-        context: u16,
-        to: usize,
-        tag: u64,
-        bytes: &[u8],
-        options: SendOptions,
-    ) -> Result<(), Error> {
+    /// Receives a message in the general form.
+    pub(crate) fn recv_op(&mut self, op: RecvOp<'_>) -> Result<Status, Error> {
         match self {
-            Self::One(endpoint) => endpoint.in_context(context).send_with(to, tag, bytes, options),
-            Self::All(endpoint) => Self::run(endpoint, |endpoint| {
-                let (base, len) = (bytes.as_ptr(), bytes.len());
-                // SAFETY: the bytes are borrowed until `run` returns.
-                unsafe { endpoint.in_context(context).isend_with(to, tag, base, len, options) }
-            }),
-        }
-    }
-
-    pub(crate) fn recv_in(
-        &mut self,
-        context: u16,
-        from: Source,
-        tag: Tag,
-        buf: &mut [u8],
-    ) -> Result<Status, Error> {
-        let (base, len) = (buf.as_mut_ptr(), buf.len());
-        match self {
-            Self::One(endpoint) => endpoint.in_context(context).recv(from, tag, buf),
-            Self::All(endpoint) => endpoint.run(|endpoint| {
-                // SAFETY: the buffer is borrowed until `run` returns.
-                unsafe { endpoint.in_context(context).irecv(from, tag, base, len) }
-            }),
+            Self::One(endpoint) => endpoint.recv_op(op),
+            // SAFETY: the buffer is borrowed until `run` returns.
+            Self::All(endpoint) => endpoint.run(|endpoint| unsafe { endpoint.irecv_op(op) }),
         }
     }
 

@@ -14,6 +14,7 @@
 //! | [`exchange`] | `nemesia_exchange`: a bootstrap exchange provided by the caller |
 //! | [`endpoint`] | open, close, and the properties of an endpoint |
 //! | `lent` | an endpoint for the duration of a call, of one thread or of several |
+//! | [`peers`] | endpoints that open alone, and their peers |
 //! | [`event`] | waiting in an event loop |
 //! | [`agree`] | the barrier, and recovery from failed peers |
 //! | [`among`] | the same among a list of ranks |
@@ -29,13 +30,12 @@
 //! | [`region`] | memory that peers may use |
 //! | [`put_get`] | puts and gets that wait |
 //! | [`memory`] | reports of memory that the caller unmaps or remaps |
-//! | [`context`] | sends and receives in a matching context; send modes |
-//! | [`operation`] | any operation, described by one structure |
+//! | [`operation`] | the structure that describes any operation; send modes |
+//! | [`start`] | any operation, started or run to its end |
 //! | [`many`] | many requests at once |
 //! | [`inject`] | messages that leave now or not at all |
 //! | [`completion`] | the completion queue; waits until anything happens |
-//! | [`list`] | messages whose bytes lie in several runs |
-//! | [`options`] | sends with options: immediate data |
+//! | [`list`] | bytes that lie in several runs |
 //! | [`observe`] | counters, and the call tree |
 //! | [`probe`] | probes |
 //!
@@ -49,7 +49,6 @@ pub mod among;
 pub mod boundary;
 pub mod completion;
 pub mod config;
-pub mod context;
 pub mod endpoint;
 pub mod event;
 pub mod exchange;
@@ -60,11 +59,11 @@ mod lent;
 pub mod list;
 pub mod many;
 pub mod memory;
-mod multi;
+pub mod multi;
 mod now;
 pub mod observe;
 pub mod operation;
-pub mod options;
+pub mod peers;
 pub mod probe;
 pub mod put_get;
 mod rank;
@@ -74,5 +73,6 @@ pub mod restart;
 pub mod rma;
 pub mod room;
 mod running;
+pub mod start;
 pub mod status;
 pub mod transfer;

@@ -1,24 +1,18 @@
-//! Any operation, described by one structure.
+//! The structure that describes any operation. [`crate::start`] has the calls that take it.
 
 use std::ffi::c_void;
-use std::ptr::slice_from_raw_parts;
 
-use nemesia::{Comparison, CompleteAt, Endpoint as Inner, Region, Request, Segment, Tag, WithCompletion};
+use nemesia::{Endpoint as Inner, RecvOp, Segment, SendOp, Tag};
 
-use crate::boundary::{Out, Versioned, check_buffer, read_versioned};
-use crate::context::{NEMESIA_SEND_READY, NEMESIA_SEND_STANDARD, NEMESIA_SEND_SYNCHRONOUS, no_such_mode};
-use crate::endpoint::{Endpoint, on};
-use crate::fetch::comparison_of;
-use crate::list::Iovec;
-use crate::multi::{ManyMessages, NEMESIA_OPERATION_MULTI_RECEIVE};
-use crate::probe::{check_list, named_message};
+use crate::boundary::{Versioned, check_buffer};
+use crate::list::{Iovec, check_list};
+use crate::probe::named_message;
 use crate::rank::rank_in;
-use crate::request::number;
-use crate::rma::{RemoteKey, datatype_of, key_of, reduction_of};
-use crate::status::{Fault, NEMESIA_OK};
+use crate::rma::RemoteKey;
+use crate::status::Fault;
 use crate::transfer::source;
 
-/// A send of a tagged message: `mode`, `context`, `rank`, `tag`, and the bytes.
+/// A send of a tagged message: `mode`, `context`, `rank`, `tag`, the bytes, and `immediate` where wanted.
 pub const NEMESIA_OPERATION_SEND: u32 = 1;
 /// A receive of a tagged message: `context`, `rank`, `tag`, `ignore`, and the bytes.
 pub const NEMESIA_OPERATION_RECEIVE: u32 = 2;
@@ -42,15 +36,35 @@ pub const NEMESIA_OPERATION_FLUSH: u32 = 10;
 /// A wait for notifications: `region`, and their number in `operand`.
 pub const NEMESIA_OPERATION_NOTIFIED: u32 = 11;
 
-/// A flag of an operation: its completion enters the completion queue, with `user_context`.
+/// A flag of an operation that `nemesia_endpoint_start` starts: its completion enters the completion queue, with
+/// `user_context`.
 pub const NEMESIA_OPERATION_COMPLETION: u32 = 1;
 /// A flag of a put: the count of notifications of the region grows by one when the bytes are there.
 pub const NEMESIA_OPERATION_NOTIFY: u32 = 2;
 /// A flag of a put or an accumulate: the operation is complete when its target has executed it.
 pub const NEMESIA_OPERATION_DELIVERED: u32 = 4;
+/// A flag of a send: the message has immediate data, which are in `immediate`.
+pub const NEMESIA_OPERATION_IMMEDIATE: u32 = 8;
 
-/// An operation. Set `struct_size` to its size, all fields that the operation does not use to 0, and start it by
-/// `nemesia_endpoint_start`.
+/// A send mode: complete when the caller may reuse the buffer. The mode of `nemesia_endpoint_send`.
+pub const NEMESIA_SEND_STANDARD: u32 = 0;
+/// A send mode: complete when, in addition, the receiver has put the message into the buffer of a receive
+/// (MPI_Ssend). Up to NEMESIA_EAGER_BYTES, the message travels at once, and a small packet comes back.
+pub const NEMESIA_SEND_SYNCHRONOUS: u32 = 1;
+/// A send mode: the caller guarantees that a receive is posted (MPI_Rsend). Treated as NEMESIA_SEND_STANDARD.
+pub const NEMESIA_SEND_READY: u32 = 2;
+
+/// An operation of the general form, for `nemesia_endpoint_start` and `nemesia_endpoint_run`. The plain functions,
+/// such as `nemesia_endpoint_isend`, serve the plain cases. Set `struct_size` to its size, and all fields that the
+/// operation does not use to 0. The structure is copied, and may be reused after the call.
+///
+/// The bytes of a tagged message lie in `buffer`, or in the runs of `list`: if `list` is not NULL, `buffer` is NULL
+/// and `len` is 0. A list takes no memory of the library. A large message takes one copy if it is sent from one run
+/// and received into one run or into runs of at least 4 KiB on average; else it may be streamed, which takes two.
+///
+/// Versions: later headers have more fields at the end, for which 0 means what the library does today. A program of
+/// an older header may use a newer library. A program of a newer header may use an older library as long as it leaves
+/// the fields that the library does not know at 0; otherwise it gets NEMESIA_ERR_ARGUMENT.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
@@ -61,13 +75,14 @@ pub struct Operation {
     pub user_context: u64,
     /// NEMESIA_OPERATION_SEND, _RECEIVE, and so on.
     pub kind: u32,
-    /// NEMESIA_OPERATION_COMPLETION, NEMESIA_OPERATION_NOTIFY, NEMESIA_OPERATION_DELIVERED, or 0.
+    /// NEMESIA_OPERATION_COMPLETION, _NOTIFY, _DELIVERED and _IMMEDIATE, or 0.
     pub flags: u32,
     /// A send: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
     pub mode: u32,
-    /// The receiver; the sender or NEMESIA_ANY_SOURCE; or the rank of a flush.
+    /// The receiver, which may be this process itself; the sender or NEMESIA_ANY_SOURCE; or the rank of a flush.
     pub rank: i32,
-    /// The matching context.
+    /// The matching context. A message is received and probed only in the context in which it was sent, whatever
+    /// its tag, as with the context id of a communicator. The plain functions use 0.
     pub context: u16,
     /// The number of the handler of an active message.
     pub handler: u16,
@@ -77,15 +92,19 @@ pub struct Operation {
     pub op: u32,
     /// 0.
     pub reserved: u32,
-    /// The tag of the message.
+    /// A send: the value that the receiver matches. A receive: see `ignore`.
     pub tag: u64,
-    /// A receive: the bits of the tag that are not compared.
+    /// A receive: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
     pub ignore: u64,
+    /// With NEMESIA_OPERATION_IMMEDIATE: 64 bits that travel with the message, beside its tag. They are not
+    /// matched. Receives and probes write them into `nemesia_status`. A message without them costs nothing more.
+    pub immediate: u64,
     /// The bytes to send, or the buffer that receives; may be NULL if `len` is 0. A send does not change them.
     pub buffer: *mut c_void,
     /// The number of bytes.
     pub len: usize,
-    /// The bytes in several runs instead; NULL if they are in `buffer`. For tagged messages.
+    /// The bytes of a tagged message in several runs instead, any number; NULL if they are in `buffer`. The runs of
+    /// a receive do not overlap.
     pub list: *const Iovec,
     /// The number of runs.
     pub count: usize,
@@ -117,203 +136,118 @@ unsafe impl Versioned for Operation {
 }
 
 const _: () = assert!(
-    size_of::<Operation>() == 20 * size_of::<u64>()
+    size_of::<Operation>() == 21 * size_of::<u64>()
         && std::mem::offset_of!(Operation, tag) == 6 * size_of::<u64>()
 );
 
-/// Starts any operation. The plain functions, such as `nemesia_endpoint_isend`, do the same for the plain cases.
-///
-/// - `endpoint`: an open endpoint.
-/// - `operation`: the operation; see `nemesia_operation`.
-/// - `out_request`: the request, written on success. With NEMESIA_OPERATION_COMPLETION it serves
-///   `nemesia_endpoint_cancel` only, and may be NULL: tests and waits return NEMESIA_ERR_STALE for it. An
-///   operation that is complete when it starts makes an entry in the completion queue, too.
-///
-/// Returns: as the plain function of the operation; NEMESIA_ERR_ARGUMENT also for an unknown kind or flag. After
-/// an error nothing was started, and nothing enters the queue.
-/// Ownership: the operation holds its buffers and its list until it is complete; with
-/// NEMESIA_OPERATION_COMPLETION, until its completion was taken. The structure itself is copied.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_start(
-    endpoint: *mut Endpoint,
-    operation: *const Operation,
-    out_request: *mut u64,
-) -> i32 {
-    let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or valid.
-        let operation = unsafe { read_versioned(operation) }?;
-        let is_queued = operation.flags & NEMESIA_OPERATION_COMPLETION != 0;
-        // SAFETY: the caller's pointer, null or valid.
-        let out = unsafe {
-            if is_queued { Out::optional(out_request) } else { Out::required(out_request, "out_request")? }
-        };
+impl Operation {
+    /// Returns whether all of these flags are set.
+    pub(crate) const fn has(&self, flags: u32) -> bool {
+        self.flags & flags == flags
+    }
+
+    /// Checks the flags against those of the operation, and the fields that depend on a flag.
+    pub(crate) fn check_flags(&self) -> Result<(), Fault> {
         let known = NEMESIA_OPERATION_COMPLETION
-            | match operation.kind {
+            | match self.kind {
+                NEMESIA_OPERATION_SEND => NEMESIA_OPERATION_IMMEDIATE,
                 NEMESIA_OPERATION_PUT => NEMESIA_OPERATION_NOTIFY | NEMESIA_OPERATION_DELIVERED,
                 NEMESIA_OPERATION_ACCUMULATE => NEMESIA_OPERATION_DELIVERED,
                 _ => 0,
             };
-        if operation.flags & !known != 0 {
-            let flags = operation.flags;
+        if self.flags & !known != 0 {
+            let flags = self.flags;
             return Err(Fault::argument(format!("flags are {flags:#x}: the operation has no such flag")));
         }
-        // SAFETY: the caller's promise: the buffers stay valid until the operation is complete.
-        out.write(number(unsafe { start(endpoint, &operation, is_queued) }?));
-        Ok(NEMESIA_OK)
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
-}
-
-/// # Safety
-/// The buffers of the operation are the caller's, and stay valid until it is complete.
-unsafe fn start(endpoint: &mut Inner, operation: &Operation, is_queued: bool) -> Result<Request, Fault> {
-    let Operation { kind, rank, buffer, len, list, count, .. } = *operation;
-    let tagged = matches!(
-        kind,
-        NEMESIA_OPERATION_SEND | NEMESIA_OPERATION_RECEIVE | NEMESIA_OPERATION_MATCHED_RECEIVE
-    );
-    if !list.is_null() {
-        if !tagged {
-            return Err(Fault::argument("list is not NULL: only tagged messages take several runs"));
+        if self.immediate != 0 && !self.has(NEMESIA_OPERATION_IMMEDIATE) {
+            return Err(Fault::argument("immediate is set, but flags lack NEMESIA_OPERATION_IMMEDIATE"));
         }
-        check_buffer(list, count, "list")?;
+        Ok(())
     }
-    check_buffer(buffer.cast::<u8>(), if list.is_null() { len } else { 0 }, "buffer")?;
-    let context = is_queued.then_some(operation.user_context);
-    let started = match kind {
-        // SAFETY: the caller's promise.
-        _ if tagged => return unsafe { start_tagged(endpoint, operation, context) },
-        NEMESIA_OPERATION_ACTIVE => {
-            let to = rank_in(endpoint, rank)?;
-            check_buffer(operation.header.cast::<u8>(), operation.header_len, "header")?;
-            let header = slice_from_raw_parts(operation.header.cast(), operation.header_len);
-            let payload = slice_from_raw_parts(buffer.cast_const().cast(), len);
-            let endpoint = endpoint.with_completion_or_request(context);
+
+    /// Returns the send that the caller describes.
+    ///
+    /// # Safety
+    /// The bytes, and the list if there is one, are readable and do not change until the operation is complete.
+    #[inline]
+    pub(crate) unsafe fn send(&self, endpoint: &Inner) -> Result<SendOp<'static>, Fault> {
+        if self.ignore != 0 {
+            return Err(Fault::argument("ignore is set: a send has no ignore mask"));
+        }
+        let (to, tag) = (rank_in(endpoint, self.rank)?, self.tag);
+        let op = match self.place()? {
             // SAFETY: the caller's promise.
-            unsafe { endpoint.isend_active(to, operation.handler, header, payload) }?
-        }
-        NEMESIA_OPERATION_MULTI_RECEIVE => {
-            let Operation { tag, ignore, offset: align, operand: least, .. } = *operation;
-            let (tag, buffer) = (Tag::Masked { value: tag, ignore }, (buffer.cast(), len));
-            let many = ManyMessages { context: operation.context, rank, tag, buffer, align, least };
+            BytesPlace::Run => unsafe { SendOp::from_raw(to, tag, self.buffer.cast(), self.len) },
             // SAFETY: the caller's promise.
-            return unsafe { many.start(endpoint, context) };
+            BytesPlace::List(list) => unsafe { SendOp::from_raw_list(to, tag, list, self.count) },
+        };
+        let op = op.context(self.context);
+        let op = if self.has(NEMESIA_OPERATION_IMMEDIATE) { op.immediate(self.immediate) } else { op };
+        match self.mode {
+            NEMESIA_SEND_STANDARD => Ok(op),
+            NEMESIA_SEND_SYNCHRONOUS => Ok(op.synchronous()),
+            NEMESIA_SEND_READY => Ok(op.ready()),
+            mode => Err(no_such_mode(mode)),
         }
-        NEMESIA_OPERATION_FLUSH => {
-            let rank = rank_in(endpoint, rank)?;
-            endpoint.with_completion_or_request(context).iflush(rank)?
-        }
-        NEMESIA_OPERATION_NOTIFIED => {
-            let region = Region::from_bits(operation.region);
-            endpoint.with_completion_or_request(context).inotified(region, operation.operand)?
-        }
-        // SAFETY: the caller's promise.
-        _ => return unsafe { start_remote(endpoint.with_completion_or_request(context), operation) },
-    };
-    Ok(started.request())
-}
+    }
 
-/// Starts a send or a receive of a tagged message.
-///
-/// # Safety
-/// As [`start`]; `buffer` and `list` are checked.
-unsafe fn start_tagged(
-    endpoint: &mut Inner,
-    operation: &Operation,
-    context: Option<u64>,
-) -> Result<Request, Fault> {
-    let Operation { kind, mode, rank, tag, ignore, buffer, len, list, count, .. } = *operation;
-    let runs = (!list.is_null()).then_some(list.cast::<Segment>());
-    if kind == NEMESIA_OPERATION_MATCHED_RECEIVE {
-        if runs.is_some() {
-            // SAFETY: the caller's list.
-            unsafe { check_list(list, count) }?;
+    /// Returns the receive that the caller describes, of a message that matches or that a probe removed.
+    ///
+    /// # Safety
+    /// The buffers count as initialised (as all memory of C does). They and the list, if there is one, stay valid,
+    /// and no other code uses them, until the operation is complete.
+    #[inline]
+    pub(crate) unsafe fn recv(&self, endpoint: &Inner) -> Result<RecvOp<'static>, Fault> {
+        if self.mode != 0 {
+            return Err(Fault::argument(format!("mode is {}: a receive has mode 0", self.mode)));
         }
-        let message = named_message(endpoint, operation.message);
-        let endpoint = endpoint.with_completion_or_request(context);
-        // SAFETY: the caller's promise.
-        let started = unsafe {
-            match runs {
-                Some(runs) => endpoint.imrecvv(message, runs, count),
-                None => endpoint.imrecv(message, buffer.cast(), len),
-            }
-        }?;
-        return Ok(started.request());
-    }
-    if kind == NEMESIA_OPERATION_RECEIVE {
-        let (from, tag) = (source(endpoint, rank)?, Tag::Masked { value: tag, ignore });
-        let endpoint = endpoint.with_completion_or_request(context).in_context(operation.context);
-        // SAFETY: the caller's promise.
-        let started = unsafe {
-            match runs {
-                Some(runs) => endpoint.irecvv(from, tag, runs, count),
-                None => endpoint.irecv(from, tag, buffer.cast(), len),
-            }
-        }?;
-        return Ok(started.request());
-    }
-    let to = rank_in(endpoint, rank)?;
-    let endpoint = endpoint.with_completion_or_request(context).in_context(operation.context);
-    // SAFETY: the caller's promise.
-    let started = unsafe {
-        match (mode, runs) {
-            (NEMESIA_SEND_STANDARD | NEMESIA_SEND_READY, None) => endpoint.isend(to, tag, buffer.cast(), len),
-            (NEMESIA_SEND_STANDARD | NEMESIA_SEND_READY, Some(runs)) => endpoint.isendv(to, tag, runs, count),
-            (NEMESIA_SEND_SYNCHRONOUS, None) => endpoint.issend(to, tag, buffer.cast(), len),
-            (NEMESIA_SEND_SYNCHRONOUS, Some(runs)) => endpoint.issendv(to, tag, runs, count),
-            (mode, _) => return Err(no_such_mode(mode)),
-        }
-    };
-    Ok(started?.request())
-}
-
-/// Starts a one-sided operation on a region.
-///
-/// # Safety
-/// As [`start`]; `buffer` is checked for `len` bytes.
-unsafe fn start_remote(endpoint: WithCompletion<'_>, operation: &Operation) -> Result<Request, Fault> {
-    let Operation { kind, flags, offset, buffer, len, operand, .. } = *operation;
-    let remote = NEMESIA_OPERATION_PUT..=NEMESIA_OPERATION_COMPARE_SWAP;
-    if !remote.contains(&kind) {
-        return Err(Fault::argument(format!("kind is {kind}: it must be one of NEMESIA_OPERATION_...")));
-    }
-    // SAFETY: the caller's pointer, null or valid.
-    let key = unsafe { key_of(operation.key) }?;
-    let base = buffer.cast::<u8>();
-    let is_delivered = flags & NEMESIA_OPERATION_DELIVERED != 0;
-    let complete = if is_delivered { CompleteAt::Target } else { CompleteAt::Origin };
-    if matches!(kind, NEMESIA_OPERATION_PUT | NEMESIA_OPERATION_GET) {
-        // SAFETY: the caller's promise.
-        let started = unsafe {
-            match kind {
-                NEMESIA_OPERATION_PUT => {
-                    let notify = flags & NEMESIA_OPERATION_NOTIFY != 0;
-                    endpoint.iput(&key, offset, base, len, notify, complete)
+        let is_matched = self.kind == NEMESIA_OPERATION_MATCHED_RECEIVE;
+        let from = if is_matched { nemesia::Source::Any } else { source(endpoint, self.rank)? };
+        let tag = Tag::Masked { value: self.tag, ignore: self.ignore };
+        let op = match self.place()? {
+            // SAFETY: the caller's promise.
+            BytesPlace::Run => unsafe { RecvOp::from_raw(from, tag, self.buffer.cast(), self.len) },
+            BytesPlace::List(list) => {
+                if is_matched {
+                    // A list that is refused does not take the message.
+                    // SAFETY: the caller's list.
+                    unsafe { check_list(self.list, self.count) }?;
                 }
-                _ => endpoint.iget(&key, offset, base, len),
+                // SAFETY: the caller's promise.
+                unsafe { RecvOp::from_raw_list(from, tag, list, self.count) }
             }
-        }?;
-        return Ok(started.request());
+        };
+        Ok(if is_matched {
+            op.matched(named_message(endpoint, self.message))
+        } else {
+            op.context(self.context)
+        })
     }
-    let datatype = datatype_of(operation.datatype)?;
-    if kind == NEMESIA_OPERATION_COMPARE_SWAP {
-        check_buffer(base, datatype.bytes(), "buffer")?;
-        let comparison = if operation.op == 0 { Comparison::Equal } else { comparison_of(operation.op)? };
-        let what = (datatype, comparison);
-        // SAFETY: the caller's promise.
-        let started =
-            unsafe { endpoint.icompare_swap(&key, offset, what, [operation.expected, operand], base) }?;
-        return Ok(started.request());
+
+    /// Checks where the bytes lie.
+    #[inline]
+    fn place(&self) -> Result<BytesPlace, Fault> {
+        if self.list.is_null() && self.count == 0 {
+            check_buffer(self.buffer.cast::<u8>(), self.len, "buffer")?;
+            return Ok(BytesPlace::Run);
+        }
+        check_buffer(self.list, self.count, "list")?;
+        if !self.buffer.is_null() || self.len != 0 {
+            return Err(Fault::argument("the operation has a buffer and a list: set one of them"));
+        }
+        Ok(BytesPlace::List(self.list.cast()))
     }
-    let what = (datatype, reduction_of(operation.op)?);
-    if kind == NEMESIA_OPERATION_ACCUMULATE {
-        // SAFETY: the caller's promise.
-        let started = unsafe { endpoint.iaccumulate(&key, offset, what, base, len, complete) }?;
-        return Ok(started.request());
-    }
-    check_buffer(base, datatype.bytes(), "buffer")?;
-    // SAFETY: the caller's promise.
-    Ok(unsafe { endpoint.ifetch(&key, offset, what, operand, base) }?.request())
+}
+
+/// The place of a message's bytes.
+enum BytesPlace {
+    /// The buffer.
+    Run,
+    /// The runs of the list.
+    List(*const Segment),
+}
+
+#[cold]
+fn no_such_mode(mode: u32) -> Fault {
+    Fault::argument(format!("mode is {mode}: it must be NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY"))
 }

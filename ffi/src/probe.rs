@@ -7,7 +7,6 @@ use nemesia::{Endpoint as Inner, Error, Message, Source, Tag};
 use crate::boundary::{Out, check_buffer, room};
 use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
-use crate::list::Iovec;
 use crate::request::{named, number};
 use crate::status::{Fault, NEMESIA_OK, NEMESIA_PENDING};
 use crate::transfer::{Status, deliver, source, time_left};
@@ -213,60 +212,6 @@ pub unsafe extern "C" fn nemesia_endpoint_imrecv(
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { on(endpoint, work) }
-}
-
-/// Starts to receive a message that a probe removed into several runs, one after the other, otherwise as
-/// `nemesia_endpoint_imrecv`.
-///
-/// - `endpoint`: the endpoint of the probe.
-/// - `message`: from `nemesia_endpoint_improbe` or `nemesia_endpoint_mprobe`.
-/// - `count`, `list`: the runs that receive the message, any number, without overlap; `list` may be NULL if
-///   `count` is 0.
-/// - `out_request`: written on success.
-///
-/// Returns: as `nemesia_endpoint_imrecv`; also NEMESIA_ERR_ARGUMENT if a run is at NULL or the runs have more
-/// bytes than memory can hold.
-/// Ownership: the call takes the message, unless it returns NEMESIA_ERR_ARGUMENT. The request holds the list
-/// and its bytes. They must stay valid, and the bytes unused, until the request is complete or the endpoint is
-/// closed.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_imrecvv(
-    endpoint: *mut Endpoint,
-    message: u64,
-    count: usize,
-    list: *const Iovec,
-    out_request: *mut u64,
-) -> i32 {
-    let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or valid.
-        let out = unsafe { Out::required(out_request, "out_request") }?;
-        check_buffer(list, count, "list")?;
-        // SAFETY: the caller's list, not null.
-        unsafe { check_list(list, count) }?;
-        let message = named_message(endpoint, message);
-        // SAFETY: the caller's promise: list and bytes stay valid until the request is complete.
-        out.write(number(unsafe { endpoint.imrecvv(message, list.cast(), count) }?));
-        Ok(NEMESIA_OK)
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
-}
-
-/// Checks the runs of a list: none is at NULL unless it is empty, and all together are not longer than memory.
-///
-/// # Safety
-/// There are `count` runs at `list`.
-pub(crate) unsafe fn check_list(list: *const Iovec, count: usize) -> Result<(), Fault> {
-    let mut total = 0_usize;
-    for at in 0..count {
-        // SAFETY: the caller's promise.
-        let Iovec { base, len } = unsafe { list.add(at).read() };
-        check_buffer(base.cast::<u8>(), len, "a run of the list")?;
-        total = total.saturating_add(len);
-    }
-    // No byte is read there.
-    check_buffer(std::ptr::NonNull::<u8>::dangling().as_ptr(), total, "the list")
 }
 
 /// Implements both matched probes.

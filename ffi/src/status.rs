@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
 use nemesia::bootstrap::BootstrapError;
-use nemesia::{Error, Refusal};
+use nemesia::{Error, PeerError, Refusal};
 
 /// Major version of this header.
 pub const NEMESIA_VERSION_MAJOR: u32 = 0;
@@ -100,8 +100,23 @@ pub const NEMESIA_ERR_FORKED: i32 = -30;
 
 /// Another region of this process is exposed with the key: unexpose it first, or choose another key.
 pub const NEMESIA_ERR_KEY_IN_USE: i32 = -31;
+/// The endpoint is a rank of a world, and has neither an address nor peers: open one with `nemesia_endpoint_alone`.
+pub const NEMESIA_ERR_NO_ADDRESS: i32 = -32;
+/// The endpoint was opened alone: barriers and agreements need a world, in which all processes know the same ranks.
+pub const NEMESIA_ERR_NO_WORLD: i32 = -33;
+/// The address cannot be used: it is not one, or it is one of another machine or of this endpoint itself.
+pub const NEMESIA_ERR_ADDRESS: i32 = -34;
+/// There is no such peer: it was released, or never existed.
+pub const NEMESIA_ERR_NO_PEER: i32 = -35;
+/// The peer's connection has ended: `nemesia_endpoint_connect` permits another one.
+pub const NEMESIA_ERR_ENDED: i32 = -36;
+/// The limit on peers or on connections (NEMESIA_CONNECTIONS) is reached: disconnect from a peer.
+pub const NEMESIA_ERR_CONNECTIONS: i32 = -37;
+/// There is no memory for the messages of another connection: raise NEMESIA_UNEXPECTED_BYTES, or disconnect from a
+/// peer.
+pub const NEMESIA_ERR_NO_MEMORY: i32 = -38;
 
-const NAMES: [(i32, &CStr); 34] = [
+const NAMES: [(i32, &CStr); 41] = [
     (NEMESIA_OK, c"NEMESIA_OK"),
     (NEMESIA_PENDING, c"NEMESIA_PENDING"),
     (NEMESIA_BUSY, c"NEMESIA_BUSY"),
@@ -136,6 +151,13 @@ const NAMES: [(i32, &CStr); 34] = [
     (NEMESIA_ERR_AGREEMENT, c"NEMESIA_ERR_AGREEMENT"),
     (NEMESIA_ERR_HANDLE, c"NEMESIA_ERR_HANDLE"),
     (NEMESIA_ERR_FORKED, c"NEMESIA_ERR_FORKED"),
+    (NEMESIA_ERR_NO_ADDRESS, c"NEMESIA_ERR_NO_ADDRESS"),
+    (NEMESIA_ERR_NO_WORLD, c"NEMESIA_ERR_NO_WORLD"),
+    (NEMESIA_ERR_ADDRESS, c"NEMESIA_ERR_ADDRESS"),
+    (NEMESIA_ERR_NO_PEER, c"NEMESIA_ERR_NO_PEER"),
+    (NEMESIA_ERR_ENDED, c"NEMESIA_ERR_ENDED"),
+    (NEMESIA_ERR_CONNECTIONS, c"NEMESIA_ERR_CONNECTIONS"),
+    (NEMESIA_ERR_NO_MEMORY, c"NEMESIA_ERR_NO_MEMORY"),
 ];
 
 /// Returns the version of the library, which may be later than that of the header.
@@ -272,6 +294,13 @@ impl From<Error> for Fault {
                 NEMESIA_ERR_TOO_LONG
             }
             Error::Replies { .. } => NEMESIA_ERR_REPLIES,
+            Error::NoAddress => NEMESIA_ERR_NO_ADDRESS,
+            Error::NoWorld => NEMESIA_ERR_NO_WORLD,
+            Error::Address { .. } | Error::NoPeer(PeerError::Itself) => NEMESIA_ERR_ADDRESS,
+            Error::NoPeer(PeerError::Slots { .. } | PeerError::Connections { .. }) => NEMESIA_ERR_CONNECTIONS,
+            Error::NoPeer(PeerError::Ended(_)) => NEMESIA_ERR_ENDED,
+            Error::NoPeer(PeerError::Stale | PeerError::InUse) => NEMESIA_ERR_NO_PEER,
+            Error::Unpaid(_) => NEMESIA_ERR_NO_MEMORY,
             _ => NEMESIA_ERR_UNKNOWN,
         };
         let rank = match error {

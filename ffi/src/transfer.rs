@@ -39,7 +39,7 @@ pub struct Status {
     pub len: u64,
     /// Receive: the length of the message, larger than `len` if it was truncated. Send: unspecified.
     pub total: u64,
-    /// Receive, probe: the immediate data (`nemesia_send_options`); 0 if there are none. Send: unspecified.
+    /// Receive, probe: the immediate data (`nemesia_operation`); 0 if there are none. Send: unspecified.
     pub immediate: u64,
     /// Receive, probe: 1 if the message has immediate data, else 0. Send: unspecified.
     pub has_immediate: u64,

@@ -13,44 +13,48 @@ use std::error::Error;
 use std::io::Write as _;
 use std::time::Instant;
 
-use nemesia::{Config, Endpoint, SendOptions, Source, Tag};
+use nemesia::{Config, Endpoint, SendOp, Source, Tag};
 
 const BATCHES: usize = 101;
 const TRIPS: usize = 2000;
 const TAG: u64 = 7;
-const KINDS: [(&str, SendOptions); 4] = [
-    ("standard", SendOptions { immediate: None, synchronous: false }),
-    ("immediate", SendOptions { immediate: Some(1), synchronous: false }),
-    ("synchronous", SendOptions { immediate: None, synchronous: true }),
-    ("both", SendOptions { immediate: Some(1), synchronous: true }),
+const KINDS: [(&str, Kind); 4] = [
+    ("standard", Kind { immediate: None, synchronous: false }),
+    ("immediate", Kind { immediate: Some(1), synchronous: false }),
+    ("synchronous", Kind { immediate: None, synchronous: true }),
+    ("both", Kind { immediate: Some(1), synchronous: true }),
 ];
 
-fn send(
-    endpoint: &mut Endpoint,
-    to: usize,
-    bytes: &[u8],
-    options: SendOptions,
-) -> Result<(), nemesia::Error> {
-    if options == SendOptions::default() {
-        return endpoint.send(to, TAG, bytes);
+#[derive(Clone, Copy)]
+struct Kind {
+    immediate: Option<u64>,
+    synchronous: bool,
+}
+
+fn send(endpoint: &mut Endpoint, to: usize, bytes: &[u8], kind: Kind) -> Result<(), nemesia::Error> {
+    let op = SendOp::new(to, TAG, bytes);
+    match (kind.immediate, kind.synchronous) {
+        (None, false) => endpoint.send(to, TAG, bytes),
+        (None, true) => endpoint.send_op(op.synchronous()),
+        (Some(immediate), false) => endpoint.send_op(op.immediate(immediate)),
+        (Some(immediate), true) => endpoint.send_op(op.immediate(immediate).synchronous()),
     }
-    endpoint.send_with(to, TAG, bytes, options)
 }
 
 /// Returns the nanoseconds of one way.
-fn batch(endpoint: &mut Endpoint, buf: &mut [u8], options: SendOptions) -> Result<f64, Box<dyn Error>> {
+fn batch(endpoint: &mut Endpoint, buf: &mut [u8], kind: Kind) -> Result<f64, Box<dyn Error>> {
     let peer = 1 - endpoint.rank();
     let start = Instant::now();
     for _ in 0..TRIPS {
         if endpoint.rank() == 0 {
-            send(endpoint, peer, buf, options)?;
+            send(endpoint, peer, buf, kind)?;
         }
         let status = endpoint.recv(Source::Rank(peer), Tag::Exactly(TAG), buf)?;
-        if status.immediate != options.immediate {
+        if status.immediate != kind.immediate {
             return Err(format!("received {status:?}").into());
         }
         if endpoint.rank() == 1 {
-            send(endpoint, peer, buf, options)?;
+            send(endpoint, peer, buf, kind)?;
         }
     }
     Ok(start.elapsed().as_nanos() as f64 / (2 * TRIPS) as f64)
@@ -65,8 +69,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut buf = vec![0; bytes];
     let mut times = KINDS.map(|_| Vec::with_capacity(BATCHES));
     for _ in 0..BATCHES {
-        for (times, (_, options)) in times.iter_mut().zip(KINDS) {
-            times.push(batch(&mut endpoint, &mut buf, options)?);
+        for (times, (_, kind)) in times.iter_mut().zip(KINDS) {
+            times.push(batch(&mut endpoint, &mut buf, kind)?);
         }
     }
     let medians = times.map(|mut times| {

@@ -73,7 +73,7 @@ pub use asynchronous::{AsyncEndpoint, AsyncTransfer};
 pub use buffer::MessageBuffer;
 pub use completion::{Completion, EndedRequest, RequestPlace, StartedOperation, WithCompletion};
 pub use group::{Agreed, Among, Ranking};
-pub use message::{Context, Message, Pending, Scope, ScopeContext, ScopeLoan};
+pub use message::{Context, Message, Pending, RecvOp, Scope, ScopeContext, ScopeLoan, SendOp};
 pub use observe::{Counters, EngineCounters, PeerCounters, WaitCounters};
 pub use one_sided::{ExposeOptions, KEY_BYTES, Path, Region, RemoteKey, Value};
 pub use shared::{LockedEndpoint, SharedEndpoint};
@@ -193,8 +193,6 @@ enum Mode {
     /// As `Standard`, for a message that [`Endpoint::send_now`] has refused. The message goes to the queue without
     /// another attempt.
     Queued,
-    /// When the buffer belongs to the caller again and a receive has matched the message.
-    Synchronous,
     /// As the options say.
     With(SendOptions),
 }
@@ -226,9 +224,9 @@ impl Storage for Heap {
 /// The endpoint belongs to the process that opened it. In a child made by `fork` it is dead. There, each call that
 /// would do something returns [`Error::Forked`], and the drop does nothing to the parent, its peers or its launcher.
 ///
-/// The methods below are in the order of use: opening and closing, blocking messages, non-blocking requests, scopes,
-/// matching contexts, probes, lists of buffers, active messages, one-sided operations, the completion queue, barrier
-/// and agreement, restart, event loops, several threads, futures, observation.
+/// The methods below are in the order of use: opening and closing, blocking messages, non-blocking requests,
+/// scopes, matching contexts, probes, the general form, active messages, one-sided operations, the completion queue,
+/// barrier and agreement, restart, event loops, several threads, futures, observation.
 pub struct Endpoint {
     // The engine's port owns the memory that the engine points into: see `shm/views.rs`.
     engine: Engine<Ports, Heap>,
@@ -314,7 +312,6 @@ impl Endpoint {
                 // The fast path of messages of one word has failed before this call.
                 Mode::Standard => self.engine.isend_any(to, context, tag, buf),
                 Mode::Queued => self.engine.isend_queued(to, context, tag, buf),
-                Mode::Synchronous => self.engine.issend(to, context, tag, buf),
                 Mode::With(options) => self.engine.isend_with(to, context, tag, buf, options),
             };
             match started {

@@ -27,12 +27,12 @@
 //! | group | methods |
 //! |---|---|
 //! | opening, closing and facts | [`open`], [`open_with`], [`close`], [`rank`], [`size`], [`failure`], [`warnings`] |
-//! | blocking messages | [`send`], [`recv`], [`ssend`] |
+//! | blocking messages | [`send`], [`recv`] |
 //! | non-blocking requests, for runtimes | [`isend`], [`irecv`], [`test`], [`wait`], [`cancel`], [`send_now`] |
 //! | non-blocking requests on borrowed buffers | [`scope`], which lends a [`Scope`] |
 //! | matching contexts | [`in_context`], which returns a [`Context`] |
 //! | probes | [`iprobe`], [`probe`], [`mprobe`], [`mrecv`] |
-//! | lists of buffers | [`sendv`], [`recvv`] |
+//! | context, mode, immediate data, lists of buffers in one description | [`send_op`], [`recv_op`], [`isend_op`], [`irecv_op`] |
 //! | buffers that peers map | [`allocate_buffer`] |
 //! | active messages | [`set_handler`], [`send_active`], [`Incoming::reply`] |
 //! | regions and one-sided operations | [`allocate`], [`remote_key`], [`put`], [`get`], [`fetch_add`], [`flush`] |
@@ -84,7 +84,6 @@
 //! [`warnings`]: Endpoint::warnings
 //! [`send`]: Endpoint::send
 //! [`recv`]: Endpoint::recv
-//! [`ssend`]: Endpoint::ssend
 //! [`isend`]: Endpoint::isend
 //! [`irecv`]: Endpoint::irecv
 //! [`test`]: Endpoint::test
@@ -97,8 +96,10 @@
 //! [`probe`]: Endpoint::probe
 //! [`mprobe`]: Endpoint::mprobe
 //! [`mrecv`]: Endpoint::mrecv
-//! [`sendv`]: Endpoint::sendv
-//! [`recvv`]: Endpoint::recvv
+//! [`send_op`]: Endpoint::send_op
+//! [`recv_op`]: Endpoint::recv_op
+//! [`isend_op`]: Endpoint::isend_op
+//! [`irecv_op`]: Endpoint::irecv_op
 //! [`set_handler`]: Endpoint::set_handler
 //! [`send_active`]: Endpoint::send_active
 //! [`allocate`]: Endpoint::allocate
@@ -148,14 +149,14 @@ pub use config::{Config, ConfigError, NetChoice, Origin, SingleCopy, Stores, VAR
 pub use endpoint::{
     Access, Addressing, Agreed, Among, Arm, AsyncEndpoint, AsyncTransfer, Comparison, CompleteAt, Completion,
     Context, Counters, Datatype, EndedRequest, Endpoint, EngineCounters, ExposeOptions, Incoming, KEY_BYTES,
-    LockedEndpoint, Message, MessageBuffer, Path, PeerCounters, Pending, Ranking, Reduction, Refusal, Region,
-    RemoteKey, Request, RequestPlace, Scope, ScopeContext, ScopeLoan, SharedEndpoint, Source,
+    LockedEndpoint, Message, MessageBuffer, Path, PeerCounters, Pending, Ranking, RecvOp, Reduction, Refusal,
+    Region, RemoteKey, Request, RequestPlace, Scope, ScopeContext, ScopeLoan, SendOp, SharedEndpoint, Source,
     StartedOperation, Status, Tag, Value, WaitCounters, WithCompletion,
 };
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};
 pub use nemesia_core::counters::Field;
-pub use nemesia_core::engine::{CompletionKind, Failure, MultiReceiveOptions, SendOptions, Truncation};
+pub use nemesia_core::engine::{CompletionKind, Failure, MultiReceiveOptions, Truncation};
 pub use nemesia_core::payload::Segment;
 pub use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress, PeerEnd, PeerError, PeerRef, PeerStage};
 pub use nemesia_core::shared::layout::LayoutError;

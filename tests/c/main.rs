@@ -5,9 +5,12 @@
 //! |---|---|
 //! | `check.h` | checks that report the place and the library's error message |
 //! | `pair.c` | cases for two processes; the argument selects one |
+//! | `general.c` | the same, of messages that `nemesia_operation` describes |
 //! | `remote.c` | active messages and one-sided operations, in the same form |
 //! | `queue.c` | the completion queue, many requests at once, and inject, in the same form |
 //! | `embed.c` | processes that connect through their own exchange, in several worlds |
+//! | `alone.c` | endpoints that open alone, and their peers |
+//! | `runtime.rs` | the whole small runtime of the embedding guide, also under tools that check every access |
 //! | `reborn.c` | a launcher of its own that starts a rank again |
 //! | `groups.c` | collective calls among some ranks; the room for unexpected messages |
 //! | `threads.c` | threads that share an endpoint, or have one endpoint each |
@@ -21,6 +24,7 @@ mod host;
 mod misuse;
 mod packages;
 mod quickstart;
+mod runtime;
 mod toolchain;
 
 use std::path::{Path, PathBuf};
@@ -82,7 +86,7 @@ fn a_truncated_message_writes_the_status_and_no_byte_beyond() -> Result<(), Stri
 
 #[test]
 fn immediate_data_travel_with_messages_and_every_probe_shows_them() -> Result<(), String> {
-    pair("immediate_data_travel_with_messages_and_every_probe_shows_them", "immediate")
+    two("general", "immediate_data_travel_with_messages_and_every_probe_shows_them", "immediate")
 }
 
 #[test]
@@ -92,7 +96,12 @@ fn contexts_keep_messages_apart_and_probes_find_them() -> Result<(), String> {
 
 #[test]
 fn lists_are_gathered_and_scattered() -> Result<(), String> {
-    pair("lists_are_gathered_and_scattered", "lists")
+    two("general", "lists_are_gathered_and_scattered", "lists")
+}
+
+#[test]
+fn operations_that_are_invalid_are_refused_with_a_reason() -> Result<(), String> {
+    two("general", "operations_that_are_invalid_are_refused_with_a_reason", "refusals")
 }
 
 #[test]
@@ -200,6 +209,21 @@ fn processes_connect_through_an_exchange_of_the_caller() -> Result<(), String> {
 }
 
 #[test]
+fn endpoints_that_opened_alone_meet_by_their_addresses() -> Result<(), String> {
+    const TEST: &str = "endpoints_that_opened_alone_meet_by_their_addresses";
+    if !can_run(TEST, &["cc"]) {
+        return Ok(());
+    }
+    for linking in Linking::BOTH {
+        let program = compile("cc", &STRICT_C, &source("tests/c/alone.c"), linking, "alone")?;
+        for case in ["converse", "threads", "arguments", "stale", "unreachable"] {
+            output(Command::new(&program).arg(case))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn a_launcher_of_the_caller_starts_a_rank_again() -> Result<(), String> {
     if !can_run("a_launcher_of_the_caller_starts_a_rank_again", &["cc"]) {
         return Ok(());
@@ -278,6 +302,11 @@ fn the_example_prints_the_one_way_time() -> Result<(), String> {
     let ranks = Job::new(program, scratch(), "").succeed(2)?;
     assert!(ranks[0].output.starts_with("8 bytes, one way: "), "{}", report(&ranks));
     Ok(())
+}
+
+#[test]
+fn operations_of_each_kind_run_to_their_end() -> Result<(), String> {
+    two("queue", "operations_of_each_kind_run_to_their_end", "runs")
 }
 
 #[test]

@@ -1,6 +1,6 @@
 /* Misuse of handles. Each one returns an error and has no other effect. */
 #define _POSIX_C_SOURCE 200809L
-#include "check.h"
+#include "operation.h"
 
 #include <pthread.h>
 #include <semaphore.h>
@@ -65,8 +65,8 @@ static void is_refused(nemesia_endpoint *endpoint) {
     GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_recv(endpoint, 0, TAG, 0, 8, bytes, NULL));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_isend(endpoint, 0, TAG, bytes, 8, &request));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_irecv(endpoint, 0, TAG, 0, 8, bytes, &request));
-    GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_send_in(endpoint, 3, NEMESIA_SEND_STANDARD, 0, TAG, bytes, 8));
-    GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_recv_in(endpoint, 3, 0, TAG, 0, 8, bytes, NULL));
+    GIVES(NEMESIA_ERR_HANDLE, send_op(endpoint, in_context(3, 0, TAG, bytes, 8)));
+    GIVES(NEMESIA_ERR_HANDLE, isend_op(endpoint, in_context(3, 0, TAG, bytes, 8), &request));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_test(endpoint, NEMESIA_REQUEST_NONE, NULL));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_wait(endpoint, NEMESIA_REQUEST_NONE, -1, NULL));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_wait_all(endpoint, 1, &operations, -1, NULL));

@@ -1,5 +1,5 @@
 /* Two processes use the C interface: `pair CASE`, started twice by the launcher. */
-#include "check.h"
+#include "operation.h"
 
 #include <poll.h>
 #include <string.h>
@@ -90,70 +90,6 @@ static void wildcards(void) {
     OK(nemesia_endpoint_progress(endpoint, NULL));
 }
 
-/* Immediate data travel with messages of every size, in one run and in several, and every probe shows them. */
-static void immediate(void) {
-    static unsigned char sent[LARGE], received[LARGE];
-    static const size_t lens[] = {0, 8, 9, 200, 4096, LARGE};
-    nemesia_send_options options;
-    nemesia_status status;
-    uint64_t message, request;
-    size_t at;
-    memset(&options, 0, sizeof options);
-    options.struct_size = sizeof options;
-    options.has_immediate = 1;
-    options.context = 3;
-    for (at = 0; at < sizeof lens / sizeof *lens; at++) {
-        size_t len = lens[at], part = len / 3;
-        nemesia_iovec runs[2] = {{sent, part}, {sent + part, len - part}};
-        fill(sent, len, (unsigned)at);
-        memset(received, 0, len);
-        options.immediate = UINT64_MAX - at;
-        if (rank == 0) {
-            options.mode = NEMESIA_SEND_STANDARD;
-            OK(nemesia_endpoint_send_with(endpoint, &options, peer, 1, sent, len));
-            options.mode = NEMESIA_SEND_SYNCHRONOUS;
-            OK(nemesia_endpoint_isend_with(endpoint, &options, peer, 2, 2, runs, &request));
-            CHECK(nemesia_endpoint_test(endpoint, request, NULL) == NEMESIA_PENDING);
-            OK(nemesia_endpoint_send(endpoint, peer, 3, NULL, 0));
-            OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
-            runs[0].len = len;
-            OK(nemesia_endpoint_isend_with(endpoint, &options, peer, 4, 1, runs, &request));
-            OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
-        } else {
-            OK(nemesia_endpoint_recv_in(endpoint, 3, peer, 1, 0, len, received, &status));
-            CHECK(status.has_immediate == 1 && status.immediate == options.immediate && status.len == len);
-            CHECK(memcmp(sent, received, len) == 0);
-            OK(nemesia_endpoint_recv(endpoint, peer, 3, 0, 0, NULL, &status));
-            CHECK(status.has_immediate == 0 && status.immediate == 0);
-            memset(received, 0, len);
-            OK(nemesia_endpoint_mprobe(endpoint, 3, peer, 2, 0, FOR_EVER, &message, &status));
-            CHECK(status.has_immediate == 1 && status.immediate == options.immediate && status.len == len);
-            OK(nemesia_endpoint_mrecv(endpoint, message, len, received, &status));
-            CHECK(status.has_immediate == 1 && status.immediate == options.immediate && status.len == len);
-            CHECK(memcmp(sent, received, len) == 0);
-            OK(nemesia_endpoint_irecv_in(endpoint, 3, peer, 4, 0, 0, NULL, &request));
-            if (len == 0) {
-                OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
-            } else {
-                GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
-            }
-            CHECK(status.has_immediate == 1 && status.immediate == options.immediate && status.total == len);
-        }
-    }
-    options.has_immediate = 2;
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_with(endpoint, &options, peer, 1, sent, 1));
-    options.has_immediate = 0;
-    options.context = 65536;
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_with(endpoint, &options, peer, 1, sent, 1));
-    options.context = 0;
-    options.mode = 9;
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isend_with(endpoint, &options, peer, 1, 0, NULL, &request));
-    options.struct_size = 8;
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_with(endpoint, &options, peer, 1, sent, 1));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_with(endpoint, NULL, peer, 1, sent, 1));
-    barrier();
-}
-
 /* Counters of one rank and of all, for callers of this version and of an earlier one. */
 static void counters(void) {
     nemesia_counters one, all, early;
@@ -226,27 +162,30 @@ static void truncation(void) {
 static void contexts(void) {
     static unsigned char sent[LARGE], received[LARGE];
     nemesia_status status = {77, 77, 77, 77, 77, 77, 77};
+    nemesia_operation it;
     uint64_t request, message = 77;
     if (rank == 0) {
-        OK(nemesia_endpoint_send_in(endpoint, 1, NEMESIA_SEND_STANDARD, peer, TAG, "one", 3));
-        OK(nemesia_endpoint_send_in(endpoint, 2, NEMESIA_SEND_READY, peer, TAG, "two", 3));
+        OK(send_op(endpoint, in_context(1, peer, TAG, "one", 3)));
+        OK(send_op(endpoint, in_mode(NEMESIA_SEND_READY, in_context(2, peer, TAG, "two", 3))));
         fill(sent, sizeof sent, 5);
-        OK(nemesia_endpoint_isend_in(endpoint, 3, NEMESIA_SEND_STANDARD, peer, TAG, sent, sizeof sent, &request));
+        OK(isend_op(endpoint, in_context(3, peer, TAG, sent, sizeof sent), &request));
         OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
         /* The peer receives it only after the next message. */
-        OK(nemesia_endpoint_isend_in(endpoint, 4, NEMESIA_SEND_SYNCHRONOUS, peer, TAG, "four", 4, &request));
+        OK(isend_op(endpoint, in_mode(NEMESIA_SEND_SYNCHRONOUS, in_context(4, peer, TAG, "four", 4)), &request));
         CHECK(request != NEMESIA_REQUEST_NONE);
         GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_wait(endpoint, request, SECOND / 100, NULL));
         barrier();
         OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
-        OK(nemesia_endpoint_send_in(endpoint, 5, NEMESIA_SEND_SYNCHRONOUS, peer, TAG, "five", 4));
-        OK(nemesia_endpoint_isend_in(endpoint, 6, NEMESIA_SEND_READY, peer, TAG, "six", 3, &request));
+        OK(send_op(endpoint, in_mode(NEMESIA_SEND_SYNCHRONOUS, in_context(5, peer, TAG, "five", 4))));
+        OK(isend_op(endpoint, in_mode(NEMESIA_SEND_READY, in_context(6, peer, TAG, "six", 3)), &request));
         OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
         return;
     }
-    OK(nemesia_endpoint_recv_in(endpoint, 2, NEMESIA_ANY_SOURCE, 0, NEMESIA_ANY_TAG, LARGE, received, &status));
+    it = in_context(2, NEMESIA_ANY_SOURCE, 0, received, LARGE);
+    it.ignore = NEMESIA_ANY_TAG;
+    OK(recv_op(endpoint, it, &status));
     CHECK(status.len == 3 && memcmp(received, "two", 3) == 0);
-    OK(nemesia_endpoint_irecv_in(endpoint, 1, peer, TAG, 0, LARGE, received, &request));
+    OK(irecv_op(endpoint, in_context(1, peer, TAG, received, LARGE), &request));
     OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
     CHECK(status.len == 3 && memcmp(received, "one", 3) == 0);
     /* The message is probed, removed and received. */
@@ -269,51 +208,9 @@ static void contexts(void) {
     OK(nemesia_endpoint_mprobe(endpoint, 5, peer, TAG, 0, 10 * SECOND, &message, NULL));
     GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_mrecv(endpoint, message, 0, NULL, &status));
     CHECK(status.len == 0 && status.total == 4);
-    OK(nemesia_endpoint_recv_in(endpoint, 6, peer, TAG, 0, LARGE, received, NULL));
+    OK(recv_op(endpoint, in_context(6, peer, TAG, received, LARGE), NULL));
     GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_probe(endpoint, 7, peer, TAG, 0, SECOND / 100, NULL));
     GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_mprobe(endpoint, 7, peer, TAG, 0, 0, &message, NULL));
-}
-
-/* Segments of growing length, the first ones empty. */
-static size_t cut(unsigned char *bytes, size_t len, size_t step, nemesia_iovec *list) {
-    size_t at = 0, count = 0;
-    while (at < len) {
-        size_t run = count * step < len - at ? count * step : len - at;
-        list[count].base = run ? bytes + at : NULL;
-        list[count++].len = run;
-        at += run;
-    }
-    return count;
-}
-
-static void lists(void) {
-    static unsigned char sent[LARGE], received[LARGE];
-    static nemesia_iovec from[WINDOW * WINDOW], to[WINDOW * WINDOW];
-    static const size_t lens[] = {0, 1, 63, 1000, 8192, 8193, 100000, LARGE};
-    static const uint32_t modes[] = {NEMESIA_SEND_STANDARD, NEMESIA_SEND_SYNCHRONOUS, NEMESIA_SEND_READY};
-    nemesia_status statuses[2];
-    uint64_t requests[2];
-    size_t at;
-    for (at = 0; at < 3 * sizeof lens / sizeof *lens; at++) {
-        size_t len = lens[at / 3], count = cut(sent, len, 1 + at, from);
-        fill(sent, len, (unsigned)at);
-        memset(received, 0, len);
-        OK(nemesia_endpoint_isendv(endpoint, 9, modes[at % 3], peer, TAG, count, from, &requests[0]));
-        count = cut(received, len, 5000, to);
-        OK(nemesia_endpoint_irecvv(endpoint, 9, peer, TAG, 0, count, to, &requests[1]));
-        OK(nemesia_endpoint_wait_all(endpoint, 2, requests, FOR_EVER, statuses));
-        CHECK(statuses[1].len == len && memcmp(sent, received, len) == 0);
-    }
-    from[0].base = NULL;
-    from[0].len = 1;
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isendv(endpoint, 9, 0, peer, TAG, 1, from, &requests[0]));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_irecvv(endpoint, 9, peer, TAG, 0, 1, from, &requests[0]));
-    from[0].base = from[1].base = sent;
-    from[0].len = from[1].len = (size_t)-1 / 2;
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isendv(endpoint, 9, 0, peer, TAG, 2, from, &requests[0]));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isendv(endpoint, 9, 0, peer, TAG, 1, NULL, &requests[0]));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isendv(endpoint, 9, 3, peer, TAG, 0, NULL, &requests[0]));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_irecvv(endpoint, 9, peer, TAG, 0, 0, NULL, NULL));
 }
 
 static void refuse_pointers(void) {
@@ -342,14 +239,6 @@ static void refuse_pointers(void) {
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_peer_failure(endpoint, peer, NULL));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_acknowledge_failures(NULL));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_progress(NULL, NULL));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_in(endpoint, 1, 3, peer, TAG, &byte, 1));
-    CHECK(strstr(nemesia_last_error_message(), "NEMESIA_SEND_STANDARD") != NULL);
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_in(endpoint, 1, 0, peer, TAG, NULL, 1));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isend_in(endpoint, 1, 3, peer, TAG, &byte, 1, &request));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isend_in(endpoint, 1, 0, peer, TAG, &byte, 1, NULL));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_recv_in(endpoint, 1, peer, TAG, 0, 1, NULL, &status));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_irecv_in(endpoint, 1, peer, TAG, 0, 1, NULL, &request));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_irecv_in(endpoint, 1, peer, TAG, 0, 1, &byte, NULL));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iprobe(NULL, 0, peer, TAG, 0, &status));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_improbe(endpoint, 0, peer, TAG, 0, NULL, &status));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_mprobe(endpoint, 0, peer, TAG, 0, 0, NULL, &status));
@@ -576,9 +465,9 @@ int main(int argc, char **argv) {
         void (*run)(void);
     } cases[] = {
         {"ping-pong", ping_pong}, {"window", window}, {"wildcards", wildcards}, {"truncation", truncation},
-        {"immediate", immediate}, {"contexts", contexts},   {"lists", lists},           {"errors", errors},
-        {"event-loop", event_loop}, {"peer-failure", peer_failure}, {"agreement", agreement},
-        {"explanation", explanation}, {"counters", counters}, {"restart", restart},
+        {"contexts", contexts},     {"errors", errors},             {"event-loop", event_loop},
+        {"peer-failure", peer_failure}, {"agreement", agreement},   {"explanation", explanation},
+        {"counters", counters},     {"restart", restart},
     };
     int32_t size = 0;
     size_t at;

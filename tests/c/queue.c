@@ -210,6 +210,85 @@ static void kinds(void) {
     OK(nemesia_endpoint_unexpose(endpoint, region));
 }
 
+static void run(const nemesia_operation *it) {
+    OK(nemesia_endpoint_run(endpoint, it, NULL));
+}
+
+/* Every kind of operation to its end, without a request. */
+static void runs(void) {
+    static uint64_t memory[2], words[3] = {5, 0, 0}, old;
+    static int notes;
+    nemesia_remote_key mine, key;
+    nemesia_operation it;
+    nemesia_iovec list[2] = {{&words[1], 3}, {&words[2], 5}};
+    nemesia_status status;
+    uint64_t region;
+    OK(nemesia_endpoint_set_handler(endpoint, 3, note, &notes));
+    OK(nemesia_endpoint_expose(endpoint, memory, sizeof memory, NEMESIA_ACCESS_READ_WRITE, &region));
+    OK(nemesia_endpoint_remote_key(endpoint, region, &mine));
+    OK(nemesia_endpoint_send(endpoint, peer, 100, &mine, sizeof mine));
+    OK(nemesia_endpoint_recv(endpoint, peer, 100, 0, sizeof key, &key, NULL));
+    it = operation(NEMESIA_OPERATION_PUT, 0);
+    it.flags = NEMESIA_OPERATION_NOTIFY | NEMESIA_OPERATION_DELIVERED;
+    it.key = &key;
+    it.buffer = &words[0];
+    it.len = 8;
+    run(&it);
+    it.offset = 1000;
+    GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_run(endpoint, &it, NULL));
+    it.offset = 0;
+    it.list = list;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_run(endpoint, &it, NULL));
+    CHECK(strstr(nemesia_last_error_message(), "only tagged messages") != NULL);
+    it.list = NULL;
+    it.kind = NEMESIA_OPERATION_ACCUMULATE;
+    it.flags = NEMESIA_OPERATION_DELIVERED;
+    it.datatype = NEMESIA_TYPE_U64;
+    it.op = NEMESIA_OP_SUM;
+    run(&it);
+    it.kind = NEMESIA_OPERATION_FETCH;
+    it.flags = 0;
+    it.operand = 2;
+    it.buffer = &old;
+    run(&it);
+    CHECK(old == 10);
+    it.kind = NEMESIA_OPERATION_COMPARE_SWAP;
+    it.op = 0;
+    it.expected = 12;
+    it.operand = 7;
+    run(&it);
+    CHECK(old == 12);
+    it.kind = NEMESIA_OPERATION_GET;
+    run(&it);
+    CHECK(old == 7);
+    it.kind = NEMESIA_OPERATION_FLUSH;
+    run(&it);
+    it = operation(NEMESIA_OPERATION_NOTIFIED, 0);
+    it.flags = 0;
+    it.region = region;
+    it.operand = 1;
+    run(&it);
+    it = operation(NEMESIA_OPERATION_ACTIVE, 0);
+    it.flags = 0;
+    it.handler = 3;
+    it.buffer = &words[0];
+    it.len = 8;
+    run(&it);
+    while (notes == 0) OK(nemesia_endpoint_progress(endpoint, NULL));
+    OK(nemesia_endpoint_send(endpoint, peer, 101, "message", 8));
+    it = operation(NEMESIA_OPERATION_MATCHED_RECEIVE, 0);
+    it.flags = 0;
+    it.list = list;
+    it.count = 2;
+    OK(nemesia_endpoint_mprobe(endpoint, 0, peer, 101, 0, FOR_EVER, &it.message, NULL));
+    OK(nemesia_endpoint_run(endpoint, &it, &status));
+    CHECK(status.len == 8 && status.tag == 101 && memcmp(&words[1], "mes", 3) == 0);
+    GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_run(endpoint, &it, &status));
+    barrier();
+    CHECK(memory[0] == 7);
+    OK(nemesia_endpoint_unexpose(endpoint, region));
+}
+
 /* An event loop sleeps until a completion is in the queue. */
 static void sleep_for_completion(void) {
     nemesia_completion done[2];
@@ -392,28 +471,32 @@ static void multi(void) {
 static void lists(void) {
     char first[3], rest[8];
     nemesia_iovec list[2] = {{NULL, 3}, {NULL, 8}};
-    uint64_t message, request;
+    nemesia_operation it = operation(NEMESIA_OPERATION_MATCHED_RECEIVE, 0);
+    uint64_t request;
     if (rank == 0) {
         OK(nemesia_endpoint_send(endpoint, 1, 1, "0123456789", 10));
         return;
     }
-    OK(nemesia_endpoint_mprobe(endpoint, 0, 0, 1, 0, FOR_EVER, &message, NULL));
+    it.flags = 0;
+    it.list = list;
+    it.count = 2;
+    OK(nemesia_endpoint_mprobe(endpoint, 0, 0, 1, 0, FOR_EVER, &it.message, NULL));
     /* An invalid list does not take the message. */
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_imrecvv(endpoint, message, 2, list, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_start(endpoint, &it, &request));
     list[0].base = first;
     list[1].base = rest;
-    OK(nemesia_endpoint_imrecvv(endpoint, message, 2, list, &request));
+    OK(nemesia_endpoint_start(endpoint, &it, &request));
     OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
     CHECK(memcmp(first, "012", 3) == 0 && memcmp(rest, "3456789", 7) == 0);
-    GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_imrecvv(endpoint, message, 2, list, &request));
+    GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_start(endpoint, &it, &request));
 }
 
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } cases[] = {{"completions", completions}, {"errors", errors}, {"kinds", kinds},  {"sleep", sleep_for_completion},
-                 {"many", many},               {"inject", inject}, {"lists", lists},
+    } cases[] = {{"completions", completions}, {"errors", errors}, {"kinds", kinds},   {"runs", runs},
+                 {"sleep", sleep_for_completion}, {"many", many}, {"inject", inject}, {"lists", lists},
                  {"multi", multi}};
     size_t at;
     OK(nemesia_endpoint_open(NULL, &endpoint));

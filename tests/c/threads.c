@@ -1,6 +1,6 @@
 /* Threads: `threads together` is started twice by the launcher, the other cases once; see main. */
 #define _POSIX_C_SOURCE 200809L
-#include "check.h"
+#include "operation.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -61,20 +61,23 @@ static void by_turns(struct talker *talker, size_t len, uint64_t tag) {
 
 /* Synchronous sends in a context; the receiver probes first. */
 static void by_probes(struct talker *talker, size_t len, uint64_t tag) {
-    const uint32_t mode = NEMESIA_SEND_SYNCHRONOUS;
+    const nemesia_operation sent = in_mode(NEMESIA_SEND_SYNCHRONOUS, in_context(9, peer, tag, talker->sent[0], len));
+    nemesia_operation flush = in_context(0, peer, 0, NULL, 0);
     uint64_t message = 0;
     nemesia_status status;
-    if (rank == 0) OK(nemesia_endpoint_send_in(endpoint, 9, mode, peer, tag, talker->sent[0], len));
+    flush.kind = NEMESIA_OPERATION_FLUSH;
+    if (rank == 0) OK(send_op(endpoint, sent));
     OK(nemesia_endpoint_probe(endpoint, 9, NEMESIA_ANY_SOURCE, tag, 0, FOR_EVER, &status));
     CHECK(status.len == len);
     if (len % 16 == 0) {
         OK(nemesia_endpoint_mprobe(endpoint, 9, peer, tag, 0, FOR_EVER, &message, NULL));
         OK(nemesia_endpoint_mrecv(endpoint, message, len, talker->received[0], &status));
     } else {
-        OK(nemesia_endpoint_recv_in(endpoint, 9, peer, tag, 0, len, talker->received[0], &status));
+        OK(recv_op(endpoint, in_context(9, peer, tag, talker->received[0], len), &status));
     }
     CHECK(status.tag == tag && status.len == len);
-    if (rank == 1) OK(nemesia_endpoint_send_in(endpoint, 9, mode, peer, tag, talker->sent[0], len));
+    if (rank == 1) OK(send_op(endpoint, sent));
+    OK(nemesia_endpoint_run(endpoint, &flush, NULL));
 }
 
 /* Requests that are waited for or tested. */

@@ -84,13 +84,16 @@ impl From<engine::OperationCompletion> for Completion {
 ///
 /// ```
 /// # nemesia::testing::world(2, |mut endpoint| {
-/// use nemesia::{Completion, CompletionKind, Source, Tag};
+/// use nemesia::{Completion, CompletionKind, RecvOp, Source, Tag};
 ///
 /// let peer = 1 - endpoint.rank();
 /// let mut buf = [0; 8];
 /// let (base, len) = (buf.as_mut_ptr(), buf.len());
 /// // SAFETY: the buffer lives, unused, until its completion is taken.
-/// unsafe { endpoint.with_completion(42).irecv(Source::Rank(peer), Tag::Exactly(1), base, len) }?;
+/// unsafe {
+///     let op = RecvOp::from_raw(Source::Rank(peer), Tag::Exactly(1), base, len);
+///     endpoint.with_completion(42).irecv_op(op)?;
+/// }
 /// endpoint.send(peer, 1, b"nemesia!")?;
 /// let mut completions = [Completion::default(); 16];
 /// assert_eq!(endpoint.wait_completions(&mut completions, None)?, 1);

@@ -9,8 +9,7 @@
 //! | `message/scope.rs` | non-blocking operations that end with a scope | the scope borrows it |
 //! | `message/context.rs` | matching contexts | as without |
 //! | `message/probe.rs` | probes, and receives of the messages that they found | as for receives |
-//! | `message/list.rs` | messages in several buffers | as for one buffer |
-//! | `message/options.rs` | sends with immediate data, or that their receiver acknowledges | as without |
+//! | `message/op.rs` | the general form: context, mode, immediate data, one buffer or a list | as for the plain call |
 //!
 //! The calls share one path: [`Endpoint::start`](super::Endpoint) and `post` pass a buffer to the engine, and `wait.rs`
 //! completes the request.
@@ -27,12 +26,12 @@ mod scope;
 mod context;
 mod probe;
 
-mod list;
-mod options;
+mod op;
 #[cfg(test)]
 mod tests;
 
 pub use context::Context;
+pub use op::{RecvOp, SendOp};
 pub use probe::Message;
 pub use scope::{Pending, Scope, ScopeContext, ScopeLoan};
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nemesia::{
-    Addressing, Config, Endpoint, Error, ExposeOptions, Region, RemoteKey, Request, Source as From, Tag,
+    Addressing, Config, Endpoint, Error, ExposeOptions, RecvOp, Region, RemoteKey, Request, SendOp,
+    Source as From, Tag,
 };
 use nemesia_core::engine::rma::{Access, RemoteKey as EngineKey};
 use nemesia_core::engine::{Failure, SendOptions, Status};
@@ -139,31 +140,32 @@ impl Actor for EndpointActor {
         options: SendOptions,
     ) -> Result<OperationId, Trouble> {
         let (to, place) = (to as usize, message.place());
-        let there = self.endpoint.in_context(context);
         // SAFETY: `open` keeps the buffer until the request is complete, and is dropped after the endpoint.
-        let started = unsafe {
-            match (place, options.synchronous, options.immediate) {
-                (BufferPlace::Run(base, len), false, None) => there.isend(to, tag, base, len),
-                (BufferPlace::Run(base, len), true, None) => there.issend(to, tag, base, len),
-                (BufferPlace::Run(base, len), ..) => there.isend_with(to, tag, base, len, options),
-                (BufferPlace::List(list, count), false, None) => there.isendv(to, tag, list, count),
-                (BufferPlace::List(list, count), true, None) => there.issendv(to, tag, list, count),
-                (BufferPlace::List(list, count), ..) => there.isendv_with(to, tag, list, count, options),
+        let op = unsafe {
+            match place {
+                BufferPlace::Run(base, len) => SendOp::from_raw(to, tag, base, len),
+                BufferPlace::List(list, count) => SendOp::from_raw_list(to, tag, list, count),
             }
         };
+        let op = op.context(context);
+        let op = if options.synchronous { op.synchronous() } else { op };
+        let op = if let Some(immediate) = options.immediate { op.immediate(immediate) } else { op };
+        // SAFETY: the same.
+        let started = unsafe { self.endpoint.isend_op(op) };
         self.keep(started, vec![message])
     }
 
     fn receive(&mut self, pattern: Pattern, mut room: Buffer) -> Result<OperationId, Trouble> {
         let ((from, tag), place) = (criteria(&pattern), room.place());
-        let there = self.endpoint.in_context(pattern.context);
-        // SAFETY: as in `send`.
-        let started = unsafe {
+        // SAFETY: as in `send_with`.
+        let op = unsafe {
             match place {
-                BufferPlace::Run(base, len) => there.irecv(from, tag, base, len),
-                BufferPlace::List(list, count) => there.irecvv(from, tag, list, count),
+                BufferPlace::Run(base, len) => RecvOp::from_raw(from, tag, base, len),
+                BufferPlace::List(list, count) => RecvOp::from_raw_list(from, tag, list, count),
             }
         };
+        // SAFETY: the same.
+        let started = unsafe { self.endpoint.irecv_op(op.context(pattern.context)) };
         self.keep(started, vec![room])
     }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use nemesia::bootstrap::Singleton;
-use nemesia::{Access, Arm, Config, Endpoint, Error, RemoteKey, SharedEndpoint, Source, Tag};
+use nemesia::{Access, Arm, Config, Endpoint, Error, RemoteKey, SendOp, SharedEndpoint, Source, Tag};
 
 use super::{Fault, Outcome, broken, ensure, open};
 
@@ -118,7 +118,8 @@ fn try_everything(endpoint: &mut Endpoint, key: &RemoteKey, own: nemesia::Region
     dead("send", endpoint.send(1, 9, &[9; 100]))?;
     dead("send of much", endpoint.send(1, 9, &large))?;
     dead("send to itself", endpoint.send(0, 9, &word))?;
-    dead("ssend", endpoint.ssend(1, 9, &word))?;
+    dead("a synchronous send", endpoint.send_op(SendOp::new(1, 9, &word).synchronous()))?;
+    dead("a send with immediate data", endpoint.send_op(SendOp::new(1, 9, &word).immediate(7)))?;
     dead("recv of a word", endpoint.recv(any.0, any.1, &mut word))?;
     dead("recv from a rank", endpoint.recv(Source::Rank(1), Tag::Exactly(9), &mut word))?;
     dead("recv", endpoint.recv(any.0, any.1, &mut large))?;

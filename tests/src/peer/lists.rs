@@ -3,7 +3,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
-use nemesia::{Endpoint, Error, SendOptions, Source, Status, Tag};
+use nemesia::{Endpoint, Error, RecvOp, SendOp, Source, Status, Tag};
 
 use super::{Outcome, barrier, ensure, open, tell};
 use crate::content::{Random, filled, seed_of};
@@ -36,7 +36,8 @@ struct Plan {
     room: usize,
     context: u16,
     tag: u64,
-    options: SendOptions,
+    synchronous: bool,
+    immediate: Option<u64>,
     from: Pieces,
     to: Pieces,
     way: u64,
@@ -82,14 +83,23 @@ impl Plan {
             room,
             context: random.pick(&[0, 1, 7, u16::MAX - 2]),
             tag: random.below(1 << 20),
-            options: SendOptions {
-                synchronous: random.below(3) == 0,
-                immediate: if random.below(3) == 0 { Some(random.below(u64::MAX)) } else { None },
-            },
+            synchronous: random.below(3) == 0,
+            immediate: if random.below(3) == 0 { Some(random.below(u64::MAX)) } else { None },
             from: Pieces::draw(&mut random, len),
             to: Pieces::draw(&mut random, room),
             way: random.below(4),
         }
+    }
+
+    /// Describes the send. One piece is a list or a slice.
+    fn send<'env>(&self, to: usize, slices: &'env [IoSlice<'env>]) -> SendOp<'env> {
+        let op = match slices {
+            [slice] if !self.synchronous => SendOp::new(to, self.tag, slice),
+            slices => SendOp::list(to, self.tag, slices),
+        };
+        let op = op.context(self.context);
+        let op = if self.synchronous { op.synchronous() } else { op };
+        if let Some(immediate) = self.immediate { op.immediate(immediate) } else { op }
     }
 }
 
@@ -130,30 +140,21 @@ fn transfer<'env>(
         if theirs.way == 0
             && let Some(rooms) = rooms.take()
         {
-            early = Some(scope.in_context(theirs.context).irecvv(source, tag, rooms)?);
+            early = Some(scope.irecv_op(RecvOp::list(source, tag, rooms).context(theirs.context))?);
         }
-        let context = scope.in_context(ours.context);
-        let send = match (ours.options, slices) {
-            (options @ SendOptions { immediate: Some(_), .. }, [slice]) => {
-                context.isend_with(to, ours.tag, slice, options)?
-            }
-            (options @ SendOptions { immediate: Some(_), .. }, slices) => {
-                context.isendv_with(to, ours.tag, slices, options)?
-            }
-            (SendOptions { synchronous: true, .. }, slices) => context.issendv(to, ours.tag, slices)?,
-            (_, [slice]) => context.isend(to, ours.tag, slice)?,
-            (_, slices) => context.isendv(to, ours.tag, slices)?,
-        };
+        let send = scope.isend_op(ours.send(to, slices))?;
         if theirs.way == 1 {
             // After the probe it is certainly unexpected.
             let status = scope.in_context(theirs.context).probe(source, tag)?;
             assert_eq!((status.rank, status.tag, status.len), (from, theirs.tag, theirs.len));
-            assert_eq!(status.immediate, theirs.options.immediate);
+            assert_eq!(status.immediate, theirs.immediate);
         }
         let receive = match (early, rooms) {
             (Some(early), _) => early,
             (None, Some([room])) => scope.in_context(theirs.context).irecv(source, tag, room)?,
-            (None, Some(rooms)) => scope.in_context(theirs.context).irecvv(source, tag, rooms)?,
+            (None, Some(rooms)) => {
+                scope.irecv_op(RecvOp::list(source, tag, rooms).context(theirs.context))?
+            }
             (None, None) => return Err(Error::Stale),
         };
         let received = scope.wait(receive);
@@ -167,11 +168,11 @@ fn verify(plan: &Plan, from: usize, received: Received, room: &[Vec<u8>]) -> Out
     let what = || format!("{} bytes from rank {from} into {} in {} pieces", plan.len, plan.room, room.len());
     let status = match received {
         Ok(Status { rank, len, immediate, .. }) if moved == plan.len => {
-            len == moved && rank == from && immediate == plan.options.immediate
+            len == moved && rank == from && immediate == plan.immediate
         }
         Err(Error::Truncated(cut)) if moved < plan.len => {
             let right = cut.message == plan.len as u64 && cut.status.len == moved;
-            right && cut.status.immediate == plan.options.immediate
+            right && cut.status.immediate == plan.immediate
         }
         other => return ensure(false, || format!("{}: {other:?}", what())),
     };

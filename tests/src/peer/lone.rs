@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | `round R LIFE...` | ask some of these processes, the lives of the slots from 0 | `done R` once all are answered |
 //! | `part` | disconnect from all | `parted` |
-//! | `state` | count | `state DESCRIPTORS OWN LINKS INBOXES NAME...`: descriptors and mappings of connections, by the kind of segment, and the connected |
+//! | `state` | count | `state DESCRIPTORS OWN LINKS INBOXES NAME...`: of connections, and the connected |
 //! | `close` | end | `closed REQUESTS REPLIES RETRIES` |
 //!
 //! A process is named `SLOT.LIFE`. It reports each peer that has died: `died NAME`. It serves others all the time.
@@ -153,8 +153,8 @@ impl LonePlace {
         Ok(())
     }
 
-    /// Disconnects from all peers that were replaced, and from a few that live. Most of these have nothing under way with
-    /// this process.
+    /// Disconnects from all peers that were replaced, and from a few that live. Most of these have nothing under way
+    /// with this process.
     fn part_from_some(&mut self) -> Outcome {
         let present = &self.present;
         let is_gone = |name: &LoneName| present.get(name.slot as usize).is_some_and(|life| *life > name.life);

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nemesia::{Completion, CompletionKind, Endpoint, Error, MultiReceiveOptions, Request, Source, Tag};
+use nemesia::{
+    Completion, CompletionKind, Endpoint, Error, MultiReceiveOptions, Request, SendOp, Source, Tag,
+};
 
 use super::{Fault, Outcome, barrier, ensure, open, tell};
 use crate::content::{Random, difference, filled, seed_of};
@@ -102,7 +104,10 @@ impl Many {
         // Kept before the send may panic.
         self.sends.insert(context, bytes);
         // SAFETY: the bytes stay in the map, unchanged, until the completion was taken, or the process ends.
-        unsafe { endpoint.with_completion(context).isend(to as usize, number, base, len) }?;
+        unsafe {
+            let op = SendOp::from_raw(to as usize, number, base, len);
+            endpoint.with_completion(context).isend_op(op)?;
+        }
         Ok(())
     }
 

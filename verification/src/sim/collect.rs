@@ -49,7 +49,6 @@ struct Actor {
 #[derive(Debug)]
 pub(crate) struct CollectWorld {
     rng: Rng,
-    shape: Shape,
     pub(crate) world: World,
     actors: Vec<Actor>,
     /// The messages by source and destination, and how many of them have arrived.
@@ -63,7 +62,7 @@ impl CollectWorld {
         let count = shape.conditions.ranks as usize;
         Ok(Self {
             rng,
-            shape,
+
             world: World::new(fabric, shape.terms)?,
             actors: std::iter::repeat_with(Actor::default).take(count).collect(),
             sent: vec![vec![Vec::new(); count]; count],

@@ -1,10 +1,9 @@
 //! The operations whose completions enter the queue.
 
 use nemesia_core::engine::{self, CompletionKind};
-use nemesia_core::payload::Segment;
 
 use crate::endpoint::{
-    Comparison, CompleteAt, Datatype, Endpoint, Message, Reduction, Region, RemoteKey, Request, Source, Tag,
+    Comparison, CompleteAt, Datatype, Endpoint, RecvOp, Reduction, Region, RemoteKey, Request, SendOp,
 };
 use crate::error::Error;
 
@@ -18,8 +17,6 @@ pub struct WithCompletion<'a> {
     endpoint: &'a mut Endpoint,
     /// The number of the caller's; `None` if the operation has a request instead.
     context: Option<u64>,
-    /// The matching context.
-    matching: u16,
 }
 
 /// An operation that was started by a method of [`WithCompletion`].
@@ -43,7 +40,7 @@ impl Endpoint {
     /// Returns this endpoint for one operation. If there is a number, this is [`Endpoint::with_completion`]; otherwise
     /// the operation has a request, which tests and waits complete. For callers that decide at run time.
     pub const fn with_completion_or_request(&mut self, context: Option<u64>) -> WithCompletion<'_> {
-        WithCompletion { endpoint: self, context, matching: 0 }
+        WithCompletion { endpoint: self, context }
     }
 
     /// Starts an operation whose completion enters the queue. `peer`, `tag` and `len` are its status if it is complete
@@ -69,19 +66,13 @@ impl Endpoint {
 }
 
 impl WithCompletion<'_> {
-    /// Returns the same in a matching context; see [`Endpoint::in_context`].
-    pub const fn in_context(self, matching: u16) -> Self {
-        Self { matching, ..self }
-    }
-
     fn start(
         self,
         kind: CompletionKind,
         done: (usize, u64, usize),
-        start: impl FnOnce(&mut Endpoint, u16) -> Result<Request, Error>,
+        start: impl FnOnce(&mut Endpoint) -> Result<Request, Error>,
     ) -> Result<StartedOperation, Error> {
-        let Self { endpoint, context, matching } = self;
-        let start = |endpoint: &mut Endpoint| start(endpoint, matching);
+        let Self { endpoint, context } = self;
         let started = match context {
             Some(context) => endpoint.start_collected((context, kind), done, start),
             None => start(endpoint),
@@ -89,165 +80,31 @@ impl WithCompletion<'_> {
         started.map(StartedOperation)
     }
 
-    /// Starts a send; see [`Endpoint::isend`].
+    /// Starts a send; see [`Endpoint::isend_op`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
     ///
     /// # Safety
-    /// As for [`Endpoint::isend`], until the completion was taken.
-    pub unsafe fn isend(
-        self,
-        to: usize,
-        tag: u64,
-        base: *const u8,
-        len: usize,
-    ) -> Result<StartedOperation, Error> {
-        self.start(CompletionKind::Send, (to, tag, len), |endpoint, matching| {
+    /// As for [`Endpoint::isend_op`], until the completion was taken.
+    pub unsafe fn isend_op(self, op: SendOp<'_>) -> Result<StartedOperation, Error> {
+        self.start(CompletionKind::Send, op.done(), |endpoint| {
             // SAFETY: the caller's promise.
-            unsafe { endpoint.in_context(matching).isend(to, tag, base, len) }
+            unsafe { endpoint.isend_op(op) }
         })
     }
 
-    /// Starts a synchronous send; see [`Endpoint::issend`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`WithCompletion::isend`].
-    pub unsafe fn issend(
-        self,
-        to: usize,
-        tag: u64,
-        base: *const u8,
-        len: usize,
-    ) -> Result<StartedOperation, Error> {
-        self.start(CompletionKind::Send, (to, tag, len), |endpoint, matching| {
-            // SAFETY: the caller's promise.
-            unsafe { endpoint.in_context(matching).issend(to, tag, base, len) }
-        })
-    }
-
-    /// Starts a send of several segments; see [`Endpoint::isendv`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::isendv`], until the completion was taken.
-    pub unsafe fn isendv(
-        self,
-        to: usize,
-        tag: u64,
-        list: *const Segment,
-        count: usize,
-    ) -> Result<StartedOperation, Error> {
-        // SAFETY: the caller's promise: the list is readable.
-        let len = unsafe { total(list, count) };
-        self.start(CompletionKind::Send, (to, tag, len), |endpoint, matching| {
-            // SAFETY: the caller's promise.
-            unsafe { endpoint.in_context(matching).isendv(to, tag, list, count) }
-        })
-    }
-
-    /// Starts a synchronous send of several segments; see [`Context::issendv`](crate::Context::issendv).
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`WithCompletion::isendv`].
-    pub unsafe fn issendv(
-        self,
-        to: usize,
-        tag: u64,
-        list: *const Segment,
-        count: usize,
-    ) -> Result<StartedOperation, Error> {
-        // SAFETY: the caller's promise: the list is readable.
-        let len = unsafe { total(list, count) };
-        self.start(CompletionKind::Send, (to, tag, len), |endpoint, matching| {
-            // SAFETY: the caller's promise.
-            unsafe { endpoint.in_context(matching).issendv(to, tag, list, count) }
-        })
-    }
-
-    /// Posts a receive; see [`Endpoint::irecv`].
+    /// Posts a receive; see [`Endpoint::irecv_op`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was posted.
     ///
     /// # Safety
-    /// As for [`Endpoint::irecv`], until the completion was taken.
-    pub unsafe fn irecv(
-        self,
-        from: Source,
-        tag: Tag,
-        base: *mut u8,
-        len: usize,
-    ) -> Result<StartedOperation, Error> {
-        self.start(CompletionKind::Receive, NO_STATUS, |endpoint, matching| {
+    /// As for [`Endpoint::irecv_op`], until the completion was taken.
+    pub unsafe fn irecv_op(self, op: RecvOp<'_>) -> Result<StartedOperation, Error> {
+        self.start(CompletionKind::Receive, NO_STATUS, |endpoint| {
             // SAFETY: the caller's promise.
-            unsafe { endpoint.in_context(matching).irecv(from, tag, base, len) }
-        })
-    }
-
-    /// Posts a receive into several segments; see [`Endpoint::irecvv`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was posted.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::irecvv`], until the completion was taken.
-    pub unsafe fn irecvv(
-        self,
-        from: Source,
-        tag: Tag,
-        list: *const Segment,
-        count: usize,
-    ) -> Result<StartedOperation, Error> {
-        self.start(CompletionKind::Receive, NO_STATUS, |endpoint, matching| {
-            // SAFETY: the caller's promise.
-            unsafe { endpoint.in_context(matching).irecvv(from, tag, list, count) }
-        })
-    }
-
-    /// Receives a message that a probe took out; see [`Endpoint::imrecv`].
-    ///
-    /// # Errors
-    /// As for [`Endpoint::imrecv`].
-    ///
-    /// # Safety
-    /// As for [`WithCompletion::irecv`].
-    pub unsafe fn imrecv(
-        self,
-        message: Message,
-        base: *mut u8,
-        len: usize,
-    ) -> Result<StartedOperation, Error> {
-        self.start(CompletionKind::Receive, NO_STATUS, |endpoint, _| {
-            // SAFETY: the caller's promise.
-            unsafe { endpoint.imrecv(message, base, len) }
-        })
-    }
-
-    /// Receives a message that a probe took out into several segments; see [`Endpoint::imrecvv`].
-    ///
-    /// # Errors
-    /// As for [`Endpoint::imrecvv`].
-    ///
-    /// # Safety
-    /// As for [`WithCompletion::irecvv`].
-    pub unsafe fn imrecvv(
-        self,
-        message: Message,
-        list: *const Segment,
-        count: usize,
-    ) -> Result<StartedOperation, Error> {
-        self.start(CompletionKind::Receive, NO_STATUS, |endpoint, _| {
-            // SAFETY: the caller's promise.
-            unsafe { endpoint.imrecvv(message, list, count) }
+            unsafe { endpoint.irecv_op(op) }
         })
     }
 
@@ -267,7 +124,7 @@ impl WithCompletion<'_> {
     ) -> Result<StartedOperation, Error> {
         // Replies of handlers take slots, and leave before the slot for this message is reserved.
         self.endpoint.send_waiting_replies();
-        self.start(CompletionKind::Active, (to, 0, payload.len()), |endpoint, _| {
+        self.start(CompletionKind::Active, (to, 0, payload.len()), |endpoint| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.start_active(to, handler, header, payload) }
         })
@@ -289,7 +146,7 @@ impl WithCompletion<'_> {
         notify: bool,
         complete: CompleteAt,
     ) -> Result<StartedOperation, Error> {
-        self.start(CompletionKind::Put, (key.rank(), 0, len), |endpoint, _| {
+        self.start(CompletionKind::Put, (key.rank(), 0, len), |endpoint| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.iput(key, offset, base, len, notify, complete) }
         })
@@ -309,7 +166,7 @@ impl WithCompletion<'_> {
         base: *mut u8,
         len: usize,
     ) -> Result<StartedOperation, Error> {
-        self.start(CompletionKind::Get, (key.rank(), 0, len), |endpoint, _| {
+        self.start(CompletionKind::Get, (key.rank(), 0, len), |endpoint| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.iget(key, offset, base, len) }
         })
@@ -331,7 +188,7 @@ impl WithCompletion<'_> {
         len: usize,
         complete: CompleteAt,
     ) -> Result<StartedOperation, Error> {
-        self.start(CompletionKind::Atomic, (key.rank(), 0, len), |endpoint, _| {
+        self.start(CompletionKind::Atomic, (key.rank(), 0, len), |endpoint| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.iaccumulate(key, offset, what, base, len, complete) }
         })
@@ -353,7 +210,7 @@ impl WithCompletion<'_> {
         old: *mut u8,
     ) -> Result<StartedOperation, Error> {
         let done = (key.rank(), 0, what.0.bytes());
-        self.start(CompletionKind::Atomic, done, |endpoint, _| {
+        self.start(CompletionKind::Atomic, done, |endpoint| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.ifetch(key, offset, what, operand, old) }
         })
@@ -375,7 +232,7 @@ impl WithCompletion<'_> {
         old: *mut u8,
         len: usize,
     ) -> Result<StartedOperation, Error> {
-        self.start(CompletionKind::Atomic, (key.rank(), 0, len), |endpoint, _| {
+        self.start(CompletionKind::Atomic, (key.rank(), 0, len), |endpoint| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.ifetch_accumulate(key, offset, what, operands, old, len) }
         })
@@ -397,7 +254,7 @@ impl WithCompletion<'_> {
         old: *mut u8,
     ) -> Result<StartedOperation, Error> {
         let done = (key.rank(), 0, what.0.bytes());
-        self.start(CompletionKind::Atomic, done, |endpoint, _| {
+        self.start(CompletionKind::Atomic, done, |endpoint| {
             // SAFETY: the caller's promise.
             unsafe { endpoint.icompare_swap(key, offset, what, expected_and_value, old) }
         })
@@ -408,7 +265,7 @@ impl WithCompletion<'_> {
     /// # Errors
     /// As for [`Endpoint::iflush`].
     pub fn iflush(self, rank: usize) -> Result<StartedOperation, Error> {
-        self.start(CompletionKind::Flush, (rank, 0, 0), |endpoint, _| endpoint.iflush(rank))
+        self.start(CompletionKind::Flush, (rank, 0, 0), |endpoint| endpoint.iflush(rank))
     }
 
     /// Starts a wait for notifications; see [`Endpoint::inotified`].
@@ -416,18 +273,9 @@ impl WithCompletion<'_> {
     /// # Errors
     /// As for [`Endpoint::inotified`].
     pub fn inotified(self, region: Region, count: u64) -> Result<StartedOperation, Error> {
-        self.start(CompletionKind::Notification, NO_STATUS, |endpoint, _| endpoint.inotified(region, count))
+        self.start(CompletionKind::Notification, NO_STATUS, |endpoint| endpoint.inotified(region, count))
     }
 }
 
 /// The status of an operation that always has a request, which keeps its own.
 const NO_STATUS: (usize, u64, usize) = (0, 0, 0);
-
-/// Returns the number of bytes of a list.
-///
-/// # Safety
-/// There are `count` segments at `list`.
-unsafe fn total(list: *const Segment, count: usize) -> usize {
-    // SAFETY: the caller's promise.
-    (0..count).fold(0, |sum: usize, at| sum.saturating_add(unsafe { (*list.add(at)).len }))
-}

@@ -9,7 +9,7 @@ use nemesia_core::payload::Segment;
 use crate::endpoint::tests::{pair, world};
 use crate::{
     Access, Arm, Comparison, CompleteAt, Completion, CompletionKind, Config, Datatype, Endpoint, Error,
-    Reduction, Request, Source, StartedOperation, Tag,
+    RecvOp, Reduction, Request, SendOp, Source, StartedOperation, Tag,
 };
 
 const ONE: Source = Source::Rank(1);
@@ -21,7 +21,9 @@ const EVER: Option<Duration> = Some(Duration::from_secs(60));
 fn post(endpoint: &mut Endpoint, context: u64, from: Source, buf: &mut [u8]) -> StartedOperation {
     let (base, len) = (buf.as_mut_ptr(), buf.len());
     // SAFETY: the tests take the completion, or drop the endpoint, before the buffer ends.
-    unsafe { endpoint.with_completion(context).irecv(from, Tag::Exactly(context), base, len) }.unwrap()
+    let op = unsafe { RecvOp::from_raw(from, Tag::Exactly(context), base, len) };
+    // SAFETY: the same.
+    unsafe { endpoint.with_completion(context).irecv_op(op) }.unwrap()
 }
 
 /// Waits for `count` completions.
@@ -55,7 +57,7 @@ fn messages_of_every_size_enter_the_queue_with_their_status() {
                 (one, got)
             });
             // SAFETY: the bytes live until the completion was taken.
-            unsafe { zero.with_completion(u64::MAX).isend(1, 7, bytes.as_ptr(), len) }.unwrap();
+            unsafe { zero.with_completion(u64::MAX).isend_op(SendOp::new(1, 7, &bytes)) }.unwrap();
             let done = take(&mut zero, 1)[0];
             assert!(done.is_success());
             let status = done.result().unwrap();
@@ -91,16 +93,22 @@ fn operations_of_each_kind_enter_the_queue() {
             .unwrap();
         alone.with_completion(6).ifetch_accumulate(&key, 16, sum, base, result, 8).unwrap();
         alone.with_completion(7).isend_active(0, 1, header, std::ptr::from_ref(&[9_u8; 4])).unwrap();
-        alone.with_completion(8).isendv(0, 5, list.as_ptr(), 2).unwrap();
-        alone.with_completion(9).in_context(3).issend(0, 6, base, 8).unwrap();
+        alone.with_completion(8).isend_op(SendOp::from_raw_list(0, 5, list.as_ptr(), 2)).unwrap();
+        let op = SendOp::from_raw(0, 6, base, 8).context(3).synchronous().immediate(9);
+        alone.with_completion(9).isend_op(op).unwrap();
     }
     alone.with_completion(10).iflush(0).unwrap();
     alone.with_completion(11).inotified(region, 1).unwrap();
     let message = alone.mprobe(ZERO, Tag::Exactly(5)).unwrap();
+    let mut into = [0_u8; 8];
+    let base = into.as_mut_ptr();
+    let into = [Segment { base, len: 3 }, Segment { base: base.wrapping_add(3), len: 5 }];
     // SAFETY: as above.
     unsafe {
-        alone.with_completion(12).imrecvv(message, list.as_ptr(), 2).unwrap();
-        alone.with_completion(13).in_context(3).irecvv(ZERO, Tag::Any, list.as_ptr(), 2).unwrap();
+        let op = RecvOp::from_raw_list(ZERO, Tag::Any, into.as_ptr(), 2);
+        alone.with_completion(12).irecv_op(op.matched(message)).unwrap();
+        let op = RecvOp::from_raw_list(ZERO, Tag::Any, into.as_ptr(), 2);
+        alone.with_completion(13).irecv_op(op.context(3)).unwrap();
     }
     let mut done = take(&mut alone, 13);
     done.sort_by_key(|done| done.context);
@@ -111,6 +119,7 @@ fn operations_of_each_kind_enter_the_queue() {
     for (at, done) in done.iter().enumerate() {
         assert_eq!((done.context, done.kind), (at as u64 + 1, kinds[at]));
         assert_eq!(done.result().unwrap().len, lens[at], "{:?}", kinds[at]);
+        assert_eq!(done.immediate, (at == 12).then_some(9), "{:?}", kinds[at]);
     }
 }
 
@@ -140,7 +149,7 @@ fn errors_are_in_the_queue_with_both_lengths_of_a_truncated_message() {
     assert!(matches!(failed.result(), Err(Error::PeerFailed { rank: 1, .. })), "{failed:?}");
     // A start that fails makes no entry.
     // SAFETY: there are no bytes.
-    let refused = unsafe { zero.with_completion(4).isend(7, 1, std::ptr::dangling(), 0) };
+    let refused = unsafe { zero.with_completion(4).isend_op(SendOp::new(7, 1, &[])) };
     assert!(matches!(refused, Err(Error::Rank { rank: 7, .. })));
     assert_eq!(zero.completions(&mut [Completion::default()]), 0);
 }
@@ -152,7 +161,7 @@ fn every_request_may_have_its_entry_in_the_queue_and_no_further_one_starts() {
     let mut alone = world(1, &config).pop().unwrap();
     let send = |alone: &mut Endpoint, context| {
         // SAFETY: there are no bytes.
-        unsafe { alone.with_completion(context).isend(0, 1, std::ptr::dangling(), 0) }.map(drop)
+        unsafe { alone.with_completion(context).isend_op(SendOp::new(0, 1, &[])) }.map(drop)
     };
     for context in 0..64 {
         send(&mut alone, context).unwrap();
@@ -236,11 +245,10 @@ fn several_threads_take_each_completion_once() {
     let zero = zero.into_shared();
     let mut bufs = vec![[0_u8; 8]; MESSAGES as usize];
     for (context, buf) in (0..).zip(&mut bufs) {
-        let base = buf.as_mut_ptr();
         // SAFETY: the buffers live, unused, until all completions were taken.
-        zero.with(|it| unsafe { it.with_completion(context).irecv(ONE, Tag::Exactly(context), base, 8) })
-            .unwrap()
-            .unwrap();
+        let op = unsafe { RecvOp::from_raw(ONE, Tag::Exactly(context), buf.as_mut_ptr(), 8) };
+        // SAFETY: the same.
+        zero.with(|it| unsafe { it.with_completion(context).irecv_op(op) }).unwrap().unwrap();
     }
     let (taken, sum) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -482,7 +490,9 @@ fn probed_message_is_received_into_a_list() {
             Segment { base: rest.as_mut_ptr(), len: rest.len() },
         ];
         // SAFETY: the list and its buffers live, unused, until the request is complete.
-        let request = unsafe { zero.imrecvv(message, list.as_ptr(), 2) }.unwrap();
+        let op = unsafe { RecvOp::from_raw_list(ONE, Tag::Any, list.as_ptr(), 2) }.matched(message);
+        // SAFETY: the same.
+        let request = unsafe { zero.irecv_op(op) }.unwrap();
         assert_eq!(zero.wait(request).unwrap().len, len);
         let (endpoint, bytes) = sender.join().unwrap();
         assert!([first, rest].concat() == bytes);

@@ -45,25 +45,4 @@ impl Endpoint {
     pub fn recv(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Result<Status, Error> {
         self.in_context(0).recv(from, tag, buf)
     }
-
-    /// Sends a message and waits until a receive has matched it (MPI_Ssend).
-    ///
-    /// # Errors
-    /// See [`Error`].
-    pub fn ssend(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.in_context(0).ssend(to, tag, bytes)
-    }
-
-    /// Sends a message for which a receive is posted, as the caller knows, and waits until its bytes have left
-    /// the buffer (MPI_Rsend).
-    ///
-    /// The engine makes no use of the posted receive: this is [`Endpoint::send`], as MPI 4.1 permits (section
-    /// 3.4).
-    ///
-    /// # Errors
-    /// See [`Error`].
-    #[inline]
-    pub fn rsend(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.send(to, tag, bytes)
-    }
 }

@@ -51,20 +51,18 @@ impl Endpoint {
 }
 
 impl Endpoint {
-    /// Sends borrowed bytes and waits until the engine has finished with them.
+    /// Sends bytes that the caller's borrow keeps until this function returns, and waits until the engine has finished
+    /// with them: `finish` returns or unwinds only then.
     #[inline(never)]
     pub(in crate::endpoint) fn send_slowly(
         &mut self,
         to: usize,
         context: u16,
         tag: u64,
-        bytes: &[u8],
+        buf: SendBuf,
         mode: Mode,
     ) -> Result<(), Error> {
-        // SAFETY: the bytes are borrowed until this function returns, and `finish` returns only when the engine
-        // has finished with them.
-        let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
-        self.engine.trace_mut().enter("send", bytes.len() as u64);
+        self.engine.trace_mut().enter("send", buf.len() as u64);
         let started = self.start(to, context, tag, buf, mode);
         let sent = started.and_then(|request| self.finish(request).map(drop));
         self.engine.trace_mut().leave(true);
@@ -78,7 +76,9 @@ impl Endpoint {
         if self.send_at_once(to, context, tag, bytes) {
             return Ok(());
         }
-        self.send_slowly(to, context, tag, bytes, Mode::Queued)
+        // SAFETY: the bytes are borrowed until this function returns.
+        let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
+        self.send_slowly(to, context, tag, buf, Mode::Queued)
     }
 
     /// Receives a message of any length and waits for it. When this function returns, the engine has finished
@@ -144,23 +144,6 @@ impl Context<'_> {
         self.endpoint.inject_at_once(to, free_context(self.id)?, tag, bytes)
     }
 
-    /// Sends a message in this context and waits until a receive has matched it; see [`Endpoint::ssend`].
-    ///
-    /// # Errors
-    /// See [`Error`].
-    pub fn ssend(self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.endpoint.send_slowly(to, free_context(self.id)?, tag, bytes, Mode::Synchronous)
-    }
-
-    /// Sends a message for which a receive is posted; see [`Endpoint::rsend`].
-    ///
-    /// # Errors
-    /// See [`Error`].
-    #[inline(always)]
-    pub fn rsend(self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.send(to, tag, bytes)
-    }
-
     /// Receives a message in this context and waits for it; see [`Endpoint::recv`].
     ///
     /// # Errors
@@ -197,32 +180,6 @@ impl Context<'_> {
             return Ok(Request(RequestId::SENT));
         }
         self.endpoint.start(to, context, tag, buf, Mode::Standard)
-    }
-
-    /// Starts a synchronous send in this context; see [`Endpoint::issend`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::isend`].
-    pub unsafe fn issend(self, to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        let buf = unsafe { SendBuf::from_raw(base, len) };
-        self.endpoint.start(to, free_context(self.id)?, tag, buf, Mode::Synchronous)
-    }
-
-    /// Starts a send for which a receive is posted; see [`Endpoint::irsend`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::isend`].
-    #[inline(always)]
-    pub unsafe fn irsend(self, to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.isend(to, tag, base, len) }
     }
 
     /// Posts a receive in this context; see [`Endpoint::irecv`].

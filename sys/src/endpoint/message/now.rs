@@ -116,7 +116,9 @@ impl Endpoint {
     /// # Errors
     /// See [`Error`].
     pub fn send_queued(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.send_slowly(to, 0, tag, bytes, Mode::Queued)
+        // SAFETY: the bytes are borrowed until this function returns.
+        let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
+        self.send_slowly(to, 0, tag, buf, Mode::Queued)
     }
 
     /// Starts a send of a message that [`Endpoint::send_now`] has refused; see [`Endpoint::isend`] and

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nemesia_core::engine::RequestId;
 use nemesia_core::matching::Pattern;
-use nemesia_core::payload::{RecvBuf, Segment};
+use nemesia_core::payload::RecvBuf;
 
 use crate::endpoint::wait::{Awaited, Wait};
 use crate::endpoint::{Context, Endpoint, Request, Source, Status, Tag, pattern, status};
@@ -128,6 +128,7 @@ impl Endpoint {
     }
 
     /// Starts the receive of a message that a probe took out, into `len` bytes at `base` (MPI_Imrecv).
+    /// [`RecvOp::matched`](crate::RecvOp::matched) receives it into a list.
     ///
     /// # Errors
     /// [`Error::Stale`] if the message belongs to another endpoint; the buffer is not used.
@@ -140,26 +141,8 @@ impl Endpoint {
         self.start_matched(message, buf)
     }
 
-    /// Starts the receive of a message that a probe took out, into `count` segments at `list`, in their order.
-    ///
-    /// # Errors
-    /// As for [`Endpoint::imrecv`]. [`Error::List`] if the list is invalid; the message is then dropped.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::irecvv`].
-    pub unsafe fn imrecvv(
-        &mut self,
-        message: Message,
-        list: *const Segment,
-        count: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        let buf = unsafe { RecvBuf::from_list(list, count) }.ok_or(Error::List)?;
-        self.start_matched(message, buf)
-    }
-
     /// Starts the receive of a message that a probe took out.
-    fn start_matched(&mut self, mut message: Message, mut buf: RecvBuf) -> Result<Request, Error> {
+    pub(super) fn start_matched(&mut self, mut message: Message, mut buf: RecvBuf) -> Result<Request, Error> {
         self.check_origin()?;
         if !message.home.as_ref().is_some_and(|home| Arc::ptr_eq(home, &self.dropped)) {
             return Err(Error::Stale);

@@ -71,45 +71,6 @@ impl Endpoint {
         unsafe { self.in_context(0).irecv(from, tag, base, len) }
     }
 
-    /// Starts a send as [`Endpoint::isend`] does. It is complete only when a receive has matched the message
-    /// (MPI_Issend).
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::isend`].
-    pub unsafe fn issend(
-        &mut self,
-        to: usize,
-        tag: u64,
-        base: *const u8,
-        len: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.in_context(0).issend(to, tag, base, len) }
-    }
-
-    /// Starts a send as [`Endpoint::isend`] does, of a message for which a receive is posted, as the caller
-    /// knows (MPI_Irsend). The engine makes no use of the posted receive.
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::isend`].
-    #[inline]
-    pub unsafe fn irsend(
-        &mut self,
-        to: usize,
-        tag: u64,
-        base: *const u8,
-        len: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.isend(to, tag, base, len) }
-    }
-
     /// Returns the result of a request if it is complete. The request then no longer exists.
     ///
     /// # Errors

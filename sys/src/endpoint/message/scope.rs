@@ -92,23 +92,6 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
         self.start(|context| unsafe { context.isend(to, tag, bytes.as_ptr(), bytes.len()) })
     }
 
-    /// Starts a send that is complete only when a receive has matched it. The scope cannot end before that.
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    pub fn issend(self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
-        // SAFETY: as for `isend`.
-        self.start(|context| unsafe { context.issend(to, tag, bytes.as_ptr(), bytes.len()) })
-    }
-
-    /// Starts a send for which a receive is posted; see [`Endpoint::irsend`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    pub fn irsend(self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
-        self.isend(to, tag, bytes)
-    }
-
     /// Posts a receive.
     ///
     /// # Errors
@@ -155,10 +138,7 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
         self.scope.endpoint.in_context(self.id)
     }
 
-    pub(in crate::endpoint) fn start(
-        mut self,
-        start: impl FnOnce(Context<'_>) -> Result<Request, Error>,
-    ) -> Result<Pending, Error> {
+    fn start(mut self, start: impl FnOnce(Context<'_>) -> Result<Request, Error>) -> Result<Pending, Error> {
         let request = start(self.context())?;
         Ok(self.scope.keep(request))
     }
@@ -176,14 +156,6 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// See [`Error`]; nothing was sent.
     pub fn isend(&mut self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
         self.in_context(0).isend(to, tag, bytes)
-    }
-
-    /// Starts a send that is complete only when a receive has matched it. The scope cannot end before that.
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    pub fn issend(&mut self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
-        self.in_context(0).issend(to, tag, bytes)
     }
 
     /// Posts a receive.

@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
 use crate::endpoint::tests::{pair, world};
-use crate::endpoint::{Endpoint, Source, Tag};
+use crate::endpoint::{Endpoint, RecvOp, SendOp, Source, Tag};
 use crate::{Config, Error};
 
 const ZERO: Source = Source::Rank(0);
@@ -17,7 +17,7 @@ fn alone() -> Endpoint {
 /// Starts a synchronous send of static bytes.
 fn issend(endpoint: &mut Endpoint, to: usize, tag: u64, bytes: &'static [u8]) -> crate::Request {
     // SAFETY: the bytes are static.
-    unsafe { endpoint.issend(to, tag, bytes.as_ptr(), bytes.len()) }.unwrap()
+    unsafe { endpoint.isend_op(SendOp::new(to, tag, bytes).synchronous()) }.unwrap()
 }
 
 /// Only agreements use their context: every other call refuses it.
@@ -30,12 +30,12 @@ fn reserved_context_is_refused_everywhere() {
         assert!(matches!(outcome, Err(Error::Context)), "{what}: {outcome:?}");
     };
     refused(alone.in_context(RESERVED).send(0, 1, &[]), "send");
-    refused(alone.in_context(RESERVED).ssend(0, 1, &[]), "ssend");
-    refused(alone.in_context(RESERVED).rsend(0, 1, &[]), "rsend");
-    refused(alone.in_context(RESERVED).sendv(0, 1, &[]), "sendv");
-    refused(alone.in_context(RESERVED).ssendv(0, 1, &[]), "ssendv");
+    refused(alone.in_context(RESERVED).inject(0, 1, &[]).map(drop), "inject");
+    refused(alone.send_op(SendOp::list(0, 1, &[]).context(RESERVED)), "send_op");
+    refused(alone.send_op(SendOp::new(0, 1, &[]).context(RESERVED).synchronous()), "synchronous");
+    refused(alone.send_op(SendOp::new(0, 1, &[]).context(RESERVED).immediate(1)), "immediate");
     refused(alone.in_context(RESERVED).recv(from, tag, &mut []).map(drop), "recv");
-    refused(alone.in_context(RESERVED).recvv(from, tag, &mut []).map(drop), "recvv");
+    refused(alone.recv_op(RecvOp::list(from, tag, &mut []).context(RESERVED)).map(drop), "recv_op");
     refused(alone.in_context(RESERVED).iprobe(from, tag).map(drop), "iprobe");
     refused(alone.in_context(RESERVED).probe(from, tag).map(drop), "probe");
     refused(alone.in_context(RESERVED).probe_timeout(from, tag, SOON).map(drop), "probe_timeout");
@@ -44,11 +44,9 @@ fn reserved_context_is_refused_everywhere() {
     refused(alone.in_context(RESERVED).mprobe_timeout(from, tag, SOON).map(drop), "mprobe_timeout");
     let scoped = alone.scope(|scope| {
         refused(scope.in_context(RESERVED).isend(0, 1, &[]).map(drop), "isend");
-        refused(scope.in_context(RESERVED).issend(0, 1, &[]).map(drop), "issend");
-        refused(scope.in_context(RESERVED).isendv(0, 1, &[]).map(drop), "isendv");
-        refused(scope.in_context(RESERVED).issendv(0, 1, &[]).map(drop), "issendv");
+        refused(scope.isend_op(SendOp::list(0, 1, &[]).context(RESERVED)).map(drop), "isend_op");
         refused(scope.in_context(RESERVED).irecv(from, tag, &mut []).map(drop), "irecv");
-        refused(scope.in_context(RESERVED).irecvv(from, tag, &mut []).map(drop), "irecvv");
+        refused(scope.irecv_op(RecvOp::list(from, tag, &mut []).context(RESERVED)).map(drop), "irecv_op");
         Ok(())
     });
     scoped.unwrap();
@@ -87,7 +85,7 @@ fn a_message_of_one_context_is_visible_in_no_other() {
         assert_eq!(scope.wait(second)?.len, 4);
         assert!(scope.test(first)?.is_none());
         assert!(scope.in_context(9).improbe(Source::Any, Tag::Any)?.is_none());
-        zero.in_context(8).rsend(1, 1, b"eight")?;
+        zero.send_op(SendOp::new(1, 1, b"eight").context(8).ready())?;
         assert_eq!(scope.wait(first)?.len, 5);
         Ok(())
     })
@@ -115,7 +113,7 @@ fn a_synchronous_send_is_complete_when_a_receive_has_matched_it() {
         assert_eq!(status.tag, 8);
         one
     });
-    zero.ssend(1, 8, b"blocking").unwrap();
+    zero.send_op(SendOp::new(1, 8, b"blocking").synchronous()).unwrap();
     drop((receiver.join().unwrap(), zero));
 }
 
@@ -276,19 +274,79 @@ fn slices_are_gathered_and_scattered_by_calls_that_block() {
     let other = std::thread::spawn(move || {
         for len in [0, 8, 40, 700, 8000, 200_000] {
             let (head, tail) = bytes[..len].split_at(len / 3);
-            one.sendv(0, 1, &[IoSlice::new(head), IoSlice::new(&[]), IoSlice::new(tail)]).unwrap();
-            one.in_context(1).ssendv(0, 1, &[IoSlice::new(head), IoSlice::new(tail)]).unwrap();
+            let list = [IoSlice::new(head), IoSlice::new(&[]), IoSlice::new(tail)];
+            one.send_op(SendOp::list(0, 1, &list)).unwrap();
+            one.send_op(SendOp::list(0, 1, &list).context(1).synchronous()).unwrap();
+            one.send_op(SendOp::list(0, 1, &list).context(2).immediate(len as u64)).unwrap();
         }
         one
     });
     for len in [0, 8, 40, 700, 8000, 200_000] {
-        for context in [0, 1] {
+        for context in [0, 1, 2] {
             let mut got = vec![0; len];
             let (head, tail) = got.split_at_mut(len / 2);
             let list = &mut [IoSliceMut::new(head), IoSliceMut::new(tail)];
-            let status = zero.in_context(context).recvv(Source::Any, Tag::Any, list).unwrap();
+            let status = zero.recv_op(RecvOp::list(Source::Any, Tag::Any, list).context(context)).unwrap();
             assert_eq!((status.len, got == wanted[..len]), (len, true), "{len} bytes");
+            assert_eq!(status.immediate, (context == 2).then_some(len as u64), "{len} bytes");
         }
     }
     drop(other.join().unwrap());
+}
+
+#[test]
+fn immediate_data_come_with_every_mode_and_length() {
+    const LARGE: usize = 100_000;
+    let (mut zero, mut one) = pair(&Config::default());
+    let other = std::thread::spawn(move || {
+        for len in [0, 8, 9, 700, LARGE] {
+            let bytes = vec![len as u8; len];
+            one.send_op(SendOp::new(0, 1, &bytes).immediate(0)).unwrap();
+            one.send_op(SendOp::new(0, 1, &bytes).immediate(u64::MAX).synchronous()).unwrap();
+            let sent = one.scope(|scope| {
+                let first = scope.isend_op(SendOp::new(0, 1, &bytes).immediate(len as u64))?;
+                scope.isend_op(SendOp::new(0, 1, &bytes).synchronous())?;
+                scope.wait(first).map(drop)
+            });
+            sent.unwrap();
+        }
+        one
+    });
+    for len in [0, 8, 9, 700, LARGE] {
+        for immediate in [Some(0), Some(u64::MAX), Some(len as u64), None] {
+            let mut got = vec![0; len];
+            assert_eq!(zero.probe(Source::Any, Tag::Any).unwrap().immediate, immediate);
+            let status = zero.recv_op(RecvOp::new(Source::Rank(1), Tag::Exactly(1), &mut got)).unwrap();
+            assert_eq!((status.len, status.immediate), (len, immediate));
+            assert!(got.iter().all(|byte| *byte == len as u8), "{len} bytes");
+        }
+    }
+    drop(other.join().unwrap());
+}
+
+#[test]
+fn a_message_that_was_taken_out_is_received_into_a_list() {
+    let (mut zero, mut one) = pair(&Config::default());
+    for _ in 0..3 {
+        one.send(0, 1, b"0123456789").unwrap();
+    }
+    let (mut first, mut rest) = ([0; 3], [0; 8]);
+    let list = &mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut rest)];
+    // Source and tag of the description have no effect.
+    let (from, tag) = (Source::Rank(7), Tag::Exactly(9));
+    let message = zero.mprobe(Source::Any, Tag::Any).unwrap();
+    assert_eq!(zero.recv_op(RecvOp::list(from, tag, list).matched(message)).unwrap().len, 10);
+    assert_eq!((&first, &rest), (b"012", b"3456789\0"));
+    let message = zero.mprobe(Source::Any, Tag::Any).unwrap();
+    let bits = message.into_bits();
+    let (message, again) = (zero.message(bits), zero.message(bits));
+    let mut buf = [0; 10];
+    let received = zero.scope(|scope| {
+        let pending = scope.irecv_op(RecvOp::new(from, tag, &mut buf).matched(message))?;
+        scope.wait(pending)
+    });
+    assert_eq!((received.unwrap().len, &buf), (10, b"0123456789"));
+    let stale = zero.recv_op(RecvOp::new(from, tag, &mut buf).matched(again));
+    assert!(matches!(stale, Err(Error::Stale)), "{stale:?}");
+    assert_eq!(zero.recv(Source::Rank(1), Tag::Any, &mut buf).unwrap().len, 10, "the third message is there");
 }

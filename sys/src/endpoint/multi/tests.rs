@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use crate::endpoint::tests::{pair, world};
 use crate::{
-    Completion, CompletionKind, Config, Endpoint, Error, MultiReceiveOptions, Request, SendOptions, Source,
-    Tag,
+    Completion, CompletionKind, Config, Endpoint, Error, MultiReceiveOptions, Request, SendOp, Source, Tag,
 };
 
 /// A time after which a thread certainly hangs.
@@ -122,11 +121,8 @@ fn completions_of_another_endpoint_name_no_buffer() {
 #[test]
 fn stored_messages_enter_a_buffer_of_their_context_with_their_immediate_data() {
     let mut alone = world(1, &Config::default()).pop().unwrap();
-    let with = SendOptions { immediate: Some(5), synchronous: false };
     for context in [3, 0] {
-        // SAFETY: the bytes are static, and the message is complete before the function returns.
-        let sent = unsafe { alone.in_context(context).isend_with(0, 2, b"to me".as_ptr(), 5, with) };
-        alone.wait(sent.unwrap()).unwrap();
+        alone.send_op(SendOp::new(0, 2, b"to me").context(context).immediate(5)).unwrap();
     }
     let mut bytes = [0_u8; 64];
     let align = options().align(16).unwrap().least(64);

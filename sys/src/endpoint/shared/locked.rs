@@ -5,14 +5,13 @@ use std::os::fd::BorrowedFd;
 
 use super::super::{
     Access, Agreed, Arm, Comparison, CompleteAt, Completion, Context, Datatype, Endpoint, ExposeOptions,
-    Incoming, Message, MessageBuffer, Path, Ranking, Reduction, Region, RemoteKey, Request, RequestPlace,
-    Scope, Source, Status, Tag, WithCompletion,
+    Incoming, Message, MessageBuffer, Path, Ranking, RecvOp, Reduction, Region, RemoteKey, Request,
+    RequestPlace, Scope, SendOp, Source, Status, Tag, WithCompletion,
 };
 use nemesia_core::peers::{PeerAddress, PeerRef, PeerStage};
 
 use crate::error::Error;
-use nemesia_core::engine::{MultiReceiveOptions, SendOptions};
-use nemesia_core::payload::Segment;
+use nemesia_core::engine::MultiReceiveOptions;
 
 /// The locked endpoint of a [`SharedEndpoint`](super::SharedEndpoint), with the methods that do not block.
 ///
@@ -146,7 +145,6 @@ unsafe_methods! {
     ) -> Result<Request, Error>;
     fn iget(key: &RemoteKey, offset: u64, base: *mut u8, len: usize) -> Result<Request, Error>;
     fn imrecv(message: Message, base: *mut u8, len: usize) -> Result<Request, Error>;
-    fn imrecvv(message: Message, list: *const Segment, count: usize) -> Result<Request, Error>;
     fn iput(
         key: &RemoteKey, offset: u64, base: *const u8, len: usize, notify: bool, complete: CompleteAt
     ) -> Result<Request, Error>;
@@ -154,17 +152,12 @@ unsafe_methods! {
     fn irecv_many(
         number: u64, from: Source, tag: Tag, place: (*mut u8, usize), options: MultiReceiveOptions
     ) -> Result<Request, Error>;
-    fn irecvv(from: Source, tag: Tag, list: *const Segment, count: usize) -> Result<Request, Error>;
-    fn irsend(to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error>;
+    fn irecv_op(op: RecvOp<'_>) -> Result<Request, Error>;
     fn isend(to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error>;
     fn isend_active(
         to: usize, handler: u16, header: *const [u8], payload: *const [u8]
     ) -> Result<Request, Error>;
-    fn isendv(to: usize, tag: u64, list: *const Segment, count: usize) -> Result<Request, Error>;
-    fn isend_with(
-        to: usize, tag: u64, base: *const u8, len: usize, options: SendOptions
-    ) -> Result<Request, Error>;
-    fn issend(to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error>;
+    fn isend_op(op: SendOp<'_>) -> Result<Request, Error>;
 }
 
 impl LockedEndpoint<'_> {

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{Access, Endpoint, Source, Tag, pair, world};
-use crate::{Config, Error, Failure};
+use crate::{Config, Error, Failure, RecvOp, SendOp};
 
 /// The number of the handler that panics.
 const PANICS: u16 = 3;
@@ -80,6 +80,24 @@ fn a_receive_that_a_panic_ends_is_withdrawn() {
 }
 
 #[test]
+fn an_operation_that_runs_and_that_a_panic_ends_is_withdrawn() {
+    let (mut zero, one) = pair_with_panics();
+    let (unwound, other) = after(one, |one| one.send(0, 7, &[5; 4096]).unwrap());
+    let mut gone = vec![1; 4096];
+    let receive = RecvOp::new(Source::Any, Tag::Exactly(7), &mut gone);
+    // SAFETY: the buffer is borrowed until `run` returns or unwinds.
+    assert!(unwinds(|| zero.run(|zero| unsafe { zero.irecv_op(receive) })));
+    unwound.wait();
+    let mut got = vec![0; 4096];
+    let again = RecvOp::new(Source::Any, Tag::Exactly(7), &mut got);
+    // SAFETY: the same.
+    assert_eq!(zero.run(|zero| unsafe { zero.irecv_op(again) }).unwrap().len, 4096);
+    assert!(gone.iter().all(|&byte| byte == 1), "the buffer was used after it was given back");
+    assert!(got.iter().all(|&byte| byte == 5));
+    drop(other.join().unwrap());
+}
+
+#[test]
 fn a_receive_of_threads_that_a_panic_ends_is_withdrawn() {
     let (zero, one) = pair_with_panics();
     let zero = zero.into_shared();
@@ -102,7 +120,7 @@ fn a_send_that_a_panic_ends_is_over_when_its_buffer_is_given_back() {
         assert!(got.iter().all(|&byte| byte == 5), "the buffer was given back too early");
     });
     let mut bytes = vec![5; 1 << 20];
-    assert!(unwinds(|| zero.ssend(1, 7, &bytes)));
+    assert!(unwinds(|| zero.send_op(SendOp::new(1, 7, &bytes).synchronous())));
     assert!(begun.load(Ordering::SeqCst), "no receive has matched it yet");
     bytes.fill(6);
     drop(other.join().unwrap());
@@ -173,7 +191,7 @@ fn a_panic_while_a_buffer_is_given_back_is_raised_by_the_next_call() {
                 one.send_active(0, PANICS, b"", b"").unwrap();
                 one.recv(Source::Rank(0), Tag::Exactly(7), &mut vec![0; 1 << 20]).unwrap();
             });
-            assert!(unwinds(|| zero.ssend(1, 7, &bytes)));
+            assert!(unwinds(|| zero.send_op(SendOp::new(1, 7, &bytes).synchronous())));
             other.join().unwrap();
             (0..1000).any(|_| unwinds(|| zero.progress()))
         })

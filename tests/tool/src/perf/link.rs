@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use nemesia::{Access, Endpoint, Error, MessageBuffer, Request, Source, Status, Tag};
+use nemesia::{Access, Endpoint, Error, MessageBuffer, RecvOp, Request, SendOp, Source, Status, Tag};
 
 use super::command::{COMMAND_BYTES, LinkCommand};
 use super::list::ListBuffers;
@@ -180,12 +180,13 @@ impl Traffic for Link {
             let seed = seed(bytes, sender);
             if sender == rank {
                 lists.out(bytes).enumerate().for_each(|(at, byte)| *byte = pattern(seed, at));
-                endpoint.sendv(*peer, DATA, &lists.lists(bytes).0).map_err(text)?;
+                endpoint.send_op(SendOp::list(*peer, DATA, &lists.lists(bytes).0)).map_err(text)?;
                 continue;
             }
             lists.blank();
             let (source, tag) = (Source::Rank(*peer), Tag::Exactly(DATA));
-            let status = endpoint.recvv(source, tag, &mut lists.lists(bytes).1).map_err(text)?;
+            let status =
+                endpoint.recv_op(RecvOp::list(source, tag, &mut lists.lists(bytes).1)).map_err(text)?;
             if status.len != bytes {
                 return Err(format!("a list of {bytes} bytes arrived with {} bytes", status.len));
             }
@@ -199,8 +200,10 @@ impl Traffic for Link {
         let (out, mut into) = lists.as_mut().ok_or(NO_LISTS)?.lists(bytes);
         let mut last = timer.now();
         for sample in samples {
-            endpoint.sendv(*peer, DATA, &out).map_err(text)?;
-            endpoint.recvv(Source::Rank(*peer), Tag::Exactly(DATA), &mut into).map_err(text)?;
+            endpoint.send_op(SendOp::list(*peer, DATA, &out)).map_err(text)?;
+            endpoint
+                .recv_op(RecvOp::list(Source::Rank(*peer), Tag::Exactly(DATA), &mut into))
+                .map_err(text)?;
             let now = timer.now();
             *sample = now.saturating_sub(last);
             last = now;
@@ -212,8 +215,10 @@ impl Traffic for Link {
         let Self { endpoint, peer, lists, .. } = self;
         let (out, mut into) = lists.as_mut().ok_or(NO_LISTS)?.lists(bytes);
         for _ in 0..count {
-            endpoint.recvv(Source::Rank(*peer), Tag::Exactly(DATA), &mut into).map_err(text)?;
-            endpoint.sendv(*peer, DATA, &out).map_err(text)?;
+            endpoint
+                .recv_op(RecvOp::list(Source::Rank(*peer), Tag::Exactly(DATA), &mut into))
+                .map_err(text)?;
+            endpoint.send_op(SendOp::list(*peer, DATA, &out)).map_err(text)?;
         }
         Ok(())
     }

@@ -1,0 +1,324 @@
+//! Endpoints that open alone, and their peers.
+
+use std::time::{Duration, Instant};
+
+use nemesia::{Error, PeerAddress, PeerEnd, PeerRef, PeerStage};
+
+use crate::boundary::{Out, guard, missing};
+use crate::config::{self, Config};
+use crate::endpoint::{Endpoint, blocking_on, on};
+use crate::lent::Lent;
+use crate::rank::rank_of;
+use crate::status::{Fault, NEMESIA_ERR_NO_PEER, NEMESIA_ERR_RANK, NEMESIA_OK};
+use crate::transfer::time_left;
+
+/// The number of bytes of an address.
+pub const NEMESIA_ADDRESS_BYTES: usize = 64;
+
+/// A number that is never a peer, for the caller's own tables. 0 may be a peer.
+pub const NEMESIA_NO_PEER: u64 = 0xffff_ffff_ffff_ffff;
+
+/// There is no connection, and this process has not called.
+pub const NEMESIA_STAGE_APART: u32 = 0;
+/// This process has called the peer. Operations with it wait.
+pub const NEMESIA_STAGE_CALLING: u32 = 1;
+/// This process has answered a call of the peer, which has not confirmed the answer. Operations with it wait.
+pub const NEMESIA_STAGE_ANSWERING: u32 = 2;
+/// The connection exists.
+pub const NEMESIA_STAGE_CONNECTED: u32 = 3;
+/// The connection has ended: the process died, or its connection failed.
+pub const NEMESIA_STAGE_LOST: u32 = 4;
+/// The connection has ended: the peer disconnected, or closed its endpoint.
+pub const NEMESIA_STAGE_LEFT: u32 = 5;
+/// The connection has ended: this process disconnected.
+pub const NEMESIA_STAGE_DISCONNECTED: u32 = 6;
+/// There was no connection: the peer refused the call, or did not answer.
+pub const NEMESIA_STAGE_REFUSED: u32 = 7;
+
+const _: () = assert!(NEMESIA_ADDRESS_BYTES == nemesia::ADDRESS_BYTES);
+
+/// Opens an endpoint alone: without a launcher, and without another process. It has an address, and no peers yet.
+/// Processes that have its address connect with it (`nemesia_endpoint_connect`). A process may open several.
+///
+/// The endpoint has no world, so barriers and agreements return NEMESIA_ERR_NO_WORLD. Its own rank is 0. A peer gets
+/// a rank with its connection (`nemesia_endpoint_rank_of`). Each process chooses these numbers for itself, so they
+/// mean nothing to others. `nemesia_endpoint_size` is larger than every rank that this endpoint has given to a peer.
+/// Receives from NEMESIA_ANY_SOURCE outlive all peers, as with NEMESIA_ANY_SOURCE=outlive.
+///
+/// - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`. See
+///   NEMESIA_CONNECTIONS (the most connections at once) and NEMESIA_STRANGERS (whether others may call).
+/// - `out_endpoint`: the endpoint, written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _SYSTEM or _PANIC.
+/// Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied.
+/// Threads: any. For the endpoint see `nemesia_endpoint_open`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_alone(
+    config: *const Config,
+    out_endpoint: *mut *mut Endpoint,
+) -> i32 {
+    let work = || {
+        // SAFETY: the caller's pointer, null or valid.
+        let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
+        let (config, multiple) = config::resolve(config)?;
+        out.write(Endpoint::publish(nemesia::Endpoint::alone(&config)?, multiple)?);
+        Ok(NEMESIA_OK)
+    };
+    guard(work, || ())
+}
+
+/// Writes the address of an endpoint that was opened alone. Other processes of this user on this machine connect by
+/// it. It is valid until the endpoint is closed, and is never that of another endpoint. Its bytes may be copied and
+/// compared; they mean nothing else.
+///
+/// - `endpoint`: an open endpoint.
+/// - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_ADDRESS if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_address(endpoint: *mut Endpoint, out_address: *mut u8) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        // SAFETY: the caller's pointer, null or valid for as many bytes as an address has.
+        let out = unsafe { Out::required(out_address.cast::<[u8; NEMESIA_ADDRESS_BYTES]>(), "out_address") }?;
+        out.write(*endpoint.address()?.bytes());
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Writes the peer with this address, at once and without any contact with it. A second call writes the same peer. If
+/// its connection had ended, the peer can be spoken to again. The connection begins with `nemesia_endpoint_rank_of`.
+///
+/// - `endpoint`: an endpoint that was opened alone.
+/// - `address`: NEMESIA_ADDRESS_BYTES bytes from `nemesia_endpoint_address` of another endpoint. Any bytes are safe.
+/// - `out_peer`: the peer, written on success. Any number is safe where a peer is expected, and one that was released
+///   never becomes another peer.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ADDRESS if these are not the bytes of an address, or it is one of another machine
+/// or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint
+/// was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Ownership: the address is copied. `nemesia_endpoint_disconnect` releases the peer.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_connect(
+    endpoint: *mut Endpoint,
+    address: *const u8,
+    out_peer: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        // SAFETY: the caller's pointer, null or valid.
+        let out = unsafe { Out::required(out_peer, "out_peer") }?;
+        if address.is_null() {
+            return Err(missing("address"));
+        }
+        // SAFETY: the caller's pointer to as many bytes as an address has; bytes have no alignment.
+        let bytes = unsafe { address.cast::<[u8; NEMESIA_ADDRESS_BYTES]>().read() };
+        out.write(endpoint.connect(&PeerAddress::from_bytes(bytes))?.to_bits());
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Writes the rank by which all other functions name a peer. If there is no connection, this begins one, and takes the
+/// memory for its messages. It does not wait: operations with the peer may be started at once, and wait until the
+/// connection is made. If it cannot be made within NEMESIA_TIMEOUT_SECONDS, they fail with NEMESIA_ERR_PEER_FAILED.
+///
+/// The rank is the same until the peer's connection has ended. Then it may become the rank of another peer, once the
+/// messages that had come are received.
+///
+/// - `endpoint`: an endpoint that was opened alone.
+/// - `peer`: the peer.
+/// - `out_rank`: from 1, written on success.
+///
+/// Returns: NEMESIA_OK, or
+/// - NEMESIA_ERR_ENDED if the peer's connection has ended: `nemesia_endpoint_connect` permits another one;
+/// - NEMESIA_ERR_NO_PEER if the peer was released, or never existed;
+/// - NEMESIA_ERR_CONNECTIONS if there are NEMESIA_CONNECTIONS connections;
+/// - NEMESIA_ERR_NO_MEMORY if there is no memory for its messages;
+/// - NEMESIA_ERR_NO_ADDRESS, _SYSTEM, _ARGUMENT or _PANIC.
+///
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_rank_of(
+    endpoint: *mut Endpoint,
+    peer: u64,
+    out_rank: *mut i32,
+) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        // SAFETY: the caller's pointer, null or valid.
+        let out = unsafe { Out::required(out_rank, "out_rank") }?;
+        out.write(rank_of(endpoint.rank_of(PeerRef::from_bits(peer))?));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Writes the peer that other functions name by this rank: for instance the sender of a message.
+///
+/// A peer that has called this process, and was not given to `nemesia_endpoint_connect`, is released once its
+/// connection has ended and its messages are received.
+///
+/// - `endpoint`: an endpoint that was opened alone.
+/// - `rank`: the rank.
+/// - `out_peer`: the peer, written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if no peer has this rank, which includes the rank 0 of this process;
+/// NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_NO_ADDRESS if the endpoint was not opened alone;
+/// NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_peer_of(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    out_peer: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        // SAFETY: the caller's pointer, null or valid.
+        let out = unsafe { Out::required(out_peer, "out_peer") }?;
+        endpoint.address()?;
+        let Ok(number) = usize::try_from(rank) else {
+            return Err(Fault::new(NEMESIA_ERR_RANK, format!("rank {rank} does not exist")));
+        };
+        let peer = endpoint.peer_of(number);
+        let peer =
+            peer.ok_or_else(|| Fault::new(NEMESIA_ERR_NO_PEER, format!("no peer has the rank {rank}")))?;
+        out.write(peer.to_bits());
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Writes the address of a peer.
+///
+/// - `endpoint`: an endpoint that was opened alone.
+/// - `peer`: the peer.
+/// - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
+/// endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_address_of(
+    endpoint: *mut Endpoint,
+    peer: u64,
+    out_address: *mut u8,
+) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        // SAFETY: the caller's pointer, null or valid for as many bytes as an address has.
+        let out = unsafe { Out::required(out_address.cast::<[u8; NEMESIA_ADDRESS_BYTES]>(), "out_address") }?;
+        out.write(*endpoint.address_of(PeerRef::from_bits(peer))?.bytes());
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Writes the stage of the connection with a peer, as far as this process knows it. Makes no progress.
+///
+/// - `endpoint`: an endpoint that was opened alone.
+/// - `peer`: the peer.
+/// - `out_stage`: NEMESIA_STAGE_APART, _CALLING, _ANSWERING or _CONNECTED; or, if the connection has ended,
+///   NEMESIA_STAGE_LOST, _LEFT, _DISCONNECTED or _REFUSED. Written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
+/// endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_stage_of(
+    endpoint: *mut Endpoint,
+    peer: u64,
+    out_stage: *mut u32,
+) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        // SAFETY: the caller's pointer, null or valid.
+        let out = unsafe { Out::required(out_stage, "out_stage") }?;
+        out.write(match endpoint.stage_of(PeerRef::from_bits(peer))? {
+            PeerStage::Apart => NEMESIA_STAGE_APART,
+            PeerStage::Calling(_) => NEMESIA_STAGE_CALLING,
+            PeerStage::Answering(_) => NEMESIA_STAGE_ANSWERING,
+            PeerStage::Connected(_) => NEMESIA_STAGE_CONNECTED,
+            PeerStage::Ended(PeerEnd::Lost) => NEMESIA_STAGE_LOST,
+            PeerStage::Ended(PeerEnd::Left) => NEMESIA_STAGE_LEFT,
+            PeerStage::Ended(PeerEnd::Disconnected) => NEMESIA_STAGE_DISCONNECTED,
+            PeerStage::Ended(PeerEnd::Refused) => NEMESIA_STAGE_REFUSED,
+        });
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Waits until the connection with a peer is made. Begins it if necessary.
+///
+/// - `endpoint`: an endpoint that was opened alone.
+/// - `peer`: the peer.
+/// - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
+/// - `out_rank`: as of `nemesia_endpoint_rank_of`, written on success; may be NULL.
+///
+/// Returns: as `nemesia_endpoint_rank_of`; NEMESIA_ERR_PEER_FAILED if the peer refused, died or left meanwhile;
+/// NEMESIA_ERR_TIMEOUT: the call is still under way.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_wait_connected(
+    endpoint: *mut Endpoint,
+    peer: u64,
+    timeout_ns: i64,
+    out_rank: *mut i32,
+) -> i32 {
+    let work = |endpoint: Lent<'_>| {
+        // SAFETY: the caller's pointer, null or valid.
+        let out = unsafe { Out::optional(out_rank) };
+        out.write(rank_of(wait_connected(endpoint, PeerRef::from_bits(peer), time_left(timeout_ns))?));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { blocking_on(endpoint, work) }
+}
+
+/// Ends the connection with a peer and releases its place. The peer sees NEMESIA_FAILURE_FINISHED. Does not wait.
+///
+/// Operations under way with the peer fail with NEMESIA_ERR_PEER_FAILED, so complete those that matter before. Its
+/// messages that were not received are dropped.
+///
+/// - `endpoint`: an endpoint that was opened alone.
+/// - `peer`: the peer. Every later use of this number returns NEMESIA_ERR_NO_PEER.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released before, or never existed; NEMESIA_ERR_NO_ADDRESS
+/// if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_disconnect(endpoint: *mut Endpoint, peer: u64) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        endpoint.disconnect(PeerRef::from_bits(peer))?;
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// As [`nemesia::Endpoint::wait_connected`]. Several threads that share the endpoint go on meanwhile.
+fn wait_connected(mut endpoint: Lent<'_>, peer: PeerRef, limit: Option<Duration>) -> Result<usize, Error> {
+    if let Lent::One(endpoint) = endpoint {
+        return endpoint.wait_connected(peer, limit);
+    }
+    let start = Instant::now();
+    let rank = endpoint.with(|endpoint| endpoint.rank_of(peer))?;
+    loop {
+        let connected = endpoint.with(|endpoint| match endpoint.failure(rank) {
+            Some(failure) => Err(Error::PeerFailed { rank, failure }),
+            None => Ok(matches!(endpoint.stage_of(peer)?, PeerStage::Connected(_))),
+        })?;
+        if connected {
+            return Ok(rank);
+        }
+        let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
+        if !endpoint.wait_progress(left)? && left == Some(Duration::ZERO) {
+            return Err(Error::Timeout(limit.unwrap_or_default()));
+        }
+    }
+}

@@ -1,0 +1,211 @@
+/* Endpoints that open alone, and their peers: `alone CASE`. Several endpoints of this process meet each other. */
+#include "check.h"
+
+#include <string.h>
+
+static const int64_t SECOND = 1000000000;
+static const uint64_t TAG = 5;
+
+static nemesia_endpoint *opened(uint32_t threads, const char *name, const char *value) {
+    nemesia_config *config = NULL;
+    nemesia_endpoint *endpoint = NULL;
+    OK(nemesia_config_default(&config));
+    OK(nemesia_config_set_threads(config, threads));
+    if (name != NULL) OK(nemesia_config_set(config, name, value));
+    OK(nemesia_endpoint_alone(config, &endpoint));
+    nemesia_config_destroy(config);
+    return endpoint;
+}
+
+static nemesia_endpoint *alone(void) { return opened(NEMESIA_THREADS_SINGLE, NULL, NULL); }
+
+static uint64_t peer_at(nemesia_endpoint *endpoint, nemesia_endpoint *other) {
+    uint8_t address[NEMESIA_ADDRESS_BYTES];
+    uint64_t peer, again;
+    OK(nemesia_endpoint_address(other, address));
+    OK(nemesia_endpoint_connect(endpoint, address, &peer));
+    OK(nemesia_endpoint_connect(endpoint, address, &again));
+    CHECK(peer == again && peer != NEMESIA_NO_PEER);
+    return peer;
+}
+
+static uint32_t stage(nemesia_endpoint *endpoint, uint64_t peer) {
+    uint32_t stage = 99;
+    OK(nemesia_endpoint_stage_of(endpoint, peer, &stage));
+    return stage;
+}
+
+/* Makes progress at both ends until the first one has this stage. */
+static void reach(nemesia_endpoint *endpoint, nemesia_endpoint *other, uint64_t peer, uint32_t wanted) {
+    while (stage(endpoint, peer) != wanted) {
+        CHECK(nemesia_endpoint_wait_progress(endpoint, SECOND / 1000) >= 0);
+        CHECK(nemesia_endpoint_wait_progress(other, 0) >= 0);
+    }
+}
+
+/* Connects, sends, learns who has sent, answers, and disconnects. */
+static void converse(uint32_t threads) {
+    nemesia_endpoint *one = opened(threads, NULL, NULL), *two = opened(threads, NULL, NULL);
+    uint8_t addresses[2][NEMESIA_ADDRESS_BYTES], found[NEMESIA_ADDRESS_BYTES];
+    const uint64_t peer = peer_at(one, two);
+    uint64_t request, sender;
+    int32_t to = -7, from, failure, size;
+    char word[8] = "";
+    nemesia_status status;
+    OK(nemesia_endpoint_address(one, addresses[0]));
+    OK(nemesia_endpoint_address(two, addresses[1]));
+    CHECK(memcmp(addresses[0], addresses[1], sizeof addresses[0]) != 0);
+    CHECK(stage(one, peer) == NEMESIA_STAGE_APART);
+    GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_wait_connected(one, peer, 0, &to));
+    CHECK(to == -7 && stage(one, peer) == NEMESIA_STAGE_CALLING);
+    OK(nemesia_endpoint_rank_of(one, peer, &to));
+    OK(nemesia_endpoint_size(one, &size));
+    CHECK(to >= 1 && to < size);
+    /* Before the connection is made. */
+    OK(nemesia_endpoint_isend(one, to, TAG, "hello", 6, &request));
+    reach(one, two, peer, NEMESIA_STAGE_CONNECTED);
+    OK(nemesia_endpoint_wait_connected(one, peer, SECOND, NULL));
+    while (nemesia_endpoint_test(one, request, NULL) == NEMESIA_PENDING) {
+        CHECK(nemesia_endpoint_wait_progress(two, SECOND / 1000) >= 0);
+    }
+    OK(nemesia_endpoint_recv(two, NEMESIA_ANY_SOURCE, TAG, 0, sizeof word, word, &status));
+    CHECK(strcmp(word, "hello") == 0);
+    OK(nemesia_endpoint_peer_of(two, status.rank, &sender));
+    OK(nemesia_endpoint_address_of(two, sender, found));
+    CHECK(memcmp(found, addresses[0], sizeof found) == 0 && peer_at(two, one) == sender);
+    OK(nemesia_endpoint_rank_of(two, sender, &from));
+    CHECK(from == status.rank);
+    OK(nemesia_endpoint_send(two, from, TAG, "answer", 7));
+    OK(nemesia_endpoint_recv(one, to, TAG, 0, sizeof word, word, NULL));
+    CHECK(strcmp(word, "answer") == 0);
+    OK(nemesia_endpoint_peer_failure(one, to, &failure));
+    CHECK(failure == NEMESIA_FAILURE_NONE);
+
+    OK(nemesia_endpoint_disconnect(one, peer));
+    GIVES(NEMESIA_ERR_NO_PEER, nemesia_endpoint_disconnect(one, peer));
+    OK(nemesia_endpoint_peer_failure(one, to, &failure));
+    CHECK(failure == NEMESIA_FAILURE_FINISHED);
+    GIVES(NEMESIA_ERR_PEER_FAILED, nemesia_endpoint_send(one, to, TAG, "late", 5));
+    reach(two, one, sender, NEMESIA_STAGE_LEFT);
+    GIVES(NEMESIA_ERR_ENDED, nemesia_endpoint_rank_of(two, sender, &from));
+    /* Again, from the other side. */
+    CHECK(peer_at(two, one) == sender && stage(two, sender) == NEMESIA_STAGE_APART);
+    OK(nemesia_endpoint_rank_of(two, sender, &from));
+    reach(two, one, sender, NEMESIA_STAGE_CONNECTED);
+    OK(nemesia_endpoint_close(two));
+    OK(nemesia_endpoint_close(one));
+}
+
+/* NULL, foreign bytes, and calls that need the other kind of endpoint. */
+static void arguments(void) {
+    nemesia_endpoint *one = alone(), *two = alone(), *world = NULL;
+    uint8_t address[NEMESIA_ADDRESS_BYTES], wrong[NEMESIA_ADDRESS_BYTES];
+    uint64_t peer = 99, flags = 99;
+    int32_t rank = -7;
+    uint32_t stage = 99;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_alone(NULL, NULL));
+    GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_alone((nemesia_config *)(void *)one, &world));
+    CHECK(world == NULL);
+    OK(nemesia_endpoint_address(one, address));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_address(one, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_address(NULL, wrong));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_connect(two, NULL, &peer));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_connect(two, address, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_rank_of(two, peer, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_peer_of(two, 1, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_address_of(two, peer, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_stage_of(two, peer, NULL));
+    GIVES(NEMESIA_ERR_ADDRESS, nemesia_endpoint_connect(one, address, &peer));
+    memset(wrong, 1, sizeof wrong);
+    GIVES(NEMESIA_ERR_ADDRESS, nemesia_endpoint_connect(one, wrong, &peer));
+    memset(wrong, 0, sizeof wrong);
+    GIVES(NEMESIA_ERR_ADDRESS, nemesia_endpoint_connect(one, wrong, &peer));
+    GIVES(NEMESIA_ERR_NO_PEER, nemesia_endpoint_peer_of(one, 0, &peer));
+    GIVES(NEMESIA_ERR_NO_PEER, nemesia_endpoint_peer_of(one, 1, &peer));
+    GIVES(NEMESIA_ERR_NO_PEER, nemesia_endpoint_peer_of(one, 2147483647, &peer));
+    GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_peer_of(one, -1, &peer));
+    CHECK(peer == 99);
+    GIVES(NEMESIA_ERR_NO_WORLD, nemesia_endpoint_barrier(one));
+    GIVES(NEMESIA_ERR_NO_WORLD, nemesia_endpoint_agree(one, 1, &flags, NULL));
+    CHECK(flags == 99);
+    OK(nemesia_endpoint_open(NULL, &world));
+    GIVES(NEMESIA_ERR_NO_ADDRESS, nemesia_endpoint_address(world, wrong));
+    GIVES(NEMESIA_ERR_NO_ADDRESS, nemesia_endpoint_connect(world, address, &peer));
+    GIVES(NEMESIA_ERR_NO_ADDRESS, nemesia_endpoint_rank_of(world, 0, &rank));
+    GIVES(NEMESIA_ERR_NO_ADDRESS, nemesia_endpoint_peer_of(world, 0, &peer));
+    GIVES(NEMESIA_ERR_NO_ADDRESS, nemesia_endpoint_address_of(world, 0, wrong));
+    GIVES(NEMESIA_ERR_NO_ADDRESS, nemesia_endpoint_stage_of(world, 0, &stage));
+    GIVES(NEMESIA_ERR_NO_ADDRESS, nemesia_endpoint_wait_connected(world, 0, 0, &rank));
+    GIVES(NEMESIA_ERR_NO_ADDRESS, nemesia_endpoint_disconnect(world, 0));
+    CHECK(rank == -7 && stage == 99 && wrong[0] == 0);
+    OK(nemesia_endpoint_close(world));
+    OK(nemesia_endpoint_close(two));
+    OK(nemesia_endpoint_close(one));
+}
+
+/* Peers that were released, or never existed; the limit on connections. */
+static void stale(void) {
+    nemesia_endpoint *one = opened(NEMESIA_THREADS_SINGLE, "NEMESIA_CONNECTIONS", "1");
+    nemesia_endpoint *two = alone(), *three = alone();
+    uint8_t address[NEMESIA_ADDRESS_BYTES] = {7};
+    const uint64_t peer = peer_at(one, two);
+    uint64_t wrong[4];
+    size_t at;
+    int32_t rank = -7;
+    uint32_t stage_of = 99;
+    OK(nemesia_endpoint_disconnect(one, peer));
+    wrong[0] = peer;
+    wrong[1] = NEMESIA_NO_PEER;
+    wrong[2] = NEMESIA_NO_PEER - 1;
+    wrong[3] = 12345;
+    /* The place is used again, by another peer. */
+    CHECK(peer_at(one, three) != peer);
+    for (at = 0; at < sizeof wrong / sizeof *wrong; at++) {
+        GIVES(NEMESIA_ERR_NO_PEER, nemesia_endpoint_rank_of(one, wrong[at], &rank));
+        GIVES(NEMESIA_ERR_NO_PEER, nemesia_endpoint_address_of(one, wrong[at], address));
+        GIVES(NEMESIA_ERR_NO_PEER, nemesia_endpoint_stage_of(one, wrong[at], &stage_of));
+        GIVES(NEMESIA_ERR_NO_PEER, nemesia_endpoint_wait_connected(one, wrong[at], -1, &rank));
+        GIVES(NEMESIA_ERR_NO_PEER, nemesia_endpoint_disconnect(one, wrong[at]));
+    }
+    CHECK(rank == -7 && stage_of == 99 && address[0] == 7);
+    OK(nemesia_endpoint_rank_of(one, peer_at(one, three), &rank));
+    GIVES(NEMESIA_ERR_CONNECTIONS, nemesia_endpoint_rank_of(one, peer_at(one, two), &rank));
+    OK(nemesia_endpoint_disconnect(one, peer_at(one, three)));
+    OK(nemesia_endpoint_rank_of(one, peer_at(one, two), &rank));
+    OK(nemesia_endpoint_close(three));
+    OK(nemesia_endpoint_close(two));
+    OK(nemesia_endpoint_close(one));
+}
+
+/* A peer that is gone before it was called, and one that admits no strangers. */
+static void unreachable(void) {
+    nemesia_endpoint *one = alone(), *gone = alone();
+    nemesia_endpoint *closed = opened(NEMESIA_THREADS_SINGLE, "NEMESIA_STRANGERS", "refuse");
+    const uint64_t peers[2] = {peer_at(one, gone), peer_at(one, closed)};
+    uint64_t request;
+    int32_t rank, failure;
+    OK(nemesia_endpoint_close(gone));
+    GIVES(NEMESIA_ERR_PEER_FAILED, nemesia_endpoint_wait_connected(one, peers[0], -1, &rank));
+    CHECK(stage(one, peers[0]) >= NEMESIA_STAGE_LOST);
+    OK(nemesia_endpoint_rank_of(one, peers[1], &rank));
+    OK(nemesia_endpoint_isend(one, rank, TAG, "refused", 8, &request));
+    reach(one, closed, peers[1], NEMESIA_STAGE_REFUSED);
+    OK(nemesia_endpoint_peer_failure(one, rank, &failure));
+    CHECK(failure == NEMESIA_FAILURE_UNREACHABLE);
+    GIVES(NEMESIA_ERR_PEER_FAILED, nemesia_endpoint_wait(one, request, 60 * SECOND, NULL));
+    CHECK(nemesia_last_error_rank() == rank);
+    GIVES(NEMESIA_ERR_ENDED, nemesia_endpoint_rank_of(one, peers[1], &rank));
+    OK(nemesia_endpoint_close(closed));
+    OK(nemesia_endpoint_close(one));
+}
+
+int main(int count, char **words) {
+    const char *wanted = count > 1 ? words[1] : "";
+    if (strcmp(wanted, "converse") == 0) converse(NEMESIA_THREADS_SINGLE);
+    else if (strcmp(wanted, "threads") == 0) converse(NEMESIA_THREADS_MULTIPLE);
+    else if (strcmp(wanted, "arguments") == 0) arguments();
+    else if (strcmp(wanted, "stale") == 0) stale();
+    else if (strcmp(wanted, "unreachable") == 0) unreachable();
+    else CHECK(!"a case");
+    return EXIT_SUCCESS;
+}
