@@ -79,6 +79,23 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
+    /// Makes the services for these peers, of which each has its memory and its connection.
+    fn new(
+        config: &Config,
+        (memories, connections): (Vec<Option<RemoteMemory>>, Vec<Weak<HandoffConnection>>),
+        mappings: views::Mappings,
+    ) -> Self {
+        Self {
+            memories,
+            connections,
+            checks_connections: false,
+            lent: LentRanges::default(),
+            regions: MappedRegions::new(config.segments.backing),
+            non_temporal_bytes: config.non_temporal_from(),
+            mappings,
+        }
+    }
+
     /// Keeps the mapped segments from being unmapped in a forked child, which does not own them.
     pub(crate) fn leave_to_parent(&mut self) {
         self.regions.leave_to_parent();
@@ -303,17 +320,7 @@ pub(crate) fn attach(
     let (memories, unreadable): (Vec<_>, Vec<_>) = readable.into_iter().map(split).unzip();
     let met = peers.iter().zip(unreadable).map(|(peer, why)| Some(self::met(peer.as_ref()?, why)));
     let facts = Facts { expedited, met: met.collect(), remote: Vec::new(), unused: Vec::new() };
-    let (lent, regions) = (LentRanges::default(), MappedRegions::new(config.segments.backing));
-    let non_temporal_bytes = config.non_temporal_from();
-    let kernel = |mappings| Kernel {
-        memories,
-        connections,
-        checks_connections: false,
-        lent,
-        regions,
-        non_temporal_bytes,
-        mappings,
-    };
+    let kernel = |mappings| Kernel::new(config, (memories, connections), mappings);
     let mut port = views::port(port_config, &ours, kernel, &origin)?;
     for peer in peers.into_iter().flatten() {
         NewLink::new(&ours, peer.link, peer.segments)?.open(&mut port);

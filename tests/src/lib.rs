@@ -11,6 +11,7 @@
 //! | [`content`] | payloads that can be checked |
 //! | [`memory_port`] | the requirements of every memory port |
 //! | [`peer`] | the program itself, one module a mode |
+//! | [`piped`] | processes without a launcher, each with a pipe for commands |
 
 pub mod conformance;
 pub mod content;
@@ -20,6 +21,7 @@ pub mod kills;
 pub mod leftovers;
 pub mod memory_port;
 pub mod peer;
+pub mod piped;
 
 use std::io::{Write, stderr};
 

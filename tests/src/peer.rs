@@ -21,6 +21,7 @@ mod hostile;
 mod idle;
 mod impostor;
 mod lists;
+mod lone;
 mod many;
 mod memory;
 mod net_impostor;
@@ -147,6 +148,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("holes", []) => hostile::holes(),
         ("lent", [mib]) => hostile::lent(*mib as usize),
         ("late", [millis]) => hostile::late(*millis),
+        ("lone", [slot, life, seed]) => lone::run(*slot, *life, *seed),
         ("fork", [shared]) => fork::run(*shared != 0),
         ("leaves", [how]) => ending::leaves(*how),
         ("flush", [own]) => ending::flush(*own != 0),
