@@ -55,7 +55,7 @@ fn connections_that_come_and_go_leave_no_descriptor_and_no_mapping() -> Result<(
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let traces = Traces::now();
     let mut group = LoneGroup::open(3)?;
-    for round in 1..=10 * rounds(20) {
+    for round in 1..=5 * rounds(20) {
         group.begin(round);
         group.await_all(&format!("done {round}"), None)?;
         for slot in group.any_order() {
