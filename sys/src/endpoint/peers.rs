@@ -98,7 +98,7 @@ impl Endpoint {
     /// cannot be made within NEMESIA_TIMEOUT, they end with [`Error::PeerFailed`].
     ///
     /// The number is the same until the peer's connection has ended. Then it may become the number of another peer,
-    /// once the messages that had come are received.
+    /// once the messages that had come are received and the outcomes of requests that name it are taken.
     ///
     /// # Errors
     /// [`Error::NoPeer`]: the peer was released, its connection has ended ([`Endpoint::connect`] permits another), or
