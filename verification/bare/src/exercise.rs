@@ -1,9 +1,12 @@
 //! The calls of a kernel or a unikernel: the core's algorithms on memory that the caller lends.
 
 use core::ptr::NonNull;
+use core::time::Duration;
 
-use nemesia_core::shared::ring::{ByteReader, ByteWriter, ByteRing, RingFault};
+use nemesia_core::job_key::{CallTerms, Challenges, JobKey, KEY_BYTES, Nonces};
+use nemesia_core::shared::ring::{ByteReader, ByteRing, ByteWriter, RingFault};
 use nemesia_core::sync::{PayloadMut, Word64};
+use nemesia_core::wire::hello::CALL_BYTES;
 
 /// The result if a `ring` took or gave wrong bytes.
 const BROKEN: u64 = u64::MAX;
@@ -21,7 +24,21 @@ pub unsafe extern "C" fn nemesia_bare_exercise(memory: *mut u8, length: usize) -
     let Ok(passed) = ring(bytes) else { return BROKEN };
     // SAFETY: as above; the ring no longer uses the range.
     let exchanged = unsafe { crate::world::exchange(base, length) };
+    let passed = passed.wrapping_add(proof(length as u64));
     exchanged.map_or(BROKEN, |bytes| bytes.wrapping_add(passed))
+}
+
+/// Proves the knowledge of a key to itself.
+fn proof(nonce: u64) -> u64 {
+    let (key, seed, now) = (JobKey::from_bytes([1; KEY_BYTES]), [nonce as u8; KEY_BYTES], Duration::ZERO);
+    let challenge = Challenges::new(seed).issue(now);
+    let (world, caller, callee) = (1, [2; CALL_BYTES], 3);
+    let terms =
+        CallTerms { world, challenge, nonce, caller, caller_address: &[], callee, callee_address: &[4] };
+    let proof = key.request_proof(&terms);
+    let answer = key.answer_proof(&proof, nonce, &[5]);
+    let holds = key.accepts_request(&terms, &proof) && key.accepts_answer(&proof, nonce, &[5], &answer);
+    if holds { Nonces::new(seed).draw() } else { BROKEN }
 }
 
 /// Passes `length` through a byte ring over all of the memory.

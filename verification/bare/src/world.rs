@@ -6,14 +6,14 @@ use nemesia_core::engine::rma::{Access, Addressing, CompleteAt, ExposedRegion, R
 use nemesia_core::engine::{Engine, Lent, Peer, PeerSelection, Request, Storage, Tuning};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
+use nemesia_core::shared::assist::{self, AssistLine, Pieces};
 use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
 use nemesia_core::shared::layout::Line;
 use nemesia_core::shared::pool::{
-    CellHeader, CellRecord, PeerPool, CellPool, ReturnReceiver, ReturnSender, ReturnSlot,
+    CellHeader, CellPool, CellRecord, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
 use nemesia_core::shared::port::{Ends, Host, Link, PortConfig, ShmPort};
-use nemesia_core::shared::queue::{Consumer, Producer, CellQueue};
-use nemesia_core::shared::assist::{self, Pieces, AssistLine};
+use nemesia_core::shared::queue::{CellQueue, Consumer, Producer};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::slab;
 use nemesia_core::store::Unit;
@@ -80,30 +80,26 @@ type Rank<'a> = Engine<ShmPort<'a, Nobody, [Option<Link<'a>>; 2], [CellRecord; C
 
 fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 2]) -> Option<Rank<'a>> {
     let [mine, theirs] = cells;
-    let link = Link::new(me as u16, Ends {
-        outbound: FastboxSender::new(&own.fastbox, &peer.ack.word),
-        inbound: FastboxReceiver::new(&peer.fastbox, &own.ack.word),
-        cells: PeerPool::new(&peer.headers, theirs.as_read(), CELL_BYTES),
-        give_back: ReturnSender::new(&own.returns),
-        given_back: ReturnReceiver::new(&peer.returns),
-        queue: Producer::new(peer.queue()),
-        sleep: &peer.sleep,
-        grant: &own.ack,
-        granted: &peer.ack,
-        assist: assist::AssistReceiver::new(&own.assist, &peer.assist),
-        assist_sender: assist::AssistSender::new(&own.assist, &peer.assist),
-    });
+    let link = Link::new(
+        me as u16,
+        Ends {
+            outbound: FastboxSender::new(&own.fastbox, &peer.ack.word),
+            inbound: FastboxReceiver::new(&peer.fastbox, &own.ack.word),
+            cells: PeerPool::new(&peer.headers, theirs.as_read(), CELL_BYTES),
+            give_back: ReturnSender::new(&own.returns),
+            given_back: ReturnReceiver::new(&peer.returns),
+            queue: Producer::new(peer.queue()),
+            sleep: &peer.sleep,
+            grant: &own.ack,
+            granted: &peer.ack,
+            assist: assist::AssistReceiver::new(&own.assist, &peer.assist),
+            assist_sender: assist::AssistSender::new(&own.assist, &peer.assist),
+        },
+    );
     let links = if me == 0 { [None, Some(link)] } else { [Some(link), None] };
     let pool = CellPool::new(&own.headers, mine, CELL_BYTES, [CellRecord::default(); CELLS])?;
     let (fences, pieces) = (FenceMode::Symmetric, Pieces::default());
-    let config = PortConfig {
-        fastbox_limit: 8,
-        fences,
-        announce: true,
-        pieces,
-        stores: None,
-        clocked: true,
-    };
+    let config = PortConfig { fastbox_limit: 8, fences, announce: true, pieces, stores: None, clocked: true };
     let port = ShmPort::new(config, links, pool, CELLS as u32, Consumer::new(own.queue()), Nobody);
     let lent = Lent {
         requests: core::array::from_fn(|_| slab::Slot::default()),
