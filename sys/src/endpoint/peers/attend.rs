@@ -8,6 +8,9 @@ use super::table::{OWN, PeerTable};
 use crate::endpoint::Endpoint;
 use crate::shm::{CallOutcome, HeardCall, JoiningProcess, failure_of};
 
+/// The warnings that are kept: a hostile caller could cause any number.
+const MOST_WARNINGS: usize = 256;
+
 impl Endpoint {
     /// Returns whether calls are under way, which need more attention than others.
     #[inline(always)]
@@ -22,6 +25,15 @@ impl Endpoint {
         let changed = peers.attend(self);
         self.peers = Some(peers);
         changed
+    }
+}
+
+impl Endpoint {
+    /// Keeps a warning about a peer, unless there are many.
+    fn warn(&mut self, warning: String) {
+        if self.warnings.len() < MOST_WARNINGS {
+            self.warnings.push(warning);
+        }
     }
 }
 
@@ -124,14 +136,14 @@ impl PeerTable {
         self.calls.abandon(peer, &endpoint.waiter.watch);
         if let Err(error) = self.begin(peer, rank, endpoint) {
             self.calls.refuse(&call, &error.to_string());
-            endpoint.warnings.push(format!("a call was refused: {error}"));
+            endpoint.warn(format!("a call was refused: {error}"));
             return self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
         }
         match self.calls.answer(peer, call, (rank, calls), &endpoint.waiter.watch) {
             Ok(true) => {}
             Ok(false) => self.end(peer, PeerEnd::Lost, Failure::Finished, endpoint),
             Err(problem) => {
-                endpoint.warnings.push(format!("a call was refused: {problem}"));
+                endpoint.warn(format!("a call was refused: {problem}"));
                 self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
             }
         }
@@ -154,7 +166,7 @@ impl PeerTable {
                 self.end(peer, end_of(failure), failure, endpoint);
             }
             CallOutcome::Refused(problem) => {
-                endpoint.warnings.push(format!("a peer cannot be connected with: {problem}"));
+                endpoint.warn(format!("a peer cannot be connected with: {problem}"));
                 self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
             }
         }
@@ -166,7 +178,7 @@ impl PeerTable {
         match endpoint.connect_process(joining) {
             Ok(_) => endpoint.engine.connected(rank as u32),
             Err(error) => {
-                endpoint.warnings.push(format!("a peer cannot be connected with: {error}"));
+                endpoint.warn(format!("a peer cannot be connected with: {error}"));
                 self.end(peer, end_of(Failure::Unreachable), Failure::Unreachable, endpoint);
             }
         }

@@ -315,3 +315,21 @@ fn a_process_that_admits_no_strangers_takes_calls_of_those_that_it_knows() {
     one.close().unwrap();
     three.close().unwrap();
 }
+
+#[test]
+fn warnings_about_callers_are_limited() {
+    let mut one = Endpoint::alone(&Config::default().strangers(false)).unwrap();
+    let mut two = alone();
+    for _ in 0..300 {
+        let peer = two.connect(one.address().unwrap()).unwrap();
+        let rank = two.rank_of(peer).unwrap();
+        while two.failure(rank).is_none() {
+            one.progress();
+            two.progress();
+        }
+        two.disconnect(peer).unwrap();
+    }
+    assert!(!two.warnings().is_empty() && two.warnings().len() < 300 && one.warnings().len() < 300);
+    one.close().unwrap();
+    two.close().unwrap();
+}

@@ -179,3 +179,18 @@ fn calls_to_nobody_end_at_once() {
     one.call(peer, &address, 1, 1).unwrap();
     assert!(matches!(one.next_outcome(&watch), Some((_, CallOutcome::Gone))));
 }
+
+#[test]
+fn a_peer_that_calls_again_and_again_keeps_one_place_among_the_parked() {
+    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+    let peer = PeerRef::from_bits(0);
+    for number in 1..20 {
+        let _caller = send_call(&one, &two, |call| call.calls = number);
+        while two.heard() == 0 {
+            two.hear(&watch);
+        }
+        let call = two.next_call().unwrap();
+        two.park(peer, call);
+    }
+    assert_eq!(two.parked.len(), 1);
+}
