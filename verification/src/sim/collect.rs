@@ -15,7 +15,7 @@ use crate::memory::first_difference;
 use crate::oracle::Name;
 use crate::port::{is_matched, is_offer};
 use crate::rng::Rng;
-use crate::shape::Shape;
+use crate::shape::{Shape, Terms};
 use crate::tally::Event;
 use crate::trace::Trace;
 use crate::violation::{Check, Violation, ensure};
@@ -62,8 +62,8 @@ impl CollectWorld {
         let count = shape.conditions.ranks as usize;
         Ok(Self {
             rng,
-
-            world: World::new(fabric, shape.terms)?,
+            // These actors know each other from the start.
+            world: World::new(fabric, Terms { most_peers: None, ..shape.terms })?,
             actors: std::iter::repeat_with(Actor::default).take(count).collect(),
             sent: vec![vec![Vec::new(); count]; count],
             arrived: vec![vec![0; count]; count],
