@@ -16,7 +16,8 @@ of their job, on a network that an adversary owns.
 Every world is drawn from its seed. Fails when a promise is broken, with the command that shows it again.
 
   --seed S         the first seed (default 1)
-  --seeds N        as many seeds, one after the other (default 100; 1 if a seed is given)
+  --seeds N        as many seeds, one after the other (default 100; 1 if a seed is given;
+                   500 for --bugs)
   --operations N   random operations of each seed (default 20000; with --bugs 5000)
   --ranks N        processes in each world (default: a few, by the seed)
   --channels       only channels; --ranks does not go with it
@@ -81,6 +82,9 @@ impl Options {
     }
 }
 
+/// The seeds among which each injected fault must be found.
+const SEEDS_OF_BUGS: u64 = 500;
+
 /// Parses the arguments after the program's name.
 pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command, String> {
     let (mut seed, mut seeds, mut operations) = (None, None, None);
@@ -121,14 +125,17 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         }
     }
     let chosen = seed.is_some() || seeds.is_some() || operations.is_some() || options.ranks.is_some();
-    options.is_whole = !chosen && !options.channels && !options.peers && options.bug.is_none();
-    if (options.channels || options.peers) && options.ranks.is_some() {
+    let is_part = options.channels || options.peers || options.keys;
+    options.is_whole = !chosen && !is_part && options.bug.is_none();
+    if is_part && options.ranks.is_some() {
         return Err("the number of processes is the seed's choice there".into());
     }
     if seed.is_some() && !options.bugs {
         options.seeds = 1;
     }
     if options.bugs {
+        // The search for a fault ends at the first seed that shows it.
+        options.seeds = options.seeds.max(SEEDS_OF_BUGS);
         options.operations = 5000;
     }
     options.seed = seed.unwrap_or(options.seed);
