@@ -339,7 +339,8 @@ static void errors(void) {
     GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_test(endpoint, request, NULL));
     OK(nemesia_endpoint_cancel(endpoint, request, &cancelled));
     CHECK(!cancelled);
-    /* A small send is complete when it starts. */
+    /* A small send is complete when it starts, once the peer has opened its endpoint and so granted credit. */
+    barrier();
     OK(nemesia_endpoint_isend(endpoint, peer, TAG, &byte, 1, &sent));
     CHECK(sent == NEMESIA_REQUEST_NONE);
     OK(nemesia_endpoint_wait(endpoint, sent, FOR_EVER, NULL));
