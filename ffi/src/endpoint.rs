@@ -54,7 +54,7 @@ impl Object for Endpoint {
 
 impl Endpoint {
     /// Makes the handle of an endpoint.
-    pub(crate) fn publish(inner: nemesia::Endpoint, multiple: bool) -> Result<*mut Self, Fault> {
+    fn publish(inner: nemesia::Endpoint, multiple: bool) -> Result<*mut Self, Fault> {
         let warnings =
             inner.warnings().iter().map(|warning| CString::new(warning.as_str()).unwrap_or_default());
         let warnings = warnings.collect();
@@ -81,14 +81,8 @@ pub unsafe extern "C" fn nemesia_endpoint_open(
     config: *const Config,
     out_endpoint: *mut *mut Endpoint,
 ) -> i32 {
-    let work = || {
-        // SAFETY: the caller's pointer, null or valid.
-        let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
-        let (config, multiple) = config::resolve(config)?;
-        out.write(Endpoint::publish(nemesia::Endpoint::open(&config)?, multiple)?);
-        Ok(NEMESIA_OK)
-    };
-    guard(work, || ())
+    // SAFETY: the caller's pointer, null or valid.
+    unsafe { publish_opened(config, out_endpoint, |config| Ok(nemesia::Endpoint::open(config)?)) }
 }
 
 /// Joins a world through the caller's own exchange. A runtime embeds Nemesia with this function. Collective: every
@@ -108,10 +102,7 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
     exchange: *const Exchange,
     out_endpoint: *mut *mut Endpoint,
 ) -> i32 {
-    let work = || {
-        // SAFETY: the caller's pointer, null or valid.
-        let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
-        let (config, multiple) = config::resolve(config)?;
+    let open = |config: &nemesia::Config| {
         // SAFETY: the caller's pointer, null or valid.
         let exchange = unsafe { read_versioned(exchange) }?;
         // SAFETY: the caller's text, null or valid.
@@ -119,8 +110,26 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
         // SAFETY: the caller's functions.
         let exchange = unsafe { Foreign::new(&exchange) }?;
         let exchange = Prefixed::new(&prefix, exchange).map_err(nemesia::Error::from)?;
-        let inner = nemesia::Endpoint::open_with(&config, Box::new(exchange))?;
-        out.write(Endpoint::publish(inner, multiple)?);
+        Ok(nemesia::Endpoint::open_with(config, Box::new(exchange))?)
+    };
+    // SAFETY: the caller's pointer, null or valid.
+    unsafe { publish_opened(config, out_endpoint, open) }
+}
+
+/// Opens an endpoint with this configuration, and writes its handle.
+///
+/// # Safety
+/// `out_endpoint` is null, or valid for a write.
+pub(crate) unsafe fn publish_opened(
+    config: *const Config,
+    out_endpoint: *mut *mut Endpoint,
+    open: impl FnOnce(&nemesia::Config) -> Result<nemesia::Endpoint, Fault>,
+) -> i32 {
+    let work = || {
+        // SAFETY: the caller's promise.
+        let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
+        let (config, multiple) = config::resolve(config)?;
+        out.write(Endpoint::publish(open(&config)?, multiple)?);
         Ok(NEMESIA_OK)
     };
     guard(work, || ())

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use nemesia::{Error, PeerAddress, PeerEnd, PeerRef, PeerStage};
 
-use crate::boundary::{Out, guard, missing};
-use crate::config::{self, Config};
-use crate::endpoint::{Endpoint, blocking_on, on};
+use crate::boundary::{Out, missing};
+use crate::config::Config;
+use crate::endpoint::{Endpoint, blocking_on, on, publish_opened};
 use crate::lent::Lent;
 use crate::rank::rank_of;
 use crate::status::{Fault, NEMESIA_ERR_NO_PEER, NEMESIA_ERR_RANK, NEMESIA_OK};
@@ -57,14 +57,8 @@ pub unsafe extern "C" fn nemesia_endpoint_alone(
     config: *const Config,
     out_endpoint: *mut *mut Endpoint,
 ) -> i32 {
-    let work = || {
-        // SAFETY: the caller's pointer, null or valid.
-        let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
-        let (config, multiple) = config::resolve(config)?;
-        out.write(Endpoint::publish(nemesia::Endpoint::alone(&config)?, multiple)?);
-        Ok(NEMESIA_OK)
-    };
-    guard(work, || ())
+    // SAFETY: the caller's pointer, null or valid.
+    unsafe { publish_opened(config, out_endpoint, |config| Ok(nemesia::Endpoint::alone(config)?)) }
 }
 
 /// Writes the address of an endpoint that was opened alone. Other processes of this user on this machine connect by

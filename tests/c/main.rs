@@ -46,6 +46,22 @@ fn can_run(test: &str, tools: &[&str]) -> bool {
     false
 }
 
+/// Returns whether AddressSanitizer can be used; if not, reports the test as skipped.
+fn can_sanitize(test: &str) -> Result<bool, String> {
+    if !can_run(test, &["cc"]) {
+        return Ok(false);
+    }
+    let empty = scratch().join(format!("{test}.c"));
+    std::fs::write(&empty, "int main(void) { return 0; }\n").map_err(|error| error.to_string())?;
+    let mut trial = Command::new("cc");
+    trial.arg("-fsanitize=address").arg(&empty).arg("-o").arg(empty.with_extension("out"));
+    let works = output(&mut trial).is_ok();
+    if !works {
+        skip(test, "the compiler has no AddressSanitizer");
+    }
+    Ok(works)
+}
+
 /// Runs one case of `pair.c` with two ranks, linked in both ways. Both must succeed.
 fn pair(test: &str, case: &str) -> Result<(), String> {
     two("pair", test, case)

@@ -3,10 +3,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use nemesia_tests::skip;
-
-use crate::toolchain::{Linking, compile, output, scratch, source};
-use crate::{STRICT_C, can_run};
+use crate::toolchain::{Linking, compile, output, source};
+use crate::{STRICT_C, can_run, can_sanitize};
 
 /// Compiles the program; its file is named after `name`.
 fn program(flags: &[&str], linking: Linking, name: &str) -> Result<PathBuf, String> {
@@ -74,15 +72,7 @@ fn a_probed_message_is_received_once() -> Result<(), String> {
 #[test]
 fn misuse_makes_no_invalid_access_under_address_sanitizer() -> Result<(), String> {
     const TEST: &str = "misuse_makes_no_invalid_access_under_address_sanitizer";
-    if !can_run(TEST, &["cc"]) {
-        return Ok(());
-    }
-    let empty = scratch().join("sanitized-nothing.c");
-    std::fs::write(&empty, "int main(void) { return 0; }\n").map_err(|error| error.to_string())?;
-    let mut trial = Command::new("cc");
-    trial.arg("-fsanitize=address").arg(&empty).arg("-o").arg(empty.with_extension("out"));
-    if output(&mut trial).is_err() {
-        skip(TEST, "the compiler has no AddressSanitizer");
+    if !can_sanitize(TEST)? {
         return Ok(());
     }
     output(&mut Command::new(program(&["-fsanitize=address"], Linking::Static, "sanitized")?)).map(drop)

@@ -69,7 +69,7 @@ impl PipedJob {
         std::thread::spawn(move || {
             let lines =
                 output.into_iter().flat_map(|output| BufReader::new(output).lines()).map_while(Result::ok);
-            // If nobody reads, the job is over.
+            // If the reader is gone, the job is over.
             lines.map(Some).chain([None]).for_each(|line| _ = sender.send((number, line)));
         });
         Ok(number)

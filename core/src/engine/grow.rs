@@ -1,7 +1,7 @@
 //! Engines that are opened alone, and the peers that are added one by one.
 //!
 //! Such an engine knows each peer by a number that the layer above chooses. A number without a peer has failed with
-//! [`Failure::Absent`]: nothing can be sent to it, and nobody waits for it. The memory of a connection is taken with
+//! [`Failure::Absent`]: nothing can be sent to it, and no operation waits for it. The memory of a connection is taken with
 //! it: first the memory of the credit is committed, then the credit is granted (invariant 4). A connection that cannot
 //! be paid for is refused.
 //!

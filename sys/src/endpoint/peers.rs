@@ -24,9 +24,9 @@ pub(in crate::endpoint) use table::PeerTable;
 /// # Peers
 ///
 /// An endpoint can be opened alone, without a launcher and without any other process. It has an address, of 64 bytes
-/// that mean nothing to others. Whoever has the address can connect, at any time, without help from this process but
-/// its progress. So a runtime with its own launcher opens endpoints, lets its processes exchange their addresses, and
-/// connects whom it needs.
+/// that mean nothing to others. A process that has the address can connect, at any time, without help from this process
+/// but its progress. So a runtime with its own launcher opens endpoints, lets its processes exchange their addresses,
+/// and connects whom it needs.
 ///
 /// A peer is a place in a table ([`PeerRef`]), not a rank: it costs about a hundred bytes until this process speaks to
 /// it. [`Endpoint::rank_of`] begins the connection and returns the number by which all other calls of this endpoint

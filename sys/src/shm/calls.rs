@@ -259,7 +259,7 @@ impl Calls {
             let packet = CallPacket { handshake: self.world.handshake(number, 0), address: self.own, calls };
             let descriptors = self.ours.descriptors(joining.own_link());
             let sent = connection.send(&packet.encode(), &descriptors, Instant::now());
-            // The caller has its copy, and nobody else needs one.
+            // The caller has its copy, and no other process needs one.
             joining.close_descriptor();
             sent.map(|()| joining).map_err(|error| error.to_string())
         });

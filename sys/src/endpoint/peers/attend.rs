@@ -21,10 +21,7 @@ impl Endpoint {
     /// Makes progress on calls, and frees what ended connections had. Returns whether anything has changed.
     #[cold]
     pub(in crate::endpoint) fn attend_calls(&mut self) -> bool {
-        let Some(mut peers) = self.peers.take() else { return false };
-        let changed = peers.attend(self);
-        self.peers = Some(peers);
-        changed
+        self.with_peers(|peers, endpoint| Ok(peers.attend(endpoint))).unwrap_or(false)
     }
 }
 
@@ -179,7 +176,7 @@ impl PeerTable {
             Ok(_) => endpoint.engine.connected(rank as u32),
             Err(error) => {
                 endpoint.warn(format!("a peer cannot be connected with: {error}"));
-                self.end(peer, end_of(Failure::Unreachable), Failure::Unreachable, endpoint);
+                self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
             }
         }
     }

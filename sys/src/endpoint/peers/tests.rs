@@ -237,7 +237,7 @@ fn the_number_of_a_sender_is_not_used_again_before_its_message_was_collected() {
     let (mut one, mut two, mut three) = (alone(), alone(), alone());
     let sender = *two.address().unwrap();
     let mut buf = [0; 8];
-    // SAFETY: the buffer outlives the request, and nobody uses it meanwhile.
+    // SAFETY: the buffer outlives the request, and no other code uses it meanwhile.
     let request = unsafe { one.irecv(Source::Any, Tag::Any, buf.as_mut_ptr(), 8).unwrap() };
     let [to_one, other_to_one] = [&mut two, &mut three].map(|it| it.connect(one.address().unwrap()).unwrap());
     let rank = two.rank_of(to_one).unwrap();

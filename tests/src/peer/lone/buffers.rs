@@ -92,14 +92,15 @@ impl Drop for Transfer {
 impl Transfer {
     pub(super) fn send(endpoint: &mut Endpoint, to: usize, tag: u64, bytes: Vec<u8>) -> Result<Self, Error> {
         let bytes = bytes.into_boxed_slice();
-        // SAFETY: the bytes lie on the heap, nobody changes them, and they are freed only once the request is complete.
+        // SAFETY: the bytes lie on the heap, no code changes them, and they are freed only once the request is
+        // complete.
         let request = unsafe { endpoint.isend(to, tag, bytes.as_ptr(), bytes.len())? };
         Ok(Self { request, bytes, status: None })
     }
 
     pub(super) fn receive(endpoint: &mut Endpoint, from: Source, tag: u64, len: u64) -> Result<Self, Error> {
         let mut bytes = vec![0xa5; len as usize].into_boxed_slice();
-        // SAFETY: the bytes lie on the heap, nobody refers to them before the request is complete, and they are freed
+        // SAFETY: the bytes lie on the heap, no code refers to them before the request is complete, and they are freed
         // only then.
         let request = unsafe { endpoint.irecv(from, Tag::Exactly(tag), bytes.as_mut_ptr(), bytes.len())? };
         Ok(Self { request, bytes, status: None })
@@ -119,7 +120,7 @@ impl Transfer {
     /// Ends a transfer with a peer whose connection has ended. That has completed all of them.
     pub(super) fn end(mut self, endpoint: &mut Endpoint) -> Outcome {
         let (request, ended) = (self.request, self.is_complete(endpoint));
-        // From here on nobody uses the buffer.
+        // From here on no code uses the buffer.
         self.status.get_or_insert(Status { rank: 0, tag: 0, len: 0, immediate: None });
         match ended {
             Ok(true) | Err(Error::PeerFailed { .. } | Error::Stale) => Ok(()),

@@ -8,7 +8,7 @@ use crate::world::{CompletionError, Outgoing, Pattern, Source, Status};
 pub(crate) struct ModelMessage {
     pub(crate) name: Name,
     pub(crate) is: Outgoing,
-    /// Whether it has arrived whole, and nobody waits for an answer. Its receive is then complete at once.
+    /// Whether it has arrived whole, and its sender waits for no answer. Its receive is then complete at once.
     pub(crate) is_whole: bool,
 }
 
