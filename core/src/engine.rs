@@ -50,7 +50,7 @@ mod tuning;
 use core::borrow::{Borrow, BorrowMut};
 
 use active::{ActiveMessages, Handlers};
-use failure::Failures;
+use failure::{Failures, UnmetRanks};
 use grow::CreditPlan;
 use lmt::ProtocolSelections;
 use rma::{ExposedRegion, Regions, Reply};
@@ -158,6 +158,7 @@ pub struct Engine<P: Port, S: Storage> {
     /// Whether messages of one word are sent eagerly through the port's shortest path.
     short_bytes: usize,
     failures: Failures,
+    unmet: UnmetRanks,
     /// Whether peers are added one by one ([`Engine::alone`]).
     grows: bool,
     /// The multi-receive buffer that the message at hand has matched without a slot, and the length of the message.
@@ -217,6 +218,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             most_stored: (0, 0),
             work: WorkList::default(),
             failures: Failures::default(),
+            unmet: UnmetRanks::default(),
             unplaced: None,
             grows: matches!(plan, CreditPlan::Growing { .. }),
         })

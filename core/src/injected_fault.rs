@@ -71,6 +71,8 @@ pub enum InjectedFault {
     PromiseUncommitted,
     /// The account of a peer that was added before is opened again.
     OpenTwice,
+    /// A rank that an operation names for the first time is not reported as wanted.
+    ForgetWanted,
     /// A number is given to the next peer although messages of the former one are stored.
     InheritMessages,
     /// A complete operation does not enter the completion queue.
@@ -137,7 +139,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 61] = [
+    pub const ALL: [InjectedFault; 62] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -168,6 +170,7 @@ impl InjectedFault {
         InjectedFault::ForgetReserve,
         InjectedFault::PromiseUncommitted,
         InjectedFault::OpenTwice,
+        InjectedFault::ForgetWanted,
         InjectedFault::InheritMessages,
         InjectedFault::LoseCompletion,
         InjectedFault::RepeatCompletion,

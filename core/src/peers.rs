@@ -154,6 +154,8 @@ pub struct PeerLimits {
     pub connections: u32,
     /// Whether unknown peers may call.
     pub strangers: bool,
+    /// Whether the number of a connection is that of the peer's slot, for ever. There must be a number for each slot.
+    pub pinned: bool,
 }
 
 /// The peers of one process. `S` lends the slots, `B` the hash buckets that find them by address, `N` the numbers of
@@ -254,6 +256,11 @@ where
             return Ok(self.reference(index));
         }
         self.insert(address).ok_or_else(|| PeerError::Slots { slots: self.slots.capacity() })
+    }
+
+    /// Returns the peer with this address, if it is known.
+    pub fn peer_by(&self, address: &PeerAddress) -> Option<PeerRef> {
+        self.find(address).map(|index| self.reference(index))
     }
 
     /// Returns the address of a peer.
@@ -404,6 +411,9 @@ where
     /// Frees the number of a connection that has ended. The layer above calls it when nothing of the connection is
     /// left: no request, no stored message, no shared memory.
     pub fn free_number(&mut self, number: PeerId) {
+        if self.limits.pinned {
+            return;
+        }
         if let Some(place) = self.numbers.borrow_mut().get_mut(number as usize) {
             *place = self.free;
             self.free = number;
@@ -471,6 +481,12 @@ where
     }
 
     fn take_number(&mut self, index: u32) -> Result<PeerId, PeerError> {
+        if self.limits.pinned {
+            let most = self.limits.connections;
+            let place = self.numbers.borrow_mut().get_mut(index as usize);
+            *place.ok_or(PeerError::Connections { most })? = index;
+            return Ok(index);
+        }
         let most = self.limits.connections.min(self.numbers.borrow().len() as u32);
         #[cfg(nemesia_injected_fault)]
         let most = if injected(InjectedFault::ForgetLimit) { most + 1 } else { most };

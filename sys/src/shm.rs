@@ -48,6 +48,7 @@ use lent::LentRanges;
 use regions::MappedRegions;
 
 pub(crate) use calls::{CallOutcome, Calls, HeardCall, failure_of};
+pub(crate) use connect::UnmetProcess;
 pub(crate) use joining::JoiningProcess;
 pub(crate) use lent::{LentRange, Loan};
 pub(crate) use regions::{PeerRegion, share_of, window_of};
@@ -258,15 +259,21 @@ pub(crate) struct Attached {
     pub(crate) gone: Vec<usize>,
     /// The ranks on other machines. Their port is not connected yet.
     pub(crate) remote: RemoteRanks,
+    /// How this process and others call each other: if it opened alone, or its world connects on demand.
+    pub(crate) calls: Option<Calls>,
+    /// The ranks, if they connect on demand.
+    pub(crate) unmet: Vec<UnmetProcess>,
     /// The process to which these objects belong.
     pub(crate) origin: Arc<ProcessOrigin>,
 }
 
-/// Makes our segments, exchanges them with every other process of the world, and builds the port.
+/// Makes our segments, exchanges them with every other process of the world, and builds the port. `alone`: the process
+/// listens for calls of others.
 pub(crate) fn attach(
     config: &Config,
     exchange: &mut dyn Exchange,
     (rank, size): (u32, u32),
+    alone: bool,
 ) -> Result<Attached, Error> {
     let geometry = sizes(config, size)?;
     let origin = Arc::new(ProcessOrigin::here(size as usize)?);
@@ -295,21 +302,26 @@ pub(crate) fn attach(
         incarnation: exchange.incarnation(),
         sealed: ours.own.write_sealed(),
     });
-    let met = connect::connect(Arc::clone(&world), (&ours, &origin), exchange)?;
-    let connect::ShmMeeting { mut peers, watch, rejoin, gone, remote } = met;
-    let without =
-        peers.iter().zip(0..).filter_map(|(peer, rank)| (!peer.as_ref()?.expedited).then_some(rank));
+    let met = connect::connect(Arc::clone(&world), (&ours, &origin), exchange, alone)?;
+    let connect::ShmMeeting { mut peers, watch, rejoin, gone, remote, calls, unmet } = met;
+    let is_expedited = |(peer, rank): (&Option<Peer>, usize)| {
+        let of_peer = peer.as_ref().map(|peer| peer.expedited);
+        of_peer.or_else(|| unmet.get(rank).map(|it| it.expedited)).unwrap_or(true)
+    };
+    let without = peers.iter().zip(0..).filter(|it| !is_expedited(*it)).map(|(_, rank)| rank);
     if let Some(preference) = fenced_by(without) {
         config.give_up(preference, &mut warnings)?;
     }
-    let expedited = fence.is_expedited() && peers.iter().flatten().all(|peer| peer.expedited);
+    let expedited = fence.is_expedited() && peers.iter().zip(0..).all(is_expedited);
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
     let pid = |peer: &Peer| peer.connection.upgrade().map_or(0, |connection| connection.peer().pid);
     // The best guess for ranks that are not met yet is that they may run on our processors.
     let others =
         peers.iter().zip(0..).filter(|(_, other)| *other != rank && !remote.contains(*other as usize));
-    let others: Vec<_> =
-        others.map(|(peer, _)| peer.as_ref().map_or((cpus, 0), |peer| (peer.cpus, pid(peer)))).collect();
+    let guess = |rank: u32| unmet.get(rank as usize).map_or((cpus, 0), |it| (it.cpus, it.pid));
+    let others =
+        others.map(|(peer, other)| peer.as_ref().map_or_else(|| guess(other), |peer| (peer.cpus, pid(peer))));
+    let others: Vec<_> = others.collect();
     let load = oversubscription::load(cpus, &others);
     let (fastbox_limit, pieces) = (config.fastbox_bytes(), config.pieces());
     let (stores, clocked) = (config.cell_stores, config.single_copy == SingleCopy::Auto);
@@ -326,7 +338,22 @@ pub(crate) fn attach(
         NewLink::new(&ours, peer.link, peer.segments)?.open(&mut port);
     }
     let sleep = OwnSleep::new(&ours)?;
-    Ok(Attached { port, sleep, watch, fence, load, facts, warnings, stamp, rejoin, gone, remote, origin })
+    Ok(Attached {
+        port,
+        sleep,
+        watch,
+        fence,
+        load,
+        facts,
+        warnings,
+        stamp,
+        rejoin,
+        gone,
+        remote,
+        calls,
+        unmet,
+        origin,
+    })
 }
 
 /// Returns the sizes of our segments, if there can be links with all processes of the world.

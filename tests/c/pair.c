@@ -129,6 +129,8 @@ static void counters(void) {
 static void explanation(void) {
     static char text[4096];
     size_t len = 0;
+    /* Afterwards the two are connected. */
+    barrier();
     OK(nemesia_endpoint_explain(endpoint, sizeof text, text, &len));
     CHECK(len == strlen(text) && strstr(text, "over shm; fastbox: ") != NULL && strstr(text, "; not tcp: ") != NULL);
     text[9] = '!';

@@ -162,7 +162,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         header: SendBuf,
         payload: SendBuf,
     ) -> Result<RequestId, StartError> {
-        self.check_destination(to)?;
+        self.reach(to)?;
         if header.is_list() || payload.is_list() {
             return Err(StartError::List);
         }

@@ -14,6 +14,7 @@
 //! |---|---|
 //! | `failure.rs` | the end of a peer, and of the requests that involve it |
 //! | `failure/reconnect.rs` | peers that connect again, or late |
+//! | `failure/unmet.rs` | ranks of a world that are connected when they are first needed |
 //!
 //! The rooms end what is theirs: `close_account` (`eager/credit.rs`), `fail_rma_state` (`rma/queue.rs`).
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@
 mod reconnect;
 #[cfg(test)]
 mod tests;
+mod unmet;
 
 use core::borrow::{Borrow as _, BorrowMut as _};
 
@@ -31,6 +33,7 @@ use super::{Engine, Failure, Storage};
 use crate::matching::{Pattern, Source};
 use crate::port::{PeerFault, PeerId, Port};
 use crate::trace::Recorder as _;
+pub(in crate::engine) use unmet::UnmetRanks;
 
 /// The failures that calls must still report.
 #[derive(Debug, Default)]
@@ -46,7 +49,9 @@ pub(in crate::engine) struct Failures {
 impl<P: Port, S: Storage> Engine<P, S> {
     /// Returns why a rank failed; `None` if it has not failed.
     pub fn failure(&self, peer: PeerId) -> Option<Failure> {
-        self.peers.borrow().get(peer as usize)?.failure
+        // A rank that was not met has not failed.
+        let failure = self.peers.borrow().get(peer as usize)?.failure;
+        failure.filter(|failure| self.grows || *failure != Failure::Absent)
     }
 
     /// Records that a peer has failed while its packets may still be undelivered (call [`Engine::drain`],
@@ -55,6 +60,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// peer may have confirmed them before it failed.
     pub fn depart(&mut self, peer: PeerId, failure: Failure) {
         if peer < self.size() && self.peer(peer).departed.is_none() && self.failure(peer).is_none() {
+            self.meet(peer);
             self.peer(peer).departed = Some(failure);
             self.fail_queue(peer, PeerQueue::Pending, failure);
             self.fail_leaving(peer, failure);
@@ -67,9 +73,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// MPI's ULFM); unless they outlive failures ([`Engine::outlive_failures`]). Messages of the peer that arrived
     /// whole can still be received. The other peers are not affected.
     pub fn fail(&mut self, peer: PeerId, failure: Failure) {
-        if peer >= self.size() || self.peer(peer).failure.is_some() {
+        if peer >= self.size() || self.failure(peer).is_some() {
             return;
         }
+        self.meet(peer);
         self.trace.note("fail", peer.into());
         self.peer(peer).failure = Some(failure);
         self.peer(peer).assist = None;
@@ -116,7 +123,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Acknowledges all failures so far: receives from any source can be posted again.
     pub fn acknowledge(&mut self) {
-        self.failures.any_source = None;
+        self.failures.any_source = self.unmet_failure();
         self.peers.borrow_mut().iter_mut().for_each(|peer| peer.unacknowledged = false);
     }
 

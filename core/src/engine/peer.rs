@@ -56,7 +56,10 @@ pub struct Peer {
     queues: [List; 6],
     /// Active messages and one-sided operations.
     pub(super) rma_state: RmaState,
+    /// Why it has failed; [`Failure::Absent`] also for a rank of a world that was not met (`failure/unmet.rs`).
     pub(super) failure: Option<Failure>,
+    /// The layer above should connect with it: see [`Engine::next_wanted`].
+    pub(super) wanted: bool,
     /// The peer failed, but packets that it sent before may not have been delivered yet.
     pub(super) departed: Option<Failure>,
     /// Whether receives from any source must report the failure of the peer: see [`Engine::acknowledge`].

@@ -15,7 +15,7 @@ fn address(number: u8) -> PeerAddress {
 fn table(slots: usize, connections: u32, strangers: bool) -> TestPeers {
     let slots = (0..slots).map(|_| Slot::default()).collect();
     let lent = (slots, vec![List::new(); 4], vec![0; connections as usize]);
-    Peers::new(address(5), PeerLimits { connections, strangers }, lent, 99)
+    Peers::new(address(5), PeerLimits { connections, strangers, pinned: false }, lent, 99)
 }
 
 #[test]

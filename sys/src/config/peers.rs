@@ -1,4 +1,4 @@
-//! The settings of endpoints that open alone.
+//! The settings of connections inside a machine.
 
 use super::Config;
 
@@ -17,5 +17,16 @@ impl Config {
     #[must_use]
     pub fn strangers(self, admit: bool) -> Self {
         self.with(["NEMESIA_STRANGERS"], |config| config.strangers = admit)
+    }
+
+    /// Sets when the ranks of a world connect: two ranks of a machine when an operation of one first names the other
+    /// (initially), or all when the world opens. A call of a rank is answered when the other makes progress, so a first
+    /// message waits for that.
+    ///
+    /// All connect when the world opens if any of its processes asks for it, if its launcher starts ranks again, if it
+    /// runs on several machines, in strict mode, and if single copy is required.
+    #[must_use]
+    pub fn connect_on_demand(self, on_demand: bool) -> Self {
+        self.with(["NEMESIA_CONNECT"], |config| config.on_demand = on_demand)
     }
 }

@@ -75,6 +75,7 @@ const NET: &[(&str, NetChoice)] = &[
 const SWITCH: &[(&str, bool)] = &[("off", false), ("on", true)];
 const ANY_SOURCE: &[(&str, bool)] = &[("end", false), ("outlive", true)];
 const STRANGERS: &[(&str, bool)] = &[("refuse", false), ("admit", true)];
+const CONNECT: &[(&str, bool)] = &[("start", false), ("demand", true)];
 const FLAG: &[(&str, bool)] = &[("0", false), ("1", true)];
 /// A valid geometry, which the checks vary.
 const POSSIBLE: Geometry = Geometry { cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
@@ -261,6 +262,13 @@ pub const VARIABLES: &[Variable] = &[
         STRANGERS,
         strangers,
         "whether an endpoint that opened alone takes calls of processes whose address it was not given"
+    ),
+    words!(
+        "NEMESIA_CONNECT",
+        "demand or start",
+        CONNECT,
+        on_demand,
+        "whether two ranks of a machine connect when one first names the other, or all when the world opens"
     ),
     number!("NEMESIA_REQUESTS", "", (64, 16777216), requests, "most requests under way at once"),
     words!(

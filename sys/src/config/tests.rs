@@ -57,6 +57,7 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_NET_ADDRESS" => "127.0.0.1",
         "NEMESIA_JOB_KEY_FILE" => "/dev/null",
         "NEMESIA_STRANGERS" => "refuse",
+        "NEMESIA_CONNECT" => "start",
         "NEMESIA_NET_PACKET_BYTES" => "4096",
         _ if variable.values == "0 or 1" => "1",
         _ => "77",

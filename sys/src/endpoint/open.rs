@@ -61,6 +61,9 @@ const LEARNED_PEERS: usize = 16;
 impl Endpoint {
     /// Joins the world that the launcher describes. Without a launcher, the world has one rank.
     ///
+    /// Ranks of the same machine connect when an operation of one first names the other, unless
+    /// [`Config::connect_on_demand`] says otherwise. Such an operation waits until the other process makes progress.
+    ///
     /// The launcher speaks PMI-1: `mpiexec.hydra` or `nemesia run`. It has one connection with each process. If other
     /// code of this process has initialised that connection, such as an MPI library, this is an error, unless
     /// [`Config::pmi_take_over`] is set. The endpoint of such a process is opened by [`Endpoint::open_with`].
@@ -101,9 +104,7 @@ impl Endpoint {
         let config = config.clone().any_source_outlives(true);
         let mut exchange = Singleton::default();
         let mut endpoint = Self::open_in(&config, &mut exchange, Some(config.connections))?;
-        let calls = endpoint.rejoin.listen_for_calls(&mut endpoint.waiter.watch)?;
         endpoint.engine.port_mut().local_mut().host_mut().checks_connections = true;
-        endpoint.peers = Some(Box::new(PeerTable::new(calls, &config)?));
         Ok(endpoint)
     }
 
@@ -132,8 +133,13 @@ impl Endpoint {
         // This comes before the first contact with a peer: a local lack of memory must not end the peers' world.
         let (units, stored) = memory::room(config)?;
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
-        let attached = shm::attach(config, exchange, ranks)?;
+        let attached = shm::attach(config, exchange, ranks, growing.is_some())?;
         let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: more, stamp, .. } = attached;
+        let peers = match attached.calls {
+            None => None,
+            Some(calls) if growing.is_some() => Some(PeerTable::alone(calls, config)?),
+            Some(calls) => Some(PeerTable::of_world(calls, ranks.0, &attached.unmet)?),
+        };
         warnings.extend(more);
         let net = connect_remote(config, attached.remote, exchange.incarnation(), (&mut facts, &mut watch))?;
         attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
@@ -160,7 +166,7 @@ impl Endpoint {
             direct: Direct::default(),
             non_temporal_bytes,
             operations: 0,
-            peers: None,
+            peers: peers.map(Box::new),
             dropped: Arc::new(Dropped::new(Arc::clone(&attached.origin))),
             discarding: Vec::new(),
             finished: false,
@@ -176,6 +182,9 @@ impl Endpoint {
         };
         endpoint.incarnations[rank] = endpoint.rejoin.incarnation();
         endpoint.begin_without(&attached.gone);
+        if endpoint.connects_on_demand() {
+            endpoint.engine.begin_unmet();
+        }
         endpoint.report_routes();
         if config.explain {
             route::say(&endpoint.explain());

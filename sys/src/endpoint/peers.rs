@@ -74,6 +74,7 @@ impl Endpoint {
     /// [`Error::NoPeer`]: it is the address of this endpoint, or there are too many peers.
     pub fn connect(&mut self, address: &PeerAddress) -> Result<PeerRef, Error> {
         self.check_origin()?;
+        self.peer_table()?;
         self.with_peers(|peers, endpoint| peers.connect(address, endpoint))
     }
 
@@ -118,7 +119,7 @@ impl Endpoint {
     /// A peer that has called this process and was not given to [`Endpoint::connect`] is released once its connection
     /// has ended and its messages are received.
     pub fn peer_of(&self, rank: usize) -> Option<PeerRef> {
-        self.peers.as_ref()?.peer_of(rank)
+        self.peer_table().ok()?.peer_of(rank)
     }
 
     /// Waits until the connection with a peer is made, or for at most `limit`. It begins the connection if necessary.
@@ -152,20 +153,37 @@ impl Endpoint {
     /// [`Error::NoPeer`] if the peer was released before.
     pub fn disconnect(&mut self, peer: PeerRef) -> Result<(), Error> {
         self.check_origin()?;
+        self.peer_table()?;
         self.with_peers(|peers, endpoint| peers.disconnect(peer, endpoint))
     }
 
     /// Fails if the processes that this one knows do not name each other by the same numbers.
     pub(in crate::endpoint) fn check_world(&self) -> Result<(), Error> {
-        if self.peers.is_some() { Err(Error::NoWorld) } else { Ok(()) }
+        if self.is_lone() { Err(Error::NoWorld) } else { Ok(()) }
+    }
+
+    /// Returns whether this endpoint was opened alone.
+    pub(in crate::endpoint) fn is_lone(&self) -> bool {
+        self.peers.as_ref().is_some_and(|peers| !peers.is_world)
+    }
+
+    /// Returns whether the ranks of this world connect on demand.
+    pub(in crate::endpoint) fn connects_on_demand(&self) -> bool {
+        self.peers.as_ref().is_some_and(|peers| peers.is_world)
+    }
+
+    /// Returns whether another process may call now, which must end a sleep.
+    pub(in crate::endpoint) fn expects_calls(&self) -> bool {
+        let may_call = |peers: &PeerTable| !peers.is_world || self.engine.unmet() > 0;
+        self.peers.as_ref().is_some_and(|peers| may_call(peers) || peers.calls.is_busy())
     }
 
     fn peer_table(&self) -> Result<&PeerTable, Error> {
-        self.peers.as_deref().ok_or(Error::NoAddress)
+        self.peers.as_deref().filter(|peers| !peers.is_world).ok_or(Error::NoAddress)
     }
 
     fn peer_table_mut(&mut self) -> Result<&mut PeerTable, Error> {
-        self.peers.as_deref_mut().ok_or(Error::NoAddress)
+        self.peers.as_deref_mut().filter(|peers| !peers.is_world).ok_or(Error::NoAddress)
     }
 
     /// Calls `work` with the table of peers and the endpoint, which is without it meanwhile.

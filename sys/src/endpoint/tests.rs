@@ -1,5 +1,6 @@
 //! Complete endpoints in threads of one process, over a key-value exchange in memory.
 
+mod demand;
 mod fickle;
 mod meeting;
 mod net;
@@ -18,8 +19,14 @@ use super::wait::{Awaited, Wait};
 use super::{Access, Endpoint, Path, Refusal, Region, Source, Tag};
 use crate::{Config, Error};
 
-/// Opens a world of `size` endpoints.
+/// Opens a world of `size` endpoints, which are connected: a test may use them in one thread, where a call of one does
+/// not end before the other makes progress.
 pub(in crate::endpoint) fn world(size: usize, config: &Config) -> Vec<Endpoint> {
+    world_apart(size, &config.clone().connect_on_demand(false))
+}
+
+/// Opens a world of `size` endpoints, with the connections that the configuration asks for.
+pub(in crate::endpoint) fn world_apart(size: usize, config: &Config) -> Vec<Endpoint> {
     let meeting = TestMeeting::new(size);
     let open = |rank| {
         let (exchange, config) = (meeting.exchange(rank), config.clone());

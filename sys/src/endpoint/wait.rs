@@ -398,9 +398,13 @@ impl Endpoint {
 
     /// Announces a sleep, and the number of messages that it lacks. Returns `None` if there is something to do by now.
     fn prepare(&mut self, wait: &Wait, lacks: u32) -> Option<Parker> {
+        // A rank that was named for the first time is called before this process sleeps.
+        if self.engine.has_wanted() && self.attend_calls() {
+            return None;
+        }
         self.wake_counted();
         // A packet of a socket wakes this process too.
-        let has_sockets = self.engine.port().remote().is_some() || self.peers.is_some();
+        let has_sockets = self.engine.port().remote().is_some() || self.expects_calls();
         let (how, events) = if has_sockets {
             (Way::Event, Some(self.waiter.watch.prepare_sleep()))
         } else {

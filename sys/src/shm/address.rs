@@ -16,8 +16,9 @@
 
 use nemesia_core::peers::PeerAddress;
 
+use crate::config::Config;
 use crate::os::{HandoffConnection, HandoffListener};
-use crate::transport::hosts::{machine, namespace};
+use crate::transport::hosts::HostAddress;
 
 const VERSION: u16 = 1;
 
@@ -35,13 +36,18 @@ pub(crate) struct ProcessAddress {
 impl ProcessAddress {
     /// Returns the address of this process, which listens here.
     pub(super) fn here(listener: &HandoffListener, epoch: u64) -> Self {
+        Self::of(&HostAddress::of(listener.name(), &Config::default()), epoch)
+    }
+
+    /// Returns the address of the process at this place.
+    pub(super) fn of(host: &HostAddress, epoch: u64) -> Self {
         Self {
-            pid: std::process::id(),
+            pid: u32::try_from(host.pid).unwrap_or(0),
             epoch,
-            socket: u128::from_str_radix(&listener.name(), 16).unwrap_or(0).to_be_bytes(),
-            boot: machine().get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0),
-            network: namespace("net").parse().unwrap_or(0),
-            space: namespace("pid").parse().unwrap_or(0),
+            socket: u128::from_str_radix(&host.name, 16).unwrap_or(0).to_be_bytes(),
+            boot: host.host.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0),
+            network: host.network.parse().unwrap_or(0),
+            space: host.space.parse().unwrap_or(0),
         }
     }
 

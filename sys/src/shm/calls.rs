@@ -1,4 +1,5 @@
-//! Calls: how processes that opened alone connect with each other inside a machine.
+//! Calls: how processes connect with each other inside a machine, if they opened alone, or if their world connects on
+//! demand.
 //!
 //! The caller connects to the socket in the callee's address and sends a *call*: its handshake, its address and the
 //! number of the call. The callee maps the caller's segments and *answers* in the same form; the caller maps the
@@ -25,7 +26,7 @@ use nemesia_core::engine::Failure;
 use nemesia_core::peers::{PeerAddress, PeerRef};
 
 use super::address::ProcessAddress;
-use super::handshake::{self, CONFIRMED, CallPacket, ShmHandshake};
+use super::handshake::{self, CONFIRMED, CallPacket, CallerPacket, LeavePacket, ShmHandshake};
 use super::joining::JoiningProcess;
 use super::peer::{ShmWorld, Unheard, hear_packet, send_away};
 use super::segments::OwnSegments;
@@ -89,6 +90,8 @@ pub(crate) struct Calls {
     parked: Vec<(PeerRef, HandoffConnection)>,
     /// More connections may be pending.
     more: bool,
+    /// Processes that leave, and have announced it. Only in a world.
+    leavers: Vec<LeavePacket>,
 }
 
 impl HeardCall {
@@ -103,9 +106,9 @@ impl Calls {
     pub(super) fn listen(
         world: Arc<ShmWorld>,
         ours: Arc<OwnSegments>,
+        listener: HandoffListener,
         watch: &mut Watch,
     ) -> Result<Self, Error> {
-        let listener = HandoffListener::bind()?;
         watch.attend(listener.as_fd())?;
         // A call wakes a process that sleeps.
         watch.expect_sleep()?;
@@ -122,6 +125,7 @@ impl Calls {
             outgoing: Vec::new(),
             parked: Vec::new(),
             more: false,
+            leavers: Vec::new(),
         })
     }
 
@@ -153,7 +157,7 @@ impl Calls {
         let patience = if self.more { SHORT_PATIENCE } else { PATIENCE };
         let mut at = 0;
         while let Some(SilentCaller { connection, since }) = self.silent.get(at) {
-            let heard = match hear_packet(connection, now, CallPacket::decode) {
+            let heard = match hear_packet(connection, now, CallerPacket::decode) {
                 Ok(None) if now.duration_since(*since) < patience => {
                     at += 1;
                     continue;
@@ -167,7 +171,14 @@ impl Calls {
             };
             let SilentCaller { connection, since } = self.silent.remove(at);
             watch.unattend(connection.as_fd());
-            let Some((packet, descriptors)) = heard else { continue };
+            let (packet, descriptors) = match heard {
+                Some((CallerPacket::Call(packet), descriptors)) => (packet, descriptors),
+                Some((CallerPacket::Leave(leave), _)) => {
+                    self.hear_leave(leave, &connection);
+                    continue;
+                }
+                None => continue,
+            };
             let CallPacket { handshake, address, calls: number } = packet;
             match self.verify(&packet, &connection) {
                 Ok(()) => {
@@ -176,6 +187,37 @@ impl Calls {
                 }
                 Err(problem) => send_away(&connection, &problem),
             }
+        }
+    }
+
+    /// Records that a process leaves, if the announcement is its own.
+    fn hear_leave(&mut self, leave: LeavePacket, connection: &HandoffConnection) {
+        let claimed = ProcessAddress::decode(&leave.address);
+        let is_genuine = claimed.is_ok_and(|claimed| claimed.check(&self.place, connection).is_ok());
+        if is_genuine && self.leavers.len() < MOST_CALLERS {
+            self.leavers.push(leave);
+        }
+    }
+
+    /// Returns the next process that has announced that it leaves, without ever having been connected.
+    pub(crate) fn next_leaver(&mut self) -> Option<(PeerAddress, Departure)> {
+        self.leavers.pop().map(|LeavePacket { address, departure }| (address, departure))
+    }
+
+    /// Returns whether connections of others may be pending that were not accepted.
+    pub(crate) const fn has_more(&self) -> bool {
+        self.more
+    }
+
+    /// Announces to a process, with which there is no connection, that this one leaves. Does not wait for the process;
+    /// but if its queue of connections is full, until the deadline for room there.
+    pub(crate) fn announce_leave(&self, address: &PeerAddress, departure: Departure, deadline: Instant) {
+        let Ok(place) = ProcessAddress::decode(address) else { return };
+        // If nothing listens there, the process has ended.
+        let Ok(connection) = HandoffConnection::connect(&place.socket(), deadline) else { return };
+        if connection.require_same_user().is_ok() {
+            let leave = LeavePacket { address: self.own, departure };
+            let _ = connection.send(&leave.encode(), &[], deadline);
         }
     }
 

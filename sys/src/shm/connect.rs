@@ -1,25 +1,31 @@
-//! Connects every process with every other of its machine, once.
+//! Connects every process with every other of its machine, once; or prepares that they connect on demand.
 //!
 //! Each process listens on a socket in the abstract namespace (which leaves no name behind) and publishes its address
 //! through the launcher. It connects to every lower rank and sends its handshake, then answers every higher rank, then
 //! reads the answers: so no step waits for a process that waits for it. The connection then stays open, so that the
 //! kernel reports the peer's death. [`super::rejoin`] describes how a restarted process finds the others.
 
+mod card;
+
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use nemesia_core::peers::PeerAddress;
+
 use super::arrivals::{Arrivals, refuse};
+use super::calls::Calls;
+use super::handshake::{self, Cpus};
 use super::peer::{Peer, ShmWorld, admit, hear_by, shake_hands};
 use super::rejoin::RejoinListener;
 use super::segments::OwnSegments;
 use crate::bootstrap::Exchange;
-use crate::config::Config;
 use crate::error::Error;
 use crate::events;
 use crate::os::{HandoffConnection, HandoffListener, ProcessOrigin, ShmError, Watch, limits};
 use crate::transport::hosts::{self, HostAddress, MemberAddress, RemoteRanks};
 use crate::transport::net::{NetPort, RemoteMember};
+use card::ProcessCard;
 
 /// The interval between liveness checks of the ranks that have not connected yet.
 const PROBE_EVERY: Duration = Duration::from_millis(200);
@@ -37,6 +43,19 @@ pub(super) struct ShmMeeting {
     pub(super) gone: Vec<usize>,
     /// The ranks on other machines.
     pub(super) remote: RemoteRanks,
+    /// How this process and others call each other, if they do.
+    pub(super) calls: Option<Calls>,
+    /// What is known of each rank that is not connected yet, and connects on demand.
+    pub(super) unmet: Vec<UnmetProcess>,
+}
+
+/// A rank that connects on demand.
+#[derive(Debug)]
+pub(crate) struct UnmetProcess {
+    pub(crate) address: PeerAddress,
+    pub(super) cpus: Cpus,
+    pub(super) pid: i32,
+    pub(super) expedited: bool,
 }
 
 /// Connects with every rank. If this process was restarted, sends connection requests to every rank.
@@ -44,24 +63,30 @@ pub(super) fn connect(
     world: Arc<ShmWorld>,
     (ours, origin): (&Arc<OwnSegments>, &Arc<ProcessOrigin>),
     exchange: &mut dyn Exchange,
+    alone: bool,
 ) -> Result<ShmMeeting, Error> {
     let size = world.size as usize;
     let _inside = events::connect(size - 1);
     let mut watch = Watch::new()?;
     if size == 1 {
-        let remote = RemoteRanks::default();
-        let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
-        return Ok(ShmMeeting { peers: vec![None], watch, rejoin, gone: Vec::new(), remote });
+        let listener = if alone { Some(HandoffListener::bind()?) } else { None };
+        return apart(world, ours, listener, watch, Vec::new());
     }
-    // Per peer: socket, pidfd, and while it connects our link segment and its segments.
-    limits::require_descriptors(size.saturating_mul(4))?;
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
     let listener = HandoffListener::bind()?;
     if exchange.incarnation() > 0 {
         return come_back(world, (ours, origin), exchange, (listener, watch), deadline);
     }
+    let cards = cards(&world, &listener, exchange)?;
+    let hosts: Vec<HostAddress> = cards.iter().map(|card| card.host.clone()).collect();
+    if hosts::are_together(&hosts) && cards.iter().all(|card| card.on_demand) {
+        let unmet = unmet(&world, &cards)?;
+        return apart(world, ours, Some(listener), watch, unmet);
+    }
+    // Per peer: socket, pidfd, and while it connects our link segment and its segments.
+    limits::require_descriptors(size.saturating_mul(4))?;
     let mine = (&**ours, origin);
-    let (peers, remote) = meet(&world, mine, exchange, (&listener, &mut watch), deadline)?;
+    let (peers, remote) = meet(&world, mine, exchange, (&hosts, &listener, &mut watch), deadline)?;
     let listener = if exchange.restarts() {
         watch.attend(listener.as_fd())?;
         Some(listener)
@@ -69,7 +94,50 @@ pub(super) fn connect(
         None
     };
     let rejoin = RejoinListener::new(world, Arc::clone(ours), listener, &remote);
-    Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote })
+    Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls: None, unmet: Vec::new() })
+}
+
+/// Begins without a connection, and listens for calls.
+fn apart(
+    world: Arc<ShmWorld>,
+    ours: &Arc<OwnSegments>,
+    listener: Option<HandoffListener>,
+    mut watch: Watch,
+    unmet: Vec<UnmetProcess>,
+) -> Result<ShmMeeting, Error> {
+    let listen = |listener| Calls::listen(Arc::clone(&world), Arc::clone(ours), listener, &mut watch);
+    let calls = listener.map(listen).transpose()?;
+    let (peers, remote) = ((0..world.size).map(|_| None).collect(), RemoteRanks::default());
+    let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
+    Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls, unmet })
+}
+
+/// Exchanges what each process publishes. Collective.
+fn cards(
+    world: &ShmWorld,
+    listener: &HandoffListener,
+    exchange: &mut dyn Exchange,
+) -> Result<Vec<ProcessCard>, Error> {
+    let card = ProcessCard::here(listener, world, exchange.restarts());
+    exchange.put(&key(world.rank as usize), &card.encode())?;
+    exchange.barrier()?;
+    (0..world.size as usize).map(|rank| card_of(exchange, rank)).collect()
+}
+
+fn card_of(exchange: &mut dyn Exchange, rank: usize) -> Result<ProcessCard, Error> {
+    let text = exchange.get(&key(rank))?;
+    ProcessCard::decode(&text).map_err(|problem| Error::Peer { rank, problem })
+}
+
+/// Checks that the processes fit, and returns what is known of each.
+fn unmet(world: &ShmWorld, cards: &[ProcessCard]) -> Result<Vec<UnmetProcess>, Error> {
+    let unmet = cards.iter().zip(0..).map(|(card, rank)| {
+        handshake::compare((world.size, &world.geometry), &card.handshake(rank, world.size))
+            .map_err(|problem| Error::Peer { rank: rank as usize, problem })?;
+        let ProcessCard { expedited, cpus, .. } = *card;
+        Ok(UnmetProcess { address: card.address(), cpus, pid: card.host.pid, expedited })
+    });
+    unmet.collect()
 }
 
 /// Connects with every rank of this machine, all of which have just been started, and finds out which ranks run on
@@ -78,15 +146,12 @@ fn meet(
     world: &ShmWorld,
     (ours, origin): (&OwnSegments, &Arc<ProcessOrigin>),
     exchange: &mut dyn Exchange,
-    (listener, watch): (&HandoffListener, &mut Watch),
+    (hosts, listener, watch): (&[HostAddress], &HandoffListener, &mut Watch),
     deadline: Instant,
 ) -> Result<(Vec<Option<Peer>>, RemoteRanks), Error> {
     let (size, me) = (world.size as usize, world.rank as usize);
     let mut peers: Vec<Option<Peer>> = (0..size).map(|_| None).collect();
-    exchange.put(&key(me), &address(listener, &world.config))?;
-    exchange.barrier()?;
-    let hosts = (0..size).map(|rank| host_of(exchange, rank)).collect::<Result<Vec<_>, _>>()?;
-    let together = hosts::are_together(&hosts);
+    let together = hosts::are_together(hosts);
     let (mut called, mut unreached) = (Vec::with_capacity(me), Vec::new());
     for (rank, host) in hosts.iter().enumerate().take(me) {
         if !hosts[me].may_share(host) {
@@ -101,7 +166,7 @@ fn meet(
     let remote = if together {
         RemoteRanks::default()
     } else {
-        hosts::meet(&world.config, exchange, me, (&hosts, unreached), origin)?
+        hosts::meet(&world.config, exchange, me, (hosts, unreached), origin)?
     };
     let mut awaited = Vec::with_capacity(called.len());
     for (rank, connection) in called {
@@ -113,7 +178,7 @@ fn meet(
     let mut arrivals = Arrivals::new(size);
     for _ in (me + 1..size).filter(|rank| !remote.contains(*rank)) {
         let sources = (listener, &mut arrivals);
-        let (rank, mut peer, connection) = answer(world, ours, sources, (&peers, &hosts, &remote), deadline)?;
+        let (rank, mut peer, connection) = answer(world, ours, sources, (&peers, hosts, &remote), deadline)?;
         peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
@@ -131,11 +196,6 @@ fn meet(
     Ok((peers, remote))
 }
 
-fn host_of(exchange: &mut dyn Exchange, rank: usize) -> Result<HostAddress, Error> {
-    let text = exchange.get(&key(rank))?;
-    HostAddress::decode(&text).map_err(|problem| Error::Peer { rank, problem })
-}
-
 /// Connects this restarted process to the ranks that joined before it, without waiting for answers. Ranks that join
 /// later connect to this one. Ranks on other machines are called when their port is opened.
 fn come_back(
@@ -146,7 +206,10 @@ fn come_back(
     deadline: Instant,
 ) -> Result<ShmMeeting, Error> {
     let (size, me) = (world.size as usize, world.rank as usize);
-    let hosts = (0..size).map(|rank| host_of(exchange, rank)).collect::<Result<Vec<_>, _>>()?;
+    // Per peer: as at the start.
+    limits::require_descriptors(size.saturating_mul(4))?;
+    let host = |rank| card_of(exchange, rank).map(|card| card.host);
+    let hosts = (0..size).map(host).collect::<Result<Vec<_>, _>>()?;
     let mut remote = if hosts::are_together(&hosts) {
         RemoteRanks::default()
     } else {
@@ -177,16 +240,12 @@ fn come_back(
             gone.push(rank);
         }
     }
-    Ok(ShmMeeting { peers: (0..size).map(|_| None).collect(), watch, rejoin, gone, remote })
+    let peers = (0..size).map(|_| None).collect();
+    Ok(ShmMeeting { peers, watch, rejoin, gone, remote, calls: None, unmet: Vec::new() })
 }
 
 fn key(rank: usize) -> String {
     format!("nemesia-{rank}")
-}
-
-/// Returns the text that we publish. By it a peer decides whether it can reach us, and recognises our connection.
-fn address(listener: &HandoffListener, config: &Config) -> String {
-    HostAddress::of(listener.name(), config).encode()
 }
 
 /// Connects to a lower rank. `None` if nothing listens there: it runs on another machine, or has ended.

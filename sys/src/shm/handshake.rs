@@ -9,14 +9,15 @@
 //!
 //! Processes that opened alone send *calls* and their *answers*: a handshake, then the address of the sender (64) and
 //! the number of the call, or in an answer the number of calls that the sender has made (8). The caller confirms the
-//! answer.
+//! answer. A process of a world that connects on demand, and leaves, sends the ranks that it never spoke to a *leave*:
+//! magic "NEMESIAL", 1 (it has finished) or 0 (it has not) (8), its address (64).
 
 use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress};
 use nemesia_core::shared::layout::{Geometry, MAGIC, MAX_PEERS};
 use nemesia_core::wire::LAYOUT_VERSION;
 
 use crate::error::Error;
-use crate::os::random;
+use crate::os::{Departure, random};
 use crate::transport::hosts::version_mismatch;
 
 /// The largest packet of either kind, in bytes.
@@ -109,6 +110,8 @@ impl ShmHandshake {
 /// The packet by which a caller confirms the answer.
 pub(super) const CONFIRMED: &[u8] = b"NEMESIAC";
 
+const LEAVE: u64 = u64::from_le_bytes(*b"NEMESIAL");
+
 /// A call, or the answer to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallPacket {
@@ -134,6 +137,47 @@ impl CallPacket {
         let (address, rest) = rest.split_first_chunk::<ADDRESS_BYTES>().ok_or("it sent no call")?;
         let (calls, _) = word(rest)?;
         Ok(Self { handshake, address: PeerAddress::from_bytes(*address), calls })
+    }
+}
+
+/// The announcement of a process that leaves, to one that has no connection with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LeavePacket {
+    /// The address of the sender.
+    pub(super) address: PeerAddress,
+    pub(super) departure: Departure,
+}
+
+impl LeavePacket {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let finished = u64::from(self.departure == Departure::Finished);
+        let words = [LEAVE.to_le_bytes(), finished.to_le_bytes()];
+        words.iter().flatten().chain(self.address.bytes()).copied().collect()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (LEAVE, rest) = word(bytes).ok()? else { return None };
+        let (finished, rest) = word(rest).ok()?;
+        let address = PeerAddress::from_bytes(*rest.first_chunk::<ADDRESS_BYTES>()?);
+        let departure = if finished == 1 { Departure::Finished } else { Departure::Dropped };
+        Some(Self { address, departure })
+    }
+}
+
+/// The first packet of a process that connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallerPacket {
+    Call(CallPacket),
+    Leave(LeavePacket),
+}
+
+impl CallerPacket {
+    /// Decodes a packet from a peer, or returns what is wrong with it.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        match LeavePacket::decode(bytes) {
+            Some(leave) => Ok(Self::Leave(leave)),
+            None => CallPacket::decode(bytes).map(Self::Call),
+        }
     }
 }
 
@@ -223,6 +267,20 @@ mod tests {
         }
         let error = CallPacket::decode(&refusal("because")).unwrap_err();
         assert!(error.contains("because"), "{error}");
+    }
+
+    #[test]
+    fn a_leave_survives_the_wire_and_is_no_call() {
+        let address = PeerAddress::from_bytes(std::array::from_fn(|at| at as u8));
+        for departure in [Departure::Finished, Departure::Dropped] {
+            let leave = LeavePacket { address, departure };
+            let bytes = leave.encode();
+            assert_eq!(CallerPacket::decode(&bytes), Ok(CallerPacket::Leave(leave)));
+            assert!((0..bytes.len()).all(|end| CallerPacket::decode(&bytes[..end]).is_err()));
+            assert!(CallPacket::decode(&bytes).is_err());
+        }
+        let call = CallPacket { handshake: HANDSHAKE, address, calls: 77 };
+        assert_eq!(CallerPacket::decode(&call.encode()), Ok(CallerPacket::Call(call)));
     }
 
     #[test]

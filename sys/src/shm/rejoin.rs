@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use nemesia_core::port::memory::Address;
 
 use super::Port;
-use super::calls::Calls;
 use super::handshake::{self, ShmHandshake};
 use super::joining::JoiningProcess;
 use super::peer::{ShmWorld, Unheard, hear, hear_answer, send_away, shake_hands};
@@ -87,11 +86,6 @@ impl RejoinListener {
     ) -> Self {
         let remote = (0..world.size as usize).filter(|rank| remote.contains(*rank)).collect();
         Self { world, ours, listener, remote, callers: Vec::new(), more: false, awaited: Vec::new() }
-    }
-
-    /// Begins to listen for calls of processes that opened alone, as this one.
-    pub(crate) fn listen_for_calls(&self, watch: &mut Watch) -> Result<Calls, Error> {
-        Calls::listen(Arc::clone(&self.world), Arc::clone(&self.ours), watch)
     }
 
     /// Joins the world, if its ranks may be started again and this process was started with it. Call it when this

@@ -37,12 +37,12 @@ const NOTHING: &str = "-";
 /// The place of a process, as it publishes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostAddress {
-    host: String,
-    network: String,
+    pub(crate) host: String,
+    pub(crate) network: String,
     /// The name of its hand-over socket.
     pub(crate) name: String,
-    space: String,
-    pid: i32,
+    pub(crate) space: String,
+    pub(crate) pid: i32,
 }
 
 impl HostAddress {

@@ -63,7 +63,7 @@ impl CollectWorld {
         Ok(Self {
             rng,
             // These actors know each other from the start.
-            world: World::new(fabric, Terms { most_peers: None, ..shape.terms })?,
+            world: World::new(fabric, Terms { most_peers: None, unmet: false, ..shape.terms })?,
             actors: std::iter::repeat_with(Actor::default).take(count).collect(),
             sent: vec![vec![Vec::new(); count]; count],
             arrived: vec![vec![0; count]; count],

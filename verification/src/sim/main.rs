@@ -32,6 +32,7 @@ mod shape;
 mod simulation;
 mod tally;
 mod trace;
+mod unmet;
 mod violation;
 mod world;
 

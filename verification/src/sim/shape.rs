@@ -32,6 +32,8 @@ pub(crate) struct Terms {
     pub(crate) run_bytes: u64,
     /// The most peers of an engine at the same time, if it is opened alone and peers are added while traffic runs.
     pub(crate) most_peers: Option<u32>,
+    /// No rank is connected with another until an operation names it.
+    pub(crate) unmet: bool,
 }
 
 /// A world and the frequencies of its events.
@@ -132,6 +134,7 @@ impl Shape {
             pull_bytes: rng.pick(&[1000, 256 << 10, u64::MAX]),
             run_bytes: rng.pick(&[16, 16, 4 << 10]),
             most_peers: None,
+            unmet: false,
         };
         let mut weights = OPERATIONS.map(|(_, weight)| weight);
         for weight in &mut weights {
@@ -167,12 +170,18 @@ impl Shape {
     }
 
     /// Lets a third of the worlds grow from engines that are opened alone. In most of these, processes come and go, so
-    /// that numbers are used again.
+    /// that numbers are used again. In a sixth, ranks connect on demand.
     fn grown(rng: &mut Rng, ranks: u32, usual: (Terms, usize, usize)) -> (Terms, usize, usize) {
-        if !rng.one_in(3) {
-            return usual;
-        }
         let (mut terms, death, restart) = usual;
+        match rng.below(6) {
+            0 | 1 => {}
+            2 => {
+                // A rank that was started again is connected by those that readmit it.
+                terms.unmet = true;
+                return (terms, death, 0);
+            }
+            _ => return usual,
+        }
         let (death, restart) = rng.pick(&[(death, restart), (60, 20), (200, 20), (200, 100)]);
         terms.most_peers = Some(rng.pick(&[1, ranks - 1, ranks - 1, ranks, 100]).max(1));
         // Half of the memory is set aside for peers.

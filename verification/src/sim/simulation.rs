@@ -254,6 +254,9 @@ impl Simulation {
         if self.shape.terms.most_peers.is_some() && self.rng.one_in(10) {
             self.one_meets()?;
         }
+        if self.shape.terms.unmet && self.rng.one_in(10) {
+            self.one_calls();
+        }
         let alive = self.alive();
         if alive.is_empty() {
             return Ok(false);

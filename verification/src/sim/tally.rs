@@ -65,6 +65,7 @@ pub(crate) enum Event {
     Added,
     AddedLate,
     AddedMany,
+    Met,
     /// A request ended because a peer was gone.
     PeerFailed,
     /// A request was refused because all slots were in use.
@@ -123,7 +124,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 81] = [
+const EVENTS: [(Event, &str); 82] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -167,6 +168,7 @@ const EVENTS: [(Event, &str); 81] = [
     (Event::Added, "added"),
     (Event::AddedLate, "added too early"),
     (Event::AddedMany, "too many"),
+    (Event::Met, "met on demand"),
     (Event::PeerFailed, "peer failed"),
     (Event::NoSlot, "no slot"),
     (Event::Held, "held"),

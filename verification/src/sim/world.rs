@@ -126,7 +126,11 @@ fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEng
         }
         None => Engine::new(rank, port, tuning, lent),
     };
-    started.map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
+    let mut engine = started.map_err(|error| Violation(format!("rank {rank} can't start: {error}")))?;
+    if terms.unmet {
+        engine.begin_unmet();
+    }
+    Ok(engine)
 }
 
 /// How a blocking receive searches for its message.
@@ -146,7 +150,7 @@ impl World {
     pub(crate) fn new(fabric: Fabric, terms: Terms) -> Result<Self, Violation> {
         let ranks = fabric.conditions.ranks;
         let fabric = Rc::new(RefCell::new(fabric));
-        if terms.most_peers.is_some() {
+        if terms.most_peers.is_some() || terms.unmet {
             (0..ranks).for_each(|rank| fabric.borrow_mut().restart(rank));
         }
         let engines =
@@ -399,6 +403,23 @@ impl World {
             self.engine(peer).connected(rank);
         }
         Ok(())
+    }
+
+    /// Returns the next rank with which this one should connect.
+    pub(crate) fn next_wanted(&mut self, rank: u32) -> Option<u32> {
+        self.engine(rank).next_wanted()
+    }
+
+    /// Connects two ranks of a world that connect on demand. Returns false if they are connected.
+    pub(crate) fn meet(&mut self, rank: u32, peer: u32) -> bool {
+        if !self.fabric().is_parted(rank, peer) {
+            return false;
+        }
+        self.fabric().connect(rank, peer);
+        self.engine(peer).meet(rank);
+        self.engine(rank).connected(peer);
+        self.engine(peer).connected(rank);
+        true
     }
 
     /// Returns whether a rank may use a number for another peer.

@@ -60,7 +60,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return Err(StartError::List);
         }
         self.check_source(pattern.source)?;
-        let alive = self.check_alive(pattern.source);
+        let alive = self.reach_source(pattern.source);
         if alive.is_err() && self.store.find(&pattern).is_none() {
             alive?;
         }

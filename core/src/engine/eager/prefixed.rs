@@ -70,7 +70,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if message.is_plain() {
             return self.isend(to, context, tag, message.buf);
         }
-        self.check_destination(to)?;
+        self.reach(to)?;
         match self.send_prefixed_now(to, &message)? {
             Some(id) => Ok(id),
             None => self.start_send(to, message),

@@ -21,9 +21,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
     ///
     /// # Errors
     /// The error that posting a receive would return: the rank does not exist, or it failed.
-    pub fn check_listening(&self, source: Source) -> Result<(), StartError> {
+    pub fn check_listening(&mut self, source: Source) -> Result<(), StartError> {
         self.check_source(source)?;
-        self.check_alive(source)
+        self.reach_source(source)
     }
 
     /// As [`Engine::iprobe`], and removes the message from the queue. Only [`Engine::imrecv`] with this

@@ -77,7 +77,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.trace.leave(true);
             return Ok(self.id(index));
         }
-        self.check_alive(pattern.source)?;
+        self.reach_source(pattern.source)?;
         self.post(&pattern, buf).ok_or(StartError::Requests { capacity: self.requests.capacity() })
     }
 

@@ -79,7 +79,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// # Errors
     /// See [`StartError`]; nothing was sent.
     pub fn inject(&mut self, to: PeerId, context: u16, tag: u64, bytes: SendBuf) -> Result<bool, StartError> {
-        self.check_destination(to)?;
+        self.reach(to)?;
         if to == self.rank {
             let is_first = self.peer(to).is_free() && bytes.len() <= self.eager_bytes;
             let message = SendMessage { context, tag, buf: bytes, synchronous: false, immediate: None };
@@ -173,7 +173,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         tag: u64,
         buf: SendBuf,
     ) -> Result<RequestId, StartError> {
-        self.check_destination(to)?;
+        self.reach(to)?;
         if to != self.rank {
             let sent = match buf.whole(0, buf.len()) {
                 Some(bytes) => self.send_now(to, context, tag, bytes),
@@ -217,7 +217,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     pub(super) fn start_send(&mut self, to: PeerId, message: SendMessage) -> Result<RequestId, StartError> {
-        self.check_destination(to)?;
+        self.reach(to)?;
         let len = message.buf.len();
         let index = self.start(State::Sending { to, message })?;
         let id = self.id(index);

@@ -26,11 +26,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// See [`StartError`].
     pub fn flush(&mut self, to: PeerId) -> Result<RequestId, StartError> {
         let gone = self.check_destination(to);
-        if let Err(
-            error @ (StartError::Rank { .. } | StartError::PeerFailed { failure: Failure::Absent, .. }),
-        ) = gone
-        {
-            return Err(error);
+        match gone {
+            // Nothing was ever sent to a rank that was not met.
+            Err(_) if self.is_unmet(to) => {}
+            Err(
+                error @ (StartError::Rank { .. } | StartError::PeerFailed { failure: Failure::Absent, .. }),
+            ) => return Err(error),
+            _ => {}
         }
         let flushed = self.rma_state(to).is_flushed();
         #[cfg(nemesia_injected_fault)]

@@ -49,13 +49,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// # Errors
     /// See [`StartError`].
     pub fn check_remote(
-        &self,
+        &mut self,
         target: &Target<'_>,
         len: usize,
         wanted: Access,
         atomic: Option<(Datatype, Reduction)>,
     ) -> Result<(), StartError> {
-        self.check_destination(target.key.rank)?;
+        self.reach(target.key.rank)?;
         let refusal = if target.key.place(target.offset, len as u64).is_none() {
             Refusal::Bounds
         } else if !target.key.access.allows(wanted) {
@@ -212,7 +212,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// # Errors
     /// See [`StartError`].
     pub fn fence(&mut self, to: PeerId) -> Result<(), StartError> {
-        self.check_destination(to)?;
+        self.reach(to)?;
         #[cfg(nemesia_injected_fault)]
         if injected(InjectedFault::ForgetFence) {
             return Ok(());

@@ -9,6 +9,7 @@ use core::borrow::BorrowMut;
 use crate::engine::request::{CompletionError, State};
 use crate::engine::state::RegionId;
 use crate::engine::{Engine, RequestId, StartError, Status, Storage};
+use crate::matching::Source;
 use crate::payload::Exposed;
 use crate::port::Port;
 use crate::slab::{List, NONE, Slab, Slot};
@@ -325,8 +326,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub fn await_notifications(&mut self, id: RegionId, count: u64) -> Result<RequestId, StartError> {
         let region = self.regions.find(id).ok_or(StartError::Region)?;
         let done = region.notified >= count;
-        if !done && let Some((peer, failure)) = self.failures.any_source {
-            return Err(StartError::PeerFailed { peer, failure });
+        if !done {
+            self.reach_source(Source::Any)?;
         }
         let index = self.start(State::Notified { region: id, count })?;
         if done {

@@ -39,6 +39,7 @@ impl Drop for Endpoint {
         self.rejoin.send_goodbyes(self.finished);
         if let Some(peers) = &self.peers {
             peers.send_goodbyes(self.finished);
+            peers.announce_leave(self.finished, self);
         }
         self.waiter.say_goodbye(self.finished);
         let patience = if self.finished { self.patience() } else { LAST_WORDS };

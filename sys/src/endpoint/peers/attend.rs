@@ -1,11 +1,12 @@
 //! Progress of calls: ours, and those of others.
 
 use nemesia_core::engine::Failure;
-use nemesia_core::peers::{CallAnswer, PeerEnd, PeerRef, PeerStage};
+use nemesia_core::peers::{CallAnswer, PeerAddress, PeerEnd, PeerRef, PeerStage, Speaking};
 
 use super::end_of;
-use super::table::{OWN, PeerTable};
+use super::table::PeerTable;
 use crate::endpoint::Endpoint;
+use crate::error::Error;
 use crate::shm::{CallOutcome, HeardCall, JoiningProcess, failure_of};
 
 /// The warnings that are kept: a hostile caller could cause any number.
@@ -15,7 +16,7 @@ impl Endpoint {
     /// Returns whether calls are under way, which need more attention than others.
     #[inline(always)]
     pub(in crate::endpoint) fn is_calling(&self) -> bool {
-        self.peers.as_ref().is_some_and(|peers| peers.calls.is_busy())
+        self.peers.as_ref().is_some_and(|peers| peers.calls.is_busy() || self.engine.has_wanted())
     }
 
     /// Makes progress on calls, and frees what ended connections had. Returns whether anything has changed.
@@ -38,8 +39,8 @@ impl PeerTable {
     fn attend(&mut self, endpoint: &mut Endpoint) -> bool {
         self.note_failures(endpoint);
         self.free_numbers(endpoint);
-        self.calls.hear(&endpoint.waiter.watch);
-        let mut changed = false;
+        let mut changed = self.call_wanted(endpoint);
+        changed |= self.hear(endpoint);
         // Each call once, as some are postponed.
         for _ in 0..self.calls.heard() {
             let Some(call) = self.calls.next_call() else { break };
@@ -64,10 +65,64 @@ impl PeerTable {
         changed
     }
 
+    /// Calls the ranks that operations have named for the first time.
+    fn call_wanted(&mut self, endpoint: &mut Endpoint) -> bool {
+        let mut changed = false;
+        while let Some(rank) = endpoint.engine.next_wanted() {
+            changed = true;
+            let peer = self.number(rank).and_then(|number| self.table.peer_at(number));
+            let begun = match peer.map(|peer| (peer, self.speak(peer))) {
+                Some((peer, Ok(Speaking::Call(rank, call)))) => self.call(peer, (rank, call), endpoint),
+                Some((_, Ok(_))) => Ok(()),
+                Some((_, Err(error))) => Err(error),
+                None => Err(Error::NoWorld),
+            };
+            if let Err(error) = begun {
+                endpoint.warn(format!("rank {rank} cannot be connected with: {error}"));
+                endpoint.engine.fail(rank, Failure::Unreachable);
+            }
+        }
+        changed
+    }
+
+    /// Reads what callers have sent. Returns whether a process has left.
+    fn hear(&mut self, endpoint: &mut Endpoint) -> bool {
+        self.calls.hear(&endpoint.waiter.watch);
+        let mut changed = false;
+        while let Some((address, departure)) = self.calls.next_leaver() {
+            changed |= self.is_world && self.note_leave(&address, failure_of(departure), endpoint);
+        }
+        changed
+    }
+
+    /// Records that a rank has left with which there was no connection.
+    fn note_leave(&mut self, address: &PeerAddress, failure: Failure, endpoint: &mut Endpoint) -> bool {
+        let Some(peer) = self.table.peer_by(address) else { return false };
+        match self.table.stage(peer) {
+            Ok(PeerStage::Apart) => endpoint.engine.fail(self.rank(peer.index()), failure),
+            Ok(PeerStage::Calling(_) | PeerStage::Answering(_)) => {
+                self.end(peer, end_of(failure), failure, endpoint);
+            }
+            // The end of a connection is seen as any other is: its last messages come first.
+            _ => return false,
+        }
+        true
+    }
+
+    /// Reads the announcements of all ranks that have left so far, if this is a world.
+    fn hear_leavers(&mut self, endpoint: &mut Endpoint) {
+        for _ in 0..if self.is_world { self.table.len() } else { 0 } {
+            self.hear(endpoint);
+            if !self.calls.has_more() {
+                break;
+            }
+        }
+    }
+
     /// Records the end of a peer's connection, if the engine has reported it as failed.
     pub(super) fn note_failure(&mut self, peer: PeerRef, endpoint: &mut Endpoint) {
         if let Ok(PeerStage::Connected(number)) = self.table.stage(peer)
-            && let Some(failure) = endpoint.engine.failure(number + OWN)
+            && let Some(failure) = endpoint.engine.failure(self.rank(number))
         {
             self.end(peer, end_of(failure), failure, endpoint);
         }
@@ -75,10 +130,13 @@ impl PeerTable {
 
     /// Records the connections that the engine has reported as failed.
     fn note_failures(&mut self, endpoint: &mut Endpoint) {
+        if self.is_world {
+            return;
+        }
         for at in 0..self.numbered.len() {
             if let Some(it) = self.numbered[at]
                 && !it.ended
-                && let Some(failure) = endpoint.engine.failure(at as u32 + OWN)
+                && let Some(failure) = endpoint.engine.failure(self.rank(at as u32))
             {
                 self.end(it.peer, end_of(failure), failure, endpoint);
             }
@@ -98,7 +156,7 @@ impl PeerTable {
                 if self.table.len() > places {
                     self.strangers.push(peer);
                 }
-                self.answer((peer, number + OWN, calls), call, endpoint);
+                self.answer((peer, self.rank(number), calls), call, endpoint);
                 true
             }
             CallAnswer::Park(peer) => {
@@ -125,7 +183,7 @@ impl PeerTable {
 
     fn number_of(&self, peer: PeerRef) -> Option<usize> {
         let at = self.numbered.iter().position(|it| it.is_some_and(|it| it.peer == peer && !it.ended))?;
-        Some(at + OWN as usize)
+        Some(self.rank(at as u32) as usize)
     }
 
     /// Answers a call that counts. A call of ours to the same peer is abandoned.
@@ -157,7 +215,11 @@ impl PeerTable {
                     self.enter(peer, *joining, endpoint);
                 }
             }
-            CallOutcome::Gone => self.end(peer, PeerEnd::Lost, Failure::Died, endpoint),
+            CallOutcome::Gone => {
+                // If it has left in order, it has announced that before.
+                self.hear_leavers(endpoint);
+                self.end(peer, PeerEnd::Lost, Failure::Died, endpoint);
+            }
             CallOutcome::Left(departure) => {
                 let failure = failure_of(departure);
                 self.end(peer, end_of(failure), failure, endpoint);

@@ -1,4 +1,6 @@
-//! The table of peers, with the numbers that the engine knows them by.
+//! The table of peers, with the numbers that the engine knows them by: in a world, their ranks.
+
+use std::time::{Duration, Instant};
 
 use nemesia_core::engine::Failure;
 use nemesia_core::peers::{
@@ -9,15 +11,15 @@ use nemesia_core::slab::{List, Slot};
 use crate::config::Config;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
-use crate::os::random;
-use crate::shm::{self, Calls};
+use crate::os::{Departure, random};
+use crate::shm::{self, Calls, UnmetProcess};
 
-/// The engine's number of the table's first peer: 0 is this process itself.
-pub(super) const OWN: u32 = 1;
 /// The places for peers that are made at a time, at least.
 const PLACES: usize = 64;
 /// The most places for peers, about 100 MiB.
 const MOST_PLACES: usize = 1 << 20;
+/// The time within which all ranks that were not met must have room for the announcement that this process leaves.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The lists by which addresses are found.
 const BUCKETS: usize = 1024;
 
@@ -31,23 +33,61 @@ pub(super) struct NumberedPeer {
     pub(super) ended: bool,
 }
 
-/// The peers of an endpoint that was opened alone.
+/// The peers of an endpoint that was opened alone, or whose world connects on demand.
 #[derive(Debug)]
 pub(in crate::endpoint) struct PeerTable {
     pub(super) table: Table,
     pub(super) calls: Calls,
-    /// By number of the engine, from [`OWN`].
+    /// The engine's number of this process itself, which the table does not have.
+    own: u32,
+    /// The peers are the other ranks of a world: all are known from the start, and none comes back.
+    pub(super) is_world: bool,
+    /// By number of the table.
     pub(super) numbered: Vec<Option<NumberedPeer>>,
     /// Peers that have called this process, and whose address it was not given.
     pub(super) strangers: Vec<PeerRef>,
 }
 
 impl PeerTable {
-    pub(in crate::endpoint) fn new(calls: Calls, config: &Config) -> Result<Self, Error> {
-        let limits = PeerLimits { connections: config.connections, strangers: config.strangers };
+    /// Returns the table of an endpoint that was opened alone.
+    pub(in crate::endpoint) fn alone(calls: Calls, config: &Config) -> Result<Self, Error> {
+        let limits =
+            PeerLimits { connections: config.connections, strangers: config.strangers, pinned: false };
         let lent = (Vec::new(), vec![List::new(); BUCKETS], vec![0; config.connections as usize]);
         let table = Peers::new(*calls.own(), limits, lent, u64::from_le_bytes(random()?));
-        Ok(Self { table, calls, numbered: Vec::new(), strangers: Vec::new() })
+        Ok(Self { table, calls, own: 0, is_world: false, numbered: Vec::new(), strangers: Vec::new() })
+    }
+
+    /// Returns the table of rank `own` of a world, whose ranks these are.
+    pub(in crate::endpoint) fn of_world(
+        calls: Calls,
+        own: u32,
+        ranks: &[UnmetProcess],
+    ) -> Result<Self, Error> {
+        let others = ranks.len().saturating_sub(1);
+        let limits = PeerLimits { connections: others as u32, strangers: false, pinned: true };
+        let slots = std::iter::repeat_with(Slot::default).take(others).collect();
+        let lent = (slots, vec![List::new(); others.clamp(1, BUCKETS)], vec![0; others]);
+        let mut table = Peers::new(*calls.own(), limits, lent, u64::from_le_bytes(random()?));
+        for (rank, process) in ranks.iter().enumerate().filter(|(rank, _)| *rank != own as usize) {
+            let known = table.len();
+            let same = |_| Error::Peer { rank, problem: "it has the address of another rank".into() };
+            table.connect(&process.address).map_err(same)?;
+            if table.len() == known {
+                return Err(same(PeerError::Itself));
+            }
+        }
+        Ok(Self { table, calls, own, is_world: true, numbered: vec![None; others], strangers: Vec::new() })
+    }
+
+    /// Returns the engine's number for a number of the table.
+    pub(super) const fn rank(&self, number: u32) -> u32 {
+        number + (number >= self.own) as u32
+    }
+
+    /// Returns the number of the table for one of the engine. `None` for that of this process.
+    pub(super) fn number(&self, rank: u32) -> Option<u32> {
+        (rank != self.own).then(|| rank - u32::from(rank > self.own))
     }
 
     pub(super) const fn address(&self) -> &PeerAddress {
@@ -63,7 +103,8 @@ impl PeerTable {
     }
 
     pub(super) fn peer_of(&self, rank: usize) -> Option<PeerRef> {
-        let NumberedPeer { peer, .. } = (*self.numbered.get(rank.checked_sub(OWN as usize)?)?)?;
+        let number = self.number(u32::try_from(rank).ok()?)?;
+        let NumberedPeer { peer, .. } = (*self.numbered.get(number as usize)?)?;
         // A released peer keeps its number as long as a message of it is stored.
         self.table.stage(peer).is_ok().then_some(peer)
     }
@@ -71,6 +112,18 @@ impl PeerTable {
     /// Announces to all with whom a connection is under way that this process leaves.
     pub(in crate::endpoint) fn send_goodbyes(&self, finished: bool) {
         self.calls.send_goodbyes(finished);
+    }
+
+    /// Announces to the ranks with which there is no connection that this process leaves.
+    pub(in crate::endpoint) fn announce_leave(&self, finished: bool, endpoint: &Endpoint) {
+        let departure = if finished { Departure::Finished } else { Departure::Dropped };
+        let deadline = Instant::now() + LAST_WORDS;
+        for rank in (0..endpoint.engine.size()).filter(|rank| endpoint.engine.is_unmet(*rank)) {
+            let peer = self.number(rank).and_then(|number| self.table.peer_at(number));
+            if let Some(Ok(address)) = peer.map(|peer| self.table.address_of(peer)) {
+                self.calls.announce_leave(address, departure, deadline);
+            }
+        }
     }
 
     pub(super) fn connect(
@@ -99,9 +152,9 @@ impl PeerTable {
     /// As [`Peers::speak`], with numbers of the engine.
     pub(super) fn speak(&mut self, peer: PeerRef) -> Result<Speaking, Error> {
         Ok(match self.table.speak(peer)? {
-            Speaking::Ready(number) => Speaking::Ready(number + OWN),
-            Speaking::Wait(number) => Speaking::Wait(number + OWN),
-            Speaking::Call(number, call) => Speaking::Call(number + OWN, call),
+            Speaking::Ready(number) => Speaking::Ready(self.rank(number)),
+            Speaking::Wait(number) => Speaking::Wait(self.rank(number)),
+            Speaking::Call(number, call) => Speaking::Call(self.rank(number), call),
         })
     }
 
@@ -117,13 +170,15 @@ impl PeerTable {
         begun.and_then(|()| self.calls.call(peer, &address, rank, call)).inspect_err(|_| {
             // The peer is as before: it can be spoken to when there is memory.
             self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
-            let _ = self.table.connect(&address);
+            if !self.is_world {
+                let _ = self.table.connect(&address);
+            }
         })
     }
 
     /// Gives a number of the engine to a peer whose connection begins.
     pub(super) fn begin(&mut self, peer: PeerRef, rank: u32, endpoint: &mut Endpoint) -> Result<(), Error> {
-        let at = (rank - OWN) as usize;
+        let Some(at) = self.number(rank).map(|number| number as usize) else { return Ok(()) };
         if at >= self.numbered.len() {
             self.numbered.resize(at + 1, None);
         }
@@ -131,6 +186,11 @@ impl PeerTable {
             return Ok(());
         }
         self.numbered[at] = Some(NumberedPeer { peer, ended: false });
+        if self.is_world {
+            // Its memory was taken when the world opened.
+            endpoint.engine.meet(rank);
+            return Ok(());
+        }
         endpoint.forget_process(rank as usize);
         endpoint.engine.add_peer(rank).map_err(Error::Unpaid)
     }
@@ -139,8 +199,8 @@ impl PeerTable {
     pub(super) fn end(&mut self, peer: PeerRef, end: PeerEnd, failure: Failure, endpoint: &mut Endpoint) {
         self.calls.abandon(peer, &endpoint.waiter.watch);
         let Some(number) = self.table.ended(peer, end) else { return };
-        endpoint.engine.fail(number + OWN, failure);
-        let rank = (number + OWN) as usize;
+        let rank = self.rank(number) as usize;
+        endpoint.engine.fail(rank as u32, failure);
         endpoint.waiter.release(rank);
         shm::release_link(endpoint.engine.port_mut().local_mut(), rank);
         if let Some(Some(it)) = self.numbered.get_mut(number as usize) {
@@ -150,9 +210,12 @@ impl PeerTable {
 
     /// Frees the numbers of ended connections of which no message is left, and releases strangers.
     pub(super) fn free_numbers(&mut self, endpoint: &mut Endpoint) {
+        if self.is_world {
+            return;
+        }
         for at in 0..self.numbered.len() {
             let Some(NumberedPeer { peer, ended: true }) = self.numbered[at] else { continue };
-            if endpoint.engine.is_vacant(at as u32 + OWN) {
+            if endpoint.engine.is_vacant(self.rank(at as u32)) {
                 self.numbered[at] = None;
                 self.table.free_number(at as u32);
                 self.release_stranger(peer);
@@ -173,12 +236,12 @@ impl PeerTable {
         let stage = self.table.stage(peer)?;
         self.calls.send_goodbye_to(peer);
         if let PeerStage::Connected(number) = stage {
-            endpoint.waiter.watch.send_goodbye_to((number + OWN) as usize);
+            endpoint.waiter.watch.send_goodbye_to(self.rank(number) as usize);
         }
         self.end(peer, PeerEnd::Disconnected, Failure::Finished, endpoint);
         for at in 0..self.numbered.len() {
             if self.numbered[at].is_some_and(|it| it.peer == peer) {
-                endpoint.engine.forget_peer(at as u32 + OWN);
+                endpoint.engine.forget_peer(self.rank(at as u32));
             }
         }
         // It is released below, whether its number becomes free now or later.

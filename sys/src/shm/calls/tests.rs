@@ -31,7 +31,11 @@ fn segments(epoch: u64) -> Arc<OwnSegments> {
 
 fn calls(epoch: u64) -> (Calls, Watch) {
     let mut watch = Watch::new().unwrap();
-    (Calls::listen(Arc::new(world(epoch)), segments(epoch), &mut watch).unwrap(), watch)
+    (
+        Calls::listen(Arc::new(world(epoch)), segments(epoch), HandoffListener::bind().unwrap(), &mut watch)
+            .unwrap(),
+        watch,
+    )
 }
 
 fn dial(calls: &Calls) -> HandoffConnection {
@@ -193,4 +197,27 @@ fn a_peer_that_calls_again_and_again_keeps_one_place_among_the_parked() {
         two.park(peer, call);
     }
     assert_eq!(two.parked.len(), 1);
+}
+
+#[test]
+fn a_process_that_leaves_is_heard_and_another_cannot_say_so_for_it() {
+    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+    let until = Instant::now() + PATIENCE;
+    let mut bytes = *one.own().bytes();
+    bytes[4..8].copy_from_slice(&1_u32.to_le_bytes());
+    let forged = LeavePacket { address: PeerAddress::from_bytes(bytes), departure: Departure::Finished };
+    let forger = dial(&two);
+    forger.send(&forged.encode(), &[], until).unwrap();
+    one.announce_leave(two.own(), Departure::Dropped, until);
+    // The announcement is there although its sender has gone; nothing is lost if it is read late.
+    drop(one);
+    let mut left = Vec::new();
+    while left.is_empty() || two.is_busy() {
+        two.hear(&watch);
+        left.extend(std::iter::from_fn(|| two.next_leaver()));
+        assert!(Instant::now() < until + PATIENCE);
+    }
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0].1, Departure::Dropped);
+    assert!(forger.has_disconnected());
 }

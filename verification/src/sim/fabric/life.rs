@@ -57,6 +57,11 @@ impl Fabric {
         }
     }
 
+    /// Returns whether two processes are not connected.
+    pub(crate) fn is_parted(&mut self, one: u32, other: u32) -> bool {
+        self.pair(one, other).closed
+    }
+
     /// Connects two processes that have exchanged nothing yet.
     pub(crate) fn connect(&mut self, one: u32, other: u32) {
         *self.pair(one, other) = FabricPair::default();

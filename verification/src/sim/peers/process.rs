@@ -66,7 +66,8 @@ impl From<PeerRefKey> for PeerRef {
 impl CallingProcess {
     pub(super) fn new(rng: &mut Rng, name: ProcessName, count: usize) -> Self {
         let address = address_of(rng, name);
-        let limits = PeerLimits { connections: 1 + rng.below(count) as u32, strangers: !rng.one_in(4) };
+        let limits =
+            PeerLimits { connections: 1 + rng.below(count) as u32, strangers: !rng.one_in(4), pinned: false };
         // One number more than the limit, which is what counts.
         let slots = (0..1 + rng.below(count + 2)).map(|_| Slot::default()).collect();
         let buckets = vec![List::new(); 1 << rng.below(4)];

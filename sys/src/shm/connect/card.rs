@@ -1,0 +1,141 @@
+//! What a process publishes before it connects: where it is, and the facts that a handshake would say.
+//!
+//! With these facts a world can check at its start that its processes fit, although they connect later. What others
+//! publish is untrusted: every field is checked.
+
+use nemesia_core::peers::PeerAddress;
+use nemesia_core::shared::layout::Geometry;
+
+use crate::config::{Config, SingleCopy};
+use crate::os::HandoffListener;
+use crate::shm::address::ProcessAddress;
+use crate::shm::handshake::{Cpus, ShmHandshake};
+use crate::shm::peer::ShmWorld;
+use crate::transport::hosts::HostAddress;
+
+/// The published facts about a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ProcessCard {
+    pub(super) host: HostAddress,
+    /// It can be connected when it is first spoken to.
+    pub(super) on_demand: bool,
+    pub(super) epoch: u64,
+    pub(super) geometry: Geometry,
+    pub(super) expedited: bool,
+    pub(super) cpus: Cpus,
+}
+
+impl ProcessCard {
+    /// Returns the card of this process, which listens here. `restarts`: its ranks may be started again.
+    pub(super) fn here(listener: &HandoffListener, world: &ShmWorld, restarts: bool) -> Self {
+        let ShmWorld { config, geometry, epoch, expedited, cpus, .. } = world;
+        let host = HostAddress::of(listener.name(), config);
+        let on_demand = config.on_demand && !restarts && !requires_all(config);
+        Self { host, on_demand, epoch: *epoch, geometry: *geometry, expedited: *expedited, cpus: *cpus }
+    }
+
+    /// Returns the text to publish.
+    pub(super) fn encode(&self) -> String {
+        let Self { host, on_demand, epoch, geometry, expedited, cpus } = self;
+        let Geometry { cells, cell_bytes, fastbox_slots } = geometry;
+        let flags = u8::from(*on_demand) | u8::from(*expedited) << 1;
+        let used = cpus.iter().rposition(|word| *word != 0).map_or(1, |last| last + 1);
+        let cpus: Vec<String> = cpus[..used].iter().map(|word| format!("{word:x}")).collect();
+        let host = host.encode();
+        format!("{host}/{epoch:x}.{cells}.{cell_bytes}.{fastbox_slots}.{flags}.{}", cpus.join("-"))
+    }
+
+    /// Decodes a published text, or returns what is wrong with it.
+    pub(super) fn decode(text: &str) -> Result<Self, String> {
+        let (host, facts) = text.split_once('/').unwrap_or((text, ""));
+        let host = HostAddress::decode(host)?;
+        let facts = decode_facts(facts);
+        let (epoch, geometry, flags, cpus) =
+            facts.ok_or_else(|| format!("its address {text:?} is malformed: mixed programs in one job?"))?;
+        let (on_demand, expedited) = (flags & 1 != 0, flags & 2 != 0);
+        Ok(Self { host, on_demand, epoch, geometry, expedited, cpus })
+    }
+
+    /// Returns the address by which the process is called.
+    pub(super) fn address(&self) -> PeerAddress {
+        ProcessAddress::of(&self.host, self.epoch).encode()
+    }
+
+    /// Returns the handshake that the process would send, as far as it can be known.
+    pub(super) fn handshake(&self, rank: u32, size: u32) -> ShmHandshake {
+        let Self { epoch, geometry, expedited, cpus, .. } = *self;
+        let (number, stamp, incarnation, agreements) = (0, 0, 0, 0);
+        ShmHandshake { rank, epoch, size, number, geometry, expedited, cpus, stamp, incarnation, agreements }
+    }
+}
+
+/// Returns whether something must be known of all peers at the start: opening can fail, or explains how each is reached.
+fn requires_all(config: &Config) -> bool {
+    config.strict || config.explain || config.single_copy == SingleCopy::Require
+}
+
+fn decode_facts(text: &str) -> Option<(u64, Geometry, u8, Cpus)> {
+    let fields: Vec<&str> = text.splitn(7, '.').collect();
+    let [epoch, cells, cell_bytes, fastbox_slots, flags, words] = fields[..] else { return None };
+    let geometry = Geometry {
+        cells: cells.parse().ok()?,
+        cell_bytes: cell_bytes.parse().ok()?,
+        fastbox_slots: fastbox_slots.parse().ok()?,
+    };
+    let mut cpus = Cpus::default();
+    for (at, word) in words.split('-').enumerate() {
+        *cpus.get_mut(at)? = u64::from_str_radix(word, 16).ok()?;
+    }
+    Some((u64::from_str_radix(epoch, 16).ok()?, geometry, flags.parse().ok()?, cpus))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card() -> ProcessCard {
+        let listener = HandoffListener::bind().unwrap();
+        ProcessCard {
+            host: HostAddress::of(listener.name(), &Config::default()),
+            on_demand: true,
+            epoch: u64::MAX,
+            geometry: Geometry { cells: 64, cell_bytes: 4096, fastbox_slots: 64 },
+            expedited: false,
+            cpus: [u64::MAX, 0, 5, 0, 0, 0, 0, 0],
+        }
+    }
+
+    #[test]
+    fn a_card_survives_its_text() {
+        let one = card();
+        let others = [
+            one.clone(),
+            ProcessCard { on_demand: false, expedited: true, ..one.clone() },
+            ProcessCard { cpus: [u64::MAX; 8], ..one.clone() },
+            ProcessCard { cpus: [0; 8], ..one },
+        ];
+        for card in others {
+            let text = card.encode();
+            assert!(text.len() <= 512, "{} characters: launchers limit values", text.len());
+            assert_eq!(ProcessCard::decode(&text), Ok(card));
+        }
+    }
+
+    #[test]
+    fn other_texts_are_refused_in_words() {
+        let card = card();
+        let text = card.encode();
+        for end in 0..text.len() {
+            // A shorter last number is another number.
+            assert_ne!(ProcessCard::decode(&text[..end]).as_ref(), Ok(&card));
+        }
+        let (host, facts) = text.split_once('/').unwrap();
+        let nine = ["1"; 9].join("-");
+        for facts in ["", "1.2.3.4.5", "x.2.3.4.5.6", "1.2.3.4.256.6", &format!("1.2.3.4.5.{nine}")] {
+            let error = ProcessCard::decode(&format!("{host}/{facts}")).unwrap_err();
+            assert!(error.contains("mixed programs"), "{error}");
+        }
+        assert!(ProcessCard::decode(&format!("{host}/{facts}.7")).is_err());
+        assert!(ProcessCard::decode("hello").unwrap_err().contains("not one of nemesia"));
+    }
+}
