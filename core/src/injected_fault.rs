@@ -127,6 +127,8 @@ pub enum InjectedFault {
     AnswerConnected,
     /// A process answers a call that the caller has abandoned.
     HearOutdated,
+    /// A process calls once more with the number of the call that was given up.
+    RepeatCall,
     /// A process makes one connection more than it may have.
     ForgetLimit,
     /// A process that admits known peers only answers an unknown one.
@@ -137,7 +139,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 61] = [
+    pub const ALL: [InjectedFault; 62] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -196,6 +198,7 @@ impl InjectedFault {
         InjectedFault::CountBothCalls,
         InjectedFault::AnswerConnected,
         InjectedFault::HearOutdated,
+        InjectedFault::RepeatCall,
         InjectedFault::ForgetLimit,
         InjectedFault::AdmitUnknown,
         InjectedFault::ForgetGeneration,

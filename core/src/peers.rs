@@ -7,11 +7,12 @@
 //! # Calls
 //! A process *calls* a peer: it sends the peer its own address, and the number by which it knows the peer from now on.
 //! The peer *answers* with its number for the caller, or refuses. The caller *confirms* the answer. The connection then
-//! exists for both. If the connection of a call ends before the confirmation, nothing has happened.
+//! exists for both. If the connection of a call ends before the confirmation, nothing has happened: if the called
+//! process lives, it has given up the call, and the caller calls once more.
 //!
 //! Two processes may call each other at the same time. Both then know of two calls, and must use the same one: the call
 //! of the process with the smaller address counts. The other process answers it, and abandons its own. Its peer
-//! *parks* the call that does not count, until the caller withdraws it: a refusal would look like one of this peer.
+//! *parks* the call that does not count, until the other one is decided: a refusal would look like one of this peer.
 //!
 //! A process numbers its calls. The number is in each call and each answer, so that a call that was abandoned is
 //! recognised, however late it arrives.
@@ -123,7 +124,8 @@ pub enum CallAnswer {
         /// The number of this process's calls so far: a part of the answer.
         calls: u64,
     },
-    /// Keep the call's connection, silent, until the caller closes it: the call of this process counts.
+    /// Keep the call's connection, silent, until the call of this process is decided, which counts. Then close it: if
+    /// the call of this process has failed, the caller calls once more.
     Park(PeerRef),
     /// The caller has ended the connection that this process still has with it. Record that end, and ask again.
     Ended(PeerRef),
@@ -378,6 +380,16 @@ where
         Some(number)
     }
 
+    /// Calls a peer once more, whose process lives and has given up the call of this process. Returns the number by
+    /// which this process knows the peer, as before, and the number of the new call: a part of it. `None` if no call
+    /// of this process is under way.
+    pub fn call_again(&mut self, peer: PeerRef) -> Option<(PeerId, u64)> {
+        let slot = self.slots.live_mut(peer.index, peer.generation)?;
+        let PeerStage::Calling(number) = slot.stage else { return None };
+        self.calls += u64::from(!repeats_calls());
+        Some((number, self.calls))
+    }
+
     /// Records that the peer has confirmed the answer of this process. Returns the number of the connection; `None` if
     /// no confirmation was expected.
     pub fn confirmed(&mut self, peer: PeerRef) -> Option<PeerId> {
@@ -498,6 +510,14 @@ where
 fn hears_outdated() -> bool {
     #[cfg(nemesia_injected_fault)]
     return injected(InjectedFault::HearOutdated);
+    #[cfg(not(nemesia_injected_fault))]
+    false
+}
+
+/// Returns whether a call that is made once more has the number of the last one: an injected fault.
+fn repeats_calls() -> bool {
+    #[cfg(nemesia_injected_fault)]
+    return injected(InjectedFault::RepeatCall);
     #[cfg(not(nemesia_injected_fault))]
     false
 }

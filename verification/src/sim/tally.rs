@@ -100,12 +100,13 @@ pub(crate) enum Event {
     ChannelAccepted,
     /// A packet was sent over the placement.
     Placed,
-    /// Peers: a process called; two calls crossed; a call was parked; an abandoned call was recognised; a call was
-    /// refused at a limit; a stranger was refused; a connection ended in order; a slot was used again; a number was.
+    /// Peers: a process called; two calls crossed; a call was parked; an abandoned call was recognised; a call
+    /// that was given up was made once more; a call was refused at a limit; a stranger was refused; a connection ended in order; a slot was used again; a number was.
     PeerCall,
     PeerCrossing,
     PeerParked,
     PeerOutdated,
+    PeerAgain,
     PeerFull,
     PeerStranger,
     PeerLeft,
@@ -123,7 +124,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 81] = [
+const EVENTS: [(Event, &str); 82] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -193,6 +194,7 @@ const EVENTS: [(Event, &str); 81] = [
     (Event::PeerCrossing, "crossing"),
     (Event::PeerParked, "parked"),
     (Event::PeerOutdated, "outdated"),
+    (Event::PeerAgain, "called again"),
     (Event::PeerFull, "at a limit"),
     (Event::PeerStranger, "strangers refused"),
     (Event::PeerLeft, "disconnected"),
