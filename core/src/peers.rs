@@ -332,8 +332,7 @@ where
         {
             return CallAnswer::Ended(peer);
         }
-        slot.heard = call;
-        let stage = slot.stage;
+        let (stage, heard) = (slot.stage, core::mem::replace(&mut slot.heard, call));
         match stage {
             PeerStage::Calling(_) if !self.counts(caller) => CallAnswer::Park(peer),
             PeerStage::Calling(number) | PeerStage::Answering(number) | PeerStage::Connected(number) => {
@@ -341,7 +340,11 @@ where
             }
             PeerStage::Apart | PeerStage::Ended(_) => match self.take_number(peer.index) {
                 Ok(number) => self.answer(peer, number),
-                Err(_) => CallAnswer::Refuse(CallRefusal::Full),
+                Err(_) => {
+                    // The layer above may make place, and decide about the same call again.
+                    self.slots.get_mut(peer.index).heard = heard;
+                    CallAnswer::Refuse(CallRefusal::Full)
+                }
             },
         }
     }

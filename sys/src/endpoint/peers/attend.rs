@@ -1,7 +1,7 @@
 //! Progress of calls: ours, and those of others.
 
 use nemesia_core::engine::Failure;
-use nemesia_core::peers::{CallAnswer, PeerEnd, PeerRef, PeerStage};
+use nemesia_core::peers::{CallAnswer, CallRefusal, PeerEnd, PeerRef, PeerStage};
 
 use super::end_of;
 use super::table::{OWN, PeerTable};
@@ -38,8 +38,8 @@ impl PeerTable {
     fn attend(&mut self, endpoint: &mut Endpoint) -> bool {
         self.note_failures(endpoint);
         self.free_numbers(endpoint);
+        let mut changed = self.calls.is_crowded() && self.give_up_one(endpoint);
         self.calls.hear(&endpoint.waiter.watch);
-        let mut changed = false;
         // Each call once, as some are postponed.
         for _ in 0..self.calls.heard() {
             let Some(call) = self.calls.next_call() else { break };
@@ -116,6 +116,10 @@ impl PeerTable {
                 false
             }
             CallAnswer::Outdated => false,
+            CallAnswer::Refuse(CallRefusal::Full) if self.give_up_one(endpoint) => {
+                self.calls.postpone(call);
+                true
+            }
             CallAnswer::Refuse(refusal) => {
                 self.calls.refuse(&call, &refusal.to_string());
                 false
@@ -149,14 +153,20 @@ impl PeerTable {
     /// Processes what has become of a call of ours.
     fn conclude(&mut self, peer: PeerRef, outcome: CallOutcome, endpoint: &mut Endpoint) {
         match outcome {
-            CallOutcome::Answered(joining, calls) => {
+            CallOutcome::Answered(answer) => {
                 // Without the call in the table, the answer is to one that was abandoned.
-                if self.table.answered(peer, calls).is_some() {
-                    // First of all: what is sent over the connection may send packets to wake the peer.
-                    self.calls.confirm(&joining.connection());
-                    self.enter(peer, *joining, endpoint);
+                if !matches!(self.table.stage(peer), Ok(PeerStage::Calling(_))) {
+                    return;
+                }
+                // First of all: what is sent over the connection may send packets to wake the peer.
+                if let Err(outcome) = answer.confirm() {
+                    return self.conclude(peer, outcome, endpoint);
+                }
+                if self.table.answered(peer, answer.calls).is_some() {
+                    self.enter(peer, answer.joining, endpoint);
                 }
             }
+            CallOutcome::Again(attempts) => self.call_again(peer, attempts, endpoint),
             CallOutcome::Gone => self.end(peer, PeerEnd::Lost, Failure::Died, endpoint),
             CallOutcome::Left(departure) => {
                 let failure = failure_of(departure);
@@ -167,6 +177,25 @@ impl PeerTable {
                 self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
             }
         }
+    }
+
+    /// Calls a peer once more that has given up the last call.
+    fn call_again(&mut self, peer: PeerRef, attempts: u32, endpoint: &mut Endpoint) {
+        let Some((number, call)) = self.table.call_again(peer) else { return };
+        let Ok(address) = self.table.address_of(peer).copied() else { return };
+        if let Err(error) = self.calls.call(peer, &address, (number + OWN, call), attempts) {
+            endpoint.warn(format!("a peer cannot be called: {error}"));
+            self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
+        }
+    }
+
+    /// Gives up a call of a process that has been stopped for long before it confirmed the answer, so that another
+    /// process can have its place. Returns whether there was one.
+    pub(super) fn give_up_one(&mut self, endpoint: &mut Endpoint) -> bool {
+        let Some(peer) = self.calls.give_up_one(&endpoint.waiter.watch) else { return false };
+        self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
+        self.free_numbers(endpoint);
+        true
     }
 
     /// Opens the connection with a peer, and continues what waits for it.

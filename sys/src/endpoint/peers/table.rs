@@ -114,7 +114,7 @@ impl PeerTable {
     ) -> Result<(), Error> {
         let address = *self.table.address_of(peer)?;
         let begun = self.begin(peer, rank, endpoint);
-        begun.and_then(|()| self.calls.call(peer, &address, rank, call)).inspect_err(|_| {
+        begun.and_then(|()| self.calls.call(peer, &address, (rank, call), 0)).inspect_err(|_| {
             // The peer is as before: it can be spoken to when there is memory.
             self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
             let _ = self.table.connect(&address);

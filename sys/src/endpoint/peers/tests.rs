@@ -333,3 +333,58 @@ fn warnings_about_callers_are_limited() {
     one.close().unwrap();
     two.close().unwrap();
 }
+
+/// A caller that is stopped before it confirms loses its place only to another peer, and then calls once more.
+#[test]
+fn a_caller_that_was_stopped_before_it_confirmed_is_connected_when_it_goes_on() {
+    for is_full in [false, true] {
+        let mut one = Endpoint::alone(&Config::default().connections(1)).unwrap();
+        let (mut two, mut three) = (alone(), alone());
+        let called = two.connect(one.address().unwrap()).unwrap();
+        let rank = two.rank_of(called).unwrap();
+        // The second process is stopped from here on.
+        while one.peer_of(1).is_none() {
+            one.progress();
+        }
+        let stopped = one.peer_of(1).unwrap();
+        assert_eq!(one.stage_of(stopped).unwrap(), PeerStage::Answering(0));
+        one.peers.as_mut().unwrap().calls.expire();
+        if is_full {
+            let other = three.connect(one.address().unwrap()).unwrap();
+            three.rank_of(other).unwrap();
+            while three.stage_of(other).unwrap() != PeerStage::Connected(0) {
+                one.progress();
+                three.progress();
+            }
+            assert!(one.stage_of(stopped).is_err(), "its place is another one's");
+            three.disconnect(other).unwrap();
+            while one.peer_of(1).is_some() {
+                one.progress();
+            }
+        }
+        while !two.inject(rank, 1, &[3; 8]).unwrap() {
+            one.progress();
+            two.progress();
+        }
+        let mut buf = [0; 8];
+        assert_eq!(one.recv(Source::Any, Tag::Exactly(1), &mut buf).unwrap().rank, 1);
+        assert_eq!((buf, two.failure(rank)), ([3; 8], None));
+        [one, two, three].into_iter().for_each(|it| it.close().unwrap());
+    }
+}
+
+#[test]
+fn a_stranger_that_is_stopped_does_not_keep_a_process_from_calling_others() {
+    let mut one = Endpoint::alone(&Config::default().connections(1)).unwrap();
+    let (mut two, three) = (alone(), alone());
+    let called = two.connect(one.address().unwrap()).unwrap();
+    two.rank_of(called).unwrap();
+    while one.peer_of(1).is_none() {
+        one.progress();
+    }
+    let wanted = one.connect(three.address().unwrap()).unwrap();
+    assert!(matches!(one.rank_of(wanted), Err(Error::NoPeer(PeerError::Connections { most: 1 }))));
+    one.peers.as_mut().unwrap().calls.expire();
+    assert_eq!(one.rank_of(wanted).unwrap(), 1);
+    [one, two, three].into_iter().for_each(|it| drop(it));
+}

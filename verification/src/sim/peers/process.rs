@@ -333,7 +333,12 @@ impl CallingProcess {
     }
 
     /// Calls a peer once more if its process lives, and has closed the line of the call.
-    fn call_again(&mut self, peer: PeerRefKey, line: usize, network: &mut Network) -> Result<bool, Violation> {
+    fn call_again(
+        &mut self,
+        peer: PeerRefKey,
+        line: usize,
+        network: &mut Network,
+    ) -> Result<bool, Violation> {
         let ProcessName { index, life } = self.known[&peer].name;
         if network.lives[index] != life {
             return Ok(false);
