@@ -154,7 +154,8 @@ impl Endpoint {
     /// [`Failure::Finished`].
     ///
     /// Operations under way with it end with [`Error::PeerFailed`], so wait for what must arrive. Its messages that
-    /// were not received are dropped. The call does not wait for the peer.
+    /// were not received are dropped. The call does not wait for the peer, except for the end of a copy of a part of a
+    /// large message that the peer has begun.
     ///
     /// # Errors
     /// [`Error::NoPeer`] if the peer was released before.

@@ -173,6 +173,8 @@ impl PeerTable {
         let stage = self.table.stage(peer)?;
         self.calls.send_goodbye_to(peer);
         if let PeerStage::Connected(number) = stage {
+            // The peer lives, and may be writing its part of a message into a buffer of this process.
+            endpoint.end_assist(number + OWN);
             endpoint.waiter.watch.send_goodbye_to((number + OWN) as usize);
         }
         self.end(peer, PeerEnd::Disconnected, Failure::Finished, endpoint);
