@@ -271,8 +271,9 @@ impl Calls {
         send_away(&call.connection, problem);
     }
 
-    /// Answers a call. `number` is the number by which this process knows the peer, and `calls` the number of calls
-    /// that it has made.
+    /// Answers a call. `number` is the number by which this process knows the peer, `calls` the number of calls that it
+    /// has made, and `granted` the units of credit that the caller has from the start: it may send as soon as it has
+    /// confirmed.
     ///
     /// # Errors
     /// What is wrong with the caller's segments; it is refused. `Ok(false)` if it has abandoned the call.
@@ -280,7 +281,7 @@ impl Calls {
         &mut self,
         peer: PeerRef,
         call: HeardCall,
-        (number, calls): (u32, u64),
+        (number, calls, granted): (u32, u64, u64),
         watch: &Watch,
     ) -> Result<bool, String> {
         let HeardCall { handshake, descriptors, connection, .. } = call;
@@ -288,6 +289,7 @@ impl Calls {
         let answered = self.ours.link(number).map_err(|error| error.to_string()).and_then(|link| {
             let (ours, said) = ((&*self.world, &self.ours), (&handshake, descriptors));
             let mut joining = JoiningProcess::new(ours, link, said, Arc::clone(&connection))?;
+            joining.grant(granted);
             let packet = CallPacket { handshake: self.world.handshake(number, 0), address: self.own, calls };
             let descriptors = self.ours.descriptors(joining.own_link());
             let sent = connection.send(&packet.encode(), &descriptors, Instant::now());

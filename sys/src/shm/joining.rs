@@ -57,6 +57,11 @@ impl JoiningProcess {
         })
     }
 
+    /// Grants the process credit, in units. Call it before the process gets the descriptor of our segment.
+    pub(super) fn grant(&self, units: u64) {
+        self.link.grant(units);
+    }
+
     /// Returns whether its process has ended, as far as the kernel says.
     pub(super) fn has_ended(&self) -> bool {
         self.pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()))

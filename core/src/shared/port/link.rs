@@ -155,6 +155,12 @@ impl<'a> Link<'a> {
     pub const fn new(number: u16, ends: Ends<'a>) -> Self {
         Self { ends, traffic: LinkTraffic::new(number) }
     }
+
+    /// Grants the peer credit, in units, before the link is opened: the peer may use it as soon as it has opened its own.
+    pub fn grant(&self, units: u64) {
+        // No other data depends on this number, so it needs no ordering.
+        self.ends.grant.credit.store_relaxed(units);
+    }
 }
 
 // A power of two, so that an index becomes a shift. (Models have other words.)

@@ -140,7 +140,8 @@ impl PeerTable {
             endpoint.warn(format!("a call was refused: {error}"));
             return self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
         }
-        match self.calls.answer(peer, call, (rank, calls), &endpoint.waiter.watch) {
+        let granted = endpoint.engine.granted(rank);
+        match self.calls.answer(peer, call, (rank, calls, granted), &endpoint.waiter.watch) {
             Ok(true) => {}
             Ok(false) => self.end(peer, PeerEnd::Lost, Failure::Finished, endpoint),
             Err(problem) => {

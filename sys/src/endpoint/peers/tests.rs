@@ -488,3 +488,33 @@ fn a_buffer_is_not_returned_while_the_former_peer_writes_into_it() {
     one.close().unwrap();
     drop(two);
 }
+
+/// The credit of a caller comes with the answer, so its first messages do not wait until the callee has processed the
+/// confirmation. They are received in order, although they were sent before the callee had a link with the caller.
+#[test]
+fn a_caller_that_is_answered_sends_at_once() {
+    let (mut one, mut two) = (alone(), alone());
+    let peer = two.connect(one.address().unwrap()).unwrap();
+    let rank = two.rank_of(peer).unwrap();
+    while one.peer_of(1).is_none() {
+        one.progress();
+    }
+    let caller = one.peer_of(1).unwrap();
+    assert_eq!(one.stage_of(caller).unwrap(), PeerStage::Answering(0));
+    two.wait_connected(peer, LIMIT).unwrap();
+    let sizes = [8, 3000, 1, 2000, 700];
+    for len in sizes {
+        assert!(two.inject(rank, len as u64, &vec![len as u8; len]).unwrap(), "{len} bytes wait");
+    }
+    // The callee finds the entries in its queue before it has a link with the caller.
+    one.engine.progress();
+    assert_eq!(one.stage_of(caller).unwrap(), PeerStage::Answering(0));
+    for len in sizes {
+        let mut buf = [0; 3000];
+        let status = one.recv(Source::Any, Tag::Any, &mut buf).unwrap();
+        assert_eq!((status.rank, status.tag, status.len), (1, len as u64, len));
+        assert!(buf[..len].iter().all(|byte| *byte == len as u8));
+    }
+    one.close().unwrap();
+    two.close().unwrap();
+}

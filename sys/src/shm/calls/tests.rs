@@ -114,7 +114,7 @@ fn garbage_and_segments_that_do_not_fit_end_the_call_only() {
     assert!(refusal(&garbage).contains("no nemesia handshake"));
     let call = two.next_call().unwrap();
     let peer = PeerRef::from_bits(0);
-    let problem = two.answer(peer, call, (1, 0), &watch).unwrap_err();
+    let problem = two.answer(peer, call, (1, 0, 0), &watch).unwrap_err();
     assert!(problem.contains("0 descriptors"), "{problem}");
     assert!(refusal(&bare).contains("0 descriptors"));
     assert!(two.answered.is_empty());
@@ -143,7 +143,7 @@ fn a_caller_that_never_confirms_is_given_up() {
             two.hear(&watch);
         }
         let call = two.next_call().unwrap();
-        two.answer(peer, call, (1, 0), &watch).unwrap();
+        two.answer(peer, call, (1, 0, 0), &watch).unwrap();
         assert!(two.next_confirmed(&watch).is_none() && two.is_busy());
         if confirm.is_empty() {
             drop(caller);
@@ -204,7 +204,7 @@ fn answered(one: &mut Calls, two: &mut Calls, watches: [&Watch; 2]) -> PeerRef {
         two.hear(watches[1]);
     }
     let call = two.next_call().unwrap();
-    assert_eq!(two.answer(peer, call, (1, 0), watches[1]), Ok(true));
+    assert_eq!(two.answer(peer, call, (1, 0, 0), watches[1]), Ok(true));
     peer
 }
 
@@ -274,7 +274,7 @@ fn callers_that_never_confirm_give_their_places_to_others() {
         }
         let call = two.next_call().unwrap();
         let (peer, number) = (PeerRef::from_bits((number as u64) << 32), number as u32 % 8);
-        assert_eq!(two.answer(peer, call, (number, 0), &watch), Ok(true));
+        assert_eq!(two.answer(peer, call, (number, 0, 0), &watch), Ok(true));
     }
     let _other = send_call(&one, &two, |call| call.calls = 9);
     two.hear(&watch);
