@@ -75,10 +75,11 @@ impl PeerTable {
 
     /// Records the connections that the engine has reported as failed.
     fn note_failures(&mut self, endpoint: &mut Endpoint) {
-        for at in 0..self.numbered.len() {
-            if let Some(it) = self.numbered[at]
+        while let Some(rank) = endpoint.engine.next_ended() {
+            if let Some(Some(it)) =
+                rank.checked_sub(OWN).and_then(|at| self.numbered.get(at as usize)).copied()
                 && !it.ended
-                && let Some(failure) = endpoint.engine.failure(at as u32 + OWN)
+                && let Some(failure) = endpoint.engine.failure(rank)
             {
                 self.end(it.peer, end_of(failure), failure, endpoint);
             }
@@ -128,8 +129,7 @@ impl PeerTable {
     }
 
     fn number_of(&self, peer: PeerRef) -> Option<usize> {
-        let at = self.numbered.iter().position(|it| it.is_some_and(|it| it.peer == peer && !it.ended))?;
-        Some(at + OWN as usize)
+        Some((self.table.stage(peer).ok()?.number()? + OWN) as usize)
     }
 
     /// Answers a call that counts. A call of ours to the same peer is abandoned.

@@ -38,6 +38,9 @@ pub(in crate::endpoint) struct PeerTable {
     pub(super) calls: Calls,
     /// By number of the engine, from [`OWN`].
     pub(super) numbered: Vec<Option<NumberedPeer>>,
+    /// The numbers of ended connections that are not free yet, from 0, with the place where their next check begins
+    /// ([`Engine::check_number`](nemesia_core::engine::Engine::check_number)).
+    ending: Vec<(u32, u32)>,
     /// Peers that have called this process, and whose address it was not given.
     pub(super) strangers: Vec<PeerRef>,
 }
@@ -47,7 +50,7 @@ impl PeerTable {
         let limits = PeerLimits { connections: config.connections, strangers: config.strangers };
         let lent = (Vec::new(), vec![List::new(); BUCKETS], vec![0; config.connections as usize]);
         let table = Peers::new(*calls.own(), limits, lent, u64::from_le_bytes(random()?));
-        Ok(Self { table, calls, numbered: Vec::new(), strangers: Vec::new() })
+        Ok(Self { table, calls, numbered: Vec::new(), ending: Vec::new(), strangers: Vec::new() })
     }
 
     pub(super) const fn address(&self) -> &PeerAddress {
@@ -146,16 +149,26 @@ impl PeerTable {
         if let Some(Some(it)) = self.numbered.get_mut(number as usize) {
             it.ended = true;
         }
+        self.ending.push((number, 0));
     }
 
     /// Frees the numbers of ended connections of which no message is left, and releases strangers.
     pub(super) fn free_numbers(&mut self, endpoint: &mut Endpoint) {
-        for at in 0..self.numbered.len() {
-            let Some(NumberedPeer { peer, ended: true }) = self.numbered[at] else { continue };
-            if endpoint.engine.is_vacant(at as u32 + OWN) {
-                self.numbered[at] = None;
-                self.table.free_number(at as u32);
-                self.release_stranger(peer);
+        let mut at = 0;
+        while let Some((number, from)) = self.ending.get_mut(at) {
+            let number = *number;
+            match endpoint.engine.check_number(number + OWN, *from) {
+                Ok(()) => {
+                    self.ending.swap_remove(at);
+                    self.table.free_number(number);
+                    if let Some(it) = self.numbered.get_mut(number as usize).and_then(Option::take) {
+                        self.release_stranger(it.peer);
+                    }
+                }
+                Err(next) => {
+                    *from = next;
+                    at += 1;
+                }
             }
         }
     }
@@ -178,9 +191,10 @@ impl PeerTable {
             endpoint.waiter.watch.send_goodbye_to((number + OWN) as usize);
         }
         self.end(peer, PeerEnd::Disconnected, Failure::Finished, endpoint);
-        for at in 0..self.numbered.len() {
-            if self.numbered[at].is_some_and(|it| it.peer == peer) {
-                endpoint.engine.forget_peer(at as u32 + OWN);
+        // Those of its earlier connections are among them.
+        for (number, _) in &self.ending {
+            if self.numbered.get(*number as usize).copied().flatten().is_some_and(|it| it.peer == peer) {
+                endpoint.engine.forget_peer(number + OWN);
             }
         }
         // It is released below, whether its number becomes free now or later.
