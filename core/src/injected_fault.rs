@@ -73,6 +73,8 @@ pub enum InjectedFault {
     OpenTwice,
     /// A number is given to the next peer although messages of the former one are stored.
     InheritMessages,
+    /// A number counts as free although an outcome that names its former peer was not taken.
+    ForgetOutcomes,
     /// A complete operation does not enter the completion queue.
     LoseCompletion,
     /// The completion queue returns an entry twice.
@@ -139,7 +141,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 62] = [
+    pub const ALL: [InjectedFault; 63] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -171,6 +173,7 @@ impl InjectedFault {
         InjectedFault::PromiseUncommitted,
         InjectedFault::OpenTwice,
         InjectedFault::InheritMessages,
+        InjectedFault::ForgetOutcomes,
         InjectedFault::LoseCompletion,
         InjectedFault::RepeatCompletion,
         InjectedFault::ReorderCompletions,

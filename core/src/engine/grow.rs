@@ -165,6 +165,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Returns whether the outcome of this request names the peer, and was not collected. The caller would take it for
     /// the next peer with the number.
     fn names(&self, index: u32, peer: PeerId) -> bool {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::ForgetOutcomes) {
+            return false;
+        }
         self.requests.is_live(index, self.requests.generation(index))
             && match &self.requests.get(index).0 {
                 State::Done(Ok(status)) => status.peer == peer,

@@ -61,10 +61,11 @@ pub(crate) enum Event {
     Restart,
     Readmission,
     /// A rank added another; it had to refuse it because messages of the former process were stored, or for want of
-    /// memory.
+    /// memory; a number was kept for an outcome that named its former peer.
     Added,
     AddedLate,
     AddedMany,
+    TakenLate,
     /// A request ended because a peer was gone.
     PeerFailed,
     /// A request was refused because all slots were in use.
@@ -124,7 +125,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 82] = [
+const EVENTS: [(Event, &str); 83] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -168,6 +169,7 @@ const EVENTS: [(Event, &str); 82] = [
     (Event::Added, "added"),
     (Event::AddedLate, "added too early"),
     (Event::AddedMany, "too many"),
+    (Event::TakenLate, "outcomes taken late"),
     (Event::PeerFailed, "peer failed"),
     (Event::NoSlot, "no slot"),
     (Event::Held, "held"),
