@@ -383,8 +383,8 @@ where
     }
 
     /// Calls a peer once more, whose process lives and has given up the call of this process. Returns the number by
-    /// which this process knows the peer, as before, and the number of the new call: a part of it. `None` if no call
-    /// of this process is under way.
+    /// which this process knows the peer, as before, and the number of the new call: a part of it. `None` if no call of
+    /// this process is under way.
     pub fn call_again(&mut self, peer: PeerRef) -> Option<(PeerId, u64)> {
         let slot = self.slots.live_mut(peer.index, peer.generation)?;
         let PeerStage::Calling(number) = slot.stage else { return None };

@@ -1,9 +1,9 @@
 //! Engines that are opened alone, and the peers that are added one by one.
 //!
 //! Such an engine knows each peer by a number that the layer above chooses. A number without a peer has failed with
-//! [`Failure::Absent`]: nothing can be sent to it, and no operation waits for it. The memory of a connection is taken with
-//! it: first the memory of the credit is committed, then the credit is granted (invariant 4). A connection that cannot
-//! be paid for is refused.
+//! [`Failure::Absent`]: nothing can be sent to it, and no operation waits for it. The memory of a connection is taken
+//! with it: first the memory of the credit is committed, then the credit is granted (invariant 4). A connection that
+//! cannot be paid for is refused.
 //!
 //! A number can be used again when its peer has failed and nothing of that peer is stored ([`Engine::is_vacant`]).
 //! Everything else of it has ended with its failure, so no message is attributed to the next peer with the number.

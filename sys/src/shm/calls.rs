@@ -259,8 +259,8 @@ impl Calls {
         }
     }
 
-    /// Keeps the connection of a call that does not count, until ours is answered or has failed.
-    /// A peer that calls once more has given up its call before.
+    /// Keeps the connection of a call that does not count, until ours is answered or has failed. A peer that calls once
+    /// more has given up its call before.
     pub(crate) fn park(&mut self, peer: PeerRef, call: HeardCall) {
         self.unpark(peer);
         self.parked.push((peer, call.connection));

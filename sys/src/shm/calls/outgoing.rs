@@ -44,8 +44,7 @@ pub(super) struct OutgoingCall {
 pub(crate) enum CallOutcome {
     /// The callee has answered.
     Answered(Box<CallAnswered>),
-    /// The callee has given up the call, or is about to end. Call once more with this count
-    /// ([`Calls::call`]).
+    /// The callee has given up the call, or is about to end. Call once more with this count ([`Calls::call`]).
     Again(u32),
     /// The callee's process is gone.
     Gone,
