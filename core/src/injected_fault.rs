@@ -75,6 +75,8 @@ pub enum InjectedFault {
     ForgetWanted,
     /// A number is given to the next peer although messages of the former one are stored.
     InheritMessages,
+    /// A number counts as free although an outcome that names its former peer was not taken.
+    ForgetOutcomes,
     /// A complete operation does not enter the completion queue.
     LoseCompletion,
     /// The completion queue returns an entry twice.
@@ -129,6 +131,8 @@ pub enum InjectedFault {
     AnswerConnected,
     /// A process answers a call that the caller has abandoned.
     HearOutdated,
+    /// A process calls once more with the number of the call that was given up.
+    RepeatCall,
     /// A process makes one connection more than it may have.
     ForgetLimit,
     /// A process that admits known peers only answers an unknown one.
@@ -139,7 +143,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 62] = [
+    pub const ALL: [InjectedFault; 64] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -172,6 +176,7 @@ impl InjectedFault {
         InjectedFault::OpenTwice,
         InjectedFault::ForgetWanted,
         InjectedFault::InheritMessages,
+        InjectedFault::ForgetOutcomes,
         InjectedFault::LoseCompletion,
         InjectedFault::RepeatCompletion,
         InjectedFault::ReorderCompletions,
@@ -199,6 +204,7 @@ impl InjectedFault {
         InjectedFault::CountBothCalls,
         InjectedFault::AnswerConnected,
         InjectedFault::HearOutdated,
+        InjectedFault::RepeatCall,
         InjectedFault::ForgetLimit,
         InjectedFault::AdmitUnknown,
         InjectedFault::ForgetGeneration,

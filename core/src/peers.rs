@@ -7,11 +7,12 @@
 //! # Calls
 //! A process *calls* a peer: it sends the peer its own address, and the number by which it knows the peer from now on.
 //! The peer *answers* with its number for the caller, or refuses. The caller *confirms* the answer. The connection then
-//! exists for both. If the connection of a call ends before the confirmation, nothing has happened.
+//! exists for both. If the connection of a call ends before the confirmation, nothing has happened: if the called
+//! process lives, it has given up the call, and the caller calls once more.
 //!
 //! Two processes may call each other at the same time. Both then know of two calls, and must use the same one: the call
 //! of the process with the smaller address counts. The other process answers it, and abandons its own. Its peer
-//! *parks* the call that does not count, until the caller withdraws it: a refusal would look like one of this peer.
+//! *parks* the call that does not count, until the other one is decided: a refusal would look like one of this peer.
 //!
 //! A process numbers its calls. The number is in each call and each answer, so that a call that was abandoned is
 //! recognised, however late it arrives.
@@ -21,8 +22,7 @@
 //! remains, and reports the end, until the caller connects again or releases the slot. A released slot is used again
 //! with the next generation, so an identifier names one process for ever.
 //!
-//! All calls take a time that does not depend on the number of peers. The simulator runs this table; no transport of
-//! the library uses it yet.
+//! All calls take a time that does not depend on the number of peers. The simulator runs this table, too.
 #![forbid(unsafe_code)]
 
 mod address;
@@ -123,7 +123,8 @@ pub enum CallAnswer {
         /// The number of this process's calls so far: a part of the answer.
         calls: u64,
     },
-    /// Keep the call's connection, silent, until the caller closes it: the call of this process counts.
+    /// Keep the call's connection, silent, until the call of this process is decided, which counts. Then close it: if
+    /// the call of this process has failed, the caller calls once more.
     Park(PeerRef),
     /// The caller has ended the connection that this process still has with it. Record that end, and ask again.
     Ended(PeerRef),
@@ -337,8 +338,7 @@ where
         {
             return CallAnswer::Ended(peer);
         }
-        slot.heard = call;
-        let stage = slot.stage;
+        let (stage, heard) = (slot.stage, core::mem::replace(&mut slot.heard, call));
         match stage {
             PeerStage::Calling(_) if !self.counts(caller) => CallAnswer::Park(peer),
             PeerStage::Calling(number) | PeerStage::Answering(number) | PeerStage::Connected(number) => {
@@ -346,7 +346,11 @@ where
             }
             PeerStage::Apart | PeerStage::Ended(_) => match self.take_number(peer.index) {
                 Ok(number) => self.answer(peer, number),
-                Err(_) => CallAnswer::Refuse(CallRefusal::Full),
+                Err(_) => {
+                    // The layer above may make place, and decide about the same call again.
+                    self.slots.get_mut(peer.index).heard = heard;
+                    CallAnswer::Refuse(CallRefusal::Full)
+                }
             },
         }
     }
@@ -383,6 +387,16 @@ where
         // The peer has abandoned all calls that it has made so far.
         slot.heard = slot.heard.max(calls);
         Some(number)
+    }
+
+    /// Calls a peer once more, whose process lives and has given up the call of this process. Returns the number by
+    /// which this process knows the peer, as before, and the number of the new call: a part of it. `None` if no call of
+    /// this process is under way.
+    pub fn call_again(&mut self, peer: PeerRef) -> Option<(PeerId, u64)> {
+        let slot = self.slots.live_mut(peer.index, peer.generation)?;
+        let PeerStage::Calling(number) = slot.stage else { return None };
+        self.calls += u64::from(!repeats_calls());
+        Some((number, self.calls))
     }
 
     /// Records that the peer has confirmed the answer of this process. Returns the number of the connection; `None` if
@@ -514,6 +528,14 @@ where
 fn hears_outdated() -> bool {
     #[cfg(nemesia_injected_fault)]
     return injected(InjectedFault::HearOutdated);
+    #[cfg(not(nemesia_injected_fault))]
+    false
+}
+
+/// Returns whether a call that is made once more has the number of the last one: an injected fault.
+fn repeats_calls() -> bool {
+    #[cfg(nemesia_injected_fault)]
+    return injected(InjectedFault::RepeatCall);
     #[cfg(not(nemesia_injected_fault))]
     false
 }

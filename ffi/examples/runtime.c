@@ -24,17 +24,15 @@ static int32_t check(int32_t status) {
     return status;
 }
 
-/* 1. The key-value store: a directory, with a file for each key. A name appears when its value is whole. */
-static const char *store;
-
+/* 1. The key-value store: the working directory, with a file for each key. A name appears when its value is whole. */
 static const char *name_of(const char *key, int rank) {
-    static char name[512];
-    need(snprintf(name, sizeof name, "%s/%s.%d", store, key, rank) < (int)sizeof name, "the store's name is too long");
+    static char name[32];
+    snprintf(name, sizeof name, "%s.%d", key, rank);
     return name;
 }
 
 static void put(const char *key, int rank, const void *value, size_t bytes) {
-    char partial[512];
+    char partial[32];
     FILE *file = fopen(strcpy(partial, name_of("partial", rank)), "wb");
     need(file != NULL && fwrite(value, 1, bytes, file) == bytes && fclose(file) == 0, "cannot write to the store");
     need(rename(partial, name_of(key, rank)) == 0, "cannot rename in the store");
@@ -62,30 +60,29 @@ static uint64_t peer_at(int rank) {
 }
 
 /* 3. Requests. The completion of one carries its address. */
-struct request { uint32_t kind; int rank; uint64_t tag, word; };
+struct request { uint32_t kind; int rank; uint64_t word; };
 static int pending, lost;
 static uint64_t sum;
 
-static void start(struct request *request, bool from_any) {
-    nemesia_operation it;
+static void start(uint32_t kind, int rank, uint64_t tag, uint64_t word, bool from_any) {
+    static struct request requests[2 * MOST + 2];
+    static int started;
+    struct request *request = &requests[started++];
     int32_t status = NEMESIA_OK;
-    memset(&it, 0, sizeof it);
-    it.struct_size = sizeof it;
-    it.kind = request->kind;
+    nemesia_operation it = {.struct_size = sizeof it, .kind = kind, .tag = tag, .rank = NEMESIA_ANY_SOURCE};
+    *request = (struct request){kind, rank, word};
     it.flags = NEMESIA_OPERATION_COMPLETION;
     it.user_context = (uintptr_t)request;
-    it.tag = request->tag;
     it.buffer = &request->word;
     it.len = sizeof request->word;
-    it.rank = NEMESIA_ANY_SOURCE;
-    if (!from_any) status = nemesia_endpoint_rank_of(endpoint, peer_at(request->rank), &it.rank);
+    if (!from_any) status = nemesia_endpoint_rank_of(endpoint, peer_at(rank), &it.rank);
     if (status == NEMESIA_OK) status = nemesia_endpoint_start(endpoint, &it, NULL);
     if (status == NEMESIA_ERR_ENDED || status == NEMESIA_ERR_PEER_FAILED) {
-        lost += request->kind == NEMESIA_OPERATION_RECEIVE;
-        return;
+        lost += kind == NEMESIA_OPERATION_RECEIVE;
+    } else {
+        check(status);
+        pending++;
     }
-    check(status);
-    pending++;
 }
 
 static void finish(const nemesia_completion *done) {
@@ -93,10 +90,8 @@ static void finish(const nemesia_completion *done) {
     uint64_t sender;
     pending--;
     if (request->kind != NEMESIA_OPERATION_RECEIVE) return;
-    if (done->code == NEMESIA_ERR_PEER_FAILED) {
-        lost++;
-        return;
-    }
+    lost += done->code == NEMESIA_ERR_PEER_FAILED;
+    if (done->code == NEMESIA_ERR_PEER_FAILED) return;
     need(done->code == NEMESIA_OK, nemesia_status_name(done->code));
     check(nemesia_endpoint_peer_of(endpoint, done->rank, &sender));
     need(sender == peer_at(request->rank), "a message of another process");
@@ -118,17 +113,15 @@ static void complete_all(void) {
 
 /* 5. A process: a message to the right; then, after the last rank was killed, a message to each of the others. */
 static int run(int rank, int size) {
-    static struct request sends[MOST], receives[MOST];
     uint8_t address[NEMESIA_ADDRESS_BYTES];
     const int left = (rank + size - 1) % size;
     int other;
+    alarm(SECONDS); /* whatever happens, no process stays */
     check(nemesia_endpoint_alone(NULL, &endpoint));
     check(nemesia_endpoint_address(endpoint, address));
     put("address", rank, address, sizeof address);
-    receives[0] = (struct request){NEMESIA_OPERATION_RECEIVE, left, RING, 0};
-    sends[0] = (struct request){NEMESIA_OPERATION_SEND, (rank + 1) % size, RING, 1000 + (uint64_t)rank};
-    start(&receives[0], true);
-    start(&sends[0], false);
+    start(NEMESIA_OPERATION_RECEIVE, left, RING, 0, true);
+    start(NEMESIA_OPERATION_SEND, (rank + 1) % size, RING, 1000 + (uint64_t)rank, false);
     complete_all();
     need(sum == 1000 + (uint64_t)left, "the word of another rank");
     put("met", rank, "", 0);
@@ -136,10 +129,8 @@ static int run(int rank, int size) {
     sum = 0;
     for (other = 0; other < size; other++) {
         if (other == rank) continue;
-        receives[other] = (struct request){NEMESIA_OPERATION_RECEIVE, other, ALL, 0};
-        sends[other] = (struct request){NEMESIA_OPERATION_SEND, other, ALL, 1 + (uint64_t)rank};
-        start(&receives[other], false);
-        start(&sends[other], false);
+        start(NEMESIA_OPERATION_RECEIVE, other, ALL, 0, false);
+        start(NEMESIA_OPERATION_SEND, other, ALL, 1 + (uint64_t)rank, false);
     }
     complete_all();
     check(nemesia_endpoint_close(endpoint));
@@ -147,39 +138,25 @@ static int run(int rank, int size) {
 }
 
 /* 6. The launcher: starts the processes, kills the last one, and removes the store. */
-static int launch(const char *program, int size) {
-    static char directory[] = "runtime-XXXXXX";
+int main(int count, char **words) {
+    const int size = count > 1 ? atoi(words[1]) : 0;
+    char store[] = "runtime-XXXXXX", nothing;
     pid_t pids[MOST] = {0};
     int rank, status, failed = 0;
-    char nothing;
-    need((store = mkdtemp(directory)) != NULL, "cannot make the store here");
+    need(size > 1 && size <= MOST, "usage: runtime SIZE");
+    alarm(SECONDS); /* as above */
+    need(mkdtemp(store) != NULL && chdir(store) == 0, "cannot make the store here");
     for (rank = 0; rank < size; rank++) {
-        char text[2][12];
-        snprintf(text[0], sizeof text[0], "%d", size);
-        snprintf(text[1], sizeof text[1], "%d", rank);
-        if ((pids[rank] = fork()) == 0) {
-            execlp(program, program, text[0], text[1], store, (char *)NULL);
-            _exit(127);
-        }
+        if ((pids[rank] = fork()) == 0) return run(rank, size);
         need(pids[rank] > 0, "cannot start a process");
     }
     for (rank = 0; rank < size; rank++) get("met", rank, &nothing, 0);
     kill(pids[size - 1], SIGKILL);
     for (rank = 0; rank < size; rank++) {
-        const bool is_killed = rank == size - 1;
         need(waitpid(pids[rank], &status, 0) == pids[rank], "cannot wait for a process");
-        failed |= is_killed ? !WIFSIGNALED(status) : !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+        failed |= rank == size - 1 ? !WIFSIGNALED(status) : !WIFEXITED(status) || WEXITSTATUS(status) != 0;
         remove(name_of("address", rank));
         remove(name_of("met", rank));
     }
-    return rmdir(store) != 0 || failed;
-}
-
-int main(int count, char **words) {
-    const int size = count > 1 ? atoi(words[1]) : 0;
-    need(size > 1 && size <= MOST, "usage: runtime SIZE");
-    alarm(SECONDS); /* whatever happens, no process stays */
-    if (count < 4) return launch(words[0], size);
-    store = words[3];
-    return run(atoi(words[2]), size);
+    return chdir("..") != 0 || rmdir(store) != 0 || failed;
 }

@@ -110,20 +110,25 @@ impl Kernel {
         read: impl FnOnce(&mut RemoteMemory) -> Result<(), CopyError>,
     ) -> Result<(), AccessError> {
         let Some(memory) = self.memories.get_mut(peer as usize) else { return Err(AccessError::Refused) };
-        match memory.as_mut().map(read) {
-            // The peer disconnects before it uses a buffer again. While the connection is open, what was read is right.
-            Some(Ok(())) if self.checks_connections && !is_connected(&self.connections, peer) => {
-                Err(AccessError::Refused)
-            }
+        let read = memory.as_mut().map(read);
+        match read {
+            Some(Ok(())) if !self.may_trust(peer) => Err(AccessError::Refused),
             Some(Ok(())) => Ok(()),
             Some(Err(CopyError::Unreadable)) => Err(AccessError::Range),
             _ => {
-                if memory.take().is_some() {
+                if self.memories.get_mut(peer as usize).and_then(Option::take).is_some() {
                     events::single_copy_refused(peer);
                 }
                 Err(AccessError::Refused)
             }
         }
+    }
+
+    /// Returns whether bytes that were read from a peer's buffer just now are those of its message. A peer that lives
+    /// disconnects before it uses a buffer again: while the connection is open, what was read is right.
+    fn may_trust(&self, peer: u32) -> bool {
+        let connection = || self.connections.get(peer as usize).and_then(Weak::upgrade);
+        !self.checks_connections || connection().is_some_and(|connection| !connection.has_disconnected())
     }
 
     /// Returns the window of memory that a peer has described.
@@ -133,11 +138,6 @@ impl Kernel {
         let pid = || connection.upgrade().map(|connection| connection.peer().pid);
         regions.window(&PeerRegion::of_bytes(peer, bytes), pid).ok()
     }
-}
-
-fn is_connected(connections: &[Weak<HandoffConnection>], peer: u32) -> bool {
-    let connection = connections.get(peer as usize).and_then(Weak::upgrade);
-    connection.is_some_and(|connection| !connection.has_disconnected())
 }
 
 impl Host for Kernel {
@@ -189,7 +189,8 @@ impl Host for Kernel {
         let (Some(window), Some(at)) = (self.window(peer, from), from.offset.checked_add(at)) else {
             return false;
         };
-        if non_temporal { window.get_non_temporal(at, to) } else { window.get(at, to) }
+        let copied = if non_temporal { window.get_non_temporal(at, to) } else { window.get(at, to) };
+        copied && self.may_trust(peer)
     }
 
     fn put_mapped(&mut self, peer: u32, to: &MappableBytes, at: u64, from: &[u8]) -> bool {

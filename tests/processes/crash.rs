@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nemesia::bootstrap::ExitKind;
 use nemesia_tests::content::Random;
 use nemesia_tests::job::{Job, Rank, World, report};
-use nemesia_tests::kills::PEER_FAILED;
+use nemesia_tests::kills::{PEER_FAILED, one_of_two_is_killed};
 use nemesia_tests::leftovers::Traces;
 use nemesia_tests::{quick, say, seed, skip};
 
@@ -153,4 +153,13 @@ fn no_file_is_made_that_outlives_a_killed_process() -> Result<(), String> {
         skip(NAME, "unshare -m is not permitted here");
     }
     std::fs::remove_dir_all(&private).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_killed_process_returns_the_buffers_of_the_other() -> Result<(), String> {
+    let count = if quick() { 4 } else { 25 };
+    one_of_two_is_killed(count, |number| Job::new(PEER, SCRATCH, &format!("many-crash {number}")))?;
+    one_of_two_is_killed(count / 4, |number| {
+        Job::new(PEER, SCRATCH, &format!("many-crash {number}")).env("NEMESIA_SINGLE_COPY", "off")
+    })
 }

@@ -140,6 +140,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("corrupt", [seed]) => corrupt::run(*seed),
         ("lists", [seed]) => lists::run(*seed),
         ("many", [seed]) => many::run(*seed),
+        ("many-crash", [seed]) => many::crash(*seed),
         ("doors", []) => memory::doors(),
         ("replies", []) => replies::run(),
         ("bystander", [seed, messages]) => bystander::run(*seed, *messages),

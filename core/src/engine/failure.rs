@@ -28,7 +28,7 @@ use core::borrow::{Borrow as _, BorrowMut as _};
 
 use super::peer::PeerQueue;
 use super::request::{CompletionError, State, end_posted};
-use super::state::Progress;
+use super::state::{Progress, WorkList};
 use super::{Engine, Failure, Storage};
 use crate::matching::{Pattern, Source};
 use crate::port::{PeerFault, PeerId, Port};
@@ -44,6 +44,8 @@ pub(in crate::engine) struct Failures {
     pub(in crate::engine) outlived: bool,
     /// A peer that failed outside of a poll, and that [`Engine::progress`] has not yet reported.
     pub(in crate::engine) unreported: Option<PeerId>,
+    /// The peers whose failure [`Engine::next_ended`] has not returned; only in engines whose peers come one by one.
+    pub(in crate::engine) ended: WorkList,
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -94,6 +96,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.peer(peer).unacknowledged = true;
         }
         self.close_account(peer);
+        if self.grows {
+            self.failures.ended.add(peer, &mut self.peers.borrow_mut()[peer as usize].next_ended);
+        }
     }
 
     #[cold]

@@ -1,9 +1,9 @@
 //! Engines that are opened alone, and the peers that are added one by one.
 //!
 //! Such an engine knows each peer by a number that the layer above chooses. A number without a peer has failed with
-//! [`Failure::Absent`]: nothing can be sent to it, and no operation waits for it. The memory of a connection is taken with
-//! it: first the memory of the credit is committed, then the credit is granted (invariant 4). A connection that cannot
-//! be paid for is refused.
+//! [`Failure::Absent`]: nothing can be sent to it, and no operation waits for it. The memory of a connection is taken
+//! with it: first the memory of the credit is committed, then the credit is granted (invariant 4). A connection that
+//! cannot be paid for is refused.
 //!
 //! A number can be used again when its peer has failed and nothing of that peer is stored ([`Engine::is_vacant`]).
 //! Everything else of it has ended with its failure, so no message is attributed to the next peer with the number.
@@ -144,28 +144,49 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// failed, no message of it is stored, and no request is complete whose outcome names it and was not collected. A
     /// message that a matched probe has removed from the queue is stored until it is received.
     pub fn is_vacant(&self, peer: PeerId) -> bool {
-        let is_unused = |it: &Peer| it.failure.is_some() && it.account.stored() == 0;
-        let is_unused = peer != self.rank && self.peers.borrow().get(peer as usize).is_none_or(is_unused);
-        is_unused && !self.is_named(peer)
+        self.check_number(peer, 0).is_ok()
     }
 
-    /// Returns whether the outcome of a request that was not collected names this peer. The caller would take it for
+    /// As [`Engine::is_vacant`], for a number that is checked again and again. `from` is 0 in the first check, then the
+    /// number in the error: while the same request names the peer, a check looks at no other.
+    ///
+    /// # Errors
+    /// The number is not vacant. The error has no other meaning.
+    pub fn check_number(&self, peer: PeerId, from: u32) -> Result<(), u32> {
+        let is_unused = |it: &Peer| it.failure.is_some() && it.account.stored() == 0;
+        if peer == self.rank || !self.peers.borrow().get(peer as usize).is_none_or(is_unused) {
+            return Err(from);
+        }
+        let end = self.requests.capacity() as u32;
+        let from = from.min(end);
+        (from..end).chain(0..from).find(|index| self.names(*index, peer)).map_or(Ok(()), Err)
+    }
+
+    /// Returns whether the outcome of this request names the peer, and was not collected. The caller would take it for
     /// the next peer with the number.
-    fn is_named(&self, peer: PeerId) -> bool {
-        (0..self.requests.capacity() as u32).any(|index| {
-            self.requests.is_live(index, self.requests.generation(index))
-                && match &self.requests.get(index).0 {
-                    State::Done(Ok(status)) => status.peer == peer,
-                    State::Done(Err(CompletionError::Truncated(truncation))) => {
-                        truncation.status.peer == peer
-                    }
-                    State::Done(Err(
-                        CompletionError::PeerFailed { peer: named, .. }
-                        | CompletionError::Refused { peer: named, .. },
-                    )) => *named == peer,
-                    _ => false,
-                }
-        })
+    fn names(&self, index: u32, peer: PeerId) -> bool {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::ForgetOutcomes) {
+            return false;
+        }
+        self.requests.is_live(index, self.requests.generation(index))
+            && match &self.requests.get(index).0 {
+                State::Done(Ok(status)) => status.peer == peer,
+                State::Done(Err(CompletionError::Truncated(truncation))) => truncation.status.peer == peer,
+                State::Done(Err(
+                    CompletionError::PeerFailed { peer: named, .. }
+                    | CompletionError::Refused { peer: named, .. },
+                )) => *named == peer,
+                _ => false,
+            }
+    }
+
+    /// Returns the next number whose peer has failed, each failure once, in an engine that was opened alone. The number
+    /// may have another peer by now, which has not failed.
+    pub fn next_ended(&mut self) -> Option<PeerId> {
+        let peer = self.failures.ended.first()?;
+        self.failures.ended.remove_first(&mut self.peers.borrow_mut()[peer as usize].next_ended);
+        Some(peer)
     }
 
     /// Returns the error for a number beyond all peers.

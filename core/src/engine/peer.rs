@@ -77,6 +77,8 @@ pub struct Peer {
     pub(super) assist: Option<Assist>,
     /// The next peer in the list of peers with work.
     pub(super) next_work: WorkLink,
+    /// The next peer in the list of peers that have failed.
+    pub(super) next_ended: WorkLink,
 }
 
 impl Peer {

@@ -74,6 +74,18 @@ fn an_answer_to_an_abandoned_call_leaves_the_peer_apart() {
 }
 
 #[test]
+fn a_call_that_was_given_up_is_made_once_more_with_another_number() {
+    let mut peers = table(4, 4, true);
+    let peer = peers.connect(&address(7)).unwrap();
+    assert_eq!(peers.call_again(peer), None, "it was not called");
+    assert_eq!(peers.speak(peer), Ok(Speaking::Call(0, 1)));
+    assert_eq!(peers.call_again(peer), Some((0, 2)));
+    assert_eq!(peers.speak(peer), Ok(Speaking::Wait(0)));
+    assert_eq!(peers.answered(peer, 0), Some(0));
+    assert_eq!((peers.call_again(peer), peers.connections()), (None, 1));
+}
+
+#[test]
 fn limits_are_named_and_strangers_leave_nothing_behind() {
     let mut peers = table(2, 1, true);
     let [one, two] = [1, 2].map(|number| peers.connect(&address(number)).unwrap());

@@ -14,7 +14,7 @@ mod tests;
 use std::time::Duration;
 
 use nemesia_core::engine::Failure;
-use nemesia_core::peers::{PeerAddress, PeerEnd, PeerRef, PeerStage, Speaking};
+use nemesia_core::peers::{PeerAddress, PeerEnd, PeerError, PeerRef, PeerStage, Speaking};
 
 use crate::endpoint::Endpoint;
 use crate::endpoint::wait::{Awaited, Wait};
@@ -96,7 +96,8 @@ impl Endpoint {
 
     /// Returns the number by which other calls name a peer, as they name a rank. If there is no connection, this begins
     /// one, and takes the memory for its messages. Operations with the peer wait until the connection is made; if it
-    /// cannot be made within NEMESIA_TIMEOUT, they end with [`Error::PeerFailed`].
+    /// cannot be made within NEMESIA_TIMEOUT, they end with [`Error::PeerFailed`]. A peer that has called this process
+    /// and was then stopped is waited for as long as it lives, unless another peer needs its place.
     ///
     /// The number is the same until the peer's connection has ended. Then it may become the number of another peer,
     /// once the messages that had come are received and the outcomes of requests that name it are taken.
@@ -106,8 +107,15 @@ impl Endpoint {
     /// there are NEMESIA_CONNECTIONS connections. [`Error::Unpaid`] if there is no memory for its messages.
     pub fn rank_of(&mut self, peer: PeerRef) -> Result<usize, Error> {
         self.check_origin()?;
-        let speaking = self.peer_table_mut()?.speak(peer)?;
-        match speaking {
+        let speaking = match self.peer_table_mut()?.speak(peer) {
+            Err(Error::NoPeer(PeerError::Connections { .. })) => self.with_peers(|peers, endpoint| {
+                // Strangers that are stopped do not keep this process from calls of its own.
+                peers.give_up_one(endpoint);
+                peers.speak(peer)
+            }),
+            speaking => speaking,
+        };
+        match speaking? {
             Speaking::Ready(rank) | Speaking::Wait(rank) => Ok(rank as usize),
             Speaking::Call(rank, call) => self.call(peer, rank, call),
         }
@@ -147,7 +155,8 @@ impl Endpoint {
     /// [`Failure::Finished`].
     ///
     /// Operations under way with it end with [`Error::PeerFailed`], so wait for what must arrive. Its messages that
-    /// were not received are dropped. The call does not wait for the peer.
+    /// were not received are dropped. The call does not wait for the peer, except for the end of a copy of a part of a
+    /// large message that the peer has begun.
     ///
     /// # Errors
     /// [`Error::NoPeer`] if the peer was released before.

@@ -380,6 +380,13 @@ impl HandoffConnection {
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
+    /// Refuses all further packets of the peer: each [`HandoffConnection::send`] of the peer that begins after this
+    /// call fails. The packets that it sent before can still be received.
+    pub(crate) fn refuse_packets(&self) {
+        // SAFETY: takes no memory. The call fails only if the peer has already closed its end.
+        unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RD) };
+    }
+
     /// Wakes the peer, which has announced that its event loop waits for this connection. Does not wait: if the
     /// peer's queue is full, the peer has unread packets that wake it anyway.
     ///

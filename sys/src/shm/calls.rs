@@ -14,6 +14,10 @@
 //!
 //! A stranger is any process of the machine. It costs one place of [`MOST_CALLERS`] until its call has come, for a
 //! limited time. The kernel's word about its user and process is compared with the address that it claims.
+//!
+//! A caller that has our answer may be stopped before it confirms, for any time. While it lives, its place is kept as
+//! long as no other process needs it; then the oldest such calls are *given up* after [`PATIENCE`]. A caller whose call
+//! was given up, or was closed without an answer, calls once more. It never takes this for the end of this process.
 
 mod outgoing;
 
@@ -40,7 +44,7 @@ use outgoing::OutgoingCall;
 const MOST_CALLERS: usize = 256;
 /// The connections that are accepted before the present ones are read.
 const AT_ONCE: usize = 64;
-/// The time within which a call, and its confirmation, must arrive.
+/// The time within which a call must arrive, and a confirmation if there are too many callers.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The same for calls while there is no room for more connections.
 const SHORT_PATIENCE: Duration = Duration::from_millis(200);
@@ -84,6 +88,8 @@ pub(crate) struct Calls {
     silent: Vec<SilentCaller>,
     heard: VecDeque<HeardCall>,
     answered: Vec<AnsweredCall>,
+    /// Some of them were answered less than [`PATIENCE`] ago. The others are looked at less often.
+    expects_soon: bool,
     outgoing: Vec<OutgoingCall>,
     /// Calls of peers that we call as well, where our call counts. They stay open until ours is answered: a closed
     /// connection would look like the end of the caller's peer.
@@ -92,6 +98,29 @@ pub(crate) struct Calls {
     more: bool,
     /// Processes that leave, and have announced it. Only in a world.
     leavers: Vec<LeavePacket>,
+}
+
+impl AnsweredCall {
+    /// Returns whether the caller has confirmed, or why it never will; `None` as long as neither is known.
+    fn hear_confirmation(&self, now: Instant) -> Option<Result<(), Failure>> {
+        // Checked before the packet is read: a dead process sends no further packets.
+        let ended = self.joining.has_ended();
+        let mut buffer = [0; handshake::MOST_BYTES];
+        match self.joining.connection.recv(&mut buffer, 0, now) {
+            Ok((len, _)) if &buffer[..len] == CONFIRMED => Some(Ok(())),
+            Ok((len, _)) => {
+                let announced = HandoffConnection::departure_in(&buffer[..len]);
+                Some(Err(announced.map_or(Failure::Unreachable, failure_of)))
+            }
+            Err(ShmError::TimedOut { .. }) if !ended => None,
+            Err(ShmError::TimedOut { .. } | ShmError::PeerGone { .. }) => Some(Err(Failure::Died)),
+            Err(_) => Some(Err(Failure::Unreachable)),
+        }
+    }
+
+    fn is_late(&self, now: Instant) -> bool {
+        now.duration_since(self.since) >= PATIENCE
+    }
 }
 
 impl HeardCall {
@@ -122,6 +151,7 @@ impl Calls {
             silent: Vec::new(),
             heard: VecDeque::new(),
             answered: Vec::new(),
+            expects_soon: false,
             outgoing: Vec::new(),
             parked: Vec::new(),
             more: false,
@@ -146,8 +176,12 @@ impl Calls {
 
     /// Returns whether there are connections to look at, even if no descriptor is readable.
     pub(crate) fn is_busy(&self) -> bool {
-        let waiting = [self.silent.len(), self.heard.len(), self.answered.len(), self.outgoing.len()];
-        self.more || waiting.into_iter().any(|count| count > 0)
+        let waiting = [self.silent.len(), self.heard.len(), self.outgoing.len()];
+        self.more || self.expects_soon || waiting.into_iter().any(|count| count > 0)
+    }
+
+    fn has_place(&self) -> bool {
+        self.silent.len() + self.heard.len() + self.answered.len() < MOST_CALLERS
     }
 
     /// Accepts pending connections, and reads the calls that have come.
@@ -223,9 +257,7 @@ impl Calls {
 
     fn accept(&mut self, now: Instant, watch: &Watch) {
         for _ in 0..AT_ONCE {
-            if self.silent.len() + self.heard.len() + self.answered.len() >= MOST_CALLERS
-                || !closer::has_room()
-            {
+            if !self.has_place() || !closer::has_room() {
                 self.more = true;
                 return;
             }
@@ -262,15 +294,15 @@ impl Calls {
         self.heard.pop_front()
     }
 
-    /// Keeps a call to be decided later, for a limited time.
+    /// Keeps a call to be decided later, for a limited time. Then its connection is closed: the caller calls once more.
     pub(crate) fn postpone(&mut self, call: HeardCall) {
         if call.since.elapsed() < PATIENCE && !call.is_abandoned() {
             self.heard.push_back(call);
         }
     }
 
-    /// Keeps the connection of a call that does not count, until ours is answered or has failed.
-    /// A peer that calls once more has given up its call before.
+    /// Keeps the connection of a call that does not count, until ours is answered or has failed. A peer that calls once
+    /// more has given up its call before.
     pub(crate) fn park(&mut self, peer: PeerRef, call: HeardCall) {
         self.unpark(peer);
         self.parked.push((peer, call.connection));
@@ -281,8 +313,9 @@ impl Calls {
         send_away(&call.connection, problem);
     }
 
-    /// Answers a call. `number` is the number by which this process knows the peer, and `calls` the number of calls
-    /// that it has made.
+    /// Answers a call. `number` is the number by which this process knows the peer, `calls` the number of calls that it
+    /// has made, and `granted` the units of credit that the caller has from the start: it may send as soon as it has
+    /// confirmed.
     ///
     /// # Errors
     /// What is wrong with the caller's segments; it is refused. `Ok(false)` if it has abandoned the call.
@@ -290,7 +323,7 @@ impl Calls {
         &mut self,
         peer: PeerRef,
         call: HeardCall,
-        (number, calls): (u32, u64),
+        (number, calls, granted): (u32, u64, u64),
         watch: &Watch,
     ) -> Result<bool, String> {
         let HeardCall { handshake, descriptors, connection, .. } = call;
@@ -298,6 +331,7 @@ impl Calls {
         let answered = self.ours.link(number).map_err(|error| error.to_string()).and_then(|link| {
             let (ours, said) = ((&*self.world, &self.ours), (&handshake, descriptors));
             let mut joining = JoiningProcess::new(ours, link, said, Arc::clone(&connection))?;
+            joining.grant(granted);
             let packet = CallPacket { handshake: self.world.handshake(number, 0), address: self.own, calls };
             let descriptors = self.ours.descriptors(joining.own_link());
             let sent = connection.send(&packet.encode(), &descriptors, Instant::now());
@@ -309,6 +343,7 @@ impl Calls {
             Ok(joining) => {
                 let _ = watch.attend(connection.as_fd());
                 self.answered.push(AnsweredCall { peer, joining, since: Instant::now() });
+                self.expects_soon = true;
                 Ok(true)
             }
             Err(_) if connection.has_disconnected() => Ok(false),
@@ -325,24 +360,43 @@ impl Calls {
         watch: &Watch,
     ) -> Option<(PeerRef, Result<JoiningProcess, Failure>)> {
         let now = Instant::now();
-        let heard = |it: &AnsweredCall| {
-            let mut buffer = [0; handshake::MOST_BYTES];
-            match it.joining.connection.recv(&mut buffer, 0, now) {
-                Ok((len, _)) if &buffer[..len] == CONFIRMED => Some(Ok(())),
-                Ok((len, _)) => {
-                    let announced = HandoffConnection::departure_in(&buffer[..len]);
-                    Some(Err(announced.map_or(Failure::Unreachable, failure_of)))
-                }
-                Err(ShmError::TimedOut { .. }) if now.duration_since(it.since) < PATIENCE => None,
-                Err(ShmError::PeerGone { .. }) => Some(Err(Failure::Died)),
-                Err(_) => Some(Err(Failure::Unreachable)),
-            }
-        };
         let mut answered = self.answered.iter().enumerate();
-        let (at, confirmed) = answered.find_map(|(at, it)| Some((at, heard(it)?)))?;
+        let decided = answered.find_map(|(at, it)| Some((at, it.hear_confirmation(now)?)));
+        // The last one is the youngest.
+        self.expects_soon = self.answered.last().is_some_and(|it| !it.is_late(now));
+        let (at, confirmed) = decided?;
         let AnsweredCall { peer, joining, .. } = self.answered.remove(at);
         watch.unattend(joining.connection.as_fd());
         Some((peer, confirmed.map(|()| joining)))
+    }
+
+    /// Gives up the oldest call whose caller lives and has not confirmed our answer within [`PATIENCE`], so that
+    /// another process can have its place. Returns the peer; `None` if there is no such call.
+    pub(crate) fn give_up_one(&mut self, watch: &Watch) -> Option<PeerRef> {
+        let now = Instant::now();
+        let at =
+            self.answered.iter().position(|it| it.is_late(now) && it.hear_confirmation(now).is_none())?;
+        let AnsweredCall { peer, joining, .. } = self.answered.remove(at);
+        watch.unattend(joining.connection.as_fd());
+        joining.connection.refuse_packets();
+        let mut buffer = [0; handshake::MOST_BYTES];
+        if joining.connection.recv(&mut buffer, 0, now).is_ok_and(|(len, _)| &buffer[..len] == CONFIRMED) {
+            // It confirmed between the last look and this one, and is told that the connection has ended. Any later
+            // confirmation fails at the caller, which then calls once more.
+            let _ = joining.connection.send_dropped();
+        }
+        Some(peer)
+    }
+
+    /// Returns whether callers wait for the place of a call that can be given up.
+    pub(crate) fn is_crowded(&self) -> bool {
+        !self.answered.is_empty() && !self.has_place()
+    }
+
+    /// Lets the time pass that an answered call has for its confirmation.
+    #[cfg(test)]
+    pub(crate) fn expire(&mut self) {
+        self.answered.iter_mut().for_each(|it| it.since = it.since.checked_sub(PATIENCE).unwrap());
     }
 
     /// Announces to a peer with which a connection is under way that this process does not want it any more.

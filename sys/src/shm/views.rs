@@ -143,6 +143,11 @@ impl NewLink {
         &self.linked.ours
     }
 
+    /// Grants the peer credit, which it finds when it maps the segment.
+    pub(super) fn grant(&self, units: u64) {
+        self.link.grant(units);
+    }
+
     /// Links the port with the peer, and unmaps the segments of its predecessor: the predecessor's link, the only
     /// holder of their views, is closed, because the port refuses otherwise. If the port refuses, or is not over the
     /// same segments of ours, nothing changes.

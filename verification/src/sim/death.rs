@@ -128,10 +128,12 @@ impl Simulation {
 
     pub(crate) fn release(&mut self, rank: u32, peer: u32, failure: Failure) -> Check {
         self.note(|| format!("rank {rank} lets go of rank {peer}"));
+        let late = self.post_late(rank, peer);
         self.world.fail(rank, peer, failure);
         if self.bury_if_dead(rank) {
             return Ok(());
         }
+        self.take_late(late, peer, failure)?;
         self.rank(rank).reported[peer as usize] = Report::Failed(failure);
         let ranks = self.shape.conditions.ranks;
         let is_gone = |it: u32| matches!(self.ranks[rank as usize].reported[it as usize], Report::Failed(_));

@@ -7,7 +7,10 @@
 use crate::simulation::{CreditView, Report, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
-use crate::world::{CeilingError, Failure, limits};
+use crate::world::{CeilingError, CompletionError, Failure, Pattern, RequestHandle, Source, limits};
+
+/// A context in which no message is sent.
+const UNUSED: u16 = 999;
 
 impl Simulation {
     /// Lets one rank add another, or finish what the other has begun.
@@ -93,6 +96,29 @@ impl Simulation {
             Some(Refused::Limit) => Event::AddedMany,
         });
         Ok(refused.is_none())
+    }
+
+    /// In a world that grows, posts a receive from a peer that is about to fail, for which no message comes.
+    pub(crate) fn post_late(&mut self, rank: u32, peer: u32) -> Option<RequestHandle> {
+        self.shape.terms.most_peers?;
+        let pattern = Pattern { source: Source::Rank(peer), context: UNUSED, tag: 0, ignore: 0 };
+        self.world.receive(rank, pattern, 0).ok()
+    }
+
+    /// Takes the outcome of that receive, which names the peer: until then its number is no other peer's.
+    pub(crate) fn take_late(&mut self, late: Option<RequestHandle>, peer: u32, failure: Failure) -> Check {
+        let Some(late) = late else { return Ok(()) };
+        let rank = late.rank;
+        ensure!(
+            !self.world.is_vacant(rank, peer),
+            "rank {rank} may use number {peer} again before the outcome that names it is taken"
+        );
+        self.count(Event::TakenLate);
+        let outcome = self.world.test(late);
+        self.world.fabric().memory.end(late.loan, |_| ())?;
+        let due = Some(Err(CompletionError::PeerFailed { peer, failure }));
+        ensure!(outcome == due, "rank {rank}: a receive from number {peer}, which has failed: {outcome:?}");
+        Ok(())
     }
 
     /// Returns the reason for which a rank must refuse a peer.

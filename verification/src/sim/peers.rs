@@ -60,6 +60,7 @@ impl PeersWorld {
             45..49 => self.act(index, CallingProcess::disconnect_some),
             49..54 => self.act(index, CallingProcess::release_some),
             54 => self.replace(index),
+            55..58 => self.act(index, CallingProcess::give_up_some),
             _ => self.act(index, CallingProcess::progress),
         }?;
         self.check_pairs()

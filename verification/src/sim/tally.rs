@@ -61,11 +61,12 @@ pub(crate) enum Event {
     Restart,
     Readmission,
     /// A rank added another; it had to refuse it because messages of the former process were stored, or for want of
-    /// memory.
+    /// memory; a number was kept for an outcome that named its former peer.
     Added,
     AddedLate,
     AddedMany,
     Met,
+    TakenLate,
     /// A request ended because a peer was gone.
     PeerFailed,
     /// A request was refused because all slots were in use.
@@ -101,12 +102,13 @@ pub(crate) enum Event {
     ChannelAccepted,
     /// A packet was sent over the placement.
     Placed,
-    /// Peers: a process called; two calls crossed; a call was parked; an abandoned call was recognised; a call was
-    /// refused at a limit; a stranger was refused; a connection ended in order; a slot was used again; a number was.
+    /// Peers: a process called; two calls crossed; a call was parked; an abandoned call was recognised; a call
+    /// that was given up was made once more; a call was refused at a limit; a stranger was refused; a connection ended in order; a slot was used again; a number was.
     PeerCall,
     PeerCrossing,
     PeerParked,
     PeerOutdated,
+    PeerAgain,
     PeerFull,
     PeerStranger,
     PeerLeft,
@@ -124,7 +126,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 82] = [
+const EVENTS: [(Event, &str); 84] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -169,6 +171,7 @@ const EVENTS: [(Event, &str); 82] = [
     (Event::AddedLate, "added too early"),
     (Event::AddedMany, "too many"),
     (Event::Met, "met on demand"),
+    (Event::TakenLate, "outcomes taken late"),
     (Event::PeerFailed, "peer failed"),
     (Event::NoSlot, "no slot"),
     (Event::Held, "held"),
@@ -195,6 +198,7 @@ const EVENTS: [(Event, &str); 82] = [
     (Event::PeerCrossing, "crossing"),
     (Event::PeerParked, "parked"),
     (Event::PeerOutdated, "outdated"),
+    (Event::PeerAgain, "called again"),
     (Event::PeerFull, "at a limit"),
     (Event::PeerStranger, "strangers refused"),
     (Event::PeerLeft, "disconnected"),

@@ -73,6 +73,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.port.grant(peer, granted);
     }
 
+    /// Returns the units that this process has granted a peer so far. The port publishes them once it is connected; the
+    /// layer above may publish them before, together with what the peer needs to connect.
+    pub fn granted(&self, peer: PeerId) -> u64 {
+        self.peers.borrow().get(peer as usize).map_or(0, |it| it.account.granted())
+    }
+
     /// Continues queued work for a peer to which the port had no connection until now.
     #[cold]
     pub fn connected(&mut self, peer: PeerId) {

@@ -232,3 +232,40 @@ fn number_without_a_peer_costs_one_state() {
     let bytes = size_of::<Peer>();
     assert!(bytes <= 1024, "{bytes} bytes");
 }
+
+#[test]
+fn each_end_is_returned_once_and_the_last_first() {
+    let fabric = Fabric::new(tiny(4));
+    let mut world = World::alone(&fabric, AMPLE, 3);
+    for other in 1..4 {
+        world.meet(0, other).unwrap();
+    }
+    assert_eq!(world.engine(0).next_ended(), None);
+    world.engine(0).fail(1, Failure::Died);
+    world.engine(0).fail(3, Failure::Finished);
+    world.engine(0).fail(3, Failure::Died);
+    assert_eq!([0; 3].map(|_| world.engine(0).next_ended()), [Some(3), Some(1), None]);
+    // A number that has another peer by now is in the list once.
+    world.engine(0).fail(2, Failure::Died);
+    world.engine(0).add_peer(2).unwrap();
+    world.engine(0).fail(2, Failure::Died);
+    assert_eq!([0; 2].map(|_| world.engine(0).next_ended()), [Some(2), None]);
+}
+
+#[test]
+fn a_check_of_a_number_finds_every_outcome_that_names_it_wherever_it_begins() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::alone(&fabric, AMPLE, 1);
+    world.meet(0, 1).unwrap();
+    let mut receives: Vec<_> = (0..6).map(|tag| world.recv(0, 1, tag, 8)).collect();
+    world.replace(1, Failure::Died);
+    let mut from = 0;
+    // In an order in which the next one lies before or behind the last.
+    for at in [3, 0, 2, 1, 0, 0] {
+        from = world.engine(0).check_number(1, from).unwrap_err();
+        assert_eq!(world.engine(0).check_number(1, u32::MAX).map_err(|_| ()), Err(()));
+        world.done(receives.remove(at)).0.unwrap_err();
+    }
+    assert_eq!(world.engine(0).check_number(1, from), Ok(()));
+    assert!(world.engine(0).is_vacant(1));
+}

@@ -19,7 +19,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         (0..self.size()).filter(|&peer| !self.end_assist(peer)).count() == 0
     }
 
-    fn end_assist(&mut self, peer: PeerId) -> bool {
+    /// As [`Engine::end_assists`], for the copies of one peer.
+    pub fn end_assist(&mut self, peer: PeerId) -> bool {
         let Some(index) = self.first(peer, PeerQueue::Pulling) else { return true };
         let State::Receiving { incoming, .. } = &self.requests.get(index).0 else { return true };
         if !matches!(incoming.phase, TransferPhase::Assist | TransferPhase::Broken) {

@@ -1,4 +1,4 @@
-//! One progress step: its limit, its result, and the list of the peers with pending work.
+//! One progress step: its limit, its result, and the lists of peers with pending work, and of those that have failed.
 #![forbid(unsafe_code)]
 
 use crate::port::PeerId;
@@ -15,7 +15,7 @@ pub struct Progress {
     pub failed: Option<PeerId>,
 }
 
-/// The place of a peer in the list of peers with work, in four bytes: 0 outside of the list, 1 at its end, else the
+/// The place of a peer in a list of peers, in four bytes: 0 outside of the list, 1 at its end, else the
 /// next peer plus two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::engine) struct WorkLink(u32);
@@ -34,7 +34,7 @@ impl WorkLink {
     }
 }
 
-/// The list of the peers with pending work. Each peer holds its link.
+/// A list of peers: those with pending work, or those that have failed. Each peer holds its link.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct WorkList {
     first: Option<PeerId>,
@@ -52,6 +52,16 @@ impl WorkList {
             *link = WorkLink::before(self.first);
             self.first = Some(peer);
         }
+    }
+
+    /// Returns the first peer.
+    pub(in crate::engine) const fn first(&self) -> Option<PeerId> {
+        self.first
+    }
+
+    /// Removes the first peer, given by its link.
+    pub(in crate::engine) fn remove_first(&mut self, link: &mut WorkLink) {
+        self.first = core::mem::take(link).next();
     }
 
     /// Empties the list. Returns its first peer, whose link names the next one.

@@ -1,5 +1,4 @@
-//! The link with one peer: the ends of all shared structures in both segments, and this process's positions
-//! in them.
+//! The link with one peer: the ends of all shared structures in both segments, and this process's positions in them.
 
 use super::Stores;
 use crate::counters::{Count, TrafficCounters as Reported};
@@ -73,8 +72,8 @@ impl Conditions {
 /// Private counters and state of a link.
 #[derive(Debug)]
 pub(super) struct LinkTraffic {
-    /// The number by which the peer knows this process. It is the destination of cells from the peer, and a part of
-    /// the entries in the peer's receive queue. Each side chooses the number of the other: the index of its link.
+    /// The number by which the peer knows this process. It is the destination of cells from the peer, and a part of the
+    /// entries in the peer's receive queue. Each side chooses the number of the other: the index of its link.
     pub(super) number: u16,
     /// Sequence number of the next packet to the peer.
     pub(super) next: u64,
@@ -154,6 +153,13 @@ impl<'a> Link<'a> {
     /// Returns a link over which nothing was sent. `number` is the number by which the peer knows this process.
     pub const fn new(number: u16, ends: Ends<'a>) -> Self {
         Self { ends, traffic: LinkTraffic::new(number) }
+    }
+
+    /// Grants the peer credit, in units, before the link is opened: the peer may use it as soon as it has opened its
+    /// own.
+    pub fn grant(&self, units: u64) {
+        // No other data depends on this number, so it needs no ordering.
+        self.ends.grant.credit.store_relaxed(units);
     }
 }
 

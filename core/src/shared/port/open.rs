@@ -2,7 +2,7 @@
 
 use core::borrow::BorrowMut;
 
-use super::{Host, Link, ShmPort};
+use super::{Condition, Host, Link, ShmPort};
 use crate::port::PeerId;
 use crate::shared::pool::CellRecord;
 use crate::shared::queue::Consumer;
@@ -17,8 +17,10 @@ where
     /// Connects a peer that has no link. The link segments of both sides are new. The peer may have opened its link
     /// already, and may have sent packets. Returns `false` if a link already exists, or if there is no place for it.
     #[cold]
-    pub fn open(&mut self, peer: PeerId, link: Link<'a>) -> bool {
+    pub fn open(&mut self, peer: PeerId, mut link: Link<'a>) -> bool {
         let Some(place @ None) = self.links.borrow_mut().get_mut(peer as usize) else { return false };
+        // The entries of packets that came before are skipped, as those of a peer without a link are.
+        link.traffic.conditions.set(Condition::Sweep, true);
         *place = Some(link);
         self.linked += 1;
         self.follow_links();

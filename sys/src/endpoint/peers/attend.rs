@@ -1,7 +1,7 @@
 //! Progress of calls: ours, and those of others.
 
 use nemesia_core::engine::Failure;
-use nemesia_core::peers::{CallAnswer, PeerAddress, PeerEnd, PeerRef, PeerStage, Speaking};
+use nemesia_core::peers::{CallAnswer, CallRefusal, PeerAddress, PeerEnd, PeerRef, PeerStage, Speaking};
 
 use super::end_of;
 use super::table::PeerTable;
@@ -39,7 +39,8 @@ impl PeerTable {
     fn attend(&mut self, endpoint: &mut Endpoint) -> bool {
         self.note_failures(endpoint);
         self.free_numbers(endpoint);
-        let mut changed = self.call_wanted(endpoint);
+        let mut changed = self.calls.is_crowded() && self.give_up_one(endpoint);
+        changed |= self.call_wanted(endpoint);
         changed |= self.hear(endpoint);
         // Each call once, as some are postponed.
         for _ in 0..self.calls.heard() {
@@ -130,13 +131,11 @@ impl PeerTable {
 
     /// Records the connections that the engine has reported as failed.
     fn note_failures(&mut self, endpoint: &mut Endpoint) {
-        if self.is_world {
-            return;
-        }
-        for at in 0..self.numbered.len() {
-            if let Some(it) = self.numbered[at]
+        while let Some(rank) = endpoint.engine.next_ended() {
+            let number = self.number(rank).filter(|_| !self.is_world);
+            if let Some(Some(it)) = number.and_then(|at| self.numbered.get(at as usize)).copied()
                 && !it.ended
-                && let Some(failure) = endpoint.engine.failure(self.rank(at as u32))
+                && let Some(failure) = endpoint.engine.failure(rank)
             {
                 self.end(it.peer, end_of(failure), failure, endpoint);
             }
@@ -174,6 +173,10 @@ impl PeerTable {
                 false
             }
             CallAnswer::Outdated => false,
+            CallAnswer::Refuse(CallRefusal::Full) if self.give_up_one(endpoint) => {
+                self.calls.postpone(call);
+                true
+            }
             CallAnswer::Refuse(refusal) => {
                 self.calls.refuse(&call, &refusal.to_string());
                 false
@@ -182,8 +185,7 @@ impl PeerTable {
     }
 
     fn number_of(&self, peer: PeerRef) -> Option<usize> {
-        let at = self.numbered.iter().position(|it| it.is_some_and(|it| it.peer == peer && !it.ended))?;
-        Some(self.rank(at as u32) as usize)
+        Some(self.rank(self.table.stage(peer).ok()?.number()?) as usize)
     }
 
     /// Answers a call that counts. A call of ours to the same peer is abandoned.
@@ -194,7 +196,8 @@ impl PeerTable {
             endpoint.warn(format!("a call was refused: {error}"));
             return self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
         }
-        match self.calls.answer(peer, call, (rank, calls), &endpoint.waiter.watch) {
+        let granted = endpoint.engine.granted(rank);
+        match self.calls.answer(peer, call, (rank, calls, granted), &endpoint.waiter.watch) {
             Ok(true) => {}
             Ok(false) => self.end(peer, PeerEnd::Lost, Failure::Finished, endpoint),
             Err(problem) => {
@@ -207,14 +210,20 @@ impl PeerTable {
     /// Processes what has become of a call of ours.
     fn conclude(&mut self, peer: PeerRef, outcome: CallOutcome, endpoint: &mut Endpoint) {
         match outcome {
-            CallOutcome::Answered(joining, calls) => {
+            CallOutcome::Answered(answer) => {
                 // Without the call in the table, the answer is to one that was abandoned.
-                if self.table.answered(peer, calls).is_some() {
-                    // First of all: what is sent over the connection may send packets to wake the peer.
-                    self.calls.confirm(&joining.connection());
-                    self.enter(peer, *joining, endpoint);
+                if !matches!(self.table.stage(peer), Ok(PeerStage::Calling(_))) {
+                    return;
+                }
+                // First of all: what is sent over the connection may send packets to wake the peer.
+                if let Err(outcome) = answer.confirm() {
+                    return self.conclude(peer, outcome, endpoint);
+                }
+                if self.table.answered(peer, answer.calls).is_some() {
+                    self.enter(peer, answer.joining, endpoint);
                 }
             }
+            CallOutcome::Again(attempts) => self.call_again(peer, attempts, endpoint),
             CallOutcome::Gone => {
                 // If it has left in order, it has announced that before.
                 self.hear_leavers(endpoint);
@@ -229,6 +238,25 @@ impl PeerTable {
                 self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
             }
         }
+    }
+
+    /// Calls a peer once more that has given up the last call.
+    fn call_again(&mut self, peer: PeerRef, attempts: u32, endpoint: &mut Endpoint) {
+        let Some((number, call)) = self.table.call_again(peer) else { return };
+        let Ok(address) = self.table.address_of(peer).copied() else { return };
+        if let Err(error) = self.calls.call(peer, &address, (self.rank(number), call), attempts) {
+            endpoint.warn(format!("a peer cannot be called: {error}"));
+            self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
+        }
+    }
+
+    /// Gives up a call of a process that has been stopped for long before it confirmed the answer, so that another
+    /// process can have its place. Returns whether there was one.
+    pub(super) fn give_up_one(&mut self, endpoint: &mut Endpoint) -> bool {
+        let Some(peer) = self.calls.give_up_one(&endpoint.waiter.watch) else { return false };
+        self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
+        self.free_numbers(endpoint);
+        true
     }
 
     /// Opens the connection with a peer, and continues what waits for it.

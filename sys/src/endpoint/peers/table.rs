@@ -44,6 +44,9 @@ pub(in crate::endpoint) struct PeerTable {
     pub(super) is_world: bool,
     /// By number of the table.
     pub(super) numbered: Vec<Option<NumberedPeer>>,
+    /// The numbers of ended connections that are not free yet, from 0, with the place where their next check begins
+    /// ([`Engine::check_number`](nemesia_core::engine::Engine::check_number)).
+    ending: Vec<(u32, u32)>,
     /// Peers that have called this process, and whose address it was not given.
     pub(super) strangers: Vec<PeerRef>,
 }
@@ -55,7 +58,15 @@ impl PeerTable {
             PeerLimits { connections: config.connections, strangers: config.strangers, pinned: false };
         let lent = (Vec::new(), vec![List::new(); BUCKETS], vec![0; config.connections as usize]);
         let table = Peers::new(*calls.own(), limits, lent, u64::from_le_bytes(random()?));
-        Ok(Self { table, calls, own: 0, is_world: false, numbered: Vec::new(), strangers: Vec::new() })
+        Ok(Self {
+            table,
+            calls,
+            own: 0,
+            is_world: false,
+            numbered: Vec::new(),
+            ending: Vec::new(),
+            strangers: Vec::new(),
+        })
     }
 
     /// Returns the table of rank `own` of a world, whose ranks these are.
@@ -77,7 +88,15 @@ impl PeerTable {
                 return Err(same(PeerError::Itself));
             }
         }
-        Ok(Self { table, calls, own, is_world: true, numbered: vec![None; others], strangers: Vec::new() })
+        Ok(Self {
+            table,
+            calls,
+            own,
+            is_world: true,
+            numbered: vec![None; others],
+            ending: Vec::new(),
+            strangers: Vec::new(),
+        })
     }
 
     /// Returns the engine's number for a number of the table.
@@ -167,7 +186,7 @@ impl PeerTable {
     ) -> Result<(), Error> {
         let address = *self.table.address_of(peer)?;
         let begun = self.begin(peer, rank, endpoint);
-        begun.and_then(|()| self.calls.call(peer, &address, rank, call)).inspect_err(|_| {
+        begun.and_then(|()| self.calls.call(peer, &address, (rank, call), 0)).inspect_err(|_| {
             // The peer is as before: it can be spoken to when there is memory.
             self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
             if !self.is_world {
@@ -206,6 +225,7 @@ impl PeerTable {
         if let Some(Some(it)) = self.numbered.get_mut(number as usize) {
             it.ended = true;
         }
+        self.ending.push((number, 0));
     }
 
     /// Frees the numbers of ended connections of which no message is left, and releases strangers.
@@ -213,12 +233,20 @@ impl PeerTable {
         if self.is_world {
             return;
         }
-        for at in 0..self.numbered.len() {
-            let Some(NumberedPeer { peer, ended: true }) = self.numbered[at] else { continue };
-            if endpoint.engine.is_vacant(self.rank(at as u32)) {
-                self.numbered[at] = None;
-                self.table.free_number(at as u32);
-                self.release_stranger(peer);
+        let mut at = 0;
+        while let Some((number, from)) = self.ending.get(at).copied() {
+            match endpoint.engine.check_number(self.rank(number), from) {
+                Ok(()) => {
+                    self.ending.swap_remove(at);
+                    self.table.free_number(number);
+                    if let Some(it) = self.numbered.get_mut(number as usize).and_then(Option::take) {
+                        self.release_stranger(it.peer);
+                    }
+                }
+                Err(next) => {
+                    self.ending[at].1 = next;
+                    at += 1;
+                }
             }
         }
     }
@@ -236,12 +264,15 @@ impl PeerTable {
         let stage = self.table.stage(peer)?;
         self.calls.send_goodbye_to(peer);
         if let PeerStage::Connected(number) = stage {
+            // The peer lives, and may be writing its part of a message into a buffer of this process.
+            endpoint.end_assist(self.rank(number));
             endpoint.waiter.watch.send_goodbye_to(self.rank(number) as usize);
         }
         self.end(peer, PeerEnd::Disconnected, Failure::Finished, endpoint);
-        for at in 0..self.numbered.len() {
-            if self.numbered[at].is_some_and(|it| it.peer == peer) {
-                endpoint.engine.forget_peer(self.rank(at as u32));
+        // Those of its earlier connections are among them.
+        for (number, _) in &self.ending {
+            if self.numbered.get(*number as usize).copied().flatten().is_some_and(|it| it.peer == peer) {
+                endpoint.engine.forget_peer(self.rank(*number));
             }
         }
         // It is released below, whether its number becomes free now or later.

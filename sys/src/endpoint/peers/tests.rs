@@ -2,6 +2,7 @@ use std::thread;
 use std::time::Duration;
 
 use nemesia_core::peers::PeerError;
+use nemesia_core::port::SharedCopy as _;
 
 use super::*;
 use crate::{Config, Source, Tag};
@@ -330,6 +331,190 @@ fn warnings_about_callers_are_limited() {
         two.disconnect(peer).unwrap();
     }
     assert!(!two.warnings().is_empty() && two.warnings().len() < 300 && one.warnings().len() < 300);
+    one.close().unwrap();
+    two.close().unwrap();
+}
+
+/// A caller that is stopped before it confirms loses its place only to another peer, and then calls once more.
+#[test]
+fn a_caller_that_was_stopped_before_it_confirmed_is_connected_when_it_goes_on() {
+    for is_full in [false, true] {
+        let mut one = Endpoint::alone(&Config::default().connections(1)).unwrap();
+        let (mut two, mut three) = (alone(), alone());
+        let called = two.connect(one.address().unwrap()).unwrap();
+        let rank = two.rank_of(called).unwrap();
+        // The second process is stopped from here on.
+        while one.peer_of(1).is_none() {
+            one.progress();
+        }
+        let stopped = one.peer_of(1).unwrap();
+        assert_eq!(one.stage_of(stopped).unwrap(), PeerStage::Answering(0));
+        one.peers.as_mut().unwrap().calls.expire();
+        if is_full {
+            let other = three.connect(one.address().unwrap()).unwrap();
+            three.rank_of(other).unwrap();
+            while three.stage_of(other).unwrap() != PeerStage::Connected(0) {
+                one.progress();
+                three.progress();
+            }
+            assert!(one.stage_of(stopped).is_err(), "its place is another one's");
+            three.disconnect(other).unwrap();
+            while one.peer_of(1).is_some() {
+                one.progress();
+            }
+        }
+        while !two.inject(rank, 1, &[3; 8]).unwrap() {
+            one.progress();
+            two.progress();
+        }
+        let mut buf = [0; 8];
+        assert_eq!(one.recv(Source::Any, Tag::Exactly(1), &mut buf).unwrap().rank, 1);
+        assert_eq!((buf, two.failure(rank)), ([3; 8], None));
+        [one, two, three].into_iter().for_each(|it| it.close().unwrap());
+    }
+}
+
+#[test]
+fn a_stranger_that_is_stopped_does_not_keep_a_process_from_calling_others() {
+    let mut one = Endpoint::alone(&Config::default().connections(1)).unwrap();
+    let (mut two, three) = (alone(), alone());
+    let called = two.connect(one.address().unwrap()).unwrap();
+    two.rank_of(called).unwrap();
+    while one.peer_of(1).is_none() {
+        one.progress();
+    }
+    let wanted = one.connect(three.address().unwrap()).unwrap();
+    assert!(matches!(one.rank_of(wanted), Err(Error::NoPeer(PeerError::Connections { most: 1 }))));
+    one.peers.as_mut().unwrap().calls.expire();
+    assert_eq!(one.rank_of(wanted).unwrap(), 1);
+    [one, two, three].into_iter().for_each(|it| drop(it));
+}
+
+/// Connects two endpoints. Returns the number by which each knows the other.
+fn connected(one: &mut Endpoint, two: &mut Endpoint) -> [usize; 2] {
+    let peer = two.connect(one.address().unwrap()).unwrap();
+    let rank = two.rank_of(peer).unwrap();
+    while !two.inject(rank, 0, &[1; 8]).unwrap() {
+        two.progress();
+        one.progress();
+    }
+    let mut buf = [0; 8];
+    [one.recv(Source::Any, Tag::Exactly(0), &mut buf).unwrap().rank, rank]
+}
+
+/// A sender that disconnects owns its buffer again, although it stays mapped in the receiver's process.
+#[test]
+fn a_mapped_buffer_of_a_sender_that_has_disconnected_gives_no_bytes() {
+    const LEN: usize = 1 << 20;
+    let (mut one, mut two) = (alone(), alone());
+    let [from, to] = connected(&mut one, &mut two);
+    let mut sent = two.allocate_buffer(LEN).unwrap();
+    for round in 0..2 {
+        sent.fill(round);
+        let mut received = vec![9; LEN];
+        // SAFETY: the buffers outlive the requests, and no other code uses them meanwhile.
+        let (receive, send) = unsafe {
+            let receive = one.irecv(Source::Rank(from), Tag::Exactly(1), received.as_mut_ptr(), LEN).unwrap();
+            (receive, two.isend(to, 1, sent.as_ptr(), LEN).unwrap())
+        };
+        if round == 0 {
+            // The first one maps the buffer.
+            while one.test(receive).unwrap().is_none() {
+                two.progress();
+            }
+            while two.test(send).unwrap().is_none() {
+                two.progress();
+            }
+            assert!(received.iter().all(|byte| *byte == round));
+            continue;
+        }
+        let peer = two.peer_of(to).unwrap();
+        two.disconnect(peer).unwrap();
+        assert!(matches!(two.test(send), Err(Error::PeerFailed { .. })));
+        sent.fill(200);
+        let end = loop {
+            match one.test(receive) {
+                Ok(None) => {}
+                end => break end,
+            }
+        };
+        let end = end.map(|status| (status, received[LEN / 2]));
+        assert!(matches!(end, Err(Error::PeerFailed { failure: Failure::Finished, .. })), "{end:?}");
+    }
+    one.close().unwrap();
+    two.close().unwrap();
+}
+
+/// A receiver that disconnects waits until its sender does not write into its buffer any more.
+#[test]
+fn a_buffer_is_not_returned_while_the_former_peer_writes_into_it() {
+    const LEN: usize = 4 << 20;
+    let config = || Config::default().assist_bytes(Some(1 << 20)).assist_pieces(4096, 4096);
+    let (mut one, mut two) = (Endpoint::alone(&config()).unwrap(), Endpoint::alone(&config()).unwrap());
+    let [from, to] = connected(&mut one, &mut two);
+    let (sent, mut received) = (vec![3_u8; LEN], vec![0_u8; LEN]);
+    // SAFETY: the buffers outlive the requests, and no other code uses them meanwhile.
+    let (receive, send) = unsafe {
+        let receive = one.irecv(Source::Rank(from), Tag::Exactly(1), received.as_mut_ptr(), LEN).unwrap();
+        (receive, two.isend(to, 1, sent.as_ptr(), LEN).unwrap())
+    };
+    let assist = loop {
+        if one.test(receive).unwrap().is_some() {
+            crate::os::testing::skipped("no message is copied by both sides here");
+            return;
+        }
+        if let Some(assist) = two.engine.port_mut().local_mut().find_assist(to as u32) {
+            break assist;
+        }
+    };
+    // The sender begins to write a part, and is stopped.
+    let part = two.engine.port_mut().local_mut().join_assist(to as u32, assist.end).unwrap();
+    let returned = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        let disconnecting = scope.spawn(|| {
+            let peer = one.peer_of(from).unwrap();
+            one.disconnect(peer).unwrap();
+            returned.store(true, std::sync::atomic::Ordering::Release);
+        });
+        for _ in 0..100_000 {
+            thread::yield_now();
+            assert!(!returned.load(std::sync::atomic::Ordering::Acquire), "the sender is about to write");
+        }
+        two.engine.port_mut().local_mut().end_part(to as u32, part, true);
+        disconnecting.join().unwrap();
+    });
+    assert!(matches!(one.test(receive), Err(Error::PeerFailed { .. })));
+    let _ = two.test(send);
+    one.close().unwrap();
+    drop(two);
+}
+
+/// The credit of a caller comes with the answer, so its first messages do not wait until the callee has processed the
+/// confirmation. They are received in order, although they were sent before the callee had a link with the caller.
+#[test]
+fn a_caller_that_is_answered_sends_at_once() {
+    let (mut one, mut two) = (alone(), alone());
+    let peer = two.connect(one.address().unwrap()).unwrap();
+    let rank = two.rank_of(peer).unwrap();
+    while one.peer_of(1).is_none() {
+        one.progress();
+    }
+    let caller = one.peer_of(1).unwrap();
+    assert_eq!(one.stage_of(caller).unwrap(), PeerStage::Answering(0));
+    two.wait_connected(peer, LIMIT).unwrap();
+    let sizes = [8, 3000, 1, 2000, 700];
+    for len in sizes {
+        assert!(two.inject(rank, len as u64, &vec![len as u8; len]).unwrap(), "{len} bytes wait");
+    }
+    // The callee finds the entries in its queue before it has a link with the caller.
+    one.engine.progress();
+    assert_eq!(one.stage_of(caller).unwrap(), PeerStage::Answering(0));
+    for len in sizes {
+        let mut buf = [0; 3000];
+        let status = one.recv(Source::Any, Tag::Any, &mut buf).unwrap();
+        assert_eq!((status.rank, status.tag, status.len), (1, len as u64, len));
+        assert!(buf[..len].iter().all(|byte| *byte == len as u8));
+    }
     one.close().unwrap();
     two.close().unwrap();
 }

@@ -247,8 +247,19 @@ impl Endpoint {
     /// peer finishes such a copy within microseconds, or it is gone. The wait has a limit, in case a peer
     /// claims to copy forever.
     pub(in crate::endpoint) fn end_assists(&mut self) {
+        self.wait_for_copies(|endpoint| endpoint.engine.end_assists());
+    }
+
+    /// As [`Endpoint::end_assists`], for one peer. The wait also ends when the peer is found dead.
+    pub(in crate::endpoint) fn end_assist(&mut self, peer: u32) {
+        self.wait_for_copies(|endpoint| {
+            endpoint.engine.failure(peer).is_some() || endpoint.engine.end_assist(peer)
+        });
+    }
+
+    fn wait_for_copies(&mut self, mut have_ended: impl FnMut(&mut Self) -> bool) {
         let mut wait = Wait::new(Some(self.patience()));
-        while !self.engine.end_assists() {
+        while !have_ended(self) {
             spin_hint();
             if !self.keep_polling(&mut wait, 0) {
                 // A sleep has no use here.

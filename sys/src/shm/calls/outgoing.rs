@@ -8,12 +8,19 @@ use nemesia_core::peers::{PeerAddress, PeerRef};
 
 use super::Calls;
 use crate::error::Error;
-use crate::os::{Departure, HandoffConnection, ShmError, Watch};
+use crate::os::{Departure, ForeignFd, HandoffConnection, ShmError, Watch};
 use crate::shm::address::ProcessAddress;
 use crate::shm::handshake::{CONFIRMED, CallPacket};
 use crate::shm::joining::JoiningProcess;
 use crate::shm::peer::{Unheard, hear_packet};
 use crate::shm::segments::OwnLink;
+
+/// A call is made at most so often, if the callee lives and gives it up each time.
+const MOST_ATTEMPTS: u32 = 16;
+/// The pause before the second attempt. It doubles with each attempt.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+/// The longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// A call of ours that is not answered.
 #[derive(Debug)]
@@ -22,7 +29,10 @@ pub(super) struct OutgoingCall {
     address: PeerAddress,
     /// The number of the call.
     call: u64,
+    /// When it is made, or was made.
     since: Instant,
+    /// The number of attempts before it, which the callee has given up.
+    attempts: u32,
     /// Our segment for the peer.
     link: OwnLink,
     /// `None` while the callee's queue of connections is full.
@@ -32,14 +42,45 @@ pub(super) struct OutgoingCall {
 /// What has become of a call of ours.
 #[derive(Debug)]
 pub(crate) enum CallOutcome {
-    /// The callee has answered, with the number of calls that it has made.
-    Answered(Box<JoiningProcess>, u64),
+    /// The callee has answered.
+    Answered(Box<CallAnswered>),
+    /// The callee has given up the call, or is about to end. Call once more with this count ([`Calls::call`]).
+    Again(u32),
     /// The callee's process is gone.
     Gone,
     /// The callee has disconnected, or has closed its endpoint.
     Left(Departure),
     /// The callee refuses, or never answered; the text says why.
     Refused(String),
+}
+
+/// An answer to a call of ours.
+#[derive(Debug)]
+pub(crate) struct CallAnswered {
+    pub(crate) joining: JoiningProcess,
+    /// The number of calls that the callee has made.
+    pub(crate) calls: u64,
+    attempts: u32,
+}
+
+impl CallAnswered {
+    /// Confirms the answer, so that the callee uses the connection. Returns the outcome of the call if the callee has
+    /// given it up: this process was stopped for long.
+    pub(crate) fn confirm(&self) -> Result<(), CallOutcome> {
+        match self.joining.connection.send(CONFIRMED, &[], Instant::now()) {
+            Err(ShmError::PeerGone { .. }) => Err(given_up(self.attempts)),
+            // If the packet is lost for another reason, the watch detects the end of the connection.
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns the outcome of a call that was closed without an answer, after so many earlier ones.
+fn given_up(attempts: u32) -> CallOutcome {
+    match attempts + 1 {
+        attempts if attempts < MOST_ATTEMPTS => CallOutcome::Again(attempts),
+        attempts => CallOutcome::Refused(format!("it has given up {attempts} calls: is it overloaded?")),
+    }
 }
 
 impl OutgoingCall {
@@ -57,6 +98,7 @@ impl OutgoingCall {
 
 impl Calls {
     /// Calls a peer, which this process knows by `number`. [`Calls::next_outcome`] returns what becomes of it.
+    /// `attempts` is 0, or the count of [`CallOutcome::Again`].
     ///
     /// # Errors
     /// There is no memory for the connection.
@@ -64,12 +106,15 @@ impl Calls {
         &mut self,
         peer: PeerRef,
         address: &PeerAddress,
-        number: u32,
-        call: u64,
+        (number, call): (u32, u64),
+        attempts: u32,
     ) -> Result<(), Error> {
         let link = self.ours.link(number)?;
-        let since = Instant::now();
-        self.outgoing.push(OutgoingCall { peer, address: *address, call, since, link, connection: None });
+        let pause =
+            attempts.checked_sub(1).map_or(Duration::ZERO, |again| FIRST_PAUSE * (1 << again.min(16)));
+        let since = Instant::now() + pause.min(LONGEST_PAUSE);
+        let address = *address;
+        self.outgoing.push(OutgoingCall { peer, address, call, since, attempts, link, connection: None });
         Ok(())
     }
 
@@ -82,7 +127,7 @@ impl Calls {
             call.stop(watch);
             self.unpark(call.peer);
             let outcome = match outcome {
-                Ok((packet, descriptors)) => self.meet(call.link, call.connection, packet, descriptors),
+                Ok(answer) => self.meet((call.link, call.attempts), call.connection, answer),
                 Err(outcome) => outcome,
             };
             return Some((call.peer, outcome));
@@ -96,7 +141,10 @@ impl Calls {
         at: usize,
         limit: Duration,
         watch: &Watch,
-    ) -> Option<Result<(CallPacket, Vec<crate::os::ForeignFd>), CallOutcome>> {
+    ) -> Option<Result<(CallPacket, Vec<ForeignFd>), CallOutcome>> {
+        if self.outgoing[at].since > Instant::now() {
+            return None;
+        }
         if self.outgoing[at].connection.is_none()
             && let Err(outcome) = self.connect(at, watch)
         {
@@ -123,7 +171,9 @@ impl Calls {
                 (call.since.elapsed() >= limit).then(|| Err(late()))
             }
             Err(Unheard::Leaving(departure)) => Some(Err(CallOutcome::Left(departure))),
-            Err(Unheard::Gone) => Some(Err(CallOutcome::Gone)),
+            Err(Unheard::Gone) if ended => Some(Err(CallOutcome::Gone)),
+            // The callee closes a call that it gives up. If it ends, no process will listen at its address.
+            Err(Unheard::Gone) => Some(Err(given_up(call.attempts))),
             Err(Unheard::Problem(problem)) => Some(Err(CallOutcome::Refused(problem))),
         }
     }
@@ -145,7 +195,7 @@ impl Calls {
         let packet = CallPacket { handshake, address: *own, calls: call.call };
         match connection.send(&packet.encode(), &ours.descriptors(&call.link), Instant::now()) {
             Ok(()) => {}
-            Err(ShmError::PeerGone { .. }) => return Err(CallOutcome::Gone),
+            Err(ShmError::PeerGone { .. }) => return Err(given_up(call.attempts)),
             Err(error) => return Err(refused(error.to_string())),
         }
         // Without room in the set, the answer is found by the next look.
@@ -158,10 +208,9 @@ impl Calls {
     /// Maps the callee's segments.
     fn meet(
         &self,
-        mut link: OwnLink,
+        (mut link, attempts): (OwnLink, u32),
         connection: Option<(HandoffConnection, Option<OwnedFd>)>,
-        packet: CallPacket,
-        descriptors: Vec<crate::os::ForeignFd>,
+        (packet, descriptors): (CallPacket, Vec<ForeignFd>),
     ) -> CallOutcome {
         let Some((connection, _)) = connection else { return CallOutcome::Gone };
         // The callee has got it with the call.
@@ -171,14 +220,10 @@ impl Calls {
             JoiningProcess::new(ours, link, said, Arc::new(connection))
         });
         match met {
-            Ok(joining) => CallOutcome::Answered(Box::new(joining), packet.calls),
+            Ok(joining) => {
+                CallOutcome::Answered(Box::new(CallAnswered { joining, calls: packet.calls, attempts }))
+            }
             Err(problem) => CallOutcome::Refused(problem),
         }
-    }
-
-    /// Confirms an answer, so that the callee uses the connection.
-    pub(crate) fn confirm(&self, connection: &HandoffConnection) {
-        // A callee that the packet does not reach is gone, which the watch detects.
-        let _ = connection.send(CONFIRMED, &[], Instant::now());
     }
 }

@@ -118,7 +118,7 @@ fn garbage_and_segments_that_do_not_fit_end_the_call_only() {
     assert!(refusal(&garbage).contains("no nemesia handshake"));
     let call = two.next_call().unwrap();
     let peer = PeerRef::from_bits(0);
-    let problem = two.answer(peer, call, (1, 0), &watch).unwrap_err();
+    let problem = two.answer(peer, call, (1, 0, 0), &watch).unwrap_err();
     assert!(problem.contains("0 descriptors"), "{problem}");
     assert!(refusal(&bare).contains("0 descriptors"));
     assert!(two.answered.is_empty());
@@ -147,7 +147,7 @@ fn a_caller_that_never_confirms_is_given_up() {
             two.hear(&watch);
         }
         let call = two.next_call().unwrap();
-        two.answer(peer, call, (1, 0), &watch).unwrap();
+        two.answer(peer, call, (1, 0, 0), &watch).unwrap();
         assert!(two.next_confirmed(&watch).is_none() && two.is_busy());
         if confirm.is_empty() {
             drop(caller);
@@ -163,7 +163,7 @@ fn a_caller_that_never_confirms_is_given_up() {
 fn an_answer_of_another_process_than_the_one_called_is_refused() {
     let ((mut one, watch), (two, _)) = (calls(1), calls(2));
     let peer = PeerRef::from_bits(0);
-    one.call(peer, two.own(), 1, 1).unwrap();
+    one.call(peer, two.own(), (1, 1), 0).unwrap();
     assert!(one.next_outcome(&watch).is_none());
     let connection = two.listener.accept(Instant::now() + PATIENCE).unwrap();
     // It answers with the address of a third one.
@@ -180,7 +180,7 @@ fn calls_to_nobody_end_at_once() {
     let ((mut one, watch), (two, _)) = (calls(1), calls(2));
     let (address, peer) = (*two.own(), PeerRef::from_bits(0));
     drop(two);
-    one.call(peer, &address, 1, 1).unwrap();
+    one.call(peer, &address, (1, 1), 0).unwrap();
     assert!(matches!(one.next_outcome(&watch), Some((_, CallOutcome::Gone))));
 }
 
@@ -220,4 +220,97 @@ fn a_process_that_leaves_is_heard_and_another_cannot_say_so_for_it() {
     assert_eq!(left.len(), 1);
     assert_eq!(left[0].1, Departure::Dropped);
     assert!(forger.has_disconnected());
+}
+
+/// Lets `one` call `two`, which answers.
+fn answered(one: &mut Calls, two: &mut Calls, watches: [&Watch; 2]) -> PeerRef {
+    let peer = PeerRef::from_bits(0);
+    one.call(peer, two.own(), (1, 1), 0).unwrap();
+    while two.heard() == 0 {
+        assert!(one.next_outcome(watches[0]).is_none());
+        two.hear(watches[1]);
+    }
+    let call = two.next_call().unwrap();
+    assert_eq!(two.answer(peer, call, (1, 0, 0), watches[1]), Ok(true));
+    peer
+}
+
+fn outcome(calls: &mut Calls, watch: &Watch) -> CallOutcome {
+    std::iter::repeat_with(|| calls.next_outcome(watch)).flatten().next().unwrap().1
+}
+
+#[test]
+fn a_caller_that_lives_may_confirm_at_any_time() {
+    let ((mut one, watch), (mut two, its)) = (calls(1), calls(2));
+    let peer = answered(&mut one, &mut two, [&watch, &its]);
+    two.expire();
+    assert!(two.next_confirmed(&its).is_none() && !two.is_busy() && !two.is_crowded());
+    let CallOutcome::Answered(answer) = outcome(&mut one, &watch) else { panic!("no answer") };
+    answer.confirm().unwrap();
+    assert!(matches!(two.next_confirmed(&its), Some((it, Ok(_))) if it == peer));
+    assert!(two.give_up_one(&its).is_none(), "it is not among the answered any more");
+}
+
+#[test]
+fn a_call_that_was_given_up_is_made_once_more_and_is_no_death() {
+    let ((mut one, watch), (mut two, its)) = (calls(1), calls(2));
+    let peer = answered(&mut one, &mut two, [&watch, &its]);
+    assert_eq!(two.give_up_one(&its), None, "it has time left");
+    two.expire();
+    assert_eq!((two.give_up_one(&its), two.give_up_one(&its)), (Some(peer), None));
+    // The answer is there, but has no meaning any more.
+    let CallOutcome::Answered(answer) = outcome(&mut one, &watch) else { panic!("no answer") };
+    assert!(matches!(answer.confirm(), Err(CallOutcome::Again(1))));
+    one.call(peer, two.own(), (1, 2), 1).unwrap();
+    while two.heard() == 0 {
+        assert!(one.next_outcome(&watch).is_none());
+        two.hear(&its);
+    }
+    let again = two.next_call().unwrap();
+    assert_eq!(again.number, 2);
+    // A call that is closed without an answer is made again, too; but not for ever.
+    drop(again);
+    assert!(matches!(outcome(&mut one, &watch), CallOutcome::Again(2)));
+    one.call(peer, two.own(), (1, 3), 15).unwrap();
+    while two.next_call().is_none() {
+        assert!(one.next_outcome(&watch).is_none());
+        two.hear(&its);
+    }
+    let last = outcome(&mut one, &watch);
+    assert!(matches!(&last, CallOutcome::Refused(why) if why.contains("given up 16 calls")), "{last:?}");
+}
+
+#[test]
+fn a_caller_that_confirms_is_not_given_up() {
+    let ((mut one, watch), (mut two, its)) = (calls(1), calls(2));
+    let peer = answered(&mut one, &mut two, [&watch, &its]);
+    let CallOutcome::Answered(answer) = outcome(&mut one, &watch) else { panic!("no answer") };
+    answer.confirm().unwrap();
+    two.expire();
+    assert!(matches!(two.next_confirmed(&its), Some((it, Ok(_))) if it == peer));
+}
+
+/// Strangers that have an answer each and never confirm it do not keep others from calling.
+#[test]
+fn callers_that_never_confirm_give_their_places_to_others() {
+    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+    let silent: Vec<_> = (0..MOST_CALLERS).map(|_| send_call(&one, &two, |_| ())).collect();
+    for number in 0..MOST_CALLERS {
+        while two.heard() == 0 {
+            two.hear(&watch);
+        }
+        let call = two.next_call().unwrap();
+        let (peer, number) = (PeerRef::from_bits((number as u64) << 32), number as u32 % 8);
+        assert_eq!(two.answer(peer, call, (number, 0, 0), &watch), Ok(true));
+    }
+    let _other = send_call(&one, &two, |call| call.calls = 9);
+    two.hear(&watch);
+    assert!(two.heard() == 0 && two.is_crowded() && two.give_up_one(&watch).is_none());
+    two.expire();
+    assert!(two.give_up_one(&watch).is_some() && !two.is_crowded());
+    while two.heard() == 0 {
+        two.hear(&watch);
+    }
+    assert_eq!(two.next_call().unwrap().number, 9);
+    drop(silent);
 }

@@ -75,6 +75,21 @@ impl Line {
         self.packets[side as usize].clear();
     }
 
+    /// Closes one side for good, unless a packet for it is there or the other side has closed: a packet that the other
+    /// side sends afterwards is lost, and the other side can see that. Returns whether it has closed.
+    pub(super) fn give_up(&mut self, side: Side) -> bool {
+        let is_idle = self.is_open() && self.packets[side as usize].is_empty();
+        if is_idle {
+            self.close(side);
+        }
+        is_idle
+    }
+
+    /// Returns whether the other side of this one has closed.
+    pub(super) fn is_lost(&self, side: Side) -> bool {
+        self.closed[1 - side as usize]
+    }
+
     /// Returns whether this side has read all packets, and none will come.
     pub(super) fn has_ended(&self, side: Side) -> bool {
         self.closed[1 - side as usize] && self.packets[side as usize].is_empty()

@@ -175,6 +175,18 @@ impl CallingProcess {
         Ok(())
     }
 
+    /// Gives up some call that was answered and not confirmed, as for a process that is stopped.
+    pub(super) fn give_up_some(&mut self, network: &mut Network, rng: &mut Rng) -> Check {
+        let Some(peer) = self.some_peer(rng) else { return Ok(()) };
+        if let (PeerStage::Answering(_), Some(line)) = (self.stage(peer)?, self.known[&peer].line)
+            && network.lines[line].give_up(Side::Called)
+        {
+            network.note(|| format!("{:?} gives up line {line}", self.name));
+            self.end_peer(peer, PeerEnd::Lost, network)?;
+        }
+        Ok(())
+    }
+
     /// Announces the end on the line of a peer.
     fn leave(&self, peer: PeerRefKey, network: &mut Network) -> Check {
         if let Some(line) = self.known[&peer].line {
@@ -284,6 +296,9 @@ impl CallingProcess {
                     return broken(format!("a call on line {line} of a connection"));
                 }
                 None if network.lines[line].has_ended(side) => {
+                    if side == Side::Caller && self.call_again(peer, line, network)? {
+                        continue;
+                    }
                     let name = self.known[&peer].name;
                     let lives = network.lives[name.index] == name.life;
                     let is_confirmed = !matches!(self.stage(peer)?, PeerStage::Answering(_));
@@ -306,6 +321,9 @@ impl CallingProcess {
         (line, number, calls): (usize, u32, u64),
         network: &mut Network,
     ) -> Check {
+        if network.lines[line].is_lost(Side::Caller) && self.call_again(peer, line, network)? {
+            return Ok(());
+        }
         let Some(_) = self.table.answered(peer.into(), calls) else {
             return broken(format!("{:?}: the answer on line {line} comes to no call", self.name));
         };
@@ -313,6 +331,27 @@ impl CallingProcess {
         network.lines[line].send(Side::Caller, LinePacket::Confirmation);
         self.known_mut(peer)?.number = number;
         self.send_waiting(peer, network)
+    }
+
+    /// Calls a peer once more if its process lives, and has closed the line of the call.
+    fn call_again(
+        &mut self,
+        peer: PeerRefKey,
+        line: usize,
+        network: &mut Network,
+    ) -> Result<bool, Violation> {
+        let ProcessName { index, life } = self.known[&peer].name;
+        if network.lives[index] != life {
+            return Ok(false);
+        }
+        let Some((number, call)) = self.table.call_again(peer.into()) else { return Ok(false) };
+        network.tally.count(Event::PeerAgain);
+        network.lines[line].close(Side::Caller);
+        let called = network.open(self.name, self.known[&peer].name);
+        network.note(|| format!("{:?} calls again: line {called}", self.name));
+        network.lines[called].send(Side::Caller, LinePacket::Call(self.address, number, call));
+        self.known_mut(peer)?.line = Some(called);
+        Ok(true)
     }
 
     /// Sends the packets that have waited for the connection.
@@ -412,6 +451,15 @@ impl CallingProcess {
             let side = side_of(&network.lines[line], name);
             network.lines[line].close(side);
         }
+        // If a call of ours has failed, the peer makes its own once more.
+        let peer_name = self.known[&peer].name;
+        self.parked.retain(|line| {
+            let line = &mut network.lines[*line];
+            if line.caller == peer_name {
+                line.close(Side::Called);
+            }
+            line.caller != peer_name
+        });
         match self.table.ended(peer.into(), end) {
             Some(number) => self.ending.push(number),
             None => return broken(format!("{name:?}: a line of {peer:?} without a connection")),
