@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `open.rs` | opening; facts; closing |
 //! | `open/memory.rs` | the memory for unexpected messages |
+//! | `open/network.rs` | the port to other machines of an endpoint that opens alone, and its calls |
 //! | `open/ports.rs` | shared memory and the port to other machines as one port |
 //! | `open/end.rs` | the end of an endpoint that is dropped or forked |
 
 mod end;
 mod memory;
+mod network;
 mod ports;
 
 use std::sync::Arc;
@@ -38,7 +40,7 @@ use crate::os::Watch;
 use crate::route;
 use crate::shm::{self, Attached};
 use crate::transport::hosts::RemoteRanks;
-use crate::transport::net::NetPort;
+use crate::transport::net::{NetCalls, NetPort};
 
 /// The most peers for which the fastest protocol of large messages is learned at a time, in about 3 KiB each.
 const LEARNED_PEERS: usize = 16;
@@ -101,9 +103,14 @@ impl Endpoint {
         let config = config.clone().any_source_outlives(true);
         let mut exchange = Singleton::default();
         let mut endpoint = Self::open_in(&config, &mut exchange, Some(config.connections))?;
-        let calls = endpoint.rejoin.listen_for_calls(&mut endpoint.waiter.watch)?;
+        let mut across = network::listen(&mut endpoint)?;
+        let place = across.as_ref().and_then(NetCalls::place);
+        let calls = endpoint.rejoin.listen_for_calls(&mut endpoint.waiter.watch, place)?;
+        if let Some(across) = &mut across {
+            across.begin(calls.own(), &endpoint.waiter.watch)?;
+        }
         endpoint.engine.port_mut().local_mut().host_mut().checks_connections = true;
-        endpoint.peers = Some(Box::new(PeerTable::new(calls, &config)?));
+        endpoint.peers = Some(Box::new(PeerTable::new(calls, across, &config)?));
         Ok(endpoint)
     }
 
@@ -135,7 +142,10 @@ impl Endpoint {
         let attached = shm::attach(config, exchange, ranks)?;
         let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: more, stamp, .. } = attached;
         warnings.extend(more);
-        let net = connect_remote(config, attached.remote, exchange.incarnation(), (&mut facts, &mut watch))?;
+        let net = match growing {
+            None => connect_remote(config, attached.remote, exchange.incarnation(), (&mut facts, &mut watch))?,
+            Some(_) => network::open(config, &attached.origin, (&mut watch, &mut warnings))?,
+        };
         attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
         let port = ports::join(port, net);
         let most = growing.map_or(size, |most| most as usize + 1);

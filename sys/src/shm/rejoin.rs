@@ -8,6 +8,7 @@
 //! A caller is accepted if the process of its rank that was known here is gone, and if the launcher confirms that it
 //! has started the caller instead. Packets of callers are read without waiting.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -90,8 +91,13 @@ impl RejoinListener {
     }
 
     /// Begins to listen for calls of processes that opened alone, as this one.
-    pub(crate) fn listen_for_calls(&self, watch: &mut Watch) -> Result<Calls, Error> {
-        Calls::listen(Arc::clone(&self.world), Arc::clone(&self.ours), watch)
+    /// `remote` is where this process takes calls from other machines.
+    pub(crate) fn listen_for_calls(
+        &self,
+        watch: &mut Watch,
+        remote: Option<SocketAddr>,
+    ) -> Result<Calls, Error> {
+        Calls::listen(Arc::clone(&self.world), Arc::clone(&self.ours), watch, remote)
     }
 
     /// Joins the world, if its ranks may be started again and this process was started with it. Call it when this

@@ -37,7 +37,7 @@ impl Drop for Endpoint {
         self.end_assists();
         self.forbid_reading();
         self.rejoin.send_goodbyes(self.finished);
-        if let Some(peers) = &self.peers {
+        if let Some(peers) = &mut self.peers {
             peers.send_goodbyes(self.finished);
         }
         self.waiter.say_goodbye(self.finished);

@@ -15,7 +15,9 @@ impl Endpoint {
     /// Returns whether calls are under way, which need more attention than others.
     #[inline(always)]
     pub(in crate::endpoint) fn is_calling(&self) -> bool {
-        self.peers.as_ref().is_some_and(|peers| peers.calls.is_busy())
+        self.peers.as_ref().is_some_and(|peers| {
+            peers.calls.is_busy() || peers.across.as_ref().is_some_and(|across| across.is_busy())
+        })
     }
 
     /// Makes progress on calls, and frees what ended connections had. Returns whether anything has changed.
@@ -27,7 +29,7 @@ impl Endpoint {
 
 impl Endpoint {
     /// Keeps a warning about a peer, unless there are many.
-    fn warn(&mut self, warning: String) {
+    pub(super) fn warn(&mut self, warning: String) {
         if self.warnings.len() < MOST_WARNINGS {
             self.warnings.push(warning);
         }
@@ -61,7 +63,7 @@ impl PeerTable {
                 Err(failure) => self.end(peer, PeerEnd::Lost, failure, endpoint),
             }
         }
-        changed
+        changed | self.attend_across(endpoint)
     }
 
     /// Records the end of a peer's connection, if the engine has reported it as failed.
@@ -130,7 +132,7 @@ impl PeerTable {
 
     /// Answers a call that counts. A call of ours to the same peer is abandoned.
     fn answer(&mut self, (peer, rank, calls): (PeerRef, u32, u64), call: HeardCall, endpoint: &mut Endpoint) {
-        self.calls.abandon(peer, &endpoint.waiter.watch);
+        self.abandon(peer, endpoint);
         if let Err(error) = self.begin(peer, rank, endpoint) {
             self.calls.refuse(&call, &error.to_string());
             endpoint.warn(format!("a call was refused: {error}"));

@@ -4,6 +4,7 @@ use nemesia_core::engine::Failure;
 use nemesia_core::peers::{
     PeerAddress, PeerEnd, PeerError, PeerLimits, PeerRef, PeerSlot, PeerStage, Peers, Speaking,
 };
+use nemesia_core::port::Route;
 use nemesia_core::slab::{List, Slot};
 
 use crate::config::Config;
@@ -11,6 +12,7 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::random;
 use crate::shm::{self, Calls};
+use crate::transport::net::NetCalls;
 
 /// The engine's number of the table's first peer: 0 is this process itself.
 pub(super) const OWN: u32 = 1;
@@ -36,6 +38,8 @@ pub(super) struct NumberedPeer {
 pub(in crate::endpoint) struct PeerTable {
     pub(super) table: Table,
     pub(super) calls: Calls,
+    /// Calls to and from other machines, if this process takes part in the network.
+    pub(super) across: Option<Box<NetCalls>>,
     /// By number of the engine, from [`OWN`].
     pub(super) numbered: Vec<Option<NumberedPeer>>,
     /// Peers that have called this process, and whose address it was not given.
@@ -43,11 +47,16 @@ pub(in crate::endpoint) struct PeerTable {
 }
 
 impl PeerTable {
-    pub(in crate::endpoint) fn new(calls: Calls, config: &Config) -> Result<Self, Error> {
+    pub(in crate::endpoint) fn new(
+        calls: Calls,
+        across: Option<NetCalls>,
+        config: &Config,
+    ) -> Result<Self, Error> {
         let limits = PeerLimits { connections: config.connections, strangers: config.strangers };
         let lent = (Vec::new(), vec![List::new(); BUCKETS], vec![0; config.connections as usize]);
         let table = Peers::new(*calls.own(), limits, lent, u64::from_le_bytes(random()?));
-        Ok(Self { table, calls, numbered: Vec::new(), strangers: Vec::new() })
+        let across = across.map(Box::new);
+        Ok(Self { table, calls, across, numbered: Vec::new(), strangers: Vec::new() })
     }
 
     pub(super) const fn address(&self) -> &PeerAddress {
@@ -69,8 +78,11 @@ impl PeerTable {
     }
 
     /// Announces to all with whom a connection is under way that this process leaves.
-    pub(in crate::endpoint) fn send_goodbyes(&self, finished: bool) {
+    pub(in crate::endpoint) fn send_goodbyes(&mut self, finished: bool) {
         self.calls.send_goodbyes(finished);
+        if let Some(across) = &mut self.across {
+            across.send_goodbyes(finished);
+        }
     }
 
     pub(super) fn connect(
@@ -114,7 +126,11 @@ impl PeerTable {
     ) -> Result<(), Error> {
         let address = *self.table.address_of(peer)?;
         let begun = self.begin(peer, rank, endpoint);
-        begun.and_then(|()| self.calls.call(peer, &address, rank, call)).inspect_err(|_| {
+        let called = begun.and_then(|()| match self.calls.check(&address) {
+            Ok(Some(remote)) => self.call_across((peer, address, remote), (rank, call), endpoint),
+            _ => self.calls.call(peer, &address, rank, call),
+        });
+        called.inspect_err(|_| {
             // The peer is as before: it can be spoken to when there is memory.
             self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
             let _ = self.table.connect(&address);
@@ -127,6 +143,8 @@ impl PeerTable {
         if at >= self.numbered.len() {
             self.numbered.resize(at + 1, None);
         }
+        // A call to or from another machine sets another route.
+        endpoint.engine.port_mut().set_route(rank, Route::Local);
         if self.numbered[at].is_some_and(|it| it.peer == peer && !it.ended) {
             return Ok(());
         }
@@ -137,7 +155,7 @@ impl PeerTable {
 
     /// Ends what there is with a peer: its requests end with `failure`.
     pub(super) fn end(&mut self, peer: PeerRef, end: PeerEnd, failure: Failure, endpoint: &mut Endpoint) {
-        self.calls.abandon(peer, &endpoint.waiter.watch);
+        self.abandon(peer, endpoint);
         let Some(number) = self.table.ended(peer, end) else { return };
         endpoint.engine.fail(number + OWN, failure);
         let rank = (number + OWN) as usize;
@@ -148,11 +166,21 @@ impl PeerTable {
         }
     }
 
+    /// Ends the calls that are under way with a peer.
+    pub(super) fn abandon(&mut self, peer: PeerRef, endpoint: &Endpoint) {
+        self.calls.abandon(peer, &endpoint.waiter.watch);
+        if let Some(across) = &mut self.across {
+            across.abandon(peer, &endpoint.waiter.watch);
+        }
+    }
+
     /// Frees the numbers of ended connections of which no message is left, and releases strangers.
     pub(super) fn free_numbers(&mut self, endpoint: &mut Endpoint) {
         for at in 0..self.numbered.len() {
             let Some(NumberedPeer { peer, ended: true }) = self.numbered[at] else { continue };
-            if endpoint.engine.is_vacant(at as u32 + OWN) {
+            let number = at as u32 + OWN;
+            let is_closed = endpoint.net().is_none_or(|net| !net.is_taken(number));
+            if is_closed && endpoint.engine.is_vacant(number) {
                 self.numbered[at] = None;
                 self.table.free_number(at as u32);
                 self.release_stranger(peer);
@@ -172,8 +200,14 @@ impl PeerTable {
     pub(super) fn disconnect(&mut self, peer: PeerRef, endpoint: &mut Endpoint) -> Result<(), Error> {
         let stage = self.table.stage(peer)?;
         self.calls.send_goodbye_to(peer);
+        if let Some(across) = &mut self.across {
+            across.send_goodbye_to(peer);
+        }
         if let PeerStage::Connected(number) = stage {
             endpoint.waiter.watch.send_goodbye_to((number + OWN) as usize);
+            if let Some(net) = endpoint.net_mut() {
+                net.disconnect(number + OWN);
+            }
         }
         self.end(peer, PeerEnd::Disconnected, Failure::Finished, endpoint);
         for at in 0..self.numbered.len() {

@@ -31,7 +31,7 @@ fn segments(epoch: u64) -> Arc<OwnSegments> {
 
 fn calls(epoch: u64) -> (Calls, Watch) {
     let mut watch = Watch::new().unwrap();
-    (Calls::listen(Arc::new(world(epoch)), segments(epoch), &mut watch).unwrap(), watch)
+    (Calls::listen(Arc::new(world(epoch)), segments(epoch), &mut watch, None).unwrap(), watch)
 }
 
 fn dial(calls: &Calls) -> HandoffConnection {
