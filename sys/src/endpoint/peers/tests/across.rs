@@ -25,8 +25,6 @@ fn two_machines_connect_by_address_and_exchange_messages_of_all_sizes() {
         let rank = two.rank_of(peer).unwrap();
         for len in sizes {
             two.send(rank, len as u64, &content(len)).unwrap();
-        }
-        for len in sizes {
             let mut buf = vec![0; len];
             let status = two.recv(Source::Rank(rank), Tag::Exactly(len as u64), &mut buf).unwrap();
             assert!(status.len == len && buf == content(len), "{len} bytes");
@@ -155,10 +153,6 @@ fn another_key_or_none_and_other_packets_are_refused_with_the_remedy() {
 fn limits_hold_for_calls_of_other_machines() {
     let mut one = Endpoint::alone(&config().connections(1)).unwrap();
     let address = *one.address().unwrap();
-    let mut first = lone();
-    let peer = first.connect(&address).unwrap();
-    let rank = first.rank_of(peer).unwrap();
-    first.send(rank, 1, &3_u64.to_le_bytes()).unwrap();
     let other = thread::spawn(move || {
         let (from, value) = receive(&mut one, 1);
         let warnings = beside(&mut one, move || refused(&mut lone(), &address));
@@ -166,6 +160,10 @@ fn limits_hold_for_calls_of_other_machines() {
         one.close().unwrap();
         warnings
     });
+    let mut first = lone();
+    let peer = first.connect(&address).unwrap();
+    let rank = first.rank_of(peer).unwrap();
+    first.send(rank, 1, &3_u64.to_le_bytes()).unwrap();
     assert_eq!(receive(&mut first, 2), (rank, 3));
     let warnings = other.join().unwrap();
     assert!(warnings.contains("no place for a further connection"), "{warnings}");
