@@ -139,7 +139,8 @@ impl RefusalReason {
     pub fn new(text: &str) -> Self {
         let mut reason = Self { len: 0, bytes: [0; MOST_REASON_BYTES] };
         for (to, character) in reason.bytes.iter_mut().zip(text.chars()) {
-            *to = if is_printable(&(character as u8)) && character.is_ascii() { character as u8 } else { b'?' };
+            *to =
+                if is_printable(&(character as u8)) && character.is_ascii() { character as u8 } else { b'?' };
             reason.len += 1;
         }
         reason

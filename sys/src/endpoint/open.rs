@@ -143,7 +143,9 @@ impl Endpoint {
         let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: more, stamp, .. } = attached;
         warnings.extend(more);
         let net = match growing {
-            None => connect_remote(config, attached.remote, exchange.incarnation(), (&mut facts, &mut watch))?,
+            None => {
+                connect_remote(config, attached.remote, exchange.incarnation(), (&mut facts, &mut watch))?
+            }
             Some(_) => network::open(config, &attached.origin, (&mut watch, &mut warnings))?,
         };
         attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;

@@ -180,19 +180,16 @@ impl PeerTable {
         while let Some((peer, rank)) = self.across.as_ref().and_then(|across| across.opening(at)) {
             let Some(across) = &mut self.across else { break };
             let stage = endpoint.net().map_or(LinkStage::Nothing, |net| net.link_stage(rank));
-            let failure = match &stage {
-                LinkStage::Ready => {
-                    across.opened(at, &endpoint.waiter.watch);
-                    endpoint.engine.connected(rank);
-                    changed = true;
-                    continue;
-                }
-                LinkStage::Failed(problem) => {
-                    endpoint.warn(format!("a peer cannot be connected with: {problem}"));
-                    Some(Failure::Unreachable)
-                }
-                stage => across.lost(at, *stage == LinkStage::Opening),
-            };
+            if stage == LinkStage::Ready {
+                across.opened(at, &endpoint.waiter.watch);
+                endpoint.engine.connected(rank);
+                changed = true;
+                continue;
+            }
+            let failure = across.lost(at, &stage);
+            if let (Some(Failure::Unreachable), LinkStage::Failed { problem, .. }) = (failure, &stage) {
+                endpoint.warn(format!("a peer cannot be connected with: {problem}"));
+            }
             match failure {
                 Some(failure) => {
                     across.opened(at, &endpoint.waiter.watch);

@@ -32,12 +32,11 @@ use nemesia_core::peers::{PeerAddress, PeerRef};
 use nemesia_core::port::PeerId;
 use nemesia_core::port::channel::Acquaintance;
 use nemesia_core::port::memory::Address;
-use nemesia_core::wire::call::{
-    CallAcceptance, CallIntroduction, CallMessage, CallRequest, RefusalReason,
-};
+use nemesia_core::wire::call::{CallAcceptance, CallIntroduction, CallMessage, CallRequest, RefusalReason};
 use nemesia_core::wire::channel::CloseReason;
 use nemesia_core::wire::hello::Proof;
 
+use super::LinkStage;
 use crate::config::Config;
 use crate::os::{ShmError, Watch, random};
 pub(crate) use outgoing::NetCallOutcome;
@@ -91,8 +90,6 @@ pub(crate) struct OpeningLink {
     pub(crate) number: PeerId,
     socket: CallSocket,
     until: Instant,
-    /// Whether this process has called.
-    is_caller: bool,
 }
 
 /// The calls of one process to and from other machines.
@@ -335,7 +332,7 @@ impl NetCalls {
         match confirmed {
             Ok(()) => {
                 let until = Instant::now() + self.limit;
-                self.opening.push(OpeningLink { peer, number, socket, until, is_caller: false });
+                self.opening.push(OpeningLink { peer, number, socket, until });
             }
             Err(_) => socket.stop(watch),
         }
@@ -354,19 +351,19 @@ impl NetCalls {
         }
     }
 
-    /// Returns why a connection will never be made, of which `is_begun` says whether the channel has anything.
-    pub(crate) fn lost(&mut self, at: usize, is_begun: bool) -> Option<Failure> {
+    /// Returns why a connection will never be made, whose channel is in this stage.
+    pub(crate) fn lost(&mut self, at: usize, stage: &LinkStage) -> Option<Failure> {
         let it = self.opening.get_mut(at)?;
         match it.socket.receive() {
             Ok(Some(CallMessage::Leave(reason))) => return Some(failure_of(reason)),
             Ok(None) => {}
-            // The caller closes the call when the connection exists.
-            Err(CallLoss::Ended) if is_begun || it.is_caller => {}
-            Ok(Some(_)) | Err(_) if is_begun => {}
+            // The caller closes the call when the connection exists, and the channel shows whether it does.
+            _ if *stage == LinkStage::Opening => {}
             Ok(Some(_)) => return Some(Failure::Unreachable),
             Err(_) => return Some(Failure::Died),
         }
-        (Instant::now() >= it.until).then_some(Failure::Unreachable)
+        let is_refused = matches!(stage, LinkStage::Failed { withdrawn: false, .. });
+        (is_refused || Instant::now() >= it.until).then_some(Failure::Unreachable)
     }
 
     /// Announces to a peer with which a connection is under way that this process does not want it any more.

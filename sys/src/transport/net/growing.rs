@@ -12,7 +12,7 @@ use nemesia_core::job_key::JobKey;
 use nemesia_core::port::channel::{Acquaintance, ChannelEvent, JoinError, Token};
 use nemesia_core::port::memory::{Address, ConnectError};
 use nemesia_core::port::{PacketPort as _, PeerFault, PeerId, Polled};
-use nemesia_core::wire::channel::CloseReason;
+use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};
 
 use super::connect::{RETRY_AFTER, is_passing};
 use super::fabric::{ChannelSizes, FabricChannel};
@@ -70,8 +70,13 @@ pub(crate) enum LinkStage {
     Ready,
     /// There is nothing of it: the peer has not requested it yet.
     Nothing,
-    /// It cannot be made; the text says why.
-    Failed(String),
+    /// It cannot be made.
+    Failed {
+        /// Why.
+        problem: String,
+        /// Whether the peer expects the connection no more: the call shows how the peer has left.
+        withdrawn: bool,
+    },
 }
 
 /// The peers of an endpoint that was opened alone.
@@ -81,7 +86,8 @@ pub(super) struct GrowingPeers {
     /// The numbers that are not free.
     used: u32,
     dials: Vec<Dial>,
-    failed: Vec<(PeerId, String)>,
+    /// The connections that cannot be made, and whether the peer does not expect them any more.
+    failed: Vec<(PeerId, String, bool)>,
     key: JobKey,
 }
 
@@ -118,9 +124,9 @@ impl GrowingPeers {
     }
 
     /// Gives up a connection that this process requests.
-    fn give_up(&mut self, number: PeerId, problem: String) {
+    fn give_up(&mut self, number: PeerId, problem: String, withdrawn: bool) {
         self.dials.retain(|dial| dial.number != number);
-        self.failed.push((number, problem));
+        self.failed.push((number, problem, withdrawn));
     }
 }
 
@@ -140,7 +146,8 @@ impl NetPort {
         };
         let mut channel = FabricChannel::new(open_tcp(config, config.connections)?, &sizes)?;
         channel.channel.grow_with_peers();
-        let growing = GrowingPeers { stages: Vec::new(), used: 0, dials: Vec::new(), failed: Vec::new(), key };
+        let growing =
+            GrowingPeers { stages: Vec::new(), used: 0, dials: Vec::new(), failed: Vec::new(), key };
         Ok(Self {
             any: AnyChannel::Tcp(Box::new(channel)),
             rank: 0,
@@ -169,7 +176,7 @@ impl NetPort {
                 return Err("a former connection with the same number is not closed".into());
             }
         });
-        growing.failed.retain(|(failed, _)| *failed != number);
+        growing.failed.retain(|(failed, ..)| *failed != number);
         growing.dials.retain(|dial| dial.number != number);
         growing.set(number, NumberStage::Open);
         Ok(())
@@ -189,8 +196,8 @@ impl NetPort {
     /// Returns the state of the connection with an introduced peer.
     pub(crate) fn link_stage(&self, number: PeerId) -> LinkStage {
         let Some(growing) = &self.growing else { return LinkStage::Nothing };
-        if let Some((_, problem)) = growing.failed.iter().find(|(failed, _)| *failed == number) {
-            return LinkStage::Failed(problem.clone());
+        if let Some((_, problem, withdrawn)) = growing.failed.iter().find(|(failed, ..)| *failed == number) {
+            return LinkStage::Failed { problem: problem.clone(), withdrawn: *withdrawn };
         }
         let report = with!(&self.any, it => it.channel.report(number));
         match (report.ready, report.rails) {
@@ -252,7 +259,7 @@ impl NetPort {
         });
         if let Some(growing) = &mut self.growing {
             growing.dials.retain(|dial| dial.number != number);
-            growing.failed.retain(|(failed, _)| *failed != number);
+            growing.failed.retain(|(failed, ..)| *failed != number);
             growing.set(number, NumberStage::Closing);
         }
         self.vacate(number);
@@ -281,7 +288,7 @@ impl NetPort {
                     if is_passing(error, refusal) {
                         (dial.stage, dial.problem) = (DialStage::Closing, Some(problem));
                     } else {
-                        growing.give_up(peer, problem);
+                        growing.give_up(peer, problem, refusal == Some(ChannelRefusal::NotAMember));
                     }
                 }
                 ChannelEvent::Closed { peer, .. } => {
@@ -331,7 +338,7 @@ impl NetPort {
                 }
             }
         }
-        ended.into_iter().for_each(|(number, problem)| growing.give_up(number, problem));
+        ended.into_iter().for_each(|(number, problem)| growing.give_up(number, problem, false));
     }
 
     /// Sends the farewell to a peer, and closes the connection when everything has left.

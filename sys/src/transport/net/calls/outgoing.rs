@@ -204,7 +204,8 @@ impl NetCalls {
         let challenge = challenge.number;
         let request = CallMessage::Request(CallRequest { introduction, address, challenge, nonce, proof });
         let Some(call) = self.outgoing.get_mut(at) else { return };
-        if let NetCallStage::Connecting(mut socket) = std::mem::replace(&mut call.stage, NetCallStage::Ended) {
+        if let NetCallStage::Connecting(mut socket) = std::mem::replace(&mut call.stage, NetCallStage::Ended)
+        {
             let sent = socket.send(&request);
             call.stage = NetCallStage::Requested(socket, nonce, proof);
             if !sent {
@@ -230,7 +231,9 @@ impl NetCalls {
             return refused("it answers with another address");
         }
         if answer.introduction.packet_bytes != self.packet_bytes {
-            return refused("packets have another size: set NEMESIA_NET_PACKET_BYTES alike in both processes");
+            return refused(
+                "packets have another size: set NEMESIA_NET_PACKET_BYTES alike in both processes",
+            );
         }
         let stage = std::mem::replace(&mut call.stage, NetCallStage::Ended);
         let NetCallStage::Requested(mut socket, ..) = stage else { return NetCallOutcome::Gone };
@@ -248,6 +251,6 @@ impl NetCalls {
         socket.send(&CallMessage::Confirmation);
         socket.attend(watch);
         let until = Instant::now() + self.limit;
-        self.opening.push(OpeningLink { peer, number, socket, until, is_caller: true });
+        self.opening.push(OpeningLink { peer, number, socket, until });
     }
 }

@@ -13,8 +13,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn calls(own: u8, watch: &Watch) -> (NetCalls, SocketAddr) {
     let channel = Address::new(&[own]).unwrap();
     let local = IpAddr::from([127, 0, 0, 1]);
-    let mut calls =
-        NetCalls::listen(&Config::default(), JobKey::from_bytes(KEY), (local, channel)).unwrap();
+    let mut calls = NetCalls::listen(&Config::default(), JobKey::from_bytes(KEY), (local, channel)).unwrap();
     calls.begin(&address(own), watch).unwrap();
     let place = calls.place().unwrap();
     (calls, place)
@@ -118,11 +117,14 @@ fn a_call_is_heard_answered_and_confirmed() {
         }
         assert!(begun.elapsed() < LIMIT);
     };
-    assert_eq!((confirmed, one.opening(0), two.opening(0)), ((peer, Ok(())), Some((peer, 5)), Some((peer, 4))));
+    assert_eq!(
+        (confirmed, one.opening(0), two.opening(0)),
+        ((peer, Ok(())), Some((peer, 5)), Some((peer, 4)))
+    );
     // The caller dies before the connection of the channel exists.
     drop(two);
     let failure = loop {
-        if let Some(failure) = one.lost(0, false) {
+        if let Some(failure) = one.lost(0, &LinkStage::Nothing) {
             break failure;
         }
         assert!(begun.elapsed() < LIMIT);
