@@ -98,7 +98,6 @@ pub struct RefusalReason {
 
 /// A message of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "all messages have the same length on the wire")]
 pub enum CallMessage {
     /// The first message of the callee.
     Challenge(Challenge),

@@ -347,13 +347,14 @@ impl NetPort {
         let NumberStage::Leaving(until, mut said) = growing.stage(number) else { return };
         let now = Instant::now();
         let done = with!(&mut self.any, it => {
-            if !said {
+            let report = it.channel.report(number);
+            // The peer may have accepted a connection that is still being made here, and waits for the farewell.
+            if !said && report.ready > 0 {
                 // If the port refuses the packet, the connection is lost.
                 said = !matches!(it.channel.send_close(number, CloseReason::Finished), Ok(false));
                 super::fabric::Fabric::push_out(it.channel.port_mut());
             }
-            let lives = it.channel.report(number).ready > 0;
-            !lives || said && !it.has_unsent(growing.numbers())
+            report.rails == 0 || said && !it.has_unsent(growing.numbers())
         });
         if done || now >= until {
             return self.shut(number);
