@@ -55,6 +55,8 @@ const MOST_HEARD: usize = 256;
 const AT_ONCE: usize = 64;
 /// The time within which a request, and a confirmation, must arrive.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The time after the end of the channel's connection within which the call of a process that has died ends too.
+const DEATH_SHOWS: Duration = Duration::from_secs(1);
 
 /// A connection without a valid request.
 #[derive(Debug)]
@@ -362,8 +364,12 @@ impl NetCalls {
             Ok(Some(_)) => return Some(Failure::Unreachable),
             Err(_) => return Some(Failure::Died),
         }
-        let is_refused = matches!(stage, LinkStage::Failed { withdrawn: false, .. });
-        (is_refused || Instant::now() >= it.until).then_some(Failure::Unreachable)
+        let now = Instant::now();
+        if matches!(stage, LinkStage::Failed { withdrawn: false, .. }) {
+            // If the peer has died, the call shows it soon.
+            it.until = it.until.min(now + DEATH_SHOWS);
+        }
+        (now >= it.until).then_some(Failure::Unreachable)
     }
 
     /// Announces to a peer with which a connection is under way that this process does not want it any more.
