@@ -64,6 +64,7 @@
 //! **Return slot** (32 bits). Bits 0-15: the cell. Bits 16-31: lap, `position / cells + 1`.
 #![forbid(unsafe_code)]
 
+pub mod call;
 pub mod channel;
 pub mod fabric;
 pub mod fault;

@@ -260,7 +260,7 @@ pub(crate) struct Attached {
     pub(crate) gone: Vec<usize>,
     /// The ranks on other machines. Their port is not connected yet.
     pub(crate) remote: RemoteRanks,
-    /// How this process and others call each other: if it opened alone, or its world connects on demand.
+    /// How this process and others call each other, if their world connects on demand.
     pub(crate) calls: Option<Calls>,
     /// The ranks, if they connect on demand.
     pub(crate) unmet: Vec<UnmetProcess>,
@@ -268,13 +268,11 @@ pub(crate) struct Attached {
     pub(crate) origin: Arc<ProcessOrigin>,
 }
 
-/// Makes our segments, exchanges them with every other process of the world, and builds the port. `alone`: the process
-/// listens for calls of others.
+/// Makes our segments, exchanges them with every other process of the world, and builds the port.
 pub(crate) fn attach(
     config: &Config,
     exchange: &mut dyn Exchange,
     (rank, size): (u32, u32),
-    alone: bool,
 ) -> Result<Attached, Error> {
     let geometry = sizes(config, size)?;
     let origin = Arc::new(ProcessOrigin::here(size as usize)?);
@@ -303,7 +301,7 @@ pub(crate) fn attach(
         incarnation: exchange.incarnation(),
         sealed: ours.own.write_sealed(),
     });
-    let met = connect::connect(Arc::clone(&world), (&ours, &origin), exchange, alone)?;
+    let met = connect::connect(Arc::clone(&world), (&ours, &origin), exchange)?;
     let connect::ShmMeeting { mut peers, watch, rejoin, gone, remote, calls, unmet } = met;
     let is_expedited = |(peer, rank): (&Option<Peer>, usize)| {
         let of_peer = peer.as_ref().map(|peer| peer.expedited);

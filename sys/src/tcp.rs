@@ -58,7 +58,12 @@ pub struct Tcp {
 pub struct Socket(TcpStream);
 
 impl Socket {
-    fn new(stream: TcpStream) -> io::Result<Self> {
+    /// Returns the stream, which never blocks.
+    pub(crate) const fn stream(&self) -> &TcpStream {
+        &self.0
+    }
+
+    pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let option = |level: c_int, name: c_int, value: c_int| {
@@ -216,7 +221,7 @@ fn decode(place: &[u8]) -> Option<SocketAddr> {
 }
 
 /// Starts to connect.
-fn connect(to: SocketAddr) -> io::Result<Socket> {
+pub(crate) fn connect(to: SocketAddr) -> io::Result<Socket> {
     let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes no memory.

@@ -2,11 +2,16 @@
 //! killed and replaced. No message reaches another process than it was sent to, and nothing is left.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write as _;
 use std::ops::RangeInclusive;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nemesia_tests::content::Random;
+use nemesia_tests::hosts::{Hosts, hosts};
 use nemesia_tests::leftovers::Traces;
 use nemesia_tests::piped::PipedJob;
 use nemesia_tests::{quick, say, seed};
@@ -32,6 +37,8 @@ fn rounds(usual: u64) -> u64 {
 /// The processes of a test.
 struct LoneGroup {
     job: PipedJob,
+    /// Where the slots with even and with odd numbers run, if not on one host.
+    hosts: Option<Hosts>,
     random: Random,
     seed: u64,
     /// The process that has a slot now, and the number of those before.
@@ -50,11 +57,28 @@ fn few_processes_are_replaced_so_often_that_all_slots_are_used_again() -> Result
     come_and_go(5, 3 * rounds(20))
 }
 
+/// Inside a host the processes share memory, and between the hosts they prove the key of the job.
+#[test]
+fn processes_of_two_hosts_are_killed_and_replaced_and_never_mixed_up() -> Result<(), String> {
+    let name = "processes_of_two_hosts_are_killed_and_replaced_and_never_mixed_up";
+    let Some(hosts) = hosts(name, SCRATCH) else { return Ok(()) };
+    let key = hosts.place().join("key");
+    write_key(&key).map_err(|error| format!("{}: {error}", key.display()))?;
+    let job = PipedJob::new(PEER, SCRATCH)?.env("NEMESIA_JOB_KEY_FILE", &key.to_string_lossy());
+    come_and_go_in(job, Some(hosts), 8, rounds(20))
+}
+
+/// Writes the key of a job to a file that only its owner may read.
+fn write_key(path: &Path) -> std::io::Result<()> {
+    let mut file = File::options().create_new(true).write(true).mode(0o600).open(path)?;
+    file.write_all("3c".repeat(32).as_bytes())
+}
+
 #[test]
 fn connections_that_come_and_go_leave_no_descriptor_and_no_mapping() -> Result<(), String> {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let traces = Traces::now();
-    let mut group = LoneGroup::open(3)?;
+    let mut group = LoneGroup::open(PipedJob::new(PEER, SCRATCH)?, None, 3)?;
     for round in 1..=5 * rounds(20) {
         group.begin(round);
         group.await_all(&format!("done {round}"), None)?;
@@ -72,9 +96,13 @@ fn connections_that_come_and_go_leave_no_descriptor_and_no_mapping() -> Result<(
 }
 
 fn come_and_go(size: usize, rounds: u64) -> Result<(), String> {
+    come_and_go_in(PipedJob::new(PEER, SCRATCH)?, None, size, rounds)
+}
+
+fn come_and_go_in(job: PipedJob, hosts: Option<Hosts>, size: usize, rounds: u64) -> Result<(), String> {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (traces, begun) = (Traces::now(), Instant::now());
-    let mut group = LoneGroup::open(size)?;
+    let mut group = LoneGroup::open(job, hosts, size)?;
     for round in 1..=rounds {
         group.begin(round);
         group.kill_one(round)?;
@@ -94,11 +122,10 @@ fn come_and_go(size: usize, rounds: u64) -> Result<(), String> {
 }
 
 impl LoneGroup {
-    fn open(size: usize) -> Result<Self, String> {
+    fn open(job: PipedJob, hosts: Option<Hosts>, size: usize) -> Result<Self, String> {
         let seed = seed();
-        let job = PipedJob::new(PEER, SCRATCH)?;
-        let mut group =
-            Self { job, random: Random::new(seed), seed, slots: Vec::new(), killed: BTreeSet::new() };
+        let (random, slots, killed) = (Random::new(seed), Vec::new(), BTreeSet::new());
+        let mut group = Self { job, hosts, random, seed, slots, killed };
         for slot in 0..size {
             let process = group.start(slot, 0)?;
             group.slots.push((process, 0));
@@ -109,7 +136,11 @@ impl LoneGroup {
 
     fn start(&mut self, slot: usize, life: u32) -> Result<usize, String> {
         let seed = self.random.next();
-        self.job.start(&format!("lone {slot} {life} {seed}"))
+        let words = format!("lone {slot} {life} {seed}");
+        match &self.hosts {
+            Some(hosts) => self.job.start_by(&hosts.starter(slot), &words),
+            None => self.job.start(&words),
+        }
     }
 
     fn any_order(&mut self) -> Vec<usize> {
@@ -247,7 +278,8 @@ impl LoneGroup {
             let count = state.connected.len();
             let right = HELD.map(|each| each * count);
             let inboxes = INBOXES.start() * count..=INBOXES.end() * count;
-            if state.held != right || !inboxes.contains(&state.inboxes) {
+            // Connections between hosts hold other things.
+            if self.hosts.is_none() && (state.held != right || !inboxes.contains(&state.inboxes)) {
                 return Some(format!("{}: {state:?}, which should hold {right:?}", name(slot)));
             }
         }

@@ -71,6 +71,16 @@ impl Hosts {
         Ok(())
     }
 
+    /// Returns the words before a command that start it on a host, 0 or 1. The process is that of the command.
+    pub fn starter(&self, host: usize) -> [&str; 4] {
+        ["ip", "netns", "exec", &self.names[host % HOSTS]]
+    }
+
+    /// Returns the directory of the hosts, for files of a test.
+    pub fn place(&self) -> &Path {
+        &self.place
+    }
+
     /// Writes the list of hosts, and the program with which Hydra starts a command on one of them.
     fn write(&self) -> std::io::Result<()> {
         let [first, second] = &self.names;

@@ -55,9 +55,24 @@ impl PipedJob {
     /// # Errors
     /// It cannot be started.
     pub fn start(&mut self, args: &str) -> Result<usize, String> {
+        self.start_by(&[], args)
+    }
+
+    /// As [`PipedJob::start`], by another program with its arguments, which becomes the program of this job.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_by(&mut self, wrapper: &[&str], args: &str) -> Result<usize, String> {
         let number = self.processes.len();
         let errors = std::fs::File::create(self.errors_file(number)).map_err(|error| error.to_string())?;
-        let mut command = Command::new(&self.program);
+        let mut command = match wrapper {
+            [] => Command::new(&self.program),
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(&self.program);
+                command
+            }
+        };
         command.args(args.split_whitespace()).env(OUTPUT, &self.directory).env("NEMESIA_CONFIG", "");
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);

@@ -70,6 +70,12 @@
 //! sends an update as soon as it is connected (paper 3, section 3.1, uses a dummy message), and the other
 //! side waits for the update.
 //!
+//! **Processes without a world.** After [`Channel::grow_with_peers`], peers have no ranks but numbers, which each process
+//! chooses for itself, and they are added one by one ([`Channel::expect`]). The caller has met the peer before, by other
+//! means that prove the key too. Each has then given the other its number and a token. A connection is accepted only
+//! from the process that presents the token, as the peer that it belongs to. A hello carries the number by which its
+//! *receiver* knows the sender, instead of a rank; all such processes have the same rank.
+//!
 //! The shared receive queue of a fabric is not used: its receives could not be granted to individual peers.
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
@@ -78,6 +84,7 @@ mod buffers;
 mod call;
 mod callers;
 mod connect;
+mod grow;
 mod meet;
 mod peer;
 mod transmit;
@@ -87,6 +94,7 @@ use core::time::Duration;
 
 pub use buffers::{BufferSlab, ChannelBuffer};
 pub use connect::{ChannelEvent, JoinError};
+pub use grow::Acquaintance;
 pub use peer::{ChannelPeer, Introduction, MOST_RAILS, Report};
 
 use super::memory::{Completion, Facts, MemoryPort, Origin, PortRegion};
@@ -229,6 +237,8 @@ pub struct Channel<M: MemoryPort, S: ChannelStorage> {
     wants: bool,
     /// Whether requests wait for the caller.
     holds: bool,
+    /// Whether only processes are connected that the caller has introduced ([`Channel::expect`]).
+    grows: bool,
     /// The challenges that this process sends, and the nonces with which it answers those of others.
     challenges: Challenges,
     nonces: Nonces,
@@ -274,6 +284,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             cursor: 0,
             wants: false,
             holds: false,
+            grows: false,
             challenges: Challenges::new(config.seed),
             nonces: Nonces::new(config.seed),
             ended: None,

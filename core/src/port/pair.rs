@@ -4,7 +4,7 @@
 //! The first port is the *local* one, whose short path is asked without a look at the route: it declines peers that
 //! it does not reach. Small messages inside a machine therefore cost nothing more. If both ports have packets, the
 //! polls alternate in bursts.
-use core::borrow::Borrow;
+use core::borrow::{Borrow, BorrowMut};
 use core::time::Duration;
 
 use super::{
@@ -90,6 +90,21 @@ impl<L: PacketPort, R: PacketPort, T: Borrow<[Route]>> Pair<L, R, T> {
     #[inline(always)]
     pub fn route(&self, peer: PeerId) -> Route {
         self.routes.borrow().get(peer as usize).copied().unwrap_or_default()
+    }
+
+    /// Sets the port that reaches a peer from now on. The former port must have no connection with it.
+    pub fn set_route(&mut self, peer: PeerId, route: Route)
+    where
+        T: BorrowMut<[Route]> + Extend<Route>,
+    {
+        let len = self.routes.borrow().len();
+        let missing = (peer as usize + 1).saturating_sub(len);
+        if missing > 0 && route == Route::Remote {
+            self.routes.extend(core::iter::repeat_n(Route::Local, missing));
+        }
+        if let Some(place) = self.routes.borrow_mut().get_mut(peer as usize) {
+            *place = route;
+        }
     }
 
     /// Returns the remote port if it reaches this peer.

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `open.rs` | opening; facts; closing |
 //! | `open/memory.rs` | the memory for unexpected messages |
+//! | `open/network.rs` | the port to other machines of an endpoint that opens alone, and its calls |
 //! | `open/ports.rs` | shared memory and the port to other machines as one port |
 //! | `open/end.rs` | the end of an endpoint that is dropped or forked |
 
 mod end;
 mod memory;
+mod network;
 mod ports;
 
 use std::sync::Arc;
@@ -38,7 +40,7 @@ use crate::os::Watch;
 use crate::route;
 use crate::shm::{self, Attached};
 use crate::transport::hosts::RemoteRanks;
-use crate::transport::net::NetPort;
+use crate::transport::net::{NetCalls, NetPort};
 
 /// The most peers for which the fastest protocol of large messages is learned at a time, in about 3 KiB each.
 const LEARNED_PEERS: usize = 16;
@@ -104,7 +106,14 @@ impl Endpoint {
         let config = config.clone().any_source_outlives(true);
         let mut exchange = Singleton::default();
         let mut endpoint = Self::open_in(&config, &mut exchange, Some(config.connections))?;
+        let mut across = network::listen(&mut endpoint)?;
+        let place = across.as_ref().and_then(NetCalls::place);
+        let calls = endpoint.rejoin.listen_for_calls(&mut endpoint.waiter.watch, place)?;
+        if let Some(across) = &mut across {
+            across.begin(calls.own(), &endpoint.waiter.watch)?;
+        }
         endpoint.engine.port_mut().local_mut().host_mut().checks_connections = true;
+        endpoint.peers = Some(Box::new(PeerTable::alone(calls, across, &config)?));
         Ok(endpoint)
     }
 
@@ -133,15 +142,17 @@ impl Endpoint {
         // This comes before the first contact with a peer: a local lack of memory must not end the peers' world.
         let (units, stored) = memory::room(config)?;
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
-        let attached = shm::attach(config, exchange, ranks, growing.is_some())?;
+        let attached = shm::attach(config, exchange, ranks)?;
         let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: more, stamp, .. } = attached;
-        let peers = match attached.calls {
-            None => None,
-            Some(calls) if growing.is_some() => Some(PeerTable::alone(calls, config)?),
-            Some(calls) => Some(PeerTable::of_world(calls, ranks.0, &attached.unmet)?),
-        };
+        let of_world = |calls| PeerTable::of_world(calls, ranks.0, &attached.unmet);
+        let peers = attached.calls.map(of_world).transpose()?;
         warnings.extend(more);
-        let net = connect_remote(config, attached.remote, exchange.incarnation(), (&mut facts, &mut watch))?;
+        let net = match growing {
+            None => {
+                connect_remote(config, attached.remote, exchange.incarnation(), (&mut facts, &mut watch))?
+            }
+            Some(_) => network::open(config, &attached.origin, (&mut watch, &mut warnings))?,
+        };
         attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
         let port = ports::join(port, net);
         let most = growing.map_or(size, |most| most as usize + 1);

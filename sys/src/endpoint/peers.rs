@@ -5,7 +5,9 @@
 //! | `peers.rs` | addresses; connecting, and disconnecting |
 //! | `peers/table.rs` | the table of peers, with the numbers that the engine knows them by |
 //! | `peers/attend.rs` | progress of calls, ours and those of others |
+//! | `peers/across.rs` | the same between machines |
 
+mod across;
 mod attend;
 mod table;
 #[cfg(test)]

@@ -2,17 +2,24 @@
 //!
 //! | bytes | contents (little-endian) |
 //! |---|---|
-//! | 0 to 1 | version of this table: 1 |
-//! | 2 to 3 | reserved, 0 |
+//! | 0 to 1 | version of this table: 2 |
+//! | 2 to 3 | TCP port at which it takes calls from other machines; 0: it takes none |
 //! | 4 to 7 | process id |
 //! | 8 to 15 | epoch: a random number that the process draws |
 //! | 16 to 31 | name of the hand-over socket, a random number |
 //! | 32 to 39 | boot of the machine: the first 64 bits of its random identifier |
 //! | 40 to 43 | number of the network namespace |
 //! | 44 to 47 | number of the pid namespace |
-//! | 48 to 63 | reserved for a network address, 0 |
+//! | 48 to 63 | IPv6 address of that port, in network order; an IPv4 address is mapped (`::ffff:1.2.3.4`); else 0 |
 //!
-//! An address comes from others and proves nothing: who claims it is compared with what the kernel says.
+//! A process that shares memory with no other (NEMESIA_LOCAL=off) has a random number instead of the boot. Others then
+//! see it on another machine.
+//!
+//! An address comes from others and proves nothing. Inside a machine it is compared with what the kernel says about
+//! the process that claims it. Between machines, only processes that prove that they know the key of the job may claim
+//! one.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use nemesia_core::peers::PeerAddress;
 
@@ -20,7 +27,7 @@ use crate::config::Config;
 use crate::os::{HandoffConnection, HandoffListener};
 use crate::transport::hosts::HostAddress;
 
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// The contents of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,15 +38,24 @@ pub(crate) struct ProcessAddress {
     boot: u64,
     network: u32,
     space: u32,
+    /// Where it takes calls from other machines.
+    remote: Option<SocketAddr>,
 }
 
 impl ProcessAddress {
-    /// Returns the address of this process, which listens here.
-    pub(super) fn here(listener: &HandoffListener, epoch: u64) -> Self {
-        Self::of(&HostAddress::of(listener.name(), &Config::default()), epoch)
+    /// Returns the address of this process, which listens here, and there for other machines. `apart` is the random
+    /// boot of a process that shares memory with no other.
+    pub(super) fn here(
+        listener: &HandoffListener,
+        epoch: u64,
+        remote: Option<SocketAddr>,
+        apart: Option<u64>,
+    ) -> Self {
+        let here = Self::of(&HostAddress::of(listener.name(), &Config::default()), epoch);
+        Self { boot: apart.unwrap_or(here.boot), remote, ..here }
     }
 
-    /// Returns the address of the process at this place.
+    /// Returns the address of the process at this place, which takes no calls of other machines.
     pub(super) fn of(host: &HostAddress, epoch: u64) -> Self {
         Self {
             pid: u32::try_from(host.pid).unwrap_or(0),
@@ -48,6 +64,7 @@ impl ProcessAddress {
             boot: host.host.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0),
             network: host.network.parse().unwrap_or(0),
             space: host.space.parse().unwrap_or(0),
+            remote: None,
         }
     }
 
@@ -62,6 +79,14 @@ impl ProcessAddress {
         put(32, &self.boot.to_le_bytes());
         put(40, &self.network.to_le_bytes());
         put(44, &self.space.to_le_bytes());
+        if let Some(remote) = self.remote {
+            let ip = match remote.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            put(2, &remote.port().to_le_bytes());
+            put(48, &ip.octets());
+        }
         PeerAddress::from_bytes(bytes)
     }
 
@@ -76,20 +101,27 @@ impl ProcessAddress {
                 "its address has version {version}, ours {VERSION}: is it an address of nemesia?"
             ));
         }
-        let reserved = bytes[2..4].iter().chain(&bytes[48..]);
-        if reserved.into_iter().any(|byte| *byte != 0) {
-            return Err(
-                "its address was made by a later version of nemesia: use the same on both sides".into()
-            );
+        let port = u16::from_le_bytes([bytes[2], bytes[3]]);
+        let mut ip = [0; 16];
+        ip.copy_from_slice(&bytes[48..]);
+        if (port == 0) != (ip == [0; 16]) {
+            return Err("its network address is none of nemesia".into());
         }
+        let remote = (port != 0).then(|| SocketAddr::new(Ipv6Addr::from(ip).to_canonical(), port));
         let mut socket = [0; 16];
         socket.copy_from_slice(&bytes[16..32]);
-        Ok(Self { pid: half(4), epoch: word(8), socket, boot: word(32), network: half(40), space: half(44) })
+        let (pid, epoch, boot) = (half(4), word(8), word(32));
+        Ok(Self { pid, epoch, socket, boot, network: half(40), space: half(44), remote })
     }
 
     /// Returns the name of the hand-over socket.
     pub(super) fn socket(&self) -> String {
         format!("{:032x}", u128::from_be_bytes(self.socket))
+    }
+
+    /// Returns where the process takes calls from other machines.
+    pub(crate) const fn remote(&self) -> Option<SocketAddr> {
+        self.remote
     }
 
     /// Returns whether a process with this address runs on the same machine as one with the other, where both see the
@@ -118,16 +150,25 @@ mod tests {
     use super::*;
 
     fn address() -> ProcessAddress {
-        ProcessAddress { pid: 7, epoch: 1 << 60, socket: [3; 16], boot: 9, network: 10, space: 11 }
+        let (pid, epoch, socket) = (7, 1 << 60, [3; 16]);
+        ProcessAddress { pid, epoch, socket, boot: 9, network: 10, space: 11, remote: None }
     }
 
     #[test]
     fn an_address_survives_its_64_bytes() {
         assert_eq!(ProcessAddress::decode(&address().encode()), Ok(address()));
         let listener = HandoffListener::bind().unwrap();
-        let here = ProcessAddress::here(&listener, 5);
+        let here = ProcessAddress::here(&listener, 5, None, None);
         assert_eq!(here.socket(), listener.name());
         assert_eq!(ProcessAddress::decode(&here.encode()), Ok(here));
+        let apart = ProcessAddress::here(&listener, 5, None, Some(6));
+        assert!(!apart.shares_machine(&here) && here.shares_machine(&here));
+        for remote in ["10.77.0.1:5000", "[fd00::7]:65535", "127.0.0.1:1"] {
+            let remote = Some(remote.parse().unwrap());
+            let reached = ProcessAddress { remote, ..address() };
+            assert_eq!(ProcessAddress::decode(&reached.encode()), Ok(reached));
+            assert_ne!(reached.encode(), address().encode());
+        }
     }
 
     #[test]
@@ -137,8 +178,9 @@ mod tests {
             bytes[at] = byte;
             ProcessAddress::decode(&PeerAddress::from_bytes(bytes)).unwrap_err()
         };
-        assert!(with(0, 2).contains("version 2, ours 1"));
-        assert!([2, 3, 48, 63].into_iter().all(|at| with(at, 1).contains("later version")));
+        assert!(with(0, 1).contains("version 1, ours 2"));
+        // A port without an address, and an address without a port.
+        assert!([2, 3, 48, 63].into_iter().all(|at| with(at, 1).contains("network address")));
         assert!(ProcessAddress::decode(&PeerAddress::from_bytes([0; 64])).is_err());
     }
 

@@ -22,6 +22,7 @@
 mod outgoing;
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,7 +36,7 @@ use super::joining::JoiningProcess;
 use super::peer::{ShmWorld, Unheard, hear_packet, send_away};
 use super::segments::OwnSegments;
 use crate::error::Error;
-use crate::os::{Departure, ForeignFd, HandoffConnection, HandoffListener, ShmError, Watch, closer};
+use crate::os::{Departure, ForeignFd, HandoffConnection, HandoffListener, ShmError, Watch, closer, random};
 
 pub(crate) use outgoing::CallOutcome;
 use outgoing::OutgoingCall;
@@ -131,17 +132,18 @@ impl HeardCall {
 }
 
 impl Calls {
-    /// Listens for calls.
+    /// Listens for calls. `remote` is where this process takes calls from other machines.
     pub(super) fn listen(
         world: Arc<ShmWorld>,
         ours: Arc<OwnSegments>,
-        listener: HandoffListener,
+        (listener, remote): (HandoffListener, Option<SocketAddr>),
         watch: &mut Watch,
     ) -> Result<Self, Error> {
         watch.attend(listener.as_fd())?;
         // A call wakes a process that sleeps.
         watch.expect_sleep()?;
-        let place = ProcessAddress::here(&listener, world.epoch);
+        let apart = if world.config.local { None } else { Some(u64::from_le_bytes(random()?)) };
+        let place = ProcessAddress::here(&listener, world.epoch, remote, apart);
         Ok(Self {
             own: place.encode(),
             place,
@@ -164,14 +166,22 @@ impl Calls {
         &self.own
     }
 
-    /// Checks an address that another process has given.
-    pub(crate) fn check(&self, address: &PeerAddress) -> Result<(), String> {
+    /// Checks an address that another process has given. Returns where to call the process, if it runs on another
+    /// machine.
+    pub(crate) fn check(&self, address: &PeerAddress) -> Result<Option<SocketAddr>, String> {
         let place = ProcessAddress::decode(address)?;
         if place.shares_machine(&self.place) {
-            return Ok(());
+            return Ok(None);
         }
-        Err("its address is of another machine or network namespace: endpoints that open alone reach their own only"
-            .into())
+        let lacks = match (self.place.remote(), place.remote()) {
+            (Some(_), Some(remote)) => return Ok(Some(remote)),
+            (None, _) => "this endpoint takes no part in the network",
+            (Some(_), None) => "that endpoint takes no part in the network",
+        };
+        Err(format!(
+            "it is the address of another machine or network namespace, and {lacks}: set NEMESIA_JOB_KEY_FILE in \
+             both processes, and NEMESIA_NET to auto or tcp"
+        ))
     }
 
     /// Returns whether there are connections to look at, even if no descriptor is readable.

@@ -43,7 +43,7 @@ pub(super) struct ShmMeeting {
     pub(super) gone: Vec<usize>,
     /// The ranks on other machines.
     pub(super) remote: RemoteRanks,
-    /// How this process and others call each other, if they do.
+    /// How this process and others call each other, if they connect on demand.
     pub(super) calls: Option<Calls>,
     /// What is known of each rank that is not connected yet, and connects on demand.
     pub(super) unmet: Vec<UnmetProcess>,
@@ -63,14 +63,12 @@ pub(super) fn connect(
     world: Arc<ShmWorld>,
     (ours, origin): (&Arc<OwnSegments>, &Arc<ProcessOrigin>),
     exchange: &mut dyn Exchange,
-    alone: bool,
 ) -> Result<ShmMeeting, Error> {
     let size = world.size as usize;
     let _inside = events::connect(size - 1);
     let mut watch = Watch::new()?;
     if size == 1 {
-        let listener = if alone { Some(HandoffListener::bind()?) } else { None };
-        return apart(world, ours, listener, watch, Vec::new());
+        return apart(world, ours, None, watch, Vec::new());
     }
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
     let listener = HandoffListener::bind()?;
@@ -105,7 +103,7 @@ fn apart(
     mut watch: Watch,
     unmet: Vec<UnmetProcess>,
 ) -> Result<ShmMeeting, Error> {
-    let listen = |listener| Calls::listen(Arc::clone(&world), Arc::clone(ours), listener, &mut watch);
+    let listen = |listener| Calls::listen(Arc::clone(&world), Arc::clone(ours), (listener, None), &mut watch);
     let calls = listener.map(listen).transpose()?;
     let (peers, remote) = ((0..world.size).map(|_| None).collect(), RemoteRanks::default());
     let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);

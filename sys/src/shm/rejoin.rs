@@ -8,6 +8,7 @@
 //! A caller is accepted if the process of its rank that was known here is gone, and if the launcher confirms that it
 //! has started the caller instead. Packets of callers are read without waiting.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use nemesia_core::port::memory::Address;
 
 use super::Port;
+use super::calls::Calls;
 use super::handshake::{self, ShmHandshake};
 use super::joining::JoiningProcess;
 use super::peer::{ShmWorld, Unheard, hear, hear_answer, send_away, shake_hands};
@@ -86,6 +88,17 @@ impl RejoinListener {
     ) -> Self {
         let remote = (0..world.size as usize).filter(|rank| remote.contains(*rank)).collect();
         Self { world, ours, listener, remote, callers: Vec::new(), more: false, awaited: Vec::new() }
+    }
+
+    /// Begins to listen for calls of processes that opened alone, as this one.
+    /// `remote` is where this process takes calls from other machines.
+    pub(crate) fn listen_for_calls(
+        &self,
+        watch: &mut Watch,
+        remote: Option<SocketAddr>,
+    ) -> Result<Calls, Error> {
+        let place = (HandoffListener::bind()?, remote);
+        Calls::listen(Arc::clone(&self.world), Arc::clone(&self.ours), place, watch)
     }
 
     /// Joins the world, if its ranks may be started again and this process was started with it. Call it when this

@@ -5,8 +5,10 @@
 //! ([`job_key`](nemesia_core::job_key)), which the exchange or a setting has given them. Afterwards only processes that
 //! were started again connect, and only when this process readmits them.
 
+mod calls;
 mod connect;
 mod fabric;
+mod growing;
 mod memory;
 mod open;
 mod rejoin;
@@ -26,7 +28,10 @@ use crate::config::Config;
 use crate::os::{ProcessOrigin, wait_any};
 use crate::tcp::TcpPort;
 use crate::verbs::VerbsPort;
+pub(crate) use calls::{HeardNetCall, NetCallOutcome, NetCalls};
 use fabric::{Fabric as _, FabricChannel};
+use growing::GrowingPeers;
+pub(crate) use growing::LinkStage;
 pub(crate) use open::{OpenedPorts, Transport, WorldMember};
 use rejoin::NetRejoin;
 pub(crate) use rejoin::{NetAnswer, RemoteMember};
@@ -74,6 +79,8 @@ pub(crate) struct NetPort {
     /// The beginning of the clock that the channel is given.
     begun: Instant,
     rejoin: NetRejoin,
+    /// The peers of an endpoint that was opened alone.
+    growing: Option<Box<GrowingPeers>>,
     /// The process to which the connections belong. In a forked child no call has an effect.
     origin: Arc<ProcessOrigin>,
 }
@@ -90,11 +97,14 @@ impl NetPort {
     /// Returns whether this rank is reached through this port.
     #[inline]
     pub(crate) fn reaches(&self, peer: PeerId) -> bool {
-        self.addresses.get(peer as usize).is_some_and(Option::is_some)
+        match &self.growing {
+            Some(growing) => growing.has(peer),
+            None => self.addresses.get(peer as usize).is_some_and(Option::is_some),
+        }
     }
 
     fn ranks(&self) -> PeerId {
-        self.addresses.len() as PeerId
+        self.growing.as_ref().map_or(self.addresses.len() as PeerId, |growing| growing.numbers())
     }
 
     /// Returns the port that reaches each rank.
@@ -213,11 +223,14 @@ impl PacketPort for NetPort {
         if self.origin.is_elsewhere() {
             return Polled::Idle;
         }
+        if self.growing.is_some() {
+            return self.poll_growing();
+        }
         with!(&mut self.any, it => it.channel.poll())
     }
 
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Token> {
-        if self.origin.is_elsewhere() {
+        if self.origin.is_elsewhere() || self.growing.as_ref().is_some_and(|it| !it.is_open(peer)) {
             return Polled::Idle;
         }
         with!(&mut self.any, it => it.channel.poll_peer(peer))
@@ -249,6 +262,9 @@ impl PacketPort for NetPort {
     }
 
     fn close(&mut self, peer: PeerId) {
+        if self.growing.is_some() {
+            return self.close_growing(peer);
+        }
         if !self.origin.is_elsewhere() {
             with!(&mut self.any, it => it.channel.close(peer));
         }
@@ -257,6 +273,9 @@ impl PacketPort for NetPort {
     fn advance(&mut self, now: Duration) {
         let mut events = Vec::new();
         self.advance_with(now, |event| events.push(event));
+        if self.growing.is_some() {
+            return self.attend_growing(&events);
+        }
         self.attend(&events);
     }
 }

@@ -287,6 +287,10 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
 
     /// Returns the number of initial buffers of connections that do not exist yet.
     fn absent(&self) -> u32 {
+        if self.grows {
+            // The buffers of a connection come with its peer.
+            return 0;
+        }
         let peers = (self.peers.borrow().len() as u32).saturating_sub(1);
         let most = peers.saturating_mul(self.config.rails);
         most.saturating_sub(self.connections).saturating_mul(OWN)

@@ -106,6 +106,16 @@ impl<B: BorrowMut<[ChannelBuffer]>, L: BorrowMut<[Option<BufferSlab>]>> Buffers<
         &mut self.pool
     }
 
+    /// Makes place for so many more buffers and pieces of memory.
+    pub(super) fn grow(&mut self, buffers: usize, slabs: usize)
+    where
+        B: Extend<ChannelBuffer>,
+        L: Extend<Option<BufferSlab>>,
+    {
+        self.records.extend(core::iter::repeat_with(ChannelBuffer::default).take(buffers));
+        self.slabs.extend(core::iter::repeat_with(|| None).take(slabs));
+    }
+
     pub(super) fn lend(&mut self, region: PortRegion, memory: LentMemory) -> Result<u32, LendError> {
         let (len, needed) = (memory.len() as u64, self.bytes);
         let room = self.records.borrow().len() as u64 - u64::from(self.count);

@@ -6,6 +6,7 @@ use core::time::Duration;
 
 use super::buffers::{ChannelBuffer, Use};
 use super::call::{OutgoingCall, RequestProof};
+use super::grow::is_expected;
 use super::peer::{ChannelStage, Rail};
 use super::{Channel, ChannelStorage, OWN};
 use crate::flow::posted::LEAST;
@@ -263,6 +264,9 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     pub(super) fn is_holder(&self, connection: Connection, hello: &Hello) -> Result<(), ChannelRefusal> {
         let Some(it) = self.peers.borrow().get(hello.rank as usize) else { return Ok(()) };
         if it.origin.is_some() && it.origin != self.port.origin(connection) {
+            return Err(ChannelRefusal::NotAMember);
+        }
+        if self.grows && !is_expected(it.expected, hello) {
             return Err(ChannelRefusal::NotAMember);
         }
         if it.is_holder(hello.token) { Ok(()) } else { Err(ChannelRefusal::Claimed) }

@@ -26,7 +26,9 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     fn hello(&self, peer: PeerId, rail: u32, content: HelloContent) -> Hello {
         let super::Config { rank, incarnation, packet_bytes, .. } = self.config;
         let incarnation = u32::try_from(incarnation).unwrap_or(u32::MAX);
-        let token = self.peers.borrow().get(peer as usize).map_or(0, |peer| peer.token);
+        let it = self.peers.borrow().get(peer as usize);
+        let token = it.map_or(0, |it| it.token);
+        let rank = it.and_then(|it| it.expected).map_or(rank, |known| known.number);
         let (rail, receives) = (rail as u8, LEAST as u16);
         Hello { rank, rail, receives, packet_bytes, token, incarnation, content }
     }
@@ -52,7 +54,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
                     nonce,
                     caller: hello.common(),
                     caller_address: &[],
-                    callee: peer,
+                    // Without a world, all processes have the same rank.
+                    callee: if self.grows { self.config.rank } else { peer },
                     callee_address: call.to.bytes(),
                 };
                 let proof = self.config.key.request_proof(&terms);

@@ -5,6 +5,7 @@ use core::borrow::BorrowMut;
 
 use super::buffers::BufferQueue;
 use super::call::{OutgoingCall, RequestProof};
+use super::grow::Acquaintance;
 use super::{OWN, SENDS};
 use crate::counters::{Count, TrafficCounters};
 use crate::flow::posted::{Credits, FIRST, LEAST};
@@ -147,6 +148,8 @@ pub struct ChannelPeer<W: BorrowMut<[Option<u32>]>> {
     pub(super) agreements: u64,
     /// The process that waits to be accepted.
     pub(super) caller: Option<Caller>,
+    /// What the caller has agreed upon with the peer; `None` in a world, where ranks say who it is.
+    pub(super) expected: Option<Acquaintance>,
     /// The required origin of the peer.
     pub(super) origin: Option<Origin>,
     /// Packets that arrived too early.
@@ -194,6 +197,7 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
             introduction: None,
             agreements: 0,
             caller: None,
+            expected: None,
             origin: None,
             window: ReorderWindow::new(window, u32::BITS, FIRST.into())?,
             ready: BufferQueue::new(),

@@ -37,9 +37,11 @@ impl Drop for Endpoint {
         self.end_assists();
         self.forbid_reading();
         self.rejoin.send_goodbyes(self.finished);
-        if let Some(peers) = &self.peers {
+        if let Some(mut peers) = self.peers.take() {
             peers.send_goodbyes(self.finished);
             peers.announce_leave(self.finished, self);
+            // Calls of others end with the endpoint.
+            self.peers = Some(peers);
         }
         self.waiter.say_goodbye(self.finished);
         let patience = if self.finished { self.patience() } else { LAST_WORDS };

@@ -16,7 +16,10 @@ impl Endpoint {
     /// Returns whether calls are under way, which need more attention than others.
     #[inline(always)]
     pub(in crate::endpoint) fn is_calling(&self) -> bool {
-        self.peers.as_ref().is_some_and(|peers| peers.calls.is_busy() || self.engine.has_wanted())
+        self.peers.as_ref().is_some_and(|peers| {
+            let is_busy_across = || peers.across.as_ref().is_some_and(|across| across.is_busy());
+            peers.calls.is_busy() || self.engine.has_wanted() || is_busy_across()
+        })
     }
 
     /// Makes progress on calls, and frees what ended connections had. Returns whether anything has changed.
@@ -28,7 +31,7 @@ impl Endpoint {
 
 impl Endpoint {
     /// Keeps a warning about a peer, unless there are many.
-    fn warn(&mut self, warning: String) {
+    pub(super) fn warn(&mut self, warning: String) {
         if self.warnings.len() < MOST_WARNINGS {
             self.warnings.push(warning);
         }
@@ -60,10 +63,10 @@ impl PeerTable {
                     }
                 }
                 // The caller has given up before it confirmed.
-                Err(failure) => self.end(peer, PeerEnd::Lost, failure, endpoint),
+                Err(failure) => self.lose_call(peer, failure, endpoint),
             }
         }
-        changed
+        changed | self.attend_across(endpoint)
     }
 
     /// Calls the ranks that operations have named for the first time.
@@ -71,19 +74,36 @@ impl PeerTable {
         let mut changed = false;
         while let Some(rank) = endpoint.engine.next_wanted() {
             changed = true;
-            let peer = self.number(rank).and_then(|number| self.table.peer_at(number));
-            let begun = match peer.map(|peer| (peer, self.speak(peer))) {
-                Some((peer, Ok(Speaking::Call(rank, call)))) => self.call(peer, (rank, call), endpoint),
-                Some((_, Ok(_))) => Ok(()),
-                Some((_, Err(error))) => Err(error),
-                None => Err(Error::NoWorld),
-            };
-            if let Err(error) = begun {
-                endpoint.warn(format!("rank {rank} cannot be connected with: {error}"));
-                endpoint.engine.fail(rank, Failure::Unreachable);
-            }
+            self.call_rank(rank, endpoint);
         }
         changed
+    }
+
+    /// Calls a rank of the world, unless a call is under way.
+    fn call_rank(&mut self, rank: u32, endpoint: &mut Endpoint) {
+        let peer = self.number(rank).and_then(|number| self.table.peer_at(number));
+        let begun = match peer.map(|peer| (peer, self.speak(peer))) {
+            Some((peer, Ok(Speaking::Call(rank, call)))) => self.call(peer, (rank, call), endpoint),
+            Some((_, Ok(_))) => Ok(()),
+            Some((_, Err(error))) => Err(error),
+            None => Err(Error::NoWorld),
+        };
+        if let Err(error) = begun {
+            endpoint.warn(format!("rank {rank} cannot be connected with: {error}"));
+            endpoint.engine.fail(rank, Failure::Unreachable);
+        }
+    }
+
+    /// Ends a call of another process that was answered and not confirmed. If that process has not announced that it
+    /// leaves, and is a rank of the world, this process calls it: that shows what has become of it.
+    fn lose_call(&mut self, peer: PeerRef, failure: Failure, endpoint: &mut Endpoint) {
+        if !self.is_world || matches!(failure, Failure::Finished | Failure::Dropped) {
+            return self.end(peer, PeerEnd::Lost, failure, endpoint);
+        }
+        self.calls.abandon(peer, &endpoint.waiter.watch);
+        if let Some(number) = self.table.ended(peer, PeerEnd::Lost) {
+            self.call_rank(self.rank(number), endpoint);
+        }
     }
 
     /// Reads what callers have sent. Returns whether a process has left.
@@ -190,7 +210,7 @@ impl PeerTable {
 
     /// Answers a call that counts. A call of ours to the same peer is abandoned.
     fn answer(&mut self, (peer, rank, calls): (PeerRef, u32, u64), call: HeardCall, endpoint: &mut Endpoint) {
-        self.calls.abandon(peer, &endpoint.waiter.watch);
+        self.abandon(peer, endpoint);
         if let Err(error) = self.begin(peer, rank, endpoint) {
             self.calls.refuse(&call, &error.to_string());
             endpoint.warn(format!("a call was refused: {error}"));
@@ -199,6 +219,7 @@ impl PeerTable {
         let granted = endpoint.engine.granted(rank);
         match self.calls.answer(peer, call, (rank, calls, granted), &endpoint.waiter.watch) {
             Ok(true) => {}
+            Ok(false) if self.is_world => self.lose_call(peer, Failure::Died, endpoint),
             Ok(false) => self.end(peer, PeerEnd::Lost, Failure::Finished, endpoint),
             Err(problem) => {
                 endpoint.warn(format!("a call was refused: {problem}"));
@@ -254,7 +275,7 @@ impl PeerTable {
     /// process can have its place. Returns whether there was one.
     pub(super) fn give_up_one(&mut self, endpoint: &mut Endpoint) -> bool {
         let Some(peer) = self.calls.give_up_one(&endpoint.waiter.watch) else { return false };
-        self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
+        self.lose_call(peer, Failure::Unreachable, endpoint);
         self.free_numbers(endpoint);
         true
     }

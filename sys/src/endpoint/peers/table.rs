@@ -6,6 +6,7 @@ use nemesia_core::engine::Failure;
 use nemesia_core::peers::{
     PeerAddress, PeerEnd, PeerError, PeerLimits, PeerRef, PeerSlot, PeerStage, Peers, Speaking,
 };
+use nemesia_core::port::Route;
 use nemesia_core::slab::{List, Slot};
 
 use crate::config::Config;
@@ -13,6 +14,7 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::{Departure, random};
 use crate::shm::{self, Calls, UnmetProcess};
+use crate::transport::net::NetCalls;
 
 /// The places for peers that are made at a time, at least.
 const PLACES: usize = 64;
@@ -38,6 +40,8 @@ pub(super) struct NumberedPeer {
 pub(in crate::endpoint) struct PeerTable {
     pub(super) table: Table,
     pub(super) calls: Calls,
+    /// Calls to and from other machines, if this process takes part in the network.
+    pub(super) across: Option<Box<NetCalls>>,
     /// The engine's number of this process itself, which the table does not have.
     own: u32,
     /// The peers are the other ranks of a world: all are known from the start, and none comes back.
@@ -53,7 +57,11 @@ pub(in crate::endpoint) struct PeerTable {
 
 impl PeerTable {
     /// Returns the table of an endpoint that was opened alone.
-    pub(in crate::endpoint) fn alone(calls: Calls, config: &Config) -> Result<Self, Error> {
+    pub(in crate::endpoint) fn alone(
+        calls: Calls,
+        across: Option<NetCalls>,
+        config: &Config,
+    ) -> Result<Self, Error> {
         let limits =
             PeerLimits { connections: config.connections, strangers: config.strangers, pinned: false };
         let lent = (Vec::new(), vec![List::new(); BUCKETS], vec![0; config.connections as usize]);
@@ -61,6 +69,7 @@ impl PeerTable {
         Ok(Self {
             table,
             calls,
+            across: across.map(Box::new),
             own: 0,
             is_world: false,
             numbered: Vec::new(),
@@ -91,6 +100,7 @@ impl PeerTable {
         Ok(Self {
             table,
             calls,
+            across: None,
             own,
             is_world: true,
             numbered: vec![None; others],
@@ -129,8 +139,11 @@ impl PeerTable {
     }
 
     /// Announces to all with whom a connection is under way that this process leaves.
-    pub(in crate::endpoint) fn send_goodbyes(&self, finished: bool) {
+    pub(in crate::endpoint) fn send_goodbyes(&mut self, finished: bool) {
         self.calls.send_goodbyes(finished);
+        if let Some(across) = &mut self.across {
+            across.send_goodbyes(finished);
+        }
     }
 
     /// Announces to the ranks with which there is no connection that this process leaves.
@@ -186,7 +199,11 @@ impl PeerTable {
     ) -> Result<(), Error> {
         let address = *self.table.address_of(peer)?;
         let begun = self.begin(peer, rank, endpoint);
-        begun.and_then(|()| self.calls.call(peer, &address, (rank, call), 0)).inspect_err(|_| {
+        let called = begun.and_then(|()| match self.calls.check(&address) {
+            Ok(Some(remote)) => self.call_across((peer, address, remote), (rank, call), endpoint),
+            _ => self.calls.call(peer, &address, (rank, call), 0),
+        });
+        called.inspect_err(|_| {
             // The peer is as before: it can be spoken to when there is memory.
             self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
             if !self.is_world {
@@ -201,6 +218,8 @@ impl PeerTable {
         if at >= self.numbered.len() {
             self.numbered.resize(at + 1, None);
         }
+        // A call to or from another machine sets another route.
+        endpoint.engine.port_mut().set_route(rank, Route::Local);
         if self.numbered[at].is_some_and(|it| it.peer == peer && !it.ended) {
             return Ok(());
         }
@@ -216,7 +235,7 @@ impl PeerTable {
 
     /// Ends what there is with a peer: its requests end with `failure`.
     pub(super) fn end(&mut self, peer: PeerRef, end: PeerEnd, failure: Failure, endpoint: &mut Endpoint) {
-        self.calls.abandon(peer, &endpoint.waiter.watch);
+        self.abandon(peer, endpoint);
         let Some(number) = self.table.ended(peer, end) else { return };
         let rank = self.rank(number) as usize;
         endpoint.engine.fail(rank as u32, failure);
@@ -228,6 +247,14 @@ impl PeerTable {
         self.ending.push((number, 0));
     }
 
+    /// Ends the calls that are under way with a peer.
+    pub(super) fn abandon(&mut self, peer: PeerRef, endpoint: &Endpoint) {
+        self.calls.abandon(peer, &endpoint.waiter.watch);
+        if let Some(across) = &mut self.across {
+            across.abandon(peer, &endpoint.waiter.watch);
+        }
+    }
+
     /// Frees the numbers of ended connections of which no message is left, and releases strangers.
     pub(super) fn free_numbers(&mut self, endpoint: &mut Endpoint) {
         if self.is_world {
@@ -235,7 +262,12 @@ impl PeerTable {
         }
         let mut at = 0;
         while let Some((number, from)) = self.ending.get(at).copied() {
-            match endpoint.engine.check_number(self.rank(number), from) {
+            let rank = self.rank(number);
+            if endpoint.net().is_some_and(|net| net.is_taken(rank)) {
+                at += 1;
+                continue;
+            }
+            match endpoint.engine.check_number(rank, from) {
                 Ok(()) => {
                     self.ending.swap_remove(at);
                     self.table.free_number(number);
@@ -263,10 +295,16 @@ impl PeerTable {
     pub(super) fn disconnect(&mut self, peer: PeerRef, endpoint: &mut Endpoint) -> Result<(), Error> {
         let stage = self.table.stage(peer)?;
         self.calls.send_goodbye_to(peer);
+        if let Some(across) = &mut self.across {
+            across.send_goodbye_to(peer);
+        }
         if let PeerStage::Connected(number) = stage {
             // The peer lives, and may be writing its part of a message into a buffer of this process.
             endpoint.end_assist(self.rank(number));
             endpoint.waiter.watch.send_goodbye_to(self.rank(number) as usize);
+            if let Some(net) = endpoint.net_mut() {
+                net.disconnect(self.rank(number));
+            }
         }
         self.end(peer, PeerEnd::Disconnected, Failure::Finished, endpoint);
         // Those of its earlier connections are among them.

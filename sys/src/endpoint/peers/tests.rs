@@ -1,3 +1,5 @@
+mod across;
+
 use std::thread;
 use std::time::Duration;
 

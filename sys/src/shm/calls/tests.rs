@@ -32,8 +32,13 @@ fn segments(epoch: u64) -> Arc<OwnSegments> {
 fn calls(epoch: u64) -> (Calls, Watch) {
     let mut watch = Watch::new().unwrap();
     (
-        Calls::listen(Arc::new(world(epoch)), segments(epoch), HandoffListener::bind().unwrap(), &mut watch)
-            .unwrap(),
+        Calls::listen(
+            Arc::new(world(epoch)),
+            segments(epoch),
+            (HandoffListener::bind().unwrap(), None),
+            &mut watch,
+        )
+        .unwrap(),
         watch,
     )
 }

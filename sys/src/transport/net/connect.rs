@@ -162,7 +162,7 @@ impl NetPort {
 }
 
 /// Returns whether a later request may succeed: the other side had no room.
-const fn is_passing(error: ConnectError, refusal: Option<ChannelRefusal>) -> bool {
+pub(super) const fn is_passing(error: ConnectError, refusal: Option<ChannelRefusal>) -> bool {
     match refusal {
         Some(ChannelRefusal::Exists | ChannelRefusal::Buffers | ChannelRefusal::Unproven) => true,
         Some(_) => false,

@@ -117,6 +117,10 @@ pub(super) struct FabricChannel<M: MemoryPort> {
     blocks: Vec<Block>,
     /// The number of buffers that the settings permit.
     most: u32,
+    /// The most receives of a connection.
+    receives: u32,
+    /// The peers that were added, for which there are buffers ([`FabricChannel::pay`]).
+    paid: u32,
 }
 
 impl<M: Fabric> FabricChannel<M> {
@@ -149,8 +153,10 @@ impl<M: Fabric> FabricChannel<M> {
             slabs: std::iter::repeat_with(|| None).take(slabs).collect(),
         };
         let channel = Channel::new(port, config, parts).map_err(|error| error.to_string())?;
-        let mut new = Self { channel, blocks: Vec::new(), most };
-        new.lend(first)?;
+        let mut new = Self { channel, blocks: Vec::new(), most, receives, paid: 0 };
+        if first > 0 {
+            new.lend(first)?;
+        }
         Ok(new)
     }
 
@@ -171,6 +177,33 @@ impl<M: Fabric> FabricChannel<M> {
             Err(LendError::Full) if has > 0 => Ok(()),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    /// Makes place for so many connections with peers that are added one by one, in steps of one. The memory stays when
+    /// they end.
+    pub(super) fn pay(&mut self, connections: u32) -> Result<(), String> {
+        let each = buffers_per_peer(self.receives);
+        while self.paid < connections {
+            let slabs = 1 + (each - OWN).div_ceil(BUFFERS_A_BLOCK);
+            if self.most < (self.paid + 1) * each {
+                self.channel.grow_buffers(each as usize, slabs as usize);
+                self.most += each;
+            }
+            self.lend(OWN)?;
+            self.paid += 1;
+        }
+        Ok(())
+    }
+
+    /// Makes a place for the peer with this number.
+    pub(super) fn make_place(&mut self, peer: PeerId) -> Result<(), String> {
+        let window = self.receives.next_power_of_two() as usize;
+        while self.channel.places() <= peer as usize {
+            // The token is replaced when the peer is introduced.
+            let new = ChannelPeer::new(vec![None; window], 0).ok_or("the window is no power of two")?;
+            self.channel.add_place(new);
+        }
+        Ok(())
     }
 
     /// Refuses connections with this rank.

@@ -114,7 +114,8 @@ impl OpenedPorts {
         };
         let begun = Instant::now();
         let origin = Arc::clone(origin);
-        let mut port = NetPort { any, rank, addresses, begun, rejoin: NetRejoin::default(), origin };
+        let rejoin = NetRejoin::default();
+        let mut port = NetPort { any, rank, addresses, begun, rejoin, growing: None, origin };
         for peer in (0..port.ranks()).filter(|peer| *peer != rank) {
             if !port.reaches(peer) {
                 super::with!(&mut port.any, it => it.refuse(peer));
@@ -128,7 +129,7 @@ fn is_off<T>(choice: &str) -> Result<T, String> {
     Err(format!("NEMESIA_NET is {choice}"))
 }
 
-fn open_tcp(config: &Config, ranks: u32) -> Result<TcpPort, String> {
+pub(super) fn open_tcp(config: &Config, ranks: u32) -> Result<TcpPort, String> {
     let address = interfaces::choose(config.net_address.as_deref())?;
     let options = tcp::Options {
         connections: ranks.saturating_add(SPARE),

@@ -166,7 +166,7 @@ impl LonePlace {
         use nemesia::PeerEnd::{Disconnected, Left, Lost};
         match outcome {
             Ok(value) => Ok(PeerStep::Ready(value)),
-            Err(Error::PeerFailed { failure: Failure::Died, .. }) => {
+            Err(Error::PeerFailed { failure, .. }) if is_death(failure) => {
                 tell(&format!("died {with}"))?;
                 Ok(PeerStep::Died)
             }
@@ -182,4 +182,10 @@ impl LonePlace {
             }
         }
     }
+}
+
+/// Returns whether a process has died. Over the network, its connection is lost.
+fn is_death(failure: Failure) -> bool {
+    use nemesia_core::port::PortFault::{Lost, Work};
+    matches!(failure, Failure::Died | Failure::Fault(Lost(_) | Work(_)))
 }

@@ -1,0 +1,199 @@
+//! Endpoints that share no memory call each other over TCP, as if they ran on two machines.
+
+use super::*;
+
+const KEY: [u8; 32] = [7; 32];
+
+/// Returns the settings of an endpoint on a machine of its own.
+fn config() -> Config {
+    Config::default().local(false).net_address(Some("127.0.0.1")).job_key(KEY)
+}
+
+fn lone() -> Endpoint {
+    Endpoint::alone(&config()).unwrap()
+}
+
+#[test]
+fn two_machines_connect_by_address_and_exchange_messages_of_all_sizes() {
+    let mut one = lone();
+    let address = *one.address().unwrap();
+    let sizes = [0, 8, 300, 9_000, 70_000, 3 << 20];
+    let content = |len: usize| (0..len).map(|at| (at * 7 + len) as u8).collect::<Vec<u8>>();
+    let other = thread::spawn(move || {
+        let mut two = lone();
+        let peer = two.connect(&address).unwrap();
+        let rank = two.rank_of(peer).unwrap();
+        for len in sizes {
+            two.send(rank, len as u64, &content(len)).unwrap();
+            let mut buf = vec![0; len];
+            let status = two.recv(Source::Rank(rank), Tag::Exactly(len as u64), &mut buf).unwrap();
+            assert!(status.len == len && buf == content(len), "{len} bytes");
+        }
+        let text = two.explain().to_string();
+        assert!(text.contains("rank 1 over tcp"), "{text}");
+        two.close().unwrap();
+    });
+    for len in sizes {
+        let mut buf = vec![0; len];
+        let status = one.recv(Source::Any, Tag::Exactly(len as u64), &mut buf).unwrap();
+        assert!(status.len == len && buf == content(len), "{len} bytes");
+        one.send(status.rank, len as u64, &buf).unwrap();
+    }
+    other.join().unwrap();
+    one.close().unwrap();
+}
+
+#[test]
+fn calls_between_machines_that_cross_become_one_connection() {
+    for _ in 0..20 {
+        let mut one = lone();
+        let mine = *one.address().unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (ready, go) = std::sync::mpsc::channel();
+        let other = thread::spawn(move || {
+            let mut two = lone();
+            sender.send(*two.address().unwrap()).unwrap();
+            let peer = two.connect(&mine).unwrap();
+            let rank = two.rank_of(peer).unwrap();
+            ready.send(()).unwrap();
+            two.send(rank, 1, &5_u64.to_le_bytes()).unwrap();
+            assert_eq!(receive(&mut two, 1), (rank, 6));
+            assert_eq!((two.size() - 1, two.peer_of(rank)), (rank, Some(peer)));
+            two.close().unwrap();
+        });
+        let peer = one.connect(&receiver.recv().unwrap()).unwrap();
+        let rank = one.rank_of(peer).unwrap();
+        go.recv().unwrap();
+        one.send(rank, 1, &6_u64.to_le_bytes()).unwrap();
+        assert_eq!(receive(&mut one, 1), (rank, 5));
+        other.join().unwrap();
+        one.close().unwrap();
+    }
+}
+
+#[test]
+fn a_peer_on_another_machine_that_disconnected_may_connect_again() {
+    let mut one = lone();
+    let address = *one.address().unwrap();
+    let other = thread::spawn(move || {
+        let mut two = lone();
+        for round in 0..20 {
+            let peer = two.connect(&address).unwrap();
+            send(&mut two, peer, 1, round);
+            let (rank, value) = receive(&mut two, 2);
+            assert_eq!((rank, value), (two.rank_of(peer).unwrap(), round + 1));
+            // The last message arrives, although the connection ends at once.
+            send(&mut two, peer, 3, round + 2);
+            two.disconnect(peer).unwrap();
+            assert!(matches!(two.rank_of(peer), Err(Error::NoPeer(PeerError::Stale))));
+        }
+        two.close().unwrap();
+    });
+    for round in 0..20 {
+        let (from, value) = receive(&mut one, 1);
+        assert_eq!(value, round);
+        one.send(from, 2, &(round + 1).to_le_bytes()).unwrap();
+        assert_eq!(receive(&mut one, 3), (from, round + 2));
+        let mut buf = [0; 8];
+        let end = one.recv(Source::Rank(from), Tag::Any, &mut buf);
+        assert!(
+            matches!(end, Err(Error::PeerFailed { failure: Failure::Finished, .. })),
+            "round {round}: {end:?}"
+        );
+    }
+    other.join().unwrap();
+    assert!(one.size() <= 5, "numbers are used again: {}", one.size());
+    one.close().unwrap();
+}
+
+/// Waits until a call has failed. Returns the warnings.
+fn refused(caller: &mut Endpoint, address: &PeerAddress) -> String {
+    let peer = caller.connect(address).unwrap();
+    let end = caller.wait_connected(peer, LIMIT);
+    assert!(matches!(end, Err(Error::PeerFailed { failure: Failure::Unreachable, .. })), "{end:?}");
+    caller.warnings().join("; ")
+}
+
+/// Lets an endpoint make progress while another thread works. Returns what that returns.
+fn beside<T: Send + 'static>(endpoint: &mut Endpoint, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let other = thread::spawn(work);
+    while !other.is_finished() {
+        endpoint.progress();
+        endpoint.attend_calls();
+        endpoint.advance_net();
+    }
+    other.join().unwrap()
+}
+
+#[test]
+fn another_key_or_none_and_other_packets_are_refused_with_the_remedy() {
+    let mut one = lone();
+    let address = *one.address().unwrap();
+    let warnings = beside(&mut one, move || {
+        let mut other = Endpoint::alone(&config().job_key([8; 32])).unwrap();
+        refused(&mut other, &address)
+    });
+    assert!(warnings.contains("another key: check NEMESIA_JOB_KEY_FILE"), "{warnings}");
+    let warnings = beside(&mut one, move || {
+        let mut other = Endpoint::alone(&config().net_packets(Some(512))).unwrap();
+        refused(&mut other, &address)
+    });
+    assert!(warnings.contains("NEMESIA_NET_PACKET_BYTES"), "{warnings}");
+    assert_eq!((one.size(), one.warnings().len()), (1, 0));
+    let mut keyless = Endpoint::alone(&Config::default().local(false)).unwrap();
+    for (from, to) in [(address, &mut keyless)] {
+        let error = to.connect(&from).unwrap_err().to_string();
+        assert!(error.contains("this endpoint") && error.contains("NEMESIA_JOB_KEY_FILE"), "{error}");
+    }
+    let error = one.connect(keyless.address().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("that endpoint") && error.contains("NEMESIA_JOB_KEY_FILE"), "{error}");
+}
+
+#[test]
+fn limits_hold_for_calls_of_other_machines() {
+    let mut one = Endpoint::alone(&config().connections(1)).unwrap();
+    let address = *one.address().unwrap();
+    let other = thread::spawn(move || {
+        let (from, value) = receive(&mut one, 1);
+        let warnings = beside(&mut one, move || refused(&mut lone(), &address));
+        one.send(from, 2, &value.to_le_bytes()).unwrap();
+        one.close().unwrap();
+        warnings
+    });
+    let mut first = lone();
+    let peer = first.connect(&address).unwrap();
+    let rank = first.rank_of(peer).unwrap();
+    first.send(rank, 1, &3_u64.to_le_bytes()).unwrap();
+    assert_eq!(receive(&mut first, 2), (rank, 3));
+    let warnings = other.join().unwrap();
+    assert!(warnings.contains("no place for a further connection"), "{warnings}");
+    let mut closed = Endpoint::alone(&config().strangers(false)).unwrap();
+    let address = *closed.address().unwrap();
+    let warnings = beside(&mut closed, move || refused(&mut lone(), &address));
+    assert!(warnings.contains("admits no unknown peers"), "{warnings}");
+}
+
+#[test]
+fn a_peer_on_another_machine_that_is_gone_is_reported_after_its_last_message() {
+    let mut one = lone();
+    let address = *one.address().unwrap();
+    let gone = thread::spawn(move || {
+        let mut two = lone();
+        let peer = two.connect(&address).unwrap();
+        let own = *two.address().unwrap();
+        send(&mut two, peer, 1, 9);
+        two.close().unwrap();
+        own
+    });
+    let (from, value) = receive(&mut one, 1);
+    assert_eq!(value, 9);
+    let gone = gone.join().unwrap();
+    let mut buf = [0; 8];
+    let end = one.recv(Source::Rank(from), Tag::Any, &mut buf);
+    assert!(matches!(end, Err(Error::PeerFailed { failure: Failure::Finished, .. })), "{end:?}");
+    // Nobody listens at its address any more.
+    let peer = one.connect(&gone).unwrap();
+    let end = one.wait_connected(peer, LIMIT);
+    assert!(matches!(end, Err(Error::PeerFailed { failure: Failure::Died, .. })), "{end:?}");
+    one.close().unwrap();
+}
