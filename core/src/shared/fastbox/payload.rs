@@ -11,6 +11,7 @@ use core::ops::Range;
 
 use super::short::ShortMessage;
 use super::{FIRST_BYTES, FastboxSlot, MORE_BYTES, slots_for};
+use crate::wire::prefix::PrefixWords;
 
 /// Stores tag and payload of the first slot.
 #[inline(always)]
@@ -31,14 +32,38 @@ pub(super) fn store_short(slot: &FastboxSlot, tag: u64, message: ShortMessage) {
 /// Stores the payload of all further slots, with their stamp.
 #[inline(always)]
 pub(super) fn store_further(slots: &[FastboxSlot], stamp: u64, payload: &[u8]) {
+    store_rest(slots, stamp, (payload.get(FIRST_BYTES..).unwrap_or_default(), payload));
+}
+
+/// As [`store_further`]: `rest` is the payload after the first slot, and `end` has at least as many bytes of its end as
+/// the last slot holds.
+#[inline(always)]
+pub(super) fn store_rest(slots: &[FastboxSlot], stamp: u64, (rest, end): (&[u8], &[u8])) {
     let Some((last, slots)) = slots.split_last() else { return };
-    let (chunks, _) = payload.get(FIRST_BYTES..).unwrap_or_default().as_chunks();
-    for (slot, chunk) in slots.iter().zip(chunks) {
+    for (slot, chunk) in slots.iter().zip(rest.as_chunks().0) {
         slot.stamp.store_relaxed(stamp);
         store_chunk(slot, chunk);
     }
     last.stamp.store_relaxed(stamp);
-    store_last(last, payload);
+    store_last(last, end);
+}
+
+/// Returns the payload of the first slot of a packet that begins with words, and the rest of its body. All values stay
+/// in registers: bytes that were joined in memory could be read as words only when all earlier stores have left the
+/// core, and those to another fastbox are among them. `None` if the last slot would hold a part of the words.
+#[inline(always)]
+pub(super) fn prefixed(words: PrefixWords, body: &[u8]) -> Option<(ShortMessage, &[u8])> {
+    let PrefixWords { first, second } = words;
+    match (second, body) {
+        (None, ..) if body.len() <= 8 => Some((ShortMessage::behind(first, body), &[])),
+        (Some(last), []) => Some((ShortMessage { first, last, len: FIRST_BYTES }, &[])),
+        _ if body.len() < MORE_BYTES => None,
+        (Some(last), _) => Some((ShortMessage { first, last, len: FIRST_BYTES }, body)),
+        (None, _) => {
+            let (head, rest) = body.split_first_chunk()?;
+            Some((ShortMessage { first, last: u64::from_le_bytes(*head), len: FIRST_BYTES }, rest))
+        }
+    }
 }
 
 /// Stores the payload of further slot `number` of a packet of `count` slots.
@@ -92,6 +117,26 @@ pub(super) fn load_one(slot: &FastboxSlot, to: &mut [u8], (number, count): (usiz
         Some(chunk) if number + 1 < count => load_chunk(slot, chunk),
         _ => load_last(slot, to),
     }
+}
+
+/// Loads the payload of a packet of several slots from byte `at` on, if `at` is behind its first or second word, and `to`
+/// has at least [`MORE_BYTES`]. Returns `false` in all other cases.
+#[inline(always)]
+pub(super) fn load_behind(first: &FastboxSlot, further: &[FastboxSlot], at: usize, to: &mut [u8]) -> bool {
+    let (head, Some((last, slots))) = (FIRST_BYTES.wrapping_sub(at), further.split_last()) else {
+        return false;
+    };
+    let Some((head, rest)) = to.split_at_mut_checked(head) else { return false };
+    match head {
+        [] => {}
+        [_, _, _, _, _, _, _, _] => head.copy_from_slice(&first.body[2].get().to_le_bytes()),
+        _ => return false,
+    }
+    for (slot, chunk) in slots.iter().zip(rest.as_chunks_mut().0) {
+        load_chunk(slot, chunk);
+    }
+    load_last(last, to);
+    true
 }
 
 #[inline(always)]
