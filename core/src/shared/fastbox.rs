@@ -17,10 +17,11 @@ mod short;
 
 use crate::sync::{Edge, PayloadWord, Word64, spin_hint};
 pub use crate::wire::fault::FastboxFault;
-use crate::wire::prefix::PrefixWords;
+use crate::wire::prefix::{MOST_PREFIX_BYTES, PrefixWords};
 use crate::wire::{Envelope, Kind};
 pub use short::SHORT_BYTES;
 
+use payload::PrefixedPayload;
 use place::FastboxPlace;
 use short::ShortMessage;
 
@@ -130,7 +131,6 @@ impl<'a> FastboxSender<'a> {
     }
 
     /// As [`FastboxSender::push_now`], for a packet of another kind that begins with `words` and goes on with `body`.
-    /// Also returns `false` if the last slot would hold a part of the words.
     #[inline(always)]
     pub fn push_prefixed(
         &mut self,
@@ -141,19 +141,18 @@ impl<'a> FastboxSender<'a> {
     ) -> bool {
         let len = words.bytes() + body.len();
         let count = slots_for(len);
-        let (Some((first, rest)), true) =
-            (payload::prefixed(words, body), count <= self.tail.slots.len() / 4)
-        else {
+        if count > self.tail.slots.len() / 4 {
             return false;
-        };
-        let stamp = self.stamp(sequence, envelope, len);
+        }
         let run = self.tail.run.as_slice();
-        let (Some(packet), Some(after)) = (run.get(..count), run.get(count..)) else { return false };
+        let (Some(packet), Some(rest)) = (run.get(..count), run.get(count..)) else { return false };
         let Some((slot, further)) = packet.split_first() else { return false };
-        payload::store_rest(further, self.tail.lap() | CONTINUATION, (rest, body));
-        payload::store_short(slot, envelope.tag, first);
+        let stamp = self.stamp(sequence, envelope, len);
+        let payload = PrefixedPayload::new(words, body);
+        payload.store_further(further, self.tail.lap() | CONTINUATION);
+        payload::store_short(slot, envelope.tag, payload.first);
         slot.stamp.store_release(stamp, Edge::FastboxPublish);
-        self.tail.run = after.iter();
+        self.tail.run = rest.iter();
         true
     }
 

@@ -48,21 +48,75 @@ pub(super) fn store_rest(slots: &[FastboxSlot], stamp: u64, (rest, end): (&[u8],
     store_last(last, end);
 }
 
-/// Returns the payload of the first slot of a packet that begins with words, and the rest of its body. All values stay
-/// in registers: bytes that were joined in memory could be read as words only when all earlier stores have left the
-/// core, and those to another fastbox are among them. `None` if the last slot would hold a part of the words.
-#[inline(always)]
-pub(super) fn prefixed(words: PrefixWords, body: &[u8]) -> Option<(ShortMessage, &[u8])> {
-    let PrefixWords { first, second } = words;
-    match (second, body) {
-        (None, ..) if body.len() <= 8 => Some((ShortMessage::behind(first, body), &[])),
-        (Some(last), []) => Some((ShortMessage { first, last, len: FIRST_BYTES }, &[])),
-        _ if body.len() < MORE_BYTES => None,
-        (Some(last), _) => Some((ShortMessage { first, last, len: FIRST_BYTES }, body)),
-        (None, _) => {
-            let (head, rest) = body.split_first_chunk()?;
-            Some((ShortMessage { first, last: u64::from_le_bytes(*head), len: FIRST_BYTES }, rest))
+/// The payload of a packet that begins with words, as its slots hold it. All values stay in registers: bytes that were
+/// joined in memory could be read as words only when all earlier stores have left the core, and those to another line
+/// of the fastbox are among them.
+#[derive(Debug)]
+pub(super) struct PrefixedPayload<'a> {
+    /// The first slot.
+    pub(super) first: ShortMessage,
+    /// The bytes of the further slots.
+    rest: &'a [u8],
+    body: &'a [u8],
+    /// The words of the only further slot, if the body does not fill it.
+    last: Option<[u64; 3]>,
+}
+
+impl<'a> PrefixedPayload<'a> {
+    #[inline(always)]
+    pub(super) fn new(words: PrefixWords, body: &'a [u8]) -> Self {
+        let PrefixWords { first, second } = words;
+        let one = |first| Self { first, rest: &[], body: &[], last: None };
+        let (last, rest) = match (second, body.split_first_chunk()) {
+            (None, None) => return one(ShortMessage::behind(first, body)),
+            (None, Some((head, []))) => return one(ShortMessage::behind(first, head)),
+            (None, Some((head, rest))) => (u64::from_le_bytes(*head), rest),
+            (Some(last), _) if body.is_empty() => return one(ShortMessage { first, last, len: FIRST_BYTES }),
+            (Some(last), _) => (last, body),
+        };
+        let first = ShortMessage { first, last, len: FIRST_BYTES };
+        let last = (body.len() < MORE_BYTES).then(|| last_words(words, body));
+        Self { first, rest, body, last }
+    }
+
+    /// Stores the payload of all further slots, with their stamp.
+    #[inline(always)]
+    pub(super) fn store_further(&self, slots: &[FastboxSlot], stamp: u64) {
+        match (self.last, slots) {
+            (None, _) => store_rest(slots, stamp, (self.rest, self.body)),
+            (Some(last), [slot, ..]) => {
+                slot.stamp.store_relaxed(stamp);
+                for (place, word) in slot.body.iter().zip(last) {
+                    place.set(word);
+                }
+            }
+            (Some(_), []) => {}
         }
+    }
+}
+
+/// Returns the words of the last slot of a packet with a short body, which also holds a part of the words before it.
+#[inline(never)]
+fn last_words(words: PrefixWords, body: &[u8]) -> [u64; 3] {
+    let len = body.len();
+    let head = ShortMessage::new(body.get(..8).unwrap_or(body)).word();
+    let (before, second) = match words.second {
+        Some(second) => (words.first, second),
+        None => (0, words.first),
+    };
+    let joined =
+        |low: u64, high: u64, skip: usize| ((u128::from(low) | u128::from(high) << 64) >> (8 * skip)) as u64;
+    // Eight bytes of the packet, from `at` bytes after the first 16 bytes before the body on.
+    let word = |at: usize| match at {
+        0..8 => joined(before, second, at),
+        8..16 => joined(second, head, at - 8),
+        _ => body.get(at - 16..).and_then(<[u8]>::first_chunk).map_or(0, |chunk| u64::from_le_bytes(*chunk)),
+    };
+    let end = len + 16;
+    if words.bytes() + len < MORE_BYTES {
+        [word(end - 8), 0, 0]
+    } else {
+        [word(end - 24), word(end - 16), word(end - 8)]
     }
 }
 

@@ -47,7 +47,7 @@ impl ShortMessage {
 
     /// Returns a message of at most 8 bytes as one word, padded with zeros.
     #[inline(always)]
-    const fn word(&self) -> u64 {
+    pub(super) const fn word(&self) -> u64 {
         // Bytes in both words are the same.
         self.first | self.last << (8 * self.len.saturating_sub(Self::width(self.len)))
     }
