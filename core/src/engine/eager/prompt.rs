@@ -59,8 +59,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return false;
         }
         let envelope = Envelope { kind: prefix.kind(), context, tag, total: len as u64 };
-        self.trace.note("send_prompt", len as u64);
-        self.push_prefixed(to, &envelope, words, body)
+        let sent = self.push_prefixed(to, &envelope, words, body);
+        if sent {
+            self.trace.note("send_prompt", len as u64);
+        }
+        sent
     }
 
     /// Sends a message with immediate data if it can leave at once; see [`Engine::send_now`]. Returns `false` if
@@ -102,6 +105,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.dequeue(to, PeerQueue::Offered, index);
         self.requests.remove(index);
         None
+    }
+
+    /// Returns whether this is a synchronous send whose message has left and is not acknowledged.
+    pub fn is_unacknowledged(&self, id: RequestId) -> bool {
+        self.requests.is_open(id.index, id.generation)
+            && matches!(self.requests.get(id.index).0, State::Unacknowledged { .. })
     }
 
     /// Completes a synchronous send whose acknowledgement is the next packet, and frees the request. Returns its

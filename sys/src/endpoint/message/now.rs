@@ -346,6 +346,11 @@ impl Endpoint {
             return self.test(request)?.ok_or(Error::Timeout(Duration::ZERO));
         }
         self.check_origin()?;
+        if self.engine.is_unacknowledged(request.0)
+            && let Some(status) = self.acknowledged_soon(request)
+        {
+            return Ok(status);
+        }
         self.go_on(request, &mut Wait::new(limit), awaited)
     }
 }
