@@ -450,14 +450,19 @@ impl<'a> FastboxReceiver<'a> {
         [slot.body[1].get(), slot.body[2].get()]
     }
 
-    /// As [`FastboxReceiver::read`], for the bytes of the packet at the head after `skip` bytes, 8 or 16.
+    /// As [`FastboxReceiver::read`], for all bytes of the packet at the head after its words, of 8 or 16 bytes.
     #[inline(always)]
     pub fn read_behind(&self, len: usize, skip: usize, to: &mut [u8]) {
-        match self.head.run.as_slice().first() {
-            Some(first) if skip == 8 && len <= FIRST_BYTES => {
-                payload::load_short(first, len).rest().write(to)
-            }
-            _ => self.read_part(len, skip, to),
+        const SHORT: usize = MOST_PREFIX_BYTES + MORE_BYTES;
+        let Some(first) = self.head.run.as_slice().first() else { return };
+        if skip == 8 && len <= FIRST_BYTES {
+            payload::load_short(first, len).rest().write(to);
+        } else if len <= SHORT && to.len() + skip == len {
+            let mut whole = [0; SHORT];
+            self.read(len, 0, &mut whole[..len]);
+            to.copy_from_slice(&whole[skip..len]);
+        } else {
+            self.read_part(len, skip, to);
         }
     }
 
