@@ -23,6 +23,7 @@
 //! |---|---|
 //! | `eager/send.rs` | starting sends; the queue of pending sends of each peer (paper 4, section 3.1) |
 //! | `eager/prefixed.rs` | messages with immediate data; messages that their receiver acknowledges |
+//! | `eager/prompt.rs` | the critical path of these messages and of the acknowledgements |
 //! | `eager/receive.rs` | posting receives; delivering messages to receives or to the store |
 //! | `eager/bypass.rs` | receives that take their message from the port (paper 4, section 3.3) |
 //! | `eager/multi.rs` | buffers that receive one message after the other |
@@ -37,6 +38,7 @@ mod multi;
 mod own;
 mod prefixed;
 mod probe;
+mod prompt;
 mod receive;
 mod send;
 #[cfg(test)]

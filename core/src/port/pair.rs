@@ -14,6 +14,7 @@ use super::{
 use crate::counters::TrafficCounters;
 use crate::payload::{BorrowedRecv, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
 use crate::wire::Envelope;
+use crate::wire::prefix::PrefixWords;
 use crate::wire::rendezvous::Descriptor;
 
 /// Packets of the local port in a row until the remote port is polled.
@@ -277,6 +278,11 @@ impl<L: ShortPath, R: ShortPath, T: Borrow<[Route]>> ShortPath for Pair<L, R, T>
     }
 
     #[inline(always)]
+    fn send_prefixed(&mut self, peer: PeerId, envelope: &Envelope, words: PrefixWords, body: &[u8]) -> bool {
+        self.local.send_prefixed(peer, envelope, words, body)
+    }
+
+    #[inline(always)]
     fn settle_send(&mut self, peer: PeerId) {
         self.local.settle_send(peer);
     }
@@ -288,6 +294,15 @@ impl<L: ShortPath, R: ShortPath, T: Borrow<[Route]>> ShortPath for Pair<L, R, T>
         to: &mut BorrowedRecv<'_>,
     ) -> Option<(PeerId, Envelope)> {
         self.local.take(wanted, to)
+    }
+
+    #[inline(always)]
+    fn take_prefixed(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope, PrefixWords) -> bool,
+        to: &mut BorrowedRecv<'_>,
+    ) -> Option<(PeerId, Envelope, PrefixWords)> {
+        self.local.take_prefixed(wanted, to)
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@ use super::{Arrival, PacketPort, PeerId, Stores};
 use crate::payload::BorrowedRecv;
 use crate::sync::spin_hint;
 use crate::wire::Envelope;
+use crate::wire::prefix::PrefixWords;
 
 /// The optional critical path of a port. By default there is none, and every message is a packet.
 ///
@@ -33,6 +34,15 @@ pub trait ShortPath: PacketPort {
         None
     }
 
+    /// As [`ShortPath::send_copy`], for a packet of another kind that begins with `words` and goes on with `body`:
+    /// a message with a prefix, or a `Fin`. The envelope has the number of bytes of both. Returns whether the packet
+    /// was sent; there is no rare work afterwards.
+    #[inline(always)]
+    fn send_prefixed(&mut self, peer: PeerId, envelope: &Envelope, words: PrefixWords, body: &[u8]) -> bool {
+        let _ = (peer, envelope, words, body);
+        false
+    }
+
     /// Does the rare work after [`ShortPath::send_short`] and [`ShortPath::send_copy`].
     fn settle_send(&mut self, peer: PeerId) {
         let _ = peer;
@@ -47,6 +57,18 @@ pub trait ShortPath: PacketPort {
         wanted: impl FnOnce(PeerId, &Envelope) -> bool,
         to: &mut BorrowedRecv<'_>,
     ) -> Option<(PeerId, Envelope)> {
+        let _ = (wanted, to);
+        None
+    }
+
+    /// As [`ShortPath::take`], for a packet that begins with words ([`PrefixWords`]). `wanted` gets these as well.
+    /// The bytes after them are copied into `to`; a packet of which not all fit is not taken.
+    #[inline(always)]
+    fn take_prefixed(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope, PrefixWords) -> bool,
+        to: &mut BorrowedRecv<'_>,
+    ) -> Option<(PeerId, Envelope, PrefixWords)> {
         let _ = (wanted, to);
         None
     }

@@ -17,9 +17,11 @@ mod short;
 
 use crate::sync::{Edge, PayloadWord, Word64, spin_hint};
 pub use crate::wire::fault::FastboxFault;
+use crate::wire::prefix::{MOST_PREFIX_BYTES, PrefixWords};
 use crate::wire::{Envelope, Kind};
 pub use short::SHORT_BYTES;
 
+use payload::PrefixedPayload;
 use place::FastboxPlace;
 use short::ShortMessage;
 
@@ -126,6 +128,32 @@ impl<'a> FastboxSender<'a> {
         let count = slots_for(payload.len());
         let stamp = self.tail.eager_stamp(sequence, context) | payload.len() as u64;
         count <= self.tail.slots.len() / 4 && self.fill(count, stamp, tag, payload)
+    }
+
+    /// As [`FastboxSender::push_now`], for a packet of another kind that begins with `words` and goes on with `body`.
+    #[inline(always)]
+    pub fn push_prefixed(
+        &mut self,
+        sequence: u64,
+        envelope: &Envelope,
+        words: PrefixWords,
+        body: &[u8],
+    ) -> bool {
+        let len = words.bytes() + body.len();
+        let count = slots_for(len);
+        if count > self.tail.slots.len() / 4 {
+            return false;
+        }
+        let run = self.tail.run.as_slice();
+        let (Some(packet), Some(rest)) = (run.get(..count), run.get(count..)) else { return false };
+        let Some((slot, further)) = packet.split_first() else { return false };
+        let stamp = self.stamp(sequence, envelope, len);
+        let payload = PrefixedPayload::new(words, body);
+        payload.store_further(further, self.tail.lap() | CONTINUATION);
+        payload::store_short(slot, envelope.tag, payload.first);
+        slot.stamp.store_release(stamp, Edge::FastboxPublish);
+        self.tail.run = rest.iter();
+        true
     }
 
     /// Fills the next `count` slots, if they are in the run, and publishes the packet.
@@ -414,6 +442,30 @@ impl<'a> FastboxReceiver<'a> {
         Ok(Some(packet(kind, stamp, len, slot)))
     }
 
+    /// Returns the first two words of the packet at the head, which lies in the fastbox. A word is significant if the
+    /// packet is so long. The peer wrote the values.
+    #[inline(always)]
+    pub fn words(&self) -> [u64; 2] {
+        let Some(slot) = self.head.run.as_slice().first() else { return [0; 2] };
+        [slot.body[1].get(), slot.body[2].get()]
+    }
+
+    /// As [`FastboxReceiver::read`], for all bytes of the packet at the head after its words, of 8 or 16 bytes.
+    #[inline(always)]
+    pub fn read_behind(&self, len: usize, skip: usize, to: &mut [u8]) {
+        const SHORT: usize = MOST_PREFIX_BYTES + MORE_BYTES;
+        let Some(first) = self.head.run.as_slice().first() else { return };
+        if skip == 8 && len <= FIRST_BYTES {
+            payload::load_short(first, len).rest().write(to);
+        } else if len <= SHORT && to.len() + skip == len {
+            let mut whole = [0; SHORT];
+            self.read(len, 0, &mut whole[..len]);
+            to.copy_from_slice(&whole[skip..len]);
+        } else {
+            self.read_part(len, skip, to);
+        }
+    }
+
     /// Copies payload bytes, from `at` on, of the packet at the head, which has `len` bytes. If the packet is not so
     /// long, or no packet can be, nothing is copied.
     #[inline(always)]
@@ -443,9 +495,16 @@ impl<'a> FastboxReceiver<'a> {
         }
     }
 
-    /// Copies a part of a packet, word by word.
+    /// Copies a part of a packet: word by word, if it is not what follows after one or two words.
     #[inline(never)]
     fn read_part(&self, len: usize, mut at: usize, mut to: &mut [u8]) {
+        if to.len() >= MORE_BYTES
+            && at.checked_add(to.len()) == Some(len)
+            && let Some([first, further @ ..]) = self.head.contiguous(slots_for(len))
+            && payload::load_behind(first, further, at, to)
+        {
+            return;
+        }
         if len > self.most || at.checked_add(to.len()).is_none_or(|end| end > len) {
             return;
         }

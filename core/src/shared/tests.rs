@@ -7,6 +7,7 @@ mod hostile;
 mod layout;
 mod pool;
 mod port;
+mod prefixed;
 mod queue;
 mod records;
 mod returned;

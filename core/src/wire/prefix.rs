@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 use super::Kind;
+use super::rendezvous::FIN_BYTES;
 
 /// Most bytes of a prefix.
 pub const MOST_PREFIX_BYTES: usize = 16;
@@ -26,7 +27,71 @@ pub struct EagerPrefix {
     pub immediate: Option<u64>,
 }
 
+/// The words at the beginning of a packet: those of a prefix, or the request that a `Fin` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixWords {
+    /// Word 0.
+    pub first: u64,
+    /// Word 1, if there is one.
+    pub second: Option<u64>,
+}
+
+impl PrefixWords {
+    /// Returns the number of bytes of these words in a packet of this kind; 0 for kinds without them.
+    #[inline(always)]
+    pub const fn bytes_of(kind: Kind) -> usize {
+        match kind {
+            Kind::Fin => FIN_BYTES,
+            _ => EagerPrefix::bytes_of(kind),
+        }
+    }
+
+    /// Returns the number of bytes of the words.
+    #[inline(always)]
+    pub const fn bytes(&self) -> usize {
+        if self.second.is_some() { 16 } else { 8 }
+    }
+
+    /// Returns the words as bytes. Only the first [`PrefixWords::bytes`] are significant.
+    #[inline(always)]
+    pub fn encode(&self) -> [u8; MOST_PREFIX_BYTES] {
+        (u128::from(self.first) | u128::from(self.second.unwrap_or(0)) << 64).to_le_bytes()
+    }
+
+    /// Returns the words of a packet of this kind that begins with these two words. `None` for kinds without them.
+    #[inline(always)]
+    pub const fn of(kind: Kind, words: [u64; 2]) -> Option<Self> {
+        let [first, second] = words;
+        match Self::bytes_of(kind) {
+            8 => Some(Self { first, second: None }),
+            16 => Some(Self { first, second: Some(second) }),
+            _ => None,
+        }
+    }
+}
+
 impl EagerPrefix {
+    /// Returns the words of the prefix; `None` if it is empty.
+    #[inline(always)]
+    pub fn words(&self) -> Option<PrefixWords> {
+        match self.sender {
+            Some(first) => Some(PrefixWords { first, second: self.immediate }),
+            None => self.immediate.map(|first| PrefixWords { first, second: None }),
+        }
+    }
+
+    /// Returns the prefix of these words in a packet of this kind.
+    #[inline(always)]
+    pub const fn from_words(kind: Kind, words: PrefixWords) -> Self {
+        match kind {
+            Kind::EagerImmediate => Self { sender: None, immediate: Some(words.first) },
+            Kind::EagerAcknowledged | Kind::EagerBoth => {
+                Self { sender: Some(words.first), immediate: words.second }
+            }
+            _ => Self { sender: None, immediate: None },
+        }
+    }
+
     /// Returns the kind of a packet that begins with this prefix.
     pub const fn kind(&self) -> Kind {
         match (self.sender, self.immediate) {
@@ -77,7 +142,7 @@ impl EagerPrefix {
 
 #[cfg(test)]
 mod tests {
-    use super::{EagerPrefix, MOST_PREFIX_BYTES};
+    use super::{EagerPrefix, MOST_PREFIX_BYTES, PrefixWords};
     use crate::wire::Kind;
 
     fn all() -> impl Iterator<Item = EagerPrefix> {
@@ -106,6 +171,20 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn words_are_those_of_the_encoded_prefix() {
+        for prefix in all() {
+            let bytes = u128::from_le_bytes(prefix.encode());
+            let words = PrefixWords::of(prefix.kind(), [bytes as u64, (bytes >> 64) as u64]);
+            assert_eq!(words, prefix.words());
+            let Some(words) = words else { continue };
+            assert_eq!((words.bytes(), words.encode()), (prefix.bytes(), prefix.encode()));
+            assert_eq!(EagerPrefix::from_words(prefix.kind(), words), prefix);
+        }
+        assert_eq!(PrefixWords::of(Kind::Fin, [7, 8]), Some(PrefixWords { first: 7, second: None }));
+        assert_eq!(PrefixWords::of(Kind::Rts, [7, 8]), None);
     }
 
     #[test]

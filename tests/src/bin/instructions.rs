@@ -7,6 +7,8 @@
 //! | `blocking` | a send, then its receive, whose message has arrived |
 //! | `posted` | windows: receives are posted, messages are sent, receives are waited for |
 //! | `arrived` | windows: messages are sent, each is received and tested |
+//! | `immediate` | a send with immediate data, then its receive, whose message has arrived |
+//! | `acknowledged` | a synchronous send, its receive, and the wait for the send, whose acknowledgement has arrived |
 //! | `pending` | a receive is posted and tested before its message |
 //! | `pending-beside` | the same, beside a window of other posted receives |
 
@@ -16,7 +18,7 @@ use std::hint::black_box;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use nemesia::bootstrap::{BootstrapError, Exchange};
-use nemesia::{Config, Endpoint, Request, Source, Status, Tag};
+use nemesia::{Config, Endpoint, Request, SendOp, Source, Status, Tag};
 
 /// The number of messages in a window.
 const WINDOW: usize = 16;
@@ -137,11 +139,26 @@ fn counted_wait(endpoint: &mut Endpoint, request: Request) -> Result<Status, nem
     endpoint.wait(request)
 }
 
+#[inline(never)]
+#[unsafe(no_mangle)]
+fn counted_isend_op(endpoint: &mut Endpoint, op: SendOp<'static>) -> Result<Request, nemesia::Error> {
+    // SAFETY: static bytes stay as they are.
+    unsafe { endpoint.isend_op(op) }
+}
+
 type Passed = Result<(), Box<dyn Error>>;
 
 fn check(status: Option<Status>, got: &[u8]) -> Passed {
+    check_with(status, None, got)
+}
+
+fn check_with(status: Option<Status>, wanted: Option<u64>, got: &[u8]) -> Passed {
     match status {
-        Some(Status { rank: 0, tag: TAG, len, immediate: None }) if got == &MESSAGE[..len] => Ok(()),
+        Some(Status { rank: 0, tag: TAG, len, immediate })
+            if immediate == wanted && got == &MESSAGE[..len] =>
+        {
+            Ok(())
+        }
         other => Err(format!("received {got:?}: {other:?}").into()),
     }
 }
@@ -152,6 +169,29 @@ fn blocking(zero: &mut Endpoint, one: &mut Endpoint, len: usize) -> Passed {
     counted_send(zero, 1, TAG, black_box(&MESSAGE[..len]))?;
     let status = counted_receive(one, 0, TAG, black_box(&mut *got))?;
     check(Some(status), got)
+}
+
+/// Passes a message that is sent with these options.
+fn with_options(
+    zero: &mut Endpoint,
+    one: &mut Endpoint,
+    len: usize,
+    (immediate, synchronous): (Option<u64>, bool),
+) -> Passed {
+    let mut got = [0; MOST];
+    let got = &mut got[..len];
+    let mut op = SendOp::new(1, TAG, black_box(&MESSAGE[..len]));
+    if let Some(immediate) = immediate {
+        op = op.immediate(immediate);
+    }
+    if synchronous {
+        op = op.synchronous();
+    }
+    let request = counted_isend_op(zero, op)?;
+    let status = counted_receive(one, 0, TAG, black_box(&mut *got))?;
+    check_with(Some(status), immediate, got)?;
+    counted_wait(zero, request)?;
+    Ok(())
 }
 
 fn send_window(zero: &mut Endpoint, len: usize) -> Passed {
@@ -220,11 +260,14 @@ fn main() -> Passed {
         Some("pending") => (|_, one, _| pending(one, WINDOW, 0), WINDOW),
         Some("pending-beside") => (|_, one, _| pending(one, WINDOW, WINDOW), WINDOW),
         Some("blocking") => (blocking, 1),
+        Some("immediate") => (|zero, one, len| with_options(zero, one, len, (Some(1), false)), 1),
+        Some("acknowledged") => (|zero, one, len| with_options(zero, one, len, (None, true)), 1),
         Some("posted") => (posted, WINDOW),
         Some("arrived") => (arrived, WINDOW),
         _ => {
             return Err(
-                "usage: instructions blocking|posted|arrived|pending|pending-beside COUNT [BYTES]".into()
+                "usage: instructions blocking|immediate|acknowledged|posted|arrived|pending|pending-beside COUNT [BYTES]"
+                    .into()
             );
         }
     };

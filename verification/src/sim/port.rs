@@ -13,6 +13,7 @@ use nemesia_core::port::{
 };
 use nemesia_core::shared::fastbox::SHORT_BYTES;
 use nemesia_core::store::cost;
+use nemesia_core::wire::prefix::{MOST_PREFIX_BYTES, PrefixWords};
 use nemesia_core::wire::rendezvous::Descriptor;
 use nemesia_core::wire::{Envelope, Kind};
 
@@ -187,6 +188,39 @@ impl ShortPath for SimPort {
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
         let long = bytes.len() > SHORT_BYTES;
         (long && self.send_bytes(peer, &envelope, bytes).unwrap_or(false)).then_some(false)
+    }
+
+    fn send_prefixed(&mut self, peer: PeerId, envelope: &Envelope, words: PrefixWords, body: &[u8]) -> bool {
+        let packet = [&words.encode()[..words.bytes()], body].concat();
+        self.send_bytes(peer, envelope, &packet).unwrap_or(false)
+    }
+
+    fn take_prefixed(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope, PrefixWords) -> bool,
+        to: &mut BorrowedRecv<'_>,
+    ) -> Option<(PeerId, Envelope, PrefixWords)> {
+        let mut fabric = self.fabric.borrow_mut();
+        let due = fabric.poll(self.rank)?;
+        let Taken { peer, envelope, len, .. } = due.taken;
+        let skip = PrefixWords::bytes_of(envelope.kind);
+        let len = len.checked_sub(skip)?;
+        let mut head = [0; MOST_PREFIX_BYTES];
+        fabric.read(self.rank, peer, due.path, 0, &mut head[..skip]);
+        let head = u128::from_le_bytes(head);
+        let words = PrefixWords::of(envelope.kind, [head as u64, (head >> 64) as u64])?;
+        let to = to.whole(0, len).filter(|to| to.len() == len)?;
+        if !wanted(peer, &envelope, words) {
+            return None;
+        }
+        fabric.read(self.rank, peer, due.path, skip, to);
+        fabric.release(self.rank, &due);
+        Some((peer, envelope, words))
+    }
+
+    /// A packet that only [`ShortPath::take_prefixed`] takes may wait at any time.
+    fn has_next(&self) -> bool {
+        true
     }
 
     fn take(

@@ -138,7 +138,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub fn finish_now(&mut self, id: RequestId) -> Option<Status> {
         let request = self.requests.live_mut(id.index, id.generation)?;
         let State::Posted { pattern, buf, .. } = &mut request.0 else {
-            let State::Done(Ok(status)) = request.0 else { return None };
+            let State::Done(Ok(status)) = request.0 else { return self.finish_acknowledged(id) };
             self.requests.remove(id.index);
             return Some(status);
         };
@@ -228,6 +228,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub fn receive_step(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Bypass {
         if let Some(outcome) = self.receive_next(pattern, buf) {
             return Bypass::Done(outcome);
+        }
+        if self.port.has_next()
+            && let Some(done) = self.receive_prompt(pattern, buf)
+        {
+            return done;
         }
         match self.port.poll() {
             Polled::Idle if self.has_work() => self.work_beside(),

@@ -71,24 +71,21 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return self.isend(to, context, tag, message.buf);
         }
         self.reach(to)?;
+        let now = match synchronous {
+            true => self.send_synchronous_now(to, context, tag, (&message.buf, immediate)),
+            false => {
+                let sent =
+                    immediate.is_some_and(|it| self.send_immediate_now(to, context, tag, (&message.buf, it)));
+                sent.then_some(RequestId::SENT)
+            }
+        };
+        if let Some(id) = now {
+            return Ok(id);
+        }
         match self.send_prefixed_now(to, &message)? {
             Some(id) => Ok(id),
             None => self.start_send(to, message),
         }
-    }
-
-    /// Sends a message with immediate data if it can leave at once; see [`Engine::send_now`]. Returns `false` if
-    /// nothing was sent.
-    pub fn send_immediate_now(
-        &mut self,
-        to: PeerId,
-        context: u16,
-        tag: u64,
-        (bytes, immediate): (&SendBuf, u64),
-    ) -> bool {
-        let buf = bytes.alias();
-        let message = SendMessage { context, tag, buf, synchronous: false, immediate: Some(immediate) };
-        to < self.size() && matches!(self.send_prefixed_now(to, &message), Ok(Some(_)))
     }
 
     /// Sends a message with a prefix if it is small enough, there is space and credit, and no message waits before it.
@@ -143,6 +140,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let (head, _) = bytes.split_at(prefix.bytes());
         let len = head.len() + body_len;
         let envelope = Envelope { total: len as u64, ..message.envelope(prefix.kind()) };
+        if let (Some(body), Some(words)) = (message.buf.whole(0, body_len), prefix.words())
+            && self.push_prefixed(to, &envelope, words, body)
+        {
+            return Ok(true);
+        }
         let sent = match message.buf.whole(0, body_len) {
             Some(body) if len <= SMALL_BYTES => {
                 // In one piece, because the prefix is then copied by two stores.

@@ -9,6 +9,7 @@ use crate::port::{
     Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk, PacketPieces,
     PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath, Stores,
 };
+use crate::wire::prefix::PrefixWords;
 use crate::wire::rendezvous::{Cts, Descriptor, MOST_CTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
@@ -179,6 +180,13 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
         sent
     }
 
+    fn send_prefixed(&mut self, peer: PeerId, envelope: &Envelope, words: PrefixWords, body: &[u8]) -> bool {
+        let sent = self.port.send_prefixed(peer, envelope, words, body);
+        self.attempts += usize::from(sent);
+        self.sent += usize::from(sent);
+        sent
+    }
+
     fn settle_send(&mut self, peer: PeerId) {
         self.port.settle_send(peer);
     }
@@ -191,6 +199,16 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
         let (peer, envelope) = self.port.take(wanted, to)?;
         self.seen.push(Recorded { peer, envelope, len: envelope.total as usize, rts: None });
         Some((peer, envelope))
+    }
+
+    fn take_prefixed(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope, PrefixWords) -> bool,
+        to: &mut BorrowedRecv<'_>,
+    ) -> Option<(PeerId, Envelope, PrefixWords)> {
+        let (peer, envelope, words) = self.port.take_prefixed(wanted, to)?;
+        self.seen.push(Recorded { peer, envelope, len: envelope.total as usize, rts: None });
+        Some((peer, envelope, words))
     }
 
     fn has_next(&self) -> bool {

@@ -11,6 +11,7 @@ use core::ops::Range;
 
 use super::short::ShortMessage;
 use super::{FIRST_BYTES, FastboxSlot, MORE_BYTES, slots_for};
+use crate::wire::prefix::PrefixWords;
 
 /// Stores tag and payload of the first slot.
 #[inline(always)]
@@ -31,14 +32,92 @@ pub(super) fn store_short(slot: &FastboxSlot, tag: u64, message: ShortMessage) {
 /// Stores the payload of all further slots, with their stamp.
 #[inline(always)]
 pub(super) fn store_further(slots: &[FastboxSlot], stamp: u64, payload: &[u8]) {
+    store_rest(slots, stamp, (payload.get(FIRST_BYTES..).unwrap_or_default(), payload));
+}
+
+/// As [`store_further`]: `rest` is the payload after the first slot, and `end` has at least as many bytes of its end as
+/// the last slot holds.
+#[inline(always)]
+pub(super) fn store_rest(slots: &[FastboxSlot], stamp: u64, (rest, end): (&[u8], &[u8])) {
     let Some((last, slots)) = slots.split_last() else { return };
-    let (chunks, _) = payload.get(FIRST_BYTES..).unwrap_or_default().as_chunks();
-    for (slot, chunk) in slots.iter().zip(chunks) {
+    for (slot, chunk) in slots.iter().zip(rest.as_chunks().0) {
         slot.stamp.store_relaxed(stamp);
         store_chunk(slot, chunk);
     }
     last.stamp.store_relaxed(stamp);
-    store_last(last, payload);
+    store_last(last, end);
+}
+
+/// The payload of a packet that begins with words, as its slots hold it. All values stay in registers: bytes that were
+/// joined in memory could be read as words only when all earlier stores have left the core, and those to another line
+/// of the fastbox are among them.
+#[derive(Debug)]
+pub(super) struct PrefixedPayload<'a> {
+    /// The first slot.
+    pub(super) first: ShortMessage,
+    /// The bytes of the further slots.
+    rest: &'a [u8],
+    body: &'a [u8],
+    /// The words of the only further slot, if the body does not fill it.
+    last: Option<[u64; 3]>,
+}
+
+impl<'a> PrefixedPayload<'a> {
+    #[inline(always)]
+    pub(super) fn new(words: PrefixWords, body: &'a [u8]) -> Self {
+        let PrefixWords { first, second } = words;
+        let one = |first| Self { first, rest: &[], body: &[], last: None };
+        let (last, rest) = match (second, body.split_first_chunk()) {
+            (None, None) => return one(ShortMessage::behind(first, body)),
+            (None, Some((head, []))) => return one(ShortMessage::behind(first, head)),
+            (None, Some((head, rest))) => (u64::from_le_bytes(*head), rest),
+            (Some(last), _) if body.is_empty() => return one(ShortMessage { first, last, len: FIRST_BYTES }),
+            (Some(last), _) => (last, body),
+        };
+        let first = ShortMessage { first, last, len: FIRST_BYTES };
+        let last = (body.len() < MORE_BYTES).then(|| last_words(words, body));
+        Self { first, rest, body, last }
+    }
+
+    /// Stores the payload of all further slots, with their stamp.
+    #[inline(always)]
+    pub(super) fn store_further(&self, slots: &[FastboxSlot], stamp: u64) {
+        match (self.last, slots) {
+            (None, _) => store_rest(slots, stamp, (self.rest, self.body)),
+            (Some(last), [slot, ..]) => {
+                slot.stamp.store_relaxed(stamp);
+                for (place, word) in slot.body.iter().zip(last) {
+                    place.set(word);
+                }
+            }
+            (Some(_), []) => {}
+        }
+    }
+}
+
+/// Returns the words of the last slot of a packet with a short body, which also holds a part of the words before it.
+#[inline(never)]
+fn last_words(words: PrefixWords, body: &[u8]) -> [u64; 3] {
+    let len = body.len();
+    let head = ShortMessage::new(body.get(..8).unwrap_or(body)).word();
+    let (before, second) = match words.second {
+        Some(second) => (words.first, second),
+        None => (0, words.first),
+    };
+    let joined =
+        |low: u64, high: u64, skip: usize| ((u128::from(low) | u128::from(high) << 64) >> (8 * skip)) as u64;
+    // Eight bytes of the packet, from `at` bytes after the first 16 bytes before the body on.
+    let word = |at: usize| match at {
+        0..8 => joined(before, second, at),
+        8..16 => joined(second, head, at - 8),
+        _ => body.get(at - 16..).and_then(<[u8]>::first_chunk).map_or(0, |chunk| u64::from_le_bytes(*chunk)),
+    };
+    let end = len + 16;
+    if words.bytes() + len < MORE_BYTES {
+        [word(end - 8), 0, 0]
+    } else {
+        [word(end - 24), word(end - 16), word(end - 8)]
+    }
 }
 
 /// Stores the payload of further slot `number` of a packet of `count` slots.
@@ -92,6 +171,26 @@ pub(super) fn load_one(slot: &FastboxSlot, to: &mut [u8], (number, count): (usiz
         Some(chunk) if number + 1 < count => load_chunk(slot, chunk),
         _ => load_last(slot, to),
     }
+}
+
+/// Loads the payload of a packet of several slots from byte `at` on, if `at` is behind its first or second word, and `to`
+/// has at least [`MORE_BYTES`]. Returns `false` in all other cases.
+#[inline(always)]
+pub(super) fn load_behind(first: &FastboxSlot, further: &[FastboxSlot], at: usize, to: &mut [u8]) -> bool {
+    let (head, Some((last, slots))) = (FIRST_BYTES.wrapping_sub(at), further.split_last()) else {
+        return false;
+    };
+    let Some((head, rest)) = to.split_at_mut_checked(head) else { return false };
+    match head {
+        [] => {}
+        [_, _, _, _, _, _, _, _] => head.copy_from_slice(&first.body[2].get().to_le_bytes()),
+        _ => return false,
+    }
+    for (slot, chunk) in slots.iter().zip(rest.as_chunks_mut().0) {
+        load_chunk(slot, chunk);
+    }
+    load_last(last, to);
+    true
 }
 
 #[inline(always)]

@@ -37,6 +37,31 @@ impl ShortMessage {
         Self { first: only, last: only, len }
     }
 
+    /// Returns the message of a word and at most 8 further bytes.
+    #[inline(always)]
+    pub(super) fn behind(word: u64, bytes: &[u8]) -> Self {
+        let bits = 8 * bytes.len() as u32;
+        let last = (u128::from(word) | u128::from(Self::new(bytes).word()) << 64) >> bits;
+        Self { first: word, last: last as u64, len: 8 + bytes.len() }
+    }
+
+    /// Returns a message of at most 8 bytes as one word, padded with zeros.
+    #[inline(always)]
+    pub(super) const fn word(&self) -> u64 {
+        // Bytes in both words are the same.
+        self.first | self.last << (8 * self.len.saturating_sub(Self::width(self.len)))
+    }
+
+    /// Returns what follows after the first word, in a message of at least 8 bytes.
+    #[inline(always)]
+    pub(super) fn rest(&self) -> Self {
+        let len = self.len - 8;
+        // No byte is left of a shift by the whole word.
+        let word = self.last.checked_shr(64 - 8 * len as u32).unwrap_or(0);
+        let last = word >> (8 * len.saturating_sub(Self::width(len)));
+        Self { first: word, last, len }
+    }
+
     /// Writes the message to the beginning of `to`. If `to` is shorter than the message, nothing is written.
     #[inline(always)]
     pub(super) fn write(&self, to: &mut [u8]) {
@@ -77,6 +102,21 @@ impl ShortMessage {
 #[cfg(test)]
 mod tests {
     use super::{SHORT_BYTES, ShortMessage};
+
+    #[test]
+    fn bytes_behind_a_word_are_read_as_they_were_written() {
+        for len in 0..=8 {
+            let bytes: [u8; 8] = core::array::from_fn(|at| (at * 7 + 3) as u8);
+            let word = 0x1122_3344_5566_7788_u64;
+            let joined = [&word.to_le_bytes()[..], &bytes[..len]].concat();
+            let message = ShortMessage::behind(word, &bytes[..len]);
+            assert_eq!(message, ShortMessage::new(&joined), "{len} bytes");
+            let mut to = [0xee; 12];
+            message.rest().write(&mut to);
+            assert_eq!(to[..len], bytes[..len]);
+            assert!(to[len..].iter().all(|byte| *byte == 0xee), "{len} bytes");
+        }
+    }
 
     #[test]
     fn every_length_is_written_as_it_was_read_and_nothing_beyond_it() {

@@ -7,8 +7,10 @@ use super::{Host, Link, PacketPlace, ShmPort, Stores, poll};
 use crate::flow::shares::is_below_threshold;
 use crate::payload::BorrowedRecv;
 use crate::port::{Arrival, PacketPort, PeerFault, PeerId};
+use crate::shared::fastbox::FastboxPacket;
 use crate::shared::pool::{CellPool, CellRecord, ReuseOrder};
 use crate::shared::sleep::WakeReason;
+use crate::wire::prefix::{MOST_PREFIX_BYTES, PrefixWords};
 use crate::wire::{Envelope, Kind};
 
 /// Bytes of a part of a large message from which on it does not matter which cell is used.
@@ -77,31 +79,30 @@ where
     pub(super) fn send_cell_now(
         &mut self,
         peer: PeerId,
-        context: u16,
-        tag: u64,
-        bytes: &[u8],
+        envelope: &Envelope,
+        pieces: [&[u8]; 2],
     ) -> Option<bool> {
+        let len = envelope.total as usize;
         let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
         let free = self.pool.free();
         let is_collecting = free * 2 <= self.cells as usize;
         let is_greedy = self.shared && !is_below_threshold(link.traffic.lent.into(), free as u32);
-        let has_room = link.ends.outbound.has_run() && bytes.len() <= self.pool.cell_bytes();
+        let has_room = link.ends.outbound.has_run() && len <= self.pool.cell_bytes();
         if is_collecting || is_greedy || !has_room || !self.announces {
             return None;
         }
         let cell = self.pool.take(peer)?;
         let (stores, received) = (self.config.stores, link.traffic.expected);
-        let how = self.copy_policies.fill(peer, stores, bytes.len(), received, || self.host.ticks());
-        let writing = self.write_prefetch.writing(how, cell, bytes.len());
-        let filled = self.pool.fill(cell, [bytes, &[]], writing);
+        let how = self.copy_policies.fill(peer, stores, len, received, || self.host.ticks());
+        let writing = self.write_prefetch.writing(how, cell, len);
+        let filled = self.pool.fill(cell, pieces, writing);
         debug_assert!(filled, "the cell belongs to the pool and is large enough");
-        let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
         let back = self.deferred.take_if(|(owner, _)| *owner == peer).map(|(_, cell)| cell);
-        let announced = link.ends.outbound.announce_now(link.traffic.next, &envelope, cell, back);
+        let announced = link.ends.outbound.announce_now(link.traffic.next, envelope, cell, back);
         debug_assert!(announced, "the run has a free slot");
-        link.traffic.sent_cell(bytes.len(), how, reuse_order(Kind::Eager, how, bytes.len()));
+        link.traffic.sent_cell(len, how, reuse_order(envelope.kind, how, len));
         let is_asleep = link.ends.sleep.is_asleep(self.config.fences);
-        self.prefetch_next(how, bytes.len());
+        self.prefetch_next(how, len);
         if is_asleep && back.is_some() {
             self.report_room(peer);
             return Some(false);
@@ -203,6 +204,32 @@ where
         self.burst = burst;
         self.release(Arrival { token: PacketPlace::Announced(cell), ..poll::small(peer, packet) });
         Some((peer, packet.envelope))
+    }
+
+    /// As [`Self::take_announced`], for a packet that begins with words.
+    #[inline(always)]
+    pub(super) fn take_announced_prefixed(
+        &mut self,
+        peer: PeerId,
+        packet: FastboxPacket,
+        wanted: impl FnOnce(PeerId, &Envelope, PrefixWords) -> bool,
+        to: &mut BorrowedRecv<'_>,
+    ) -> Option<(PeerId, Envelope, PrefixWords)> {
+        let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
+        let (cell, mut head) = (packet.cell?, [0; MOST_PREFIX_BYTES]);
+        let skip = PrefixWords::bytes_of(packet.envelope.kind);
+        let len = packet.len.checked_sub(skip)?;
+        if !link.ends.cells.holds(cell, packet.len) || !link.ends.cells.read(cell, 0, head.get_mut(..skip)?) {
+            return None;
+        }
+        let head = u128::from_le_bytes(head);
+        let words = PrefixWords::of(packet.envelope.kind, [head as u64, (head >> 64) as u64])?;
+        let to = to.whole(0, len).filter(|to| to.len() == len)?;
+        if !wanted(peer, &packet.envelope, words) || !link.ends.cells.read(cell, skip, to) {
+            return None;
+        }
+        self.release(Arrival { token: PacketPlace::Announced(cell), ..poll::small(peer, packet) });
+        Some((peer, packet.envelope, words))
     }
 
     /// Defers the release of a peer's cell that was read. `back` is a cell of this process that came back

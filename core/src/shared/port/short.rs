@@ -10,7 +10,8 @@ use crate::shared::fastbox::SHORT_BYTES;
 use crate::shared::pool::CellRecord;
 use crate::shared::sleep::WakeReason;
 use crate::sync::spin_hint;
-use crate::wire::Envelope;
+use crate::wire::prefix::PrefixWords;
+use crate::wire::{Envelope, Kind};
 
 impl<'a, H, L, R> ShortPath for ShmPort<'a, H, L, R>
 where
@@ -35,7 +36,8 @@ where
     #[inline(always)]
     fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
         if bytes.len() > self.config.fastbox_limit {
-            return self.send_cell_now(peer, context, tag, bytes);
+            let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
+            return self.send_cell_now(peer, &envelope, [bytes, &[]]);
         }
         let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
         if !link.ends.outbound.push_now(link.traffic.next, context, tag, bytes) {
@@ -43,6 +45,23 @@ where
         }
         link.traffic.next += 1;
         Some(link.ends.sleep.is_asleep(self.config.fences))
+    }
+
+    #[inline(always)]
+    fn send_prefixed(&mut self, peer: PeerId, envelope: &Envelope, words: PrefixWords, body: &[u8]) -> bool {
+        let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return false };
+        let is_asleep = if envelope.total > self.config.fastbox_limit as u64 {
+            self.send_cell_now(peer, envelope, [&words.encode()[..words.bytes()], body])
+        } else if link.ends.outbound.push_prefixed(link.traffic.next, envelope, words, body) {
+            link.traffic.next += 1;
+            Some(link.ends.sleep.is_asleep(self.config.fences))
+        } else {
+            None
+        };
+        if is_asleep == Some(true) {
+            self.wake_for(peer, envelope);
+        }
+        is_asleep.is_some()
     }
 
     #[cold]
@@ -89,6 +108,42 @@ where
     #[inline(always)]
     fn pause(&mut self) {
         if self.write_prefetch.is_on() { self.prefetch() } else { spin_hint() }
+    }
+
+    #[inline(always)]
+    fn take_prefixed(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope, PrefixWords) -> bool,
+        to: &mut BorrowedRecv<'_>,
+    ) -> Option<(PeerId, Envelope, PrefixWords)> {
+        let peer = self.hot[self.turn % HOT];
+        let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
+        let burst = self.burst.checked_sub(1)?;
+        // A fault is left to a poll.
+        let packet = link.ends.inbound.peek().ok()??;
+        let (kind, skip) = (packet.envelope.kind, PrefixWords::bytes_of(packet.envelope.kind));
+        if skip == 0 || packet.sequence != link.traffic.expected as u16 {
+            return None;
+        }
+        if packet.cell.is_some() {
+            let taken = self.take_announced_prefixed(peer, packet, wanted, to)?;
+            self.burst = burst;
+            return Some(taken);
+        }
+        let len = packet.len.checked_sub(skip)?;
+        let words = PrefixWords::of(kind, link.ends.inbound.words())?;
+        let to = to.whole(0, len).filter(|to| to.len() == len)?;
+        if !wanted(peer, &packet.envelope, words) {
+            return None;
+        }
+        link.ends.inbound.read_behind(packet.len, skip, to);
+        self.burst = burst;
+        link.traffic.expected += 1;
+        // The sender may sleep until there is space.
+        if link.ends.inbound.advance(packet.len) {
+            self.wake(peer, WakeReason::Other);
+        }
+        Some((peer, packet.envelope, words))
     }
 
     #[inline(always)]

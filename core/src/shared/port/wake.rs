@@ -34,6 +34,13 @@ where
         }
     }
 
+    /// Wakes a peer to which this packet was sent.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn wake_for(&mut self, peer: PeerId, envelope: &Envelope) {
+        self.wake(peer, wake_reason(envelope));
+    }
+
     /// Returns whether peers probably sleep although messages were sent to them, because they need more
     /// ([`WakeReason::Message`]).
     pub fn has_counted(&self) -> bool {

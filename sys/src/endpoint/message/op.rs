@@ -232,13 +232,15 @@ impl Endpoint {
     ///
     /// # Errors
     /// See [`Error`]. [`Error::List`] if a list is longer than memory.
+    #[inline]
     pub fn send_op(&mut self, op: SendOp<'_>) -> Result<(), Error> {
         let SendOp { to, tag, buf, context, options, .. } = op;
         let (context, buf) = (free_context(context)?, buf.ok_or(Error::List)?);
+        // The bytes are borrowed until this function returns.
         match self.send_op_at_once((to, context, tag), &buf, options) {
-            true => Ok(()),
-            // The bytes are borrowed until this function returns.
-            false => self.send_slowly(to, context, tag, buf, mode(options)),
+            Some(request) if request.is_complete() => Ok(()),
+            Some(request) => self.finish_synchronous(request),
+            None => self.send_slowly(to, context, tag, buf, mode(options)),
         }
     }
 
@@ -289,8 +291,8 @@ impl Endpoint {
         let SendOp { to, tag, buf, context, options, .. } = op;
         let (context, buf) = (free_context(context)?, buf.ok_or(Error::List)?);
         match self.send_op_at_once((to, context, tag), &buf, options) {
-            true => Ok(Request::DONE),
-            false => self.start(to, context, tag, buf, mode(options)),
+            Some(request) => Ok(request),
+            None => self.start(to, context, tag, buf, mode(options)),
         }
     }
 
@@ -318,25 +320,40 @@ impl Endpoint {
         }
     }
 
-    /// Sends a message that is not synchronous, if it is short or has immediate data, and can leave at once. False
-    /// means that nothing was sent.
+    /// Sends a message that is short, has immediate data or is synchronous, if it can leave at once. `None` means that
+    /// nothing was sent.
     #[inline]
     fn send_op_at_once(
         &mut self,
         (to, context, tag): (usize, u16, u64),
         buf: &SendBuf,
         options: SendOptions,
-    ) -> bool {
+    ) -> Option<Request> {
+        if options == PLAIN {
+            let bytes = buf.whole(0, buf.len())?;
+            return self.send_short_at_once(to, context, tag, bytes).then_some(Request::DONE);
+        }
+        let peer = u32::try_from(to).unwrap_or(u32::MAX);
+        if self.is_forked() {
+            return None;
+        }
         match options {
-            PLAIN => {
-                let bytes = buf.whole(0, buf.len());
-                bytes.is_some_and(|bytes| self.send_short_at_once(to, context, tag, bytes))
+            SendOptions { immediate, synchronous: true } => {
+                self.engine.send_synchronous_now(peer, context, tag, (buf, immediate)).map(Request)
             }
-            SendOptions { immediate: Some(immediate), synchronous: false } => {
-                let peer = u32::try_from(to).unwrap_or(u32::MAX);
-                !self.is_forked() && self.engine.send_immediate_now(peer, context, tag, (buf, immediate))
+            SendOptions { immediate, synchronous: false } => {
+                let sent = self.engine.send_immediate_now(peer, context, tag, (buf, immediate?));
+                sent.then_some(Request::DONE)
             }
-            SendOptions { synchronous: true, .. } => false,
+        }
+    }
+
+    /// Waits for a synchronous send that has left. Its acknowledgement usually comes soon.
+    #[inline(never)]
+    fn finish_synchronous(&mut self, request: Request) -> Result<(), Error> {
+        match self.acknowledged_soon(request) {
+            Some(_) => Ok(()),
+            None => self.finish(request).map(drop),
         }
     }
 }

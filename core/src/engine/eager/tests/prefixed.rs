@@ -229,3 +229,66 @@ fn packet_that_is_shorter_than_its_prefix_is_a_fault() {
         }
     }
 }
+
+#[test]
+fn blocking_receive_whose_acknowledgement_finds_no_space_becomes_a_request() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    // Messages to rank 0 fill the whole space, as rank 0 does nothing.
+    let fill: Vec<_> = (0..200).map(|_| world.isend(1, 0, 9, contents(9, 8))).collect();
+    let sent = world.issend(0, 1, 1, contents(1, 8));
+    let (loan, mut buf) = world.lender.receive(1, 8);
+    let step = world.engine(1).receive_step(&pattern(Source::Rank(0), 1), &mut buf);
+    let Bypass::Posted(id) = step else { panic!("{step:?}") };
+    world.engine(1).progress();
+    assert_eq!(world.engine(1).test(id), None, "the acknowledgement has not left");
+    for _ in 0..200 {
+        world.recv(0, 1, 9, 8);
+    }
+    world.settle();
+    assert_eq!(world.engine(1).test(id), Some(Ok(Status { peer: 0, tag: 1, len: 8, immediate: None })));
+    assert_eq!(world.lender.end(loan), contents(1, 8));
+    assert!(world.done(sent).0.is_ok() && fill.into_iter().all(|fill| world.done(fill).0.is_ok()));
+}
+
+#[test]
+fn waiting_sender_takes_its_own_acknowledgement_only() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::new(&fabric, AMPLE);
+    let first = world.issend(0, 1, 1, contents(1, 8));
+    let second = world.issend(0, 1, 2, contents(2, 8));
+    let other = world.issend(0, 2, 1, contents(1, 8));
+    let receives = [world.recv(1, 0, 2, 8), world.recv(1, 0, 1, 8)];
+    for _ in 0..3 {
+        world.engine(1).progress();
+    }
+    let status = |tag| Some(Status { peer: 1, tag, len: 8, immediate: None });
+    // The acknowledgements come in the order of the messages.
+    assert_eq!(world.engine(0).finish_now(second.id), None);
+    assert_eq!(world.engine(0).finish_now(other.id), None);
+    world.engine(0).progress();
+    assert_eq!(world.engine(0).finish_now(first.id), status(1));
+    assert_eq!(world.engine(0).finish_now(second.id), status(2));
+    assert_eq!(world.engine(0).finish_now(second.id), None, "the request is gone");
+    assert_eq!(world.engine(0).finish_now(other.id), None);
+    let receive = world.recv(2, 0, 1, 8);
+    world.settle();
+    assert!(world.done(receive).0.is_ok() && world.done(other).0.is_ok());
+    assert!(receives.into_iter().all(|receive| world.done(receive).0.is_ok()));
+}
+
+#[test]
+fn next_acknowledgement_ends_a_send_without_a_poll() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    for number in 0..20 {
+        let sent = world.issend(0, 1, 1, contents(1, 8));
+        let receive = world.recv(1, 0, 1, 8);
+        world.engine(1).progress();
+        let done = world.engine(0).finish_now(sent.id);
+        assert_eq!(done, Some(Status { peer: 1, tag: 1, len: 8, immediate: None }), "message {number}");
+        assert!(world.done(receive).0.is_ok());
+    }
+    let counters = world.engine(0).peer_counters(1).unwrap();
+    assert_eq!((counters.eager_sent, counters.fin_received, counters.rts_sent), (20, 20, 0));
+}
