@@ -17,10 +17,10 @@
 //! all other processes sleep, yields return at once. With more processes than cores the process then sleeps
 //! soon.
 //!
-//! A yield of a millisecond or more has passed the core to a thread that computes. That thread is no peer that waits,
-//! because such a peer yields or sleeps soon. As long as it computes, each yield takes its whole time slice, and a sleep
-//! is better: the kernel runs a process that is woken before threads that compute all the time. The process then sleeps
-//! after few polls, and tries yields again after some sleeps.
+//! A yield of a millisecond or more has passed the core to a thread that computes. That thread is no peer that
+//! waits, because such a peer yields or sleeps soon. As long as it computes, each yield takes its whole time
+//! slice, and a sleep is better: the kernel runs a process that is woken before threads that compute all the
+//! time. The process then sleeps after few polls, and tries yields again after some sleeps.
 //!
 //! The policy only decides: its caller reads the clock, yields and sleeps.
 #![forbid(unsafe_code)]
