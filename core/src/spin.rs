@@ -17,6 +17,11 @@
 //! all other processes sleep, yields return at once. With more processes than cores the process then sleeps
 //! soon.
 //!
+//! A yield of a millisecond or more has passed the core to a thread that computes. That thread is no peer that
+//! waits, because such a peer yields or sleeps soon. As long as it computes, each yield takes its whole time
+//! slice, and a sleep is better: the kernel runs a process that is woken before threads that compute all the
+//! time. The process then sleeps after few polls, and tries yields again after some sleeps.
+//!
 //! The policy only decides: its caller reads the clock, yields and sleeps.
 #![forbid(unsafe_code)]
 
@@ -42,6 +47,8 @@ const RETRY: u32 = 64;
 const MOST_YIELDS: u32 = 64;
 /// A sleep that is shorter than this would have cost less as a spin.
 pub const SHORT_SLEEP: Duration = Duration::from_millis(1);
+/// A yield that takes this long has passed the core to a thread that computes.
+const LONG_YIELD: Duration = SHORT_SLEEP;
 /// Polls take less than this, unless the kernel preempts the process.
 const FORCED: Duration = Duration::from_micros(500);
 
@@ -73,6 +80,8 @@ pub struct SpinPolicy {
     oversubscribed: bool,
     /// The number of sleeps since yields were last tried.
     untried: u32,
+    /// Whether the last yield passed the core to a thread that computes: the process sleeps instead.
+    contended: bool,
     /// The time of a yield that passes the core to no other thread.
     call: Duration,
 }
@@ -118,7 +127,17 @@ impl SpinPolicy {
         let most_polls = most_polls.min(spin).max(1);
         let (fixed, call) = (fixed.is_some(), empty_call);
         let oversubscribed = load != Oversubscription::Room;
-        Self { polls, most_polls, spin, longest_spin: spin, fixed, oversubscribed, untried: 0, call }
+        Self {
+            polls,
+            most_polls,
+            spin,
+            longest_spin: spin,
+            fixed,
+            oversubscribed,
+            untried: 0,
+            contended: false,
+            call,
+        }
     }
 
     /// Returns whether calls that never wait yield the core, after [`SpinPolicy::polls`] failed polls in a row.
@@ -135,14 +154,21 @@ impl SpinPolicy {
     /// Returns the action after so many failed polls.
     pub fn rest(&mut self, failed_polls: &mut FailedPolls, polls: u32) -> SpinAction {
         failed_polls.spun = failed_polls.spun.saturating_add(polls);
-        let over = self.fixed || failed_polls.spun >= self.spin || failed_polls.yields >= MOST_YIELDS;
-        if over { SpinAction::Sleep } else { SpinAction::Yield }
+        let spin = if self.contended { self.spin.min(SPIN_APART) } else { self.spin };
+        if self.fixed || failed_polls.spun >= spin || failed_polls.yields >= MOST_YIELDS {
+            SpinAction::Sleep
+        } else if self.contended {
+            SpinAction::Poll
+        } else {
+            SpinAction::Yield
+        }
     }
 
     /// Learns from a yield that took this time.
     pub fn learn_yield(&mut self, failed_polls: &mut FailedPolls, took: Duration) {
         failed_polls.clock_read = None;
         self.call = self.call.min(took);
+        self.contended = took >= LONG_YIELD;
         if took > 2 * self.call {
             self.polls = FEWEST_POLLS;
             failed_polls.spun = 0;
@@ -160,7 +186,7 @@ impl SpinPolicy {
         }
         self.untried += 1;
         if self.untried >= RETRY {
-            (self.untried, self.polls) = (0, FEWEST_POLLS);
+            (self.untried, self.polls, self.contended) = (0, FEWEST_POLLS, false);
         }
         let shortest = SHORTEST_SPIN.min(self.longest_spin);
         let longer = woken && slept < SHORT_SLEEP;
@@ -200,10 +226,11 @@ mod tests {
         let (mut failed_polls, mut polls) = (FailedPolls::NONE, 0);
         loop {
             polls += spin_policy.polls();
-            if spin_policy.rest(&mut failed_polls, spin_policy.polls()) == SpinAction::Sleep {
-                return polls;
+            match spin_policy.rest(&mut failed_polls, spin_policy.polls()) {
+                SpinAction::Sleep => return polls,
+                SpinAction::Yield => spin_policy.learn_yield(&mut failed_polls, yields),
+                SpinAction::Poll => {}
             }
-            spin_policy.learn_yield(&mut failed_polls, yields);
         }
     }
 
@@ -273,6 +300,34 @@ mod tests {
             spin_policy.learn_sleep(&mut failed_polls, HANDED_OVER, true);
         }
         assert_eq!(spin_policy.rest(&mut failed_polls, spin_policy.polls()), SpinAction::Yield);
+    }
+
+    #[test]
+    fn a_process_beside_threads_that_compute_sleeps_instead_of_yielding() {
+        for load in [Oversubscription::Apart, Oversubscription::Together, Oversubscription::Room] {
+            let mut spin_policy = spin_policy(load);
+            assert!(polls_before_sleep(&mut spin_policy, LONG) <= MOST_POLLS + 2 * SPIN_APART, "one yield");
+            for _ in 1..RETRY {
+                let mut failed_polls = FailedPolls::NONE;
+                let mut polls = 0;
+                let action = loop {
+                    polls += spin_policy.polls();
+                    match spin_policy.rest(&mut failed_polls, spin_policy.polls()) {
+                        SpinAction::Poll => {}
+                        action => break action,
+                    }
+                };
+                assert!(action == SpinAction::Sleep && polls <= 2 * SPIN_APART, "{action:?} after {polls}");
+                spin_policy.learn_sleep(&mut failed_polls, HANDED_OVER, true);
+            }
+            // The threads may have ended by now.
+            let mut failed_polls = FailedPolls::NONE;
+            spin_policy.learn_sleep(&mut failed_polls, HANDED_OVER, true);
+            let polls = spin_policy.polls();
+            assert_eq!(spin_policy.rest(&mut failed_polls, polls), SpinAction::Yield, "{load:?}");
+            spin_policy.learn_yield(&mut failed_polls, HANDED_OVER);
+            assert_eq!(spin_policy.rest(&mut failed_polls, polls), SpinAction::Yield, "{load:?}");
+        }
     }
 
     #[test]

@@ -207,7 +207,7 @@ static void contexts(void) {
     barrier();
     OK(nemesia_endpoint_mrecv(endpoint, message, LARGE, received, &status));
     CHECK(status.len == 4 && memcmp(received, "four", 4) == 0);
-    OK(nemesia_endpoint_mprobe(endpoint, 5, peer, TAG, 0, 10 * SECOND, &message, NULL));
+    OK(nemesia_endpoint_mprobe(endpoint, 5, peer, TAG, 0, 60 * SECOND, &message, NULL));
     GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_mrecv(endpoint, message, 0, NULL, &status));
     CHECK(status.len == 0 && status.total == 4);
     OK(recv_op(endpoint, in_context(6, peer, TAG, received, LARGE), NULL));
@@ -402,7 +402,7 @@ static void peer_failure(void) {
     if (rank == 1) abort();
     OK(nemesia_endpoint_irecv(endpoint, peer, TAG, 0, 1, &first, &requests[0]));
     OK(nemesia_endpoint_irecv(endpoint, NEMESIA_ANY_SOURCE, TAG, 0, 1, &second, &requests[1]));
-    GIVES(NEMESIA_ERR_PEER_FAILED, nemesia_endpoint_wait_all(endpoint, 2, requests, 20 * SECOND, statuses));
+    GIVES(NEMESIA_ERR_PEER_FAILED, nemesia_endpoint_wait_all(endpoint, 2, requests, 60 * SECOND, statuses));
     CHECK(statuses[0].code == NEMESIA_ERR_PEER_FAILED && statuses[1].code == NEMESIA_ERR_PEER_FAILED);
     CHECK(nemesia_last_error_rank() == 1 && strstr(nemesia_last_error_message(), "rank 1") != NULL);
     OK(nemesia_endpoint_peer_failure(endpoint, 1, &failure));
@@ -415,7 +415,7 @@ static void peer_failure(void) {
     OK(nemesia_endpoint_acknowledge_failures(endpoint));
     OK(nemesia_endpoint_irecv(endpoint, NEMESIA_ANY_SOURCE, TAG, 0, 1, &first, &requests[0]));
     OK(nemesia_endpoint_send(endpoint, rank, TAG, "x", 1));
-    OK(nemesia_endpoint_wait(endpoint, requests[0], SECOND, NULL));
+    OK(nemesia_endpoint_wait(endpoint, requests[0], 60 * SECOND, NULL));
     OK(nemesia_endpoint_agree(endpoint, 6, &flags, &gone));
     CHECK(flags == 6 && gone == 1);
     OK(nemesia_endpoint_shrink(endpoint, ranks, &count, &mine));

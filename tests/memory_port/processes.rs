@@ -19,7 +19,7 @@ const PLACE: &str = "NEMESIA_MEMORY_PORT_PARENT";
 /// The bytes that the child writes again and again.
 const LEN: u32 = 3 << 20;
 /// The limit for noticing a dead peer on a busy machine.
-const NOTICED: Duration = Duration::from_secs(3);
+const NOTICED: Duration = Duration::from_secs(30);
 
 /// A process with one port.
 struct Single<P> {

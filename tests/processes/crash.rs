@@ -143,7 +143,7 @@ fn no_file_is_made_that_outlives_a_killed_process() -> Result<(), String> {
     if probe {
         let job = Job::new(PEER, SCRATCH, "crash 0").wrapper(&format!("unshare -m sh -c {script}"));
         let world = job.spawn(2)?;
-        std::thread::sleep(Duration::from_millis(150));
+        all_open(&world, 2);
         world.signal(1, libc::SIGKILL);
         let ranks = world.wait(LIMIT)?;
         assert!(named(&ranks[0], 1), "{}", report(&ranks));

@@ -58,7 +58,7 @@ fn hosts_without_a_way_between_them_are_refused_by_name() -> Result<(), String> 
     let Some(hosts) = hosts("hosts_without_a_way_between_them_are_refused_by_name", SCRATCH) else {
         return Ok(());
     };
-    let settings = [("NEMESIA_NET_ADDRESS", "lo"), ("NEMESIA_TIMEOUT", "5")];
+    let settings = [("NEMESIA_NET_ADDRESS", "lo"), ("NEMESIA_TIMEOUT", "30")];
     // Hydra kills all ranks when the first one leaves the world, which is after that rank has printed why.
     let HydraWorld { ranks, hydra } = hosts.run((PEER, "open"), &settings, false)?;
     let refused =

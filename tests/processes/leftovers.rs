@@ -3,7 +3,7 @@
 use std::fs::{remove_file, write};
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nemesia_tests::job::{Job, World};
 use nemesia_tests::leftovers::Traces;
@@ -56,7 +56,15 @@ fn a_name_that_a_process_leaves_is_found() -> Result<(), String> {
 fn a_process_that_lives_on_is_found() -> Result<(), String> {
     let traces = Traces::now();
     let other: World = job("/bin/sleep", "1000").spawn(1)?;
-    let found = traces.at_once();
+    // A process that changes its program has no environment for a moment.
+    let deadline = Instant::now() + LIMIT;
+    let found = loop {
+        let found = traces.at_once();
+        if !found.is_empty() || Instant::now() > deadline {
+            break found;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
     other.signal(0, libc::SIGKILL);
     other.wait(LIMIT)?;
     assert!(found.len() == 1 && found[0].starts_with("process "), "{found:?}");

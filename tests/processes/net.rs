@@ -183,7 +183,7 @@ fn verbs_without_a_device_is_an_error_and_auto_falls_back_to_tcp() -> Result<(),
 #[test]
 fn settings_that_differ_are_refused_with_the_remedy() -> Result<(), String> {
     let one = "[ $PMI_RANK = 1 ] && export NEMESIA_NET_PACKET_BYTES=4096";
-    let ranks = job("open").env("NEMESIA_TIMEOUT", "5").before(one).run(2)?;
+    let ranks = job("open").env("NEMESIA_TIMEOUT", "30").before(one).run(2)?;
     assert!(ranks.iter().all(|end| !end.kind.is_success()), "{}", report(&ranks));
     assert!(
         ranks[1].errors.contains("rank 0, tcp") && ranks[1].errors.contains("packet bytes"),

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use nemesia::bootstrap::ExitKind;
 use nemesia_core::wire::LAYOUT_VERSION;
-use nemesia_tests::job::{Job, Rank, report};
+use nemesia_tests::job::{Job, Rank, World, report};
 use nemesia_tests::skip;
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
+/// How long an honest process waits for an impostor, in seconds. The impostor must have started by then.
+const TIMEOUT: &str = "30";
 const REFUSED: ExitKind = ExitKind::Exited(2);
 
 fn open() -> Job {
@@ -194,36 +196,66 @@ const IMPOSTORS: [(&str, &str, &str); 29] = [
     ("header-number", "header: number is", "header: number is"),
 ];
 
-/// Runs an impostor as this rank beside an honest process.
-fn meet(kind: &str, impostor: usize, expected: &str) -> Result<(), String> {
-    let expected = &expected
-        .replace("OURS", &LAYOUT_VERSION.to_string())
-        .replace("NEXT", &(LAYOUT_VERSION + 1).to_string());
-    let script = format!("[ $PMI_RANK = {impostor} ] && set -- \"$1\" impostor {kind}");
-    let ranks = open().before(&script).env("NEMESIA_TIMEOUT", "2").spawn(2)?.wait(LIMIT)?;
-    let (false_one, honest) = (&ranks[impostor], &ranks[1 - impostor]);
-    let name = format!("rank {impostor}");
-    let reported = false_one.kind.is_success();
-    if !(refused(honest, &[&name, expected]) && reported) {
-        return Err(format!("{kind} as rank {impostor}, {expected:?} wanted:\n{}", report(&ranks)));
+/// A world of an impostor, as this rank, and an honest process.
+struct ImpostorWorld {
+    kind: &'static str,
+    impostor: usize,
+    /// What the error of the honest process contains.
+    expected: String,
+    world: World,
+}
+
+impl ImpostorWorld {
+    fn start(kind: &'static str, impostor: usize, expected: &str) -> Result<Self, String> {
+        let [ours, next] = [LAYOUT_VERSION, LAYOUT_VERSION + 1].map(|version| version.to_string());
+        let expected = expected.replace("OURS", &ours).replace("NEXT", &next);
+        let script = format!("[ $PMI_RANK = {impostor} ] && set -- \"$1\" impostor {kind}");
+        let world = open().before(&script).env("NEMESIA_TIMEOUT", TIMEOUT).spawn(2)?;
+        Ok(Self { kind, impostor, expected, world })
     }
-    // A caller that was understood also receives the reason.
-    let understood = !expected.contains("never connected") && !kind.starts_with("address");
-    let hears = understood && !matches!(kind, "closes" | "other-user");
-    if hears && impostor == 1 && !false_one.output.contains("refused: ") {
-        return Err(format!("{kind} as rank {impostor} received no reason:\n{}", report(&ranks)));
+
+    fn check(self) -> Result<(), String> {
+        let Self { kind, impostor, expected, world } = self;
+        let ranks = world.wait(LIMIT)?;
+        let (false_one, honest) = (&ranks[impostor], &ranks[1 - impostor]);
+        let name = format!("rank {impostor}");
+        let reported = false_one.kind.is_success();
+        if !(refused(honest, &[&name, &expected]) && reported) {
+            return Err(format!("{kind} as rank {impostor}, {expected:?} wanted:\n{}", report(&ranks)));
+        }
+        // A caller that was understood also receives the reason.
+        let understood = !expected.contains("never connected") && !kind.starts_with("address");
+        let hears = understood && !matches!(kind, "closes" | "other-user");
+        if hears && impostor == 1 && !false_one.output.contains("refused: ") {
+            return Err(format!("{kind} as rank {impostor} received no reason:\n{}", report(&ranks)));
+        }
+        Ok(())
     }
-    Ok(())
+}
+
+/// Runs impostors as this rank, each beside an honest process. The worlds whose honest process waits until its limit
+/// wait at the same time.
+fn meet(impostor: usize, kinds: impl Iterator<Item = (&'static str, &'static str)>) -> Result<(), String> {
+    let mut waiting = Vec::new();
+    for (kind, expected) in kinds {
+        let world = ImpostorWorld::start(kind, impostor, expected)?;
+        if ["timed out", "it never connected"].contains(&expected) {
+            waiting.push(world);
+        } else {
+            world.check()?;
+        }
+    }
+    waiting.into_iter().try_for_each(ImpostorWorld::check)
 }
 
 #[test]
 fn an_impostor_that_is_called_is_refused_and_named() -> Result<(), String> {
-    IMPOSTORS.into_iter().try_for_each(|(kind, expected, _)| meet(kind, 0, expected))
+    meet(0, IMPOSTORS.into_iter().map(|(kind, expected, _)| (kind, expected)))
 }
 
 #[test]
 fn an_impostor_that_calls_is_refused_and_named() -> Result<(), String> {
-    IMPOSTORS.into_iter().try_for_each(|(kind, _, expected)| meet(kind, 1, expected))
+    meet(1, IMPOSTORS.into_iter().map(|(kind, _, expected)| (kind, expected)))
 }
 
 #[test]
@@ -233,6 +265,5 @@ fn a_process_of_another_user_is_refused() -> Result<(), String> {
         return Ok(());
     }
     let expected = "runs as uid 65534, this process as uid 0";
-    meet("other-user", 0, expected)?;
-    meet("other-user", 1, expected)
+    [0, 1].into_iter().try_for_each(|impostor| meet(impostor, std::iter::once(("other-user", expected))))
 }

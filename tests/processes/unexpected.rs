@@ -1,7 +1,7 @@
 //! Messages that nobody receives: their memory, their ceiling, and the errors at it; receives from any source that
 //! outlive the other ranks. In shared memory and over TCP.
 
-use nemesia_tests::job::{Job, report};
+use nemesia_tests::job::{DEADLINE, Job, report};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
@@ -47,9 +47,11 @@ fn a_sender_ends_with_a_receiver_that_gives_up_at_the_ceiling() -> Result<(), St
 
 #[test]
 fn the_close_of_a_sender_names_the_receiver_that_has_no_room() -> Result<(), String> {
-    for job in jobs(3) {
-        let job = job.env("NEMESIA_UNEXPECTED_BYTES", "65536").env("NEMESIA_TIMEOUT", "10");
-        let ranks = job.succeed(2)?;
+    // Both wait at the same time until the limit of the close, within which they must also have started.
+    let job = |job: Job| job.env("NEMESIA_UNEXPECTED_BYTES", "65536").env("NEMESIA_TIMEOUT", "30");
+    for world in jobs(3).map(|it| job(it).spawn(2)) {
+        let ranks = world?.wait(DEADLINE)?;
+        assert!(ranks.iter().all(|rank| rank.kind.is_success()), "{}", report(&ranks));
         assert!(ranks[1].output.contains("held: messages to rank 0"), "{}", report(&ranks));
     }
     Ok(())

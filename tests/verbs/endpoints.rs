@@ -276,7 +276,7 @@ fn settings_that_differ_are_refused_over_verbs_with_the_remedy() -> Verdict {
     }
     let job = Spread::Apart.job(PEER, "open");
     let job = job.before("[ $PMI_RANK = 1 ] && export NEMESIA_NET_PACKET_BYTES=4096");
-    let ranks = job.env("NEMESIA_TIMEOUT", "10").spawn(2)?.wait(LIMIT)?;
+    let ranks = job.env("NEMESIA_TIMEOUT", "30").spawn(2)?.wait(LIMIT)?;
     assert!(ranks.iter().all(|rank| !rank.kind.is_success()), "{}", report(&ranks));
     let words = &ranks[1].errors;
     assert!(words.contains("rank 0, verbs") && words.contains("packet bytes"), "{}", report(&ranks));

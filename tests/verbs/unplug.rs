@@ -20,8 +20,8 @@ mod scenes {
     const NAME: &str = "scenes::a_device_that_ends_ends_its_connections_and_may_come_back";
     /// Set in a process that plays a scene: the name of the scene.
     const SCENE: &str = "NEMESIA_TEST_VERBS_SCENE";
-    /// The limit for noticing a failure, in addition to the time for which a port may be down.
-    const LIMIT: Duration = Duration::from_secs(3 + 1);
+    /// The limit for noticing a failure on a busy machine. On an idle one it takes 3 s and less.
+    const LIMIT: Duration = Duration::from_secs(30);
 
     /// Runs the virtual machine's `fabric`.
     fn fabric(arguments: &[&str]) {

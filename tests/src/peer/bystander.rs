@@ -134,7 +134,7 @@ fn reservoir() -> Outcome<*mut u8> {
 }
 
 fn beside_a_flood(mut endpoint: Endpoint) -> Outcome {
-    let (limit, generous) = (Duration::from_millis(100), Duration::from_secs(10));
+    let (limit, generous) = (Duration::from_millis(100), Duration::from_secs(60));
     let mut arena = Arena::default();
     // SAFETY: mapped until the process ends, and used for nothing else.
     let flooded = unsafe { endpoint.irecv(Source::Rank(1), Tag::Exactly(1), reservoir()?, FLOOD) }?;

@@ -8,7 +8,7 @@ use serde_json::Value;
 fn nemesia(words: &[&str]) -> Result<Output, String> {
     let program = std::env::var_os("NEMESIA_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_nemesia").into());
     let mut command = Command::new("timeout");
-    command.arg("120").arg(program).args(words).env("NEMESIA_CONFIG", "");
+    command.arg("600").arg(program).args(words).env("NEMESIA_CONFIG", "");
     command.output().map_err(|error| error.to_string())
 }
 
@@ -34,7 +34,20 @@ fn has_device() -> Result<bool, String> {
 fn measures(port: &str) -> Result<(), String> {
     let sizes = [0, 1, 8, 4096, 100_000];
     let list = sizes.map(|bytes| bytes.to_string()).join(",");
-    let words = ["perf", "--port", port, "--no-plot", "--json", "-", "--iterations", "70", "--sizes", &list];
+    let words = [
+        "perf",
+        "--port",
+        port,
+        "--no-plot",
+        "--json",
+        "-",
+        "--iterations",
+        "70",
+        "--rounds",
+        "1",
+        "--sizes",
+        &list,
+    ];
     let output = nemesia(&words)?;
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {errors}", output.status);

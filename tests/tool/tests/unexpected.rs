@@ -11,7 +11,7 @@ const SLACK: u64 = 1 << 20;
 fn shown(ceiling: u64, messages: u64, bytes: u64) -> Result<Value, String> {
     let program = std::env::var_os("NEMESIA_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_nemesia").into());
     let output = Command::new("timeout")
-        .arg("120")
+        .arg("600")
         .arg(program)
         .args(["perf", "--json", "-", "--unexpected", &messages.to_string()])
         .args(["--unexpected-size", &bytes.to_string()])

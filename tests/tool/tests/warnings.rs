@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 fn perf(name: &str, value: &str, strict: &str) -> Result<Output, String> {
     let program = std::env::var_os("NEMESIA_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_nemesia").into());
     let mut command = Command::new("timeout");
-    command.arg("120").arg(program).args(["perf", "--sizes", "8", "--iterations", "64", "--rounds", "1"]);
+    command.arg("600").arg(program).args(["perf", "--sizes", "8", "--iterations", "64", "--rounds", "1"]);
     command.args(["--tests", "rate", "--no-pin", "--no-plot"]).env("NEMESIA_CONFIG", "");
     command.env(name, value).env("NEMESIA_STRICT", strict).output().map_err(|error| error.to_string())
 }

@@ -2,7 +2,8 @@
 
 mod one_sided;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::endpoint::tests::{pair, world};
@@ -207,17 +208,18 @@ fn a_held_sender_is_reported_to_every_thread_that_waits_for_it() {
     let (zero, mut one) = pair(&Config::default().unexpected_bytes(64 << 10));
     let zero = zero.into_shared();
     let bytes = vec![1; 8];
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
     let held = std::thread::spawn(move || {
-        // There are as many sends as there is room for, and one more.
-        loop {
+        // There are as many sends as there is room for, and one more, which is never complete.
+        while !stopped.load(Ordering::Relaxed) {
             // SAFETY: the bytes outlive the endpoint.
             let request = unsafe { one.isend(0, 7, bytes.as_ptr(), 8) }.unwrap();
-            if !request.is_complete()
-                && matches!(one.wait_timeout(request, Duration::from_millis(500)), Err(Error::Timeout(_)))
-            {
-                return (one, bytes);
+            while !stopped.load(Ordering::Relaxed) && one.test(request).unwrap().is_none() {
+                std::thread::yield_now();
             }
         }
+        (one, bytes)
     });
     let waiting: Vec<_> = (0..2)
         .map(|tag| {
@@ -229,6 +231,7 @@ fn a_held_sender_is_reported_to_every_thread_that_waits_for_it() {
         let outcome = thread.join().unwrap();
         assert!(matches!(outcome, Err(Error::Unexpected { held: 1, .. })), "{outcome:?}");
     }
+    stop.store(true, Ordering::Relaxed);
     drop(held.join().unwrap());
 }
 

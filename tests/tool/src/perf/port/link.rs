@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use nemesia::bootstrap::{Bootstrap, Exchange};
 use nemesia_core::port::memory::{
-    Armed, Completion, CompletionSource, Connection, Event, MemoryKey, MemoryPort, PortRegion, PostError,
-    ReceiveQueue, RegionAccess, Slice, Work, WorkOutcome,
+    Armed, Completion, CompletionSource, Connection, Event, LostError, MemoryKey, MemoryPort, PortRegion,
+    PostError, ReceiveQueue, RegionAccess, Slice, Work, WorkOutcome,
 };
 
 use super::meet::{self, failed, text};
@@ -57,6 +57,8 @@ pub(crate) struct PortLink<P> {
     last_message: u64,
     /// Completed receives with their bytes.
     come: VecDeque<(usize, usize)>,
+    /// The reason for the end of the connection. Completions from before it may still be taken.
+    end: Option<LostError>,
     idle: u32,
 }
 
@@ -114,6 +116,7 @@ impl<P: MemoryPort> PortLink<P> {
             done: 0,
             last_message: 0,
             come: VecDeque::with_capacity(RECEIVES),
+            end: None,
             idle: 0,
         })
     }
@@ -141,12 +144,20 @@ impl<P: MemoryPort> PortLink<P> {
         Ok(())
     }
 
+    /// Takes an event. The end of the connection is an error when this is called again: the port reports the event
+    /// before completions that have arrived with it.
     #[cold]
     fn look_around(&mut self) -> Result<(), String> {
         self.idle = 0;
         std::thread::yield_now();
+        if let Some(error) = self.end {
+            return Err(error.to_string());
+        }
         match self.port.poll_event(self.start.elapsed()) {
-            Some(Event::Lost { error, .. }) => Err(error.to_string()),
+            Some(Event::Lost { error, .. }) => {
+                self.end = Some(error);
+                Ok(())
+            }
             Some(Event::PortFailed { code }) => Err(failed(code)),
             _ => Ok(()),
         }
@@ -242,18 +253,26 @@ impl<P: MemoryPort> PortLink<P> {
     /// Waits for a message or a write with immediate. Returns how many bytes of `into` it fills.
     #[inline]
     fn hear(&mut self, into: &mut [u8]) -> Result<usize, String> {
-        let mut polls = 0;
-        let (slot, len) = loop {
-            if let Some(come) = self.come.pop_front() {
-                break come;
-            }
-            polls += 1;
-            if polls < PATIENCE { self.poll()? } else { self.sleep()? }
-        };
+        let (slot, len) = self.take_message()?;
         let wanted = into.get_mut(..len).ok_or("the peer sent more than it should")?;
         self.slots.get(slot * SLOT, wanted);
         receive(&mut self.port, self.connection, self.regions[1], slot)?;
         Ok(len)
+    }
+
+    /// Waits for a message or a write with immediate. Returns its slot and its length. The slot is not posted again.
+    #[inline]
+    fn take_message(&mut self) -> Result<(usize, usize), String> {
+        let (mut polls, mut outcome) = (0, Ok(()));
+        loop {
+            // A message from before an error comes first: the peer may have closed the connection after its last one.
+            if let Some(come) = self.come.pop_front() {
+                return Ok(come);
+            }
+            outcome?;
+            polls += 1;
+            outcome = if polls < PATIENCE { self.poll() } else { self.sleep() };
+        }
     }
 
     /// Waits for an empty message.
@@ -399,7 +418,7 @@ impl<P: MemoryPort> Traffic for PortLink<P> {
     /// received it.
     fn close(mut self) -> Result<(), String> {
         if self.rank() == 0 {
-            self.hear_nothing()?;
+            self.take_message()?;
         } else {
             self.send(&[])?;
             // An error is the expected end; rank 0 reports its own result.
