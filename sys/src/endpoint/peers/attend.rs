@@ -38,7 +38,7 @@ impl PeerTable {
     fn attend(&mut self, endpoint: &mut Endpoint) -> bool {
         self.note_failures(endpoint);
         self.free_numbers(endpoint);
-        let mut changed = self.calls.is_crowded() && self.give_up_one(endpoint);
+        let mut changed = self.calls.is_full() && self.give_up_one(endpoint);
         self.calls.hear(&endpoint.waiter.watch);
         // Each call once, as some are postponed.
         for _ in 0..self.calls.heard() {
