@@ -391,7 +391,7 @@ impl Calls {
         joining.connection.refuse_packets();
         let mut buffer = [0; handshake::MOST_BYTES];
         if joining.connection.recv(&mut buffer, 0, now).is_ok_and(|(len, _)| &buffer[..len] == CONFIRMED) {
-            // It confirmed between the last look and this one, and is told that the connection has ended. Any later
+            // It confirmed between the last look and this one, and sees that the connection has ended. Any later
             // confirmation fails at the caller, which then calls once more.
             let _ = joining.connection.send_dropped();
         }
@@ -399,7 +399,7 @@ impl Calls {
     }
 
     /// Returns whether callers wait for the place of a call that can be given up.
-    pub(crate) fn is_crowded(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         !self.answered.is_empty() && !self.has_place()
     }
 

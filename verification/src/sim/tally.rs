@@ -21,8 +21,7 @@ pub(crate) enum Event {
     PullRefusedMidway,
     /// The runs of a message that is a list were read from its sender's table.
     Table,
-    /// A sender-assisted copy was offered; the sender copied a part; a part failed; the receiver waited for a
-    /// part.
+    /// A sender-assisted copy was offered; the sender copied a part; a part failed; the receiver waited for a part.
     Assist,
     Push,
     PushRefused,
@@ -77,8 +76,7 @@ pub(crate) enum Event {
     MultiPlaced,
     MultiEnd,
     Starved,
-    /// Channels: a packet with content was sent; a connection is ready; a packet had to wait for credit, or for
-    /// room.
+    /// Channels: a packet with content was sent; a connection is ready; a packet had to wait for credit, or for room.
     ChannelPacket,
     ChannelUp,
     NoCredit,
@@ -95,15 +93,15 @@ pub(crate) enum Event {
     ChannelDeath,
     ChannelLost,
     ChannelRefused,
-    /// A process left in good order, and a peer learned of it; a request of a restarted process was held, and
-    /// accepted.
+    /// A process left in good order, and a peer learned of it; a request of a restarted process was held, and accepted.
     ChannelLeft,
     ChannelHeld,
     ChannelAccepted,
     /// A packet was sent over the placement.
     Placed,
-    /// Peers: a process called; two calls crossed; a call was parked; an abandoned call was recognised; a call
-    /// that was given up was made once more; a call was refused at a limit; a stranger was refused; a connection ended in order; a slot was used again; a number was.
+    /// Peers: a process called; two calls crossed; a call was parked; an abandoned call was recognised; a call that was
+    /// given up was made once more; a call was refused at a limit; a stranger was refused; a connection ended in order;
+    /// a slot was used again; a number was.
     PeerCall,
     PeerCrossing,
     PeerParked,

@@ -42,7 +42,7 @@ impl PeerTable {
     fn attend(&mut self, endpoint: &mut Endpoint) -> bool {
         self.note_failures(endpoint);
         self.free_numbers(endpoint);
-        let mut changed = self.calls.is_crowded() && self.give_up_one(endpoint);
+        let mut changed = self.calls.is_full() && self.give_up_one(endpoint);
         changed |= self.call_wanted(endpoint);
         changed |= self.hear(endpoint);
         // Each call once, as some are postponed.

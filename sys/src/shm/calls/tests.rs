@@ -249,7 +249,7 @@ fn a_caller_that_lives_may_confirm_at_any_time() {
     let ((mut one, watch), (mut two, its)) = (calls(1), calls(2));
     let peer = answered(&mut one, &mut two, [&watch, &its]);
     two.expire();
-    assert!(two.next_confirmed(&its).is_none() && !two.is_busy() && !two.is_crowded());
+    assert!(two.next_confirmed(&its).is_none() && !two.is_busy() && !two.is_full());
     let CallOutcome::Answered(answer) = outcome(&mut one, &watch) else { panic!("no answer") };
     answer.confirm().unwrap();
     assert!(matches!(two.next_confirmed(&its), Some((it, Ok(_))) if it == peer));
@@ -310,9 +310,9 @@ fn callers_that_never_confirm_give_their_places_to_others() {
     }
     let _other = send_call(&one, &two, |call| call.calls = 9);
     two.hear(&watch);
-    assert!(two.heard() == 0 && two.is_crowded() && two.give_up_one(&watch).is_none());
+    assert!(two.heard() == 0 && two.is_full() && two.give_up_one(&watch).is_none());
     two.expire();
-    assert!(two.give_up_one(&watch).is_some() && !two.is_crowded());
+    assert!(two.give_up_one(&watch).is_some() && !two.is_full());
     while two.heard() == 0 {
         two.hear(&watch);
     }
