@@ -19,7 +19,8 @@
 //! | a restarted process is taken for the former one | the proofs cover both incarnations and tokens |
 //! | another world with the same key | the proof covers the number of the world |
 //!
-//! The caller's address is covered too, as opaque bytes, if the callee knows it.
+//! The caller's address is covered too, as opaque bytes, if the callee knows it: so it does in a call between processes
+//! without a world ([`wire::call`](crate::wire::call)), which proves the addresses of both.
 //!
 //! Both proofs are computed before anything is allocated for the caller: a stranger costs one challenge, which takes no
 //! memory, and one refusal.

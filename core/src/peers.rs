@@ -22,7 +22,7 @@
 //! remains, and reports the end, until the caller connects again or releases the slot. A released slot is used again
 //! with the next generation, so an identifier names one process for ever.
 //!
-//! All calls take a time that does not depend on the number of peers. The simulator runs this table, too.
+//! All calls take a time that does not depend on the number of peers. The simulator runs this table.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -6,12 +6,14 @@ use nemesia_core::wire::placement::{
     FIXED_BYTES, Frame, HANDSHAKE_BYTES, Handshake, HandshakeError, MOST_FRAME_BYTES, Parsed,
 };
 
+mod call;
 mod channel;
 mod list;
 mod one_sided;
 mod peer;
 mod prefix;
 
+pub use call::call_decoder;
 pub use channel::channel_decoder;
 pub use list::list_of_runs;
 pub use one_sided::one_sided_decoder;
@@ -28,11 +30,12 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     Target { name: "placement-decoder", run: placement_decoder },
     Target { name: "placement-peer", run: placement_peer },
     Target { name: "list-of-runs", run: list_of_runs },
     Target { name: "message-prefix", run: message_prefix },
+    Target { name: "call-decoder", run: call_decoder },
     Target { name: "channel-decoder", run: channel_decoder },
     Target { name: "one-sided-decoder", run: one_sided_decoder },
 ];

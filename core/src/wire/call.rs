@@ -134,7 +134,8 @@ impl core::fmt::Debug for RefusalReason {
 }
 
 impl RefusalReason {
-    /// Returns the reason with this text, cut to [`MOST_REASON_BYTES`]. Other characters than printable ASCII become `?`.
+    /// Returns the reason with this text, cut to [`MOST_REASON_BYTES`]. Other characters than printable ASCII become
+    /// `?`.
     pub fn new(text: &str) -> Self {
         let mut reason = Self { len: 0, bytes: [0; MOST_REASON_BYTES] };
         for (to, character) in reason.bytes.iter_mut().zip(text.chars()) {

@@ -87,7 +87,8 @@ impl Config {
     /// Sets the key of the job: 32 random bytes, the same in all its processes and known to no other process. Processes
     /// on different machines prove to each other that they know it; it is never sent between them. Without this call
     /// and without `NEMESIA_JOB_KEY_FILE`, rank 0 draws a key, and the exchange carries it to the other processes:
-    /// every process that can read the launcher's key space can then join the job.
+    /// every process that can read the launcher's key space can then join the job. An endpoint that opens alone
+    /// ([`Endpoint::alone`](crate::Endpoint::alone)) takes part in the network only with a key from its settings.
     #[must_use]
     pub fn job_key(self, key: [u8; 32]) -> Self {
         let key = JobKeySource::Program(JobKey::from_bytes(key));

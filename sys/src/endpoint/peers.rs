@@ -60,7 +60,9 @@ pub(in crate::endpoint) use table::PeerTable;
 /// ```
 impl Endpoint {
     /// Returns the address of this endpoint. Other processes of this user on this machine connect with it
-    /// ([`Endpoint::connect`]). It is valid until the endpoint is closed, and is never that of another endpoint.
+    /// ([`Endpoint::connect`]). If this endpoint has a key of the job ([`Config::job_key`](crate::Config::job_key)), so
+    /// do processes with the same key on other machines. It is valid until the endpoint is closed, and is never that of
+    /// another endpoint.
     ///
     /// # Errors
     /// [`Error::NoAddress`] if the endpoint was not opened alone.
@@ -72,7 +74,8 @@ impl Endpoint {
     /// peer. If its connection had ended, it can be spoken to again.
     ///
     /// # Errors
-    /// [`Error::Address`] if these are not the bytes of an address, or it is one of another machine.
+    /// [`Error::Address`] if these are not the bytes of an address, or if it is one of another machine and one of the
+    /// two endpoints has no key of the job.
     /// [`Error::NoPeer`]: it is the address of this endpoint, or there are too many peers.
     pub fn connect(&mut self, address: &PeerAddress) -> Result<PeerRef, Error> {
         self.check_origin()?;

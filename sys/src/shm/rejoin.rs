@@ -90,8 +90,8 @@ impl RejoinListener {
         Self { world, ours, listener, remote, callers: Vec::new(), more: false, awaited: Vec::new() }
     }
 
-    /// Begins to listen for calls of processes that opened alone, as this one.
-    /// `remote` is where this process takes calls from other machines.
+    /// Begins to listen for calls of processes that opened alone, as this one. `remote` is where this process takes
+    /// calls from other machines.
     pub(crate) fn listen_for_calls(
         &self,
         watch: &mut Watch,

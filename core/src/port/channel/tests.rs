@@ -3,6 +3,7 @@
 mod callers;
 mod claim;
 mod fairness;
+mod grow;
 mod left;
 mod lost;
 mod opening;

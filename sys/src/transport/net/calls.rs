@@ -1,7 +1,7 @@
 //! Calls between machines: how processes that opened alone connect with each other over TCP.
 //!
-//! The messages are in [`nemesia_core::wire::call`], and the proofs in [`nemesia_core::job_key`]. Nothing of a caller is
-//! heard before it has proved that it knows the key of the job. The table of peers ([`nemesia_core::peers`]) decides
+//! The messages are in [`nemesia_core::wire::call`], and the proofs in [`nemesia_core::job_key`]. Nothing of a caller
+//! is heard before it has proved that it knows the key of the job. The table of peers ([`nemesia_core::peers`]) decides
 //! what becomes of each call, as inside a machine; this module carries the messages, and never waits for one.
 //!
 //! The connection of a call stays open until the connection of the channel exists, so that each side sees the death of
@@ -133,8 +133,8 @@ impl HeardNetCall {
 }
 
 impl NetCalls {
-    /// Listens for calls at this address of this machine. `channel` is the address of the channel.
-    /// [`NetCalls::begin`] follows. The error is one line.
+    /// Listens for calls at this address of this machine. `channel` is the address of the channel. [`NetCalls::begin`]
+    /// follows. The error is one line.
     pub(crate) fn listen(
         config: &Config,
         key: JobKey,

@@ -240,8 +240,8 @@ impl NetPort {
         Polled::Idle
     }
 
-    /// As [`PacketPort::close`](nemesia_core::port::PacketPort::close). A peer from which this process has
-    /// disconnected still gets its last packets.
+    /// As [`PacketPort::close`](nemesia_core::port::PacketPort::close). A peer from which this process has disconnected
+    /// still gets its last packets.
     pub(super) fn close_growing(&mut self, number: PeerId) {
         if self.growing.as_ref().is_some_and(|growing| growing.is_open(number)) {
             self.shut(number);

@@ -52,7 +52,7 @@ enum NetCallStage {
 pub(crate) enum NetCallOutcome {
     /// The callee has answered: with the number of calls that it has made, and the address of its channel.
     /// [`NetCalls::confirm`] follows.
-    Answered(AnsweredCaller),
+    Answered(Box<AnsweredCaller>),
     /// The callee's process is gone.
     Gone,
     /// The callee has disconnected or finished (`true`), or has dropped its endpoint.
@@ -241,12 +241,12 @@ impl NetCalls {
         let expected = answer.introduction.token;
         let known = Acquaintance { token: call.token, expected, number: answer.introduction.number };
         let (number, calls, channel) = (call.number, answer.introduction.calls, answer.channel);
-        NetCallOutcome::Answered(AnsweredCaller { number, calls, known, channel, socket })
+        NetCallOutcome::Answered(Box::new(AnsweredCaller { number, calls, known, channel, socket }))
     }
 
     /// Confirms an answer, so that the callee waits for the connection of the channel.
-    pub(crate) fn confirm(&mut self, peer: PeerRef, answered: AnsweredCaller, watch: &Watch) {
-        let AnsweredCaller { number, mut socket, .. } = answered;
+    pub(crate) fn confirm(&mut self, peer: PeerRef, answered: Box<AnsweredCaller>, watch: &Watch) {
+        let AnsweredCaller { number, mut socket, .. } = *answered;
         // If the message does not reach the callee, it closes the connection of the channel.
         socket.send(&CallMessage::Confirmation);
         socket.attend(watch);

@@ -1,0 +1,58 @@
+//! Peers that are added one by one.
+
+use core::time::Duration;
+use std::vec;
+
+use super::ChannelEvent;
+use super::script::{ask, channel, enter, hello, settle};
+use crate::port::PacketPort as _;
+use crate::port::channel::{Acquaintance, ChannelPeer};
+use crate::port::memory::Address;
+use crate::wire::channel::ChannelRefusal;
+use crate::wire::hello::Hello;
+
+#[test]
+fn only_a_process_that_was_introduced_connects_and_only_as_itself() {
+    let mut channel = channel(3, 1, 64);
+    channel.grow_with_peers();
+    let refused = |peer, refusal| [ChannelEvent::Refused { claimed: Some(peer), refusal }];
+    // It knows the key, but nobody expects it.
+    ask(&mut channel, &hello(0, 0));
+    assert_eq!(settle(&mut channel), refused(0, ChannelRefusal::NotAMember));
+    let known = Acquaintance { token: 5, expected: hello(0, 0).token, number: 9 };
+    assert!(channel.expect(0, Some(known)));
+    // Another one that is expected elsewhere.
+    ask(&mut channel, &Hello { token: 1, ..hello(0, 0) });
+    assert_eq!(settle(&mut channel), refused(0, ChannelRefusal::NotAMember));
+    ask(&mut channel, &hello(2, 0));
+    assert_eq!(settle(&mut channel), refused(2, ChannelRefusal::NotAMember));
+    enter(&mut channel, &hello(0, 0));
+    // The peer is told the number by which it knows this process, and the token for it.
+    let said = Hello::decode(channel.port().said.last().unwrap()).unwrap();
+    assert_eq!((said.rank, said.token), (9, 5));
+    // Its number is taken until nothing of the connection is left.
+    assert!(!channel.is_vacant(0) && !channel.expect(0, Some(known)));
+    channel.close(0);
+    settle(&mut channel);
+    assert!(channel.is_vacant(0) && channel.expect(0, None));
+    ask(&mut channel, &hello(0, 0));
+    assert_eq!(settle(&mut channel), refused(0, ChannelRefusal::NotAMember));
+}
+
+#[test]
+fn places_and_buffers_come_with_the_peers() {
+    let mut channel = channel(1, 1, 64);
+    channel.grow_with_peers();
+    let known = Acquaintance { token: 5, expected: 6, number: 9 };
+    assert!(!channel.expect(1, Some(known)));
+    for places in 1..4 {
+        assert_eq!(channel.places(), places);
+        channel.add_place(ChannelPeer::new(vec![None; 128], 0).unwrap());
+    }
+    assert!(channel.expect(3, Some(known)));
+    channel.connect(3, 0, &Address::new(&[1]).unwrap(), Duration::MAX).unwrap();
+    let said = Hello::decode(channel.port().said.last().unwrap()).unwrap();
+    assert_eq!((said.rank, said.token, channel.report(3).rails), (9, 5, 1));
+    channel.grow_buffers(10, 1);
+    assert_eq!(channel.buffers().0, 64, "they have no memory yet");
+}
