@@ -266,7 +266,8 @@ fn main() -> Passed {
         Some("arrived") => (arrived, WINDOW),
         _ => {
             return Err(
-                "usage: instructions blocking|immediate|acknowledged|posted|arrived|pending|pending-beside COUNT [BYTES]"
+                "usage: instructions MODE COUNT [BYTES]; MODE is blocking, immediate, acknowledged, posted, arrived, \
+                 pending or pending-beside"
                     .into()
             );
         }

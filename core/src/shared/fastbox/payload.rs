@@ -173,8 +173,8 @@ pub(super) fn load_one(slot: &FastboxSlot, to: &mut [u8], (number, count): (usiz
     }
 }
 
-/// Loads the payload of a packet of several slots from byte `at` on, if `at` is behind its first or second word, and `to`
-/// has at least [`MORE_BYTES`]. Returns `false` in all other cases.
+/// Loads the payload of a packet of several slots from byte `at` on, if `at` is behind its first or second word, and
+/// `to` has at least [`MORE_BYTES`]. Returns `false` in all other cases.
 #[inline(always)]
 pub(super) fn load_behind(first: &FastboxSlot, further: &[FastboxSlot], at: usize, to: &mut [u8]) -> bool {
     let (head, Some((last, slots))) = (FIRST_BYTES.wrapping_sub(at), further.split_last()) else {
