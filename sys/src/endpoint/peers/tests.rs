@@ -387,7 +387,7 @@ fn a_stranger_that_is_stopped_does_not_keep_a_process_from_calling_others() {
     assert!(matches!(one.rank_of(wanted), Err(Error::NoPeer(PeerError::Connections { most: 1 }))));
     one.peers.as_mut().unwrap().calls.expire();
     assert_eq!(one.rank_of(wanted).unwrap(), 1);
-    [one, two, three].into_iter().for_each(|it| drop(it));
+    drop([one, two, three]);
 }
 
 /// Connects two endpoints. Returns the number by which each knows the other.
