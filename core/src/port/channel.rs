@@ -70,11 +70,11 @@
 //! sends an update as soon as it is connected (paper 3, section 3.1, uses a dummy message), and the other
 //! side waits for the update.
 //!
-//! **Processes without a world.** After [`Channel::grow_with_peers`], peers have no ranks but numbers, which each process
-//! chooses for itself, and they are added one by one ([`Channel::expect`]). The caller has met the peer before, by other
-//! means that prove the key too. Each has then given the other its number and a token. A connection is accepted only
-//! from the process that presents the token, as the peer that it belongs to. A hello carries the number by which its
-//! *receiver* knows the sender, instead of a rank; all such processes have the same rank.
+//! **Processes without a world.** After [`Channel::grow_with_peers`], peers have no ranks but numbers, which each
+//! process chooses for itself, and they are added one by one ([`Channel::expect`]). The caller has met the peer
+//! before, by other means that prove the key too. Each has then given the other its number and a token. A connection
+//! is accepted only from the process that presents the token, as the peer that it belongs to. A hello carries the
+//! number by which its *receiver* knows the sender, instead of a rank; all such processes have the same rank.
 //!
 //! The shared receive queue of a fabric is not used: its receives could not be granted to individual peers.
 #![cfg_attr(not(test), forbid(unsafe_code))]
@@ -93,8 +93,8 @@ use core::borrow::{Borrow as _, BorrowMut};
 use core::time::Duration;
 
 pub use buffers::{BufferSlab, ChannelBuffer};
+pub use call::Acquaintance;
 pub use connect::{ChannelEvent, JoinError};
-pub use grow::Acquaintance;
 pub use peer::{ChannelPeer, Introduction, MOST_RAILS, Report};
 
 use super::memory::{Completion, Facts, MemoryPort, Origin, PortRegion};

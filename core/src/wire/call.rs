@@ -13,7 +13,7 @@
 //! |---|---|---|
 //! | [`CallMessage::Challenge`] | 1 | 8-11: its number; 12-27: its random bytes |
 //! | [`CallMessage::Request`] | 2 | 8-31: introduction; 32-95: address of the caller; 96-99: number of the challenge; 104-111: nonce; 240-255: proof |
-//! | [`CallMessage::Acceptance`] | 3 | 8-31: introduction; 32-95: address of the callee; 96: length of the channel's address; 97-204: channel's address; 240-255: proof |
+//! | [`CallMessage::Acceptance`] | 3 | 8-31: introduction; 32-95: address of the callee; 96: length of the channel's address; 97-204: that address; 240-255: proof |
 //! | [`CallMessage::Refusal`] | 4 | 8: length of the reason; 9-255: the reason, printable ASCII |
 //! | [`CallMessage::Leave`] | 5 | 8: 0 if the sender has finished, 1 if its endpoint was dropped |
 //! | [`CallMessage::Confirmation`] | 6 | none |

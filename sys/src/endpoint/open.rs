@@ -36,7 +36,7 @@ use crate::config::{Config, FIRST_REQUESTS};
 use crate::error::Error;
 use crate::events;
 use crate::explain::Verdict;
-use crate::os::Watch;
+use crate::os::{ProcessOrigin, Watch};
 use crate::route;
 use crate::shm::{self, Attached};
 use crate::transport::hosts::RemoteRanks;
@@ -147,12 +147,8 @@ impl Endpoint {
         let of_world = |calls| PeerTable::of_world(calls, ranks.0, &attached.unmet);
         let peers = attached.calls.map(of_world).transpose()?;
         warnings.extend(more);
-        let net = match growing {
-            None => {
-                connect_remote(config, attached.remote, exchange.incarnation(), (&mut facts, &mut watch))?
-            }
-            Some(_) => network::open(config, &attached.origin, (&mut watch, &mut warnings))?,
-        };
+        let remote = (attached.remote, exchange.incarnation(), growing.is_some());
+        let net = join_network(config, remote, &attached.origin, (&mut facts, &mut watch, &mut warnings))?;
         attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
         let port = ports::join(port, net);
         let most = growing.map_or(size, |most| most as usize + 1);
@@ -264,6 +260,19 @@ impl Endpoint {
             explanation.warnings.iter().for_each(|warning| events::warning(warning));
         }
     }
+}
+
+/// Opens the port to other machines: that of a world, or that of an endpoint that opens alone.
+fn join_network(
+    config: &Config,
+    (remote, incarnation, is_alone): (RemoteRanks, u64, bool),
+    origin: &Arc<ProcessOrigin>,
+    (facts, watch, warnings): (&mut route::Facts, &mut Watch, &mut Vec<String>),
+) -> Result<Option<NetPort>, Error> {
+    if is_alone {
+        return network::open(config, origin, (watch, warnings));
+    }
+    connect_remote(config, remote, incarnation, (facts, watch))
 }
 
 /// Connects with the ranks on other machines, and records how they are reached. If this process was started again, it

@@ -3,8 +3,9 @@
 
 use core::time::Duration;
 
+use crate::port::PeerId;
 use crate::port::memory::Address;
-use crate::wire::hello::{Challenge, Proof};
+use crate::wire::hello::{Challenge, Hello, Proof};
 
 /// The proof of a request, and the nonce that it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,4 +31,20 @@ impl OutgoingCall {
     pub(super) const fn new(to: &Address, deadline: Duration) -> Self {
         Self { to: *to, deadline, challenge: None, challenges: 0, proof: None }
     }
+}
+
+/// What two processes without a world have agreed upon before they connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acquaintance {
+    /// The random number that this process presents to the peer.
+    pub token: u64,
+    /// The random number that the peer presents.
+    pub expected: u64,
+    /// The number by which the peer knows this process.
+    pub number: PeerId,
+}
+
+/// Returns whether a process presents what was agreed upon with a peer.
+pub(super) fn is_expected(expected: Option<Acquaintance>, hello: &Hello) -> bool {
+    expected.is_some_and(|known| known.expected == hello.token)
 }

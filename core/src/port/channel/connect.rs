@@ -5,8 +5,7 @@ use core::borrow::{Borrow as _, BorrowMut};
 use core::time::Duration;
 
 use super::buffers::{ChannelBuffer, Use};
-use super::call::{OutgoingCall, RequestProof};
-use super::grow::is_expected;
+use super::call::{OutgoingCall, RequestProof, is_expected};
 use super::peer::{ChannelStage, Rail};
 use super::{Channel, ChannelStorage, OWN};
 use crate::flow::posted::LEAST;

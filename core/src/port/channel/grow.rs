@@ -3,26 +3,10 @@
 
 use core::borrow::Borrow as _;
 
+use super::call::Acquaintance;
 use super::{BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage};
 use crate::port::PeerId;
 use crate::port::memory::MemoryPort;
-use crate::wire::hello::Hello;
-
-/// What two processes without a world have agreed upon before they connect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Acquaintance {
-    /// The random number that this process presents to the peer.
-    pub token: u64,
-    /// The random number that the peer presents.
-    pub expected: u64,
-    /// The number by which the peer knows this process.
-    pub number: PeerId,
-}
-
-/// Returns whether a process presents what was agreed upon with a peer.
-pub(super) fn is_expected(expected: Option<Acquaintance>, hello: &Hello) -> bool {
-    expected.is_some_and(|known| known.expected == hello.token)
-}
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// From now on, connects only with peers that the caller has introduced ([`Channel::expect`]).

@@ -4,8 +4,7 @@
 use core::borrow::BorrowMut;
 
 use super::buffers::BufferQueue;
-use super::call::{OutgoingCall, RequestProof};
-use super::grow::Acquaintance;
+use super::call::{Acquaintance, OutgoingCall, RequestProof};
 use super::{OWN, SENDS};
 use crate::counters::{Count, TrafficCounters};
 use crate::flow::posted::{Credits, FIRST, LEAST};

@@ -36,7 +36,7 @@ enum NumberStage {
     Free,
     /// Its peer is connected, or may connect.
     Open,
-    /// This process has disconnected. The last packets leave until this time; whether the farewell has left.
+    /// This process has disconnected. The last packets leave until this time; whether the last packet has left.
     Leaving(Instant, bool),
     /// The connection is closed here, and its end is not reported yet.
     Closing,
@@ -341,14 +341,14 @@ impl NetPort {
         ended.into_iter().for_each(|(number, problem)| growing.give_up(number, problem, false));
     }
 
-    /// Sends the farewell to a peer, and closes the connection when everything has left.
+    /// Sends the last packet to a peer, and closes the connection when everything has left.
     fn linger(&mut self, number: PeerId) {
         let Some(growing) = &self.growing else { return };
         let NumberStage::Leaving(until, mut said) = growing.stage(number) else { return };
         let now = Instant::now();
         let done = with!(&mut self.any, it => {
             let report = it.channel.report(number);
-            // The peer may have accepted a connection that is still being made here, and waits for the farewell.
+            // The peer may have accepted a connection that is still being made here, and waits for the last packet.
             if !said && report.ready > 0 {
                 // If the port refuses the packet, the connection is lost.
                 said = !matches!(it.channel.send_close(number, CloseReason::Finished), Ok(false));
