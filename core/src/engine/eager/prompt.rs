@@ -1,8 +1,7 @@
 //! The critical path of messages with a prefix, and of their acknowledgements: a packet that can leave or be taken at
 //! once, as one call of the port. All other cases are left to `eager/prefixed.rs`.
 //!
-//! A receive returns after it has sent the acknowledgement. The result of the receive is in place before that: stores
-//! leave a core in order, and a result that were written later would be read slowly until the acknowledgement has left.
+//! A receive returns after it has sent the acknowledgement, or becomes a request that sends it when there is space.
 #![forbid(unsafe_code)]
 
 use core::borrow::{Borrow, BorrowMut};

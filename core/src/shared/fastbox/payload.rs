@@ -48,9 +48,9 @@ pub(super) fn store_rest(slots: &[FastboxSlot], stamp: u64, (rest, end): (&[u8],
     store_last(last, end);
 }
 
-/// The payload of a packet that begins with words, as its slots hold it. All values stay in registers: bytes that were
-/// joined in memory could be read as words only when all earlier stores have left the core, and those to another line
-/// of the fastbox are among them.
+/// The payload of a packet that begins with words, as its slots hold it. The words and the body are not joined in
+/// memory first: a load of a word that several earlier stores have written waits until these stores have left the
+/// core.
 #[derive(Debug)]
 pub(super) struct PrefixedPayload<'a> {
     /// The first slot.
