@@ -1707,6 +1707,9 @@ void nemesia_config_destroy(struct nemesia_config *config);
  * Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the world has one
  * process. Collective: every process of the world calls it. It succeeds once in a process.
  *
+ * Processes of one machine connect when an operation of one first names the other. That operation waits until the
+ * other process makes progress. The setting NEMESIA_CONNECT=start connects all of them here.
+ *
  * If an MPI library or other code of this process has initialised the launcher's connection, the call returns
  * NEMESIA_ERR_BOOTSTRAP and does not touch the connection: use `nemesia_endpoint_open_with`. The setting
  * NEMESIA_PMI_TAKE_OVER=1 takes the connection over from code that no longer uses it.
@@ -1850,26 +1853,26 @@ int32_t nemesia_endpoint_acknowledge_failures(struct nemesia_endpoint *endpoint)
  * Opens an endpoint alone: without a launcher, and without another process. It has an address, and no peers yet.
  * Processes that have its address connect with it (`nemesia_endpoint_connect`). A process may open several.
  *
- * The endpoint has no world, so barriers and agreements return NEMESIA_ERR_NO_WORLD. Its own rank is 0. A peer gets
- * a rank with its connection (`nemesia_endpoint_rank_of`). Each process chooses these numbers for itself, so they
- * mean nothing to others. `nemesia_endpoint_size` is larger than every rank that this endpoint has given to a peer.
+ * The endpoint has no world, so barriers and agreements return NEMESIA_ERR_NO_WORLD. Its own rank is 0. A peer gets a
+ * rank with its connection (`nemesia_endpoint_rank_of`). Each process chooses these numbers for itself, so they mean
+ * nothing to others. `nemesia_endpoint_size` is larger than every rank that this endpoint has given to a peer.
  * Receives from NEMESIA_ANY_SOURCE outlive all peers, as with NEMESIA_ANY_SOURCE=outlive.
  *
  * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`. See
  *   NEMESIA_CONNECTIONS (the most connections at once) and NEMESIA_STRANGERS (whether others may call).
  * - `out_endpoint`: the endpoint, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _SYSTEM or _PANIC.
- * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied.
- * Threads: any. For the endpoint see `nemesia_endpoint_open`.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _SYSTEM or _PANIC. Ownership: the caller owns the
+ * endpoint and ends it with `nemesia_endpoint_close`. `config` is copied. Threads: any. For the endpoint see
+ * `nemesia_endpoint_open`.
  */
 int32_t nemesia_endpoint_alone(const struct nemesia_config *config,
                                struct nemesia_endpoint **out_endpoint);
 
 /**
- * Writes the address of an endpoint that was opened alone. Other processes of this user on this machine connect by
- * it. It is valid until the endpoint is closed, and is never that of another endpoint. Its bytes may be copied and
- * compared; they mean nothing else.
+ * Writes the address of an endpoint that was opened alone. Other processes of this user on this machine, and of this
+ * job on others if there is a key, connect by it. It is valid until the endpoint is closed, and is never that of
+ * another endpoint. Its bytes may be copied and compared; they mean nothing else.
  *
  * - `endpoint`: an open endpoint.
  * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
@@ -1890,10 +1893,9 @@ int32_t nemesia_endpoint_address(struct nemesia_endpoint *endpoint,
  *   never becomes another peer.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ADDRESS if these are not the bytes of an address, or it is one of another machine
- * or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint
- * was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Ownership: the address is copied. `nemesia_endpoint_disconnect` releases the peer.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint was
+ * not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership: the address is copied. `nemesia_endpoint_disconnect`
+ * releases the peer. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_connect(struct nemesia_endpoint *endpoint,
                                  const uint8_t *address,
@@ -1936,8 +1938,7 @@ int32_t nemesia_endpoint_rank_of(struct nemesia_endpoint *endpoint,
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if no peer has this rank, which includes the rank 0 of this process;
  * NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_NO_ADDRESS if the endpoint was not opened alone;
- * NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_peer_of(struct nemesia_endpoint *endpoint,
                                  int32_t rank,
@@ -1951,8 +1952,8 @@ int32_t nemesia_endpoint_peer_of(struct nemesia_endpoint *endpoint,
  * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
- * endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_address_of(struct nemesia_endpoint *endpoint,
                                     uint64_t peer,
@@ -1967,8 +1968,8 @@ int32_t nemesia_endpoint_address_of(struct nemesia_endpoint *endpoint,
  *   NEMESIA_STAGE_LOST, _LEFT, _DISCONNECTED or _REFUSED. Written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
- * endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_stage_of(struct nemesia_endpoint *endpoint,
                                   uint64_t peer,
@@ -1983,8 +1984,8 @@ int32_t nemesia_endpoint_stage_of(struct nemesia_endpoint *endpoint,
  * - `out_rank`: as of `nemesia_endpoint_rank_of`, written on success; may be NULL.
  *
  * Returns: as `nemesia_endpoint_rank_of`; NEMESIA_ERR_PEER_FAILED if the peer refused, died or left meanwhile;
- * NEMESIA_ERR_TIMEOUT: the call is still under way.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * NEMESIA_ERR_TIMEOUT: the call is still under way. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_wait_connected(struct nemesia_endpoint *endpoint,
                                         uint64_t peer,
@@ -2001,8 +2002,8 @@ int32_t nemesia_endpoint_wait_connected(struct nemesia_endpoint *endpoint,
  * - `peer`: the peer. Every later use of this number returns NEMESIA_ERR_NO_PEER.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released before, or never existed; NEMESIA_ERR_NO_ADDRESS
- * if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_disconnect(struct nemesia_endpoint *endpoint,
                                     uint64_t peer);

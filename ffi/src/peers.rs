@@ -40,18 +40,18 @@ const _: () = assert!(NEMESIA_ADDRESS_BYTES == nemesia::ADDRESS_BYTES);
 /// Opens an endpoint alone: without a launcher, and without another process. It has an address, and no peers yet.
 /// Processes that have its address connect with it (`nemesia_endpoint_connect`). A process may open several.
 ///
-/// The endpoint has no world, so barriers and agreements return NEMESIA_ERR_NO_WORLD. Its own rank is 0. A peer gets
-/// a rank with its connection (`nemesia_endpoint_rank_of`). Each process chooses these numbers for itself, so they
-/// mean nothing to others. `nemesia_endpoint_size` is larger than every rank that this endpoint has given to a peer.
+/// The endpoint has no world, so barriers and agreements return NEMESIA_ERR_NO_WORLD. Its own rank is 0. A peer gets a
+/// rank with its connection (`nemesia_endpoint_rank_of`). Each process chooses these numbers for itself, so they mean
+/// nothing to others. `nemesia_endpoint_size` is larger than every rank that this endpoint has given to a peer.
 /// Receives from NEMESIA_ANY_SOURCE outlive all peers, as with NEMESIA_ANY_SOURCE=outlive.
 ///
 /// - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`. See
 ///   NEMESIA_CONNECTIONS (the most connections at once) and NEMESIA_STRANGERS (whether others may call).
 /// - `out_endpoint`: the endpoint, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _SYSTEM or _PANIC.
-/// Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied.
-/// Threads: any. For the endpoint see `nemesia_endpoint_open`.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _SYSTEM or _PANIC. Ownership: the caller owns the
+/// endpoint and ends it with `nemesia_endpoint_close`. `config` is copied. Threads: any. For the endpoint see
+/// `nemesia_endpoint_open`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_alone(
     config: *const Config,
@@ -61,9 +61,9 @@ pub unsafe extern "C" fn nemesia_endpoint_alone(
     unsafe { publish_opened(config, out_endpoint, |config| Ok(nemesia::Endpoint::alone(config)?)) }
 }
 
-/// Writes the address of an endpoint that was opened alone. Other processes of this user on this machine connect by
-/// it. It is valid until the endpoint is closed, and is never that of another endpoint. Its bytes may be copied and
-/// compared; they mean nothing else.
+/// Writes the address of an endpoint that was opened alone. Other processes of this user on this machine, and of this
+/// job on others if there is a key, connect by it. It is valid until the endpoint is closed, and is never that of
+/// another endpoint. Its bytes may be copied and compared; they mean nothing else.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
@@ -91,10 +91,9 @@ pub unsafe extern "C" fn nemesia_endpoint_address(endpoint: *mut Endpoint, out_a
 ///   never becomes another peer.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ADDRESS if these are not the bytes of an address, or it is one of another machine
-/// or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint
-/// was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Ownership: the address is copied. `nemesia_endpoint_disconnect` releases the peer.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint was
+/// not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership: the address is copied. `nemesia_endpoint_disconnect`
+/// releases the peer. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_connect(
     endpoint: *mut Endpoint,
@@ -162,8 +161,7 @@ pub unsafe extern "C" fn nemesia_endpoint_rank_of(
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if no peer has this rank, which includes the rank 0 of this process;
 /// NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_NO_ADDRESS if the endpoint was not opened alone;
-/// NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_peer_of(
     endpoint: *mut Endpoint,
@@ -194,8 +192,8 @@ pub unsafe extern "C" fn nemesia_endpoint_peer_of(
 /// - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
-/// endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_address_of(
     endpoint: *mut Endpoint,
@@ -220,8 +218,8 @@ pub unsafe extern "C" fn nemesia_endpoint_address_of(
 ///   NEMESIA_STAGE_LOST, _LEFT, _DISCONNECTED or _REFUSED. Written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
-/// endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_stage_of(
     endpoint: *mut Endpoint,
@@ -255,8 +253,8 @@ pub unsafe extern "C" fn nemesia_endpoint_stage_of(
 /// - `out_rank`: as of `nemesia_endpoint_rank_of`, written on success; may be NULL.
 ///
 /// Returns: as `nemesia_endpoint_rank_of`; NEMESIA_ERR_PEER_FAILED if the peer refused, died or left meanwhile;
-/// NEMESIA_ERR_TIMEOUT: the call is still under way.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// NEMESIA_ERR_TIMEOUT: the call is still under way. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_wait_connected(
     endpoint: *mut Endpoint,
@@ -283,8 +281,8 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_connected(
 /// - `peer`: the peer. Every later use of this number returns NEMESIA_ERR_NO_PEER.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released before, or never existed; NEMESIA_ERR_NO_ADDRESS
-/// if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_disconnect(endpoint: *mut Endpoint, peer: u64) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {

@@ -303,25 +303,9 @@ pub(crate) fn attach(
     });
     let met = connect::connect(Arc::clone(&world), (&ours, &origin), exchange)?;
     let connect::ShmMeeting { mut peers, watch, rejoin, gone, remote, calls, unmet } = met;
-    let is_expedited = |(peer, rank): (&Option<Peer>, usize)| {
-        let of_peer = peer.as_ref().map(|peer| peer.expedited);
-        of_peer.or_else(|| unmet.get(rank).map(|it| it.expedited)).unwrap_or(true)
-    };
-    let without = peers.iter().zip(0..).filter(|it| !is_expedited(*it)).map(|(_, rank)| rank);
-    if let Some(preference) = fenced_by(without) {
-        config.give_up(preference, &mut warnings)?;
-    }
-    let expedited = fence.is_expedited() && peers.iter().zip(0..).all(is_expedited);
+    let expedited = all_expedited(&world, (&peers, &unmet), &mut warnings)?;
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
-    let pid = |peer: &Peer| peer.connection.upgrade().map_or(0, |connection| connection.peer().pid);
-    // The best guess for ranks that are not met yet is that they may run on our processors.
-    let others =
-        peers.iter().zip(0..).filter(|(_, other)| *other != rank && !remote.contains(*other as usize));
-    let guess = |rank: u32| unmet.get(rank as usize).map_or((cpus, 0), |it| (it.cpus, it.pid));
-    let others =
-        others.map(|(peer, other)| peer.as_ref().map_or_else(|| guess(other), |peer| (peer.cpus, pid(peer))));
-    let others: Vec<_> = others.collect();
-    let load = oversubscription::load(cpus, &others);
+    let load = load_by(&world, &peers, &unmet, &remote);
     let (fastbox_limit, pieces) = (config.fastbox_bytes(), config.pieces());
     let (stores, clocked) = (config.cell_stores, config.single_copy == SingleCopy::Auto);
     let port_config = PortConfig { fastbox_limit, fences, announce: true, pieces, stores, clocked };
@@ -353,6 +337,41 @@ pub(crate) fn attach(
         unmet,
         origin,
     })
+}
+
+/// Returns whether all processes have registered for `membarrier`, as far as is known. Others are named in a warning.
+fn all_expedited(
+    world: &ShmWorld,
+    (peers, unmet): (&[Option<Peer>], &[UnmetProcess]),
+    warnings: &mut Vec<String>,
+) -> Result<bool, Error> {
+    let is_without = |rank: &usize| match (&peers[*rank], unmet.get(*rank)) {
+        (Some(peer), _) => !peer.expedited,
+        (None, Some(process)) => !process.expedited,
+        (None, None) => false,
+    };
+    let preference = fenced_by((0..peers.len()).filter(is_without));
+    let all = preference.is_none();
+    preference.map_or(Ok(()), |preference| world.config.give_up(preference, warnings))?;
+    Ok(world.expedited && all)
+}
+
+/// Returns how the processes of the world share our processors.
+fn load_by(
+    world: &ShmWorld,
+    peers: &[Option<Peer>],
+    unmet: &[UnmetProcess],
+    remote: &RemoteRanks,
+) -> Oversubscription {
+    let pid = |peer: &Peer| peer.connection.upgrade().map_or(0, |connection| connection.peer().pid);
+    let of = |rank: usize| match (&peers[rank], unmet.get(rank)) {
+        (Some(peer), _) => (peer.cpus, pid(peer)),
+        (None, Some(process)) => (process.cpus, process.pid),
+        // The best guess for ranks of which nothing is known is that they may run on our processors.
+        (None, None) => (world.cpus, 0),
+    };
+    let others = (0..peers.len()).filter(|rank| *rank != world.rank as usize && !remote.contains(*rank));
+    oversubscription::load(world.cpus, &others.map(of).collect::<Vec<_>>())
 }
 
 /// Returns the sizes of our segments, if there can be links with all processes of the world.

@@ -18,8 +18,8 @@
 //! | [`CallMessage::Leave`] | 5 | 8: 0 if the sender has finished, 1 if its endpoint was dropped |
 //! | [`CallMessage::Confirmation`] | 6 | none |
 //!
-//! **Introduction.** 8-15: the number of the call; in an acceptance, the number of calls of the callee so far. 16-23: the
-//! random token that the sender presents to the receiver on the channel. 24-27: the number by which the sender knows
+//! **Introduction.** 8-15: the number of the call; in an acceptance, the number of calls of the callee so far. 16-23:
+//! the random token that the sender presents to the receiver on the channel. 24-27: the number by which the sender knows
 //! the receiver. 28-31: payload bytes of the largest packet.
 #![forbid(unsafe_code)]
 

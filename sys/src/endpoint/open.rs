@@ -189,13 +189,7 @@ impl Endpoint {
         };
         endpoint.incarnations[rank] = endpoint.rejoin.incarnation();
         endpoint.begin_without(&attached.gone);
-        if endpoint.connects_on_demand() {
-            endpoint.engine.begin_unmet();
-        }
         endpoint.report_routes();
-        if config.explain {
-            route::say(&endpoint.explain());
-        }
         Ok(endpoint)
     }
 
@@ -252,8 +246,12 @@ impl Endpoint {
 }
 
 impl Endpoint {
-    /// Reports how each rank is reached, and all warnings, to the subscribers of `tracing` (feature `tracing`).
+    /// Reports how each rank is reached, and all warnings, to the subscribers of `tracing` (feature `tracing`); and
+    /// prints it if the configuration asks for it.
     fn report_routes(&self) {
+        if self.config.explain {
+            route::say(&self.explain());
+        }
         if cfg!(feature = "tracing") {
             let explanation = self.explain();
             explanation.routes.iter().for_each(events::route);

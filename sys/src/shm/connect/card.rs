@@ -69,7 +69,8 @@ impl ProcessCard {
     }
 }
 
-/// Returns whether something must be known of all peers at the start: opening can fail, or explains how each is reached.
+/// Returns whether something must be known of all peers at the start: opening can fail, or explains how each is
+/// reached.
 fn requires_all(config: &Config) -> bool {
     config.strict || config.explain || config.single_copy == SingleCopy::Require
 }
