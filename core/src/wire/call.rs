@@ -19,8 +19,8 @@
 //! | [`CallMessage::Confirmation`] | 6 | none |
 //!
 //! **Introduction.** 8-15: the number of the call; in an acceptance, the number of calls of the callee so far. 16-23:
-//! the random token that the sender presents to the receiver on the channel. 24-27: the number by which the sender knows
-//! the receiver. 28-31: payload bytes of the largest packet.
+//! the random token that the sender presents to the receiver on the channel. 24-27: the number by which the sender
+//! knows the receiver. 28-31: payload bytes of the largest packet.
 #![forbid(unsafe_code)]
 
 use super::PeerId;
