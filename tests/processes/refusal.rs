@@ -79,8 +79,9 @@ fn low_limits_are_named_with_the_command_that_raises_them() -> Result<(), String
     alone(&open().before("ulimit -f 16"), &["file size limit is", "ulimit -f unlimited"])?;
     let large = open().env("NEMESIA_CELL_BYTES", "16777216");
     alone(&large.clone().before("ulimit -v 300000"), &["address space limit is", "ulimit -v "])?;
-    // A world of one opens too few descriptors to meet a limit.
-    let ranks = open().wrapper("prlimit --nofile=14").spawn(2)?.wait(LIMIT)?;
+    // A world of one opens too few descriptors to meet a limit, and so does one without connections.
+    let ranks =
+        open().env("NEMESIA_CONNECT", "start").wrapper("prlimit --nofile=14").spawn(2)?.wait(LIMIT)?;
     let parts = ["open file limit is 14", "8 more wanted", "ulimit -n "];
     assert!(ranks.iter().any(|rank| refused(rank, &parts)), "{}", report(&ranks));
     // 4096 cells of 16 MiB.
@@ -144,8 +145,11 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
         ),
     ] {
         let job = open().before(&format!("[ $PMI_RANK = 1 ] && export {name}={value}"));
-        let ranks = job.spawn(2)?.wait(LIMIT)?;
         let [one, two] = parts;
+        let ranks = job.clone().spawn(2)?.wait(LIMIT)?;
+        assert!(refused(&ranks[0], &["rank 1", one, two]), "{}", report(&ranks));
+        assert!(refused(&ranks[1], &["rank 0", two]), "{}", report(&ranks));
+        let ranks = job.env("NEMESIA_CONNECT", "start").spawn(2)?.wait(LIMIT)?;
         assert!(refused(&ranks[0], &["rank 1", one, two]), "{}", report(&ranks));
         assert!(refused(&ranks[1], &["rank 0", "refused the connection", one, two]), "{}", report(&ranks));
     }
@@ -156,13 +160,14 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
 /// rank 1, which connects, is the impostor. `OURS` is the version of the layout, `NEXT` the one after it. An
 /// incomprehensible rank 1 does not end the world: it counts as an unauthenticated connection, and rank 1 as
 /// missing.
-const IMPOSTORS: [(&str, &str, &str); 29] = [
+const IMPOSTORS: [(&str, &str, &str); 30] = [
     (
         "address-version",
         "layout is version NEXT, ours is OURS: build both",
         "layout is version NEXT, ours is OURS: build both",
     ),
     ("address-garbage", "not one of nemesia: mixed programs", "not one of nemesia: mixed programs"),
+    ("address-facts", "is malformed: mixed programs", "is malformed: mixed programs"),
     ("address-name", "not one of nemesia: mixed programs", "not one of nemesia: mixed programs"),
     ("handshake-version", "layout is version NEXT, ours is OURS: build both", "it never connected"),
     ("handshake-garbage", "sent no nemesia handshake", "it never connected"),

@@ -74,14 +74,18 @@ fn address(kind: &str, name: &str) -> String {
     let machine: String = boot.chars().filter(char::is_ascii_hexdigit).collect();
     let link = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let network: String = link.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
+    // It wants all connections at the start.
+    let Geometry { cells, cell_bytes, fastbox_slots } = GEOMETRY;
+    let facts = format!("{EPOCH:x}.{cells}.{cell_bytes}.{fastbox_slots}.0.1");
     match kind {
-        "address-version" => format!("{}.{machine}.{network}.{name}.0.0", VERSION + 1),
+        "address-version" => format!("{}.{machine}.{network}.{name}.0.0/{facts}", VERSION + 1),
         "address-machine" => {
-            format!("{VERSION}.{}.{network}.{name}.0.0", machine.chars().rev().collect::<String>())
+            format!("{VERSION}.{}.{network}.{name}.0.0/{facts}", machine.chars().rev().collect::<String>())
         }
+        "address-facts" => format!("{VERSION}.{machine}.{network}.{name}.0.0/1.2"),
         "address-garbage" => "neither-here-nor-there".into(),
-        "address-name" => format!("{VERSION}.{machine}.{network}.../../etc/passwd.0.0"),
-        _ => format!("{VERSION}.{machine}.{network}.{name}.0.0"),
+        "address-name" => format!("{VERSION}.{machine}.{network}.../../etc/passwd.0.0/{facts}"),
+        _ => format!("{VERSION}.{machine}.{network}.{name}.0.0/{facts}"),
     }
 }
 

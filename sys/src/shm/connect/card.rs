@@ -47,7 +47,7 @@ impl ProcessCard {
 
     /// Decodes a published text, or returns what is wrong with it.
     pub(super) fn decode(text: &str) -> Result<Self, String> {
-        let (host, facts) = text.split_once('/').unwrap_or((text, ""));
+        let (host, facts) = text.rsplit_once('/').unwrap_or((text, ""));
         let host = HostAddress::decode(host)?;
         let facts = decode_facts(facts);
         let (epoch, geometry, flags, cpus) =
