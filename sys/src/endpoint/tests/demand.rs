@@ -54,6 +54,19 @@ fn ranks_connect_when_one_first_names_the_other() {
 }
 
 #[test]
+fn a_rank_may_compute_for_longer_than_the_time_limit_before_it_answers() {
+    let mut world = world_apart(2, &Config::default().timeout_seconds(1));
+    assert!(!world[0].inject(1, 1, b"x").unwrap());
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(1500) {
+        world[0].progress();
+        assert!(world[0].failure(1).is_none());
+    }
+    until(&mut world, |world| world[0].inject(1, 1, b"x").unwrap());
+    assert_eq!(world[1].recv(Source::Rank(0), Tag::Any, &mut [0]).unwrap().len, 1);
+}
+
+#[test]
 fn a_posted_receive_names_its_source() {
     let mut world = demand(3);
     let mut got = [0; 8];
