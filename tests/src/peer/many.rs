@@ -140,15 +140,22 @@ impl Many {
         let (base, len) = (bytes.as_ptr(), bytes.len());
         // Kept before the send may panic.
         self.sends.insert(context, bytes);
-        // SAFETY: the bytes stay in the map, unchanged, until the completion was taken, or the process ends.
-        unsafe {
-            let op = SendOp::from_raw(to as usize, number, base, len);
-            if let Err(error) = endpoint.with_completion(context).isend_op(op) {
-                self.sends.remove(&context);
-                return Err(error.into());
+        loop {
+            // SAFETY: the bytes stay in the map, unchanged, until the completion was taken, or the process ends.
+            let started = unsafe {
+                let op = SendOp::from_raw(to as usize, number, base, len);
+                endpoint.with_completion(context).isend_op(op)
+            };
+            match started {
+                Ok(_) => return Ok(()),
+                // Completions that were not taken have the requests: a burst of messages came.
+                Err(Error::Requests { .. }) => self.take(endpoint)?,
+                Err(error) => {
+                    self.sends.remove(&context);
+                    return Err(error.into());
+                }
             }
         }
-        Ok(())
     }
 
     fn take(&mut self, endpoint: &mut Endpoint) -> Outcome {
