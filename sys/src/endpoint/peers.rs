@@ -201,7 +201,7 @@ impl Endpoint {
     }
 
     /// Calls `work` with the table of peers and the endpoint, which is without it meanwhile.
-    fn with_peers<T>(
+    pub(in crate::endpoint) fn with_peers<T>(
         &mut self,
         work: impl FnOnce(&mut PeerTable, &mut Self) -> Result<T, Error>,
     ) -> Result<T, Error> {

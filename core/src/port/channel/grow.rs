@@ -37,9 +37,9 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         self.peers.extend(core::iter::once(peer));
     }
 
-    /// Introduces the peer with this number, which may connect from now on, or be connected with. `None`: nobody may
-    /// connect as this peer any more. Returns `false` without effect if the number has no place, or if a connection of
-    /// its former peer is not completely closed ([`Channel::is_vacant`]).
+    /// Introduces the peer with this number, which may connect from now on, or be connected with. `None`: no process
+    /// may connect as this peer any more. Returns `false` without effect if the number has no place, or if a connection
+    /// of its former peer is not completely closed ([`Channel::is_vacant`]).
     pub fn expect(&mut self, peer: PeerId, known: Option<Acquaintance>) -> bool {
         let Some(it) = self.peer(peer) else { return false };
         if known.is_some() && !it.is_blank() {

@@ -1,10 +1,11 @@
 //! The end of an endpoint: it is closed, dropped, or left to the process that owns it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::endpoint::Endpoint;
 
-/// The time for the last packets to other machines of an endpoint that is not closed.
+/// The time for the last packets to other machines of an endpoint that is not closed, and for room at the ranks that
+/// were not met, to which it announces that it leaves.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Endpoint {
@@ -37,12 +38,12 @@ impl Drop for Endpoint {
         self.end_assists();
         self.forbid_reading();
         self.rejoin.send_goodbyes(self.finished);
-        if let Some(mut peers) = self.peers.take() {
-            peers.send_goodbyes(self.finished);
-            peers.announce_leave(self.finished, self);
-            // Calls of others end with the endpoint.
-            self.peers = Some(peers);
-        }
+        // Without a table of peers there is nothing to announce.
+        let _ = self.with_peers(|peers, endpoint| {
+            peers.send_goodbyes(endpoint.finished);
+            peers.announce_leave(endpoint.finished, Instant::now() + LAST_WORDS, endpoint);
+            Ok(())
+        });
         self.waiter.say_goodbye(self.finished);
         let patience = if self.finished { self.patience() } else { LAST_WORDS };
         let finished = self.finished;

@@ -81,8 +81,7 @@ impl PeerTable {
 
     /// Calls a rank of the world, unless a call is under way.
     fn call_rank(&mut self, rank: u32, endpoint: &mut Endpoint) {
-        let peer = self.number(rank).and_then(|number| self.table.peer_at(number));
-        let begun = match peer.map(|peer| (peer, self.speak(peer))) {
+        let begun = match self.peer_of_rank(rank).map(|peer| (peer, self.speak(peer))) {
             Some((peer, Ok(Speaking::Call(rank, call)))) => self.call(peer, (rank, call), endpoint),
             Some((_, Ok(_))) => Ok(()),
             Some((_, Err(error))) => Err(error),
@@ -100,7 +99,7 @@ impl PeerTable {
         if !self.is_world || matches!(failure, Failure::Finished | Failure::Dropped) {
             return self.end(peer, PeerEnd::Lost, failure, endpoint);
         }
-        self.calls.abandon(peer, &endpoint.waiter.watch);
+        self.abandon(peer, endpoint);
         if let Some(number) = self.table.ended(peer, PeerEnd::Lost) {
             self.call_rank(self.rank(number), endpoint);
         }
@@ -152,7 +151,7 @@ impl PeerTable {
     /// Records the connections that the engine has reported as failed.
     fn note_failures(&mut self, endpoint: &mut Endpoint) {
         while let Some(rank) = endpoint.engine.next_ended() {
-            let number = self.number(rank).filter(|_| !self.is_world);
+            let number = self.number(rank);
             if let Some(Some(it)) = number.and_then(|at| self.numbered.get(at as usize)).copied()
                 && !it.ended
                 && let Some(failure) = endpoint.engine.failure(rank)

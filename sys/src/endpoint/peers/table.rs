@@ -1,6 +1,6 @@
 //! The table of peers, with the numbers that the engine knows them by: in a world, their ranks.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nemesia_core::engine::Failure;
 use nemesia_core::peers::{
@@ -20,8 +20,6 @@ use crate::transport::net::NetCalls;
 const PLACES: usize = 64;
 /// The most places for peers, about 100 MiB.
 const MOST_PLACES: usize = 1 << 20;
-/// The time within which all ranks that were not met must have room for the announcement that this process leaves.
-const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The lists by which addresses are found.
 const BUCKETS: usize = 1024;
 
@@ -119,6 +117,11 @@ impl PeerTable {
         (rank != self.own).then(|| rank - u32::from(rank > self.own))
     }
 
+    /// Returns the peer that is this rank of the world, whether or not there is a connection.
+    pub(super) fn peer_of_rank(&self, rank: u32) -> Option<PeerRef> {
+        self.table.peer_at(self.number(rank)?)
+    }
+
     pub(super) const fn address(&self) -> &PeerAddress {
         self.table.own()
     }
@@ -147,12 +150,11 @@ impl PeerTable {
     }
 
     /// Announces to the ranks with which there is no connection that this process leaves.
-    pub(in crate::endpoint) fn announce_leave(&self, finished: bool, endpoint: &Endpoint) {
+    /// Until the deadline this waits for room in their queues of connections.
+    pub(in crate::endpoint) fn announce_leave(&self, finished: bool, deadline: Instant, endpoint: &Endpoint) {
         let departure = if finished { Departure::Finished } else { Departure::Dropped };
-        let deadline = Instant::now() + LAST_WORDS;
         for rank in (0..endpoint.engine.size()).filter(|rank| endpoint.engine.is_unmet(*rank)) {
-            let peer = self.number(rank).and_then(|number| self.table.peer_at(number));
-            if let Some(Ok(address)) = peer.map(|peer| self.table.address_of(peer)) {
+            if let Some(Ok(address)) = self.peer_of_rank(rank).map(|peer| self.table.address_of(peer)) {
                 self.calls.announce_leave(address, departure, deadline);
             }
         }
@@ -244,7 +246,10 @@ impl PeerTable {
         if let Some(Some(it)) = self.numbered.get_mut(number as usize) {
             it.ended = true;
         }
-        self.ending.push((number, 0));
+        // A rank keeps its number for ever.
+        if !self.is_world {
+            self.ending.push((number, 0));
+        }
     }
 
     /// Ends the calls that are under way with a peer.
@@ -257,9 +262,6 @@ impl PeerTable {
 
     /// Frees the numbers of ended connections of which no message is left, and releases strangers.
     pub(super) fn free_numbers(&mut self, endpoint: &mut Endpoint) {
-        if self.is_world {
-            return;
-        }
         let mut at = 0;
         while let Some((number, from)) = self.ending.get(at).copied() {
             let rank = self.rank(number);

@@ -75,15 +75,15 @@ fn send(endpoint: &mut Endpoint, peer: PeerRef, tag: u64, value: u64) {
     endpoint.send(rank, tag, &value.to_le_bytes()).unwrap();
 }
 
-#[test]
-fn calls_that_cross_become_one_connection() {
+/// Two endpoints that are opened so call each other at the same time.
+fn calls_cross(open: fn() -> Endpoint) {
     for _ in 0..20 {
-        let mut one = alone();
+        let mut one = open();
         let mine = *one.address().unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
         let (ready, go) = std::sync::mpsc::channel();
         let other = thread::spawn(move || {
-            let mut two = alone();
+            let mut two = open();
             sender.send(*two.address().unwrap()).unwrap();
             let peer = two.connect(&mine).unwrap();
             let rank = two.rank_of(peer).unwrap();
@@ -101,6 +101,11 @@ fn calls_that_cross_become_one_connection() {
         other.join().unwrap();
         one.close().unwrap();
     }
+}
+
+#[test]
+fn calls_that_cross_become_one_connection() {
+    calls_cross(alone);
 }
 
 #[test]
@@ -337,6 +342,16 @@ fn warnings_about_callers_are_limited() {
     two.close().unwrap();
 }
 
+/// Lets an endpoint make progress until it has answered its first caller, which has not confirmed.
+fn answer_first(endpoint: &mut Endpoint) -> PeerRef {
+    while endpoint.peer_of(1).is_none() {
+        endpoint.progress();
+    }
+    let caller = endpoint.peer_of(1).unwrap();
+    assert_eq!(endpoint.stage_of(caller).unwrap(), PeerStage::Answering(0));
+    caller
+}
+
 /// A caller that is stopped before it confirms loses its place only to another peer, and then calls once more.
 #[test]
 fn a_caller_that_was_stopped_before_it_confirmed_is_connected_when_it_goes_on() {
@@ -346,11 +361,7 @@ fn a_caller_that_was_stopped_before_it_confirmed_is_connected_when_it_goes_on() 
         let called = two.connect(one.address().unwrap()).unwrap();
         let rank = two.rank_of(called).unwrap();
         // The second process is stopped from here on.
-        while one.peer_of(1).is_none() {
-            one.progress();
-        }
-        let stopped = one.peer_of(1).unwrap();
-        assert_eq!(one.stage_of(stopped).unwrap(), PeerStage::Answering(0));
+        let stopped = answer_first(&mut one);
         one.peers.as_mut().unwrap().calls.expire();
         if is_full {
             let other = three.connect(one.address().unwrap()).unwrap();
@@ -499,11 +510,7 @@ fn a_caller_that_is_answered_sends_at_once() {
     let (mut one, mut two) = (alone(), alone());
     let peer = two.connect(one.address().unwrap()).unwrap();
     let rank = two.rank_of(peer).unwrap();
-    while one.peer_of(1).is_none() {
-        one.progress();
-    }
-    let caller = one.peer_of(1).unwrap();
-    assert_eq!(one.stage_of(caller).unwrap(), PeerStage::Answering(0));
+    let caller = answer_first(&mut one);
     two.wait_connected(peer, LIMIT).unwrap();
     let sizes = [8, 3000, 1, 2000, 700];
     for len in sizes {

@@ -92,7 +92,7 @@ fn a_sleeper_is_woken_by_messages_of_this_and_of_other_machines() {
 #[test]
 fn everything_that_a_closed_endpoint_has_sent_arrives_and_then_it_has_finished() {
     let (mut zero, mut one) = pair(&apart());
-    // Each is sent as soon as there is credit for it; nobody receives meanwhile.
+    // Each is sent as soon as there is credit for it; there is no receive meanwhile.
     while !zero.inject(1, 0, &[1; 1000]).unwrap() {
         zero.progress();
         one.progress();

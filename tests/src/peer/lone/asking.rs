@@ -184,8 +184,12 @@ impl LonePlace {
     }
 }
 
-/// Returns whether a process has died. Over the network, its connection is lost.
+/// Returns whether a process has died. Over the network, which only jobs with a key use, its connection is lost.
 fn is_death(failure: Failure) -> bool {
     use nemesia_core::port::PortFault::{Lost, Work};
-    matches!(failure, Failure::Died | Failure::Fault(Lost(_) | Work(_)))
+    match failure {
+        Failure::Died => true,
+        Failure::Fault(Lost(_) | Work(_)) => std::env::var_os("NEMESIA_JOB_KEY_FILE").is_some(),
+        _ => false,
+    }
 }

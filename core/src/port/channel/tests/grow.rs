@@ -16,7 +16,7 @@ fn only_a_process_that_was_introduced_connects_and_only_as_itself() {
     let mut channel = channel(3, 1, 64);
     channel.grow_with_peers();
     let refused = |peer, refusal| [ChannelEvent::Refused { claimed: Some(peer), refusal }];
-    // It knows the key, but nobody expects it.
+    // It knows the key, but it is not expected.
     ask(&mut channel, &hello(0, 0));
     assert_eq!(settle(&mut channel), refused(0, ChannelRefusal::NotAMember));
     let known = Acquaintance { token: 5, expected: hello(0, 0).token, number: 9 };

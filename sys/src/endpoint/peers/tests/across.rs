@@ -45,30 +45,7 @@ fn two_machines_connect_by_address_and_exchange_messages_of_all_sizes() {
 
 #[test]
 fn calls_between_machines_that_cross_become_one_connection() {
-    for _ in 0..20 {
-        let mut one = lone();
-        let mine = *one.address().unwrap();
-        let (sender, receiver) = std::sync::mpsc::channel();
-        let (ready, go) = std::sync::mpsc::channel();
-        let other = thread::spawn(move || {
-            let mut two = lone();
-            sender.send(*two.address().unwrap()).unwrap();
-            let peer = two.connect(&mine).unwrap();
-            let rank = two.rank_of(peer).unwrap();
-            ready.send(()).unwrap();
-            two.send(rank, 1, &5_u64.to_le_bytes()).unwrap();
-            assert_eq!(receive(&mut two, 1), (rank, 6));
-            assert_eq!((two.size() - 1, two.peer_of(rank)), (rank, Some(peer)));
-            two.close().unwrap();
-        });
-        let peer = one.connect(&receiver.recv().unwrap()).unwrap();
-        let rank = one.rank_of(peer).unwrap();
-        go.recv().unwrap();
-        one.send(rank, 1, &6_u64.to_le_bytes()).unwrap();
-        assert_eq!(receive(&mut one, 1), (rank, 5));
-        other.join().unwrap();
-        one.close().unwrap();
-    }
+    calls_cross(lone);
 }
 
 #[test]
@@ -189,7 +166,7 @@ fn a_peer_on_another_machine_that_is_gone_is_reported_after_its_last_message() {
     let mut buf = [0; 8];
     let end = one.recv(Source::Rank(from), Tag::Any, &mut buf);
     assert!(matches!(end, Err(Error::PeerFailed { failure: Failure::Finished, .. })), "{end:?}");
-    // Nobody listens at its address any more.
+    // No process listens at its address any more.
     let peer = one.connect(&gone).unwrap();
     let end = one.wait_connected(peer, LIMIT);
     assert!(matches!(end, Err(Error::PeerFailed { failure: Failure::Died, .. })), "{end:?}");
