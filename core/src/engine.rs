@@ -46,6 +46,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod tuning;
+mod unload;
 
 use core::borrow::{Borrow, BorrowMut};
 

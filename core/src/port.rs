@@ -172,8 +172,10 @@ pub trait PacketPort {
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Self::Token>;
 
     /// Copies payload bytes of a received packet, from `at` on, into `to`. `at + to.len()` is at most its
-    /// size.
-    fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]);
+    /// size. Returns `false` if the peer has ended the connection and has taken the packet back: `to` may then
+    /// have other bytes, the packet counts as not received, and the connection is at its end.
+    #[must_use]
+    fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) -> bool;
 
     /// Releases a packet: its memory returns to the sender. The packet may be one of a peer that was closed
     /// since the poll; then nothing returns.

@@ -26,6 +26,7 @@
 //! [`queue`].
 
 pub mod assist;
+pub mod end_mark;
 pub mod fastbox;
 pub mod layout;
 pub mod pool;

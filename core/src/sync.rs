@@ -50,6 +50,10 @@ pub enum Edge {
     QueueTail,
     /// Return ring: the receiver has finished reading the cell; its owner may fill it again.
     CellReturn,
+    /// Cells taken back: a receiver that has read what their owner filled in afterwards sees that they were taken back.
+    /// A fence on each side: after the owner's word and before the next filling, and after the reading and before the
+    /// receiver's look at the word.
+    Withdrawal,
     /// Byte or record ring: bytes below the write position are readable.
     RingPublish,
     /// Byte or record ring: bytes below the read position may be overwritten.
@@ -83,13 +87,14 @@ pub enum Edge {
 
 impl Edge {
     /// All edges, in declaration order.
-    pub const ALL: [Edge; 17] = [
+    pub const ALL: [Edge; 18] = [
         Edge::FastboxPublish,
         Edge::FastboxAck,
         Edge::CellPublish,
         Edge::QueuePublish,
         Edge::QueueTail,
         Edge::CellReturn,
+        Edge::Withdrawal,
         Edge::RingPublish,
         Edge::RingRelease,
         Edge::SegmentReady,
@@ -373,6 +378,29 @@ pub fn sleeper_fence() {
         return;
     }
     fence(Ordering::SeqCst);
+}
+
+/// Executes the owner's side of [`Edge::Withdrawal`]: between taking cells back and filling them again, also by
+/// non-temporal stores.
+#[inline]
+pub fn withdrawal_fence() {
+    step();
+    #[cfg(nemesia_loom)]
+    if model::is_mutant(Edge::Withdrawal, End::Release) {
+        return;
+    }
+    fence(Ordering::SeqCst);
+}
+
+/// Executes the receiver's side of [`Edge::Withdrawal`]: between reading a cell and looking whether it was taken back.
+#[inline(always)]
+pub fn withdrawn_fence() {
+    step();
+    #[cfg(nemesia_loom)]
+    if model::is_mutant(Edge::Withdrawal, End::Acquire) {
+        return;
+    }
+    fence(Ordering::Acquire);
 }
 
 /// Executes the receiver's side of [`Edge::AssistClaim`]: between publishing its claim and reading the

@@ -578,7 +578,7 @@ impl Config {
     }
 
     pub(crate) fn pieces(&self) -> Pieces {
-        let [least, most] = self.assist_pieces;
+        let [least, most] = self.assist_pieces.map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
         Pieces::new(least, most)
     }
 

@@ -99,8 +99,8 @@ impl PacketPort for FaultyPort {
         self.port.poll_peer(peer)
     }
 
-    fn read(&self, arrival: &Arrival<()>, at: usize, to: &mut [u8]) {
-        self.port.read(arrival, at, to);
+    fn read(&self, arrival: &Arrival<()>, at: usize, to: &mut [u8]) -> bool {
+        self.port.read(arrival, at, to)
     }
 
     fn release(&mut self, arrival: Arrival<()>) {

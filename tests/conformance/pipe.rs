@@ -163,8 +163,9 @@ impl PacketPort for PipePort {
         self.poll()
     }
 
-    fn read(&self, _: &Arrival<()>, at: usize, to: &mut [u8]) {
+    fn read(&self, _: &Arrival<()>, at: usize, to: &mut [u8]) -> bool {
         to.copy_from_slice(&self.incoming[HEADER_BYTES + at..][..to.len()]);
+        true
     }
 
     fn release(&mut self, arrival: Arrival<()>) {

@@ -4,6 +4,7 @@
 mod assist;
 mod cells;
 mod crash;
+mod ends;
 mod fastbox;
 mod header;
 mod port;
@@ -52,6 +53,8 @@ pub(crate) const ALL: &[Model] = &[
     cells::NON_TEMPORAL,
     cells::PREFETCHED,
     cells::SWEEP,
+    ends::WITHDRAWN,
+    ends::READ,
     queue::PRODUCERS,
     queue::HINT,
     queue::STALE,

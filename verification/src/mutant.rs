@@ -45,6 +45,8 @@ pub(crate) enum InjectedFault {
     ForgetDriver,
     /// The owner refills a cell that was not given back.
     RefillUnreturned,
+    /// The receiver looks whether a cell was taken back, then reads it.
+    LookBeforeReading,
     /// The owner writes ahead to a cell that was not given back.
     PrefetchUnreturned,
     /// The writer publishes bytes, then writes them.
@@ -59,7 +61,7 @@ pub(crate) enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub(crate) const ALL: [InjectedFault; 18] = [
+    pub(crate) const ALL: [InjectedFault; 19] = [
         InjectedFault::AckBeforeRead,
         InjectedFault::ReturnBeforeRead,
         InjectedFault::EnqueueBeforePublish,
@@ -73,6 +75,7 @@ impl InjectedFault {
         InjectedFault::ListenUnlocked,
         InjectedFault::ForgetDriver,
         InjectedFault::RefillUnreturned,
+        InjectedFault::LookBeforeReading,
         InjectedFault::PrefetchUnreturned,
         InjectedFault::PublishBeforeWrite,
         InjectedFault::LeaveBeforeWrite,

@@ -25,6 +25,7 @@ pub(in crate::engine) mod tests;
 use super::request::State;
 pub use super::state::ACTIVE_BYTES;
 use super::state::{Assembly, Outgoing};
+use super::unload::read;
 use super::{CompletionError, Engine, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
@@ -258,11 +259,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         let message = ActiveMessage { from, handler: envelope.context, header_bytes, len };
         let mut room = self.active.room(&message).map(|room| room.and_then(|room| room.get_mut(..len)));
-        if let Ok(Some(room)) = &mut room {
-            self.port.read(&arrival, 0, room);
-        }
+        let whole = match &mut room {
+            Ok(Some(room)) => read(&self.port, &arrival, 0, room),
+            _ => Ok(()),
+        };
         let wanted = room.map(|room| room.is_some());
         self.port.release(arrival);
+        whole?;
         self.active.run(&mut self.trace, &message, wanted?);
         Ok(())
     }
@@ -290,7 +293,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             ActiveMessage { from, handler, header_bytes: header_bytes as usize, len: several as usize };
         if assembly.wanted {
             match self.active.room(&message)?.and_then(|room| room.get_mut(at..at + len)) {
-                Some(room) => self.port.read(arrival, 0, room),
+                Some(room) => read(&self.port, arrival, 0, room)?,
                 None => {
                     assembly.wanted = false;
                     self.active.drop_parts(from);

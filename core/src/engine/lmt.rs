@@ -62,7 +62,7 @@ pub(super) use select::ProtocolSelections;
 pub(super) use stream::{Stream, send_part};
 
 use super::{Engine, Storage};
-use crate::port::{Arrival, PeerFault, PeerId, Port};
+use crate::port::{Arrival, PeerFault, PeerId, Port, PortFault};
 use crate::wire::rendezvous::Cts;
 
 /// The seven functions of the paper. Each protocol implements those in which it differs from the others. The slot
@@ -82,11 +82,17 @@ pub(super) trait Transfer<P: Port, S: Storage> {
         let _ = (engine, to, index, cts);
     }
 
-    /// Receiver: handles a packet of the transfer (`handle_cookie`). Returns `false` if the packet violates the
-    /// protocol.
-    fn handle_cookie(engine: &mut Engine<P, S>, index: u32, arrival: &Arrival<P::Token>) -> bool {
-        let _ = (engine, index, arrival);
-        false
+    /// Receiver: handles a packet of the transfer (`handle_cookie`).
+    ///
+    /// # Errors
+    /// The packet violates the protocol, or its sender has taken it back.
+    fn handle_cookie(
+        engine: &mut Engine<P, S>,
+        index: u32,
+        arrival: &Arrival<P::Token>,
+    ) -> Result<(), PortFault> {
+        let _ = (engine, index);
+        Err(PortFault::Protocol { kind: arrival.envelope.kind })
     }
 
     /// Either side: moves the next bytes (`lmt_progress`). Returns `false` if there is no space.

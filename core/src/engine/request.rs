@@ -90,7 +90,7 @@ pub enum Failure {
 
 impl Failure {
     /// Returns the failure of a peer whose port reports this fault.
-    pub(super) const fn of(fault: PortFault) -> Self {
+    pub(in crate::engine) const fn of(fault: PortFault) -> Self {
         match fault {
             PortFault::Left(CloseReason::Finished) => Self::Finished,
             PortFault::Left(CloseReason::Dropped) => Self::Dropped,

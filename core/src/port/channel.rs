@@ -459,9 +459,10 @@ impl<M: MemoryPort, S: ChannelStorage> PacketPort for Channel<M, S> {
         self.poll_for(Some(peer), most)
     }
 
-    fn read(&self, arrival: &Arrival<Token>, at: usize, to: &mut [u8]) {
+    fn read(&self, arrival: &Arrival<Token>, at: usize, to: &mut [u8]) -> bool {
         let inside = self.buffers.read(arrival.token.0, HEADER_BYTES + at, to);
         debug_assert!(inside, "the packet's size was checked on arrival");
+        inside
     }
 
     fn release(&mut self, arrival: Arrival<Token>) {

@@ -42,8 +42,8 @@ impl<P: PacketPort> PacketPort for PacketsOnly<P> {
     }
 
     #[inline]
-    fn read(&self, arrival: &Arrival<P::Token>, at: usize, to: &mut [u8]) {
-        self.0.read(arrival, at, to);
+    fn read(&self, arrival: &Arrival<P::Token>, at: usize, to: &mut [u8]) -> bool {
+        self.0.read(arrival, at, to)
     }
 
     #[inline]

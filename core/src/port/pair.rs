@@ -204,13 +204,11 @@ impl<L: PacketPort, R: PacketPort, T: Borrow<[Route]>> PacketPort for Pair<L, R,
     }
 
     #[inline(always)]
-    fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
+    fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) -> bool {
         match arrival.token {
             Either::Local(token) => self.local.read(&of(arrival, token), at, to),
             Either::Remote(token) => {
-                if let Some(remote) = &self.remote {
-                    remote.read(&of(arrival, token), at, to);
-                }
+                self.remote.as_ref().is_some_and(|remote| remote.read(&of(arrival, token), at, to))
             }
         }
     }
@@ -341,14 +339,13 @@ impl<L: ShortPath, R: ShortPath, T: Borrow<[Route]>> ShortPath for Pair<L, R, T>
         self.local.set_data_stores(peer, stores);
     }
 
-    fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
+    fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) -> bool {
         match arrival.token {
             Either::Local(token) => self.local.read_non_temporal(&of(arrival, token), at, to),
-            Either::Remote(token) => {
-                if let Some(remote) = &self.remote {
-                    remote.read_non_temporal(&of(arrival, token), at, to);
-                }
-            }
+            Either::Remote(token) => self
+                .remote
+                .as_ref()
+                .is_some_and(|remote| remote.read_non_temporal(&of(arrival, token), at, to)),
         }
     }
 }

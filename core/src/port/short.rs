@@ -118,7 +118,8 @@ pub trait ShortPath: PacketPort {
 
     /// As [`PacketPort::read`], with non-temporal stores where possible: the message is too large for the
     /// caches.
-    fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
-        self.read(arrival, at, to);
+    #[must_use]
+    fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) -> bool {
+        self.read(arrival, at, to)
     }
 }

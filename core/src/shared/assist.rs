@@ -61,8 +61,8 @@ impl AssistLine {
 /// slower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pieces {
-    least: u64,
-    most: u64,
+    least: u32,
+    most: u32,
 }
 
 /// Pieces are multiples of this size, except the last.
@@ -75,18 +75,18 @@ const MULTIPLE: u64 = 1;
 
 impl Pieces {
     /// Returns bounds for pieces. `least` is raised to at least one byte, and `most` to at least `least`.
-    pub const fn new(least: u64, most: u64) -> Self {
+    pub const fn new(least: u32, most: u32) -> Self {
         let least = if least == 0 { 1 } else { least };
         Self { least, most: if most < least { least } else { most } }
     }
 
     /// Returns the most bytes of a piece.
     pub const fn most(self) -> u64 {
-        self.most
+        self.most as u64
     }
 
     fn of(self, left: u64) -> u64 {
-        let most = (left / 4).max(self.least).min(self.most);
+        let most = (left / 4).max(self.least.into()).min(self.most.into());
         most.checked_next_multiple_of(MULTIPLE).unwrap_or(most).min(left)
     }
 }

@@ -272,7 +272,7 @@ pub struct InboxLayout {
 }
 
 /// The header of each segment. The owner writes every field once and then stores `ready` with release
-/// ordering.
+/// ordering. Only `end_mark` changes afterwards.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SegmentHeader {
@@ -287,7 +287,8 @@ pub struct SegmentHeader {
     reserved_half: Word32,
     ready: Word32,
     epoch: Word64,
-    reserved: Word64,
+    /// In a link segment: see [`EndMark`](super::end_mark::EndMark).
+    end_mark: Word64,
 }
 
 const_assert_eq!(size_of::<Line>(), LINE);
@@ -303,7 +304,7 @@ const _: () = {
     assert!(offset_of!(SegmentHeader, number) == 24 && offset_of!(SegmentHeader, cells) == 28);
     assert!(offset_of!(SegmentHeader, cell_bytes) == 32 && offset_of!(SegmentHeader, fastbox_slots) == 36);
     assert!(offset_of!(SegmentHeader, ready) == 44);
-    assert!(offset_of!(SegmentHeader, epoch) == 48 && offset_of!(SegmentHeader, reserved) == 56);
+    assert!(offset_of!(SegmentHeader, epoch) == 48 && offset_of!(SegmentHeader, end_mark) == 56);
     assert!(offset_of!(Line, word) == 0 && offset_of!(Line, credit) == 8 && offset_of!(Line, buffer) == 16);
     assert!(
         size_of::<AssistLine>() == LINE
@@ -342,7 +343,7 @@ impl SegmentHeader {
             reserved_half: half(),
             ready: half(),
             epoch: word(),
-            reserved: word(),
+            end_mark: word(),
         }
     }
 
@@ -358,6 +359,11 @@ impl SegmentHeader {
         self.fastbox_slots.store_relaxed(identity.geometry.fastbox_slots);
         self.epoch.store_relaxed(identity.epoch);
         self.ready.store_release(1, Edge::SegmentReady);
+    }
+
+    /// Returns the word of the [`EndMark`](super::end_mark::EndMark) in a link segment.
+    pub const fn end_mark(&self) -> &Word64 {
+        &self.end_mark
     }
 
     /// Compares each field with the expected value. Each field is read once; nothing in the header is used

@@ -9,10 +9,12 @@
 //! announcement of its own cell returns the cell instead.
 //!
 //! The owner records in private memory which peer holds each cell. A peer therefore cannot return a cell that
-//! it does not hold, and the owner reclaims the cells of a dead peer.
+//! it does not hold, and the owner reclaims the cells of a dead peer. From a peer that lives, it takes them back by a
+//! [`EndMark`].
 
 use core::borrow::BorrowMut;
 
+use super::end_mark::EndMark;
 use crate::payload::{BorrowedGather, Exposed};
 use crate::sync::{Edge, Payload, PayloadMut, PayloadWord, Word32, Word64};
 pub use crate::wire::fault::ReturnFault;
@@ -296,12 +298,29 @@ pub struct PeerPool<'a> {
     headers: &'a [CellHeader],
     payload: Payload<'a>,
     cell_bytes: usize,
+    end_mark: EndMark<'a>,
 }
 
 impl<'a> PeerPool<'a> {
-    /// Returns a view of a peer's cells.
-    pub const fn new(headers: &'a [CellHeader], payload: Payload<'a>, cell_bytes: usize) -> Self {
-        Self { headers, payload, cell_bytes }
+    /// Returns a view of a peer's cells. `end_mark` is the mark of the peer.
+    pub const fn new(
+        headers: &'a [CellHeader],
+        payload: Payload<'a>,
+        cell_bytes: usize,
+        end_mark: EndMark<'a>,
+    ) -> Self {
+        Self { headers, payload, cell_bytes, end_mark }
+    }
+
+    /// Returns the mark of the peer.
+    pub const fn end_mark(&self) -> EndMark<'a> {
+        self.end_mark
+    }
+
+    /// Returns whether the peer has taken its cells back: none of them holds a message for this process any more.
+    #[inline(always)]
+    pub fn is_withdrawn(&self) -> bool {
+        self.end_mark.is_withdrawn()
     }
 
     /// Inspects a cell: whether it is for `me`, and whether it holds packet `expected`. Every word is read
@@ -348,11 +367,14 @@ impl<'a> PeerPool<'a> {
         (cell as usize) < self.headers.len() && len <= self.cell_bytes
     }
 
-    /// Copies payload bytes out of a cell, from `at` on. Returns `false` if they do not all lie in the cell.
+    /// Copies payload bytes out of a cell, from `at` on. Returns `false` if they do not all lie in the cell, or if the
+    /// peer has taken its cells back: the bytes may then be those of other messages.
     #[inline]
     #[must_use]
     pub fn read(&self, cell: u32, at: usize, to: &mut [u8]) -> bool {
-        at + to.len() <= self.cell_bytes && self.payload.read(cell as usize * self.cell_bytes + at, to)
+        at + to.len() <= self.cell_bytes
+            && self.payload.read(cell as usize * self.cell_bytes + at, to)
+            && !self.is_withdrawn()
     }
 
     /// As [`PeerPool::read`], with non-temporal stores.
@@ -361,6 +383,7 @@ impl<'a> PeerPool<'a> {
     pub fn read_non_temporal(&self, cell: u32, at: usize, to: &mut [u8]) -> bool {
         at + to.len() <= self.cell_bytes
             && self.payload.read_non_temporal(cell as usize * self.cell_bytes + at, to)
+            && !self.is_withdrawn()
     }
 }
 

@@ -13,6 +13,7 @@
 mod cells;
 mod copy_policy;
 mod host;
+mod left_cells;
 mod link;
 mod open;
 mod packets;
@@ -27,6 +28,7 @@ use core::borrow::BorrowMut;
 
 use copy_policy::CopyPolicies;
 pub use host::{Host, PortConfig};
+use left_cells::{LeftCells, MOST_LEFT};
 use link::Condition;
 pub use link::{Ends, Link};
 use prefetch::WritePrefetch;
@@ -116,6 +118,8 @@ where
     runs: RunTable,
     /// The number of lists that were exposed.
     lists: u64,
+    /// The closed links whose peers still have cells.
+    left: [Option<LeftCells<'a>>; MOST_LEFT],
 }
 
 impl<'a, H, L, R> ShmPort<'a, H, L, R>
@@ -162,6 +166,7 @@ where
             defers: false,
             runs: RunTable::new(),
             lists: 0,
+            left: [const { None }; MOST_LEFT],
         };
         port.follow_links();
         for peer in (0..port.peers()).take(HOT) {

@@ -23,8 +23,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use nemesia_core::shared::assist::{self, AssistLine};
+use nemesia_core::shared::end_mark::EndMark;
 use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
-use nemesia_core::shared::layout::{Geometry, LayoutError, Line, queue_of};
+use nemesia_core::shared::layout::{Geometry, LayoutError, Line, SegmentHeader, queue_of};
 use nemesia_core::shared::pool::{
     CellHeader, CellPool, CellRecord, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
@@ -223,6 +224,7 @@ struct LinkParts {
     assist: &'static AssistLine,
     returns: &'static [ReturnSlot],
     fastbox: &'static [FastboxSlot],
+    end_mark: EndMark<'static>,
 }
 
 fn link_parts(segment: &Segment, geometry: &Geometry) -> Result<LinkParts, LayoutError> {
@@ -235,6 +237,7 @@ fn link_parts(segment: &Segment, geometry: &Geometry) -> Result<LinkParts, Layou
             assist: &view(&extent, layout.assist_line, 1)?[0],
             returns: view(&extent, layout.returns, geometry.cells as usize)?,
             fastbox: view(&extent, layout.fastbox, geometry.fastbox_slots as usize)?,
+            end_mark: EndMark::new(view::<SegmentHeader>(&extent, 0, 1)?[0].end_mark()),
         })
     }
 }
@@ -277,7 +280,8 @@ fn ends(ours: &OwnSegments, link: &OwnLink, theirs: &PeerSegments) -> Result<End
     Ok(Ends {
         outbound: FastboxSender::new(mine.fastbox, &its.ack.word),
         inbound: FastboxReceiver::new(its.fastbox, &mine.ack.word),
-        cells: PeerPool::new(its_cells.headers, payload, sizes.cell_bytes as usize),
+        cells: PeerPool::new(its_cells.headers, payload, sizes.cell_bytes as usize, its.end_mark),
+        end_mark: mine.end_mark,
         give_back: ReturnSender::new(mine.returns),
         given_back: ReturnReceiver::new(its.returns),
         queue: Producer::new(queue),

@@ -236,8 +236,8 @@ impl PacketPort for NetPort {
         with!(&mut self.any, it => it.channel.poll_peer(peer))
     }
 
-    fn read(&self, arrival: &Arrival<Token>, at: usize, to: &mut [u8]) {
-        with!(&self.any, it => it.channel.read(arrival, at, to));
+    fn read(&self, arrival: &Arrival<Token>, at: usize, to: &mut [u8]) -> bool {
+        with!(&self.any, it => it.channel.read(arrival, at, to))
     }
 
     fn release(&mut self, arrival: Arrival<Token>) {

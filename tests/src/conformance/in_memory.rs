@@ -8,6 +8,7 @@ use nemesia_core::engine::Tuning;
 use nemesia_core::payload::ReceiveList;
 use nemesia_core::port::{AccessError, PeerId, RemoteRun};
 use nemesia_core::shared::assist::{AssistLine, AssistReceiver, AssistSender, Pieces};
+use nemesia_core::shared::end_mark::EndMark;
 use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot, max_payload};
 use nemesia_core::shared::layout::Line;
 use nemesia_core::shared::pool::{
@@ -45,6 +46,7 @@ pub struct MemoryShape {
 struct PairLines {
     ack: Line,
     assist: AssistLine,
+    withdrawn: Word64,
     returns: Vec<ReturnSlot>,
     fastbox: Vec<FastboxSlot>,
 }
@@ -79,6 +81,7 @@ impl RankMemory {
         let pair = || PairLines {
             ack: Line::new(0),
             assist: AssistLine::empty(),
+            withdrawn: Word64::new(0),
             returns: several(cells, ReturnSlot::empty),
             fastbox: several(slots, FastboxSlot::empty),
         };
@@ -185,7 +188,8 @@ impl WorldMemory {
         Ends {
             outbound: FastboxSender::new(&own.fastbox, &theirs.ack.word),
             inbound: FastboxReceiver::new(&theirs.fastbox, &own.ack.word),
-            cells: PeerPool::new(headers, payload, self.shape.cell_bytes),
+            cells: PeerPool::new(headers, payload, self.shape.cell_bytes, EndMark::new(&theirs.withdrawn)),
+            end_mark: EndMark::new(&own.withdrawn),
             give_back: ReturnSender::new(&own.returns),
             given_back: ReturnReceiver::new(&theirs.returns),
             queue: Producer::new(self.ranks[peer].queue()),

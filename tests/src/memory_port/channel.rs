@@ -165,7 +165,7 @@ impl<F: Fabric> Hall<F> {
                 let (envelope, _) = packet(from, rank, number);
                 equal(&format!("packet {number} of {from} to {rank}"), arrival.envelope, envelope)?;
                 let mut bytes = vec![0; arrival.len];
-                channel.read(&arrival, 0, &mut bytes);
+                assert!(channel.read(&arrival, 0, &mut bytes));
                 let wrong = difference(seed_of(&[from as u64, rank as u64, number]), &bytes);
                 ensure(wrong.is_none(), || format!("packet {number} of {from} to {rank}: {wrong:?}"))?;
                 channel.release(arrival);

@@ -17,6 +17,7 @@ use nemesia_core::shared::queue::{CellQueue, Consumer, Producer};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::slab;
 use nemesia_core::store::Unit;
+use nemesia_core::shared::end_mark::EndMark;
 use nemesia_core::sync::{FenceMode, PayloadMut, Word64};
 
 const CELLS: usize = 4;
@@ -33,6 +34,7 @@ struct Memory {
     headers: [CellHeader; CELLS],
     entries: [Word64; 2 * CELLS],
     tail: Line,
+    withdrawn: Word64,
     sleep: SleepWord,
 }
 
@@ -46,6 +48,7 @@ impl Memory {
             headers: core::array::from_fn(|_| CellHeader::empty()),
             entries: core::array::from_fn(|_| Word64::new(0)),
             tail: Line::new(0),
+            withdrawn: Word64::new(0),
             sleep: SleepWord::awake(),
         }
     }
@@ -85,7 +88,8 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
         Ends {
             outbound: FastboxSender::new(&own.fastbox, &peer.ack.word),
             inbound: FastboxReceiver::new(&peer.fastbox, &own.ack.word),
-            cells: PeerPool::new(&peer.headers, theirs.as_read(), CELL_BYTES),
+            cells: PeerPool::new(&peer.headers, theirs.as_read(), CELL_BYTES, EndMark::new(&peer.withdrawn)),
+            end_mark: EndMark::new(&own.withdrawn),
             give_back: ReturnSender::new(&own.returns),
             given_back: ReturnReceiver::new(&peer.returns),
             queue: Producer::new(peer.queue()),

@@ -96,7 +96,7 @@ impl AssistMemory {
     }
 }
 
-fn assist(run: &Run, messages: u64, count: u64, preemptions: usize, pieces: [u64; 2]) {
+fn assist(run: &Run, messages: u64, count: u64, preemptions: usize, pieces: [u32; 2]) {
     let [ours, its] = pieces.map(|bytes| Pieces::new(bytes, bytes));
     let early = run.injected_faults(InjectedFault::LeaveBeforeWrite);
     run.explore(preemptions, move || {

@@ -1,6 +1,7 @@
 //! Models of the cell pool, its return rings, and the scan that finds cells whose queue entry is lost.
 
 use loom::cell::UnsafeCell;
+use nemesia_core::shared::end_mark::EndMark;
 use nemesia_core::shared::pool::{
     CellHeader, CellPool, CellRecord, CellState, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
     ReuseOrder,
@@ -72,6 +73,7 @@ pub(super) struct CellMemory {
     returns: Vec<ReturnSlot>,
     entries: Vec<Word64>,
     tail: Word64,
+    withdrawn: Word64,
 }
 
 impl CellMemory {
@@ -82,6 +84,7 @@ impl CellMemory {
             returns: several(cells, ReturnSlot::empty),
             entries: several(entries, || Word64::new(0)),
             tail: Word64::new(0),
+            withdrawn: Word64::new(0),
         }
     }
 
@@ -112,7 +115,7 @@ impl CellMemory {
     pub(super) fn receiver(&self) -> Receiving<'_> {
         let payload = PayloadMut::from_cells(&self.payload).as_read();
         Receiving {
-            cells: PeerPool::new(&self.headers, payload, LEN),
+            cells: PeerPool::new(&self.headers, payload, LEN, EndMark::new(&self.withdrawn)),
             give_back: ReturnSender::new(&self.returns),
             queue: Consumer::new(self.queue()),
             next: 1,
@@ -129,7 +132,7 @@ pub(super) struct Owner<'a> {
     /// `None` if entries are lost.
     queue: Option<Producer<'a>>,
     pub(super) next: u8,
-    writing: Stores,
+    pub(super) writing: Stores,
     /// Whether the owner writes to the next cell as soon as that cell is free.
     prefetches: bool,
 }

@@ -3,6 +3,7 @@
 use loom::cell::UnsafeCell;
 use nemesia_core::port::{Arrival, PacketPieces, PacketPort, PeerId, Polled, ShortPath as _};
 use nemesia_core::shared::assist::{self, AssistLine, Pieces};
+use nemesia_core::shared::end_mark::EndMark;
 use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
 use nemesia_core::shared::layout::Line;
 use nemesia_core::shared::pool::{
@@ -96,6 +97,7 @@ const POLLS: usize = 4;
 /// The two segments of one process.
 struct Process {
     acks: Vec<Line>,
+    withdrawn: Vec<Word64>,
     assist_lines: Vec<AssistLine>,
     returns: Vec<Vec<ReturnSlot>>,
     fastboxes: Vec<Vec<FastboxSlot>>,
@@ -113,6 +115,7 @@ impl PortWorld {
     pub(super) fn new(peers: usize) -> Self {
         Self(several(peers, || Process {
             acks: several(peers, || Line::new(0)),
+            withdrawn: several(peers, || Word64::new(0)),
             assist_lines: several(peers, AssistLine::empty),
             returns: several(peers, || several(CELLS, ReturnSlot::empty)),
             fastboxes: several(peers, || several(SLOTS, FastboxSlot::empty)),
@@ -139,7 +142,9 @@ impl PortWorld {
                     &its.headers,
                     PayloadMut::from_cells(&its.payload).as_read(),
                     CELL_BYTES,
+                    EndMark::new(&its.withdrawn[me]),
                 ),
+                end_mark: EndMark::new(&own.withdrawn[peer]),
                 give_back: ReturnSender::new(&own.returns[peer]),
                 given_back: ReturnReceiver::new(&its.returns[me]),
                 queue: Producer::new(self.queue(peer)),
@@ -279,7 +284,7 @@ impl<'a> PortTaking<'a> {
     /// Returns the payload of an arrival of any kind.
     fn look(&self, arrival: &Arrival<PacketPlace>) -> Vec<u8> {
         let mut payload = vec![0; arrival.len];
-        self.port.read(arrival, 0, &mut payload);
+        assert!(self.port.read(arrival, 0, &mut payload));
         payload
     }
 

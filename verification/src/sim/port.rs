@@ -143,8 +143,9 @@ impl PacketPort for SimPort {
         polled(self.fabric.borrow_mut().poll_peer(self.rank, peer, u64::MAX))
     }
 
-    fn read(&self, arrival: &Arrival<Path>, at: usize, to: &mut [u8]) {
+    fn read(&self, arrival: &Arrival<Path>, at: usize, to: &mut [u8]) -> bool {
         self.fabric.borrow_mut().read(self.rank, arrival.peer, arrival.token, at, to);
+        true
     }
 
     fn release(&mut self, arrival: Arrival<Path>) {

@@ -10,9 +10,9 @@
 
 use core::borrow::{Borrow, BorrowMut};
 
-use super::receive::unload;
 use crate::engine::peer::{Peer, PeerQueue};
 use crate::engine::request::{Outcome, State, outcome};
+use crate::engine::unload::{TAKEN_BACK, unload};
 use crate::engine::{Engine, Progress, RequestId, Status, Storage};
 use crate::matching::{MOST_COMPARED, Pattern, Source};
 use crate::payload::{BorrowedRecv, RecvBuf};
@@ -257,8 +257,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
         match envelope.kind {
             Kind::Eager if pattern.matches(peer, &envelope) => {
                 let room = buf.len();
-                unload(&self.port, &arrival, 0, buf, (0, len));
+                let whole = unload(&self.port, &arrival, 0, buf, (0, len));
                 self.port.release(arrival);
+                if !whole {
+                    self.fault(PeerFault { peer, fault: TAKEN_BACK });
+                    return Bypass::Post;
+                }
                 self.trace.note("receive_arrival", len as u64);
                 self.book_packet(peer, len);
                 return Bypass::Done(outcome(peer, envelope.tag, envelope.total, room));

@@ -8,9 +8,9 @@
 //! If the sender fails, a stored message of it can still be received, and no acknowledgement is sent.
 #![forbid(unsafe_code)]
 
-use super::receive::unload;
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{Outcome, SendMessage, State, outcome, with_immediate};
+use crate::engine::unload::{TAKEN_BACK, read, unload};
 use crate::engine::{Engine, RequestId, SendOptions, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
@@ -219,11 +219,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let (kind, len) = (arrival.envelope.kind, arrival.len);
         if len > SMALL_BYTES {
             let prefix = self.read_prefix(arrival)?;
-            unload(&self.port, arrival, prefix.bytes(), buf, (0, len - prefix.bytes()));
-            return Ok(prefix);
+            let whole = unload(&self.port, arrival, prefix.bytes(), buf, (0, len - prefix.bytes()));
+            return if whole { Ok(prefix) } else { Err(TAKEN_BACK) };
         }
         let mut packet = [0; SMALL_BYTES];
-        self.port.read(arrival, 0, &mut packet[..len]);
+        read(&self.port, arrival, 0, &mut packet[..len])?;
         let prefix = EagerPrefix::decode(kind, &packet[..len]).ok_or(PortFault::Protocol { kind })?;
         let body = &packet[prefix.bytes()..len];
         match buf.whole(0, body.len()) {
@@ -238,7 +238,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let kind = arrival.envelope.kind;
         let mut head = [0; MOST_PREFIX_BYTES];
         let head = &mut head[..EagerPrefix::bytes_of(kind).min(arrival.len)];
-        self.port.read(arrival, 0, head);
+        read(&self.port, arrival, 0, head)?;
         EagerPrefix::decode(kind, head).ok_or(PortFault::Protocol { kind })
     }
 
@@ -267,8 +267,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return self.keep(arrival, &head[..skip]);
         };
         let room = buf.len();
-        unload(&self.port, &arrival, skip, &mut buf, (0, total));
+        let whole = unload(&self.port, &arrival, skip, &mut buf, (0, total));
         self.port.release(arrival);
+        if !whole {
+            return self.end_taken_back(index, from);
+        }
         let charged = self.charge(from, cost(len), false);
         self.complete_prefixed(index, from, prefix, outcome(from, envelope.tag, total as u64, room));
         charged

@@ -5,7 +5,8 @@ use core::borrow::BorrowMut;
 
 use crate::engine::request::{CompletionError, State, outcome, with_immediate};
 use crate::engine::state::{Accesses, Incoming, TransferPhase};
-use crate::engine::{Engine, RequestId, StartError, Storage};
+use crate::engine::unload::{TAKEN_BACK, read, unload};
+use crate::engine::{Engine, Failure, RequestId, StartError, Storage};
 use crate::matching::{Pattern, Source};
 use crate::payload::{RecvBuf, Scatter};
 use crate::port::{Arrival, Part, PeerId, Port, PortFault};
@@ -14,34 +15,6 @@ use crate::trace::Recorder as _;
 use crate::wire::prefix::EagerPrefix;
 use crate::wire::rendezvous::{MOST_RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
-
-/// Copies bytes of a packet, from `skip` on, into `len` bytes of a buffer from `at` on, as far as they fit.
-#[inline(always)]
-pub(in crate::engine) fn unload<P: Port>(
-    port: &P,
-    arrival: &Arrival<P::Token>,
-    skip: usize,
-    buf: &mut RecvBuf,
-    (at, len): (usize, usize),
-) {
-    match buf.whole(at, len) {
-        Some(to) => port.read(arrival, skip, to),
-        None => scatter(port, *arrival, skip, buf, (at, len)),
-    }
-}
-
-/// The arrival is passed by value, so that it stays in registers on the critical path.
-#[cold]
-#[inline(never)]
-fn scatter<P: Port>(
-    port: &P,
-    arrival: Arrival<P::Token>,
-    skip: usize,
-    buf: &mut RecvBuf,
-    (at, len): (usize, usize),
-) {
-    buf.each(at, len, |done, to| port.read(&arrival, skip + done, to));
-}
 
 /// Returns the RTS of a stored message; `None` if the message is of another kind. The RTS was validated on arrival.
 pub(in crate::engine) fn stored_rts<M, H>(store: &Store<M, H>, id: u32, stored: &Stored) -> Option<Rts>
@@ -222,28 +195,47 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return self.keep(arrival, &[]);
         };
         let room = buf.len();
-        unload(&self.port, &arrival, 0, &mut buf, (0, len));
+        let whole = unload(&self.port, &arrival, 0, &mut buf, (0, len));
         self.port.release(arrival);
+        if !whole {
+            return self.end_taken_back(index, from);
+        }
         self.complete(index, outcome(from, envelope.tag, envelope.total, room));
         self.count_eager(from, len);
         self.charge(from, cost(len), false)
+    }
+
+    /// Ends a receive whose message its sender has taken back.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn end_taken_back(&mut self, index: u32, peer: PeerId) -> Result<(), PortFault> {
+        let failure = Failure::of(TAKEN_BACK);
+        self.complete(index, Err(CompletionError::PeerFailed { peer, failure }));
+        Err(TAKEN_BACK)
     }
 
     pub(in crate::engine) fn deliver_rts(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
         let mut head = [0; MOST_RTS_BYTES];
         let head = &mut head[..len.min(MOST_RTS_BYTES)];
-        self.port.read(&arrival, 0, head);
-        let Some(rts) = Rts::decode(head, len) else {
-            self.port.release(arrival);
-            return Err(PortFault::Protocol { kind: envelope.kind });
+        let invalid = PortFault::Protocol { kind: envelope.kind };
+        let read = read(&self.port, &arrival, 0, head);
+        let rts = match read.and_then(|()| Rts::decode(head, len).ok_or(invalid)) {
+            Ok(rts) => rts,
+            Err(fault) => {
+                self.port.release(arrival);
+                return Err(fault);
+            }
         };
         let Some((index, mut buf)) = self.take_posted(from, &envelope, rts.total) else {
             return self.keep(arrival, head);
         };
         let first = len - rts.bytes();
-        unload(&self.port, &arrival, rts.bytes(), &mut buf, (0, first));
+        let whole = unload(&self.port, &arrival, rts.bytes(), &mut buf, (0, first));
         self.port.release(arrival);
+        if !whole {
+            return self.end_taken_back(index, from);
+        }
         let charged = self.charge(from, cost(len), false);
         self.receive_offered(index, (from, envelope.tag), rts, first, buf);
         charged
@@ -263,14 +255,19 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.port.release(arrival);
             return Err(fault);
         }
-        let port = &self.port;
+        let (port, mut whole) = (&self.port, true);
         let stored = self.store.insert(from, &envelope, len, |at, to| {
-            port.read(&arrival, at, to);
+            whole &= port.read(&arrival, at, to);
             for (to, checked) in to.iter_mut().zip(head.iter().skip(at)) {
                 *to = *checked;
             }
         });
         debug_assert!(stored.is_some(), "credit guarantees memory");
+        if !whole {
+            stored.into_iter().for_each(|id| self.discard(id));
+            self.port.release(arrival);
+            return Err(TAKEN_BACK);
+        }
         self.assign_stored(stored);
         self.count_stored(from, len);
         self.port.release(arrival);

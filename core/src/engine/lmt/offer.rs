@@ -6,6 +6,7 @@ use super::{Pull, Stream, Transfer, is_worth_pulling};
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{SendMessage, State, outcome, with_immediate};
 use crate::engine::state::{FIRST_BYTES, Incoming, Protocol, TransferPhase};
+use crate::engine::unload::read;
 use crate::engine::{Engine, RequestId, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
@@ -128,7 +129,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             Kind::Cts if arrival.len <= MOST_CTS_BYTES => {
                 let mut bytes = [0; MOST_CTS_BYTES];
                 let bytes = &mut bytes[..arrival.len];
-                self.port.read(arrival, 0, bytes);
+                read(&self.port, arrival, 0, bytes)?;
                 let cts = Cts::decode(bytes).ok_or(fault)?;
                 let (index, message) = self.offered(peer, cts.sender).ok_or(fault)?;
                 if cts.end > message.buf.len() as u64 {
@@ -139,7 +140,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
             Kind::Fin if arrival.len == FIN_BYTES => {
                 let mut bytes = [0; FIN_BYTES];
-                self.port.read(arrival, 0, &mut bytes);
+                read(&self.port, arrival, 0, &mut bytes)?;
                 let sender = u64::from_le_bytes(bytes);
                 if let Some(index) = self.unacknowledged(peer, sender) {
                     self.acknowledged(peer, index);
@@ -155,7 +156,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 if !self.requests.is_live(id.index, id.generation) {
                     return Err(fault);
                 }
-                Stream::handle_cookie(self, id.index, arrival).then_some(()).ok_or(fault)
+                Stream::handle_cookie(self, id.index, arrival)
             }
             _ => Err(fault),
         }

@@ -6,9 +6,10 @@ use super::Transfer;
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{self, State};
 use crate::engine::state::{Accesses, Incoming, StreamState, TransferPhase};
+use crate::engine::unload::TAKEN_BACK;
 use crate::engine::{Engine, Storage};
 use crate::payload::{BorrowedGather, Gather};
-use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port};
+use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
 use crate::wire::rendezvous::{Cts, Descriptor};
 use crate::wire::{Envelope, Kind};
 
@@ -77,14 +78,19 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
         Ok(true)
     }
 
-    fn handle_cookie(engine: &mut Engine<P, S>, index: u32, arrival: &Arrival<P::Token>) -> bool {
+    fn handle_cookie(
+        engine: &mut Engine<P, S>,
+        index: u32,
+        arrival: &Arrival<P::Token>,
+    ) -> Result<(), PortFault> {
+        let fault = Err(PortFault::Protocol { kind: Kind::Data });
         let Engine { requests, port, tuning, .. } = engine;
-        let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return false };
+        let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return fault };
         let Incoming { from, rts, left, phase, .. } = *incoming;
         let fits = (1..=incoming.wanted()).contains(&(arrival.len as u64));
         let is_put = arrival.len == 0 && incoming.exposure.is_some();
         if phase != TransferPhase::Stream || from != arrival.peer || !(fits || is_put) {
-            return false;
+            return fault;
         }
         if is_put {
             // The sender has put all bytes that are still missing.
@@ -93,17 +99,21 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
         let (at, len) = (left.start as usize, arrival.len);
         // Cells are reused and stay in the caches. The destination of a large message does not fit there.
         let non_temporal = rts.total >= tuning.non_temporal_bytes;
+        let mut whole = true;
         match buf.whole(at, len) {
-            Some(to) if non_temporal => port.read_non_temporal(arrival, 0, to),
-            Some(to) => port.read(arrival, 0, to),
-            None => buf.each(at, len, |done, to| port.read(arrival, done, to)),
+            Some(to) if non_temporal => whole = port.read_non_temporal(arrival, 0, to),
+            Some(to) => whole = port.read(arrival, 0, to),
+            None => buf.each(at, len, |done, to| whole &= port.read(arrival, done, to)),
+        }
+        if !whole {
+            return Err(TAKEN_BACK);
         }
         incoming.left.start += arrival.len as u64;
         if incoming.wanted() == 0 {
             engine.dequeue(from, PeerQueue::Incoming, index);
             Self::done_receive(engine, index);
         }
-        true
+        Ok(())
     }
 
     fn done_receive(engine: &mut Engine<P, S>, index: u32) {

@@ -9,6 +9,7 @@ use core::borrow::BorrowMut as _;
 
 use crate::engine::request::{CompletionError, State};
 use crate::engine::state::{Body, Refused, RemoteOperation, both};
+use crate::engine::unload::read;
 use crate::engine::{Engine, Failure, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
@@ -104,7 +105,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return Err(fault);
         }
         let mut count = [0; ACCOUNT_BYTES];
-        self.port.read(arrival, 0, &mut count);
+        read(&self.port, arrival, 0, &mut count)?;
         let (executed, count) = (arrival.envelope.tag, u64::from_le_bytes(count));
         let rma_state = self.rma_state(arrival.peer);
         if !(rma_state.flushed..=rma_state.issued).contains(&executed) || refusal.is_some() != (count > 0) {

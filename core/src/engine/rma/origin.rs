@@ -6,6 +6,7 @@ use core::borrow::Borrow;
 use super::{Comparison, Datatype, Reduction, RemoteKey, WINDOW};
 use crate::engine::request::{CompletionError, State};
 use crate::engine::state::{Body, RemoteOperation, both};
+use crate::engine::unload::read;
 use crate::engine::{Engine, Peer, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
@@ -427,7 +428,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                     Err(CompletionError::Refused { peer: from, refusal, count: 1 })
                 }
                 None if (1..=buf.len() - *received).contains(&arrival.len) => {
-                    port.read(arrival, 0, buf.part(*received, arrival.len));
+                    read(port, arrival, 0, buf.part(*received, arrival.len))?;
                     *received += arrival.len;
                     if *received < buf.len() {
                         return Ok(());
@@ -442,15 +443,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
             },
             Body::Both { .. } => {
                 let unsent = remote.body.is_unsent();
-                if !take_group(port, arrival, refusal, &mut remote.body) {
-                    return Err(fault);
-                }
+                take_group(port, arrival, refusal, &mut remote.body)?;
                 self.answered_group(from, id.index, unsent);
                 return Ok(());
             }
             Body::Nothing { issued, .. } if arrival.len == 8 => {
                 let mut count = [0; 8];
-                port.read(arrival, 0, &mut count);
+                read(port, arrival, 0, &mut count)?;
                 let (issued, count) = (*issued, u64::from_le_bytes(count));
                 let rma_state = self.rma_state(from);
                 // An account may have reported more by now.
@@ -521,8 +520,9 @@ fn take_group<P: Port>(
     arrival: &Arrival<P::Token>,
     refused: Option<Refusal>,
     body: &mut Body,
-) -> bool {
-    let Body::Both { to, received, open, refusal, .. } = body else { return false };
+) -> Result<(), PortFault> {
+    let fault = Err(PortFault::Protocol { kind: Kind::RmaReply });
+    let Body::Both { to, received, open, refusal, .. } = body else { return fault };
     let wanted = GROUP_BYTES.min(to.len() - *received);
     match refused {
         Some(why) if arrival.len == 0 => *refusal = refusal.or(Some(why)),
@@ -531,13 +531,13 @@ fn take_group<P: Port>(
             let at = *received;
             #[cfg(nemesia_injected_fault)]
             let at = if injected(InjectedFault::MixGroups) { 0 } else { at };
-            port.read(arrival, 0, to.part(at, wanted));
+            read(port, arrival, 0, to.part(at, wanted))?;
             *received += wanted;
         }
-        _ => return false,
+        _ => return fault,
     }
     *open -= 1;
-    true
+    Ok(())
 }
 
 /// Returns an error for a list: packet payloads and values are copied directly, so the buffer must be contiguous.

@@ -9,6 +9,7 @@ use super::reduce::{combine, swap};
 use super::region::{ExposedRegion, RegionPlace, Regions};
 use crate::engine::request::{CompletionError, Outcome, complete};
 use crate::engine::state::{Body, RemoteOperation};
+use crate::engine::unload::{TAKEN_BACK, read};
 use crate::engine::{Engine, Status, Storage};
 use crate::payload::Exposed;
 use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
@@ -69,13 +70,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let verb = Verb::decode(arrival.envelope.context).ok_or(fault)?;
         let body = arrival.len.checked_sub(verb.head_bytes()).ok_or(fault)?;
         let mut bytes = [0; MOST_HEAD_BYTES];
-        self.port.read(arrival, 0, &mut bytes[..verb.head_bytes()]);
+        read(&self.port, arrival, 0, &mut bytes[..verb.head_bytes()])?;
         let head = Head::decode(&bytes);
         self.count_executed(arrival.peer, verb);
         let answer = match verb.operation {
             RmaOperation::Put | RmaOperation::Accumulate => {
                 let refusal = match verb.operation {
-                    RmaOperation::Put => self.execute_put(arrival, verb, &head, body),
+                    RmaOperation::Put => self.execute_put(arrival, verb, &head, body)?,
                     _ => self.execute_accumulate(arrival, verb, &head, body)?,
                 };
                 match self.confirm(arrival.peer, verb, refusal) {
@@ -88,7 +89,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                     return Err(fault);
                 }
                 let mut operands = [0; GROUP_BYTES];
-                self.port.read(arrival, HEAD_BYTES, &mut operands[..body]);
+                read(&self.port, arrival, HEAD_BYTES, &mut operands[..body])?;
                 execute_group(&mut self.regions, verb, &head, &operands[..body])
             }
             _ if body > 0 => return Err(fault),
@@ -109,18 +110,21 @@ impl<P: Port, S: Storage> Engine<P, S> {
         verb: Verb,
         head: &Head,
         len: usize,
-    ) -> Option<Refusal> {
+    ) -> Result<Option<Refusal>, PortFault> {
         match self.regions.open(&place(head, len as u64), Access::Write) {
             Ok((region, at)) => {
-                let (port, start) = (&self.port, verb.head_bytes());
-                region.memory.fill(at, len, |from, to| port.read(arrival, start + from, to));
+                let (port, start, mut whole) = (&self.port, verb.head_bytes(), true);
+                region.memory.fill(at, len, |from, to| whole &= port.read(arrival, start + from, to));
+                if !whole {
+                    return Err(TAKEN_BACK);
+                }
                 region.notified += u64::from(verb.notify);
                 if verb.notify {
                     self.report_waiting(head.key);
                 }
-                None
+                Ok(None)
             }
-            Err(refusal) => Some(refusal),
+            Err(refusal) => Ok(Some(refusal)),
         }
     }
 
@@ -144,7 +148,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let mut batch = [0; BATCH];
         for start in (0..len).step_by(BATCH) {
             let operands = &mut batch[..BATCH.min(len - start)];
-            self.port.read(arrival, verb.head_bytes() + start, operands);
+            read(&self.port, arrival, verb.head_bytes() + start, operands)?;
             accumulate(&mut region.memory, at + start, datatype, reduction, operands);
         }
         Ok(None)

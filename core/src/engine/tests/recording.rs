@@ -73,7 +73,7 @@ impl<P: PacketPort> RecordingPort<P> {
                 let Arrival { peer, envelope, len, .. } = *arrival;
                 let mut head = [0; MOST_CTS_BYTES];
                 let head = &mut head[..len.min(MOST_CTS_BYTES)];
-                self.port.read(arrival, 0, head);
+                assert!(self.port.read(arrival, 0, head));
                 let rts = Rts::decode(head, len);
                 let rts = rts.filter(|_| envelope.kind == Kind::Rts);
                 self.seen.push(Recorded { peer, envelope, len, rts });
@@ -117,14 +117,15 @@ impl<P: PacketPort> PacketPort for RecordingPort<P> {
         polled
     }
 
-    fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
+    fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) -> bool {
         assert!(at + to.len() <= arrival.len, "{} bytes from {at} of {}", to.len(), arrival.len);
-        self.port.read(arrival, at, to);
+        let whole = self.port.read(arrival, at, to);
         if self.twist && arrival.envelope.kind == Kind::Rts && at == 0 && to.len() > 7 {
             self.reads.set(self.reads.get() + 1);
             // The length of the message.
             to[7] ^= if self.reads.get() > 1 { 0x80 } else { 0 };
         }
+        whole
     }
 
     fn release(&mut self, arrival: Arrival<Self::Token>) {
@@ -244,10 +245,10 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
         self.port.set_data_stores(peer, stores);
     }
 
-    fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
+    fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) -> bool {
         assert!(at + to.len() <= arrival.len, "{} bytes from {at} of {}", to.len(), arrival.len);
         self.non_temporal.set(self.non_temporal.get() + to.len());
-        self.port.read_non_temporal(arrival, at, to);
+        self.port.read_non_temporal(arrival, at, to)
     }
 }
 

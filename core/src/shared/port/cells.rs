@@ -133,7 +133,8 @@ where
         let is_greedy = |it: &Self| it.shared && !is_below_threshold(lent, it.pool.free() as u32);
         if self.pool.free() == 0 || is_greedy(self) {
             self.collect_all()?;
-            if is_greedy(self) {
+            // Living peers come before those that this process has left.
+            if is_greedy(self) && !(self.take_back_left() && !is_greedy(self)) {
                 return Ok(self.wait_for_cell(peer));
             }
         }

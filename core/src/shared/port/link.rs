@@ -2,6 +2,7 @@
 
 use super::Stores;
 use crate::counters::{Count, TrafficCounters as Reported};
+use crate::shared::end_mark::EndMark;
 use crate::shared::layout::Line;
 use crate::shared::pool::{PeerPool, ReturnReceiver, ReturnSender, ReuseOrder};
 use crate::shared::queue::Producer;
@@ -29,6 +30,8 @@ pub struct Ends<'a> {
     pub grant: &'a Line,
     /// The line with the credit that the peer grants this process, in units; in the peer's segment.
     pub granted: &'a Line,
+    /// The mark of this process.
+    pub end_mark: EndMark<'a>,
     /// Sender-assisted copies of messages from the peer.
     pub assist: assist::AssistReceiver<'a>,
     /// Sender-assisted copies of messages to the peer.
@@ -51,6 +54,8 @@ pub(super) enum Condition {
     Counted = 2,
     /// The last send found no free cell.
     Waits = 4,
+    /// Its close leaves the peer the cells that it holds.
+    LeavesCells = 8,
 }
 
 /// The conditions that hold, in one byte.

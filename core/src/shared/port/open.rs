@@ -15,9 +15,13 @@ where
     R: BorrowMut<[CellRecord]>,
 {
     /// Connects a peer that has no link. The link segments of both sides are new. The peer may have opened its link
-    /// already, and may have sent packets. Returns `false` if a link already exists, or if there is no place for it.
+    /// already, and may have sent packets. Returns `false` if a link already exists, if a former one has left cells to its peer, or if
+    /// there is no place for it.
     #[cold]
     pub fn open(&mut self, peer: PeerId, mut link: Link<'a>) -> bool {
+        if self.has_left_cells(peer) {
+            return false;
+        }
         let Some(place @ None) = self.links.borrow_mut().get_mut(peer as usize) else { return false };
         // The entries of packets that came before are skipped, as those of a peer without a link are.
         link.traffic.conditions.set(Condition::Sweep, true);
@@ -28,9 +32,10 @@ where
         true
     }
 
-    /// Returns whether the port has a link with this peer. It has views of the peer's segments only then.
+    /// Returns whether the port has views of the peer's segments: it has a link with this peer, or a closed one has
+    /// left the peer cells.
     pub fn is_open(&self, peer: PeerId) -> bool {
-        self.links.borrow().get(peer as usize).is_some_and(Option::is_some)
+        self.links.borrow().get(peer as usize).is_some_and(Option::is_some) || self.has_left_cells(peer)
     }
 
     /// Lets `grow` make places for the links of more peers. Places are never taken away.

@@ -143,16 +143,16 @@ where
     }
 
     #[inline(always)]
-    fn read(&self, arrival: &Arrival<PacketPlace>, at: usize, to: &mut [u8]) {
+    fn read(&self, arrival: &Arrival<PacketPlace>, at: usize, to: &mut [u8]) -> bool {
         let Some(link) = self.links.borrow().get(arrival.peer as usize).and_then(Option::as_ref) else {
-            return;
+            return false;
         };
         match &arrival.token {
-            PacketPlace::Fastbox => link.ends.inbound.read(arrival.len, at, to),
-            PacketPlace::Cell(cell) | PacketPlace::Announced(cell) => {
-                let inside = link.ends.cells.read(*cell, at, to);
-                debug_assert!(inside, "the poll checked the packet's size");
+            PacketPlace::Fastbox => {
+                link.ends.inbound.read(arrival.len, at, to);
+                true
             }
+            PacketPlace::Cell(cell) | PacketPlace::Announced(cell) => link.ends.cells.read(*cell, at, to),
         }
     }
 
@@ -203,16 +203,16 @@ where
     }
 
     fn close(&mut self, peer: PeerId) {
-        if let Some(link) = self.links.borrow_mut().get_mut(peer as usize)
-            && link.take().is_some()
-        {
+        // A peer that lives may wait for the cell.
+        if self.deferred.is_some_and(|(owner, _)| owner == peer) {
+            self.release_deferred();
+        }
+        if let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::take) {
             self.linked -= 1;
             self.follow_links();
+            self.end_link(peer, link);
         }
-        self.pool.reclaim(peer);
-        self.pool.forget(peer);
         self.runs.forget(peer);
-        self.deferred = self.deferred.filter(|(owner, _)| *owner != peer);
         if let Some(at) = self.hot[..self.hot_count].iter().position(|&hot| hot == peer) {
             self.hot_count -= 1;
             self.hot.swap(at, self.hot_count);

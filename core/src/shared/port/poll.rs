@@ -36,6 +36,9 @@ where
         }
         let mut arrival = small(peer, packet);
         if let Some(cell) = packet.cell {
+            if link.ends.cells.is_withdrawn() {
+                return None;
+            }
             if !link.ends.cells.holds(cell, packet.len) {
                 return Some(malformed(peer, cell));
             }
@@ -145,6 +148,7 @@ where
         let expected = link.traffic.expected;
         match link.ends.cells.inspect(cell, me, expected) {
             CellState::Other => None,
+            _ if link.ends.cells.is_withdrawn() => None,
             CellState::Due { envelope, len } => Some(packet(peer, cell, envelope, len)),
             CellState::Malformed => Some(malformed(peer, cell)),
             CellState::Early => {
@@ -172,6 +176,7 @@ where
         };
         link.traffic.conditions.set(Condition::Sweep, true);
         match link.ends.cells.inspect(cell, me, expected) {
+            _ if link.ends.cells.is_withdrawn() => None,
             CellState::Due { envelope, len } => Some(packet(peer, cell, envelope, len)),
             _ => Some(malformed(peer, cell)),
         }

@@ -5,7 +5,7 @@ use core::borrow::BorrowMut;
 use super::poll;
 use super::{HOT, Host, Link, PacketPlace, ShmPort};
 use crate::payload::BorrowedRecv;
-use crate::port::{Arrival, PeerId, ShortPath, Stores};
+use crate::port::{Arrival, PacketPort as _, PeerId, ShortPath, Stores};
 use crate::shared::fastbox::SHORT_BYTES;
 use crate::shared::pool::CellRecord;
 use crate::shared::sleep::WakeReason;
@@ -193,16 +193,15 @@ where
     }
 
     #[inline(never)]
-    fn read_non_temporal(&self, arrival: &Arrival<PacketPlace>, at: usize, to: &mut [u8]) {
+    fn read_non_temporal(&self, arrival: &Arrival<PacketPlace>, at: usize, to: &mut [u8]) -> bool {
         let Some(link) = self.links.borrow().get(arrival.peer as usize).and_then(Option::as_ref) else {
-            return;
+            return false;
         };
         match &arrival.token {
-            PacketPlace::Fastbox => link.ends.inbound.read(arrival.len, at, to),
             PacketPlace::Cell(cell) | PacketPlace::Announced(cell) => {
-                let inside = link.ends.cells.read_non_temporal(*cell, at, to);
-                debug_assert!(inside, "the poll checked the packet's size");
+                link.ends.cells.read_non_temporal(*cell, at, to)
             }
+            PacketPlace::Fastbox => self.read(arrival, at, to),
         }
     }
 }

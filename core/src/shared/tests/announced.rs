@@ -25,7 +25,7 @@ fn take(port: &mut TestPort<'_>) -> Option<(PeerId, u64, usize)> {
         Polled::Idle => None,
         Polled::Fault(fault) => panic!("{fault}"),
     })?;
-    port.read(&arrival, 0, &mut vec![0; arrival.len]);
+    assert!(port.read(&arrival, 0, &mut vec![0; arrival.len]));
     let taken = (arrival.peer, arrival.envelope.tag, arrival.len);
     port.release(arrival);
     Some(taken)

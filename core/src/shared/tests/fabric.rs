@@ -17,8 +17,11 @@ use super::Rng;
 use crate::payload::Exposed;
 use crate::port::PeerId;
 use crate::shared::assist::{self, AssistLine, Pieces};
+use crate::shared::end_mark::EndMark;
 use crate::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
-use crate::shared::layout::{Extent, Geometry, HEADER_PAGE, Line, LinkLayout, OwnLayout, queue_of};
+use crate::shared::layout::{
+    Extent, Geometry, HEADER_PAGE, Line, LinkLayout, OwnLayout, SegmentHeader, queue_of,
+};
 use crate::shared::pool::{
     CellHeader, CellPool, CellRecord, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
@@ -51,7 +54,7 @@ unsafe impl SharedType for SleepWord {}
 // SAFETY: an atomic.
 unsafe impl SharedType for Word64 {}
 // SAFETY: made of `Word32` and `Word64`.
-unsafe impl SharedType for crate::shared::layout::SegmentHeader {}
+unsafe impl SharedType for SegmentHeader {}
 
 /// Zeroed, page-aligned memory, like a mapping of anonymous memory.
 #[derive(Debug)]
@@ -372,7 +375,8 @@ impl Fabric {
         Ends {
             outbound: FastboxSender::new(self.fastbox(me, peer), self.ack(peer, me)),
             inbound: FastboxReceiver::new(self.fastbox(peer, me), self.ack(me, peer)),
-            cells: PeerPool::new(theirs, payload, g.cell_bytes as usize),
+            cells: PeerPool::new(theirs, payload, g.cell_bytes as usize, self.end_mark(peer, me)),
+            end_mark: self.end_mark(me, peer),
             give_back: ReturnSender::new(self.returns(me, peer)),
             given_back: ReturnReceiver::new(self.returns(peer, me)),
             queue: Producer::new(CellQueue::new(entries, tail)),
@@ -401,6 +405,11 @@ impl Fabric {
         &self.link_segment(reader, writer).view::<Line>(self.geometry.link().ack, 1)[0]
     }
 
+    /// Returns the mark by which `owner` takes back the cells that `peer` holds.
+    pub(crate) fn end_mark(&self, owner: PeerId, peer: PeerId) -> EndMark<'_> {
+        EndMark::new(self.link_segment(owner, peer).view::<SegmentHeader>(0, 1)[0].end_mark())
+    }
+
     /// Returns the share line of `rank` for `peer`.
     pub(crate) fn assist(&self, rank: PeerId, peer: PeerId) -> &AssistLine {
         &self.link_segment(rank, peer).view::<AssistLine>(self.geometry.link().assist_line, 1)[0]
@@ -425,7 +434,7 @@ impl Fabric {
             1 | 2 => self.own(by).corrupt(rng, HEADER_PAGE, own.payload),
             _ => {
                 let (peer, link) = (rng.below(self.geometry.peers as usize) as PeerId, self.geometry.link());
-                self.link_segment(by, peer).corrupt(rng, link.ack, link.total);
+                self.link_segment(by, peer).corrupt(rng, link.ack - 8, link.total);
             }
         }
     }

@@ -112,10 +112,10 @@ impl<'a> PortSiege<'a> {
             self.fabric.corrupt_own(&mut self.rng, HOSTILE);
         }
         let mut bytes = vec![0; arrival.len];
-        self.ports[rank].read(&arrival, 0, &mut bytes);
+        assert!(self.ports[rank].read(&arrival, 0, &mut bytes));
         let at = self.rng.below(arrival.len + 1);
         let mut rest = vec![0; arrival.len - at];
-        self.ports[rank].read(&arrival, at, &mut rest);
+        assert!(self.ports[rank].read(&arrival, at, &mut rest));
         if !hostile {
             let tag = arrival.envelope.tag;
             assert_eq!(self.between[rank].pop_front(), Some(tag), "seed {seed}: order");

@@ -8,10 +8,12 @@ use proptest::prelude::*;
 
 use super::fabric::FabricRegion;
 use super::{Rng, cases, contents};
+use crate::shared::end_mark::EndMark;
 use crate::shared::pool::{
     CellHeader, CellPool, CellRecord, CellState, PeerPool, ReturnFault, ReturnReceiver, ReturnSender,
     ReturnSlot, ReuseOrder,
 };
+use crate::sync::Word64;
 use crate::wire::rendezvous::Stores;
 use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
 
@@ -150,8 +152,11 @@ proptest! {
     }
 }
 
+static NOT_WITHDRAWN: Word64 = Word64::new(0);
+
 fn peer_pool(region: &FabricRegion, cells: usize) -> PeerPool<'_> {
-    PeerPool::new(region.view(0, cells), region.read_only(PAYLOAD_AT, cells * CELL_BYTES), CELL_BYTES)
+    let payload = region.read_only(PAYLOAD_AT, cells * CELL_BYTES);
+    PeerPool::new(region.view(0, cells), payload, CELL_BYTES, EndMark::new(&NOT_WITHDRAWN))
 }
 
 #[test]

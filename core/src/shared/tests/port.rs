@@ -42,7 +42,7 @@ fn next(port: &mut TestPort<'_>, polls: usize) -> Option<Arrival<PacketPlace>> {
 pub(super) fn take(port: &mut TestPort<'_>, polls: usize) -> Option<(PeerId, u64)> {
     let arrival = next(port, polls)?;
     let mut bytes = vec![0xee; arrival.len];
-    port.read(&arrival, 0, &mut bytes);
+    assert!(port.read(&arrival, 0, &mut bytes));
     assert_eq!(bytes, contents(arrival.envelope.tag, arrival.len));
     let (peer, tag) = (arrival.peer, arrival.envelope.tag);
     port.release(arrival);

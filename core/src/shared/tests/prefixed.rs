@@ -78,7 +78,7 @@ fn take(port: &mut TestPort<'_>, quick: bool, room: usize) -> Option<(Envelope, 
         _ => None,
     })?;
     let mut whole = vec![0; arrival.len];
-    port.read(&arrival, 0, &mut whole);
+    assert!(port.read(&arrival, 0, &mut whole));
     port.release(arrival);
     let mut head = [0; 16];
     let count = whole.len().min(16);

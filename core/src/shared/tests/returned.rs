@@ -24,7 +24,7 @@ fn take_from_cell(port: &mut TestPort<'_>) -> u32 {
     let crate::port::Polled::Packet(arrival) = port.poll() else { panic!("no packet has arrived") };
     let PacketPlace::Announced(cell) = arrival.token else { panic!("{arrival:?}") };
     let mut bytes = vec![0; arrival.len];
-    port.read(&arrival, 0, &mut bytes);
+    assert!(port.read(&arrival, 0, &mut bytes));
     assert_eq!(bytes, contents(arrival.envelope.tag, arrival.len));
     port.release(arrival);
     cell

@@ -270,9 +270,12 @@ impl PeerTable {
         }
     }
 
-    /// Gives up a call of a process that has been stopped for long before it confirmed the answer, so that another
-    /// process can have its place. Returns whether there was one.
+    /// Gives up what is left to former peers, or else a call of a process that has been stopped for long before it
+    /// confirmed the answer, so that another process can have its place. Returns whether there was one.
     pub(super) fn give_up_one(&mut self, endpoint: &mut Endpoint) -> bool {
+        if self.take_back_left(endpoint) {
+            return true;
+        }
         let Some(peer) = self.calls.give_up_one(&endpoint.waiter.watch) else { return false };
         self.lose_call(peer, Failure::Unreachable, endpoint);
         self.free_numbers(endpoint);

@@ -1,6 +1,6 @@
 //! The table of peers, with the numbers that the engine knows them by: in a world, their ranks.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nemesia_core::engine::Failure;
 use nemesia_core::peers::{
@@ -33,6 +33,21 @@ pub(super) struct NumberedPeer {
     pub(super) ended: bool,
 }
 
+/// The time for which messages that were sent before a disconnection are left to a peer that does not read them.
+const LEFT_FOR: Duration = Duration::from_secs(5);
+
+/// The number of an ended connection that is not free yet.
+#[derive(Clone, Copy, Debug)]
+struct EndingNumber {
+    /// From 0.
+    number: u32,
+    /// The place where its next check begins
+    /// ([`Engine::check_number`](nemesia_core::engine::Engine::check_number)).
+    from: u32,
+    /// Until then, what lies in cells is left to the peer.
+    left_until: Instant,
+}
+
 /// The peers of an endpoint that was opened alone, or whose world connects on demand.
 #[derive(Debug)]
 pub(in crate::endpoint) struct PeerTable {
@@ -46,9 +61,8 @@ pub(in crate::endpoint) struct PeerTable {
     pub(super) is_world: bool,
     /// By number of the table.
     pub(super) numbered: Vec<Option<NumberedPeer>>,
-    /// The numbers of ended connections that are not free yet, from 0, with the place where their next check begins
-    /// ([`Engine::check_number`](nemesia_core::engine::Engine::check_number)).
-    ending: Vec<(u32, u32)>,
+    /// The numbers of ended connections that are not free yet.
+    ending: Vec<EndingNumber>,
     /// Peers that have called this process, and whose address it was not given.
     pub(super) strangers: Vec<PeerRef>,
 }
@@ -248,7 +262,7 @@ impl PeerTable {
         }
         // A rank keeps its number for ever.
         if !self.is_world {
-            self.ending.push((number, 0));
+            self.ending.push(EndingNumber { number, from: 0, left_until: Instant::now() + LEFT_FOR });
         }
     }
 
@@ -263,9 +277,11 @@ impl PeerTable {
     /// Frees the numbers of ended connections of which no message is left, and releases strangers.
     pub(super) fn free_numbers(&mut self, endpoint: &mut Endpoint) {
         let mut at = 0;
-        while let Some((number, from)) = self.ending.get(at).copied() {
+        while let Some(EndingNumber { number, from, left_until }) = self.ending.get(at).copied() {
             let rank = self.rank(number);
-            if endpoint.net().is_some_and(|net| net.is_taken(rank)) {
+            if endpoint.net().is_some_and(|net| net.is_taken(rank))
+                || !are_cells_back(rank, left_until, endpoint)
+            {
                 at += 1;
                 continue;
             }
@@ -278,11 +294,21 @@ impl PeerTable {
                     }
                 }
                 Err(next) => {
-                    self.ending[at].1 = next;
+                    self.ending[at].from = next;
                     at += 1;
                 }
             }
         }
+    }
+
+    /// Takes back the cells that were left to former peers, so that their numbers become free. Returns whether one did.
+    pub(super) fn take_back_left(&mut self, endpoint: &mut Endpoint) -> bool {
+        let before = self.ending.len();
+        for ending in &mut self.ending {
+            ending.left_until = Instant::now();
+        }
+        self.free_numbers(endpoint);
+        self.ending.len() < before
     }
 
     /// Releases the place of a peer that this process has not asked for, if its connection has ended.
@@ -307,10 +333,12 @@ impl PeerTable {
             if let Some(net) = endpoint.net_mut() {
                 net.disconnect(self.rank(number));
             }
+            // What was sent before is left to the peer for a while.
+            endpoint.engine.port_mut().local_mut().leave_cells(self.rank(number));
         }
         self.end(peer, PeerEnd::Disconnected, Failure::Finished, endpoint);
         // Those of its earlier connections are among them.
-        for (number, _) in &self.ending {
+        for EndingNumber { number, .. } in &self.ending {
             if self.numbered.get(*number as usize).copied().flatten().is_some_and(|it| it.peer == peer) {
                 endpoint.engine.forget_peer(self.rank(*number));
             }
@@ -320,4 +348,20 @@ impl PeerTable {
         self.free_numbers(endpoint);
         Ok(self.table.release(peer)?)
     }
+}
+
+/// Returns whether nothing is left to this former peer. Its segments are then not mapped any more.
+fn are_cells_back(rank: u32, until: Instant, endpoint: &mut Endpoint) -> bool {
+    let port = endpoint.engine.port_mut().local_mut();
+    if port.has_left_cells(rank) {
+        port.collect_left_cells();
+        if Instant::now() >= until {
+            port.take_back_cells(rank);
+        }
+        if port.has_left_cells(rank) {
+            return false;
+        }
+    }
+    shm::release_link(port, rank as usize);
+    true
 }

@@ -68,7 +68,22 @@ pub(super) fn body(nonce: u64, kind: u64, len: u64) -> Vec<u8> {
 /// Checks the content of a body.
 pub(super) fn check(nonce: u64, kind: u64, bytes: &[u8]) -> Outcome {
     let at = difference(seed_of(&[nonce, kind]), bytes);
-    ensure(at.is_none(), || format!("{} bytes of exchange {nonce:x} differ from byte {at:?} on", bytes.len()))
+    ensure(at.is_none(), || {
+        let from = at.unwrap_or(0);
+        let (seen, wanted) =
+            (&bytes[from..bytes.len().min(from + 32)], &body(nonce, kind, bytes.len() as u64)[from..]);
+        let wanted = &wanted[..seen.len()];
+        let equal = body(nonce, kind, bytes.len() as u64)
+            .iter()
+            .zip(bytes)
+            .filter(|(one, other)| one == other)
+            .count();
+        let len = bytes.len();
+        format!(
+            "kind {kind}: {len} bytes of exchange {nonce:x} differ from byte {from} on: {seen:x?} instead of {wanted:x?}; \
+             {equal} are equal"
+        )
+    })
 }
 
 /// A send or a receive, with its buffer.

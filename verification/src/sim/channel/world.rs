@@ -267,8 +267,8 @@ impl<F: ChannelFabric> ChannelWorld<F> {
                 let mut bytes = vec![0; arrival.len];
                 let at = self.rng.below(arrival.len + 1);
                 let (head, body) = bytes.split_at_mut(at);
-                node.channel.read(&arrival, 0, head);
-                node.channel.read(&arrival, at, body);
+                assert!(node.channel.read(&arrival, 0, head));
+                assert!(node.channel.read(&arrival, at, body));
                 if !self.rng.one_in(20) {
                     // An arrival that is not released is given up by the next poll.
                     node.channel.release(arrival);

@@ -83,7 +83,9 @@ impl PacketPort for FullPort {
         Polled::Idle
     }
 
-    fn read(&self, _: &Arrival<()>, _: usize, _: &mut [u8]) {}
+    fn read(&self, _: &Arrival<()>, _: usize, _: &mut [u8]) -> bool {
+        true
+    }
 
     fn release(&mut self, _: Arrival<()>) {}
 

@@ -121,7 +121,7 @@ fn packets_before_the_connection_is_ready_are_delivered_when_it_is() {
         for number in [0_u8, 1] {
             let arrival = next_packet(&mut channel);
             let mut bytes = [0; 9];
-            channel.read(&arrival, 0, &mut bytes);
+            assert!(channel.read(&arrival, 0, &mut bytes));
             assert_eq!((arrival.envelope.tag, bytes), (number.into(), [number; 9]));
             channel.release(arrival);
         }
@@ -147,7 +147,7 @@ fn a_packet_that_is_being_read_stays_when_another_connection_fails_to_open() {
     // The buffer was not posted again, so nothing is written there.
     assert_eq!(channel.port().posted[&ready].len(), posted);
     let mut bytes = [0; 9];
-    channel.read(&arrival, 0, &mut bytes);
+    assert!(channel.read(&arrival, 0, &mut bytes));
     assert_eq!(&bytes, b"the first");
     channel.release(arrival);
     assert_eq!(channel.port().posted[&ready].len(), posted + 1);

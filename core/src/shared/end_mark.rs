@@ -1,0 +1,50 @@
+//! The end of a connection whose two processes live.
+//!
+//! Cells belong to their owner, and serve all of its peers. A process that has ended a connection needs its cells for
+//! other messages, but the former peer may hold some, and may be reading one of them at any time. Each side therefore
+//! has a mark in its link segment, which is never reset: the next connection has another segment.
+//!
+//! | mark | meaning | for the other side |
+//! |---|---|---|
+//! | withdrawn | The owner has taken its cells back, and fills them again. | What it reads of a cell from now on may be parts of other messages. It looks at the mark after it has read ([`Edge::Withdrawal`]), and then the bytes count as not received. It finds the mark in its cache, so that costs next to nothing. |
+//! | read | The process reads no cells any more. | It may take its own cells back at once ([`Edge::CellReturn`]). |
+#![forbid(unsafe_code)]
+
+use crate::sync::{Edge, Word64, withdrawal_fence, withdrawn_fence};
+
+const WITHDRAWN: u64 = 1;
+const READ: u64 = 2;
+
+/// The mark of one side of a connection. Only that side writes it.
+#[derive(Clone, Copy, Debug)]
+pub struct EndMark<'a>(&'a Word64);
+
+impl<'a> EndMark<'a> {
+    /// Returns the mark in this word, which is 0 in a new segment.
+    pub const fn new(word: &'a Word64) -> Self {
+        Self(word)
+    }
+
+    /// Owner: takes all cells back. It may fill them when this call has returned.
+    pub fn withdraw(self) {
+        self.0.store_relaxed(self.0.load_relaxed() | WITHDRAWN);
+        withdrawal_fence();
+    }
+
+    /// Peer: returns whether the cells were taken back. What was read before this call then does not count.
+    #[inline(always)]
+    pub fn is_withdrawn(self) -> bool {
+        withdrawn_fence();
+        self.0.load_relaxed() & WITHDRAWN != 0
+    }
+
+    /// Owner: states that it reads no cells of the peer any more.
+    pub fn end_reading(self) {
+        self.0.store_release(self.0.load_relaxed() | READ, Edge::CellReturn);
+    }
+
+    /// Peer: returns whether the owner of the mark reads no cells any more.
+    pub fn has_read(self) -> bool {
+        self.0.load_acquire(Edge::CellReturn) & READ != 0
+    }
+}
