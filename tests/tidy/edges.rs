@@ -16,8 +16,11 @@ const RELEASE: [&str; 2] = ["release", "publish"];
 const ACQUIRE: [&str; 2] = ["acquire", "observe"];
 const BOTH: &str = "acq_rel";
 /// The edges that are pairs of fences: the function for the Release, and the function for the Acquire.
-const FENCES: [(&str, &str, &str); 2] =
-    [("Sleep", "waker_fence", "sleeper_fence"), ("AssistClaim", "receiver_fence", "assist_fence")];
+const FENCES: [(&str, &str, &str); 3] = [
+    ("Sleep", "waker_fence", "sleeper_fence"),
+    ("AssistClaim", "receiver_fence", "assist_fence"),
+    ("Withdrawal", "withdrawal_fence", "withdrawn_fence"),
+];
 
 /// A place that names an edge.
 #[derive(Debug, PartialEq, Eq)]

@@ -159,9 +159,10 @@ impl Endpoint {
     /// Ends the connection with a peer and releases its place, which then may be that of another peer. The peer sees
     /// [`Failure::Finished`].
     ///
-    /// Operations under way with it end with [`Error::PeerFailed`], so wait for what must arrive. Its messages that
-    /// were not received are dropped. The call does not wait for the peer, except for the end of a copy of a part of a
-    /// large message that the peer has begun.
+    /// Operations under way with it end with [`Error::PeerFailed`]. Messages whose sends have completed still arrive if
+    /// the peer reads them within 5 s, and if this process does not need its cells for others before: so wait for an
+    /// answer to what must arrive. Its messages that were not received are dropped. The call does not wait for the
+    /// peer, except for the end of a copy of a part of a large message that the peer has begun.
     ///
     /// # Errors
     /// [`Error::NoPeer`] if the peer was released before.

@@ -14,8 +14,9 @@
 //!
 //! Methods of these values make all uses of a view. They borrow the value, so the mappings are alive. The order in
 //! which fields are dropped does not matter: dropping a view has no effect, which an assertion below checks at compile
-//! time. A peer's segment is unmapped early only by [`NewLink::open`], after the port has closed its link with that
-//! peer. The segments of this process are unmapped with the last owner of its `OwnSegments`.
+//! time. A peer's segment is unmapped early only by [`NewLink::open`] and [`unmap`], after the port has given up all of
+//! its views: it has closed its link with that peer, and collects no cells of ours from it. The segments of this
+//! process are unmapped with the last owner of its `OwnSegments`.
 
 use std::mem::needs_drop;
 use std::ops::Deref;
@@ -170,8 +171,8 @@ impl NewLink {
     }
 }
 
-/// Unmaps the segments of a peer and ours for it, if the link with that peer is closed: it was the only holder of views
-/// into them.
+/// Unmaps the segments of a peer and ours for it, if the port has no views of them: the link with that peer is closed,
+/// and has left it no cells.
 pub(super) fn unmap(port: &mut Port, number: u32) {
     if !port.is_open(number)
         && let Some(linked) = port.host_mut().mappings.links.get_mut(number as usize)

@@ -134,7 +134,7 @@ where
         if self.pool.free() == 0 || is_greedy(self) {
             self.collect_all()?;
             // Living peers come before those that this process has left.
-            if is_greedy(self) && !(self.take_back_left() && !is_greedy(self)) {
+            if is_greedy(self) && (!self.take_back_left() || is_greedy(self)) {
                 return Ok(self.wait_for_cell(peer));
             }
         }

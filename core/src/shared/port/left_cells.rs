@@ -1,9 +1,9 @@
 //! The end of a link with a peer that lives, and the cells that it holds.
 //!
 //! Messages that this process has sent before the end may lie in cells that the peer has not read. When this process
-//! disconnects, it leaves them to the peer for a while ([`ShmPort::leave_cells`]): the link is closed, but the port still
-//! collects the cells that the peer returns. Then, or if the port needs the cells before, it takes back those that are
-//! left ([`EndMark`]). Any other end takes them back at once.
+//! disconnects, it leaves them to the peer for a while ([`ShmPort::leave_cells`]): the link is closed, but the port
+//! still collects the cells that the peer returns. Then, or if the port needs the cells before, it takes back those
+//! that are left ([`EndMark`]). Any other end takes them back at once.
 
 use core::borrow::BorrowMut;
 
@@ -33,8 +33,8 @@ where
     R: BorrowMut<[CellRecord]>,
 {
     /// Makes the coming close of the link with this peer leave it the cells that it holds, until it has returned them,
-    /// closes its own link, or [`ShmPort::take_back_cells`] is called. The segments of both sides must stay mapped until then
-    /// ([`ShmPort::has_left_cells`]), and the number has no other link.
+    /// closes its own link, or [`ShmPort::take_back_cells`] is called. The segments of both sides must stay mapped
+    /// until then ([`ShmPort::has_left_cells`]), and the number has no other link.
     #[cold]
     pub fn leave_cells(&mut self, peer: PeerId) {
         if let Some(link) = self.link(peer) {

@@ -15,8 +15,8 @@ where
     R: BorrowMut<[CellRecord]>,
 {
     /// Connects a peer that has no link. The link segments of both sides are new. The peer may have opened its link
-    /// already, and may have sent packets. Returns `false` if a link already exists, if a former one has left cells to its peer, or if
-    /// there is no place for it.
+    /// already, and may have sent packets. Returns `false` if a link already exists, if a former one has left cells to
+    /// its peer, or if there is no place for it.
     #[cold]
     pub fn open(&mut self, peer: PeerId, mut link: Link<'a>) -> bool {
         if self.has_left_cells(peer) {
@@ -48,8 +48,8 @@ where
         self.queues.add(queue)
     }
 
-    /// Makes every waker execute its own fence from now on, because a peer has connected that cannot use
-    /// asymmetric fences.
+    /// Makes every waker execute its own fence from now on, because a peer has connected that cannot use asymmetric
+    /// fences.
     pub fn fence_always(&mut self) {
         self.config.fences = FenceMode::Symmetric;
     }

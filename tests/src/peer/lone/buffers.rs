@@ -67,21 +67,15 @@ pub(super) fn body(nonce: u64, kind: u64, len: u64) -> Vec<u8> {
 
 /// Checks the content of a body.
 pub(super) fn check(nonce: u64, kind: u64, bytes: &[u8]) -> Outcome {
+    let wanted = body(nonce, kind, bytes.len() as u64);
     let at = difference(seed_of(&[nonce, kind]), bytes);
     ensure(at.is_none(), || {
         let from = at.unwrap_or(0);
-        let (seen, wanted) =
-            (&bytes[from..bytes.len().min(from + 32)], &body(nonce, kind, bytes.len() as u64)[from..]);
-        let wanted = &wanted[..seen.len()];
-        let equal = body(nonce, kind, bytes.len() as u64)
-            .iter()
-            .zip(bytes)
-            .filter(|(one, other)| one == other)
-            .count();
-        let len = bytes.len();
+        let seen = &bytes[from..bytes.len().min(from + 32)];
+        let wanted = &wanted[from..from + seen.len()];
         format!(
-            "kind {kind}: {len} bytes of exchange {nonce:x} differ from byte {from} on: {seen:x?} instead of {wanted:x?}; \
-             {equal} are equal"
+            "{} bytes of exchange {nonce:x}, {kind}: from {from} on {seen:x?} instead of {wanted:x?}",
+            bytes.len()
         )
     })
 }
