@@ -71,6 +71,7 @@ pub mod fault;
 pub mod hello;
 pub mod listed;
 pub mod mappable;
+pub mod meeting;
 pub mod placement;
 pub mod prefix;
 pub mod rendezvous;

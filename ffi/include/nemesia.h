@@ -13,7 +13,7 @@
  *   Configuration     nemesia_config_from_environment, nemesia_config_default, nemesia_config_set_threads,
  *                     nemesia_config_read_file, nemesia_config_set, nemesia_config_get, nemesia_config_destroy
  *   Endpoint          open, open_with, close, rank, size, warning, explain
- *   Peers             alone, address, connect, rank_of, peer_of, address_of, stage_of, wait_connected, disconnect
+ *   Peers             alone, address, connect, rank_of, peer_of, address_of, stage_of, wait_connected, disconnect, meet
  *   General form      run, start: any operation, with context, mode, immediate data, list or completion
  *   Messages          send, recv, isend, irecv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv;
  *                     without a request: inject, inject_bytes
@@ -1995,8 +1995,9 @@ int32_t nemesia_endpoint_wait_connected(struct nemesia_endpoint *endpoint,
 /**
  * Ends the connection with a peer and releases its place. The peer sees NEMESIA_FAILURE_FINISHED. Does not wait.
  *
- * Operations under way with the peer fail with NEMESIA_ERR_PEER_FAILED, so complete those that matter before. Its
- * messages that were not received are dropped.
+ * Operations under way with the peer fail with NEMESIA_ERR_PEER_FAILED. Messages whose sends have completed still
+ * arrive if the peer reads them within 5 s, and if this process does not need its cells for others before: so wait for
+ * an answer to what must arrive. Its messages that were not received are dropped.
  *
  * - `endpoint`: an endpoint that was opened alone.
  * - `peer`: the peer. Every later use of this number returns NEMESIA_ERR_NO_PEER.
@@ -2007,6 +2008,47 @@ int32_t nemesia_endpoint_wait_connected(struct nemesia_endpoint *endpoint,
  */
 int32_t nemesia_endpoint_disconnect(struct nemesia_endpoint *endpoint,
                                     uint64_t peer);
+
+/**
+ * Meets another group of processes: what MPI calls spawn, connect and accept. Collective: every process of `group`
+ * calls this function with the same group and `number`, and so do all processes of the other group, one of the two
+ * with `address` NULL. Only the first process of each group speaks with the other group, and only its `address`
+ * counts.
+ *
+ * A group is a list of addresses in an order that all of its processes know. The processes of the other group are
+ * known afterwards (`nemesia_endpoint_connect` returns their peers), but not connected. Meetings at one address at the
+ * same time are told apart by their numbers. A call that comes before the other group accepts waits for it. If a
+ * process of either group dies meanwhile, the others may meet nevertheless.
+ *
+ * - `endpoint`: an endpoint that was opened alone.
+ * - `count`: the number of processes of the own group, at most 65536.
+ * - `group`: their addresses, NEMESIA_ADDRESS_BYTES bytes each, this process's included; none twice.
+ * - `address`: the address of the first process of the group that is called; NULL to accept the group that calls.
+ * - `number`: the number of the meeting.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit.
+ * - `capacity`: the number of addresses for which `out_group` has room.
+ * - `out_count`: the number of processes of the other group, written on success and with NEMESIA_ERR_TRUNCATED.
+ * - `out_group`: their addresses in order, as many as there is room for; written as `out_count`.
+ *
+ * Returns: NEMESIA_OK, or
+ * - NEMESIA_ERR_TRUNCATED: the groups have met, but `out_group` has no room for all addresses;
+ * - NEMESIA_ERR_TIMEOUT: the other group has not come; a call is withdrawn;
+ * - NEMESIA_ERR_PEER: the first process of either group refuses or gives up, as when a process is in both groups;
+ * - NEMESIA_ERR_PEER_FAILED: the first process of this group, or the one that is called, is gone;
+ * - NEMESIA_ERR_ARGUMENT: this process is not in `group`, or an address is there twice;
+ * - as `nemesia_endpoint_connect`.
+ *
+ * Ownership: all addresses are copied. Threads: one at a time; other threads wait until the meeting has ended.
+ */
+int32_t nemesia_endpoint_meet(struct nemesia_endpoint *endpoint,
+                              size_t count,
+                              const uint8_t *group,
+                              const uint8_t *address,
+                              uint32_t number,
+                              int64_t timeout_ns,
+                              size_t capacity,
+                              size_t *out_count,
+                              uint8_t *out_group);
 
 /**
  * Writes a descriptor for poll, epoll or an event library.

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use nemesia::{Error, PeerAddress, PeerEnd, PeerRef, PeerStage};
+use nemesia::{Error, Meeting, PeerAddress, PeerEnd, PeerRef, PeerStage};
 
 use crate::boundary::{Out, missing};
 use crate::config::Config;
 use crate::endpoint::{Endpoint, blocking_on, on, publish_opened};
 use crate::lent::Lent;
 use crate::rank::rank_of;
-use crate::status::{Fault, NEMESIA_ERR_NO_PEER, NEMESIA_ERR_RANK, NEMESIA_OK};
+use crate::status::{Fault, NEMESIA_ERR_NO_PEER, NEMESIA_ERR_RANK, NEMESIA_ERR_TRUNCATED, NEMESIA_OK};
 use crate::transfer::time_left;
 
 /// The number of bytes of an address.
@@ -106,9 +106,8 @@ pub unsafe extern "C" fn nemesia_endpoint_connect(
         if address.is_null() {
             return Err(missing("address"));
         }
-        // SAFETY: the caller's pointer to as many bytes as an address has; bytes have no alignment.
-        let bytes = unsafe { address.cast::<[u8; NEMESIA_ADDRESS_BYTES]>().read() };
-        out.write(endpoint.connect(&PeerAddress::from_bytes(bytes))?.to_bits());
+        // SAFETY: the caller's pointer to as many bytes as an address has.
+        out.write(endpoint.connect(&unsafe { address_at(address) })?.to_bits());
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -274,8 +273,9 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_connected(
 
 /// Ends the connection with a peer and releases its place. The peer sees NEMESIA_FAILURE_FINISHED. Does not wait.
 ///
-/// Operations under way with the peer fail with NEMESIA_ERR_PEER_FAILED, so complete those that matter before. Its
-/// messages that were not received are dropped.
+/// Operations under way with the peer fail with NEMESIA_ERR_PEER_FAILED. Messages whose sends have completed still
+/// arrive if the peer reads them within 5 s, and if this process does not need its cells for others before: so wait for
+/// an answer to what must arrive. Its messages that were not received are dropped.
 ///
 /// - `endpoint`: an endpoint that was opened alone.
 /// - `peer`: the peer. Every later use of this number returns NEMESIA_ERR_NO_PEER.
@@ -291,6 +291,89 @@ pub unsafe extern "C" fn nemesia_endpoint_disconnect(endpoint: *mut Endpoint, pe
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { on(endpoint, work) }
+}
+
+/// Meets another group of processes: what MPI calls spawn, connect and accept. Collective: every process of `group`
+/// calls this function with the same group and `number`, and so do all processes of the other group, one of the two
+/// with `address` NULL. Only the first process of each group speaks with the other group, and only its `address`
+/// counts.
+///
+/// A group is a list of addresses in an order that all of its processes know. The processes of the other group are
+/// known afterwards (`nemesia_endpoint_connect` returns their peers), but not connected. Meetings at one address at the
+/// same time are told apart by their numbers. A call that comes before the other group accepts waits for it. If a
+/// process of either group dies meanwhile, the others may meet nevertheless.
+///
+/// - `endpoint`: an endpoint that was opened alone.
+/// - `count`: the number of processes of the own group, at most 65536.
+/// - `group`: their addresses, NEMESIA_ADDRESS_BYTES bytes each, this process's included; none twice.
+/// - `address`: the address of the first process of the group that is called; NULL to accept the group that calls.
+/// - `number`: the number of the meeting.
+/// - `timeout_ns`: the time limit in nanoseconds; negative: no limit.
+/// - `capacity`: the number of addresses for which `out_group` has room.
+/// - `out_count`: the number of processes of the other group, written on success and with NEMESIA_ERR_TRUNCATED.
+/// - `out_group`: their addresses in order, as many as there is room for; written as `out_count`.
+///
+/// Returns: NEMESIA_OK, or
+/// - NEMESIA_ERR_TRUNCATED: the groups have met, but `out_group` has no room for all addresses;
+/// - NEMESIA_ERR_TIMEOUT: the other group has not come; a call is withdrawn;
+/// - NEMESIA_ERR_PEER: the first process of either group refuses or gives up, as when a process is in both groups;
+/// - NEMESIA_ERR_PEER_FAILED: the first process of this group, or the one that is called, is gone;
+/// - NEMESIA_ERR_ARGUMENT: this process is not in `group`, or an address is there twice;
+/// - as `nemesia_endpoint_connect`.
+///
+/// Ownership: all addresses are copied. Threads: one at a time; other threads wait until the meeting has ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_meet(
+    endpoint: *mut Endpoint,
+    count: usize,
+    group: *const u8,
+    address: *const u8,
+    number: u32,
+    timeout_ns: i64,
+    capacity: usize,
+    out_count: *mut usize,
+    out_group: *mut u8,
+) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        // SAFETY: the caller's pointers, null or valid.
+        let out = unsafe { Out::required(out_count, "out_count") }?;
+        if group.is_null() || out_group.is_null() && capacity > 0 {
+            return Err(missing(if group.is_null() { "group" } else { "out_group" }));
+        }
+        // SAFETY: the caller's array has `count` addresses; bytes have no alignment.
+        let read = |at: usize| unsafe { address_at(group.add(at * NEMESIA_ADDRESS_BYTES)) };
+        let addresses: Vec<_> = (0..count).map(read).collect();
+        let meeting = match address.is_null() {
+            true => Meeting::Accept,
+            // SAFETY: the caller's pointer to as many bytes as an address has.
+            false => Meeting::Call(unsafe { address_at(address) }),
+        };
+        let own = endpoint.group(&addresses)?;
+        let met = endpoint.meet(&own, meeting, number, time_left(timeout_ns))?;
+        let bytes = met.addresses().iter().take(capacity).flat_map(|address| *address.bytes());
+        for (at, byte) in bytes.enumerate() {
+            // SAFETY: the caller's array has room for `capacity` addresses.
+            unsafe { out_group.add(at).write(byte) };
+        }
+        out.write(met.size());
+        if met.size() > capacity {
+            let text =
+                format!("the other group has {} processes, but there is room for {capacity}", met.size());
+            return Err(Fault::new(NEMESIA_ERR_TRUNCATED, text));
+        }
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Reads an address.
+///
+/// # Safety
+/// `bytes` points to as many bytes as an address has.
+unsafe fn address_at(bytes: *const u8) -> PeerAddress {
+    // SAFETY: the caller's promise; bytes have no alignment.
+    PeerAddress::from_bytes(unsafe { bytes.cast::<[u8; NEMESIA_ADDRESS_BYTES]>().read() })
 }
 
 /// As [`nemesia::Endpoint::wait_connected`]. Several threads that share the endpoint go on meanwhile.

@@ -90,6 +90,7 @@ use message::Dropped;
 use one_sided::Direct;
 use open::{Ports, UnexpectedMemory};
 use peers::PeerTable;
+pub use peers::{Meeting, PeerGroup};
 use wait::Waiter;
 
 /// The senders whose messages a receive accepts.

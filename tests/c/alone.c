@@ -1,7 +1,11 @@
 /* Endpoints that open alone, and their peers: `alone CASE`. Several endpoints of this process meet each other. */
+#define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static const int64_t SECOND = 1000000000;
 static const uint64_t TAG = 5;
@@ -199,6 +203,50 @@ static void unreachable(void) {
     OK(nemesia_endpoint_close(one));
 }
 
+/* Meets, and checks that the other group is this one process. */
+static void meets(nemesia_endpoint *endpoint, const uint8_t *called, const uint8_t *expected) {
+    uint8_t own[NEMESIA_ADDRESS_BYTES], met[2][NEMESIA_ADDRESS_BYTES];
+    size_t size = 99;
+    OK(nemesia_endpoint_address(endpoint, own));
+    OK(nemesia_endpoint_meet(endpoint, 1, own, called, 3, 100 * SECOND, 2, &size, met[0]));
+    CHECK(size == 1 && (expected == NULL || memcmp(met[0], expected, sizeof met[0]) == 0));
+    size = 99;
+    GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_meet(endpoint, 1, own, called, 3, 100 * SECOND, 0, &size, NULL));
+    CHECK(size == 1);
+}
+
+/* Two groups of one process each meet by the address of one, twice. */
+static void meeting(void) {
+    uint8_t address[NEMESIA_ADDRESS_BYTES], twice[2][NEMESIA_ADDRESS_BYTES];
+    nemesia_endpoint *endpoint;
+    int pipes[2], status = 1;
+    size_t size = 99;
+    CHECK(pipe(pipes) == 0);
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    endpoint = alone();
+    if (child == 0) {
+        CHECK(read(pipes[0], address, sizeof address) == sizeof address);
+        meets(endpoint, address, address);
+        OK(nemesia_endpoint_close(endpoint));
+        exit(EXIT_SUCCESS);
+    }
+    OK(nemesia_endpoint_address(endpoint, address));
+    memcpy(twice[0], address, sizeof address);
+    memcpy(twice[1], address, sizeof address);
+    GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_meet(endpoint, 1, address, NULL, 1, 0, 0, &size, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_meet(endpoint, 2, twice[0], NULL, 1, 0, 0, &size, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_meet(endpoint, 0, address, NULL, 1, 0, 0, &size, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_meet(endpoint, 1, NULL, NULL, 1, 0, 0, &size, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_meet(endpoint, 1, address, NULL, 1, 0, 0, NULL, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_meet(endpoint, 1, address, NULL, 1, 0, 1, &size, NULL));
+    CHECK(size == 99);
+    CHECK(write(pipes[1], address, sizeof address) == sizeof address);
+    meets(endpoint, NULL, NULL);
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS);
+    OK(nemesia_endpoint_close(endpoint));
+}
+
 int main(int count, char **words) {
     const char *wanted = count > 1 ? words[1] : "";
     if (strcmp(wanted, "converse") == 0) converse(NEMESIA_THREADS_SINGLE);
@@ -206,6 +254,7 @@ int main(int count, char **words) {
     else if (strcmp(wanted, "arguments") == 0) arguments();
     else if (strcmp(wanted, "stale") == 0) stale();
     else if (strcmp(wanted, "unreachable") == 0) unreachable();
+    else if (strcmp(wanted, "meeting") == 0) meeting();
     else CHECK(!"a case");
     return EXIT_SUCCESS;
 }

@@ -240,7 +240,7 @@ fn endpoints_that_opened_alone_meet_by_their_addresses() -> Result<(), String> {
     }
     for linking in Linking::BOTH {
         let program = compile("cc", &STRICT_C, &source("tests/c/alone.c"), linking, "alone")?;
-        for case in ["converse", "threads", "arguments", "stale", "unreachable"] {
+        for case in ["converse", "threads", "arguments", "stale", "unreachable", "meeting"] {
             output(Command::new(&program).arg(case))?;
         }
     }

@@ -9,6 +9,7 @@ use nemesia_core::wire::placement::{
 mod call;
 mod channel;
 mod list;
+mod meeting;
 mod one_sided;
 mod peer;
 mod prefix;
@@ -16,6 +17,7 @@ mod prefix;
 pub use call::call_decoder;
 pub use channel::channel_decoder;
 pub use list::list_of_runs;
+pub use meeting::meeting_decoder;
 pub use one_sided::one_sided_decoder;
 pub use peer::placement_peer;
 pub use prefix::message_prefix;
@@ -30,12 +32,13 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     Target { name: "placement-decoder", run: placement_decoder },
     Target { name: "placement-peer", run: placement_peer },
     Target { name: "list-of-runs", run: list_of_runs },
     Target { name: "message-prefix", run: message_prefix },
     Target { name: "call-decoder", run: call_decoder },
+    Target { name: "meeting-decoder", run: meeting_decoder },
     Target { name: "channel-decoder", run: channel_decoder },
     Target { name: "one-sided-decoder", run: one_sided_decoder },
 ];

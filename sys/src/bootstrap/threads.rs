@@ -13,7 +13,7 @@ use super::{BootstrapError, DEFAULT_DEADLINE, Exchange, SINGLETON_MAX_KEY, SINGL
 /// If a thread drops its exchange before it has finalized it, the barriers of the other ranks fail at once.
 #[must_use]
 pub fn threads(size: usize) -> Vec<ThreadExchange> {
-    let meeting = Arc::new(Meeting::default());
+    let meeting = Arc::new(ThreadBoard::default());
     let exchange = |rank| ThreadExchange {
         rank,
         size,
@@ -29,14 +29,14 @@ pub fn threads(size: usize) -> Vec<ThreadExchange> {
 pub struct ThreadExchange {
     rank: usize,
     size: usize,
-    meeting: Arc<Meeting>,
+    meeting: Arc<ThreadBoard>,
     deadline: Duration,
     finalized: bool,
 }
 
 /// The state that the ranks share.
 #[derive(Debug, Default)]
-struct Meeting {
+struct ThreadBoard {
     state: Mutex<BoardState>,
     changed: Condvar,
 }
@@ -52,7 +52,7 @@ struct BoardState {
     gone: Option<usize>,
 }
 
-impl Meeting {
+impl ThreadBoard {
     /// A panic of another thread leaves the state consistent: no call changes it half-way.
     fn lock(&self) -> MutexGuard<'_, BoardState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -20,4 +20,4 @@ pub use among::Among;
 
 pub(super) use agree::Agreements;
 pub(super) use among::checked;
-pub(super) use barrier::{BarrierStep, free_context};
+pub(super) use barrier::{BarrierStep, CONTEXT as BARRIER_CONTEXT, free_context};

@@ -6,9 +6,13 @@
 //! | `peers/table.rs` | the table of peers, with the numbers that the engine knows them by |
 //! | `peers/attend.rs` | progress of calls, ours and those of others |
 //! | `peers/across.rs` | the same between machines |
+//! | `peers/members.rs` | groups of peers in an order |
+//! | `peers/meeting.rs` | two groups that meet |
 
 mod across;
 mod attend;
+mod meeting;
+mod members;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -21,6 +25,8 @@ use nemesia_core::peers::{PeerAddress, PeerEnd, PeerError, PeerRef, PeerStage, S
 use crate::endpoint::Endpoint;
 use crate::endpoint::wait::{Awaited, Wait};
 use crate::error::Error;
+pub use meeting::Meeting;
+pub use members::PeerGroup;
 pub(in crate::endpoint) use table::PeerTable;
 
 /// # Peers

@@ -229,6 +229,15 @@ impl Endpoint {
         }
     }
 
+    /// Waits for at most `limit` for a message, and takes it out of the queue.
+    pub(in crate::endpoint) fn take_within(
+        &mut self,
+        pattern: &Pattern,
+        limit: Option<Duration>,
+    ) -> Result<Message, Error> {
+        self.wait_for(pattern, limit, Self::take)
+    }
+
     /// Searches once for another thread, which waits.
     pub(in crate::endpoint) fn find_once(&mut self, pattern: &Pattern) -> Result<Option<Status>, Error> {
         self.look_again(pattern, &mut Self::find)

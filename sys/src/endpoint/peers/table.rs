@@ -1,5 +1,6 @@
 //! The table of peers, with the numbers that the engine knows them by: in a world, their ranks.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use nemesia_core::engine::Failure;
@@ -65,6 +66,8 @@ pub(in crate::endpoint) struct PeerTable {
     ending: Vec<EndingNumber>,
     /// Peers that have called this process, and whose address it was not given.
     pub(super) strangers: Vec<PeerRef>,
+    /// The meetings so far of each group that has met another one.
+    pub(super) meetings: BTreeMap<u64, u64>,
 }
 
 impl PeerTable {
@@ -87,6 +90,7 @@ impl PeerTable {
             numbered: Vec::new(),
             ending: Vec::new(),
             strangers: Vec::new(),
+            meetings: BTreeMap::new(),
         })
     }
 
@@ -118,6 +122,7 @@ impl PeerTable {
             numbered: vec![None; others],
             ending: Vec::new(),
             strangers: Vec::new(),
+            meetings: BTreeMap::new(),
         })
     }
 

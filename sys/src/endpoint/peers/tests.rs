@@ -1,5 +1,6 @@
 mod across;
 mod cells;
+mod meeting;
 
 use std::thread;
 use std::time::Duration;

@@ -2,11 +2,12 @@
 
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use super::super::{
     Access, Agreed, Arm, Comparison, CompleteAt, Completion, Context, Datatype, Endpoint, ExposeOptions,
-    Incoming, Message, MessageBuffer, Path, Ranking, RecvOp, Reduction, Region, RemoteKey, Request,
-    RequestPlace, Scope, SendOp, Source, Status, Tag, WithCompletion,
+    Incoming, Meeting, Message, MessageBuffer, Path, PeerGroup, Ranking, RecvOp, Reduction, Region,
+    RemoteKey, Request, RequestPlace, Scope, SendOp, Source, Status, Tag, WithCompletion,
 };
 use nemesia_core::peers::{PeerAddress, PeerRef, PeerStage};
 
@@ -93,6 +94,10 @@ methods! {
     fn completions(into: &mut [Completion]) -> usize;
     fn connect(address: &PeerAddress) -> Result<PeerRef, Error>;
     fn disconnect(peer: PeerRef) -> Result<(), Error>;
+    fn group(addresses: &[PeerAddress]) -> Result<PeerGroup, Error>;
+    fn meet(
+        group: &PeerGroup, meeting: Meeting, number: u32, limit: Option<Duration>
+    ) -> Result<PeerGroup, Error>;
     fn unexpose(region: Region) -> Result<(), Error>;
     fn disarm();
     fn fence(rank: usize) -> Result<(), Error>;
