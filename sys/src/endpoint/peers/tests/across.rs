@@ -172,3 +172,70 @@ fn a_peer_on_another_machine_that_is_gone_is_reported_after_its_last_message() {
     assert!(matches!(end, Err(Error::PeerFailed { failure: Failure::Died, .. })), "{end:?}");
     one.close().unwrap();
 }
+
+/// Regions of a peer on another machine: puts, gets and values of all lengths, in packets.
+#[test]
+fn memory_of_a_peer_on_another_machine_is_put_got_and_counted() {
+    const LEN: usize = 100_000;
+    let mut one = lone();
+    let address = *one.address().unwrap();
+    let other = thread::spawn(move || {
+        let mut two = lone();
+        let peer = two.connect(&address).unwrap();
+        let rank = two.wait_connected(peer, LIMIT).unwrap();
+        let mut key = [0; crate::KEY_BYTES];
+        two.send(rank, 1, b"").unwrap();
+        two.recv(Source::Rank(rank), Tag::Exactly(2), &mut key).unwrap();
+        let key = crate::RemoteKey::from_bytes(rank, &key).unwrap();
+        assert_eq!((key.rank(), key.len()), (rank, LEN as u64));
+        for (at, len) in [(0, 8), (9, 1), (64, 5_000), (4, LEN - 4)] {
+            let bytes: Vec<u8> = (0..len).map(|byte| (byte * 3 + len) as u8).collect();
+            two.put(&key, at, &bytes).unwrap();
+            two.flush(rank).unwrap();
+            let mut back = vec![0; len];
+            two.get(&key, at, &mut back).unwrap();
+            assert!(back == bytes, "{len} bytes at {at}");
+        }
+        two.put(&key, 0, &5_u64.to_le_bytes()).unwrap();
+        assert_eq!(two.fetch_add(&key, 0, 2_u64).unwrap(), 5);
+        // Beyond the region nothing is done, and the error says so.
+        assert!(matches!(
+            two.put(&key, LEN as u64 - 1, &[1, 2]).and_then(|()| two.flush(rank)),
+            Err(Error::Refused { .. })
+        ));
+        two.send(rank, 3, b"").unwrap();
+        two.close().unwrap();
+    });
+    let from = one.recv(Source::Any, Tag::Exactly(1), &mut []).unwrap().rank;
+    let region = one.allocate(LEN, crate::Access::ReadWrite).unwrap();
+    let key = one.remote_key(region).unwrap();
+    one.send(from, 2, &key.to_bytes()).unwrap();
+    one.recv(Source::Rank(from), Tag::Exactly(3), &mut []).unwrap();
+    let mut value = [0; 8];
+    one.read_region(region, 0, &mut value).unwrap();
+    assert_eq!(u64::from_le_bytes(value), 7);
+    other.join().unwrap();
+    one.close().unwrap();
+}
+
+#[test]
+fn groups_of_two_machines_meet() {
+    let mut one = lone();
+    let address = *one.address().unwrap();
+    let other = thread::spawn(move || {
+        let mut two = lone();
+        let own = two.group(&[*two.address().unwrap()]).unwrap();
+        let met = two.meet(&own, Meeting::Call(address), 1, LIMIT).unwrap();
+        assert_eq!(met.addresses(), &[address]);
+        send(&mut two, met.peer(0).unwrap(), 4, 4);
+        assert_eq!(receive(&mut two, 5).1, 5);
+        two.close().unwrap();
+    });
+    let own = one.group(&[address]).unwrap();
+    let met = one.meet(&own, Meeting::Accept, 1, LIMIT).unwrap();
+    let (from, value) = receive(&mut one, 4);
+    assert_eq!((one.peer_of(from), value), (met.peer(0), 4));
+    one.send(from, 5, &5_u64.to_le_bytes()).unwrap();
+    other.join().unwrap();
+    one.close().unwrap();
+}
