@@ -91,12 +91,14 @@ struct Letter {
 ///     let all = parents.followed_by(&own);
 ///     let to = child.rank_of(all.peer(0).ok_or(nemesia::Error::Members)?)?;
 ///     child.send(to, 7, b"hello")?;
+///     child.recv(nemesia::Source::Rank(to), nemesia::Tag::Exactly(8), &mut [0; 5])?;
 ///     child.close()
 /// });
 /// let own = parent.group(&[address])?;
 /// let children = parent.meet(&own, Meeting::Accept, 1, LIMIT)?;
 /// let from = parent.rank_of(children.peer(0).ok_or("no child")?)?;
 /// parent.recv(nemesia::Source::Rank(from), nemesia::Tag::Exactly(7), &mut [0; 5])?;
+/// parent.send(from, 8, b"hello")?;
 /// parent.close()?;
 /// # child.join().expect("the other thread")?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
