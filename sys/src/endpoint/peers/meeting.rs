@@ -3,16 +3,17 @@
 //! The messages are those of [`nemesia_core::wire::meeting`], in the matching context of barriers, which endpoints that
 //! were opened alone do not have. A tag has the number of the meeting, and the way of the message.
 
+use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 use nemesia_core::matching::{Pattern, Source as CoreSource};
+use nemesia_core::payload::SendBuf;
 use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress};
 use nemesia_core::wire::meeting::{MOST_ADDRESSES, MOST_MEETING_BYTES, MeetingKind, MeetingMessage};
 
 use super::members::PeerGroup;
-use crate::endpoint::Endpoint;
-use crate::endpoint::Message;
 use crate::endpoint::group::BARRIER_CONTEXT;
+use crate::endpoint::{Endpoint, Message, Mode, Status};
 use crate::error::Error;
 use crate::os::random;
 
@@ -338,19 +339,17 @@ impl Endpoint {
 
     /// Receives a message that was taken out of the queue. `None` if its sender does not complete it.
     fn open_letter(&mut self, message: Message) -> Result<Option<LetterBytes>, Error> {
-        let mut bytes = std::mem::ManuallyDrop::new(Box::new([0; MOST_MEETING_BYTES]));
+        let mut bytes = ManuallyDrop::new(Box::new([0; MOST_MEETING_BYTES]));
         // SAFETY: the bytes lie on the heap. No code uses them before the request has ended, and they are freed only
         // then.
         let request = unsafe { self.imrecv(message, bytes.as_mut_ptr(), bytes.len()) }?;
         let ended = self.wait_timeout(request, GRACE);
-        if let Err(Error::Timeout(_)) = ended {
-            // An honest sender has sent it whole. The engine may still write to the bytes, so they are never freed.
-            return Ok(None);
-        }
-        let bytes = std::mem::ManuallyDrop::into_inner(bytes);
+        // Otherwise the engine may still write to the bytes, so they are never freed.
+        let bytes = has_ended(&ended).then(|| ManuallyDrop::into_inner(bytes));
         match ended {
-            Ok(_) => Ok(Some(bytes)),
-            Err(Error::PeerFailed { .. }) => Ok(None),
+            Ok(_) => Ok(bytes),
+            // An honest sender has sent it whole.
+            Err(Error::PeerFailed { .. } | Error::Timeout(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -362,9 +361,24 @@ impl Endpoint {
         room: &MeetingRoom,
         message: &MeetingMessage<'_>,
     ) -> Result<(), Error> {
-        let mut bytes = [0; MOST_MEETING_BYTES];
+        let mut bytes = ManuallyDrop::new(Box::new([0; MOST_MEETING_BYTES]));
         let len = message.encode(&mut bytes);
-        self.send_any(to, BARRIER_CONTEXT, way | u64::from(room.number), &bytes[..len])
+        // SAFETY: the bytes lie on the heap. No code changes them before the request has ended, and they are freed only
+        // then.
+        let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), len) };
+        let request = self.start(to, BARRIER_CONTEXT, way | u64::from(room.number), buf, Mode::Standard)?;
+        let ended = match room.left(GRACE) {
+            Some(limit) => self.wait_timeout(request, limit),
+            None => self.wait(request),
+        };
+        if has_ended(&ended) {
+            drop(ManuallyDrop::into_inner(bytes));
+        }
+        // Otherwise the engine may still read the bytes, so they are never freed.
+        match ended {
+            Err(Error::Timeout(_)) => Err(room.timeout()),
+            ended => ended.map(drop),
+        }
     }
 
     fn write_list(
@@ -381,6 +395,11 @@ impl Endpoint {
         }
         Ok(())
     }
+}
+
+/// Returns whether a request that was waited for has ended: the engine does not use its buffer any more.
+const fn has_ended(waited: &Result<Status, Error>) -> bool {
+    matches!(waited, Ok(_) | Err(Error::PeerFailed { .. } | Error::Truncated(_)))
 }
 
 /// Returns whether no process is in both groups.
