@@ -5,6 +5,7 @@ pub(crate) mod fabric;
 mod fastbox;
 mod hostile;
 mod layout;
+mod left_cells;
 mod pool;
 mod port;
 mod prefixed;

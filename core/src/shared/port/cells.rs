@@ -131,10 +131,11 @@ where
         }
         // However many peers are slow, the next one finds a free cell.
         let is_greedy = |it: &Self| it.shared && !is_below_threshold(lent, it.pool.free() as u32);
-        if self.pool.free() == 0 || is_greedy(self) {
+        let lacks = |it: &Self| it.pool.free() == 0 || is_greedy(it);
+        if lacks(self) {
             self.collect_all()?;
             // Living peers come before those that this process has left.
-            if is_greedy(self) && (!self.take_back_left() || is_greedy(self)) {
+            if lacks(self) && (!self.take_back_left() || lacks(self)) {
                 return Ok(self.wait_for_cell(peer));
             }
         }

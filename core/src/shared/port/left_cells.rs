@@ -61,13 +61,18 @@ where
     pub fn collect_left_cells(&mut self) {
         for at in 0..MOST_LEFT {
             let Some(left) = &mut self.left[at] else { continue };
-            let has_read = left.end_marks[1].has_read();
-            while let Some(cell) = left.given_back.pop() {
-                // A peer that returns what it does not hold harms only itself.
-                let taken = self.pool.give_back(cell, left.peer, ReuseOrder::First);
-                left.lent -= u16::from(taken.is_ok());
+            let mut is_over = left.end_marks[1].has_read();
+            while left.lent > 0
+                && let Some(cell) = left.given_back.pop()
+            {
+                left.lent -= 1;
+                if self.pool.give_back(cell, left.peer, ReuseOrder::First).is_err() {
+                    // A peer that returns what it does not hold loses all. It could return such cells without end.
+                    is_over = true;
+                    break;
+                }
             }
-            if (left.lent == 0 || has_read)
+            if (left.lent == 0 || is_over)
                 && let Some(left) = self.left[at].take()
             {
                 self.take_back(left.peer, left.end_marks[0]);
