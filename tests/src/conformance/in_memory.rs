@@ -46,7 +46,7 @@ pub struct MemoryShape {
 struct PairLines {
     ack: Line,
     assist: AssistLine,
-    withdrawn: Word64,
+    end_mark: Word64,
     returns: Vec<ReturnSlot>,
     fastbox: Vec<FastboxSlot>,
 }
@@ -81,7 +81,7 @@ impl RankMemory {
         let pair = || PairLines {
             ack: Line::new(0),
             assist: AssistLine::empty(),
-            withdrawn: Word64::new(0),
+            end_mark: Word64::new(0),
             returns: several(cells, ReturnSlot::empty),
             fastbox: several(slots, FastboxSlot::empty),
         };
@@ -188,8 +188,8 @@ impl WorldMemory {
         Ends {
             outbound: FastboxSender::new(&own.fastbox, &theirs.ack.word),
             inbound: FastboxReceiver::new(&theirs.fastbox, &own.ack.word),
-            cells: PeerPool::new(headers, payload, self.shape.cell_bytes, EndMark::new(&theirs.withdrawn)),
-            end_mark: EndMark::new(&own.withdrawn),
+            cells: PeerPool::new(headers, payload, self.shape.cell_bytes, EndMark::new(&theirs.end_mark)),
+            end_mark: EndMark::new(&own.end_mark),
             give_back: ReturnSender::new(&own.returns),
             given_back: ReturnReceiver::new(&theirs.returns),
             queue: Producer::new(self.ranks[peer].queue()),

@@ -34,7 +34,7 @@ struct Memory {
     headers: [CellHeader; CELLS],
     entries: [Word64; 2 * CELLS],
     tail: Line,
-    withdrawn: Word64,
+    end_mark: Word64,
     sleep: SleepWord,
 }
 
@@ -48,7 +48,7 @@ impl Memory {
             headers: core::array::from_fn(|_| CellHeader::empty()),
             entries: core::array::from_fn(|_| Word64::new(0)),
             tail: Line::new(0),
-            withdrawn: Word64::new(0),
+            end_mark: Word64::new(0),
             sleep: SleepWord::awake(),
         }
     }
@@ -88,8 +88,8 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
         Ends {
             outbound: FastboxSender::new(&own.fastbox, &peer.ack.word),
             inbound: FastboxReceiver::new(&peer.fastbox, &own.ack.word),
-            cells: PeerPool::new(&peer.headers, theirs.as_read(), CELL_BYTES, EndMark::new(&peer.withdrawn)),
-            end_mark: EndMark::new(&own.withdrawn),
+            cells: PeerPool::new(&peer.headers, theirs.as_read(), CELL_BYTES, EndMark::new(&peer.end_mark)),
+            end_mark: EndMark::new(&own.end_mark),
             give_back: ReturnSender::new(&own.returns),
             given_back: ReturnReceiver::new(&peer.returns),
             queue: Producer::new(peer.queue()),

@@ -73,7 +73,7 @@ pub(super) struct CellMemory {
     returns: Vec<ReturnSlot>,
     entries: Vec<Word64>,
     tail: Word64,
-    withdrawn: Word64,
+    end_mark: Word64,
 }
 
 impl CellMemory {
@@ -84,7 +84,7 @@ impl CellMemory {
             returns: several(cells, ReturnSlot::empty),
             entries: several(entries, || Word64::new(0)),
             tail: Word64::new(0),
-            withdrawn: Word64::new(0),
+            end_mark: Word64::new(0),
         }
     }
 
@@ -115,7 +115,7 @@ impl CellMemory {
     pub(super) fn receiver(&self) -> Receiving<'_> {
         let payload = PayloadMut::from_cells(&self.payload).as_read();
         Receiving {
-            cells: PeerPool::new(&self.headers, payload, LEN, EndMark::new(&self.withdrawn)),
+            cells: PeerPool::new(&self.headers, payload, LEN, EndMark::new(&self.end_mark)),
             give_back: ReturnSender::new(&self.returns),
             queue: Consumer::new(self.queue()),
             next: 1,

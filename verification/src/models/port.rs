@@ -97,7 +97,7 @@ const POLLS: usize = 4;
 /// The two segments of one process.
 struct Process {
     acks: Vec<Line>,
-    withdrawn: Vec<Word64>,
+    end_marks: Vec<Word64>,
     assist_lines: Vec<AssistLine>,
     returns: Vec<Vec<ReturnSlot>>,
     fastboxes: Vec<Vec<FastboxSlot>>,
@@ -115,7 +115,7 @@ impl PortWorld {
     pub(super) fn new(peers: usize) -> Self {
         Self(several(peers, || Process {
             acks: several(peers, || Line::new(0)),
-            withdrawn: several(peers, || Word64::new(0)),
+            end_marks: several(peers, || Word64::new(0)),
             assist_lines: several(peers, AssistLine::empty),
             returns: several(peers, || several(CELLS, ReturnSlot::empty)),
             fastboxes: several(peers, || several(SLOTS, FastboxSlot::empty)),
@@ -142,9 +142,9 @@ impl PortWorld {
                     &its.headers,
                     PayloadMut::from_cells(&its.payload).as_read(),
                     CELL_BYTES,
-                    EndMark::new(&its.withdrawn[me]),
+                    EndMark::new(&its.end_marks[me]),
                 ),
-                end_mark: EndMark::new(&own.withdrawn[peer]),
+                end_mark: EndMark::new(&own.end_marks[peer]),
                 give_back: ReturnSender::new(&own.returns[peer]),
                 given_back: ReturnReceiver::new(&its.returns[me]),
                 queue: Producer::new(self.queue(peer)),

@@ -50,9 +50,9 @@ where
     /// Takes back the cells that a closed link has left to this peer.
     #[cold]
     pub fn take_back_cells(&mut self, peer: PeerId) {
-        let place = self.left.iter_mut().find(|it| it.as_ref().is_some_and(|left| left.peer == peer));
-        if let Some(left) = place.and_then(Option::take) {
-            self.take_back(peer, left.end_marks[0]);
+        let is_it = |it: &Option<LeftCells<'_>>| it.as_ref().is_some_and(|left| left.peer == peer);
+        if let Some(at) = self.left.iter().position(is_it) {
+            self.take_back_at(at);
         }
     }
 
@@ -72,10 +72,8 @@ where
                     break;
                 }
             }
-            if (left.lent == 0 || is_over)
-                && let Some(left) = self.left[at].take()
-            {
-                self.take_back(left.peer, left.end_marks[0]);
+            if left.lent == 0 || is_over {
+                self.take_back_at(at);
             }
         }
     }
@@ -87,11 +85,7 @@ where
         let before = self.pool.free();
         self.collect_left_cells();
         if self.pool.free() == before {
-            for at in 0..MOST_LEFT {
-                if let Some(left) = self.left[at].take() {
-                    self.take_back(left.peer, left.end_marks[0]);
-                }
-            }
+            (0..MOST_LEFT).for_each(|at| self.take_back_at(at));
         }
         self.pool.free() > before
     }
@@ -108,6 +102,12 @@ where
                 self.collect_left_cells();
             }
             _ => self.take_back(peer, ends.end_mark),
+        }
+    }
+
+    fn take_back_at(&mut self, at: usize) {
+        if let Some(left) = self.left[at].take() {
+            self.take_back(left.peer, left.end_marks[0]);
         }
     }
 

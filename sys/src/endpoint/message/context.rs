@@ -72,13 +72,7 @@ impl Endpoint {
     /// Sends a message of any length and waits. The function is separate from the critical path, so that the
     /// critical path saves no registers.
     #[inline(never)]
-    pub(in crate::endpoint) fn send_any(
-        &mut self,
-        to: usize,
-        context: u16,
-        tag: u64,
-        bytes: &[u8],
-    ) -> Result<(), Error> {
+    fn send_any(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> Result<(), Error> {
         if self.send_at_once(to, context, tag, bytes) {
             return Ok(());
         }

@@ -40,8 +40,8 @@ impl PeerGroup {
 
     /// Returns the processes of this group, followed by those of another one.
     ///
-    /// Two groups that have met ([`Endpoint::meet`]) agree on who is first, as the one that called: then all of their
-    /// processes have the same group.
+    /// When two groups have met ([`Endpoint::meet`]), all of their processes put the same one first, for instance the
+    /// one that called. Each process then has the same group.
     #[must_use]
     pub fn followed_by(&self, other: &Self) -> Self {
         let members = self.members.iter().chain(&other.members).copied().collect();

@@ -136,6 +136,11 @@ fn groups_that_overlap_and_lists_that_are_wrong_are_refused() {
 #[test]
 fn strangers_that_send_anything_keep_no_group_from_meeting() {
     const TAG: u64 = 1 << 32 | 9;
+    let write = |from: &mut Endpoint, to, bytes: &[u8]| {
+        // SAFETY: the bytes are borrowed until the call returns, which waits for the end of the send.
+        let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
+        from.send_slowly(to, BARRIER_CONTEXT, TAG, buf, Mode::Queued).unwrap();
+    };
     let mut accepting = alone();
     let address = *accepting.address().unwrap();
     let (ready, is_ready) = std::sync::mpsc::channel();
@@ -150,10 +155,10 @@ fn strangers_that_send_anything_keep_no_group_from_meeting() {
         {
             let call = MeetingMessage { kind: MeetingKind::Call, token: 3, total, first, addresses };
             let len = call.encode(&mut bytes);
-            stranger.send_any(to, BARRIER_CONTEXT, TAG, &bytes[..len]).unwrap();
+            write(&mut stranger, to, &bytes[..len]);
         }
         for len in [0, 1, 24, 88, MOST_MEETING_BYTES] {
-            stranger.send_any(to, BARRIER_CONTEXT, TAG, &vec![0xee; len]).unwrap();
+            write(&mut stranger, to, &vec![0xee; len]);
         }
         ready.send(()).unwrap();
         // It dies with a large message under way.
