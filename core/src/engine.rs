@@ -15,7 +15,7 @@
 //! | `engine/rma.rs` | one-sided operations |
 //! | `engine/progress.rs` | progress steps, and pending work |
 //! | `engine/failure.rs` | peers that fail, and peers that return |
-//! | `engine/grow.rs` | engines that are opened alone, and peers that are added one by one |
+//! | `engine/grow.rs` | peers that are added one by one; engines that are opened alone |
 //!
 //! The rooms share five modules, which are below all of them:
 //!
@@ -160,8 +160,9 @@ pub struct Engine<P: Port, S: Storage> {
     short_bytes: usize,
     failures: Failures,
     unmet: UnmetRanks,
-    /// Whether peers are added one by one ([`Engine::alone`]).
-    grows: bool,
+    /// The number of ranks of the world. Smaller numbers are ranks, and the others peers that are added one by one. 0
+    /// if the engine was opened alone ([`Engine::alone`]).
+    ranks: u32,
     /// The multi-receive buffer that the message at hand has matched without a slot, and the length of the message.
     unplaced: Option<(u32, usize)>,
 }
@@ -180,6 +181,19 @@ impl<P: Port, S: Storage> Engine<P, S> {
         Ok(engine)
     }
 
+    /// As [`Engine::new`], but no other rank was met. The memory for the credit of a rank, and places for its replies,
+    /// are taken when it is met ([`Engine::meet_paid`]); so `lent.replies` may be empty. Of the ceiling, each rank has
+    /// its part from the start.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn unmet(rank: PeerId, port: P, tuning: Tuning, lent: Lent<S>) -> Result<Self, CeilingError> {
+        let others = (lent.peers.borrow().len() as u32).saturating_sub(1);
+        let mut engine = Self::start_with(rank, port, tuning, lent, &CreditPlan::World { peers: others })?;
+        engine.begin_unmet();
+        Ok(engine)
+    }
+
     /// Creates an engine without any open account.
     fn start_with(
         rank: PeerId,
@@ -188,6 +202,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
         lent: Lent<S>,
         plan: &CreditPlan,
     ) -> Result<Self, CeilingError> {
+        let ranks = match plan {
+            CreditPlan::World { .. } => lent.peers.borrow().len() as u32,
+            CreditPlan::Growing { .. } => 0,
+        };
         let mut store = Store::new(lent.units, lent.stored);
         let ceiling = store.ceiling_units();
         let most_bytes = tuning.eager_bytes.min(port.packet_bytes());
@@ -221,7 +239,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             failures: Failures::default(),
             unmet: UnmetRanks::default(),
             unplaced: None,
-            grows: matches!(plan, CreditPlan::Growing { .. }),
+            ranks,
         })
     }
 
@@ -230,8 +248,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.rank
     }
 
-    /// Returns the number of ranks in the world. If the engine was opened alone, this is the number of those for which
-    /// there is place, with and without a peer.
+    /// Returns the number of ranks in the world; 0 if the engine was opened alone.
+    pub const fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// Returns a number that is larger than those of all peers, and of this process. Without further peers this is the
+    /// number of ranks in the world. Not each smaller number has a peer.
     pub fn size(&self) -> u32 {
         self.peers.borrow().len() as u32
     }

@@ -139,11 +139,33 @@ pub enum InjectedFault {
     AdmitUnknown,
     /// The identifier of a released peer names the next peer in its slot.
     ForgetGeneration,
+    /// Of two calls that cross, each process waits for the answer to its own.
+    ParkBothCalls,
+    /// A caller that is answered still hears the calls that its peer has abandoned.
+    ForgetAbandoned,
+    /// The loss of a call that was answered and not confirmed counts as the end of a connection.
+    EndUnconfirmed,
+    /// A call that was answered, not confirmed, and given up keeps its place for ever.
+    KeepUnconfirmed,
+    /// Of two calls that cross in a world, that of the smaller address counts.
+    OrderByAddress,
+    /// A rank whose connection has ended is answered when it calls again.
+    ReadmitRank,
+    /// Cells that a former peer holds are filled again without a mark.
+    RefillUnmarked,
+    /// A receiver looks at the mark of its former peer when it finds a packet, and not after it has read the packet.
+    TrustFound,
+    /// The number of a former peer is used again while that peer has cells.
+    FreeLeftNumber,
+    /// The headers of cells still name a peer whose connection has ended.
+    KeepCellHeaders,
+    /// A process that ends a connection does not say that it reads no more cells.
+    ForgetEndOfReading,
 }
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 64] = [
+    pub const ALL: [InjectedFault; 75] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -208,21 +230,37 @@ impl InjectedFault {
         InjectedFault::ForgetLimit,
         InjectedFault::AdmitUnknown,
         InjectedFault::ForgetGeneration,
+        InjectedFault::ParkBothCalls,
+        InjectedFault::ForgetAbandoned,
+        InjectedFault::EndUnconfirmed,
+        InjectedFault::KeepUnconfirmed,
+        InjectedFault::OrderByAddress,
+        InjectedFault::ReadmitRank,
+        InjectedFault::RefillUnmarked,
+        InjectedFault::TrustFound,
+        InjectedFault::FreeLeftNumber,
+        InjectedFault::KeepCellHeaders,
+        InjectedFault::ForgetEndOfReading,
     ];
 
     /// Returns whether the fault concerns a [channel](crate::port::channel) or what is below it, and not the engine.
     pub const fn is_of_channel(self) -> bool {
-        self as u32 >= InjectedFault::SpendReserve as u32 && !self.is_of_peers() && !self.is_of_keys()
+        self as u32 >= InjectedFault::SpendReserve as u32 && (self as u32) < InjectedFault::SkipProof as u32
     }
 
     /// Returns whether the fault concerns [`job_key`](crate::job_key).
     pub const fn is_of_keys(self) -> bool {
-        self as u32 >= InjectedFault::SkipProof as u32 && !self.is_of_peers()
+        self as u32 >= InjectedFault::SkipProof as u32 && (self as u32) < InjectedFault::CountBothCalls as u32
     }
 
     /// Returns whether the fault concerns [`peers`](crate::peers).
     pub const fn is_of_peers(self) -> bool {
-        self as u32 >= InjectedFault::CountBothCalls as u32
+        self as u32 >= InjectedFault::CountBothCalls as u32 && !self.is_of_cells()
+    }
+
+    /// Returns whether the fault concerns the end of a connection over shared memory.
+    pub const fn is_of_cells(self) -> bool {
+        self as u32 >= InjectedFault::RefillUnmarked as u32
     }
 }
 

@@ -17,6 +17,7 @@
 //! | [`flow`] | credits: for unexpected-message memory, and for posted receives |
 //! | [`order`] | the reorder window for packets that arrive out of order |
 //! | [`regcache`] | the registration cache |
+//! | [`rdma_channel`] | the RDMA Channel: a pipe of bytes over an RDMA fabric, in four designs |
 //! | [`agreement`] | agreement of the surviving processes after failures |
 //! | [`trace`] | entry and exit of functions, as a call tree |
 //! | [`spin`] | the spin policy: when a waiting process polls, yields the core and sleeps |
@@ -48,6 +49,7 @@ pub mod order;
 pub mod payload;
 pub mod peers;
 pub mod port;
+pub mod rdma_channel;
 pub mod regcache;
 mod selector;
 pub mod shared;

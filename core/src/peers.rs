@@ -11,8 +11,9 @@
 //! process lives, it has given up the call, and the caller calls once more.
 //!
 //! Two processes may call each other at the same time. Both then know of two calls, and must use the same one: the call
-//! of the process with the smaller address counts. The other process answers it, and abandons its own. Its peer
-//! *parks* the call that does not count, until the other one is decided: a refusal would look like one of this peer.
+//! of the process with the smaller address counts; in a world, the call of the higher rank ([`Peers::order_by_rank`]).
+//! The other process answers it, and abandons its own. Its peer *parks* the call that does not count, until the other
+//! one is decided: a refusal would look like one of this peer.
 //!
 //! A process numbers its calls. The number is in each call and each answer, so that a call that was abandoned is
 //! recognised, however late it arrives.
@@ -26,11 +27,13 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod answer;
 mod slot;
 
 use core::borrow::BorrowMut;
 
 pub use address::{ADDRESS_BYTES, PeerAddress};
+pub use answer::{CallAnswer, CallRefusal, PeerError, PeerLimits, Speaking};
 pub use slot::{PeerEnd, PeerSlot, PeerStage};
 
 #[cfg(nemesia_injected_fault)]
@@ -67,100 +70,8 @@ impl PeerRef {
     }
 }
 
-/// The reason why a peer cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PeerError {
-    /// The identifier names no peer: the slot was released, or never existed.
-    #[error("no such peer: it was released, or never existed")]
-    Stale,
-    /// All slots are in use.
-    #[error("all {slots} places for peers are in use")]
-    Slots {
-        /// The number of slots.
-        slots: usize,
-    },
-    /// This process has as many connections as it may have.
-    #[error("this process has {most} connections, the most that it may have")]
-    Connections {
-        /// The limit.
-        most: u32,
-    },
-    /// The connection has ended.
-    #[error("{0}")]
-    Ended(PeerEnd),
-    /// The slot is in use: connected, or about to be.
-    #[error("the peer is connected, or is being called: disconnect first")]
-    InUse,
-    /// It is the address of this process.
-    #[error("it is the address of this endpoint itself")]
-    Itself,
-}
-
-/// The next step towards a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Speaking {
-    /// The connection exists, with this number.
-    Ready(PeerId),
-    /// The peer has been called already, or has called. Packets for it wait.
-    Wait(PeerId),
-    /// The caller must call the peer now, and send it the number by which this process knows it, and the number of the
-    /// call. Packets for it wait.
-    Call(PeerId, u64),
-}
-
-/// What to do with a call from a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum CallAnswer {
-    /// Answer, and wait for the confirmation. If this process has called the peer, or has answered an earlier call of
-    /// it, the connection of that call has no meaning any more, and is closed.
-    Answer {
-        /// The caller.
-        peer: PeerRef,
-        /// The number by which this process knows the caller: a part of the answer.
-        number: PeerId,
-        /// The number of this process's calls so far: a part of the answer.
-        calls: u64,
-    },
-    /// Keep the call's connection, silent, until the call of this process is decided, which counts. Then close it: if
-    /// the call of this process has failed, the caller calls once more.
-    Park(PeerRef),
-    /// The caller has ended the connection that this process still has with it. Record that end, and ask again.
-    Ended(PeerRef),
-    /// The caller has abandoned the call. Close its connection.
-    Outdated,
-    /// Refuse, with this reason.
-    Refuse(CallRefusal),
-}
-
-/// The reason for which a call is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CallRefusal {
-    /// The called process admits known peers only.
-    #[error("this process admits no unknown peers")]
-    Unknown,
-    /// The called process has no place for a further peer or connection.
-    #[error("this process has no place for a further connection")]
-    Full,
-    /// The caller has the address of the called process.
-    #[error("the caller has the address of this process")]
-    Itself,
-}
-
-/// The limits of a process.
-#[derive(Clone, Copy, Debug)]
-pub struct PeerLimits {
-    /// Most connections at once, calls under way included.
-    pub connections: u32,
-    /// Whether unknown peers may call.
-    pub strangers: bool,
-    /// Whether the number of a connection is that of the peer's slot, for ever. There must be a number for each slot.
-    pub pinned: bool,
-}
-
 /// The peers of one process. `S` lends the slots, `B` the hash buckets that find them by address, `N` the numbers of
-/// connections: as many as [`PeerLimits::connections`].
+/// connections: as many as [`PeerLimits::connections`], after one for each pinned peer ([`Peers::grow_numbers`]).
 #[derive(Debug)]
 pub struct Peers<S, B, N>
 where
@@ -182,6 +93,8 @@ where
     seed: u64,
     /// The number of calls of this process.
     calls: u64,
+    /// The rank of this process in its world, and the number of other ranks, which have the first slots in order.
+    world: Option<(u32, u32)>,
 }
 
 impl<S, B, N> Peers<S, B, N>
@@ -200,11 +113,18 @@ where
             buckets,
             numbers,
             free: NONE,
-            fresh: 0,
+            fresh: limits.pinned,
             used: 0,
             seed,
             calls: 0,
+            world: None,
         }
+    }
+
+    /// Decides calls that cross with ranks of a world by their ranks: the call of the higher one counts, and the lower
+    /// one serves. This process is rank `own`, and the first `others` slots are those of the other ranks, in order.
+    pub const fn order_by_rank(&mut self, own: u32, others: u32) {
+        self.world = Some((own, others));
     }
 
     /// Returns the address of this process.
@@ -218,6 +138,23 @@ where
         S: Extend<Slot<PeerSlot>>,
     {
         self.slots.grow(count);
+    }
+
+    /// Makes place for all numbers that the limits allow.
+    pub fn grow_numbers(&mut self)
+    where
+        N: Extend<u32>,
+    {
+        let most = (self.limits.pinned + self.limits.connections) as usize;
+        let missing = most.saturating_sub(self.numbers.borrow().len());
+        if missing > 0 {
+            self.numbers.extend(core::iter::repeat_n(0, missing));
+        }
+    }
+
+    /// Returns whether this peer is pinned.
+    pub const fn is_pinned(&self, peer: PeerRef) -> bool {
+        peer.index < self.limits.pinned
     }
 
     /// Returns the number of places for peers, used or free.
@@ -235,12 +172,13 @@ where
         self.slots.used() == 0
     }
 
-    /// Returns the number of connections, calls under way included.
+    /// Returns the number of connections, calls under way included, without those of pinned peers.
     pub const fn connections(&self) -> u32 {
         self.used
     }
 
-    /// Returns the peer with this address. A peer whose connection has ended may be called again from now on.
+    /// Returns the peer with this address. A peer whose connection has ended may be called again from now on, unless it
+    /// is pinned.
     /// Idempotent; no connection is made.
     ///
     /// # Errors
@@ -250,8 +188,11 @@ where
             return Err(PeerError::Itself);
         }
         if let Some(index) = self.find(address) {
+            let is_pinned = index < self.limits.pinned;
             let slot = self.slots.get_mut(index);
-            if let PeerStage::Ended(_) = slot.stage {
+            if let PeerStage::Ended(_) = slot.stage
+                && !is_pinned
+            {
                 slot.stage = PeerStage::Apart;
             }
             return Ok(self.reference(index));
@@ -329,8 +270,15 @@ where
                 None => return CallAnswer::Refuse(CallRefusal::Full),
             },
         };
+        let is_pinned = self.is_pinned(peer);
         let slot = self.slots.get_mut(peer.index);
         if call <= slot.heard && !hears_outdated() {
+            return CallAnswer::Outdated;
+        }
+        if let PeerStage::Ended(_) = slot.stage
+            && is_pinned
+            && !readmits_ranks()
+        {
             return CallAnswer::Outdated;
         }
         if let PeerStage::Connected(_) = slot.stage
@@ -340,7 +288,7 @@ where
         }
         let (stage, heard) = (slot.stage, core::mem::replace(&mut slot.heard, call));
         match stage {
-            PeerStage::Calling(_) if !self.counts(caller) => CallAnswer::Park(peer),
+            PeerStage::Calling(_) if !self.counts(peer.index, caller) => CallAnswer::Park(peer),
             PeerStage::Calling(number) | PeerStage::Answering(number) | PeerStage::Connected(number) => {
                 self.answer(peer, number)
             }
@@ -369,12 +317,19 @@ where
     }
 
     /// Returns whether the call of this peer counts, of two calls that cross.
-    fn counts(&self, caller: &PeerAddress) -> bool {
+    fn counts(&self, index: u32, caller: &PeerAddress) -> bool {
         #[cfg(nemesia_injected_fault)]
         if injected(InjectedFault::CountBothCalls) {
             return true;
         }
-        *caller < self.own
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::ParkBothCalls) {
+            return false;
+        }
+        match self.world {
+            Some((own, others)) if index < others && !ignores_ranks() => index >= own,
+            _ => *caller < self.own,
+        }
     }
 
     /// Records the peer's answer to the call of this process; `calls` is a part of it. Returns the number of the
@@ -384,6 +339,8 @@ where
         let slot = self.slots.live_mut(peer.index, peer.generation)?;
         let PeerStage::Calling(number) = slot.stage else { return None };
         slot.stage = PeerStage::Connected(number);
+        #[cfg(nemesia_injected_fault)]
+        let calls = if injected(InjectedFault::ForgetAbandoned) { 0 } else { calls };
         // The peer has abandoned all calls that it has made so far.
         slot.heard = slot.heard.max(calls);
         Some(number)
@@ -415,6 +372,16 @@ where
     pub fn ended(&mut self, peer: PeerRef, end: PeerEnd) -> Option<PeerId> {
         let slot = self.slots.live_mut(peer.index, peer.generation)?;
         let number = slot.stage.number()?;
+        #[cfg(nemesia_injected_fault)]
+        if let (PeerStage::Answering(_), PeerEnd::Lost) = (slot.stage, end) {
+            if injected(InjectedFault::KeepUnconfirmed) {
+                return Some(number);
+            }
+            if injected(InjectedFault::EndUnconfirmed) {
+                slot.stage = PeerStage::Ended(end);
+                return Some(number);
+            }
+        }
         slot.stage = match (slot.stage, end) {
             (PeerStage::Answering(_), PeerEnd::Lost) => PeerStage::Apart,
             _ => PeerStage::Ended(end),
@@ -425,7 +392,7 @@ where
     /// Frees the number of a connection that has ended. The layer above calls it when nothing of the connection is
     /// left: no request, no stored message, no shared memory.
     pub fn free_number(&mut self, number: PeerId) {
-        if self.limits.pinned {
+        if number < self.limits.pinned {
             return;
         }
         if let Some(place) = self.numbers.borrow_mut().get_mut(number as usize) {
@@ -438,9 +405,12 @@ where
     /// Releases a peer that is not connected. Its identifier is stale afterwards, and its slot is used again.
     ///
     /// # Errors
-    /// [`PeerError::Stale`], [`PeerError::InUse`].
+    /// [`PeerError::Stale`], [`PeerError::InUse`]; [`PeerError::Pinned`].
     pub fn release(&mut self, peer: PeerRef) -> Result<(), PeerError> {
         let slot = self.slot(peer)?;
+        if self.is_pinned(peer) {
+            return Err(PeerError::Pinned);
+        }
         if slot.stage.number().is_some() {
             return Err(PeerError::InUse);
         }
@@ -495,13 +465,14 @@ where
     }
 
     fn take_number(&mut self, index: u32) -> Result<PeerId, PeerError> {
-        if self.limits.pinned {
-            let most = self.limits.connections;
+        if index < self.limits.pinned {
+            let most = self.limits.pinned;
             let place = self.numbers.borrow_mut().get_mut(index as usize);
             *place.ok_or(PeerError::Connections { most })? = index;
             return Ok(index);
         }
-        let most = self.limits.connections.min(self.numbers.borrow().len() as u32);
+        let numbers = (self.numbers.borrow().len() as u32).saturating_sub(self.limits.pinned);
+        let most = self.limits.connections.min(numbers);
         #[cfg(nemesia_injected_fault)]
         let most = if injected(InjectedFault::ForgetLimit) { most + 1 } else { most };
         if self.used >= most {
@@ -528,6 +499,22 @@ where
 fn hears_outdated() -> bool {
     #[cfg(nemesia_injected_fault)]
     return injected(InjectedFault::HearOutdated);
+    #[cfg(not(nemesia_injected_fault))]
+    false
+}
+
+/// Returns whether calls that cross in a world are decided by address: an injected fault.
+fn ignores_ranks() -> bool {
+    #[cfg(nemesia_injected_fault)]
+    return injected(InjectedFault::OrderByAddress);
+    #[cfg(not(nemesia_injected_fault))]
+    false
+}
+
+/// Returns whether a rank whose connection has ended is answered again: an injected fault.
+fn readmits_ranks() -> bool {
+    #[cfg(nemesia_injected_fault)]
+    return injected(InjectedFault::ReadmitRank);
     #[cfg(not(nemesia_injected_fault))]
     false
 }

@@ -286,6 +286,30 @@ macro_rules! word {
                 old
             }
 
+            /// As `load_acquire`, for a word at an address.
+            ///
+            /// # Safety
+            /// The word is initialised, aligned and mapped. This process accesses it meanwhile only by atomic
+            /// operations, or by copies that make no reference.
+            #[cfg(not(nemesia_loom))]
+            #[inline(always)]
+            pub unsafe fn load_acquire_at(word: core::ptr::NonNull<$int>, edge: Edge) -> $int {
+                // SAFETY: the caller guarantees a valid word, and this type is only an atomic; the reference
+                // does not outlive this call.
+                unsafe { word.cast::<Self>().as_ref() }.load_acquire(edge)
+            }
+
+            /// As `load_acquire`, which models use, because they have no addresses.
+            ///
+            /// # Safety
+            /// As in production.
+            #[cfg(nemesia_loom)]
+            pub unsafe fn load_acquire_at(word: core::ptr::NonNull<$int>, edge: Edge) -> $int {
+                let _ = edge;
+                // SAFETY: the caller guarantees a valid word.
+                unsafe { word.read() }
+            }
+
             /// Adds one without ordering, and returns the old value.
             #[inline(always)]
             pub fn bump_relaxed(&self) -> $int {

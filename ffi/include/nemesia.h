@@ -24,7 +24,8 @@
  *   One-sided         expose, expose_as, allocate, unexpose, remote_key, path, put, get, iput, iget, iaccumulate, ifetch,
  *                     ifetch_accumulate, icompare_swap, nemesia_atomic_supported, iflush, flush, fence,
  *                     notifications, inotified
- *   Collective        barrier, agree, shrink; among some ranks: barrier_among, agree_among, shrink_among
+ *   Collective        barrier, agree, shrink; among some ranks: barrier_among, agree_among, shrink_among;
+ *                     among a group of peers: barrier_group, agree_group, shrink_group
  *   Failed peers      peer_failure, acknowledge_failures, incarnation, restarted, readmit
  *   Observation       counters, call_tree
  *   Memory            nemesia_memory_released
@@ -132,7 +133,7 @@
 #define NEMESIA_ERR_PEER -5
 
 /**
- * A peer has failed; `nemesia_last_error_rank` returns its rank.
+ * A peer has failed; `nemesia_last_error_rank` returns its rank, or its position in the group of a collective call.
  */
 #define NEMESIA_ERR_PEER_FAILED -6
 
@@ -276,12 +277,14 @@
 #define NEMESIA_ERR_KEY_IN_USE -31
 
 /**
- * The endpoint is a rank of a world, and has neither an address nor peers: open one with `nemesia_endpoint_alone`.
+ * The endpoint has no address and no further peers, as ranks of its world run on several machines, or may be started
+ * again: open another one with `nemesia_endpoint_alone`.
  */
 #define NEMESIA_ERR_NO_ADDRESS -32
 
 /**
- * The endpoint was opened alone: barriers and agreements need a world, in which all processes know the same ranks.
+ * The endpoint was opened alone and has no world: name the processes of this call by their addresses
+ * (`nemesia_endpoint_barrier_group`).
  */
 #define NEMESIA_ERR_NO_WORLD -33
 
@@ -1595,7 +1598,7 @@ const char *nemesia_last_error_message(void);
 
 /**
  * Returns the rank that the last error in this thread is about. With NEMESIA_ERR_PEER_FAILED it is the
- * failed peer.
+ * failed peer; in a collective call among a group of peers, its position in the group.
  *
  * Returns: the rank, or -1 if the error is not about a rank.
  * Threads: each has its own.
@@ -1853,10 +1856,11 @@ int32_t nemesia_endpoint_acknowledge_failures(struct nemesia_endpoint *endpoint)
  * Opens an endpoint alone: without a launcher, and without another process. It has an address, and no peers yet.
  * Processes that have its address connect with it (`nemesia_endpoint_connect`). A process may open several.
  *
- * The endpoint has no world, so barriers and agreements return NEMESIA_ERR_NO_WORLD. Its own rank is 0. A peer gets a
- * rank with its connection (`nemesia_endpoint_rank_of`). Each process chooses these numbers for itself, so they mean
- * nothing to others. `nemesia_endpoint_size` is larger than every rank that this endpoint has given to a peer.
- * Receives from NEMESIA_ANY_SOURCE outlive all peers, as with NEMESIA_ANY_SOURCE=outlive.
+ * The endpoint has no world, so barriers and agreements of all ranks return NEMESIA_ERR_NO_WORLD; those of a group of
+ * processes are `nemesia_endpoint_barrier_group` and its like. Its own rank is 0. A peer gets a rank with its
+ * connection (`nemesia_endpoint_rank_of`). Each process chooses these numbers for itself, so they mean nothing to
+ * others. `nemesia_endpoint_size` is larger than every rank that this endpoint has given to a peer. Receives from
+ * NEMESIA_ANY_SOURCE outlive all peers, as with NEMESIA_ANY_SOURCE=outlive.
  *
  * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`. See
  *   NEMESIA_CONNECTIONS (the most connections at once) and NEMESIA_STRANGERS (whether others may call).
@@ -1870,32 +1874,35 @@ int32_t nemesia_endpoint_alone(const struct nemesia_config *config,
                                struct nemesia_endpoint **out_endpoint);
 
 /**
- * Writes the address of an endpoint that was opened alone. Other processes of this user on this machine, and of this
- * job on others if there is a key, connect by it. It is valid until the endpoint is closed, and is never that of
- * another endpoint. Its bytes may be copied and compared; they mean nothing else.
+ * Writes the address of an endpoint. Other processes of this user on this machine, and of this job on others if there
+ * is a key and the endpoint was opened alone, connect by it. A rank of a world has one if all ranks run on one machine
+ * and are not started again; its further peers then have ranks from the world's size on. It is valid until the
+ * endpoint is closed, and is never that of another endpoint. Its bytes may be copied and compared; they mean nothing
+ * else.
  *
  * - `endpoint`: an open endpoint.
  * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_NO_ADDRESS if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_ADDRESS if the endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one
+ * at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_address(struct nemesia_endpoint *endpoint,
                                  uint8_t *out_address);
 
 /**
  * Writes the peer with this address, at once and without any contact with it. A second call writes the same peer. If
- * its connection had ended, the peer can be spoken to again. The connection begins with `nemesia_endpoint_rank_of`.
+ * its connection had ended, the peer can be spoken to again, unless it is a rank of this world. The connection begins
+ * with `nemesia_endpoint_rank_of`.
  *
- * - `endpoint`: an endpoint that was opened alone.
+ * - `endpoint`: an endpoint that has an address.
  * - `address`: NEMESIA_ADDRESS_BYTES bytes from `nemesia_endpoint_address` of another endpoint. Any bytes are safe.
  * - `out_peer`: the peer, written on success. Any number is safe where a peer is expected, and one that was released
  *   never becomes another peer.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ADDRESS if these are not the bytes of an address, or it is one of another machine
- * or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint was
- * not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership: the address is copied. `nemesia_endpoint_disconnect`
- * releases the peer. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint has
+ * none; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership: the address is copied. `nemesia_endpoint_disconnect` releases the
+ * peer. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_connect(struct nemesia_endpoint *endpoint,
                                  const uint8_t *address,
@@ -1906,15 +1913,16 @@ int32_t nemesia_endpoint_connect(struct nemesia_endpoint *endpoint,
  * memory for its messages. It does not wait: operations with the peer may be started at once, and wait until the
  * connection is made. If it cannot be made within NEMESIA_TIMEOUT_SECONDS, they fail with NEMESIA_ERR_PEER_FAILED.
  *
- * The rank is the same until the peer's connection has ended. Then it may become the rank of another peer, once the
- * messages that had come are received.
+ * The rank is the same until the peer's connection has ended, and then for as long as messages that had come are not
+ * received. Afterwards it may become the rank of another peer.
  *
- * - `endpoint`: an endpoint that was opened alone.
+ * - `endpoint`: an endpoint that has an address.
  * - `peer`: the peer.
- * - `out_rank`: from 1, written on success.
+ * - `out_rank`: written on success: from 1, or from the size of the world for a further peer.
  *
  * Returns: NEMESIA_OK, or
- * - NEMESIA_ERR_ENDED if the peer's connection has ended: `nemesia_endpoint_connect` permits another one;
+ * - NEMESIA_ERR_ENDED if the peer's connection has ended and no message of it waits: `nemesia_endpoint_connect`
+ *   permits another connection;
  * - NEMESIA_ERR_NO_PEER if the peer was released, or never existed;
  * - NEMESIA_ERR_CONNECTIONS if there are NEMESIA_CONNECTIONS connections;
  * - NEMESIA_ERR_NO_MEMORY if there is no memory for its messages;
@@ -1932,13 +1940,13 @@ int32_t nemesia_endpoint_rank_of(struct nemesia_endpoint *endpoint,
  * A peer that has called this process, and was not given to `nemesia_endpoint_connect`, is released once its
  * connection has ended and its messages are received.
  *
- * - `endpoint`: an endpoint that was opened alone.
+ * - `endpoint`: an endpoint that has an address.
  * - `rank`: the rank.
  * - `out_peer`: the peer, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if no peer has this rank, which includes the rank 0 of this process;
- * NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_NO_ADDRESS if the endpoint was not opened alone;
- * NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if no peer has this rank, which includes that of this process;
+ * NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_NO_ADDRESS if the endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_peer_of(struct nemesia_endpoint *endpoint,
                                  int32_t rank,
@@ -1947,12 +1955,12 @@ int32_t nemesia_endpoint_peer_of(struct nemesia_endpoint *endpoint,
 /**
  * Writes the address of a peer.
  *
- * - `endpoint`: an endpoint that was opened alone.
+ * - `endpoint`: an endpoint that has an address.
  * - `peer`: the peer.
  * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
- * endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
  * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_address_of(struct nemesia_endpoint *endpoint,
@@ -1962,13 +1970,13 @@ int32_t nemesia_endpoint_address_of(struct nemesia_endpoint *endpoint,
 /**
  * Writes the stage of the connection with a peer, as far as this process knows it. Makes no progress.
  *
- * - `endpoint`: an endpoint that was opened alone.
+ * - `endpoint`: an endpoint that has an address.
  * - `peer`: the peer.
  * - `out_stage`: NEMESIA_STAGE_APART, _CALLING, _ANSWERING or _CONNECTED; or, if the connection has ended,
  *   NEMESIA_STAGE_LOST, _LEFT, _DISCONNECTED or _REFUSED. Written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
- * endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
  * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_stage_of(struct nemesia_endpoint *endpoint,
@@ -1978,7 +1986,7 @@ int32_t nemesia_endpoint_stage_of(struct nemesia_endpoint *endpoint,
 /**
  * Waits until the connection with a peer is made. Begins it if necessary.
  *
- * - `endpoint`: an endpoint that was opened alone.
+ * - `endpoint`: an endpoint that has an address.
  * - `peer`: the peer.
  * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
  * - `out_rank`: as of `nemesia_endpoint_rank_of`, written on success; may be NULL.
@@ -1999,12 +2007,12 @@ int32_t nemesia_endpoint_wait_connected(struct nemesia_endpoint *endpoint,
  * arrive if the peer reads them within 5 s, and if this process does not need its cells for others before: so wait for
  * an answer to what must arrive. Its messages that were not received are dropped.
  *
- * - `endpoint`: an endpoint that was opened alone.
+ * - `endpoint`: an endpoint that has an address.
  * - `peer`: the peer. Every later use of this number returns NEMESIA_ERR_NO_PEER.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released before, or never existed; NEMESIA_ERR_NO_ADDRESS
- * if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
- * NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released before, never existed, or is a rank of this world;
+ * NEMESIA_ERR_NO_ADDRESS if the endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any
+ * number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_disconnect(struct nemesia_endpoint *endpoint,
                                     uint64_t peer);
@@ -2020,7 +2028,7 @@ int32_t nemesia_endpoint_disconnect(struct nemesia_endpoint *endpoint,
  * same time are told apart by their numbers. A call that comes before the other group accepts waits for it. If a
  * process of either group dies meanwhile, the others may meet nevertheless.
  *
- * - `endpoint`: an endpoint that was opened alone.
+ * - `endpoint`: an endpoint that has an address.
  * - `count`: the number of processes of the own group, at most 65536.
  * - `group`: their addresses, NEMESIA_ADDRESS_BYTES bytes each, this process's included; none twice.
  * - `address`: the address of the first process of the group that is called; NULL to accept the group that calls.
@@ -3238,6 +3246,80 @@ int32_t nemesia_endpoint_shrink_among(struct nemesia_endpoint *endpoint,
                                       int32_t *out_ranks,
                                       int32_t *out_count,
                                       int32_t *out_rank);
+
+/**
+ * As `nemesia_endpoint_barrier`, among a group of processes whose endpoints have addresses. All processes of the
+ * group, and no others, call it with the same addresses in the same order. Two processes that are both in several
+ * groups make their collective calls in the same order. After `nemesia_endpoint_meet`, one group followed by the other
+ * is a group.
+ *
+ * A call connects with the processes that it needs: a barrier with about 2 log2 `count` of them, an agreement with
+ * all. A process is gone from the start if its connection has ended; one that was released is called again. If a call
+ * finds that a process is gone, this process disconnects from it, and refuses its calls until
+ * `nemesia_endpoint_connect` or `nemesia_endpoint_meet` is called with its address. So a process that lives, but could
+ * not be reached, does not wait for this one.
+ *
+ * - `endpoint`: an endpoint with an address.
+ * - `count`: the number of processes.
+ * - `group`: their addresses, NEMESIA_ADDRESS_BYTES bytes each, this process's included; none twice.
+ *
+ * Returns: NEMESIA_OK, or
+ * - NEMESIA_ERR_PEER_FAILED if a process is gone; `nemesia_last_error_rank` returns its position in the group, from 0.
+ *   Call `nemesia_endpoint_shrink_group`, and go on among the survivors;
+ * - NEMESIA_ERR_ARGUMENT: this process is not in `group`, or an address is there twice;
+ * - NEMESIA_ERR_CONNECTIONS, _NO_MEMORY, _ADDRESS or _NO_ADDRESS, as `nemesia_endpoint_connect` and `_rank_of`: this
+ *   process has not entered the barrier;
+ * - NEMESIA_ERR_UNEXPECTED_FULL or _REQUESTS: another call continues the same barrier;
+ * - NEMESIA_ERR_AGREEMENT if a barrier of another group is not finished; _HANDLE, _BUSY, _FORKED or _PANIC.
+ *
+ * Ownership: all addresses are copied. Threads: one at a time.
+ */
+int32_t nemesia_endpoint_barrier_group(struct nemesia_endpoint *endpoint,
+                                       size_t count,
+                                       const uint8_t *group);
+
+/**
+ * As `nemesia_endpoint_agree`, among a group of processes; see `nemesia_endpoint_barrier_group`.
+ *
+ * - `endpoint`: an endpoint with an address.
+ * - `count`: the number of processes.
+ * - `group`: their addresses, NEMESIA_ADDRESS_BYTES bytes each, this process's included; none twice.
+ * - `flags`: this process's flags.
+ * - `out_flags`: the AND of the flags of all processes that took part, written on success.
+ * - `out_gone`: the number of processes that are gone, the same in each process, written on success; may be NULL.
+ *
+ * Returns: as `nemesia_endpoint_barrier_group`, but never NEMESIA_ERR_PEER_FAILED; NEMESIA_ERR_EXCLUDED if the others
+ * have agreed that this process is gone, because one of them has lost it. Ownership: all addresses are copied.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_agree_group(struct nemesia_endpoint *endpoint,
+                                     size_t count,
+                                     const uint8_t *group,
+                                     uint64_t flags,
+                                     uint64_t *out_flags,
+                                     int32_t *out_gone);
+
+/**
+ * As `nemesia_endpoint_shrink`, among a group of processes; see `nemesia_endpoint_barrier_group`. The addresses at the
+ * positions that are written, in this order, are the group of the survivors.
+ *
+ * - `endpoint`: an endpoint with an address.
+ * - `count`: the number of processes.
+ * - `group`: their addresses, NEMESIA_ADDRESS_BYTES bytes each, this process's included; none twice.
+ * - `out_places`: an array with `count` elements; receives the survivors' positions in `group`, from 0, ascending, on
+ *   success.
+ * - `out_count`: the number of survivors, written on success.
+ * - `out_place`: the position of this process among the survivors, written on success; may be NULL.
+ *
+ * Returns: as `nemesia_endpoint_agree_group`. Ownership: all addresses are copied. Threads: one at a time, or any
+ * number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_shrink_group(struct nemesia_endpoint *endpoint,
+                                      size_t count,
+                                      const uint8_t *group,
+                                      int32_t *out_places,
+                                      int32_t *out_count,
+                                      int32_t *out_place);
 
 /**
  * Writes the counters for one rank, which may have failed or be this process itself, or the sums over all

@@ -18,6 +18,7 @@
 //! | [`event`] | waiting in an event loop |
 //! | [`agree`] | the barrier, and recovery from failed peers |
 //! | [`among`] | the same among a list of ranks |
+//! | [`group`] | the same among a group of peers |
 //! | `request` | the numbers of requests in C |
 //! | [`restart`] | restarted peers |
 //! | [`transfer`] | sends, receives and their requests |
@@ -53,6 +54,7 @@ pub mod endpoint;
 pub mod event;
 pub mod exchange;
 pub mod fetch;
+pub mod group;
 mod handle;
 pub mod inject;
 mod lent;

@@ -40,10 +40,11 @@ const _: () = assert!(NEMESIA_ADDRESS_BYTES == nemesia::ADDRESS_BYTES);
 /// Opens an endpoint alone: without a launcher, and without another process. It has an address, and no peers yet.
 /// Processes that have its address connect with it (`nemesia_endpoint_connect`). A process may open several.
 ///
-/// The endpoint has no world, so barriers and agreements return NEMESIA_ERR_NO_WORLD. Its own rank is 0. A peer gets a
-/// rank with its connection (`nemesia_endpoint_rank_of`). Each process chooses these numbers for itself, so they mean
-/// nothing to others. `nemesia_endpoint_size` is larger than every rank that this endpoint has given to a peer.
-/// Receives from NEMESIA_ANY_SOURCE outlive all peers, as with NEMESIA_ANY_SOURCE=outlive.
+/// The endpoint has no world, so barriers and agreements of all ranks return NEMESIA_ERR_NO_WORLD; those of a group of
+/// processes are `nemesia_endpoint_barrier_group` and its like. Its own rank is 0. A peer gets a rank with its
+/// connection (`nemesia_endpoint_rank_of`). Each process chooses these numbers for itself, so they mean nothing to
+/// others. `nemesia_endpoint_size` is larger than every rank that this endpoint has given to a peer. Receives from
+/// NEMESIA_ANY_SOURCE outlive all peers, as with NEMESIA_ANY_SOURCE=outlive.
 ///
 /// - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`. See
 ///   NEMESIA_CONNECTIONS (the most connections at once) and NEMESIA_STRANGERS (whether others may call).
@@ -61,15 +62,17 @@ pub unsafe extern "C" fn nemesia_endpoint_alone(
     unsafe { publish_opened(config, out_endpoint, |config| Ok(nemesia::Endpoint::alone(config)?)) }
 }
 
-/// Writes the address of an endpoint that was opened alone. Other processes of this user on this machine, and of this
-/// job on others if there is a key, connect by it. It is valid until the endpoint is closed, and is never that of
-/// another endpoint. Its bytes may be copied and compared; they mean nothing else.
+/// Writes the address of an endpoint. Other processes of this user on this machine, and of this job on others if there
+/// is a key and the endpoint was opened alone, connect by it. A rank of a world has one if all ranks run on one machine
+/// and are not started again; its further peers then have ranks from the world's size on. It is valid until the
+/// endpoint is closed, and is never that of another endpoint. Its bytes may be copied and compared; they mean nothing
+/// else.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_ADDRESS if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_ADDRESS if the endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one
+/// at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_address(endpoint: *mut Endpoint, out_address: *mut u8) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
@@ -83,17 +86,18 @@ pub unsafe extern "C" fn nemesia_endpoint_address(endpoint: *mut Endpoint, out_a
 }
 
 /// Writes the peer with this address, at once and without any contact with it. A second call writes the same peer. If
-/// its connection had ended, the peer can be spoken to again. The connection begins with `nemesia_endpoint_rank_of`.
+/// its connection had ended, the peer can be spoken to again, unless it is a rank of this world. The connection begins
+/// with `nemesia_endpoint_rank_of`.
 ///
-/// - `endpoint`: an endpoint that was opened alone.
+/// - `endpoint`: an endpoint that has an address.
 /// - `address`: NEMESIA_ADDRESS_BYTES bytes from `nemesia_endpoint_address` of another endpoint. Any bytes are safe.
 /// - `out_peer`: the peer, written on success. Any number is safe where a peer is expected, and one that was released
 ///   never becomes another peer.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ADDRESS if these are not the bytes of an address, or it is one of another machine
-/// or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint was
-/// not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership: the address is copied. `nemesia_endpoint_disconnect`
-/// releases the peer. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint has
+/// none; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership: the address is copied. `nemesia_endpoint_disconnect` releases the
+/// peer. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_connect(
     endpoint: *mut Endpoint,
@@ -118,15 +122,16 @@ pub unsafe extern "C" fn nemesia_endpoint_connect(
 /// memory for its messages. It does not wait: operations with the peer may be started at once, and wait until the
 /// connection is made. If it cannot be made within NEMESIA_TIMEOUT_SECONDS, they fail with NEMESIA_ERR_PEER_FAILED.
 ///
-/// The rank is the same until the peer's connection has ended. Then it may become the rank of another peer, once the
-/// messages that had come are received.
+/// The rank is the same until the peer's connection has ended, and then for as long as messages that had come are not
+/// received. Afterwards it may become the rank of another peer.
 ///
-/// - `endpoint`: an endpoint that was opened alone.
+/// - `endpoint`: an endpoint that has an address.
 /// - `peer`: the peer.
-/// - `out_rank`: from 1, written on success.
+/// - `out_rank`: written on success: from 1, or from the size of the world for a further peer.
 ///
 /// Returns: NEMESIA_OK, or
-/// - NEMESIA_ERR_ENDED if the peer's connection has ended: `nemesia_endpoint_connect` permits another one;
+/// - NEMESIA_ERR_ENDED if the peer's connection has ended and no message of it waits: `nemesia_endpoint_connect`
+///   permits another connection;
 /// - NEMESIA_ERR_NO_PEER if the peer was released, or never existed;
 /// - NEMESIA_ERR_CONNECTIONS if there are NEMESIA_CONNECTIONS connections;
 /// - NEMESIA_ERR_NO_MEMORY if there is no memory for its messages;
@@ -154,13 +159,13 @@ pub unsafe extern "C" fn nemesia_endpoint_rank_of(
 /// A peer that has called this process, and was not given to `nemesia_endpoint_connect`, is released once its
 /// connection has ended and its messages are received.
 ///
-/// - `endpoint`: an endpoint that was opened alone.
+/// - `endpoint`: an endpoint that has an address.
 /// - `rank`: the rank.
 /// - `out_peer`: the peer, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if no peer has this rank, which includes the rank 0 of this process;
-/// NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_NO_ADDRESS if the endpoint was not opened alone;
-/// NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if no peer has this rank, which includes that of this process;
+/// NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_NO_ADDRESS if the endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_peer_of(
     endpoint: *mut Endpoint,
@@ -186,12 +191,12 @@ pub unsafe extern "C" fn nemesia_endpoint_peer_of(
 
 /// Writes the address of a peer.
 ///
-/// - `endpoint`: an endpoint that was opened alone.
+/// - `endpoint`: an endpoint that has an address.
 /// - `peer`: the peer.
 /// - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
-/// endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+/// endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
 /// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_address_of(
@@ -211,13 +216,13 @@ pub unsafe extern "C" fn nemesia_endpoint_address_of(
 
 /// Writes the stage of the connection with a peer, as far as this process knows it. Makes no progress.
 ///
-/// - `endpoint`: an endpoint that was opened alone.
+/// - `endpoint`: an endpoint that has an address.
 /// - `peer`: the peer.
 /// - `out_stage`: NEMESIA_STAGE_APART, _CALLING, _ANSWERING or _CONNECTED; or, if the connection has ended,
 ///   NEMESIA_STAGE_LOST, _LEFT, _DISCONNECTED or _REFUSED. Written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
-/// endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+/// endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
 /// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_stage_of(
@@ -246,7 +251,7 @@ pub unsafe extern "C" fn nemesia_endpoint_stage_of(
 
 /// Waits until the connection with a peer is made. Begins it if necessary.
 ///
-/// - `endpoint`: an endpoint that was opened alone.
+/// - `endpoint`: an endpoint that has an address.
 /// - `peer`: the peer.
 /// - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
 /// - `out_rank`: as of `nemesia_endpoint_rank_of`, written on success; may be NULL.
@@ -277,12 +282,12 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_connected(
 /// arrive if the peer reads them within 5 s, and if this process does not need its cells for others before: so wait for
 /// an answer to what must arrive. Its messages that were not received are dropped.
 ///
-/// - `endpoint`: an endpoint that was opened alone.
+/// - `endpoint`: an endpoint that has an address.
 /// - `peer`: the peer. Every later use of this number returns NEMESIA_ERR_NO_PEER.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released before, or never existed; NEMESIA_ERR_NO_ADDRESS
-/// if the endpoint was not opened alone; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
-/// NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released before, never existed, or is a rank of this world;
+/// NEMESIA_ERR_NO_ADDRESS if the endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any
+/// number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_disconnect(endpoint: *mut Endpoint, peer: u64) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
@@ -303,7 +308,7 @@ pub unsafe extern "C" fn nemesia_endpoint_disconnect(endpoint: *mut Endpoint, pe
 /// same time are told apart by their numbers. A call that comes before the other group accepts waits for it. If a
 /// process of either group dies meanwhile, the others may meet nevertheless.
 ///
-/// - `endpoint`: an endpoint that was opened alone.
+/// - `endpoint`: an endpoint that has an address.
 /// - `count`: the number of processes of the own group, at most 65536.
 /// - `group`: their addresses, NEMESIA_ADDRESS_BYTES bytes each, this process's included; none twice.
 /// - `address`: the address of the first process of the group that is called; NULL to accept the group that calls.
@@ -371,7 +376,7 @@ pub unsafe extern "C" fn nemesia_endpoint_meet(
 ///
 /// # Safety
 /// `bytes` points to as many bytes as an address has.
-unsafe fn address_at(bytes: *const u8) -> PeerAddress {
+pub(crate) unsafe fn address_at(bytes: *const u8) -> PeerAddress {
     // SAFETY: the caller's promise; bytes have no alignment.
     PeerAddress::from_bytes(unsafe { bytes.cast::<[u8; NEMESIA_ADDRESS_BYTES]>().read() })
 }

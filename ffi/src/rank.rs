@@ -5,8 +5,8 @@ use crate::status::{Fault, NEMESIA_ERR_RANK};
 /// Checks that a rank of the caller's exists.
 #[inline]
 pub(crate) fn rank_in(endpoint: &nemesia::Endpoint, rank: i32) -> Result<usize, Fault> {
-    let exists = usize::try_from(rank).ok().filter(|rank| *rank < endpoint.size());
-    exists.ok_or_else(|| no_such_rank(rank, endpoint.size()))
+    let exists = usize::try_from(rank).ok().filter(|rank| *rank < endpoint.numbers());
+    exists.ok_or_else(|| no_such_rank(rank, endpoint.numbers()))
 }
 
 #[cold]

@@ -32,7 +32,7 @@ pub const NEMESIA_ERR_BOOTSTRAP: i32 = -3;
 pub const NEMESIA_ERR_SYSTEM: i32 = -4;
 /// The connection to a peer could not be set up.
 pub const NEMESIA_ERR_PEER: i32 = -5;
-/// A peer has failed; `nemesia_last_error_rank` returns its rank.
+/// A peer has failed; `nemesia_last_error_rank` returns its rank, or its position in the group of a collective call.
 pub const NEMESIA_ERR_PEER_FAILED: i32 = -6;
 /// The buffer is too small. The part that fits was received, and the status is written. Functions that write
 /// a text return this, too.
@@ -100,9 +100,11 @@ pub const NEMESIA_ERR_FORKED: i32 = -30;
 
 /// Another region of this process is exposed with the key: unexpose it first, or choose another key.
 pub const NEMESIA_ERR_KEY_IN_USE: i32 = -31;
-/// The endpoint is a rank of a world, and has neither an address nor peers: open one with `nemesia_endpoint_alone`.
+/// The endpoint has no address and no further peers, as ranks of its world run on several machines, or may be started
+/// again: open another one with `nemesia_endpoint_alone`.
 pub const NEMESIA_ERR_NO_ADDRESS: i32 = -32;
-/// The endpoint was opened alone: barriers and agreements need a world, in which all processes know the same ranks.
+/// The endpoint was opened alone and has no world: name the processes of this call by their addresses
+/// (`nemesia_endpoint_barrier_group`).
 pub const NEMESIA_ERR_NO_WORLD: i32 = -33;
 /// The address cannot be used: it is not one, or it is one of another machine or of this endpoint itself.
 pub const NEMESIA_ERR_ADDRESS: i32 = -34;
@@ -196,7 +198,7 @@ pub extern "C" fn nemesia_last_error_message() -> *const c_char {
 }
 
 /// Returns the rank that the last error in this thread is about. With NEMESIA_ERR_PEER_FAILED it is the
-/// failed peer.
+/// failed peer; in a collective call among a group of peers, its position in the group.
 ///
 /// Returns: the rank, or -1 if the error is not about a rank.
 /// Threads: each has its own.
@@ -270,7 +272,10 @@ impl From<Error> for Fault {
             Error::Bootstrap(_) => NEMESIA_ERR_BOOTSTRAP,
             Error::Shm(_) => NEMESIA_ERR_SYSTEM,
             Error::Peer { .. } => NEMESIA_ERR_PEER,
-            Error::PeerFailed { .. } | Error::BarrierBroken { .. } => NEMESIA_ERR_PEER_FAILED,
+            Error::PeerFailed { .. }
+            | Error::BarrierBroken { .. }
+            | Error::MemberFailed { .. }
+            | Error::MemberLost { .. } => NEMESIA_ERR_PEER_FAILED,
             Error::Truncated(_) => NEMESIA_ERR_TRUNCATED,
             Error::Rank { .. } => NEMESIA_ERR_RANK,
             Error::Requests { .. } => NEMESIA_ERR_REQUESTS,
@@ -299,7 +304,7 @@ impl From<Error> for Fault {
             Error::Address { .. } | Error::NoPeer(PeerError::Itself) => NEMESIA_ERR_ADDRESS,
             Error::NoPeer(PeerError::Slots { .. } | PeerError::Connections { .. }) => NEMESIA_ERR_CONNECTIONS,
             Error::NoPeer(PeerError::Ended(_)) => NEMESIA_ERR_ENDED,
-            Error::NoPeer(PeerError::Stale | PeerError::InUse) => NEMESIA_ERR_NO_PEER,
+            Error::NoPeer(PeerError::Stale | PeerError::InUse | PeerError::Pinned) => NEMESIA_ERR_NO_PEER,
             Error::Unpaid(_) => NEMESIA_ERR_NO_MEMORY,
             _ => NEMESIA_ERR_UNKNOWN,
         };
@@ -307,6 +312,8 @@ impl From<Error> for Fault {
             Error::Peer { rank, .. }
             | Error::PeerFailed { rank, .. }
             | Error::BarrierBroken { rank, .. }
+            | Error::MemberFailed { place: rank, .. }
+            | Error::MemberLost { place: rank, .. }
             | Error::NotRestarted { rank }
             | Error::Refused { rank, .. } => i32::try_from(rank).unwrap_or(-1),
             _ => -1,

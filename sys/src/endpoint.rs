@@ -39,6 +39,8 @@ mod completion;
 
 mod multi;
 
+mod reserved;
+
 mod group;
 
 mod wait;
@@ -72,7 +74,7 @@ pub use active::Incoming;
 pub use asynchronous::{AsyncEndpoint, AsyncTransfer};
 pub use buffer::MessageBuffer;
 pub use completion::{Completion, EndedRequest, RequestPlace, StartedOperation, WithCompletion};
-pub use group::{Agreed, Among, Ranking};
+pub use group::{Agreed, Among, AmongPeers, Ranking};
 pub use message::{Context, Message, Pending, RecvOp, Scope, ScopeContext, ScopeLoan, SendOp};
 pub use observe::{Counters, EngineCounters, PeerCounters, WaitCounters};
 pub use one_sided::{ExposeOptions, KEY_BYTES, Path, Region, RemoteKey, Value};
@@ -85,12 +87,13 @@ use crate::error::Error;
 use crate::os::{Departure, ProcessOrigin};
 use crate::route::Facts;
 use crate::shm::RejoinListener;
-use group::{Agreements, free_context};
+use group::Agreements;
 use message::Dropped;
 use one_sided::Direct;
 use open::{Ports, UnexpectedMemory};
 use peers::PeerTable;
 pub use peers::{Meeting, PeerGroup};
+use reserved::free_context;
 use wait::Waiter;
 
 /// The senders whose messages a receive accepts.

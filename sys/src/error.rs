@@ -74,6 +74,27 @@ pub enum Error {
         /// The rank that reports it.
         by: usize,
     },
+    /// A member of a group of peers is gone ([`Endpoint::among_peers`](crate::Endpoint::among_peers)).
+    #[error(
+        "the member at position {place} of the group is gone: {failure}; call shrink, and go on among the survivors"
+    )]
+    MemberFailed {
+        /// Its position in the group.
+        place: usize,
+        /// The reason.
+        failure: Failure,
+    },
+    /// Another member of a group of peers found during a barrier that a member is gone.
+    #[error(
+        "the member at position {place} of the group is gone, as the one at position {by} reports in a barrier: call \
+         shrink, and go on among the survivors"
+    )]
+    MemberLost {
+        /// The position in the group of the member that is gone.
+        place: usize,
+        /// The position of the member that reports it.
+        by: usize,
+    },
     /// A message was longer than its buffer. The part that fits was received.
     #[error("truncated: {0}")]
     Truncated(Truncation),
@@ -211,14 +232,20 @@ pub enum Error {
     #[error("an agreement or a barrier is under way: repeat that call, with its members, until it is done")]
     AgreementUnderWay,
     /// A list of members is invalid.
-    #[error("the members of a collective call must be ranks in rising order, this rank included")]
+    #[error(
+        "the members of a collective call must be ranks in rising order, or a group without a process twice; this \
+         process must be one of them"
+    )]
     Members,
-    /// The endpoint was opened as a rank of a world, so other processes cannot call it, nor it them.
-    #[error("this endpoint is a rank of a world and has no address: open one with Endpoint::alone")]
+    /// The endpoint takes no calls of other processes, nor can it call them.
+    #[error(
+        "this endpoint has no address, as ranks of its world run on several machines, or may be started again: open \
+         another endpoint with Endpoint::alone"
+    )]
     NoAddress,
     /// The endpoint was opened alone, so its peers have no order.
     #[error(
-        "this endpoint was opened alone: barriers and agreements need a world, in which all know the same ranks"
+        "this endpoint was opened alone and has no world: name the members of this call by Endpoint::among_peers"
     )]
     NoWorld,
     /// An address cannot be used.

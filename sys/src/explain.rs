@@ -171,11 +171,13 @@ pub struct Bill {
     pub per_peer: u64,
     /// The part of `segments` that is the pool of cells.
     pub cells: u64,
-    /// Private memory at start: requests, answers to one-sided operations, state and counters of each peer, the
-    /// call tree.
+    /// Private memory of a process that is connected with all others, before it has messages: requests, answers to
+    /// one-sided operations, state and counters of each peer, the call tree.
     pub private_at_start: u64,
     /// The part of `private_at_start` that each further process adds.
     pub private_per_peer: u64,
+    /// The part of `private_per_peer` that is there before the connection; the rest comes with it.
+    pub private_per_rank: u64,
     /// The ceiling of what one process may commit for unexpected messages and requests, for one incomplete
     /// active message of each process, and for waiting replies of handlers.
     pub private_ceiling: u64,
@@ -209,6 +211,7 @@ impl Bill {
             cells: u64::from(geometry.cells) * u64::from(geometry.cell_bytes),
             private_at_start: trace + peers + requests.min(FIRST_REQUESTS as u64) * request,
             private_per_peer,
+            private_per_rank: peer,
             private_ceiling: (config.unexpected_bytes.max(config.unexpected_limit) as u64)
                 .saturating_add(requests * request)
                 .saturating_add(u64::from(processes) * ACTIVE_BYTES as u64)

@@ -147,11 +147,12 @@ pub mod verbs;
 
 pub use config::{Config, ConfigError, NetChoice, Origin, SingleCopy, Stores, VARIABLES, Variable};
 pub use endpoint::{
-    Access, Addressing, Agreed, Among, Arm, AsyncEndpoint, AsyncTransfer, Comparison, CompleteAt, Completion,
-    Context, Counters, Datatype, EndedRequest, Endpoint, EngineCounters, ExposeOptions, Incoming, KEY_BYTES,
-    LockedEndpoint, Meeting, Message, MessageBuffer, Path, PeerCounters, PeerGroup, Pending, Ranking, RecvOp,
-    Reduction, Refusal, Region, RemoteKey, Request, RequestPlace, Scope, ScopeContext, ScopeLoan, SendOp,
-    SharedEndpoint, Source, StartedOperation, Status, Tag, Value, WaitCounters, WithCompletion,
+    Access, Addressing, Agreed, Among, AmongPeers, Arm, AsyncEndpoint, AsyncTransfer, Comparison, CompleteAt,
+    Completion, Context, Counters, Datatype, EndedRequest, Endpoint, EngineCounters, ExposeOptions, Incoming,
+    KEY_BYTES, LockedEndpoint, Meeting, Message, MessageBuffer, Path, PeerCounters, PeerGroup, Pending,
+    Ranking, RecvOp, Reduction, Refusal, Region, RemoteKey, Request, RequestPlace, Scope, ScopeContext,
+    ScopeLoan, SendOp, SharedEndpoint, Source, StartedOperation, Status, Tag, Value, WaitCounters,
+    WithCompletion,
 };
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};

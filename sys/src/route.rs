@@ -35,7 +35,9 @@ impl Route {
 pub struct Explanation {
     /// This process's rank.
     pub rank: usize,
-    /// One route for each rank, in order.
+    /// The number of ranks of the world; of an endpoint that was opened alone, the number of places for peers.
+    pub size: usize,
+    /// One route for each rank, in order, and for each further peer of a world.
     pub routes: Vec<Route>,
     /// See [`Endpoint::warnings`](crate::Endpoint::warnings).
     pub warnings: Vec<String>,
@@ -43,7 +45,7 @@ pub struct Explanation {
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let us = format!("nemesia: rank {} of {}", self.rank, self.routes.len());
+        let us = format!("nemesia: rank {} of {}", self.rank, self.size);
         let mut groups: Vec<(&Route, Vec<usize>)> = Vec::new();
         for route in &self.routes {
             match groups.iter_mut().find(|(first, _)| first.is_like(route)) {
@@ -196,6 +198,7 @@ mod tests {
         let route = |rank| facts.route(&Config::default(), (0, rank), true, None);
         Explanation {
             rank: 0,
+            size: facts.met.len(),
             routes: (0..facts.met.len()).map(route).collect(),
             warnings: vec!["one".into()],
         }

@@ -48,7 +48,7 @@ use lent::LentRanges;
 use regions::MappedRegions;
 
 pub(crate) use calls::{CallOutcome, Calls, HeardCall, failure_of};
-pub(crate) use connect::UnmetProcess;
+pub(crate) use connect::RankProcess;
 pub(crate) use joining::JoiningProcess;
 pub(crate) use lent::{LentRange, Loan};
 pub(crate) use regions::{PeerRegion, share_of, window_of};
@@ -67,8 +67,9 @@ pub(crate) struct Kernel {
     memories: Vec<Option<RemoteMemory>>,
     /// The connections, one per number; those of departed peers are closed.
     connections: Vec<Weak<HandoffConnection>>,
-    /// Peers may disconnect while both processes live, and use their buffers for something else.
-    pub(crate) checks_connections: bool,
+    /// Peers with this number or a larger one may disconnect while both processes live, and use their buffers for
+    /// something else.
+    pub(crate) checked_from: u32,
     /// The memory of this process that peers can map.
     pub(crate) lent: LentRanges,
     /// The regions of peers that are mapped here.
@@ -89,7 +90,7 @@ impl Kernel {
         Self {
             memories,
             connections,
-            checks_connections: false,
+            checked_from: u32::MAX,
             lent: LentRanges::default(),
             regions: MappedRegions::new(config.segments.backing),
             non_temporal_bytes: config.non_temporal_from(),
@@ -128,7 +129,7 @@ impl Kernel {
     /// disconnects before it uses a buffer again: while the connection is open, what was read is right.
     fn may_trust(&self, peer: u32) -> bool {
         let connection = || self.connections.get(peer as usize).and_then(Weak::upgrade);
-        !self.checks_connections || connection().is_some_and(|connection| !connection.has_disconnected())
+        peer < self.checked_from || connection().is_some_and(|connection| !connection.has_disconnected())
     }
 
     /// Returns the window of memory that a peer has described.
@@ -260,10 +261,10 @@ pub(crate) struct Attached {
     pub(crate) gone: Vec<usize>,
     /// The ranks on other machines. Their port is not connected yet.
     pub(crate) remote: RemoteRanks,
-    /// How this process and others call each other, if their world connects on demand.
+    /// How this process and others call each other, if it takes calls.
     pub(crate) calls: Option<Calls>,
-    /// The ranks, if they connect on demand.
-    pub(crate) unmet: Vec<UnmetProcess>,
+    /// The ranks, with their addresses, if this process takes calls. If they connect on demand, none is connected yet.
+    pub(crate) ranks: Vec<RankProcess>,
     /// The process to which these objects belong.
     pub(crate) origin: Arc<ProcessOrigin>,
 }
@@ -302,10 +303,10 @@ pub(crate) fn attach(
         sealed: ours.own.write_sealed(),
     });
     let met = connect::connect(Arc::clone(&world), (&ours, &origin), exchange)?;
-    let connect::ShmMeeting { mut peers, watch, rejoin, gone, remote, calls, unmet } = met;
-    let expedited = all_expedited(&world, (&peers, &unmet), &mut warnings)?;
+    let connect::ShmMeeting { mut peers, watch, rejoin, gone, remote, calls, ranks } = met;
+    let expedited = all_expedited(&world, (&peers, &ranks), &mut warnings)?;
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
-    let load = load_by(&world, &peers, &unmet, &remote);
+    let load = load_by(&world, &peers, &ranks, &remote);
     let (fastbox_limit, pieces) = (config.fastbox_bytes(), config.pieces());
     let (stores, clocked) = (config.cell_stores, config.single_copy == SingleCopy::Auto);
     let port_config = PortConfig { fastbox_limit, fences, announce: true, pieces, stores, clocked };
@@ -334,7 +335,7 @@ pub(crate) fn attach(
         gone,
         remote,
         calls,
-        unmet,
+        ranks,
         origin,
     })
 }
@@ -342,10 +343,10 @@ pub(crate) fn attach(
 /// Returns whether all processes have registered for `membarrier`, as far as is known. Others are named in a warning.
 fn all_expedited(
     world: &ShmWorld,
-    (peers, unmet): (&[Option<Peer>], &[UnmetProcess]),
+    (peers, ranks): (&[Option<Peer>], &[RankProcess]),
     warnings: &mut Vec<String>,
 ) -> Result<bool, Error> {
-    let is_without = |rank: &usize| match (&peers[*rank], unmet.get(*rank)) {
+    let is_without = |rank: &usize| match (&peers[*rank], ranks.get(*rank)) {
         (Some(peer), _) => !peer.expedited,
         (None, Some(process)) => !process.expedited,
         (None, None) => false,
@@ -360,11 +361,11 @@ fn all_expedited(
 fn load_by(
     world: &ShmWorld,
     peers: &[Option<Peer>],
-    unmet: &[UnmetProcess],
+    ranks: &[RankProcess],
     remote: &RemoteRanks,
 ) -> Oversubscription {
     let pid = |peer: &Peer| peer.connection.upgrade().map_or(0, |connection| connection.peer().pid);
-    let of = |rank: usize| match (&peers[rank], unmet.get(rank)) {
+    let of = |rank: usize| match (&peers[rank], ranks.get(rank)) {
         (Some(peer), _) => (peer.cpus, pid(peer)),
         (None, Some(process)) => (process.cpus, process.pid),
         // The best guess for ranks of which nothing is known is that they may run on our processors.
@@ -503,7 +504,7 @@ mod tests {
         let mut kernel = Kernel {
             memories,
             connections,
-            checks_connections: false,
+            checked_from: u32::MAX,
             lent,
             regions,
             non_temporal_bytes: u64::MAX,

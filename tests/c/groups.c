@@ -1,5 +1,5 @@
-/* Collective calls among some ranks, the room for unexpected messages, and receives that outlive other ranks. Two
- * processes; the argument selects the case. */
+/* Collective calls among some ranks, the room for unexpected messages, receives that outlive other ranks, and a world
+ * that meets another process. Two processes; the argument selects the case. */
 #include "check.h"
 
 #include <string.h>
@@ -67,6 +67,49 @@ static void any_source(nemesia_endpoint *endpoint, int32_t rank) {
     CHECK(word == own);
 }
 
+/* The first rank meets an endpoint that was opened alone, by the address that it has sent to the second rank, which
+ * opened it. The world stays as it was. */
+static void grow(nemesia_endpoint *endpoint, int32_t rank) {
+    uint8_t own[NEMESIA_ADDRESS_BYTES], other[NEMESIA_ADDRESS_BYTES], met[NEMESIA_ADDRESS_BYTES];
+    nemesia_status status;
+    uint64_t peer = 0;
+    int64_t word = 0;
+    int32_t number = -1, size = -1;
+    size_t count = 0;
+    OK(nemesia_endpoint_address(endpoint, own));
+    OK(nemesia_endpoint_peer_of(endpoint, 1 - rank, &peer));
+    OK(nemesia_endpoint_address_of(endpoint, peer, other));
+    OK(nemesia_endpoint_rank_of(endpoint, peer, &number));
+    CHECK(number == 1 - rank && memcmp(own, other, sizeof own) != 0);
+    GIVES(NEMESIA_ERR_NO_PEER, nemesia_endpoint_disconnect(endpoint, peer));
+    CHECK(strstr(nemesia_last_error_message(), "rank of this world") != NULL);
+    if (rank == 0) {
+        OK(nemesia_endpoint_send(endpoint, 1, 1, own, sizeof own));
+        OK(nemesia_endpoint_meet(endpoint, 1, own, NULL, 7, -1, 1, &count, met));
+        CHECK(count == 1);
+        OK(nemesia_endpoint_connect(endpoint, met, &peer));
+        OK(nemesia_endpoint_rank_of(endpoint, peer, &number));
+        OK(nemesia_endpoint_recv(endpoint, NEMESIA_ANY_SOURCE, 5, 0, sizeof word, &word, &status));
+        CHECK(word == 55 && number >= 2 && status.rank == number);
+        OK(nemesia_endpoint_send(endpoint, number, 6, &word, sizeof word));
+        OK(nemesia_endpoint_size(endpoint, &size));
+        CHECK(size == 2);
+    } else {
+        nemesia_endpoint *lone = NULL;
+        OK(nemesia_endpoint_recv(endpoint, 0, 1, 0, sizeof other, other, NULL));
+        OK(nemesia_endpoint_alone(NULL, &lone));
+        OK(nemesia_endpoint_address(lone, own));
+        OK(nemesia_endpoint_meet(lone, 1, own, other, 7, -1, 1, &count, met));
+        CHECK(count == 1 && memcmp(met, other, sizeof met) == 0);
+        OK(nemesia_endpoint_connect(lone, met, &peer));
+        OK(nemesia_endpoint_rank_of(lone, peer, &number));
+        word = 55;
+        OK(nemesia_endpoint_send(lone, number, 5, &word, sizeof word));
+        OK(nemesia_endpoint_recv(lone, number, 6, 0, sizeof word, &word, NULL));
+        OK(nemesia_endpoint_close(lone));
+    }
+}
+
 int main(int argc, char **argv) {
     nemesia_endpoint *endpoint = NULL;
     nemesia_config *config = NULL;
@@ -80,6 +123,7 @@ int main(int argc, char **argv) {
     OK(nemesia_endpoint_rank(endpoint, &rank));
     if (strcmp(argv[1], "members") == 0) members(endpoint, rank);
     if (strcmp(argv[1], "room") == 0) room(endpoint, rank);
+    if (strcmp(argv[1], "grow") == 0) grow(endpoint, rank);
     if (strcmp(argv[1], "any-source") == 0) {
         any_source(endpoint, rank);
     } else {

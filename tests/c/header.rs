@@ -27,6 +27,7 @@ const MODULES: &[&str] = &[
     "completion",
     "agree",
     "among",
+    "group",
     "observe",
     "restart",
     "memory",

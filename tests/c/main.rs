@@ -10,9 +10,10 @@
 //! | `queue.c` | the completion queue, many requests at once, and inject, in the same form |
 //! | `embed.c` | processes that connect through their own exchange, in several worlds |
 //! | `alone.c` | endpoints that open alone, and their peers |
+//! | `peer_groups.c` | collective calls of such endpoints, in processes of which one dies |
 //! | `runtime.rs` | the whole small runtime of the embedding guide, also under tools that check every access |
 //! | `reborn.c` | a launcher of its own that starts a rank again |
-//! | `groups.c` | collective calls among some ranks; the room for unexpected messages |
+//! | `groups.c` | collective calls among some ranks; the room for unexpected messages; a world that meets a process |
 //! | `threads.c` | threads that share an endpoint, or have one endpoint each |
 //! | `plus.cc` | the header in C++ |
 //! | `host.c`, `host_library.c`, `host_mpi.c` | programs whose host runtime uses the launcher before |
@@ -240,7 +241,22 @@ fn endpoints_that_opened_alone_meet_by_their_addresses() -> Result<(), String> {
     }
     for linking in Linking::BOTH {
         let program = compile("cc", &STRICT_C, &source("tests/c/alone.c"), linking, "alone")?;
-        for case in ["converse", "threads", "arguments", "stale", "unreachable", "meeting"] {
+        for case in ["converse", "threads", "world", "arguments", "stale", "unreachable", "meeting"] {
+            output(Command::new(&program).arg(case))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn processes_without_a_world_meet_agree_and_go_on_without_one_that_died() -> Result<(), String> {
+    if !can_run("processes_without_a_world_meet_agree_and_go_on_without_one_that_died", &["cc"]) {
+        return Ok(());
+    }
+    let flags = [&STRICT_C[..], &["-pthread"]].concat();
+    for linking in Linking::BOTH {
+        let program = compile("cc", &flags, &source("tests/c/peer_groups.c"), linking, "peer_groups")?;
+        for case in ["processes", "arguments"] {
             output(Command::new(&program).arg(case))?;
         }
     }
@@ -265,6 +281,11 @@ fn some_ranks_meet_and_agree_without_the_others() -> Result<(), String> {
 #[test]
 fn a_caller_that_only_tests_learns_that_there_is_no_room() -> Result<(), String> {
     two("groups", "a_caller_that_only_tests_learns_that_there_is_no_room", "room")
+}
+
+#[test]
+fn a_world_meets_a_process_outside_of_it() -> Result<(), String> {
+    two("groups", "a_world_meets_a_process_outside_of_it", "grow")
 }
 
 #[test]

@@ -58,6 +58,7 @@ pub(crate) const ALL: &[Model] = &[
     queue::PRODUCERS,
     queue::HINT,
     queue::STALE,
+    queue::OVERRUN,
     ring::BYTES,
     ring::RECORDS,
     header::READY,

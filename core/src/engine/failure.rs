@@ -44,7 +44,7 @@ pub(in crate::engine) struct Failures {
     pub(in crate::engine) outlived: bool,
     /// A peer that failed outside of a poll, and that [`Engine::progress`] has not yet reported.
     pub(in crate::engine) unreported: Option<PeerId>,
-    /// The peers whose failure [`Engine::next_ended`] has not returned; only in engines whose peers come one by one.
+    /// The peers whose failure [`Engine::next_ended`] has not returned; only those that were added one by one.
     pub(in crate::engine) ended: WorkList,
 }
 
@@ -53,7 +53,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub fn failure(&self, peer: PeerId) -> Option<Failure> {
         // A rank that was not met has not failed.
         let failure = self.peers.borrow().get(peer as usize)?.failure;
-        failure.filter(|failure| self.grows || *failure != Failure::Absent)
+        failure.filter(|failure| !self.is_rank(peer) || *failure != Failure::Absent)
     }
 
     /// Records that a peer has failed while its packets may still be undelivered (call [`Engine::drain`],
@@ -70,7 +70,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     /// Fails a peer: every request that only this peer could complete ends with
-    /// [`CompletionError::PeerFailed`]. If the peer did not close its endpoint in
+    /// [`CompletionError::PeerFailed`]. If the peer is a rank that did not close its endpoint in
     /// order, or was the last peer, receives from any source fail too, until [`Engine::acknowledge`] (as in
     /// MPI's ULFM); unless they outlive failures ([`Engine::outlive_failures`]). Messages of the peer that arrived
     /// whole can still be received. The other peers are not affected.
@@ -88,7 +88,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.port.close_assist(peer);
         self.port.close(peer);
         self.fail_sends(peer, failure);
-        let concerns_any = !self.failures.outlived && (failure != Failure::Finished || self.is_alone());
+        let is_loss = failure != Failure::Finished && (self.is_rank(peer) || self.ranks == 0);
+        let concerns_any = !self.failures.outlived && (is_loss || self.is_alone());
         self.fail_receives(peer, failure, concerns_any);
         self.fail_rma_state(peer, failure, concerns_any);
         if concerns_any {
@@ -96,7 +97,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.peer(peer).unacknowledged = true;
         }
         self.close_account(peer);
-        if self.grows {
+        if !self.is_rank(peer) {
             self.failures.ended.add(peer, &mut self.peers.borrow_mut()[peer as usize].next_ended);
         }
     }
@@ -114,7 +115,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.list_work(fault.peer);
     }
 
-    /// Returns whether every other rank has failed.
+    /// Returns whether every other rank, and every further peer, has failed.
     pub fn is_alone(&self) -> bool {
         (0..self.size()).all(|rank| rank == self.rank || self.failure(rank).is_some())
     }

@@ -1,9 +1,10 @@
-//! Engines that are opened alone, and the peers that are added one by one.
+//! Peers that are added one by one: to engines that are opened alone, and to those of worlds.
 //!
-//! Such an engine knows each peer by a number that the layer above chooses. A number without a peer has failed with
-//! [`Failure::Absent`]: nothing can be sent to it, and no operation waits for it. The memory of a connection is taken
-//! with it: first the memory of the credit is committed, then the credit is granted (invariant 4). A connection that
-//! cannot be paid for is refused.
+//! Such an engine knows each peer by a number that the layer above chooses. In a world, these numbers follow the ranks,
+//! and the memory of such a *further* peer comes out of the pool that the ranks share. A number without a peer has
+//! failed with [`Failure::Absent`]: nothing can be sent to it, and no operation waits for it. The memory of a
+//! connection is taken with it: first the memory of the credit is committed, then the credit is granted (invariant 4).
+//! A connection that cannot be paid for is refused.
 //!
 //! A number can be used again when its peer has failed and nothing of that peer is stored ([`Engine::is_vacant`]).
 //! Everything else of it has ended with its failure, so no message is attributed to the next peer with the number.
@@ -108,7 +109,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Adds the peer with this number, which has no peer now: makes place for its state and its replies, commits the
     /// memory of its credit, and grants the credit. If the number has a peer that has not failed, or is that of this
-    /// process, nothing changes.
+    /// process or a rank of its world, nothing changes.
     ///
     /// The number may have had a peer before. Its failure then counts as acknowledged ([`Engine::acknowledge`]), and
     /// its counters start at zero. There is a state for every number up to the highest, so numbers should be small.
@@ -128,16 +129,27 @@ impl<P: Port, S: Storage> Engine<P, S> {
         S::Peers: Extend<Peer>,
         S::Replies: Extend<Slot<Reply>>,
     {
-        if peer == self.rank || self.has_peer(peer) {
+        if peer == self.rank || self.is_rank(peer) || self.has_peer(peer) {
             return Ok(());
         }
         self.check_vacant(peer)?;
+        if self.ranks > 0 && self.ledger.reserves_used() + self.reserves_kept() == self.ledger.reserves() {
+            self.add_reserve()?;
+        }
         self.take_reserves(self.ledger.reserves_used() + 1)?;
         self.make_place(peer);
         self.admit(peer);
+        self.grow_replies();
+        Ok(())
+    }
+
+    /// Makes places for the replies to all processes that have a reserve.
+    pub(super) fn grow_replies(&mut self)
+    where
+        S::Replies: Extend<Slot<Reply>>,
+    {
         let replies = self.ledger.reserves_used() as usize * WINDOW as usize;
         self.replies.grow(replies.saturating_sub(self.replies.capacity()));
-        Ok(())
     }
 
     /// Returns whether this number can be given to another peer ([`Engine::add_peer`]): it has none, or the peer has
@@ -181,8 +193,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
     }
 
-    /// Returns the next number whose peer has failed, each failure once, in an engine that was opened alone. The number
-    /// may have another peer by now, which has not failed.
+    /// Returns the next number whose peer has failed, each failure once. The number may have another peer by now, which
+    /// has not failed. Ranks of a world are not among them.
     pub fn next_ended(&mut self) -> Option<PeerId> {
         let peer = self.failures.ended.first()?;
         self.failures.ended.remove_first(&mut self.peers.borrow_mut()[peer as usize].next_ended);
@@ -192,10 +204,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Returns the error for a number beyond all peers.
     #[cold]
     pub(super) fn no_peer(&self, rank: PeerId) -> StartError {
-        match self.grows {
-            true => StartError::PeerFailed { peer: rank, failure: Failure::Absent },
-            false => StartError::Rank { rank, size: self.size() },
+        match self.ranks {
+            0 => StartError::PeerFailed { peer: rank, failure: Failure::Absent },
+            _ => StartError::Rank { rank, size: self.size() },
         }
+    }
+
+    /// Returns whether this number is a rank of the world, which never has another peer.
+    #[inline]
+    pub(super) const fn is_rank(&self, peer: PeerId) -> bool {
+        peer < self.ranks
     }
 
     fn has_peer(&self, peer: PeerId) -> bool {
@@ -204,6 +222,24 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return false;
         }
         self.peers.borrow().get(peer as usize).is_some_and(|it| it.failure.is_none())
+    }
+
+    /// Takes the units and the memory of another reserve out of the pool, in a world.
+    fn add_reserve(&mut self) -> Result<(), CeilingError> {
+        let Self { ledger, backing, store, .. } = self;
+        let (units, peers) = (ledger.next_reserve(), ledger.reserves() + 1);
+        let pooled = units.saturating_sub(backing.unbacked());
+        if pooled > ledger.free() {
+            let ceiling = store.ceiling_units();
+            let needed = u64::from(ceiling) + u64::from(pooled - ledger.free());
+            return Err(CeilingError::Units { ceiling, peers, needed });
+        }
+        if !backing.add_reserve(units, pooled, |more| store.commit(more)) {
+            let committed = store.committed_units();
+            return Err(CeilingError::Memory { committed, peers, needed: u64::from(committed + units) });
+        }
+        ledger.add_reserve(pooled);
+        Ok(())
     }
 
     /// Commits the memory of `count` reserves, unless they have it.
@@ -215,7 +251,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return Err(with_own(ledger.shortage(ceiling, packet), ceiling));
         }
         #[cfg(nemesia_injected_fault)]
-        if self.grows && injected(InjectedFault::PromiseUncommitted) {
+        if self.ranks == 0 && injected(InjectedFault::PromiseUncommitted) {
             return Ok(());
         }
         if !backing.take_reserves(count, ledger.reserve(), |more| store.commit(more)) {

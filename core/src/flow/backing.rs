@@ -49,6 +49,24 @@ impl Backing {
         taken
     }
 
+    /// Turns units of the pool into a reserve: as many as have no memory, which `commit` commits, and of the others
+    /// `pooled`, which have some. Returns `false`, and takes nothing, if there is not enough memory.
+    pub fn add_reserve(&mut self, units: u32, pooled: u32, commit: impl FnOnce(u32) -> u32) -> bool {
+        let more = units.saturating_sub(pooled);
+        let Some(unbacked) = self.unbacked.checked_sub(more) else { return false };
+        let taken = self.take(more, commit);
+        if taken {
+            self.unbacked = unbacked;
+            self.reserves += 1;
+        }
+        taken
+    }
+
+    /// Returns the units of the pool without memory.
+    pub const fn unbacked(&self) -> u32 {
+        self.unbacked
+    }
+
     /// Returns whether the pool has units without memory.
     #[inline(always)]
     pub const fn is_due(&self) -> bool {

@@ -8,8 +8,8 @@ impl Ledger {
     /// of which at most `most` are there at the same time.
     ///
     /// Half of the ceiling is set aside for their reserves. A reserve is an equal share for each of `most` peers, but
-    /// at least a largest packet and at most a window. So `most` accounts can be open, or as many as there are
-    /// reserves in the half that is set aside, if that is less. The window is that of [`Ledger::new`].
+    /// at least a largest packet and at most a window. So `most` accounts can be open, or as many as there are reserves
+    /// in the half that is set aside, if that is less. The window is that of [`Ledger::new`].
     ///
     /// # Errors
     /// The ceiling is too low for one reserve.
@@ -49,6 +49,23 @@ impl Ledger {
             return CeilingError::Connections { peers: self.reserves, needed: peers };
         }
         CeilingError::Units { ceiling, peers, needed: 2 * peers as u64 * larger(packet, 1) as u64 }
+    }
+
+    /// Returns the units that another reserve takes out of the pool. In a world of one process, which has no reserves,
+    /// these are an eighth of a window, but at least a largest packet.
+    pub const fn next_reserve(&self) -> u32 {
+        if self.reserve > 0 { self.reserve } else { larger(self.window / 8, self.packet) }
+    }
+
+    /// Adds a reserve for a process that joins a world later. Of its units, `pooled` come out of the pool. The others
+    /// are part of the ceiling, but were not in the pool yet ([`backing`](super::backing)). Returns `false`, and
+    /// changes nothing, if the pool has not so many.
+    pub const fn add_reserve(&mut self, pooled: u32) -> bool {
+        let Some(free) = self.free.checked_sub(pooled) else { return false };
+        self.free = free;
+        self.reserve = self.next_reserve();
+        (self.reserves, self.most, self.unopened) = (self.reserves + 1, self.most + 1, self.unopened + 1);
+        true
     }
 
     /// Takes the reserve of a closed account without stored units.

@@ -99,6 +99,19 @@ impl LentMemory {
         true
     }
 
+    /// Reads the eight bytes at `at` in one atomic step. Bytes that their writer placed before the value, in
+    /// order, are then visible. `None` if they do not all lie in the memory or are not aligned to eight bytes.
+    #[inline]
+    pub fn load(&self, at: u64) -> Option<u64> {
+        let value = self.part(at, 8)?;
+        if !value.as_ptr().addr().is_multiple_of(8) {
+            return None;
+        }
+        // SAFETY: the value lies in the memory, which the maker guarantees to be readable, and is aligned. A
+        // device or another process may write it meanwhile; this process does so only by copies or atomically.
+        Some(unsafe { Word64::load_acquire_at(value.cast(), Edge::Region) })
+    }
+
     /// Changes the eight bytes at `at` in one atomic step and returns the old value. `None`, without any
     /// effect, if they do not all lie in the memory, are not aligned to eight bytes, or may not be written.
     pub fn update(&self, at: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
@@ -150,6 +163,10 @@ mod tests {
         assert_eq!(lent.update(8, |old| old + 1), Some(6));
         for at in [4, 9, 12, 16, u64::MAX] {
             assert_eq!(lent.update(at, |old| old + 1), None, "{at}");
+        }
+        assert_eq!(lent.load(8), Some(7));
+        for at in [4, 9, 12, 16, u64::MAX] {
+            assert_eq!(lent.load(at), None, "{at}");
         }
         assert_eq!(words, [5, 7]);
     }

@@ -15,7 +15,7 @@ fn address(number: u8) -> PeerAddress {
 fn table(slots: usize, connections: u32, strangers: bool) -> TestPeers {
     let slots = (0..slots).map(|_| Slot::default()).collect();
     let lent = (slots, vec![List::new(); 4], vec![0; connections as usize]);
-    Peers::new(address(5), PeerLimits { connections, strangers, pinned: false }, lent, 99)
+    Peers::new(address(5), PeerLimits { connections, strangers, pinned: 0 }, lent, 99)
 }
 
 #[test]
@@ -47,6 +47,20 @@ fn of_two_calls_that_cross_the_one_of_the_smaller_address_counts() {
     assert_eq!((peers.confirmed(small), peers.confirmed(small)), (Some(0), None));
     assert_eq!(peers.answered(large, 1), Some(1));
     assert_eq!(peers.called(&address(9), 1), CallAnswer::Outdated, "it has answered ours instead");
+}
+
+#[test]
+fn of_two_calls_that_cross_in_a_world_the_one_of_the_higher_rank_counts() {
+    // Rank 1 of 3 ranks, whose addresses are in another order; and a peer outside of the world.
+    let mut peers = table(4, 4, true);
+    let [zero, two, other] = [9, 3, 4].map(|number| peers.connect(&address(number)).unwrap());
+    peers.order_by_rank(1, 2);
+    for peer in [zero, two, other] {
+        assert!(matches!(peers.speak(peer), Ok(Speaking::Call(..))));
+    }
+    assert_eq!(peers.called(&address(9), 1), CallAnswer::Park(zero));
+    assert!(matches!(peers.called(&address(3), 1), CallAnswer::Answer { peer, .. } if peer == two));
+    assert!(matches!(peers.called(&address(4), 1), CallAnswer::Answer { peer, .. } if peer == other));
 }
 
 #[test]
@@ -119,4 +133,36 @@ fn a_slot_that_is_used_again_has_another_identifier() {
         let _ = peers.speak(PeerRef::from_bits(bits));
         let _ = peers.release(PeerRef::from_bits(bits));
     }
+}
+
+#[test]
+fn pinned_peers_keep_their_numbers_and_further_peers_have_larger_ones() {
+    let slots = (0..5).map(|_| Slot::default()).collect();
+    let limits = PeerLimits { connections: 2, strangers: true, pinned: 2 };
+    let mut peers = TestPeers::new(address(5), limits, (slots, vec![List::new(); 4], vec![0; 2]), 99);
+    let ranks = [3, 9].map(|name| peers.connect(&address(name)).unwrap());
+    let further = peers.connect(&address(7)).unwrap();
+    assert!(ranks.iter().all(|rank| peers.is_pinned(*rank)) && !peers.is_pinned(further));
+    // Before there is place for their numbers, nothing is kept of further peers.
+    assert_eq!(peers.speak(further), Err(PeerError::Connections { most: 0 }));
+    peers.grow_numbers();
+    assert_eq!(peers.speak(further), Ok(Speaking::Call(2, 1)));
+    assert_eq!(peers.speak(ranks[1]), Ok(Speaking::Call(1, 2)));
+    assert!(matches!(peers.called(&address(11), 1), CallAnswer::Answer { number: 3, .. }));
+    assert_eq!(peers.called(&address(12), 1), CallAnswer::Refuse(CallRefusal::Full));
+    // A rank has its number although all connections of further peers are in use.
+    assert!(matches!(peers.called(&address(3), 1), CallAnswer::Answer { number: 0, .. }));
+    assert_eq!((peers.confirmed(ranks[0]), peers.connections()), (Some(0), 2));
+    // The end of a rank is for ever, and leaves its number to no other peer.
+    assert_eq!(peers.ended(ranks[0], PeerEnd::Lost), Some(0));
+    peers.free_number(0);
+    assert_eq!(peers.connect(&address(3)), Ok(ranks[0]));
+    assert_eq!(peers.stage(ranks[0]), Ok(PeerStage::Ended(PeerEnd::Lost)));
+    assert_eq!(peers.release(ranks[0]), Err(PeerError::Pinned));
+    assert_eq!(peers.called(&address(3), 2), CallAnswer::Outdated);
+    assert_eq!(peers.stage(ranks[0]), Ok(PeerStage::Ended(PeerEnd::Lost)));
+    assert_eq!(peers.ended(further, PeerEnd::Left), Some(2));
+    peers.free_number(2);
+    peers.release(further).unwrap();
+    assert!(matches!(peers.called(&address(12), 1), CallAnswer::Answer { number: 2, .. }));
 }

@@ -15,6 +15,8 @@
 use core::borrow::BorrowMut;
 
 use super::end_mark::EndMark;
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{BorrowedGather, Exposed};
 use crate::sync::{Edge, Payload, PayloadMut, PayloadWord, Word32, Word64};
 pub use crate::wire::fault::ReturnFault;
@@ -251,6 +253,10 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
     /// Clears the headers of all cells that were sent to a peer which is closed, because the sequence numbers of
     /// the next peer with its number start anew. The peer must no longer hold any cell.
     pub(super) fn forget(&self, holder: u32) {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::KeepCellHeaders) {
+            return;
+        }
         for header in
             self.headers.iter().filter(|header| header.publish.load_relaxed() as u16 == holder as u16)
         {
@@ -323,6 +329,16 @@ impl<'a> PeerPool<'a> {
         self.end_mark.is_withdrawn()
     }
 
+    /// Returns whether what was just read counts.
+    #[inline(always)]
+    fn is_read_whole(&self) -> bool {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::TrustFound) {
+            return true;
+        }
+        !self.is_withdrawn()
+    }
+
     /// Inspects a cell: whether it is for `me`, and whether it holds packet `expected`. Every word is read
     /// once.
     #[inline]
@@ -374,7 +390,7 @@ impl<'a> PeerPool<'a> {
     pub fn read(&self, cell: u32, at: usize, to: &mut [u8]) -> bool {
         at + to.len() <= self.cell_bytes
             && self.payload.read(cell as usize * self.cell_bytes + at, to)
-            && !self.is_withdrawn()
+            && self.is_read_whole()
     }
 
     /// As [`PeerPool::read`], with non-temporal stores.
@@ -383,7 +399,7 @@ impl<'a> PeerPool<'a> {
     pub fn read_non_temporal(&self, cell: u32, at: usize, to: &mut [u8]) -> bool {
         at + to.len() <= self.cell_bytes
             && self.payload.read_non_temporal(cell as usize * self.cell_bytes + at, to)
-            && !self.is_withdrawn()
+            && self.is_read_whole()
     }
 }
 

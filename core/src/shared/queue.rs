@@ -12,6 +12,9 @@
 //! shared, which completes the idea of Nemesis's shadow head. Polling an empty queue therefore reads one line
 //! that changes only when a message arrives.
 //!
+//! Entries of cells that their owner has taken back stay in the ring until the consumer reads them. If it does not poll
+//! meanwhile, producers can overtake it, and overwrite entries that it has not read ([`Consumer::catch_up`]).
+//!
 //! A peer that corrupts this memory can forge or lose entries; [`super`] explains why neither matters.
 
 use crate::sync::{Edge, Word64};
@@ -158,6 +161,21 @@ impl<'a> Consumer<'a> {
         } else {
             Err(QueueFault { position: self.head, found })
         }
+    }
+
+    /// Moves to the entry in which [`Consumer::peek`] has found a fault, if it belongs to a later lap. Producers have
+    /// then gone round the ring past entries that were not read: a process that does not poll leaves entries for cells
+    /// that their owners have taken back, so the ring can get full. Some entries are overwritten; the caller scans the
+    /// cells once. Returns `false`, and does not move, if no producer can have written the entry.
+    #[cold]
+    pub fn catch_up(&mut self, fault: &QueueFault) -> bool {
+        let Some(ahead) = (fault.found & LAP).checked_sub(self.queue.lap(self.head)) else { return false };
+        let position = self.head + (ahead >> 32) * self.queue.entries.len() as u64;
+        let is_later = position > self.head && position <= MAX_POSITION;
+        if is_later {
+            self.head = position;
+        }
+        is_later
     }
 
     /// Moves past the entry that [`Consumer::peek`] returned.

@@ -254,14 +254,14 @@ pub const VARIABLES: &[Variable] = &[
         "",
         (1, 4095),
         connections,
-        "most peers with which an endpoint that opened alone is connected at once"
+        "most peers with which an endpoint is connected at once, ranks of its world apart"
     ),
     words!(
         "NEMESIA_STRANGERS",
         "refuse or admit",
         STRANGERS,
         strangers,
-        "whether an endpoint that opened alone takes calls of processes whose address it was not given"
+        "whether an endpoint takes calls of processes outside of its world whose address it was not given"
     ),
     words!(
         "NEMESIA_CONNECT",

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use nemesia_core::engine::rma::WINDOW;
 use nemesia_core::engine::{Engine, Lent, Tuning};
+use nemesia_core::flow::CeilingError;
 use nemesia_core::port::PacketPort as _;
 use nemesia_core::slab::List;
 use nemesia_core::store;
@@ -112,14 +113,27 @@ impl Endpoint {
         if let Some(across) = &mut across {
             across.begin(calls.own(), &endpoint.waiter.watch)?;
         }
-        endpoint.engine.port_mut().local_mut().host_mut().checks_connections = true;
+        endpoint.check_further_peers();
         endpoint.peers = Some(Box::new(PeerTable::alone(calls, across, &config)?));
         Ok(endpoint)
     }
 
     /// Joins the world. The endpoint does not have the exchange yet.
     fn join(config: &Config, exchange: &mut (dyn Exchange + Send)) -> Result<Self, Error> {
-        Self::open_in(config, exchange, None)
+        let mut endpoint = Self::open_in(config, exchange, None)?;
+        if endpoint.size() == 1 {
+            // The only rank has not listened for others so far.
+            let calls = endpoint.rejoin.listen_for_calls(&mut endpoint.waiter.watch, None)?;
+            endpoint.peers = Some(Box::new(PeerTable::of_world(calls, (0, false), &[], config)?));
+        }
+        endpoint.check_further_peers();
+        Ok(endpoint)
+    }
+
+    /// Takes precautions against peers that may disconnect and live on. The ranks of a world do not.
+    fn check_further_peers(&mut self) {
+        let ranks = self.engine.ranks();
+        self.engine.port_mut().local_mut().host_mut().checked_from = ranks;
     }
 
     /// Joins the world of the exchange. With `growing` the world has one process, and the endpoint has up to so many
@@ -144,21 +158,16 @@ impl Endpoint {
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
         let attached = shm::attach(config, exchange, ranks)?;
         let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: more, stamp, .. } = attached;
-        let of_world = |calls| PeerTable::of_world(calls, ranks.0, &attached.unmet);
+        let on_demand = facts.met.iter().all(Option::is_none);
+        let of_world = |calls| PeerTable::of_world(calls, (ranks.0, on_demand), &attached.ranks, config);
         let peers = attached.calls.map(of_world).transpose()?;
         warnings.extend(more);
         let remote = (attached.remote, exchange.incarnation(), growing.is_some());
         let net = join_network(config, remote, &attached.origin, (&mut facts, &mut watch, &mut warnings))?;
         attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
         let port = ports::join(port, net);
-        let most = growing.map_or(size, |most| most as usize + 1);
-        let lent = lent(config, (size, most), (units, stored), port.packet_bytes());
-        let non_temporal_bytes = config.non_temporal_from();
-        let tuning = tuning(config, non_temporal_bytes);
-        let engine = match growing {
-            None => Engine::new(rank as u32, port, tuning, lent),
-            Some(most) => Engine::alone(0, port, tuning, lent, most),
-        };
+        let is_unmet = peers.as_ref().is_some_and(|peers| peers.on_demand);
+        let engine = start(config, port, (rank, size), (growing, is_unmet), (units, stored));
         let engine = engine.map_err(crate::ConfigError::from)?;
         let waiter = Waiter::new(config, load, sleep, watch, fence);
         let mut endpoint = Self {
@@ -171,7 +180,7 @@ impl Endpoint {
             buffers: Vec::new(),
             retired: Vec::new(),
             direct: Direct::default(),
-            non_temporal_bytes,
+            non_temporal_bytes: config.non_temporal_from(),
             operations: 0,
             peers: peers.map(Box::new),
             dropped: Arc::new(Dropped::new(Arc::clone(&attached.origin))),
@@ -222,9 +231,18 @@ impl Endpoint {
         self.engine.rank() as usize
     }
 
-    /// Returns the number of processes in the world. Of an endpoint that was opened alone: the number of places for
-    /// peers, that of this process included; not each has a peer.
+    /// Returns the number of processes in the world, without further peers. Of an endpoint that was opened alone: the
+    /// number of places for peers, that of this process included; not each has a peer.
     pub fn size(&self) -> usize {
+        match self.engine.ranks() {
+            0 => self.numbers(),
+            ranks => ranks as usize,
+        }
+    }
+
+    /// Returns a number that is larger than every one by which operations name a process. Without further peers
+    /// ([`Endpoint::connect`]) this is [`Endpoint::size`].
+    pub fn numbers(&self) -> usize {
         self.engine.size() as usize
     }
 
@@ -300,9 +318,29 @@ fn connect_remote(
 }
 
 /// Returns the memory that the engine is lent: for `size` processes from the start, and at most `most` later.
+/// Starts the engine of a rank, or of an endpoint that is opened alone and may have so many peers. `is_unmet`: the
+/// ranks connect on demand.
+fn start(
+    config: &Config,
+    port: Ports,
+    (rank, size): (usize, usize),
+    (growing, is_unmet): (Option<u32>, bool),
+    memory: (UnexpectedMemory, Vec<u32>),
+) -> Result<Engine<Ports, Heap>, CeilingError> {
+    let most = growing.map_or(size, |most| most as usize + 1);
+    let met = if is_unmet { 0 } else { size.saturating_sub(1) };
+    let lent = lent(config, [size, met, most], memory, port.packet_bytes());
+    let tuning = tuning(config, config.non_temporal_from());
+    match growing {
+        None if is_unmet => Engine::unmet(rank as u32, port, tuning, lent),
+        None => Engine::new(rank as u32, port, tuning, lent),
+        Some(most) => Engine::alone(0, port, tuning, lent, most),
+    }
+}
+
 fn lent(
     config: &Config,
-    (size, most): (usize, usize),
+    [size, met, most]: [usize; 3],
     (units, stored): (UnexpectedMemory, Vec<u32>),
     packet_bytes: usize,
 ) -> Lent<Heap> {
@@ -313,7 +351,7 @@ fn lent(
         stored,
         posted: vec![List::new(); FIRST_REQUESTS],
         regions: Vec::new(),
-        replies: filled(size.saturating_sub(1) * WINDOW as usize),
+        replies: filled(met * WINDOW as usize),
         selections: filled(most.min(LEARNED_PEERS)),
         handlers: active::Dispatch::new(packet_bytes),
         trace: observe::recorder(config),

@@ -1,4 +1,4 @@
-//! The peers of an endpoint that was opened alone.
+//! The peers of an endpoint that was opened alone, and the further peers of a world's.
 //!
 //! | file | contents |
 //! |---|---|
@@ -7,10 +7,12 @@
 //! | `peers/attend.rs` | progress of calls, ours and those of others |
 //! | `peers/across.rs` | the same between machines |
 //! | `peers/members.rs` | groups of peers in an order |
+//! | `peers/bound.rs` | the connections with the members of a group during a collective call |
 //! | `peers/meeting.rs` | two groups that meet |
 
 mod across;
 mod attend;
+mod bound;
 mod meeting;
 mod members;
 mod table;
@@ -25,6 +27,7 @@ use nemesia_core::peers::{PeerAddress, PeerEnd, PeerError, PeerRef, PeerStage, S
 use crate::endpoint::Endpoint;
 use crate::endpoint::wait::{Awaited, Wait};
 use crate::error::Error;
+pub(in crate::endpoint) use bound::BoundPeer;
 pub use meeting::Meeting;
 pub use members::PeerGroup;
 pub(in crate::endpoint) use table::PeerTable;
@@ -36,6 +39,23 @@ pub(in crate::endpoint) use table::PeerTable;
 /// but its progress. So a runtime with its own launcher opens endpoints, lets its processes exchange their addresses,
 /// and connects whom it needs.
 ///
+/// # Further peers of a world
+/// The endpoint of a rank has an address as well, if all ranks of its world run on one machine and are not started
+/// again. So a world can grow: it meets other worlds, and endpoints that were opened alone ([`Endpoint::meet`]).
+///
+/// - Ranks keep the numbers from 0. A further peer gets a number from [`Endpoint::size`] on. All operations with one
+///   process take such numbers, and receives from any source accept messages of further peers.
+/// - Barriers, agreements and restarts stay calls of the ranks.
+/// - The failure of a further peer ends the operations with it. Receives from any source end with it only if no rank
+///   and no other peer is left. With [`Config::any_source_outlives`](crate::Config::any_source_outlives), they never
+///   end so.
+/// - A further peer costs nothing before its connection begins. Its credit then comes out of the memory that the ranks
+///   share, [`Config::unexpected_bytes`](crate::Config::unexpected_bytes).
+/// - Unknown processes of the same user may call, as they may call an endpoint that was opened alone
+///   ([`Config::strangers`](crate::Config::strangers)). As long as this process has used neither its address nor a
+///   further peer, a call does not wake it from a sleep, and is answered up to 10 ms later.
+///
+/// # Numbers of peers
 /// A peer is a place in a table ([`PeerRef`]), not a rank: it costs about a hundred bytes until this process speaks to
 /// it. [`Endpoint::rank_of`] begins the connection and returns the number by which all other calls of this endpoint
 /// name the peer, as they name a rank of a world. Sends wait until the connection is made. Each process chooses such
@@ -71,13 +91,16 @@ impl Endpoint {
     /// another endpoint.
     ///
     /// # Errors
-    /// [`Error::NoAddress`] if the endpoint was not opened alone.
+    /// [`Error::NoAddress`] if ranks of the endpoint's world run on several machines, or may be started again.
     pub fn address(&self) -> Result<&PeerAddress, Error> {
-        Ok(self.peer_table()?.address())
+        let peers = self.peer_table()?;
+        peers.begin_growth();
+        Ok(peers.address())
     }
 
     /// Returns the peer with this address, at once and without any contact with it. A second call returns the same
-    /// peer. If its connection had ended, it can be spoken to again.
+    /// peer. If its connection had ended, it can be spoken to again, unless it is a rank of this world. Its calls are
+    /// accepted again if a collective call had lost it ([`Endpoint::among_peers`]).
     ///
     /// # Errors
     /// [`Error::Address`] if these are not the bytes of an address, or if it is one of another machine and one of the
@@ -86,7 +109,11 @@ impl Endpoint {
     pub fn connect(&mut self, address: &PeerAddress) -> Result<PeerRef, Error> {
         self.check_origin()?;
         self.peer_table()?;
-        self.with_peers(|peers, endpoint| peers.connect(address, endpoint))
+        self.with_peers(|peers, endpoint| {
+            let peer = peers.connect(address, endpoint)?;
+            peers.parted.remove(address);
+            Ok(peer)
+        })
     }
 
     /// Returns the address of a peer.
@@ -102,7 +129,13 @@ impl Endpoint {
     /// # Errors
     /// [`Error::NoPeer`] if the peer was released.
     pub fn stage_of(&self, peer: PeerRef) -> Result<PeerStage, Error> {
-        self.peer_table()?.stage(peer)
+        let peers = self.peer_table()?;
+        let stage = peers.stage(peer)?;
+        // The table is not told of the failures of ranks.
+        match stage.number().and_then(|number| self.engine.failure(peers.rank(number))) {
+            Some(failure) if peers.is_rank(peer) => Ok(PeerStage::Ended(end_of(failure))),
+            _ => Ok(stage),
+        }
     }
 
     /// Returns the number by which other calls name a peer, as they name a rank. If there is no connection, this begins
@@ -110,20 +143,28 @@ impl Endpoint {
     /// cannot be made within NEMESIA_TIMEOUT, they end with [`Error::PeerFailed`]. A peer that has called this process
     /// and was then stopped is waited for as long as it lives, unless another peer needs its place.
     ///
-    /// The number is the same until the peer's connection has ended. Then it may become the number of another peer,
-    /// once the messages that had come are received and the outcomes of requests that name it are taken.
+    /// The number is the same until the peer's connection has ended, and then for as long as messages that had come are
+    /// not received, or outcomes of requests that name it are not taken. Afterwards it may become the number of another
+    /// peer. That of a rank of this world is its rank, for ever.
     ///
     /// # Errors
-    /// [`Error::NoPeer`]: the peer was released, its connection has ended ([`Endpoint::connect`] permits another), or
-    /// there are NEMESIA_CONNECTIONS connections. [`Error::Unpaid`] if there is no memory for its messages.
+    /// [`Error::NoPeer`]: the peer was released, its connection has ended and no message of it waits
+    /// ([`Endpoint::connect`] permits another connection), or there are NEMESIA_CONNECTIONS connections.
+    /// [`Error::Unpaid`] if there is no memory for its messages.
     pub fn rank_of(&mut self, peer: PeerRef) -> Result<usize, Error> {
         self.check_origin()?;
+        if let Some(rank) = self.peer_table()?.ended_rank(peer) {
+            return Ok(rank as usize);
+        }
         let speaking = match self.peer_table_mut()?.speak(peer) {
             Err(Error::NoPeer(PeerError::Connections { .. })) => self.with_peers(|peers, endpoint| {
                 // Strangers that are stopped do not keep this process from calls of its own.
                 peers.give_up_one(endpoint);
                 peers.speak(peer)
             }),
+            Err(error @ Error::NoPeer(PeerError::Ended(_))) => {
+                return self.peer_table()?.kept_number(peer, self).ok_or(error);
+            }
             speaking => speaking,
         };
         match speaking? {
@@ -133,7 +174,7 @@ impl Endpoint {
     }
 
     /// Returns the peer that other calls name by this number: for instance the sender of a message. `None` if no peer
-    /// has the number.
+    /// has the number, which is also so for the number of this process.
     ///
     /// A peer that has called this process and was not given to [`Endpoint::connect`] is released once its connection
     /// has ended and its messages are received.
@@ -171,7 +212,7 @@ impl Endpoint {
     /// peer, except for the end of a copy of a part of a large message that the peer has begun.
     ///
     /// # Errors
-    /// [`Error::NoPeer`] if the peer was released before.
+    /// [`Error::NoPeer`] if the peer was released before, or is a rank of this world ([`PeerError::Pinned`]).
     pub fn disconnect(&mut self, peer: PeerRef) -> Result<(), Error> {
         self.check_origin()?;
         self.peer_table()?;
@@ -185,26 +226,21 @@ impl Endpoint {
 
     /// Returns whether this endpoint was opened alone.
     pub(in crate::endpoint) fn is_lone(&self) -> bool {
-        self.peers.as_ref().is_some_and(|peers| !peers.is_world)
-    }
-
-    /// Returns whether the ranks of this world connect on demand.
-    pub(in crate::endpoint) fn connects_on_demand(&self) -> bool {
-        self.peers.as_ref().is_some_and(|peers| peers.is_world)
+        self.engine.ranks() == 0
     }
 
     /// Returns whether another process may call now, which must end a sleep.
     pub(in crate::endpoint) fn expects_calls(&self) -> bool {
-        let may_call = |peers: &PeerTable| !peers.is_world || self.engine.unmet() > 0;
+        let may_call = |peers: &PeerTable| peers.grows() || self.engine.unmet_ranks() > 0;
         self.peers.as_ref().is_some_and(|peers| may_call(peers) || peers.calls.is_busy())
     }
 
     fn peer_table(&self) -> Result<&PeerTable, Error> {
-        self.peers.as_deref().filter(|peers| !peers.is_world).ok_or(Error::NoAddress)
+        self.peers.as_deref().ok_or(Error::NoAddress)
     }
 
     fn peer_table_mut(&mut self) -> Result<&mut PeerTable, Error> {
-        self.peers.as_deref_mut().filter(|peers| !peers.is_world).ok_or(Error::NoAddress)
+        self.peers.as_deref_mut().ok_or(Error::NoAddress)
     }
 
     /// Calls `work` with the table of peers and the endpoint, which is without it meanwhile.

@@ -32,9 +32,9 @@ use nemesia_core::matching::Pattern;
 use nemesia_core::sync::spin_hint;
 use nemesia_core::threads::{Bits, EventCount, Lock, WaiterList, WaiterSlot};
 
-use super::group::{BarrierStep, checked};
+use super::group::{BarrierStep, CallGroup, checked};
 use super::wait::{Awaited, Wait, WaitStage, give_way, until_ended};
-use super::{Endpoint, Message, Request, Source, Status, Tag, pattern};
+use super::{Endpoint, Message, PeerGroup, Request, Source, Status, Tag, pattern};
 use crate::error::Error;
 use crate::os::{ProcessOrigin, futex_wait_bits};
 use guard::{Futex, Guard, WaiterPlace};
@@ -312,7 +312,7 @@ impl SharedEndpoint {
     /// # Errors
     /// As for [`Endpoint::barrier`].
     pub fn barrier(&self) -> Result<(), Error> {
-        self.barrier_of(None)
+        self.barrier_of(&CallGroup::World)
     }
 
     /// As [`Among::barrier`](super::Among::barrier), among these ranks. One thread calls it; the others can go on using
@@ -321,13 +321,24 @@ impl SharedEndpoint {
     /// # Errors
     /// As for [`Endpoint::among`] and [`Among::barrier`](super::Among::barrier).
     pub fn barrier_among(&self, members: &[usize]) -> Result<(), Error> {
-        self.barrier_of(Some(checked(members, (self.0.rank, self.0.size))?))
+        self.barrier_of(&checked(members, (self.0.rank, self.0.size))?)
     }
 
-    fn barrier_of(&self, members: Option<&[usize]>) -> Result<(), Error> {
+    /// As [`AmongPeers::barrier`](super::AmongPeers::barrier), among this group. One thread calls it; the others can go
+    /// on using the endpoint.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::among_peers`] and [`AmongPeers::barrier`](super::AmongPeers::barrier).
+    pub fn barrier_among_peers(&self, group: &PeerGroup) -> Result<(), Error> {
+        // SAFETY: the check leaves the endpoint where it is.
+        let call = unsafe { self.with_endpoint(|endpoint| endpoint.check_group(group)) }??;
+        self.barrier_of(&call)
+    }
+
+    fn barrier_of(&self, group: &CallGroup) -> Result<(), Error> {
         loop {
             // SAFETY: a step of the barrier leaves the endpoint where it is.
-            let step = unsafe { self.with_endpoint(|endpoint| endpoint.barrier_step(members)) }?;
+            let step = unsafe { self.with_endpoint(|endpoint| endpoint.barrier_step(group)) }?;
             match step? {
                 BarrierStep::Leave(outcome) => return outcome,
                 BarrierStep::Wait(request) => {

@@ -1,5 +1,5 @@
-//! Calls: how processes connect with each other inside a machine, if they opened alone, or if their world connects on
-//! demand.
+//! Calls: how processes connect with each other inside a machine, if they opened alone, if their world connects on
+//! demand, or if one is not of the other's world.
 //!
 //! The caller connects to the socket in the callee's address and sends a *call*: its handshake, its address and the
 //! number of the call. The callee maps the caller's segments and *answers* in the same form; the caller maps the
@@ -166,6 +166,26 @@ impl Calls {
         &self.own
     }
 
+    /// Makes a connection to a process of this machine, as a caller does.
+    #[cfg(test)]
+    pub(crate) fn dial(address: &PeerAddress) -> Result<HandoffConnection, String> {
+        let place = ProcessAddress::decode(address)?;
+        let connection = HandoffConnection::connect(&place.socket(), Instant::now() + 10 * PATIENCE);
+        connection.map_err(|error| error.to_string())
+    }
+
+    /// Returns where a process takes calls from other machines.
+    #[cfg(test)]
+    pub(crate) fn remote_of(address: &PeerAddress) -> Option<SocketAddr> {
+        ProcessAddress::decode(address).ok()?.remote()
+    }
+
+    /// Returns the number of connections of others whose calls are not confirmed, and its limit.
+    #[cfg(test)]
+    pub(crate) fn callers(&self) -> (usize, usize) {
+        (self.silent.len() + self.heard.len() + self.answered.len(), MOST_CALLERS)
+    }
+
     /// Checks an address that another process has given. Returns where to call the process, if it runs on another
     /// machine.
     pub(crate) fn check(&self, address: &PeerAddress) -> Result<Option<SocketAddr>, String> {
@@ -291,7 +311,7 @@ impl Calls {
         if claimed.epoch != packet.handshake.epoch {
             return Err("its address is that of an earlier process".into());
         }
-        handshake::compare((self.world.size, &self.world.geometry), &packet.handshake)
+        handshake::compare_sizes(&self.world.geometry, &packet.handshake)
     }
 
     /// Returns the number of calls to decide.

@@ -43,15 +43,15 @@ pub(super) struct ShmMeeting {
     pub(super) gone: Vec<usize>,
     /// The ranks on other machines.
     pub(super) remote: RemoteRanks,
-    /// How this process and others call each other, if they connect on demand.
+    /// How this process and others call each other, if it takes calls.
     pub(super) calls: Option<Calls>,
-    /// What is known of each rank that is not connected yet, and connects on demand.
-    pub(super) unmet: Vec<UnmetProcess>,
+    /// What each rank has published, if this process takes calls.
+    pub(super) ranks: Vec<RankProcess>,
 }
 
-/// A rank that connects on demand.
+/// A rank, as it has published itself.
 #[derive(Debug)]
-pub(crate) struct UnmetProcess {
+pub(crate) struct RankProcess {
     pub(crate) address: PeerAddress,
     pub(super) cpus: Cpus,
     pub(super) pid: i32,
@@ -78,21 +78,28 @@ pub(super) fn connect(
     let cards = cards(&world, &listener, exchange)?;
     let hosts: Vec<HostAddress> = cards.iter().map(|card| card.host.clone()).collect();
     if hosts::are_together(&hosts) && cards.iter().all(|card| card.on_demand) {
-        let unmet = unmet(&world, &cards)?;
-        return apart(world, ours, Some(listener), watch, unmet);
+        let ranks = ranks(&world, &cards)?;
+        return apart(world, ours, Some(listener), watch, ranks);
     }
     // Per peer: socket, pidfd, and while it connects our link segment and its segments.
     limits::require_descriptors(size.saturating_mul(4))?;
     let mine = (&**ours, origin);
     let (peers, remote) = meet(&world, mine, exchange, (&hosts, &listener, &mut watch), deadline)?;
+    let (mut calls, mut ranks) = (None, Vec::new());
     let listener = if exchange.restarts() {
         watch.attend(listener.as_fd())?;
         Some(listener)
     } else {
+        if hosts::are_together(&hosts) {
+            // Other processes call where the ranks have called.
+            ranks = self::ranks(&world, &cards)?;
+            let place = (listener, None);
+            calls = Some(Calls::listen(Arc::clone(&world), Arc::clone(ours), place, &mut watch)?);
+        }
         None
     };
     let rejoin = RejoinListener::new(world, Arc::clone(ours), listener, &remote);
-    Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls: None, unmet: Vec::new() })
+    Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls, ranks })
 }
 
 /// Begins without a connection, and listens for calls.
@@ -101,13 +108,13 @@ fn apart(
     ours: &Arc<OwnSegments>,
     listener: Option<HandoffListener>,
     mut watch: Watch,
-    unmet: Vec<UnmetProcess>,
+    ranks: Vec<RankProcess>,
 ) -> Result<ShmMeeting, Error> {
     let listen = |listener| Calls::listen(Arc::clone(&world), Arc::clone(ours), (listener, None), &mut watch);
     let calls = listener.map(listen).transpose()?;
     let (peers, remote) = ((0..world.size).map(|_| None).collect(), RemoteRanks::default());
     let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
-    Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls, unmet })
+    Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls, ranks })
 }
 
 /// Exchanges what each process publishes. Collective.
@@ -128,14 +135,14 @@ fn card_of(exchange: &mut dyn Exchange, rank: usize) -> Result<ProcessCard, Erro
 }
 
 /// Checks that the processes fit, and returns what is known of each.
-fn unmet(world: &ShmWorld, cards: &[ProcessCard]) -> Result<Vec<UnmetProcess>, Error> {
-    let unmet = cards.iter().zip(0..).map(|(card, rank)| {
+fn ranks(world: &ShmWorld, cards: &[ProcessCard]) -> Result<Vec<RankProcess>, Error> {
+    let ranks = cards.iter().zip(0..).map(|(card, rank)| {
         handshake::compare((world.size, &world.geometry), &card.handshake(rank, world.size))
             .map_err(|problem| Error::Peer { rank: rank as usize, problem })?;
         let ProcessCard { expedited, cpus, .. } = *card;
-        Ok(UnmetProcess { address: card.address(), cpus, pid: card.host.pid, expedited })
+        Ok(RankProcess { address: card.address(), cpus, pid: card.host.pid, expedited })
     });
-    unmet.collect()
+    ranks.collect()
 }
 
 /// Connects with every rank of this machine, all of which have just been started, and finds out which ranks run on
@@ -187,6 +194,7 @@ fn meet(
         if handshake.rank as usize != rank {
             return Err(problem(format!("it claims to be rank {}", handshake.rank)));
         }
+        handshake::compare((world.size, &world.geometry), &handshake).map_err(problem)?;
         let mut peer = admit(world, link, &connection, &handshake, fds).map_err(problem)?;
         peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
@@ -239,7 +247,7 @@ fn come_back(
         }
     }
     let peers = (0..size).map(|_| None).collect();
-    Ok(ShmMeeting { peers, watch, rejoin, gone, remote, calls: None, unmet: Vec::new() })
+    Ok(ShmMeeting { peers, watch, rejoin, gone, remote, calls: None, ranks: Vec::new() })
 }
 
 fn key(rank: usize) -> String {
@@ -295,7 +303,9 @@ fn answer(
             continue;
         }
         let link = ours.link(handshake.rank)?;
-        let admitted = admit(world, link, &connection, &handshake, fds).and_then(|mut peer| {
+        let fits = handshake::compare((world.size, &world.geometry), &handshake);
+        let admitted = fits.and_then(|()| admit(world, link, &connection, &handshake, fds));
+        let admitted = admitted.and_then(|mut peer| {
             let sent = shake_hands(world, (ours, &peer.link), &connection, 0, deadline);
             sent.map_err(|error| error.to_string())?;
             peer.link.close_descriptor();

@@ -7,7 +7,7 @@
 //! modulo 512), address of a copy of the epoch in its memory (8; 0 if it must not be read), incarnation (8), number of
 //! the next agreement (8). Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
 //!
-//! Processes that opened alone send *calls* and their *answers*: a handshake, then the address of the sender (64) and
+//! Processes that take calls send *calls* and their *answers*: a handshake, then the address of the sender (64) and
 //! the number of the call, or in an answer the number of calls that the sender has made (8). The caller confirms the
 //! answer. A process of a world that connects on demand, and leaves, sends the ranks that it never spoke to a *leave*:
 //! magic "NEMESIAL", 1 (it has finished) or 0 (it has not) (8), its address (64).
@@ -181,20 +181,29 @@ impl CallerPacket {
     }
 }
 
-/// Compares the number of processes and the sizes. The error has both values of the first one that differs.
+/// Compares the number of processes and the sizes, of ranks of one world. The error has both values of the first one
+/// that differs.
 pub(super) fn compare(ours: (u32, &Geometry), handshake: &ShmHandshake) -> Result<(), String> {
-    let ((size, ours), theirs) = (ours, &handshake.geometry);
+    let (size, sizes) = ours;
+    check_equal(("number of processes", size, handshake.size, "start all with one launcher"))?;
+    compare_sizes(sizes, handshake)
+}
+
+/// Compares the sizes. The error has both values of the first one that differs.
+pub(super) fn compare_sizes(ours: &Geometry, handshake: &ShmHandshake) -> Result<(), String> {
+    let theirs = &handshake.geometry;
     let fields = [
-        ("number of processes", size, handshake.size, "start all with one launcher"),
         ("cells", ours.cells, theirs.cells, "set NEMESIA_CELLS alike"),
         ("cell_bytes", ours.cell_bytes, theirs.cell_bytes, "set NEMESIA_CELL_BYTES alike"),
         ("fastbox_slots", ours.fastbox_slots, theirs.fastbox_slots, "set NEMESIA_FASTBOX_SLOTS alike"),
     ];
-    match fields.into_iter().find(|(_, ours, theirs, _)| ours != theirs) {
-        None => Ok(()),
-        Some((field, ours, theirs, remedy)) => {
-            Err(format!("its {field} is {theirs}, ours is {ours}: {remedy} in all processes"))
-        }
+    fields.into_iter().try_for_each(check_equal)
+}
+
+fn check_equal((field, ours, theirs, remedy): (&str, u32, u32, &str)) -> Result<(), String> {
+    match ours == theirs {
+        true => Ok(()),
+        false => Err(format!("its {field} is {theirs}, ours is {ours}: {remedy} in all processes")),
     }
 }
 

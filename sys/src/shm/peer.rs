@@ -138,7 +138,7 @@ pub(super) fn admit(
     handshake: &ShmHandshake,
     fds: Vec<ForeignFd>,
 ) -> Result<Peer, String> {
-    handshake::compare((world.size, &world.geometry), handshake)?;
+    handshake::compare_sizes(&world.geometry, handshake)?;
     let ShmHandshake { epoch, number, expedited, cpus, .. } = *handshake;
     let expected =
         Expected { config: &world.config, sizes: world.geometry, sealed: world.sealed, epoch, number };

@@ -284,11 +284,12 @@ impl RejoinListener {
     fn joining(
         &self,
         link: OwnLink,
-        handshake: &ShmHandshake,
+        said: &ShmHandshake,
         fds: Vec<ForeignFd>,
         connection: Arc<HandoffConnection>,
     ) -> Result<JoiningProcess, String> {
-        JoiningProcess::new((&self.world, &self.ours), link, (handshake, fds), connection)
+        handshake::compare((self.world.size, &self.world.geometry), said)?;
+        JoiningProcess::new((&self.world, &self.ours), link, (said, fds), connection)
     }
 
     /// Sends a caller the answer that it is readmitted, with the number of agreements so far. The caller then maps our

@@ -28,7 +28,7 @@ use crate::config::Config;
 use crate::os::{ProcessOrigin, wait_any};
 use crate::tcp::TcpPort;
 use crate::verbs::VerbsPort;
-pub(crate) use calls::{HeardNetCall, NetCallOutcome, NetCalls};
+pub(crate) use calls::{HeardNetCall, NetCallOutcome, NetCalls, UnansweredCall};
 use fabric::{Fabric as _, FabricChannel};
 use growing::GrowingPeers;
 pub(crate) use growing::LinkStage;

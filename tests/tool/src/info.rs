@@ -46,6 +46,7 @@ struct MemoryOverview {
     per_further_peer: u64,
     private_at_start: u64,
     private_per_further_peer: u64,
+    private_per_rank: u64,
     private_ceiling: u64,
     net_per_remote_peer: u64,
 }
@@ -106,6 +107,7 @@ fn memory(config: &Config, processes: u32) -> Result<MemoryOverview, Failure> {
         per_further_peer: bill.per_peer,
         private_at_start: bill.private_at_start,
         private_per_further_peer: bill.private_per_peer,
+        private_per_rank: bill.private_per_rank,
         private_ceiling: bill.private_ceiling,
         net_per_remote_peer: bill.net_per_peer,
     })
@@ -146,11 +148,12 @@ fn write_all(out: &mut String, overview: &Overview) -> std::fmt::Result {
     let memory = &overview.memory;
     writeln!(out, "\nMemory of each process in a world of {}", memory.processes)?;
     for (what, bytes) in [
-        ("shared segments, reserved at start", memory.segments),
+        ("shared segments, if it is connected with all", memory.segments),
         ("  of which cells for messages", memory.cells),
-        ("  added by each further peer", memory.per_further_peer),
-        ("private memory at start", memory.private_at_start),
-        ("  added by each further peer", memory.private_per_further_peer),
+        ("  added by each connection", memory.per_further_peer),
+        ("private memory, if it is connected with all", memory.private_at_start),
+        ("  added by each rank and its connection", memory.private_per_further_peer),
+        ("  added by each rank before its connection", memory.private_per_rank),
         ("private memory at most (messages not taken, requests)", memory.private_ceiling),
         ("packets at most, for each rank on another machine", memory.net_per_remote_peer),
     ] {

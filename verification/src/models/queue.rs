@@ -36,6 +36,16 @@ pub(super) const STALE: Model = Model {
     run: stale,
 };
 
+/// Producers go round the ring past entries that were not read.
+pub(super) const OVERRUN: Model = Model {
+    name: "queue/overrun",
+    structure: "cell queue (2 entries)",
+    property: "a consumer that was overtaken goes on with a later lap: no other fault, and the last cell is found",
+    edges: &[Edge::QueuePublish],
+    injected_faults: &[],
+    run: overrun,
+};
+
 /// A queue with a payload word for each cell number, so that loom sees what an entry publishes.
 struct QueueMemory {
     entries: Vec<Word64>,
@@ -134,4 +144,40 @@ fn hint(run: &Run) {
 
 fn stale(run: &Run) {
     round(run, 3, 2, run.size(4, 6), 1);
+}
+
+fn overrun(run: &Run) {
+    let (polls, preemptions) = run.size((2, 2), (3, 3));
+    run.explore(preemptions, move || {
+        let memory = QueueMemory::new(2, 5);
+        let mut consumer = Consumer::new(memory.queue());
+        let produce = |cells: std::ops::Range<u32>| {
+            let mut producer = Producer::new(memory.queue());
+            cells.for_each(|cell| memory.send(&mut producer, cell));
+        };
+        let mut take = || match consumer.peek() {
+            Ok(None) => None,
+            Ok(Some(cell)) => {
+                assert_eq!(
+                    memory.cells[cell as usize].get(),
+                    u64::from(cell) + 1,
+                    "an entry names an unfilled cell"
+                );
+                consumer.advance();
+                Some(cell)
+            }
+            Err(fault) => {
+                assert!(consumer.catch_up(&fault), "no process corrupts the queue: {fault}");
+                None
+            }
+        };
+        let poll = || (0..polls).filter_map(|_| take()).collect::<Vec<_>>();
+        let (mut came, (), ()) = three(poll, || produce(0..3), || produce(3..5));
+        // Two more polls than entries: the consumer is overtaken at most once.
+        came.extend((0..4).filter_map(|_| take()));
+        let is_ascending = |cells: &[u32]| cells.windows(2).all(|pair| pair[0] < pair[1]);
+        let (first, second): (Vec<u32>, Vec<u32>) = came.iter().partition(|&&cell| cell < 3);
+        assert!(is_ascending(&first) && is_ascending(&second), "an entry comes twice, or late");
+        assert!(first.last() == Some(&2) || second.last() == Some(&4), "the last entry is not found");
+    });
 }

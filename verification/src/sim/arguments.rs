@@ -5,14 +5,15 @@ use crate::bug::{Bug, Subject};
 /// The text that `--help` prints.
 pub(crate) const HELP: &str = "\
 Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--channels]
-           [--peers] [--keys] [--verbose]
+           [--peers] [--cells] [--keys] [--verbose]
        cargo sim --long | --bugs | --list
 
 Runs worlds of engines over a simulated message port, in one process and in virtual time, against an oracle of MPI's
 matching; and worlds of channels over a simulated RDMA fabric, or over the placement \
 that ships and simulated byte streams, after every interleaving of the credits of two small ends; and processes that
-meet by address, call each other, part, die and return; and processes that prove to each other that they know the key
-of their job, on a network that an adversary owns.
+meet by address, call each other, part, die and return; and processes that disconnect while messages lie in their
+shared memory; and processes that prove to each other that they know the key of their job, on a network that an
+adversary owns.
 Every world is drawn from its seed. Fails when a promise is broken, with the command that shows it again.
 
   --seed S         the first seed (default 1)
@@ -22,6 +23,7 @@ Every world is drawn from its seed. Fails when a promise is broken, with the com
   --ranks N        processes in each world (default: a few, by the seed)
   --channels       only channels; --ranks does not go with it
   --peers          only processes that call each other; --ranks does not go with it
+  --cells          only ends of connections over shared memory; --ranks does not go with it
   --keys           only proofs of the key; --ranks does not go with it
   --long           100 seeds of 100000 operations
   --bug NAME       makes this mistake now and then; see --list
@@ -58,6 +60,8 @@ pub(crate) struct Options {
     pub(crate) channels: bool,
     /// Whether to run processes that call each other only.
     pub(crate) peers: bool,
+    /// Whether to run ends of connections over shared memory only.
+    pub(crate) cells: bool,
     /// Whether to run proofs of the key only.
     pub(crate) keys: bool,
     /// Whether nothing was chosen: then every event must happen.
@@ -70,12 +74,14 @@ impl Options {
         match self.bug.map(Bug::subject) {
             _ if self.channels => &[Subject::Channels],
             _ if self.peers => &[Subject::Peers],
+            _ if self.cells => &[Subject::Cells],
             _ if self.keys => &[Subject::Keys],
             None if self.ranks.is_none() => {
-                &[Subject::Engines, Subject::Channels, Subject::Peers, Subject::Keys]
+                &[Subject::Engines, Subject::Channels, Subject::Peers, Subject::Cells, Subject::Keys]
             }
             Some(Subject::Channels) => &[Subject::Channels],
             Some(Subject::Peers) => &[Subject::Peers],
+            Some(Subject::Cells) => &[Subject::Cells],
             Some(Subject::Keys) => &[Subject::Keys],
             _ => &[Subject::Engines],
         }
@@ -99,6 +105,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         verbose: false,
         channels: false,
         peers: false,
+        cells: false,
         keys: false,
         is_whole: false,
     };
@@ -113,6 +120,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
             "--bugs" => options.bugs = true,
             "--channels" => options.channels = true,
             "--peers" => options.peers = true,
+            "--cells" => options.cells = true,
             "--keys" => options.keys = true,
             "--verbose" => options.verbose = true,
             "--seed" => seed = Some(number(&argument, &value()?, 0, u64::MAX)?),
@@ -125,7 +133,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         }
     }
     let chosen = seed.is_some() || seeds.is_some() || operations.is_some() || options.ranks.is_some();
-    let is_part = options.channels || options.peers || options.keys;
+    let is_part = options.channels || options.peers || options.cells || options.keys;
     options.is_whole = !chosen && !is_part && options.bug.is_none();
     if is_part && options.ranks.is_some() {
         return Err("the number of processes is the seed's choice there".into());

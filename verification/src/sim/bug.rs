@@ -14,6 +14,8 @@ pub(crate) enum Subject {
     Channels,
     /// Processes that call each other.
     Peers,
+    /// Processes that disconnect while messages lie in cells of shared memory.
+    Cells,
     /// Processes that prove that they know the key of the job, on a network that an adversary owns.
     Keys,
 }
@@ -23,7 +25,7 @@ pub(crate) enum Subject {
 pub(crate) enum Bug {
     /// A fault of the simulated network or of the simulated application.
     Slip(Slip),
-    /// A fault of the engine, of the channel, of the placement or of the table of peers.
+    /// A fault of the engine or of what is below it, or of the table of peers.
     #[cfg(nemesia_injected_fault)]
     InjectedFault(InjectedFault),
 }
@@ -108,6 +110,8 @@ impl Bug {
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_peers() => Subject::Peers,
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_keys() => Subject::Keys,
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_cells() => Subject::Cells,
             _ => Subject::Engines,
         }
     }
@@ -166,6 +170,10 @@ impl fmt::Display for Bug {
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_keys() => {
                 write!(out, "keys:{injected_fault:?}")
+            }
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_cells() => {
+                write!(out, "cells:{injected_fault:?}")
             }
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) => write!(out, "engine:{injected_fault:?}"),

@@ -66,7 +66,11 @@ impl Simulation {
     /// Returns the peers to which a rank promises units.
     fn accounts(&self, rank: u32) -> Vec<u32> {
         let Rank { reported, .. } = &self.ranks[rank as usize];
-        let open = |&peer: &u32| peer != rank && !matches!(reported[peer as usize], Report::Failed(_));
+        // A rank gets its account when it is met.
+        let is_unmet = |peer| self.shape.terms.unmet && self.world.fabric().is_parted(rank, peer);
+        let open = |&peer: &u32| {
+            peer != rank && !matches!(reported[peer as usize], Report::Failed(_)) && !is_unmet(peer)
+        };
         (0..self.shape.conditions.ranks).filter(open).collect()
     }
 

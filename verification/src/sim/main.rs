@@ -6,6 +6,7 @@
 mod arguments;
 mod assist;
 mod bug;
+mod cells;
 mod channel;
 mod checks;
 mod collect;

@@ -32,6 +32,9 @@ struct Network {
     now: u64,
 }
 
+/// A process and its address.
+type Card = (ProcessName, PeerAddress);
+
 /// A world of processes.
 #[derive(Debug)]
 pub(crate) struct PeersWorld {
@@ -43,8 +46,16 @@ pub(crate) struct PeersWorld {
 impl PeersWorld {
     pub(crate) fn new(mut rng: Rng, trace: Trace) -> Self {
         let count = 2 + rng.below(7);
-        let processes = (0..count)
-            .map(|index| CallingProcess::new(&mut rng, ProcessName { index, life: 0 }, count))
+        let cards: Vec<_> = (0..count).map(|index| card(&mut rng, ProcessName { index, life: 0 })).collect();
+        // The first processes may be the ranks of a world. Those that start in their places are not.
+        let ranks = if rng.one_in(2) { 2 + rng.below(count - 1) } else { 0 };
+        let processes = cards
+            .iter()
+            .enumerate()
+            .map(|(index, card)| {
+                let world = if index < ranks { &cards[..ranks] } else { &[] };
+                CallingProcess::new(&mut rng, *card, count, world)
+            })
             .collect();
         let network = Network { trace, lives: vec![0; count], ..Network::default() };
         Self { rng, processes, network }
@@ -88,8 +99,8 @@ impl PeersWorld {
         let ProcessName { life, .. } = self.processes[index].name;
         self.processes[index].end(&mut self.network, leaves);
         self.network.lives[index] += 1;
-        self.processes[index] =
-            CallingProcess::new(&mut self.rng, ProcessName { index, life: life + 1 }, count);
+        let card = card(&mut self.rng, ProcessName { index, life: life + 1 });
+        self.processes[index] = CallingProcess::new(&mut self.rng, card, count, &[]);
         Ok(())
     }
 
@@ -172,13 +183,14 @@ impl Network {
     }
 }
 
-/// Returns an address that names a process, after random bytes that decide the order of addresses.
-fn address_of(rng: &mut Rng, name: ProcessName) -> PeerAddress {
+/// Returns the name of a process and an address for it: after random bytes, which decide the order of addresses, it
+/// names the process.
+fn card(rng: &mut Rng, name: ProcessName) -> Card {
     let mut bytes = [0; 64];
     bytes[..8].copy_from_slice(&rng.next().to_le_bytes());
     bytes[8] = name.index as u8;
     bytes[16..24].copy_from_slice(&(name.life as u64).to_le_bytes());
-    PeerAddress::from_bytes(bytes)
+    (name, PeerAddress::from_bytes(bytes))
 }
 
 fn side_of(line: &Line, name: ProcessName) -> Side {

@@ -44,7 +44,7 @@ impl Simulation {
 
     fn turn(&mut self) -> Check {
         for rank in self.alive() {
-            self.connect_wanted(rank);
+            self.connect_wanted(rank)?;
             if self.rank(rank).asleep && !self.world.fabric().is_woken(rank) {
                 continue;
             }

@@ -13,6 +13,7 @@ use nemesia_verification::streams::StreamFabric;
 
 use crate::arguments::Options;
 use crate::bug::{Bug, Subject};
+use crate::cells::{CellsMemory, CellsWorld, MOST_CONNECTIONS, MOST_PROCESSES};
 use crate::channel;
 use crate::channel::fabric::ChannelFabric;
 use crate::channel::world::ChannelWorld;
@@ -72,6 +73,7 @@ fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced:
         Subject::Engines => run_engines(options, seed, bug, traced),
         Subject::Channels => run_channels(options, seed, traced),
         Subject::Peers => run_peers(options, seed, traced),
+        Subject::Cells => run_cells(options, seed, traced),
         Subject::Keys => run_keys(options, seed, traced),
     }
 }
@@ -108,6 +110,31 @@ fn run_peers(options: &Options, seed: u64, traced: bool) -> Found {
         found.events = events;
         found.tally.add(&tally);
         found.operations += limit;
+    }
+    found
+}
+
+/// Runs worlds of processes that disconnect while messages lie in cells.
+fn run_cells(options: &Options, seed: u64, traced: bool) -> Found {
+    let mut found = Found::new(Subject::Cells, seed);
+    while found.operations < options.operations && found.violation.is_none() {
+        let mut rng = Rng::new(seed, found.worlds as u64);
+        found.worlds += 1;
+        let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
+        let memory = CellsMemory::new(&mut rng, MOST_PROCESSES, MOST_CONNECTIONS);
+        let mut world = CellsWorld::new(rng, &memory, Trace::new(traced));
+        let mut done = 0;
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            while done < limit && world.step()? {
+                done += 1;
+            }
+            world.finish()
+        }));
+        found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
+        let (tally, events) = world.result();
+        found.events = events;
+        found.tally.add(&tally);
+        found.operations += done.max(1);
     }
     found
 }
@@ -328,6 +355,7 @@ fn replay(options: &Options, found: &Found) -> String {
         Subject::Engines => {}
         Subject::Channels => line += " --channels",
         Subject::Peers => line += " --peers",
+        Subject::Cells => line += " --cells",
         Subject::Keys => line += " --keys",
     }
     if let Some(bug) = options.bug {

@@ -255,7 +255,7 @@ impl Simulation {
             self.one_meets()?;
         }
         if self.shape.terms.unmet && self.rng.one_in(10) {
-            self.one_calls();
+            self.one_calls()?;
         }
         let alive = self.alive();
         if alive.is_empty() {

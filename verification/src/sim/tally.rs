@@ -99,12 +99,13 @@ pub(crate) enum Event {
     ChannelAccepted,
     /// A packet was sent over the placement.
     Placed,
-    /// Peers: a process called; two calls crossed; a call was parked; an abandoned call was recognised; a call that was
-    /// given up was made once more; a call was refused at a limit; a stranger was refused; a connection ended in order;
-    /// a slot was used again; a number was.
+    /// Peers: a process called; two calls crossed; a call was parked; calls of two ranks of a world crossed; an
+    /// abandoned call was recognised; a call that was given up was made once more; a call was refused at a limit; a
+    /// stranger was refused; a connection ended in order; a slot was used again; a number was.
     PeerCall,
     PeerCrossing,
     PeerParked,
+    PeerRanksCross,
     PeerOutdated,
     PeerAgain,
     PeerFull,
@@ -121,10 +122,20 @@ pub(crate) enum Event {
     KeyReplayed,
     KeyReflected,
     KeyForged,
+    /// Cells: a message was sent; no cell was free; cells were left to a former peer; they were taken back when their
+    /// time was over; a packet was read too late; no number was free; a number was used again; a process died.
+    CellMessage,
+    CellsFull,
+    CellsLeft,
+    CellsTaken,
+    CellLate,
+    CellNumbersFull,
+    CellNumberAgain,
+    CellDeath,
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 84] = [
+const EVENTS: [(Event, &str); 93] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -195,6 +206,7 @@ const EVENTS: [(Event, &str); 84] = [
     (Event::PeerCall, "peers: calls"),
     (Event::PeerCrossing, "crossing"),
     (Event::PeerParked, "parked"),
+    (Event::PeerRanksCross, "of ranks"),
     (Event::PeerOutdated, "outdated"),
     (Event::PeerAgain, "called again"),
     (Event::PeerFull, "at a limit"),
@@ -209,6 +221,14 @@ const EVENTS: [(Event, &str); 84] = [
     (Event::KeyReplayed, "replayed"),
     (Event::KeyReflected, "reflected"),
     (Event::KeyForged, "forged"),
+    (Event::CellMessage, "cells: messages"),
+    (Event::CellsFull, "no cell"),
+    (Event::CellsLeft, "left"),
+    (Event::CellsTaken, "taken back"),
+    (Event::CellLate, "read too late"),
+    (Event::CellNumbersFull, "no number"),
+    (Event::CellNumberAgain, "numbers again"),
+    (Event::CellDeath, "deaths"),
 ];
 
 /// The count of each event.

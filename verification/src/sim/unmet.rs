@@ -6,32 +6,35 @@
 
 use crate::simulation::Simulation;
 use crate::tally::Event;
+use crate::violation::Check;
 
 impl Simulation {
     /// Connects one rank with those that it wants.
-    pub(crate) fn one_calls(&mut self) {
+    pub(crate) fn one_calls(&mut self) -> Check {
         let alive = self.alive();
         if !alive.is_empty() {
             let rank = self.rng.pick(&alive);
-            self.connect_wanted(rank);
+            self.connect_wanted(rank)?;
         }
+        Ok(())
     }
 
     /// Connects a rank with those that it wants.
-    pub(crate) fn connect_wanted(&mut self, rank: u32) {
+    pub(crate) fn connect_wanted(&mut self, rank: u32) -> Check {
         if !self.shape.terms.unmet {
-            return;
+            return Ok(());
         }
         while let Some(peer) = self.world.next_wanted(rank) {
             if self.rank(peer).gone.is_some() {
                 continue;
             }
             self.note(|| format!("rank {rank} connects with rank {peer}"));
-            if self.world.meet(rank, peer) {
+            if self.world.meet(rank, peer)? {
                 self.count(Event::Met);
                 self.rank(rank).asleep = false;
                 self.rank(peer).asleep = false;
             }
         }
+        Ok(())
     }
 }

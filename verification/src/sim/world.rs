@@ -124,13 +124,13 @@ fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEng
             lent.replies.clear();
             Engine::alone(rank, port, tuning, lent, most)
         }
+        None if terms.unmet => {
+            lent.replies.clear();
+            Engine::unmet(rank, port, tuning, lent)
+        }
         None => Engine::new(rank, port, tuning, lent),
     };
-    let mut engine = started.map_err(|error| Violation(format!("rank {rank} can't start: {error}")))?;
-    if terms.unmet {
-        engine.begin_unmet();
-    }
-    Ok(engine)
+    started.map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
 }
 
 /// How a blocking receive searches for its message.
@@ -411,15 +411,18 @@ impl World {
     }
 
     /// Connects two ranks of a world that connect on demand. Returns false if they are connected.
-    pub(crate) fn meet(&mut self, rank: u32, peer: u32) -> bool {
+    pub(crate) fn meet(&mut self, rank: u32, peer: u32) -> Result<bool, Violation> {
         if !self.fabric().is_parted(rank, peer) {
-            return false;
+            return Ok(false);
+        }
+        for [me, other] in [[rank, peer], [peer, rank]] {
+            let paid = self.engine(me).meet_paid(other);
+            paid.map_err(|error| Violation(format!("rank {me} can't pay for rank {other}: {error}")))?;
         }
         self.fabric().connect(rank, peer);
-        self.engine(peer).meet(rank);
         self.engine(rank).connected(peer);
         self.engine(peer).connected(rank);
-        true
+        Ok(true)
     }
 
     /// Returns whether a rank may use a number for another peer.

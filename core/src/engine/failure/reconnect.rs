@@ -68,6 +68,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 let it = self.peers.borrow().get(rank as usize)?;
                 Some((rank, it.failure.filter(|_| it.unacknowledged)?))
             });
+            self.failures.any_source = self.failures.any_source.or_else(|| self.unmet_failure());
         }
         let granted = self.ledger.open(self.peers.borrow_mut(), peer);
         self.port.grant(peer, granted);

@@ -1,6 +1,6 @@
 //! Ranks that this process has not met: their connection is made when an operation first names them.
 //!
-//! An engine of a world may begin without connections ([`Engine::begin_unmet`]). A rank is *unmet* until an operation
+//! An engine of a world may begin without connections ([`Engine::unmet`]). A rank is *unmet* until an operation
 //! names it, or until it calls. The operation begins as any other does, waits like one whose packets do not leave, and
 //! makes the rank *wanted*: the layer above connects with it ([`Engine::next_wanted`], [`Engine::connected`]). The
 //! failure of an unmet rank is not seen. So an operation that can end with the failure of any rank, such as a receive
@@ -13,11 +13,14 @@
 use core::borrow::{Borrow as _, BorrowMut as _};
 
 use crate::engine::request::StartError;
-use crate::engine::{Engine, Failure, Storage};
+use crate::engine::rma::Reply;
+use crate::engine::{Engine, Failure, Peer, Storage};
+use crate::flow::CeilingError;
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::matching::Source;
 use crate::port::{PeerId, Port};
+use crate::slab::Slot;
 
 /// The ranks that were not met, and those of them that an operation has named since.
 #[derive(Debug, Default)]
@@ -28,10 +31,9 @@ pub(in crate::engine) struct UnmetRanks {
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
-    /// Begins without a connection with any other rank. Call it before any operation, after
-    /// [`Engine::outlive_failures`].
-    pub fn begin_unmet(&mut self) {
-        for rank in (0..self.size()).filter(|rank| *rank != self.rank) {
+    /// Begins without a connection with any other rank.
+    pub(in crate::engine) fn begin_unmet(&mut self) {
+        for rank in (0..self.ranks).filter(|rank| *rank != self.rank) {
             self.peers.borrow_mut()[rank as usize].failure = Some(Failure::Absent);
             self.unmet.unmet += 1;
         }
@@ -40,14 +42,14 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Returns the number of ranks that were not met.
     #[inline]
-    pub const fn unmet(&self) -> u32 {
+    pub const fn unmet_ranks(&self) -> u32 {
         self.unmet.unmet
     }
 
     /// Returns whether a rank was not met.
     pub fn is_unmet(&self, rank: PeerId) -> bool {
         let peer = self.peers.borrow().get(rank as usize);
-        !self.grows && peer.is_some_and(|it| it.failure == Some(Failure::Absent))
+        self.is_rank(rank) && peer.is_some_and(|it| it.failure == Some(Failure::Absent))
     }
 
     /// Records that a rank was met: it calls this process, or is known to be gone. Operations with it may wait until
@@ -62,6 +64,41 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
         }
         is_unmet
+    }
+
+    /// As [`Engine::meet`], and takes the memory of the rank's credit and places for its replies, as
+    /// [`Engine::add_peer`] does for a further peer. The layer above calls it before it connects with a rank of a world
+    /// that began without connections. Nothing changes if the rank has its credit, or has failed.
+    ///
+    /// # Errors
+    /// [`CeilingError::Memory`]: the memory cannot be committed. The rank was met, and has no credit.
+    #[cold]
+    pub fn meet_paid(&mut self, rank: PeerId) -> Result<(), CeilingError>
+    where
+        S::Replies: Extend<Slot<Reply>>,
+    {
+        self.meet(rank);
+        if !self.lacks_reserve(rank) {
+            return Ok(());
+        }
+        self.take_reserves(self.ledger.reserves_used() + 1)?;
+        let granted = self.ledger.open(self.peers.borrow_mut(), rank);
+        self.grow_replies();
+        self.port.grant(rank, granted);
+        Ok(())
+    }
+
+    /// Returns whether this is a rank that has not failed, and whose credit was not taken yet.
+    fn lacks_reserve(&self, rank: PeerId) -> bool {
+        let lacks = |it: &Peer| {
+            it.failure.is_none_or(|failure| failure == Failure::Absent) && !it.account.has_reserve()
+        };
+        self.is_rank(rank) && rank != self.rank && self.peers.borrow().get(rank as usize).is_some_and(lacks)
+    }
+
+    /// Returns the number of reserves that are kept for ranks.
+    pub(in crate::engine) fn reserves_kept(&self) -> u32 {
+        (0..self.ranks).filter(|rank| self.lacks_reserve(*rank)).count() as u32
     }
 
     /// Lets receives from any source begin: they need no further rank.
@@ -120,7 +157,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Makes all ranks wanted, for an operation that ends with the failure of any.
     #[cold]
     fn want_all(&mut self) {
-        (0..self.size()).for_each(|rank| _ = self.want(rank));
+        (0..self.ranks).for_each(|rank| _ = self.want(rank));
         self.forget_unmet_failure();
     }
 

@@ -269,3 +269,83 @@ fn a_check_of_a_number_finds_every_outcome_that_names_it_wherever_it_begins() {
     assert_eq!(world.engine(0).check_number(1, from), Ok(()));
     assert!(world.engine(0).is_vacant(1));
 }
+
+#[test]
+fn worlds_are_joined_by_further_peers_whose_credit_comes_out_of_the_pool() {
+    for ranks in [1, 2] {
+        let fabric = Fabric::new(tiny(5));
+        let mut world = World::with_ranks(&fabric, AMPLE, ranks, 4);
+        let (before, last) = (state(world.engine(0)), ranks);
+        assert_eq!(world.engine(0).add_peer(ranks - 1), Ok(()), "a rank is no further peer");
+        assert_eq!(state(world.engine(0)), before);
+        let refused = world.isend_in(0, 0, last, 1, contents(1, 8)).err();
+        assert_eq!(refused, Some(StartError::Rank { rank: last, size: ranks }));
+        for further in [ranks, ranks + 1] {
+            world.meet(0, further).unwrap();
+            exchange(&mut world, [0, further], "the new");
+            world.assert_backed();
+        }
+        assert!(world.engine(0).ranks() == ranks && world.engine(0).size() >= ranks + 2);
+        if ranks > 1 {
+            exchange(&mut world, [0, 1], "the ranks");
+        }
+        let reserves = world.engine(0).ledger.reserves();
+        world.assert_empty(&[0], "after all");
+        // The reserve of one that has left serves the next.
+        world.replace(ranks + 1, Failure::Died);
+        world.meet(0, ranks + 1).unwrap();
+        exchange(&mut world, [0, ranks + 1], "the next with the number");
+        assert_eq!(world.engine(0).ledger.reserves(), reserves);
+        world.assert_backed();
+    }
+}
+
+#[test]
+fn receives_from_any_source_of_a_world_outlive_a_further_peer_unless_it_is_the_last() {
+    let fabric = Fabric::new(tiny(4));
+    let mut world = World::with_ranks(&fabric, AMPLE, 2, 4);
+    world.meet(0, 2).unwrap();
+    world.meet(0, 3).unwrap();
+    let any = world.irecv(0, pattern(Source::Any, 5), 60).unwrap();
+    world.engine(0).fail(2, Failure::Died);
+    assert_eq!((world.engine(0).next_ended(), world.engine(0).next_ended()), (Some(2), None));
+    world.engine(0).fail(1, Failure::Finished);
+    assert_eq!(world.engine(0).next_ended(), None, "ranks are not reported");
+    assert!(world.test(any).is_none());
+    world.engine(0).fail(3, Failure::Finished);
+    let ended = Err(CompletionError::PeerFailed { peer: 3, failure: Failure::Finished });
+    assert_eq!(world.done(any).0, ended);
+    assert!(world.engine(0).is_alone());
+}
+
+#[test]
+fn further_peers_that_the_pool_cannot_pay_are_refused_and_change_nothing() {
+    let fabric = Fabric::new(tiny(5));
+    let mut world = World::with_ranks(&fabric, AMPLE, 2, 4);
+    let mut further = 2;
+    let refused = loop {
+        let before = state(world.engine(0));
+        match world.engine(0).add_peer(further) {
+            Ok(()) => further += 1,
+            Err(error) => {
+                assert_eq!(state(world.engine(0)), before);
+                break error;
+            }
+        }
+    };
+    assert!(matches!(refused, CeilingError::Units { .. } | CeilingError::Memory { .. }), "{refused}");
+    assert!(further > 2, "the pool pays for some");
+    world.assert_backed();
+    exchange(&mut world, [0, 1], "the ranks go on with their reserves");
+}
+
+#[test]
+fn a_further_peer_does_not_hide_that_ranks_are_unmet() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::with_ranks(&fabric, AMPLE, 2, 4);
+    world.engine(0).begin_unmet();
+    world.engine(0).add_peer(2).unwrap();
+    assert_eq!((world.engine(0).unmet_ranks(), world.engine(0).is_unmet(2)), (1, false));
+    world.irecv(0, pattern(Source::Any, 5), 60).unwrap();
+    assert_eq!((world.engine(0).next_wanted(), world.engine(0).next_wanted()), (Some(1), None));
+}

@@ -152,6 +152,16 @@ pub(in crate::engine) fn open_alone(
     Engine::alone(rank, RecordingPort::new(port), room.tuning, lent, most).unwrap()
 }
 
+/// Opens an engine of a world whose ranks were not met.
+pub(in crate::engine) fn open_unmet(
+    port: TestPort<'_>,
+    (rank, ranks): (PeerId, u32),
+    units: SteppedUnits,
+) -> TestEngine<'_> {
+    let lent = Lent { replies: vec![], ..lent(AMPLE, ranks as usize, units) };
+    Engine::unmet(rank, RecordingPort::new(port), TUNING, lent).unwrap()
+}
+
 fn lent(room: WorldRoom, peers: usize, units: SteppedUnits) -> Lent<WorldStorage> {
     Lent {
         requests: slots(room.requests),
@@ -180,6 +190,23 @@ impl<'a> World<'a> {
         let engine = |rank| open_alone(rank, fabric.port_alone(rank), room, units(), most);
         let engines = (0..fabric.geometry.peers).map(engine).collect();
         Self { engines, fabric, room, most: Some(most), lender: fabric.lender() }
+    }
+
+    /// As [`World::alone`], but the first `ranks` engines are a world, and connected.
+    pub(in crate::engine) fn with_ranks(fabric: &'a Fabric, room: WorldRoom, ranks: u32, most: u32) -> Self {
+        let mut world = Self::alone(fabric, room, most);
+        for rank in 0..ranks {
+            let lent = lent(room, ranks as usize, SteppedUnits::new(room.units));
+            let port = RecordingPort::new(fabric.port_alone(rank));
+            world.engines[rank as usize] = Engine::new(rank, port, room.tuning, lent).unwrap();
+        }
+        for (me, peer) in (0..ranks).flat_map(|me| (0..ranks).map(move |peer| (me, peer))) {
+            if me != peer {
+                assert!(world.engine(me).port_mut().port.open(peer, fabric.link(me, peer)));
+                world.engine(me).connected(peer);
+            }
+        }
+        world
     }
 
     /// Two engines that were opened alone add each other, and are connected. If one is refused, the other remains with

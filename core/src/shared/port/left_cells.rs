@@ -8,6 +8,8 @@
 use core::borrow::BorrowMut;
 
 use super::{Condition, Host, Link, ShmPort};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::port::PeerId;
 use crate::shared::end_mark::EndMark;
 use crate::shared::pool::{CellRecord, ReturnReceiver, ReuseOrder};
@@ -44,6 +46,10 @@ where
 
     /// Returns whether a closed link with this peer has left it cells.
     pub fn has_left_cells(&self, peer: PeerId) -> bool {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::FreeLeftNumber) {
+            return false;
+        }
         self.left.iter().flatten().any(|left| left.peer == peer)
     }
 
@@ -93,7 +99,7 @@ where
     /// Ends a link that has left the table.
     pub(super) fn end_link(&mut self, peer: PeerId, link: Link<'a>) {
         let Link { ends, traffic } = link;
-        ends.end_mark.end_reading();
+        end_reading(ends.end_mark);
         let place = self.left.iter_mut().find(|place| place.is_none());
         match place {
             Some(place) if traffic.conditions.has(Condition::LeavesCells) && traffic.lent > 0 => {
@@ -113,8 +119,24 @@ where
 
     fn take_back(&mut self, peer: PeerId, mine: EndMark<'a>) {
         // First of all: the peer must not take for its own what the cells hold next.
-        mine.withdraw();
+        withdraw(mine);
         self.pool.reclaim(peer);
         self.pool.forget(peer);
     }
+}
+
+fn end_reading(mine: EndMark<'_>) {
+    #[cfg(nemesia_injected_fault)]
+    if injected(InjectedFault::ForgetEndOfReading) {
+        return;
+    }
+    mine.end_reading();
+}
+
+fn withdraw(mine: EndMark<'_>) {
+    #[cfg(nemesia_injected_fault)]
+    if injected(InjectedFault::RefillUnmarked) {
+        return;
+    }
+    mine.withdraw();
 }

@@ -206,6 +206,9 @@ where
             return Some(polled);
         }
         self.idle = self.idle.wrapping_add(1);
+        if self.queues.take_overrun() {
+            self.sweep_all();
+        }
         if self.queues.is_damaged() || self.idle.is_multiple_of(IDLE_SWEEP) {
             self.swept = if self.swept + 1 < self.peers() { self.swept + 1 } else { 0 };
             let found = self.sweep(self.swept);

@@ -13,13 +13,15 @@ pub(super) struct ReceiveQueues<'a> {
     /// The queue that is polled first, and that [`ReceiveQueues::advance`] refers to.
     at: usize,
     damaged: bool,
+    /// Entries of a queue were overwritten before they were read.
+    overrun: bool,
 }
 
 impl<'a> ReceiveQueues<'a> {
     pub(super) fn new(first: Consumer<'a>) -> Self {
         let mut queues = [const { None }; MAX_QUEUES];
         queues[0] = Some(first);
-        Self { queues, count: 1, at: 0, damaged: false }
+        Self { queues, count: 1, at: 0, damaged: false, overrun: false }
     }
 
     /// Adds a queue. Returns `false` if there are [`MAX_QUEUES`].
@@ -35,6 +37,12 @@ impl<'a> ReceiveQueues<'a> {
         self.damaged
     }
 
+    /// Returns, once, whether entries were overwritten before they were read. The cells that they named are found by
+    /// scanning.
+    pub(super) const fn take_overrun(&mut self) -> bool {
+        core::mem::replace(&mut self.overrun, false)
+    }
+
     /// Treats every queue as damaged from now on.
     pub(super) const fn distrust(&mut self) {
         self.damaged = true;
@@ -45,12 +53,14 @@ impl<'a> ReceiveQueues<'a> {
     pub(super) fn peek(&mut self) -> Option<u32> {
         let mut at = self.at;
         for _ in 0..self.count {
-            match self.queues.get(at)?.as_ref()?.peek() {
+            let queue = self.queues.get_mut(at)?.as_mut()?;
+            match queue.peek() {
                 Ok(Some(number)) => {
                     self.at = at;
                     return Some(number);
                 }
                 Ok(None) => {}
+                Err(fault) if queue.catch_up(&fault) => self.overrun = true,
                 Err(_) => self.damaged = true,
             }
             at = self.after(at);

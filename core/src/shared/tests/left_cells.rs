@@ -6,6 +6,7 @@ use super::fabric::{Fabric, TestPort, WorldShape, tiny};
 use super::port::{send, take};
 use crate::port::{PacketPort as _, PeerId, Polled};
 use crate::shared::pool::ReturnSender;
+use crate::shared::queue::{CellQueue, Producer};
 
 const CELLS: usize = 16;
 const LEN: usize = 500;
@@ -77,4 +78,29 @@ fn a_peer_that_closes_its_link_or_returns_other_cells_has_none_left() {
     (0..CELLS as u32).rev().for_each(|cell| returns.push(cell));
     zero.collect_left_cells();
     assert_eq!((zero.free_cells(), zero.has_left_cells(2)), (CELLS, false));
+}
+
+#[test]
+fn inbox_that_was_overrun_by_outdated_entries_is_not_damaged() {
+    for stale in [1, 3, 4, 5, 40] {
+        let fabric = Fabric::queueing(tiny(3));
+        let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+        assert!(send(&mut zero, 1, 0, 100));
+        let (entries, tail) = fabric.queue(1);
+        // The cells are of a process that has taken them back.
+        let mut gone = Producer::new(CellQueue::new(entries, tail));
+        for _ in 0..stale * entries.len() / 4 {
+            gone.push(2 * fabric.geometry.cells + 1).unwrap();
+        }
+        assert!(send(&mut zero, 1, 1, 100));
+        for tag in 0..2 {
+            assert_eq!(take(&mut one, 200), Some((0, tag)), "{stale} quarters of a lap");
+        }
+        // Entries lead to packets again: without a scan, each is found by the first polls.
+        for tag in 2..20 {
+            assert!(send(&mut zero, 1, tag, 100));
+            assert_eq!(take(&mut one, 10), Some((0, tag)));
+        }
+        assert!(!one.inbox_damaged());
+    }
 }

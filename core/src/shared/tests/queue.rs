@@ -186,6 +186,68 @@ fn producer_at_the_wrap_of_the_laps_neither_panics_nor_hangs() {
     }
 }
 
+fn overrun(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let entries = 4 << rng.below(3);
+    let region = region(entries);
+    let queue = queue(&region, entries);
+    let mut producers = [Producer::new(queue), Producer::new(queue)];
+    let mut consumer = Consumer::new(queue);
+    let (mut pushed, mut next) = (0, 0);
+    for _ in 0..200 {
+        for _ in 0..rng.below(4 * entries) {
+            producers[rng.below(2)].push(pushed).unwrap();
+            pushed += 1;
+        }
+        for _ in 0..rng.below(2 * entries) {
+            match consumer.peek() {
+                Ok(None) => {
+                    assert_eq!(next, pushed, "seed {seed}");
+                    break;
+                }
+                Ok(Some(cell)) => {
+                    assert_eq!(cell, next, "seed {seed}: an entry is lost without a fault");
+                    next += 1;
+                    consumer.advance();
+                }
+                Err(fault) => {
+                    assert!(consumer.catch_up(&fault), "seed {seed}: {fault}");
+                    let cell = consumer.peek().unwrap().unwrap();
+                    assert!(cell > next && cell < pushed, "seed {seed}: from {next} to {cell} of {pushed}");
+                    next = cell;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn consumer_that_was_overtaken_goes_on_with_a_later_lap() {
+    for seed in 0..portion(200) {
+        overrun(seed);
+    }
+}
+
+#[test]
+fn consumer_follows_entries_of_later_laps_only() {
+    let region = region(4);
+    let queue = queue(&region, 4);
+    let (mut producer, mut consumer) = (Producer::new(queue), Consumer::new(queue));
+    for cell in 0..5 {
+        producer.push(cell).unwrap();
+        consumer.advance();
+    }
+    // The head is in the second lap.
+    region.word(ENTRIES_AT + 8).store_relaxed(7);
+    let earlier = consumer.peek().unwrap_err();
+    assert!(!consumer.catch_up(&earlier));
+    assert_eq!(consumer.peek(), Err(earlier));
+    region.word(ENTRIES_AT + 8).store_relaxed(5 << 32 | 9);
+    let later = consumer.peek().unwrap_err();
+    assert!(consumer.catch_up(&later));
+    assert_eq!(consumer.peek(), Ok(Some(9)));
+}
+
 fn corrupted(seed: u64) {
     let mut rng = Rng::new(seed);
     let entries = 4 << rng.below(4);
@@ -200,11 +262,13 @@ fn corrupted(seed: u64) {
             2 | 3 => {
                 let _ = producers[rng.below(2)].push(rng.next() as u32);
             }
-            _ => {
-                if let Ok(Some(_)) = consumer.peek() {
-                    consumer.advance();
+            _ => match consumer.peek() {
+                Ok(None) => {}
+                Ok(Some(_)) => consumer.advance(),
+                Err(fault) => {
+                    let _ = consumer.catch_up(&fault);
                 }
-            }
+            },
         }
     }
 }

@@ -6,6 +6,9 @@
 //! part in an agreement that is not due. A process that receives a message with another number than its own disconnects
 //! from the sender, with a fault that names it. So no process waits forever. Impossible numbers are ignored, as are
 //! numbers far above those that two other ranks sent.
+//!
+//! Agreements among a list of ranks have a number that is made of the list. Those among a group of peers have one that
+//! is made of the group and of the count of its collective calls.
 
 use nemesia_core::agreement::{Agreement, CONTEXT, Step, message_bytes, words};
 use nemesia_core::engine::Failure;
@@ -15,6 +18,8 @@ use nemesia_core::port::PortFault;
 use nemesia_core::wire::Kind;
 
 use super::barrier::Barrier;
+use super::members::{CallGroup, CallMembers};
+use crate::endpoint::reserved::GROUP_TAG;
 use crate::endpoint::{Endpoint, Mode, Request};
 use crate::error::Error;
 use crate::events;
@@ -29,7 +34,8 @@ const AHEAD: u64 = 1 << 10;
 pub struct Agreed {
     /// The AND of the flags of all ranks that took part. All living ranks did.
     pub flags: u64,
-    /// The ranks that are gone, in rising order. A rank that has died since is not among them.
+    /// The ranks that are gone, in rising order; in an agreement among peers, their positions in the group. A process
+    /// that has died since is not among them.
     pub gone: Vec<usize>,
 }
 
@@ -154,10 +160,7 @@ impl Agreements {
 /// An agreement under way, and the buffers that the engine uses for it.
 #[derive(Debug)]
 struct Ongoing {
-    /// The list that the caller gave; `None` for all ranks of the world.
-    group: Option<Vec<usize>>,
-    /// The ranks by their numbers in this agreement.
-    members: Vec<usize>,
+    members: CallMembers,
     /// The tag of its messages.
     tag: u64,
     part: Agreement<Vec<u64>>,
@@ -175,7 +178,7 @@ impl Ongoing {
 /// ranks, and almost surely from the tag of another list (FNV-1a).
 fn tag_of(members: &[usize]) -> u64 {
     let mix = |hash: u64, member: &usize| (hash ^ *member as u64).wrapping_mul(0x0100_0000_01b3);
-    1 << 63 | members.iter().fold(0xcbf2_9ce4_8422_2325, mix)
+    GROUP_TAG | members.iter().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
 /// An agreement in progress. After an error or a panic the endpoint keeps it, because the engine uses its buffers. The
@@ -228,20 +231,20 @@ impl Endpoint {
     /// it. After any other error the agreement is still under way. The next call continues it, with the flags of the
     /// first call.
     pub fn agree(&mut self, flags: u64) -> Result<Agreed, Error> {
-        self.agree_of(None, flags)
+        self.agree_of(&CallGroup::World, flags)
     }
 
-    /// As [`Endpoint::agree`], of these ranks.
-    pub(super) fn agree_of(&mut self, group: Option<&[usize]>, flags: u64) -> Result<Agreed, Error> {
+    /// As [`Endpoint::agree`], of this group.
+    pub(super) fn agree_of(&mut self, group: &CallGroup, flags: u64) -> Result<Agreed, Error> {
         self.check_origin()?;
-        self.check_world()?;
-        if self.agreements.ongoing.as_ref().is_some_and(|ongoing| ongoing.group.as_deref() != group) {
+        if self.agreements.ongoing.as_ref().is_some_and(|ongoing| !ongoing.members.group().is_same(group)) {
             return Err(Error::AgreementUnderWay);
         }
         match group {
-            Some(members) => self.await_answers_of(members)?,
-            None if self.agreements.excluded => return Err(Error::Excluded),
-            None => {
+            CallGroup::Peers(_) => {}
+            CallGroup::Ranks(members) => self.await_answers_of(members)?,
+            CallGroup::World if self.agreements.excluded => return Err(Error::Excluded),
+            CallGroup::World => {
                 // The ranks that took part in earlier agreements know the number of the next one.
                 self.await_answers()?;
                 for (rank, number) in self.agreements.settle() {
@@ -249,7 +252,10 @@ impl Endpoint {
                 }
             }
         }
-        let ongoing = self.agreements.ongoing.take().unwrap_or_else(|| self.begin(group, flags));
+        let ongoing = match self.agreements.ongoing.take() {
+            Some(ongoing) => ongoing,
+            None => self.begin(group, flags)?,
+        };
         let mut kept = Kept { endpoint: self, ongoing: Some(ongoing) };
         if let Some(ongoing) = &mut kept.ongoing {
             kept.endpoint.drive(ongoing)?;
@@ -271,18 +277,25 @@ impl Endpoint {
         Ranking::of(0..self.size(), &gone, self.rank())
     }
 
-    fn begin(&self, group: Option<&[usize]>, flags: u64) -> Ongoing {
-        let members = group.map_or_else(|| (0..self.size()).collect(), <[usize]>::to_vec);
-        let tag = group.map_or(self.agreements.next, tag_of);
-        let size = members.len() as u32;
-        let rank = members.iter().position(|member| *member == self.rank()).unwrap_or(0) as u32;
+    fn begin(&mut self, group: &CallGroup, flags: u64) -> Result<Ongoing, Error> {
+        let all = |endpoint: &Self| Ok((0..endpoint.size()).collect());
+        let members = self.enter_call(group, all, |count, _| (0..count).collect())?;
+        let tag = match (group, members.number()) {
+            (CallGroup::Ranks(ranks), _) => tag_of(ranks),
+            (_, Some(number)) => GROUP_TAG | number,
+            _ => self.agreements.next,
+        };
+        let (size, own) = (members.len() as u32, members.own());
         let set = || vec![0; words(size)];
-        let mut part = Agreement::new(rank, size, flags, (set(), set()));
-        let gone = |other: usize| self.failure(other).is_some() || self.agreements.gone.contains(&other);
-        for (at, _) in members.iter().enumerate().filter(|(_, member)| gone(**member)) {
-            part.begin_without(at as u32);
+        let mut part = Agreement::new(own as u32, size, flags, (set(), set()));
+        for at in (0..members.len()).filter(|at| *at != own) {
+            let was_agreed = members.rank(at).is_some_and(|rank| self.agreements.gone.contains(&rank));
+            if was_agreed || self.failure_of(&members, at).is_some() {
+                part.begin_without(at as u32);
+                self.part_with(&members, at);
+            }
         }
-        Ongoing { group: group.map(<[usize]>::to_vec), members, tag, part, receive: None, sends: Vec::new() }
+        Ok(Ongoing { members, tag, part, receive: None, sends: Vec::new() })
     }
 
     /// Continues until there is a decision and every message of this process has left.
@@ -307,8 +320,9 @@ impl Endpoint {
     }
 
     fn tell(&mut self, to: u32, ongoing: &mut Ongoing) -> Result<(), Error> {
+        // If the member is gone, the receive from it reports that.
+        let Some(to) = self.number_of(&ongoing.members, to as usize) else { return Ok(()) };
         let mut bytes = vec![0; ongoing.message_bytes()];
-        let to = ongoing.members[to as usize];
         let len = ongoing.part.message(&mut bytes);
         // SAFETY: the bytes are on the heap and stay unchanged in `ongoing.sends` until the request is complete. The
         // endpoint owns these, and drops its engine first.
@@ -319,19 +333,22 @@ impl Endpoint {
                 ongoing.sends.push((request, bytes));
                 Ok(())
             }
-            // The receive from this rank reports the failure.
             Err(Error::PeerFailed { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
     fn hear(&mut self, from: u32, ongoing: &mut Ongoing) -> Result<(), Error> {
-        let from = ongoing.members[from as usize] as u32;
+        let at = from as usize;
         if ongoing.receive.is_none() {
-            match self.post_from(from, ongoing.message_bytes()) {
+            let Some(number) = self.number_of(&ongoing.members, at) else {
+                self.lose_member(ongoing, at);
+                return Ok(());
+            };
+            match self.post_from(number as u32, ongoing.message_bytes()) {
                 Ok(posted) => ongoing.receive = Some(posted),
                 Err(Error::PeerFailed { .. }) => {
-                    ongoing.part.failed();
+                    self.lose_member(ongoing, at);
                     return Ok(());
                 }
                 Err(error) => return Err(error),
@@ -345,20 +362,26 @@ impl Endpoint {
         let heard = ongoing.receive.take();
         let bytes = heard.as_ref().map_or(&[][..], |(_, bytes)| bytes);
         let due = ongoing.tag;
-        match outcome {
-            Ok(status) if status.tag != due => {
-                self.fault(from, PortFault::Agreement { number: status.tag, due });
-                ongoing.part.failed();
+        let fault = match outcome {
+            Ok(status) if status.tag != due => Some(PortFault::Agreement { number: status.tag, due }),
+            Ok(status) if ongoing.part.received(bytes.get(..status.len).unwrap_or(&[])).is_ok() => {
+                return Ok(());
             }
-            Ok(status) if ongoing.part.received(bytes.get(..status.len).unwrap_or(&[])).is_ok() => {}
-            Err(Error::PeerFailed { .. }) => ongoing.part.failed(),
-            Ok(_) | Err(Error::Truncated(_)) => {
-                self.fault(from, PortFault::Protocol { kind: Kind::Eager });
-                ongoing.part.failed();
-            }
+            Err(Error::PeerFailed { .. }) => None,
+            Ok(_) | Err(Error::Truncated(_)) => Some(PortFault::Protocol { kind: Kind::Eager }),
             Err(error) => return Err(error),
+        };
+        if let Some((fault, number)) = fault.zip(self.number_of(&ongoing.members, at)) {
+            self.fault(number as u32, fault);
         }
+        self.lose_member(ongoing, at);
         Ok(())
+    }
+
+    /// Records that the member of the receive under way is gone.
+    fn lose_member(&mut self, ongoing: &mut Ongoing, at: usize) {
+        ongoing.part.failed();
+        self.part_with(&ongoing.members, at);
     }
 
     /// Fails a rank that violated the protocol. The rank waits for this process, so it has to learn of the end at once.
@@ -387,8 +410,8 @@ impl Endpoint {
         let Some(decision) = part.decision() else { return Err(Error::Stale) };
         let is_gone = |at: &usize| part.is_gone(*at as u32);
         let gone: Vec<usize> =
-            (0..ongoing.members.len()).filter(is_gone).map(|at| ongoing.members[at]).collect();
-        if ongoing.group.is_none() {
+            (0..ongoing.members.len()).filter(is_gone).map(|at| ongoing.members.name(at)).collect();
+        if matches!(ongoing.members.group(), CallGroup::World) {
             self.agreements.next += 1;
             self.agreements.excluded = decision.excluded;
             if !decision.excluded {
@@ -404,7 +427,7 @@ impl Endpoint {
     /// Disconnects from ranks that violated the protocol. Otherwise they would wait for this process, and others for
     /// them.
     pub(in crate::endpoint) fn disconnect_faulty(&mut self) {
-        for rank in 0..self.size() {
+        for rank in 0..self.numbers() {
             if let Some(failure @ Failure::Fault(_)) = self.failure(rank)
                 && self.waiter.release(rank)
             {
@@ -416,9 +439,11 @@ impl Endpoint {
     /// Receives the last messages of ranks that died, so that they do not stay among the unexpected messages.
     fn forget_lost(&mut self, ongoing: &Ongoing) -> Result<(), Error> {
         let lost = |at: &usize| ongoing.part.is_lost(*at as u32);
-        for rank in (0..ongoing.members.len()).filter(lost).map(|at| ongoing.members[at]) {
-            while self.failure(rank).is_some() {
-                match self.post_from(rank as u32, ongoing.message_bytes()) {
+        for at in (0..ongoing.members.len()).filter(lost) {
+            while let Some(number) = self.number_of(&ongoing.members, at)
+                && self.failure(number).is_some()
+            {
+                match self.post_from(number as u32, ongoing.message_bytes()) {
                     // The receive of a stored message is complete at once.
                     Ok((request, _bytes)) => drop(self.finish(request)),
                     Err(Error::PeerFailed { .. }) => break,

@@ -1,7 +1,7 @@
 //! Barriers and agreements among a list of ranks: for worlds that are a part of the launcher's.
 
 use super::agree::{Agreed, Ranking};
-use super::barrier::BarrierStep;
+use super::members::CallGroup;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 
@@ -10,7 +10,7 @@ use crate::error::Error;
 #[derive(Debug)]
 pub struct Among<'a> {
     endpoint: &'a mut Endpoint,
-    members: Vec<usize>,
+    members: CallGroup,
 }
 
 /// # Calls among some ranks
@@ -39,7 +39,7 @@ impl Endpoint {
     /// [`Error::Members`] if the list is not in rising order or does not contain this rank. [`Error::Rank`].
     pub fn among(&mut self, members: &[usize]) -> Result<Among<'_>, Error> {
         self.check_world()?;
-        let members = checked(members, (self.rank(), self.size()))?.to_vec();
+        let members = checked(members, (self.rank(), self.size()))?;
         Ok(Among { endpoint: self, members })
     }
 }
@@ -48,13 +48,13 @@ impl Endpoint {
 pub(in crate::endpoint) fn checked(
     members: &[usize],
     (rank, size): (usize, usize),
-) -> Result<&[usize], Error> {
+) -> Result<CallGroup, Error> {
     if !members.is_sorted_by(|one, next| one < next) || members.binary_search(&rank).is_err() {
         return Err(Error::Members);
     }
     match members.last() {
         Some(last) if *last >= size => Err(Error::Rank { rank: *last, last: size.saturating_sub(1) }),
-        _ => Ok(members),
+        _ => Ok(CallGroup::Ranks(members.to_vec())),
     }
 }
 
@@ -66,15 +66,7 @@ impl Among<'_> {
     /// As for [`Endpoint::barrier`]. After [`Error::PeerFailed`] or [`Error::BarrierBroken`], call [`Among::shrink`],
     /// and go on among the survivors. [`Error::AgreementUnderWay`] if a barrier of other members is not finished.
     pub fn barrier(&mut self) -> Result<(), Error> {
-        loop {
-            match self.endpoint.barrier_step(Some(&self.members))? {
-                BarrierStep::Leave(outcome) => return outcome,
-                BarrierStep::Wait(request) => {
-                    let outcome = self.endpoint.wait(request);
-                    self.endpoint.barrier_waited(outcome)?;
-                }
-            }
-        }
+        self.endpoint.barrier_of(&self.members)
     }
 
     /// As [`Endpoint::agree`], among the members: [`Agreed::gone`] has those of them that are gone. Agreements of all
@@ -87,7 +79,7 @@ impl Among<'_> {
     /// As for [`Endpoint::agree`]. [`Error::Excluded`] concerns this agreement only. [`Error::AgreementUnderWay`] if an
     /// agreement of other members is not finished.
     pub fn agree(&mut self, flags: u64) -> Result<Agreed, Error> {
-        self.endpoint.agree_of(Some(&self.members), flags)
+        self.endpoint.agree_of(&self.members, flags)
     }
 
     /// As [`Endpoint::shrink`], among the members.
@@ -96,7 +88,8 @@ impl Among<'_> {
     /// As for [`Among::agree`].
     pub fn shrink(&mut self) -> Result<Ranking, Error> {
         let gone = self.agree(u64::MAX)?.gone;
-        Ranking::of(self.members.iter().copied(), &gone, self.endpoint.rank())
+        let CallGroup::Ranks(members) = &self.members else { return Err(Error::Members) };
+        Ranking::of(members.iter().copied(), &gone, self.endpoint.rank())
     }
 }
 

@@ -1,40 +1,37 @@
-//! A barrier among the ranks that take part in agreements: all except those that were agreed to be gone.
+//! A barrier among the ranks that take part in agreements (all except those that were agreed to be gone), or among a
+//! list of members.
 //!
-//! It is a dissemination barrier. In round `k`, each of `n` ranks sends one message to the rank 2^k places on and
-//! receives one from the rank 2^k places back. After ceil(log2 n) rounds, each rank has received a message that depends
-//! on every other rank.
+//! It is a dissemination barrier. In round `k`, each of `n` members sends one message to the member 2^k places on and
+//! receives one from the member 2^k places back. After ceil(log2 n) rounds, each member has received a message that
+//! depends on every other member.
 //!
-//! Every living rank finishes all rounds, even after it has found that another rank is gone. Each of its later messages
-//! names the rank that is gone. So no rank waits for one that has left early, and no message of one barrier remains for
-//! the next.
+//! Every living member finishes all rounds, even after it has found that another member is gone. Each of its later
+//! messages names the member that is gone. So no member waits for one that has left early, and no message of one
+//! barrier remains for the next.
+//!
+//! A message has 4 bytes, little-endian: the member that is gone, or 2^32 - 1 if its sender knows of none. A rank of a
+//! world is named by its rank, and a peer of a group by its position in the group. In worlds the tag is the number of
+//! the round. In groups of peers it is, in bits 0 to 7, the number of the round, in bits 8 to 62 those of the number of
+//! the call, which is the same in all of its processes, and 1 in bit 63. A process that receives another tag with this
+//! bit disconnects from the sender: the two make different calls.
 
 use std::mem::ManuallyDrop;
 
-use nemesia_core::agreement;
+use nemesia_core::engine::Failure;
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::port::PortFault;
 use nemesia_core::wire::Kind;
 
+use super::members::{CallGroup, CallMembers};
+use crate::endpoint::reserved::{BARRIER_CONTEXT, GROUP_TAG};
 use crate::endpoint::{Endpoint, Mode, Request, Status};
 use crate::error::Error;
 
-/// The matching context of the barrier's messages. Their tags are the numbers of the rounds.
-pub(in crate::endpoint) const CONTEXT: u16 = 65534;
-/// The content of a message if its sender knows of no rank that is gone.
+/// The content of a message if its sender knows of no member that is gone.
 const COMPLETE: u32 = u32::MAX;
 
 type BarrierBytes = Box<[u8; 4]>;
-
-/// Checks that the caller may use a context.
-///
-/// # Errors
-/// [`Error::Context`] if the context is reserved for barriers or agreements.
-#[inline(always)]
-pub(in crate::endpoint) fn free_context(context: u16) -> Result<u16, Error> {
-    const { assert!(CONTEXT + 1 == agreement::CONTEXT && agreement::CONTEXT == u16::MAX) };
-    if context >= CONTEXT { Err(Error::Context) } else { Ok(context) }
-}
 
 /// The next step of the caller.
 pub(in crate::endpoint) enum BarrierStep {
@@ -44,41 +41,32 @@ pub(in crate::endpoint) enum BarrierStep {
     Leave(Result<(), Error>),
 }
 
-/// A barrier that this rank has entered, and the buffers that the engine uses for it.
+/// A barrier that this process has entered, and the buffers that the engine uses for it.
 #[derive(Debug)]
 pub(in crate::endpoint) struct Barrier {
-    /// The list that the caller gave; `None` for all ranks that take part.
-    group: Option<Vec<usize>>,
-    /// The ranks that take part, in rising order, and the index of this rank among them.
-    ranks: Vec<usize>,
-    place: usize,
+    members: CallMembers,
     round: u32,
     /// Whether the message of this round was sent.
     sent: bool,
     receive: Option<(Request, BarrierBytes)>,
-    sends: Vec<(Request, BarrierBytes)>,
+    /// The sends, and the positions of their receivers.
+    sends: Vec<(Request, BarrierBytes, usize)>,
     broken: Option<Broken>,
 }
 
-/// The rank that is gone.
+/// The member that is gone, by its name.
 #[derive(Clone, Copy, Debug)]
 enum Broken {
     /// This process has found it.
-    Seen { rank: usize },
-    /// Another rank has reported it.
-    Heard { rank: usize, from: usize },
+    Seen { name: usize, failure: Failure },
+    /// Another member has reported it.
+    Heard { name: usize, from: usize },
 }
 
 impl Barrier {
-    fn distance(&self) -> Option<usize> {
-        1_usize.checked_shl(self.round).filter(|distance| *distance < self.ranks.len())
-    }
-
-    /// Returns the rank to send to and the rank to receive from in this round; `None` after the last round.
+    /// Returns the positions to send to and to receive from in this round; `None` after the last round.
     fn partners(&self) -> Option<(usize, usize)> {
-        let (distance, count) = (self.distance()?, self.ranks.len());
-        let (to, from) = ((self.place + distance) % count, (self.place + count - distance) % count);
-        Some((self.ranks[to], self.ranks[from]))
+        partners(self.round, self.members.len(), self.members.own())
     }
 
     fn next_round(&mut self) {
@@ -86,15 +74,49 @@ impl Barrier {
         self.sent = false;
     }
 
-    fn lose(&mut self, broken: Broken) {
+    fn break_off(&mut self, broken: Broken) {
         self.broken.get_or_insert(broken);
     }
 
     fn message(&self) -> BarrierBytes {
-        let gone =
-            self.broken.map_or(COMPLETE, |(Broken::Seen { rank } | Broken::Heard { rank, .. })| rank as u32);
+        let gone = self
+            .broken
+            .map_or(COMPLETE, |(Broken::Seen { name, .. } | Broken::Heard { name, .. })| name as u32);
         Box::new(gone.to_le_bytes())
     }
+
+    /// Returns the tag of the messages of this round, and the bits that receives ignore.
+    fn tag(&self) -> (u64, u64) {
+        match self.members.number() {
+            Some(number) => (GROUP_TAG | number << 8 | u64::from(self.round), !GROUP_TAG),
+            None => (u64::from(self.round), 0),
+        }
+    }
+
+    fn outcome(&self) -> Result<(), Error> {
+        let is_group = matches!(self.members.group(), CallGroup::Peers(_));
+        match self.broken {
+            None => Ok(()),
+            Some(Broken::Heard { name: place, from: by }) if is_group => Err(Error::MemberLost { place, by }),
+            Some(Broken::Seen { name: place, failure }) if is_group => {
+                Err(Error::MemberFailed { place, failure })
+            }
+            Some(Broken::Heard { name: rank, from: by }) => Err(Error::BarrierBroken { rank, by }),
+            Some(Broken::Seen { name: rank, failure }) => Err(Error::PeerFailed { rank, failure }),
+        }
+    }
+}
+
+/// Returns the positions to which the member at `own` sends in this round, and from which it receives. `None` after the
+/// last round.
+fn partners(round: u32, count: usize, own: usize) -> Option<(usize, usize)> {
+    let distance = 1_usize.checked_shl(round).filter(|distance| *distance < count)?;
+    Some(((own + distance) % count, (own + count - distance) % count))
+}
+
+/// Returns the positions with which a member exchanges messages.
+fn all_partners(count: usize, own: usize) -> Vec<usize> {
+    (0..).map_while(|round| partners(round, count, own)).flat_map(|(to, from)| [to, from]).collect()
 }
 
 /// # Barrier
@@ -130,8 +152,13 @@ impl Endpoint {
     /// entered the barrier, some ranks may have left it without an error. [`Error::Excluded`] if the others have agreed
     /// that this process is gone. After any other error the barrier is still under way, and the next call continues it.
     pub fn barrier(&mut self) -> Result<(), Error> {
+        self.barrier_of(&CallGroup::World)
+    }
+
+    /// Waits until every member of this group has called this function.
+    pub(super) fn barrier_of(&mut self, group: &CallGroup) -> Result<(), Error> {
         loop {
-            match self.barrier_step(None)? {
+            match self.barrier_step(group)? {
                 BarrierStep::Leave(outcome) => return outcome,
                 BarrierStep::Wait(request) => {
                     let outcome = self.wait(request);
@@ -141,17 +168,14 @@ impl Endpoint {
         }
     }
 
-    /// Advances the barrier among these ranks until it has to wait for a request.
-    pub(in crate::endpoint) fn barrier_step(
-        &mut self,
-        members: Option<&[usize]>,
-    ) -> Result<BarrierStep, Error> {
+    /// Advances the barrier among this group until it has to wait for a request.
+    pub(in crate::endpoint) fn barrier_step(&mut self, group: &CallGroup) -> Result<BarrierStep, Error> {
         self.check_origin()?;
-        self.check_world()?;
-        let barrier = match self.agreements.barrier.take_if(|barrier| barrier.group.as_deref() == members) {
+        let barrier = match self.agreements.barrier.take_if(|barrier| barrier.members.group().is_same(group))
+        {
             Some(barrier) => barrier,
             None if self.agreements.barrier.is_some() => return Err(Error::AgreementUnderWay),
-            None => self.enter_barrier(members)?,
+            None => self.enter_barrier(group)?,
         };
         // The engine uses the barrier's buffers, so they must outlive a panic.
         let mut barrier = ManuallyDrop::new(barrier);
@@ -163,15 +187,11 @@ impl Endpoint {
         step
     }
 
-    fn enter_barrier(&mut self, group: Option<&[usize]>) -> Result<Barrier, Error> {
-        let ranks = match group {
-            Some(members) => members.to_vec(),
-            None => self.agreements.members(self.size())?,
-        };
-        let group = group.map(<[usize]>::to_vec);
-        let place = ranks.binary_search(&self.rank()).map_err(|_| Error::Excluded)?;
+    fn enter_barrier(&mut self, group: &CallGroup) -> Result<Barrier, Error> {
+        let living = |endpoint: &Self| endpoint.agreements.members(endpoint.size());
+        let members = self.enter_call(group, living, all_partners)?;
         let (receive, sends, broken) = (None, Vec::new(), None);
-        Ok(Barrier { group, ranks, place, round: 0, sent: false, receive, sends, broken })
+        Ok(Barrier { members, round: 0, sent: false, receive, sends, broken })
     }
 
     fn advance_barrier(&mut self, barrier: &mut Barrier) -> Result<BarrierStep, Error> {
@@ -188,45 +208,53 @@ impl Endpoint {
                 None => barrier.next_round(),
             }
         }
-        if let Some((request, _)) = barrier.sends.last() {
+        if let Some((request, ..)) = barrier.sends.last() {
             return Ok(BarrierStep::Wait(*request));
         }
-        Ok(BarrierStep::Leave(match barrier.broken {
-            None => Ok(()),
-            Some(Broken::Heard { rank, from }) => Err(Error::BarrierBroken { rank, by: from }),
-            Some(Broken::Seen { rank }) => match self.failure(rank) {
-                Some(failure) => Err(Error::PeerFailed { rank, failure }),
-                None => Err(Error::BarrierBroken { rank, by: self.rank() }),
-            },
-        }))
+        Ok(BarrierStep::Leave(barrier.outcome()))
     }
 
-    fn send_of_barrier(&mut self, to: usize, barrier: &mut Barrier) -> Result<(), Error> {
-        let bytes = barrier.message();
+    fn send_of_barrier(&mut self, at: usize, barrier: &mut Barrier) -> Result<(), Error> {
+        let Some(to) = self.number_of(&barrier.members, at) else {
+            self.lose_partner(barrier, at, None);
+            return Ok(());
+        };
+        let (bytes, (tag, _)) = (barrier.message(), barrier.tag());
         // SAFETY: the bytes are on the heap and stay unchanged in `barrier.sends` until the request is complete. The
         // endpoint owns these, and drops its engine first.
         let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
-        match self.start(to, CONTEXT, u64::from(barrier.round), buf, Mode::Standard) {
+        match self.start(to, BARRIER_CONTEXT, tag, buf, Mode::Standard) {
             Ok(request) if request.is_complete() => {}
-            Ok(request) => barrier.sends.push((request, bytes)),
-            Err(Error::PeerFailed { rank, .. }) => barrier.lose(Broken::Seen { rank }),
+            Ok(request) => barrier.sends.push((request, bytes, at)),
+            Err(Error::PeerFailed { failure, .. }) => self.lose_partner(barrier, at, Some(failure)),
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    fn receive_of_barrier(&mut self, from: usize, barrier: &mut Barrier) -> Result<(), Error> {
+    fn receive_of_barrier(&mut self, at: usize, barrier: &mut Barrier) -> Result<(), Error> {
+        let Some(from) = self.number_of(&barrier.members, at) else {
+            self.lose_partner(barrier, at, None);
+            return Ok(());
+        };
         let mut bytes = BarrierBytes::default();
         // SAFETY: as for a send: the bytes are on the heap and unused until the request is complete or the engine is
         // gone.
         let buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), bytes.len()) };
-        let (source, tag) = (CoreSource::Rank(from as u32), u64::from(barrier.round));
-        match self.post(Pattern { source, context: CONTEXT, tag, ignore: 0 }, buf) {
+        let (source, (tag, ignore)) = (CoreSource::Rank(from as u32), barrier.tag());
+        match self.post(Pattern { source, context: BARRIER_CONTEXT, tag, ignore }, buf) {
             Ok(request) => barrier.receive = Some((request, bytes)),
-            Err(Error::PeerFailed { rank, .. }) => barrier.lose(Broken::Seen { rank }),
+            Err(Error::PeerFailed { failure, .. }) => self.lose_partner(barrier, at, Some(failure)),
             Err(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// Records that a partner is gone. Without `failure`, this function finds out why.
+    fn lose_partner(&mut self, barrier: &mut Barrier, at: usize, failure: Option<Failure>) {
+        let failure = failure.or_else(|| self.failure_of(&barrier.members, at)).unwrap_or(Failure::Finished);
+        barrier.break_off(Broken::Seen { name: barrier.members.name(at), failure });
+        self.part_with(&barrier.members, at);
     }
 
     /// Processes the result of the request that [`BarrierStep::Wait`] named.
@@ -237,42 +265,67 @@ impl Endpoint {
         if matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_))) {
             return outcome.map(drop);
         }
-        let size = self.size();
-        let Some(barrier) = &mut self.agreements.barrier else { return Err(Error::Stale) };
-        let Some((_, bytes)) = barrier.receive.take() else {
-            barrier.sends.pop();
-            return match outcome {
-                Err(Error::PeerFailed { rank, .. }) => {
-                    barrier.lose(Broken::Seen { rank });
-                    Ok(())
-                }
-                outcome => outcome.map(drop),
-            };
+        let Some(barrier) = self.agreements.barrier.take() else { return Err(Error::Stale) };
+        // As in a step.
+        let mut barrier = ManuallyDrop::new(barrier);
+        let processed = match barrier.receive.take() {
+            Some((_, bytes)) => self.received_in_barrier(&mut barrier, outcome, *bytes),
+            None => self.sent_in_barrier(&mut barrier, outcome),
         };
-        let from = barrier.partners().map_or(0, |(_, from)| from);
+        self.agreements.barrier = Some(ManuallyDrop::into_inner(barrier));
+        processed
+    }
+
+    fn sent_in_barrier(
+        &mut self,
+        barrier: &mut Barrier,
+        outcome: Result<Status, Error>,
+    ) -> Result<(), Error> {
+        let Some((.., at)) = barrier.sends.pop() else { return Err(Error::Stale) };
+        match outcome {
+            Err(Error::PeerFailed { failure, .. }) => self.lose_partner(barrier, at, Some(failure)),
+            outcome => drop(outcome?),
+        }
+        Ok(())
+    }
+
+    fn received_in_barrier(
+        &mut self,
+        barrier: &mut Barrier,
+        outcome: Result<Status, Error>,
+        bytes: [u8; 4],
+    ) -> Result<(), Error> {
+        let (Some((_, at)), (tag, _)) = (barrier.partners(), barrier.tag()) else { return Err(Error::Stale) };
         barrier.next_round();
+        let names = match barrier.members.group() {
+            CallGroup::Peers(group) => group.size(),
+            CallGroup::World | CallGroup::Ranks(_) => self.size(),
+        };
         match outcome {
             Ok(status) => {
-                let gone = u32::from_le_bytes(*bytes);
-                if status.len != bytes.len() || (gone != COMPLETE && gone as usize >= size) {
-                    self.violated(from);
+                let gone = u32::from_le_bytes(bytes);
+                let is_valid = status.len == bytes.len() && (gone == COMPLETE || (gone as usize) < names);
+                if !is_valid || status.tag != tag {
+                    self.violated(barrier, at);
                 } else if gone != COMPLETE {
-                    barrier.lose(Broken::Heard { rank: gone as usize, from });
+                    let from = barrier.members.name(at);
+                    barrier.break_off(Broken::Heard { name: gone as usize, from });
                 }
             }
-            Err(Error::Truncated(_)) => self.violated(from),
-            Err(Error::PeerFailed { rank, .. }) => barrier.lose(Broken::Seen { rank }),
+            Err(Error::Truncated(_)) => self.violated(barrier, at),
+            Err(Error::PeerFailed { failure, .. }) => self.lose_partner(barrier, at, Some(failure)),
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Fails a peer whose message is not one of a barrier.
-    fn violated(&mut self, from: usize) {
-        self.fault(from as u32, PortFault::Protocol { kind: Kind::Eager });
-        if let Some(barrier) = &mut self.agreements.barrier {
-            barrier.lose(Broken::Seen { rank: from });
+    /// Fails a partner whose message is not one of this barrier.
+    fn violated(&mut self, barrier: &mut Barrier, at: usize) {
+        let fault = PortFault::Protocol { kind: Kind::Eager };
+        if let Some(number) = self.number_of(&barrier.members, at) {
+            self.fault(number as u32, fault);
         }
+        self.lose_partner(barrier, at, Some(Failure::Fault(fault)));
     }
 }
 

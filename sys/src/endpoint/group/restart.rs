@@ -206,16 +206,13 @@ impl Endpoint {
     }
 
     /// Applies the setting for failures, and marks the ranks as failed that were gone before this process started.
-    /// These failures count as acknowledged. Without connections, no rank was met.
+    /// These failures count as acknowledged.
     pub(in crate::endpoint) fn begin_without(&mut self, gone: &[usize]) {
         self.engine.outlive_failures(self.config.any_source_outlives);
         for rank in gone {
             self.engine.fail(*rank as u32, Failure::Died);
         }
         self.engine.acknowledge();
-        if self.connects_on_demand() {
-            self.engine.begin_unmet();
-        }
     }
 
     /// Accepts connection requests, and processes the answers to those of this process. Returns whether this may have

@@ -89,7 +89,8 @@ impl Endpoint {
         self.engine.peer_counters(u32::try_from(rank).ok()?)
     }
 
-    /// Returns how each rank is reached, the mechanisms in use, and the reason for each that is not used.
+    /// Returns how each rank is reached, the mechanisms in use, and the reason for each that is not used. In a world,
+    /// the further peers that are connected follow the ranks.
     pub fn explain(&self) -> Explanation {
         let route = |rank| {
             let pulls = self.engine.port().can_get(rank as u32);
@@ -97,9 +98,15 @@ impl Endpoint {
         };
         Explanation {
             rank: self.rank(),
-            routes: (0..self.size()).map(route).collect(),
+            size: self.size(),
+            routes: (0..self.size()).chain(self.further_peers()).map(route).collect(),
             warnings: self.warnings.clone(),
         }
+    }
+
+    /// Returns the numbers of the further peers of a world.
+    fn further_peers(&self) -> impl Iterator<Item = usize> {
+        (self.size()..self.numbers()).filter(|number| self.failure(*number).is_none())
     }
 
     /// Returns the present cost of a receive in context 0: the number of unexpected messages that it would

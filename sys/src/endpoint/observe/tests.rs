@@ -142,6 +142,7 @@ fn a_further_peer_costs_at_most_13_kib_and_the_call_tree_is_on_the_bill() {
     let [two, three] = [2, 3].map(|processes| crate::Bill::new(&config, processes).unwrap());
     assert_eq!(three.private_at_start - two.private_at_start, three.private_per_peer);
     assert!(two.per_peer + two.private_per_peer <= 13 << 10, "{two:?}");
+    assert!(two.private_per_rank <= 2 << 10, "{two:?}");
     let mut traced = config;
     traced.set("NEMESIA_TRACE", "1000").unwrap();
     let more = crate::Bill::new(&traced, 2).unwrap().private_at_start - two.private_at_start;

@@ -126,7 +126,7 @@ impl Endpoint {
     #[inline]
     fn window(&mut self, key: &RemoteKey) -> Result<&SharedWindow<'static>, String> {
         self.check_origin().map_err(|error| error.to_string())?;
-        if key.rank() >= self.size() {
+        if key.rank() >= self.numbers() {
             return Err("there is no such rank".into());
         }
         let Self { engine, waiter, .. } = self;

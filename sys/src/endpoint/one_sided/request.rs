@@ -277,7 +277,7 @@ impl Endpoint {
     pub fn iflush_all(&mut self) -> (Vec<Request>, Result<(), Error>) {
         let mut open = Vec::new();
         let mut result = self.check_origin();
-        for rank in 0..self.size() {
+        for rank in 0..self.numbers() {
             if self.engine.is_unflushed(rank as u32) {
                 match self.iflush(rank) {
                     Ok(request) => open.push(request),

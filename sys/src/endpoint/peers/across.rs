@@ -12,7 +12,7 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::{Departure, random};
 use crate::shm::{failure_of, make_places};
-use crate::transport::net::{HeardNetCall, LinkStage, NetCallOutcome, NetCalls};
+use crate::transport::net::{HeardNetCall, LinkStage, NetCallOutcome, NetCalls, UnansweredCall};
 
 impl Endpoint {
     /// Sends packets for this number to another machine from now on.
@@ -81,6 +81,10 @@ impl PeerTable {
     /// Decides a call of a process that knows the key of the job.
     fn decide_across(&mut self, mut call: HeardNetCall, endpoint: &mut Endpoint) -> bool {
         if call.is_abandoned() {
+            return false;
+        }
+        if let Some(problem) = self.refusal_of(&call.address) {
+            NetCalls::refuse(call, problem);
             return false;
         }
         self.make_place();
@@ -161,6 +165,11 @@ impl PeerTable {
                     across.confirm(peer, answered, &endpoint.waiter.watch);
                 }
             }
+            NetCallOutcome::Unanswered(call) => {
+                if self.repeat_across(peer, call).is_err() {
+                    self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
+                }
+            }
             NetCallOutcome::Gone => self.end(peer, PeerEnd::Lost, Failure::Died, endpoint),
             NetCallOutcome::Left(finished) => {
                 let departure = if finished { Departure::Finished } else { Departure::Dropped };
@@ -172,6 +181,18 @@ impl PeerTable {
                 self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
             }
         }
+    }
+
+    /// Calls a peer once more whose connection has ended before an answer.
+    fn repeat_across(&mut self, peer: PeerRef, unanswered: UnansweredCall) -> Result<(), Error> {
+        let address = *self.address_of(peer)?;
+        let token = u64::from_le_bytes(random()?);
+        // `None`: the peer has called meanwhile, or was disconnected.
+        let again = self.table.call_again(peer).map(|(number, call)| (self.rank(number), call));
+        if let (Some((rank, call)), Some(across)) = (again, &mut self.across) {
+            across.call_again((peer, address), (rank, call, token), unanswered);
+        }
+        Ok(())
     }
 
     /// Looks after the connections of confirmed calls. Returns whether anything has changed.

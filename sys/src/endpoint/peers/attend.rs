@@ -96,7 +96,7 @@ impl PeerTable {
     /// Ends a call of another process that was answered and not confirmed. If that process has not announced that it
     /// leaves, and is a rank of the world, this process calls it: that shows what has become of it.
     fn lose_call(&mut self, peer: PeerRef, failure: Failure, endpoint: &mut Endpoint) {
-        if !self.is_world || matches!(failure, Failure::Finished | Failure::Dropped) {
+        if !self.is_rank(peer) || matches!(failure, Failure::Finished | Failure::Dropped) {
             return self.end(peer, PeerEnd::Lost, failure, endpoint);
         }
         self.abandon(peer, endpoint);
@@ -110,14 +110,16 @@ impl PeerTable {
         self.calls.hear(&endpoint.waiter.watch);
         let mut changed = false;
         while let Some((address, departure)) = self.calls.next_leaver() {
-            changed |= self.is_world && self.note_leave(&address, failure_of(departure), endpoint);
+            changed |= self.note_leave(&address, failure_of(departure), endpoint);
         }
         changed
     }
 
     /// Records that a rank has left with which there was no connection.
     fn note_leave(&mut self, address: &PeerAddress, failure: Failure, endpoint: &mut Endpoint) -> bool {
-        let Some(peer) = self.table.peer_by(address) else { return false };
+        // Others announce nothing.
+        let is_rank = |peer: &PeerRef| self.is_rank(*peer);
+        let Some(peer) = self.table.peer_by(address).filter(is_rank) else { return false };
         match self.table.stage(peer) {
             Ok(PeerStage::Apart) => endpoint.engine.fail(self.rank(peer.index()), failure),
             Ok(PeerStage::Calling(_) | PeerStage::Answering(_)) => {
@@ -129,9 +131,9 @@ impl PeerTable {
         true
     }
 
-    /// Reads the announcements of all ranks that have left so far, if this is a world.
+    /// Reads the announcements of all ranks that have left so far.
     fn hear_leavers(&mut self, endpoint: &mut Endpoint) {
-        for _ in 0..if self.is_world { self.table.len() } else { 0 } {
+        for _ in 1..self.ranks {
             self.hear(endpoint);
             if !self.calls.has_more() {
                 break;
@@ -165,6 +167,10 @@ impl PeerTable {
     fn decide(&mut self, call: HeardCall, endpoint: &mut Endpoint) -> bool {
         // Another call of this process to the same peer may be under way, which is not concerned.
         if call.is_abandoned() {
+            return false;
+        }
+        if let Some(problem) = self.refusal_of(&call.address) {
+            self.calls.refuse(&call, problem);
             return false;
         }
         self.make_place();
@@ -218,7 +224,7 @@ impl PeerTable {
         let granted = endpoint.engine.granted(rank);
         match self.calls.answer(peer, call, (rank, calls, granted), &endpoint.waiter.watch) {
             Ok(true) => {}
-            Ok(false) if self.is_world => self.lose_call(peer, Failure::Died, endpoint),
+            Ok(false) if self.is_rank(peer) => self.lose_call(peer, Failure::Died, endpoint),
             Ok(false) => self.end(peer, PeerEnd::Lost, Failure::Finished, endpoint),
             Err(problem) => {
                 endpoint.warn(format!("a call was refused: {problem}"));

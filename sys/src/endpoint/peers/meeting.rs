@@ -1,7 +1,8 @@
 //! Two groups of processes meet by the address of one process (what MPI calls spawn, connect and accept).
 //!
-//! The messages are those of [`nemesia_core::wire::meeting`], in the matching context of barriers, which endpoints that
-//! were opened alone do not have. A tag has the number of the meeting, and the way of the message.
+//! The messages are those of [`nemesia_core::wire::meeting`], in the matching context of barriers. A tag has the number
+//! of the meeting, and the way of the message. So it is larger than the number of any round of a barrier of a world,
+//! and smaller than the tags of barriers of groups ([`GROUP_TAG`]).
 
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress};
 use nemesia_core::wire::meeting::{MOST_ADDRESSES, MOST_MEETING_BYTES, MeetingKind, MeetingMessage};
 
 use super::members::PeerGroup;
-use crate::endpoint::group::BARRIER_CONTEXT;
+use crate::endpoint::reserved::{BARRIER_CONTEXT, GROUP_TAG};
 use crate::endpoint::{Endpoint, Message, Mode, Status};
 use crate::error::Error;
 use crate::os::random;
@@ -21,6 +22,7 @@ use crate::os::random;
 const TO_ACCEPTING: u64 = 1 << 32;
 const TO_CALLING: u64 = 2 << 32;
 const TO_MEMBER: u64 = 3 << 32;
+const _: () = assert!(TO_MEMBER + (u32::MAX as u64) < GROUP_TAG);
 
 /// Members wait so much longer than their leader, which tells them when it gives up. A leader waits so long for a
 /// caller that has begun its call, and that does not wait for anything either.
@@ -150,15 +152,10 @@ impl Endpoint {
 
     /// Returns the token of the next meeting of a group, which is the same in all of its processes.
     fn next_meeting(&mut self, group: &PeerGroup) -> Result<u64, Error> {
-        // FNV-1a, over the addresses. They have random parts, so two groups hardly have the same number.
-        let bytes = group.addresses().iter().flat_map(|address| address.bytes());
-        let name = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        });
         self.with_peers(|peers, _| {
-            let count = peers.meetings.entry(name).or_insert(0);
+            let count = peers.meetings.entry(group.name()).or_insert(0);
             *count += 1;
-            Ok(name.wrapping_add(*count))
+            Ok(group.name().wrapping_add(*count))
         })
     }
 

@@ -1,6 +1,8 @@
-//! The table of peers, with the numbers that the engine knows them by: in a world, their ranks.
+//! The table of peers, with the numbers that the engine knows them by: those of the ranks of a world are their ranks,
+//! and those of further peers follow.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nemesia_core::engine::Failure;
@@ -8,13 +10,14 @@ use nemesia_core::peers::{
     PeerAddress, PeerEnd, PeerError, PeerLimits, PeerRef, PeerSlot, PeerStage, Peers, Speaking,
 };
 use nemesia_core::port::Route;
+use nemesia_core::shared::layout::MAX_PEERS;
 use nemesia_core::slab::{List, Slot};
 
 use crate::config::Config;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::{Departure, random};
-use crate::shm::{self, Calls, UnmetProcess};
+use crate::shm::{self, Calls, RankProcess};
 use crate::transport::net::NetCalls;
 
 /// The places for peers that are made at a time, at least.
@@ -32,6 +35,8 @@ pub(super) struct NumberedPeer {
     pub(super) peer: PeerRef,
     /// Its connection has ended. The number is used again when its messages are received.
     pub(super) ended: bool,
+    /// The connections that this process had begun before this one.
+    pub(super) connection: u64,
 }
 
 /// The time for which messages that were sent before a disconnection are left to a peer that does not read them.
@@ -42,14 +47,14 @@ const LEFT_FOR: Duration = Duration::from_secs(5);
 struct EndingNumber {
     /// From 0.
     number: u32,
-    /// The place where its next check begins
-    /// ([`Engine::check_number`](nemesia_core::engine::Engine::check_number)).
+    /// The place where its next check begins ([`Engine::check_number`](nemesia_core::engine::Engine::check_number)).
     from: u32,
     /// Until then, what lies in cells is left to the peer.
     left_until: Instant,
 }
 
-/// The peers of an endpoint that was opened alone, or whose world connects on demand.
+/// The peers of an endpoint that takes calls: all, if it was opened alone; else the other ranks of its world, and the
+/// further peers of this process.
 #[derive(Debug)]
 pub(in crate::endpoint) struct PeerTable {
     pub(super) table: Table,
@@ -58,8 +63,13 @@ pub(in crate::endpoint) struct PeerTable {
     pub(super) across: Option<Box<NetCalls>>,
     /// The engine's number of this process itself, which the table does not have.
     own: u32,
-    /// The peers are the other ranks of a world: all are known from the start, and none comes back.
-    pub(super) is_world: bool,
+    /// The ranks of the world; 0 if the endpoint was opened alone. The other ranks are the first peers of the table:
+    /// all are known from the start, and none comes back.
+    pub(super) ranks: u32,
+    /// The ranks of the world connect on demand.
+    pub(in crate::endpoint) on_demand: bool,
+    /// The address was asked for, or there are further peers, so a call of a further peer must end a sleep.
+    grows: AtomicBool,
     /// By number of the table.
     pub(super) numbered: Vec<Option<NumberedPeer>>,
     /// The numbers of ended connections that are not free yet.
@@ -68,6 +78,12 @@ pub(in crate::endpoint) struct PeerTable {
     pub(super) strangers: Vec<PeerRef>,
     /// The meetings so far of each group that has met another one.
     pub(super) meetings: BTreeMap<u64, u64>,
+    /// The collective calls so far of each group.
+    pub(super) collectives: BTreeMap<u64, u64>,
+    /// The processes that a collective call has lost, whose calls are refused.
+    pub(super) parted: BTreeSet<PeerAddress>,
+    /// The connections that this process has begun.
+    begun: u64,
 }
 
 impl PeerTable {
@@ -77,8 +93,7 @@ impl PeerTable {
         across: Option<NetCalls>,
         config: &Config,
     ) -> Result<Self, Error> {
-        let limits =
-            PeerLimits { connections: config.connections, strangers: config.strangers, pinned: false };
+        let limits = PeerLimits { connections: config.connections, strangers: config.strangers, pinned: 0 };
         let lent = (Vec::new(), vec![List::new(); BUCKETS], vec![0; config.connections as usize]);
         let table = Peers::new(*calls.own(), limits, lent, u64::from_le_bytes(random()?));
         Ok(Self {
@@ -86,25 +101,34 @@ impl PeerTable {
             calls,
             across: across.map(Box::new),
             own: 0,
-            is_world: false,
+            ranks: 0,
+            on_demand: false,
+            grows: AtomicBool::new(true),
             numbered: Vec::new(),
             ending: Vec::new(),
             strangers: Vec::new(),
             meetings: BTreeMap::new(),
+            collectives: BTreeMap::new(),
+            parted: BTreeSet::new(),
+            begun: 0,
         })
     }
 
-    /// Returns the table of rank `own` of a world, whose ranks these are.
+    /// Returns the table of rank `own` of a world, whose ranks these are; none if it is the only one. `on_demand`: they
+    /// are not connected yet.
     pub(in crate::endpoint) fn of_world(
         calls: Calls,
-        own: u32,
-        ranks: &[UnmetProcess],
+        (own, on_demand): (u32, bool),
+        ranks: &[RankProcess],
+        config: &Config,
     ) -> Result<Self, Error> {
         let others = ranks.len().saturating_sub(1);
-        let limits = PeerLimits { connections: others as u32, strangers: false, pinned: true };
+        let connections = config.connections.min(MAX_PEERS - 1 - others as u32);
+        let limits = PeerLimits { connections, strangers: config.strangers, pinned: others as u32 };
         let slots = std::iter::repeat_with(Slot::default).take(others).collect();
         let lent = (slots, vec![List::new(); others.clamp(1, BUCKETS)], vec![0; others]);
         let mut table = Peers::new(*calls.own(), limits, lent, u64::from_le_bytes(random()?));
+        table.order_by_rank(own, others as u32);
         for (rank, process) in ranks.iter().enumerate().filter(|(rank, _)| *rank != own as usize) {
             let known = table.len();
             let same = |_| Error::Peer { rank, problem: "it has the address of another rank".into() };
@@ -113,17 +137,52 @@ impl PeerTable {
                 return Err(same(PeerError::Itself));
             }
         }
+        let mut numbered = vec![None; others];
+        if !on_demand {
+            for (number, numbered) in (0..).zip(&mut numbered) {
+                let Some(peer) = table.peer_at(number) else { continue };
+                if table.speak(peer).is_ok() && table.answered(peer, 0).is_some() {
+                    *numbered = Some(NumberedPeer { peer, ended: false, connection: number.into() });
+                }
+            }
+        }
         Ok(Self {
             table,
             calls,
             across: None,
             own,
-            is_world: true,
-            numbered: vec![None; others],
+            ranks: others as u32 + 1,
+            on_demand,
+            grows: AtomicBool::new(false),
+            numbered,
             ending: Vec::new(),
             strangers: Vec::new(),
             meetings: BTreeMap::new(),
+            collectives: BTreeMap::new(),
+            parted: BTreeSet::new(),
+            begun: others as u64,
         })
+    }
+
+    /// Returns whether this peer is a rank of the world.
+    pub(super) const fn is_rank(&self, peer: PeerRef) -> bool {
+        self.table.is_pinned(peer)
+    }
+
+    /// Returns the number of a rank whose connection has ended. It has the number for ever.
+    pub(super) fn ended_rank(&self, peer: PeerRef) -> Option<u32> {
+        let has_ended = self.is_rank(peer) && matches!(self.table.stage(peer), Ok(PeerStage::Ended(_)));
+        has_ended.then(|| self.rank(peer.index()))
+    }
+
+    /// Expects calls of further peers from now on.
+    pub(super) fn begin_growth(&self) {
+        self.grows.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether calls of further peers are expected.
+    pub(super) fn grows(&self) -> bool {
+        self.grows.load(Ordering::Relaxed)
     }
 
     /// Returns the engine's number for a number of the table.
@@ -155,9 +214,23 @@ impl PeerTable {
 
     pub(super) fn peer_of(&self, rank: usize) -> Option<PeerRef> {
         let number = self.number(u32::try_from(rank).ok()?)?;
+        if number + 1 < self.ranks {
+            return self.table.peer_at(number);
+        }
         let NumberedPeer { peer, .. } = (*self.numbered.get(number as usize)?)?;
         // A released peer keeps its number as long as a message of it is stored.
         self.table.stage(peer).is_ok().then_some(peer)
+    }
+
+    /// Returns the engine's number of a peer whose connection has ended, if messages of it are stored or outcomes of
+    /// requests that name it are not taken.
+    pub(super) fn kept_number(&self, peer: PeerRef, endpoint: &Endpoint) -> Option<usize> {
+        let is_its = |it: &&EndingNumber| {
+            self.numbered.get(it.number as usize).copied().flatten().is_some_and(|it| it.peer == peer)
+        };
+        let ending = self.ending.iter().rev().find(is_its)?;
+        let rank = self.rank(ending.number);
+        endpoint.engine.check_number(rank, ending.from).is_err().then_some(rank as usize)
     }
 
     /// Announces to all with whom a connection is under way that this process leaves.
@@ -168,8 +241,8 @@ impl PeerTable {
         }
     }
 
-    /// Announces to the ranks with which there is no connection that this process leaves.
-    /// Until the deadline this waits for room in their queues of connections.
+    /// Announces to the ranks with which there is no connection that this process leaves. Until the deadline this waits
+    /// for room in their queues of connections.
     pub(in crate::endpoint) fn announce_leave(&self, finished: bool, deadline: Instant, endpoint: &Endpoint) {
         let departure = if finished { Departure::Finished } else { Departure::Dropped };
         for rank in (0..endpoint.engine.size()).filter(|rank| endpoint.engine.is_unmet(*rank)) {
@@ -184,7 +257,11 @@ impl PeerTable {
         address: &PeerAddress,
         endpoint: &mut Endpoint,
     ) -> Result<PeerRef, Error> {
+        if let Some(rank) = self.table.peer_by(address).filter(|peer| self.is_rank(*peer)) {
+            return Ok(rank);
+        }
         self.calls.check(address).map_err(|problem| Error::Address { problem })?;
+        self.begin_growth();
         self.make_place();
         let peer = self.table.connect(address)?;
         // What this process could see of the former connection has ended with it.
@@ -196,6 +273,7 @@ impl PeerTable {
 
     /// Makes sure that there is a place for another peer, if there may be one.
     pub(super) fn make_place(&mut self) {
+        self.table.grow_numbers();
         if self.table.len() == self.table.capacity() {
             let more = self.table.capacity().max(PLACES).min(MOST_PLACES - self.table.capacity());
             self.table.grow(more);
@@ -227,7 +305,7 @@ impl PeerTable {
         called.inspect_err(|_| {
             // The peer is as before: it can be spoken to when there is memory.
             self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
-            if !self.is_world {
+            if !self.is_rank(peer) {
                 let _ = self.table.connect(&address);
             }
         })
@@ -244,11 +322,10 @@ impl PeerTable {
         if self.numbered[at].is_some_and(|it| it.peer == peer && !it.ended) {
             return Ok(());
         }
-        self.numbered[at] = Some(NumberedPeer { peer, ended: false });
-        if self.is_world {
-            // Its memory was taken when the world opened.
-            endpoint.engine.meet(rank);
-            return Ok(());
+        self.numbered[at] = Some(NumberedPeer { peer, ended: false, connection: self.begun });
+        self.begun += 1;
+        if self.is_rank(peer) {
+            return endpoint.engine.meet_paid(rank).map_err(Error::Unpaid);
         }
         endpoint.forget_process(rank as usize);
         endpoint.engine.add_peer(rank).map_err(Error::Unpaid)
@@ -266,7 +343,7 @@ impl PeerTable {
             it.ended = true;
         }
         // A rank keeps its number for ever.
-        if !self.is_world {
+        if !self.is_rank(peer) {
             self.ending.push(EndingNumber { number, from: 0, left_until: Instant::now() + LEFT_FOR });
         }
     }
@@ -325,23 +402,34 @@ impl PeerTable {
         }
     }
 
-    pub(super) fn disconnect(&mut self, peer: PeerRef, endpoint: &mut Endpoint) -> Result<(), Error> {
-        let stage = self.table.stage(peer)?;
+    /// Ends the connection with a peer, which sees that this process has disconnected.
+    pub(super) fn part_from(&mut self, peer: PeerRef, endpoint: &mut Endpoint) {
+        let stage = self.table.stage(peer);
         self.calls.send_goodbye_to(peer);
         if let Some(across) = &mut self.across {
             across.send_goodbye_to(peer);
         }
-        if let PeerStage::Connected(number) = stage {
+        if let Ok(PeerStage::Connected(number)) = stage {
             // The peer lives, and may be writing its part of a message into a buffer of this process.
             endpoint.end_assist(self.rank(number));
             endpoint.waiter.watch.send_goodbye_to(self.rank(number) as usize);
             if let Some(net) = endpoint.net_mut() {
                 net.disconnect(self.rank(number));
             }
-            // What was sent before is left to the peer for a while.
-            endpoint.engine.port_mut().local_mut().leave_cells(self.rank(number));
+            // What was sent before is left to the peer for a while, until its number is free. That of a rank never is.
+            if !self.is_rank(peer) {
+                endpoint.engine.port_mut().local_mut().leave_cells(self.rank(number));
+            }
         }
         self.end(peer, PeerEnd::Disconnected, Failure::Finished, endpoint);
+    }
+
+    pub(super) fn disconnect(&mut self, peer: PeerRef, endpoint: &mut Endpoint) -> Result<(), Error> {
+        self.table.stage(peer)?;
+        if self.is_rank(peer) {
+            return Err(PeerError::Pinned.into());
+        }
+        self.part_from(peer, endpoint);
         // Those of its earlier connections are among them.
         for EndingNumber { number, .. } in &self.ending {
             if self.numbered.get(*number as usize).copied().flatten().is_some_and(|it| it.peer == peer) {

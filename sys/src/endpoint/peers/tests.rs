@@ -1,6 +1,9 @@
 mod across;
 mod cells;
+mod flood;
+mod groups;
 mod meeting;
+mod worlds;
 
 use std::thread;
 use std::time::Duration;
@@ -49,14 +52,7 @@ fn two_processes_connect_by_address_and_answer_each_other() {
 }
 
 #[test]
-fn an_endpoint_of_a_world_has_no_address_and_a_lone_one_no_world() {
-    let mut world = crate::testing::world(1, |mut endpoint| {
-        let address = *alone().address().unwrap();
-        assert!(matches!(endpoint.address(), Err(Error::NoAddress)));
-        assert!(matches!(endpoint.connect(&address), Err(Error::NoAddress)));
-    })
-    .unwrap();
-    world.pop().unwrap();
+fn a_lone_endpoint_has_no_world() {
     let mut lone = alone();
     let own = *lone.address().unwrap();
     assert!(matches!(lone.connect(&own), Err(Error::NoPeer(PeerError::Itself))));
@@ -191,6 +187,32 @@ fn a_released_peer_has_no_number_although_a_message_of_it_is_kept() {
     assert_eq!(buf, [7; 8]);
     one.close().unwrap();
     drop(two);
+}
+
+#[test]
+fn a_peer_that_has_left_is_named_while_a_message_of_it_waits() {
+    let (mut one, mut two) = (alone(), alone());
+    let address = *two.address().unwrap();
+    let peer = one.connect(&address).unwrap();
+    let rank = one.rank_of(peer).unwrap();
+    let back = two.connect(one.address().unwrap()).unwrap();
+    let other = thread::spawn(move || {
+        send(&mut two, back, 1, 5);
+        send(&mut two, back, 2, 6);
+        two.close().unwrap();
+    });
+    while one.stage_of(peer).unwrap() != PeerStage::Ended(PeerEnd::Left) {
+        one.progress();
+    }
+    other.join().unwrap();
+    for (tag, sent) in [(2, 6), (1, 5)] {
+        assert_eq!(one.rank_of(peer).unwrap(), rank);
+        let mut buf = [0; 8];
+        one.recv(Source::Rank(rank), Tag::Exactly(tag), &mut buf).unwrap();
+        assert_eq!(u64::from_le_bytes(buf), sent);
+    }
+    assert!(matches!(one.rank_of(peer), Err(Error::NoPeer(PeerError::Ended(PeerEnd::Left)))));
+    one.close().unwrap();
 }
 
 #[test]

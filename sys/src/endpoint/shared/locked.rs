@@ -5,9 +5,9 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::super::{
-    Access, Agreed, Arm, Comparison, CompleteAt, Completion, Context, Datatype, Endpoint, ExposeOptions,
-    Incoming, Meeting, Message, MessageBuffer, Path, PeerGroup, Ranking, RecvOp, Reduction, Region,
-    RemoteKey, Request, RequestPlace, Scope, SendOp, Source, Status, Tag, WithCompletion,
+    Access, Agreed, AmongPeers, Arm, Comparison, CompleteAt, Completion, Context, Datatype, Endpoint,
+    ExposeOptions, Incoming, Meeting, Message, MessageBuffer, Path, PeerGroup, Ranking, RecvOp, Reduction,
+    Region, RemoteKey, Request, RequestPlace, Scope, SendOp, Source, Status, Tag, WithCompletion,
 };
 use nemesia_core::peers::{PeerAddress, PeerRef, PeerStage};
 
@@ -95,6 +95,7 @@ methods! {
     fn connect(address: &PeerAddress) -> Result<PeerRef, Error>;
     fn disconnect(peer: PeerRef) -> Result<(), Error>;
     fn group(addresses: &[PeerAddress]) -> Result<PeerGroup, Error>;
+    fn known_group(addresses: &[PeerAddress]) -> Result<PeerGroup, Error>;
     fn meet(
         group: &PeerGroup, meeting: Meeting, number: u32, limit: Option<Duration>
     ) -> Result<PeerGroup, Error>;
@@ -171,6 +172,15 @@ impl LockedEndpoint<'_> {
     #[inline]
     pub const fn in_context(&mut self, context: u16) -> Context<'_> {
         self.0.in_context(context)
+    }
+
+    /// Returns this endpoint for collective calls among a group; see [`Endpoint::among_peers`]. These calls keep all
+    /// other threads out until they return.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::among_peers`].
+    pub fn among_peers(&mut self, group: &PeerGroup) -> Result<AmongPeers<'_>, Error> {
+        self.0.among_peers(group)
     }
 
     /// Returns this endpoint for one operation whose completion enters the queue; see [`Endpoint::with_completion`].

@@ -126,7 +126,7 @@ impl Endpoint {
         let changed = self.check_liveness();
         // A wake-up may have been lost, and with it the entry that names the message. The cells are reliable:
         // each idle poll scans those of one peer.
-        let polls = if self.waiter.watch.has_ticked() { self.size() } else { 1 };
+        let polls = if self.waiter.watch.has_ticked() { self.numbers() } else { 1 };
         if polls > 1 {
             self.engine.port_mut().local_mut().sweep_all();
         }

@@ -120,12 +120,11 @@ impl Calls {
 
     /// Returns the next of our calls that is decided.
     pub(crate) fn next_outcome(&mut self, watch: &Watch) -> Option<(PeerRef, CallOutcome)> {
-        // A rank of a world may compute for any time before it makes progress. Its end is seen in any case.
-        let limit = match self.world.size {
-            1 => Duration::from_secs(self.world.config.timeout_seconds.into()),
-            _ => Duration::MAX,
-        };
+        let limit = Duration::from_secs(self.world.config.timeout_seconds.into());
         for at in 0..self.outgoing.len() {
+            // A rank of our world may compute for any time before it makes progress. Its end is seen in any case.
+            let is_rank = self.outgoing[at].link.number < self.world.size;
+            let limit = if is_rank { Duration::MAX } else { limit };
             let Some(outcome) = self.look_at(at, limit, watch) else { continue };
             let call = self.outgoing.remove(at);
             call.stop(watch);

@@ -39,8 +39,8 @@ use nemesia_core::wire::hello::Proof;
 use super::LinkStage;
 use crate::config::Config;
 use crate::os::{ShmError, Watch, random};
-pub(crate) use outgoing::NetCallOutcome;
 use outgoing::OutgoingNetCall;
+pub(crate) use outgoing::{NetCallOutcome, UnansweredCall};
 use socket::{CallLoss, CallSocket};
 
 /// The number of the world of calls: they are made outside of any.
@@ -173,6 +173,12 @@ impl NetCalls {
     pub(crate) fn begin(&mut self, own: &PeerAddress, watch: &Watch) -> Result<(), ShmError> {
         self.own = *own;
         watch.attend(self.listener.as_fd())
+    }
+
+    /// Returns the number of connections whose calls have not come, and its limit.
+    #[cfg(test)]
+    pub(crate) fn silent_callers(&self) -> (usize, usize) {
+        (self.strangers.len(), MOST_STRANGERS)
     }
 
     /// Returns whether there are connections to look at, even if no descriptor is readable.

@@ -9,7 +9,7 @@ use nemesia_core::peers::{
 use nemesia_core::slab::{List, Slot};
 
 use super::line::{LinePacket, ProcessName, Side};
-use super::{Network, address_of, broken, side_of};
+use super::{Card, Network, broken, side_of};
 use crate::rng::Rng;
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
@@ -24,6 +24,14 @@ pub(super) struct Known {
     number: u32,
     /// The number of packets that wait for the connection.
     pub(super) waiting: usize,
+    /// It is a rank of this process's world, and its connection has ended.
+    is_over: bool,
+}
+
+impl Known {
+    const fn new(name: ProcessName) -> Self {
+        Self { name, line: None, number: u32::MAX, waiting: 0, is_over: false }
+    }
 }
 
 /// A process.
@@ -64,17 +72,27 @@ impl From<PeerRefKey> for PeerRef {
 }
 
 impl CallingProcess {
-    pub(super) fn new(rng: &mut Rng, name: ProcessName, count: usize) -> Self {
-        let address = address_of(rng, name);
-        let limits =
-            PeerLimits { connections: 1 + rng.below(count) as u32, strangers: !rng.one_in(4), pinned: false };
+    /// Makes a process that knows the ranks of its world, if it is one of them.
+    pub(super) fn new(rng: &mut Rng, (name, address): Card, count: usize, world: &[Card]) -> Self {
+        let pinned = world.len().saturating_sub(1);
+        let limits = PeerLimits {
+            connections: 1 + rng.below(count) as u32,
+            strangers: !rng.one_in(4),
+            pinned: pinned as u32,
+        };
         // One number more than the limit, which is what counts.
-        let slots = (0..1 + rng.below(count + 2)).map(|_| Slot::default()).collect();
+        let slots = (0..pinned + 1 + rng.below(count + 2)).map(|_| Slot::default()).collect();
         let buckets = vec![List::new(); 1 << rng.below(4)];
-        let numbers = vec![0; limits.connections as usize + 1];
-        let table = Peers::new(address, limits, (slots, buckets, numbers), rng.next());
-        let (known, released, ending) = (BTreeMap::new(), Vec::new(), Vec::new());
-        let (parked, abandoned) = (Vec::new(), Vec::new());
+        let numbers = vec![0; pinned + limits.connections as usize + 1];
+        let mut table = Peers::new(address, limits, (slots, buckets, numbers), rng.next());
+        table.order_by_rank(name.index as u32, pinned as u32);
+        let mut known = BTreeMap::new();
+        for (rank, address) in world.iter().filter(|(rank, _)| *rank != name) {
+            if let Ok(peer) = table.connect(address) {
+                known.insert(peer.into(), Known::new(*rank));
+            }
+        }
+        let (released, ending, parked, abandoned) = Default::default();
         Self { name, address, limits, table, known, released, parked, abandoned, ending, highest: None }
     }
 
@@ -115,8 +133,7 @@ impl CallingProcess {
         if is_again {
             network.tally.count(Event::PeerSlotAgain);
         }
-        let known = Known { name, line: None, number: u32::MAX, waiting: 0 };
-        let before = self.known.insert(peer.into(), known);
+        let before = self.known.insert(peer.into(), Known::new(name));
         ensure!(before.is_none(), "{:?}: {peer:?} is the identifier of two peers", self.name);
         ensure!(!self.released.contains(&peer), "{:?}: {peer:?} was released", self.name);
         Ok(())
@@ -167,7 +184,7 @@ impl CallingProcess {
     /// Disconnects from some peer.
     pub(super) fn disconnect_some(&mut self, network: &mut Network, rng: &mut Rng) -> Check {
         let Some(peer) = self.some_peer(rng) else { return Ok(()) };
-        if self.stage(peer)?.number().is_some() {
+        if self.stage(peer)?.number().is_some() && !self.is_rank(peer) {
             network.tally.count(Event::PeerLeft);
             self.leave(peer, network)?;
             self.end_peer(peer, PeerEnd::Disconnected, network)?;
@@ -201,8 +218,9 @@ impl CallingProcess {
         let Some(peer) = self.some_peer(rng) else { return Ok(()) };
         let in_use = self.stage(peer)?.number().is_some();
         match self.table.release(peer.into()) {
+            Err(PeerError::Pinned) if self.is_rank(peer) => Ok(()),
             Err(PeerError::InUse) if in_use => Ok(()),
-            Ok(()) if !in_use => {
+            Ok(()) if !in_use && !self.is_rank(peer) => {
                 self.known.remove(&peer);
                 self.released.push(peer.into());
                 Ok(())
@@ -387,7 +405,15 @@ impl CallingProcess {
             CallAnswer::Answer { peer, number, calls } => {
                 ensure!(was_known.is_some() || self.limits.strangers, "{:?} admits {caller:?}", self.name);
                 let crosses = matches!(before, Some(PeerStage::Calling(_)));
-                ensure!(!crosses || address < self.address, "{:?}: its own call counts", self.name);
+                let counts = if was_known.is_some_and(|peer| self.is_rank(peer)) {
+                    if crosses {
+                        network.tally.count(Event::PeerRanksCross);
+                    }
+                    caller.index > self.name.index
+                } else {
+                    address < self.address
+                };
+                ensure!(!crosses || counts, "{:?}: its own call counts", self.name);
                 let was_ended = self.known.get(&peer.into()).is_none_or(|known| known.line.is_none());
                 let is_alone = was_ended || !matches!(before, Some(PeerStage::Connected(_)));
                 ensure!(is_alone, "{:?} has a connection with {caller:?}, and answers it", self.name);
@@ -408,6 +434,7 @@ impl CallingProcess {
             CallAnswer::Refuse(reason) => {
                 let is_right = match reason {
                     CallRefusal::Unknown => was_known.is_none() && !self.limits.strangers,
+                    CallRefusal::Full if was_known.is_some_and(|peer| self.is_rank(peer)) => false,
                     CallRefusal::Full => used >= self.limits.connections || slots >= self.table.len(),
                     CallRefusal::Itself => caller == self.name,
                 };
@@ -465,7 +492,14 @@ impl CallingProcess {
             None => return broken(format!("{name:?}: a line of {peer:?} without a connection")),
         }
         if self.stage(peer)? != PeerStage::Apart {
-            self.known_mut(peer)?.waiting = 0;
+            let is_rank = self.is_rank(peer);
+            self.known_mut(peer)?.is_over = is_rank;
+            let waiting = std::mem::take(&mut self.known_mut(peer)?.waiting);
+            let lives = network.lives[peer_name.index] == peer_name.life;
+            ensure!(
+                !(end == PeerEnd::Lost && lives && waiting > 0),
+                "{name:?} drops {waiting} packets for {peer_name:?}, which lives"
+            );
         } else if self.known[&peer].waiting > 0 {
             // The caller has abandoned its call, but packets wait.
             match self.table.speak(peer.into()) {
@@ -482,7 +516,15 @@ impl CallingProcess {
         self.known.get_mut(&peer).ok_or_else(|| Violation(format!("{name:?} does not know {peer:?}")))
     }
 
+    /// Returns whether a peer is a rank of the same world.
+    fn is_rank(&self, peer: PeerRefKey) -> bool {
+        self.table.is_pinned(peer.into())
+    }
+
     fn count_number(&mut self, number: u32, network: &mut Network) {
+        if number < self.limits.pinned {
+            return;
+        }
         if self.highest.is_some_and(|highest| number <= highest) {
             network.tally.count(Event::PeerNumberAgain);
         }
@@ -492,6 +534,10 @@ impl CallingProcess {
     fn check_limit(&self) -> Check {
         let (used, most) = (self.table.connections(), self.limits.connections);
         ensure!(used <= most, "{:?} has {used} connections of {most}", self.name);
+        for (peer, known) in self.known.iter().filter(|(_, known)| known.is_over) {
+            let stage = self.stage(*peer)?;
+            ensure!(matches!(stage, PeerStage::Ended(_)), "{:?}: rank {:?} is back", self.name, known.name);
+        }
         Ok(())
     }
 
@@ -499,9 +545,14 @@ impl CallingProcess {
     pub(super) fn check_numbers(&self) -> Check {
         let mut numbers = Vec::new();
         for peer in self.known.keys() {
-            numbers.extend(self.stage(*peer)?.number());
+            let number = self.stage(*peer)?.number();
+            let place = PeerRef::from(*peer).index();
+            let is_its = number.is_none_or(|number| number == place);
+            ensure!(is_its || !self.is_rank(*peer), "{:?} has number {number:?} for rank {place}", self.name);
+            numbers.extend(number);
         }
         numbers.extend(&self.ending);
+        numbers.retain(|number| *number >= self.limits.pinned);
         let count = numbers.len();
         numbers.sort_unstable();
         numbers.dedup();

@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use super::*;
+use crate::endpoint::reserved::BARRIER_CONTEXT as CONTEXT;
 use crate::endpoint::tests::world;
 use crate::{Config, Source, Tag};
 

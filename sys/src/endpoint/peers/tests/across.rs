@@ -9,7 +9,7 @@ fn config() -> Config {
     Config::default().local(false).net_address(Some("127.0.0.1")).job_key(KEY)
 }
 
-fn lone() -> Endpoint {
+pub(super) fn lone() -> Endpoint {
     Endpoint::alone(&config()).unwrap()
 }
 

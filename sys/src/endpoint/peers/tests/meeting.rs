@@ -1,5 +1,8 @@
 //! Groups that meet.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use nemesia_core::payload::SendBuf;
 use nemesia_core::wire::meeting::{MOST_MEETING_BYTES, MeetingKind, MeetingMessage};
 
@@ -7,7 +10,7 @@ use super::super::members::decoded;
 use super::*;
 use crate::bootstrap::Exchange as _;
 use crate::endpoint::Mode;
-use crate::endpoint::group::BARRIER_CONTEXT;
+use crate::endpoint::reserved::BARRIER_CONTEXT;
 use crate::{Meeting, PeerGroup};
 
 /// Opens endpoints in threads of their own, each with the group of all. Returns the address of the first one.
@@ -77,12 +80,17 @@ fn two_groups_meet_by_one_address_and_all_of_their_processes_know_each_other() {
 #[test]
 fn a_group_that_nobody_calls_gives_up_and_a_call_for_which_nobody_waits_is_withdrawn() {
     const SHORT: Option<Duration> = Some(Duration::from_millis(50));
-    let (address, accepting) = group_of(2, |mut endpoint, group| {
+    let is_withdrawn = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&is_withdrawn);
+    let (address, accepting) = group_of(2, move |mut endpoint, group| {
         // Members hear of it; only the leader knows the reason.
         let gave_up = endpoint.meet(&group, Meeting::Accept, 1, SHORT).unwrap_err();
         match group.place() {
             Some(0) => assert!(matches!(gave_up, Error::Timeout(_)), "{gave_up:?}"),
             _ => assert!(matches!(gave_up, Error::Peer { .. }), "{gave_up:?}"),
+        }
+        while !told.load(Ordering::Relaxed) {
+            endpoint.progress();
         }
         // The call of the first caller has come and was withdrawn, before that of the second one.
         let met = endpoint.meet(&group, Meeting::Accept, 2, LIMIT).unwrap();
@@ -95,6 +103,7 @@ fn a_group_that_nobody_calls_gives_up_and_a_call_for_which_nobody_waits_is_withd
     first.wait_connected(peer, LIMIT).unwrap();
     let gave_up = first.meet(&own, Meeting::Call(address), 2, Some(Duration::ZERO)).unwrap_err();
     assert!(matches!(gave_up, Error::Timeout(_)), "{gave_up:?}");
+    is_withdrawn.store(true, Ordering::Relaxed);
     let own = second.group(&[*second.address().unwrap()]).unwrap();
     let met = second.meet(&own, Meeting::Call(address), 2, LIMIT).unwrap();
     greet_all(&mut second, &own.followed_by(&met));

@@ -53,12 +53,23 @@ pub(crate) enum NetCallOutcome {
     /// The callee has answered: with the number of calls that it has made, and the address of its channel.
     /// [`NetCalls::confirm`] follows.
     Answered(Box<AnsweredCaller>),
+    /// The connection has ended before the callee has answered: the call is to be repeated, with another number
+    /// ([`NetCalls::call_again`]). The callee had no room for it; if it has died instead, the next call shows that.
+    Unanswered(UnansweredCall),
     /// The callee's process is gone.
     Gone,
     /// The callee has disconnected or finished (`true`), or has dropped its endpoint.
     Left(bool),
     /// The callee refuses, or never answered; the text says why.
     Refused(String),
+}
+
+/// A call of ours that is to be repeated.
+#[derive(Debug)]
+pub(crate) struct UnansweredCall {
+    at: SocketAddr,
+    /// When the first attempt began.
+    begun: Instant,
 }
 
 /// The answer to a call of ours.
@@ -107,6 +118,18 @@ impl NetCalls {
     ) {
         let begun = Instant::now();
         let (stage, problem) = (NetCallStage::Due(begun), None);
+        self.outgoing.push(OutgoingNetCall { peer, address, at, number, call, token, begun, stage, problem });
+    }
+
+    /// Repeats a call after a while, as another one. The time limit is that of the first attempt.
+    pub(crate) fn call_again(
+        &mut self,
+        (peer, address): (PeerRef, PeerAddress),
+        (number, call, token): (PeerId, u64, u64),
+        UnansweredCall { at, begun }: UnansweredCall,
+    ) {
+        let stage = NetCallStage::Due(Instant::now() + AGAIN_AFTER);
+        let problem = Some("it has closed the connection without an answer: it is overloaded".into());
         self.outgoing.push(OutgoingNetCall { peer, address, at, number, call, token, begun, stage, problem });
     }
 
@@ -178,7 +201,9 @@ impl NetCalls {
                     }
                     Ok(Some(_)) => Some(NetCallOutcome::Refused("its answer is none".into())),
                     Err(CallLoss::Nonsense(error)) => Some(NetCallOutcome::Refused(error.to_string())),
-                    Err(_) => Some(NetCallOutcome::Gone),
+                    Err(_) => {
+                        Some(NetCallOutcome::Unanswered(UnansweredCall { at: call.at, begun: call.begun }))
+                    }
                 }
             }
             NetCallStage::Ended => Some(NetCallOutcome::Gone),

@@ -186,3 +186,41 @@ fn silent_and_senseless_strangers_are_bounded_and_keep_no_caller_out() {
     until(&mut one, &watch, |calls| calls.heard() == 1);
     assert!(one.strangers.len() <= MOST_STRANGERS);
 }
+
+#[test]
+fn a_call_that_was_closed_unread_is_made_again() {
+    let watch = Watch::new().unwrap();
+    let ((mut one, place), (mut two, _)) = (calls(1, &watch), calls(2, &watch));
+    let peer = PeerRef::from_bits(3);
+    two.call((peer, address(1), place), (4, 10, 77));
+    assert!(two.next_outcome(&watch).is_none());
+    until(&mut one, &watch, |calls| calls.strangers.len() == 1);
+    let mut silent = Vec::new();
+    while silent.len() + 1 < MOST_STRANGERS {
+        silent.push(connect(place));
+        until(&mut one, &watch, |calls| calls.strangers.len() > silent.len());
+    }
+    let begun = Instant::now();
+    while two.outgoing[0].socket_after_request().is_none() {
+        assert!(two.next_outcome(&watch).is_none() && begun.elapsed() < LIMIT);
+    }
+    // The caller is the stranger that has been there for longest. It is closed although its request has come. The
+    // kernel may show a connection late, but not all of them.
+    silent.extend((0..8).map(|_| connect(place)));
+    let unanswered = loop {
+        one.hear(&watch);
+        assert!(one.heard() == 0 && begun.elapsed() < LIMIT);
+        match two.next_outcome(&watch) {
+            Some((of, NetCallOutcome::Unanswered(unanswered))) if of == peer => break unanswered,
+            None => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    two.call_again((peer, address(1)), (4, 11, 78), unanswered);
+    while one.heard() == 0 {
+        assert!(two.next_outcome(&watch).is_none() && begun.elapsed() < LIMIT);
+        one.hear(&watch);
+    }
+    let heard = one.next_call().unwrap();
+    assert_eq!((heard.address, heard.calls()), (address(2), 11));
+}

@@ -1,0 +1,458 @@
+//! The RDMA Channel of paper 1: Liu, Jiang, Wyckoff, Panda, Ashton, Buntinas, Gropp and Toonen, *Design and
+//! Implementation of MPICH2 over InfiniBand with RDMA Support*.
+//!
+//! A [`BytePipe`] is one end of a connection: a first-in-first-out pipe of bytes in each direction over a [memory
+//! port](crate::port::memory). [`BytePipe::put`] appends a list of buffers, [`BytePipe::get`] takes bytes into a list.
+//! Both return at once, with the number of bytes done. What the callers rely on:
+//!
+//! - 0 bytes is a normal result, and the caller repeats the call. A put that can do nothing costs a few loads.
+//! - Lists may be cut anywhere: a call may end within an entry, and the next call's list begins there.
+//! - The bytes that a put counts belong to the caller again. They need not have arrived.
+//! - The address of bytes that were not counted may change between calls. The exception are the runs that the
+//!   zero-copy design has exposed or is filling, of at least [`PipeShape::zero_copy_from`] bytes. Those count as 0
+//!   until the peer has read them.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `basic` | section 4.2: data, head and tail in three writes |
+//! | `piggyback` | section 4.3: data, size and head in one write, delayed and carried tails |
+//! | `pipelined` | section 4.4: copies and writes overlap |
+//! | `zero_copy` | section 5: the receiver reads long runs from the sender's buffer |
+//! | `pointers` | head and tail with their replicas, as `words` or as `messages`; `arrival` decides |
+//! | `chunk` | chunks with flags; `chunk_sender` and `chunk_receiver` are the ends of a ring of them |
+//! | `shape` | sizes, layouts, and the card that the ends exchange |
+//! | `link` | connection, memory and numbers of work requests |
+//!
+//! # Order
+//! The paper's designs poll memory for pointers and flags. This proves something only if the port places in order
+//! ([`Facts::ordered_placement`](crate::port::memory::Facts::ordered_placement)). On other ports the pointers travel as
+//! messages, each of which arrives after the writes before it. [`PipeArrival`] has the choice, and
+//! [`BytePipe::explain`] gives the reason.
+//!
+//! # Trust
+//! The peer writes into the inbox at any time. Each header, pointer and message is copied, checked against the own
+//! positions, and used from the copy. A bad value fails the pipe ([`PipeError::Violated`]) and nothing else. Payload is
+//! copied once, with bounds of this process.
+#![cfg_attr(not(test), forbid(unsafe_code))]
+
+use crate::payload::{Gather, Scatter};
+use crate::port::memory::{
+    Completion, Connection, LostError, MemoryKey, MemoryPort, PortRegion, PostError, Slice, WorkError,
+    WorkOutcome,
+};
+
+mod arrival;
+mod basic;
+mod chunk;
+mod chunk_receiver;
+mod chunk_sender;
+#[cfg(nemesia_injected_fault)]
+pub mod fault;
+mod link;
+mod messages;
+mod piggyback;
+mod pipelined;
+mod pointer;
+mod pointers;
+mod shape;
+mod words;
+mod zero_copy;
+
+use basic::Basic;
+use link::PipeWork;
+use messages::PointerMessages;
+use piggyback::Piggyback;
+use pipelined::Pipelined;
+use pointers::Pointers;
+use words::PointerWords;
+use zero_copy::ZeroCopy;
+
+pub use arrival::PipeArrival;
+use link::PipeLink;
+pub use link::PipeMemory;
+pub use shape::{CARD_BYTES, ChunkFill, Design, PIPE_VERSION, PipeCard, PipeShape};
+
+/// The reason why a pipe cannot be opened or has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PipeError {
+    /// The size of the ring is not possible.
+    #[error("a ring of {bytes} bytes: the size must be a power of two from {least} to {most}")]
+    Ring {
+        /// The size.
+        bytes: u32,
+        /// The smallest size.
+        least: u32,
+        /// The largest size.
+        most: u32,
+    },
+    /// The size of the chunks is not possible with this ring and port.
+    #[error("chunks of {bytes} bytes: the size must be a power of two from {least} to {most}")]
+    Chunk {
+        /// The size.
+        bytes: u32,
+        /// The smallest size.
+        least: u32,
+        /// The largest size.
+        most: u32,
+    },
+    /// The shape asks for polling on a port that does not place in order.
+    #[error("the port does not promise placement in order, so nothing can be polled: announce arrivals")]
+    Unordered,
+    /// The port has too few receives for messages.
+    #[error("the port has {found} receives a connection, and a pipe needs {needed}: open it with more")]
+    Receives {
+        /// The receives of the port.
+        found: u32,
+        /// The receives needed.
+        needed: u32,
+    },
+    /// The memory lent to the pipe is too small or not aligned to eight bytes.
+    #[error("the memory lent to the pipe is too small, read-only, or not aligned to 8 bytes")]
+    Memory,
+    /// The peer's card has the wrong length.
+    #[error("the peer sent a card of {bytes} bytes instead of {CARD_BYTES}")]
+    Card {
+        /// The length.
+        bytes: usize,
+    },
+    /// The peer uses another version.
+    #[error("the peer uses version {theirs} of the pipe, this process {ours}: use the same release")]
+    Version {
+        /// The version of this process.
+        ours: u8,
+        /// The version of the peer.
+        theirs: u8,
+    },
+    /// The peer's pipe has another design or other sizes.
+    #[error("the peer's pipe has another design or other sizes: use the same settings on both sides")]
+    Shape,
+    /// The peer's inbox is too small.
+    #[error("the peer lends {bytes} bytes for a pipe that needs {needed}")]
+    Inbox {
+        /// The bytes lent.
+        bytes: u64,
+        /// The bytes needed.
+        needed: u64,
+    },
+    /// The peer violated the protocol. The caller must close the connection.
+    #[error("the peer violated the protocol of the pipe: {what} is {found}, and the limit is {limit}")]
+    Violated {
+        /// The value.
+        what: &'static str,
+        /// The value found.
+        found: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// The caller gave a list that does not begin with the bytes of the operation in progress.
+    #[error("the list has {found} bytes, but the operation in progress covers {needed}")]
+    List {
+        /// The bytes of the list.
+        found: usize,
+        /// The bytes of the operation.
+        needed: usize,
+    },
+    /// The port refused a work request.
+    #[error("the port refused a work request: {0}")]
+    Post(PostError),
+    /// A work request failed, and with it the connection.
+    #[error("a work request failed: {0}")]
+    Work(WorkError),
+    /// The connection has ended.
+    #[error("the connection has ended: {0}")]
+    Lost(LostError),
+}
+
+/// Checks a position of the peer. A value below `least` is out of date, and `least` is returned.
+const fn checked(what: &'static str, found: u64, (least, most): (u64, u64)) -> Result<u64, PipeError> {
+    if found > most {
+        return Err(PipeError::Violated { what, found, limit: most });
+    }
+    Ok(if found < least { least } else { found })
+}
+
+/// The port of a pipe, and the registration of the caller's buffers for the zero-copy design.
+///
+/// A host without registrations implements only [`PipeHost::port`]; all runs are copied then. An implementation that
+/// registers the caller's memory makes [`LentMemory`](crate::payload::LentMemory) from these addresses, and must have
+/// the promise of its own caller that the bytes stay valid: those of a put until they are counted or the put fails,
+/// those of a get likewise.
+pub trait PipeHost {
+    /// The port.
+    type Port: MemoryPort;
+
+    /// Returns the port.
+    fn port(&mut self) -> &mut Self::Port;
+
+    /// Lets peers read `len` bytes at an address. Returns the region and the key of exactly these bytes; `None` if they
+    /// are to be copied instead. [`PipeHost::release`] follows.
+    fn expose(&mut self, address: u64, len: u64) -> Option<(PortRegion, MemoryKey)> {
+        let _ = (address, len);
+        None
+    }
+
+    /// Lets the port place a read in `len` bytes at an address, as a slice of exactly these bytes; `None` if they are
+    /// to be copied instead. [`PipeHost::release`] follows.
+    fn lend(&mut self, address: u64, len: u32) -> Option<Slice> {
+        let _ = (address, len);
+        None
+    }
+
+    /// Ends the use of a region. Returns `false` if the caller must try again: the bytes are in use until then.
+    fn release(&mut self, region: PortRegion) -> bool {
+        let _ = region;
+        true
+    }
+}
+
+/// The design with its positions.
+#[derive(Debug)]
+enum PipeRoom {
+    Basic(Basic),
+    Piggyback(Piggyback),
+    Pipelined(Pipelined),
+    ZeroCopy(ZeroCopy),
+}
+
+/// One end of a pipe. Not shared by threads. The caller routes the port's completions of this connection to
+/// [`BytePipe::on_completion`].
+#[derive(Debug)]
+pub struct BytePipe {
+    link: PipeLink,
+    pointers: Pointers,
+    room: PipeRoom,
+    lost: Option<PipeError>,
+}
+
+impl BytePipe {
+    /// Makes one end of a pipe over a connection that is being made, before this side accepts it. `connects` is whether
+    /// this side requested the connection. The inbox is registered with `local_write` and `remote_write`, the outbox
+    /// with [`RegionAccess::LOCAL`](crate::port::memory::RegionAccess::LOCAL); [`PipeShape`] has their sizes.
+    ///
+    /// # Errors
+    /// The shape does not suit the port, or the memory the shape.
+    pub fn new<P: MemoryPort>(
+        port: &mut P,
+        (connection, connects): (Connection, bool),
+        shape: PipeShape,
+        inbox: PipeMemory,
+        outbox: PipeMemory,
+    ) -> Result<Self, PipeError> {
+        let facts = *port.facts();
+        shape.check(&facts)?;
+        let fits = |memory: &PipeMemory, bytes: u64| {
+            let view = &memory.view;
+            view.is_writable() && view.len() as u64 >= bytes && view.address().is_multiple_of(8)
+        };
+        if !fits(&inbox, shape.inbox_bytes()) || !fits(&outbox, shape.outbox_bytes()) {
+            return Err(PipeError::Memory);
+        }
+        let most_bytes = facts.transfer_bytes.min(facts.message_bytes);
+        let link = PipeLink { connection, shape, inbox, outbox, peer: None, most_bytes };
+        let pointers = match shape.arrival {
+            PipeArrival::Polled => Pointers::Words(PointerWords::default()),
+            PipeArrival::Announced => Pointers::Messages(PointerMessages::new(port, &link, connects)?),
+        };
+        let room = match shape.design {
+            Design::Basic => PipeRoom::Basic(Basic::default()),
+            Design::Piggyback => PipeRoom::Piggyback(Piggyback::default()),
+            Design::Pipelined => PipeRoom::Pipelined(Pipelined::default()),
+            Design::ZeroCopy => PipeRoom::ZeroCopy(ZeroCopy::default()),
+        };
+        Ok(Self { link, pointers, room, lost: None })
+    }
+
+    /// Returns the card for the peer, as bytes; `None` if the inbox has no key.
+    pub fn card<P: MemoryPort>(&self, port: &P) -> Option<[u8; CARD_BYTES]> {
+        let inbox = port.key(self.link.inbox.region)?;
+        Some(PipeCard { shape: self.link.shape, inbox }.to_bytes())
+    }
+
+    /// Takes the peer's card, which is untrusted. Until then a put stages bytes, and nothing is written.
+    ///
+    /// # Errors
+    /// See [`PipeCard::check`].
+    pub fn meet(&mut self, card: &[u8]) -> Result<(), PipeError> {
+        self.link.peer = Some(PipeCard::check(card, &self.link.shape)?);
+        Ok(())
+    }
+
+    /// Puts bytes from the beginning of the list. Returns how many; the list of the next call begins after them.
+    ///
+    /// # Errors
+    /// The pipe has failed; nothing of the list is in use.
+    pub fn put<H: PipeHost>(&mut self, host: &mut H, from: &mut Gather) -> Result<usize, PipeError> {
+        if let Some(error) = self.lost {
+            return self.abandon_put(host).map_or(Ok(0), |()| Err(error));
+        }
+        if !self.pointers.may_speak() {
+            return Ok(0);
+        }
+        let ends = (&self.link, &mut self.pointers);
+        let result = match &mut self.room {
+            PipeRoom::Basic(room) => room.put(host.port(), ends, from),
+            PipeRoom::Piggyback(room) => room.put(host.port(), ends, from),
+            PipeRoom::Pipelined(room) => {
+                let len = from.buf().len();
+                room.put(host.port(), ends, from, (0, len))
+            }
+            PipeRoom::ZeroCopy(room) => room.put(host, ends, from),
+        };
+        self.keep(result)
+    }
+
+    /// Gets bytes into the list, from its beginning. Returns how many; the list of the next call begins after them.
+    /// Bytes that arrived before the connection was lost are still returned.
+    ///
+    /// # Errors
+    /// The pipe has failed, and no further byte can be read; nothing of the list is in use.
+    pub fn get<H: PipeHost>(&mut self, host: &mut H, into: &mut Scatter) -> Result<usize, PipeError> {
+        let ends = (&self.link, &mut self.pointers);
+        let result = match &mut self.room {
+            _ if self.lost.is_some_and(|error| !matches!(error, PipeError::Lost(_) | PipeError::Work(_))) => {
+                Ok(0)
+            }
+            PipeRoom::Basic(room) => room.get(host.port(), ends, into),
+            PipeRoom::Piggyback(room) => room.get(host.port(), ends, into),
+            PipeRoom::Pipelined(room) => room.get(host.port(), ends, into),
+            PipeRoom::ZeroCopy(room) => room.get(host, ends, into),
+        };
+        let count = match result {
+            Ok(count) => count,
+            Err(error) => {
+                self.lost = self.lost.or(Some(error));
+                0
+            }
+        };
+        match self.lost {
+            Some(error) if count == 0 && !into.is_empty() => {
+                self.abandon_get(host).map_or(Ok(0), |()| Err(error))
+            }
+            _ => Ok(count),
+        }
+    }
+
+    fn keep(&mut self, result: Result<usize, PipeError>) -> Result<usize, PipeError> {
+        if let Err(error) = result {
+            self.lost = self.lost.or(Some(error));
+            // The next call ends what is in use, and reports the error.
+            return Ok(0);
+        }
+        result
+    }
+
+    /// Ends the use of the caller's buffers by puts. `None` if they are still in use.
+    fn abandon_put<H: PipeHost>(&mut self, host: &mut H) -> Option<()> {
+        match &mut self.room {
+            PipeRoom::ZeroCopy(room) => room.abandon_put(host),
+            _ => Some(()),
+        }
+    }
+
+    /// Ends the use of the caller's buffers by gets. `None` if they are still in use.
+    fn abandon_get<H: PipeHost>(&mut self, host: &mut H) -> Option<()> {
+        match &mut self.room {
+            PipeRoom::ZeroCopy(room) => room.abandon_get(host),
+            _ => Some(()),
+        }
+    }
+
+    /// Takes a completion of this connection.
+    ///
+    /// # Errors
+    /// The peer violated the protocol; put and get then report the same.
+    pub fn on_completion<P: MemoryPort>(&mut self, port: &mut P, done: &Completion) -> Result<(), PipeError> {
+        let result = self.complete(port, done);
+        if let Err(error) = result {
+            self.lost = self.lost.or(Some(error));
+        }
+        result
+    }
+
+    fn complete<P: MemoryPort>(&mut self, port: &mut P, done: &Completion) -> Result<(), PipeError> {
+        let Some((work, number)) = PipeWork::of(done.id) else { return Ok(()) };
+        match (work, done.outcome) {
+            (PipeWork::Read, outcome) => {
+                if let PipeRoom::ZeroCopy(room) = &mut self.room {
+                    room.on_read(outcome == WorkOutcome::Done);
+                }
+                match outcome {
+                    WorkOutcome::Failed(error) => Err(PipeError::Work(error)),
+                    _ => Ok(()),
+                }
+            }
+            (_, WorkOutcome::Failed(error)) => Err(PipeError::Work(error)),
+            (PipeWork::Data, _) => {
+                match &mut self.room {
+                    PipeRoom::Basic(room) => room.on_written(number),
+                    PipeRoom::Piggyback(room) => room.sender.on_written(number),
+                    PipeRoom::Pipelined(room) => room.sender.on_written(number),
+                    PipeRoom::ZeroCopy(room) => room.pipe.sender.on_written(number),
+                }
+                Ok(())
+            }
+            (PipeWork::Pointer(group), _) => {
+                self.pointers.on_posted(group, number);
+                Ok(())
+            }
+            (PipeWork::Receive, WorkOutcome::Received { len, .. }) => match &mut self.pointers {
+                Pointers::Messages(messages) => messages.on_received(port, &self.link, (number, len)),
+                Pointers::Words(_) => Ok(()),
+            },
+            (PipeWork::Receive, WorkOutcome::Done) => Ok(()),
+        }
+    }
+
+    /// Takes note that the connection has ended.
+    pub fn on_lost(&mut self, error: LostError) {
+        self.lost = self.lost.or(Some(PipeError::Lost(error)));
+    }
+
+    /// Posts what waits for room in the queue. Put and get do the same; a caller that does neither calls this.
+    ///
+    /// # Errors
+    /// The port refused a work request.
+    pub fn push<P: MemoryPort>(&mut self, port: &mut P) -> Result<(), PipeError> {
+        if !self.pointers.may_speak() {
+            return Ok(());
+        }
+        let (link, pointers) = (&self.link, &mut self.pointers);
+        match &mut self.room {
+            PipeRoom::Basic(room) => room.push(port, link, pointers),
+            PipeRoom::Piggyback(room) => room.sender.post(port, link, pointers),
+            PipeRoom::Pipelined(room) => room.sender.post(port, link, pointers),
+            PipeRoom::ZeroCopy(room) => room.pipe.sender.post(port, link, pointers),
+        }
+    }
+
+    /// Returns whether all bytes that were put have left this process: their writes are complete, and the pointers are
+    /// published. [`Facts::write_proves_placement`](crate::port::memory::Facts::write_proves_placement) tells whether
+    /// the bytes are in the peer's memory then.
+    pub fn is_sent(&self) -> bool {
+        let sent = match &self.room {
+            PipeRoom::Basic(room) => room.is_sent(),
+            PipeRoom::Piggyback(room) => room.sender.is_sent(),
+            PipeRoom::Pipelined(room) => room.sender.is_sent(),
+            PipeRoom::ZeroCopy(room) => room.pipe.sender.is_sent(),
+        };
+        sent && self.pointers.is_clean()
+    }
+
+    /// Returns the shape.
+    pub const fn shape(&self) -> &PipeShape {
+        &self.link.shape
+    }
+
+    /// Returns the connection.
+    pub const fn connection(&self) -> Connection {
+        self.link.connection
+    }
+
+    /// Returns how bytes arrive, and why.
+    pub const fn explain(&self) -> &'static str {
+        self.link.shape.arrival.explain()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! The pipes of the RDMA Channel pass their one suite over every memory port.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use nemesia::shm::pipe::{self, Copying, ShmMemoryPort};
+use nemesia::tcp::{self, TcpPort};
+use nemesia_core::rdma_channel::Design;
+use nemesia_tests::{quick, seed};
+use nemesia_verification::pipes::{PipeFabric, PipeRun, PipeTally, PipeTrouble, run};
+use nemesia_verification::rdma::{Conditions, Fabric, Flaw, SimPort};
+
+struct SimulatedPipes(Fabric);
+
+impl PipeFabric for SimulatedPipes {
+    type Port = SimPort;
+
+    fn port(&mut self) -> Result<SimPort, String> {
+        Ok(self.0.port())
+    }
+
+    fn pass(&mut self) -> Duration {
+        self.0.pass()
+    }
+}
+
+/// Ports of this machine, whose time is real.
+struct RealPipes<P> {
+    open: fn() -> Result<P, String>,
+    start: Instant,
+}
+
+impl<P: nemesia_core::port::memory::MemoryPort> PipeFabric for RealPipes<P> {
+    type Port = P;
+
+    fn port(&mut self) -> Result<P, String> {
+        (self.open)()
+    }
+
+    fn pass(&mut self) -> Duration {
+        self.start.elapsed()
+    }
+}
+
+/// The time in which a world over real ports must come to its end.
+const HANGS: Duration = Duration::from_secs(60);
+const TROUBLES: [PipeTrouble; 3] = [PipeTrouble::None, PipeTrouble::Death, PipeTrouble::Hostile];
+
+/// Runs worlds of all designs with all troubles. Returns what happened in those of each design.
+fn all_pass<F: PipeFabric>(
+    seeds: u64,
+    (steps, processes, most_time): (usize, usize, Duration),
+    fabric: impl Fn(u64) -> F,
+) -> BTreeMap<&'static str, PipeTally> {
+    let seeds = if quick() { seeds.div_ceil(10) } else { seeds };
+    let mut tallies = BTreeMap::new();
+    for design in Design::ALL {
+        let tally: &mut PipeTally = tallies.entry(design.name()).or_default();
+        for (at, trouble) in (0..seeds).flat_map(|at| TROUBLES.map(|trouble| (at, trouble))) {
+            let seed = seed().wrapping_add(at);
+            let what = PipeRun { design, seed, steps, processes, trouble, most_turns: 100_000, most_time };
+            match run(fabric(seed), &what) {
+                Ok(one) => tally.add(&one),
+                Err(why) => assert!(why.is_empty(), "{what:?}: {why}"),
+            }
+        }
+        assert!(tally.bytes > 0 && tally.idle_puts > 0 && tally.cut > 0, "{}: {tally:?}", design.name());
+    }
+    tallies
+}
+
+fn simulated(conditions: Conditions, seeds: u64) -> BTreeMap<&'static str, PipeTally> {
+    all_pass(seeds, (1500, 4, Duration::ZERO), |seed| SimulatedPipes(Fabric::new(seed, conditions)))
+}
+
+#[test]
+fn pipes_pass_where_placement_is_in_order() {
+    for (design, tally) in simulated(Conditions::INFINIBAND, 100) {
+        let seen = [tally.polled, tally.announced, tally.violated, tally.lost];
+        assert!(quick() || seen.iter().all(|count| *count > 0), "{design}: {tally:?}");
+        let zero_copy = tally.exposed > 0 && tally.lent > 0;
+        assert_eq!(zero_copy, design == Design::ZeroCopy.name(), "{design}: {tally:?}");
+    }
+}
+
+#[test]
+fn pipes_pass_where_bytes_are_placed_in_any_order() {
+    for (design, tally) in simulated(Conditions::IWARP, 100) {
+        assert!(tally.polled == 0 && tally.announced > 0, "{design}: {tally:?}");
+    }
+}
+
+#[test]
+fn pipes_pass_where_registrations_fail() {
+    // Memory of the pipes of four processes, and hardly more.
+    let mut conditions = Conditions::INFINIBAND;
+    conditions.facts.regions = 8;
+    simulated(conditions, 30);
+}
+
+#[test]
+fn pipes_pass_over_the_least_that_a_fabric_may_have() {
+    let mut conditions = Conditions::MEAGRE;
+    conditions.facts.receive_depth = 3;
+    all_pass(50, (1500, 3, Duration::ZERO), |seed| SimulatedPipes(Fabric::new(seed, conditions)));
+}
+
+#[test]
+fn a_port_with_too_few_receives_is_refused_with_the_reason() {
+    let what = PipeRun {
+        design: Design::Basic,
+        seed: 1,
+        steps: 1,
+        processes: 2,
+        trouble: PipeTrouble::None,
+        most_turns: 1000,
+        most_time: Duration::ZERO,
+    };
+    let why = run(SimulatedPipes(Fabric::new(1, Conditions::MEAGRE)), &what).err().unwrap_or_default();
+    assert!(why.contains("2 receives") && why.contains("needs 3"), "{why}");
+}
+
+#[test]
+fn pipes_pass_over_tcp() {
+    let open = || {
+        let options = tcp::Options { connections: 16, ..tcp::Options::default() };
+        tcp::listen(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0), &options)
+            .map_err(|error| error.to_string())
+    };
+    all_pass(10, (2000, 3, HANGS), |_| RealPipes::<TcpPort> { open, start: Instant::now() });
+}
+
+fn over_shared_memory(open: fn() -> Result<ShmMemoryPort, String>) {
+    all_pass(10, (2000, 3, HANGS), |_| RealPipes { open, start: Instant::now() });
+}
+
+#[test]
+fn pipes_pass_over_shared_memory_by_the_kernel() {
+    over_shared_memory(|| {
+        pipe::listen(Copying::Kernel, &pipe::Options::default()).map_err(|error| error.to_string())
+    });
+}
+
+#[test]
+fn pipes_pass_over_shared_memory_through_rings() {
+    over_shared_memory(|| {
+        pipe::listen(Copying::Rings, &pipe::Options::default()).map_err(|error| error.to_string())
+    });
+}
+
+/// A port whose later work overtakes a write breaks the promise on which every design rests.
+#[test]
+fn a_port_on_which_work_overtakes_writes_is_found() {
+    for design in Design::ALL {
+        let found = (0..200).any(|seed| {
+            let conditions = Conditions { flaw: Some(Flaw::Overtaking), ..Conditions::INFINIBAND };
+            let what = PipeRun {
+                design,
+                seed,
+                steps: 1500,
+                processes: 2,
+                trouble: PipeTrouble::None,
+                most_turns: 10_000,
+                most_time: Duration::ZERO,
+            };
+            run(SimulatedPipes(Fabric::new(seed, conditions)), &what).is_err()
+        });
+        assert!(found, "{}", design.name());
+    }
+}
