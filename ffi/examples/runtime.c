@@ -14,9 +14,7 @@
 enum { MOST = 64, SECONDS = 120, RING = 1, ALL = 2 };
 
 static void need(int condition, const char *what) {
-    if (condition) return;
-    fprintf(stderr, "%s\n", what);
-    exit(EXIT_FAILURE);
+    if (!condition) { fprintf(stderr, "%s\n", what); exit(EXIT_FAILURE); }
 }
 
 static int32_t check(int32_t status) {
@@ -60,29 +58,21 @@ static uint64_t peer_at(int rank) {
 }
 
 /* 3. Requests. The completion of one carries its address. */
-struct request { uint32_t kind; int rank; uint64_t word; };
-static int pending, lost;
+static struct request { uint32_t kind; int rank; uint64_t word; } requests[2 * MOST + 2];
+static int started, pending, lost;
 static uint64_t sum;
 
 static void start(uint32_t kind, int rank, uint64_t tag, uint64_t word, bool from_any) {
-    static struct request requests[2 * MOST + 2];
-    static int started;
     struct request *request = &requests[started++];
+    nemesia_operation it = {.struct_size = sizeof it, .kind = kind, .flags = NEMESIA_OPERATION_COMPLETION, .tag = tag,
+                            .user_context = (uintptr_t)request, .rank = NEMESIA_ANY_SOURCE,
+                            .buffer = &request->word, .len = sizeof request->word};
     int32_t status = NEMESIA_OK;
-    nemesia_operation it = {.struct_size = sizeof it, .kind = kind, .tag = tag, .rank = NEMESIA_ANY_SOURCE};
     *request = (struct request){kind, rank, word};
-    it.flags = NEMESIA_OPERATION_COMPLETION;
-    it.user_context = (uintptr_t)request;
-    it.buffer = &request->word;
-    it.len = sizeof request->word;
     if (!from_any) status = nemesia_endpoint_rank_of(endpoint, peer_at(rank), &it.rank);
     if (status == NEMESIA_OK) status = nemesia_endpoint_start(endpoint, &it, NULL);
-    if (status == NEMESIA_ERR_ENDED || status == NEMESIA_ERR_PEER_FAILED) {
-        lost += kind == NEMESIA_OPERATION_RECEIVE;
-    } else {
-        check(status);
-        pending++;
-    }
+    if (status == NEMESIA_ERR_ENDED || status == NEMESIA_ERR_PEER_FAILED) lost += kind == NEMESIA_OPERATION_RECEIVE;
+    else pending += check(status) == NEMESIA_OK;
 }
 
 static void finish(const nemesia_completion *done) {
@@ -90,8 +80,7 @@ static void finish(const nemesia_completion *done) {
     uint64_t sender;
     pending--;
     if (request->kind != NEMESIA_OPERATION_RECEIVE) return;
-    lost += done->code == NEMESIA_ERR_PEER_FAILED;
-    if (done->code == NEMESIA_ERR_PEER_FAILED) return;
+    if (done->code == NEMESIA_ERR_PEER_FAILED) { lost++; return; }
     need(done->code == NEMESIA_OK, nemesia_status_name(done->code));
     check(nemesia_endpoint_peer_of(endpoint, done->rank, &sender));
     need(sender == peer_at(request->rank), "a message of another process");
@@ -115,7 +104,6 @@ static void complete_all(void) {
 static int run(int rank, int size) {
     uint8_t address[NEMESIA_ADDRESS_BYTES];
     const int left = (rank + size - 1) % size;
-    int other;
     alarm(SECONDS); /* whatever happens, no process stays */
     check(nemesia_endpoint_alone(NULL, &endpoint));
     check(nemesia_endpoint_address(endpoint, address));
@@ -127,10 +115,9 @@ static int run(int rank, int size) {
     put("met", rank, "", 0);
     while (rank == size - 1) pause();
     sum = 0;
-    for (other = 0; other < size; other++) {
-        if (other == rank) continue;
-        start(NEMESIA_OPERATION_RECEIVE, other, ALL, 0, false);
-        start(NEMESIA_OPERATION_SEND, other, ALL, 1 + (uint64_t)rank, false);
+    for (int other = 0; other < size; other++) {
+        if (other != rank) start(NEMESIA_OPERATION_RECEIVE, other, ALL, 0, false);
+        if (other != rank) start(NEMESIA_OPERATION_SEND, other, ALL, 1 + (uint64_t)rank, false);
     }
     complete_all();
     check(nemesia_endpoint_close(endpoint));
