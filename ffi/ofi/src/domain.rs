@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::bindings::{
     self as fi, fi_atomic_attr, fi_collective_attr, fi_collective_op, fi_datatype, fi_fabric_attr, fi_info,
-    fi_mr_attr, fi_op, fi_ops_domain, fi_ops_fabric, fi_ops_mr, fi_poll_attr, fi_rx_attr, fi_tx_attr,
-    fi_wait_attr, fid, fid_domain, fid_ep, fid_fabric, fid_mr, fid_pep, fid_poll, fid_stx, fid_wait,
+    fi_op, fi_ops_domain, fi_ops_fabric, fi_poll_attr, fi_rx_attr, fi_tx_attr, fi_wait_attr, fid, fid_domain,
+    fid_ep, fid_fabric, fid_pep, fid_poll, fid_stx, fid_wait,
 };
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
 use crate::port::Port;
 use crate::queue::Queue;
+use crate::region::{self, DomainRegion};
 use crate::{address, counter, endpoint, event, queue};
-use libc::iovec;
 
 /// Objects of one kind, by number.
 pub(crate) struct Table<T>(Vec<Option<T>>);
@@ -46,6 +46,11 @@ impl<T> Table<T> {
         self.0.get_mut(at)?.take()
     }
 
+    /// Returns a number that is larger than that of each object.
+    pub(crate) const fn places(&self) -> usize {
+        self.0.len()
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.0.iter_mut().flatten()
     }
@@ -56,6 +61,7 @@ pub(crate) struct DomainState {
     pub(crate) ports: Table<Port>,
     pub(crate) queues: Table<Queue>,
     pub(crate) vectors: Table<address::AddressVector>,
+    pub(crate) regions: Table<DomainRegion>,
 }
 
 /// A domain.
@@ -133,12 +139,6 @@ static DOMAIN: Constant<fi_ops_domain> = Constant(fi_ops_domain {
     query_collective: Some(no_collectives),
     endpoint2: Some(open_endpoint_with),
 });
-static REGISTRATION: Constant<fi_ops_mr> = Constant(fi_ops_mr {
-    size: size_of::<fi_ops_mr>(),
-    reg: Some(no_registration),
-    regv: Some(no_registration_of_list),
-    regattr: Some(no_registration_by),
-});
 
 pub(crate) unsafe extern "C" fn open_fabric(
     attr: *mut fi_fabric_attr,
@@ -169,11 +169,16 @@ unsafe extern "C" fn open_domain(
         // SAFETY: the application's structures, null or valid.
         let attr = unsafe { info.as_ref().and_then(|info| info.domain_attr.as_ref()) };
         let is_shared = attr.is_none_or(|attr| attr.threading != fi::FI_THREAD_DOMAIN);
-        let state = DomainState { ports: Table::new(), queues: Table::new(), vectors: Table::new() };
+        let state = DomainState {
+            ports: Table::new(),
+            queues: Table::new(),
+            vectors: Table::new(),
+            regions: Table::new(),
+        };
         let (state, lock, open) = (UnsafeCell::new(state), Mutex::new(()), AtomicUsize::new(0));
         let shared = Arc::new(Domain { state, lock, is_shared, open });
         let fid = fid_of(fi::FI_CLASS_DOMAIN, context, &DOMAIN_FID);
-        let domain = fid_domain { fid, ops: DOMAIN.get(), mr: REGISTRATION.get() };
+        let domain = fid_domain { fid, ops: DOMAIN.get(), mr: region::OPS.get() };
         lend(DomainObject { domain, shared }, out)
     })
 }
@@ -256,8 +261,4 @@ lacking! {
     no_shared_receives(*mut fid_domain, *mut fi_rx_attr, *mut *mut fid_ep, *mut c_void) = FI_ENOSYS;
     no_atomics(*mut fid_domain, fi_datatype, fi_op, *mut fi_atomic_attr, u64) = FI_EOPNOTSUPP;
     no_collectives(*mut fid_domain, fi_collective_op, *mut fi_collective_attr, u64) = FI_EOPNOTSUPP;
-    no_registration(*mut fid, *const c_void, usize, u64, u64, u64, u64, *mut *mut fid_mr, *mut c_void) = FI_ENOSYS;
-    no_registration_of_list(*mut fid, *const iovec, usize, u64, u64, u64, u64, *mut *mut fid_mr, *mut c_void)
-        = FI_ENOSYS;
-    no_registration_by(*mut fid, *const fi_mr_attr, u64, *mut *mut fid_mr) = FI_ENOSYS;
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::address::VectorObject;
 use crate::bindings::{
-    self as fi, fi_info, fi_ops_cm, fi_ops_ep, fi_ops_rma, fi_rx_attr, fi_tx_attr, fid, fid_domain, fid_ep,
-    fid_mc, fid_pep,
+    self as fi, fi_info, fi_ops_cm, fi_ops_ep, fi_rx_attr, fi_tx_attr, fid, fid_domain, fid_ep, fid_mc,
+    fid_pep,
 };
 use crate::counter::CounterObject;
 use crate::domain::{Domain, DomainState, domain_of};
@@ -14,7 +14,7 @@ use crate::info::{self, write_address};
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
 use crate::port::{Around, BoundQueue, Port};
 use crate::queue::QueueObject;
-use crate::{message, tagged};
+use crate::{message, one_sided, region, tagged};
 
 /// An endpoint.
 #[repr(C)]
@@ -32,7 +32,7 @@ impl EndpointObject {
         work: impl FnOnce(&mut Port, &mut Around<'_>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         self.domain.with(|state| {
-            let DomainState { ports, queues, vectors } = state;
+            let DomainState { ports, queues, vectors, .. } = state;
             let port = ports.get(self.number).ok_or(Errno::INVALID)?;
             work(port, &mut Around { queues, vectors })
         })
@@ -62,18 +62,6 @@ static NAMES: Constant<fi_ops_cm> = Constant(fi_ops_cm {
     shutdown: Some(no_shutdown),
     join: Some(no_join),
 });
-static ONE_SIDED: Constant<fi_ops_rma> = Constant(fi_ops_rma {
-    size: size_of::<fi_ops_rma>(),
-    read: Some(no_read),
-    readv: Some(no_list),
-    readmsg: Some(no_message),
-    write: Some(no_write),
-    writev: Some(no_list),
-    writemsg: Some(no_message),
-    inject: Some(no_inject),
-    writedata: Some(no_data),
-    injectdata: Some(no_inject_data),
-});
 
 pub(crate) unsafe extern "C" fn open(
     domain: *mut fid_domain,
@@ -99,14 +87,18 @@ pub(crate) unsafe extern "C" fn open(
             return Err(Errno::INVALID);
         }
         let port = Port::open(info.caps, [sends, receives])?;
-        let number = domain.with(|state| state.ports.insert(port));
+        let number = domain.with(|state| {
+            let number = state.ports.insert(port);
+            let exposed = region::expose_all(state, number);
+            exposed.map(|()| number).inspect_err(|_| drop(state.ports.remove(number)))
+        })?;
         domain.opened();
         let endpoint = fid_ep {
             fid: fid_of(fi::FI_CLASS_EP, context, &FID),
             ops: OPS.get(),
             cm: NAMES.get(),
             msg: message::OPS.get(),
-            rma: ONE_SIDED.get(),
+            rma: one_sided::OPS.get(),
             tagged: tagged::OPS.get(),
             atomic: std::ptr::null_mut(),
             collective: std::ptr::null_mut(),
@@ -122,6 +114,9 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         let port = it.domain.with(|state| {
             for queue in state.queues.iter_mut() {
                 queue.ports.retain(|port| *port != it.number);
+            }
+            for region in state.regions.iter_mut() {
+                region.forget(it.number);
             }
             state.ports.remove(it.number)
         });
@@ -310,11 +305,4 @@ lacking! {
     no_reject(*mut fid_pep, *mut fid, *const c_void, usize) -> c_int;
     no_shutdown(*mut fid_ep, u64) -> c_int;
     no_join(*mut fid_ep, *const c_void, u64, *mut *mut fid_mc, *mut c_void) -> c_int;
-    no_read(*mut fid_ep, *mut c_void, usize, *mut c_void, u64, u64, u64, *mut c_void) -> isize;
-    no_write(*mut fid_ep, *const c_void, usize, *mut c_void, u64, u64, u64, *mut c_void) -> isize;
-    no_list(*mut fid_ep, *const libc::iovec, *mut *mut c_void, usize, u64, u64, u64, *mut c_void) -> isize;
-    no_message(*mut fid_ep, *const fi::fi_msg_rma, u64) -> isize;
-    no_inject(*mut fid_ep, *const c_void, usize, u64, u64, u64) -> isize;
-    no_data(*mut fid_ep, *const c_void, usize, *mut c_void, u64, u64, u64, u64, *mut c_void) -> isize;
-    no_inject_data(*mut fid_ep, *const c_void, usize, u64, u64, u64, u64) -> isize;
 }

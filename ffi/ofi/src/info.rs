@@ -20,10 +20,17 @@ pub(crate) const CAPS: u64 = fi::FI_MSG as u64
     | fi::FI_SEND as u64
     | fi::FI_RECV as u64
     | fi::FI_MULTI_RECV as u64
+    | ONE_SIDED
     | fi::FI_SOURCE
     | fi::FI_DIRECTED_RECV
     | fi::FI_LOCAL_COMM
     | fi::FI_REMOTE_COMM;
+/// One-sided operations of this process, and of its peers.
+const ONE_SIDED: u64 = fi::FI_RMA as u64
+    | fi::FI_READ as u64
+    | fi::FI_WRITE as u64
+    | fi::FI_REMOTE_READ as u64
+    | fi::FI_REMOTE_WRITE as u64;
 /// Of these, what an application gets only if it asks: it costs time.
 const ON_REQUEST: u64 = fi::FI_SOURCE | fi::FI_DIRECTED_RECV;
 /// The flags that operations may have by default.
@@ -187,6 +194,7 @@ fn offer(wanted: &Wanted) -> Result<*mut fi_info, Errno> {
         (*tx).inject_size = INJECT_BYTES;
         (*tx).size = OPERATIONS;
         (*tx).iov_limit = MOST_RUNS;
+        (*tx).rma_iov_limit = 1;
         (*info).tx_attr = tx;
         let rx: *mut fi_rx_attr = allocate()?;
         (*rx).caps = caps & !u64::from(fi::FI_SEND);
@@ -209,7 +217,10 @@ fn offer(wanted: &Wanted) -> Result<*mut fi_info, Errno> {
 fn complete(caps: u64) -> u64 {
     let ways = u64::from(fi::FI_SEND) | u64::from(fi::FI_RECV);
     let reach = fi::FI_LOCAL_COMM | fi::FI_REMOTE_COMM;
+    let sides = ONE_SIDED & !u64::from(fi::FI_RMA);
     let caps = if caps & ways == 0 { caps | ways } else { caps };
+    let is_whole = caps & u64::from(fi::FI_RMA) == 0 || caps & sides != 0;
+    let caps = if is_whole { caps } else { caps | sides };
     if caps & reach == 0 { caps | reach } else { caps }
 }
 
@@ -244,6 +255,8 @@ fn domain(wanted: &Wanted, caps: u64) -> Result<*mut fi_domain_attr, Errno> {
             fi::FI_AV_UNSPEC => fi::FI_AV_TABLE,
             av => av,
         };
+        (*it).mr_cnt = 1 << 16;
+        (*it).mr_iov_limit = 1;
         (*it).mr_key_size = size_of::<u64>();
         (*it).cq_data_size = size_of::<u64>();
         (*it).cq_cnt = 1 << 10;

@@ -11,6 +11,7 @@
 //! | `endpoint.rs` | endpoints: opened, bound, enabled, named |
 //! | `port.rs`, `port/collect.rs` | the endpoint of Nemesia behind one of libfabric: operations, and their completions |
 //! | `message.rs`, `tagged.rs` | the calls for messages without and with a tag |
+//! | `one_sided.rs`, `region.rs` | one-sided operations; memory that peers may use |
 //! | `object.rs` | what all objects have; the boundary to C |
 //! | `bindings.rs` | the headers of libfabric, made by bindgen |
 //!
@@ -30,8 +31,10 @@ mod event;
 mod info;
 mod message;
 mod object;
+mod one_sided;
 mod port;
 mod queue;
+mod region;
 mod tagged;
 
 use std::cell::UnsafeCell;

@@ -30,6 +30,7 @@ impl Errno {
     pub(crate) const ENDED: Self = Self(bindings::FI_ECONNABORTED);
     pub(crate) const TRUNCATED: Self = Self(bindings::FI_ETRUNC);
     pub(crate) const CANCELLED: Self = Self(bindings::FI_ECANCELED);
+    pub(crate) const NO_KEY: Self = Self(bindings::FI_ENOKEY);
     pub(crate) const NO_SUPPORT: Self = Self(bindings::FI_EOPNOTSUPP);
 }
 

@@ -5,6 +5,7 @@
 //! written when it starts.
 
 mod collect;
+mod one_sided;
 mod operations;
 
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
@@ -23,6 +24,7 @@ use crate::domain::Table;
 use crate::info;
 use crate::object::Errno;
 use crate::queue::{Entry, Queue};
+pub(crate) use one_sided::Accessing;
 use operations::{Operation, Operations};
 
 /// The matching contexts.

@@ -48,7 +48,7 @@ impl Queue {
     /// Takes completions if there are none.
     #[inline]
     fn fill(state: &mut DomainState, number: usize) -> Result<(), Errno> {
-        let DomainState { ports, queues, vectors } = state;
+        let DomainState { ports, queues, vectors, .. } = state;
         let queue = queues.get(number).ok_or(Errno::INVALID)?;
         if !queue.entries.is_empty() {
             return Ok(());

@@ -4,6 +4,9 @@ use nemesia::{Completion, CompletionKind, Error, Status};
 
 use super::operations::Operation;
 use super::{Around, DATA, Port, RECV, SEND};
+
+const READ: u64 = fi::FI_READ as u64;
+const WRITE: u64 = fi::FI_WRITE as u64;
 use crate::address::AddressVector;
 use crate::bindings as fi;
 use crate::domain::Table;
@@ -43,6 +46,7 @@ impl Port {
                 operation.is_wanted = true;
                 self.report_released(&operation, &result, around);
             }
+            CompletionKind::Get | CompletionKind::Put => self.report_part(number, result, around),
             _ => {
                 let Some(operation) = self.operations.remove(number) else { return };
                 self.report_end(&operation, result, around);
@@ -50,7 +54,28 @@ impl Port {
         }
     }
 
-    /// Reports the end of an operation.
+    /// Reports the end of a one-sided operation, if this is its last part.
+    fn report_part(&mut self, number: u64, result: Result<Status, Error>, around: &mut Around<'_>) {
+        let Some(operation) = self.operations.get(number) else { return };
+        operation.parts -= 1;
+        let error = result.as_ref().err().map(Errno::from);
+        operation.error = operation.error.or(error);
+        if operation.parts > 0 {
+            return;
+        }
+        let Some(operation) = self.operations.remove(number) else { return };
+        if !self.counters.is_empty() {
+            self.count(operation.flags & (READ | WRITE), operation.error.is_none());
+        }
+        if operation.error.is_none() && !operation.is_wanted {
+            return;
+        }
+        let error = operation.error.map(|error| (error, 0));
+        let (context, flags) = (operation.context, operation.flags);
+        self.write(&Entry { context, flags, source: u64::MAX, error, ..Entry::default() }, true, around);
+    }
+
+    /// Reports the end of a message.
     fn report_end(&mut self, operation: &Operation, result: Result<Status, Error>, around: &mut Around<'_>) {
         let is_send = operation.flags & SEND != 0;
         if !self.counters.is_empty() {

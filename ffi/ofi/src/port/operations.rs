@@ -3,6 +3,7 @@
 use nemesia::{Request, Segment};
 
 use crate::bindings as fi;
+use crate::object::Errno;
 
 /// An operation under way.
 #[derive(Default)]
@@ -19,6 +20,10 @@ pub(super) struct Operation {
     pub(super) request: Option<Request>,
     /// The bytes of a send, if they were copied.
     pub(super) copy: Option<Box<[u8]>>,
+    /// The parts of a one-sided operation that are under way; 0 for a message.
+    pub(super) parts: u32,
+    /// Why a part of it has failed.
+    pub(super) error: Option<Errno>,
     /// The runs of its memory, if there are several.
     pub(super) list: Box<[Segment]>,
 }
