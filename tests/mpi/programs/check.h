@@ -39,8 +39,19 @@ static void begin(int *count, char ***words) {
     MPI_Comm_size(MPI_COMM_WORLD, &size);
 }
 
+/* Returns whether this process has memory of an endpoint of Nemesia: no other transport has served it. */
+static int has_nemesia(void) {
+    char line[512];
+    int found = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) found |= strstr(line, "nemesia-own") != NULL;
+    if (maps != NULL) fclose(maps);
+    return found;
+}
+
 /* Says that all ranks have come here. */
 static int end(const char *name) {
+    CHECK(has_nemesia());
     MPI_Barrier(MPI_COMM_WORLD);
     if (rank == 0) printf("%s: %d ranks passed\n", name, size);
     MPI_Finalize();
