@@ -52,7 +52,8 @@ fi
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 cargo=${CARGO:-cargo}
-"$cargo" build --package nemesia-ffi --package nemesia-interpose --package nemesia-ofi --package nemesia-tool --profile "$profile"
+"$cargo" build --package nemesia-ffi --package nemesia-interpose --package nemesia-ofi --package nemesia-tool \
+    --profile "$profile"
 target=$("$cargo" metadata --no-deps --format-version 1 | sed -nE 's/.*"target_directory":"([^"]*)".*/\1/p')
 built=$target/${profile/dev/debug}
 version=$("$cargo" pkgid --package nemesia-ffi | sed -E 's/.*[#@]//')

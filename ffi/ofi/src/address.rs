@@ -2,7 +2,6 @@
 //!
 //! An `fi_addr_t` is an index, for both types of vectors. An address that is inserted again has its first index.
 
-use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -11,49 +10,10 @@ use nemesia::{ADDRESS_BYTES, PeerAddress};
 use crate::bindings::{
     self as fi, fi_av_attr, fi_av_set_attr, fi_ops_av, fid, fid_av, fid_av_set, fid_domain,
 };
-use crate::domain::{Domain, domain_of};
 use crate::info::write_address;
 use crate::object::{Constant, Errno, FidOps, call, call_int, fid_of, lend, object, reclaim};
-
-/// The addresses of one vector.
-#[derive(Default)]
-pub(crate) struct AddressVector {
-    addresses: Vec<Option<PeerAddress>>,
-    known: HashMap<PeerAddress, usize>,
-    free: Vec<usize>,
-}
-
-impl AddressVector {
-    fn insert(&mut self, address: PeerAddress) -> usize {
-        if let Some(at) = self.known.get(&address) {
-            return *at;
-        }
-        let at = self.free.pop().unwrap_or(self.addresses.len());
-        if at == self.addresses.len() {
-            self.addresses.push(None);
-        }
-        self.addresses[at] = Some(address);
-        self.known.insert(address, at);
-        at
-    }
-
-    fn remove(&mut self, at: u64) -> Result<(), Errno> {
-        let at = usize::try_from(at).map_err(|_| Errno::INVALID)?;
-        let address = self.addresses.get_mut(at).and_then(Option::take).ok_or(Errno::INVALID)?;
-        self.known.remove(&address);
-        self.free.push(at);
-        Ok(())
-    }
-
-    pub(crate) fn get(&self, at: u64) -> Option<&PeerAddress> {
-        self.addresses.get(usize::try_from(at).ok()?)?.as_ref()
-    }
-
-    /// Returns the number of an address.
-    pub(crate) fn find(&self, address: &PeerAddress) -> Option<u64> {
-        self.known.get(address).map(|at| *at as u64)
-    }
-}
+use crate::state::{Domain, domain_of};
+use crate::vector::AddressVector;
 
 #[repr(C)]
 pub(crate) struct VectorObject {

@@ -2,27 +2,13 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::bindings::{self as fi, fi_cntr_attr, fi_ops_cntr, fid, fid_cntr, fid_domain};
-use crate::domain::{Domain, domain_of};
+use crate::counts::Counts;
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
-
-/// The counts of one counter.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    succeeded: AtomicU64,
-    failed: AtomicU64,
-}
-
-impl Counts {
-    /// Counts an operation.
-    pub(crate) fn count(&self, succeeded: bool) {
-        let counter = if succeeded { &self.succeeded } else { &self.failed };
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-}
+use crate::state::{Domain, domain_of};
 
 #[repr(C)]
 pub(crate) struct CounterObject {

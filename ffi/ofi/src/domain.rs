@@ -1,12 +1,7 @@
-//! Fabrics and domains. All objects of a domain live in one structure, behind one lock.
-//!
-//! An application that has asked for FI_THREAD_DOMAIN calls one function of a domain at a time. For all others the lock
-//! is taken in each call.
+//! Fabrics and domains.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::bindings::{
     self as fi, fi_atomic_attr, fi_collective_attr, fi_collective_op, fi_datatype, fi_fabric_attr, fi_info,
@@ -14,104 +9,12 @@ use crate::bindings::{
     fid_ep, fid_fabric, fid_pep, fid_poll, fid_stx, fid_wait,
 };
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
-use crate::port::Port;
-use crate::queue::Queue;
-use crate::region::{self, DomainRegion};
-use crate::{address, counter, endpoint, event, queue};
-
-/// Objects of one kind, by number.
-pub(crate) struct Table<T>(Vec<Option<T>>);
-
-impl<T> Table<T> {
-    const fn new() -> Self {
-        Self(Vec::new())
-    }
-
-    pub(crate) fn insert(&mut self, value: T) -> usize {
-        let free = self.0.iter().position(Option::is_none);
-        let at = free.unwrap_or(self.0.len());
-        if at == self.0.len() {
-            self.0.push(None);
-        }
-        self.0[at] = Some(value);
-        at
-    }
-
-    #[inline]
-    pub(crate) fn get(&mut self, at: usize) -> Option<&mut T> {
-        self.0.get_mut(at)?.as_mut()
-    }
-
-    pub(crate) fn remove(&mut self, at: usize) -> Option<T> {
-        self.0.get_mut(at)?.take()
-    }
-
-    /// Returns a number that is larger than that of each object.
-    pub(crate) const fn places(&self) -> usize {
-        self.0.len()
-    }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.0.iter_mut().flatten()
-    }
-}
-
-/// All objects of a domain.
-pub(crate) struct DomainState {
-    pub(crate) ports: Table<Port>,
-    pub(crate) queues: Table<Queue>,
-    pub(crate) vectors: Table<address::AddressVector>,
-    pub(crate) regions: Table<DomainRegion>,
-}
-
-/// A domain.
-pub(crate) struct Domain {
-    state: UnsafeCell<DomainState>,
-    lock: Mutex<()>,
-    /// Several threads may call functions of the domain at the same time.
-    is_shared: bool,
-    /// The objects of the domain that are open.
-    open: AtomicUsize,
-}
-
-const fn needs_send<T: Send>() {}
-const _: () = needs_send::<DomainState>();
-
-// SAFETY: the state may move between threads, as is checked above. One thread at a time uses it: by the lock, or by the
-// promise of an application that has asked for FI_THREAD_DOMAIN.
-unsafe impl Sync for Domain {}
-// SAFETY: as above.
-unsafe impl Send for Domain {}
-
-impl Domain {
-    /// Calls `work` with all objects. `work` calls no function of the application.
-    #[inline]
-    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut DomainState) -> T) -> T {
-        let _guard = self.is_shared.then(|| self.lock.lock().unwrap_or_else(PoisonError::into_inner));
-        // SAFETY: see above; and `work` does not come here again.
-        work(unsafe { &mut *self.state.get() })
-    }
-
-    /// Counts an object that is open.
-    pub(crate) fn opened(&self) {
-        self.open.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts an object that was closed.
-    pub(crate) fn closed(&self) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+use crate::state::{Domain, DomainObject};
+use crate::{address, counter, endpoint, event, queue, region};
 
 #[repr(C)]
 struct Fabric {
     fabric: fid_fabric,
-}
-
-#[repr(C)]
-struct DomainObject {
-    domain: fid_domain,
-    shared: Arc<Domain>,
 }
 
 static FABRIC_FID: FidOps = FidOps::closed_by(close_fabric);
@@ -169,14 +72,7 @@ unsafe extern "C" fn open_domain(
         // SAFETY: the application's structures, null or valid.
         let attr = unsafe { info.as_ref().and_then(|info| info.domain_attr.as_ref()) };
         let is_shared = attr.is_none_or(|attr| attr.threading != fi::FI_THREAD_DOMAIN);
-        let state = DomainState {
-            ports: Table::new(),
-            queues: Table::new(),
-            vectors: Table::new(),
-            regions: Table::new(),
-        };
-        let (state, lock, open) = (UnsafeCell::new(state), Mutex::new(()), AtomicUsize::new(0));
-        let shared = Arc::new(Domain { state, lock, is_shared, open });
+        let shared = Arc::new(Domain::new(is_shared));
         let fid = fid_of(fi::FI_CLASS_DOMAIN, context, &DOMAIN_FID);
         let domain = fid_domain { fid, ops: DOMAIN.get(), mr: region::OPS.get() };
         lend(DomainObject { domain, shared }, out)
@@ -201,7 +97,7 @@ unsafe extern "C" fn close_domain(fid: *mut fid) -> c_int {
     call_int(|| {
         // SAFETY: the application's domain.
         let it: &DomainObject = unsafe { object(fid) }?;
-        if it.shared.open.load(Ordering::Relaxed) > 0 {
+        if it.shared.is_in_use() {
             return Err(Errno::BUSY);
         }
         // SAFETY: the application closes it once.
@@ -217,16 +113,6 @@ unsafe extern "C" fn bind_domain(_: *mut fid, other: *mut fid, _flags: u64) -> c
         Some(other) if other.fclass == fi::FI_CLASS_EQ as usize => 0,
         _ => -(fi::FI_EINVAL as c_int),
     }
-}
-
-/// Returns the domain behind its object.
-///
-/// # Safety
-/// The pointer is null, or an open domain of this provider.
-pub(crate) unsafe fn domain_of(domain: *mut fid_domain) -> Result<Arc<Domain>, Errno> {
-    // SAFETY: the caller's promise.
-    let it: &DomainObject = unsafe { object(domain) }?;
-    Ok(Arc::clone(&it.shared))
 }
 
 unsafe extern "C" fn open_endpoint_with(

@@ -9,35 +9,12 @@ use crate::bindings::{
     fid_pep,
 };
 use crate::counter::CounterObject;
-use crate::domain::{Domain, DomainState, domain_of};
 use crate::info::{self, write_address};
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
-use crate::port::{Around, BoundQueue, Port};
+use crate::port::{BoundQueue, Port};
 use crate::queue::QueueObject;
-use crate::{message, one_sided, region, tagged};
-
-/// An endpoint.
-#[repr(C)]
-pub(crate) struct EndpointObject {
-    endpoint: fid_ep,
-    domain: Arc<Domain>,
-    number: usize,
-}
-
-impl EndpointObject {
-    /// Calls `work` with the port of this endpoint and what is around it.
-    #[inline]
-    pub(crate) fn with<T>(
-        &self,
-        work: impl FnOnce(&mut Port, &mut Around<'_>) -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        self.domain.with(|state| {
-            let DomainState { ports, queues, vectors, .. } = state;
-            let port = ports.get(self.number).ok_or(Errno::INVALID)?;
-            work(port, &mut Around { queues, vectors })
-        })
-    }
-}
+use crate::state::{EndpointObject, domain_of};
+use crate::{message, one_sided, tagged};
 
 static FID: FidOps = FidOps::new(close, bind, control);
 static OPS: Constant<fi_ops_ep> = Constant(fi_ops_ep {
@@ -89,7 +66,7 @@ pub(crate) unsafe extern "C" fn open(
         let port = Port::open(info.caps, [sends, receives])?;
         let number = domain.with(|state| {
             let number = state.ports.insert(port);
-            let exposed = region::expose_all(state, number);
+            let exposed = state.expose_all(number);
             exposed.map(|()| number).inspect_err(|_| drop(state.ports.remove(number)))
         })?;
         domain.opened();
@@ -138,7 +115,7 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
             fi::FI_CLASS_CQ => {
                 // SAFETY: a queue of this provider, by its class.
                 let queue: &QueueObject = unsafe { object(other) }?;
-                it.bind_queue(queue.number, flags)
+                bind_queue(it, queue.number, flags)
             }
             fi::FI_CLASS_AV => {
                 // SAFETY: a vector of this provider, by its class.
@@ -163,31 +140,29 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
     })
 }
 
-impl EndpointObject {
-    fn bind_queue(&self, number: usize, flags: u64) -> Result<(), Errno> {
-        let (sends, receives) = (u64::from(fi::FI_SEND), u64::from(fi::FI_RECV));
-        if flags & !(sends | receives | fi::FI_SELECTIVE_COMPLETION) != 0 || flags & (sends | receives) == 0 {
-            return Err(Errno::BAD_FLAGS);
-        }
-        let bound =
-            Some(BoundQueue { queue: number, is_selective: flags & fi::FI_SELECTIVE_COMPLETION != 0 });
-        self.with(|port, around| {
-            let queue = around.queues.get(number).ok_or(Errno::INVALID)?;
-            if queue.has_wait() {
-                queue.watch(port.descriptor()?)?;
-            }
-            if !queue.ports.contains(&self.number) {
-                queue.ports.push(self.number);
-            }
-            if flags & sends != 0 {
-                port.send_queue = bound;
-            }
-            if flags & receives != 0 {
-                port.receive_queue = bound;
-            }
-            Ok(())
-        })
+/// Binds a queue to an endpoint.
+fn bind_queue(it: &EndpointObject, number: usize, flags: u64) -> Result<(), Errno> {
+    let (sends, receives) = (u64::from(fi::FI_SEND), u64::from(fi::FI_RECV));
+    if flags & !(sends | receives | fi::FI_SELECTIVE_COMPLETION) != 0 || flags & (sends | receives) == 0 {
+        return Err(Errno::BAD_FLAGS);
     }
+    let bound = Some(BoundQueue { queue: number, is_selective: flags & fi::FI_SELECTIVE_COMPLETION != 0 });
+    it.with(|port, around| {
+        let queue = around.queues.get(number).ok_or(Errno::INVALID)?;
+        if queue.has_wait() {
+            queue.watch(port.descriptor()?)?;
+        }
+        if !queue.ports.contains(&it.number) {
+            queue.ports.push(it.number);
+        }
+        if flags & sends != 0 {
+            port.send_queue = bound;
+        }
+        if flags & receives != 0 {
+            port.receive_queue = bound;
+        }
+        Ok(())
+    })
 }
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, _: *mut c_void) -> c_int {

@@ -213,7 +213,7 @@ fn offer(wanted: &Wanted) -> Result<*mut fi_info, Errno> {
     Ok(info)
 }
 
-/// Returns the capabilities that these mean: each kind of messages is sent and received unless one of them is asked for.
+/// Returns the capabilities that these mean: without a direction both, and so for the sides and the reach.
 fn complete(caps: u64) -> u64 {
     let ways = u64::from(fi::FI_SEND) | u64::from(fi::FI_RECV);
     let reach = fi::FI_LOCAL_COMM | fi::FI_REMOTE_COMM;

@@ -4,19 +4,20 @@
 //! | file | contents |
 //! |---|---|
 //! | `info.rs` | what the provider offers: `fi_getinfo` |
-//! | `domain.rs` | fabrics and domains; the lock that protects all objects of a domain |
-//! | `address.rs` | address vectors |
-//! | `queue.rs`, `queue/read.rs` | completion queues, and the calls that read them |
-//! | `counter.rs`, `event.rs` | counters; event queues |
+//! | `domain.rs` | fabrics and domains |
+//! | `state.rs`, `table.rs` | all objects of a domain, and the lock that protects them |
+//! | `address.rs`, `vector.rs` | address vectors |
+//! | `queue.rs`, `queue/read.rs`, `entries.rs` | completion queues, and the calls that read them |
+//! | `counter.rs`, `counts.rs`; `event.rs` | counters; event queues |
 //! | `endpoint.rs` | endpoints: opened, bound, enabled, named |
-//! | `port.rs`, `port/collect.rs` | the endpoint of Nemesia behind one of libfabric: operations, and their completions |
+//! | `port.rs` and its directory | the endpoint of Nemesia behind one of libfabric: operations, and their completions |
 //! | `message.rs`, `tagged.rs` | the calls for messages without and with a tag |
-//! | `one_sided.rs`, `region.rs` | one-sided operations; memory that peers may use |
+//! | `one_sided.rs`; `region.rs`, `memory.rs` | one-sided operations; memory that peers may use |
 //! | `object.rs` | what all objects have; the boundary to C |
 //! | `bindings.rs` | the headers of libfabric, made by bindgen |
 //!
-//! All text of libfabric's manual pages applies. Nothing of libfabric is linked: its structures grow at their ends only,
-//! so the provider writes the fields that it knows, and allocates what it returns with room for later fields.
+//! The manual pages of libfabric apply. Nothing of libfabric is linked: its structures grow at their ends only, so the
+//! provider writes the fields that it knows, and allocates what it returns with room for later fields.
 
 mod address;
 #[rustfmt::skip]
@@ -25,17 +26,23 @@ mod address;
 #[allow(unsafe_op_in_unsafe_fn)]
 mod bindings;
 mod counter;
+mod counts;
 mod domain;
 mod endpoint;
+mod entries;
 mod event;
 mod info;
+mod memory;
 mod message;
 mod object;
 mod one_sided;
 mod port;
 mod queue;
 mod region;
+mod state;
+mod table;
 mod tagged;
+mod vector;
 
 use std::cell::UnsafeCell;
 use std::ffi::CStr;

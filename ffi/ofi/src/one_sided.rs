@@ -5,9 +5,9 @@ use std::ffi::c_void;
 use libc::iovec;
 
 use crate::bindings::{self as fi, fi_msg_rma, fi_ops_rma, fid_ep};
-use crate::endpoint::EndpointObject;
 use crate::object::{Constant, Errno, call, object};
 use crate::port::{Accessing, Runs};
+use crate::state::EndpointObject;
 
 /// The flags that an operation may have.
 const FLAGS: u64 = fi::FI_COMPLETION as u64

@@ -1,4 +1,4 @@
-//! The endpoint of Nemesia behind one of libfabric: operations start here, and `port/collect.rs` takes their completions.
+//! The endpoint of Nemesia behind one of libfabric. Operations start here; `port/collect.rs` takes their completions.
 //!
 //! Messages with and without tags travel in two matching contexts. An operation's number in the completion queue of
 //! Nemesia is its place in [`Operations`]. A short message that can leave at once has no place there: its completion is
@@ -7,23 +7,21 @@
 mod collect;
 mod one_sided;
 mod operations;
+mod receive;
 
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nemesia::{
-    Arm, Config, Endpoint, Message, MultiReceiveOptions, PeerAddress, PeerRef, RecvOp, Segment, SendOp,
-    Source, Tag,
-};
+use nemesia::{Arm, Config, Endpoint, Message, PeerAddress, PeerRef, Segment, SendOp};
 
-use crate::address::AddressVector;
 use crate::bindings as fi;
-use crate::counter::Counts;
-use crate::domain::Table;
+use crate::counts::Counts;
+use crate::entries::{Entry, Queue};
 use crate::info;
 use crate::object::Errno;
-use crate::queue::{Entry, Queue};
+use crate::table::Table;
+use crate::vector::AddressVector;
 pub(crate) use one_sided::Accessing;
 use operations::{Operation, Operations};
 
@@ -249,29 +247,24 @@ impl Port {
             return Err(Errno::INVALID);
         }
         let rank = self.rank_of(it.to, around)?;
-        if it.data.is_none() && it.flags & DELIVERED == 0 {
-            let bytes: &[u8] = if len == 0 {
-                &[]
-            } else {
-                // SAFETY: the caller's promise.
-                unsafe { std::slice::from_raw_parts(base, len) }
-            };
-            if self.endpoint.in_context(it.kind.context()).send_now(rank, it.tag, bytes) {
-                self.report_sent(it, len, around);
-                return Ok(());
-            }
+        let bytes: &[u8] = if len == 0 {
+            &[]
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { std::slice::from_raw_parts(base, len) }
+        };
+        if it.data.is_none()
+            && it.flags & DELIVERED == 0
+            && self.endpoint.in_context(it.kind.context()).send_now(rank, it.tag, bytes)
+        {
+            self.report_sent(it, len, around);
+            return Ok(());
         }
         if it.flags & INJECT != 0 {
             if len > info::INJECT_BYTES {
                 return Err(Errno::INVALID);
             }
-            // SAFETY: the caller's promise; an empty run may have no address.
-            let copy: Box<[u8]> = if len == 0 {
-                Box::default()
-            } else {
-                unsafe { std::slice::from_raw_parts(base, len) }.into()
-            };
-            let operation = Operation { copy: Some(copy), ..self.sending(it) };
+            let operation = Operation { copy: Some(bytes.into()), ..self.sending(it) };
             return self.start_send(rank, (std::ptr::null(), len), it, operation);
         }
         let operation = self.sending(it);
@@ -374,187 +367,6 @@ impl Port {
             if kinds & kind != 0 {
                 counts.count(succeeded);
             }
-        }
-    }
-
-    /// Returns the source of the messages that a receive takes.
-    fn source(&mut self, number: u64, around: &mut Around<'_>) -> Result<Source, Errno> {
-        if number == u64::MAX || self.caps & fi::FI_DIRECTED_RECV == 0 {
-            return Ok(Source::Any);
-        }
-        Ok(Source::Rank(self.rank_of(number, around)?))
-    }
-
-    /// Posts a receive.
-    ///
-    /// # Safety
-    /// The memory of the runs belongs to the receive until its completion was read. The list is valid during the call.
-    pub(crate) unsafe fn receive(
-        &mut self,
-        runs: Runs,
-        it: &Receiving,
-        around: &mut Around<'_>,
-    ) -> Result<(), Errno> {
-        if !self.is_enabled {
-            return Err(Errno::BAD_STATE);
-        }
-        // SAFETY: the caller's promise.
-        let list = unsafe { runs.copy() }?;
-        if it.flags & u64::from(fi::FI_MULTI_RECV) != 0 {
-            return self.receive_many(&list, it, around);
-        }
-        let claimed = it.flags & fi::FI_CLAIM != 0 && it.kind == Kind::Tagged;
-        let message = if claimed { Some(self.claimed_by(it.context)?) } else { None };
-        let source = if claimed { Source::Any } else { self.source(it.from, around)? };
-        let is_wanted = is_reported(self.receive_queue, it.flags);
-        let flags = it.kind.flag() | RECV;
-        let buffer = list.first().map_or(0, |run| run.base as usize);
-        let operation = Operation { context: it.context, flags, is_wanted, buffer, ..Operation::default() };
-        let tag = Tag::Masked { value: it.tag, ignore: it.ignore };
-        let operation = if list.len() > 1 {
-            Operation { list, ..operation }
-        } else {
-            return self.start_receive(operation, list.first().copied(), (source, tag), (message, it.kind));
-        };
-        self.start_receive(operation, None, (source, tag), (message, it.kind))
-    }
-
-    /// Posts a receive into this run, or into the list of the operation.
-    fn start_receive(
-        &mut self,
-        operation: Operation,
-        run: Option<Segment>,
-        (source, tag): (Source, Tag),
-        (message, kind): (Option<Message>, Kind),
-    ) -> Result<(), Errno> {
-        let number = self.operations.insert(operation);
-        let Some(operation) = self.operations.get(number) else { return Err(Errno::OTHER) };
-        let op = if operation.list.is_empty() {
-            let (base, len) = run.map_or((std::ptr::null_mut(), 0), |run| (run.base, run.len));
-            // SAFETY: the promise of `receive`.
-            unsafe { RecvOp::from_raw(source, tag, base, len) }
-        } else {
-            // SAFETY: the list is kept until the completion is taken; the runs by the promise of `receive`.
-            unsafe { RecvOp::from_raw_list(source, tag, operation.list.as_ptr(), operation.list.len()) }
-        };
-        let op = match message {
-            Some(message) => op.matched(message),
-            None => op.context(kind.context()),
-        };
-        // SAFETY: as above.
-        match unsafe { self.endpoint.with_completion(number).irecv_op(op) } {
-            Ok(started) => {
-                if let Some(operation) = self.operations.get(number) {
-                    operation.request = Some(started.request());
-                }
-                Ok(())
-            }
-            Err(error) => {
-                self.operations.remove(number);
-                Err(error.into())
-            }
-        }
-    }
-
-    /// Posts a buffer that receives message after message.
-    fn receive_many(
-        &mut self,
-        list: &[Segment],
-        it: &Receiving,
-        around: &mut Around<'_>,
-    ) -> Result<(), Errno> {
-        let [run] = *list else { return Err(Errno::INVALID) };
-        if it.kind == Kind::Tagged {
-            return Err(Errno::NO_SUPPORT);
-        }
-        let source = self.source(it.from, around)?;
-        let flags = it.kind.flag() | RECV;
-        let is_wanted = is_reported(self.receive_queue, it.flags);
-        let operation = Operation {
-            context: it.context,
-            flags,
-            is_wanted,
-            buffer: run.base as usize,
-            ..Operation::default()
-        };
-        let number = self.operations.insert(operation);
-        let options = MultiReceiveOptions::default().least(self.least_multi);
-        let (context, tag) = (it.kind.context(), Tag::Masked { value: 0, ignore: u64::MAX });
-        // SAFETY: the promise of `receive`.
-        let posted = unsafe {
-            let endpoint = self.endpoint.in_context(context);
-            endpoint.irecv_many(number, source, tag, (run.base, run.len), options)
-        };
-        match posted {
-            Ok(request) => {
-                if let Some(operation) = self.operations.get(number) {
-                    operation.request = Some(request);
-                }
-                Ok(())
-            }
-            Err(error) => {
-                self.operations.remove(number);
-                Err(error.into())
-            }
-        }
-    }
-
-    /// Looks whether a message is there, and writes the answer into the completion queue.
-    pub(crate) fn peek(&mut self, it: &Receiving, around: &mut Around<'_>) -> Result<(), Errno> {
-        let bound = self.receive_queue.ok_or(Errno::NO_QUEUE)?;
-        let source = self.source(it.from, around)?;
-        let tag = Tag::Masked { value: it.tag, ignore: it.ignore };
-        let context = self.endpoint.in_context(it.kind.context());
-        let found = if it.flags & (fi::FI_CLAIM | fi::FI_DISCARD) == 0 {
-            context.iprobe(source, tag)?
-        } else {
-            let message = context.improbe(source, tag)?;
-            let status = message.as_ref().map(Message::status);
-            // A message that is dropped is discarded.
-            if it.flags & fi::FI_DISCARD == 0 {
-                self.claimed.extend(message.map(|message| (it.context, message)));
-            }
-            status
-        };
-        let flags = it.kind.flag() | RECV;
-        let entry = match found {
-            Some(status) => Entry {
-                context: it.context,
-                flags: flags | status.immediate.map_or(0, |_| DATA),
-                len: status.len,
-                data: status.immediate.unwrap_or(0),
-                tag: status.tag,
-                source: self.source_of(status.rank, around),
-                ..Entry::default()
-            },
-            None => {
-                let error = Some((Errno::NO_MESSAGE, 0));
-                Entry { context: it.context, flags, tag: it.tag, error, ..Entry::default() }
-            }
-        };
-        around.queues.get(bound.queue).ok_or(Errno::NO_QUEUE)?.entries.push_back(entry);
-        Ok(())
-    }
-
-    /// Discards the message that an operation with this context has claimed.
-    pub(crate) fn discard(&mut self, it: &Receiving, around: &mut Around<'_>) -> Result<(), Errno> {
-        drop(self.claimed_by(it.context)?);
-        let bound = self.receive_queue.ok_or(Errno::NO_QUEUE)?;
-        let flags = it.kind.flag() | RECV;
-        let entry = Entry { context: it.context, flags, ..Entry::default() };
-        around.queues.get(bound.queue).ok_or(Errno::NO_QUEUE)?.entries.push_back(entry);
-        Ok(())
-    }
-
-    fn claimed_by(&mut self, context: usize) -> Result<Message, Errno> {
-        let at = self.claimed.iter().position(|(claimer, _)| *claimer == context);
-        at.map(|at| self.claimed.swap_remove(at).1).ok_or(Errno::INVALID)
-    }
-
-    /// Withdraws the receive with this context, if no message has matched it. Its completion says so.
-    pub(crate) fn cancel(&mut self, context: usize) {
-        if let Some(request) = self.operations.receive_of(context) {
-            self.endpoint.cancel(request);
         }
     }
 }

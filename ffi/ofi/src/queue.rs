@@ -1,85 +1,19 @@
 //! Completion queues.
 //!
-//! The completions of an endpoint of Nemesia are taken when one of the queues is read to which its endpoint of libfabric
-//! is bound, and go to the queue that each belongs to. A queue grows as necessary: it holds completions that an endpoint
-//! had for another reader.
+//! When a queue is read, the completions of the endpoints that are bound to it are taken, and each goes to the queue
+//! that it belongs to. A queue grows as necessary.
 
 mod read;
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 use crate::bindings::{self as fi, fi_cq_attr, fi_ops_cq, fid, fid_cq, fid_domain, fid_fabric};
-use crate::domain::{Domain, DomainState, domain_of};
+use crate::entries::Queue;
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
-
-/// An operation that has ended.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Entry {
-    /// What the application has given the operation.
-    pub(crate) context: usize,
-    pub(crate) flags: u64,
-    pub(crate) len: usize,
-    pub(crate) buffer: usize,
-    pub(crate) data: u64,
-    pub(crate) tag: u64,
-    /// The sender.
-    pub(crate) source: u64,
-    /// Why it has failed, and how many bytes did not fit.
-    pub(crate) error: Option<(Errno, usize)>,
-}
-
-/// The completions that wait to be read.
-pub(crate) struct Queue {
-    pub(crate) entries: VecDeque<Entry>,
-    /// The endpoints that are bound.
-    pub(crate) ports: Vec<usize>,
-    /// Becomes readable when there may be something to read.
-    wait: Option<OwnedFd>,
-    /// The bytes of an entry in the application's format.
-    entry_bytes: usize,
-    /// A wait must return.
-    signalled: bool,
-}
-
-impl Queue {
-    /// Takes completions if there are none.
-    #[inline]
-    fn fill(state: &mut DomainState, number: usize) -> Result<(), Errno> {
-        let DomainState { ports, queues, vectors, .. } = state;
-        let queue = queues.get(number).ok_or(Errno::INVALID)?;
-        if !queue.entries.is_empty() {
-            return Ok(());
-        }
-        for at in 0..queue.ports.len() {
-            let port = queues.get(number).and_then(|queue| queue.ports.get(at).copied());
-            if let Some(port) = port.and_then(|port| ports.get(port)) {
-                port.collect(queues, vectors);
-            }
-        }
-        Ok(())
-    }
-
-    /// Lets the descriptor of an endpoint wake those who wait for this queue.
-    pub(crate) fn watch(&self, descriptor: RawFd) -> Result<(), Errno> {
-        let Some(wait) = &self.wait else { return Ok(()) };
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        // SAFETY: both descriptors are open; the structure outlives the call.
-        let added =
-            unsafe { libc::epoll_ctl(wait.as_raw_fd(), libc::EPOLL_CTL_ADD, descriptor, &raw mut event) };
-        if added == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EEXIST) {
-            Ok(())
-        } else {
-            Err(Errno::OTHER)
-        }
-    }
-
-    pub(crate) const fn has_wait(&self) -> bool {
-        self.wait.is_some()
-    }
-}
+use crate::state::{Domain, domain_of};
 
 #[repr(C)]
 pub(crate) struct QueueObject {
@@ -152,7 +86,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         let it: &QueueObject = unsafe { object(fid) }?;
         it.domain.with(|state| {
             let is_used = state.queues.get(it.number).is_some_and(|queue| !queue.ports.is_empty());
-            if is_used { Err(Errno::BUSY) } else { Ok(drop(state.queues.remove(it.number))) }
+            if is_used { Err(Errno::BUSY) } else { Ok(state.queues.remove(it.number)) }
         })?;
         it.domain.closed();
         // SAFETY: the application closes it once.
@@ -209,7 +143,7 @@ pub(crate) unsafe extern "C" fn try_wait(_: *mut fid_fabric, fids: *mut *mut fid
             // SAFETY: a queue of this provider, by its class.
             let it: &QueueObject = unsafe { object(fid) }?;
             it.domain.with(|state| {
-                Queue::fill(state, it.number)?;
+                state.fill(it.number)?;
                 let queue = state.queues.get(it.number).ok_or(Errno::INVALID)?;
                 let is_quiet = queue.entries.is_empty()
                     && queue.ports.iter().all(|port| state.ports.get(*port).is_none_or(|port| port.arm()));

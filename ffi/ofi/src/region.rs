@@ -7,63 +7,15 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use libc::iovec;
-use nemesia::{Access, Region};
+use nemesia::Access;
 
 use crate::bindings::{self as fi, fi_mr_attr, fi_ops_mr, fid, fid_domain, fid_mr};
-use crate::domain::{Domain, DomainState, Table, domain_of};
+use crate::memory::DomainRegion;
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
-use crate::port::Port;
+use crate::state::{Domain, DomainState, domain_of};
 
 const REMOTE_READ: u64 = fi::FI_REMOTE_READ as u64;
 const REMOTE_WRITE: u64 = fi::FI_REMOTE_WRITE as u64;
-
-/// A region of a domain.
-pub(crate) struct DomainRegion {
-    base: usize,
-    len: usize,
-    access: Access,
-    key: u64,
-    /// The endpoints that expose it.
-    exposed: Vec<(usize, Region)>,
-}
-
-impl DomainRegion {
-    /// Exposes the region on an endpoint.
-    ///
-    /// # Safety
-    /// The memory of the region is valid until the region is closed.
-    unsafe fn expose(&mut self, number: usize, port: &mut Port) -> Result<(), Errno> {
-        let memory = (self.base as *mut u8, self.len);
-        // SAFETY: the caller's promise.
-        let region = unsafe { port.expose(memory, self.access, self.key) }?;
-        self.exposed.push((number, region));
-        Ok(())
-    }
-
-    fn hide(&self, ports: &mut Table<Port>) {
-        for (number, region) in &self.exposed {
-            if let Some(port) = ports.get(*number) {
-                port.hide(*region);
-            }
-        }
-    }
-
-    /// Forgets an endpoint that was closed.
-    pub(crate) fn forget(&mut self, number: usize) {
-        self.exposed.retain(|(port, _)| *port != number);
-    }
-}
-
-/// Exposes all regions on an endpoint that was opened.
-pub(crate) fn expose_all(state: &mut DomainState, number: usize) -> Result<(), Errno> {
-    let DomainState { ports, regions, .. } = state;
-    let port = ports.get(number).ok_or(Errno::INVALID)?;
-    for region in regions.iter_mut() {
-        // SAFETY: the application keeps the memory of a region until it closes it.
-        unsafe { region.expose(number, port) }?;
-    }
-    Ok(())
-}
 
 #[repr(C)]
 struct RegionObject {

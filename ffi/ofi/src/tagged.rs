@@ -3,9 +3,9 @@
 use std::ffi::c_void;
 
 use crate::bindings::{self as fi, fi_msg_tagged, fi_ops_tagged, fid_ep};
-use crate::endpoint::EndpointObject;
 use crate::object::{Constant, Errno, call, object};
 use crate::port::{Kind, Receiving, Runs, Sending};
+use crate::state::EndpointObject;
 use libc::iovec;
 
 const KIND: Kind = Kind::Tagged;

@@ -2,7 +2,8 @@
 #include "check.h"
 
 enum { MOST = 3000017, BURST = 2000 };
-static const int lengths[] = {0, 1, 7, 63, 64, 65, 231, 233, 1000, 4095, 4097, 8191, 8193, 16385, 65537, 262147, 1048583, MOST};
+static const int lengths[] = {0,    1,    7,    63,   64,    65,    231,    233,     1000,
+                              4095, 4097, 8191, 8193, 16385, 65537, 262147, 1048583, MOST};
 enum { LENGTHS = sizeof lengths / sizeof *lengths };
 
 static void ring(unsigned char *out, unsigned char *in) {

@@ -7,11 +7,11 @@ use super::{Around, DATA, Port, RECV, SEND};
 
 const READ: u64 = fi::FI_READ as u64;
 const WRITE: u64 = fi::FI_WRITE as u64;
-use crate::address::AddressVector;
 use crate::bindings as fi;
-use crate::domain::Table;
+use crate::entries::{Entry, Queue};
 use crate::object::Errno;
-use crate::queue::{Entry, Queue};
+use crate::table::Table;
+use crate::vector::AddressVector;
 
 /// The completions that are taken at once.
 const BATCH: usize = 16;
@@ -37,7 +37,7 @@ impl Port {
                 let Some(operation) = self.operations.get(number) else { return };
                 let buffer = operation.buffer + completion.offset();
                 let operation = Operation { buffer, ..operation.shallow() };
-                self.report_end(&operation, result, around);
+                self.report_end(&operation, &result, around);
             }
             CompletionKind::MultiReceiveEnd => {
                 let Some(mut operation) = self.operations.remove(number) else { return };
@@ -46,16 +46,16 @@ impl Port {
                 operation.is_wanted = true;
                 self.report_released(&operation, &result, around);
             }
-            CompletionKind::Get | CompletionKind::Put => self.report_part(number, result, around),
+            CompletionKind::Get | CompletionKind::Put => self.report_part(number, &result, around),
             _ => {
                 let Some(operation) = self.operations.remove(number) else { return };
-                self.report_end(&operation, result, around);
+                self.report_end(&operation, &result, around);
             }
         }
     }
 
     /// Reports the end of a one-sided operation, if this is its last part.
-    fn report_part(&mut self, number: u64, result: Result<Status, Error>, around: &mut Around<'_>) {
+    fn report_part(&mut self, number: u64, result: &Result<Status, Error>, around: &mut Around<'_>) {
         let Some(operation) = self.operations.get(number) else { return };
         operation.parts -= 1;
         let error = result.as_ref().err().map(Errno::from);
@@ -76,7 +76,7 @@ impl Port {
     }
 
     /// Reports the end of a message.
-    fn report_end(&mut self, operation: &Operation, result: Result<Status, Error>, around: &mut Around<'_>) {
+    fn report_end(&mut self, operation: &Operation, result: &Result<Status, Error>, around: &mut Around<'_>) {
         let is_send = operation.flags & SEND != 0;
         if !self.counters.is_empty() {
             self.count(operation.flags & (SEND | RECV), result.is_ok());
@@ -88,7 +88,7 @@ impl Port {
             source: u64::MAX,
             ..Entry::default()
         };
-        match &result {
+        match result {
             Ok(_) if !operation.is_wanted => return,
             Ok(status) if is_send => entry.len = status.len,
             Ok(status) => self.describe(&mut entry, status, around),

@@ -3,10 +3,11 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::time::{Duration, Instant};
 
-use super::{Entry, Queue, QueueObject};
+use super::QueueObject;
 use crate::bindings::{self as fi, fi_cq_err_entry, fi_cq_tagged_entry, fid_cq};
-use crate::domain::DomainState;
+use crate::entries::Entry;
 use crate::object::{Errno, call, object};
+use crate::state::DomainState;
 
 /// The longest sleep that keeps other threads from the domain.
 const SLEEP: Duration = Duration::from_millis(1);
@@ -19,7 +20,7 @@ impl QueueObject {
     #[inline]
     unsafe fn take(&self, to: *mut u8, count: usize, sources: *mut u64) -> Result<isize, Errno> {
         self.domain.with(|state| {
-            Queue::fill(state, self.number)?;
+            state.fill(self.number)?;
             let queue = state.queues.get(self.number).ok_or(Errno::INVALID)?;
             let mut taken = 0;
             while let Some(entry) =
