@@ -12,6 +12,7 @@ Builds the C interface and the program `nemesia` with cargo, also in a fresh clo
   include/nemesia.h
   lib/libnemesia.so -> libnemesia.so.0 -> libnemesia.so.VERSION
   lib/libnemesia.a
+  lib/libfabric/libnemesia-fi.so    a provider of libfabric: for FI_PROVIDER_PATH, see ffi/ofi/README.md
   lib/libnemesia_interpose.so    for LD_PRELOAD, only if the user requests it (glibc on x86-64 and AArch64)
   lib/pkgconfig/nemesia.pc       -lnemesia; with --static also the system libraries, for `cc -static`
   lib/pkgconfig/nemesia-static.pc    libnemesia.a, for a program that links all else dynamically
@@ -29,6 +30,7 @@ no -rpath. The script uses the variables CARGO and CARGO_TARGET_DIR.
 To uninstall, remove these files:
 
   rm -f PREFIX/bin/nemesia PREFIX/include/nemesia.h PREFIX/lib/libnemesia.* PREFIX/lib/libnemesia_interpose.so \
+      PREFIX/lib/libfabric/libnemesia-fi.so \
       PREFIX/lib/pkgconfig/nemesia.pc PREFIX/lib/pkgconfig/nemesia-static.pc PREFIX/lib/cmake/Nemesia/*
 TEXT
 }
@@ -50,14 +52,15 @@ fi
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 cargo=${CARGO:-cargo}
-"$cargo" build --package nemesia-ffi --package nemesia-interpose --package nemesia-tool --profile "$profile"
+"$cargo" build --package nemesia-ffi --package nemesia-interpose --package nemesia-ofi --package nemesia-tool \
+    --profile "$profile"
 target=$("$cargo" metadata --no-deps --format-version 1 | sed -nE 's/.*"target_directory":"([^"]*)".*/\1/p')
 built=$target/${profile/dev/debug}
 version=$("$cargo" pkgid --package nemesia-ffi | sed -E 's/.*[#@]//')
 soname=$(sed -nE 's/^const SONAME: &str = "(.*)";/\1/p' build.rs)
 
 to=${DESTDIR:-}$prefix
-install -d "$to/bin" "$to/include" "$to/lib/pkgconfig" "$to/lib/cmake/Nemesia"
+install -d "$to/bin" "$to/include" "$to/lib/pkgconfig" "$to/lib/cmake/Nemesia" "$to/lib/libfabric"
 install -m 755 "$built/nemesia" "$to/bin/nemesia"
 install -m 644 include/nemesia.h "$to/include/nemesia.h"
 install -m 644 "$built/libnemesia_ffi.a" "$to/lib/libnemesia.a"
@@ -68,6 +71,8 @@ ln -sf "$soname" "$to/lib/libnemesia.so"
 if [[ -f $built/libnemesia_interpose.so ]]; then
     install -m 755 "$built/libnemesia_interpose.so" "$to/lib/libnemesia_interpose.so"
 fi
+# libfabric opens the files whose names end so.
+install -m 755 "$built/libnemesia_fi.so" "$to/lib/libfabric/libnemesia-fi.so"
 # A package installs into a directory that the loader searches by default, so it needs no -rpath.
 rpath=
 [[ -n ${DESTDIR:-} ]] || rpath=' -Wl,-rpath,${libdir}'

@@ -1,0 +1,56 @@
+//! The completions that wait to be read.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
+
+use crate::object::Errno;
+
+/// An operation that has ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Entry {
+    /// What the application has given the operation.
+    pub(crate) context: usize,
+    pub(crate) flags: u64,
+    pub(crate) len: usize,
+    pub(crate) buffer: usize,
+    pub(crate) data: u64,
+    pub(crate) tag: u64,
+    /// The sender.
+    pub(crate) source: u64,
+    /// Why it has failed, and how many bytes did not fit.
+    pub(crate) error: Option<(Errno, usize)>,
+}
+
+/// The completions that wait to be read.
+pub(crate) struct Queue {
+    pub(crate) entries: VecDeque<Entry>,
+    /// The endpoints that are bound.
+    pub(crate) ports: Vec<usize>,
+    /// Becomes readable when there may be something to read.
+    pub(crate) wait: Option<OwnedFd>,
+    /// The bytes of an entry in the application's format.
+    pub(crate) entry_bytes: usize,
+    /// A wait must return.
+    pub(crate) signalled: bool,
+}
+
+impl Queue {
+    /// Lets the descriptor of an endpoint wake those who wait for this queue.
+    pub(crate) fn watch(&self, descriptor: RawFd) -> Result<(), Errno> {
+        let Some(wait) = &self.wait else { return Ok(()) };
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: both descriptors are open; the structure outlives the call.
+        let added =
+            unsafe { libc::epoll_ctl(wait.as_raw_fd(), libc::EPOLL_CTL_ADD, descriptor, &raw mut event) };
+        if added == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EEXIST) {
+            Ok(())
+        } else {
+            Err(Errno::OTHER)
+        }
+    }
+
+    /// Returns whether the queue has a descriptor.
+    pub(crate) const fn has_wait(&self) -> bool {
+        self.wait.is_some()
+    }
+}

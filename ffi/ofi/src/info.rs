@@ -1,0 +1,291 @@
+//! What the provider offers: one RDM endpoint type, for messages with and without tags.
+//!
+//! `fi_getinfo` returns one structure, or -FI_ENODATA if the hints ask for more than is offered.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use nemesia::ADDRESS_BYTES;
+
+use crate::NAME;
+use crate::bindings::{
+    self as fi, fi_domain_attr, fi_ep_attr, fi_fabric_attr, fi_info, fi_rx_attr, fi_tx_attr,
+};
+use crate::object::{Errno, call_int};
+
+/// Format of our addresses: one of the formats that providers define, "NM".
+pub(crate) const ADDRESS_FORMAT: u32 = fi::FI_PROV_SPECIFIC | 0x4e4d;
+/// All that endpoints can do.
+pub(crate) const CAPS: u64 = fi::FI_MSG as u64
+    | fi::FI_TAGGED as u64
+    | fi::FI_SEND as u64
+    | fi::FI_RECV as u64
+    | fi::FI_MULTI_RECV as u64
+    | ONE_SIDED
+    | fi::FI_SOURCE
+    | fi::FI_DIRECTED_RECV
+    | fi::FI_LOCAL_COMM
+    | fi::FI_REMOTE_COMM;
+/// One-sided operations of this process, and of its peers.
+const ONE_SIDED: u64 = fi::FI_RMA as u64
+    | fi::FI_READ as u64
+    | fi::FI_WRITE as u64
+    | fi::FI_REMOTE_READ as u64
+    | fi::FI_REMOTE_WRITE as u64;
+/// Of these, what an application gets only if it asks: it costs time.
+const ON_REQUEST: u64 = fi::FI_SOURCE | fi::FI_DIRECTED_RECV;
+/// The flags that operations may have by default.
+pub(crate) const OP_FLAGS: u64 = fi::FI_COMPLETION as u64
+    | fi::FI_INJECT as u64
+    | fi::FI_INJECT_COMPLETE as u64
+    | fi::FI_TRANSMIT_COMPLETE as u64
+    | fi::FI_DELIVERY_COMPLETE as u64
+    | fi::FI_MULTI_RECV as u64;
+/// The most bytes that an operation may copy, so that its buffer is free on return.
+pub(crate) const INJECT_BYTES: usize = 4096;
+/// The operations that may be under way in one direction, by default half of NEMESIA_REQUESTS.
+const OPERATIONS: usize = 1 << 15;
+/// The runs of memory of one message.
+pub(crate) const MOST_RUNS: usize = 8;
+/// Only providers that drive a network themselves are asked for: a flag of libfabric's own calls.
+const CORE_ONLY: u64 = 1 << 59;
+/// Bytes behind each structure that is returned: zero, for the fields of later versions.
+const ROOM: usize = 128;
+/// The most bytes of a message.
+const MOST_BYTES: usize = isize::MAX as usize;
+
+pub(crate) unsafe extern "C" fn getinfo(
+    _version: u32,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: *const fi_info,
+    out: *mut *mut fi_info,
+) -> c_int {
+    call_int(|| {
+        if out.is_null() {
+            return Err(Errno::INVALID);
+        }
+        // Addresses are those that endpoints have: no name of a host leads to one.
+        if flags & CORE_ONLY != 0 || !node.is_null() || !service.is_null() {
+            return Err(Errno::NO_DATA);
+        }
+        // SAFETY: the application's structure, null or valid.
+        let wanted = unsafe { Wanted::read(hints) };
+        wanted.check()?;
+        let info = offer(&wanted)?;
+        // SAFETY: checked above.
+        unsafe { out.write(info) };
+        Ok(())
+    })
+}
+
+/// The hints, as far as they are set: without a structure, all are 0.
+#[derive(Default)]
+struct Wanted {
+    caps: u64,
+    address_format: u32,
+    endpoint: u32,
+    protocol: u32,
+    message_bytes: usize,
+    tx: [u64; 3],
+    rx: [u64; 3],
+    inject: usize,
+    sizes: [usize; 2],
+    threading: u32,
+    progress: [u32; 2],
+    av: u32,
+    cq_data: usize,
+    names: [bool; 2],
+}
+
+impl Wanted {
+    /// # Safety
+    /// `hints` and the structures in it are null or valid.
+    unsafe fn read(hints: *const fi_info) -> Self {
+        let mut wanted = Self::default();
+        // SAFETY: the caller's promise.
+        let Some(hints) = (unsafe { hints.as_ref() }) else { return wanted };
+        (wanted.caps, wanted.address_format) = (hints.caps, hints.addr_format);
+        // SAFETY: the caller's promise, for this and the following structures.
+        if let Some(it) = unsafe { hints.ep_attr.as_ref() } {
+            (wanted.endpoint, wanted.protocol, wanted.message_bytes) =
+                (it.type_, it.protocol, it.max_msg_size);
+        }
+        // SAFETY: as above.
+        if let Some(it) = unsafe { hints.tx_attr.as_ref() } {
+            wanted.tx = [it.caps, it.op_flags, it.msg_order];
+            (wanted.inject, wanted.sizes[0]) = (it.inject_size, it.size);
+        }
+        // SAFETY: as above.
+        if let Some(it) = unsafe { hints.rx_attr.as_ref() } {
+            wanted.rx = [it.caps, it.op_flags, it.msg_order];
+            wanted.sizes[1] = it.size;
+        }
+        // SAFETY: as above.
+        if let Some(it) = unsafe { hints.domain_attr.as_ref() } {
+            wanted.threading = it.threading;
+            wanted.progress = [it.control_progress, it.data_progress];
+            (wanted.av, wanted.cq_data) = (it.av_type, it.cq_data_size);
+            // SAFETY: as above.
+            wanted.names[0] = unsafe { is_other(it.name) };
+        }
+        // SAFETY: as above.
+        if let Some(it) = unsafe { hints.fabric_attr.as_ref() } {
+            // SAFETY: as above.
+            wanted.names[1] = unsafe { is_other(it.name) };
+        }
+        wanted
+    }
+
+    /// Fails if this is more than what is offered.
+    fn check(&self) -> Result<(), Errno> {
+        let is_within = |wanted: u64, offered: u64| wanted & !offered == 0;
+        let offered = self.caps & !CAPS == 0
+            && [self.tx[0], self.rx[0]].into_iter().all(|caps| is_within(caps, CAPS))
+            && [self.tx[1], self.rx[1]].into_iter().all(|flags| is_within(flags, OP_FLAGS))
+            && [self.tx[2], self.rx[2]].into_iter().all(|order| is_within(order, fi::FI_ORDER_SAS as u64))
+            && matches!(self.address_format, fi::FI_FORMAT_UNSPEC | ADDRESS_FORMAT)
+            && matches!(self.endpoint, fi::FI_EP_UNSPEC | fi::FI_EP_RDM)
+            && self.protocol == fi::FI_PROTO_UNSPEC
+            && self.message_bytes <= MOST_BYTES
+            && self.inject <= INJECT_BYTES
+            && self.sizes.into_iter().all(|size| size <= OPERATIONS)
+            && self.progress.into_iter().all(|it| it != fi::FI_PROGRESS_AUTO)
+            && self.cq_data <= size_of::<u64>()
+            && self.names == [false; 2];
+        if offered { Ok(()) } else { Err(Errno::NO_DATA) }
+    }
+}
+
+/// Returns whether this is a name, and not ours.
+///
+/// # Safety
+/// The pointer is null or leads to a string.
+unsafe fn is_other(name: *const c_char) -> bool {
+    // SAFETY: the caller's promise.
+    !name.is_null() && unsafe { CStr::from_ptr(name) } != NAME
+}
+
+/// Allocates a structure, all zero, that the application frees by `fi_freeinfo`.
+fn allocate<T>() -> Result<*mut T, Errno> {
+    // SAFETY: no precondition.
+    let place = unsafe { libc::calloc(1, size_of::<T>() + ROOM) };
+    if place.is_null() { Err(Errno::NO_MEMORY) } else { Ok(place.cast()) }
+}
+
+fn name() -> Result<*mut c_char, Errno> {
+    // SAFETY: a terminated string.
+    let copy = unsafe { libc::strdup(NAME.as_ptr()) };
+    if copy.is_null() { Err(Errno::NO_MEMORY) } else { Ok(copy) }
+}
+
+fn offer(wanted: &Wanted) -> Result<*mut fi_info, Errno> {
+    let caps = if wanted.caps == 0 { CAPS & !ON_REQUEST } else { complete(wanted.caps) };
+    let info: *mut fi_info = allocate()?;
+    // SAFETY: the structures are zeroed, which is valid for all of them, and belong to this call. If memory lacks, what
+    // is there stays allocated: the process has a few bytes less.
+    unsafe {
+        (*info).caps = caps;
+        (*info).addr_format = ADDRESS_FORMAT;
+        let tx: *mut fi_tx_attr = allocate()?;
+        (*tx).caps = caps & !(u64::from(fi::FI_RECV) | u64::from(fi::FI_MULTI_RECV) | ON_REQUEST);
+        (*tx).op_flags = wanted.tx[1];
+        (*tx).msg_order = fi::FI_ORDER_SAS.into();
+        (*tx).inject_size = INJECT_BYTES;
+        (*tx).size = OPERATIONS;
+        (*tx).iov_limit = MOST_RUNS;
+        (*tx).rma_iov_limit = 1;
+        (*info).tx_attr = tx;
+        let rx: *mut fi_rx_attr = allocate()?;
+        (*rx).caps = caps & !u64::from(fi::FI_SEND);
+        (*rx).op_flags = wanted.rx[1];
+        (*rx).msg_order = fi::FI_ORDER_SAS.into();
+        (*rx).size = OPERATIONS;
+        (*rx).iov_limit = MOST_RUNS;
+        (*info).rx_attr = rx;
+        (*info).ep_attr = endpoint()?;
+        (*info).domain_attr = domain(wanted, caps)?;
+        let fabric: *mut fi_fabric_attr = allocate()?;
+        (*fabric).name = name()?;
+        (*fabric).prov_version = crate::version(0, 1);
+        (*info).fabric_attr = fabric;
+    }
+    Ok(info)
+}
+
+/// Returns the capabilities that these mean: without a direction both, and so for the sides and the reach.
+fn complete(caps: u64) -> u64 {
+    let ways = u64::from(fi::FI_SEND) | u64::from(fi::FI_RECV);
+    let reach = fi::FI_LOCAL_COMM | fi::FI_REMOTE_COMM;
+    let sides = ONE_SIDED & !u64::from(fi::FI_RMA);
+    let caps = if caps & ways == 0 { caps | ways } else { caps };
+    let is_whole = caps & u64::from(fi::FI_RMA) == 0 || caps & sides != 0;
+    let caps = if is_whole { caps } else { caps | sides };
+    if caps & reach == 0 { caps | reach } else { caps }
+}
+
+fn endpoint() -> Result<*mut fi_ep_attr, Errno> {
+    let it: *mut fi_ep_attr = allocate()?;
+    // SAFETY: zeroed, which is valid, and not shared.
+    unsafe {
+        (*it).type_ = fi::FI_EP_RDM;
+        (*it).protocol = fi::FI_PROTO_UNSPEC;
+        (*it).protocol_version = 1;
+        (*it).max_msg_size = MOST_BYTES;
+        (*it).mem_tag_format = u64::MAX;
+        (*it).tx_ctx_cnt = 1;
+        (*it).rx_ctx_cnt = 1;
+    }
+    Ok(it)
+}
+
+fn domain(wanted: &Wanted, caps: u64) -> Result<*mut fi_domain_attr, Errno> {
+    let it: *mut fi_domain_attr = allocate()?;
+    // SAFETY: zeroed, which is valid, and not shared.
+    unsafe {
+        (*it).name = name()?;
+        (*it).threading = match wanted.threading {
+            fi::FI_THREAD_UNSPEC => fi::FI_THREAD_SAFE,
+            threading => threading,
+        };
+        (*it).control_progress = fi::FI_PROGRESS_MANUAL;
+        (*it).data_progress = fi::FI_PROGRESS_MANUAL;
+        (*it).resource_mgmt = fi::FI_RM_ENABLED;
+        (*it).av_type = match wanted.av {
+            fi::FI_AV_UNSPEC => fi::FI_AV_TABLE,
+            av => av,
+        };
+        (*it).mr_cnt = 1 << 16;
+        (*it).mr_iov_limit = 1;
+        (*it).mr_key_size = size_of::<u64>();
+        (*it).cq_data_size = size_of::<u64>();
+        (*it).cq_cnt = 1 << 10;
+        (*it).ep_cnt = 1 << 10;
+        (*it).tx_ctx_cnt = 1 << 10;
+        (*it).rx_ctx_cnt = 1 << 10;
+        (*it).max_ep_tx_ctx = 1;
+        (*it).max_ep_rx_ctx = 1;
+        (*it).cntr_cnt = 1 << 10;
+        (*it).caps = caps & (fi::FI_LOCAL_COMM | fi::FI_REMOTE_COMM);
+    }
+    Ok(it)
+}
+
+/// Copies an address to the application. Returns whether it fits.
+///
+/// # Safety
+/// `length` is valid; `to` has room for so many bytes.
+pub(crate) unsafe fn write_address(
+    address: &[u8; ADDRESS_BYTES],
+    to: *mut c_void,
+    length: *mut usize,
+) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let Some(length) = (unsafe { length.as_mut() }) else { return Err(Errno::INVALID) };
+    let room = std::mem::replace(length, ADDRESS_BYTES);
+    if !to.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<u8>().copy_from_nonoverlapping(address.as_ptr(), room.min(ADDRESS_BYTES)) };
+    }
+    if to.is_null() || room < ADDRESS_BYTES { Err(Errno::TOO_SMALL) } else { Ok(()) }
+}

@@ -1,0 +1,399 @@
+//! The endpoint of Nemesia behind one of libfabric. Operations start here; `port/collect.rs` takes their completions.
+//!
+//! Messages with and without tags travel in two matching contexts. An operation's number in the completion queue of
+//! Nemesia is its place in [`Operations`]. A short message that can leave at once has no place there: its completion is
+//! written when it starts.
+
+mod collect;
+mod one_sided;
+mod operations;
+mod receive;
+
+use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nemesia::{Arm, Config, Endpoint, Message, PeerAddress, PeerRef, Segment, SendOp};
+
+use crate::bindings as fi;
+use crate::counts::Counts;
+use crate::entries::{Entry, Queue};
+use crate::info;
+use crate::object::Errno;
+use crate::table::Table;
+use crate::vector::AddressVector;
+pub(crate) use one_sided::Accessing;
+use operations::{Operation, Operations};
+
+/// The matching contexts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Tagged,
+    Plain,
+}
+
+impl Kind {
+    const fn context(self) -> u16 {
+        match self {
+            Self::Tagged => 0,
+            Self::Plain => 1,
+        }
+    }
+
+    const fn flag(self) -> u64 {
+        match self {
+            Self::Tagged => fi::FI_TAGGED as u64,
+            Self::Plain => fi::FI_MSG as u64,
+        }
+    }
+}
+
+const COMPLETION: u64 = fi::FI_COMPLETION as u64;
+const INJECT: u64 = fi::FI_INJECT as u64;
+const SEND: u64 = fi::FI_SEND as u64;
+const RECV: u64 = fi::FI_RECV as u64;
+const DATA: u64 = fi::FI_REMOTE_CQ_DATA as u64;
+const DELIVERED: u64 = fi::FI_DELIVERY_COMPLETE as u64;
+
+/// The completion queue of one direction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BoundQueue {
+    pub(crate) queue: usize,
+    /// Only operations with FI_COMPLETION are reported.
+    pub(crate) is_selective: bool,
+}
+
+/// The runs of memory of a message. The application's array is valid during the call only.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Runs {
+    pub(crate) first: *const libc::iovec,
+    pub(crate) count: usize,
+}
+
+/// A send, as the application describes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sending {
+    pub(crate) kind: Kind,
+    pub(crate) to: u64,
+    pub(crate) tag: u64,
+    pub(crate) data: Option<u64>,
+    pub(crate) flags: u64,
+    pub(crate) context: usize,
+    /// Nothing is reported but an error.
+    pub(crate) is_silent: bool,
+}
+
+/// A receive, as the application describes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Receiving {
+    pub(crate) kind: Kind,
+    pub(crate) from: u64,
+    pub(crate) tag: u64,
+    pub(crate) ignore: u64,
+    pub(crate) flags: u64,
+    pub(crate) context: usize,
+}
+
+/// What this process knows of an address of the vector.
+#[derive(Clone, Copy, Debug)]
+enum Destination {
+    Unknown,
+    /// It is this endpoint's own.
+    Own,
+    Peer(PeerRef),
+}
+
+/// The objects of the domain that an operation needs.
+pub(crate) struct Around<'a> {
+    pub(crate) queues: &'a mut Table<Queue>,
+    pub(crate) vectors: &'a mut Table<AddressVector>,
+}
+
+/// The endpoint behind one of libfabric.
+pub(crate) struct Port {
+    endpoint: Endpoint,
+    own: PeerAddress,
+    pub(crate) vector: Option<usize>,
+    pub(crate) send_queue: Option<BoundQueue>,
+    pub(crate) receive_queue: Option<BoundQueue>,
+    pub(crate) counters: Vec<(Arc<Counts>, u64)>,
+    destinations: Vec<Destination>,
+    /// By number of the endpoint: the peer, and its address in the vector.
+    sources: Vec<Option<(PeerRef, u64)>>,
+    operations: Operations,
+    /// Messages that a look has claimed, by the context of the application.
+    claimed: Vec<(usize, Message)>,
+    pub(crate) least_multi: usize,
+    caps: u64,
+    /// The flags of operations that have none of their own: of sends, and of receives.
+    defaults: [u64; 2],
+    pub(crate) is_enabled: bool,
+}
+
+impl Port {
+    /// Opens an endpoint with these capabilities and default flags.
+    pub(crate) fn open(caps: u64, defaults: [u64; 2]) -> Result<Self, Errno> {
+        let config = Config::from_env().map_err(|_| Errno::INVALID)?;
+        let endpoint = Endpoint::alone(&config)?;
+        let own = *endpoint.address()?;
+        Ok(Self {
+            endpoint,
+            own,
+            vector: None,
+            send_queue: None,
+            receive_queue: None,
+            counters: Vec::new(),
+            destinations: Vec::new(),
+            sources: Vec::new(),
+            operations: Operations::default(),
+            claimed: Vec::new(),
+            least_multi: 1,
+            caps,
+            defaults,
+            is_enabled: false,
+        })
+    }
+
+    /// Sends what is pending and closes the endpoint.
+    pub(crate) fn close(self) -> Result<(), Errno> {
+        drop(self.claimed);
+        Ok(self.endpoint.close()?)
+    }
+
+    pub(crate) const fn address(&self) -> &PeerAddress {
+        &self.own
+    }
+
+    /// Returns the flags of a send or a receive that names none.
+    pub(crate) const fn default_flags(&self, is_send: bool) -> u64 {
+        self.defaults[!is_send as usize]
+    }
+
+    /// Returns the descriptor that becomes readable when something happens.
+    pub(crate) fn descriptor(&mut self) -> Result<RawFd, Errno> {
+        Ok(self.endpoint.event_fd()?.as_fd().as_raw_fd())
+    }
+
+    /// Prepares for a sleep on the descriptor. `false`: there may be something to do.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.endpoint.arm() == Arm::Armed
+    }
+
+    /// Waits until something happens, for at most so long.
+    pub(crate) fn pause(&mut self, limit: Duration) {
+        // An error shows in the completion of an operation.
+        let _ = self.endpoint.wait_progress(Some(limit));
+    }
+
+    /// Forgets what is known of a number of the vector, which may become that of another address.
+    pub(crate) fn forget(&mut self, number: u64) {
+        if let Some(known) = usize::try_from(number).ok().and_then(|at| self.destinations.get_mut(at)) {
+            *known = Destination::Unknown;
+        }
+        for source in &mut self.sources {
+            *source = source.filter(|(_, known)| *known != number);
+        }
+    }
+
+    /// Returns the endpoint's number for an address of the vector.
+    #[inline]
+    fn rank_of(&mut self, number: u64, around: &mut Around<'_>) -> Result<usize, Errno> {
+        let known = usize::try_from(number).ok().and_then(|at| self.destinations.get(at));
+        match known {
+            Some(Destination::Peer(peer)) => Ok(self.endpoint.rank_of(*peer)?),
+            Some(Destination::Own) => Ok(self.endpoint.rank()),
+            Some(Destination::Unknown) | None => self.learn(number, around),
+        }
+    }
+
+    /// Looks an address up.
+    #[cold]
+    fn learn(&mut self, number: u64, around: &mut Around<'_>) -> Result<usize, Errno> {
+        let vector = self.vector.and_then(|at| around.vectors.get(at)).ok_or(Errno::NO_ADDRESSES)?;
+        let address = vector.get(number).ok_or(Errno::INVALID)?;
+        let destination = if *address == self.own {
+            Destination::Own
+        } else {
+            Destination::Peer(self.endpoint.connect(address)?)
+        };
+        let at = usize::try_from(number).map_err(|_| Errno::INVALID)?;
+        if at >= self.destinations.len() {
+            self.destinations.resize(at + 1, Destination::Unknown);
+        }
+        self.destinations[at] = destination;
+        match destination {
+            Destination::Peer(peer) => Ok(self.endpoint.rank_of(peer)?),
+            _ => Ok(self.endpoint.rank()),
+        }
+    }
+
+    /// Starts a send of one run.
+    ///
+    /// # Safety
+    /// The bytes are readable and do not change until the completion was read, or until this returns if `flags` has
+    /// FI_INJECT.
+    #[inline]
+    pub(crate) unsafe fn send(
+        &mut self,
+        base: *const u8,
+        len: usize,
+        it: &Sending,
+        around: &mut Around<'_>,
+    ) -> Result<(), Errno> {
+        if !self.is_enabled {
+            return Err(Errno::BAD_STATE);
+        }
+        if base.is_null() && len > 0 || len > isize::MAX as usize {
+            return Err(Errno::INVALID);
+        }
+        let rank = self.rank_of(it.to, around)?;
+        let bytes: &[u8] = if len == 0 {
+            &[]
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { std::slice::from_raw_parts(base, len) }
+        };
+        if it.data.is_none()
+            && it.flags & DELIVERED == 0
+            && self.endpoint.in_context(it.kind.context()).send_now(rank, it.tag, bytes)
+        {
+            self.report_sent(it, len, around);
+            return Ok(());
+        }
+        if it.flags & INJECT != 0 {
+            if len > info::INJECT_BYTES {
+                return Err(Errno::INVALID);
+            }
+            let operation = Operation { copy: Some(bytes.into()), ..self.sending(it) };
+            return self.start_send(rank, (std::ptr::null(), len), it, operation);
+        }
+        let operation = self.sending(it);
+        self.start_send(rank, (base, len), it, operation)
+    }
+
+    /// Starts a send of several runs. The list is copied.
+    ///
+    /// # Safety
+    /// As for [`Port::send`]; the list is valid during the call.
+    pub(crate) unsafe fn send_runs(
+        &mut self,
+        runs: Runs,
+        it: &Sending,
+        around: &mut Around<'_>,
+    ) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        let list = unsafe { runs.copy() }?;
+        if let [] | [_] = *list {
+            let run = list.first().map_or((std::ptr::null(), 0), |run| (run.base.cast_const(), run.len));
+            // SAFETY: the caller's promise.
+            return unsafe { self.send(run.0, run.1, it, around) };
+        }
+        if it.flags & INJECT != 0 {
+            let mut bytes = Vec::new();
+            for run in list.iter().filter(|run| run.len > 0) {
+                // SAFETY: the caller's promise.
+                bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(run.base, run.len) });
+            }
+            // SAFETY: the bytes live during the call, and the flag says that they are copied.
+            return unsafe { self.send(bytes.as_ptr(), bytes.len(), it, around) };
+        }
+        if !self.is_enabled {
+            return Err(Errno::BAD_STATE);
+        }
+        let rank = self.rank_of(it.to, around)?;
+        let operation = Operation { list, ..self.sending(it) };
+        self.start_send(rank, (std::ptr::null(), 0), it, operation)
+    }
+
+    /// Returns the record of a send.
+    fn sending(&self, it: &Sending) -> Operation {
+        let is_wanted = !it.is_silent && is_reported(self.send_queue, it.flags);
+        Operation { context: it.context, flags: it.kind.flag() | SEND, is_wanted, ..Operation::default() }
+    }
+
+    /// Starts a send whose bytes are those of the operation's copy, of its list, or of this run.
+    fn start_send(
+        &mut self,
+        rank: usize,
+        (base, len): (*const u8, usize),
+        it: &Sending,
+        operation: Operation,
+    ) -> Result<(), Errno> {
+        let number = self.operations.insert(operation);
+        let Some(operation) = self.operations.get(number) else { return Err(Errno::OTHER) };
+        let op = if !operation.list.is_empty() {
+            // SAFETY: the list is kept until the completion is taken; the runs by the promise of `send_runs`.
+            unsafe { SendOp::from_raw_list(rank, it.tag, operation.list.as_ptr(), operation.list.len()) }
+        } else {
+            let base = operation.copy.as_ref().map_or(base, |copy| copy.as_ptr());
+            // SAFETY: as above, for a copy; by the promise of `send` otherwise.
+            unsafe { SendOp::from_raw(rank, it.tag, base, len) }
+        };
+        let op = op.context(it.kind.context());
+        let op = match it.data {
+            Some(data) => op.immediate(data),
+            None => op,
+        };
+        let op = if it.flags & DELIVERED != 0 { op.synchronous() } else { op };
+        // SAFETY: as above.
+        match unsafe { self.endpoint.with_completion(number).isend_op(op) } {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.operations.remove(number);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Reports a send that is complete.
+    #[inline]
+    fn report_sent(&self, it: &Sending, len: usize, around: &mut Around<'_>) {
+        if !self.counters.is_empty() {
+            self.count(SEND, true);
+        }
+        let Some(bound) = self.send_queue else { return };
+        if !it.is_silent
+            && (!bound.is_selective || it.flags & COMPLETION != 0)
+            && let Some(queue) = around.queues.get(bound.queue)
+        {
+            let flags = it.kind.flag() | SEND;
+            queue.entries.push_back(Entry { context: it.context, flags, len, ..Entry::default() });
+        }
+    }
+
+    /// Counts an operation.
+    fn count(&self, kind: u64, succeeded: bool) {
+        for (counts, kinds) in &self.counters {
+            if kinds & kind != 0 {
+                counts.count(succeeded);
+            }
+        }
+    }
+}
+
+impl Runs {
+    /// Returns the list.
+    ///
+    /// # Safety
+    /// The list is valid.
+    unsafe fn copy(self) -> Result<Box<[Segment]>, Errno> {
+        if self.count == 0 {
+            return Ok(Box::default());
+        }
+        if self.first.is_null() || self.count > info::MOST_RUNS {
+            return Err(Errno::INVALID);
+        }
+        // SAFETY: the caller's promise.
+        let list = unsafe { std::slice::from_raw_parts(self.first, self.count) };
+        let segment = |run: &libc::iovec| Segment { base: run.iov_base.cast(), len: run.iov_len };
+        let is_right = |run: &libc::iovec| {
+            run.iov_len <= isize::MAX as usize && (run.iov_len == 0 || !run.iov_base.is_null())
+        };
+        if list.iter().all(is_right) { Ok(list.iter().map(segment).collect()) } else { Err(Errno::INVALID) }
+    }
+}
+
+/// Returns whether an operation with these flags is reported in the queue of its direction.
+fn is_reported(bound: Option<BoundQueue>, flags: u64) -> bool {
+    bound.is_some_and(|bound| !bound.is_selective || flags & COMPLETION != 0)
+}

@@ -1,0 +1,170 @@
+//! The completions of an endpoint, for the queues of libfabric.
+
+use nemesia::{Completion, CompletionKind, Error, Status};
+
+use super::operations::Operation;
+use super::{Around, DATA, Port, RECV, SEND};
+
+const READ: u64 = fi::FI_READ as u64;
+const WRITE: u64 = fi::FI_WRITE as u64;
+use crate::bindings as fi;
+use crate::entries::{Entry, Queue};
+use crate::object::Errno;
+use crate::table::Table;
+use crate::vector::AddressVector;
+
+/// The completions that are taken at once.
+const BATCH: usize = 16;
+
+impl Port {
+    /// Makes progress, and takes completions into the queues that they belong to.
+    #[inline]
+    pub(crate) fn collect(&mut self, queues: &mut Table<Queue>, vectors: &mut Table<AddressVector>) {
+        let mut batch = [Completion::default(); BATCH];
+        let taken = self.endpoint.completions(&mut batch);
+        let mut around = Around { queues, vectors };
+        for completion in &batch[..taken] {
+            self.report(completion, &mut around);
+        }
+    }
+
+    /// Writes an entry for a completion.
+    fn report(&mut self, completion: &Completion, around: &mut Around<'_>) {
+        let number = completion.context;
+        let result = completion.result();
+        match completion.kind {
+            CompletionKind::MultiReceive => {
+                let Some(operation) = self.operations.get(number) else { return };
+                let buffer = operation.buffer + completion.offset();
+                let operation = Operation { buffer, ..operation.shallow() };
+                self.report_end(&operation, &result, around);
+            }
+            CompletionKind::MultiReceiveEnd => {
+                let Some(mut operation) = self.operations.remove(number) else { return };
+                operation.flags = fi::FI_MULTI_RECV.into();
+                // The application may use the buffer again, whatever it wants to know.
+                operation.is_wanted = true;
+                self.report_released(&operation, &result, around);
+            }
+            CompletionKind::Get | CompletionKind::Put => self.report_part(number, &result, around),
+            _ => {
+                let Some(operation) = self.operations.remove(number) else { return };
+                self.report_end(&operation, &result, around);
+            }
+        }
+    }
+
+    /// Reports the end of a one-sided operation, if this is its last part.
+    fn report_part(&mut self, number: u64, result: &Result<Status, Error>, around: &mut Around<'_>) {
+        let Some(operation) = self.operations.get(number) else { return };
+        operation.parts -= 1;
+        let error = result.as_ref().err().map(Errno::from);
+        operation.error = operation.error.or(error);
+        if operation.parts > 0 {
+            return;
+        }
+        let Some(operation) = self.operations.remove(number) else { return };
+        if !self.counters.is_empty() {
+            self.count(operation.flags & (READ | WRITE), operation.error.is_none());
+        }
+        if operation.error.is_none() && !operation.is_wanted {
+            return;
+        }
+        let error = operation.error.map(|error| (error, 0));
+        let (context, flags) = (operation.context, operation.flags);
+        self.write(&Entry { context, flags, source: u64::MAX, error, ..Entry::default() }, true, around);
+    }
+
+    /// Reports the end of a message.
+    fn report_end(&mut self, operation: &Operation, result: &Result<Status, Error>, around: &mut Around<'_>) {
+        let is_send = operation.flags & SEND != 0;
+        if !self.counters.is_empty() {
+            self.count(operation.flags & (SEND | RECV), result.is_ok());
+        }
+        let mut entry = Entry {
+            context: operation.context,
+            flags: operation.flags,
+            buffer: operation.buffer,
+            source: u64::MAX,
+            ..Entry::default()
+        };
+        match result {
+            Ok(_) if !operation.is_wanted => return,
+            Ok(status) if is_send => entry.len = status.len,
+            Ok(status) => self.describe(&mut entry, status, around),
+            Err(Error::Truncated(truncation)) => {
+                let status = truncation.status;
+                (entry.len, entry.tag) = (status.len, status.tag);
+                let left = truncation.message.saturating_sub(status.len as u64);
+                entry.error = Some((Errno::TRUNCATED, left as usize));
+            }
+            Err(error) => entry.error = Some((error.into(), 0)),
+        }
+        self.write(&entry, is_send, around);
+    }
+
+    /// Reports that a buffer for many messages is free.
+    fn report_released(
+        &self,
+        operation: &Operation,
+        result: &Result<Status, Error>,
+        around: &mut Around<'_>,
+    ) {
+        let error = result.as_ref().err().map(|error| (error.into(), 0));
+        let (context, flags) = (operation.context, operation.flags);
+        self.write(&Entry { context, flags, source: u64::MAX, error, ..Entry::default() }, false, around);
+    }
+
+    /// Describes a message that was received.
+    fn describe(&mut self, entry: &mut Entry, status: &Status, around: &mut Around<'_>) {
+        (entry.len, entry.tag) = (status.len, status.tag);
+        if let Some(data) = status.immediate {
+            entry.data = data;
+            entry.flags |= DATA;
+        }
+        entry.source = self.source_of(status.rank, around);
+    }
+
+    fn write(&self, entry: &Entry, is_send: bool, around: &mut Around<'_>) {
+        let bound = if is_send { self.send_queue } else { self.receive_queue };
+        if let Some(queue) = bound.and_then(|bound| around.queues.get(bound.queue)) {
+            queue.entries.push_back(*entry);
+        }
+    }
+
+    /// Returns the address of a sender in the vector; FI_ADDR_NOTAVAIL if it is not there, or nobody asks for it.
+    pub(super) fn source_of(&mut self, rank: usize, around: &mut Around<'_>) -> u64 {
+        if self.caps & fi::FI_SOURCE == 0 {
+            return u64::MAX;
+        }
+        let peer = self.endpoint.peer_of(rank);
+        if let (Some(peer), Some(Some((known, number)))) = (peer, self.sources.get(rank))
+            && peer == *known
+        {
+            return *number;
+        }
+        let Some(vector) = self.vector.and_then(|at| around.vectors.get(at)) else { return u64::MAX };
+        let Some(peer) = peer else {
+            return if rank == self.endpoint.rank() {
+                vector.find(&self.own).unwrap_or(u64::MAX)
+            } else {
+                u64::MAX
+            };
+        };
+        let found = self.endpoint.address_of(peer).ok().and_then(|address| vector.find(address));
+        let Some(number) = found else { return u64::MAX };
+        if rank >= self.sources.len() {
+            self.sources.resize(rank + 1, None);
+        }
+        self.sources[rank] = Some((peer, number));
+        number
+    }
+}
+
+impl Operation {
+    /// Returns what the completion of one message of many needs.
+    fn shallow(&self) -> Self {
+        let Self { context, flags, is_wanted, .. } = *self;
+        Self { context, flags, is_wanted, ..Self::default() }
+    }
+}

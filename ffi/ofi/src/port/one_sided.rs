@@ -1,0 +1,133 @@
+//! One-sided operations, and the memory that peers may use.
+
+use nemesia::{Access, Addressing, CompleteAt, Error, ExposeOptions, Region, RemoteKey, Segment};
+
+use super::operations::Operation;
+use super::{Around, INJECT, Port, Runs, is_reported};
+use crate::bindings as fi;
+use crate::info;
+use crate::object::Errno;
+
+/// With one of these flags a write is complete as soon as its bytes have left.
+const EARLY: u64 = INJECT | fi::FI_INJECT_COMPLETE as u64;
+
+/// A read or a write of a peer's memory, as the application describes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Accessing {
+    pub(crate) is_read: bool,
+    /// The owner of the memory.
+    pub(crate) of: u64,
+    pub(crate) offset: u64,
+    pub(crate) key: u64,
+    pub(crate) flags: u64,
+    pub(crate) context: usize,
+    /// Nothing is reported but an error.
+    pub(crate) is_silent: bool,
+}
+
+impl Port {
+    /// Exposes memory to peers.
+    ///
+    /// # Safety
+    /// The memory is valid until [`Port::hide`], or until the endpoint is closed.
+    pub(crate) unsafe fn expose(
+        &mut self,
+        (base, len): (*mut u8, usize),
+        access: Access,
+        key: u64,
+    ) -> Result<Region, Errno> {
+        let options = ExposeOptions { key: Some(key), addressing: Addressing::Offset };
+        // SAFETY: the caller's promise.
+        match unsafe { self.endpoint.expose_as(base, len, access, options) } {
+            Err(Error::KeyInUse { .. }) => Err(Errno::NO_KEY),
+            exposed => Ok(exposed?),
+        }
+    }
+
+    /// Withdraws memory from peers.
+    pub(crate) fn hide(&mut self, region: Region) {
+        // It is exposed, or the endpoint has forgotten it.
+        let _ = self.endpoint.unexpose(region);
+    }
+
+    /// Starts a read or a write: one operation for each run of this process's memory.
+    ///
+    /// # Safety
+    /// The memory of the runs is valid until the completion was read, or during the call if the flags have FI_INJECT;
+    /// that of a read belongs to it. The list is valid during the call.
+    pub(crate) unsafe fn access(
+        &mut self,
+        runs: Runs,
+        it: &Accessing,
+        around: &mut Around<'_>,
+    ) -> Result<(), Errno> {
+        if !self.is_enabled {
+            return Err(Errno::BAD_STATE);
+        }
+        // SAFETY: the caller's promise.
+        let mut list = unsafe { runs.copy() }?;
+        let rank = self.rank_of(it.of, around)?;
+        let is_wanted = !it.is_silent && is_reported(self.send_queue, it.flags);
+        let way = if it.is_read { fi::FI_READ } else { fi::FI_WRITE };
+        let flags = u64::from(fi::FI_RMA) | u64::from(way);
+        let mut operation = Operation { context: it.context, flags, is_wanted, ..Operation::default() };
+        if !it.is_read && it.flags & INJECT != 0 {
+            // SAFETY: the caller's promise.
+            let mut copy = unsafe { copied(&list) }?;
+            list = [Segment { base: copy.as_mut_ptr(), len: copy.len() }].into();
+            operation.copy = Some(copy);
+        }
+        if list.is_empty() {
+            list = [Segment { base: std::ptr::null_mut(), len: 0 }].into();
+        }
+        operation.parts = list.len() as u32;
+        let (number, key) = (self.operations.insert(operation), RemoteKey::new(rank, it.key));
+        // Only the target knows whether it refuses: an error must reach the completion.
+        let complete = if it.flags & EARLY != 0 { CompleteAt::Origin } else { CompleteAt::Target };
+        let (mut offset, parts) = (it.offset, list.len() as u32);
+        for (begun, run) in (0..).zip(&list) {
+            let endpoint = self.endpoint.with_completion(number);
+            // SAFETY: the caller's promise; a copy lives in the operation.
+            let started = unsafe {
+                if it.is_read {
+                    endpoint.iget(&key, offset, run.base, run.len)
+                } else {
+                    endpoint.iput(&key, offset, run.base, run.len, false, complete)
+                }
+            };
+            if let Err(error) = started {
+                return self.give_up(number, parts - begun, error.into());
+            }
+            offset = offset.wrapping_add(run.len as u64);
+        }
+        Ok(())
+    }
+
+    /// Ends an operation of which the last parts could not be started. If others are under way, it fails when they end.
+    fn give_up(&mut self, number: u64, missing: u32, error: Errno) -> Result<(), Errno> {
+        let Some(operation) = self.operations.get(number) else { return Err(error) };
+        if operation.parts == missing {
+            self.operations.remove(number);
+            return Err(error);
+        }
+        operation.parts -= missing;
+        operation.error = Some(error);
+        Ok(())
+    }
+}
+
+/// Returns a copy of the bytes of these runs.
+///
+/// # Safety
+/// They are readable.
+unsafe fn copied(list: &[Segment]) -> Result<Box<[u8]>, Errno> {
+    let mut bytes = Vec::new();
+    for run in list.iter().filter(|run| run.len > 0) {
+        if bytes.len() + run.len > info::INJECT_BYTES {
+            return Err(Errno::INVALID);
+        }
+        // SAFETY: the caller's promise.
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(run.base, run.len) });
+    }
+    Ok(bytes.into_boxed_slice())
+}

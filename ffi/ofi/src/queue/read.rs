@@ -1,0 +1,203 @@
+//! Reading completion queues.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::time::{Duration, Instant};
+
+use super::QueueObject;
+use crate::bindings::{self as fi, fi_cq_err_entry, fi_cq_tagged_entry, fid_cq};
+use crate::entries::Entry;
+use crate::object::{Errno, call, object};
+use crate::state::DomainState;
+
+/// The longest sleep that keeps other threads from the domain.
+const SLEEP: Duration = Duration::from_millis(1);
+
+impl QueueObject {
+    /// Copies up to `count` completions to the application.
+    ///
+    /// # Safety
+    /// `to` has room for them, and `sources` is null or has room for as many numbers.
+    #[inline]
+    unsafe fn take(&self, to: *mut u8, count: usize, sources: *mut u64) -> Result<isize, Errno> {
+        self.domain.with(|state| {
+            state.fill(self.number)?;
+            let queue = state.queues.get(self.number).ok_or(Errno::INVALID)?;
+            let mut taken = 0;
+            while let Some(entry) =
+                queue.entries.front().filter(|entry| taken < count && entry.error.is_none())
+            {
+                // The other formats are the first bytes of this one.
+                let tagged = tagged_of(entry);
+                // SAFETY: the caller's promise; the entry has so many bytes.
+                unsafe {
+                    let from = (&raw const tagged).cast::<u8>();
+                    to.add(taken * queue.entry_bytes).copy_from_nonoverlapping(from, queue.entry_bytes);
+                    if !sources.is_null() {
+                        sources.add(taken).write(entry.source);
+                    }
+                }
+                queue.entries.pop_front();
+                taken += 1;
+            }
+            match queue.entries.front() {
+                _ if taken > 0 => Ok(taken as isize),
+                Some(entry) if entry.error.is_some() => Err(Errno::AVAILABLE),
+                _ => Err(Errno::AGAIN),
+            }
+        })
+    }
+
+    /// Waits until there may be something to read, for a short time.
+    fn pause(&self, limit: Duration) -> bool {
+        self.domain.with(|state| {
+            let DomainState { ports, queues, .. } = state;
+            let Some(queue) = queues.get(self.number) else { return true };
+            if std::mem::take(&mut queue.signalled) {
+                return true;
+            }
+            // With several endpoints none may sleep while another one has something.
+            let limit = if queue.ports.len() == 1 { limit } else { Duration::ZERO };
+            for port in &queue.ports {
+                if let Some(port) = ports.get(*port) {
+                    port.pause(limit);
+                }
+            }
+            false
+        })
+    }
+
+    /// As [`QueueObject::take`], but waits for `timeout` milliseconds, or for ever.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn take_within(
+        &self,
+        to: *mut u8,
+        count: usize,
+        sources: *mut u64,
+        timeout: c_int,
+    ) -> Result<isize, Errno> {
+        let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
+        let begun = Instant::now();
+        loop {
+            // SAFETY: the caller's promise.
+            match unsafe { self.take(to, count, sources) } {
+                Err(Errno::AGAIN) => {}
+                taken => return taken,
+            }
+            let left = limit.map_or(SLEEP, |limit| limit.saturating_sub(begun.elapsed()));
+            if left.is_zero() || self.pause(left.min(SLEEP)) {
+                return Err(Errno::AGAIN);
+            }
+        }
+    }
+}
+
+/// Returns an entry in the longest format.
+#[inline]
+const fn tagged_of(entry: &Entry) -> fi_cq_tagged_entry {
+    fi_cq_tagged_entry {
+        op_context: entry.context as *mut c_void,
+        flags: entry.flags,
+        len: entry.len,
+        buf: entry.buffer as *mut c_void,
+        data: entry.data,
+        tag: entry.tag,
+    }
+}
+
+pub(super) unsafe extern "C" fn read(queue: *mut fid_cq, to: *mut c_void, count: usize) -> isize {
+    // SAFETY: the same contract.
+    unsafe { read_from(queue, to, count, std::ptr::null_mut()) }
+}
+
+pub(super) unsafe extern "C" fn read_from(
+    queue: *mut fid_cq,
+    to: *mut c_void,
+    count: usize,
+    sources: *mut u64,
+) -> isize {
+    call(|| {
+        // SAFETY: the application's queue.
+        let it: &QueueObject = unsafe { object(queue) }?;
+        if to.is_null() && count > 0 {
+            return Err(Errno::INVALID);
+        }
+        // SAFETY: the application's arrays.
+        unsafe { it.take(to.cast(), count, sources) }
+    })
+}
+
+pub(super) unsafe extern "C" fn wait_and_read(
+    queue: *mut fid_cq,
+    to: *mut c_void,
+    count: usize,
+    condition: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: the same contract.
+    unsafe { wait_and_read_from(queue, to, count, std::ptr::null_mut(), condition, timeout) }
+}
+
+pub(super) unsafe extern "C" fn wait_and_read_from(
+    queue: *mut fid_cq,
+    to: *mut c_void,
+    count: usize,
+    sources: *mut u64,
+    _condition: *const c_void,
+    timeout: c_int,
+) -> isize {
+    call(|| {
+        // SAFETY: the application's queue.
+        let it: &QueueObject = unsafe { object(queue) }?;
+        if to.is_null() || count == 0 {
+            return Err(Errno::INVALID);
+        }
+        // SAFETY: the application's arrays.
+        unsafe { it.take_within(to.cast(), count, sources, timeout) }
+    })
+}
+
+pub(super) unsafe extern "C" fn read_error(
+    queue: *mut fid_cq,
+    out: *mut fi_cq_err_entry,
+    _flags: u64,
+) -> isize {
+    call(|| {
+        // SAFETY: the application's queue.
+        let it: &QueueObject = unsafe { object(queue) }?;
+        // SAFETY: the application's structure. Later versions have more fields, which are not written.
+        let out = unsafe { out.as_mut() }.ok_or(Errno::INVALID)?;
+        it.domain.with(|state| {
+            let queue = state.queues.get(it.number).ok_or(Errno::INVALID)?;
+            let (entry, (Errno(error), left)) =
+                queue.entries.front().and_then(|entry| Some((*entry, entry.error?))).ok_or(Errno::AGAIN)?;
+            queue.entries.pop_front();
+            let fi_cq_tagged_entry { op_context, flags, len, buf, data, tag } = tagged_of(&entry);
+            (out.op_context, out.flags, out.len, out.buf) = (op_context, flags, len, buf);
+            (out.data, out.tag, out.olen) = (data, tag, left);
+            (out.err, out.prov_errno) = (error as c_int, error as c_int);
+            out.err_data_size = 0;
+            Ok(1)
+        })
+    })
+}
+
+/// Returns the text of an error.
+pub(super) unsafe extern "C" fn text(
+    _: *mut fid_cq,
+    error: c_int,
+    _: *const c_void,
+    _: *mut c_char,
+    _: usize,
+) -> *const c_char {
+    let text = match u32::try_from(error).unwrap_or(fi::FI_EOTHER) {
+        fi::FI_ETRUNC => c"the message is longer than its buffer",
+        fi::FI_ECANCELED => c"the operation was cancelled",
+        fi::FI_ECONNABORTED => c"the peer is gone, or cannot be reached",
+        fi::FI_ENOMSG => c"there is no such message",
+        fi::FI_ENOSPC => c"unexpected messages fill NEMESIA_UNEXPECTED_BYTES",
+        _ => c"the operation has failed",
+    };
+    text.as_ptr()
+}
