@@ -39,6 +39,7 @@ fn a_world_on_two_hosts_shares_memory_inside_and_uses_tcp_between_them() -> Resu
     let (said, errors) = peer(&hosts, &format!("exchange {}", seed()), &[])?;
     assert_eq!(said.matches("sizes in both directions").count(), 4, "{said}{errors}");
     peer(&hosts, "all-to-all 20 8", &[])?;
+    peer(&hosts, "all-to-all 20 8", &[("NEMESIA_CONNECT", "start")])?;
     peer(&hosts, "all-to-all 5 102400", &[])?;
     peer(&hosts, &format!("lists {}", seed()), &[])?;
     let (said, errors) = peer(&hosts, &format!("active {}", seed()), &[])?;
