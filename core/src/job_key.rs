@@ -25,8 +25,8 @@
 //! Both proofs are computed before anything is allocated for the caller: a stranger costs one challenge, which takes no
 //! memory, and one refusal.
 //!
-//! A departure ([`CallMessage::Departure`](crate::wire::call::CallMessage::Departure)) has a proof without a challenge: a
-//! process leaves once, its address is never that of another process, and so a recorded departure says nothing new.
+//! A departure ([`CallMessage::Departure`](crate::wire::call::CallMessage::Departure)) has a proof without a challenge:
+//! a process leaves once, its address is never that of another process, and so a recorded departure says nothing new.
 //!
 //! The proofs do not encrypt or authenticate the packets that follow. A process that can change the bytes between two
 //! machines while they travel can still take over a connection that both ends have accepted.

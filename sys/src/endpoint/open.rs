@@ -65,8 +65,8 @@ impl Endpoint {
     /// Joins the world that the launcher describes. Without a launcher, the world has one rank.
     ///
     /// Two ranks connect when an operation of one first names the other, unless [`Config::connect_on_demand`] says
-    /// otherwise. Such an operation waits until the other process makes progress. If ranks run on several machines, this
-    /// is so over TCP only: over RDMA devices, all ranks connect before this returns.
+    /// otherwise. Such an operation waits until the other process makes progress. If ranks run on several machines,
+    /// this is so over TCP only: over RDMA devices, all ranks connect before this returns.
     ///
     /// The launcher speaks PMI-1: `mpiexec.hydra` or `nemesia run`. It has one connection with each process. If other
     /// code of this process has initialised that connection, such as an MPI library, this is an error, unless

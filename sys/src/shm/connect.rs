@@ -202,8 +202,8 @@ fn ranks(world: &ShmWorld, cards: &[ProcessCard], remote: &RemoteRanks) -> Resul
     ranks.collect()
 }
 
-/// Connects to the lower ranks of this machine, and finds out which ranks run on other machines. If the ranks connect on
-/// demand, `address_at` returns the address of this process if it takes calls at a place.
+/// Connects to the lower ranks of this machine, and finds out which ranks run on other machines. If the ranks connect
+/// on demand, `address_at` returns the address of this process if it takes calls at a place.
 fn find_remote(
     world: &ShmWorld,
     exchange: &mut dyn Exchange,

@@ -276,8 +276,8 @@ impl RemoteRanks {
 }
 
 /// Exchanges cards, and opens the port to the ranks that do not share this machine. Collective. `unreached` has the
-/// lower ranks with this process's boot whose hand-over socket was not reached. `address_at` returns the address of this
-/// process if it takes calls of other machines at this place; it is given if all ranks may connect on demand.
+/// lower ranks with this process's boot whose hand-over socket was not reached. `address_at` returns the address of
+/// this process if it takes calls of other machines at this place; it is given if all ranks may connect on demand.
 pub(crate) fn meet(
     config: &Config,
     exchange: &mut dyn Exchange,

@@ -1,8 +1,8 @@
 //! Worlds of four ranks on two hosts that connect on demand: ranks 0 and 1 share a host, and ranks 2 and 3.
 //!
 //! `demand`: ranks 0 and 2 talk, and later all; each rank counts its connections between the hosts. `demand-ends HOW`:
-//! rank 3 closes (0), drops its endpoint (1) or is killed (2) before a rank of the other host has met it. `demand-apart`:
-//! no rank reaches the other host.
+//! rank 3 closes (0), drops its endpoint (1) or is killed (2) before a rank of the other host has met it.
+//! `demand-apart`: no rank reaches the other host.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -144,8 +144,11 @@ pub(super) fn apart() -> Outcome {
     let rank = endpoint.rank();
     let other = (rank + 2) % 4;
     let outcome = endpoint.send(other, 0, &[1; 100_000]);
-    let is_wanted = |outcome: &Result<(), Error>| matches!(outcome, Err(Error::PeerFailed { rank, failure: Failure::Unreachable }) if *rank == other);
-    ensure(is_wanted(&outcome), || format!("{outcome:?}"))?;
+    let failure = match &outcome {
+        Err(Error::PeerFailed { rank, failure }) if *rank == other => Some(*failure),
+        _ => None,
+    };
+    ensure(failure == Some(Failure::Unreachable), || format!("{outcome:?}"))?;
     let named = format!("rank {other}, tcp: ");
     let is_named = |warning: &String| warning.contains(&named) && warning.contains("NEMESIA_NET_ADDRESS");
     ensure(endpoint.warnings().iter().any(is_named), || format!("{:?}", endpoint.warnings()))?;

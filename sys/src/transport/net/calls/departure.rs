@@ -1,6 +1,7 @@
 //! Departures: a process that leaves tells it to the ranks of its world on other machines that it has not met.
 //!
-//! Nothing is asked of the other process: its kernel takes the connection and keeps the message until the process looks.
+//! Nothing is asked of the other process: its kernel takes the connection and keeps the message until the process
+//! looks.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -248,6 +248,6 @@ fn a_departure_is_heard_without_help_and_only_if_it_is_genuine() {
     assert_eq!([one.next_leaver(), one.next_leaver()], [Some((address(3), false)), Some((address(2), true))]);
     assert_eq!(one.next_leaver(), None);
     // A process that has left takes no time of others.
-    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     one.announce_leave([(address(4), gone)].into_iter(), true, Instant::now() + LIMIT);
 }
