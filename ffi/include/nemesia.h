@@ -1710,8 +1710,8 @@ void nemesia_config_destroy(struct nemesia_config *config);
  * Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the world has one
  * process. Collective: every process of the world calls it. It succeeds once in a process.
  *
- * Processes of one machine connect when an operation of one first names the other. That operation waits until the
- * other process makes progress. The setting NEMESIA_CONNECT=start connects all of them here.
+ * Processes of one machine, or of two over TCP, connect when an operation of one first names the other. That operation
+ * waits until the other process makes progress. The setting NEMESIA_CONNECT=start connects all of them here.
  *
  * If an MPI library or other code of this process has initialised the launcher's connection, the call returns
  * NEMESIA_ERR_BOOTSTRAP and does not touch the connection: use `nemesia_endpoint_open_with`. The setting

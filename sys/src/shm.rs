@@ -348,7 +348,7 @@ fn all_expedited(
 ) -> Result<bool, Error> {
     let is_without = |rank: &usize| match (&peers[*rank], ranks.get(*rank)) {
         (Some(peer), _) => !peer.expedited,
-        (None, Some(process)) => !process.expedited,
+        (None, Some(process)) => !process.expedited && !process.is_remote,
         (None, None) => false,
     };
     let preference = fenced_by((0..peers.len()).filter(is_without));

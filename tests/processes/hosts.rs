@@ -1,8 +1,10 @@
 //! A world under the real Hydra on two hosts: see `nemesia_tests::hosts`.
 
+use std::os::unix::fs::PermissionsExt;
+
 use nemesia_tests::hosts::{Hosts, HydraWorld, hosts};
 use nemesia_tests::job::{Rank, report};
-use nemesia_tests::{say, seed};
+use nemesia_tests::{quick, say, seed};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
@@ -37,6 +39,7 @@ fn a_world_on_two_hosts_shares_memory_inside_and_uses_tcp_between_them() -> Resu
     let (said, errors) = peer(&hosts, &format!("exchange {}", seed()), &[])?;
     assert_eq!(said.matches("sizes in both directions").count(), 4, "{said}{errors}");
     peer(&hosts, "all-to-all 20 8", &[])?;
+    peer(&hosts, "all-to-all 20 8", &[("NEMESIA_CONNECT", "start")])?;
     peer(&hosts, "all-to-all 5 102400", &[])?;
     peer(&hosts, &format!("lists {}", seed()), &[])?;
     let (said, errors) = peer(&hosts, &format!("active {}", seed()), &[])?;
@@ -66,4 +69,47 @@ fn hosts_without_a_way_between_them_are_refused_by_name() -> Result<(), String> 
     assert!(ranks.iter().any(refused), "{}{hydra}", report(&ranks));
     assert!(ranks.iter().all(|rank| !rank.kind.is_success()), "{}{hydra}", report(&ranks));
     Ok(())
+}
+
+#[test]
+fn ranks_of_two_hosts_connect_when_they_talk_and_only_then() -> Result<(), String> {
+    let Some(hosts) = hosts("ranks_of_two_hosts_connect_when_they_talk_and_only_then", SCRATCH) else {
+        return Ok(());
+    };
+    let times = if quick() { 2 } else { 10 };
+    (0..times).try_for_each(|_| peer(&hosts, "demand", &[]).map(drop))?;
+    // With a key of its own, the job uses the same connections.
+    let key = hosts.place().join("key");
+    let written = std::fs::write(&key, "5a".repeat(32));
+    let permitted = written.and_then(|()| std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)));
+    permitted.map_err(|error| error.to_string())?;
+    peer(&hosts, "demand", &[("NEMESIA_JOB_KEY_FILE", &key.to_string_lossy())]).map(drop)
+}
+
+#[test]
+fn the_end_of_a_rank_that_was_never_met_is_known_on_the_other_host() -> Result<(), String> {
+    let Some(hosts) = hosts("the_end_of_a_rank_that_was_never_met_is_known_on_the_other_host", SCRATCH)
+    else {
+        return Ok(());
+    };
+    for how in 0..3 {
+        for _ in 0..if quick() { 1 } else { 5 } {
+            let words = format!("demand-ends {how}");
+            let HydraWorld { ranks, hydra } = hosts.run((PEER, &words), &[], true)?;
+            let is_fine = |(rank, end): (usize, &Rank)| end.kind.is_success() == (rank < 3 || how < 2);
+            if !ranks.iter().enumerate().all(is_fine) {
+                return Err(format!("{words}: {}{hydra}", report(&ranks)));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_rank_to_which_no_way_leads_is_named_by_the_first_operation_with_it() -> Result<(), String> {
+    let Some(hosts) = hosts("a_rank_to_which_no_way_leads_is_named_by_the_first_operation_with_it", SCRATCH)
+    else {
+        return Ok(());
+    };
+    peer(&hosts, "demand-apart", &[("NEMESIA_TIMEOUT", "3")]).map(drop)
 }

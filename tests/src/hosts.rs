@@ -23,8 +23,8 @@ const LIMIT: &str = "300";
 const RANK: &str = "trap '' USR1; world=$1/$PMI_RANK; shift; \"$@\" >$world.out 2>$world.err; code=$?; \
                     echo $code >$world.end; exit $code";
 
-/// Two network namespaces joined by a pair of interfaces, with the files that Hydra needs. Everything is removed at
-/// the end.
+/// Two network namespaces joined by a pair of interfaces, with the files that Hydra needs. Each host has a second
+/// address, to which the other has no route. Everything is removed at the end.
 #[derive(Debug)]
 pub struct Hosts {
     names: [String; 2],
@@ -63,8 +63,14 @@ impl Hosts {
         ip(&format!("netns add {first}"))?;
         ip(&format!("netns add {second}"))?;
         ip(&format!("link add v1 netns {first} type veth peer name v2 netns {second}"))?;
-        for (name, interface, address) in [(first, "v1", "10.77.0.1/24"), (second, "v2", "10.77.0.2/24")] {
-            ip(&format!("-n {name} address add {address} dev {interface}"))?;
+        let places = [
+            (first, "v1", ["10.77.0.1/24", "10.78.0.1/32"]),
+            (second, "v2", ["10.77.0.2/24", "10.79.0.1/32"]),
+        ];
+        for (name, interface, addresses) in places {
+            for address in addresses {
+                ip(&format!("-n {name} address add {address} dev {interface}"))?;
+            }
             ip(&format!("-n {name} link set lo up"))?;
             ip(&format!("-n {name} link set {interface} up"))?;
         }

@@ -14,6 +14,7 @@ mod allocated;
 mod bystander;
 mod corrupt;
 mod crash;
+mod demand;
 mod ending;
 mod exchange;
 mod fork;
@@ -150,6 +151,9 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("lent", [mib]) => hostile::lent(*mib as usize),
         ("late", [millis]) => hostile::late(*millis),
         ("lone", [slot, life, seed]) => lone::run(*slot, *life, *seed),
+        ("demand", []) => demand::connects(),
+        ("demand-ends", [how]) => demand::ends(*how),
+        ("demand-apart", []) => demand::apart(),
         ("fork", [shared]) => fork::run(*shared != 0),
         ("leaves", [how]) => ending::leaves(*how),
         ("flush", [own]) => ending::flush(*own != 0),

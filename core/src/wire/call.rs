@@ -6,6 +6,10 @@
 //! *confirms* the acceptance, and requests the connection of the [channel](crate::port::channel) at the address in the
 //! acceptance. Either may *leave* instead of the next message.
 //!
+//! A process that leaves tells it to the ranks of its world that it has not met: its *departure* is the only message of
+//! a connection, and is sent without a challenge. It cannot be misused if it is sent again: its sender has left, and no
+//! other process gets the same address.
+//!
 //! Every message has [`CALL_MESSAGE_BYTES`]. All integers are little-endian; all other bytes are 0. Bytes 0 and 1: the
 //! identity stamp `0x434e`; 2 and 3: [`CALL_VERSION`]; 4: the kind.
 //!
@@ -17,6 +21,7 @@
 //! | [`CallMessage::Refusal`] | 4 | 8: length of the reason; 9-255: the reason, printable ASCII |
 //! | [`CallMessage::Leave`] | 5 | 8: 0 if the sender has finished, 1 if its endpoint was dropped |
 //! | [`CallMessage::Confirmation`] | 6 | none |
+//! | [`CallMessage::Departure`] | 7 | 8: as in kind 5; 32-95: address of the sender; 240-255: proof |
 //!
 //! **Introduction.** 8-15: the number of the call; in an acceptance, the number of calls of the callee so far. 16-23:
 //! the random token that the sender presents to the receiver on the channel. 24-27: the number by which the sender
@@ -29,7 +34,7 @@ use super::fabric::{Address, MOST_ADDRESS_BYTES};
 use super::hello::{CALL_BYTES, Challenge, PROOF_BYTES, Proof};
 
 /// Version of the messages on this page.
-pub const CALL_VERSION: u16 = 1;
+pub const CALL_VERSION: u16 = 2;
 /// Bytes of a message.
 pub const CALL_MESSAGE_BYTES: usize = 256;
 /// Most bytes of the reason of a refusal.
@@ -89,6 +94,17 @@ pub struct CallAcceptance {
     pub proof: Proof,
 }
 
+/// The departure of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallDeparture {
+    /// The address of the process that leaves.
+    pub address: [u8; ADDRESS_BYTES],
+    /// How it leaves.
+    pub reason: CloseReason,
+    /// Proves that the process knows the key ([`JobKey::departure_proof`](crate::job_key::JobKey::departure_proof)).
+    pub proof: Proof,
+}
+
 /// The reason of a refusal: text of the other process, in printable ASCII.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RefusalReason {
@@ -111,6 +127,8 @@ pub enum CallMessage {
     Leave(CloseReason),
     /// The caller has the acceptance.
     Confirmation,
+    /// A process with which there is no connection leaves.
+    Departure(CallDeparture),
 }
 
 /// The reason why bytes are not a message of a call.
@@ -205,6 +223,31 @@ impl CallAcceptance {
     }
 }
 
+impl CallDeparture {
+    /// Returns the bytes of the departure that its proof covers.
+    pub fn proven(&self) -> [u8; PROOF] {
+        let bytes = CallMessage::Departure(*self).encode();
+        field(&bytes, 0)
+    }
+}
+
+/// Returns the code of the manner in which a process leaves.
+const fn code_of(reason: CloseReason) -> u8 {
+    match reason {
+        CloseReason::Finished => 0,
+        CloseReason::Dropped => 1,
+    }
+}
+
+/// Returns the manner in which a process leaves.
+const fn reason_of(code: u8) -> Result<CloseReason, CallMessageError> {
+    match code {
+        0 => Ok(CloseReason::Finished),
+        1 => Ok(CloseReason::Dropped),
+        _ => Err(CallMessageError::Malformed),
+    }
+}
+
 impl CallMessage {
     /// Encodes the message.
     pub fn encode(&self) -> CallBytes {
@@ -240,10 +283,16 @@ impl CallMessage {
                 4
             }
             Self::Leave(reason) => {
-                put(&mut bytes, REASON, &[u8::from(*reason == CloseReason::Dropped)]);
+                put(&mut bytes, REASON, &[code_of(*reason)]);
                 5
             }
             Self::Confirmation => 6,
+            Self::Departure(departure) => {
+                put(&mut bytes, REASON, &[code_of(departure.reason)]);
+                put(&mut bytes, ADDRESS, &departure.address);
+                put(&mut bytes, PROOF, &departure.proof.0);
+                7
+            }
         };
         put(&mut bytes, 4, &[kind]);
         bytes
@@ -262,7 +311,7 @@ impl CallMessage {
         if theirs != CALL_VERSION {
             return Err(CallMessageError::Version { theirs });
         }
-        let [kind] = field(bytes, 4);
+        let ([kind], [code]) = (field(bytes, 4), field(bytes, REASON));
         let message = match kind {
             1 => {
                 let (number, random) = (u32::from_le_bytes(field(bytes, 8)), field(bytes, 12));
@@ -295,12 +344,13 @@ impl CallMessage {
                 }
                 Self::Refusal(reason)
             }
-            5 => match field(bytes, REASON) {
-                [0] => Self::Leave(CloseReason::Finished),
-                [1] => Self::Leave(CloseReason::Dropped),
-                _ => return Err(Malformed),
-            },
+            5 => Self::Leave(reason_of(code)?),
             6 => Self::Confirmation,
+            7 => Self::Departure(CallDeparture {
+                address: field(bytes, ADDRESS),
+                reason: reason_of(code)?,
+                proof: Proof(field(bytes, PROOF)),
+            }),
             _ => return Err(Malformed),
         };
         // Nothing else may be set: a later version may use the other bytes.
@@ -316,7 +366,7 @@ mod tests {
         CallIntroduction { calls: u64::MAX - 4, token: 1 << 63 | 5, number: 77, packet_bytes: 8192 }
     }
 
-    fn messages() -> [CallMessage; 8] {
+    fn messages() -> [CallMessage; 10] {
         let (address, proof) = ([9; ADDRESS_BYTES], Proof([4; PROOF_BYTES]));
         let (challenge, nonce) = (u32::MAX - 3, u64::MAX - 5);
         let introduction = introduction();
@@ -330,6 +380,8 @@ mod tests {
             CallMessage::Leave(CloseReason::Finished),
             CallMessage::Leave(CloseReason::Dropped),
             CallMessage::Confirmation,
+            CallMessage::Departure(CallDeparture { address, reason: CloseReason::Finished, proof }),
+            CallMessage::Departure(CallDeparture { address, reason: CloseReason::Dropped, proof }),
         ]
     }
 
@@ -357,13 +409,18 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_covers_all_of_an_acceptance_but_itself() {
-        let [_, _, CallMessage::Acceptance(acceptance), ..] = messages() else { panic!() };
+    fn a_proof_covers_all_of_an_acceptance_or_departure_but_itself() {
+        let [_, _, CallMessage::Acceptance(acceptance), .., CallMessage::Departure(departure)] = messages()
+        else {
+            panic!()
+        };
         let proven = acceptance.proven();
         let bytes = CallMessage::Acceptance(acceptance).encode();
         assert_eq!((&bytes[..PROOF], &bytes[PROOF..]), (&proven[..], &acceptance.proof.0[..]));
         let other = CallAcceptance { proof: Proof::default(), ..acceptance };
         assert_eq!(other.proven(), proven);
+        let bytes = CallMessage::Departure(departure).encode();
+        assert_eq!((&bytes[..PROOF], &bytes[PROOF..]), (&departure.proven()[..], &departure.proof.0[..]));
     }
 
     #[test]

@@ -19,12 +19,12 @@ impl Config {
         self.with(["NEMESIA_STRANGERS"], |config| config.strangers = admit)
     }
 
-    /// Sets when the ranks of a world connect: two ranks of a machine when an operation of one first names the other
-    /// (initially), or all when the world opens. A call of a rank is answered when the other makes progress, so a first
-    /// message waits for that.
+    /// Sets when the ranks of a world connect: two ranks of a machine, or of two machines over TCP, when an operation
+    /// of one first names the other (initially), or all when the world opens. A call of a rank is answered when the
+    /// other makes progress, so a first message waits for that.
     ///
     /// All connect when the world opens if any of its processes asks for it, if its launcher starts ranks again, if it
-    /// runs on several machines, in strict mode, and if single copy is required.
+    /// uses RDMA devices between machines, in strict mode, if routes are explained, and if single copy is required.
     #[must_use]
     pub fn connect_on_demand(self, on_demand: bool) -> Self {
         self.with(["NEMESIA_CONNECT"], |config| config.on_demand = on_demand)

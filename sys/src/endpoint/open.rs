@@ -64,8 +64,9 @@ const LEARNED_PEERS: usize = 16;
 impl Endpoint {
     /// Joins the world that the launcher describes. Without a launcher, the world has one rank.
     ///
-    /// Ranks of the same machine connect when an operation of one first names the other, unless
-    /// [`Config::connect_on_demand`] says otherwise. Such an operation waits until the other process makes progress.
+    /// Two ranks connect when an operation of one first names the other, unless [`Config::connect_on_demand`] says
+    /// otherwise. Such an operation waits until the other process makes progress. If ranks run on several machines,
+    /// this is so over TCP only: over RDMA devices, all ranks connect before this returns.
     ///
     /// The launcher speaks PMI-1: `mpiexec.hydra` or `nemesia run`. It has one connection with each process. If other
     /// code of this process has initialised that connection, such as an MPI library, this is an error, unless
@@ -124,7 +125,8 @@ impl Endpoint {
         if endpoint.size() == 1 {
             // The only rank has not listened for others so far.
             let calls = endpoint.rejoin.listen_for_calls(&mut endpoint.waiter.watch, None)?;
-            endpoint.peers = Some(Box::new(PeerTable::of_world(calls, (0, false), &[], config)?));
+            let table = PeerTable::of_world((calls, None), (0, false), &[], config)?;
+            endpoint.peers = Some(Box::new(table));
         }
         endpoint.check_further_peers();
         Ok(endpoint)
@@ -159,13 +161,19 @@ impl Endpoint {
         let attached = shm::attach(config, exchange, ranks)?;
         let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: more, stamp, .. } = attached;
         let on_demand = facts.met.iter().all(Option::is_none);
-        let of_world = |calls| PeerTable::of_world(calls, (ranks.0, on_demand), &attached.ranks, config);
+        let mut remote = attached.remote;
+        let mut across = remote.demand.as_mut().and_then(|demand| demand.calls.take());
+        if let (Some(across), Some(calls)) = (&mut across, &attached.calls) {
+            across.begin(calls.own(), &watch)?;
+        }
+        let of_world =
+            |calls| PeerTable::of_world((calls, across), (ranks.0, on_demand), &attached.ranks, config);
         let peers = attached.calls.map(of_world).transpose()?;
         warnings.extend(more);
-        let remote = (attached.remote, exchange.incarnation(), growing.is_some());
+        let remote = (remote, exchange.incarnation(), growing.is_some());
         let net = join_network(config, remote, &attached.origin, (&mut facts, &mut watch, &mut warnings))?;
         attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
-        let port = ports::join(port, net);
+        let port = ports::join(port, net, &facts.remote);
         let is_unmet = peers.as_ref().is_some_and(|peers| peers.on_demand);
         let engine = start(config, port, (rank, size), (growing, is_unmet), (units, stored));
         let engine = engine.map_err(crate::ConfigError::from)?;
@@ -291,24 +299,27 @@ fn join_network(
     connect_remote(config, remote, incarnation, (facts, watch))
 }
 
-/// Connects with the ranks on other machines, and records how they are reached. If this process was started again, it
-/// only requests to be readmitted.
+/// Connects with the ranks on other machines, unless they connect on demand, and records how they are reached. If this
+/// process was started again, it only requests to be readmitted.
 fn connect_remote(
     config: &Config,
     remote: RemoteRanks,
     incarnation: u64,
     (facts, watch): (&mut route::Facts, &mut Watch),
 ) -> Result<Option<NetPort>, Error> {
+    let ranks = 0..facts.met.len();
+    let is_remote: Vec<bool> = ranks.map(|rank| remote.contains(rank)).collect();
     let Some(mut port) = remote.port else { return Ok(None) };
-    if incarnation == 0 {
+    if port.is_growing() {
+        // Each is called when it is first needed.
+    } else if incarnation == 0 {
         port.meet(Instant::now() + Duration::from_secs(config.timeout_seconds.into()))?;
     } else {
         port.hold_requests();
         remote.members.iter().for_each(|member| port.call(member));
     }
     let name = port.transport().name();
-    let ranks = 0..facts.met.len() as u32;
-    facts.remote = ranks.map(|rank| port.reaches(rank).then_some(name)).collect();
+    facts.remote = is_remote.into_iter().map(|is_remote| is_remote.then_some(name)).collect();
     let unused = remote.refused.into_iter().map(|(other, why)| Verdict::new(other.name(), false, why));
     facts.unused = unused.collect();
     if let Some(descriptor) = port.descriptor() {

@@ -93,7 +93,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::NoAddress`] if ranks of the endpoint's world run on several machines, or may be started again.
     pub fn address(&self) -> Result<&PeerAddress, Error> {
-        let peers = self.peer_table()?;
+        let peers = self.growing_table()?;
         peers.begin_growth();
         Ok(peers.address())
     }
@@ -108,7 +108,7 @@ impl Endpoint {
     /// [`Error::NoPeer`]: it is the address of this endpoint, or there are too many peers.
     pub fn connect(&mut self, address: &PeerAddress) -> Result<PeerRef, Error> {
         self.check_origin()?;
-        self.peer_table()?;
+        self.growing_table()?;
         self.with_peers(|peers, endpoint| {
             let peer = peers.connect(address, endpoint)?;
             peers.parted.remove(address);
@@ -237,6 +237,11 @@ impl Endpoint {
 
     fn peer_table(&self) -> Result<&PeerTable, Error> {
         self.peers.as_deref().ok_or(Error::NoAddress)
+    }
+
+    /// Returns the table of an endpoint that may have further peers.
+    fn growing_table(&self) -> Result<&PeerTable, Error> {
+        self.peers.as_deref().filter(|peers| !peers.has_remote_ranks()).ok_or(Error::NoAddress)
     }
 
     fn peer_table_mut(&mut self) -> Result<&mut PeerTable, Error> {

@@ -68,6 +68,11 @@ impl ProcessAddress {
         }
     }
 
+    /// Returns the address of the same process, if it takes calls from other machines at this place.
+    pub(super) const fn with_remote(self, remote: SocketAddr) -> Self {
+        Self { remote: Some(remote), ..self }
+    }
+
     /// Returns the 64 bytes.
     pub(super) fn encode(&self) -> PeerAddress {
         let mut bytes = [0; 64];

@@ -139,11 +139,28 @@ impl Calls {
         (listener, remote): (HandoffListener, Option<SocketAddr>),
         watch: &mut Watch,
     ) -> Result<Self, Error> {
+        let place = Self::place(&world, &listener)?;
+        let place = remote.map_or(place, |remote| place.with_remote(remote));
+        Self::listen_as(world, ours, (listener, place), watch)
+    }
+
+    /// Returns the address of this process if it listens here, and takes no calls from other machines. Each call
+    /// returns another one if this process shares memory with no other.
+    pub(super) fn place(world: &ShmWorld, listener: &HandoffListener) -> Result<ProcessAddress, Error> {
+        let apart = if world.config.local { None } else { Some(u64::from_le_bytes(random()?)) };
+        Ok(ProcessAddress::here(listener, world.epoch, None, apart))
+    }
+
+    /// As [`Calls::listen`], for a process that has its address.
+    pub(super) fn listen_as(
+        world: Arc<ShmWorld>,
+        ours: Arc<OwnSegments>,
+        (listener, place): (HandoffListener, ProcessAddress),
+        watch: &mut Watch,
+    ) -> Result<Self, Error> {
         watch.attend(listener.as_fd())?;
         // A call wakes a process that sleeps.
         watch.expect_sleep()?;
-        let apart = if world.config.local { None } else { Some(u64::from_le_bytes(random()?)) };
-        let place = ProcessAddress::here(&listener, world.epoch, remote, apart);
         Ok(Self {
             own: place.encode(),
             place,
@@ -175,7 +192,6 @@ impl Calls {
     }
 
     /// Returns where a process takes calls from other machines.
-    #[cfg(test)]
     pub(crate) fn remote_of(address: &PeerAddress) -> Option<SocketAddr> {
         ProcessAddress::decode(address).ok()?.remote()
     }

@@ -7,12 +7,14 @@
 
 mod card;
 
+use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use nemesia_core::peers::PeerAddress;
 
+use super::address::ProcessAddress;
 use super::arrivals::{Arrivals, refuse};
 use super::calls::Calls;
 use super::handshake::{self, Cpus};
@@ -23,7 +25,7 @@ use crate::bootstrap::Exchange;
 use crate::error::Error;
 use crate::events;
 use crate::os::{HandoffConnection, HandoffListener, ProcessOrigin, ShmError, Watch, limits};
-use crate::transport::hosts::{self, HostAddress, MemberAddress, RemoteRanks};
+use crate::transport::hosts::{self, DemandRanks, HostAddress, MemberAddress, RemoteRanks};
 use crate::transport::net::{NetPort, RemoteMember};
 use card::ProcessCard;
 
@@ -32,6 +34,9 @@ const PROBE_EVERY: Duration = Duration::from_millis(200);
 /// Ranks with equal places must reach each other.
 const UNREACHED: &str = "nothing listens at its socket: it has ended, or runs in a copy of this machine; for copies \
                          set NEMESIA_LOCAL=off";
+
+/// A lower rank of this machine, and a connection to its hand-over socket.
+type CalledRank = (usize, HandoffConnection);
 
 /// The result of connecting with all ranks.
 pub(super) struct ShmMeeting {
@@ -56,6 +61,8 @@ pub(crate) struct RankProcess {
     pub(super) cpus: Cpus,
     pub(super) pid: i32,
     pub(super) expedited: bool,
+    /// It runs on another machine.
+    pub(crate) is_remote: bool,
 }
 
 /// Connects with every rank. If this process was restarted, sends connection requests to every rank.
@@ -68,7 +75,7 @@ pub(super) fn connect(
     let _inside = events::connect(size - 1);
     let mut watch = Watch::new()?;
     if size == 1 {
-        return apart(world, ours, None, watch, Vec::new());
+        return Ok(single(world, ours, watch));
     }
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
     let listener = HandoffListener::bind()?;
@@ -77,14 +84,27 @@ pub(super) fn connect(
     }
     let cards = cards(&world, &listener, exchange)?;
     let hosts: Vec<HostAddress> = cards.iter().map(|card| card.host.clone()).collect();
-    if hosts::are_together(&hosts) && cards.iter().all(|card| card.on_demand) {
-        let ranks = ranks(&world, &cards)?;
-        return apart(world, ours, Some(listener), watch, ranks);
+    let on_demand = cards.iter().all(|card| card.on_demand);
+    let place = Calls::place(&world, &listener)?;
+    if hosts::are_together(&hosts) && on_demand {
+        return apart(world, ours, (&cards, RemoteRanks::default()), (listener, place), watch);
     }
     // Per peer: socket, pidfd, and while it connects our link segment and its segments.
     limits::require_descriptors(size.saturating_mul(4))?;
-    let mine = (&**ours, origin);
-    let (peers, remote) = meet(&world, mine, exchange, (&hosts, &listener, &mut watch), deadline)?;
+    let address_at = |remote| place.with_remote(remote).encode();
+    let address_at: &dyn Fn(SocketAddr) -> PeerAddress = &address_at;
+    let address_at = Some(address_at).filter(|_| on_demand);
+    let (called, remote) = find_remote(&world, exchange, (&hosts, address_at), origin, deadline)?;
+    if let Some(demand) = &remote.demand {
+        // The connections have shown that the ranks are on this machine, and are not used.
+        drop(called);
+        check_places(&world, &hosts, (&remote, demand))?;
+        let own = demand.addresses.get(world.rank as usize).and_then(Calls::remote_of);
+        let place = own.map_or(place, |own| place.with_remote(own));
+        return apart(world, ours, (&cards, remote), (listener, place), watch);
+    }
+    let listening = (&hosts[..], &listener, &mut watch);
+    let peers = meet(&world, ours, (called, &remote), listening, deadline)?;
     let (mut calls, mut ranks) = (None, Vec::new());
     let listener = if exchange.restarts() {
         watch.attend(listener.as_fd())?;
@@ -92,9 +112,9 @@ pub(super) fn connect(
     } else {
         if hosts::are_together(&hosts) {
             // Other processes call where the ranks have called.
-            ranks = self::ranks(&world, &cards)?;
-            let place = (listener, None);
-            calls = Some(Calls::listen(Arc::clone(&world), Arc::clone(ours), place, &mut watch)?);
+            ranks = self::ranks(&world, &cards, &remote)?;
+            let place = (listener, place);
+            calls = Some(Calls::listen_as(Arc::clone(&world), Arc::clone(ours), place, &mut watch)?);
         }
         None
     };
@@ -102,19 +122,51 @@ pub(super) fn connect(
     Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls, ranks })
 }
 
-/// Begins without a connection, and listens for calls.
+/// Begins as the only rank.
+fn single(world: Arc<ShmWorld>, ours: &Arc<OwnSegments>, watch: Watch) -> ShmMeeting {
+    let remote = RemoteRanks::default();
+    let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
+    let (gone, calls, ranks) = (Vec::new(), None, Vec::new());
+    ShmMeeting { peers: vec![None], watch, rejoin, gone, remote, calls, ranks }
+}
+
+/// Begins without a connection, and listens for calls as the process with this address.
 fn apart(
     world: Arc<ShmWorld>,
     ours: &Arc<OwnSegments>,
-    listener: Option<HandoffListener>,
+    (cards, remote): (&[ProcessCard], RemoteRanks),
+    place: (HandoffListener, ProcessAddress),
     mut watch: Watch,
-    ranks: Vec<RankProcess>,
 ) -> Result<ShmMeeting, Error> {
-    let listen = |listener| Calls::listen(Arc::clone(&world), Arc::clone(ours), (listener, None), &mut watch);
-    let calls = listener.map(listen).transpose()?;
-    let (peers, remote) = ((0..world.size).map(|_| None).collect(), RemoteRanks::default());
+    let ranks = ranks(&world, cards, &remote)?;
+    let calls = Some(Calls::listen_as(Arc::clone(&world), Arc::clone(ours), place, &mut watch)?);
+    let peers = (0..world.size).map(|_| None).collect();
     let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
     Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls, ranks })
+}
+
+/// Checks that the addresses of this process and of the ranks on other machines lead from one to the other, as far as
+/// they show it.
+fn check_places(
+    world: &ShmWorld,
+    hosts: &[HostAddress],
+    (remote, demand): (&RemoteRanks, &DemandRanks),
+) -> Result<(), Error> {
+    let own = demand.addresses.get(world.rank as usize).and_then(Calls::remote_of);
+    let is_loopback = |at: Option<SocketAddr>| at.is_some_and(|at| at.ip().is_loopback());
+    for (rank, address) in demand.addresses.iter().enumerate().filter(|(rank, _)| remote.contains(*rank)) {
+        let wrong = |problem: &str| Error::Net { rank, transport: "tcp", problem: problem.into() };
+        let Some(at) = Calls::remote_of(address) else {
+            return Err(wrong("its address is malformed: mixed programs in one job?"));
+        };
+        let is_apart = hosts[rank].network != hosts[world.rank as usize].network;
+        if is_apart && (is_loopback(Some(at)) || is_loopback(own)) {
+            return Err(wrong(
+                "one of both has an address that does not leave its machine: set NEMESIA_NET_ADDRESS",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Exchanges what each process publishes. Collective.
@@ -134,28 +186,32 @@ fn card_of(exchange: &mut dyn Exchange, rank: usize) -> Result<ProcessCard, Erro
     ProcessCard::decode(&text).map_err(|problem| Error::Peer { rank, problem })
 }
 
-/// Checks that the processes fit, and returns what is known of each.
-fn ranks(world: &ShmWorld, cards: &[ProcessCard]) -> Result<Vec<RankProcess>, Error> {
+/// Checks that the processes of this machine fit, and returns what is known of each process.
+fn ranks(world: &ShmWorld, cards: &[ProcessCard], remote: &RemoteRanks) -> Result<Vec<RankProcess>, Error> {
     let ranks = cards.iter().zip(0..).map(|(card, rank)| {
-        handshake::compare((world.size, &world.geometry), &card.handshake(rank, world.size))
-            .map_err(|problem| Error::Peer { rank: rank as usize, problem })?;
+        let is_remote = remote.contains(rank as usize);
+        if !is_remote {
+            handshake::compare((world.size, &world.geometry), &card.handshake(rank, world.size))
+                .map_err(|problem| Error::Peer { rank: rank as usize, problem })?;
+        }
         let ProcessCard { expedited, cpus, .. } = *card;
-        Ok(RankProcess { address: card.address(), cpus, pid: card.host.pid, expedited })
+        let called = remote.demand.as_ref().and_then(|it| it.addresses.get(rank as usize));
+        let address = called.copied().unwrap_or_else(|| card.address());
+        Ok(RankProcess { address, cpus, pid: card.host.pid, expedited, is_remote })
     });
     ranks.collect()
 }
 
-/// Connects with every rank of this machine, all of which have just been started, and finds out which ranks run on
-/// other machines.
-fn meet(
+/// Connects to the lower ranks of this machine, and finds out which ranks run on other machines. If the ranks connect
+/// on demand, `address_at` returns the address of this process if it takes calls at a place.
+fn find_remote(
     world: &ShmWorld,
-    (ours, origin): (&OwnSegments, &Arc<ProcessOrigin>),
     exchange: &mut dyn Exchange,
-    (hosts, listener, watch): (&[HostAddress], &HandoffListener, &mut Watch),
+    (hosts, address_at): (&[HostAddress], Option<&dyn Fn(SocketAddr) -> PeerAddress>),
+    origin: &Arc<ProcessOrigin>,
     deadline: Instant,
-) -> Result<(Vec<Option<Peer>>, RemoteRanks), Error> {
-    let (size, me) = (world.size as usize, world.rank as usize);
-    let mut peers: Vec<Option<Peer>> = (0..size).map(|_| None).collect();
+) -> Result<(Vec<CalledRank>, RemoteRanks), Error> {
+    let me = world.rank as usize;
     let together = hosts::are_together(hosts);
     let (mut called, mut unreached) = (Vec::with_capacity(me), Vec::new());
     for (rank, host) in hosts.iter().enumerate().take(me) {
@@ -171,8 +227,22 @@ fn meet(
     let remote = if together {
         RemoteRanks::default()
     } else {
-        hosts::meet(&world.config, exchange, me, (hosts, unreached), origin)?
+        hosts::meet(&world.config, exchange, me, (hosts, unreached), address_at, origin)?
     };
+    Ok((called, remote))
+}
+
+/// Connects with every rank of this machine, all of which have just been started. `called` are the connections to the
+/// lower ones.
+fn meet(
+    world: &ShmWorld,
+    ours: &OwnSegments,
+    (called, remote): (Vec<CalledRank>, &RemoteRanks),
+    (hosts, listener, watch): (&[HostAddress], &HandoffListener, &mut Watch),
+    deadline: Instant,
+) -> Result<Vec<Option<Peer>>, Error> {
+    let (size, me) = (world.size as usize, world.rank as usize);
+    let mut peers: Vec<Option<Peer>> = (0..size).map(|_| None).collect();
     let mut awaited = Vec::with_capacity(called.len());
     for (rank, connection) in called {
         let link = ours.link(rank as u32)?;
@@ -183,7 +253,7 @@ fn meet(
     let mut arrivals = Arrivals::new(size);
     for _ in (me + 1..size).filter(|rank| !remote.contains(*rank)) {
         let sources = (listener, &mut arrivals);
-        let (rank, mut peer, connection) = answer(world, ours, sources, (&peers, hosts, &remote), deadline)?;
+        let (rank, mut peer, connection) = answer(world, ours, sources, (&peers, hosts, remote), deadline)?;
         peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
@@ -199,7 +269,7 @@ fn meet(
         peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
-    Ok((peers, remote))
+    Ok(peers)
 }
 
 /// Connects this restarted process to the ranks that joined before it, without waiting for answers. Ranks that join

@@ -7,26 +7,32 @@
 //! processes share a machine if their boots are equal and the socket was reached: containers and copies of a virtual
 //! machine can have equal boots.
 //!
+//! If all processes permit that ranks connect on demand, the card also has the address by which the process is called
+//! ([`NetCalls`]), and the size of its packets, which would else be compared when two ranks connect. If TCP is the
+//! transport of the world, and all cards have such an address, no connection between machines is made at the start.
+//!
 //! A rank that was started again is reached as its first process was: the exchange still has what all published at the
 //! start. Its new process joins with a new address, in which peers find its socket and its network address.
 //!
 //! What others publish is untrusted: lengths are limited, and every field is checked.
 
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use nemesia_core::job_key::JobKey;
+use nemesia_core::peers::PeerAddress;
 use nemesia_core::port::PeerId;
 use nemesia_core::port::memory::{Address, MOST_ADDRESS_BYTES};
 use nemesia_core::wire::LAYOUT_VERSION;
 
-use super::net::{NetPort, OpenedPorts, RemoteMember, Transport, WorldMember};
+use super::net::{NetCalls, NetPort, OpenedPorts, RemoteMember, Transport, WorldMember};
 use crate::bootstrap::Exchange;
 use crate::config::{Config, NetChoice, key_from_hex};
 use crate::error::Error;
-use crate::os::{HandoffConnection, ProcessOrigin, random};
+use crate::os::{HandoffConnection, ProcessOrigin, interfaces, random};
 
 /// Version of the card.
-const CARD_VERSION: u32 = 2;
+const CARD_VERSION: u32 = 3;
 /// The most characters of a published text that are looked at.
 const MOST_TEXT: usize = 4096;
 /// Stands for the boot of a process that shares memory with no other process.
@@ -150,15 +156,27 @@ struct Card {
     addresses: [Option<Address>; 2],
     /// The lower ranks with the same boot whose hand-over socket was not reached.
     unreached: Vec<usize>,
+    /// The address by which ranks on other machines call the process. `None` if it is connected at the start.
+    called: Option<PeerAddress>,
+    /// The payload bytes of its largest packet.
+    packet_bytes: u32,
 }
 
 impl Card {
+    /// Returns the address at which the process is reached by this transport.
+    fn address(&self, transport: Transport) -> Option<Address> {
+        let at = Transport::ALL.iter().position(|it| *it == transport)?;
+        self.addresses[at]
+    }
+
     fn encode(&self) -> String {
         let [verbs, tcp] = self.addresses.map(|address| address.map_or(NOTHING.into(), |it| hex(it.bytes())));
         let unreached: Vec<String> = self.unreached.iter().map(usize::to_string).collect();
         let unreached = if unreached.is_empty() { NOTHING.to_owned() } else { unreached.join(",") };
         let key = self.key.map_or(NOTHING.into(), |key| hex(key.bytes()));
-        format!("{CARD_VERSION}.{:016x}.{key}.{verbs}.{tcp}.{unreached}", self.world)
+        let called = self.called.map_or(NOTHING.into(), |it| hex(it.bytes()));
+        let Self { world, packet_bytes, .. } = self;
+        format!("{CARD_VERSION}.{world:016x}.{key}.{verbs}.{tcp}.{unreached}.{called}.{packet_bytes}")
     }
 
     /// Decodes the card of `rank`, or returns what is wrong with it.
@@ -174,7 +192,9 @@ impl Card {
                 "its network address has version {version}, ours has {CARD_VERSION}: build both with the same nemesia"
             ));
         }
-        let [_, world, key, verbs, tcp, unreached] = fields[..] else { return Err(wrong()) };
+        let [_, world, key, verbs, tcp, unreached, called, packet_bytes] = fields[..] else {
+            return Err(wrong());
+        };
         let world = u64::from_str_radix(world, 16).map_err(|_| wrong())?;
         let key = match key {
             NOTHING => None,
@@ -188,8 +208,19 @@ impl Card {
             NOTHING => Some(Vec::new()),
             text => text.split(',').map(|it| it.parse().ok().filter(|it| *it < rank)).collect(),
         };
+        let called = match called {
+            NOTHING => None,
+            text => Some(unhex(text).and_then(|bytes| bytes.try_into().ok()).ok_or_else(wrong)?),
+        };
         let addresses = [address(verbs)?, address(tcp)?];
-        Ok(Self { world, key, addresses, unreached: ranks(unreached).ok_or_else(wrong)? })
+        Ok(Self {
+            world,
+            key,
+            addresses,
+            unreached: ranks(unreached).ok_or_else(wrong)?,
+            called: called.map(PeerAddress::from_bytes),
+            packet_bytes: packet_bytes.parse().map_err(|_| wrong())?,
+        })
     }
 }
 
@@ -219,35 +250,62 @@ pub(crate) struct RemoteRanks {
     pub(crate) refused: Vec<(Transport, String)>,
     /// If this process was started again: the ranks that joined before it.
     pub(crate) members: Vec<RemoteMember>,
+    /// If all ranks connect when they first need each other: how they are called.
+    pub(crate) demand: Option<DemandRanks>,
+}
+
+/// The ranks of a world on several machines that connect when they first need each other.
+#[derive(Debug)]
+pub(crate) struct DemandRanks {
+    /// The address by which each rank is called.
+    pub(crate) addresses: Vec<PeerAddress>,
+    /// Whether each rank is on another machine.
+    remote: Vec<bool>,
+    /// The calls of this process to and from other machines, not begun yet. `None` if it has no rank there.
+    pub(crate) calls: Option<NetCalls>,
 }
 
 impl RemoteRanks {
     /// Returns whether this rank is not reached through shared memory.
     pub(crate) fn contains(&self, rank: usize) -> bool {
+        if let Some(demand) = &self.demand {
+            return demand.remote.get(rank).is_some_and(|is_remote| *is_remote);
+        }
         self.port.as_ref().is_some_and(|port| port.reaches(rank as u32))
     }
 }
 
 /// Exchanges cards, and opens the port to the ranks that do not share this machine. Collective. `unreached` has the
-/// lower ranks with this process's boot whose hand-over socket was not reached.
+/// lower ranks with this process's boot whose hand-over socket was not reached. `address_at` returns the address of
+/// this process if it takes calls of other machines at this place; it is given if all ranks may connect on demand.
 pub(crate) fn meet(
     config: &Config,
     exchange: &mut dyn Exchange,
     me: usize,
     (hosts, unreached): (&[HostAddress], Vec<usize>),
+    address_at: Option<&dyn Fn(SocketAddr) -> PeerAddress>,
     origin: &Arc<ProcessOrigin>,
 ) -> Result<RemoteRanks, Error> {
     let opened = open_ports(config, me, hosts);
+    let listener = address_at.and_then(|address_at| {
+        // Without TCP, or a place to listen, the ranks connect at the start.
+        opened.address(Transport::Tcp).ok()?;
+        let listener = NetCalls::bind(interfaces::choose(config.net_address.as_deref()).ok()?).ok()?;
+        let address = address_at(listener.local_addr().ok()?);
+        Some((listener, address))
+    });
     let addresses = Transport::ALL.map(|transport| opened.address(transport).ok());
     let own = given_key(config)?;
     let drawn = if me == 0 && own.is_none() { Some(JobKey::from_bytes(random()?)) } else { None };
-    let card = Card { world: u64::from_le_bytes(random()?), key: drawn, addresses, unreached };
+    let (called, packet_bytes) = (listener.as_ref().map(|(_, address)| *address), config.net_packet_bytes());
+    let world = u64::from_le_bytes(random()?);
+    let card = Card { world, key: drawn, addresses, unreached, called, packet_bytes };
     exchange.put(&key(me), &card.encode())?;
     exchange.barrier()?;
     let cards = cards(exchange, hosts.len())?;
     let key = common_key(own, &cards)?;
     let member = WorldMember { rank: me as PeerId, incarnation: 0, world: cards[0].world, key };
-    choose(config, opened, member, (hosts, &cards), origin)
+    choose(config, (opened, listener.map(|(listener, _)| listener)), member, (hosts, &cards), origin)
 }
 
 /// Opens the port to the ranks that do not share this machine, for a process that was started again.
@@ -263,7 +321,7 @@ pub(crate) fn come_back(
     let key = common_key(given_key(config)?, &cards)?;
     let member = WorldMember { rank: me as PeerId, incarnation, world: cards[0].world, key };
     let opened = open_ports(config, me, hosts);
-    choose(config, opened, member, (hosts, &cards), origin)
+    choose(config, (opened, None), member, (hosts, &cards), origin)
 }
 
 /// Returns the key that the settings of this process give.
@@ -302,10 +360,11 @@ fn cards(exchange: &mut dyn Exchange, size: usize) -> Result<Vec<Card>, Error> {
     (0..size).map(card).collect()
 }
 
-/// Chooses the transport of the world, and opens the port to the ranks that do not share this machine.
+/// Chooses the transport of the world, and opens the port to the ranks that do not share this machine. With a listener
+/// for calls, the ranks connect on demand if they can.
 fn choose(
     config: &Config,
-    opened: OpenedPorts,
+    (opened, listener): (OpenedPorts, Option<TcpListener>),
     member: WorldMember,
     (hosts, cards): (&[HostAddress], &[Card]),
     origin: &Arc<ProcessOrigin>,
@@ -315,44 +374,68 @@ fn choose(
         let (low, high) = (rank.min(me), rank.max(me));
         rank != me && (!hosts[low].may_share(&hosts[high]) || cards[high].unreached.contains(&low))
     };
-    let Some(first) = (0..hosts.len()).find(|rank| is_remote(*rank)) else {
-        return Ok(RemoteRanks::default());
+    let remote: Vec<bool> = (0..hosts.len()).map(is_remote).collect();
+    // A transport that serves all processes is used by all: two processes thus choose the same one.
+    let serves_all = |transport: &Transport| cards.iter().all(|card| card.address(*transport).is_some());
+    let chosen = Transport::ALL.into_iter().find(serves_all);
+    let called: Option<Vec<PeerAddress>> = cards.iter().map(|card| card.called).collect();
+    let demand = listener.zip(called.filter(|_| chosen == Some(Transport::Tcp)));
+    let Some(first) = remote.iter().position(|it| *it) else {
+        let demand = demand.map(|(_, addresses)| DemandRanks { addresses, remote, calls: None });
+        return Ok(RemoteRanks { demand, ..RemoteRanks::default() });
     };
     let reasons = Transport::ALL.map(|transport| refusal(&opened, transport, cards));
-    let have_all = |at: &usize| cards.iter().all(|card| card.addresses[*at].is_some());
-    let Some(at) = (0..Transport::ALL.len()).find(have_all) else {
-        let reasons = Transport::ALL.into_iter().zip(reasons);
-        let reasons: Vec<_> =
-            reasons.map(|(transport, why)| format!("{transport}: {}", why.unwrap_or_default())).collect();
-        let remedy = match config.net {
-            NetChoice::Auto => "",
-            _ => "; NEMESIA_NET=auto uses any transport that all processes have",
-        };
-        let problem = format!(
-            "it runs on another machine, and no transport leads there: {}{remedy}",
-            reasons.join("; ")
-        );
-        return Err(Error::Net { rank: first, transport: "network", problem });
+    let Some(transport) = chosen else { return Err(unserved(config, first, reasons)) };
+    let problem = |problem| Error::Transport { transport: transport.name(), problem };
+    let (port, demand) = if let Some((listener, addresses)) = demand {
+        check_packets(config, &remote, cards)?;
+        let channel = opened.address(transport).map_err(problem)?;
+        let calls = NetCalls::new(config, member.key, (listener, channel)).map_err(problem)?;
+        let port = opened.into_growing(config, member, origin).map_err(problem)?;
+        (port, Some(DemandRanks { addresses, remote, calls: Some(calls) }))
+    } else {
+        let others = remote.iter().zip(cards);
+        let others = others.map(|(is_remote, card)| card.address(transport).filter(|_| *is_remote));
+        (opened.into_net(transport, config, member, others.collect(), origin).map_err(problem)?, None)
     };
-    let transport = Transport::ALL[at];
-    let others = (0..).zip(cards).map(|(rank, card)| card.addresses[at].filter(|_| is_remote(rank)));
-    let port = opened
-        .into_net(transport, config, member, others.collect(), origin)
-        .map_err(|problem| Error::Transport { transport: transport.name(), problem })?;
     let unused = format!("{transport} is preferred, and all processes have it");
     let refused = Transport::ALL.into_iter().zip(reasons).filter(|(it, _)| *it != transport);
     let refused = refused.map(|(it, why)| (it, why.unwrap_or_else(|| unused.clone())));
-    Ok(RemoteRanks { port: Some(port), refused: refused.collect(), members: Vec::new() })
+    Ok(RemoteRanks { port: Some(port), refused: refused.collect(), members: Vec::new(), demand })
 }
 
-/// Returns why a transport cannot serve the world. One that serves all processes is used by all: two processes thus
-/// choose the same one.
+/// Returns the error of a world in which no transport leads to this rank.
+fn unserved(config: &Config, rank: usize, reasons: [Option<String>; 2]) -> Error {
+    let reasons = Transport::ALL.into_iter().zip(reasons);
+    let reasons: Vec<_> =
+        reasons.map(|(transport, why)| format!("{transport}: {}", why.unwrap_or_default())).collect();
+    let remedy = match config.net {
+        NetChoice::Auto => "",
+        _ => "; NEMESIA_NET=auto uses any transport that all processes have",
+    };
+    let problem =
+        format!("it runs on another machine, and no transport leads there: {}{remedy}", reasons.join("; "));
+    Error::Net { rank, transport: "network", problem }
+}
+
+/// Checks that the ranks on other machines have packets of the size of this process's.
+fn check_packets(config: &Config, remote: &[bool], cards: &[Card]) -> Result<(), Error> {
+    let ours = config.net_packet_bytes();
+    let differs = |(rank, card): &(usize, &Card)| remote[*rank] && card.packet_bytes != ours;
+    let Some((rank, card)) = cards.iter().enumerate().find(differs) else { return Ok(()) };
+    let theirs = card.packet_bytes;
+    let problem = format!(
+        "it has {theirs} packet bytes, and this process {ours}: set NEMESIA_NET_PACKET_BYTES alike in all processes"
+    );
+    Err(Error::Net { rank, transport: Transport::Tcp.name(), problem })
+}
+
+/// Returns why a transport cannot serve the world.
 fn refusal(opened: &OpenedPorts, transport: Transport, cards: &[Card]) -> Option<String> {
     if let Err(why) = opened.address(transport) {
         return Some(why);
     }
-    let at = Transport::ALL.iter().position(|it| *it == transport)?;
-    let without = cards.iter().position(|card| card.addresses[at].is_none())?;
+    let without = cards.iter().position(|card| card.address(transport).is_none())?;
     Some(format!("rank {without} does not have it; see NEMESIA_NET and NEMESIA_EXPLAIN there"))
 }
 
@@ -368,7 +451,9 @@ mod tests {
     fn card() -> Card {
         let addresses = [None, Address::new(&[1, 0xab, 0xff])];
         let key = Some(JobKey::from_bytes([0x5a; 32]));
-        Card { world: 0x0123_4567_89ab_cdef, key, addresses, unreached: vec![0, 3] }
+        let called = Some(PeerAddress::from_bytes([0xc4; 64]));
+        let (world, packet_bytes) = (0x0123_4567_89ab_cdef, 4096);
+        Card { world, key, addresses, unreached: vec![0, 3], called, packet_bytes }
     }
 
     #[test]
@@ -389,7 +474,8 @@ mod tests {
         assert_eq!(HostAddress::decode(&address.encode()), Ok(address));
         let here = HostAddress::of("name".into(), &Config::default());
         assert_eq!(HostAddress::decode(&here.encode()), Ok(here));
-        for card in [card(), Card { key: None, addresses: [None; 2], unreached: Vec::new(), ..card() }] {
+        let plain = Card { key: None, addresses: [None; 2], unreached: Vec::new(), called: None, ..card() };
+        for card in [card(), plain] {
             assert_eq!(Card::decode(&card.encode(), 4), Ok(card));
         }
         let longest = Address::new(&[7; MOST_ADDRESS_BYTES]);
@@ -423,7 +509,15 @@ mod tests {
         let other = host("00ff", "42").encode().replacen(&LAYOUT_VERSION.to_string(), "999", 1);
         assert!(HostAddress::decode(&other).unwrap_err().contains("version 999"));
         let good = card().encode();
-        for (from, to) in [("01ab", "01a"), ("01ab", "0xab"), ("0,3", "0,4"), ("0,3", "0,-1"), ("0,3", "")] {
+        for (from, to) in [
+            ("01ab", "01a"),
+            ("01ab", "0xab"),
+            ("0,3", "0,4"),
+            ("0,3", "0,-1"),
+            ("0,3", ""),
+            ("c4c4", "c4"),
+            (".4096", ".x"),
+        ] {
             let error = Card::decode(&good.replace(from, to), 4).unwrap_err();
             assert!(error.contains("malformed"), "{to}: {error}");
         }
@@ -435,7 +529,7 @@ mod tests {
         }
         let long = good.replace("01ab", &"00".repeat(MOST_ADDRESS_BYTES + 1));
         assert!(Card::decode(&long, 4).is_err());
-        assert!(Card::decode(&good.replacen('2', "3", 1), 4).unwrap_err().contains("version 3"));
+        assert!(Card::decode(&good.replacen('3', "4", 1), 4).unwrap_err().contains("version 4"));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The port to ranks on other machines: a channel over TCP or over an RDMA device.
 //!
 //! Of two ranks, the lower one serves and the higher one connects. Connections are made when the world is opened,
-//! within a time limit. Both ends prove that they know the key of the job
-//! ([`job_key`](nemesia_core::job_key)), which the exchange or a setting has given them. Afterwards only processes that
-//! were started again connect, and only when this process readmits them.
+//! within a time limit, or over TCP one by one when they are first needed ([`calls`]). Both ends prove that they know
+//! the key of the job ([`job_key`](nemesia_core::job_key)), which the exchange or a setting has given them. Afterwards
+//! only processes that were started again connect, and only when this process readmits them.
 
 mod calls;
 mod connect;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use nemesia_core::counters::TrafficCounters;
 use nemesia_core::port::channel::{ChannelEvent, Token};
 use nemesia_core::port::memory::{Address, MemoryPort as _};
-use nemesia_core::port::{Arrival, PacketPieces, PacketPort, PeerFault, PeerId, Polled, Route};
+use nemesia_core::port::{Arrival, PacketPieces, PacketPort, PeerFault, PeerId, Polled};
 use nemesia_core::wire::Envelope;
 use nemesia_core::wire::channel::{CloseReason, HEADER_BYTES};
 
@@ -79,7 +79,7 @@ pub(crate) struct NetPort {
     /// The beginning of the clock that the channel is given.
     begun: Instant,
     rejoin: NetRejoin,
-    /// The peers of an endpoint that was opened alone.
+    /// The peers, if they are connected one by one.
     growing: Option<Box<GrowingPeers>>,
     /// The process to which the connections belong. In a forked child no call has an effect.
     origin: Arc<ProcessOrigin>,
@@ -105,12 +105,6 @@ impl NetPort {
 
     fn ranks(&self) -> PeerId {
         self.growing.as_ref().map_or(self.addresses.len() as PeerId, |growing| growing.numbers())
-    }
-
-    /// Returns the port that reaches each rank.
-    pub(crate) fn routes(&self) -> Vec<Route> {
-        let route = |peer| if self.reaches(peer) { Route::Remote } else { Route::Local };
-        (0..self.ranks()).map(route).collect()
     }
 
     /// Returns the present time, for [`PacketPort::advance`].

@@ -11,21 +11,28 @@ const BARRIER: u64 = 1 << 40;
 /// receives are posted.
 pub(super) fn run(rounds: u64, len: usize) -> Outcome {
     let mut endpoint = open()?;
+    run_in(&mut endpoint, rounds, len)?;
+    barrier(&mut endpoint, BARRIER)?;
+    let (rank, size) = (endpoint.rank(), endpoint.size());
+    tell(&format!("rank {rank}: {} messages of {len} bytes", rounds * size as u64))?;
+    Ok(endpoint.close()?)
+}
+
+/// The same with an endpoint that is open.
+pub(super) fn run_in(endpoint: &mut Endpoint, rounds: u64, len: usize) -> Outcome {
     let (rank, size) = (endpoint.rank(), endpoint.size());
     let mut bufs = vec![vec![0; len]; size];
     for round in 0..rounds {
         let content = |from: usize, to: usize| seed_of(&[round, from as u64, to as u64]);
         let out: Vec<_> = (0..size).map(|to| filled(content(rank, to), len)).collect();
-        exchange(&mut endpoint, round, &out, &mut bufs)?;
+        exchange(endpoint, round, &out, &mut bufs)?;
         for (from, buf) in bufs.iter().enumerate() {
             if let Some(at) = difference(content(from, rank), buf) {
                 return broken(format!("round {round}: from rank {from}, wrong at byte {at} of {len}"));
             }
         }
     }
-    barrier(&mut endpoint, BARRIER)?;
-    tell(&format!("rank {rank}: {} messages of {len} bytes", rounds * size as u64))?;
-    Ok(endpoint.close()?)
+    Ok(())
 }
 
 fn exchange(endpoint: &mut Endpoint, round: u64, out: &[Vec<u8>], bufs: &mut [Vec<u8>]) -> Outcome {

@@ -170,12 +170,13 @@ pub(super) fn survive(victim: usize, rounds: u64) -> Outcome {
 }
 
 /// Returns whether a failure of this rank means that its process died. Over shared memory the kernel reports the death;
-/// over a network the connection is lost.
+/// over a network the connection is lost. If there was none yet, the kernel of its machine reports over TCP that
+/// nothing listens at its address.
 fn is_death(endpoint: &Endpoint, rank: usize, failure: Failure) -> bool {
     let explanation = endpoint.explain();
     let transport = explanation.routes.get(rank).map(|route| route.transport);
     match failure {
-        Failure::Died => transport == Some("shm"),
+        Failure::Died => matches!(transport, Some("shm" | "tcp")),
         Failure::Fault(PortFault::Lost(_) | PortFault::Work(_)) => matches!(transport, Some("tcp" | "verbs")),
         _ => false,
     }

@@ -60,7 +60,9 @@ impl NetCaller {
     /// Finds out address, world and key from what was published: the places of three ranks, and then their cards.
     fn new(heard: &[String]) -> Outcome<Self> {
         let card: Vec<&str> = heard.get(3).map(|card| card.split('.').collect()).unwrap_or_default();
-        let [_, world, key, _, address, _] = card[..] else { return broken(format!("no card in {heard:?}")) };
+        let [_, world, key, _, address, _, _, _] = card[..] else {
+            return broken(format!("no card in {heard:?}"));
+        };
         let to = bytes_of(address).as_deref().and_then(Address::new);
         let key = bytes_of(key).and_then(|bytes| bytes.try_into().ok()).map(JobKey::from_bytes);
         let key = key.ok_or_else(|| Fault::Broken(format!("no key in {card:?}")))?;

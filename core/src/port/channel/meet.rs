@@ -20,6 +20,9 @@ use crate::wire::hello::{Challenge, Hello, HelloContent, Proof};
 
 /// The most challenges that one call answers. A challenge that is used up or too old is answered by another one.
 const MOST_CHALLENGES: u8 = 8;
+/// The rank of every process, for the proofs of a channel whose peers are added one by one: the address and the tokens
+/// tell its processes apart.
+const NO_RANK: PeerId = 0;
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Returns what this process says about itself to a peer, on this rail.
@@ -54,8 +57,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
                     nonce,
                     caller: hello.common(),
                     caller_address: &[],
-                    // Without a world, all processes have the same rank.
-                    callee: if self.grows { self.config.rank } else { peer },
+                    callee: if self.grows { NO_RANK } else { peer },
                     callee_address: call.to.bytes(),
                 };
                 let proof = self.config.key.request_proof(&terms);
@@ -101,7 +103,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             nonce,
             caller: hello.common(),
             caller_address: &[],
-            callee: self.config.rank,
+            callee: if self.grows { NO_RANK } else { self.config.rank },
             callee_address: address.as_ref().map_or(&[], Address::bytes),
         };
         if !self.config.key.accepts_request(&terms, &proof) {

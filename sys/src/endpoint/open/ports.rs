@@ -9,10 +9,10 @@ use crate::transport::net::NetPort;
 /// All ports of an endpoint. Without ranks on other machines there is no second one.
 pub(in crate::endpoint) type Ports = Pair<Port, PacketsOnly<NetPort>, Vec<Route>>;
 
-/// Returns the ports as one.
-pub(in crate::endpoint) fn join(local: Port, net: Option<NetPort>) -> Ports {
-    let routes = net.as_ref().map(NetPort::routes).unwrap_or_default();
-    Pair::new(local, net.map(PacketsOnly), routes)
+/// Returns the ports as one. `remote` has the transport of each rank on another machine.
+pub(in crate::endpoint) fn join(local: Port, net: Option<NetPort>, remote: &[Option<&'static str>]) -> Ports {
+    let route = |transport: &Option<_>| if transport.is_some() { Route::Remote } else { Route::Local };
+    Pair::new(local, net.map(PacketsOnly), remote.iter().map(route).collect())
 }
 
 impl Endpoint {

@@ -50,11 +50,9 @@ impl PeerTable {
 
     /// Makes progress on calls between machines. Returns whether anything has changed.
     pub(super) fn attend_across(&mut self, endpoint: &mut Endpoint) -> bool {
-        let Some(across) = &mut self.across else { return false };
-        across.hear(&endpoint.waiter.watch);
-        let mut changed = false;
+        let mut changed = self.hear_across(endpoint);
         // Each call once, as some are postponed.
-        for _ in 0..across.heard() {
+        for _ in 0..self.across.as_ref().map_or(0, |across| across.heard()) {
             let Some(call) = self.across.as_mut().and_then(|across| across.next_call()) else { break };
             changed |= self.decide_across(call, endpoint);
         }
@@ -72,10 +70,31 @@ impl PeerTable {
                 Ok(()) if self.table.confirmed(peer).is_some() => {}
                 Ok(()) => self.abandon(peer, endpoint),
                 // The caller has given up before it confirmed.
-                Err(failure) => self.end(peer, PeerEnd::Lost, failure, endpoint),
+                Err(failure) => self.lose_call(peer, failure, endpoint),
             }
         }
         changed | self.attend_openings(endpoint)
+    }
+
+    /// Reads what callers have sent. Returns whether a process has left.
+    fn hear_across(&mut self, endpoint: &mut Endpoint) -> bool {
+        let Some(across) = &mut self.across else { return false };
+        across.hear(&endpoint.waiter.watch);
+        let mut changed = false;
+        while let Some((address, finished)) = self.across.as_mut().and_then(|across| across.next_leaver()) {
+            changed |= self.note_leave(&address, departure_of(finished), endpoint);
+        }
+        changed
+    }
+
+    /// Reads the announcements of all ranks that have left so far.
+    fn hear_leavers_across(&mut self, endpoint: &mut Endpoint) {
+        for _ in 1..self.ranks {
+            self.hear_across(endpoint);
+            if !self.across.as_ref().is_some_and(|across| across.has_more()) {
+                break;
+            }
+        }
     }
 
     /// Decides a call of a process that knows the key of the job.
@@ -83,7 +102,7 @@ impl PeerTable {
         if call.is_abandoned() {
             return false;
         }
-        if let Some(problem) = self.refusal_of(&call.address) {
+        if let Some(problem) = self.refusal_of(&call.address, true) {
             NetCalls::refuse(call, problem);
             return false;
         }
@@ -139,7 +158,9 @@ impl PeerTable {
         };
         let Some(across) = &mut self.across else { return };
         if !across.answer(peer, call, (rank, calls, token), &endpoint.waiter.watch) {
-            self.end(peer, PeerEnd::Lost, Failure::Finished, endpoint);
+            let is_rank = self.is_rank(peer);
+            let failure = if is_rank { Failure::Died } else { Failure::Finished };
+            self.lose_call(peer, failure, endpoint);
         }
     }
 
@@ -151,14 +172,14 @@ impl PeerTable {
                 if self.table.answered(peer, answered.calls).is_none() {
                     return;
                 }
-                let (limit, rank) = (endpoint.patience(), answered.number);
+                let (limit, rank, is_rank) = (endpoint.patience(), answered.number, self.is_rank(peer));
                 let introduced = endpoint.net_mut().map(|net| {
                     net.introduce(rank, answered.known)?;
-                    net.dial(rank, &answered.channel, limit);
+                    net.dial(rank, &answered.channel, limit, is_rank);
                     Ok::<(), String>(())
                 });
                 if let Some(Err(problem)) = introduced {
-                    endpoint.warn(format!("a peer cannot be connected with: {problem}"));
+                    self.warn_of(peer, &problem, endpoint);
                     return self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
                 }
                 if let Some(across) = &mut self.across {
@@ -170,17 +191,33 @@ impl PeerTable {
                     self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
                 }
             }
-            NetCallOutcome::Gone => self.end(peer, PeerEnd::Lost, Failure::Died, endpoint),
+            NetCallOutcome::Gone => {
+                // If it has left in order, it has announced that before.
+                self.hear_leavers_across(endpoint);
+                self.end(peer, PeerEnd::Lost, Failure::Died, endpoint);
+            }
             NetCallOutcome::Left(finished) => {
-                let departure = if finished { Departure::Finished } else { Departure::Dropped };
-                let failure = failure_of(departure);
+                let failure = departure_of(finished);
                 self.end(peer, end_of(failure), failure, endpoint);
             }
             NetCallOutcome::Refused(problem) => {
-                endpoint.warn(format!("a peer cannot be connected with: {problem}"));
+                self.warn_of(peer, &problem, endpoint);
                 self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
             }
         }
+    }
+
+    /// Keeps a warning about a peer that is not reached.
+    fn warn_of(&self, peer: PeerRef, problem: &str, endpoint: &mut Endpoint) {
+        endpoint.warn(if self.is_rank(peer) {
+            let rank = self.rank(peer.index());
+            format!(
+                "rank {rank}, tcp: it cannot be connected with: {problem}; check the network between both machines, \
+                 or set NEMESIA_NET_ADDRESS"
+            )
+        } else {
+            format!("a peer cannot be connected with: {problem}")
+        });
     }
 
     /// Calls a peer once more whose connection has ended before an answer.
@@ -209,8 +246,9 @@ impl PeerTable {
             }
             let failure = across.lost(at, &stage);
             if let (Some(Failure::Unreachable), LinkStage::Failed { problem, .. }) = (failure, &stage) {
-                endpoint.warn(format!("a peer cannot be connected with: {problem}"));
+                self.warn_of(peer, problem, endpoint);
             }
+            let Some(across) = &mut self.across else { break };
             match failure {
                 Some(failure) => {
                     across.opened(at, &endpoint.waiter.watch);
@@ -222,4 +260,9 @@ impl PeerTable {
         }
         changed
     }
+}
+
+/// Returns the failure of the operations with a process that has left.
+const fn departure_of(finished: bool) -> Failure {
+    failure_of(if finished { Departure::Finished } else { Departure::Dropped })
 }

@@ -95,7 +95,7 @@ impl PeerTable {
 
     /// Ends a call of another process that was answered and not confirmed. If that process has not announced that it
     /// leaves, and is a rank of the world, this process calls it: that shows what has become of it.
-    fn lose_call(&mut self, peer: PeerRef, failure: Failure, endpoint: &mut Endpoint) {
+    pub(super) fn lose_call(&mut self, peer: PeerRef, failure: Failure, endpoint: &mut Endpoint) {
         if !self.is_rank(peer) || matches!(failure, Failure::Finished | Failure::Dropped) {
             return self.end(peer, PeerEnd::Lost, failure, endpoint);
         }
@@ -116,7 +116,12 @@ impl PeerTable {
     }
 
     /// Records that a rank has left with which there was no connection.
-    fn note_leave(&mut self, address: &PeerAddress, failure: Failure, endpoint: &mut Endpoint) -> bool {
+    pub(super) fn note_leave(
+        &mut self,
+        address: &PeerAddress,
+        failure: Failure,
+        endpoint: &mut Endpoint,
+    ) -> bool {
         // Others announce nothing.
         let is_rank = |peer: &PeerRef| self.is_rank(*peer);
         let Some(peer) = self.table.peer_by(address).filter(is_rank) else { return false };
@@ -169,7 +174,7 @@ impl PeerTable {
         if call.is_abandoned() {
             return false;
         }
-        if let Some(problem) = self.refusal_of(&call.address) {
+        if let Some(problem) = self.refusal_of(&call.address, false) {
             self.calls.refuse(&call, problem);
             return false;
         }

@@ -121,8 +121,17 @@ impl PeerTable {
         }
     }
 
-    /// Returns the reason for which calls of this process are refused, if they are.
-    pub(super) fn refusal_of(&self, caller: &PeerAddress) -> Option<&'static str> {
+    /// Returns the reason for which calls of this process are refused, if they are. `across`: from another machine.
+    pub(super) fn refusal_of(&self, caller: &PeerAddress, across: bool) -> Option<&'static str> {
+        if let Some(rank) = self.table.peer_by(caller).filter(|peer| self.is_rank(*peer)) {
+            if self.is_remote_rank(rank) != across {
+                return Some("this rank is not reached so: its address was claimed by another process");
+            }
+            if let (true, Ok(PeerStage::Ended(_))) = (across, self.table.stage(rank)) {
+                // It would call again and again.
+                return Some("the connection with this rank has ended");
+            }
+        }
         self.parted.contains(caller).then_some("this process has ended a collective call without the caller")
     }
 }

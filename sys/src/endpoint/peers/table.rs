@@ -2,6 +2,7 @@
 //! and those of further peers follow.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,8 @@ pub(in crate::endpoint) struct PeerTable {
     /// The ranks of the world; 0 if the endpoint was opened alone. The other ranks are the first peers of the table:
     /// all are known from the start, and none comes back.
     pub(super) ranks: u32,
+    /// By number, whether a rank runs on another machine.
+    remote: Vec<bool>,
     /// The ranks of the world connect on demand.
     pub(in crate::endpoint) on_demand: bool,
     /// The address was asked for, or there are further peers, so a call of a further peer must end a sleep.
@@ -102,6 +105,7 @@ impl PeerTable {
             across: across.map(Box::new),
             own: 0,
             ranks: 0,
+            remote: Vec::new(),
             on_demand: false,
             grows: AtomicBool::new(true),
             numbered: Vec::new(),
@@ -114,21 +118,28 @@ impl PeerTable {
         })
     }
 
-    /// Returns the table of rank `own` of a world, whose ranks these are; none if it is the only one. `on_demand`: they
-    /// are not connected yet.
+    /// Returns the table of rank `own` of a world, whose ranks these are; none if it is the only one. `across` are its
+    /// calls to and from other machines. `on_demand`: the ranks are not connected yet.
     pub(in crate::endpoint) fn of_world(
-        calls: Calls,
+        (calls, mut across): (Calls, Option<NetCalls>),
         (own, on_demand): (u32, bool),
         ranks: &[RankProcess],
         config: &Config,
     ) -> Result<Self, Error> {
         let others = ranks.len().saturating_sub(1);
         let connections = config.connections.min(MAX_PEERS - 1 - others as u32);
-        let limits = PeerLimits { connections, strangers: config.strangers, pinned: others as u32 };
+        // A world of several machines has no further peers.
+        let strangers = config.strangers && across.is_none();
+        let limits = PeerLimits { connections, strangers, pinned: others as u32 };
         let slots = std::iter::repeat_with(Slot::default).take(others).collect();
         let lent = (slots, vec![List::new(); others.clamp(1, BUCKETS)], vec![0; others]);
         let mut table = Peers::new(*calls.own(), limits, lent, u64::from_le_bytes(random()?));
         table.order_by_rank(own, others as u32);
+        if let Some(across) = &mut across {
+            across.wait_for_ranks(others as u32);
+        }
+        let (below, above) = ranks.split_at(ranks.len().min(own as usize));
+        let remote = below.iter().chain(above.iter().skip(1)).map(|rank| rank.is_remote).collect();
         for (rank, process) in ranks.iter().enumerate().filter(|(rank, _)| *rank != own as usize) {
             let known = table.len();
             let same = |_| Error::Peer { rank, problem: "it has the address of another rank".into() };
@@ -149,9 +160,10 @@ impl PeerTable {
         Ok(Self {
             table,
             calls,
-            across: None,
+            across: across.map(Box::new),
             own,
             ranks: others as u32 + 1,
+            remote,
             on_demand,
             grows: AtomicBool::new(false),
             numbered,
@@ -167,6 +179,25 @@ impl PeerTable {
     /// Returns whether this peer is a rank of the world.
     pub(super) const fn is_rank(&self, peer: PeerRef) -> bool {
         self.table.is_pinned(peer)
+    }
+
+    /// Returns whether this peer is a rank of the world on another machine.
+    pub(super) fn is_remote_rank(&self, peer: PeerRef) -> bool {
+        self.is_rank(peer) && self.remote.get(peer.index() as usize).is_some_and(|is_remote| *is_remote)
+    }
+
+    /// Returns whether the world has ranks on other machines.
+    pub(super) fn has_remote_ranks(&self) -> bool {
+        self.remote.contains(&true)
+    }
+
+    /// Returns where to call a peer if it is on another machine.
+    fn place_across(&self, peer: PeerRef, address: &PeerAddress) -> Option<SocketAddr> {
+        match self.is_rank(peer) {
+            true if self.is_remote_rank(peer) => Calls::remote_of(address),
+            true => None,
+            false => self.calls.check(address).ok().flatten(),
+        }
     }
 
     /// Returns the number of a rank whose connection has ended. It has the number for ever.
@@ -242,14 +273,35 @@ impl PeerTable {
     }
 
     /// Announces to the ranks with which there is no connection that this process leaves. Until the deadline this waits
-    /// for room in their queues of connections.
+    /// for room in their queues of connections, and for the kernels of other machines.
     pub(in crate::endpoint) fn announce_leave(&self, finished: bool, deadline: Instant, endpoint: &Endpoint) {
         let departure = if finished { Departure::Finished } else { Departure::Dropped };
         for rank in (0..endpoint.engine.size()).filter(|rank| endpoint.engine.is_unmet(*rank)) {
-            if let Some(Ok(address)) = self.peer_of_rank(rank).map(|peer| self.table.address_of(peer)) {
+            let Some(peer) = self.peer_of_rank(rank).filter(|peer| !self.is_remote_rank(*peer)) else {
+                continue;
+            };
+            if let Ok(address) = self.table.address_of(peer) {
                 self.calls.announce_leave(address, departure, deadline);
             }
         }
+        if let Some(across) = &self.across {
+            across.announce_leave(self.unconnected_across(endpoint), finished, deadline);
+        }
+    }
+
+    /// Returns the ranks on other machines that may not know whether this process lives: those that were not met, and
+    /// those that are being called.
+    fn unconnected_across<'a>(
+        &'a self,
+        endpoint: &'a Endpoint,
+    ) -> impl Iterator<Item = (PeerAddress, SocketAddr)> + 'a {
+        let ranks = (0..self.ranks).filter(|rank| endpoint.engine.failure(*rank).is_none_or(is_absent));
+        let peers = ranks.filter_map(|rank| self.peer_of_rank(rank));
+        peers.filter_map(|peer| {
+            let is_connected = matches!(self.table.stage(peer), Ok(PeerStage::Connected(_)));
+            let address = self.table.address_of(peer).ok().filter(|_| !is_connected)?;
+            Some((*address, self.place_across(peer, address)?))
+        })
     }
 
     pub(super) fn connect(
@@ -298,9 +350,9 @@ impl PeerTable {
     ) -> Result<(), Error> {
         let address = *self.table.address_of(peer)?;
         let begun = self.begin(peer, rank, endpoint);
-        let called = begun.and_then(|()| match self.calls.check(&address) {
-            Ok(Some(remote)) => self.call_across((peer, address, remote), (rank, call), endpoint),
-            _ => self.calls.call(peer, &address, (rank, call), 0),
+        let called = begun.and_then(|()| match self.place_across(peer, &address) {
+            Some(remote) => self.call_across((peer, address, remote), (rank, call), endpoint),
+            None => self.calls.call(peer, &address, (rank, call), 0),
         });
         called.inspect_err(|_| {
             // The peer is as before: it can be spoken to when there is memory.
@@ -317,8 +369,10 @@ impl PeerTable {
         if at >= self.numbered.len() {
             self.numbered.resize(at + 1, None);
         }
-        // A call to or from another machine sets another route.
-        endpoint.engine.port_mut().set_route(rank, Route::Local);
+        // A call to or from another machine sets another route. That of a rank is known from the start.
+        if !self.is_rank(peer) {
+            endpoint.engine.port_mut().set_route(rank, Route::Local);
+        }
         if self.numbered[at].is_some_and(|it| it.peer == peer && !it.ended) {
             return Ok(());
         }
@@ -441,6 +495,11 @@ impl PeerTable {
         self.free_numbers(endpoint);
         Ok(self.table.release(peer)?)
     }
+}
+
+/// Returns whether a rank has not failed, but was not met.
+fn is_absent(failure: Failure) -> bool {
+    failure == Failure::Absent
 }
 
 /// Returns whether nothing is left to this former peer. Its segments are then not mapped any more.

@@ -155,11 +155,11 @@ fn the_descriptor_of_an_endpoint_is_always_the_same() {
 }
 
 /// Opens two endpoints that share no memory.
-fn two_apart() -> [Endpoint; 2] {
+fn two_apart(config: &Config) -> [Endpoint; 2] {
     let meeting = TestMeeting::new(2);
     let open = |rank| {
-        let exchange = meeting.exchange(rank);
-        std::thread::spawn(move || Endpoint::open_with(&apart(), exchange).unwrap())
+        let (config, exchange) = (config.clone(), meeting.exchange(rank));
+        std::thread::spawn(move || Endpoint::open_with(&config, exchange).unwrap())
     };
     [0, 1].map(open).map(|opening| opening.join().unwrap())
 }
@@ -168,9 +168,11 @@ fn two_apart() -> [Endpoint; 2] {
 #[test]
 fn the_receives_of_a_connection_grow_with_the_first_messages_of_a_stream() {
     const MESSAGES: u64 = 300;
-    let [mut from, mut to] = two_apart();
+    let [mut from, mut to] = two_apart(&apart());
     let receives = |endpoint: &Endpoint| endpoint.net().unwrap().receives(0);
     let (sent, mut got) = ([7; 100], [0; 100]);
+    assert_eq!(receives(&to), 0, "the ranks connect on demand");
+    until_sent(&mut from, &mut to);
     let mut growth = vec![receives(&to)];
     // SAFETY: the buffers live, unused, until the requests are complete.
     let last =
@@ -197,4 +199,51 @@ fn the_receives_of_a_connection_grow_with_the_first_messages_of_a_stream() {
     let closing = std::thread::spawn(|| to.close().unwrap());
     from.close().unwrap();
     closing.join().unwrap();
+}
+
+/// Sends a message from rank 0 to rank 1, while both make progress, and receives it.
+fn until_sent(from: &mut Endpoint, to: &mut Endpoint) {
+    let begun = Instant::now();
+    while !from.inject(1, 0, b"x").unwrap() {
+        from.progress();
+        to.progress();
+        assert!(begun.elapsed() < EVER);
+    }
+    assert_eq!(to.recv(Source::Rank(0), Tag::Exactly(0), &mut [0]).unwrap().len, 1);
+}
+
+/// After any step towards a connection, either end may make no progress for longer than the time limit.
+#[test]
+fn a_rank_on_another_machine_may_compute_for_longer_than_the_time_limit() {
+    let one = |steps: u32, stopped: usize| {
+        let [mut from, mut to] = two_apart(&apart().timeout_seconds(1));
+        assert!(!from.inject(1, 0, b"x").unwrap());
+        for _ in 0..steps {
+            from.progress();
+            to.progress();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(1500) {
+            if stopped == 0 {
+                to.progress()
+            } else {
+                from.progress()
+            };
+        }
+        until_sent(&mut from, &mut to);
+    };
+    let both = (0..16).flat_map(|steps| [0, 1].map(|stopped| (steps, stopped)));
+    let running: Vec<_> =
+        both.map(|(steps, stopped)| std::thread::spawn(move || one(steps, stopped))).collect();
+    running.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn a_world_of_several_machines_has_no_address() {
+    let [mut one, two] = two_apart(&apart());
+    assert!(matches!(one.address(), Err(Error::NoAddress)));
+    let lone = Endpoint::alone(&Config::default()).unwrap();
+    assert!(matches!(one.connect(lone.address().unwrap()), Err(Error::NoAddress)));
+    drop(two);
 }

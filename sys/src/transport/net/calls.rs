@@ -1,4 +1,5 @@
-//! Calls between machines: how processes that opened alone connect with each other over TCP.
+//! Calls between machines: how processes that opened alone, and the ranks of a world that connects on demand, connect
+//! with each other over TCP.
 //!
 //! The messages are in [`nemesia_core::wire::call`], and the proofs in [`nemesia_core::job_key`]. Nothing of a caller
 //! is heard before it has proved that it knows the key of the job. The table of peers ([`nemesia_core::peers`]) decides
@@ -11,11 +12,17 @@
 //! |---|---|
 //! | `calls.rs` | calls of others: heard, refused, answered, confirmed |
 //! | `calls/outgoing.rs` | our own calls |
+//! | `calls/departure.rs` | departures of processes with which there is no connection |
 //! | `calls/socket.rs` | one connection, with its messages |
 //!
 //! A stranger costs one connection of [`MOST_STRANGERS`], for a limited time, and one challenge. If there are more, the
 //! oldest one is disconnected; a caller whose connection ends before its challenge has come calls again.
+//!
+//! A rank of this process's world may compute for any time. As long as its process lives and its machine is reached, a
+//! call to it waits, as it does inside a machine. The time limit of a call to a rank applies while there is no
+//! connection for the call.
 
+mod departure;
 mod outgoing;
 mod socket;
 #[cfg(test)]
@@ -91,7 +98,8 @@ pub(crate) struct OpeningLink {
     pub(crate) peer: PeerRef,
     pub(crate) number: PeerId,
     socket: CallSocket,
-    until: Instant,
+    /// `None`: as long as the peer lives.
+    until: Option<Instant>,
 }
 
 /// The calls of one process to and from other machines.
@@ -115,6 +123,10 @@ pub(crate) struct NetCalls {
     opening: Vec<OpeningLink>,
     /// Calls of peers that we call as well, where our call counts. They stay open until ours is answered.
     parked: Vec<(PeerRef, CallSocket)>,
+    /// Processes that leave, and have announced it.
+    leavers: Vec<(PeerAddress, CloseReason)>,
+    /// The peers with a smaller place in the table are ranks of this process's world.
+    ranks: u32,
     /// More connections may be pending.
     more: bool,
 }
@@ -140,9 +152,23 @@ impl NetCalls {
         key: JobKey,
         (ip, channel): (IpAddr, Address),
     ) -> Result<Self, String> {
+        Self::new(config, key, (Self::bind(ip)?, channel))
+    }
+
+    /// Listens for calls at this address of this machine, for [`NetCalls::new`]. The error is one line.
+    pub(crate) fn bind(ip: IpAddr) -> Result<TcpListener, String> {
         let refused = |error: std::io::Error| format!("listening for calls at {ip}: {error}");
         let listener = TcpListener::bind(SocketAddr::new(ip, 0)).map_err(refused)?;
         listener.set_nonblocking(true).map_err(refused)?;
+        Ok(listener)
+    }
+
+    /// As [`NetCalls::listen`], with a listener that exists.
+    pub(crate) fn new(
+        config: &Config,
+        key: JobKey,
+        (listener, channel): (TcpListener, Address),
+    ) -> Result<Self, String> {
         let seed = || random().map_err(|error: ShmError| error.to_string());
         Ok(Self {
             own: PeerAddress::from_bytes([0; 64]),
@@ -160,6 +186,8 @@ impl NetCalls {
             outgoing: Vec::new(),
             opening: Vec::new(),
             parked: Vec::new(),
+            leavers: Vec::new(),
+            ranks: 0,
             more: false,
         })
     }
@@ -173,6 +201,21 @@ impl NetCalls {
     pub(crate) fn begin(&mut self, own: &PeerAddress, watch: &Watch) -> Result<(), ShmError> {
         self.own = *own;
         watch.attend(self.listener.as_fd())
+    }
+
+    /// Waits for peers with a smaller place in the table than this as long as they live.
+    pub(crate) const fn wait_for_ranks(&mut self, ranks: u32) {
+        self.ranks = ranks;
+    }
+
+    /// Returns whether a peer is waited for as long as it lives.
+    const fn is_rank(&self, peer: PeerRef) -> bool {
+        peer.index() < self.ranks
+    }
+
+    /// Returns the time at which a connection of the channel that begins now is given up.
+    fn opening_limit(&self, peer: PeerRef) -> Option<Instant> {
+        if self.is_rank(peer) { None } else { Some(Instant::now() + self.limit) }
     }
 
     /// Returns the number of connections whose calls have not come, and its limit.
@@ -203,7 +246,14 @@ impl NetCalls {
             };
             let StrangeCaller { mut socket, challenge, since } = self.strangers.remove(at);
             socket.stop(watch);
-            let Ok(Some(CallMessage::Request(request))) = heard else { continue };
+            let request = match heard {
+                Ok(Some(CallMessage::Request(request))) => request,
+                Ok(Some(CallMessage::Departure(departure))) => {
+                    self.hear_departure(&departure);
+                    continue;
+                }
+                _ => continue,
+            };
             match self.verify(&request, challenge) {
                 Ok(()) => {
                     let address = PeerAddress::from_bytes(request.address);
@@ -216,7 +266,9 @@ impl NetCalls {
 
     fn accept(&mut self, now: Instant, watch: &Watch) {
         for _ in 0..AT_ONCE {
-            if self.heard.len() + self.answered.len() >= MOST_HEARD {
+            if self.heard.len() + self.answered.iter().filter(|it| !self.is_rank(it.peer)).count()
+                >= MOST_HEARD
+            {
                 self.more = true;
                 return;
             }
@@ -225,6 +277,15 @@ impl NetCalls {
                 return;
             };
             let Ok(mut socket) = CallSocket::accepted(stream) else { continue };
+            // Before the challenge: a process that leaves has closed the connection, and its kernel would refuse it.
+            match socket.receive() {
+                Ok(None) => {}
+                Ok(Some(CallMessage::Departure(departure))) => {
+                    self.hear_departure(&departure);
+                    continue;
+                }
+                _ => continue,
+            }
             let challenge = self.challenges.issue(now.duration_since(self.begun));
             if !socket.send(&CallMessage::Challenge(challenge)) {
                 continue;
@@ -327,10 +388,11 @@ impl NetCalls {
     /// Returns the next caller that has confirmed our answer, or the reason why it never will. Its connection of the
     /// channel is awaited: [`NetCalls::opening`].
     pub(crate) fn next_confirmed(&mut self, watch: &Watch) -> Option<(PeerRef, Result<(), Failure>)> {
+        let ranks = self.ranks;
         let heard = |it: &mut AnsweredNetCall| match it.socket.receive() {
             Ok(Some(CallMessage::Confirmation)) => Some(Ok(())),
             Ok(Some(CallMessage::Leave(reason))) => Some(Err(failure_of(reason))),
-            Ok(None) if it.since.elapsed() < PATIENCE => None,
+            Ok(None) if it.peer.index() < ranks || it.since.elapsed() < PATIENCE => None,
             Ok(_) | Err(CallLoss::Nonsense(_)) => Some(Err(Failure::Unreachable)),
             Err(_) => Some(Err(Failure::Died)),
         };
@@ -339,7 +401,7 @@ impl NetCalls {
         let AnsweredNetCall { peer, number, mut socket, .. } = self.answered.remove(at);
         match confirmed {
             Ok(()) => {
-                let until = Instant::now() + self.limit;
+                let until = self.opening_limit(peer);
                 self.opening.push(OpeningLink { peer, number, socket, until });
             }
             Err(_) => socket.stop(watch),
@@ -373,9 +435,10 @@ impl NetCalls {
         let now = Instant::now();
         if matches!(stage, LinkStage::Failed { withdrawn: false, .. }) {
             // If the peer has died, the call shows it soon.
-            it.until = it.until.min(now + DEATH_SHOWS);
+            let soon = now + DEATH_SHOWS;
+            it.until = Some(it.until.map_or(soon, |until| until.min(soon)));
         }
-        (now >= it.until).then_some(Failure::Unreachable)
+        it.until.is_some_and(|until| now >= until).then_some(Failure::Unreachable)
     }
 
     /// Announces to a peer with which a connection is under way that this process does not want it any more.

@@ -1,4 +1,5 @@
-//! Peers of an endpoint that was opened alone, on other machines: they come and go, by number.
+//! Peers on other machines that are connected one by one, by number: those of an endpoint that was opened alone, which
+//! come and go, and the ranks of a world that connects on demand.
 //!
 //! A peer is introduced when both sides have agreed upon the connection ([`NetCalls`](super::NetCalls)). The caller
 //! then requests the connection of the channel, and repeats a request that failed for a passing reason, within a time
@@ -21,8 +22,9 @@ use super::rejoin::NetRejoin;
 use super::{AnyChannel, NetPort, with};
 use crate::config::Config;
 use crate::os::ProcessOrigin;
+use crate::tcp::TcpPort;
 
-/// The number of the world of all processes that open alone: no world has it by chance.
+/// The number of the world of all channels that grow with their peers: no world has it by chance.
 const NO_WORLD: u64 = u64::from_le_bytes(*b"no world");
 /// The most packets of closed connections that one poll drops.
 const DROPPED_A_POLL: usize = 64;
@@ -48,6 +50,8 @@ struct Dial {
     number: PeerId,
     to: Address,
     until: Instant,
+    /// A request waits as long as the peer's machine is reached.
+    is_patient: bool,
     stage: DialStage,
     problem: Option<String>,
 }
@@ -79,7 +83,7 @@ pub(crate) enum LinkStage {
     },
 }
 
-/// The peers of an endpoint that was opened alone.
+/// The peers that are connected one by one.
 #[derive(Debug)]
 pub(super) struct GrowingPeers {
     stages: Vec<NumberStage>,
@@ -133,8 +137,18 @@ impl GrowingPeers {
 impl NetPort {
     /// Opens a port over TCP for a process that opens alone. The error is one line.
     pub(crate) fn alone(config: &Config, key: JobKey, origin: &Arc<ProcessOrigin>) -> Result<Self, String> {
+        Self::growing(open_tcp(config, config.connections)?, config, (0, key), origin)
+    }
+
+    /// Makes a port whose peers are connected one by one, for a process with this number. The error is one line.
+    pub(super) fn growing(
+        port: TcpPort,
+        config: &Config,
+        (rank, key): (PeerId, JobKey),
+        origin: &Arc<ProcessOrigin>,
+    ) -> Result<Self, String> {
         let sizes = ChannelSizes {
-            rank: 0,
+            rank,
             incarnation: 0,
             size: 1,
             remote: 0,
@@ -144,13 +158,13 @@ impl NetPort {
             key,
             patience: Duration::from_secs(config.timeout_seconds.into()),
         };
-        let mut channel = FabricChannel::new(open_tcp(config, config.connections)?, &sizes)?;
+        let mut channel = FabricChannel::new(port, &sizes)?;
         channel.channel.grow_with_peers();
         let growing =
             GrowingPeers { stages: Vec::new(), used: 0, dials: Vec::new(), failed: Vec::new(), key };
         Ok(Self {
             any: AnyChannel::Tcp(Box::new(channel)),
-            rank: 0,
+            rank,
             addresses: Vec::new(),
             begun: Instant::now(),
             rejoin: NetRejoin::default(),
@@ -159,7 +173,12 @@ impl NetPort {
         })
     }
 
-    /// Returns the key of the job, if this process opened alone.
+    /// Returns whether peers are connected one by one.
+    pub(crate) const fn is_growing(&self) -> bool {
+        self.growing.is_some()
+    }
+
+    /// Returns the key of the job, if peers are connected one by one.
     pub(crate) fn job_key(&self) -> Option<JobKey> {
         self.growing.as_ref().map(|growing| growing.key)
     }
@@ -182,13 +201,14 @@ impl NetPort {
         Ok(())
     }
 
-    /// Requests the connection with an introduced peer, whose channel is at this address, within a time limit.
-    pub(crate) fn dial(&mut self, number: PeerId, to: &Address, limit: Duration) {
+    /// Requests the connection with an introduced peer, whose channel is at this address, within a time limit. If
+    /// `is_patient`, the limit applies only while the peer's machine is not reached.
+    pub(crate) fn dial(&mut self, number: PeerId, to: &Address, limit: Duration, is_patient: bool) {
         let now = Instant::now();
         if let Some(growing) = &mut self.growing {
             let until = now.checked_add(limit).unwrap_or(now);
             let stage = DialStage::Due(now);
-            growing.dials.push(Dial { number, to: *to, until, stage, problem: None });
+            growing.dials.push(Dial { number, to: *to, until, is_patient, stage, problem: None });
         }
         self.dial_all();
     }
@@ -327,7 +347,8 @@ impl NetPort {
             if now < at {
                 continue;
             }
-            let until = dial.until.saturating_duration_since(begun);
+            let until =
+                if dial.is_patient { Duration::MAX } else { dial.until.saturating_duration_since(begun) };
             match with!(&mut self.any, it => it.channel.connect(dial.number, 0, &dial.to, until)) {
                 Ok(()) => dial.stage = DialStage::Requested,
                 Err(JoinError::Connect(error)) if !matches!(error, ConnectError::Full { .. }) => {

@@ -123,6 +123,16 @@ impl OpenedPorts {
         }
         Ok(port)
     }
+
+    /// Makes a port whose peers are connected one by one out of the port over TCP. The error is one line.
+    pub(crate) fn into_growing(
+        self,
+        config: &Config,
+        WorldMember { rank, key, .. }: WorldMember,
+        origin: &Arc<ProcessOrigin>,
+    ) -> Result<NetPort, String> {
+        NetPort::growing(self.tcp?, config, (rank, key), origin)
+    }
 }
 
 fn is_off<T>(choice: &str) -> Result<T, String> {

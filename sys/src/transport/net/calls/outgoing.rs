@@ -91,6 +91,14 @@ impl OutgoingNetCall {
         }
     }
 
+    /// Returns whether the callee's machine has taken the connection.
+    fn is_connected(&self) -> bool {
+        match &self.stage {
+            NetCallStage::Connecting(socket) | NetCallStage::Requested(socket, ..) => socket.is_connected(),
+            NetCallStage::Due(_) | NetCallStage::Ended => false,
+        }
+    }
+
     /// Takes the connection out of the set, before it is closed.
     pub(super) fn stop(mut self, watch: &Watch) {
         if let NetCallStage::Connecting(socket) | NetCallStage::Requested(socket, ..) = &mut self.stage {
@@ -121,13 +129,16 @@ impl NetCalls {
         self.outgoing.push(OutgoingNetCall { peer, address, at, number, call, token, begun, stage, problem });
     }
 
-    /// Repeats a call after a while, as another one. The time limit is that of the first attempt.
+    /// Repeats a call after a while, as another one. The time limit is that of the first attempt, unless the peer is a
+    /// rank.
     pub(crate) fn call_again(
         &mut self,
         (peer, address): (PeerRef, PeerAddress),
         (number, call, token): (PeerId, u64, u64),
         UnansweredCall { at, begun }: UnansweredCall,
     ) {
+        // A rank was reached.
+        let begun = if self.is_rank(peer) { Instant::now() } else { begun };
         let stage = NetCallStage::Due(Instant::now() + AGAIN_AFTER);
         let problem = Some("it has closed the connection without an answer: it is overloaded".into());
         self.outgoing.push(OutgoingNetCall { peer, address, at, number, call, token, begun, stage, problem });
@@ -148,13 +159,26 @@ impl NetCalls {
 
     /// Makes progress on a call. Returns what has become of it; `None` as long as that is not known.
     fn look_at(&mut self, at: usize, watch: &Watch) -> Option<NetCallOutcome> {
-        let (limit, now) = (self.limit, Instant::now());
-        let call = self.outgoing.get_mut(at)?;
-        if now.duration_since(call.begun) >= limit {
-            let last = call.problem.take().map_or_else(String::new, |problem| format!(": {problem}"));
-            let problem = format!("it has not answered within {limit:?}{last}: does it progress?");
-            return Some(NetCallOutcome::Refused(problem));
+        let outcome = self.advance(at, watch);
+        if outcome.is_some() {
+            return outcome;
         }
+        let limit = self.limit;
+        let is_rank = self.outgoing.get(at).is_some_and(|call| self.is_rank(call.peer));
+        let call = self.outgoing.get_mut(at).filter(|call| call.begun.elapsed() >= limit)?;
+        if is_rank && call.is_connected() {
+            return None;
+        }
+        let last = call.problem.take().map_or_else(String::new, |problem| format!(": {problem}"));
+        let problem = format!("it has not answered within {limit:?}{last}: does it progress?");
+        Some(NetCallOutcome::Refused(problem))
+    }
+
+    /// As [`NetCalls::look_at`], without the time limit.
+    fn advance(&mut self, at: usize, watch: &Watch) -> Option<NetCallOutcome> {
+        let now = Instant::now();
+        let is_rank = self.outgoing.get(at).is_some_and(|call| self.is_rank(call.peer));
+        let call = self.outgoing.get_mut(at)?;
         match &mut call.stage {
             NetCallStage::Due(due) if now < *due => None,
             NetCallStage::Due(_) => {
@@ -176,6 +200,10 @@ impl NetCalls {
                 Ok(Some(_)) => Some(NetCallOutcome::Refused("it answers without a challenge".into())),
                 // It had no room for the connection, and may have later.
                 Err(CallLoss::Ended) => {
+                    if is_rank {
+                        // It was reached.
+                        call.begun = now;
+                    }
                     call.again("it takes no connections: it is overloaded".into(), watch);
                     None
                 }
@@ -275,7 +303,7 @@ impl NetCalls {
         // If the message does not reach the callee, it closes the connection of the channel.
         socket.send(&CallMessage::Confirmation);
         socket.attend(watch);
-        let until = Instant::now() + self.limit;
+        let until = self.opening_limit(peer);
         self.opening.push(OpeningLink { peer, number, socket, until });
     }
 }

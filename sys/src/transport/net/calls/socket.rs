@@ -48,6 +48,16 @@ impl CallSocket {
         tcp::connect(to).map(Self::new)
     }
 
+    /// Returns the connection itself.
+    pub(super) const fn stream_mut(&mut self) -> &mut Socket {
+        &mut self.socket
+    }
+
+    /// Returns whether the other end, or its kernel, has taken the connection. It may have ended since.
+    pub(super) fn is_connected(&self) -> bool {
+        self.socket.stream().peer_addr().is_ok()
+    }
+
     /// Wakes this process when a message comes.
     pub(super) fn attend(&mut self, watch: &Watch) {
         if !self.attended {

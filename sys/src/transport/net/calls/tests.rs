@@ -1,7 +1,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use nemesia_core::wire::call::{CALL_MESSAGE_BYTES, CallBytes};
+use nemesia_core::wire::call::{CALL_MESSAGE_BYTES, CallBytes, CallDeparture};
 use nemesia_core::wire::hello::Challenge;
 
 use super::*;
@@ -223,4 +223,31 @@ fn a_call_that_was_closed_unread_is_made_again() {
     }
     let heard = one.next_call().unwrap();
     assert_eq!((heard.address, heard.calls()), (address(2), 11));
+}
+
+#[test]
+fn a_departure_is_heard_without_help_and_only_if_it_is_genuine() {
+    let watch = Watch::new().unwrap();
+    let ((mut one, place), (two, _)) = (calls(1, &watch), calls(2, &watch));
+    let (other, _) = calls(3, &watch);
+    let forged = match two.departure(&address(1), CloseReason::Finished) {
+        CallMessage::Departure(departure) => {
+            CallMessage::Departure(CallDeparture { reason: CloseReason::Dropped, ..departure })
+        }
+        message => panic!("{message:?}"),
+    };
+    // One with another reason, and one for another process.
+    for message in [forged, two.departure(&address(3), CloseReason::Finished)] {
+        connect(place).write_all(&message.encode()).unwrap();
+    }
+    // Nothing is heard meanwhile, and the process that leaves does not wait for that.
+    two.announce_leave([(address(1), place)].into_iter(), true, Instant::now() + LIMIT);
+    drop(two);
+    other.announce_leave([(address(1), place)].into_iter(), false, Instant::now() + LIMIT);
+    until(&mut one, &watch, |calls| calls.leavers.len() == 2);
+    assert_eq!([one.next_leaver(), one.next_leaver()], [Some((address(3), false)), Some((address(2), true))]);
+    assert_eq!(one.next_leaver(), None);
+    // A process that has left takes no time of others.
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    one.announce_leave([(address(4), gone)].into_iter(), true, Instant::now() + LIMIT);
 }
