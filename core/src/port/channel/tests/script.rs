@@ -299,6 +299,11 @@ pub(super) fn challenged(channel: &mut TestChannel, hello: &Hello) -> Challenge 
 
 /// Returns the request with which a process that knows this key answers a challenge of rank 1.
 pub(super) fn request(hello: &Hello, challenge: Challenge, key: JobKey) -> Hello {
+    request_to(1, hello, challenge, key)
+}
+
+/// As [`request`], to the process with this rank.
+fn request_to(callee: PeerId, hello: &Hello, challenge: Challenge, key: JobKey) -> Hello {
     let (nonce, number) = (99, challenge.number);
     let content = |proof| HelloContent::Request { number, nonce, proof };
     let hello = Hello { content: content(Proof::default()), ..*hello };
@@ -308,7 +313,7 @@ pub(super) fn request(hello: &Hello, challenge: Challenge, key: JobKey) -> Hello
         nonce,
         caller: hello.common(),
         caller_address: &[],
-        callee: 1,
+        callee,
         callee_address: &[],
     };
     Hello { content: content(key.request_proof(&terms)), ..hello }
@@ -317,7 +322,9 @@ pub(super) fn request(hello: &Hello, challenge: Challenge, key: JobKey) -> Hello
 /// Simulates a process that calls, and answers the challenge.
 pub(super) fn ask(channel: &mut TestChannel, hello: &Hello) -> Connection {
     let challenge = challenged(channel, hello);
-    channel.port.request(&request(hello, challenge, KEY))
+    // No rank counts in a channel whose peers are added one by one.
+    let callee = PeerId::from(!channel.grows);
+    channel.port.request(&request_to(callee, hello, challenge, KEY))
 }
 
 /// Refuses the last request of the channel with a challenge.
