@@ -7,7 +7,7 @@
 //! | `domain.rs` | fabrics and domains |
 //! | `state.rs`, `table.rs` | all objects of a domain, and the lock that protects them |
 //! | `address.rs`, `vector.rs` | address vectors |
-//! | `queue.rs`, `queue/read.rs`, `entries.rs` | completion queues, and the calls that read them |
+//! | `queue.rs` and its directory, `entries.rs` | completion queues, and the calls that read them |
 //! | `counter.rs`, `counts.rs`; `event.rs` | counters; event queues |
 //! | `endpoint.rs` | endpoints: opened, bound, enabled, named |
 //! | `port.rs` and its directory | the endpoint of Nemesia behind one of libfabric: operations, and their completions |

@@ -4,6 +4,7 @@
 //! that it belongs to. A queue grows as necessary.
 
 mod read;
+mod rest;
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -14,12 +15,14 @@ use crate::bindings::{self as fi, fi_cq_attr, fi_ops_cq, fid, fid_cq, fid_domain
 use crate::entries::Queue;
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
 use crate::state::{Domain, domain_of};
+use rest::Rest;
 
 #[repr(C)]
 pub(crate) struct QueueObject {
     queue: fid_cq,
     domain: Arc<Domain>,
     pub(crate) number: usize,
+    rest: Rest,
 }
 
 static FID: FidOps = FidOps::new(close, crate::object::no_bind, control);
@@ -65,7 +68,8 @@ pub(crate) unsafe extern "C" fn open(
         let number = domain.with(|state| state.queues.insert(queue));
         domain.opened();
         let fid = fid_of(fi::FI_CLASS_CQ, context, &FID);
-        lend(QueueObject { queue: fid_cq { fid, ops: OPS.get() }, domain, number }, out)
+        let (queue, rest) = (fid_cq { fid, ops: OPS.get() }, Rest::default());
+        lend(QueueObject { queue, domain, number, rest }, out)
     })
 }
 

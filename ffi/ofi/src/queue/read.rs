@@ -124,7 +124,12 @@ pub(super) unsafe extern "C" fn read_from(
             return Err(Errno::INVALID);
         }
         // SAFETY: the application's arrays.
-        unsafe { it.take(to.cast(), count, sources) }
+        let taken = unsafe { it.take(to.cast(), count, sources) };
+        match taken {
+            Err(Errno::AGAIN) => it.rest.begin(),
+            _ => it.rest.end(),
+        }
+        taken
     })
 }
 
