@@ -48,7 +48,12 @@ fn run() -> Result<(), Error> {
         let problem = "the headers of libfabric 1.17 are not here (Debian 12: libfabric-dev)";
         return if check { skip(problem) } else { Err(problem.into()) };
     }
-    let text = format!("{HEAD}{}", generate()?);
+    // bindgen panics if it finds no libclang.
+    let Ok(generated) = std::panic::catch_unwind(|| generate().map_err(|error| error.to_string())) else {
+        let problem = "libclang cannot be loaded (Debian 12: libclang-dev)";
+        return if check { skip(problem) } else { Err(problem.into()) };
+    };
+    let text = format!("{HEAD}{}", generated?);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bindings.rs");
     if !check {
         return Ok(std::fs::write(path, text)?);
