@@ -18,6 +18,7 @@
 //! | `plus.cc` | the header in C++ |
 //! | `host.c`, `host_library.c`, `host_mpi.c` | programs whose host runtime uses the launcher before |
 //! | `cmake` | a project that finds the library by CMake |
+//! | `abi.rs` | the names, calls and layouts that the committed list has |
 //! | `misuse.c` | handles that are closed, of another kind, or not made by the library |
 
 mod abi;
