@@ -100,8 +100,8 @@ pub const NEMESIA_ERR_FORKED: i32 = -30;
 
 /// Another region of this process is exposed with the key: unexpose it first, or choose another key.
 pub const NEMESIA_ERR_KEY_IN_USE: i32 = -31;
-/// The endpoint has no address and no further peers, as ranks of its world run on several machines, or may be started
-/// again: open another one with `nemesia_endpoint_alone`.
+/// The endpoint has no address and no further peers, as ranks of several machines connected at the start of its world,
+/// or ranks may be started again: open another one with `nemesia_endpoint_alone`.
 pub const NEMESIA_ERR_NO_ADDRESS: i32 = -32;
 /// The endpoint was opened alone and has no world: name the processes of this call by their addresses
 /// (`nemesia_endpoint_barrier_group`).

@@ -239,8 +239,8 @@ pub enum Error {
     Members,
     /// The endpoint takes no calls of other processes, nor can it call them.
     #[error(
-        "this endpoint has no address, as ranks of its world run on several machines, or may be started again: open \
-         another endpoint with Endpoint::alone"
+        "this endpoint has no address, as ranks of several machines connected at the start of its world (over RDMA \
+         devices, or by NEMESIA_CONNECT), or as ranks may be started again: open another endpoint with Endpoint::alone"
     )]
     NoAddress,
     /// The endpoint was opened alone, so its peers have no order.
