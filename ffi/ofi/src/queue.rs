@@ -20,7 +20,7 @@ use rest::Rest;
 #[repr(C)]
 pub(crate) struct QueueObject {
     queue: fid_cq,
-    domain: Arc<Domain>,
+    pub(crate) domain: Arc<Domain>,
     pub(crate) number: usize,
     rest: Rest,
 }
@@ -57,6 +57,9 @@ pub(crate) unsafe extern "C" fn open(
         };
         if attr.format == fi::FI_CQ_FORMAT_UNSPEC {
             attr.format = fi::FI_CQ_FORMAT_TAGGED;
+        }
+        if attr.wait_cond != fi::FI_CQ_COND_NONE {
+            return Err(Errno::NO_SYSTEM);
         }
         let wait = match attr.wait_obj {
             fi::FI_WAIT_NONE | fi::FI_WAIT_UNSPEC => None,

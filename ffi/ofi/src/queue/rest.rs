@@ -1,28 +1,28 @@
 //! What a process does that reads an empty queue again and again: it lets others run.
 //!
 //! MPIs poll without a pause. If there are more processes than processors, the one that polls keeps the one from the
-//! processor that would send to it. So a reader gives its processor away after some vain reads. If no process has
+//! processor that would send to it. So a reader gives its processor away after some failed reads. If no process has
 //! wanted it, this was for nothing, and is done less often.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The vain reads before a process gives its processor away: if others have run the last time, and at most.
+/// The failed reads before a process gives its processor away: if others have run the last time, and at most.
 const LEAST: u32 = 32;
 const MOST: u32 = 4096;
 /// A call that gives the processor away and takes longer than this has let another process run.
 const OTHERS_RAN: Duration = Duration::from_micros(3);
 
-/// The vain reads of a queue. Threads that read at the same time may count one too few.
+/// The failed reads of a queue. Threads that read at the same time may count one too few.
 #[derive(Debug)]
 pub(super) struct Rest {
-    vain: AtomicU32,
+    failed: AtomicU32,
     patience: AtomicU32,
 }
 
 impl Default for Rest {
     fn default() -> Self {
-        Self { vain: AtomicU32::new(0), patience: AtomicU32::new(LEAST) }
+        Self { failed: AtomicU32::new(0), patience: AtomicU32::new(LEAST) }
     }
 }
 
@@ -30,15 +30,15 @@ impl Rest {
     /// Notes a read that has found something.
     #[inline]
     pub(super) fn end(&self) {
-        self.vain.store(0, Ordering::Relaxed);
+        self.failed.store(0, Ordering::Relaxed);
     }
 
-    /// Notes a vain read.
+    /// Notes a failed read.
     #[inline]
     pub(super) fn begin(&self) {
-        let vain = self.vain.load(Ordering::Relaxed) + 1;
-        self.vain.store(vain, Ordering::Relaxed);
-        if vain >= self.patience.load(Ordering::Relaxed) {
+        let failed = self.failed.load(Ordering::Relaxed) + 1;
+        self.failed.store(failed, Ordering::Relaxed);
+        if failed >= self.patience.load(Ordering::Relaxed) {
             self.give_way();
         }
     }
