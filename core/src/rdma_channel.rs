@@ -18,6 +18,7 @@
 //! | `piggyback` | section 4.3: data, size and head in one write, delayed and carried tails |
 //! | `pipelined` | section 4.4: copies and writes overlap |
 //! | `zero_copy` | section 5: the receiver reads long runs from the sender's buffer |
+//! | `direct` | section 3.2: inside a machine, by the structures of [`crate::shared`] |
 //! | `pointers` | head and tail with their replicas, as `words` or as `messages`; `arrival` decides |
 //! | `chunk` | chunks with flags; `chunk_sender` and `chunk_receiver` are the ends of a ring of them |
 //! | `shape` | sizes, layouts, and the card that the ends exchange |
@@ -40,12 +41,15 @@ use crate::port::memory::{
     Completion, Connection, LostError, MemoryKey, MemoryPort, PortRegion, PostError, Slice, WorkError,
     WorkOutcome,
 };
+use crate::shared::fastbox::FastboxFault;
+use crate::shared::ring::RingFault;
 
 mod arrival;
 mod basic;
 mod chunk;
 mod chunk_receiver;
 mod chunk_sender;
+pub mod direct;
 #[cfg(nemesia_injected_fault)]
 pub mod fault;
 mod link;
@@ -68,6 +72,7 @@ use words::PointerWords;
 use zero_copy::ZeroCopy;
 
 pub use arrival::PipeArrival;
+pub use direct::DirectPipe;
 use link::PipeLink;
 pub use link::PipeMemory;
 pub use shape::{CARD_BYTES, ChunkFill, Design, PIPE_VERSION, PipeCard, PipeShape};
@@ -152,6 +157,12 @@ pub enum PipeError {
         /// The bytes of the operation.
         needed: usize,
     },
+    /// The peer wrote an invalid position or stamp into a fastbox.
+    #[error("the peer violated the protocol of the pipe: {0}")]
+    Fastbox(#[from] FastboxFault),
+    /// The peer wrote an invalid position of a ring.
+    #[error("the peer violated the protocol of the pipe: {0}")]
+    Positions(#[from] RingFault),
     /// The port refused a work request.
     #[error("the port refused a work request: {0}")]
     Post(PostError),
@@ -162,6 +173,9 @@ pub enum PipeError {
     #[error("the connection has ended: {0}")]
     Lost(LostError),
 }
+
+/// The most bytes of a put that [`DirectPipe`] sends as one record.
+pub const DIRECT_RECORD_BYTES: usize = 232;
 
 /// Checks a position of the peer. A value below `least` is out of date, and `least` is returned.
 const fn checked(what: &'static str, found: u64, (least, most): (u64, u64)) -> Result<u64, PipeError> {
@@ -436,6 +450,11 @@ impl BytePipe {
             PipeRoom::ZeroCopy(room) => room.pipe.sender.is_sent(),
         };
         sent && self.pointers.is_clean()
+    }
+
+    /// Returns why the pipe has failed; `None` if it has not.
+    pub const fn failure(&self) -> Option<PipeError> {
+        self.lost
     }
 
     /// Returns the shape.
