@@ -291,12 +291,18 @@ impl BytePipe {
         Ok(())
     }
 
-    /// Puts bytes from the beginning of the list. Returns how many; the list of the next call begins after them.
+    /// Puts bytes from the beginning of the list. Returns how many; the list of the next call begins after them. Bytes
+    /// that the peer read before the connection was lost are still counted.
     ///
     /// # Errors
     /// The pipe has failed; nothing of the list is in use.
     pub fn put<H: PipeHost>(&mut self, host: &mut H, from: &mut Gather) -> Result<usize, PipeError> {
         if let Some(error) = self.lost {
+            if let (PipeRoom::ZeroCopy(room), PipeError::Lost(_) | PipeError::Work(_)) = (&mut self.room, error)
+                && let Some(count) = room.acknowledged(host, (&self.link, &mut self.pointers), from)
+            {
+                return Ok(count);
+            }
             return self.abandon_put(host).map_or(Ok(0), |()| Err(error));
         }
         if !self.pointers.may_speak() {

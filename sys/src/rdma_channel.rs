@@ -445,3 +445,6 @@ fn explained<P: MemoryPort>(
 fn segment(base: *const u8, len: usize) -> Segment {
     Segment { base: base.cast_mut(), len }
 }
+
+#[cfg(test)]
+mod tests;

@@ -82,10 +82,10 @@ impl<P: MemoryPort> PipeHost for ChannelHost<P> {
     }
 
     fn expose(&mut self, address: u64, len: u64) -> Option<(PortRegion, MemoryKey)> {
-        let (region, _) = self.register(address, len, READ)?;
+        let (region, offset) = self.register(address, len, READ)?;
         match self.port().key(region) {
             // The region may be longer than the buffer, but the peer is given the buffer only.
-            Some(MemoryKey { key, .. }) => Some((region, MemoryKey { address, len, key })),
+            Some(whole) => Some((region, MemoryKey { address: whole.address + offset, len, ..whole })),
             None => {
                 let _ = self.release(region);
                 None

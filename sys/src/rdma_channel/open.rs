@@ -80,7 +80,7 @@ impl ChannelCard {
         }
         let address = |text: &str| match text {
             NOTHING => Ok(None),
-            text => unhex(text).and_then(|bytes| Address::new(&bytes)).map(Some).ok_or_else(wrong),
+            text => unhex(text).filter(|bytes| !bytes.is_empty()).and_then(|bytes| Address::new(&bytes)).map(Some).ok_or_else(wrong),
         };
         let token = u64::from_str_radix(token, 16).map_err(|_| wrong())?;
         Ok(Self { token, shm: address(shm)?, tcp: address(tcp)?, verbs: address(verbs)? })
