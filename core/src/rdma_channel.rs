@@ -18,6 +18,7 @@
 //! | `piggyback` | section 4.3: data, size and head in one write, delayed and carried tails |
 //! | `pipelined` | section 4.4: copies and writes overlap |
 //! | `zero_copy` | section 5: the receiver reads long runs from the sender's buffer |
+//! | `past` | section 6: rendezvous by RDMA write, its handshake through the pipe and its data past it |
 //! | `direct` | section 3.2: inside a machine, by the structures of [`crate::shared`] |
 //! | `pointers` | head and tail with their replicas, as `words` or as `messages`; `arrival` decides |
 //! | `chunk` | chunks with flags; `chunk_sender` and `chunk_receiver` are the ends of a ring of them |
@@ -54,6 +55,7 @@ pub mod direct;
 pub mod fault;
 mod link;
 mod messages;
+mod past;
 mod piggyback;
 mod pipelined;
 mod pointer;
@@ -65,6 +67,7 @@ mod zero_copy;
 use basic::Basic;
 use link::PipeWork;
 use messages::PointerMessages;
+use past::PastWrites;
 use piggyback::Piggyback;
 use pipelined::Pipelined;
 use pointers::Pointers;
@@ -75,6 +78,7 @@ pub use arrival::PipeArrival;
 pub use direct::DirectPipe;
 use link::PipeLink;
 pub use link::PipeMemory;
+pub use past::PastWrite;
 pub use shape::{CARD_BYTES, ChunkFill, Design, PIPE_VERSION, PipeCard, PipeShape};
 
 /// The reason why a pipe cannot be opened or has failed.
@@ -212,6 +216,20 @@ pub trait PipeHost {
         None
     }
 
+    /// Lets the peer write `len` bytes at an address, past the pipe. Returns the region and the key of exactly these
+    /// bytes; `None` if they cannot be registered. [`PipeHost::release`] follows.
+    fn admit(&mut self, address: u64, len: u64) -> Option<(PortRegion, MemoryKey)> {
+        let _ = (address, len);
+        None
+    }
+
+    /// Lets the port read `len` bytes at an address, to write them past the pipe. Returns the region and the offset of
+    /// these bytes there; `None` if they cannot be registered. [`PipeHost::release`] follows.
+    fn source(&mut self, address: u64, len: u64) -> Option<(PortRegion, u64)> {
+        let _ = (address, len);
+        None
+    }
+
     /// Ends the use of a region. Returns `false` if the caller must try again: the bytes are in use until then.
     fn release(&mut self, region: PortRegion) -> bool {
         let _ = region;
@@ -235,6 +253,7 @@ pub struct BytePipe {
     link: PipeLink,
     pointers: Pointers,
     room: PipeRoom,
+    past: PastWrites,
     lost: Option<PipeError>,
 }
 
@@ -273,7 +292,7 @@ impl BytePipe {
             Design::Pipelined => PipeRoom::Pipelined(Pipelined::default()),
             Design::ZeroCopy => PipeRoom::ZeroCopy(ZeroCopy::default()),
         };
-        Ok(Self { link, pointers, room, lost: None })
+        Ok(Self { link, pointers, room, past: PastWrites::default(), lost: None })
     }
 
     /// Returns the card for the peer, as bytes; `None` if the inbox has no key.
@@ -377,6 +396,34 @@ impl BytePipe {
         }
     }
 
+    /// Writes `buffer`, an address and a length, into a buffer to which the peer has admitted this end. The caller
+    /// repeats the call with the same buffers until [`PastWrite::Done`]; the bytes stay as they are until then, or
+    /// until an error. One message is written at a time.
+    ///
+    /// # Errors
+    /// The pipe has failed; the buffer is no longer in use.
+    pub fn write_past<H: PipeHost>(
+        &mut self,
+        host: &mut H,
+        buffer: (u64, u64),
+        to: MemoryKey,
+    ) -> Result<PastWrite, PipeError> {
+        if let Some(error) = self.lost {
+            return self.past.abandon(host).map_or(Ok(PastWrite::Posted), |()| Err(error));
+        }
+        // What this end has staged goes first, and where only one end may speak first, not at all yet.
+        if !self.pointers.may_speak() || self.link.peer.is_none() {
+            return Ok(PastWrite::Waiting);
+        }
+        match self.past.write(host, &self.link, buffer, to) {
+            Err(error) => {
+                self.lost = self.lost.or(Some(error));
+                Ok(PastWrite::Posted)
+            }
+            progress => progress,
+        }
+    }
+
     /// Takes a completion of this connection.
     ///
     /// # Errors
@@ -409,6 +456,10 @@ impl BytePipe {
                     PipeRoom::Pipelined(room) => room.sender.on_written(number),
                     PipeRoom::ZeroCopy(room) => room.pipe.sender.on_written(number),
                 }
+                Ok(())
+            }
+            (PipeWork::Past, _) => {
+                self.past.on_written(number);
                 Ok(())
             }
             (PipeWork::Pointer(group), _) => {

@@ -274,7 +274,8 @@ impl From<Error> for Fault {
             Error::Shm(_) => NEMESIA_ERR_SYSTEM,
             Error::Pipe { problem: PipeError::Lost(_) | PipeError::Work(_), .. } => NEMESIA_ERR_PEER_FAILED,
             Error::Pipe { problem: PipeError::List { .. }, .. } => NEMESIA_ERR_ARGUMENT,
-            Error::Peer { .. } | Error::Pipe { .. } => NEMESIA_ERR_PEER,
+            Error::Peer { .. } | Error::Net { .. } | Error::Pipe { .. } => NEMESIA_ERR_PEER,
+            Error::Transport { .. } => NEMESIA_ERR_SYSTEM,
             Error::PeerFailed { .. }
             | Error::BarrierBroken { .. }
             | Error::MemberFailed { .. }
@@ -313,6 +314,7 @@ impl From<Error> for Fault {
         };
         let rank = match error {
             Error::Peer { rank, .. }
+            | Error::Net { rank, .. }
             | Error::Pipe { rank, .. }
             | Error::PeerFailed { rank, .. }
             | Error::BarrierBroken { rank, .. }

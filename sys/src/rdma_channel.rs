@@ -19,6 +19,7 @@
 //! | `direct` | pipes in memory that both processes have mapped |
 //! | `fabric` | pipes over one memory port: TCP, RDMA devices, shared memory |
 //! | `host` | the port of pipes, and the registrations of the caller's buffers |
+//! | `rendezvous` | rendezvous by RDMA write, beside the pipes |
 //! | `memory` | memory that is lent to a port |
 //!
 //! ```no_run
@@ -45,6 +46,7 @@ mod fabric;
 mod host;
 mod memory;
 mod open;
+mod rendezvous;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
@@ -63,6 +65,7 @@ use crate::tcp::TcpPort;
 use crate::verbs::VerbsPort;
 use direct::DirectLink;
 use fabric::ChannelFabric;
+pub use rendezvous::{ADMISSION_BYTES, Admission, PastWrite};
 
 /// The calls in a row that do nothing, of puts and gets together, after which the process lets others run. A process of
 /// a busy machine else keeps its core from the peer that it waits for.
@@ -173,7 +176,8 @@ impl ChannelGroup {
     pub fn set_design(&mut self, rank: usize, design: ChannelDesign) -> Result<(), Error> {
         let last = self.size - 1;
         if self.is_connected {
-            return Err(Error::Peer { rank, problem: "its pipe is open: choose the design before".into() });
+            let problem = "its pipe is open: choose the design before".into();
+            return Err(Error::Net { rank, transport: "RDMA Channel", problem });
         }
         *self.designs.get_mut(rank).ok_or(Error::Rank { rank, last })? = Some(design);
         Ok(())
@@ -357,7 +361,7 @@ impl ChannelGroup {
             true => "a process has no pipe to itself".into(),
             false => "the group is not connected: call connect first".into(),
         };
-        Error::Peer { rank, problem }
+        Error::Net { rank, transport: "RDMA Channel", problem }
     }
 
     /// Waits until all bytes that were put have left, and disconnects. A peer can still get them.

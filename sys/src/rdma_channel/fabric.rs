@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use nemesia_core::payload::{Gather, Scatter};
 use nemesia_core::port::memory::{
-    Address, Completion, ConnectError, Connection, Event, Facts, LostError, MemoryPort, Offer, Private,
-    RegionAccess,
+    Address, Completion, ConnectError, Connection, Event, Facts, LostError, MemoryKey, MemoryPort, Offer,
+    PortRegion, Private, RegionAccess,
 };
 use nemesia_core::rdma_channel::{
-    BytePipe, Design, PipeCard, PipeError, PipeHost as _, PipeMemory, PipeShape,
+    BytePipe, Design, PastWrite, PipeCard, PipeError, PipeHost as _, PipeMemory, PipeShape,
 };
 
 use super::host::{ChannelHost, Registrations};
@@ -317,6 +317,40 @@ impl<P: MemoryPort> ChannelFabric<P> {
         // A port in software may place bytes without a completion here.
         let Self { host, ends, .. } = self;
         ends.get_mut(at).map_or(Ok(0), |end| end.pipe.get(host, into))
+    }
+
+    /// Admits the peer at a place to a buffer of the caller's. Returns the region and the key; `None` if the buffer cannot
+    /// be registered.
+    pub(super) fn admit(&mut self, base: *mut u8, len: usize) -> Option<(PortRegion, MemoryKey)> {
+        self.host.may_lend = true;
+        self.host.admit(base.expose_provenance() as u64, len as u64)
+    }
+
+    /// Ends the use of a region by peers. Returns `false` if the caller must try again.
+    pub(super) fn end_admission(&mut self, region: PortRegion) -> bool {
+        let ended = self.host.release(region);
+        if !ended {
+            self.look();
+        }
+        ended
+    }
+
+    /// Writes a buffer of the caller's past the pipe at a place.
+    pub(super) fn write_past(
+        &mut self,
+        at: usize,
+        (base, len): (*const u8, usize),
+        to: MemoryKey,
+    ) -> Result<PastWrite, PipeError> {
+        self.host.may_lend = true;
+        let Self { host, ends, .. } = self;
+        let Some(end) = ends.get_mut(at) else { return Ok(PastWrite::Refused) };
+        let buffer = (base.expose_provenance() as u64, len as u64);
+        let progress = end.pipe.write_past(host, buffer, to);
+        if matches!(progress, Ok(PastWrite::Waiting | PastWrite::Posted)) {
+            self.poll();
+        }
+        progress
     }
 
     /// Makes progress with what waits. Returns whether all bytes of all pipes have left, or their pipes have failed.

@@ -3,7 +3,7 @@
 use nemesia_core::port::memory::{MemoryKey, MemoryPort, PortRegion, RegisterError, Slice};
 use nemesia_core::rdma_channel::PipeHost;
 
-use super::memory::{PortRegistrar, READ, WRITE};
+use super::memory::{ADMIT, PortRegistrar, READ, WRITE};
 use crate::regcache::{Counts, Held, Range, RegistrationCache, Size, Telling};
 
 /// How the caller's buffers are registered.
@@ -96,6 +96,16 @@ impl<P: MemoryPort> PipeHost for ChannelHost<P> {
     fn lend(&mut self, address: u64, len: u32) -> Option<Slice> {
         let (region, offset) = self.register(address, len.into(), WRITE)?;
         Some(Slice { region, offset, len })
+    }
+
+    fn admit(&mut self, address: u64, len: u64) -> Option<(PortRegion, MemoryKey)> {
+        let (region, offset) = self.register(address, len, ADMIT)?;
+        let whole = self.port().key(region)?;
+        Some((region, MemoryKey { address: whole.address + offset, len, ..whole }))
+    }
+
+    fn source(&mut self, address: u64, len: u64) -> Option<(PortRegion, u64)> {
+        self.register(address, len, 0)
     }
 
     fn release(&mut self, region: PortRegion) -> bool {

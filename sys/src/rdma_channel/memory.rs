@@ -52,6 +52,8 @@ impl Drop for PipeStorage {
 pub(super) const READ: u32 = 1;
 /// The port may write the bytes: the buffer of a get.
 pub(super) const WRITE: u32 = 2;
+/// The port and peers may write the bytes: a buffer to which a peer is admitted.
+pub(super) const ADMIT: u32 = WRITE | 4;
 
 /// A port that registers the caller's buffers, for the registration cache or without it.
 #[derive(Debug)]
@@ -78,7 +80,7 @@ impl<P: MemoryPort> PortRegistrar<P> {
         let access = RegionAccess {
             local_write: writes,
             remote_read: rights & READ != 0,
-            remote_write: writes && self.port.facts().read_needs_remote_write,
+            remote_write: rights & ADMIT == ADMIT || writes && self.port.facts().read_needs_remote_write,
             remote_atomic: false,
         };
         let memory = if writes {

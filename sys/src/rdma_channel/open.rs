@@ -89,6 +89,9 @@ impl ChannelCard {
 
 /// Connects with all other processes.
 pub(super) fn connect(group: &mut ChannelGroup) -> Result<(), Error> {
+    if group.size == 1 {
+        return Ok(());
+    }
     let limit = Duration::from_secs(group.config.timeout_seconds.into());
     let deadline = Instant::now() + limit;
     let listener = HandoffListener::bind()?;
@@ -230,7 +233,7 @@ fn choose(
         let named = matches!(design, ChannelDesign::Paper(_));
         return Ok((if named { ChannelPort::Shm } else { ChannelPort::Direct }, paper));
     }
-    let refuse = |problem: &str| Err(Error::Peer { rank, problem: problem.to_owned() });
+    let refuse = |problem: &str| Err(Error::Net { rank, transport: "RDMA Channel", problem: problem.to_owned() });
     if design == ChannelDesign::Direct {
         return refuse(
             "the direct design needs shared memory, and it runs on another machine or apart (NEMESIA_LOCAL): choose \
