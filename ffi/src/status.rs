@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
 use nemesia::bootstrap::BootstrapError;
+use nemesia::rdma_channel::PipeError;
 use nemesia::{Error, PeerError, Refusal};
 
 /// Major version of this header.
@@ -271,7 +272,10 @@ impl From<Error> for Fault {
             Error::AgreementUnderWay => NEMESIA_ERR_AGREEMENT,
             Error::Bootstrap(_) => NEMESIA_ERR_BOOTSTRAP,
             Error::Shm(_) => NEMESIA_ERR_SYSTEM,
-            Error::Peer { .. } => NEMESIA_ERR_PEER,
+            Error::Pipe { problem: PipeError::Lost(_) | PipeError::Work(_), .. } => NEMESIA_ERR_PEER_FAILED,
+            Error::Pipe { problem: PipeError::List { .. }, .. } => NEMESIA_ERR_ARGUMENT,
+            Error::Peer { .. } | Error::Net { .. } | Error::Pipe { .. } => NEMESIA_ERR_PEER,
+            Error::Transport { .. } => NEMESIA_ERR_SYSTEM,
             Error::PeerFailed { .. }
             | Error::BarrierBroken { .. }
             | Error::MemberFailed { .. }
@@ -310,6 +314,8 @@ impl From<Error> for Fault {
         };
         let rank = match error {
             Error::Peer { rank, .. }
+            | Error::Net { rank, .. }
+            | Error::Pipe { rank, .. }
             | Error::PeerFailed { rank, .. }
             | Error::BarrierBroken { rank, .. }
             | Error::MemberFailed { place: rank, .. }
