@@ -12,7 +12,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nemesia_core::port::memory::LostError;
 use nemesia_core::rdma_channel::direct::layout::{
@@ -37,6 +37,8 @@ const VERSION: u64 = 1;
 const HELLO_BYTES: usize = 32;
 /// The slack in a segment's size: it may be rounded up to huge pages.
 const ROUNDING: usize = 1 << 30;
+/// The time within which a first packet must follow its connection.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// The calls that find nothing between two looks at the peer's socket.
 const LOOK_EVERY: u32 = 1024;
 
@@ -173,8 +175,9 @@ pub(super) fn accept(
     }
     let ring = config.channel.ring_bytes as usize;
     let mut bytes = [0; HELLO_BYTES];
-    // A process that connects and says nothing, or dies, must not keep the others from connecting.
-    let Ok((len, mut fds)) = connection.recv(&mut bytes, 1, deadline) else { return Ok(None) };
+    // A process that connects and sends nothing, or dies, must not keep the others from connecting.
+    let patience = deadline.min(Instant::now() + PATIENCE);
+    let Ok((len, mut fds)) = connection.recv(&mut bytes, 1, patience) else { return Ok(None) };
     let Ok((rank, wanted)) = heard(&bytes, len) else { return Ok(None) };
     let known = places.get(rank).is_some_and(|place| rank > own && place.is_genuine(&connection));
     let (true, Some(fd)) = (known, fds.pop()) else { return Ok(None) };
