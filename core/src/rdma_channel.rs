@@ -317,7 +317,8 @@ impl BytePipe {
     /// The pipe has failed; nothing of the list is in use.
     pub fn put<H: PipeHost>(&mut self, host: &mut H, from: &mut Gather) -> Result<usize, PipeError> {
         if let Some(error) = self.lost {
-            if let (PipeRoom::ZeroCopy(room), PipeError::Lost(_) | PipeError::Work(_)) = (&mut self.room, error)
+            if let (PipeRoom::ZeroCopy(room), PipeError::Lost(_) | PipeError::Work(_)) =
+                (&mut self.room, error)
                 && let Some(count) = room.acknowledged(host, (&self.link, &mut self.pointers), from)
             {
                 return Ok(count);

@@ -105,10 +105,7 @@ unsafe fn publish(
         rank.write(rank_of(group.rank()));
         size.write(rank_of(group.size()));
         has_parent.write(group.has_parent());
-        out.write(handle::insert(Channel {
-            group: Single::new(group),
-            poisoned: AtomicBool::new(false),
-        })?);
+        out.write(handle::insert(Channel { group: Single::new(group), poisoned: AtomicBool::new(false) })?);
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
@@ -295,10 +292,7 @@ pub unsafe extern "C" fn nemesia_channel_explain(
 /// # Safety
 /// If `channel` is a channel, no other thread uses it meanwhile.
 #[inline]
-unsafe fn on(
-    channel: *mut Channel,
-    work: impl FnOnce(&mut ChannelGroup) -> Result<i32, Fault>,
-) -> i32 {
+unsafe fn on(channel: *mut Channel, work: impl FnOnce(&mut ChannelGroup) -> Result<i32, Fault>) -> i32 {
     let pinned: Pinned<Channel> = match pin(channel, "channel") {
         Ok(pinned) => pinned,
         Err(fault) => return fault.report(),
@@ -315,7 +309,10 @@ unsafe fn on(
 
 #[cold]
 fn poison() -> Fault {
-    Fault::new(NEMESIA_ERR_PANIC, "an earlier call on the channel had an internal error: finalize the channel")
+    Fault::new(
+        NEMESIA_ERR_PANIC,
+        "an earlier call on the channel had an internal error: finalize the channel",
+    )
 }
 
 /// Checks that a rank of the caller's exists.

@@ -108,7 +108,10 @@ pub struct ChannelGroup {
 impl std::fmt::Debug for ChannelGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut f = f.debug_struct("ChannelGroup");
-        f.field("rank", &self.rank).field("size", &self.size).field("links", &self.links).finish_non_exhaustive()
+        f.field("rank", &self.rank)
+            .field("size", &self.size)
+            .field("links", &self.links)
+            .finish_non_exhaustive()
     }
 }
 
@@ -438,11 +441,7 @@ impl ChannelGroup {
     }
 }
 
-fn explained<P: MemoryPort>(
-    port: &str,
-    fabric: Option<&ChannelFabric<P>>,
-    at: usize,
-) -> String {
+fn explained<P: MemoryPort>(port: &str, fabric: Option<&ChannelFabric<P>>, at: usize) -> String {
     format!("{port}, {}", fabric.map(|fabric| fabric.explain(at)).unwrap_or_default())
 }
 

@@ -116,7 +116,8 @@ fn the_example_in_the_header_runs() -> Result<(), String> {
 
 /// Compiles the example in a header, which has so many lines, and runs it with two ranks.
 fn example_of(header: &str, lines: usize) -> Result<(), String> {
-    let text = std::fs::read_to_string(source("ffi/include").join(header)).map_err(|error| error.to_string())?;
+    let text =
+        std::fs::read_to_string(source("ffi/include").join(header)).map_err(|error| error.to_string())?;
     let example: Vec<&str> = text
         .lines()
         .skip_while(|line| !line.starts_with(" * Example"))

@@ -68,7 +68,11 @@ fn all_to_all(group: &mut ChannelGroup, len: usize) -> Result<(), Error> {
     Ok(())
 }
 
-fn take_part(address: IpAddr, design: Design, exchange: nemesia::bootstrap::ThreadExchange) -> Result<String, Error> {
+fn take_part(
+    address: IpAddr,
+    design: Design,
+    exchange: nemesia::bootstrap::ThreadExchange,
+) -> Result<String, Error> {
     let config = Config::default()
         .local(false)
         .net(NetChoice::Verbs)

@@ -223,7 +223,11 @@ impl<'a> DirectPipe<'a> {
             return Err(PipeError::Violated { what: "kind of a record", found: context.into(), limit: 1 });
         }
         if bytes == 0 || bytes > self.ring_bytes {
-            return Err(PipeError::Violated { what: "length of a run", found: bytes, limit: self.ring_bytes });
+            return Err(PipeError::Violated {
+                what: "length of a run",
+                found: bytes,
+                limit: self.ring_bytes,
+            });
         }
         self.run = bytes;
         self.release(0);

@@ -6,8 +6,8 @@ use std::vec;
 
 use super::chunk::{ChunkHeader, ChunkKind};
 use super::{Design, PastWrite, PipeArrival, PipeError};
-use port::PipeRecord::{Read, Send, Write};
 use crate::port::memory::MemoryPort as _;
+use port::PipeRecord::{Read, Send, Write};
 use port::{ends, shape};
 
 #[test]

@@ -154,7 +154,9 @@ impl RequestedLink {
             (found, ring) if found == rank && ring == self.ring as u64 => {
                 DirectLink::new(self.connection, self.segment, self.ring, true)
             }
-            (_, 0) => Err("it refuses the pipe: NEMESIA_CHANNEL_RING_BYTES must be the same everywhere".into()),
+            (_, 0) => {
+                Err("it refuses the pipe: NEMESIA_CHANNEL_RING_BYTES must be the same everywhere".into())
+            }
             (found, _) => Err(format!("rank {found} answered in its place")),
         }
     }

@@ -99,7 +99,8 @@ impl<P: MemoryPort> ChannelFabric<P> {
 
     /// Allocates and registers the memory of a pipe.
     fn memory(&mut self, len: u64, access: RegionAccess) -> Result<PipeMemory, String> {
-        let none = || format!("there is no memory for {len} bytes of a pipe: lower NEMESIA_CHANNEL_RING_BYTES");
+        let none =
+            || format!("there is no memory for {len} bytes of a pipe: lower NEMESIA_CHANNEL_RING_BYTES");
         let storage = usize::try_from(len).ok().and_then(PipeStorage::new).ok_or_else(none)?;
         // SAFETY: the storage stays in `self.storage`, which is dropped after the port and the pipes.
         let [lent, view] = unsafe { storage.lent() };

@@ -44,7 +44,9 @@ impl<P: MemoryPort> ChannelHost<P> {
     pub(super) fn explain(&self) -> String {
         match (self.how, self.cache.refused()) {
             (Registrations::Exact, _) => "buffers are registered for each use".into(),
-            (Registrations::Dropped, _) => "registrations are not kept (NEMESIA_CHANNEL_REGISTRATIONS)".into(),
+            (Registrations::Dropped, _) => {
+                "registrations are not kept (NEMESIA_CHANNEL_REGISTRATIONS)".into()
+            }
             (Registrations::Cached, None) => "registrations are kept until their pages change".into(),
             (Registrations::Cached, Some(why)) => format!("registrations are not kept: {why}"),
         }

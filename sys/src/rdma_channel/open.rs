@@ -71,7 +71,8 @@ impl ChannelCard {
 
     /// Decodes the card of another process, or returns what is wrong with it.
     fn decode(text: &str) -> Result<Self, String> {
-        let wrong = || "its card of the RDMA Channel is malformed: build both with the same nemesia".to_owned();
+        let wrong =
+            || "its card of the RDMA Channel is malformed: build both with the same nemesia".to_owned();
         let text = text.get(..text.len().min(MOST_TEXT)).ok_or_else(wrong)?;
         let fields: Vec<&str> = text.split('.').collect();
         let [version, token, shm, tcp, verbs] = fields[..] else { return Err(wrong()) };
@@ -80,7 +81,11 @@ impl ChannelCard {
         }
         let address = |text: &str| match text {
             NOTHING => Ok(None),
-            text => unhex(text).filter(|bytes| !bytes.is_empty()).and_then(|bytes| Address::new(&bytes)).map(Some).ok_or_else(wrong),
+            text => unhex(text)
+                .filter(|bytes| !bytes.is_empty())
+                .and_then(|bytes| Address::new(&bytes))
+                .map(Some)
+                .ok_or_else(wrong),
         };
         let token = u64::from_str_radix(token, 16).map_err(|_| wrong())?;
         Ok(Self { token, shm: address(shm)?, tcp: address(tcp)?, verbs: address(verbs)? })
@@ -121,8 +126,12 @@ pub(super) fn connect(group: &mut ChannelGroup) -> Result<(), Error> {
         ChannelPort::Verbs => cards[rank].verbs,
     };
     let peers_of = |port: ChannelPort| -> Vec<FabricPeer> {
-        let reached = (0..).zip(&ports).filter_map(|(rank, of)| of.filter(|(it, _)| *it == port).map(|it| (rank, it.1)));
-        reached.map(|(rank, design)| FabricPeer { rank, design, token: cards[rank].token, to: to(port, rank) }).collect()
+        let reached = (0..)
+            .zip(&ports)
+            .filter_map(|(rank, of)| of.filter(|(it, _)| *it == port).map(|it| (rank, it.1)));
+        reached
+            .map(|(rank, design)| FabricPeer { rank, design, token: cards[rank].token, to: to(port, rank) })
+            .collect()
     };
     let settings = (group.config.clone(), own, limit);
     let places = join(&settings, group.shm.as_mut(), "shared memory", &peers_of(ChannelPort::Shm))?;
@@ -164,10 +173,8 @@ fn open_ports(group: &mut ChannelGroup, is_local: &[bool]) -> Result<(), Error> 
     let named = |rank: &usize| matches!(design_for(group, *rank), ChannelDesign::Paper(_));
     if near.iter().any(named) {
         let options = tcp::Options { connections: ranks.saturating_add(SPARE), ..port_options() };
-        let port = pipe::listen(Copying::Kernel, &options).map_err(|error| Error::Transport {
-            transport: "shared memory",
-            problem: error.to_string(),
-        })?;
+        let port = pipe::listen(Copying::Kernel, &options)
+            .map_err(|error| Error::Transport { transport: "shared memory", problem: error.to_string() })?;
         group.shm = Some(ChannelFabric::new(port, Registrations::Exact));
     }
     if far.is_empty() {
@@ -233,17 +240,16 @@ fn choose(
         let named = matches!(design, ChannelDesign::Paper(_));
         return Ok((if named { ChannelPort::Shm } else { ChannelPort::Direct }, paper));
     }
-    let refuse = |problem: &str| Err(Error::Net { rank, transport: "RDMA Channel", problem: problem.to_owned() });
+    let refuse =
+        |problem: &str| Err(Error::Net { rank, transport: "RDMA Channel", problem: problem.to_owned() });
     if design == ChannelDesign::Direct {
         return refuse(
             "the direct design needs shared memory, and it runs on another machine or apart (NEMESIA_LOCAL): choose \
              another NEMESIA_CHANNEL_DESIGN",
         );
     }
-    let [verbs, tcp] = [
-        cards.iter().all(|card| card.verbs.is_some()),
-        cards.iter().all(|card| card.tcp.is_some()),
-    ];
+    let [verbs, tcp] =
+        [cards.iter().all(|card| card.verbs.is_some()), cards.iter().all(|card| card.tcp.is_some())];
     match group.config.net {
         NetChoice::Auto | NetChoice::Verbs if verbs => Ok((ChannelPort::Verbs, paper)),
         NetChoice::Auto | NetChoice::Tcp if tcp => Ok((ChannelPort::Tcp, paper)),
@@ -333,7 +339,9 @@ fn join<P: MemoryPort>(
             None => Error::Transport { transport, problem: why },
         })?;
         if Instant::now() > deadline {
-            return Err(failed(missing.rank)(format!("it did not connect within {limit:?} (NEMESIA_TIMEOUT)")));
+            return Err(failed(missing.rank)(format!(
+                "it did not connect within {limit:?} (NEMESIA_TIMEOUT)"
+            )));
         }
         std::thread::yield_now();
     }
@@ -365,7 +373,8 @@ fn greet<P: MemoryPort>(
                 let into = unsafe { RecvBuf::from_raw(byte.as_mut_ptr(), 1) };
                 *got = fabric.get(*at, &mut Scatter::new(into), false).map_err(failed)? == 1;
                 if byte != [GREETING] {
-                    let problem = format!("its first byte is {:#x}: build both with the same nemesia", byte[0]);
+                    let problem =
+                        format!("its first byte is {:#x}: build both with the same nemesia", byte[0]);
                     return Err(Error::Net { rank: *rank, transport, problem });
                 }
             }
@@ -391,7 +400,8 @@ mod tests {
         let card = ChannelCard { token: u64::MAX, shm: None, tcp: address, verbs: None };
         let text = card.encode();
         assert_eq!(ChannelCard::decode(&text), Ok(card));
-        for text in ["", "1", "2.0.-.-.-", "1.x.-.-.-", "1.0.0.-.-", "1.0.-.-.-.-", "1.0.-.zz.-", "1.0..-.-"] {
+        for text in ["", "1", "2.0.-.-.-", "1.x.-.-.-", "1.0.0.-.-", "1.0.-.-.-.-", "1.0.-.zz.-", "1.0..-.-"]
+        {
             assert!(ChannelCard::decode(text).is_err(), "{text}");
         }
     }

@@ -14,7 +14,8 @@ use crate::port::memory::{
     RemoteRange, Slice, Work, WorkOutcome,
 };
 use crate::rdma_channel::{
-    BytePipe, CARD_BYTES, ChunkFill, Design, PastWrite, PipeArrival, PipeError, PipeHost, PipeMemory, PipeShape,
+    BytePipe, CARD_BYTES, ChunkFill, Design, PastWrite, PipeArrival, PipeError, PipeHost, PipeMemory,
+    PipeShape,
 };
 
 /// The distance of the addresses of two regions.

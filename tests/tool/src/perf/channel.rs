@@ -1,7 +1,6 @@
 //! `nemesia perf --channel DESIGN`: latency, bandwidth and two-way exchange of the pipes of the RDMA Channel, and the
 //! bandwidth by chunk size. Over shared memory the engine's send and receive are measured beside them.
 
-
 mod beside;
 mod chart;
 mod table;
@@ -123,7 +122,9 @@ pub(super) fn measure(args: &PerfArgs, name: &str) -> Result<(), Failure> {
         picture.write(&drawn)?;
     }
     let document = ChannelDocument { channel: &runs, chunks: &swept };
-    json.write(&text, || serde_json::to_string_pretty(&document).map(|text| text + "\n").map_err(Failure::failed))
+    json.write(&text, || {
+        serde_json::to_string_pretty(&document).map(|text| text + "\n").map_err(Failure::failed)
+    })
 }
 
 /// Returns the names of the designs to measure.

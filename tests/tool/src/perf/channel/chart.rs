@@ -39,8 +39,8 @@ pub(super) fn svg(port: &str, runs: &[ChannelRun]) -> Result<String, Box<dyn Err
         for (area, (caption, unit, pick)) in areas.iter().zip(panels) {
             let value = |row: &ChannelRow| pick(row).max(1e-3);
             let rows = || runs.iter().flat_map(|run| &run.rows);
-            let (low, high) =
-                rows().fold((f64::MAX, 1e-3_f64), |(low, high), row| (low.min(value(row)), high.max(value(row))));
+            let (low, high) = rows()
+                .fold((f64::MAX, 1e-3_f64), |(low, high), row| (low.min(value(row)), high.max(value(row))));
             let place = |bytes: usize| (bytes.max(1) as f64).log2();
             let most = rows().map(|row| place(row.bytes)).fold(1.0, f64::max);
             let mut chart = ChartBuilder::on(area)

@@ -30,9 +30,11 @@ pub(super) fn table(port: &str, runs: &[ChannelRun], swept: &[ChannelRun]) -> St
         text.push('\n');
     }
     if !swept.is_empty() {
-        let _ = writeln!(text, "chunk bytes  MB/s one way, pipelined, messages of {}", short(super::SWEPT_BYTES));
+        let _ =
+            writeln!(text, "chunk bytes  MB/s one way, pipelined, messages of {}", short(super::SWEPT_BYTES));
         for run in swept {
-            let (chunk, rate) = (run.chunk.unwrap_or_default(), run.rows.first().map_or(0.0, |row| row.bandwidth));
+            let (chunk, rate) =
+                (run.chunk.unwrap_or_default(), run.rows.first().map_or(0.0, |row| row.bandwidth));
             let _ = writeln!(text, "{:>11}  {rate:>12.1}", short(chunk as usize));
         }
     }

@@ -258,7 +258,8 @@ impl ChannelPair {
             }
             row.latency_ns = median(&own);
             let is_there = !engine.is_empty();
-            (row.engine_ns, row.ratio) = (is_there.then(|| median(&engine)), is_there.then(|| median(&ratio)));
+            (row.engine_ns, row.ratio) =
+                (is_there.then(|| median(&engine)), is_there.then(|| median(&ratio)));
             let trial = self.exchanges(bytes, TRIAL)?;
             let count = self.repeat(plan, trial, TRIAL)?;
             row.exchange = self.rates(plan, bytes, (2, count), Self::exchanges)?;
