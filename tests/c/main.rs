@@ -22,6 +22,7 @@
 //! | `cmake` | a project that finds the library by CMake |
 //! | `misuse.c` | handles that are closed, of another kind, or not made by the library |
 
+mod abi;
 mod channel;
 mod header;
 mod host;

@@ -123,6 +123,8 @@ pub(crate) struct Port {
     pub(crate) receive_queue: Option<BoundQueue>,
     pub(crate) counters: Vec<(Arc<Counts>, u64)>,
     destinations: Vec<Destination>,
+    /// The peers that this endpoint has called.
+    pub(crate) peers: usize,
     /// By number of the endpoint: the peer, and its address in the vector.
     sources: Vec<Option<(PeerRef, u64)>>,
     operations: Operations,
@@ -153,6 +155,7 @@ impl Port {
             receive_queue: None,
             counters: Vec::new(),
             destinations: Vec::new(),
+            peers: 0,
             sources: Vec::new(),
             operations: Operations::default(),
             claimed: Vec::new(),
@@ -199,7 +202,9 @@ impl Port {
     /// Forgets what is known of a number of the vector, which may become that of another address.
     pub(crate) fn forget(&mut self, number: u64) {
         if let Some(known) = usize::try_from(number).ok().and_then(|at| self.destinations.get_mut(at)) {
-            *known = Destination::Unknown;
+            if matches!(std::mem::replace(known, Destination::Unknown), Destination::Peer(_)) {
+                self.peers -= 1;
+            }
         }
         for source in &mut self.sources {
             *source = source.filter(|(_, known)| *known != number);
@@ -225,7 +230,9 @@ impl Port {
         let destination = if *address == self.own {
             Destination::Own
         } else {
-            Destination::Peer(self.endpoint.connect(address)?)
+            let peer = self.endpoint.connect(address)?;
+            self.peers += 1;
+            Destination::Peer(peer)
         };
         let at = usize::try_from(number).map_err(|_| Errno::INVALID)?;
         if at >= self.destinations.len() {

@@ -71,7 +71,7 @@ pub(crate) unsafe extern "C" fn open(
         let number = domain.with(|state| state.queues.insert(queue));
         domain.opened();
         let fid = fid_of(fi::FI_CLASS_CQ, context, &FID);
-        let (queue, rest) = (fid_cq { fid, ops: OPS.get() }, Rest::default());
+        let (queue, rest) = (fid_cq { fid, ops: OPS.get() }, Rest::new());
         lend(QueueObject { queue, domain, number, rest }, out)
     })
 }

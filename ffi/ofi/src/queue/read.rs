@@ -42,7 +42,12 @@ impl QueueObject {
             match queue.entries.front() {
                 _ if taken > 0 => Ok(taken as isize),
                 Some(entry) if entry.error.is_some() => Err(Errno::AVAILABLE),
-                _ => Err(Errno::AGAIN),
+                _ => {
+                    let peers =
+                        queue.ports.iter().filter_map(|port| state.ports.get(*port).map(|it| it.peers));
+                    self.rest.note_peers(peers.sum());
+                    Err(Errno::AGAIN)
+                }
             }
         })
     }

@@ -2,12 +2,13 @@
 //!
 //! MPIs poll without a pause. If there are more processes than processors, the one that polls keeps the one from the
 //! processor that would send to it. So a reader gives its processor away after some failed reads. If no process has
-//! wanted it, this was for nothing, and is done less often.
+//! wanted it, this was for nothing, and is done less often. It is also done seldom as long as each process that this
+//! one knows can have a processor: then those that want it are programs of others, and the scheduler divides the time.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The failed reads before a process gives its processor away: if others have run the last time, and at most.
+/// The failed reads before a process gives its processor away: if peers may have run the last time, and at most.
 const LEAST: u32 = 32;
 const MOST: u32 = 4096;
 /// A call that gives the processor away and takes longer than this has let another process run.
@@ -18,15 +19,18 @@ const OTHERS_RAN: Duration = Duration::from_micros(3);
 pub(super) struct Rest {
     failed: AtomicU32,
     patience: AtomicU32,
-}
-
-impl Default for Rest {
-    fn default() -> Self {
-        Self { failed: AtomicU32::new(0), patience: AtomicU32::new(LEAST) }
-    }
+    /// The peers of the queue's endpoints, and the processors on which this process may run.
+    peers: AtomicUsize,
+    processors: usize,
 }
 
 impl Rest {
+    pub(super) fn new() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let (failed, patience) = (AtomicU32::new(0), AtomicU32::new(LEAST));
+        Self { failed, patience, peers: AtomicUsize::new(0), processors }
+    }
+
     /// Notes a read that has found something.
     #[inline]
     pub(super) fn end(&self) {
@@ -43,12 +47,21 @@ impl Rest {
         }
     }
 
+    /// Notes the peers of the queue's endpoints. Those of other machines count as well: if no other program runs,
+    /// this costs an empty yield now and then.
+    #[inline]
+    pub(super) fn note_peers(&self, peers: usize) {
+        self.peers.store(peers, Ordering::Relaxed);
+    }
+
     #[cold]
     fn give_way(&self) {
         let begun = Instant::now();
         std::thread::yield_now();
+        let is_crowded = self.peers.load(Ordering::Relaxed) >= self.processors;
         let patience = match begun.elapsed() > OTHERS_RAN {
-            true => LEAST,
+            true if is_crowded => LEAST,
+            true => MOST,
             false => MOST.min(2 * self.patience.load(Ordering::Relaxed)),
         };
         self.patience.store(patience, Ordering::Relaxed);
