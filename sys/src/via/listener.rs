@@ -1,0 +1,139 @@
+//! Requests for connections that arrive by TCP (paper 2, section 1.4.1).
+//!
+//! Any process can connect. Each connection may send one frame of a fixed size, within a time limit, and there are only
+//! so many at once.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use nemesia_core::via::ViaError;
+use nemesia_core::via::setup::{SETUP_BYTES, SetupFrame};
+
+use super::settings::Settings;
+
+/// Unauthenticated connections at once.
+const MOST_STRANGERS: usize = 128;
+/// The time in which a connection must send its frame.
+const STRANGER_LIMIT: Duration = Duration::from_secs(10);
+/// The time for which a frame may wait in the socket buffer.
+const WRITE_LIMIT: Duration = Duration::from_secs(10);
+/// The longest wait for bytes before the caller is asked whether it still waits.
+const READ_STEP: Duration = Duration::from_millis(50);
+
+/// A connection that has not sent a whole frame.
+#[derive(Debug)]
+struct Stranger {
+    stream: TcpStream,
+    bytes: [u8; SETUP_BYTES],
+    filled: usize,
+    since: Instant,
+}
+
+/// The listener of a process.
+#[derive(Debug)]
+pub(super) struct Listener {
+    socket: TcpListener,
+    strangers: Vec<Stranger>,
+}
+
+impl Listener {
+    /// Listens on the first free port.
+    pub(super) fn bind(settings: Settings) -> Result<Self, ViaError> {
+        for port in settings.ports() {
+            let Ok(socket) = TcpListener::bind(SocketAddr::from((settings.address, port))) else { continue };
+            socket.set_nonblocking(true).map_err(|_| ViaError::ErrorResource)?;
+            return Ok(Self { socket, strangers: Vec::new() });
+        }
+        Err(ViaError::ErrorResource)
+    }
+
+    /// Returns the descriptors that become readable when something arrives.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = i32> + '_ {
+        let strangers = self.strangers.iter().map(|stranger| stranger.stream.as_raw_fd());
+        strangers.chain([self.socket.as_raw_fd()])
+    }
+
+    /// Accepts connections and reads what is there. Returns the frames that are complete.
+    pub(super) fn read(&mut self) -> Vec<(TcpStream, SetupFrame)> {
+        while self.strangers.len() < MOST_STRANGERS
+            && let Ok((stream, _)) = self.socket.accept()
+        {
+            if stream.set_nonblocking(true).is_ok() {
+                let (bytes, since) = ([0; SETUP_BYTES], Instant::now());
+                self.strangers.push(Stranger { stream, bytes, filled: 0, since });
+            }
+        }
+        let mut frames = Vec::new();
+        self.strangers = std::mem::take(&mut self.strangers)
+            .into_iter()
+            .filter_map(|mut stranger| {
+                let is_open = stranger.read();
+                if stranger.filled < SETUP_BYTES {
+                    return (is_open && stranger.since.elapsed() < STRANGER_LIMIT).then_some(stranger);
+                }
+                let frame = SetupFrame::decode(&stranger.bytes);
+                let is_blocking = stranger.stream.set_nonblocking(false).is_ok();
+                frames.extend(frame.filter(|_| is_blocking).map(|frame| (stranger.stream, frame)));
+                None
+            })
+            .collect();
+        frames
+    }
+}
+
+impl Stranger {
+    /// Reads what is there. Returns whether the connection is open.
+    fn read(&mut self) -> bool {
+        while self.filled < SETUP_BYTES {
+            match self.stream.read(&mut self.bytes[self.filled..]) {
+                Ok(0) => return false,
+                Ok(count) => self.filled += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+/// Sends a frame.
+pub(super) fn send(stream: &mut TcpStream, frame: &SetupFrame) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(WRITE_LIMIT))?;
+    stream.write_all(&frame.encode())
+}
+
+/// Receives a frame, while `waits` returns true. `None` if the other side has closed, or what it sent is no frame.
+///
+/// # Errors
+/// The time limit has passed, or the caller does not wait any longer.
+pub(super) fn receive(
+    stream: &mut TcpStream,
+    deadline: Option<Instant>,
+    waits: impl Fn() -> bool,
+) -> Result<Option<SetupFrame>, ViaError> {
+    let (mut bytes, mut filled) = ([0; SETUP_BYTES], 0);
+    while filled < SETUP_BYTES {
+        if !waits() {
+            return Err(ViaError::InvalidState);
+        }
+        let left = deadline.map_or(READ_STEP, |end| end.saturating_duration_since(Instant::now()).min(READ_STEP));
+        if left.is_zero() {
+            return Err(ViaError::Timeout);
+        }
+        if stream.set_read_timeout(Some(left.max(Duration::from_millis(1)))).is_err() {
+            return Ok(None);
+        }
+        match stream.read(&mut bytes[filled..]) {
+            Ok(0) => return Ok(None),
+            Ok(count) => filled += count,
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+            Err(_) => return Ok(None),
+        }
+    }
+    Ok(SetupFrame::decode(&bytes))
+}
