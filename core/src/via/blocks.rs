@@ -68,7 +68,9 @@ mod tests {
     use super::*;
 
     fn bytes(segments: impl Iterator<Item = ViaSegment>) -> Vec<u64> {
-        segments.flat_map(|segment| (0..segment.length).map(move |at| segment.address + u64::from(at))).collect()
+        segments
+            .flat_map(|segment| (0..segment.length).map(move |at| segment.address + u64::from(at)))
+            .collect()
     }
 
     fn list(lengths: &[u32]) -> Vec<ViaSegment> {

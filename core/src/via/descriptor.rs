@@ -154,14 +154,18 @@ mod tests {
 
     #[test]
     fn operation_immediate_and_fence_are_read_from_the_control_word() {
-        let send = ViaDescriptor::decode(&control(2, CONTROL_IMMEDIATE | CONTROL_FENCE, 9), Some(REMOTE), false);
+        let send =
+            ViaDescriptor::decode(&control(2, CONTROL_IMMEDIATE | CONTROL_FENCE, 9), Some(REMOTE), false);
         let expected = ViaDescriptor { immediate: Some(9), fence: true, segments: 2, ..Default::default() };
         assert_eq!(send, expected);
         let write = ViaDescriptor::decode(&control(3, 1, 9), Some(REMOTE), false);
         assert_eq!((write.operation, write.segments), (ViaOperation::RdmaWrite, 2));
         assert_eq!(write.remote, ViaSegment { length: 0, ..REMOTE });
         assert_eq!(write.immediate, None);
-        assert_eq!(ViaDescriptor::decode(&control(1, 2, 0), Some(REMOTE), false).operation, ViaOperation::RdmaRead);
+        assert_eq!(
+            ViaDescriptor::decode(&control(1, 2, 0), Some(REMOTE), false).operation,
+            ViaOperation::RdmaRead
+        );
     }
 
     #[test]

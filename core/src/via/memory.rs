@@ -163,7 +163,10 @@ mod tests {
         let mut table = RegionTable::new(vec![RegionSlot::default(); 4]);
         let handle = table.insert(REGION).unwrap();
         let check = |address, length, ptag| table.check(ViaSegment { address, handle, length }, ptag);
-        assert_eq!((check(1000, 100, 3), check(1099, 1, 3), check(1100, 0, 3)), (Some(0), Some(99), Some(100)));
+        assert_eq!(
+            (check(1000, 100, 3), check(1099, 1, 3), check(1100, 0, 3)),
+            (Some(0), Some(99), Some(100))
+        );
         for (address, length) in [(999, 1), (1000, 101), (1100, 1), (u64::MAX, 2), (0, 0)] {
             assert_eq!(check(address, length, 3), None, "{length} bytes at {address}");
         }

@@ -221,7 +221,8 @@ impl<'a> ViaRecord<'a> {
         Some(match (kind, bytes.len()) {
             (1, 0 | 4) => Self::message(flags, word, bytes)?,
             (2, 8) => {
-                let segment = ViaSegment { address: word, handle: number(bytes, 0)?, length: number(bytes, 4)? };
+                let segment =
+                    ViaSegment { address: word, handle: number(bytes, 0)?, length: number(bytes, 4)? };
                 Self::Written { segment, wants_ack: flags & ACK != 0 }
             }
             (3, _) => Self::Mirror { count: low?, bytes },
@@ -229,7 +230,8 @@ impl<'a> ViaRecord<'a> {
             (5, 0) => Self::Empty { mirrored: word },
             (6, 0) => Self::Dropped { length: low? },
             (7, 12) => {
-                let segment = ViaSegment { address: word, handle: number(bytes, 0)?, length: number(bytes, 4)? };
+                let segment =
+                    ViaSegment { address: word, handle: number(bytes, 0)?, length: number(bytes, 4)? };
                 Self::ReadRequest { segment, number: number(bytes, 8)? }
             }
             (8, 4) => {
@@ -258,7 +260,10 @@ impl<'a> ViaRecord<'a> {
         let status = if bytes.is_empty() { 0 } else { number(bytes, 0)? };
         let has_immediate = flags & IMMEDIATE != 0;
         let immediate = (word >> 32) as u32;
-        if status & !STATUS_ERRORS != 0 || status == 0 && !bytes.is_empty() || !has_immediate && immediate != 0 {
+        if status & !STATUS_ERRORS != 0
+            || status == 0 && !bytes.is_empty()
+            || !has_immediate && immediate != 0
+        {
             return None;
         }
         Some(Self::Message {
@@ -377,7 +382,9 @@ mod tests {
     fn a_list_of_descriptors_is_read_as_it_was_written() {
         let mut room = [0; 100];
         let mut writer = MirrorWriter::new(&mut room);
-        assert!(writer.push(2, [SEGMENT, ViaSegment::default()].into_iter()) && writer.push(0, [].into_iter()));
+        assert!(
+            writer.push(2, [SEGMENT, ViaSegment::default()].into_iter()) && writer.push(0, [].into_iter())
+        );
         assert!(!writer.push(4, [SEGMENT; 4].into_iter()) && writer.push(3, [SEGMENT; 3].into_iter()));
         assert_eq!(writer.count(), 3);
         let ViaRecord::Mirror { bytes, .. } = writer.record() else { unreachable!() };

@@ -77,7 +77,13 @@ pub struct WorkQueue<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> {
 impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> WorkQueue<E, S> {
     /// Returns an empty queue.
     pub const fn new(entries: E, segments: S) -> Self {
-        Self { entries: Fifo::new(entries), segments: Fifo::new(segments), removed: 0, reported: 0, started: 0 }
+        Self {
+            entries: Fifo::new(entries),
+            segments: Fifo::new(segments),
+            removed: 0,
+            reported: 0,
+            started: 0,
+        }
     }
 
     /// Returns the number of descriptors, finished ones included.
@@ -125,7 +131,14 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> WorkQueue<E, S> {
             pushed += usize::from(self.segments.push(segment));
         }
         let descriptor = ViaDescriptor { segments: pushed as u16, ..descriptor };
-        self.entries.push(WorkEntry { cookie, handle, descriptor, total, first_segment, ..WorkEntry::default() })
+        self.entries.push(WorkEntry {
+            cookie,
+            handle,
+            descriptor,
+            total,
+            first_segment,
+            ..WorkEntry::default()
+        })
     }
 
     /// Returns the entry at a position, counted from the oldest.
@@ -233,7 +246,8 @@ mod tests {
 
     fn post(queue: &mut TestQueue, cookie: u64, lengths: &[u32]) -> bool {
         let descriptor = ViaDescriptor { segments: lengths.len() as u16, ..Default::default() };
-        let segments = lengths.iter().map(|length| ViaSegment { address: cookie, handle: 1, length: *length });
+        let segments =
+            lengths.iter().map(|length| ViaSegment { address: cookie, handle: 1, length: *length });
         queue.post(cookie, 1, descriptor, segments)
     }
 
@@ -246,7 +260,10 @@ mod tests {
         queue.end(1, 0, 6, None);
         assert!(queue.report().is_none() && queue.take().is_none());
         queue.end(0, 0, 9, None);
-        assert_eq!(queue.report().map(|entry| (entry.cookie, entry.total, entry.status)), Some((1, 9, STATUS_DONE)));
+        assert_eq!(
+            queue.report().map(|entry| (entry.cookie, entry.total, entry.status)),
+            Some((1, 9, STATUS_DONE))
+        );
         assert_eq!(queue.take().map(|entry| entry.cookie), Some(1));
         assert!(queue.take().is_none(), "not reported");
         let second = queue.report().unwrap();
@@ -256,7 +273,9 @@ mod tests {
     #[test]
     fn a_full_queue_refuses_and_larger_storage_accepts() {
         let mut queue = queue();
-        assert!(post(&mut queue, 1, &[1; 4]) && !post(&mut queue, 2, &[1; 3]) && post(&mut queue, 2, &[1, 1]));
+        assert!(
+            post(&mut queue, 1, &[1; 4]) && !post(&mut queue, 2, &[1; 3]) && post(&mut queue, 2, &[1, 1])
+        );
         assert!(post(&mut queue, 3, &[]) && post(&mut queue, 4, &[]) && !post(&mut queue, 5, &[]));
         assert!(queue.replace(vec![WorkEntry::default(); 8], vec![ViaSegment::default(); 16]));
         assert!(post(&mut queue, 5, &[2]));

@@ -94,11 +94,7 @@ pub(crate) fn c_attributes(of: &ViAttributes) -> CViAttributes {
 
 /// Returns the attributes of memory.
 pub(crate) fn mem_attributes(of: &CMemAttributes) -> ViaMemAttributes {
-    ViaMemAttributes {
-        ptag: number(of.ptag),
-        rdma_write: of.rdma_write != 0,
-        rdma_read: of.rdma_read != 0,
-    }
+    ViaMemAttributes { ptag: number(of.ptag), rdma_write: of.rdma_write != 0, rdma_read: of.rdma_read != 0 }
 }
 
 /// Returns an address of the program. One without a host means this host.
@@ -108,7 +104,10 @@ pub(crate) fn mem_attributes(of: &CMemAttributes) -> ViaMemAttributes {
 ///
 /// # Safety
 /// The pointer is null or points to an address whose bytes follow.
-pub(crate) unsafe fn address(place: *const CNetAddress, own: [u8; HOST_BYTES]) -> Result<ViaAddress, ViaError> {
+pub(crate) unsafe fn address(
+    place: *const CNetAddress,
+    own: [u8; HOST_BYTES],
+) -> Result<ViaAddress, ViaError> {
     // SAFETY: the caller's promise.
     let CNetAddress { host_len, discriminator_len, .. } = unsafe { take(place) }?;
     let (host_len, len) = (usize::from(host_len), usize::from(discriminator_len));
@@ -132,11 +131,8 @@ pub(crate) unsafe fn give_address(place: *mut CNetAddress, address: &ViaAddress)
         return;
     }
     let discriminator = address.discriminator();
-    let head = CNetAddress {
-        host_len: HOST_BYTES as u16,
-        discriminator_len: discriminator.len() as u16,
-        bytes: [],
-    };
+    let head =
+        CNetAddress { host_len: HOST_BYTES as u16, discriminator_len: discriminator.len() as u16, bytes: [] };
     // SAFETY: the caller's promise.
     unsafe { place.write(head) };
     // SAFETY: the caller's promise: the host's bytes follow the lengths.

@@ -14,7 +14,10 @@
 //! | `vendor.rs` | functions that some old programs use beside the standard ones |
 //!
 //! Handles are numbers in the form of pointers: every call checks them, and none dereferences them.
-#![allow(unreachable_pub, reason = "the functions of the header are exported to C, and no Rust code names them")]
+#![allow(
+    unreachable_pub,
+    reason = "the functions of the header are exported to C, and no Rust code names them"
+)]
 
 mod boundary;
 mod connect;

@@ -113,7 +113,12 @@ pub extern "C" fn VipFreeRegisteredMem(nic: Handle, address: *mut c_void, memory
 /// # Safety
 /// The pointer is null or valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn VipQueryMemKind(nic: Handle, address: *mut c_void, memory: u32, kind: *mut c_int) -> i32 {
+pub unsafe extern "C" fn VipQueryMemKind(
+    nic: Handle,
+    address: *mut c_void,
+    memory: u32,
+    kind: *mut c_int,
+) -> i32 {
     call(|provider| {
         let found = match provider.memory_kind(number(nic), address.cast(), memory)? {
             MemoryKind::Allocated => 0,
@@ -127,6 +132,11 @@ pub unsafe extern "C" fn VipQueryMemKind(nic: Handle, address: *mut c_void, memo
 
 /// Permits or forbids that other processes read registered memory of the program through the kernel.
 #[unsafe(no_mangle)]
-pub extern "C" fn VipSetMemReadable(nic: Handle, address: *mut c_void, memory: u32, is_readable: c_int) -> i32 {
+pub extern "C" fn VipSetMemReadable(
+    nic: Handle,
+    address: *mut c_void,
+    memory: u32,
+    is_readable: c_int,
+) -> i32 {
     call(|provider| provider.set_readable(number(nic), address.cast(), memory, is_readable != 0))
 }

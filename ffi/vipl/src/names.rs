@@ -87,7 +87,8 @@ pub unsafe extern "C" fn VipNSGetHostByAddr(
         if name.is_null() {
             return Err(ViaError::InvalidParameter);
         }
-        let found = nemesia::internals::via::name_of_host(Ipv4Addr::from(host)).ok_or(ViaError::ErrorNameservice)?;
+        let found =
+            nemesia::internals::via::name_of_host(Ipv4Addr::from(host)).ok_or(ViaError::ErrorNameservice)?;
         let bytes = found.as_bytes();
         // SAFETY: the caller's promise.
         unsafe { crate::boundary::give(len, bytes.len() as c_ulong + 1) }?;

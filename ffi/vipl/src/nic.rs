@@ -20,7 +20,8 @@ const NAME_BYTES: usize = 64;
 fn stable(address: [u8; 4]) -> *const u8 {
     static ADDRESSES: Mutex<Option<HashMap<[u8; 4], &'static [u8; 4]>>> = Mutex::new(None);
     let mut addresses = ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = addresses.get_or_insert_default().entry(address).or_insert_with(|| Box::leak(Box::new(address)));
+    let place =
+        addresses.get_or_insert_default().entry(address).or_insert_with(|| Box::leak(Box::new(address)));
     place.as_ptr()
 }
 

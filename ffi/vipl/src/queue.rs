@@ -86,7 +86,11 @@ pub unsafe extern "C" fn VipCQWait(
 
 /// Registers a callback for the next entry.
 #[unsafe(no_mangle)]
-pub extern "C" fn VipCQNotify(queue: Handle, context: *mut c_void, callback: Option<CompletionCallback>) -> i32 {
+pub extern "C" fn VipCQNotify(
+    queue: Handle,
+    context: *mut c_void,
+    callback: Option<CompletionCallback>,
+) -> i32 {
     call(|provider| {
         let callback = callback.ok_or(ViaError::InvalidParameter)?;
         provider.notify_completion(number(queue), context, Callback::Completion(callback))

@@ -76,7 +76,8 @@ pub unsafe extern "C" fn VipQueryVi(
             // SAFETY: not null, so valid.
             unsafe { attributes.write(c_attributes(&found.attributes)) };
         }
-        for (place, is_empty) in [(send_empty, found.is_send_empty), (receive_empty, found.is_receive_empty)] {
+        for (place, is_empty) in [(send_empty, found.is_send_empty), (receive_empty, found.is_receive_empty)]
+        {
             if !place.is_null() {
                 // SAFETY: not null, so valid.
                 unsafe { place.write(is_empty.into()) };
@@ -181,12 +182,20 @@ fn notify(vi: Handle, queue: ViQueue, context: *mut c_void, callback: Option<Des
 
 /// Registers a callback for the next finished descriptor of the send queue.
 #[unsafe(no_mangle)]
-pub extern "C" fn VipSendNotify(vi: Handle, context: *mut c_void, callback: Option<DescriptorCallback>) -> i32 {
+pub extern "C" fn VipSendNotify(
+    vi: Handle,
+    context: *mut c_void,
+    callback: Option<DescriptorCallback>,
+) -> i32 {
     notify(vi, ViQueue::Send, context, callback)
 }
 
 /// Registers a callback for the next finished descriptor of the receive queue.
 #[unsafe(no_mangle)]
-pub extern "C" fn VipRecvNotify(vi: Handle, context: *mut c_void, callback: Option<DescriptorCallback>) -> i32 {
+pub extern "C" fn VipRecvNotify(
+    vi: Handle,
+    context: *mut c_void,
+    callback: Option<DescriptorCallback>,
+) -> i32 {
     notify(vi, ViQueue::Receive, context, callback)
 }

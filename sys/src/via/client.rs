@@ -80,7 +80,9 @@ fn round(
         let mut stream = match TcpStream::connect_timeout(&SocketAddr::from((host, port)), limit) {
             Ok(stream) => stream,
             Err(error) => match error.kind() {
-                ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => return Err(ViaError::NotReachable),
+                ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => {
+                    return Err(ViaError::NotReachable);
+                }
                 _ => continue,
             },
         };

@@ -112,7 +112,9 @@ impl ViaCarrier for Conduit<'_> {
             return RemoteMemoryKind::Refused;
         }
         match import.is_shadow {
-            true if !(purpose == RemoteUse::Read && import.is_readable && can_read) => RemoteMemoryKind::Shadow,
+            true if !(purpose == RemoteUse::Read && import.is_readable && can_read) => {
+                RemoteMemoryKind::Shadow
+            }
             _ => RemoteMemoryKind::Direct,
         }
     }
@@ -154,7 +156,9 @@ impl ViaCarrier for Conduit<'_> {
             return Lent::Done;
         }
         let region = self.memory.table.get(segment.handle);
-        let Some((region, memory)) = region.zip(self.memory.get(segment.handle)) else { return Lent::Refused };
+        let Some((region, memory)) = region.zip(self.memory.get(segment.handle)) else {
+            return Lent::Refused;
+        };
         if self.link.lend(segment.handle, region, memory, rights(region, &self.attributes)) {
             Lent::Done
         } else {

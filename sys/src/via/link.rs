@@ -229,7 +229,9 @@ impl Link {
         for _ in 0..MOST_PACKETS {
             let mut bytes = [0; REGION_BYTES];
             match self.connection.recv(&mut bytes, 1, Instant::now()) {
-                Ok((len, fds)) if HandoffConnection::is_wake(&bytes[..len]) && fds.is_empty() => is_woken = true,
+                Ok((len, fds)) if HandoffConnection::is_wake(&bytes[..len]) && fds.is_empty() => {
+                    is_woken = true
+                }
                 Ok((len, fds)) => {
                     if self.import(&bytes[..len], fds).is_none() {
                         self.is_cut = true;

@@ -120,7 +120,8 @@ pub(super) fn receive(
         if !waits() {
             return Err(ViaError::InvalidState);
         }
-        let left = deadline.map_or(READ_STEP, |end| end.saturating_duration_since(Instant::now()).min(READ_STEP));
+        let left =
+            deadline.map_or(READ_STEP, |end| end.saturating_duration_since(Instant::now()).min(READ_STEP));
         if left.is_zero() {
             return Err(ViaError::Timeout);
         }
@@ -131,7 +132,10 @@ pub(super) fn receive(
             Ok(0) => return Ok(None),
             Ok(count) => filled += count,
             Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) => {}
             Err(_) => return Ok(None),
         }
     }

@@ -95,9 +95,8 @@ pub(super) struct ViObject {
 
 impl ViObject {
     pub(super) fn new(nic: u64, attributes: ViAttributes, queues: [Option<u64>; 2]) -> Self {
-        let storage = || {
-            (vec![WorkEntry::default(); FIRST_DESCRIPTORS], vec![ViaSegment::default(); FIRST_SEGMENTS])
-        };
+        let storage =
+            || (vec![WorkEntry::default(); FIRST_DESCRIPTORS], vec![ViaSegment::default(); FIRST_SEGMENTS]);
         let mirror = vec![ViaSegment::default(); MIRROR_STORAGE];
         Self {
             nic,

@@ -127,9 +127,9 @@ fn call_peer(shared: &Shared, vi: u64, frame: &SetupFrame) {
         let state = shared.lock();
         let object = state.vis.get(vi).filter(|object| object.model.state() == ViState::ConnectPending);
         let attempt = object.and_then(|object| object.peer.as_ref());
-        attempt.filter(|attempt| attempt.result.is_none() && attempt.local == frame.local).map(|attempt| {
-            (attempt.deadline, attempt.is_answering)
-        })
+        attempt
+            .filter(|attempt| attempt.result.is_none() && attempt.local == frame.local)
+            .map(|attempt| (attempt.deadline, attempt.is_answering))
     };
     while let Some((deadline, is_answering)) = is_pending() {
         if !is_answering {

@@ -155,7 +155,11 @@ impl Shared {
         state.sleepers += 1;
         let is_leader = !std::mem::replace(&mut state.has_leader, true);
         let sequence = if is_leader { self.bell.announce() } else { 0 };
-        if is_leader { state.drive_all() } else { drive(&mut state) }
+        if is_leader {
+            state.drive_all()
+        } else {
+            drive(&mut state)
+        }
         let mut value = attempt(&mut state);
         self.after(&mut state);
         if value.is_none() {

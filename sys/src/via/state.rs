@@ -114,7 +114,8 @@ impl State {
                     let record = ViaRecord::decode(read.code, read.word, bytes);
                     link.peer_waits |= record == Some(ViaRecord::Starved);
                     let mut conduit = Conduit { link, memory: &self.memory, attributes };
-                    is_violated = record.is_none_or(|record| object.model.arrive(record, &mut conduit).is_err());
+                    is_violated =
+                        record.is_none_or(|record| object.model.arrive(record, &mut conduit).is_err());
                 }
                 Err(()) => is_violated = true,
             }
@@ -255,7 +256,8 @@ impl State {
 fn write_back(memory: &Memory, entry: &WorkEntry, ptag: u64) -> bool {
     let range = ViaSegment { address: entry.cookie, handle: entry.handle, length: DESCRIPTOR_BYTES };
     let Some(offset) = memory.table.check(range, ptag) else { return false };
-    let Some(place) = memory.get(entry.handle).and_then(|region| region.program(offset, DESCRIPTOR_BYTES)) else {
+    let Some(place) = memory.get(entry.handle).and_then(|region| region.program(offset, DESCRIPTOR_BYTES))
+    else {
         return false;
     };
     // SAFETY: 64 registered bytes, which the program keeps mapped and writable; aligned to 64 bytes (`Provider::post`).

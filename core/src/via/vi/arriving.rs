@@ -17,7 +17,11 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     ///
     /// # Errors
     /// The other side violated the protocol: the caller closes the connection and calls [`Vi::lose`].
-    pub fn arrive(&mut self, record: ViaRecord<'_>, carrier: &mut impl ViaCarrier) -> Result<(), ViaViolation> {
+    pub fn arrive(
+        &mut self,
+        record: ViaRecord<'_>,
+        carrier: &mut impl ViaCarrier,
+    ) -> Result<(), ViaViolation> {
         if self.state != ViState::Connected {
             return Ok(());
         }
@@ -138,6 +142,10 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
             }
             self.remote.total += 1;
         }
-        if reader.0.is_empty() { Ok(()) } else { Err(ViaViolation("bytes after the last mirrored descriptor")) }
+        if reader.0.is_empty() {
+            Ok(())
+        } else {
+            Err(ViaViolation("bytes after the last mirrored descriptor"))
+        }
     }
 }

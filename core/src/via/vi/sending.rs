@@ -6,8 +6,8 @@ use core::borrow::BorrowMut;
 use super::{MOST_READS, RemoteMemoryKind, RemoteUse, Vi, ViaCarrier, send_bits};
 use crate::via::blocks::{Blocks, prefix};
 use crate::via::codes::{
-    AsyncError, Reliability, STATUS_LENGTH, STATUS_PROTECTION, STATUS_RDMA_PROTECTION, STATUS_REMOTE_DESCRIPTOR,
-    STATUS_TRANSPORT, ViState,
+    AsyncError, Reliability, STATUS_LENGTH, STATUS_PROTECTION, STATUS_RDMA_PROTECTION,
+    STATUS_REMOTE_DESCRIPTOR, STATUS_TRANSPORT, ViState,
 };
 use crate::via::descriptor::{ViaOperation, ViaSegment};
 use crate::via::record::ViaRecord;
@@ -183,7 +183,11 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         if is_reported && !carrier.push(&written) {
             return Start::Wait;
         }
-        if has_immediate { self.finish_message(entry, 0, true, carrier) } else { self.acknowledged(wants_ack) }
+        if has_immediate {
+            self.finish_message(entry, 0, true, carrier)
+        } else {
+            self.acknowledged(wants_ack)
+        }
     }
 
     fn start_read(&mut self, entry: &WorkEntry, carrier: &mut impl ViaCarrier) -> Start {
@@ -194,7 +198,9 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
             RemoteMemoryKind::Refused
         };
         match kind {
-            RemoteMemoryKind::Refused => Start::Broken(STATUS_RDMA_PROTECTION, AsyncError::RdmaReadProtection),
+            RemoteMemoryKind::Refused => {
+                Start::Broken(STATUS_RDMA_PROTECTION, AsyncError::RdmaReadProtection)
+            }
             RemoteMemoryKind::Direct => read_all(&self.send, entry, carrier),
             RemoteMemoryKind::Shadow => {
                 let reads = self.send.issued().filter(|(_, awaited)| matches!(awaited, Awaited::Read(_)));
@@ -212,7 +218,12 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     }
 
     /// Completes an RDMA read whose source the other side has copied to its shadow.
-    pub(super) fn finish_read(&mut self, number: u32, is_permitted: bool, carrier: &mut impl ViaCarrier) -> bool {
+    pub(super) fn finish_read(
+        &mut self,
+        number: u32,
+        is_permitted: bool,
+        carrier: &mut impl ViaCarrier,
+    ) -> bool {
         let mut issued = self.send.issued();
         let found = issued.find(|(_, awaited)| *awaited == Awaited::Read(number));
         drop(issued);
@@ -242,7 +253,8 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         }
         loop {
             let mut issued = self.send.issued();
-            let found = issued.find(|(_, awaited)| matches!(awaited, Awaited::Ack(number) if *number <= count));
+            let found =
+                issued.find(|(_, awaited)| matches!(awaited, Awaited::Ack(number) if *number <= count));
             drop(issued);
             let Some((position, _)) = found else { return true };
             let Some(entry) = self.send.get(position) else { return true };

@@ -8,7 +8,9 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::{Lent, MIRROR_BATCH, MIRROR_STORAGE, MOST_READS, RemoteMemoryKind, RemoteUse, Vi, ViQueue, ViaCarrier};
+use super::{
+    Lent, MIRROR_BATCH, MIRROR_STORAGE, MOST_READS, RemoteMemoryKind, RemoteUse, Vi, ViQueue, ViaCarrier,
+};
 use crate::via::attributes::ViAttributes;
 use crate::via::codes::*;
 use crate::via::descriptor::{MOST_SEGMENTS, ViaDescriptor, ViaOperation, ViaSegment};
@@ -134,8 +136,14 @@ struct Pair {
 }
 
 fn pair(reliability: Reliability, shadow: [bool; 2], room: usize) -> Pair {
-    let attributes =
-        ViAttributes { reliability, max_transfer: 2048, qos: 0, ptag: PTAG, rdma_write: true, rdma_read: true };
+    let attributes = ViAttributes {
+        reliability,
+        max_transfer: 2048,
+        qos: 0,
+        ptag: PTAG,
+        rdma_write: true,
+        rdma_read: true,
+    };
     let rights = RegionRights { write: true, read: true };
     let memory = |shadow: bool| {
         let shadow = shadow.then(|| vec![0; BYTES]);
@@ -397,7 +405,11 @@ fn a_disconnect_and_a_loss_flush_both_queues() {
         pair.send(0, &[(0, 4)]);
         pair.send(0, &[(0, 4)]);
         pair.step(0);
-        if is_lost { pair.vis[0].lose(AsyncError::ConnectionLost) } else { pair.vis[0].disconnect() }
+        if is_lost {
+            pair.vis[0].lose(AsyncError::ConnectionLost)
+        } else {
+            pair.vis[0].disconnect()
+        }
         let first = if is_lost { STATUS_TRANSPORT } else { STATUS_FLUSHED };
         let ended = [(STATUS_DONE | first, 0), (STATUS_DONE | STATUS_FLUSHED, 0)];
         assert_eq!(pair.ended(0, ViQueue::Send), ended);
@@ -414,13 +426,8 @@ fn a_disconnect_and_a_loss_flush_both_queues() {
 
 #[test]
 fn records_that_violate_the_protocol_are_found() {
-    let message = |length| ViaRecord::Message {
-        length,
-        immediate: None,
-        is_rdma: false,
-        status: 0,
-        wants_ack: false,
-    };
+    let message =
+        |length| ViaRecord::Message { length, immediate: None, is_rdma: false, status: 0, wants_ack: false };
     let segment = ViaSegment { address: 0, handle: HANDLE, length: 4 };
     let cases = [
         message(5),

@@ -121,7 +121,8 @@ fn find(state: &mut State) -> Option<Option<Due>> {
     }
     for queue in state.queues.handles(|queue| !queue.notifies.is_empty() && !queue.queue.is_empty()) {
         let Some(object) = state.queues.get_mut(queue) else { continue };
-        let (Some(entry), Some((context, callback))) = (object.queue.pop(), object.notifies.pop_front()) else {
+        let (Some(entry), Some((context, callback))) = (object.queue.pop(), object.notifies.pop_front())
+        else {
             continue;
         };
         let nic = pointer(object.nic);
@@ -147,7 +148,7 @@ impl Due {
 
 /// The default handler: writes one line to the standard error output, as the interface demands.
 fn log(report: &AsyncReport) {
-    let AsyncReport { vi, error, .. } = report;
+    let AsyncReport { vi, error, .. } = *report;
     let line = format!("vipl: asynchronous error {error} of VI {vi:p}; see VipErrorCallback\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
 }

@@ -120,10 +120,25 @@ impl Provider {
         Ok(())
     }
 
-    fn frame(&self, kind: SetupKind, vi: u64, attributes: ViAttributes, addresses: [ViaAddress; 2]) -> SetupFrame {
+    fn frame(
+        &self,
+        kind: SetupKind,
+        vi: u64,
+        attributes: ViAttributes,
+        addresses: [ViaAddress; 2],
+    ) -> SetupFrame {
         let [local, remote] = addresses;
         let attributes = ViAttributes { ptag: 0, ..attributes };
-        SetupFrame { kind, reason: 0, process: self.0.process, vi, attributes, meeting: [0; 16], local, remote }
+        SetupFrame {
+            kind,
+            reason: 0,
+            process: self.0.process,
+            vi,
+            attributes,
+            meeting: [0; 16],
+            local,
+            remote,
+        }
     }
 
     /// Connects a VI to one of a server that waits at the remote address. Returns the attributes of that VI.
