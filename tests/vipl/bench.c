@@ -53,46 +53,94 @@ static void latency(side *own) {
     close_side(own);
 }
 
-/* Messages of one size in one direction, of which each is received into a buffer of its own. */
+enum { WINDOW = 8, LARGEST = 65536 };
+static const unsigned lens[] = {4096, 16384, LARGEST};
+
+static void print_bandwidth(const char *what, unsigned len, int count, double seconds) {
+    printf("%s: %u bytes: %.2f GB/s\n", what, len, (double)len * count / seconds * 1e-9);
+    fflush(stdout);
+}
+
+/* Messages of one size in one direction. The receiver returns a credit for each half of its window. */
 static void bandwidth(side *own) {
-    static const unsigned lens[] = {4096, 16384, 65536};
-    int at;
     unsigned kind;
+    int at;
     open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+    if (!own->is_server)
+        for (at = 0; at < WINDOW; at++) post_receive(own, 0, 0);
     connect_side(own);
-    for (kind = 0; kind < 3; kind++) {
-        unsigned len = lens[kind], window = 8;
-        int count = rounds / 4, done = 0, posted = 0;
+    for (kind = 0; kind < sizeof lens / sizeof *lens; kind++) {
+        unsigned len = lens[kind];
+        int count = rounds / 8 * 8, credits = WINDOW, done;
         double start;
+        own->next = 2 * WINDOW;
         if (own->is_server)
-            for (at = 0; at < (int)window; at++) post_receive(own, (unsigned)at * len, len);
+            for (at = 0; at < WINDOW; at++) post_receive(own, (unsigned)at * len, len);
         meet(own, 'b');
         start = now();
-        while (done < count) {
+        for (done = 0; done < count; done++) {
             if (own->is_server) {
                 VIP_DESCRIPTOR *found = spin(own, VipRecvDone);
-                done++;
-                if (done + (int)window <= count) OK(VipPostRecv(own->vi, found, own->handle));
-                if (done % 4 == 0) tell(own, "c", 1);
+                if (done + WINDOW < count) OK(VipPostRecv(own->vi, found, own->handle));
+                if (done % (WINDOW / 2) == WINDOW / 2 - 1) {
+                    own->next = 100 + (unsigned)done % 32;
+                    post_send(own, 0, 0);
+                    spin(own, VipSendDone);
+                }
             } else {
-                char credit;
-                if (posted - done / 4 * 4 >= (int)window) hear(own, &credit, 1);
-                own->next = 64;
-                post_send(own, (unsigned)(posted % 4) * len, len);
-                posted++;
+                if (credits == 0) {
+                    OK(VipPostRecv(own->vi, spin(own, VipRecvDone), own->handle));
+                    credits += WINDOW / 2;
+                }
+                credits--;
+                own->next = 100;
+                post_send(own, 0, len);
                 spin(own, VipSendDone);
-                done++;
-                if (posted >= (int)window && posted % 4 == 0 && posted < count) hear(own, &credit, 1);
             }
+        }
+        while (!own->is_server && credits < WINDOW) {
+            OK(VipPostRecv(own->vi, spin(own, VipRecvDone), own->handle));
+            credits += WINDOW / 2;
+        }
+        meet(own, 'e');
+        if (own->is_server)
+            print_bandwidth(own->is_allocated ? "allocated memory" : "user memory", len, count, now() - start);
+    }
+    close_side(own);
+}
+
+/* The same by bare copies into shared memory: the most that a process can do. */
+typedef struct {
+    volatile int written, pad[31], read;
+    char bytes[WINDOW][LARGEST];
+} bare_memory;
+
+static bare_memory *bare;
+
+static void bare_copies(side *own) {
+    static char source[LARGEST];
+    unsigned kind;
+    for (kind = 0; kind < sizeof lens / sizeof *lens; kind++) {
+        double start;
+        int done;
+        long polls = 0;
+        meet(own, 'b');
+        start = now();
+        for (done = 0; done < rounds; done++) {
+            volatile int *awaited = own->is_server ? &bare->written : &bare->read;
+            int least = own->is_server ? done + 1 : done + 1 - WINDOW;
+            while (__atomic_load_n(awaited, __ATOMIC_ACQUIRE) < least)
+                if (++polls % 2000 == 0) usleep(0);
+            if (!own->is_server) memcpy(bare->bytes[done % WINDOW], source, lens[kind]);
+            __atomic_store_n(own->is_server ? &bare->read : &bare->written, done + 1, __ATOMIC_RELEASE);
         }
         meet(own, 'e');
         if (own->is_server) {
-            printf("%s memory: %u bytes: %.2f GB/s\n", own->is_allocated ? "allocated" : "user", len,
-                   (double)len * count / (now() - start) * 1e-9);
-            fflush(stdout);
+            print_bandwidth("bare copies", lens[kind], rounds, now() - start);
+            bare->written = bare->read = 0;
         }
+        meet(own, 'z');
     }
-    close_side(own);
 }
 
 int main(int count, char **arguments) {
@@ -102,5 +150,11 @@ int main(int count, char **arguments) {
     for (is_allocated = 1; is_allocated >= 0; is_allocated--) {
         two_processes("latency", is_allocated, latency);
     }
+    for (is_allocated = 1; is_allocated >= 0; is_allocated--) {
+        two_processes("bandwidth", is_allocated, bandwidth);
+    }
+    bare = mmap(NULL, sizeof *bare, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(bare != MAP_FAILED);
+    two_processes("bare copies", 0, bare_copies);
     return 0;
 }

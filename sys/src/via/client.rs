@@ -22,7 +22,7 @@ const MEETING_LIMIT: Duration = Duration::from_secs(30);
 /// What an attempt at all ports found.
 enum Round {
     /// A process accepted.
-    Accepted(SetupFrame),
+    Accepted(Box<SetupFrame>),
     /// A process refused, with this reason.
     Refused(ViaError),
     /// No process waits under the address.
@@ -91,7 +91,7 @@ fn round(
         }
         let Some(answer) = listener::receive(&mut stream, deadline, waits)? else { continue };
         match answer.kind {
-            SetupKind::Accepted => return Ok(Round::Accepted(answer)),
+            SetupKind::Accepted => return Ok(Round::Accepted(Box::new(answer))),
             SetupKind::Refused => return Ok(Round::Refused(refusal(answer.reason))),
             SetupKind::Busy => is_busy = true,
             _ => {}

@@ -230,7 +230,7 @@ impl Link {
             let mut bytes = [0; REGION_BYTES];
             match self.connection.recv(&mut bytes, 1, Instant::now()) {
                 Ok((len, fds)) if HandoffConnection::is_wake(&bytes[..len]) && fds.is_empty() => {
-                    is_woken = true
+                    is_woken = true;
                 }
                 Ok((len, fds)) => {
                     if self.import(&bytes[..len], fds).is_none() {

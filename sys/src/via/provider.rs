@@ -156,9 +156,9 @@ impl Shared {
         let is_leader = !std::mem::replace(&mut state.has_leader, true);
         let sequence = if is_leader { self.bell.announce() } else { 0 };
         if is_leader {
-            state.drive_all()
+            state.drive_all();
         } else {
-            drive(&mut state)
+            drive(&mut state);
         }
         let mut value = attempt(&mut state);
         self.after(&mut state);

@@ -20,6 +20,8 @@ use super::table::{HandleKind, HandleTable};
 
 /// Records that are read in one go: the lock is free in between.
 const MOST_RECORDS: usize = 256;
+/// Records that are read after the end of a connection: all that the ring can hold.
+const MOST_LAST_RECORDS: usize = 2048;
 const DESCRIPTOR_BYTES: u32 = 64;
 /// Errors that are kept for their handler; further ones are lost.
 const MOST_ERRORS: usize = 1024;
@@ -106,7 +108,8 @@ impl State {
         }
         let attributes = object.model.attributes;
         let mut is_violated = false;
-        for _ in 0..MOST_RECORDS {
+        let most = if link.is_cut { MOST_LAST_RECORDS } else { MOST_RECORDS };
+        for _ in 0..most {
             match link.next(&mut self.bytes) {
                 Ok(None) => break,
                 Ok(Some(read)) => {

@@ -43,7 +43,7 @@ impl<T> HandleTable<T> {
             }
             None => return None,
         };
-        let generation = self.slots[index].0 + 1 & ((1 << GENERATION_BITS) - 1);
+        let generation = (self.slots[index].0 + 1) & ((1 << GENERATION_BITS) - 1);
         let handle = self.handle(index, generation);
         self.slots[index] = (generation, Some(object(handle)));
         self.used += 1;

@@ -406,9 +406,9 @@ fn a_disconnect_and_a_loss_flush_both_queues() {
         pair.send(0, &[(0, 4)]);
         pair.step(0);
         if is_lost {
-            pair.vis[0].lose(AsyncError::ConnectionLost)
+            pair.vis[0].lose(AsyncError::ConnectionLost);
         } else {
-            pair.vis[0].disconnect()
+            pair.vis[0].disconnect();
         }
         let first = if is_lost { STATUS_TRANSPORT } else { STATUS_FLUSHED };
         let ended = [(STATUS_DONE | first, 0), (STATUS_DONE | STATUS_FLUSHED, 0)];
