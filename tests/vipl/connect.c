@@ -251,62 +251,101 @@ static int listening(unsigned short *port) {
     return listener;
 }
 
-static void use_port(unsigned short port) {
+/* Uses some ports from this one on. */
+static void use_ports(unsigned short port, int count) {
     char text[32];
-    snprintf(text, sizeof text, "%u:1", (unsigned)port);
+    snprintf(text, sizeof text, "%u:%d", (unsigned)port, count);
     CHECK(setenv("VIPL_PORTS", text, 1) == 0);
 }
 
-/* A server that is none: it answers with a meeting place that does not exist, with noise, or not at all. */
+/* Reads a frame of a client and answers with the same bytes, of this kind. */
+static int answer(int stream, unsigned char kind, size_t len) {
+    unsigned char frame[256];
+    if (recv(stream, frame, sizeof frame, MSG_WAITALL) != sizeof frame) return 0;
+    frame[10] = kind;
+    if (kind == 0) memset(frame, 0xff, sizeof frame);
+    return send(stream, frame, len, MSG_NOSIGNAL) == (ssize_t)len;
+}
+
+/* A server that is none: it accepts at a meeting place that does not exist, or answers with noise or half a frame, or
+ * is silent. */
 static void false_server(side *own) {
+    enum { PENDING = 7, ACCEPTED = 5 };
     unsigned short port;
     if (own->is_server) {
-        unsigned char frame[256];
-        int round, listener = listening(&port);
+        struct pollfd fds[2];
+        int round = 0, listener = listening(&port);
         tell(own, &port, sizeof port);
-        for (round = 0; round < 4; round++) {
+        fds[0].fd = listener, fds[1].fd = own->in;
+        fds[0].events = fds[1].events = POLLIN;
+        while (poll(fds, 2, -1) > 0 && !fds[1].revents) {
             int stream = accept(listener, NULL, NULL);
-            CHECK(stream >= 0 && recv(stream, frame, sizeof frame, MSG_WAITALL) == sizeof frame);
-            frame[10] = round == 0 ? 5 : round == 1 ? 77 : 4; /* accepted, nothing, refused */
-            if (round == 3) memset(frame, 0xff, sizeof frame);
-            CHECK(send(stream, frame, round == 2 ? 100 : sizeof frame, MSG_NOSIGNAL) > 0);
-            close(stream);
+            CHECK(stream >= 0);
+            if (round == 0) CHECK(answer(stream, PENDING, 256) && answer(stream, ACCEPTED, 256));
+            if (round % 5 == 1) answer(stream, 77, 256);
+            if (round % 5 == 2) answer(stream, 0, 256);
+            if (round % 5 == 3) answer(stream, PENDING, 100);
+            if (round % 5 == 4 && answer(stream, PENDING, 256)) answer(stream, PENDING, 256);
+            if (round++ % 5) close(stream);
         }
         close(listener);
         meet(own, 'e');
     } else {
-        int round;
         hear(own, &port, sizeof port);
-        use_port(port);
+        use_ports(port, 1);
         open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
         GIVES(VIP_NOT_REACHABLE, request(own, 1, LIMIT));
         CHECK(state_of(own) == VIP_STATE_IDLE);
-        for (round = 1; round < 4; round++) {
-            /* It is asked again until the time limit. */
-            if (round == 3) GIVES(VIP_TIMEOUT, request(own, 1, 3000));
-        }
+        /* It is asked again until the time limit. */
+        GIVES(VIP_TIMEOUT, request(own, 1, 3000));
         meet(own, 'e');
         close_side(own);
     }
+}
+
+/* A process that is stopped holds up nobody: the next ports are asked at the same time. */
+static void stopped_process(side *own) {
+    unsigned short port;
+    int silent = -1;
+    if (own->is_server) {
+        /* A socket listens on the first port, and no process answers. */
+        do {
+            if (silent >= 0) close(silent);
+            silent = listening(&port);
+        } while (port > 65000);
+        tell(own, &port, sizeof port);
+    } else {
+        hear(own, &port, sizeof port);
+    }
+    use_ports(port, 16);
+    open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+    connect_side(own);
+    meet(own, 'e');
+    close_side(own);
+    if (silent >= 0) close(silent);
 }
 
 /* "Handshake bytes from strangers do no harm." */
 static void strangers(side *own) {
     unsigned short port;
     if (own->is_server) {
-        int listener = listening(&port);
+        int listener = -1;
+        do {
+            if (listener >= 0) close(listener);
+            listener = listening(&port);
+        } while (port > 65000);
         tell(own, &port, sizeof port);
         close(listener);
-        use_port(port);
+        use_ports(port, 16);
         open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
         connect_side(own);
     } else {
         unsigned seed = 1;
         int round, at;
         hear(own, &port, sizeof port);
-        use_port(port);
+        use_ports(port, 16);
         open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
-        for (round = 0; round < 300; round++) {
+        for (round = 0; round < 200; round++) {
             struct sockaddr_in name;
             unsigned char bytes[600];
             int stream = socket(AF_INET, SOCK_STREAM, 0);
@@ -334,6 +373,7 @@ int main(int count, char **arguments) {
         {"reject", reject},           {"mismatch", mismatch},         {"timeouts", timeouts},
         {"discriminators", discriminators}, {"interrupted", interrupted}, {"peers", peers},
         {"killed", killed},           {"false-server", false_server}, {"strangers", strangers},
+        {"stopped-process", stopped_process},
     };
     size_t at;
     for (at = 0; at < sizeof cases / sizeof *cases; at++) {

@@ -1,6 +1,10 @@
 //! The frames that two processes exchange over TCP before their VIs are connected (paper 2, section 1.4.1): one protocol
 //! for client-server and for peer-to-peer requests.
 //!
+//! A request is sent to every process that may wait. A process in which a call waits under the address answers that the
+//! request is pending; the requesting process confirms one of these answers. Only then does the program learn of the
+//! request. So a process that is stopped, or slow, holds up nobody.
+//!
 //! Any process can send a frame, so every byte is checked. All words are little-endian; what is not listed is zero.
 //!
 //! | offset | bytes | field |
@@ -89,6 +93,12 @@ pub enum SetupKind {
     Accepted = 5,
     /// The answer: the peer's own request has precedence.
     Busy = 6,
+    /// The first answer: a call or a request waits under the address.
+    Pending = 7,
+    /// A client confirms its request.
+    Confirm = 8,
+    /// A peer confirms its request.
+    PeerConfirm = 9,
 }
 
 /// A frame.
@@ -141,6 +151,9 @@ impl SetupFrame {
             4 => SetupKind::Refused,
             5 => SetupKind::Accepted,
             6 => SetupKind::Busy,
+            7 => SetupKind::Pending,
+            8 => SetupKind::Confirm,
+            9 => SetupKind::PeerConfirm,
             _ => return None,
         };
         let frame = Self {

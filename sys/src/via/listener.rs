@@ -26,8 +26,7 @@ const READ_STEP: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 struct Stranger {
     stream: TcpStream,
-    bytes: [u8; SETUP_BYTES],
-    filled: usize,
+    inbox: FrameInbox,
     since: Instant,
 }
 
@@ -55,48 +54,82 @@ impl Listener {
         strangers.chain([self.socket.as_raw_fd()])
     }
 
-    /// Accepts connections and reads what is there. Returns the frames that are complete.
+    /// Accepts connections and reads what is there. Returns the frames that are complete; the streams do not block.
     pub(super) fn read(&mut self) -> Vec<(TcpStream, SetupFrame)> {
         while self.strangers.len() < MOST_STRANGERS
             && let Ok((stream, _)) = self.socket.accept()
         {
             if stream.set_nonblocking(true).is_ok() {
-                let (bytes, since) = ([0; SETUP_BYTES], Instant::now());
-                self.strangers.push(Stranger { stream, bytes, filled: 0, since });
+                self.keep(stream);
             }
         }
         let mut frames = Vec::new();
         self.strangers = std::mem::take(&mut self.strangers)
             .into_iter()
-            .filter_map(|mut stranger| {
-                let is_open = stranger.read();
-                if stranger.filled < SETUP_BYTES {
-                    return (is_open && stranger.since.elapsed() < STRANGER_LIMIT).then_some(stranger);
+            .filter_map(|mut stranger| match stranger.inbox.read(&mut stranger.stream) {
+                Inbound::Closed => None,
+                Inbound::Partial => (stranger.since.elapsed() < STRANGER_LIMIT).then_some(stranger),
+                Inbound::Frame(frame) => {
+                    frames.push((stranger.stream, *frame));
+                    None
                 }
-                let frame = SetupFrame::decode(&stranger.bytes);
-                let is_blocking = stranger.stream.set_nonblocking(false).is_ok();
-                frames.extend(frame.filter(|_| is_blocking).map(|frame| (stranger.stream, frame)));
-                None
             })
             .collect();
         frames
     }
+
+    /// Waits for a further frame of a connection.
+    pub(super) fn keep(&mut self, stream: TcpStream) {
+        self.strangers.push(Stranger { stream, inbox: FrameInbox::default(), since: Instant::now() });
+    }
 }
 
-impl Stranger {
-    /// Reads what is there. Returns whether the connection is open.
-    fn read(&mut self) -> bool {
+/// What was found in a stream that does not block.
+pub(super) enum Inbound {
+    /// A frame.
+    Frame(Box<SetupFrame>),
+    /// Not a whole frame yet.
+    Partial,
+    /// The end, or bytes that are no frame.
+    Closed,
+}
+
+/// The part of a frame that has arrived.
+#[derive(Debug)]
+pub(super) struct FrameInbox {
+    bytes: [u8; SETUP_BYTES],
+    filled: usize,
+}
+
+impl Default for FrameInbox {
+    fn default() -> Self {
+        Self { bytes: [0; SETUP_BYTES], filled: 0 }
+    }
+}
+
+impl FrameInbox {
+    /// Reads what is there.
+    pub(super) fn read(&mut self, stream: &mut TcpStream) -> Inbound {
         while self.filled < SETUP_BYTES {
-            match self.stream.read(&mut self.bytes[self.filled..]) {
-                Ok(0) => return false,
+            match stream.read(&mut self.bytes[self.filled..]) {
+                Ok(0) => return Inbound::Closed,
                 Ok(count) => self.filled += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    return Inbound::Partial;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return false,
+                Err(_) => return Inbound::Closed,
             }
         }
-        true
+        self.filled = 0;
+        SetupFrame::decode(&self.bytes).map_or(Inbound::Closed, |frame| Inbound::Frame(Box::new(frame)))
     }
+}
+
+/// Sends a frame to a stream that does not block: it fits into the buffer of the socket.
+pub(super) fn send_now(stream: &mut TcpStream, frame: &SetupFrame) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.write_all(&frame.encode())
 }
 
 /// Sends a frame.
@@ -115,8 +148,8 @@ pub(super) fn receive(
     deadline: Option<Instant>,
     waits: impl Fn() -> bool,
 ) -> Result<Option<SetupFrame>, ViaError> {
-    let (mut bytes, mut filled) = ([0; SETUP_BYTES], 0);
-    while filled < SETUP_BYTES {
+    let mut inbox = FrameInbox::default();
+    loop {
         if !waits() {
             return Err(ViaError::InvalidState);
         }
@@ -128,16 +161,10 @@ pub(super) fn receive(
         if stream.set_read_timeout(Some(left.max(Duration::from_millis(1)))).is_err() {
             return Ok(None);
         }
-        match stream.read(&mut bytes[filled..]) {
-            Ok(0) => return Ok(None),
-            Ok(count) => filled += count,
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-                ) => {}
-            Err(_) => return Ok(None),
+        match inbox.read(stream) {
+            Inbound::Frame(frame) => return Ok(Some(*frame)),
+            Inbound::Closed => return Ok(None),
+            Inbound::Partial => {}
         }
     }
-    Ok(SetupFrame::decode(&bytes))
 }

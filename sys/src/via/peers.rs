@@ -13,6 +13,7 @@ use nemesia_core::via::setup::{SetupFrame, SetupKind};
 use nemesia_core::via::{ViAttributes, ViState, ViaError};
 
 use super::link::Link;
+use super::objects::ConnectWaiter;
 use super::provider::Shared;
 use super::state::State;
 use super::{client, listener, server};
@@ -31,63 +32,82 @@ pub(super) fn register(shared: &Arc<Shared>) {
 /// Service thread: reads requests, and passes each to the call or to the VI that it is for.
 pub(super) fn serve_requests(shared: &Shared, state: &mut State) {
     let Some(listener) = &mut state.listener else { return };
-    for (stream, frame) in listener.read() {
-        let unmatched = match frame.kind {
-            SetupKind::Request => client_request(state, stream, frame),
-            SetupKind::PeerRequest => peer_request(shared, state, stream, frame),
-            _ => None,
+    for (mut stream, frame) in listener.read() {
+        let kind = match frame.kind {
+            SetupKind::Request if waiter(state, &frame).is_some() => SetupKind::Pending,
+            SetupKind::PeerRequest => {
+                find_peer(shared, state, &frame).map_or_else(|kind| kind, |_| SetupKind::Pending)
+            }
+            SetupKind::Confirm if waiter(state, &frame).is_some() => {
+                deliver(state, stream, frame);
+                continue;
+            }
+            SetupKind::PeerConfirm => match find_peer(shared, state, &frame) {
+                Ok(vi) => {
+                    start_answer(state, vi, stream, frame);
+                    continue;
+                }
+                Err(kind) => kind,
+            },
+            _ => SetupKind::NoMatch,
         };
-        if let Some((mut stream, kind)) = unmatched {
-            let _ = listener::send(&mut stream, &server::answer(shared, &frame, kind, 0));
+        let is_sent = listener::send_now(&mut stream, &server::answer(shared, &frame, kind, 0)).is_ok();
+        if kind == SetupKind::Pending
+            && is_sent
+            && let Some(listener) = &mut state.listener
+        {
+            listener.keep(stream);
         }
     }
 }
 
-/// Passes a request to the oldest call that waits under its address.
-fn client_request(state: &mut State, stream: TcpStream, frame: SetupFrame) -> Option<(TcpStream, SetupKind)> {
-    let waiter = state.waiters.iter_mut().find(|it| it.arrived.is_none() && it.local == frame.remote);
-    let Some(waiter) = waiter else { return Some((stream, SetupKind::NoMatch)) };
-    waiter.arrived = Some((stream, frame));
-    state.is_changed = true;
-    None
+/// Returns the oldest call that waits under the address of a request.
+fn waiter<'a>(state: &'a mut State, frame: &SetupFrame) -> Option<&'a mut ConnectWaiter> {
+    state.waiters.iter_mut().find(|it| it.arrived.is_none() && it.local == frame.remote)
 }
 
-/// Starts a thread that answers a peer, if a VI has a matching request.
-fn peer_request(
-    shared: &Shared,
-    state: &mut State,
-    stream: TcpStream,
-    frame: SetupFrame,
-) -> Option<(TcpStream, SetupKind)> {
+/// Passes a request to the call that waits for it.
+fn deliver(state: &mut State, stream: TcpStream, frame: SetupFrame) {
+    if stream.set_nonblocking(false).is_err() {
+        return;
+    }
+    if let Some(waiter) = waiter(state, &frame) {
+        waiter.arrived = Some((stream, frame));
+        state.is_changed = true;
+    }
+}
+
+/// Returns the VI whose request matches that of a peer; if there is none, the answer.
+fn find_peer(shared: &Shared, state: &State, frame: &SetupFrame) -> Result<u64, SetupKind> {
     let has_precedence = |vi: u64| (shared.process, vi) > (frame.process, frame.vi);
     let is_own = |vi: u64| (shared.process, vi) == (frame.process, frame.vi);
-    let mut is_busy = false;
-    let found = state.vis.iter().find_map(|(vi, object)| {
-        let attempt = object.peer.as_ref()?;
+    let mut answer = SetupKind::NoMatch;
+    for (vi, object) in state.vis.iter() {
+        let Some(attempt) = object.peer.as_ref() else { continue };
         let is_match = attempt.local == frame.remote && attempt.remote == frame.local && !is_own(vi);
         if !is_match || attempt.result.is_some() || attempt.is_answering {
-            return None;
+            continue;
+        }
+        if !attempt.is_calling || !has_precedence(vi) {
+            return Ok(vi);
         }
         // The other side is found by the call of this one, which is under way.
-        let is_crossed = attempt.is_calling && has_precedence(vi);
-        is_busy |= is_crossed;
-        (!is_crossed).then_some(vi)
-    });
-    let Some(vi) = found else {
-        return Some((stream, if is_busy { SetupKind::Busy } else { SetupKind::NoMatch }));
-    };
-    if let Some(attempt) = state.vis.get_mut(vi).and_then(|object| object.peer.as_mut()) {
-        attempt.is_answering = true;
+        answer = SetupKind::Busy;
     }
-    let shared = SHARED.get()?.clone();
+    Err(answer)
+}
+
+/// Starts a thread that answers a peer.
+fn start_answer(state: &mut State, vi: u64, stream: TcpStream, frame: SetupFrame) {
+    let Some(shared) = SHARED.get().cloned() else { return };
+    if stream.set_nonblocking(false).is_err() {
+        return;
+    }
     let thread = std::thread::Builder::new().name("vipl-answer".into());
-    let is_started = thread.spawn(move || answer_peer(&shared, vi, stream, &frame));
-    if is_started.is_err()
-        && let Some(attempt) = state.vis.get_mut(vi).and_then(|object| object.peer.as_mut())
-    {
-        attempt.is_answering = false;
+    let is_started = thread.spawn(move || answer_peer(&shared, vi, stream, &frame)).is_ok();
+    if let Some(attempt) = state.vis.get_mut(vi).and_then(|object| object.peer.as_mut()) {
+        attempt.is_answering = is_started;
     }
-    None
 }
 
 /// Answers the call of a peer.
