@@ -30,8 +30,8 @@ typedef enum {
 
 VIP_RETURN VipQueryMemKind(VIP_NIC_HANDLE NicHandle, VIP_PVOID Address, VIP_MEM_HANDLE MemHandle,
                            VIP_MEM_KIND *Kind);
-/* Chooses between VIP_MEM_SHADOW (VIP_FALSE) and VIP_MEM_SHADOW_READ (VIP_TRUE, the default), for processes to which the
- * memory is lent from now on. */
+/* Chooses between VIP_MEM_SHADOW (VIP_FALSE) and VIP_MEM_SHADOW_READ (VIP_TRUE, the default), for processes to which
+ * the memory is lent from now on. */
 VIP_RETURN VipSetMemReadable(VIP_NIC_HANDLE NicHandle, VIP_PVOID Address, VIP_MEM_HANDLE MemHandle,
                              VIP_BOOLEAN IsReadable);
 

@@ -16,7 +16,8 @@
 //! | `conduit.rs` | what a VI asks of its connection: copies and records | 1.4.3 |
 //! | `objects.rs` | the objects of the program | |
 //! | `state.rs` | all objects of a process, under one lock, and their progress | |
-//! | `provider.rs` | the lock, waiting, the two threads | 1.4.4 |
+//! | `provider.rs` | the lock, and waiting | 1.4.4 |
+//! | `service.rs` | the thread that executes what other processes need | 1.4.4 |
 //! | `listener.rs` | requests for connections that arrive by TCP | 1.4.1 |
 //! | `client.rs`, `server.rs`, `peers.rs` | connecting | 1.4.1 |
 //! | `names.rs` | the names of hosts | |
@@ -40,6 +41,7 @@ mod peers;
 mod provider;
 mod region;
 mod server;
+mod service;
 mod settings;
 mod state;
 mod table;

@@ -322,7 +322,8 @@ int main(void) {
         side_function run;
     } cases[] = {
         {"sizes", sizes},     {"nics", nics},     {"ptags", ptags}, {"memory", memory},       {"vis", vis},
-        {"descriptors", descriptors}, {"queues", queues}, {"names", names}, {"leftovers", leftovers}, {"errors", errors},
+        {"descriptors", descriptors}, {"queues", queues}, {"names", names}, {"leftovers", leftovers},
+        {"errors", errors},
     };
     size_t at;
     side own;

@@ -17,13 +17,13 @@ pub struct CompletionEntry {
 
 /// A completion queue over lent storage.
 #[derive(Debug)]
-pub struct CompletionQueue<B: BorrowMut<[CompletionEntry]>> {
+pub struct ViaCompletionQueue<B: BorrowMut<[CompletionEntry]>> {
     entries: Fifo<CompletionEntry, B>,
     /// The number of work queues that report to this queue.
     pub users: u32,
 }
 
-impl<B: BorrowMut<[CompletionEntry]>> CompletionQueue<B> {
+impl<B: BorrowMut<[CompletionEntry]>> ViaCompletionQueue<B> {
     /// Returns an empty queue.
     pub const fn new(storage: B) -> Self {
         Self { entries: Fifo::new(storage), users: 0 }
@@ -86,14 +86,14 @@ mod tests {
 
     #[test]
     fn entries_leave_in_order_and_an_overrun_is_reported() {
-        let mut queue = CompletionQueue::new(vec![CompletionEntry::default(); 2]);
+        let mut queue = ViaCompletionQueue::new(vec![CompletionEntry::default(); 2]);
         assert!(queue.push(entry(1)) && queue.push(entry(2)) && !queue.push(entry(3)));
         assert_eq!((queue.pop(), queue.pop(), queue.pop()), (Some(entry(1)), Some(entry(2)), None));
     }
 
     #[test]
     fn a_queue_is_resized_while_it_has_entries() {
-        let mut queue = CompletionQueue::new(vec![CompletionEntry::default(); 2]);
+        let mut queue = ViaCompletionQueue::new(vec![CompletionEntry::default(); 2]);
         assert!(queue.push(entry(1)) && queue.push(entry(2)));
         assert!(queue.resize(vec![CompletionEntry::default(); 1]).is_err());
         assert!(queue.resize(vec![CompletionEntry::default(); 4]).is_ok());
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn the_entries_of_one_vi_are_forgotten_and_the_others_keep_their_order() {
-        let mut queue = CompletionQueue::new(vec![CompletionEntry::default(); 8]);
+        let mut queue = ViaCompletionQueue::new(vec![CompletionEntry::default(); 8]);
         for vi in [1, 2, 1, 3, 1, 2] {
             assert!(queue.push(entry(vi)));
         }

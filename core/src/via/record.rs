@@ -1,5 +1,5 @@
-//! The records that two connected VIs exchange in shared memory (paper 2, sections 1.4.3 and 1.4.4): receive descriptors
-//! for the sender, several at a time, and the events of transfers.
+//! The records that two connected VIs exchange in shared memory (paper 2, sections 1.4.3 and 1.4.4): receive
+//! descriptors for the sender, several at a time, and the events of transfers.
 //!
 //! A record travels as one packet of a [fastbox](crate::shared::fastbox): a code of 16 bits, a word of 64 bits and some
 //! bytes. The other process wrote it, so every value is checked here or by [`super::vi`].

@@ -1,5 +1,5 @@
-//! The frames that two processes exchange over TCP before their VIs are connected (paper 2, section 1.4.1): one protocol
-//! for client-server and for peer-to-peer requests.
+//! The frames that two processes exchange over TCP before their VIs are connected (paper 2, section 1.4.1): one
+//! protocol for client-server and for peer-to-peer requests.
 //!
 //! A request is sent to every process that may wait. A process in which a call waits under the address answers that the
 //! request is pending; the requesting process confirms one of these answers. Only then does the program learn of the

@@ -1,5 +1,5 @@
-//! A virtual interface (paper 2, sections 1.3.1, 1.4.1, 1.4.3 and 1.4.4): its state, its two work queues, and the protocol
-//! by which two connected VIs move data.
+//! A virtual interface (paper 2, sections 1.3.1, 1.4.1, 1.4.3 and 1.4.4): its state, its two work queues, and the
+//! protocol by which two connected VIs move data.
 //!
 //! The sender has copies of the receiver's oldest receive descriptors (32 by default) and moves the bytes itself: it
 //! stores them into the memory that the receiver lent, or reads them from there, through its [`ViaCarrier`]. Then it
@@ -61,7 +61,7 @@ pub enum RemoteUse {
 
 /// The result of lending memory to the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lent {
+pub enum LendResult {
     /// The other side can use it.
     Done,
     /// It is not registered, or has another protection tag.
@@ -81,7 +81,7 @@ pub trait ViaCarrier {
     /// Copies a block of the other side to a local block; false if one of them is not there any more.
     fn read(&mut self, from: ViaSegment, to: ViaSegment) -> bool;
     /// Lends the memory of a receive segment to the other side, if that has not happened before.
-    fn lend(&mut self, segment: ViaSegment, ptag: u64) -> Lent;
+    fn lend(&mut self, segment: ViaSegment, ptag: u64) -> LendResult;
     /// Returns whether the other side may use this local range by RDMA under this protection tag.
     fn is_granted(&mut self, segment: ViaSegment, ptag: u64, purpose: RemoteUse) -> bool;
     /// Copies what arrived from the shadow, if there is one, to the memory of the program.

@@ -121,8 +121,8 @@ pub(crate) unsafe fn address(
     ViaAddress::new(host, &bytes[host_len..host_len + len]).ok_or(ViaError::InvalidParameter)
 }
 
-/// Writes an address to the place that the program named, which has room for the longest one, or for the lengths that it
-/// already contains.
+/// Writes an address to the place that the program named, which has room for the longest one, or for the lengths that
+/// it already contains.
 ///
 /// # Safety
 /// The pointer is null, or points to an address with room for a host and a discriminator as the NIC permits them.

@@ -1,5 +1,6 @@
 //! The VI Provider Library: the C interface `ffi/include/vipl.h` over the provider of virtual interfaces in `nemesia`.
-//! Programs that were written for it twenty years ago compile and run unchanged. The chapter `ffi/vipl.md` is for users.
+//! Programs that were written for it twenty years ago compile and run unchanged. The chapter `ffi/vipl.md` is for
+//! users.
 //!
 //! | file | contents |
 //! |---|---|

@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use nemesia_core::via::ViaError;
 
-use super::peers;
 use super::provider::{Shared, StateGuard};
+use super::{peers, service};
 
-pub(super) use callbacks::notify;
+use callbacks::notify;
 pub use posting::CompletedDescriptor;
 pub use vis::{NicFacts, ViSnapshot};
 
@@ -42,6 +42,10 @@ impl Provider {
         let shared = PROVIDER.get_or_init(|| {
             let shared = Shared::open().ok()?;
             peers::register(&shared);
+            for (name, run) in [("vipl-service", service::serve as fn(&Shared)), ("vipl-notify", notify)] {
+                let shared = shared.clone();
+                std::thread::Builder::new().name(name.into()).spawn(move || run(&shared)).ok()?;
+            }
             Some(shared)
         });
         let shared = shared.as_ref().filter(|shared| !shared.is_elsewhere());

@@ -36,8 +36,8 @@ enum Round {
     Busy,
 }
 
-/// Calls until a process accepts or refuses, or the deadline passes, while `waits` returns true. If `is_once`, tries each
-/// port only once, and returns [`ViaError::NoMatch`] if no process waits.
+/// Calls until a process accepts or refuses, or the deadline passes, while `waits` returns true. If `is_once`, tries
+/// each port only once, and returns [`ViaError::NoMatch`] if no process waits.
 pub(super) fn call(
     shared: &Shared,
     frame: &SetupFrame,

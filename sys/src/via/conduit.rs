@@ -7,7 +7,7 @@ use nemesia_core::sync::{Payload, PayloadMut};
 use nemesia_core::via::ViaSegment;
 use nemesia_core::via::memory::{RegionSlot, RegionTable, ViaRegion, index_of};
 use nemesia_core::via::record::{RegionRights, ViaRecord};
-use nemesia_core::via::vi::{Lent, RemoteMemoryKind, RemoteUse, ViaCarrier};
+use nemesia_core::via::vi::{LendResult, RemoteMemoryKind, RemoteUse, ViaCarrier};
 
 use super::link::Link;
 use super::region::RegionMemory;
@@ -148,21 +148,21 @@ impl ViaCarrier for Conduit<'_> {
         unsafe { source.read_into(offset, target.as_ptr(), from.length as usize) }
     }
 
-    fn lend(&mut self, segment: ViaSegment, ptag: u64) -> Lent {
+    fn lend(&mut self, segment: ViaSegment, ptag: u64) -> LendResult {
         if self.memory.table.check(segment, ptag).is_none() {
-            return Lent::Refused;
+            return LendResult::Refused;
         }
         if self.link.has_lent(segment.handle) {
-            return Lent::Done;
+            return LendResult::Done;
         }
         let region = self.memory.table.get(segment.handle);
         let Some((region, memory)) = region.zip(self.memory.get(segment.handle)) else {
-            return Lent::Refused;
+            return LendResult::Refused;
         };
         if self.link.lend(segment.handle, region, memory, rights(region, &self.attributes)) {
-            Lent::Done
+            LendResult::Done
         } else {
-            Lent::Later
+            LendResult::Later
         }
     }
 

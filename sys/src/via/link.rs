@@ -376,8 +376,8 @@ fn encode_region(
     bytes
 }
 
-/// Returns the handle and the region of a packet, whether it is a shadow, and whether the user memory can be read; `None`
-/// if the bytes are none.
+/// Returns the handle and the region of a packet, whether it is a shadow, and whether the user memory can be read;
+/// `None` if the bytes are none.
 fn decode_region(bytes: &[u8]) -> Option<(u32, ViaRegion, (bool, bool))> {
     let bytes: &[u8; REGION_BYTES] = bytes.try_into().ok()?;
     let word = |at: usize| Some(u64::from_le_bytes(*bytes[at..].first_chunk()?));

@@ -1,5 +1,5 @@
-//! The exchange of segments by two connecting processes (paper 2, section 1.4.1: the connection setup creates the shared
-//! resources).
+//! The exchange of segments by two connecting processes (paper 2, section 1.4.1: the connection setup creates the
+//! shared resources).
 //!
 //! The accepting process opens a meeting place of a random name, and sends the name by TCP. The other process connects
 //! to it, over a Unix socket without a name in a file system. Both check that the other process runs as the same user.

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::net::TcpStream;
 use std::time::Instant;
 
-use nemesia_core::via::completion::{CompletionEntry, CompletionQueue};
+use nemesia_core::via::completion::{CompletionEntry, ViaCompletionQueue};
 use nemesia_core::via::setup::{SetupFrame, ViaAddress};
 use nemesia_core::via::vi::{MIRROR_STORAGE, ViQueue};
 use nemesia_core::via::work_queue::WorkEntry;
@@ -23,10 +23,10 @@ pub(super) type ViModel = Vi<Vec<WorkEntry>, Vec<ViaSegment>>;
 
 /// A pointer that belongs to the program and is only passed back to it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Context(pub(super) *mut c_void);
+pub(super) struct UserContext(pub(super) *mut c_void);
 
 // SAFETY: the library never accesses what the pointer points to.
-unsafe impl Send for Context {}
+unsafe impl Send for UserContext {}
 
 /// A callback of the program, which is called once: with its context, the NIC, the object (a VI or a completion queue
 /// entry's VI), and the descriptor or whether the queue is a receive queue.
@@ -68,7 +68,7 @@ unsafe impl Send for AsyncReport {}
 #[derive(Debug)]
 pub(super) struct NicObject {
     pub(super) name: Vec<u8>,
-    pub(super) handler: Option<(Context, ErrorHandler)>,
+    pub(super) handler: Option<(UserContext, ErrorHandler)>,
     pub(super) has_names: bool,
 }
 
@@ -76,8 +76,8 @@ pub(super) struct NicObject {
 #[derive(Debug)]
 pub(super) struct QueueObject {
     pub(super) nic: u64,
-    pub(super) queue: CompletionQueue<Vec<CompletionEntry>>,
-    pub(super) notifies: VecDeque<(Context, Callback)>,
+    pub(super) queue: ViaCompletionQueue<Vec<CompletionEntry>>,
+    pub(super) notifies: VecDeque<(UserContext, Callback)>,
 }
 
 /// A VI.
@@ -87,10 +87,10 @@ pub(super) struct ViObject {
     pub(super) model: ViModel,
     pub(super) link: Option<Link>,
     pub(super) queues: [Option<u64>; 2],
-    pub(super) notifies: [VecDeque<(Context, Callback)>; 2],
+    pub(super) notifies: [VecDeque<(UserContext, Callback)>; 2],
     pub(super) peer: Option<PeerAttempt>,
     pub(super) remote: Option<ViAttributes>,
-    pub(super) user: Context,
+    pub(super) user: UserContext,
 }
 
 impl ViObject {
@@ -106,7 +106,7 @@ impl ViObject {
             notifies: [VecDeque::new(), VecDeque::new()],
             peer: None,
             remote: None,
-            user: Context(std::ptr::null_mut()),
+            user: UserContext(std::ptr::null_mut()),
         }
     }
 

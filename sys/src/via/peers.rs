@@ -2,8 +2,8 @@
 //! peer-to-peer requests of this process.
 //!
 //! A peer-to-peer request is registered first, then this side calls the other one. So of two requests the later one
-//! always finds the earlier one, which is buffered here until then. If both sides call at the same time, the call of the
-//! process with the larger number has precedence.
+//! always finds the earlier one, which is buffered here until then. If both sides call at the same time, the call of
+//! the process with the larger number has precedence.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use nemesia_core::via::{ViAttributes, ViState, ViaError};
 use super::link::Link;
 use super::objects::ConnectWaiter;
 use super::provider::Shared;
-use super::state::State;
+use super::state::ViaState;
 use super::{client, listener, server};
 
 /// The pause between two calls of a request that found nothing.
@@ -30,7 +30,7 @@ pub(super) fn register(shared: &Arc<Shared>) {
 }
 
 /// Service thread: reads requests, and passes each to the call or to the VI that it is for.
-pub(super) fn serve_requests(shared: &Shared, state: &mut State) {
+pub(super) fn serve_requests(shared: &Shared, state: &mut ViaState) {
     let Some(listener) = &mut state.listener else { return };
     for (mut stream, frame) in listener.read() {
         let kind = match frame.kind {
@@ -62,12 +62,12 @@ pub(super) fn serve_requests(shared: &Shared, state: &mut State) {
 }
 
 /// Returns the oldest call that waits under the address of a request.
-fn waiter<'a>(state: &'a mut State, frame: &SetupFrame) -> Option<&'a mut ConnectWaiter> {
+fn waiter<'a>(state: &'a mut ViaState, frame: &SetupFrame) -> Option<&'a mut ConnectWaiter> {
     state.waiters.iter_mut().find(|it| it.arrived.is_none() && it.local == frame.remote)
 }
 
 /// Passes a request to the call that waits for it.
-fn deliver(state: &mut State, stream: TcpStream, frame: SetupFrame) {
+fn deliver(state: &mut ViaState, stream: TcpStream, frame: SetupFrame) {
     if stream.set_nonblocking(false).is_err() {
         return;
     }
@@ -78,7 +78,7 @@ fn deliver(state: &mut State, stream: TcpStream, frame: SetupFrame) {
 }
 
 /// Returns the VI whose request matches that of a peer; if there is none, the answer.
-fn find_peer(shared: &Shared, state: &State, frame: &SetupFrame) -> Result<u64, SetupKind> {
+fn find_peer(shared: &Shared, state: &ViaState, frame: &SetupFrame) -> Result<u64, SetupKind> {
     let has_precedence = |vi: u64| (shared.process, vi) > (frame.process, frame.vi);
     let is_own = |vi: u64| (shared.process, vi) == (frame.process, frame.vi);
     let mut answer = SetupKind::NoMatch;
@@ -98,7 +98,7 @@ fn find_peer(shared: &Shared, state: &State, frame: &SetupFrame) -> Result<u64, 
 }
 
 /// Starts a thread that answers a peer.
-fn start_answer(state: &mut State, vi: u64, stream: TcpStream, frame: SetupFrame) {
+fn start_answer(state: &mut ViaState, vi: u64, stream: TcpStream, frame: SetupFrame) {
     let Some(shared) = SHARED.get().cloned() else { return };
     if stream.set_nonblocking(false).is_err() {
         return;
@@ -179,7 +179,7 @@ fn set_calling(shared: &Shared, vi: u64, is_calling: bool) {
 /// Records the result of a peer-to-peer request.
 fn finish(shared: &Shared, vi: u64, result: Result<(Link, ViAttributes), ViaError>) {
     let mut state = shared.lock();
-    let is_pending = |state: &State| {
+    let is_pending = |state: &ViaState| {
         let attempt = state.vis.get(vi).and_then(|object| object.peer.as_ref());
         attempt.is_some_and(|attempt| attempt.result.is_none())
     };

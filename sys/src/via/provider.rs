@@ -1,20 +1,19 @@
-//! The provider of a process: its lock, waiting, and the two threads that serve it (paper 2, section 1.4.4).
+//! The provider of a process: its lock, and waiting (paper 2, section 1.4.4).
 //!
 //! # Waiting
 //! A waiting call polls for a short time. Then one of the waiting threads, the leader, sleeps on the bell, which other
 //! processes ring; the others wait for the leader. No thread holds the lock while it sleeps, so a call that only looks
 //! never waits for one that sleeps. Every sleep is bounded, because other processes can damage the bell.
 
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nemesia_core::shared::sleep::{Payer, Sleep};
 use nemesia_core::via::ViaError;
 
 use super::bell::Bell;
 use super::settings::Settings;
-use super::state::State;
+use super::state::ViaState;
 use crate::os::{ProcessOrigin, ShmError};
 
 /// Polls before a waiting thread sleeps, and how many of them yield the processor.
@@ -26,7 +25,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// What all threads of a process share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ViaState>,
     changed: Condvar,
     /// For the thread that calls callbacks.
     callbacks: Condvar,
@@ -35,12 +34,12 @@ pub(super) struct Shared {
     /// The number of this process in requests, random.
     pub(super) process: [u8; 16],
     /// Interrupts the sleep of the service thread.
-    poke: OwnedFd,
+    pub(super) poke: OwnedFd,
     origin: ProcessOrigin,
 }
 
 impl Shared {
-    /// Opens the provider and starts its threads.
+    /// Opens the provider, without its threads.
     pub(super) fn open() -> Result<Arc<Self>, ShmError> {
         // SAFETY: takes no pointers.
         let poke = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -48,7 +47,7 @@ impl Shared {
             return Err(ShmError::system("making an event descriptor", std::io::Error::last_os_error()));
         }
         let shared = Arc::new(Self {
-            state: Mutex::new(State::new(crate::config::Config::default().non_temporal_from())),
+            state: Mutex::new(ViaState::new(crate::config::Config::default().non_temporal_from())),
             changed: Condvar::new(),
             callbacks: Condvar::new(),
             bell: Bell::create()?,
@@ -58,13 +57,6 @@ impl Shared {
             poke: unsafe { OwnedFd::from_raw_fd(poke) },
             origin: ProcessOrigin::here(1)?,
         });
-        for (name, run) in [("vipl-service", serve as fn(&Shared)), ("vipl-notify", super::calls::notify)] {
-            let shared = shared.clone();
-            std::thread::Builder::new()
-                .name(name.into())
-                .spawn(move || run(&shared))
-                .map_err(|error| ShmError::system("starting a thread", error))?;
-        }
         Ok(shared)
     }
 
@@ -78,12 +70,12 @@ impl Shared {
         StateGuard { shared: self, state: Some(self.locked()) }
     }
 
-    fn locked(&self) -> MutexGuard<'_, State> {
+    fn locked(&self) -> MutexGuard<'_, ViaState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Informs other threads of what changed under the lock.
-    fn after(&self, state: &mut State) {
+    fn after(&self, state: &mut ViaState) {
         if std::mem::take(&mut state.must_poke) {
             self.poke();
         }
@@ -116,8 +108,8 @@ impl Shared {
     pub(super) fn wait<T>(
         &self,
         deadline: Option<Instant>,
-        drive: impl Fn(&mut State),
-        mut attempt: impl FnMut(&mut State) -> Option<T>,
+        drive: impl Fn(&mut ViaState),
+        mut attempt: impl FnMut(&mut ViaState) -> Option<T>,
     ) -> Result<T, ViaError> {
         for poll in 0.. {
             {
@@ -145,8 +137,8 @@ impl Shared {
     fn sleep<T>(
         &self,
         deadline: Option<Instant>,
-        drive: &impl Fn(&mut State),
-        attempt: &mut impl FnMut(&mut State) -> Option<T>,
+        drive: &impl Fn(&mut ViaState),
+        attempt: &mut impl FnMut(&mut ViaState) -> Option<T>,
     ) -> Option<T> {
         let limit = deadline.map_or(LONGEST_SLEEP, |deadline| {
             deadline.saturating_duration_since(Instant::now()).min(LONGEST_SLEEP)
@@ -191,21 +183,21 @@ impl Shared {
 /// All objects, locked. What changed is announced to other threads at the end.
 pub(super) struct StateGuard<'a> {
     shared: &'a Shared,
-    state: Option<MutexGuard<'a, State>>,
+    state: Option<MutexGuard<'a, ViaState>>,
 }
 
 impl std::ops::Deref for StateGuard<'_> {
-    type Target = State;
+    type Target = ViaState;
 
     #[allow(clippy::expect_used, reason = "the guard is there until the drop")]
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &ViaState {
         self.state.as_deref().expect("locked")
     }
 }
 
 impl std::ops::DerefMut for StateGuard<'_> {
     #[allow(clippy::expect_used, reason = "the guard is there until the drop")]
-    fn deref_mut(&mut self) -> &mut State {
+    fn deref_mut(&mut self) -> &mut ViaState {
         self.state.as_deref_mut().expect("locked")
     }
 }
@@ -216,43 +208,4 @@ impl Drop for StateGuard<'_> {
             self.shared.after(&mut state);
         }
     }
-}
-
-/// The service thread: executes what other processes need, and notices their ends.
-fn serve(shared: &Shared) {
-    loop {
-        let mut fds = vec![poll_entry(shared.poke.as_raw_fd())];
-        {
-            let mut state = shared.lock();
-            shared.bell.service().announce(Sleep::Event);
-            state.drive_all();
-            for vi in state.connected.clone() {
-                if let Some(link) = state.vis.get(vi).and_then(|object| object.link.as_ref()) {
-                    fds.push(poll_entry(link.connection.as_fd().as_raw_fd()));
-                }
-            }
-            if let Some(listener) = &state.listener {
-                fds.extend(listener.descriptors().map(poll_entry));
-            }
-            state.must_poke = false;
-        }
-        // SAFETY: the array has this length. A descriptor that was closed meanwhile, or reused, only ends the sleep.
-        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 1000) };
-        shared.bell.service().unpark(Payer::Sleeper);
-        let mut count = 0_u64;
-        // SAFETY: eight bytes of a local variable; the descriptor does not block.
-        unsafe { libc::read(shared.poke.as_raw_fd(), (&raw mut count).cast(), 8) };
-        let mut state = shared.lock();
-        for vi in state.connected.clone() {
-            let link = state.vis.get_mut(vi).and_then(|object| object.link.as_mut());
-            if let Some(link) = link {
-                link.read_packets();
-            }
-        }
-        super::peers::serve_requests(shared, &mut state);
-    }
-}
-
-fn poll_entry(fd: i32) -> libc::pollfd {
-    libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
 }

@@ -28,7 +28,7 @@ const MOST_ERRORS: usize = 1024;
 
 /// All objects.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct ViaState {
     pub(super) nics: HandleTable<NicObject>,
     pub(super) ptags: HandleTable<u64>,
     pub(super) queues: HandleTable<QueueObject>,
@@ -55,7 +55,7 @@ pub(super) struct State {
     bytes: Vec<u8>,
 }
 
-impl State {
+impl ViaState {
     pub(super) fn new(non_temporal_from: u64) -> Self {
         Self {
             nics: HandleTable::new(HandleKind::Nic),

@@ -1,11 +1,11 @@
-//! The fuzz targets of virtual interfaces: frames of the connection setup, which any process may send by TCP; records and
-//! mirrored descriptors, which a connected process writes to shared memory; descriptors, which a program writes.
+//! The fuzz targets of virtual interfaces: frames of the connection setup, which any process may send by TCP; records
+//! and mirrored descriptors, which a connected process writes to shared memory; descriptors, which a program writes.
 
 use nemesia_core::via::codes::{Reliability, STATUS_DONE};
 use nemesia_core::via::descriptor::{CONTROL_BYTES, MOST_SEGMENTS, SEGMENT_BYTES, segment_count};
 use nemesia_core::via::record::{RegionRights, ViaRecord};
 use nemesia_core::via::setup::{SETUP_BYTES, SETUP_MAGIC, SETUP_VERSION, SetupFrame};
-use nemesia_core::via::vi::{Lent, MIRROR_STORAGE, RemoteMemoryKind, RemoteUse, ViQueue, ViaCarrier};
+use nemesia_core::via::vi::{LendResult, MIRROR_STORAGE, RemoteMemoryKind, RemoteUse, ViQueue, ViaCarrier};
 use nemesia_core::via::work_queue::WorkEntry;
 use nemesia_core::via::{AsyncError, Vi, ViAttributes, ViState, ViaDescriptor, ViaOperation, ViaSegment};
 
@@ -72,10 +72,10 @@ impl ViaCarrier for AnyCarrier {
         self.write(from, to)
     }
 
-    fn lend(&mut self, segment: ViaSegment, _: u64) -> Lent {
+    fn lend(&mut self, segment: ViaSegment, _: u64) -> LendResult {
         match segment.address & 16 {
-            0 => Lent::Done,
-            _ => Lent::Refused,
+            0 => LendResult::Done,
+            _ => LendResult::Refused,
         }
     }
 

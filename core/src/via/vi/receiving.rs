@@ -1,9 +1,10 @@
-//! The receive queue: its oldest descriptors are mirrored at the other side, several at a time (paper 2, section 1.4.3).
+//! The receive queue: its oldest descriptors are mirrored at the other side, several at a time (paper 2, section
+//! 1.4.3).
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
 
-use super::{Lent, MIRROR_BATCH, MIRROR_SEGMENTS, Vi, ViaCarrier};
+use super::{LendResult, MIRROR_BATCH, MIRROR_SEGMENTS, Vi, ViaCarrier};
 use crate::via::codes::{AsyncError, OPERATION_RECEIVE, STATUS_LENGTH, STATUS_PROTECTION, ViState};
 use crate::via::descriptor::{MOST_SEGMENTS, SEGMENT_BYTES, ViaSegment};
 use crate::via::record::{MIRROR_HEAD_BYTES, MirrorWriter, ViaRecord};
@@ -11,6 +12,9 @@ use crate::via::work_queue::WorkEntry;
 
 /// Bytes of the list of a mirror record: a descriptor with the most segments fits.
 const LIST_BYTES: usize = MIRROR_HEAD_BYTES + MOST_SEGMENTS * SEGMENT_BYTES;
+/// Bytes of a list of 32 descriptors with one segment, and the segments of a single descriptor in it.
+const SHORT_LIST_BYTES: usize = MIRROR_BATCH * (MIRROR_HEAD_BYTES + SEGMENT_BYTES);
+const SHORT_SEGMENTS: usize = 32;
 
 impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     /// Mirrors the next receive descriptors, if the other side has used up half of the last ones.
@@ -32,10 +36,21 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
 
     /// Mirrors descriptors in one record. Returns whether a further attempt is of use.
     fn mirror_batch(&mut self, carrier: &mut impl ViaCarrier) -> bool {
-        let mut bytes = [0; LIST_BYTES];
-        let mut list = MirrorWriter::new(&mut bytes);
-        let (mut count, mut segments) = (0, 0);
         let first = self.receive.oldest_open() + self.mirrored;
+        match self.receive.get(first) {
+            None => false,
+            // Most descriptors have few segments: a small list costs less.
+            Some(entry) if usize::from(entry.descriptor.segments) <= SHORT_SEGMENTS => {
+                self.mirror_list(first, &mut [0; SHORT_LIST_BYTES], carrier)
+            }
+            Some(_) => self.mirror_list(first, &mut [0; LIST_BYTES], carrier),
+        }
+    }
+
+    /// Mirrors descriptors from `first` on, as many as the list can hold.
+    fn mirror_list(&mut self, first: usize, bytes: &mut [u8], carrier: &mut impl ViaCarrier) -> bool {
+        let mut list = MirrorWriter::new(bytes);
+        let (mut count, mut segments) = (0, 0);
         while self.mirrored + count < MIRROR_BATCH
             && let Some(entry) = self.receive.get(first + count)
         {
@@ -45,7 +60,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
                 break;
             }
             match self.lend(&entry, carrier) {
-                Ok(Lent::Done) => {}
+                Ok(LendResult::Done) => {}
                 Ok(_) => break,
                 Err(_) if !is_alone => break,
                 // The oldest open descriptor: nothing can arrive before it.
@@ -69,7 +84,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     ///
     /// # Errors
     /// The error bits of a descriptor that is faulty.
-    fn lend(&self, entry: &WorkEntry, carrier: &mut impl ViaCarrier) -> Result<Lent, u32> {
+    fn lend(&self, entry: &WorkEntry, carrier: &mut impl ViaCarrier) -> Result<LendResult, u32> {
         if entry.descriptor.fault != 0 {
             return Err(entry.descriptor.fault);
         }
@@ -78,12 +93,12 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         }
         for segment in self.receive.segments(entry).filter(|segment| segment.length > 0) {
             match carrier.lend(segment, self.attributes.ptag) {
-                Lent::Done => {}
-                Lent::Refused => return Err(STATUS_PROTECTION),
-                Lent::Later => return Ok(Lent::Later),
+                LendResult::Done => {}
+                LendResult::Refused => return Err(STATUS_PROTECTION),
+                LendResult::Later => return Ok(LendResult::Later),
             }
         }
-        Ok(Lent::Done)
+        Ok(LendResult::Done)
     }
 
     /// Ends a receive descriptor that cannot be used; a reliable connection ends. Returns whether others follow.

@@ -9,7 +9,8 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::{
-    Lent, MIRROR_BATCH, MIRROR_STORAGE, MOST_READS, RemoteMemoryKind, RemoteUse, Vi, ViQueue, ViaCarrier,
+    LendResult, MIRROR_BATCH, MIRROR_STORAGE, MOST_READS, RemoteMemoryKind, RemoteUse, Vi, ViQueue,
+    ViaCarrier,
 };
 use crate::via::attributes::ViAttributes;
 use crate::via::codes::*;
@@ -34,7 +35,7 @@ struct SideMemory {
 }
 
 /// One side: its end of the connection.
-struct Side {
+struct ViSide {
     own: Rc<RefCell<SideMemory>>,
     other: Rc<RefCell<SideMemory>>,
     out: Packets,
@@ -48,7 +49,7 @@ fn range(segment: ViaSegment) -> Option<core::ops::Range<usize>> {
     (segment.handle == HANDLE && end <= BYTES as u64).then_some(segment.address as usize..end as usize)
 }
 
-impl ViaCarrier for Side {
+impl ViaCarrier for ViSide {
     fn is_local(&mut self, segment: ViaSegment, ptag: u64) -> bool {
         ptag == PTAG && range(segment).is_some()
     }
@@ -84,8 +85,8 @@ impl ViaCarrier for Side {
         true
     }
 
-    fn lend(&mut self, segment: ViaSegment, ptag: u64) -> Lent {
-        if self.is_local(segment, ptag) { Lent::Done } else { Lent::Refused }
+    fn lend(&mut self, segment: ViaSegment, ptag: u64) -> LendResult {
+        if self.is_local(segment, ptag) { LendResult::Done } else { LendResult::Refused }
     }
 
     fn is_granted(&mut self, segment: ViaSegment, ptag: u64, purpose: RemoteUse) -> bool {
@@ -130,12 +131,12 @@ impl ViaCarrier for Side {
 }
 
 /// Two sides.
-struct Pair {
+struct ViPair {
     vis: [TestVi; 2],
-    sides: [Side; 2],
+    sides: [ViSide; 2],
 }
 
-fn pair(reliability: Reliability, shadow: [bool; 2], room: usize) -> Pair {
+fn pair(reliability: Reliability, shadow: [bool; 2], room: usize) -> ViPair {
     let attributes = ViAttributes {
         reliability,
         max_transfer: 2048,
@@ -157,7 +158,7 @@ fn pair(reliability: Reliability, shadow: [bool; 2], room: usize) -> Pair {
         vi
     };
     let (memories, packets) = (shadow.map(memory), [Packets::default(), Packets::default()]);
-    let side = |at: usize| Side {
+    let side = |at: usize| ViSide {
         own: memories[at].clone(),
         other: memories[1 - at].clone(),
         out: packets[at].clone(),
@@ -165,14 +166,14 @@ fn pair(reliability: Reliability, shadow: [bool; 2], room: usize) -> Pair {
         room,
         is_cut: false,
     };
-    Pair { vis: [vi(), vi()], sides: [side(0), side(1)] }
+    ViPair { vis: [vi(), vi()], sides: [side(0), side(1)] }
 }
 
 fn segments(list: &[(u64, u32)]) -> impl Iterator<Item = ViaSegment> + '_ {
     list.iter().map(|(address, length)| ViaSegment { address: *address, handle: HANDLE, length: *length })
 }
 
-impl Pair {
+impl ViPair {
     fn post(&mut self, side: usize, queue: ViQueue, descriptor: ViaDescriptor, list: &[(u64, u32)]) -> bool {
         let descriptor = ViaDescriptor { segments: list.len() as u16, ..descriptor };
         self.vis[side].post(queue, (7, HANDLE), descriptor, segments(list))
@@ -479,7 +480,8 @@ proptest! {
                         at = (at + 11) % 200;
                         (at, *length)
                     }).collect();
-                    let bytes = list.iter().flat_map(|(at, length)| pair.bytes(0, *at as usize..*at as usize + *length as usize));
+                    let place = |at: u64, length: u32| at as usize..at as usize + length as usize;
+                    let bytes = list.iter().flat_map(|(at, length)| pair.bytes(0, place(*at, *length)));
                     expected.push_back(bytes.collect());
                     pair.send(0, &list);
                     posted += 1;

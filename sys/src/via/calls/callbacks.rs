@@ -9,15 +9,15 @@ use nemesia_core::via::ViaError;
 use nemesia_core::via::vi::ViQueue;
 
 use super::Provider;
-use crate::via::objects::{AsyncReport, Callback, Context, ErrorHandler, index, pointer};
+use crate::via::objects::{AsyncReport, Callback, ErrorHandler, UserContext, index, pointer};
 use crate::via::provider::Shared;
-use crate::via::state::State;
+use crate::via::state::ViaState;
 
 /// A callback that is due, with its arguments.
 enum Due {
     Descriptor(extern "C" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void), [*mut c_void; 4]),
     Completion(extern "C" fn(*mut c_void, *mut c_void, *mut c_void, i32), [*mut c_void; 3], i32),
-    Error(Option<(Context, ErrorHandler)>, AsyncReport),
+    Error(Option<(UserContext, ErrorHandler)>, AsyncReport),
 }
 
 impl Provider {
@@ -34,7 +34,7 @@ impl Provider {
     ) -> Result<(), ViaError> {
         let mut state = self.lock();
         let object = state.vis.get_mut(vi).ok_or(ViaError::InvalidParameter)?;
-        object.notifies[index(queue)].push_back((Context(context), callback));
+        object.notifies[index(queue)].push_back((UserContext(context), callback));
         state.notifies += 1;
         (state.is_changed, state.has_callbacks) = (true, true);
         Ok(())
@@ -52,7 +52,7 @@ impl Provider {
     ) -> Result<(), ViaError> {
         let mut state = self.lock();
         let object = state.queues.get_mut(queue).ok_or(ViaError::InvalidParameter)?;
-        object.notifies.push_back((Context(context), callback));
+        object.notifies.push_back((UserContext(context), callback));
         state.notifies += 1;
         (state.is_changed, state.has_callbacks) = (true, true);
         Ok(())
@@ -70,13 +70,13 @@ impl Provider {
     ) -> Result<(), ViaError> {
         let mut state = self.lock();
         let nic = state.nics.get_mut(nic).ok_or(ViaError::InvalidParameter)?;
-        nic.handler = handler.map(|handler| (Context(context), handler));
+        nic.handler = handler.map(|handler| (UserContext(context), handler));
         Ok(())
     }
 }
 
 /// The thread that calls callbacks.
-pub(in crate::via) fn notify(shared: &Shared) {
+pub(super) fn notify(shared: &Shared) {
     loop {
         let has_work = {
             let state = shared.lock();
@@ -87,14 +87,14 @@ pub(in crate::via) fn notify(shared: &Shared) {
             continue;
         }
         let limit = Instant::now().checked_add(Duration::from_secs(1));
-        if let Ok(Some(due)) = shared.wait(limit, State::drive_all, find) {
+        if let Ok(Some(due)) = shared.wait(limit, ViaState::drive_all, find) {
             due.call();
         }
     }
 }
 
 /// Returns a callback that is due. `None` to wait; `Some(None)` if there is nothing to wait for.
-fn find(state: &mut State) -> Option<Option<Due>> {
+fn find(state: &mut ViaState) -> Option<Option<Due>> {
     if let Some(error) = state.errors.pop_front() {
         let handler = state.nics.get(error.nic as usize as u64).map(|nic| nic.handler);
         // The errors of a NIC that is closed are of no interest.

@@ -9,12 +9,12 @@ use super::vis::disconnect;
 use super::{Provider, deadline};
 use crate::via::listener::{self, Listener};
 use crate::via::objects::{ConnectWaiter, PeerAttempt, Requested};
-use crate::via::state::State;
+use crate::via::state::ViaState;
 use crate::via::{client, peers, server};
 
 impl Provider {
     /// Listens, if that has not happened before: from then on other processes find this one.
-    fn listen(&self, state: &mut State) -> Result<(), ViaError> {
+    fn listen(&self, state: &mut ViaState) -> Result<(), ViaError> {
         if state.listener.is_none() {
             state.listener = Some(Listener::bind(self.0.settings)?);
             state.must_poke = true;
@@ -42,7 +42,7 @@ impl Provider {
             state.waiters.push(ConnectWaiter { number, local, arrived: None });
             number
         };
-        let attempt = |state: &mut State| {
+        let attempt = |state: &mut ViaState| {
             let at = state.waiters.iter().position(|waiter| waiter.number == number)?;
             state.waiters[at].arrived.is_some().then(|| state.waiters.remove(at).arrived).flatten()
         };
@@ -223,7 +223,7 @@ impl Provider {
     /// # Errors
     /// As [`Provider::peer_done`], without `NotDone`.
     pub fn peer_wait(&self, vi: u64) -> Result<ViAttributes, ViaError> {
-        let attempt = |state: &mut State| match peer_result(state, vi) {
+        let attempt = |state: &mut ViaState| match peer_result(state, vi) {
             Err(ViaError::NotDone) => None,
             result => Some(result),
         };
@@ -231,7 +231,7 @@ impl Provider {
     }
 }
 
-fn peer_result(state: &mut State, vi: u64) -> Result<ViAttributes, ViaError> {
+fn peer_result(state: &mut ViaState, vi: u64) -> Result<ViAttributes, ViaError> {
     let object = state.vis.get_mut(vi).ok_or(ViaError::InvalidParameter)?;
     let attempt = object.peer.as_ref().ok_or(ViaError::InvalidState)?;
     let result = attempt.result.ok_or(ViaError::NotDone)?;

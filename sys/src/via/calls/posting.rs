@@ -12,7 +12,7 @@ use nemesia_core::via::{AsyncError, ViaDescriptor, ViaError, ViaOperation, ViaSe
 use super::vis::MOST_DESCRIPTORS;
 use super::{Provider, deadline};
 use crate::via::objects::{AsyncReport, report};
-use crate::via::state::State;
+use crate::via::state::ViaState;
 
 /// A descriptor that has ended, and that belongs to the program again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl Provider {
     /// # Errors
     /// As [`Provider::done`], with [`ViaError::Timeout`] instead of `NotDone`.
     pub fn wait(&self, vi: u64, queue: ViQueue, limit: u64) -> Result<CompletedDescriptor, ViaError> {
-        let attempt = |state: &mut State| match take(state, vi, queue, false) {
+        let attempt = |state: &mut ViaState| match take(state, vi, queue, false) {
             Err(ViaError::NotDone) => None,
             result => Some(result),
         };
@@ -98,7 +98,12 @@ impl Provider {
 }
 
 /// Takes the oldest descriptor of a queue, if it has ended.
-fn take(state: &mut State, vi: u64, queue: ViQueue, drives: bool) -> Result<CompletedDescriptor, ViaError> {
+fn take(
+    state: &mut ViaState,
+    vi: u64,
+    queue: ViQueue,
+    drives: bool,
+) -> Result<CompletedDescriptor, ViaError> {
     let object = state.vis.get_mut(vi).ok_or(ViaError::InvalidParameter)?;
     if drives && !object.model.queue(queue).has_finished() {
         state.drive(vi);
@@ -113,7 +118,7 @@ fn take(state: &mut State, vi: u64, queue: ViQueue, drives: bool) -> Result<Comp
 
 /// Copies a descriptor once, if all of it is registered under the protection tag. Returns the number of its segments.
 fn read_descriptor(
-    state: &State,
+    state: &ViaState,
     place: NonNull<u8>,
     handle: u32,
     ptag: u64,

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 
 use nemesia_core::via::ViaError;
-use nemesia_core::via::completion::{CompletionEntry, CompletionQueue};
+use nemesia_core::via::completion::{CompletionEntry, ViaCompletionQueue};
 
 use super::vis::{MOST_ENTRIES, MOST_QUEUES};
 use super::{Provider, deadline};
 use crate::via::objects::QueueObject;
-use crate::via::state::State;
+use crate::via::state::ViaState;
 
 impl Provider {
     /// Creates a completion queue with room for at least this number of entries.
@@ -22,7 +22,7 @@ impl Provider {
         if state.queues.len() >= MOST_QUEUES {
             return Err(ViaError::ErrorResource);
         }
-        let queue = QueueObject { nic, queue: CompletionQueue::new(storage), notifies: VecDeque::new() };
+        let queue = QueueObject { nic, queue: ViaCompletionQueue::new(storage), notifies: VecDeque::new() };
         state.queues.insert(|_| queue).ok_or(ViaError::ErrorResource)
     }
 
@@ -74,7 +74,7 @@ impl Provider {
     /// # Errors
     /// [`ViaError::Timeout`], [`ViaError::InvalidParameter`], also if the queue is destroyed meanwhile.
     pub fn queue_wait(&self, queue: u64, limit: u64) -> Result<CompletionEntry, ViaError> {
-        let attempt = |state: &mut State| match take_entry(state, queue) {
+        let attempt = |state: &mut ViaState| match take_entry(state, queue) {
             Err(ViaError::NotDone) => None,
             result => Some(result),
         };
@@ -91,7 +91,7 @@ fn storage(entries: u64) -> Result<Vec<CompletionEntry>, ViaError> {
     }
 }
 
-fn take_entry(state: &mut State, queue: u64) -> Result<CompletionEntry, ViaError> {
+fn take_entry(state: &mut ViaState, queue: u64) -> Result<CompletionEntry, ViaError> {
     let object = state.queues.get_mut(queue).ok_or(ViaError::InvalidParameter)?;
     object.queue.pop().ok_or(ViaError::NotDone)
 }

@@ -8,8 +8,8 @@ use nemesia_core::via::vi::ViQueue;
 use nemesia_core::via::{ViAttributes, ViState, ViaError};
 
 use super::Provider;
-use crate::via::objects::{Context, NicObject, ViObject, index};
-use crate::via::state::State;
+use crate::via::objects::{NicObject, UserContext, ViObject, index};
+use crate::via::state::ViaState;
 
 /// Most descriptors of a work queue.
 pub(super) const MOST_DESCRIPTORS: usize = 4096;
@@ -100,7 +100,8 @@ impl Provider {
         for request in state.requests.handles(|request| request.nic == nic) {
             state.requests.remove(request);
         }
-        let of_nic = |state: &State, handle| state.memory.get(handle).is_some_and(|memory| memory.nic == nic);
+        let of_nic =
+            |state: &ViaState, handle| state.memory.get(handle).is_some_and(|memory| memory.nic == nic);
         let regions: Vec<u32> = state.memory.table.iter().map(|(handle, _)| handle).collect();
         for handle in regions.into_iter().filter(|handle| of_nic(&state, *handle)).collect::<Vec<_>>() {
             state.publish_region(handle, true);
@@ -283,18 +284,18 @@ impl Provider {
     /// # Errors
     /// [`ViaError::InvalidParameter`].
     pub fn set_user_pointer(&self, vi: u64, pointer: *mut std::ffi::c_void) -> Result<(), ViaError> {
-        self.lock().vis.get_mut(vi).ok_or(ViaError::InvalidParameter)?.user = Context(pointer);
+        self.lock().vis.get_mut(vi).ok_or(ViaError::InvalidParameter)?.user = UserContext(pointer);
         Ok(())
     }
 }
 
 /// Checks that a protection tag belongs to a NIC.
-pub(super) fn require_ptag(state: &State, nic: u64, ptag: u64) -> Result<(), ViaError> {
+pub(super) fn require_ptag(state: &ViaState, nic: u64, ptag: u64) -> Result<(), ViaError> {
     state.ptags.get(ptag).filter(|owner| **owner == nic).map(drop).ok_or(ViaError::InvalidPtag)
 }
 
 /// Disconnects a VI: its descriptors are flushed, and it is idle.
-pub(super) fn disconnect(state: &mut State, vi: u64) {
+pub(super) fn disconnect(state: &mut ViaState, vi: u64) {
     let Some(object) = state.vis.get_mut(vi) else { return };
     object.peer = None;
     object.remote = None;
@@ -308,7 +309,7 @@ pub(super) fn disconnect(state: &mut State, vi: u64) {
 }
 
 /// Removes a VI, its callbacks and its entries in completion queues.
-fn remove_vi(state: &mut State, vi: u64) {
+fn remove_vi(state: &mut ViaState, vi: u64) {
     let Some(object) = state.vis.remove(vi) else { return };
     let callbacks: usize = object.notifies.iter().map(std::collections::VecDeque::len).sum();
     state.notifies -= callbacks;
