@@ -9,7 +9,9 @@ Usage: ffi/install.sh [--debug] PREFIX
 Builds the C interface and the program `nemesia` with cargo, also in a fresh clone, and installs under PREFIX:
 
   bin/nemesia                    starts jobs (`nemesia run`), reports settings (`info`), measures (`perf`)
-  include/nemesia.h, include/vipl.h, include/vipl_nemesia.h
+  include/nemesia.h
+  include/nemesia_rdma_channel.h     the five functions of the RDMA Channel
+  include/vipl.h, include/vipl_nemesia.h    the VI Provider Library
   lib/libnemesia.so -> libnemesia.so.0 -> libnemesia.so.VERSION
   lib/libnemesia.a
   lib/libvipl.so -> libvipl.so.1 -> libvipl.so.1.VERSION
@@ -32,8 +34,9 @@ no -rpath. The script uses the variables CARGO and CARGO_TARGET_DIR.
 
 To uninstall, remove these files:
 
-  rm -f PREFIX/bin/nemesia PREFIX/include/nemesia.h PREFIX/lib/libnemesia.* PREFIX/lib/libnemesia_interpose.so \
-      PREFIX/lib/libfabric/libnemesia-fi.so PREFIX/include/vipl*.h PREFIX/lib/libvipl.* PREFIX/lib/pkgconfig/vipl.pc \
+  rm -f PREFIX/bin/nemesia PREFIX/include/nemesia.h PREFIX/include/nemesia_rdma_channel.h PREFIX/include/vipl*.h \
+      PREFIX/lib/libnemesia.* PREFIX/lib/libnemesia_interpose.so PREFIX/lib/libfabric/libnemesia-fi.so \
+      PREFIX/lib/libvipl.* PREFIX/lib/pkgconfig/vipl.pc \
       PREFIX/lib/pkgconfig/nemesia.pc PREFIX/lib/pkgconfig/nemesia-static.pc PREFIX/lib/cmake/Nemesia/*
 TEXT
 }
@@ -65,7 +68,9 @@ soname=$(sed -nE 's/^const SONAME: &str = "(.*)";/\1/p' build.rs)
 to=${DESTDIR:-}$prefix
 install -d "$to/bin" "$to/include" "$to/lib/pkgconfig" "$to/lib/cmake/Nemesia" "$to/lib/libfabric"
 install -m 755 "$built/nemesia" "$to/bin/nemesia"
-install -m 644 include/nemesia.h include/vipl.h include/vipl_nemesia.h "$to/include/"
+install -m 644 include/nemesia.h "$to/include/nemesia.h"
+install -m 644 include/nemesia_rdma_channel.h "$to/include/nemesia_rdma_channel.h"
+install -m 644 include/vipl.h include/vipl_nemesia.h "$to/include/"
 install -m 644 "$built/libnemesia_ffi.a" "$to/lib/libnemesia.a"
 install -m 755 "$built/libnemesia_ffi.so" "$to/lib/libnemesia.so.$version"
 ln -sf "libnemesia.so.$version" "$to/lib/$soname"

@@ -8,6 +8,7 @@
 //! | environment | the variables of [`VARIABLES`] |
 //! | program | [`Config`]'s methods |
 
+mod channel;
 mod file;
 mod job_key;
 mod net;
@@ -32,6 +33,8 @@ pub use nemesia_core::shared::port::Stores;
 use crate::os::SegmentOptions;
 use crate::os::numa::last_cache_bytes;
 
+pub use channel::ChannelDesign;
+pub(crate) use channel::ChannelSettings;
 use file::Places;
 pub(crate) use job_key::{JobKeySource, key_from_hex};
 pub use net::NetChoice;
@@ -193,6 +196,7 @@ pub struct Config {
     /// `None`: as a cell.
     pub(crate) net_packet_bytes: Option<u32>,
     pub(crate) net_receives: u32,
+    pub(crate) channel: ChannelSettings,
     pub(crate) job_key: JobKeySource,
     pub(crate) timeout_seconds: u32,
     pub(crate) pmi_take_over: bool,
@@ -252,6 +256,7 @@ impl Default for Config {
             net_address: None,
             net_packet_bytes: None,
             net_receives: 32,
+            channel: ChannelSettings::default(),
             job_key: JobKeySource::Exchange,
             timeout_seconds: 60,
             pmi_take_over: false,
