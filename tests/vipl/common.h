@@ -188,7 +188,9 @@ static void *data_at(const side *own, unsigned offset) {
 }
 
 static void add(const side *own, VIP_DESCRIPTOR *to, unsigned offset, unsigned len) {
-    VIP_DESCRIPTOR_SEGMENT *segment = &to->DS[to->CS.SegCount++];
+    /* More segments than the type has may follow. */
+    VIP_DESCRIPTOR_SEGMENT *first = (VIP_DESCRIPTOR_SEGMENT *)((char *)to + sizeof(VIP_CONTROL_SEGMENT));
+    VIP_DESCRIPTOR_SEGMENT *segment = first + to->CS.SegCount++;
     segment->Local.Data.AddressBits = 0;
     segment->Local.Data.Address = data_at(own, offset);
     segment->Local.Handle = own->handle;

@@ -145,6 +145,7 @@ static void on_error(VIP_PVOID context, VIP_ERROR_DESCRIPTOR *error) {
     if (error->ErrorCode == VIP_ERROR_VI_OVERRUN && error->ResourceCode == VIP_RESOURCE_CQ
         && error->CQHandle == own->receive_queue)
         __atomic_fetch_add(&overruns, 1, __ATOMIC_SEQ_CST);
+    if (error->ErrorCode == VIP_ERROR_CONN_LOST && error->ResourceCode != VIP_RESOURCE_VI) _exit(4);
     __atomic_fetch_add(&errors[error->ErrorCode & 15], 1, __ATOMIC_SEQ_CST);
 }
 

@@ -2,6 +2,8 @@
  * with allocated memory. `transfer CASE`; each case names the statement of vipl that it tests. */
 #include "common.h"
 
+#include <dirent.h>
+
 #define RECEIVED VIP_STATUS_OP_RECEIVE
 
 static VIP_RELIABILITY_LEVEL level = VIP_SERVICE_RELIABLE_DELIVERY;
@@ -105,7 +107,7 @@ static void rdma_write(side *own) {
 
 /* RDMA read, and a fence after it. With user memory through the shadow, or through the kernel. */
 static void rdma_read(side *own) {
-    VIP_DESCRIPTOR *read, *made;
+    VIP_DESCRIPTOR *read, *made = NULL;
     place remote;
     int kernel;
     open_side(own, level, 1);
@@ -192,7 +194,7 @@ static void ptags(side *own) {
 
 /* A faulty receive descriptor: PROTECTION at the receiver, and at the sender an end of the connection. */
 static void receive_fault(side *own) {
-    VIP_DESCRIPTOR *made;
+    VIP_DESCRIPTOR *made = NULL;
     open_side(own, level, 0);
     if (own->is_server) {
         made = describe(own, 0, 4);
@@ -297,6 +299,36 @@ static void flushed(side *own) {
     close_side(own);
 }
 
+/* Stops a process and waits until each of its threads has stopped. */
+static void stop_process(pid_t pid) {
+    char path[300];
+    int running = 1, left = LIMIT;
+    CHECK(kill(pid, SIGSTOP) == 0);
+    while (running && left-- > 0) {
+        struct dirent *entry;
+        DIR *tasks;
+        snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+        tasks = opendir(path);
+        CHECK(tasks != NULL);
+        running = 0;
+        while ((entry = readdir(tasks)) != NULL) {
+            char text[512] = "", *state;
+            FILE *file;
+            if (entry->d_name[0] == '.') continue;
+            snprintf(path, sizeof path, "/proc/%d/task/%.20s/stat", (int)pid, entry->d_name);
+            file = fopen(path, "r");
+            if (file == NULL) continue;
+            (void)!fread(text, 1, sizeof text - 1, file);
+            fclose(file);
+            state = strrchr(text, ')');
+            if (state == NULL || state[2] != 'T') running = 1;
+        }
+        closedir(tasks);
+        usleep(1000);
+    }
+    CHECK(!running);
+}
+
 /* TRANSPORT: a transfer is in progress when the other process ends. */
 static void transport(side *own) {
     VIP_DESCRIPTOR *made;
@@ -313,7 +345,7 @@ static void transport(side *own) {
     } else {
         pid_t pid;
         hear(own, &pid, sizeof pid);
-        CHECK(kill(pid, SIGSTOP) == 0);
+        stop_process(pid);
         made = describe_rdma(own, VIP_CONTROL_OP_RDMAREAD, remote, 0, 4);
         OK(VipPostSend(own->vi, made, own->handle));
         if (own->is_allocated) {
