@@ -29,8 +29,8 @@ pub use posting::CompletedDescriptor;
 pub use vis::{NicFacts, ViSnapshot};
 
 /// The provider of this process, which is opened with its first NIC.
-#[derive(Clone, Debug)]
-pub struct Provider(Arc<Shared>);
+#[derive(Clone, Copy, Debug)]
+pub struct Provider(&'static Shared);
 
 impl Provider {
     /// Returns the provider.
@@ -48,8 +48,8 @@ impl Provider {
             }
             Some(shared)
         });
-        let shared = shared.as_ref().filter(|shared| !shared.is_elsewhere());
-        shared.map(|shared| Self(shared.clone())).ok_or(ViaError::ErrorResource)
+        let shared = shared.as_deref().filter(|shared| !shared.is_elsewhere());
+        shared.map(Self).ok_or(ViaError::ErrorResource)
     }
 
     fn lock(&self) -> StateGuard<'_> {

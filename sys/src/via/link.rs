@@ -109,6 +109,8 @@ pub(super) struct Link {
     imports: Vec<Option<Import>>,
     /// Own regions that the other process has, with the rights that it knows.
     lent: HashMap<u32, RegionRights>,
+    /// The region that was asked for last and is lent; 0 if there is none.
+    last_lent: u32,
     /// Changes of lent regions that could not be sent yet.
     changes: Vec<(u32, Option<RegionRights>)>,
     sent: u64,
@@ -148,6 +150,7 @@ impl Link {
             memory,
             imports: Vec::new(),
             lent: HashMap::new(),
+            last_lent: 0,
             changes: Vec::new(),
             sent: 0,
             wakes: (false, false),
@@ -291,8 +294,11 @@ impl Link {
     }
 
     /// Returns whether the other process has this region.
-    pub(super) fn has_lent(&self, handle: u32) -> bool {
-        self.lent.contains_key(&handle)
+    pub(super) fn has_lent(&mut self, handle: u32) -> bool {
+        if self.last_lent != handle && self.lent.contains_key(&handle) {
+            self.last_lent = handle;
+        }
+        self.last_lent == handle
     }
 
     /// Lends a region to the other process. False if its queue is full.
@@ -326,6 +332,7 @@ impl Link {
             Some(rights) => *known = rights,
             None => {
                 self.lent.remove(&handle);
+                self.last_lent = 0;
             }
         }
         self.changes.push((handle, rights));

@@ -80,7 +80,7 @@ impl Provider {
             let attributes = object.model.attributes;
             (state.requests.remove(request).ok_or(ViaError::InvalidParameter)?, attributes)
         };
-        let link = server::accept(&self.0, &mut requested.stream, &requested.frame, (vi, attributes));
+        let link = server::accept(self.0, &mut requested.stream, &requested.frame, (vi, attributes));
         self.settle(vi, link.map(|link| (link, requested.frame.attributes))).map(drop)
     }
 
@@ -114,7 +114,7 @@ impl Provider {
     pub fn connect_reject(&self, request: u64) -> Result<(), ViaError> {
         let mut requested = self.lock().requests.remove(request).ok_or(ViaError::InvalidParameter)?;
         let code = ViaError::Reject.code() as u8;
-        let refused = server::answer(&self.0, &requested.frame, SetupKind::Refused, code);
+        let refused = server::answer(self.0, &requested.frame, SetupKind::Refused, code);
         // A client that has left needs no answer.
         let _ = listener::send(&mut requested.stream, &refused);
         Ok(())
@@ -167,7 +167,7 @@ impl Provider {
             let state = self.lock();
             state.vis.get(vi).is_some_and(|object| object.model.state() == ViState::ConnectPending)
         };
-        let result = client::call(&self.0, &frame, deadline(limit), false, waits);
+        let result = client::call(self.0, &frame, deadline(limit), false, waits);
         self.settle(vi, result)
     }
 
