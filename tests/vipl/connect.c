@@ -325,8 +325,8 @@ static void stopped_process(side *own) {
     if (silent >= 0) close(silent);
 }
 
-/* "Handshake bytes from strangers do no harm." */
-static void strangers(side *own) {
+/* Bytes of unauthenticated connections do no harm. */
+static void unauthenticated(side *own) {
     unsigned short port;
     if (own->is_server) {
         int listener = -1;
@@ -372,7 +372,7 @@ int main(int count, char **arguments) {
     } cases[] = {
         {"reject", reject},           {"mismatch", mismatch},         {"timeouts", timeouts},
         {"discriminators", discriminators}, {"interrupted", interrupted}, {"peers", peers},
-        {"killed", killed},           {"false-server", false_server}, {"strangers", strangers},
+        {"killed", killed},           {"false-server", false_server}, {"unauthenticated", unauthenticated},
         {"stopped-process", stopped_process},
     };
     size_t at;

@@ -14,9 +14,9 @@ use nemesia_core::via::setup::{SETUP_BYTES, SetupFrame};
 use super::settings::Settings;
 
 /// Unauthenticated connections at once.
-const MOST_STRANGERS: usize = 128;
+const MOST_UNAUTHENTICATED: usize = 128;
 /// The time in which a connection must send its frame.
-const STRANGER_LIMIT: Duration = Duration::from_secs(10);
+const FRAME_LIMIT: Duration = Duration::from_secs(10);
 /// The time for which a frame may wait in the socket buffer.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 /// The longest wait for bytes before the caller is asked whether it still waits.
@@ -24,7 +24,7 @@ const READ_STEP: Duration = Duration::from_millis(50);
 
 /// A connection that has not sent a whole frame.
 #[derive(Debug)]
-struct Stranger {
+struct UnauthenticatedStream {
     stream: TcpStream,
     inbox: FrameInbox,
     since: Instant,
@@ -34,7 +34,7 @@ struct Stranger {
 #[derive(Debug)]
 pub(super) struct Listener {
     socket: TcpListener,
-    strangers: Vec<Stranger>,
+    unauthenticated: Vec<UnauthenticatedStream>,
 }
 
 impl Listener {
@@ -43,20 +43,22 @@ impl Listener {
         for port in settings.ports() {
             let Ok(socket) = TcpListener::bind(SocketAddr::from((settings.address, port))) else { continue };
             socket.set_nonblocking(true).map_err(|_| ViaError::ErrorResource)?;
-            return Ok(Self { socket, strangers: Vec::new() });
+            return Ok(Self { socket, unauthenticated: Vec::new() });
         }
         Err(ViaError::ErrorResource)
     }
 
     /// Returns the descriptors that become readable when something arrives.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = i32> + '_ {
-        let strangers = self.strangers.iter().map(|stranger| stranger.stream.as_raw_fd());
-        strangers.chain([self.socket.as_raw_fd()])
+        let unauthenticated = self.unauthenticated.iter().map(|waiting| waiting.stream.as_raw_fd());
+        // While there are too many, nothing is accepted, so new ones must not end the sleep.
+        let can_accept = self.unauthenticated.len() < MOST_UNAUTHENTICATED;
+        unauthenticated.chain(can_accept.then(|| self.socket.as_raw_fd()))
     }
 
     /// Accepts connections and reads what is there. Returns the frames that are complete; the streams do not block.
     pub(super) fn read(&mut self) -> Vec<(TcpStream, SetupFrame)> {
-        while self.strangers.len() < MOST_STRANGERS
+        while self.unauthenticated.len() < MOST_UNAUTHENTICATED
             && let Ok((stream, _)) = self.socket.accept()
         {
             if stream.set_nonblocking(true).is_ok() {
@@ -64,13 +66,13 @@ impl Listener {
             }
         }
         let mut frames = Vec::new();
-        self.strangers = std::mem::take(&mut self.strangers)
+        self.unauthenticated = std::mem::take(&mut self.unauthenticated)
             .into_iter()
-            .filter_map(|mut stranger| match stranger.inbox.read(&mut stranger.stream) {
+            .filter_map(|mut waiting| match waiting.inbox.read(&mut waiting.stream) {
                 Inbound::Closed => None,
-                Inbound::Partial => (stranger.since.elapsed() < STRANGER_LIMIT).then_some(stranger),
+                Inbound::Partial => (waiting.since.elapsed() < FRAME_LIMIT).then_some(waiting),
                 Inbound::Frame(frame) => {
-                    frames.push((stranger.stream, *frame));
+                    frames.push((waiting.stream, *frame));
                     None
                 }
             })
@@ -80,7 +82,11 @@ impl Listener {
 
     /// Waits for a further frame of a connection.
     pub(super) fn keep(&mut self, stream: TcpStream) {
-        self.strangers.push(Stranger { stream, inbox: FrameInbox::default(), since: Instant::now() });
+        self.unauthenticated.push(UnauthenticatedStream {
+            stream,
+            inbox: FrameInbox::default(),
+            since: Instant::now(),
+        });
     }
 }
 
