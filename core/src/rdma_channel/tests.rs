@@ -197,7 +197,8 @@ fn a_rendezvous_writes_past_the_pipe_and_what_follows_arrives_after_it() {
         let (region, key) = b.admit(&mut into);
         // The key goes through the pipe.
         assert_eq!((b.put(&key.to_bytes()), a.get(&mut bytes)), (Ok(24), Ok(24)));
-        (a.recorded(), b.recorded());
+        a.recorded();
+        b.recorded();
         a.port.queue_is_full = true;
         assert_eq!(a.write_past(&long, key), Ok(PastWrite::Waiting), "{design:?}");
         a.port.queue_is_full = false;
