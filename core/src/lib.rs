@@ -19,6 +19,7 @@
 //! | [`regcache`] | the registration cache |
 //! | [`rdma_channel`] | the RDMA Channel: a pipe of bytes over an RDMA fabric, in four designs |
 //! | [`agreement`] | agreement of the surviving processes after failures |
+//! | [`via`] | the Virtual Interface Architecture: VIs, work queues, descriptors, completion queues |
 //! | [`trace`] | entry and exit of functions, as a call tree |
 //! | [`spin`] | the spin policy: when a waiting process polls, yields the core and sleeps |
 //! | [`threads`] | one endpoint shared by several threads: lock, waiter list, event count |
@@ -59,4 +60,5 @@ pub mod store;
 pub mod sync;
 pub mod threads;
 pub mod trace;
+pub mod via;
 pub mod wire;

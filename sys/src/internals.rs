@@ -1,5 +1,6 @@
-//! Internal interfaces for this repository's own tests and programs. **Not part of the API**: they exist only
-//! with the feature `internals`, follow no version numbers, and may change or go in any release.
+//! Internal interfaces for this repository's own tests and programs, among them the library `libvipl`. **Not part of
+//! the API**: they exist only with the feature `internals`, follow no version numbers, and may change or go in any
+//! release.
 //!
 //! Functions whose misuse could break memory safety are `unsafe` here as well. The following one could write
 //! any memory of its own process:
@@ -16,6 +17,11 @@
 /// Connections by RDMA-CM.
 pub mod cm {
     pub use crate::cm::*;
+}
+
+/// The provider of virtual interfaces, for `libvipl`.
+pub mod via {
+    pub use crate::via::*;
 }
 
 /// The layer over the operating system.

@@ -145,6 +145,9 @@ pub mod tcp;
 pub mod testing;
 mod transport;
 pub mod verbs;
+#[cfg(feature = "internals")]
+#[allow(unreachable_pub, unused_imports, reason = "for `internals`")]
+mod via;
 
 pub use config::{
     ChannelDesign, Config, ConfigError, NetChoice, Origin, SingleCopy, Stores, VARIABLES, Variable,

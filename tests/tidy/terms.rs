@@ -57,10 +57,11 @@ const RETIRED_IN_NAMES: [&str; 23] = [
 const RETIRED_GROUPS: [&str; 8] =
     ["hang_up", "hung_up", "let_go", "lie_down", "past_caches", "pay_owed", "stream_past", "in_vain"];
 /// Crates that are not a directory of their own below a package, longest path first.
-const CRATES: [&str; 16] = [
+const CRATES: [&str; 17] = [
     "core/src",
     "ffi/interpose",
     "ffi/src",
+    "ffi/vipl/src",
     "sys/rdma-core-sys/examples/regenerate",
     "sys/rdma-core-sys/tests",
     "sys/rdma-core-sys/src",

@@ -13,6 +13,7 @@ mod meeting;
 mod one_sided;
 mod peer;
 mod prefix;
+mod vipl;
 
 pub use call::call_decoder;
 pub use channel::channel_decoder;
@@ -21,6 +22,7 @@ pub use meeting::meeting_decoder;
 pub use one_sided::one_sided_decoder;
 pub use peer::placement_peer;
 pub use prefix::message_prefix;
+pub use vipl::{vipl_peer, vipl_setup};
 
 /// A fuzz target.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +34,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "placement-decoder", run: placement_decoder },
     Target { name: "placement-peer", run: placement_peer },
     Target { name: "list-of-runs", run: list_of_runs },
@@ -41,6 +43,8 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "meeting-decoder", run: meeting_decoder },
     Target { name: "channel-decoder", run: channel_decoder },
     Target { name: "one-sided-decoder", run: one_sided_decoder },
+    Target { name: "vipl-setup", run: vipl_setup },
+    Target { name: "vipl-peer", run: vipl_peer },
 ];
 
 /// Decodes the bytes as frames of the placement, and as a handshake. What is accepted must be encoded to the same

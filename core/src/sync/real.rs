@@ -201,4 +201,17 @@ impl<'a> PayloadMut<'a> {
         unsafe { copy::non_temporal(from.as_ptr(), to.base.as_ptr(), from.len()) };
         true
     }
+
+    /// As [`PayloadMut::write_from`], with non-temporal stores: for data that exceeds the caches. The copy is
+    /// complete before anything is published after it.
+    ///
+    /// # Safety
+    /// As [`PayloadMut::write_from`].
+    #[must_use]
+    pub unsafe fn write_non_temporal_from(&self, at: usize, from: *const u8, len: usize) -> bool {
+        let Some(to) = self.0.slice(at, len) else { return false };
+        // SAFETY: as for `write`; of `from`, the caller's promise.
+        unsafe { copy::non_temporal(from, to.base.as_ptr(), len) };
+        true
+    }
 }

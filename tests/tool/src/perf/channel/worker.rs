@@ -66,7 +66,7 @@ pub(super) fn take_part(plan: &ChannelPlan) -> Report<Option<ChannelRun>> {
     Ok((rank == 0).then_some(run))
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "used with `map_err`")]
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn text(error: Error) -> String {
     error.to_string()
 }

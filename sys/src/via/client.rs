@@ -1,0 +1,177 @@
+//! The side that calls (paper 2, section 1.4.1): it looks for a process at the remote address that waits under the
+//! discriminator, by TCP, and then goes to the meeting place that this process names.
+
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use nemesia_core::via::setup::{SetupFrame, SetupKind};
+use nemesia_core::via::{ViAttributes, ViaError};
+
+use super::link::Link;
+use super::listener::{FrameInbox, Inbound};
+use super::provider::Shared;
+use super::{listener, meeting};
+
+/// The pause after an attempt at all ports.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+/// The time in which a process must answer first: one that is stopped is left out.
+const FIRST_ANSWER: Duration = Duration::from_secs(1);
+/// The pause between two looks at the processes that were asked.
+const POLL_PAUSE: Duration = Duration::from_micros(100);
+/// The limit of a TCP connection to one port, and of the meeting.
+const STEP_LIMIT: Duration = Duration::from_secs(2);
+const MEETING_LIMIT: Duration = Duration::from_secs(30);
+
+/// What an attempt at all ports found.
+enum Round {
+    /// A process accepted.
+    Accepted(Box<SetupFrame>),
+    /// A process refused, with this reason.
+    Refused(ViaError),
+    /// No process waits under the address.
+    Nothing,
+    /// A process says that its own call has precedence.
+    Busy,
+}
+
+/// Calls until a process accepts or refuses, or the deadline passes, while `waits` returns true. If `is_once`, tries
+/// each port only once, and returns [`ViaError::NoMatch`] if no process waits.
+pub(super) fn call(
+    shared: &Shared,
+    frame: &SetupFrame,
+    deadline: Option<Instant>,
+    is_once: bool,
+    waits: impl Fn() -> bool,
+) -> Result<(Link, ViAttributes), ViaError> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match round(shared, frame, deadline, &waits)? {
+            Round::Accepted(answer) => {
+                let link = meeting::go(answer.meeting, &shared.bell, Instant::now() + MEETING_LIMIT)?;
+                return Ok((link, answer.attributes));
+            }
+            Round::Refused(reason) => return Err(reason),
+            Round::Nothing | Round::Busy if is_once => return Err(ViaError::NoMatch),
+            Round::Nothing | Round::Busy => {}
+        }
+        let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(ViaError::Timeout);
+        }
+        if !waits() {
+            return Err(ViaError::InvalidState);
+        }
+        std::thread::sleep(left.map_or(pause, |left| left.min(pause)));
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// A process that was asked and has not answered.
+struct Asked {
+    stream: TcpStream,
+    inbox: FrameInbox,
+}
+
+/// Asks all processes at the remote host. Returns what the one in which a call waits says in the end.
+fn round(
+    shared: &Shared,
+    frame: &SetupFrame,
+    deadline: Option<Instant>,
+    waits: &impl Fn() -> bool,
+) -> Result<Round, ViaError> {
+    let mut asked = ask(shared, frame, deadline, waits)?;
+    let (start, mut is_busy) = (Instant::now(), false);
+    while !asked.is_empty() && start.elapsed() < FIRST_ANSWER && waits() {
+        let mut found = None;
+        asked.retain_mut(|process| match process.inbox.read(&mut process.stream) {
+            Inbound::Partial => true,
+            Inbound::Closed => false,
+            Inbound::Frame(answer) => {
+                is_busy |= answer.kind == SetupKind::Busy;
+                if answer.kind == SetupKind::Pending && found.is_none() {
+                    found = process.stream.try_clone().ok();
+                }
+                false
+            }
+        });
+        if let Some(stream) = found {
+            // The others are released before this one is confirmed.
+            asked.clear();
+            match confirm(stream, frame, deadline, waits)? {
+                Round::Nothing => {}
+                round => return Ok(round),
+            }
+        }
+        if deadline.is_some_and(|end| Instant::now() >= end) {
+            break;
+        }
+        std::thread::sleep(POLL_PAUSE);
+    }
+    Ok(if is_busy { Round::Busy } else { Round::Nothing })
+}
+
+/// Sends the request to every process that listens.
+fn ask(
+    shared: &Shared,
+    frame: &SetupFrame,
+    deadline: Option<Instant>,
+    waits: &impl Fn() -> bool,
+) -> Result<Vec<Asked>, ViaError> {
+    let host = Ipv4Addr::from(frame.remote.host);
+    let mut asked = Vec::new();
+    for port in shared.settings.ports() {
+        let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+        let limit = left.map_or(STEP_LIMIT, |left| left.min(STEP_LIMIT));
+        if limit.is_zero() || !waits() {
+            break;
+        }
+        let mut stream = match TcpStream::connect_timeout(&SocketAddr::from((host, port)), limit) {
+            Ok(stream) => stream,
+            Err(error) => match error.kind() {
+                ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => {
+                    return Err(ViaError::NotReachable);
+                }
+                _ => continue,
+            },
+        };
+        if stream.set_nonblocking(true).is_ok() && listener::send_now(&mut stream, frame).is_ok() {
+            asked.push(Asked { stream, inbox: FrameInbox::default() });
+        }
+    }
+    Ok(asked)
+}
+
+/// Confirms the request to a process in which a call waits, and waits for the decision of its program.
+fn confirm(
+    mut stream: TcpStream,
+    frame: &SetupFrame,
+    deadline: Option<Instant>,
+    waits: &impl Fn() -> bool,
+) -> Result<Round, ViaError> {
+    let kind = match frame.kind {
+        SetupKind::PeerRequest => SetupKind::PeerConfirm,
+        _ => SetupKind::Confirm,
+    };
+    let is_sent = stream.set_nonblocking(false).is_ok()
+        && listener::send(&mut stream, &SetupFrame { kind, ..*frame }).is_ok();
+    if !is_sent {
+        return Ok(Round::Nothing);
+    }
+    let Some(answer) = listener::receive(&mut stream, deadline, waits)? else { return Ok(Round::Nothing) };
+    Ok(match answer.kind {
+        SetupKind::Accepted => Round::Accepted(Box::new(answer)),
+        SetupKind::Refused => Round::Refused(refusal(answer.reason)),
+        SetupKind::Busy => Round::Busy,
+        _ => Round::Nothing,
+    })
+}
+
+/// Returns the reason in a refusal; an unknown number is a rejection.
+fn refusal(code: u8) -> ViaError {
+    [ViaError::InvalidReliabilityLevel, ViaError::InvalidMtu, ViaError::InvalidQos]
+        .into_iter()
+        .find(|reason| reason.code() == i32::from(code))
+        .unwrap_or(ViaError::Reject)
+}

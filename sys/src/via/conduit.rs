@@ -1,0 +1,197 @@
+//! What a VI asks of its connection: copies between the program's memory and the regions of the other process, and
+//! records. A virtual address becomes a segment and an offset here (paper 2, section 1.4.5).
+
+use std::ptr::NonNull;
+
+use nemesia_core::sync::{Payload, PayloadMut};
+use nemesia_core::via::ViaSegment;
+use nemesia_core::via::memory::{RegionSlot, RegionTable, ViaRegion, index_of};
+use nemesia_core::via::record::{RegionRights, ViaRecord};
+use nemesia_core::via::vi::{LendResult, RemoteMemoryKind, RemoteUse, ViaCarrier};
+
+use super::link::Link;
+use super::region::RegionMemory;
+
+/// The registered memory of this process.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) table: RegionTable<Vec<RegionSlot>>,
+    /// The memory of each region, by the index of its handle.
+    regions: Vec<Option<RegionMemory>>,
+    /// Bytes from which copies use non-temporal stores.
+    pub(super) non_temporal_from: u64,
+}
+
+impl Memory {
+    pub(super) fn new(non_temporal_from: u64) -> Self {
+        Self { table: RegionTable::new(Vec::new()), regions: Vec::new(), non_temporal_from }
+    }
+
+    /// Adds a region. `None` if there are too many.
+    pub(super) fn insert(&mut self, region: ViaRegion, memory: RegionMemory) -> Option<u32> {
+        if self.table.len() == self.table.capacity() {
+            let more = self.table.slots_mut();
+            let count = (more.len() * 2).clamp(64, nemesia_core::via::memory::MOST_REGIONS);
+            more.resize(count, RegionSlot::default());
+            self.regions.resize_with(count, || None);
+        }
+        let handle = self.table.insert(region)?;
+        self.regions[index_of(handle)] = Some(memory);
+        Some(handle)
+    }
+
+    /// Returns the memory of a region.
+    pub(super) fn get(&self, handle: u32) -> Option<&RegionMemory> {
+        self.table.get(handle)?;
+        self.regions.get(index_of(handle))?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, handle: u32) -> Option<&mut RegionMemory> {
+        self.table.get(handle)?;
+        self.regions.get_mut(index_of(handle))?.as_mut()
+    }
+
+    pub(super) fn remove(&mut self, handle: u32) -> Option<(ViaRegion, RegionMemory)> {
+        let region = self.table.remove(handle)?;
+        Some((region, self.regions.get_mut(index_of(handle))?.take()?))
+    }
+
+    /// Returns the address of a segment in the program's memory, if all of it is registered.
+    fn place(&self, segment: ViaSegment) -> Option<NonNull<u8>> {
+        let offset = self.table.get(segment.handle)?.offset(segment.address, segment.length.into())?;
+        self.get(segment.handle)?.program(offset, segment.length)
+    }
+
+    fn with(&self, segment: ViaSegment, act: impl FnOnce(&RegionMemory, u64) -> bool) -> bool {
+        let offset = self.table.get(segment.handle);
+        let offset = offset.and_then(|region| region.offset(segment.address, segment.length.into()));
+        offset.zip(self.get(segment.handle)).is_some_and(|(offset, memory)| act(memory, offset))
+    }
+}
+
+/// Returns the rights of the other side in a region, through a VI with these attributes.
+pub(super) fn rights(region: &ViaRegion, vi: &nemesia_core::via::ViAttributes) -> RegionRights {
+    let is_same = region.attributes.ptag == vi.ptag;
+    RegionRights {
+        write: is_same && region.attributes.rdma_write && vi.rdma_write,
+        read: is_same && region.attributes.rdma_read && vi.rdma_read,
+    }
+}
+
+/// A VI's connection and the memory of the process.
+#[derive(Debug)]
+pub(super) struct Conduit<'a> {
+    pub(super) link: &'a mut Link,
+    pub(super) memory: &'a Memory,
+    pub(super) attributes: nemesia_core::via::ViAttributes,
+}
+
+impl Conduit<'_> {
+    /// Reads user memory of the other process through the kernel, if that is possible.
+    fn read_through_kernel(&mut self, from: ViaSegment, to: NonNull<u8>) -> bool {
+        let Some(memory) = &mut self.link.memory else { return false };
+        // SAFETY: the range is registered memory of the program, which keeps it mapped and permits to write it.
+        unsafe { memory.read_into(from.address, to.as_ptr(), from.length as usize) }.is_ok()
+    }
+}
+
+impl ViaCarrier for Conduit<'_> {
+    fn is_local(&mut self, segment: ViaSegment, ptag: u64) -> bool {
+        segment.length == 0 || self.memory.table.check(segment, ptag).is_some()
+    }
+
+    fn remote(&mut self, segment: ViaSegment, purpose: RemoteUse) -> RemoteMemoryKind {
+        let can_read = self.link.memory.is_some();
+        let Some(import) = self.link.import_of(segment.handle) else { return RemoteMemoryKind::Refused };
+        let is_permitted = match purpose {
+            RemoteUse::Receive => true,
+            RemoteUse::Write => import.rights().write,
+            RemoteUse::Read => import.rights().read,
+        };
+        if !is_permitted || import.offset(segment).is_none() {
+            return RemoteMemoryKind::Refused;
+        }
+        match import.is_shadow {
+            true if !(purpose == RemoteUse::Read && import.is_readable && can_read) => {
+                RemoteMemoryKind::Shadow
+            }
+            _ => RemoteMemoryKind::Direct,
+        }
+    }
+
+    fn write(&mut self, from: ViaSegment, to: ViaSegment) -> bool {
+        let Some(source) = self.memory.place(from) else { return false };
+        let Some(import) = self.link.import_of(to.handle) else { return false };
+        let Some(offset) = import.offset(to) else { return false };
+        let len = from.length as usize;
+        // SAFETY: the segment is mapped writable, and no reference to its bytes exists.
+        let target = unsafe { PayloadMut::from_raw(import.segment.as_ptr(), import.segment.len()) };
+        if u64::from(from.length) >= self.memory.non_temporal_from {
+            // SAFETY: registered memory of the program, which keeps it mapped and readable.
+            return unsafe { target.write_non_temporal_from(offset, source.as_ptr(), len) };
+        }
+        // SAFETY: as above.
+        unsafe { target.write_from(offset, source.as_ptr(), len) }
+    }
+
+    fn read(&mut self, from: ViaSegment, to: ViaSegment) -> bool {
+        let Some(target) = self.memory.place(to) else { return false };
+        let can_read = self.link.memory.is_some();
+        let Some(import) = self.link.import_of(from.handle) else { return false };
+        let Some(offset) = import.offset(from) else { return false };
+        if import.is_shadow && import.is_readable && can_read {
+            return self.read_through_kernel(from, target);
+        }
+        // SAFETY: the segment is mapped, and no reference to its bytes exists.
+        let source = unsafe { Payload::from_raw(import.segment.as_ptr(), import.segment.len()) };
+        // SAFETY: registered memory of the program, which keeps it mapped and permits to write it.
+        unsafe { source.read_into(offset, target.as_ptr(), from.length as usize) }
+    }
+
+    fn lend(&mut self, segment: ViaSegment, ptag: u64) -> LendResult {
+        if self.memory.table.check(segment, ptag).is_none() {
+            return LendResult::Refused;
+        }
+        if self.link.has_lent(segment.handle) {
+            return LendResult::Done;
+        }
+        let region = self.memory.table.get(segment.handle);
+        let Some((region, memory)) = region.zip(self.memory.get(segment.handle)) else {
+            return LendResult::Refused;
+        };
+        if self.link.lend(segment.handle, region, memory, rights(region, &self.attributes)) {
+            LendResult::Done
+        } else {
+            LendResult::Later
+        }
+    }
+
+    fn is_granted(&mut self, segment: ViaSegment, ptag: u64, purpose: RemoteUse) -> bool {
+        self.memory.table.check(segment, ptag).is_some()
+            && self.memory.table.get(segment.handle).is_some_and(|region| match purpose {
+                RemoteUse::Receive => true,
+                RemoteUse::Write => region.attributes.rdma_write,
+                RemoteUse::Read => region.attributes.rdma_read,
+            })
+    }
+
+    fn settle(&mut self, segment: ViaSegment) -> bool {
+        self.memory.with(segment, |memory, offset| memory.settle(offset, segment.length))
+    }
+
+    fn refresh(&mut self, segment: ViaSegment) -> bool {
+        self.memory.with(segment, |memory, offset| memory.refresh(offset, segment.length))
+    }
+
+    fn push(&mut self, record: &ViaRecord<'_>) -> bool {
+        self.link.push(record)
+    }
+
+    fn change_region(&mut self, handle: u32, rights: Option<RegionRights>) {
+        self.link.change_import(handle, rights);
+    }
+
+    fn cut(&mut self) {
+        self.link.is_cut = true;
+    }
+}

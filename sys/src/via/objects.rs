@@ -1,0 +1,182 @@
+//! The objects of the program, each behind a checked handle.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::net::TcpStream;
+use std::time::Instant;
+
+use nemesia_core::via::completion::{CompletionEntry, ViaCompletionQueue};
+use nemesia_core::via::setup::{SetupFrame, ViaAddress};
+use nemesia_core::via::vi::{MIRROR_STORAGE, ViQueue};
+use nemesia_core::via::work_queue::WorkEntry;
+use nemesia_core::via::{AsyncError, Vi, ViAttributes, ViaError, ViaSegment};
+
+use super::link::Link;
+
+/// Descriptors of a queue for which a new VI has storage; it grows when needed.
+const FIRST_DESCRIPTORS: usize = 32;
+/// Segments likewise.
+const FIRST_SEGMENTS: usize = 64;
+
+/// The model of a VI over growing storage.
+pub(super) type ViModel = Vi<Vec<WorkEntry>, Vec<ViaSegment>>;
+
+/// A pointer that belongs to the program and is only passed back to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UserContext(pub(super) *mut c_void);
+
+// SAFETY: the library never accesses what the pointer points to.
+unsafe impl Send for UserContext {}
+
+/// A callback of the program, which is called once: with its context, the NIC, the object (a VI or a completion queue
+/// entry's VI), and the descriptor or whether the queue is a receive queue.
+#[derive(Clone, Copy, Debug)]
+pub enum Callback {
+    /// For a finished descriptor of a work queue.
+    Descriptor(extern "C" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void)),
+    /// For an entry of a completion queue.
+    Completion(extern "C" fn(*mut c_void, *mut c_void, *mut c_void, i32)),
+}
+
+/// The handler of errors that no descriptor reports: called with its context and the report.
+pub type ErrorHandler = extern "C" fn(*mut c_void, *mut AsyncReport);
+
+/// The report of such an error, as `vipl.h` declares it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AsyncReport {
+    /// The NIC.
+    pub nic: *mut c_void,
+    /// The VI, or null.
+    pub vi: *mut c_void,
+    /// The completion queue, or null.
+    pub completion_queue: *mut c_void,
+    /// The descriptor, or null.
+    pub descriptor: *mut c_void,
+    /// The operation bits of the descriptor.
+    pub operation: u64,
+    /// What the error is about: 0 NIC, 1 VI, 2 completion queue, 3 descriptor.
+    pub resource: i32,
+    /// The error.
+    pub error: i32,
+}
+
+// SAFETY: the pointers are handles and addresses that are only passed to the program.
+unsafe impl Send for AsyncReport {}
+
+/// An opened NIC.
+#[derive(Debug)]
+pub(super) struct NicObject {
+    pub(super) name: Vec<u8>,
+    pub(super) handler: Option<(UserContext, ErrorHandler)>,
+    pub(super) has_names: bool,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(super) struct QueueObject {
+    pub(super) nic: u64,
+    pub(super) queue: ViaCompletionQueue<Vec<CompletionEntry>>,
+    pub(super) notifies: VecDeque<(UserContext, Callback)>,
+}
+
+/// A VI.
+#[derive(Debug)]
+pub(super) struct ViObject {
+    pub(super) nic: u64,
+    pub(super) model: ViModel,
+    pub(super) link: Option<Link>,
+    pub(super) queues: [Option<u64>; 2],
+    pub(super) notifies: [VecDeque<(UserContext, Callback)>; 2],
+    pub(super) peer: Option<PeerAttempt>,
+    pub(super) remote: Option<ViAttributes>,
+    pub(super) user: UserContext,
+}
+
+impl ViObject {
+    pub(super) fn new(nic: u64, attributes: ViAttributes, queues: [Option<u64>; 2]) -> Self {
+        let storage =
+            || (vec![WorkEntry::default(); FIRST_DESCRIPTORS], vec![ViaSegment::default(); FIRST_SEGMENTS]);
+        let mirror = vec![ViaSegment::default(); MIRROR_STORAGE];
+        Self {
+            nic,
+            model: Vi::new(attributes, storage(), storage(), mirror),
+            link: None,
+            queues,
+            notifies: [VecDeque::new(), VecDeque::new()],
+            peer: None,
+            remote: None,
+            user: UserContext(std::ptr::null_mut()),
+        }
+    }
+
+    /// Makes room for a descriptor. False if the queue has as many descriptors as it may have.
+    pub(super) fn grow(&mut self, queue: ViQueue, segments: usize, most: usize) -> bool {
+        let queue = self.model.queue(queue);
+        if queue.has_room(segments) {
+            return queue.len() < most;
+        }
+        let (entries, list) = queue.capacity();
+        if queue.len() >= most {
+            return false;
+        }
+        let entries = vec![WorkEntry::default(); (entries * 2).min(most.max(entries))];
+        queue.replace(entries, vec![ViaSegment::default(); (list + segments) * 2])
+    }
+}
+
+/// Returns the index of a queue in pairs of queues.
+pub(super) const fn index(queue: ViQueue) -> usize {
+    match queue {
+        ViQueue::Send => 0,
+        ViQueue::Receive => 1,
+    }
+}
+
+/// A peer-to-peer request of a VI.
+#[derive(Clone, Debug)]
+pub(super) struct PeerAttempt {
+    pub(super) local: ViaAddress,
+    pub(super) remote: ViaAddress,
+    pub(super) deadline: Option<Instant>,
+    /// Whether a thread answers the other side, so that this side does not call.
+    pub(super) is_answering: bool,
+    /// Whether a thread calls the other side now.
+    pub(super) is_calling: bool,
+    pub(super) result: Option<Result<ViAttributes, ViaError>>,
+}
+
+/// A request that the program has not accepted or rejected yet.
+#[derive(Debug)]
+pub(super) struct Requested {
+    pub(super) nic: u64,
+    pub(super) stream: TcpStream,
+    pub(super) frame: SetupFrame,
+}
+
+/// A call that waits for a request.
+#[derive(Debug)]
+pub(super) struct ConnectWaiter {
+    pub(super) number: u64,
+    pub(super) local: ViaAddress,
+    pub(super) arrived: Option<(TcpStream, SetupFrame)>,
+}
+
+/// Returns the report of an error of a VI.
+pub(super) fn report(nic: u64, vi: u64, error: AsyncError) -> AsyncReport {
+    let null = std::ptr::null_mut();
+    AsyncReport {
+        nic: pointer(nic),
+        vi: pointer(vi),
+        completion_queue: null,
+        descriptor: null,
+        operation: 0,
+        resource: 1,
+        error: error as i32,
+    }
+}
+
+/// Returns a handle as the pointer that the program sees; it is never dereferenced.
+pub(super) const fn pointer(handle: u64) -> *mut c_void {
+    std::ptr::without_provenance_mut(handle as usize)
+}

@@ -1,0 +1,73 @@
+//! The side that answers (paper 2, section 1.4.1): it opens a meeting place, names it by TCP, and waits there.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use nemesia_core::via::setup::{SetupFrame, SetupKind};
+use nemesia_core::via::{ViAttributes, ViaError};
+
+use super::link::Link;
+use super::provider::Shared;
+use super::{listener, meeting};
+use crate::os::HandoffListener;
+
+/// The limit of a meeting.
+const MEETING_LIMIT: Duration = Duration::from_secs(30);
+
+/// Returns the answer to a request, without a meeting place.
+pub(super) fn answer(shared: &Shared, request: &SetupFrame, kind: SetupKind, reason: u8) -> SetupFrame {
+    SetupFrame {
+        kind,
+        reason,
+        process: shared.process,
+        vi: 0,
+        meeting: [0; 16],
+        local: request.remote,
+        remote: request.local,
+        ..*request
+    }
+}
+
+/// Accepts a request, and waits at the meeting place.
+///
+/// # Errors
+/// [`ViaError::Timeout`] if the other side does not come: in most cases because its time limit has passed.
+pub(super) fn accept(
+    shared: &Shared,
+    stream: &mut TcpStream,
+    request: &SetupFrame,
+    (vi, attributes): (u64, ViAttributes),
+) -> Result<Link, ViaError> {
+    let place = HandoffListener::bind().map_err(|_| ViaError::ErrorResource)?;
+    let accepted = SetupFrame {
+        vi,
+        attributes: ViAttributes { ptag: 0, ..attributes },
+        meeting: meeting::bytes_of(&place.name()),
+        ..answer(shared, request, SetupKind::Accepted, 0)
+    };
+    if has_left(stream) || listener::send(stream, &accepted).is_err() {
+        return Err(ViaError::Timeout);
+    }
+    let deadline = Instant::now() + MEETING_LIMIT;
+    // The other side may have left just before it could read the answer: then it never comes, and closes its end.
+    loop {
+        let step = Instant::now() + Duration::from_millis(20);
+        match meeting::receive(&place, &shared.bell, step.min(deadline), deadline) {
+            Err(ViaError::Timeout) if Instant::now() < deadline && !has_left(stream) => {}
+            Err(ViaError::Timeout) => {
+                return meeting::receive(&place, &shared.bell, Instant::now(), deadline);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Returns whether the other side has closed its end.
+fn has_left(stream: &TcpStream) -> bool {
+    let mut byte = [0];
+    if stream.set_nonblocking(true).is_err() {
+        return true;
+    }
+    let has_left = matches!(stream.peek(&mut byte), Ok(0));
+    stream.set_nonblocking(false).is_err() || has_left
+}

@@ -1,0 +1,50 @@
+//! The service thread (paper 2, section 1.4.4: an event manager catches events and calls their handlers).
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use nemesia_core::shared::sleep::{Payer, Sleep};
+
+use super::peers;
+use super::provider::Shared;
+
+/// The longest sleep, in milliseconds.
+const LONGEST_SLEEP: i32 = 1000;
+
+/// The service thread: executes what other processes need, and notices their ends.
+pub(super) fn serve(shared: &Shared) {
+    loop {
+        let mut fds = vec![poll_entry(shared.poke.as_raw_fd())];
+        {
+            let mut state = shared.lock();
+            shared.bell.service().announce(Sleep::Event);
+            state.drive_all();
+            for vi in state.connected.clone() {
+                if let Some(link) = state.vis.get(vi).and_then(|object| object.link.as_ref()) {
+                    fds.push(poll_entry(link.connection.as_fd().as_raw_fd()));
+                }
+            }
+            if let Some(listener) = &state.listener {
+                fds.extend(listener.descriptors().map(poll_entry));
+            }
+            state.must_poke = false;
+        }
+        // SAFETY: the array has this length. A descriptor that was closed meanwhile, or reused, only ends the sleep.
+        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, LONGEST_SLEEP) };
+        shared.bell.service().unpark(Payer::Sleeper);
+        let mut count = 0_u64;
+        // SAFETY: eight bytes of a local variable; the descriptor does not block.
+        unsafe { libc::read(shared.poke.as_raw_fd(), (&raw mut count).cast(), 8) };
+        let mut state = shared.lock();
+        for vi in state.connected.clone() {
+            let link = state.vis.get_mut(vi).and_then(|object| object.link.as_mut());
+            if let Some(link) = link {
+                link.read_packets();
+            }
+        }
+        peers::serve_requests(shared, &mut state);
+    }
+}
+
+fn poll_entry(fd: i32) -> libc::pollfd {
+    libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
+}

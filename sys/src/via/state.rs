@@ -1,0 +1,277 @@
+//! All objects of a process, under one lock, and the progress of its connections.
+
+use std::collections::VecDeque;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nemesia_core::via::completion::CompletionEntry;
+use nemesia_core::via::record::ViaRecord;
+use nemesia_core::via::vi::ViQueue;
+use nemesia_core::via::work_queue::WorkEntry;
+use nemesia_core::via::{AsyncError, ViaSegment};
+
+use super::conduit::{Conduit, Memory, rights};
+use super::link::Link;
+use super::listener::Listener;
+use super::objects::{
+    AsyncReport, ConnectWaiter, NicObject, QueueObject, Requested, ViObject, index, pointer, report,
+};
+use super::table::{HandleKind, HandleTable};
+
+/// Records that are read in one go: the lock is free in between.
+const MOST_RECORDS: usize = 256;
+/// Records that are read after the end of a connection: all that the ring can hold.
+const MOST_LAST_RECORDS: usize = 2048;
+const DESCRIPTOR_BYTES: u32 = 64;
+/// Errors that are kept for their handler; further ones are lost.
+const MOST_ERRORS: usize = 1024;
+
+/// All objects.
+#[derive(Debug)]
+pub(super) struct ViaState {
+    pub(super) nics: HandleTable<NicObject>,
+    pub(super) ptags: HandleTable<u64>,
+    pub(super) queues: HandleTable<QueueObject>,
+    pub(super) vis: HandleTable<ViObject>,
+    pub(super) requests: HandleTable<Requested>,
+    pub(super) memory: Memory,
+    /// VIs that have a link.
+    pub(super) connected: Vec<u64>,
+    pub(super) waiters: Vec<ConnectWaiter>,
+    pub(super) next_waiter: u64,
+    pub(super) errors: VecDeque<AsyncReport>,
+    pub(super) listener: Option<Listener>,
+    /// Number of callbacks that are registered.
+    pub(super) notifies: usize,
+    /// Whether the thread of callbacks must look.
+    pub(super) has_callbacks: bool,
+    /// Whether something happened for which another thread may wait.
+    pub(super) is_changed: bool,
+    /// Threads that sleep, and whether one of them sleeps on the bell.
+    pub(super) sleepers: usize,
+    pub(super) has_leader: bool,
+    /// Whether the service thread must look again.
+    pub(super) must_poke: bool,
+    bytes: Vec<u8>,
+}
+
+impl ViaState {
+    pub(super) fn new(non_temporal_from: u64) -> Self {
+        Self {
+            nics: HandleTable::new(HandleKind::Nic),
+            ptags: HandleTable::new(HandleKind::Ptag),
+            queues: HandleTable::new(HandleKind::CompletionQueue),
+            vis: HandleTable::new(HandleKind::Vi),
+            requests: HandleTable::new(HandleKind::Connection),
+            memory: Memory::new(non_temporal_from),
+            connected: Vec::new(),
+            waiters: Vec::new(),
+            next_waiter: 0,
+            errors: VecDeque::new(),
+            listener: None,
+            notifies: 0,
+            has_callbacks: false,
+            is_changed: false,
+            sleepers: 0,
+            has_leader: false,
+            must_poke: false,
+            bytes: Vec::new(),
+        }
+    }
+
+    /// Makes progress on every connection.
+    pub(super) fn drive_all(&mut self) {
+        for at in (0..self.connected.len()).rev() {
+            if let Some(vi) = self.connected.get(at) {
+                self.drive(*vi);
+            }
+        }
+    }
+
+    /// Makes progress on the connections whose queues report to a completion queue.
+    pub(super) fn drive_queue(&mut self, queue: u64) {
+        for at in (0..self.connected.len()).rev() {
+            let Some(vi) = self.connected.get(at).copied() else { continue };
+            if self.vis.get(vi).is_some_and(|object| object.queues.contains(&Some(queue))) {
+                self.drive(vi);
+            }
+        }
+    }
+
+    /// Makes progress on the connection of a VI.
+    pub(super) fn drive(&mut self, vi: u64) {
+        let Some(object) = self.vis.get_mut(vi) else { return };
+        let Some(link) = &mut object.link else { return };
+        // The usual case of a program that polls.
+        if !link.has_next() && !object.model.is_blocked() && !link.has_changes() && !link.is_cut {
+            return;
+        }
+        let attributes = object.model.attributes;
+        let mut is_violated = false;
+        let most = if link.is_cut { MOST_LAST_RECORDS } else { MOST_RECORDS };
+        for _ in 0..most {
+            match link.next(&mut self.bytes) {
+                Ok(None) => break,
+                Ok(Some(read)) => {
+                    let bytes = self.bytes.get(..read.len).unwrap_or_default();
+                    let record = ViaRecord::decode(read.code, read.word, bytes);
+                    link.peer_waits |= record == Some(ViaRecord::Starved);
+                    let mut conduit = Conduit { link, memory: &self.memory, attributes };
+                    is_violated =
+                        record.is_none_or(|record| object.model.arrive(record, &mut conduit).is_err());
+                }
+                Err(()) => is_violated = true,
+            }
+            if is_violated {
+                break;
+            }
+        }
+        link.is_cut |= is_violated;
+        self.pump(vi);
+    }
+
+    /// Starts what can be started on a VI, and reports what has ended.
+    pub(super) fn pump(&mut self, vi: u64) {
+        if let Some(object) = self.vis.get_mut(vi)
+            && let Some(link) = &mut object.link
+        {
+            link.send_changes();
+            let attributes = object.model.attributes;
+            object.model.pump(&mut Conduit { link, memory: &self.memory, attributes });
+            link.wake();
+            self.must_poke |= std::mem::take(&mut link.has_taken_wake);
+            if link.is_cut {
+                self.cut(vi);
+            }
+        }
+        self.report(vi);
+    }
+
+    /// Ends the connection of a VI that has failed. The VI stays in its error state until it is disconnected.
+    pub(super) fn cut(&mut self, vi: u64) {
+        if let Some(object) = self.vis.get_mut(vi) {
+            object.model.lose(AsyncError::ConnectionLost);
+        }
+        self.unlink(vi);
+    }
+
+    /// Drops the link of a VI.
+    pub(super) fn unlink(&mut self, vi: u64) {
+        self.connected.retain(|connected| *connected != vi);
+        if let Some(object) = self.vis.get_mut(vi)
+            && let Some(mut link) = object.link.take()
+        {
+            link.wake();
+            link.connection.disconnect();
+            self.must_poke = true;
+        }
+    }
+
+    /// Gives a VI its link.
+    pub(super) fn connect(&mut self, vi: u64, mut link: Link) -> bool {
+        let Some(object) = self.vis.get_mut(vi) else { return false };
+        if !object.model.connected() {
+            return false;
+        }
+        let attributes = object.model.attributes;
+        for (handle, region) in self.memory.table.iter() {
+            let granted = rights(&region, &attributes);
+            if (granted.write || granted.read)
+                && let Some(memory) = self.memory.get(handle)
+            {
+                link.lend(handle, &region, memory, granted);
+            }
+        }
+        object.link = Some(link);
+        self.connected.push(vi);
+        self.must_poke = true;
+        self.is_changed = true;
+        self.pump(vi);
+        true
+    }
+
+    /// Informs every connection of a region that is new, changed, or about to go.
+    pub(super) fn publish_region(&mut self, handle: u32, is_gone: bool) {
+        let Some(region) = self.memory.table.get(handle).copied() else { return };
+        for at in (0..self.connected.len()).rev() {
+            let Some(vi) = self.connected.get(at).copied() else { continue };
+            let Some(object) = self.vis.get_mut(vi) else { continue };
+            let granted = rights(&region, &object.model.attributes);
+            if let Some(link) = &mut object.link {
+                if link.has_lent(handle) {
+                    link.change_lent(handle, (!is_gone).then_some(granted));
+                } else if !is_gone
+                    && (granted.write || granted.read)
+                    && let Some(memory) = self.memory.get(handle)
+                {
+                    link.lend(handle, &region, memory, granted);
+                }
+            }
+            self.pump(vi);
+        }
+    }
+
+    /// Writes back the descriptors of a VI that have ended, and reports them and its errors.
+    pub(super) fn report(&mut self, vi: u64) {
+        for queue in [ViQueue::Send, ViQueue::Receive] {
+            while let Some(object) = self.vis.get_mut(vi)
+                && let Some(entry) = object.model.report(queue)
+            {
+                let ptag = object.model.attributes.ptag;
+                let queues = object.queues;
+                if !write_back(&self.memory, &entry, ptag) {
+                    object.model.add_error(AsyncError::CompletionProtection);
+                }
+                self.is_changed = true;
+                if let Some(completion_queue) = queues[index(queue)] {
+                    self.complete(completion_queue, vi, queue);
+                }
+            }
+        }
+        while let Some(object) = self.vis.get_mut(vi)
+            && let Some(error) = object.model.take_error()
+        {
+            let nic = object.nic;
+            self.add_error(report(nic, vi, error));
+        }
+    }
+
+    fn complete(&mut self, completion_queue: u64, vi: u64, queue: ViQueue) {
+        let Some(object) = self.queues.get_mut(completion_queue) else { return };
+        if !object.queue.push(CompletionEntry { vi, is_receive: queue == ViQueue::Receive }) {
+            let overrun = report(object.nic, vi, AsyncError::Overrun);
+            let completion_queue = pointer(completion_queue);
+            self.add_error(AsyncReport { completion_queue, resource: 2, ..overrun });
+        }
+    }
+
+    /// Keeps an error for its handler.
+    pub(super) fn add_error(&mut self, error: AsyncReport) {
+        if self.errors.len() < MOST_ERRORS {
+            self.errors.push_back(error);
+        }
+        (self.is_changed, self.has_callbacks) = (true, true);
+    }
+}
+
+/// Writes the result to the descriptor of the program: status last, so that a program that polls it sees the rest.
+/// False if the memory of the descriptor is not registered any more.
+fn write_back(memory: &Memory, entry: &WorkEntry, ptag: u64) -> bool {
+    let range = ViaSegment { address: entry.cookie, handle: entry.handle, length: DESCRIPTOR_BYTES };
+    let Some(offset) = memory.table.check(range, ptag) else { return false };
+    let Some(place) = memory.get(entry.handle).and_then(|region| region.program(offset, DESCRIPTOR_BYTES))
+    else {
+        return false;
+    };
+    // SAFETY: 64 registered bytes, which the program keeps mapped and writable; aligned to 64 bytes (`Provider::post`).
+    let word = |at: usize| unsafe { place.as_ptr().add(at) }.cast::<u32>();
+    if let Some(immediate) = entry.arrived {
+        // SAFETY: within the descriptor.
+        unsafe { ptr::write_volatile(word(20), immediate) };
+    }
+    // SAFETY: within the descriptor.
+    unsafe { ptr::write_volatile(word(24), entry.length) };
+    // SAFETY: within the descriptor and aligned; a program that polls the word reads it by one load.
+    unsafe { AtomicU32::from_ptr(word(28)) }.store(entry.status, Ordering::Release);
+    true
+}

@@ -1,0 +1,386 @@
+/* Connections between two processes, both kinds, and what may go wrong. */
+#include "common.h"
+
+#include <arpa/inet.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/socket.h>
+
+static VIP_CONN_HANDLE await_request(side *own, unsigned number, VIP_VI_ATTRIBUTES *theirs) {
+    address local = address_of(own, number), from;
+    VIP_CONN_HANDLE connection;
+    OK(VipConnectWait(own->nic, &local.net, LIMIT, &from.net, theirs, &connection));
+    return connection;
+}
+
+static VIP_RETURN request(side *own, unsigned number, VIP_ULONG limit) {
+    address local = address_of(own, 2), remote = address_of(own, number);
+    return VipConnectRequest(own->vi, &local.net, &remote.net, limit, NULL);
+}
+
+/* "An explicit reject is REJECT"; the VI is idle afterwards and can be connected. */
+static void reject(side *own) {
+    open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+    if (own->is_server) {
+        VIP_CONN_HANDLE connection = await_request(own, 1, NULL);
+        OK(VipConnectReject(connection));
+        GIVES(VIP_INVALID_PARAMETER, VipConnectReject(connection));
+        GIVES(VIP_INVALID_PARAMETER, VipConnectAccept(connection, own->vi));
+    } else {
+        GIVES(VIP_REJECT, request(own, 1, LIMIT));
+        CHECK(state_of(own) == VIP_STATE_IDLE);
+    }
+    connect_side(own);
+    meet(own, 'e');
+    close_side(own);
+}
+
+/* "Reliability level, maximum transfer size and QoS must match; the other side is not told: retry or Reject." */
+static void mismatch(side *own) {
+    open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+    if (own->is_server) {
+        VIP_VI_ATTRIBUTES theirs, changed = own->attributes;
+        VIP_CONN_HANDLE connection = await_request(own, 1, &theirs);
+        VIP_VI_HANDLE other;
+        CHECK(theirs.ReliabilityLevel == VIP_SERVICE_RELIABLE_DELIVERY && theirs.MaxTransferSize == MOST_TRANSFER);
+        changed.ReliabilityLevel = VIP_SERVICE_RELIABLE_RECEPTION;
+        OK(VipSetViAttributes(own->vi, &changed));
+        GIVES(VIP_INVALID_RELIABILITY_LEVEL, VipConnectAccept(connection, own->vi));
+        changed = own->attributes;
+        changed.MaxTransferSize--;
+        OK(VipSetViAttributes(own->vi, &changed));
+        GIVES(VIP_INVALID_MTU, VipConnectAccept(connection, own->vi));
+        changed = own->attributes;
+        changed.QoS = (VIP_QOS)1;
+        OK(VipSetViAttributes(own->vi, &changed));
+        GIVES(VIP_INVALID_QOS, VipConnectAccept(connection, own->vi));
+        GIVES(VIP_INVALID_PARAMETER, VipConnectAccept(connection, own->nic));
+        OK(VipSetViAttributes(own->vi, &own->attributes));
+        OK(VipConnectAccept(connection, own->vi));
+        /* "The VI must be idle." */
+        connection = await_request(own, 3, NULL);
+        GIVES(VIP_INVALID_STATE, VipConnectAccept(connection, own->vi));
+        OK(VipCreateVi(own->nic, &own->attributes, NULL, NULL, &other));
+        OK(VipConnectAccept(connection, other));
+        GIVES(VIP_INVALID_STATE, VipDestroyVi(other));
+        GIVES(VIP_INVALID_STATE, VipSetViAttributes(other, &own->attributes));
+        OK(VipDisconnect(other));
+        OK(VipDestroyVi(other));
+    } else {
+        VIP_VI_HANDLE first = own->vi;
+        OK(request(own, 1, LIMIT));
+        GIVES(VIP_INVALID_STATE, request(own, 3, LIMIT));
+        OK(VipCreateVi(own->nic, &own->attributes, NULL, NULL, &own->vi));
+        OK(request(own, 3, LIMIT));
+        await_state(own, VIP_STATE_ERROR);
+        OK(VipDisconnect(own->vi));
+        OK(VipDestroyVi(own->vi));
+        own->vi = first;
+    }
+    meet(own, 'e');
+    close_side(own);
+}
+
+/* "Timeout 0 is INVALID_PARAMETER; else TIMEOUT." */
+static void timeouts(side *own) {
+    address local, long_one;
+    VIP_CONN_HANDLE connection;
+    char letter;
+    open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+    local = long_one = address_of(own, 77);
+    long_one.net.DiscriminatorLen = 65;
+    if (own->is_server) {
+        GIVES(VIP_TIMEOUT, VipConnectWait(own->nic, &local.net, 30, NULL, NULL, &connection));
+        GIVES(VIP_TIMEOUT, VipConnectWait(own->nic, &local.net, 0, NULL, NULL, &connection));
+        GIVES(VIP_INVALID_PARAMETER, VipConnectWait(own->nic, &long_one.net, 30, NULL, NULL, &connection));
+        GIVES(VIP_INVALID_PARAMETER, VipConnectWait(own->nic, NULL, 30, NULL, NULL, &connection));
+        GIVES(VIP_INVALID_PARAMETER, VipConnectWait(own->nic, &local.net, 30, NULL, NULL, NULL));
+        GIVES(VIP_INVALID_PARAMETER, VipConnectWait(own->vi, &local.net, 30, NULL, NULL, &connection));
+        /* A client that waits no longer. */
+        connection = await_request(own, 1, NULL);
+        tell(own, "w", 1);
+        meet(own, 'l');
+        GIVES(VIP_TIMEOUT, VipConnectAccept(connection, own->vi));
+        CHECK(state_of(own) == VIP_STATE_IDLE);
+    } else {
+        GIVES(VIP_INVALID_PARAMETER, request(own, 1, 0));
+        GIVES(VIP_TIMEOUT, request(own, 99, 50));
+        CHECK(state_of(own) == VIP_STATE_IDLE);
+        GIVES(VIP_INVALID_PARAMETER, VipConnectRequest(own->vi, NULL, &local.net, 10, NULL));
+        GIVES(VIP_INVALID_PARAMETER, VipConnectRequest(own->vi, &local.net, NULL, 10, NULL));
+        GIVES(VIP_INVALID_PARAMETER, VipConnectRequest(own->vi, &local.net, &long_one.net, 10, NULL));
+        GIVES(VIP_INVALID_PARAMETER, VipConnectRequest(own->nic, &local.net, &local.net, 10, NULL));
+        /* The server takes the request, and accepts it too late. */
+        struct pollfd taken;
+        taken.fd = own->in;
+        taken.events = POLLIN;
+        do {
+            GIVES(VIP_TIMEOUT, request(own, 1, 1000));
+        } while (poll(&taken, 1, 0) == 0);
+        hear(own, &letter, 1);
+        meet(own, 'l');
+    }
+    close_side(own);
+}
+
+/* "Request: matched on the remote address": two calls wait, and each gets its own request. */
+static void discriminators(side *own) {
+    open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+    if (own->is_server) {
+        address wrong = address_of(own, 5);
+        VIP_CONN_HANDLE connection;
+        meet(own, 's');
+        GIVES(VIP_TIMEOUT, VipConnectWait(own->nic, &wrong.net, 300, NULL, NULL, &connection));
+        connection = await_request(own, 4, NULL);
+        OK(VipConnectAccept(connection, own->vi));
+    } else {
+        meet(own, 's');
+        OK(request(own, 4, LIMIT));
+    }
+    meet(own, 'e');
+    close_side(own);
+}
+
+static void *disconnect_later(void *own) {
+    await_state(own, VIP_STATE_CONNECT_PENDING);
+    OK(VipDisconnect(((side *)own)->vi));
+    return NULL;
+}
+
+/* A request of which another thread disconnects the VI ends: INVALID_STATE. */
+static void interrupted(side *own) {
+    open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+    if (!own->is_server) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, disconnect_later, own) == 0);
+        GIVES(VIP_INVALID_STATE, request(own, 98, LIMIT));
+        CHECK(pthread_join(thread, NULL) == 0);
+        CHECK(state_of(own) == VIP_STATE_IDLE);
+    }
+    connect_side(own);
+    meet(own, 'e');
+    close_side(own);
+}
+
+static VIP_RETURN call_peer(side *own, VIP_ULONG limit) {
+    address local = address_of(own, own->is_server ? 1 : 2), remote = address_of(own, own->is_server ? 2 : 1);
+    return VipConnectPeerRequest(own->vi, &local.net, &remote.net, limit);
+}
+
+/* Peer to peer: symmetric and asynchronous, whoever is first; the first request is buffered. */
+static void peers(side *own) {
+    int round;
+    VIP_VI_ATTRIBUTES theirs;
+    open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+    GIVES(VIP_INVALID_STATE, VipConnectPeerDone(own->vi, &theirs));
+    GIVES(VIP_INVALID_STATE, VipConnectPeerWait(own->vi, &theirs));
+    GIVES(VIP_INVALID_PARAMETER, call_peer(own, 0));
+    for (round = 0; round < 6; round++) {
+        VIP_DESCRIPTOR *receive = post_receive(own, 0, 64), *send;
+        if (round % 3 == own->is_server) meet(own, 'o');
+        OK(call_peer(own, LIMIT));
+        GIVES(VIP_INVALID_STATE, call_peer(own, LIMIT));
+        if (round % 3 == !own->is_server) {
+            VIP_RETURN code = VipConnectPeerDone(own->vi, &theirs);
+            CHECK(code == VIP_NOT_DONE && state_of(own) == VIP_STATE_CONNECT_PENDING);
+            meet(own, 'o');
+        }
+        if (round < 3) {
+            OK(VipConnectPeerWait(own->vi, &theirs));
+        } else {
+            VIP_RETURN code;
+            while ((code = VipConnectPeerDone(own->vi, &theirs)) == VIP_NOT_DONE) usleep(100);
+            OK(code);
+        }
+        CHECK(theirs.MaxTransferSize == MOST_TRANSFER);
+        send = post_send(own, 1000, 64);
+        sent(own, send, VIP_STATUS_OP_SEND, 64);
+        received(own, receive, VIP_STATUS_OP_RECEIVE, 64);
+        meet(own, 'd');
+        OK(VipDisconnect(own->vi));
+        meet(own, 'i');
+    }
+    /* Both levels differ: both sides learn it. */
+    own->attributes.ReliabilityLevel =
+        own->is_server ? VIP_SERVICE_RELIABLE_RECEPTION : VIP_SERVICE_RELIABLE_DELIVERY;
+    OK(VipSetViAttributes(own->vi, &own->attributes));
+    OK(call_peer(own, LIMIT));
+    GIVES(VIP_INVALID_RELIABILITY_LEVEL, VipConnectPeerWait(own->vi, &theirs));
+    CHECK(state_of(own) == VIP_STATE_IDLE);
+    meet(own, 't');
+    /* No peer. */
+    if (own->is_server) {
+        OK(call_peer(own, 50));
+        GIVES(VIP_TIMEOUT, VipConnectPeerWait(own->vi, &theirs));
+        CHECK(state_of(own) == VIP_STATE_IDLE);
+    }
+    meet(own, 'e');
+    close_side(own);
+}
+
+/* The remote side sees the end of a process as the end of the connection. */
+static void killed(side *own) {
+    open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+    connect_side(own);
+    if (own->is_server) {
+        pid_t pid = getpid();
+        tell(own, &pid, sizeof pid);
+        for (;;) pause();
+    } else {
+        VIP_DESCRIPTOR *receive = post_receive(own, 0, 4);
+        pid_t pid;
+        hear(own, &pid, sizeof pid);
+        CHECK(kill(pid, SIGKILL) == 0);
+        received(own, receive, VIP_STATUS_OP_RECEIVE | VIP_STATUS_DESC_FLUSHED_ERROR, 0);
+        CHECK(state_of(own) == VIP_STATE_ERROR);
+        close_side(own);
+    }
+}
+
+/* Returns a socket that listens on a free port, and its number. */
+static int listening(unsigned short *port) {
+    struct sockaddr_in name;
+    socklen_t len = sizeof name;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    memset(&name, 0, sizeof name);
+    name.sin_family = AF_INET;
+    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    CHECK(bind(listener, (struct sockaddr *)&name, sizeof name) == 0 && listen(listener, 64) == 0);
+    CHECK(getsockname(listener, (struct sockaddr *)&name, &len) == 0);
+    *port = ntohs(name.sin_port);
+    return listener;
+}
+
+/* Uses some ports from this one on. */
+static void use_ports(unsigned short port, int count) {
+    char text[32];
+    snprintf(text, sizeof text, "%u:%d", (unsigned)port, count);
+    CHECK(setenv("VIPL_PORTS", text, 1) == 0);
+}
+
+/* Reads a frame of a client and answers with the same bytes, of this kind. */
+static int answer(int stream, unsigned char kind, size_t len) {
+    unsigned char frame[256];
+    if (recv(stream, frame, sizeof frame, MSG_WAITALL) != sizeof frame) return 0;
+    frame[10] = kind;
+    if (kind == 0) memset(frame, 0xff, sizeof frame);
+    return send(stream, frame, len, MSG_NOSIGNAL) == (ssize_t)len;
+}
+
+/* A server that is none: it accepts at a meeting place that does not exist, or answers with noise or half a frame, or
+ * is silent. */
+static void false_server(side *own) {
+    enum { PENDING = 7, ACCEPTED = 5 };
+    unsigned short port;
+    if (own->is_server) {
+        struct pollfd fds[2];
+        int round = 0, listener = listening(&port);
+        tell(own, &port, sizeof port);
+        fds[0].fd = listener, fds[1].fd = own->in;
+        fds[0].events = fds[1].events = POLLIN;
+        while (poll(fds, 2, -1) > 0 && !fds[1].revents) {
+            int stream = accept(listener, NULL, NULL);
+            CHECK(stream >= 0);
+            if (round == 0) CHECK(answer(stream, PENDING, 256) && answer(stream, ACCEPTED, 256));
+            if (round % 5 == 1) answer(stream, 77, 256);
+            if (round % 5 == 2) answer(stream, 0, 256);
+            if (round % 5 == 3) answer(stream, PENDING, 100);
+            if (round % 5 == 4 && answer(stream, PENDING, 256)) answer(stream, PENDING, 256);
+            if (round++ % 5) close(stream);
+        }
+        close(listener);
+        meet(own, 'e');
+    } else {
+        hear(own, &port, sizeof port);
+        use_ports(port, 1);
+        open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+        GIVES(VIP_NOT_REACHABLE, request(own, 1, LIMIT));
+        CHECK(state_of(own) == VIP_STATE_IDLE);
+        /* It is asked again until the time limit. */
+        GIVES(VIP_TIMEOUT, request(own, 1, 3000));
+        meet(own, 'e');
+        close_side(own);
+    }
+}
+
+/* A process that is stopped holds up nobody: the next ports are asked at the same time. */
+static void stopped_process(side *own) {
+    unsigned short port;
+    int silent = -1;
+    if (own->is_server) {
+        /* A socket listens on the first port, and no process answers. */
+        do {
+            if (silent >= 0) close(silent);
+            silent = listening(&port);
+        } while (port > 65000);
+        tell(own, &port, sizeof port);
+    } else {
+        hear(own, &port, sizeof port);
+    }
+    use_ports(port, 16);
+    open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+    connect_side(own);
+    meet(own, 'e');
+    close_side(own);
+    if (silent >= 0) close(silent);
+}
+
+/* Bytes of unauthenticated connections do no harm. */
+static void unauthenticated(side *own) {
+    unsigned short port;
+    if (own->is_server) {
+        int listener = -1;
+        do {
+            if (listener >= 0) close(listener);
+            listener = listening(&port);
+        } while (port > 65000);
+        tell(own, &port, sizeof port);
+        close(listener);
+        use_ports(port, 16);
+        open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+        connect_side(own);
+    } else {
+        unsigned seed = 1;
+        int round, at;
+        hear(own, &port, sizeof port);
+        use_ports(port, 16);
+        open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+        for (round = 0; round < 200; round++) {
+            struct sockaddr_in name;
+            unsigned char bytes[600];
+            int stream = socket(AF_INET, SOCK_STREAM, 0);
+            memset(&name, 0, sizeof name);
+            name.sin_family = AF_INET;
+            name.sin_port = htons(port);
+            name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+            for (at = 0; at < (int)sizeof bytes; at++) bytes[at] = (unsigned char)((seed = seed * 69069 + 1) >> 24);
+            if (round % 2) memcpy(bytes, "nemesiav\1\0", 10);
+            if (connect(stream, (struct sockaddr *)&name, sizeof name) == 0)
+                (void)!send(stream, bytes, (size_t)(round * 7 % 600), MSG_NOSIGNAL);
+            if (round % 3) close(stream);
+        }
+        connect_side(own);
+    }
+    meet(own, 'e');
+    close_side(own);
+}
+
+int main(int count, char **arguments) {
+    static const struct {
+        const char *name;
+        side_function run;
+    } cases[] = {
+        {"reject", reject},           {"mismatch", mismatch},         {"timeouts", timeouts},
+        {"discriminators", discriminators}, {"interrupted", interrupted}, {"peers", peers},
+        {"killed", killed},           {"false-server", false_server}, {"unauthenticated", unauthenticated},
+        {"stopped-process", stopped_process},
+    };
+    size_t at;
+    for (at = 0; at < sizeof cases / sizeof *cases; at++) {
+        if (count > 1 && strcmp(arguments[1], cases[at].name) != 0) continue;
+        is_server_killed = cases[at].run == killed;
+        two_processes(cases[at].name, 1, cases[at].run);
+        printf("%s\n", cases[at].name);
+    }
+    return 0;
+}
