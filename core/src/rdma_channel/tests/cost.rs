@@ -5,6 +5,11 @@
 //! (section 4.4). A copy reads and writes memory, so the bus carries 1600 MB/s, and a byte that is copied and sent uses
 //! the bus three times.
 
+#![allow(
+    clippy::print_stdout,
+    reason = "visible with --nocapture only: predictions beside the paper's figures"
+)]
+
 use std::println;
 use std::vec;
 use std::vec::Vec;
