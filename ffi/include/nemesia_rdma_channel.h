@@ -2,8 +2,8 @@
  * not edit.
  *
  * The RDMA Channel: five functions over which a message-passing runtime, such as the CH3 device of MPICH2, moves
- * bytes. Between any two processes there is a pipe of bytes in each direction, first in, first out. Link with -lnemesia,
- * or pkg-config nemesia; status, texts of errors and handles are those of nemesia.h.
+ * bytes. Between any two processes there is a pipe of bytes in each direction, first in, first out. Link with
+ * -lnemesia, or pkg-config nemesia; status, texts of errors and handles are those of nemesia.h.
  *
  *   nemesia_channel_init_process_group   rank, size, parent; or _with the caller's own exchange
  *   nemesia_channel_init                 connects every process with every other

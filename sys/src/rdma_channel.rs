@@ -2,7 +2,7 @@
 //!
 //! | function of the paper | here | in C |
 //! |---|---|---|
-//! | init of the process group | [`ChannelGroup::begin`], [`ChannelGroup::begin_with`] | `nemesia_channel_init_process_group` |
+//! | init of the process group | [`ChannelGroup::begin`] | `nemesia_channel_init_process_group` |
 //! | init | [`ChannelGroup::connect`] | `nemesia_channel_init` |
 //! | put | [`ChannelGroup::put`], [`ChannelGroup::put_raw`] | `nemesia_channel_put` |
 //! | get | [`ChannelGroup::get`], [`ChannelGroup::get_raw`] | `nemesia_channel_get` |
@@ -70,6 +70,8 @@ pub use rendezvous::{ADMISSION_BYTES, Admission, PastWrite};
 /// The calls in a row that do nothing, of puts and gets together, after which the process lets others run. A process of
 /// a busy machine else keeps its core from the peer that it waits for.
 const YIELD_EVERY: u32 = 256;
+/// What a call over a port counts there: it takes as long as so many calls in shared memory.
+const PORT_CALL: u32 = 16;
 
 /// How a rank is reached.
 #[derive(Debug)]
@@ -261,7 +263,7 @@ impl ChannelGroup {
             Some(_) => return self.put_over_port(rank, from, may_lend),
             None => return Err(Error::Rank { rank, last: self.size - 1 }),
         };
-        self.counted(rank, result)
+        self.counted(rank, result, 1)
     }
 
     fn put_over_port(&mut self, rank: usize, from: &mut Gather, may_lend: bool) -> Result<usize, Error> {
@@ -272,7 +274,7 @@ impl ChannelGroup {
             ChannelLink::None | ChannelLink::Direct(_) => None,
         };
         let Some(result) = result else { return Err(self.unconnected(rank)) };
-        self.counted(rank, result)
+        self.counted(rank, result, PORT_CALL)
     }
 
     /// Gets bytes from the pipe from a rank into the list, from its beginning. Returns how many; the list of the next
@@ -324,7 +326,7 @@ impl ChannelGroup {
             Some(_) => return self.get_over_port(rank, into, may_lend),
             None => return Err(Error::Rank { rank, last: self.size - 1 }),
         };
-        self.counted(rank, result)
+        self.counted(rank, result, 1)
     }
 
     fn get_over_port(&mut self, rank: usize, into: &mut Scatter, may_lend: bool) -> Result<usize, Error> {
@@ -335,16 +337,16 @@ impl ChannelGroup {
             ChannelLink::None | ChannelLink::Direct(_) => None,
         };
         let Some(result) = result else { return Err(self.unconnected(rank)) };
-        self.counted(rank, result)
+        self.counted(rank, result, PORT_CALL)
     }
 
     /// Counts the calls that do nothing, and names the rank in an error.
     #[inline]
-    fn counted(&mut self, rank: usize, result: Result<usize, PipeError>) -> Result<usize, Error> {
+    fn counted(&mut self, rank: usize, result: Result<usize, PipeError>, calls: u32) -> Result<usize, Error> {
         match result {
             Ok(0) => {
-                self.idle += 1;
-                if self.idle == YIELD_EVERY {
+                self.idle += calls;
+                if self.idle >= YIELD_EVERY {
                     self.idle = 0;
                     std::thread::yield_now();
                 }
@@ -393,8 +395,9 @@ impl ChannelGroup {
         Ok(())
     }
 
-    /// Makes progress with all pipes. Returns whether all bytes have left.
-    fn is_flushed(&mut self) -> bool {
+    /// Makes progress with all pipes. Returns whether all bytes that were put have left. A process that does not put or
+    /// get for a while calls this until it returns `true`: bytes over TCP move only when both processes make progress.
+    pub fn is_flushed(&mut self) -> bool {
         let mut all = self.shm.as_mut().is_none_or(ChannelFabric::flush);
         all &= self.tcp.as_mut().is_none_or(ChannelFabric::flush);
         all &= self.verbs.as_mut().is_none_or(ChannelFabric::flush);

@@ -136,7 +136,7 @@ fn abi_is_what_the_committed_list_says() -> Result<(), String> {
     );
     let added: Vec<_> = present.iter().filter(|it| !committed.lines().any(|line| line == *it)).collect();
     if !added.is_empty() {
-        println!("not in {LIST} yet: {added:#?}; {CURE}");
+        skip(TEST, &format!("{} lines are not in {LIST} yet, such as `{}`; {CURE}", added.len(), added[0]));
     }
     Ok(())
 }

@@ -20,6 +20,7 @@
 //! | `progress.c` | a progress engine over the RDMA Channel, in the manner of an MPI |
 //! | `channel_misuse.c` | the handle of the RDMA Channel, misused |
 //! | `cmake` | a project that finds the library by CMake |
+//! | `abi.rs` | the names, calls and layouts that the committed list has |
 //! | `misuse.c` | handles that are closed, of another kind, or not made by the library |
 
 mod abi;

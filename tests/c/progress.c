@@ -42,6 +42,7 @@ typedef struct {
     size_t at;
     request *into; /* the request whose payload is being received */
     uint64_t left, sent, seen;
+    int closed;
 } connection;
 
 static nemesia_channel *channel;
@@ -49,6 +50,7 @@ static int32_t own, size;
 static connection peers[MOST_PEERS];
 static queue posted, unexpected;
 static uint64_t seed;
+static int ending; /* whether peers may finalize: after the last barrier but one */
 
 typedef char header_has_40_bytes[sizeof(header) == 40 ? 1 : -1];
 
@@ -160,7 +162,12 @@ static int pull(int peer) {
     for (;;) {
         if (from->at < sizeof(header)) {
             nemesia_iovec rest = {(char *)&from->head + from->at, sizeof(header) - from->at};
-            OK(nemesia_channel_get(channel, peer, &rest, 1, &bytes));
+            int32_t status = nemesia_channel_get(channel, peer, &rest, 1, &bytes);
+            if (ending && from->at == 0 && status == NEMESIA_ERR_PEER_FAILED) {
+                from->closed = 1; /* it has left the last barrier, and all its packets have come */
+                return any;
+            }
+            OK(status);
             from->at += bytes;
             if (from->at < sizeof(header)) return any | (bytes > 0);
             CHECK(from->head.kind == 1 && from->head.source == (uint32_t)peer && from->head.context == 7);
@@ -204,7 +211,7 @@ static int pull(int peer) {
 /* One turn: all peers, as a receive from any source needs. */
 static void progress(void) {
     for (int peer = 0; peer < size; peer++)
-        if (peer != own) push(peer), pull(peer);
+        if (peer != own && !peers[peer].closed) push(peer), pull(peer);
 }
 
 static void start_receive(request *r, int peer, int tag, const nemesia_iovec *runs, size_t count) {
@@ -317,6 +324,7 @@ int main(int argc, char **argv) {
         barrier();
     }
     OK(nemesia_channel_explain(channel, sizeof text, text, NULL));
+    ending = 1;
     barrier();
     OK(nemesia_channel_finalize(channel));
     if (own == 0) fputs(text, stdout);

@@ -83,11 +83,16 @@ def is_listening(port):
     return False
 
 
-def ping_pong(mode, run, environment):
-    """Debian's `fi_pingpong`, which compares all bytes."""
+def free_port():
+    """Returns a port that nobody uses now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def ping_pong(mode, run, environment):
+    """Debian's `fi_pingpong`, which compares all bytes."""
+    port = free_port()
     words = ["fi_pingpong", "-p", "nemesia", "-e", "rdm", "-m", mode, "-c"]
     server = subprocess.Popen([*words, "-B", str(port)], env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -47,6 +47,10 @@ class Mpi:
     def command(self, processes, program, words):
         raise NotImplementedError
 
+    def between(self, hosts, program, words):
+        """Returns the words that start a program on four processes of two hosts."""
+        return self.command(4, program, [*hosts.by_rank(), *words])
+
 
 class Mpich43(Mpi):
     name, packages = "mpich-4.3", ("mpich==4.3.2",)
@@ -84,6 +88,15 @@ class OpenMpi5(Mpi):
     def launcher(self):
         return str(self.place / "bin/mpirun")
 
+    def over(self, hosts):
+        return ["--prtemca", "plm_ssh_agent", str(hosts.agent), "--prtemca", "prte_if_include", hosts.network]
+
+    def between(self, hosts, program, words):
+        # Its launcher takes processes of a namespace for those of another machine, so it starts a daemon there.
+        launcher, *rest = self.command(4, program, words)
+        exported = [word for name in ("FI_PROVIDER_PATH", *hosts.environment) for word in ("-x", name)]
+        return [*hosts.first(), launcher, "--host", "host0:2,host1:2", *self.over(hosts), *exported, *rest]
+
     def one_sided(self):
         # Its windows need another transport beside `self`, for which it has none over libfabric that works.
         return ["--mca", "btl", "self,tcp", "--mca", "osc", "^ucx"]
@@ -116,11 +129,11 @@ class OpenMpi4(OpenMpi5):
     def launcher(self):
         return "mpirun.openmpi"
 
+    def over(self, hosts):
+        return ["--mca", "plm_rsh_agent", str(hosts.agent), "--mca", "oob_tcp_if_include", hosts.network]
+
     def one_sided(self):
         return ["--mca", "btl", "self", "--mca", "osc", "pt2pt"]
 
 
 ALL = (OpenMpi4, OpenMpi5, Mpich43, Mpich50, Intel)
-# Their processes find each other from any network namespace; those of Open MPI take it for another machine, on which
-# its launcher has no process.
-ACROSS = ("mpich-4.3", "mpich-5.0", "intel-2021.18")

@@ -7,7 +7,7 @@ use crate::syntax::parse;
 
 const LIB: &str = "sys/src/lib.rs";
 /// The modules for users. A public item of these is an interface, which must be safe for every argument.
-const PUBLIC: [&str; 6] = ["bootstrap", "regcache", "shm", "tcp", "testing", "verbs"];
+const PUBLIC: [&str; 7] = ["bootstrap", "rdma_channel", "regcache", "shm", "tcp", "testing", "verbs"];
 /// The module for this repository's own tests. It exists only with the feature of the same name.
 const INTERNALS: &str = "internals";
 

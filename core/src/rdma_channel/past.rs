@@ -3,8 +3,8 @@
 //!
 //! 1. The sender puts a packet of its own that announces the message.
 //! 2. The receiver admits the peer to its buffer ([`PipeHost::admit`]) and puts the key.
-//! 3. The sender writes from its buffer into the other ([`BytePipe::write_past`](super::BytePipe::write_past)), and then
-//!    puts a packet that ends the message.
+//! 3. The sender writes from its buffer into the other ([`BytePipe::write_past`](super::BytePipe::write_past)), and
+//!    then puts a packet that ends the message.
 //! 4. The receiver gets that packet, ends the admission, and has the message.
 //!
 //! What is put after the last write was posted arrives after its bytes: chunks are written on the same connection, and

@@ -1,5 +1,6 @@
 //! Each design over ports that place at once: the operations that the paper counts, and values that no peer sends.
 
+mod cost;
 mod port;
 
 use std::vec;

@@ -202,8 +202,8 @@ impl ZeroCopy {
         }
     }
 
-    /// Counts the exposed buffer after the connection was lost, if the peer acknowledged the buffer before. `None` if it
-    /// did not, or if the buffer is still in use.
+    /// Counts the exposed buffer after the connection was lost, if the peer acknowledged the buffer before. `None` if
+    /// it did not, or if the buffer is still in use.
     pub(super) fn acknowledged<H: PipeHost>(
         &mut self,
         host: &mut H,

@@ -12,7 +12,7 @@
 //! | `endpoint.rs` | endpoints: opened, bound, enabled, named |
 //! | `port.rs` and its directory | the endpoint of Nemesia behind one of libfabric: operations, and their completions |
 //! | `message.rs`, `tagged.rs` | the calls for messages without and with a tag |
-//! | `one_sided.rs`; `region.rs`, `memory.rs` | one-sided operations; memory that peers may use |
+//! | `one_sided.rs`, `atomic.rs`; `region.rs`, `memory.rs` | one-sided operations; memory that peers may use |
 //! | `object.rs` | what all objects have; the boundary to C |
 //! | `bindings.rs` | the headers of libfabric, made by bindgen |
 //!

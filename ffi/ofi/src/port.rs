@@ -60,6 +60,9 @@ const RECV: u64 = fi::FI_RECV as u64;
 const DATA: u64 = fi::FI_REMOTE_CQ_DATA as u64;
 const DELIVERED: u64 = fi::FI_DELIVERY_COMPLETE as u64;
 
+/// The most injected messages that wait to leave.
+const MOST_COPIES: usize = 1024;
+
 /// The completion queue of one direction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BoundQueue {
@@ -123,6 +126,8 @@ pub(crate) struct Port {
     pub(crate) receive_queue: Option<BoundQueue>,
     pub(crate) counters: Vec<(Arc<Counts>, u64)>,
     destinations: Vec<Destination>,
+    /// The copies of injected messages that have not left.
+    copies: usize,
     /// The peers that this endpoint has called.
     pub(crate) peers: usize,
     /// By number of the endpoint: the peer, and its address in the vector.
@@ -155,6 +160,7 @@ impl Port {
             receive_queue: None,
             counters: Vec::new(),
             destinations: Vec::new(),
+            copies: 0,
             peers: 0,
             sources: Vec::new(),
             operations: Operations::default(),
@@ -201,10 +207,10 @@ impl Port {
 
     /// Forgets what is known of a number of the vector, which may become that of another address.
     pub(crate) fn forget(&mut self, number: u64) {
-        if let Some(known) = usize::try_from(number).ok().and_then(|at| self.destinations.get_mut(at)) {
-            if matches!(std::mem::replace(known, Destination::Unknown), Destination::Peer(_)) {
-                self.peers -= 1;
-            }
+        let known = usize::try_from(number).ok().and_then(|at| self.destinations.get_mut(at));
+        let known = known.map(|known| std::mem::replace(known, Destination::Unknown));
+        if matches!(known, Some(Destination::Peer(_))) {
+            self.peers -= 1;
         }
         for source in &mut self.sources {
             *source = source.filter(|(_, known)| *known != number);
@@ -288,9 +294,9 @@ impl Port {
         self.start_send(rank, (base, len), it, operation)
     }
 
-    /// Sends a message now, or makes progress and returns -FI_EAGAIN: the application takes it for sent, and may
-    /// make no progress for a long time. Only what the engine cannot inject is copied: a message with data, or of
-    /// more bytes than NEMESIA_EAGER_BYTES.
+    /// Sends a message now, or keeps a copy that leaves with the next progress. The application takes it for sent, and
+    /// may make no progress for a long time. So nothing is kept for a peer that is not connected yet, and only a few
+    /// copies for the others: then this makes progress and returns -FI_EAGAIN.
     #[cold]
     fn inject(
         &mut self,
@@ -300,20 +306,17 @@ impl Port {
         around: &mut Around<'_>,
     ) -> Result<(), Errno> {
         let is_plain = it.data.is_none() && it.flags & DELIVERED == 0;
-        let is_sent = if is_plain && bytes.len() <= self.endpoint.inject_bytes() {
-            let is_sent = self.endpoint.in_context(it.kind.context()).inject(rank, it.tag, bytes)?;
-            if is_sent {
-                self.report_sent(it, bytes.len(), around);
-            }
-            is_sent
-        } else if self.is_reached(rank)? {
+        if is_plain
+            && bytes.len() <= self.endpoint.inject_bytes()
+            && self.endpoint.in_context(it.kind.context()).inject(rank, it.tag, bytes)?
+        {
+            self.report_sent(it, bytes.len(), around);
+            return Ok(());
+        }
+        if self.copies < MOST_COPIES && self.is_reached(rank)? {
             let operation = Operation { copy: Some(bytes.into()), ..self.sending(it) };
             self.start_send(rank, (std::ptr::null(), bytes.len()), it, operation)?;
-            true
-        } else {
-            false
-        };
-        if is_sent {
+            self.copies += 1;
             return Ok(());
         }
         self.endpoint.progress();

@@ -157,7 +157,8 @@ impl<P: MemoryPort> ChannelFabric<P> {
         own: Introduction,
         limit: Duration,
     ) -> Result<(), (Option<usize>, String)> {
-        self.poll();
+        // Not `poll`, which refuses all requests for connections.
+        self.take_completions();
         let now = self.begun.elapsed();
         match self.port().poll_event(now) {
             Some(Event::Requested { connection, private }) => {
@@ -254,8 +255,17 @@ impl<P: MemoryPort> ChannelFabric<P> {
         self.ends.iter().position(|end| end.rank == rank)
     }
 
-    /// Polls the port. Returns whether there was any completion.
-    fn poll(&mut self) -> bool {
+    /// Polls the port after the start, and looks at its events now and then.
+    fn poll(&mut self) {
+        self.take_completions();
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(EVENTS_EVERY) {
+            self.look();
+        }
+    }
+
+    /// Polls the port.
+    fn take_completions(&mut self) {
         let mut room = [Completion::EMPTY; COMPLETIONS];
         let count = self.port().poll(&mut room);
         for done in room.iter().take(count) {
@@ -265,11 +275,6 @@ impl<P: MemoryPort> ChannelFabric<P> {
                 let _ = ends[at].pipe.on_completion(host.port(), done);
             }
         }
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(EVENTS_EVERY) {
-            self.look();
-        }
-        count > 0
     }
 
     /// Takes an event after the start.
@@ -320,8 +325,8 @@ impl<P: MemoryPort> ChannelFabric<P> {
         ends.get_mut(at).map_or(Ok(0), |end| end.pipe.get(host, into))
     }
 
-    /// Admits the peer at a place to a buffer of the caller's. Returns the region and the key; `None` if the buffer cannot
-    /// be registered.
+    /// Admits the peer at a place to a buffer of the caller's. Returns the region and the key; `None` if the buffer
+    /// cannot be registered.
     pub(super) fn admit(&mut self, base: *mut u8, len: usize) -> Option<(PortRegion, MemoryKey)> {
         self.host.may_lend = true;
         self.host.admit(base.expose_provenance() as u64, len as u64)

@@ -84,8 +84,8 @@ impl<P: MemoryPort> PortRegistrar<P> {
             remote_atomic: false,
         };
         let memory = if writes {
-            // SAFETY: the promise of the caller of `put_raw` or `get_raw`, see above. The port accesses the parts of the
-            // range that work requests and keys name: the caller's buffers.
+            // SAFETY: the promise of the caller of `put_raw` or `get_raw`, see above. The port accesses the parts of
+            // the range that work requests and keys name: the caller's buffers.
             unsafe { LentMemory::from_raw(base, len) }
         } else {
             // SAFETY: as above; nothing is written.

@@ -42,7 +42,7 @@ const RECEIVES: u32 = 8;
 /// Stands for an address that a process does not have.
 const NOTHING: &str = "-";
 /// The byte that each process sends first over a port.
-const GREETING: u8 = 0x4e;
+const FIRST_BYTE: u8 = 0x4e;
 
 /// A port of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -345,11 +345,11 @@ fn join<P: MemoryPort>(
         }
         std::thread::yield_now();
     }
-    greet(fabric, transport, peers, deadline)
+    exchange_first_bytes(fabric, transport, peers, deadline)
 }
 
 /// Exchanges a byte with each rank.
-fn greet<P: MemoryPort>(
+fn exchange_first_bytes<P: MemoryPort>(
     fabric: &mut ChannelFabric<P>,
     transport: &'static str,
     peers: &[FabricPeer],
@@ -362,7 +362,7 @@ fn greet<P: MemoryPort>(
     while !open.is_empty() || !fabric.flush() {
         for (rank, at, put, got) in &mut open {
             let failed = |problem| Error::Pipe { rank: *rank, problem };
-            let mut byte = [GREETING];
+            let mut byte = [FIRST_BYTE];
             if !*put {
                 // SAFETY: the byte outlives the call; it is copied, because it is not lent.
                 let from = unsafe { SendBuf::from_raw(byte.as_ptr(), 1) };
@@ -372,7 +372,7 @@ fn greet<P: MemoryPort>(
                 // SAFETY: the byte outlives the call, and is not lent.
                 let into = unsafe { RecvBuf::from_raw(byte.as_mut_ptr(), 1) };
                 *got = fabric.get(*at, &mut Scatter::new(into), false).map_err(failed)? == 1;
-                if byte != [GREETING] {
+                if byte != [FIRST_BYTE] {
                     let problem =
                         format!("its first byte is {:#x}: build both with the same nemesia", byte[0]);
                     return Err(Error::Net { rank: *rank, transport, problem });

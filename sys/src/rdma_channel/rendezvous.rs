@@ -36,7 +36,7 @@ impl ChannelGroup {
     ///
     /// # Safety
     /// The bytes are initialised and writable, stay at their address, and nothing else uses them until
-    /// [`ChannelGroup::end_admission`] has returned `true`, or the group is dropped.
+    /// [`ChannelGroup::end_admission`] of this group has returned `true`, or the group is dropped.
     pub unsafe fn admit_raw(
         &mut self,
         rank: usize,

@@ -56,6 +56,7 @@ impl Port {
             }
             _ => {
                 let Some(operation) = self.operations.remove(number) else { return };
+                self.copies -= usize::from(operation.copy.is_some()).min(self.copies);
                 self.report_end(&operation, &result, around);
             }
         }

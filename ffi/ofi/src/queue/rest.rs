@@ -58,9 +58,9 @@ impl Rest {
     fn give_way(&self) {
         let begun = Instant::now();
         std::thread::yield_now();
-        let is_crowded = self.peers.load(Ordering::Relaxed) >= self.processors;
+        let is_oversubscribed = self.peers.load(Ordering::Relaxed) >= self.processors;
         let patience = match begun.elapsed() > OTHERS_RAN {
-            true if is_crowded => LEAST,
+            true if is_oversubscribed => LEAST,
             true => MOST,
             false => MOST.min(2 * self.patience.load(Ordering::Relaxed)),
         };

@@ -20,6 +20,9 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(90, 90, 90),
 ];
 
+/// Returns the value of a row that a panel shows.
+type Picked = fn(&ChannelRow) -> f64;
+
 /// Draws latency and bandwidth.
 ///
 /// # Errors
@@ -32,7 +35,7 @@ pub(super) fn svg(port: &str, runs: &[ChannelRun]) -> Result<String, Box<dyn Err
         let (top, rest) = root.split_vertically(HEADING);
         top.titled(&format!("RDMA Channel, port {port}, 2 processes"), (FONT, 20))?;
         let areas = rest.split_evenly((1, 2));
-        let panels: [(&str, &str, fn(&ChannelRow) -> f64); 2] = [
+        let panels: [(&str, &str, Picked); 2] = [
             ("Latency, one way", "microseconds", |row| row.latency_ns / 1000.0),
             ("Bandwidth, one way", "MB/s (1 MB is 10^6 bytes)", |row| row.bandwidth),
         ];

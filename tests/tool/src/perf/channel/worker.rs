@@ -19,8 +19,9 @@ const WINDOW: usize = 16;
 /// The trips by which the number of trips in a round is found.
 const TRIAL: u64 = 8;
 const MOST_TRIPS: u64 = 20_000;
-/// The tag of the engine's messages.
+/// The tags of the engine's messages.
 const TAG: u64 = 5;
+const READY: u64 = 6;
 
 /// The group with the buffers of this process.
 struct ChannelPair {
@@ -65,6 +66,7 @@ pub(super) fn take_part(plan: &ChannelPlan) -> Report<Option<ChannelRun>> {
     Ok((rank == 0).then_some(run))
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn text(error: Error) -> String {
     error.to_string()
 }
@@ -187,8 +189,33 @@ impl ChannelPair {
         Ok(self.timer.since(begun))
     }
 
+    /// Waits until both processes need no more progress of the channel.
+    fn leave_channel(&mut self) -> Result<(), Error> {
+        let Self { end: Some(end), group, other, .. } = self else { return Ok(()) };
+        let mut said = false;
+        loop {
+            let flushed = group.is_flushed();
+            let other = *other;
+            let is_over = on(end, |end| -> Result<bool, Error> {
+                if flushed && !said {
+                    end.send(other, READY, &[])?;
+                    said = true;
+                }
+                if !said || end.iprobe(Source::Rank(other), Tag::Exactly(READY))?.is_none() {
+                    return Ok(false);
+                }
+                end.recv(Source::Rank(other), Tag::Exactly(READY), &mut [])?;
+                Ok(true)
+            })?;
+            if is_over {
+                return Ok(());
+            }
+        }
+    }
+
     /// The same of the engine.
     fn engine_trips(&mut self, bytes: usize, count: u64) -> Result<Option<f64>, Error> {
+        self.leave_channel()?;
         let Some(end) = &self.end else { return Ok(None) };
         let (other, begun) = (self.other, self.timer.now());
         let (out, mut into) = (vec![1; bytes], vec![0; bytes]);
