@@ -18,6 +18,7 @@
 #[path = "../c/toolchain.rs"]
 mod toolchain;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -169,10 +170,11 @@ fn the_programs_use_every_function_and_every_constant() -> Result<(), String> {
     let is_missing = |name: &&str| !used.contains(name) && NEVER.iter().all(|(never, _)| never != name);
     let missing: Vec<&str> =
         functions.iter().map(String::as_str).chain(constants.iter().copied()).filter(is_missing).collect();
-    println!("{} functions and {} constants", functions.len(), constants.len());
+    let mut coverage = format!("libvipl: {} functions and {} constants\n", functions.len(), constants.len());
     for (never, reason) in NEVER {
-        println!("not covered: {never}: {reason}");
+        coverage += &format!("    not covered: {never}: {reason}\n");
     }
+    std::io::stdout().write_all(coverage.as_bytes()).map_err(|error| error.to_string())?;
     assert!(missing.is_empty(), "no program uses {missing:?}");
     Ok(())
 }
