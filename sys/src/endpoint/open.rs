@@ -177,9 +177,8 @@ impl Endpoint {
             |calls| PeerTable::of_world((calls, across), (ranks.0, on_demand), &attached.ranks, config);
         let peers = attached.calls.map(of_world).transpose()?;
         warnings.extend(more);
-        // The only rank of a world may have further peers, as an endpoint that opens alone.
-        let is_only = size == 1 && config.net != NetChoice::Verbs;
-        let remote = (remote, exchange.incarnation(), growing.is_some() || is_only);
+        let is_alone = growing.is_some() || is_only(size, config);
+        let remote = (remote, exchange.incarnation(), is_alone);
         let net = join_network(config, remote, &attached.origin, (&mut facts, &mut watch, &mut warnings))?;
         attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
         let port = ports::join(port, net, &facts.remote);
@@ -293,6 +292,11 @@ impl Endpoint {
             explanation.warnings.iter().for_each(|warning| events::warning(warning));
         }
     }
+}
+
+/// Returns whether this is the only rank of a world, which then has further peers as an endpoint that opens alone.
+fn is_only(size: usize, config: &Config) -> bool {
+    size == 1 && config.net != NetChoice::Verbs
 }
 
 /// Opens the port to other machines: that of a world, or that of an endpoint that opens alone.

@@ -40,8 +40,9 @@ pub(in crate::endpoint) use table::PeerTable;
 /// and connects whom it needs.
 ///
 /// # Further peers of a world
-/// The endpoint of a rank has an address as well, unless ranks of several machines connect at the start, or ranks may be
-/// started again. So a world can grow: it meets other worlds, and endpoints that were opened alone ([`Endpoint::meet`]).
+/// The endpoint of a rank has an address as well, unless ranks of several machines connect at the start, or ranks may
+/// be started again. So a world can grow: it meets other worlds, and endpoints that were opened alone
+/// ([`Endpoint::meet`]).
 ///
 /// - Ranks keep the numbers from 0. A further peer gets a number from [`Endpoint::size`] on. All operations with one
 ///   process take such numbers, and receives from any source accept messages of further peers.
@@ -93,8 +94,8 @@ impl Endpoint {
     /// another endpoint.
     ///
     /// # Errors
-    /// [`Error::NoAddress`] if ranks of several machines connected at the start of the endpoint's world, or ranks may be
-    /// started again.
+    /// [`Error::NoAddress`] if ranks of several machines connected at the start of the endpoint's world, or ranks may
+    /// be started again.
     pub fn address(&self) -> Result<&PeerAddress, Error> {
         let peers = self.peer_table()?;
         peers.begin_growth();

@@ -254,16 +254,16 @@ pub(crate) struct RemoteRanks {
     pub(crate) demand: Option<DemandRanks>,
 }
 
-/// The ranks of a world that connect when they first need each other, if some of them, or further peers, may be on other
-/// machines.
+/// The ranks of a world that connect when they first need each other, if some of them, or further peers, may be on
+/// other machines.
 #[derive(Debug)]
 pub(crate) struct DemandRanks {
     /// The address by which each rank is called.
     pub(crate) addresses: Vec<PeerAddress>,
     /// Whether each rank is on another machine.
     remote: Vec<bool>,
-    /// The calls of this process to and from other machines, not begun yet. `None` if it has no rank there, and no key of
-    /// the job that the exchange does not carry.
+    /// The calls of this process to and from other machines, not begun yet. `None` if it has no rank there, and no key
+    /// of the job that the exchange does not carry.
     pub(crate) calls: Option<NetCalls>,
 }
 
