@@ -24,6 +24,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use nemesia_core::flow::CeilingError;
+use nemesia_core::port::channel::RendezvousChoice;
 use nemesia_core::shared::assist::Pieces;
 use nemesia_core::shared::fastbox;
 use nemesia_core::shared::layout::{Geometry, LayoutError};
@@ -31,6 +32,7 @@ pub use nemesia_core::shared::port::Stores;
 
 use crate::os::SegmentOptions;
 use crate::os::numa::last_cache_bytes;
+use crate::regcache::Telling;
 
 use file::Places;
 pub(crate) use job_key::{JobKeySource, key_from_hex};
@@ -193,6 +195,8 @@ pub struct Config {
     /// `None`: as a cell.
     pub(crate) net_packet_bytes: Option<u32>,
     pub(crate) net_receives: u32,
+    pub(crate) net_rendezvous: RendezvousChoice,
+    pub(crate) registrations: Telling,
     pub(crate) job_key: JobKeySource,
     pub(crate) timeout_seconds: u32,
     pub(crate) pmi_take_over: bool,
@@ -252,6 +256,8 @@ impl Default for Config {
             net_address: None,
             net_packet_bytes: None,
             net_receives: 32,
+            net_rendezvous: RendezvousChoice::Auto,
+            registrations: Telling::Kernel,
             job_key: JobKeySource::Exchange,
             timeout_seconds: 60,
             pmi_take_over: false,

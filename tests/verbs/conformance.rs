@@ -1,5 +1,6 @@
 //! The engine's conformance suite over channels on the devices.
 
+use nemesia_core::port::channel::RendezvousChoice;
 use nemesia_tests::conformance::RunPlan;
 use nemesia_tests::conformance::cases::run_cases;
 use nemesia_tests::conformance::over_channels::{ABILITIES, over_channels};
@@ -15,6 +16,7 @@ fn engines_pass_over_devices() -> Verdict {
     let plan = RunPlan { seed: seed(), steps: given.unwrap_or(10_000) };
     run_cases("engines_pass_over_devices", ABILITIES, 3, |case| {
         let devices = fabric::Devices::new(&addresses);
-        over_channels(case, plan, devices, (3, 1)).map_err(|why| format!("seed {}: {why}", plan.seed))
+        over_channels(case, plan, devices, (3, 1, RendezvousChoice::Auto))
+            .map_err(|why| format!("seed {}: {why}", plan.seed))
     })
 }

@@ -6,10 +6,12 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
+use nemesia_core::port::channel::RendezvousChoice;
 use nemesia_core::shared::layout::Geometry;
 
 use super::{Config, ConfigError, JobKeySource, NetChoice, Origin, SingleCopy, Stores};
 use crate::os::{HugePages, SegmentBacking, interfaces};
+use crate::regcache::Telling;
 
 /// A setting with a name: in the environment, in a file, and for [`Config::set`](super::Config::set).
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +73,19 @@ const NET: &[(&str, NetChoice)] = &[
     ("tcp", NetChoice::Tcp),
     ("verbs", NetChoice::Verbs),
     ("off", NetChoice::Off),
+];
+const RENDEZVOUS: &[(&str, RendezvousChoice)] = &[
+    ("auto", RendezvousChoice::Auto),
+    ("read", RendezvousChoice::Read),
+    ("write", RendezvousChoice::Write),
+    ("write-notify", RendezvousChoice::WriteNotify),
+    ("stream", RendezvousChoice::Stream),
+];
+const TELLING: &[(&str, Telling)] = &[
+    ("kernel", Telling::Kernel),
+    ("program", Telling::Program),
+    ("interposed", Telling::Interposed),
+    ("off", Telling::Nobody),
 ];
 const SWITCH: &[(&str, bool)] = &[("off", false), ("on", true)];
 const ANY_SOURCE: &[(&str, bool)] = &[("end", false), ("outlive", true)];
@@ -347,6 +362,22 @@ pub const VARIABLES: &[Variable] = &[
         (3, 1024),
         net_receives,
         "most packets that each rank on another machine may send ahead; memory is taken as busy ranks need it"
+    ),
+    words!(
+        "NEMESIA_NET_RENDEZVOUS",
+        "auto, read, write, write-notify or stream",
+        RENDEZVOUS,
+        net_rendezvous,
+        "how large messages of other machines reach this process: it reads them, the sender writes them and reports \
+        the end by a packet or by the last write, or they travel in packets; auto measures for each peer and size"
+    ),
+    words!(
+        "NEMESIA_REGISTRATIONS",
+        "kernel, program, interposed or off",
+        TELLING,
+        registrations,
+        "how the cache of memory registered with an RDMA device learns of unmapped memory: from the kernel \
+        (userfaultfd), from nemesia_memory_released, or from libnemesia_interpose.so; off keeps no registration"
     ),
     number!(
         "NEMESIA_TIMEOUT",

@@ -2,9 +2,10 @@
 //!
 //! [`model`] explores every interleaving of the credits of two small ends. [`world`] runs whole channels at
 //! random. In them processes die ([`world`]), leave in good order ([`leave`]), and come back, as soon as their peers
-//! have accepted them ([`accept`]).
+//! have accepted them ([`accept`]). They also access each other's memory ([`access`]).
 
 mod accept;
+mod access;
 pub(crate) mod fabric;
 mod leave;
 pub(crate) mod model;

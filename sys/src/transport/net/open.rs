@@ -107,6 +107,8 @@ impl OpenedPorts {
             world,
             key,
             patience: Duration::from_secs(config.timeout_seconds.into()),
+            rendezvous: config.net_rendezvous,
+            telling: config.registrations,
         };
         let any = match transport {
             Transport::Verbs => AnyChannel::Verbs(Box::new(FabricChannel::new(self.verbs?, &sizes)?)),
