@@ -17,6 +17,8 @@
 //! arrives too early waits in its receive buffer, in a [`Window`](crate::order::ReorderWindow) that has a
 //! place for every receive of the peer's rails. Updates have no number and never wait.
 //!
+//! **Large messages** move by remote memory access: see [`access`].
+//!
 //! **Memory.** All connections share one pool of buffers, for receives and sends. The caller lends and
 //! registers its memory ([`Channel::lend`]): some at the start, and more whenever [`Channel::wants_memory`]
 //! reports that a peer is receive-starved and the pool is empty. A failed registration costs only speed. Each

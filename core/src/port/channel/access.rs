@@ -405,7 +405,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     ) -> (Descriptor, Option<Exposure>) {
         let nothing = (Descriptor::NONE, None);
         let (len, has_notices) = (memory.len() as u64, receiver.is_some() && self.has_notices());
-        if !self.peer(peer).is_some_and(|it| !it.has_failed()) {
+        if self.peer(peer).is_none_or(|it| it.has_failed()) {
             return nothing;
         }
         let Some(id) = self.accesses.next() else { return nothing };

@@ -303,7 +303,9 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             it.sender.rank,
             it.receiver.rank
         );
-        if self.nodes[it.receiver.rank].is_some() && !it.receiver.is_over && self.rng.one_in(4) {
+        // Where restarted processes wait to be accepted, a living one cannot connect again.
+        let may_attack = !self.holds && self.nodes[it.receiver.rank].is_some() && !it.receiver.is_over;
+        if may_attack && self.rng.one_in(3) {
             return self.attack(at);
         }
         self.end_transfer(at);
@@ -393,7 +395,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         let third = (0..self.ranks()).find(|rank| *rank != accessing && *rank != owner);
         if it.kind == TransferKind::PutNotify
             && it.exposure.is_some()
-            && let Some(third) = third.filter(|_| self.rng.one_in(2))
+            && let Some(third) = third
             && self.is_connected(third, owner)
         {
             return self.report_falsely(at, (third, owner));

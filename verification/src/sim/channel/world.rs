@@ -177,7 +177,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
     /// Lets one thing happen.
     pub(crate) fn step(&mut self) -> Check {
         let rank = self.rng.below(self.ranks());
-        match self.rng.below(27) {
+        match self.rng.below(28) {
             0..8 => self.submit(rank),
             8..15 => self.poll(rank)?,
             15 => self.dial(rank)?,
@@ -186,7 +186,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             18 if self.rng.one_in(8) => self.lend(rank)?,
             19 if self.deaths > 0 && self.nodes[rank].is_some() && self.rng.one_in(80) => self.kill(rank),
             19 if self.rng.one_in(80) => self.begin_to_leave(rank),
-            24 => self.begin_transfer(rank)?,
+            24 | 26 => self.begin_transfer(rank)?,
             25 => self.go_on_with_transfers(rank)?,
             21 => self.accept(rank)?,
             22 => self.leave(rank)?,
