@@ -239,7 +239,7 @@ pub struct Channel<M: MemoryPort, S: ChannelStorage> {
     most: u32,
     peers: S::Peers,
     buffers: Buffers<S::Buffers, S::Slabs>,
-    accesses: access::Accesses<S::Accesses>,
+    accesses: access::AccessTable<S::Accesses>,
     registrations: S::Registrations,
     /// The peers with packets to deliver, in rotation.
     ready: peer::ReadyPeers,
@@ -297,7 +297,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             most: receives,
             peers: parts.peers,
             buffers: Buffers::new(parts.buffers, parts.slabs, buffer_bytes),
-            accesses: access::Accesses::new(parts.accesses),
+            accesses: access::AccessTable::new(parts.accesses),
             registrations: parts.registrations,
             ready: peer::ReadyPeers::new(),
             out: None,

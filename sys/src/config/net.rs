@@ -57,6 +57,7 @@ impl Config {
     }
 
     /// Sets how large messages of ranks on other machines move to this process. The receiver's choice counts.
+    /// [`RendezvousChoice::Auto`] is [`RendezvousChoice::Stream`] on RDMA devices.
     #[must_use]
     pub fn net_rendezvous(self, choice: RendezvousChoice) -> Self {
         self.with(["NEMESIA_NET_RENDEZVOUS"], |config| config.net_rendezvous = choice)

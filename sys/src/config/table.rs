@@ -369,7 +369,8 @@ pub const VARIABLES: &[Variable] = &[
         RENDEZVOUS,
         net_rendezvous,
         "how large messages of other machines reach this process: it reads them, the sender writes them and reports \
-        the end by a packet or by the last write, or they travel in packets; auto measures for each peer and size"
+        the end by a packet or by the last write, or they travel in packets; over TCP auto measures for each peer and \
+        size, over RDMA devices it is stream"
     ),
     words!(
         "NEMESIA_REGISTRATIONS",

@@ -28,7 +28,7 @@ mod table;
 use core::borrow::BorrowMut as _;
 
 pub use table::AccessSlot;
-pub(super) use table::{AccessId, AccessUse, Accesses, is_access};
+pub(super) use table::{AccessId, AccessTable, AccessUse, is_access};
 
 use super::registered::{RegisteredRange, Registrations, deregister_exactly, register_exactly};
 use super::{Channel, ChannelStorage};

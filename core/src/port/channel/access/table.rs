@@ -102,7 +102,7 @@ pub(in crate::port::channel) const fn is_access(work: u64) -> bool {
 
 /// The table.
 #[derive(Debug)]
-pub(in crate::port::channel) struct Accesses<T> {
+pub(in crate::port::channel) struct AccessTable<T> {
     slots: T,
     free: u32,
     /// The accesses that have ended, oldest first.
@@ -112,7 +112,7 @@ pub(in crate::port::channel) struct Accesses<T> {
     pub(in crate::port::channel) leaving: u32,
 }
 
-impl<T: BorrowMut<[AccessSlot]> + Extend<AccessSlot>> Accesses<T> {
+impl<T: BorrowMut<[AccessSlot]> + Extend<AccessSlot>> AccessTable<T> {
     pub(in crate::port::channel) fn new(slots: T) -> Self {
         let mut table = Self { slots, free: NONE, ended: NONE, last_ended: NONE, leaving: 0 };
         for index in (0..table.slots.borrow().len().min(MOST) as u32).rev() {
@@ -130,7 +130,7 @@ impl<T: BorrowMut<[AccessSlot]> + Extend<AccessSlot>> Accesses<T> {
         }
     }
 
-    /// Returns the slot that the next call of [`Accesses::fill`] uses; `None` if there is none.
+    /// Returns the slot that the next call of [`AccessTable::fill`] uses; `None` if there is none.
     pub(in crate::port::channel) fn next(&mut self) -> Option<AccessId> {
         let have = self.slots.borrow().len();
         if self.free == NONE && have < MOST {
@@ -143,7 +143,7 @@ impl<T: BorrowMut<[AccessSlot]> + Extend<AccessSlot>> Accesses<T> {
         Some(AccessId { index: self.free, generation: slot.generation })
     }
 
-    /// Uses the slot that [`Accesses::next`] has returned.
+    /// Uses the slot that [`AccessTable::next`] has returned.
     pub(in crate::port::channel) fn fill(&mut self, id: AccessId, usage: AccessUse) {
         if let Some(slot) = self.slots.borrow_mut().get_mut(id.index as usize)
             && self.free == id.index
