@@ -367,10 +367,10 @@ pub unsafe trait MemoryPort {
     /// [`ConnectError::State`] if the connection is not, or no longer, requested.
     fn refuse(&mut self, connection: Connection, private: Private) -> Result<(), ConnectError>;
 
-    /// Closes a connection at once: incomplete work requests flush, and when the call returns, the port uses their local
-    /// parts no more. To be sure that data has arrived, wait for its completion (and see
-    /// [`Facts::write_proves_placement`]) or for an answer. [`Event::Closed`] follows when all completions have been
-    /// polled. A call for a closed connection has no effect.
+    /// Closes a connection at once: incomplete work requests flush, and when the call returns, the port uses their
+    /// local parts no more. To be sure that data has arrived, wait for its completion (and see
+    /// [`Facts::write_proves_placement`]) or for an answer. [`Event::Closed`] follows when all completions have
+    /// been polled. A call for a closed connection has no effect.
     fn close(&mut self, connection: Connection);
 
     /// Returns the state of a connection.

@@ -83,8 +83,8 @@ pub struct CompletedAccess {
     pub result: Result<(), AccessError>,
 }
 
-/// The protocols by which large messages from a peer may move to this process. The receiver selects one of them for each
-/// message. If a message cannot move by the selected protocol, it is streamed.
+/// The protocols by which large messages from a peer may move to this process. The receiver selects one of them for
+/// each message. If a message cannot move by the selected protocol, it is streamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rendezvous {
     /// This process gets the bytes from the sender's memory.
@@ -278,8 +278,8 @@ pub unsafe trait RemoteAccess {
         Accessed::Failed(AccessError::Refused)
     }
 
-    /// Returns whether packets that are sent to the peer after a put has begun arrive after its bytes. If so, and if the
-    /// put then fails, the peer fails too.
+    /// Returns whether packets that are sent to the peer after a put has begun arrive after its bytes. If so, and
+    /// if the put then fails, the peer fails too.
     fn orders_puts(&self, peer: PeerId) -> bool {
         let _ = peer;
         false

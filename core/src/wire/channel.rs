@@ -16,8 +16,8 @@
 //! close it. A connection that ends without a close was lost.
 //!
 //! **Notice**: a write with an immediate, which a descriptor of the receiver's buffer has named
-//! ([`region`](super::region)). It uses a receive, but has no header and no sequence number. It says that all bytes of the
-//! message have been written, as a `Data` packet without bytes does.
+//! ([`region`](super::region)). It uses a receive, but has no header and no sequence number. It says that all bytes
+//! of the message have been written, as a `Data` packet without bytes does.
 //!
 //! Sequence numbers count the packets with a kind, over all rails to a peer. They and the totals of receives
 //! are 32 bits wide, begin at [`FIRST`](crate::flow::posted::FIRST), and wrap around.

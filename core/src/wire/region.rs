@@ -1,5 +1,5 @@
-//! The description of bytes in memory that their owner has registered at an RDMA fabric: a peer reads or writes them by a
-//! work request on a connection with the owner.
+//! The description of bytes in memory that their owner has registered at an RDMA fabric: a peer reads or writes
+//! them by a work request on a connection with the owner.
 //!
 //! In a [`Descriptor`]: three words of 64 bits, little-endian: the owner's address of the first byte, the number of
 //! bytes, and the remote key. Then, if the owner wants to be notified of the last write, four bytes: the immediate that

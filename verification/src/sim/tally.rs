@@ -99,8 +99,8 @@ pub(crate) enum Event {
     ChannelAccepted,
     /// A packet was sent over the placement.
     Placed,
-    /// An access to a peer's memory has begun; a peer's last put reported the end; an access came too late, and a report
-    /// came from a process to which the buffer was not exposed.
+    /// An access to a peer's memory has begun; a peer's last put reported the end; an access came too late, and a
+    /// report came from a process to which the buffer was not exposed.
     Accessed,
     PutNotified,
     StaleAccess,

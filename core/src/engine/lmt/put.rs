@@ -1,8 +1,8 @@
-//! The protocol by which the sender writes the receiver's memory: paper 1's rendezvous by RDMA write (section
-//! 6). The CTS describes the receiver's buffer, the sender puts the requested bytes, and a `Data` packet
-//! without bytes says that they have arrived. If the port can do that, the last put reports the end itself (paper 2, the CH3
-//! device: RDMA write with immediate), or the packet leaves as soon as all puts have begun, because it arrives behind them.
-//! The send completes when the puts have ended. If a put fails, the sender streams the bytes instead.
+//! The protocol by which the sender writes the receiver's memory: paper 1's rendezvous by RDMA write (section 6).
+//! The CTS describes the receiver's buffer, the sender puts the requested bytes, and a `Data` packet without bytes
+//! says that they have arrived. If the port can do that, the last put reports the end itself (paper 2, the CH3
+//! device: RDMA write with immediate), or the packet leaves as soon as all puts have begun, because it arrives
+//! behind them. The send completes when the puts have ended. If a put fails, the sender streams the bytes instead.
 #![forbid(unsafe_code)]
 
 use super::{Stream, Transfer};

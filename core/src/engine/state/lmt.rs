@@ -25,13 +25,13 @@ pub(in crate::engine) enum Protocol {
 }
 
 impl Protocol {
-    /// The options of the adaptive selector, in the order of their numbers. The last is tried last, because it can be much slower
-    /// than the others.
+    /// The options of the adaptive selector, in the order of their numbers. The last is tried last, because it can
+    /// be much slower than the others.
     pub(in crate::engine) const ALL: [Self; PROTOCOLS] =
         [Self::Pull, Self::Stream(Stores::NonTemporal), Self::Stream(Stores::Cached)];
 
-    /// Returns the protocols that the options of the adaptive selector stand for. Where the sender can put, the stores of
-    /// a stream make no difference.
+    /// Returns the protocols that the options of the adaptive selector stand for. Where the sender can put, the
+    /// stores of a stream make no difference.
     pub(in crate::engine) const fn offered(by: Rendezvous) -> [Self; PROTOCOLS] {
         let stream = Self::Stream(Stores::Cached);
         match by {

@@ -1,8 +1,8 @@
-//! Access to the memory of peers by work requests: the large messages of a channel move without copies (paper 1, section
-//! 5; paper 2, the CH3 device).
+//! Access to the memory of peers by work requests: the large messages of a channel move without copies (paper 1,
+//! section 5; paper 2, the CH3 device).
 //!
-//! **Get.** The sender registers the message so that peers may read it, and describes it ([`RegionBytes`]). The receiver
-//! reads it into its registered buffer. The completion of a read proves that its bytes have arrived.
+//! **Get.** The sender registers the message so that peers may read it, and describes it ([`RegionBytes`]). The
+//! receiver reads it into its registered buffer. The completion of a read proves that its bytes have arrived.
 //!
 //! **Put.** The receiver registers its buffer so that peers may write it, and describes it. The sender writes, and
 //! reports the end. A packet on the same connection arrives after the bytes of all writes before it. On a fabric with

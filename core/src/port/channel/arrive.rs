@@ -101,8 +101,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         }
     }
 
-    /// Accepts the report that all bytes of a message have been written, for which the peer has used the receive of this
-    /// buffer.
+    /// Accepts the report that all bytes of a message have been written, for which the peer has used the receive of
+    /// this buffer.
     fn accept_notice(&mut self, buffer: u32, (peer, rail): (PeerId, u32), immediate: Option<u32>) {
         if self.peer(peer).is_some_and(|it| it.is_ignored()) {
             return self.go_home(buffer, peer, rail);

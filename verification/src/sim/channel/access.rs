@@ -108,7 +108,8 @@ impl Transfer {
     ) -> Option<Accessed> {
         let channel = &mut world.nodes[from].as_mut()?.channel;
         let (peer, len) = (to as PeerId, self.bytes.len());
-        // SAFETY: the buffers belong to the transfer until the access has ended, the peer is closed, or the port is gone.
+        // SAFETY: the buffers belong to the transfer until the access has ended, the peer is closed, or the port is
+        // gone.
         Some(unsafe {
             match self.kind {
                 TransferKind::Get => {
