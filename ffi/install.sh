@@ -10,6 +10,7 @@ Builds the C interface and the program `nemesia` with cargo, also in a fresh clo
 
   bin/nemesia                    starts jobs (`nemesia run`), reports settings (`info`), measures (`perf`)
   include/nemesia.h
+  include/nemesia_rdma_channel.h     the five functions of the RDMA Channel
   lib/libnemesia.so -> libnemesia.so.0 -> libnemesia.so.VERSION
   lib/libnemesia.a
   lib/libfabric/libnemesia-fi.so    a provider of libfabric: for FI_PROVIDER_PATH, see ffi/ofi/README.md
@@ -29,8 +30,8 @@ no -rpath. The script uses the variables CARGO and CARGO_TARGET_DIR.
 
 To uninstall, remove these files:
 
-  rm -f PREFIX/bin/nemesia PREFIX/include/nemesia.h PREFIX/lib/libnemesia.* PREFIX/lib/libnemesia_interpose.so \
-      PREFIX/lib/libfabric/libnemesia-fi.so \
+  rm -f PREFIX/bin/nemesia PREFIX/include/nemesia.h PREFIX/include/nemesia_rdma_channel.h \
+      PREFIX/lib/libnemesia.* PREFIX/lib/libnemesia_interpose.so PREFIX/lib/libfabric/libnemesia-fi.so \
       PREFIX/lib/pkgconfig/nemesia.pc PREFIX/lib/pkgconfig/nemesia-static.pc PREFIX/lib/cmake/Nemesia/*
 TEXT
 }
@@ -63,6 +64,7 @@ to=${DESTDIR:-}$prefix
 install -d "$to/bin" "$to/include" "$to/lib/pkgconfig" "$to/lib/cmake/Nemesia" "$to/lib/libfabric"
 install -m 755 "$built/nemesia" "$to/bin/nemesia"
 install -m 644 include/nemesia.h "$to/include/nemesia.h"
+install -m 644 include/nemesia_rdma_channel.h "$to/include/nemesia_rdma_channel.h"
 install -m 644 "$built/libnemesia_ffi.a" "$to/lib/libnemesia.a"
 install -m 755 "$built/libnemesia_ffi.so" "$to/lib/libnemesia.so.$version"
 ln -sf "libnemesia.so.$version" "$to/lib/$soname"

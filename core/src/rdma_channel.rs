@@ -18,6 +18,8 @@
 //! | `piggyback` | section 4.3: data, size and head in one write, delayed and carried tails |
 //! | `pipelined` | section 4.4: copies and writes overlap |
 //! | `zero_copy` | section 5: the receiver reads long runs from the sender's buffer |
+//! | `past` | section 6: rendezvous by RDMA write, its handshake through the pipe and its data past it |
+//! | `direct` | section 3.2: inside a machine, by the structures of [`crate::shared`] |
 //! | `pointers` | head and tail with their replicas, as `words` or as `messages`; `arrival` decides |
 //! | `chunk` | chunks with flags; `chunk_sender` and `chunk_receiver` are the ends of a ring of them |
 //! | `shape` | sizes, layouts, and the card that the ends exchange |
@@ -40,16 +42,20 @@ use crate::port::memory::{
     Completion, Connection, LostError, MemoryKey, MemoryPort, PortRegion, PostError, Slice, WorkError,
     WorkOutcome,
 };
+use crate::shared::fastbox::FastboxFault;
+use crate::shared::ring::RingFault;
 
 mod arrival;
 mod basic;
 mod chunk;
 mod chunk_receiver;
 mod chunk_sender;
+pub mod direct;
 #[cfg(nemesia_injected_fault)]
 pub mod fault;
 mod link;
 mod messages;
+mod past;
 mod piggyback;
 mod pipelined;
 mod pointer;
@@ -61,6 +67,7 @@ mod zero_copy;
 use basic::Basic;
 use link::PipeWork;
 use messages::PointerMessages;
+use past::PastWrites;
 use piggyback::Piggyback;
 use pipelined::Pipelined;
 use pointers::Pointers;
@@ -68,8 +75,10 @@ use words::PointerWords;
 use zero_copy::ZeroCopy;
 
 pub use arrival::PipeArrival;
+pub use direct::DirectPipe;
 use link::PipeLink;
 pub use link::PipeMemory;
+pub use past::PastWrite;
 pub use shape::{CARD_BYTES, ChunkFill, Design, PIPE_VERSION, PipeCard, PipeShape};
 
 /// The reason why a pipe cannot be opened or has failed.
@@ -152,6 +161,12 @@ pub enum PipeError {
         /// The bytes of the operation.
         needed: usize,
     },
+    /// The peer wrote an invalid position or stamp into a fastbox.
+    #[error("the peer violated the protocol of the pipe: {0}")]
+    Fastbox(#[from] FastboxFault),
+    /// The peer wrote an invalid position of a ring.
+    #[error("the peer violated the protocol of the pipe: {0}")]
+    Positions(#[from] RingFault),
     /// The port refused a work request.
     #[error("the port refused a work request: {0}")]
     Post(PostError),
@@ -162,6 +177,9 @@ pub enum PipeError {
     #[error("the connection has ended: {0}")]
     Lost(LostError),
 }
+
+/// The most bytes of a put that [`DirectPipe`] sends as one record.
+pub const DIRECT_RECORD_BYTES: usize = 232;
 
 /// Checks a position of the peer. A value below `least` is out of date, and `least` is returned.
 const fn checked(what: &'static str, found: u64, (least, most): (u64, u64)) -> Result<u64, PipeError> {
@@ -198,6 +216,20 @@ pub trait PipeHost {
         None
     }
 
+    /// Lets the peer write `len` bytes at an address, past the pipe. Returns the region and the key of exactly these
+    /// bytes; `None` if they cannot be registered. [`PipeHost::release`] follows.
+    fn admit(&mut self, address: u64, len: u64) -> Option<(PortRegion, MemoryKey)> {
+        let _ = (address, len);
+        None
+    }
+
+    /// Lets the port read `len` bytes at an address, to write them past the pipe. Returns the region and the offset of
+    /// these bytes there; `None` if they cannot be registered. [`PipeHost::release`] follows.
+    fn source(&mut self, address: u64, len: u64) -> Option<(PortRegion, u64)> {
+        let _ = (address, len);
+        None
+    }
+
     /// Ends the use of a region. Returns `false` if the caller must try again: the bytes are in use until then.
     fn release(&mut self, region: PortRegion) -> bool {
         let _ = region;
@@ -221,6 +253,7 @@ pub struct BytePipe {
     link: PipeLink,
     pointers: Pointers,
     room: PipeRoom,
+    past: PastWrites,
     lost: Option<PipeError>,
 }
 
@@ -259,7 +292,7 @@ impl BytePipe {
             Design::Pipelined => PipeRoom::Pipelined(Pipelined::default()),
             Design::ZeroCopy => PipeRoom::ZeroCopy(ZeroCopy::default()),
         };
-        Ok(Self { link, pointers, room, lost: None })
+        Ok(Self { link, pointers, room, past: PastWrites::default(), lost: None })
     }
 
     /// Returns the card for the peer, as bytes; `None` if the inbox has no key.
@@ -277,12 +310,19 @@ impl BytePipe {
         Ok(())
     }
 
-    /// Puts bytes from the beginning of the list. Returns how many; the list of the next call begins after them.
+    /// Puts bytes from the beginning of the list. Returns how many; the list of the next call begins after them. Bytes
+    /// that the peer read before the connection was lost are still counted.
     ///
     /// # Errors
     /// The pipe has failed; nothing of the list is in use.
     pub fn put<H: PipeHost>(&mut self, host: &mut H, from: &mut Gather) -> Result<usize, PipeError> {
         if let Some(error) = self.lost {
+            if let (PipeRoom::ZeroCopy(room), PipeError::Lost(_) | PipeError::Work(_)) =
+                (&mut self.room, error)
+                && let Some(count) = room.acknowledged(host, (&self.link, &mut self.pointers), from)
+            {
+                return Ok(count);
+            }
             return self.abandon_put(host).map_or(Ok(0), |()| Err(error));
         }
         if !self.pointers.may_speak() {
@@ -357,6 +397,34 @@ impl BytePipe {
         }
     }
 
+    /// Writes `buffer`, an address and a length, into a buffer to which the peer has admitted this end. The caller
+    /// repeats the call with the same buffers until [`PastWrite::Done`]; the bytes stay as they are until then, or
+    /// until an error. One message is written at a time.
+    ///
+    /// # Errors
+    /// The pipe has failed; the buffer is no longer in use.
+    pub fn write_past<H: PipeHost>(
+        &mut self,
+        host: &mut H,
+        buffer: (u64, u64),
+        to: MemoryKey,
+    ) -> Result<PastWrite, PipeError> {
+        if let Some(error) = self.lost {
+            return self.past.abandon(host).map_or(Ok(PastWrite::Posted), |()| Err(error));
+        }
+        // What this end has staged goes first, and where only one end may speak first, not at all yet.
+        if !self.pointers.may_speak() || self.link.peer.is_none() {
+            return Ok(PastWrite::Waiting);
+        }
+        match self.past.write(host, &self.link, buffer, to) {
+            Err(error) => {
+                self.lost = self.lost.or(Some(error));
+                Ok(PastWrite::Posted)
+            }
+            progress => progress,
+        }
+    }
+
     /// Takes a completion of this connection.
     ///
     /// # Errors
@@ -389,6 +457,10 @@ impl BytePipe {
                     PipeRoom::Pipelined(room) => room.sender.on_written(number),
                     PipeRoom::ZeroCopy(room) => room.pipe.sender.on_written(number),
                 }
+                Ok(())
+            }
+            (PipeWork::Past, _) => {
+                self.past.on_written(number);
                 Ok(())
             }
             (PipeWork::Pointer(group), _) => {
@@ -436,6 +508,11 @@ impl BytePipe {
             PipeRoom::ZeroCopy(room) => room.pipe.sender.is_sent(),
         };
         sent && self.pointers.is_clean()
+    }
+
+    /// Returns why the pipe has failed; `None` if it has not.
+    pub const fn failure(&self) -> Option<PipeError> {
+        self.lost
     }
 
     /// Returns the shape.

@@ -277,8 +277,8 @@
 #define NEMESIA_ERR_KEY_IN_USE -31
 
 /**
- * The endpoint has no address and no further peers, as ranks of its world run on several machines, or may be started
- * again: open another one with `nemesia_endpoint_alone`.
+ * The endpoint has no address and no further peers, as ranks of several machines connected at the start of its world,
+ * or ranks may be started again: open another one with `nemesia_endpoint_alone`.
  */
 #define NEMESIA_ERR_NO_ADDRESS -32
 
@@ -1888,10 +1888,9 @@ int32_t nemesia_endpoint_alone(const struct nemesia_config *config,
 
 /**
  * Writes the address of an endpoint. Other processes of this user on this machine, and of this job on others if there
- * is a key and the endpoint was opened alone, connect by it. A rank of a world has one if all ranks run on one machine
- * and are not started again; its further peers then have ranks from the world's size on. It is valid until the
- * endpoint is closed, and is never that of another endpoint. Its bytes may be copied and compared; they mean nothing
- * else.
+ * is a key, connect by it. A rank of a world has one, unless ranks of several machines connect at the start or ranks
+ * may be started again; its further peers then have ranks from the world's size on. It is valid until the endpoint is
+ * closed, and is never that of another endpoint. Its bytes may be copied and compared; they mean nothing else.
  *
  * - `endpoint`: an open endpoint.
  * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.

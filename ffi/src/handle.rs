@@ -51,6 +51,7 @@ pub(crate) enum Kind {
     Config = 2,
     /// It has no entry in the table: `active.rs` numbers messages.
     Incoming = 3,
+    Channel = 4,
 }
 
 impl Kind {
@@ -59,11 +60,12 @@ impl Kind {
             Self::Endpoint => "nemesia_endpoint",
             Self::Config => "nemesia_config",
             Self::Incoming => "nemesia_incoming",
+            Self::Channel => "nemesia_channel",
         }
     }
 
     pub(crate) fn of(handle: u64) -> Option<Self> {
-        let kinds = [Self::Endpoint, Self::Config, Self::Incoming];
+        let kinds = [Self::Endpoint, Self::Config, Self::Incoming, Self::Channel];
         let is_kind = |kind: &Kind| handle & ((1 << KIND_BITS) - 1) == *kind as u64;
         kinds.into_iter().find(|kind| handle >> MARK_AT == MARK && is_kind(kind))
     }
@@ -169,7 +171,7 @@ fn reserve() -> Option<usize> {
 #[cold]
 fn full() -> Fault {
     let most = ENTRIES - 1;
-    let text = format!("{most} endpoints and configurations exist, which is the limit: close some");
+    let text = format!("{most} endpoints, configurations and channels exist, which is the limit: close some");
     Fault::new(NEMESIA_ERR_HANDLE, text)
 }
 
@@ -313,6 +315,7 @@ pub(crate) fn wrong_kind(handle: u64, kind: Kind, name: &str) -> Fault {
 fn closed<T: Object>(name: &str) -> Fault {
     let how = match T::KIND {
         Kind::Config => "was destroyed",
+        Kind::Channel => "was finalized",
         _ => "was closed",
     };
     Fault::new(NEMESIA_ERR_HANDLE, format!("{name} {how} before and cannot be used"))

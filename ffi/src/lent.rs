@@ -30,10 +30,10 @@ pub(crate) enum Owner {
     All(SharedEndpoint),
 }
 
-/// An endpoint that one thread at a time uses; its caller ensures that.
+/// An endpoint, or another object, that one thread at a time uses; its caller ensures that.
 #[derive(Debug)]
-pub(crate) struct Single {
-    inner: UnsafeCell<Inner>,
+pub(crate) struct Single<T = Inner> {
+    inner: UnsafeCell<T>,
     /// Whether a thread is in a call. Plain loads and stores, which cost little. Two threads that enter
     /// within the same few instructions are not detected; a thread that enters while another one waits is.
     busy: AtomicBool,
@@ -41,10 +41,10 @@ pub(crate) struct Single {
 
 // SAFETY: only `lend` and `at_hand` reach the content, and their callers promise that no other thread uses
 // it. It may move between threads.
-unsafe impl Sync for Single where Inner: Send {}
+unsafe impl<T: Send> Sync for Single<T> {}
 
-impl Single {
-    pub(crate) fn new(inner: Inner) -> Self {
+impl<T> Single<T> {
+    pub(crate) fn new(inner: T) -> Self {
         Self { inner: UnsafeCell::new(inner), busy: AtomicBool::new(false) }
     }
 
@@ -53,7 +53,7 @@ impl Single {
         self.busy.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn into_inner(self) -> Inner {
+    pub(crate) fn into_inner(self) -> T {
         self.inner.into_inner()
     }
 
@@ -63,7 +63,7 @@ impl Single {
     /// No other thread calls this until the call is over. (A thread that breaks this gets an error, unless it
     /// enters at the same moment.)
     #[inline]
-    pub(crate) unsafe fn lend<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> Result<T, Fault> {
+    pub(crate) unsafe fn lend<O>(&self, work: impl FnOnce(&mut T) -> O) -> Result<O, Fault> {
         struct Free<'a>(&'a AtomicBool);
         impl Drop for Free<'_> {
             fn drop(&mut self) {
@@ -92,7 +92,7 @@ impl Single {
     /// As [`Single::lend`]; the caller uses the endpoint only for the functions of [`crate::now`].
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the caller's promise")]
-    pub(crate) unsafe fn at_hand(&self) -> Option<&mut Inner> {
+    pub(crate) unsafe fn at_hand(&self) -> Option<&mut T> {
         // SAFETY: the caller's promise: no other thread is here.
         (!self.busy.load(Ordering::Relaxed)).then(|| unsafe { &mut *self.inner.get() })
     }
@@ -102,8 +102,8 @@ impl Single {
 fn in_use() -> Fault {
     Fault::new(
         NEMESIA_ERR_THREADS,
-        "another thread is in a call on the endpoint, which allows one thread at a time: open it for several, \
-         with nemesia_config_set_threads",
+        "another thread is in a call on this endpoint or channel, which allows one thread at a time: an endpoint can \
+         be opened for several, with nemesia_config_set_threads",
     )
 }
 

@@ -1,4 +1,4 @@
-//! The C interface of Nemesia: `nemesia.h`, `libnemesia.so`, `libnemesia.a`.
+//! The C interface of Nemesia: `nemesia.h`, `nemesia_rdma_channel.h`, `libnemesia.so`, `libnemesia.a`.
 //!
 //! Every function here checks its arguments, in release builds, too. It turns errors into codes, keeps a text for each
 //! error, and stops panics. cbindgen generates the header `include/nemesia.h` from this crate, with the comments of
@@ -39,6 +39,7 @@
 //! | [`list`] | bytes that lie in several runs |
 //! | [`observe`] | counters, and the call tree |
 //! | [`probe`] | probes |
+//! | [`rdma_channel`] | the five functions of the RDMA Channel, in the header `nemesia_rdma_channel.h` |
 //!
 //! Invariants: an output is written on success only, unless its comment states otherwise. A pointer that the caller
 //! lends is not used after the call, unless a request holds it.
@@ -69,6 +70,7 @@ pub mod peers;
 pub mod probe;
 pub mod put_get;
 mod rank;
+pub mod rdma_channel;
 pub mod region;
 mod request;
 pub mod restart;

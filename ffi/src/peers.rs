@@ -63,10 +63,9 @@ pub unsafe extern "C" fn nemesia_endpoint_alone(
 }
 
 /// Writes the address of an endpoint. Other processes of this user on this machine, and of this job on others if there
-/// is a key and the endpoint was opened alone, connect by it. A rank of a world has one if all ranks run on one machine
-/// and are not started again; its further peers then have ranks from the world's size on. It is valid until the
-/// endpoint is closed, and is never that of another endpoint. Its bytes may be copied and compared; they mean nothing
-/// else.
+/// is a key, connect by it. A rank of a world has one, unless ranks of several machines connect at the start or ranks
+/// may be started again; its further peers then have ranks from the world's size on. It is valid until the endpoint is
+/// closed, and is never that of another endpoint. Its bytes may be copied and compared; they mean nothing else.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.

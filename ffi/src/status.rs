@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
 use nemesia::bootstrap::BootstrapError;
+use nemesia::rdma_channel::PipeError;
 use nemesia::{Error, PeerError, Refusal};
 
 /// Major version of this header.
@@ -100,8 +101,8 @@ pub const NEMESIA_ERR_FORKED: i32 = -30;
 
 /// Another region of this process is exposed with the key: unexpose it first, or choose another key.
 pub const NEMESIA_ERR_KEY_IN_USE: i32 = -31;
-/// The endpoint has no address and no further peers, as ranks of its world run on several machines, or may be started
-/// again: open another one with `nemesia_endpoint_alone`.
+/// The endpoint has no address and no further peers, as ranks of several machines connected at the start of its world,
+/// or ranks may be started again: open another one with `nemesia_endpoint_alone`.
 pub const NEMESIA_ERR_NO_ADDRESS: i32 = -32;
 /// The endpoint was opened alone and has no world: name the processes of this call by their addresses
 /// (`nemesia_endpoint_barrier_group`).
@@ -271,7 +272,10 @@ impl From<Error> for Fault {
             Error::AgreementUnderWay => NEMESIA_ERR_AGREEMENT,
             Error::Bootstrap(_) => NEMESIA_ERR_BOOTSTRAP,
             Error::Shm(_) => NEMESIA_ERR_SYSTEM,
-            Error::Peer { .. } => NEMESIA_ERR_PEER,
+            Error::Pipe { problem: PipeError::Lost(_) | PipeError::Work(_), .. } => NEMESIA_ERR_PEER_FAILED,
+            Error::Pipe { problem: PipeError::List { .. }, .. } => NEMESIA_ERR_ARGUMENT,
+            Error::Peer { .. } | Error::Net { .. } | Error::Pipe { .. } => NEMESIA_ERR_PEER,
+            Error::Transport { .. } => NEMESIA_ERR_SYSTEM,
             Error::PeerFailed { .. }
             | Error::BarrierBroken { .. }
             | Error::MemberFailed { .. }
@@ -310,6 +314,8 @@ impl From<Error> for Fault {
         };
         let rank = match error {
             Error::Peer { rank, .. }
+            | Error::Net { rank, .. }
+            | Error::Pipe { rank, .. }
             | Error::PeerFailed { rank, .. }
             | Error::BarrierBroken { rank, .. }
             | Error::MemberFailed { place: rank, .. }

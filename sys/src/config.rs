@@ -8,6 +8,7 @@
 //! | environment | the variables of [`VARIABLES`] |
 //! | program | [`Config`]'s methods |
 
+mod channel;
 mod file;
 mod job_key;
 mod net;
@@ -34,6 +35,8 @@ use crate::os::SegmentOptions;
 use crate::os::numa::last_cache_bytes;
 use crate::regcache::Telling;
 
+pub use channel::ChannelDesign;
+pub(crate) use channel::ChannelSettings;
 use file::Places;
 pub(crate) use job_key::{JobKeySource, key_from_hex};
 pub use net::NetChoice;
@@ -197,6 +200,7 @@ pub struct Config {
     pub(crate) net_receives: u32,
     pub(crate) net_rendezvous: RendezvousChoice,
     pub(crate) registrations: Telling,
+    pub(crate) channel: ChannelSettings,
     pub(crate) job_key: JobKeySource,
     pub(crate) timeout_seconds: u32,
     pub(crate) pmi_take_over: bool,
@@ -258,6 +262,7 @@ impl Default for Config {
             net_receives: 32,
             net_rendezvous: RendezvousChoice::Auto,
             registrations: Telling::Kernel,
+            channel: ChannelSettings::default(),
             job_key: JobKeySource::Exchange,
             timeout_seconds: 60,
             pmi_take_over: false,

@@ -4,6 +4,7 @@ use std::fmt;
 
 use nemesia_core::engine::rma::Refusal;
 use nemesia_core::engine::{CompletionError, Failure, Truncation};
+use nemesia_core::rdma_channel::PipeError;
 use nemesia_core::shared::layout::LayoutError;
 
 use crate::bootstrap::{BootstrapError, LaunchError, WireError};
@@ -63,6 +64,14 @@ pub enum Error {
         rank: usize,
         /// The reason.
         failure: Failure,
+    },
+    /// A pipe of the RDMA Channel has failed.
+    #[error("rank {rank}, RDMA Channel: {problem}")]
+    Pipe {
+        /// The peer.
+        rank: usize,
+        /// The problem.
+        problem: PipeError,
     },
     /// Another rank found during a barrier that a rank is gone.
     #[error(
@@ -239,8 +248,8 @@ pub enum Error {
     Members,
     /// The endpoint takes no calls of other processes, nor can it call them.
     #[error(
-        "this endpoint has no address, as ranks of its world run on several machines, or may be started again: open \
-         another endpoint with Endpoint::alone"
+        "this endpoint has no address, as ranks of several machines connected at the start of its world (over RDMA \
+         devices, or by NEMESIA_CONNECT), or as ranks may be started again: open another endpoint with Endpoint::alone"
     )]
     NoAddress,
     /// The endpoint was opened alone, so its peers have no order.

@@ -137,6 +137,7 @@ pub mod internals;
 mod os;
 mod placement;
 mod rdma;
+pub mod rdma_channel;
 pub mod regcache;
 mod route;
 pub mod shm;
@@ -145,7 +146,9 @@ pub mod testing;
 mod transport;
 pub mod verbs;
 
-pub use config::{Config, ConfigError, NetChoice, Origin, SingleCopy, Stores, VARIABLES, Variable};
+pub use config::{
+    ChannelDesign, Config, ConfigError, NetChoice, Origin, SingleCopy, Stores, VARIABLES, Variable,
+};
 pub use endpoint::{
     Access, Addressing, Agreed, Among, AmongPeers, Arm, AsyncEndpoint, AsyncTransfer, Comparison, CompleteAt,
     Completion, Context, Counters, Datatype, EndedRequest, Endpoint, EngineCounters, ExposeOptions, Incoming,

@@ -17,9 +17,13 @@
 //! | `threads.c` | threads that share an endpoint, or have one endpoint each |
 //! | `plus.cc` | the header in C++ |
 //! | `host.c`, `host_library.c`, `host_mpi.c` | programs whose host runtime uses the launcher before |
+//! | `progress.c` | a progress engine over the RDMA Channel, in the manner of an MPI |
+//! | `channel_misuse.c` | the handle of the RDMA Channel, misused |
 //! | `cmake` | a project that finds the library by CMake |
 //! | `misuse.c` | handles that are closed, of another kind, or not made by the library |
 
+mod abi;
+mod channel;
 mod header;
 mod host;
 mod misuse;

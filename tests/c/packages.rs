@@ -108,18 +108,27 @@ fn the_example_in_the_header_runs() -> Result<(), String> {
     if !can_run("the_example_in_the_header_runs", &["cc"]) {
         return Ok(());
     }
-    let header =
-        std::fs::read_to_string(source("ffi/include/nemesia.h")).map_err(|error| error.to_string())?;
-    let example: Vec<&str> = header
+    for (header, lines) in [("nemesia.h", 15), ("nemesia_rdma_channel.h", 20)] {
+        example_of(header, lines)?;
+    }
+    Ok(())
+}
+
+/// Compiles the example in a header, which has so many lines, and runs it with two ranks.
+fn example_of(header: &str, lines: usize) -> Result<(), String> {
+    let text =
+        std::fs::read_to_string(source("ffi/include").join(header)).map_err(|error| error.to_string())?;
+    let example: Vec<&str> = text
         .lines()
         .skip_while(|line| !line.starts_with(" * Example"))
         .skip(1)
         .map_while(|line| line.strip_prefix(" *     "))
         .collect();
-    assert_eq!(example.len(), 15, "{example:#?}");
-    let file = directory("packages")?.join("example.c");
+    assert_eq!(example.len(), lines, "{example:#?}");
+    let file = directory("packages")?.join(header).with_extension("c");
     std::fs::write(&file, example.join("\n") + "\n").map_err(|error| error.to_string())?;
-    let program = crate::compile("cc", &STRICT_C, &file, crate::Linking::Shared, "example")?;
+    let name = format!("example-{header}");
+    let program = crate::compile("cc", &STRICT_C, &file, crate::Linking::Shared, &name)?;
     let ranks = Job::new(program, scratch(), "").succeed(2)?;
     assert_eq!((&*ranks[0].output, &*ranks[1].output), ("", "hello\n"), "{}", report(&ranks));
     Ok(())
@@ -129,7 +138,7 @@ fn the_example_in_the_header_runs() -> Result<(), String> {
 fn the_index_of_the_header_names_every_function_and_no_other() -> Result<(), String> {
     let header =
         std::fs::read_to_string(source("ffi/include/nemesia.h")).map_err(|error| error.to_string())?;
-    let functions = crate::header::functions()?;
+    let functions = crate::header::functions_of("ffi/include/nemesia.h")?;
     let index: Vec<String> = header
         .lines()
         .skip_while(|line| !line.starts_with(" * Index of functions"))

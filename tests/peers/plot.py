@@ -8,6 +8,7 @@ import report
 WIDTH, HEIGHT = 620, 460  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 80, 20, 50, 60  # its margins
 COLOURS = {"ours": "#1f4fb4", "mpich": "#d62728", "openmpi": "#e08214", "ucx": "#2ca02c", "libfabric": "#8c6bb1"}
+OTHERS = ("#d62728", "#e08214", "#2ca02c", "#8c6bb1")  # of contenders without a colour of their own
 LIMIT = "#555555"
 SMALLEST = 0.5  # where messages without bytes stand
 
@@ -15,9 +16,12 @@ SMALLEST = 0.5  # where messages without bytes stand
 class Panel:
     """One test: maps sizes and values to positions."""
 
-    def __init__(self, results, test, offset):
+    def __init__(self, results, test, offset, title=None):
         self.test, self.offset = test, offset
+        self.title = title or f"{test}, {report.UNITS[test]}"
         self.curves = {name: curve(results, name, test) for name in ("ours", *results.peers())}
+        free = iter(OTHERS)
+        self.colours = {name: COLOURS.get(name) or next(free) for name in self.curves}
         self.limit = results.hand_over() if test == "latency" else None
         values = [value for points in self.curves.values() for _, value in points]
         values += [self.limit] if self.limit else []
@@ -38,7 +42,7 @@ class Panel:
 
     def axes(self):
         left, right, bottom = self.offset + LEFT, self.offset + WIDTH - RIGHT, HEIGHT - BOTTOM
-        out = [label((left + right) / 2, 28, f"{self.test}, {report.UNITS[self.test]}", size=16),
+        out = [label((left + right) / 2, 28, self.title, size=16),
                label((left + right) / 2, HEIGHT - 14, "message size (bytes)")]
         for power in range(round(math.log10(self.low)), round(math.log10(self.high)) + 1):
             at = self.y(10.0**power)
@@ -58,12 +62,12 @@ class Panel:
             out.append(line(ends, LIMIT, 1.5, 'stroke-dasharray="6 4"'))
         for name, points in reversed(self.curves.items()):
             places = [(self.x(size), self.y(value)) for size, value in points]
-            out.append(line(places, COLOURS[name], 3 if name == "ours" else 1.8))
-            out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{COLOURS[name]}"/>' for x, y in places]
+            out.append(line(places, self.colours[name], 3 if name == "ours" else 1.8))
+            out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{self.colours[name]}"/>' for x, y in places]
         return out
 
     def legend(self):
-        entries = [(name, COLOURS[name]) for name, points in self.curves.items() if points]
+        entries = [(name, self.colours[name]) for name, points in self.curves.items() if points]
         if self.limit:
             entries.append((f"hand-over of a cache line, {self.limit:.0f} ns", LIMIT))
         left, out = self.offset + LEFT + 14, []
@@ -77,11 +81,17 @@ class Panel:
 def svg(results):
     """Returns the panels for which there are values."""
     tests = [test for test in ("latency", "bandwidth") if curve(results, "ours", test)]
-    width = WIDTH * max(len(tests), 1)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" '
-             f'height="{HEIGHT}" font-family="sans-serif">', f'<rect width="{width}" height="{HEIGHT}" fill="white"/>']
-    for place, test in enumerate(tests):
-        parts += Panel(results, test, place * WIDTH).draw()
+    return page([[Panel(results, test, place * WIDTH) for place, test in enumerate(tests)]])
+
+
+def page(rows):
+    """Returns a picture of rows of panels."""
+    width, height = WIDTH * max(1, *map(len, rows)), HEIGHT * len(rows)
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+             f'height="{height}" font-family="sans-serif">', f'<rect width="{width}" height="{height}" fill="white"/>']
+    for number, row in enumerate(rows):
+        drawn = [part for panel in row for part in panel.draw()]
+        parts += [f'<g transform="translate(0,{number * HEIGHT})">', *drawn, "</g>"] if number else drawn
     return "\n".join([*parts, "</svg>", ""])
 
 

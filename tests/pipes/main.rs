@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nemesia::shm::pipe::{self, Copying, ShmMemoryPort};
 use nemesia::tcp::{self, TcpPort};
 use nemesia_core::rdma_channel::Design;
-use nemesia_tests::{quick, seed};
+use nemesia_tests::pipes::{HANGS, RealPipes, all_pass};
+use nemesia_tests::quick;
 use nemesia_verification::pipes::{PipeFabric, PipeRun, PipeTally, PipeTrouble, run};
 use nemesia_verification::rdma::{Conditions, Fabric, Flaw, SimPort};
 
@@ -23,51 +24,6 @@ impl PipeFabric for SimulatedPipes {
     fn pass(&mut self) -> Duration {
         self.0.pass()
     }
-}
-
-/// Ports of this machine, whose time is real.
-struct RealPipes<P> {
-    open: fn() -> Result<P, String>,
-    start: Instant,
-}
-
-impl<P: nemesia_core::port::memory::MemoryPort> PipeFabric for RealPipes<P> {
-    type Port = P;
-
-    fn port(&mut self) -> Result<P, String> {
-        (self.open)()
-    }
-
-    fn pass(&mut self) -> Duration {
-        self.start.elapsed()
-    }
-}
-
-/// The time in which a world over real ports must come to its end.
-const HANGS: Duration = Duration::from_secs(60);
-const TROUBLES: [PipeTrouble; 3] = [PipeTrouble::None, PipeTrouble::Death, PipeTrouble::Hostile];
-
-/// Runs worlds of all designs with all troubles. Returns what happened in those of each design.
-fn all_pass<F: PipeFabric>(
-    seeds: u64,
-    (steps, processes, most_time): (usize, usize, Duration),
-    fabric: impl Fn(u64) -> F,
-) -> BTreeMap<&'static str, PipeTally> {
-    let seeds = if quick() { seeds.div_ceil(10) } else { seeds };
-    let mut tallies = BTreeMap::new();
-    for design in Design::ALL {
-        let tally: &mut PipeTally = tallies.entry(design.name()).or_default();
-        for (at, trouble) in (0..seeds).flat_map(|at| TROUBLES.map(|trouble| (at, trouble))) {
-            let seed = seed().wrapping_add(at);
-            let what = PipeRun { design, seed, steps, processes, trouble, most_turns: 100_000, most_time };
-            match run(fabric(seed), &what) {
-                Ok(one) => tally.add(&one),
-                Err(why) => assert!(why.is_empty(), "{what:?}: {why}"),
-            }
-        }
-        assert!(tally.bytes > 0 && tally.idle_puts > 0 && tally.cut > 0, "{}: {tally:?}", design.name());
-    }
-    tallies
 }
 
 fn simulated(conditions: Conditions, seeds: u64) -> BTreeMap<&'static str, PipeTally> {
@@ -128,11 +84,11 @@ fn pipes_pass_over_tcp() {
         tcp::listen(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0), &options)
             .map_err(|error| error.to_string())
     };
-    all_pass(10, (2000, 3, HANGS), |_| RealPipes::<TcpPort> { open, start: Instant::now() });
+    all_pass(10, (2000, 3, HANGS), |_| RealPipes::<_, TcpPort>::new(open));
 }
 
 fn over_shared_memory(open: fn() -> Result<ShmMemoryPort, String>) {
-    all_pass(10, (2000, 3, HANGS), |_| RealPipes { open, start: Instant::now() });
+    all_pass(10, (2000, 3, HANGS), |_| RealPipes::new(open));
 }
 
 #[test]

@@ -12,6 +12,7 @@
 //! | [`memory_port`] | the requirements of every memory port |
 //! | [`peer`] | the program itself, one module a mode |
 //! | [`piped`] | processes without a launcher, each with a pipe for commands |
+//! | [`pipes`] | the suite of the RDMA Channel's pipes |
 
 pub mod conformance;
 pub mod content;
@@ -22,6 +23,7 @@ pub mod leftovers;
 pub mod memory_port;
 pub mod peer;
 pub mod piped;
+pub mod pipes;
 
 use std::io::{Write, stderr};
 

@@ -18,6 +18,8 @@ mod ends;
 mod fabric;
 #[cfg(test)]
 mod large;
+#[cfg(test)]
+mod pipes;
 
 use nemesia_tests::memory_port::{self, bench::Bench};
 

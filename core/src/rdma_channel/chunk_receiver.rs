@@ -48,8 +48,6 @@ impl ChunkReceiver {
     pub(super) fn look(&mut self, link: &PipeLink, pointers: &mut Pointers) -> Result<u64, PipeError> {
         // A sender that keeps to the tail that it was sent writes no further.
         let limit = self.published + link.shape.chunks();
-        #[cfg(nemesia_injected_fault)]
-        let limit = if injected(PipeFault::TrustTaken) { self.taken + link.shape.chunks() } else { limit };
         while self.arrived < limit {
             let Some(header) = self.next(link, pointers)? else { break };
             self.arrived += 1;
@@ -153,7 +151,7 @@ impl ChunkReceiver {
         if injected(PipeFault::ForgetTail) {
             return;
         }
-        let free = link.shape.chunks() - (self.arrived - self.published);
+        let free = (self.published + link.shape.chunks()).saturating_sub(self.arrived);
         if self.taken > self.published && free < (link.shape.chunks() / 2).max(1) {
             pointers.publish(Pointer::Tail, self.carry_tail());
         }

@@ -29,8 +29,6 @@ pub enum PipeFault {
     FixedFlag,
     /// The receiver polls flags although the port does not place in order.
     TrustFlags,
-    /// The receiver looks for chunks that the sender may not have written yet.
-    TrustTaken,
     /// The tail is never published explicitly.
     ForgetTail,
     /// A list that begins within a chunk is filled from the start of the chunk.
@@ -45,7 +43,7 @@ pub enum PipeFault {
 
 impl PipeFault {
     /// All faults.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 15] = [
         Self::OneSlot,
         Self::ForgetReserve,
         Self::HeadFirst,
@@ -56,7 +54,6 @@ impl PipeFault {
         Self::OneFlag,
         Self::FixedFlag,
         Self::TrustFlags,
-        Self::TrustTaken,
         Self::ForgetTail,
         Self::ForgetOffset,
         Self::CountEarly,

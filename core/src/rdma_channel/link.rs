@@ -30,6 +30,8 @@ pub(super) enum PipeWork {
     Receive,
     /// Reads from the peer's exposed buffer.
     Read,
+    /// Writes past the pipe; the number is the position in the buffer up to which it writes.
+    Past,
 }
 
 const NUMBER_BITS: u32 = 56;
@@ -43,6 +45,7 @@ impl PipeWork {
             Self::Pointer(group) => 0x10 | group as u64,
             Self::Receive => 0x20,
             Self::Read => 0x30,
+            Self::Past => 0x40,
         };
         kind << NUMBER_BITS | (number & NUMBER)
     }
@@ -54,6 +57,7 @@ impl PipeWork {
             kind @ 0x10..=0x12 => Self::Pointer(kind as u8 & 0xf),
             0x20 => Self::Receive,
             0x30 => Self::Read,
+            0x40 => Self::Past,
             _ => return None,
         };
         Some((work, id & NUMBER))
@@ -142,7 +146,7 @@ mod tests {
 
     #[test]
     fn numbers_of_work_requests_have_one_meaning() {
-        let kinds = [PipeWork::Data, PipeWork::Receive, PipeWork::Read].into_iter();
+        let kinds = [PipeWork::Data, PipeWork::Receive, PipeWork::Read, PipeWork::Past].into_iter();
         for kind in kinds.chain((0..3).map(PipeWork::Pointer)) {
             for number in [0, 1, 1 << 40, NUMBER] {
                 assert_eq!(PipeWork::of(kind.id(number)), Some((kind, number)));

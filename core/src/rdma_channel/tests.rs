@@ -5,7 +5,8 @@ mod port;
 use std::vec;
 
 use super::chunk::{ChunkHeader, ChunkKind};
-use super::{Design, PipeArrival, PipeError};
+use super::{Design, PastWrite, PipeArrival, PipeError};
+use crate::port::memory::MemoryPort as _;
 use port::PipeRecord::{Read, Send, Write};
 use port::{ends, shape};
 
@@ -186,4 +187,40 @@ fn bytes_that_arrived_before_the_connection_was_lost_can_be_read() {
         let error = Err(PipeError::Lost(lost));
         assert_eq!((b.get(&mut bytes), b.put(&[1])), (error, error), "{design:?}");
     }
+}
+
+#[test]
+fn a_rendezvous_writes_past_the_pipe_and_what_follows_arrives_after_it() {
+    for design in Design::ALL {
+        let [mut a, mut b] = ends(shape(design));
+        let (long, mut into, mut bytes) = (vec![9; 5000], vec![0; 6000], [0; 24]);
+        let (region, key) = b.admit(&mut into);
+        // The key goes through the pipe.
+        assert_eq!((b.put(&key.to_bytes()), a.get(&mut bytes)), (Ok(24), Ok(24)));
+        a.recorded();
+        b.recorded();
+        a.port.queue_is_full = true;
+        assert_eq!(a.write_past(&long, key), Ok(PastWrite::Waiting), "{design:?}");
+        a.port.queue_is_full = false;
+        assert_eq!(a.write_past(&long, key), Ok(PastWrite::Posted));
+        // Another message waits for this one.
+        assert_eq!(a.write_past(&[1; 8], key), Ok(PastWrite::Waiting));
+        assert_eq!(a.put(&[3]), Ok(1));
+        assert_eq!(a.recorded()[0], Write(5000));
+        assert_eq!(a.write_past(&long, key), Ok(PastWrite::Done));
+        assert_eq!((b.get(&mut bytes), bytes[0]), (Ok(1), 3));
+        assert!(into[..5000] == long && into[5000..] == [0; 1000]);
+        assert!(b.port.deregister(region).is_ok());
+    }
+}
+
+#[test]
+fn a_write_past_the_pipe_that_does_not_fit_is_refused() {
+    let [mut a, mut b] = ends(shape(Design::Pipelined));
+    let (_, key) = b.admit(&mut [0; 10]);
+    assert_eq!(a.write_past(&[1; 11], key), Ok(PastWrite::Refused));
+    assert_eq!(a.write_past(&[], key), Ok(PastWrite::Refused));
+    let wraps = crate::port::memory::MemoryKey { address: u64::MAX - 3, ..key };
+    assert_eq!(a.write_past(&[1; 8], wraps), Ok(PastWrite::Refused));
+    assert_eq!(a.recorded(), vec![]);
 }

@@ -202,6 +202,23 @@ impl ZeroCopy {
         }
     }
 
+    /// Counts the exposed buffer after the connection was lost, if the peer acknowledged the buffer before. `None` if it
+    /// did not, or if the buffer is still in use.
+    pub(super) fn acknowledged<H: PipeHost>(
+        &mut self,
+        host: &mut H,
+        (link, pointers): (&PipeLink, &mut Pointers),
+        from: &Gather,
+    ) -> Option<usize> {
+        let (region, len) = self.exposed?;
+        let is_read = pointers.theirs(link, Pointer::Acks) == self.exposures && from.buf().len() >= len;
+        if !is_read || !host.release(region) {
+            return None;
+        }
+        (self.exposed, self.acked) = (None, self.exposures);
+        Some(len)
+    }
+
     /// Ends the exposure after the connection was lost. `None` if the buffer is still in use.
     pub(super) fn abandon_put<H: PipeHost>(&mut self, host: &mut H) -> Option<()> {
         if self.exposed.is_some_and(|(region, _)| !host.release(region)) {

@@ -4,9 +4,13 @@
 //! cargo run -p nemesia-ofi --features bindgen --example libfabric-bindings            # write src/bindings.rs
 //! cargo run -p nemesia-ofi --features bindgen --example libfabric-bindings -- --check # compare
 //! ```
-//! It needs libclang and the headers of libfabric 1.17 (Debian: libclang-dev, libfabric-dev).
+//! It needs the headers of libfabric 1.17 (Debian: libfabric-dev), and libclang. If libclang is missing, its packages
+//! are downloaded with `apt-get download` and unpacked below the target directory, if that is possible.
 
-use std::path::Path;
+#[path = "../../../sys/rdma-core-sys/tests/headers/packages.rs"]
+mod packages;
+
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 type Error = Box<dyn std::error::Error>;
@@ -48,6 +52,12 @@ fn run() -> Result<(), Error> {
         let problem = "the headers of libfabric 1.17 are not here (Debian 12: libfabric-dev)";
         return if check { skip(problem) } else { Err(problem.into()) };
     }
+    let scratch = scratch()?;
+    match packages::find_libclang(&scratch.join("root"), &scratch) {
+        Ok(()) => {}
+        Err(problem) if check => return skip(&problem),
+        Err(problem) => return Err(problem.into()),
+    }
     let text = format!("{HEAD}{}", generate()?);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bindings.rs");
     if !check {
@@ -60,6 +70,13 @@ fn run() -> Result<(), Error> {
     let line = committed.lines().zip(text.lines()).position(|(a, b)| a != b).unwrap_or(0) + 1;
     Err(format!("{}:{line}: differs from what the headers give; run this without --check", path.display())
         .into())
+}
+
+/// Returns the directory for downloaded packages, which the bindings of rdma-core use, too.
+fn scratch() -> Result<PathBuf, Error> {
+    let program = std::env::current_exe()?;
+    let target = program.ancestors().nth(2).ok_or("the program lies in no target directory")?;
+    Ok(target.join("rdma-core"))
 }
 
 fn generate() -> Result<String, Error> {

@@ -18,7 +18,7 @@ use crate::vector::AddressVector;
 #[repr(C)]
 pub(crate) struct VectorObject {
     vector: fid_av,
-    domain: Arc<Domain>,
+    pub(crate) domain: Arc<Domain>,
     pub(crate) number: usize,
 }
 

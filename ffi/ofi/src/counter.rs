@@ -13,7 +13,7 @@ use crate::state::{Domain, domain_of};
 #[repr(C)]
 pub(crate) struct CounterObject {
     counter: fid_cntr,
-    domain: Arc<Domain>,
+    pub(crate) domain: Arc<Domain>,
     pub(crate) counts: Arc<Counts>,
 }
 

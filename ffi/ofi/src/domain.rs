@@ -4,13 +4,13 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use crate::bindings::{
-    self as fi, fi_atomic_attr, fi_collective_attr, fi_collective_op, fi_datatype, fi_fabric_attr, fi_info,
-    fi_op, fi_ops_domain, fi_ops_fabric, fi_poll_attr, fi_rx_attr, fi_tx_attr, fi_wait_attr, fid, fid_domain,
-    fid_ep, fid_fabric, fid_pep, fid_poll, fid_stx, fid_wait,
+    self as fi, fi_collective_attr, fi_collective_op, fi_fabric_attr, fi_info, fi_ops_domain, fi_ops_fabric,
+    fi_poll_attr, fi_rx_attr, fi_tx_attr, fi_wait_attr, fid, fid_domain, fid_ep, fid_fabric, fid_pep,
+    fid_poll, fid_stx, fid_wait,
 };
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
 use crate::state::{Domain, DomainObject};
-use crate::{address, counter, endpoint, event, queue, region};
+use crate::{address, atomic, counter, endpoint, event, queue, region};
 
 #[repr(C)]
 struct Fabric {
@@ -38,7 +38,7 @@ static DOMAIN: Constant<fi_ops_domain> = Constant(fi_ops_domain {
     poll_open: Some(no_poll_open),
     stx_ctx: Some(no_shared_sends),
     srx_ctx: Some(no_shared_receives),
-    query_atomic: Some(no_atomics),
+    query_atomic: Some(atomic::query),
     query_collective: Some(no_collectives),
     endpoint2: Some(open_endpoint_with),
 });
@@ -145,6 +145,5 @@ lacking! {
     no_poll_open(*mut fid_domain, *mut fi_poll_attr, *mut *mut fid_poll) = FI_ENOSYS;
     no_shared_sends(*mut fid_domain, *mut fi_tx_attr, *mut *mut fid_stx, *mut c_void) = FI_ENOSYS;
     no_shared_receives(*mut fid_domain, *mut fi_rx_attr, *mut *mut fid_ep, *mut c_void) = FI_ENOSYS;
-    no_atomics(*mut fid_domain, fi_datatype, fi_op, *mut fi_atomic_attr, u64) = FI_EOPNOTSUPP;
     no_collectives(*mut fid_domain, fi_collective_op, *mut fi_collective_attr, u64) = FI_EOPNOTSUPP;
 }

@@ -13,8 +13,11 @@ use crate::info::{self, write_address};
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
 use crate::port::{BoundQueue, Port};
 use crate::queue::QueueObject;
-use crate::state::{EndpointObject, domain_of};
-use crate::{message, one_sided, tagged};
+use crate::state::{Domain, EndpointObject, domain_of};
+use crate::{atomic, message, one_sided, tagged};
+
+/// The operations that counters count.
+const COUNTED: u64 = fi::FI_SEND as u64 | fi::FI_RECV as u64 | fi::FI_READ as u64 | fi::FI_WRITE as u64;
 
 static FID: FidOps = FidOps::new(close, bind, control);
 static OPS: Constant<fi_ops_ep> = Constant(fi_ops_ep {
@@ -77,7 +80,7 @@ pub(crate) unsafe extern "C" fn open(
             msg: message::OPS.get(),
             rma: one_sided::OPS.get(),
             tagged: tagged::OPS.get(),
-            atomic: std::ptr::null_mut(),
+            atomic: atomic::OPS.get(),
             collective: std::ptr::null_mut(),
         };
         lend(EndpointObject { endpoint, domain, number }, out)
@@ -115,11 +118,13 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
             fi::FI_CLASS_CQ => {
                 // SAFETY: a queue of this provider, by its class.
                 let queue: &QueueObject = unsafe { object(other) }?;
+                check_domain(it, &queue.domain)?;
                 bind_queue(it, queue.number, flags)
             }
             fi::FI_CLASS_AV => {
                 // SAFETY: a vector of this provider, by its class.
                 let vector: &VectorObject = unsafe { object(other) }?;
+                check_domain(it, &vector.domain)?;
                 it.with(|port, _| {
                     port.vector = Some(vector.number);
                     Ok(())
@@ -128,6 +133,11 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
             fi::FI_CLASS_CNTR => {
                 // SAFETY: a counter of this provider, by its class.
                 let counter: &CounterObject = unsafe { object(other) }?;
+                check_domain(it, &counter.domain)?;
+                // Operations of peers are not counted: FI_RMA_EVENT is not offered.
+                if flags & !COUNTED != 0 || flags == 0 {
+                    return Err(Errno::BAD_FLAGS);
+                }
                 it.with(|port, _| {
                     port.counters.push((Arc::clone(&counter.counts), flags));
                     Ok(())
@@ -138,6 +148,11 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
             _ => Err(Errno::INVALID),
         }
     })
+}
+
+/// Fails if an object is not of the endpoint's domain.
+fn check_domain(it: &EndpointObject, domain: &Arc<Domain>) -> Result<(), Errno> {
+    if Arc::ptr_eq(&it.domain, domain) { Ok(()) } else { Err(Errno::INVALID) }
 }
 
 /// Binds a queue to an endpoint.

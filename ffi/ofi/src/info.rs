@@ -21,18 +21,35 @@ pub(crate) const CAPS: u64 = fi::FI_MSG as u64
     | fi::FI_RECV as u64
     | fi::FI_MULTI_RECV as u64
     | ONE_SIDED
+    | fi::FI_ATOMIC as u64
     | fi::FI_SOURCE
     | fi::FI_DIRECTED_RECV
     | fi::FI_LOCAL_COMM
     | fi::FI_REMOTE_COMM;
 /// One-sided operations of this process, and of its peers.
-const ONE_SIDED: u64 = fi::FI_RMA as u64
-    | fi::FI_READ as u64
-    | fi::FI_WRITE as u64
-    | fi::FI_REMOTE_READ as u64
-    | fi::FI_REMOTE_WRITE as u64;
+const ONE_SIDED: u64 = fi::FI_RMA as u64 | SIDES;
+const SIDES: u64 =
+    fi::FI_READ as u64 | fi::FI_WRITE as u64 | fi::FI_REMOTE_READ as u64 | fi::FI_REMOTE_WRITE as u64;
+/// The orders that are kept: of messages, of writes and what follows them, and of atomic operations. A read may see the
+/// bytes of a write that began later.
+const ORDERS: u64 = fi::FI_ORDER_SAS as u64
+    | fi::FI_ORDER_RAW as u64
+    | fi::FI_ORDER_WAW as u64
+    | fi::FI_ORDER_RMA_RAW
+    | fi::FI_ORDER_RMA_WAW
+    | fi::FI_ORDER_ATOMIC_RAR
+    | fi::FI_ORDER_ATOMIC_RAW
+    | fi::FI_ORDER_ATOMIC_WAR
+    | fi::FI_ORDER_ATOMIC_WAW;
 /// Of these, what an application gets only if it asks: it costs time.
 const ON_REQUEST: u64 = fi::FI_SOURCE | fi::FI_DIRECTED_RECV;
+/// What only a sender or origin, and what only a receiver or target needs.
+const SENDERS: u64 = fi::FI_SEND as u64 | fi::FI_READ as u64 | fi::FI_WRITE as u64;
+const RECEIVERS: u64 = fi::FI_RECV as u64
+    | fi::FI_REMOTE_READ as u64
+    | fi::FI_REMOTE_WRITE as u64
+    | fi::FI_MULTI_RECV as u64
+    | ON_REQUEST;
 /// The flags that operations may have by default.
 pub(crate) const OP_FLAGS: u64 = fi::FI_COMPLETION as u64
     | fi::FI_INJECT as u64
@@ -44,17 +61,24 @@ pub(crate) const OP_FLAGS: u64 = fi::FI_COMPLETION as u64
 pub(crate) const INJECT_BYTES: usize = 4096;
 /// The operations that may be under way in one direction, by default half of NEMESIA_REQUESTS.
 const OPERATIONS: usize = 1 << 15;
+/// The most bytes of values that one atomic operation changes.
+pub(crate) const ATOMIC_BYTES: usize = 1 << 16;
 /// The runs of memory of one message.
 pub(crate) const MOST_RUNS: usize = 8;
+/// The offered limits, in the order of the hints'.
+const LIMITS: [usize; 4] = [MOST_RUNS, 1, 1, size_of::<u64>()];
 /// Only providers that drive a network themselves are asked for: a flag of libfabric's own calls.
 const CORE_ONLY: u64 = 1 << 59;
+/// The modes of memory regions before version 1.5.
+const MR_BASIC: c_int = 1;
+const MR_SCALABLE: c_int = 2;
 /// Bytes behind each structure that is returned: zero, for the fields of later versions.
 const ROOM: usize = 128;
 /// The most bytes of a message.
 const MOST_BYTES: usize = isize::MAX as usize;
 
 pub(crate) unsafe extern "C" fn getinfo(
-    _version: u32,
+    version: u32,
     node: *const c_char,
     service: *const c_char,
     flags: u64,
@@ -72,7 +96,16 @@ pub(crate) unsafe extern "C" fn getinfo(
         // SAFETY: the application's structure, null or valid.
         let wanted = unsafe { Wanted::read(hints) };
         wanted.check()?;
+        // Before version 1.5 the mode was one of two; later it has a bit for each thing that is asked of applications.
+        let is_old = version != 0 && version < crate::version(1, 5);
+        if is_old && wanted.mr_mode == MR_BASIC {
+            return Err(Errno::NO_DATA);
+        }
         let info = offer(&wanted)?;
+        if is_old {
+            // SAFETY: `offer` has filled it.
+            unsafe { (*(*info).domain_attr).mr_mode = MR_SCALABLE };
+        }
         // SAFETY: checked above.
         unsafe { out.write(info) };
         Ok(())
@@ -96,6 +129,16 @@ struct Wanted {
     av: u32,
     cq_data: usize,
     names: [bool; 2],
+    /// The most runs of a message, of this process's and of a peer's memory; contexts of an endpoint; bytes of a key.
+    limits: [usize; 4],
+    /// Orders of completions.
+    completions: u64,
+    mr_mode: c_int,
+    /// An address that this endpoint shall have, or a key of a job.
+    has_address: bool,
+    /// The address of a peer.
+    destination: Option<[u8; ADDRESS_BYTES]>,
+    is_destination_wrong: bool,
 }
 
 impl Wanted {
@@ -106,26 +149,43 @@ impl Wanted {
         // SAFETY: the caller's promise.
         let Some(hints) = (unsafe { hints.as_ref() }) else { return wanted };
         (wanted.caps, wanted.address_format) = (hints.caps, hints.addr_format);
+        wanted.has_address = !hints.src_addr.is_null();
+        if !hints.dest_addr.is_null() {
+            wanted.is_destination_wrong = hints.dest_addrlen != ADDRESS_BYTES;
+            if !wanted.is_destination_wrong {
+                // SAFETY: the application's address of so many bytes.
+                wanted.destination =
+                    Some(unsafe { hints.dest_addr.cast::<[u8; ADDRESS_BYTES]>().read_unaligned() });
+            }
+        }
         // SAFETY: the caller's promise, for this and the following structures.
         if let Some(it) = unsafe { hints.ep_attr.as_ref() } {
             (wanted.endpoint, wanted.protocol, wanted.message_bytes) =
                 (it.type_, it.protocol, it.max_msg_size);
+            // Values that stand for a shared context are larger.
+            wanted.limits[2] = it.tx_ctx_cnt.max(it.rx_ctx_cnt);
+            wanted.has_address |= it.auth_key_size != 0;
         }
         // SAFETY: as above.
         if let Some(it) = unsafe { hints.tx_attr.as_ref() } {
             wanted.tx = [it.caps, it.op_flags, it.msg_order];
             (wanted.inject, wanted.sizes[0]) = (it.inject_size, it.size);
+            wanted.completions |= it.comp_order;
+            (wanted.limits[0], wanted.limits[1]) = (it.iov_limit, it.rma_iov_limit);
         }
         // SAFETY: as above.
         if let Some(it) = unsafe { hints.rx_attr.as_ref() } {
             wanted.rx = [it.caps, it.op_flags, it.msg_order];
             wanted.sizes[1] = it.size;
+            wanted.completions |= it.comp_order;
+            wanted.limits[0] = wanted.limits[0].max(it.iov_limit);
         }
         // SAFETY: as above.
         if let Some(it) = unsafe { hints.domain_attr.as_ref() } {
             wanted.threading = it.threading;
             wanted.progress = [it.control_progress, it.data_progress];
             (wanted.av, wanted.cq_data) = (it.av_type, it.cq_data_size);
+            (wanted.limits[3], wanted.mr_mode) = (it.mr_key_size, it.mr_mode);
             // SAFETY: as above.
             wanted.names[0] = unsafe { is_other(it.name) };
         }
@@ -143,7 +203,7 @@ impl Wanted {
         let offered = self.caps & !CAPS == 0
             && [self.tx[0], self.rx[0]].into_iter().all(|caps| is_within(caps, CAPS))
             && [self.tx[1], self.rx[1]].into_iter().all(|flags| is_within(flags, OP_FLAGS))
-            && [self.tx[2], self.rx[2]].into_iter().all(|order| is_within(order, fi::FI_ORDER_SAS as u64))
+            && [self.tx[2], self.rx[2]].into_iter().all(|order| is_within(order, ORDERS))
             && matches!(self.address_format, fi::FI_FORMAT_UNSPEC | ADDRESS_FORMAT)
             && matches!(self.endpoint, fi::FI_EP_UNSPEC | fi::FI_EP_RDM)
             && self.protocol == fi::FI_PROTO_UNSPEC
@@ -152,7 +212,11 @@ impl Wanted {
             && self.sizes.into_iter().all(|size| size <= OPERATIONS)
             && self.progress.into_iter().all(|it| it != fi::FI_PROGRESS_AUTO)
             && self.cq_data <= size_of::<u64>()
-            && self.names == [false; 2];
+            && self.names == [false; 2]
+            && self.limits.into_iter().zip(LIMITS).all(|(wanted, offered)| wanted <= offered)
+            && self.completions == 0
+            && !self.has_address
+            && !self.is_destination_wrong;
         if offered { Ok(()) } else { Err(Errno::NO_DATA) }
     }
 }
@@ -187,19 +251,24 @@ fn offer(wanted: &Wanted) -> Result<*mut fi_info, Errno> {
     unsafe {
         (*info).caps = caps;
         (*info).addr_format = ADDRESS_FORMAT;
+        if let Some(address) = wanted.destination {
+            let copy: *mut [u8; ADDRESS_BYTES] = allocate()?;
+            copy.write(address);
+            ((*info).dest_addr, (*info).dest_addrlen) = (copy.cast(), ADDRESS_BYTES);
+        }
         let tx: *mut fi_tx_attr = allocate()?;
-        (*tx).caps = caps & !(u64::from(fi::FI_RECV) | u64::from(fi::FI_MULTI_RECV) | ON_REQUEST);
+        (*tx).caps = caps & !RECEIVERS;
         (*tx).op_flags = wanted.tx[1];
-        (*tx).msg_order = fi::FI_ORDER_SAS.into();
+        (*tx).msg_order = ORDERS;
         (*tx).inject_size = INJECT_BYTES;
         (*tx).size = OPERATIONS;
         (*tx).iov_limit = MOST_RUNS;
         (*tx).rma_iov_limit = 1;
         (*info).tx_attr = tx;
         let rx: *mut fi_rx_attr = allocate()?;
-        (*rx).caps = caps & !u64::from(fi::FI_SEND);
+        (*rx).caps = caps & !SENDERS;
         (*rx).op_flags = wanted.rx[1];
-        (*rx).msg_order = fi::FI_ORDER_SAS.into();
+        (*rx).msg_order = ORDERS;
         (*rx).size = OPERATIONS;
         (*rx).iov_limit = MOST_RUNS;
         (*info).rx_attr = rx;
@@ -216,11 +285,11 @@ fn offer(wanted: &Wanted) -> Result<*mut fi_info, Errno> {
 /// Returns the capabilities that these mean: without a direction both, and so for the sides and the reach.
 fn complete(caps: u64) -> u64 {
     let ways = u64::from(fi::FI_SEND) | u64::from(fi::FI_RECV);
+    let is_message = caps & (u64::from(fi::FI_MSG) | u64::from(fi::FI_TAGGED)) != 0;
     let reach = fi::FI_LOCAL_COMM | fi::FI_REMOTE_COMM;
-    let sides = ONE_SIDED & !u64::from(fi::FI_RMA);
-    let caps = if caps & ways == 0 { caps | ways } else { caps };
-    let is_whole = caps & u64::from(fi::FI_RMA) == 0 || caps & sides != 0;
-    let caps = if is_whole { caps } else { caps | sides };
+    let caps = if is_message && caps & ways == 0 { caps | ways } else { caps };
+    let is_one_sided = caps & (u64::from(fi::FI_RMA) | u64::from(fi::FI_ATOMIC)) != 0;
+    let caps = if is_one_sided && caps & SIDES == 0 { caps | SIDES } else { caps };
     if caps & reach == 0 { caps | reach } else { caps }
 }
 
@@ -233,6 +302,9 @@ fn endpoint() -> Result<*mut fi_ep_attr, Errno> {
         (*it).protocol_version = 1;
         (*it).max_msg_size = MOST_BYTES;
         (*it).mem_tag_format = u64::MAX;
+        (*it).max_order_raw_size = MOST_BYTES;
+        (*it).max_order_waw_size = MOST_BYTES;
+        (*it).max_order_war_size = ATOMIC_BYTES;
         (*it).tx_ctx_cnt = 1;
         (*it).rx_ctx_cnt = 1;
     }

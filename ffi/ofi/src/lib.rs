@@ -20,6 +20,7 @@
 //! provider writes the fields that it knows, and allocates what it returns with room for later fields.
 
 mod address;
+mod atomic;
 #[rustfmt::skip]
 #[allow(missing_docs, non_camel_case_types, non_upper_case_globals, non_snake_case, missing_debug_implementations)]
 #[allow(dead_code, unreachable_pub, unused_qualifications, clippy::all, clippy::undocumented_unsafe_blocks)]

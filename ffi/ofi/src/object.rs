@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use nemesia::{Error, PeerError};
+use nemesia::{Error, PeerError, Refusal};
 
 use crate::bindings::{self, fi_ops, fid};
 
@@ -41,6 +41,9 @@ impl From<&Error> for Errno {
             Error::Unpaid(_) => Self::NO_MEMORY,
             Error::PeerFailed { .. } | Error::NoPeer(_) => Self::ENDED,
             Error::Truncated(_) => Self::TRUNCATED,
+            Error::Refused { refusal: Refusal::Key, .. } => Self::NO_KEY,
+            Error::Refused { refusal: Refusal::Access, .. } => Self(bindings::FI_EACCES),
+            Error::Refused { .. } => Self::INVALID,
             Error::Cancelled => Self::CANCELLED,
             Error::Unexpected { .. } => Self(bindings::FI_ENOSPC),
             Error::LongInject { .. } | Error::TooLong { .. } => Self(bindings::FI_EMSGSIZE),

@@ -15,7 +15,9 @@ const FLAGS: u64 = fi::FI_COMPLETION as u64
     | fi::FI_INJECT as u64
     | fi::FI_INJECT_COMPLETE as u64
     | fi::FI_TRANSMIT_COMPLETE as u64
-    | fi::FI_DELIVERY_COMPLETE as u64;
+    | fi::FI_DELIVERY_COMPLETE as u64
+    | DATA;
+const DATA: u64 = fi::FI_REMOTE_CQ_DATA as u64;
 const INJECT: u64 = fi::FI_INJECT as u64;
 
 pub(crate) static OPS: Constant<fi_ops_rma> = Constant(fi_ops_rma {
@@ -27,8 +29,8 @@ pub(crate) static OPS: Constant<fi_ops_rma> = Constant(fi_ops_rma {
     writev: Some(write_list),
     writemsg: Some(write_message),
     inject: Some(inject),
-    writedata: Some(no_data),
-    injectdata: Some(no_inject_data),
+    writedata: Some(write_data),
+    injectdata: Some(inject_data),
 });
 
 /// Starts an operation, whose flags are those of the endpoint or `flags`.
@@ -63,7 +65,8 @@ unsafe extern "C" fn read(
 ) -> isize {
     let run = iovec { iov_base: buffer, iov_len: len };
     let (runs, context) = (Runs { first: &raw const run, count: 1 }, context as usize);
-    let describe = |flags| Accessing { is_read: true, of, offset, key, flags, context, is_silent: false };
+    let describe =
+        |flags| Accessing { is_read: true, of, offset, key, data: None, flags, context, is_silent: false };
     // SAFETY: the same contract.
     call(|| unsafe { access(endpoint, runs, None, describe) })
 }
@@ -79,7 +82,8 @@ unsafe extern "C" fn read_list(
     context: *mut c_void,
 ) -> isize {
     let context = context as usize;
-    let describe = |flags| Accessing { is_read: true, of, offset, key, flags, context, is_silent: false };
+    let describe =
+        |flags| Accessing { is_read: true, of, offset, key, data: None, flags, context, is_silent: false };
     // SAFETY: the same contract.
     call(|| unsafe { access(endpoint, Runs { first: list, count }, None, describe) })
 }
@@ -96,7 +100,8 @@ unsafe extern "C" fn write(
 ) -> isize {
     let run = iovec { iov_base: buffer.cast_mut(), iov_len: len };
     let (runs, context) = (Runs { first: &raw const run, count: 1 }, context as usize);
-    let describe = |flags| Accessing { is_read: false, of, offset, key, flags, context, is_silent: false };
+    let describe =
+        |flags| Accessing { is_read: false, of, offset, key, data: None, flags, context, is_silent: false };
     // SAFETY: the same contract.
     call(|| unsafe { access(endpoint, runs, None, describe) })
 }
@@ -112,7 +117,8 @@ unsafe extern "C" fn write_list(
     context: *mut c_void,
 ) -> isize {
     let context = context as usize;
-    let describe = |flags| Accessing { is_read: false, of, offset, key, flags, context, is_silent: false };
+    let describe =
+        |flags| Accessing { is_read: false, of, offset, key, data: None, flags, context, is_silent: false };
     // SAFETY: the same contract.
     call(|| unsafe { access(endpoint, Runs { first: list, count }, None, describe) })
 }
@@ -132,6 +138,7 @@ unsafe extern "C" fn inject(
         of,
         offset,
         key,
+        data: None,
         flags: flags | INJECT,
         context: 0,
         is_silent: true,
@@ -161,7 +168,8 @@ unsafe fn access_message(
         let (of, offset, key) = (it.addr, place.addr, place.key);
         let runs = Runs { first: it.msg_iov, count: it.iov_count };
         let context = it.context as usize;
-        let describe = |flags| Accessing { is_read, of, offset, key, flags, context, is_silent: false };
+        let data = (!is_read && flags & DATA != 0).then_some(it.data);
+        let describe = |flags| Accessing { is_read, of, offset, key, data, flags, context, is_silent: false };
         // SAFETY: the same contract.
         unsafe { access(endpoint, runs, Some(flags), describe) }
     })
@@ -177,29 +185,47 @@ unsafe extern "C" fn write_message(endpoint: *mut fid_ep, message: *const fi_msg
     unsafe { access_message(endpoint, message, flags, false) }
 }
 
-/// A put of Nemesia counts at its target, but carries no data for a completion there.
-unsafe extern "C" fn no_data(
-    _: *mut fid_ep,
-    _: *const c_void,
-    _: usize,
-    _: *mut c_void,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: *mut c_void,
+unsafe extern "C" fn write_data(
+    endpoint: *mut fid_ep,
+    buffer: *const c_void,
+    len: usize,
+    _descriptor: *mut c_void,
+    data: u64,
+    of: u64,
+    offset: u64,
+    key: u64,
+    context: *mut c_void,
 ) -> isize {
-    -(fi::FI_ENOSYS as isize)
+    let run = iovec { iov_base: buffer.cast_mut(), iov_len: len };
+    let (runs, context) = (Runs { first: &raw const run, count: 1 }, context as usize);
+    let data = Some(data);
+    let describe =
+        |flags| Accessing { is_read: false, of, offset, key, data, flags, context, is_silent: false };
+    // SAFETY: the same contract.
+    call(|| unsafe { access(endpoint, runs, None, describe) })
 }
 
-unsafe extern "C" fn no_inject_data(
-    _: *mut fid_ep,
-    _: *const c_void,
-    _: usize,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
+unsafe extern "C" fn inject_data(
+    endpoint: *mut fid_ep,
+    buffer: *const c_void,
+    len: usize,
+    data: u64,
+    of: u64,
+    offset: u64,
+    key: u64,
 ) -> isize {
-    -(fi::FI_ENOSYS as isize)
+    let run = iovec { iov_base: buffer.cast_mut(), iov_len: len };
+    let (runs, data, context) = (Runs { first: &raw const run, count: 1 }, Some(data), 0);
+    let describe = |flags| Accessing {
+        is_read: false,
+        of,
+        offset,
+        key,
+        data,
+        flags: flags | INJECT,
+        context,
+        is_silent: true,
+    };
+    // SAFETY: the same contract.
+    call(|| unsafe { access(endpoint, runs, None, describe) })
 }

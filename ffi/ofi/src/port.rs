@@ -4,16 +4,19 @@
 //! Nemesia is its place in [`Operations`]. A short message that can leave at once has no place there: its completion is
 //! written when it starts.
 
+mod atomic;
 mod collect;
 mod one_sided;
 mod operations;
 mod receive;
+mod written;
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nemesia::{Arm, Config, Endpoint, Message, PeerAddress, PeerRef, Segment, SendOp};
+use nemesia::{Arm, Config, Endpoint, Message, PeerAddress, PeerRef, PeerStage, Segment, SendOp};
 
 use crate::bindings as fi;
 use crate::counts::Counts;
@@ -22,8 +25,10 @@ use crate::info;
 use crate::object::Errno;
 use crate::table::Table;
 use crate::vector::AddressVector;
+pub(crate) use atomic::{AtomicAction, AtomicCall, AtomicRuns};
 pub(crate) use one_sided::Accessing;
 use operations::{Operation, Operations};
+use written::Inbox;
 
 /// The matching contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,11 +123,16 @@ pub(crate) struct Port {
     pub(crate) receive_queue: Option<BoundQueue>,
     pub(crate) counters: Vec<(Arc<Counts>, u64)>,
     destinations: Vec<Destination>,
+    /// The peers that this endpoint has called.
+    pub(crate) peers: usize,
     /// By number of the endpoint: the peer, and its address in the vector.
     sources: Vec<Option<(PeerRef, u64)>>,
     operations: Operations,
     /// Messages that a look has claimed, by the context of the application.
     claimed: Vec<(usize, Message)>,
+    inbox: Arc<Inbox>,
+    /// The writes that were executed, and whose data could not leave yet.
+    unsent: VecDeque<u64>,
     pub(crate) least_multi: usize,
     caps: u64,
     /// The flags of operations that have none of their own: of sends, and of receives.
@@ -134,7 +144,8 @@ impl Port {
     /// Opens an endpoint with these capabilities and default flags.
     pub(crate) fn open(caps: u64, defaults: [u64; 2]) -> Result<Self, Errno> {
         let config = Config::from_env().map_err(|_| Errno::INVALID)?;
-        let endpoint = Endpoint::alone(&config)?;
+        let mut endpoint = Endpoint::alone(&config)?;
+        let inbox = Inbox::of(&mut endpoint);
         let own = *endpoint.address()?;
         Ok(Self {
             endpoint,
@@ -144,9 +155,12 @@ impl Port {
             receive_queue: None,
             counters: Vec::new(),
             destinations: Vec::new(),
+            peers: 0,
             sources: Vec::new(),
             operations: Operations::default(),
             claimed: Vec::new(),
+            inbox,
+            unsent: VecDeque::new(),
             least_multi: 1,
             caps,
             defaults,
@@ -188,7 +202,9 @@ impl Port {
     /// Forgets what is known of a number of the vector, which may become that of another address.
     pub(crate) fn forget(&mut self, number: u64) {
         if let Some(known) = usize::try_from(number).ok().and_then(|at| self.destinations.get_mut(at)) {
-            *known = Destination::Unknown;
+            if matches!(std::mem::replace(known, Destination::Unknown), Destination::Peer(_)) {
+                self.peers -= 1;
+            }
         }
         for source in &mut self.sources {
             *source = source.filter(|(_, known)| *known != number);
@@ -214,7 +230,9 @@ impl Port {
         let destination = if *address == self.own {
             Destination::Own
         } else {
-            Destination::Peer(self.endpoint.connect(address)?)
+            let peer = self.endpoint.connect(address)?;
+            self.peers += 1;
+            Destination::Peer(peer)
         };
         let at = usize::try_from(number).map_err(|_| Errno::INVALID)?;
         if at >= self.destinations.len() {
@@ -246,6 +264,9 @@ impl Port {
         if base.is_null() && len > 0 || len > isize::MAX as usize {
             return Err(Errno::INVALID);
         }
+        if it.flags & INJECT != 0 && len > info::INJECT_BYTES {
+            return Err(Errno::INVALID);
+        }
         let rank = self.rank_of(it.to, around)?;
         let bytes: &[u8] = if len == 0 {
             &[]
@@ -261,14 +282,50 @@ impl Port {
             return Ok(());
         }
         if it.flags & INJECT != 0 {
-            if len > info::INJECT_BYTES {
-                return Err(Errno::INVALID);
-            }
-            let operation = Operation { copy: Some(bytes.into()), ..self.sending(it) };
-            return self.start_send(rank, (std::ptr::null(), len), it, operation);
+            return self.inject(rank, bytes, it, around);
         }
         let operation = self.sending(it);
         self.start_send(rank, (base, len), it, operation)
+    }
+
+    /// Sends a message now, or makes progress and returns -FI_EAGAIN: the application takes it for sent, and may
+    /// make no progress for a long time. Only what the engine cannot inject is copied: a message with data, or of
+    /// more bytes than NEMESIA_EAGER_BYTES.
+    #[cold]
+    fn inject(
+        &mut self,
+        rank: usize,
+        bytes: &[u8],
+        it: &Sending,
+        around: &mut Around<'_>,
+    ) -> Result<(), Errno> {
+        let is_plain = it.data.is_none() && it.flags & DELIVERED == 0;
+        let is_sent = if is_plain && bytes.len() <= self.endpoint.inject_bytes() {
+            let is_sent = self.endpoint.in_context(it.kind.context()).inject(rank, it.tag, bytes)?;
+            if is_sent {
+                self.report_sent(it, bytes.len(), around);
+            }
+            is_sent
+        } else if self.is_reached(rank)? {
+            let operation = Operation { copy: Some(bytes.into()), ..self.sending(it) };
+            self.start_send(rank, (std::ptr::null(), bytes.len()), it, operation)?;
+            true
+        } else {
+            false
+        };
+        if is_sent {
+            return Ok(());
+        }
+        self.endpoint.progress();
+        Err(Errno::AGAIN)
+    }
+
+    /// Returns whether there is a connection to a peer, or it is this endpoint.
+    fn is_reached(&self, rank: usize) -> Result<bool, Errno> {
+        let Some(peer) = self.endpoint.peer_of(rank) else { return Ok(true) };
+        // A peer that is lost fails the operation.
+        let stage = self.endpoint.stage_of(peer)?;
+        Ok(!matches!(stage, PeerStage::Calling(_) | PeerStage::Answering(_)))
     }
 
     /// Starts a send of several runs. The list is copied.
@@ -289,6 +346,9 @@ impl Port {
             return unsafe { self.send(run.0, run.1, it, around) };
         }
         if it.flags & INJECT != 0 {
+            if list.iter().fold(0, |sum: usize, run| sum.saturating_add(run.len)) > info::INJECT_BYTES {
+                return Err(Errno::INVALID);
+            }
             let mut bytes = Vec::new();
             for run in list.iter().filter(|run| run.len > 0) {
                 // SAFETY: the caller's promise.

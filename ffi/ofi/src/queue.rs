@@ -20,7 +20,7 @@ use rest::Rest;
 #[repr(C)]
 pub(crate) struct QueueObject {
     queue: fid_cq,
-    domain: Arc<Domain>,
+    pub(crate) domain: Arc<Domain>,
     pub(crate) number: usize,
     rest: Rest,
 }
@@ -58,6 +58,9 @@ pub(crate) unsafe extern "C" fn open(
         if attr.format == fi::FI_CQ_FORMAT_UNSPEC {
             attr.format = fi::FI_CQ_FORMAT_TAGGED;
         }
+        if attr.wait_cond != fi::FI_CQ_COND_NONE {
+            return Err(Errno::NO_SYSTEM);
+        }
         let wait = match attr.wait_obj {
             fi::FI_WAIT_NONE | fi::FI_WAIT_UNSPEC => None,
             fi::FI_WAIT_FD => Some(new_set()?),
@@ -68,7 +71,7 @@ pub(crate) unsafe extern "C" fn open(
         let number = domain.with(|state| state.queues.insert(queue));
         domain.opened();
         let fid = fid_of(fi::FI_CLASS_CQ, context, &FID);
-        let (queue, rest) = (fid_cq { fid, ops: OPS.get() }, Rest::default());
+        let (queue, rest) = (fid_cq { fid, ops: OPS.get() }, Rest::new());
         lend(QueueObject { queue, domain, number, rest }, out)
     })
 }

@@ -84,6 +84,11 @@ impl Domain {
         Self { state, lock: Mutex::new(()), is_shared, open: AtomicUsize::new(0) }
     }
 
+    /// Returns whether several threads may call functions of the domain at the same time.
+    pub(crate) const fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
     /// Returns whether an object of the domain is open.
     pub(crate) fn is_in_use(&self) -> bool {
         self.open.load(Ordering::Relaxed) > 0

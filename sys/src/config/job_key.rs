@@ -46,6 +46,11 @@ impl JobKeySource {
         }
     }
 
+    /// Returns whether the settings give a key, so that the exchange carries none.
+    pub(crate) fn is_given(&self) -> bool {
+        *self != Self::Exchange
+    }
+
     /// Returns the key; `None` if the exchange carries it. The error is one line, without any part of the key.
     pub(crate) fn key(&self) -> Result<Option<JobKey>, String> {
         match self {

@@ -7,9 +7,10 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use nemesia_core::port::channel::RendezvousChoice;
+use nemesia_core::rdma_channel::ChunkFill;
 use nemesia_core::shared::layout::Geometry;
 
-use super::{Config, ConfigError, JobKeySource, NetChoice, Origin, SingleCopy, Stores};
+use super::{ChannelDesign, Config, ConfigError, JobKeySource, NetChoice, Origin, SingleCopy, Stores};
 use crate::os::{HugePages, SegmentBacking, interfaces};
 use crate::regcache::Telling;
 
@@ -87,6 +88,8 @@ const TELLING: &[(&str, Telling)] = &[
     ("interposed", Telling::Interposed),
     ("off", Telling::Nobody),
 ];
+const CHUNK_FILL: &[(&str, ChunkFill)] = &[("flags", ChunkFill::TwoFlags), ("bottom", ChunkFill::Bottom)];
+const REGISTRATIONS: &[(&str, bool)] = &[("drop", false), ("keep", true)];
 const SWITCH: &[(&str, bool)] = &[("off", false), ("on", true)];
 const ANY_SOURCE: &[(&str, bool)] = &[("end", false), ("outlive", true)];
 const STRANGERS: &[(&str, bool)] = &[("refuse", false), ("admit", true)];
@@ -104,6 +107,22 @@ macro_rules! number {
             help: $help,
             get: |config| config.$field.to_string(),
             set: |config, value| put(&mut config.$field, ranged(value, $low, $high)),
+        }
+    };
+}
+
+/// A power of two between two bounds, which its values name.
+macro_rules! power {
+    ($name:literal, ($low:literal, $high:literal), $($field:ident).+, $help:literal) => {
+        Variable {
+            name: $name,
+            values: concat!("bytes, a power of two from ", $low, " to ", $high),
+            help: $help,
+            get: |config| config.$($field).+.to_string(),
+            set: |config, value| {
+                let bytes = ranged(value, $low, $high).filter(|bytes: &u32| bytes.is_power_of_two());
+                put(&mut config.$($field).+, bytes)
+            },
         }
     };
 }
@@ -379,6 +398,48 @@ pub const VARIABLES: &[Variable] = &[
         registrations,
         "how the cache of memory registered with an RDMA device learns of unmapped memory: from the kernel \
         (userfaultfd), from nemesia_memory_released, or from libnemesia_interpose.so; off keeps no registration"
+    ),
+    Variable {
+        name: "NEMESIA_CHANNEL_DESIGN",
+        values: "auto, direct, basic, piggyback, pipelined or zero-copy",
+        help: "design of the pipes of the RDMA Channel; direct is Nemesia's own, in shared memory; auto is direct \
+            inside a machine, else zero-copy; all processes must agree",
+        get: |config| config.channel.design.name().to_owned(),
+        set: |config, value| put(&mut config.channel.design, ChannelDesign::named(value)),
+    },
+    words!(
+        "NEMESIA_CHANNEL_FILL",
+        "flags or bottom",
+        CHUNK_FILL,
+        channel.fill,
+        "how a chunk of the RDMA Channel proves its arrival: flags at both ends, or a header at its end"
+    ),
+    power!(
+        "NEMESIA_CHANNEL_RING_BYTES",
+        (4096, 1073741824),
+        channel.ring_bytes,
+        "ring of a pipe of the RDMA Channel in each direction; all processes must agree"
+    ),
+    power!(
+        "NEMESIA_CHANNEL_CHUNK_BYTES",
+        (64, 16777216),
+        channel.chunk_bytes,
+        "chunk of a pipe of the RDMA Channel with its header, at most half of the ring; all processes must agree"
+    ),
+    Variable {
+        name: "NEMESIA_CHANNEL_ZERO_COPY_BYTES",
+        values: "bytes, 1 to 4294967295",
+        help: "size from which on the zero-copy design of the RDMA Channel does not copy a buffer; all processes must \
+            agree",
+        get: |config| config.channel.zero_copy_from.to_string(),
+        set: |config, value| put(&mut config.channel.zero_copy_from, ranged(value, 1, u32::MAX)),
+    },
+    words!(
+        "NEMESIA_CHANNEL_REGISTRATIONS",
+        "keep or drop",
+        REGISTRATIONS,
+        channel.keeps_registrations,
+        "whether the zero-copy design keeps registrations of buffers with an RDMA device for their next use"
     ),
     number!(
         "NEMESIA_TIMEOUT",

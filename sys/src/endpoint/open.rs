@@ -33,13 +33,13 @@ pub(super) use memory::UnexpectedMemory;
 pub(super) use ports::Ports;
 
 use crate::bootstrap::{Bootstrap, Exchange, Singleton};
-use crate::config::{Config, FIRST_REQUESTS};
+use crate::config::{Config, FIRST_REQUESTS, NetChoice};
 use crate::error::Error;
 use crate::events;
 use crate::explain::Verdict;
 use crate::os::{ProcessOrigin, Watch};
 use crate::route;
-use crate::shm::{self, Attached};
+use crate::shm::{self, Attached, Calls};
 use crate::transport::hosts::RemoteRanks;
 use crate::transport::net::{NetCalls, NetPort};
 
@@ -108,15 +108,22 @@ impl Endpoint {
         let config = config.clone().any_source_outlives(true);
         let mut exchange = Singleton::default();
         let mut endpoint = Self::open_in(&config, &mut exchange, Some(config.connections))?;
-        let mut across = network::listen(&mut endpoint)?;
-        let place = across.as_ref().and_then(NetCalls::place);
-        let calls = endpoint.rejoin.listen_for_calls(&mut endpoint.waiter.watch, place)?;
-        if let Some(across) = &mut across {
-            across.begin(calls.own(), &endpoint.waiter.watch)?;
-        }
+        let (calls, across) = endpoint.listen()?;
         endpoint.check_further_peers();
         endpoint.peers = Some(Box::new(PeerTable::alone(calls, across, &config)?));
         Ok(endpoint)
+    }
+
+    /// Begins to listen for the calls of others: those of this machine, and of other ones if the endpoint has a port to
+    /// them.
+    fn listen(&mut self) -> Result<(Calls, Option<NetCalls>), Error> {
+        let mut across = network::listen(self)?;
+        let place = across.as_ref().and_then(NetCalls::place);
+        let calls = self.rejoin.listen_for_calls(&mut self.waiter.watch, place)?;
+        if let Some(across) = &mut across {
+            across.begin(calls.own(), &self.waiter.watch)?;
+        }
+        Ok((calls, across))
     }
 
     /// Joins the world. The endpoint does not have the exchange yet.
@@ -124,8 +131,8 @@ impl Endpoint {
         let mut endpoint = Self::open_in(config, exchange, None)?;
         if endpoint.size() == 1 {
             // The only rank has not listened for others so far.
-            let calls = endpoint.rejoin.listen_for_calls(&mut endpoint.waiter.watch, None)?;
-            let table = PeerTable::of_world((calls, None), (0, false), &[], config)?;
+            let (calls, across) = endpoint.listen()?;
+            let table = PeerTable::of_world((calls, across), (0, false), &[], config)?;
             endpoint.peers = Some(Box::new(table));
         }
         endpoint.check_further_peers();
@@ -170,7 +177,9 @@ impl Endpoint {
             |calls| PeerTable::of_world((calls, across), (ranks.0, on_demand), &attached.ranks, config);
         let peers = attached.calls.map(of_world).transpose()?;
         warnings.extend(more);
-        let remote = (remote, exchange.incarnation(), growing.is_some());
+        // The only rank of a world may have further peers, as an endpoint that opens alone.
+        let is_only = size == 1 && config.net != NetChoice::Verbs;
+        let remote = (remote, exchange.incarnation(), growing.is_some() || is_only);
         let net = join_network(config, remote, &attached.origin, (&mut facts, &mut watch, &mut warnings))?;
         attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
         let port = ports::join(port, net, &facts.remote);

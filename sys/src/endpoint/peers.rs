@@ -40,11 +40,13 @@ pub(in crate::endpoint) use table::PeerTable;
 /// and connects whom it needs.
 ///
 /// # Further peers of a world
-/// The endpoint of a rank has an address as well, if all ranks of its world run on one machine and are not started
-/// again. So a world can grow: it meets other worlds, and endpoints that were opened alone ([`Endpoint::meet`]).
+/// The endpoint of a rank has an address as well, unless ranks of several machines connect at the start, or ranks may be
+/// started again. So a world can grow: it meets other worlds, and endpoints that were opened alone ([`Endpoint::meet`]).
 ///
 /// - Ranks keep the numbers from 0. A further peer gets a number from [`Endpoint::size`] on. All operations with one
 ///   process take such numbers, and receives from any source accept messages of further peers.
+/// - Further peers on other machines are reached over TCP, if both sides have the same key of the job
+///   ([`Config::job_key`](crate::Config::job_key)).
 /// - Barriers, agreements and restarts stay calls of the ranks.
 /// - The failure of a further peer ends the operations with it. Receives from any source end with it only if no rank
 ///   and no other peer is left. With [`Config::any_source_outlives`](crate::Config::any_source_outlives), they never
@@ -91,9 +93,10 @@ impl Endpoint {
     /// another endpoint.
     ///
     /// # Errors
-    /// [`Error::NoAddress`] if ranks of the endpoint's world run on several machines, or may be started again.
+    /// [`Error::NoAddress`] if ranks of several machines connected at the start of the endpoint's world, or ranks may be
+    /// started again.
     pub fn address(&self) -> Result<&PeerAddress, Error> {
-        let peers = self.growing_table()?;
+        let peers = self.peer_table()?;
         peers.begin_growth();
         Ok(peers.address())
     }
@@ -108,7 +111,6 @@ impl Endpoint {
     /// [`Error::NoPeer`]: it is the address of this endpoint, or there are too many peers.
     pub fn connect(&mut self, address: &PeerAddress) -> Result<PeerRef, Error> {
         self.check_origin()?;
-        self.growing_table()?;
         self.with_peers(|peers, endpoint| {
             let peer = peers.connect(address, endpoint)?;
             peers.parted.remove(address);
@@ -237,11 +239,6 @@ impl Endpoint {
 
     fn peer_table(&self) -> Result<&PeerTable, Error> {
         self.peers.as_deref().ok_or(Error::NoAddress)
-    }
-
-    /// Returns the table of an endpoint that may have further peers.
-    fn growing_table(&self) -> Result<&PeerTable, Error> {
-        self.peers.as_deref().filter(|peers| !peers.has_remote_ranks()).ok_or(Error::NoAddress)
     }
 
     fn peer_table_mut(&mut self) -> Result<&mut PeerTable, Error> {

@@ -22,6 +22,7 @@ use super::peer::{Peer, ShmWorld, admit, hear_by, shake_hands};
 use super::rejoin::RejoinListener;
 use super::segments::OwnSegments;
 use crate::bootstrap::Exchange;
+use crate::config::NetChoice;
 use crate::error::Error;
 use crate::events;
 use crate::os::{HandoffConnection, HandoffListener, ProcessOrigin, ShmError, Watch, limits};
@@ -86,21 +87,26 @@ pub(super) fn connect(
     let hosts: Vec<HostAddress> = cards.iter().map(|card| card.host.clone()).collect();
     let on_demand = cards.iter().all(|card| card.on_demand);
     let place = Calls::place(&world, &listener)?;
+    let address_at = |remote| place.with_remote(remote).encode();
+    let address_at: &dyn Fn(SocketAddr) -> PeerAddress = &address_at;
     if hosts::are_together(&hosts) && on_demand {
-        return apart(world, ours, (&cards, RemoteRanks::default()), (listener, place), watch);
+        let remote = if cards.iter().all(|card| card.has_key) {
+            reach_others(&world, exchange, (&hosts, address_at), origin)?
+        } else {
+            RemoteRanks::default()
+        };
+        let place = at_place(&world, place, &remote);
+        return apart(world, ours, (&cards, remote), (listener, place), watch);
     }
     // Per peer: socket, pidfd, and while it connects our link segment and its segments.
     limits::require_descriptors(size.saturating_mul(4))?;
-    let address_at = |remote| place.with_remote(remote).encode();
-    let address_at: &dyn Fn(SocketAddr) -> PeerAddress = &address_at;
     let address_at = Some(address_at).filter(|_| on_demand);
     let (called, remote) = find_remote(&world, exchange, (&hosts, address_at), origin, deadline)?;
     if let Some(demand) = &remote.demand {
         // The connections have shown that the ranks are on this machine, and are not used.
         drop(called);
         check_places(&world, &hosts, (&remote, demand))?;
-        let own = demand.addresses.get(world.rank as usize).and_then(Calls::remote_of);
-        let place = own.map_or(place, |own| place.with_remote(own));
+        let place = at_place(&world, place, &remote);
         return apart(world, ours, (&cards, remote), (listener, place), watch);
     }
     let listening = (&hosts[..], &listener, &mut watch);
@@ -143,6 +149,12 @@ fn apart(
     let peers = (0..world.size).map(|_| None).collect();
     let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
     Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls, ranks })
+}
+
+/// Returns the place of this process, with that at which it takes calls of other machines if it does.
+fn at_place(world: &ShmWorld, place: ProcessAddress, remote: &RemoteRanks) -> ProcessAddress {
+    let own = remote.demand.as_ref().and_then(|demand| demand.addresses.get(world.rank as usize));
+    own.and_then(Calls::remote_of).map_or(place, |own| place.with_remote(own))
 }
 
 /// Checks that the addresses of this process and of the ranks on other machines lead from one to the other, as far as
@@ -230,6 +242,18 @@ fn find_remote(
         hosts::meet(&world.config, exchange, me, (hosts, unreached), address_at, origin)?
     };
     Ok((called, remote))
+}
+
+/// Begins to reach further peers on other machines, for a world whose ranks all run on this one. Collective.
+fn reach_others(
+    world: &ShmWorld,
+    exchange: &mut dyn Exchange,
+    (hosts, address_at): (&[HostAddress], &dyn Fn(SocketAddr) -> PeerAddress),
+    origin: &Arc<ProcessOrigin>,
+) -> Result<RemoteRanks, Error> {
+    // Further peers are reached over TCP only.
+    let config = world.config.clone().net(NetChoice::Tcp);
+    hosts::meet(&config, exchange, world.rank as usize, (hosts, Vec::new()), Some(address_at), origin)
 }
 
 /// Connects with every rank of this machine, all of which have just been started. `called` are the connections to the

@@ -224,11 +224,11 @@ impl Card {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn unhex(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
     let (pairs, rest) = text.as_bytes().as_chunks::<2>();
     if !rest.is_empty() || pairs.len() > MOST_ADDRESS_BYTES {
         return None;
@@ -254,14 +254,16 @@ pub(crate) struct RemoteRanks {
     pub(crate) demand: Option<DemandRanks>,
 }
 
-/// The ranks of a world on several machines that connect when they first need each other.
+/// The ranks of a world that connect when they first need each other, if some of them, or further peers, may be on other
+/// machines.
 #[derive(Debug)]
 pub(crate) struct DemandRanks {
     /// The address by which each rank is called.
     pub(crate) addresses: Vec<PeerAddress>,
     /// Whether each rank is on another machine.
     remote: Vec<bool>,
-    /// The calls of this process to and from other machines, not begun yet. `None` if it has no rank there.
+    /// The calls of this process to and from other machines, not begun yet. `None` if it has no rank there, and no key of
+    /// the job that the exchange does not carry.
     pub(crate) calls: Option<NetCalls>,
 }
 
@@ -380,12 +382,14 @@ fn choose(
     let chosen = Transport::ALL.into_iter().find(serves_all);
     let called: Option<Vec<PeerAddress>> = cards.iter().map(|card| card.called).collect();
     let demand = listener.zip(called.filter(|_| chosen == Some(Transport::Tcp)));
-    let Some(first) = remote.iter().position(|it| *it) else {
+    let first = remote.iter().position(|it| *it);
+    // With a key that the exchange does not carry, the world reaches others even if all of its ranks are here.
+    if first.is_none() && (demand.is_none() || cards.iter().any(|card| card.key.is_some())) {
         let demand = demand.map(|(_, addresses)| DemandRanks { addresses, remote, calls: None });
         return Ok(RemoteRanks { demand, ..RemoteRanks::default() });
-    };
+    }
     let reasons = Transport::ALL.map(|transport| refusal(&opened, transport, cards));
-    let Some(transport) = chosen else { return Err(unserved(config, first, reasons)) };
+    let Some(transport) = chosen else { return Err(unserved(config, first.unwrap_or(me), reasons)) };
     let problem = |problem| Error::Transport { transport: transport.name(), problem };
     let (port, demand) = if let Some((listener, addresses)) = demand {
         check_packets(config, &remote, cards)?;

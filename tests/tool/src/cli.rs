@@ -55,6 +55,9 @@ pub(crate) enum Command {
     /// One of the two processes of `perf --unexpected`
     #[command(hide = true, name = "unexpected-worker")]
     Unexpected(WorkerArgs),
+    /// One of the two processes of `perf --channel`
+    #[command(hide = true, name = "channel-worker")]
+    Channel(WorkerArgs),
 }
 
 /// A test of `perf`.
@@ -195,6 +198,18 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 1, requires = "unexpected",
           value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) unexpected_size: u32,
+    /// Measure instead the pipes of the RDMA Channel: latency, bandwidth in windows of 16 messages, and both ways at
+    /// once. DESIGN is direct (shm only; the engine is measured beside it), basic, piggyback, pipelined, zero-copy, or
+    /// all. Settings: NEMESIA_CHANNEL_*
+    #[arg(long, value_name = "DESIGN", conflicts_with_all = ["tests", "matching", "unexpected", "memory", "list",
+          "device", "last_byte", "inline", "second_through", "no_plot", "counters", "trace"])]
+    pub(crate) channel: Option<String>,
+    /// With --channel: the bandwidth of the pipelined design by chunk size, too
+    #[arg(long, requires = "channel")]
+    pub(crate) chunks: bool,
+    /// With --channel: keep no registrations with an RDMA device
+    #[arg(long, requires = "channel")]
+    pub(crate) drop_registrations: bool,
 }
 
 /// Arguments of `nemesia info`.

@@ -41,5 +41,6 @@ fn dispatch(command: &Command) -> Result<u8, Failure> {
         Command::Run(args) => run::run(args),
         Command::Worker(args) => Ok(perf::work(args)),
         Command::Unexpected(args) => Ok(perf::work_unexpected(args)),
+        Command::Channel(args) => Ok(perf::work_channel(args)),
     }
 }

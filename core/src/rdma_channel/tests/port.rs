@@ -14,7 +14,8 @@ use crate::port::memory::{
     RemoteRange, Slice, Work, WorkOutcome,
 };
 use crate::rdma_channel::{
-    BytePipe, CARD_BYTES, ChunkFill, Design, PipeArrival, PipeError, PipeHost, PipeMemory, PipeShape,
+    BytePipe, CARD_BYTES, ChunkFill, Design, PastWrite, PipeArrival, PipeError, PipeHost, PipeMemory,
+    PipeShape,
 };
 
 /// The distance of the addresses of two regions.
@@ -264,6 +265,14 @@ impl PipeHost for TestHost<'_> {
         Some(Slice { region, offset: 0, len })
     }
 
+    fn admit(&mut self, address: u64, len: u64) -> Option<(PortRegion, MemoryKey)> {
+        self.expose(address, len)
+    }
+
+    fn source(&mut self, address: u64, len: u64) -> Option<(PortRegion, u64)> {
+        self.expose(address, len).map(|(region, _)| (region, 0))
+    }
+
     fn release(&mut self, region: PortRegion) -> bool {
         self.0.deregister(region).is_ok()
     }
@@ -283,6 +292,18 @@ impl TestEnd {
         // SAFETY: as above, and exclusive.
         let mut into = Scatter::new(unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), bytes.len()) });
         self.pipe.get(&mut TestHost(&mut self.port), &mut into)
+    }
+
+    /// Lets the peer write into a buffer, which stays where it is.
+    pub(super) fn admit(&mut self, bytes: &mut [u8]) -> (PortRegion, MemoryKey) {
+        let address = bytes.as_mut_ptr().expose_provenance() as u64;
+        TestHost(&mut self.port).admit(address, bytes.len() as u64).unwrap()
+    }
+
+    /// Writes a buffer, which stays where it is, past the pipe.
+    pub(super) fn write_past(&mut self, bytes: &[u8], to: MemoryKey) -> Result<PastWrite, PipeError> {
+        let address = bytes.as_ptr().expose_provenance() as u64;
+        self.pipe.write_past(&mut TestHost(&mut self.port), (address, bytes.len() as u64), to)
     }
 
     /// Takes all completions.

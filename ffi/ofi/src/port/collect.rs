@@ -26,6 +26,7 @@ impl Port {
         for completion in &batch[..taken] {
             self.report(completion, &mut around);
         }
+        self.attend_written(&mut around);
     }
 
     /// Writes an entry for a completion.
@@ -46,7 +47,13 @@ impl Port {
                 operation.is_wanted = true;
                 self.report_released(&operation, &result, around);
             }
-            CompletionKind::Get | CompletionKind::Put => self.report_part(number, &result, around),
+            CompletionKind::Get | CompletionKind::Put | CompletionKind::Atomic => {
+                self.report_part(number, &result, around);
+            }
+            // The data of a write has left.
+            CompletionKind::Active => {
+                self.end_part(number, result.as_ref().err().map(Errno::from), around);
+            }
             _ => {
                 let Some(operation) = self.operations.remove(number) else { return };
                 self.report_end(&operation, &result, around);
@@ -63,14 +70,24 @@ impl Port {
         if operation.parts > 0 {
             return;
         }
+        if operation.notice.is_some() && operation.error.is_none() {
+            self.send_notice(number, around);
+        } else {
+            let error = operation.error;
+            self.end_part(number, error, around);
+        }
+    }
+
+    /// Reports the end of a one-sided operation.
+    pub(super) fn end_part(&mut self, number: u64, error: Option<Errno>, around: &mut Around<'_>) {
         let Some(operation) = self.operations.remove(number) else { return };
         if !self.counters.is_empty() {
-            self.count(operation.flags & (READ | WRITE), operation.error.is_none());
+            self.count(operation.flags & (READ | WRITE), error.is_none());
         }
-        if operation.error.is_none() && !operation.is_wanted {
+        if error.is_none() && !operation.is_wanted {
             return;
         }
-        let error = operation.error.map(|error| (error, 0));
+        let error = error.map(|error| (error, 0));
         let (context, flags) = (operation.context, operation.flags);
         self.write(&Entry { context, flags, source: u64::MAX, error, ..Entry::default() }, true, around);
     }
@@ -125,7 +142,7 @@ impl Port {
         entry.source = self.source_of(status.rank, around);
     }
 
-    fn write(&self, entry: &Entry, is_send: bool, around: &mut Around<'_>) {
+    pub(super) fn write(&self, entry: &Entry, is_send: bool, around: &mut Around<'_>) {
         let bound = if is_send { self.send_queue } else { self.receive_queue };
         if let Some(queue) = bound.and_then(|bound| around.queues.get(bound.queue)) {
             queue.entries.push_back(*entry);

@@ -2,14 +2,14 @@
 
 use nemesia::{Access, Addressing, CompleteAt, Error, ExposeOptions, Region, RemoteKey, Segment};
 
-use super::operations::Operation;
+use super::operations::{Notice, Operation};
 use super::{Around, INJECT, Port, Runs, is_reported};
 use crate::bindings as fi;
 use crate::info;
 use crate::object::Errno;
 
 /// With one of these flags a write is complete as soon as its bytes have left.
-const EARLY: u64 = INJECT | fi::FI_INJECT_COMPLETE as u64;
+pub(super) const EARLY: u64 = INJECT | fi::FI_INJECT_COMPLETE as u64;
 
 /// A read or a write of a peer's memory, as the application describes it.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +19,8 @@ pub(crate) struct Accessing {
     pub(crate) of: u64,
     pub(crate) offset: u64,
     pub(crate) key: u64,
+    /// What the target of a write reports.
+    pub(crate) data: Option<u64>,
     pub(crate) flags: u64,
     pub(crate) context: usize,
     /// Nothing is reported but an error.
@@ -81,9 +83,14 @@ impl Port {
             list = [Segment { base: std::ptr::null_mut(), len: 0 }].into();
         }
         operation.parts = list.len() as u32;
+        operation.notice = it.data.map(|data| {
+            let len = list.iter().map(|run| run.len as u64).sum();
+            Notice { rank, peer: self.endpoint.peer_of(rank), data, len }
+        });
         let (number, key) = (self.operations.insert(operation), RemoteKey::new(rank, it.key));
-        // Only the target knows whether it refuses: an error must reach the completion.
-        let complete = if it.flags & EARLY != 0 { CompleteAt::Origin } else { CompleteAt::Target };
+        // Only the target knows whether it refuses: an error must reach the completion. Data must not overtake bytes.
+        let complete =
+            if it.flags & EARLY != 0 && it.data.is_none() { CompleteAt::Origin } else { CompleteAt::Target };
         let (mut offset, parts) = (it.offset, list.len() as u32);
         for (begun, run) in (0..).zip(&list) {
             let endpoint = self.endpoint.with_completion(number);
@@ -104,7 +111,7 @@ impl Port {
     }
 
     /// Ends an operation of which the last parts could not be started. If others are under way, it fails when they end.
-    fn give_up(&mut self, number: u64, missing: u32, error: Errno) -> Result<(), Errno> {
+    pub(super) fn give_up(&mut self, number: u64, missing: u32, error: Errno) -> Result<(), Errno> {
         let Some(operation) = self.operations.get(number) else { return Err(error) };
         if operation.parts == missing {
             self.operations.remove(number);

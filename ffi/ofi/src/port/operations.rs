@@ -1,6 +1,6 @@
 //! The operations under way.
 
-use nemesia::{Request, Segment};
+use nemesia::{PeerRef, Request, Segment};
 
 use crate::bindings as fi;
 use crate::object::Errno;
@@ -22,10 +22,22 @@ pub(super) struct Operation {
     pub(super) copy: Option<Box<[u8]>>,
     /// The parts of a one-sided operation that are under way; 0 for a message.
     pub(super) parts: u32,
+    /// What the target of a write reports, when the write is executed.
+    pub(super) notice: Option<Notice>,
     /// Why a part of it has failed.
     pub(super) error: Option<Errno>,
     /// The runs of its memory, if there are several.
     pub(super) list: Box<[Segment]>,
+}
+
+/// The data of a write, for its target.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Notice {
+    pub(super) rank: usize,
+    /// The process that had this number when the write began.
+    pub(super) peer: Option<PeerRef>,
+    pub(super) data: u64,
+    pub(super) len: u64,
 }
 
 // SAFETY: the addresses in the list are used by the endpoint only, which may move between threads.

@@ -9,7 +9,7 @@ use crate::entries::Entry;
 use crate::object::{Errno, call, object};
 use crate::state::DomainState;
 
-/// The longest sleep that keeps other threads from the domain.
+/// The longest sleep: another thread's call may have taken the completion that this one waits for.
 const SLEEP: Duration = Duration::from_millis(1);
 
 impl QueueObject {
@@ -42,26 +42,45 @@ impl QueueObject {
             match queue.entries.front() {
                 _ if taken > 0 => Ok(taken as isize),
                 Some(entry) if entry.error.is_some() => Err(Errno::AVAILABLE),
-                _ => Err(Errno::AGAIN),
+                _ => {
+                    let peers =
+                        queue.ports.iter().filter_map(|port| state.ports.get(*port).map(|it| it.peers));
+                    self.rest.note_peers(peers.sum());
+                    Err(Errno::AGAIN)
+                }
             }
         })
     }
 
-    /// Waits until there may be something to read, for a short time.
+    /// Waits until there may be something to read, for a short time. Returns whether a wait must end.
     fn pause(&self, limit: Duration) -> bool {
-        self.domain.with(|state| {
+        let mut watched = Vec::new();
+        let is_ended = self.domain.with(|state| {
             let DomainState { ports, queues, .. } = state;
-            let Some(queue) = queues.get(self.number) else { return true };
+            let Some(queue) = queues.get(self.number) else { return Some(true) };
             if std::mem::take(&mut queue.signalled) {
-                return true;
+                return Some(true);
             }
-            // With several endpoints none may sleep while another one has something.
-            let limit = if queue.ports.len() == 1 { limit } else { Duration::ZERO };
+            if let ([only], false) = (&*queue.ports, self.domain.is_shared()) {
+                ports.get(*only)?.pause(limit);
+                return Some(false);
+            }
             for port in &queue.ports {
-                if let Some(port) = ports.get(*port) {
-                    port.pause(limit);
+                let port = ports.get(*port)?;
+                let Ok(fd) = port.descriptor() else { continue };
+                if !port.arm() {
+                    return Some(false);
                 }
+                watched.push(libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
             }
+            None
+        });
+        is_ended.unwrap_or_else(|| {
+            // Other threads use the domain meanwhile. If one closes an endpoint, its descriptor wakes nobody:
+            // the limit is short.
+            let (count, milliseconds) = (watched.len() as libc::nfds_t, limit.as_millis().max(1) as c_int);
+            // SAFETY: the array lives during the call.
+            unsafe { libc::poll(watched.as_mut_ptr(), count, milliseconds) };
             false
         })
     }

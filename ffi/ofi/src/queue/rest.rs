@@ -1,54 +1,67 @@
 //! What a process does that reads an empty queue again and again: it lets others run.
 //!
 //! MPIs poll without a pause. If there are more processes than processors, the one that polls keeps the one from the
-//! processor that would send to it. So a reader gives its processor away after some vain reads. If no process has
-//! wanted it, this was for nothing, and is done less often.
+//! processor that would send to it. So a reader gives its processor away after some failed reads. If no process has
+//! wanted it, this was for nothing, and is done less often. It is also done seldom as long as each process that this
+//! one knows can have a processor: then those that want it are programs of others, and the scheduler divides the time.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The vain reads before a process gives its processor away: if others have run the last time, and at most.
+/// The failed reads before a process gives its processor away: if peers may have run the last time, and at most.
 const LEAST: u32 = 32;
 const MOST: u32 = 4096;
 /// A call that gives the processor away and takes longer than this has let another process run.
 const OTHERS_RAN: Duration = Duration::from_micros(3);
 
-/// The vain reads of a queue. Threads that read at the same time may count one too few.
+/// The failed reads of a queue. Threads that read at the same time may count one too few.
 #[derive(Debug)]
 pub(super) struct Rest {
-    vain: AtomicU32,
+    failed: AtomicU32,
     patience: AtomicU32,
-}
-
-impl Default for Rest {
-    fn default() -> Self {
-        Self { vain: AtomicU32::new(0), patience: AtomicU32::new(LEAST) }
-    }
+    /// The peers of the queue's endpoints, and the processors on which this process may run.
+    peers: AtomicUsize,
+    processors: usize,
 }
 
 impl Rest {
+    pub(super) fn new() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let (failed, patience) = (AtomicU32::new(0), AtomicU32::new(LEAST));
+        Self { failed, patience, peers: AtomicUsize::new(0), processors }
+    }
+
     /// Notes a read that has found something.
     #[inline]
     pub(super) fn end(&self) {
-        self.vain.store(0, Ordering::Relaxed);
+        self.failed.store(0, Ordering::Relaxed);
     }
 
-    /// Notes a vain read.
+    /// Notes a failed read.
     #[inline]
     pub(super) fn begin(&self) {
-        let vain = self.vain.load(Ordering::Relaxed) + 1;
-        self.vain.store(vain, Ordering::Relaxed);
-        if vain >= self.patience.load(Ordering::Relaxed) {
+        let failed = self.failed.load(Ordering::Relaxed) + 1;
+        self.failed.store(failed, Ordering::Relaxed);
+        if failed >= self.patience.load(Ordering::Relaxed) {
             self.give_way();
         }
+    }
+
+    /// Notes the peers of the queue's endpoints. Those of other machines count as well: if no other program runs,
+    /// this costs an empty yield now and then.
+    #[inline]
+    pub(super) fn note_peers(&self, peers: usize) {
+        self.peers.store(peers, Ordering::Relaxed);
     }
 
     #[cold]
     fn give_way(&self) {
         let begun = Instant::now();
         std::thread::yield_now();
+        let is_crowded = self.peers.load(Ordering::Relaxed) >= self.processors;
         let patience = match begun.elapsed() > OTHERS_RAN {
-            true => LEAST,
+            true if is_crowded => LEAST,
+            true => MOST,
             false => MOST.min(2 * self.patience.load(Ordering::Relaxed)),
         };
         self.patience.store(patience, Ordering::Relaxed);

@@ -128,9 +128,7 @@ impl PeerTable {
     ) -> Result<Self, Error> {
         let others = ranks.len().saturating_sub(1);
         let connections = config.connections.min(MAX_PEERS - 1 - others as u32);
-        // A world of several machines has no further peers.
-        let strangers = config.strangers && across.is_none();
-        let limits = PeerLimits { connections, strangers, pinned: others as u32 };
+        let limits = PeerLimits { connections, strangers: config.strangers, pinned: others as u32 };
         let slots = std::iter::repeat_with(Slot::default).take(others).collect();
         let lent = (slots, vec![List::new(); others.clamp(1, BUCKETS)], vec![0; others]);
         let mut table = Peers::new(*calls.own(), limits, lent, u64::from_le_bytes(random()?));
@@ -184,11 +182,6 @@ impl PeerTable {
     /// Returns whether this peer is a rank of the world on another machine.
     pub(super) fn is_remote_rank(&self, peer: PeerRef) -> bool {
         self.is_rank(peer) && self.remote.get(peer.index() as usize).is_some_and(|is_remote| *is_remote)
-    }
-
-    /// Returns whether the world has ranks on other machines.
-    pub(super) fn has_remote_ranks(&self) -> bool {
-        self.remote.contains(&true)
     }
 
     /// Returns where to call a peer if it is on another machine.

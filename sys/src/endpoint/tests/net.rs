@@ -240,8 +240,8 @@ fn a_rank_on_another_machine_may_compute_for_longer_than_the_time_limit() {
 }
 
 #[test]
-fn a_world_of_several_machines_has_no_address() {
-    let [mut one, two] = two_apart(&apart());
+fn a_world_whose_ranks_on_several_machines_connect_at_the_start_has_no_address() {
+    let [mut one, two] = two_apart(&apart().connect_on_demand(false));
     assert!(matches!(one.address(), Err(Error::NoAddress)));
     let lone = Endpoint::alone(&Config::default()).unwrap();
     assert!(matches!(one.connect(lone.address().unwrap()), Err(Error::NoAddress)));

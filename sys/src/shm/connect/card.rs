@@ -6,7 +6,7 @@
 use nemesia_core::peers::PeerAddress;
 use nemesia_core::shared::layout::Geometry;
 
-use crate::config::{Config, SingleCopy};
+use crate::config::{Config, NetChoice, SingleCopy};
 use crate::os::HandoffListener;
 use crate::shm::address::ProcessAddress;
 use crate::shm::handshake::{Cpus, ShmHandshake};
@@ -19,6 +19,8 @@ pub(super) struct ProcessCard {
     pub(super) host: HostAddress,
     /// It can be connected when it is first spoken to.
     pub(super) on_demand: bool,
+    /// It was given a key of the job, so that its world reaches other machines even if all ranks run on one.
+    pub(super) has_key: bool,
     pub(super) epoch: u64,
     pub(super) geometry: Geometry,
     pub(super) expedited: bool,
@@ -31,14 +33,16 @@ impl ProcessCard {
         let ShmWorld { config, geometry, epoch, expedited, cpus, .. } = world;
         let host = HostAddress::of(listener.name(), config);
         let on_demand = config.on_demand && !restarts && !requires_all(config);
-        Self { host, on_demand, epoch: *epoch, geometry: *geometry, expedited: *expedited, cpus: *cpus }
+        let has_key = config.job_key.is_given() && matches!(config.net, NetChoice::Auto | NetChoice::Tcp);
+        let (epoch, geometry, expedited, cpus) = (*epoch, *geometry, *expedited, *cpus);
+        Self { host, on_demand, has_key, epoch, geometry, expedited, cpus }
     }
 
     /// Returns the text to publish.
     pub(super) fn encode(&self) -> String {
-        let Self { host, on_demand, epoch, geometry, expedited, cpus } = self;
+        let Self { host, on_demand, has_key, epoch, geometry, expedited, cpus } = self;
         let Geometry { cells, cell_bytes, fastbox_slots } = geometry;
-        let flags = u8::from(*on_demand) | u8::from(*expedited) << 1;
+        let flags = u8::from(*on_demand) | u8::from(*expedited) << 1 | u8::from(*has_key) << 2;
         let used = cpus.iter().rposition(|word| *word != 0).map_or(1, |last| last + 1);
         let cpus: Vec<String> = cpus[..used].iter().map(|word| format!("{word:x}")).collect();
         let host = host.encode();
@@ -52,8 +56,8 @@ impl ProcessCard {
         let facts = decode_facts(facts);
         let (epoch, geometry, flags, cpus) =
             facts.ok_or_else(|| format!("its address {text:?} is malformed: mixed programs in one job?"))?;
-        let (on_demand, expedited) = (flags & 1 != 0, flags & 2 != 0);
-        Ok(Self { host, on_demand, epoch, geometry, expedited, cpus })
+        let [on_demand, expedited, has_key] = [1, 2, 4].map(|flag| flags & flag != 0);
+        Ok(Self { host, on_demand, has_key, epoch, geometry, expedited, cpus })
     }
 
     /// Returns the address by which the process is called.
@@ -99,6 +103,7 @@ mod tests {
         ProcessCard {
             host: HostAddress::of(listener.name(), &Config::default()),
             on_demand: true,
+            has_key: false,
             epoch: u64::MAX,
             geometry: Geometry { cells: 64, cell_bytes: 4096, fastbox_slots: 64 },
             expedited: false,
@@ -112,7 +117,7 @@ mod tests {
         let others = [
             one.clone(),
             ProcessCard { on_demand: false, expedited: true, ..one.clone() },
-            ProcessCard { cpus: [u64::MAX; 8], ..one.clone() },
+            ProcessCard { cpus: [u64::MAX; 8], has_key: true, ..one.clone() },
             ProcessCard { cpus: [0; 8], ..one },
         ];
         for card in others {

@@ -70,11 +70,13 @@ impl OpenedPorts {
     /// Opens the ports that the settings permit, for a world of so many ranks, of which `remote` at least are on other
     /// machines.
     pub(crate) fn open(config: &Config, ranks: u32, remote: u32) -> Self {
+        // Over TCP the world may have further peers.
+        let most = ranks.saturating_add(config.connections);
         let (verbs, tcp) = match config.net {
             NetChoice::Off => (is_off("off"), is_off("off")),
-            NetChoice::Tcp => (is_off("tcp"), open_tcp(config, ranks)),
+            NetChoice::Tcp => (is_off("tcp"), open_tcp(config, most)),
             NetChoice::Verbs => (open_verbs(config, ranks, remote), is_off("verbs")),
-            NetChoice::Auto => (open_verbs(config, ranks, remote), open_tcp(config, ranks)),
+            NetChoice::Auto => (open_verbs(config, ranks, remote), open_tcp(config, most)),
         };
         Self { verbs, tcp }
     }

@@ -1,6 +1,7 @@
 //! `nemesia perf`: two processes of this program measure each other, beside the limits of the machine.
 
 mod bare;
+mod channel;
 mod command;
 mod counters;
 mod limits;
@@ -57,6 +58,9 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
             "--trace: this build has no call tree; build with `cargo build --release --features trace`";
         return Err(Failure::unusable(problem));
     }
+    if let Some(design) = &args.channel {
+        return channel::measure(args, design);
+    }
     check_port(args)?;
     if args.matching {
         let json = Json::open(args.json.as_deref())?;
@@ -110,6 +114,11 @@ pub(crate) fn work(args: &WorkerArgs) -> u8 {
 /// As [`work`], for `perf --unexpected`.
 pub(crate) fn work_unexpected(args: &WorkerArgs) -> u8 {
     status(unexpected::work(&args.plan))
+}
+
+/// As [`work`], for `perf --channel`.
+pub(crate) fn work_channel(args: &WorkerArgs) -> u8 {
+    status(channel::work(&args.plan))
 }
 
 fn status<T>(worked: Result<worker::Report<T>, String>) -> u8 {

@@ -5,7 +5,7 @@ use super::*;
 const KEY: [u8; 32] = [7; 32];
 
 /// Returns the settings of an endpoint on a machine of its own.
-fn config() -> Config {
+pub(super) fn config() -> Config {
     Config::default().local(false).net_address(Some("127.0.0.1")).job_key(KEY)
 }
 

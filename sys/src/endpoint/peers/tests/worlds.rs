@@ -290,3 +290,52 @@ fn worlds_whose_ranks_may_be_started_again_name_the_remedy() {
     let text = Error::NoAddress.to_string();
     assert!(text.contains("started again") && text.contains("Endpoint::alone"), "{text}");
 }
+
+/// The rank of a world that meets another one of two ranks. Each rank sends to both of the other world, and receives
+/// from both; the ranks of its own world are reached as before.
+fn meet_and_exchange(endpoint: &mut Endpoint, how: Meeting) {
+    let group = endpoint.world_group().unwrap();
+    let met = endpoint.meet(&group, how, 5, LIMIT).unwrap();
+    assert_eq!(met.size(), 2);
+    exchange_with(endpoint, endpoint.rank() as u64, &met);
+    let numbers = [0, 1].map(|place| endpoint.rank_of(met.peer(place).unwrap()).unwrap());
+    assert!(numbers.iter().all(|number| *number >= 2), "further peers follow the ranks: {numbers:?}");
+    let (own, other) = (endpoint.rank() as u64, 1 - endpoint.rank());
+    endpoint.send(other, 10, &own.to_le_bytes()).unwrap();
+    assert_eq!(receive(endpoint, 10), (other, other as u64));
+    endpoint.barrier().unwrap();
+}
+
+#[test]
+fn a_world_meets_another_one_on_other_machines() {
+    for [ours, theirs] in [[true, true], [true, false], [false, false]] {
+        let config = across::config().connections(4);
+        let (tell, address) = std::sync::mpsc::channel();
+        let accepting = world_of(2, &config.clone().local(ours), move |mut endpoint| {
+            if endpoint.rank() == 0 {
+                tell.send(*endpoint.address().unwrap()).unwrap();
+            }
+            meet_and_exchange(&mut endpoint, Meeting::Accept);
+            endpoint.close().unwrap();
+        });
+        let address = address.recv().unwrap();
+        let calling = world_of(2, &config.local(theirs), move |mut endpoint| {
+            meet_and_exchange(&mut endpoint, Meeting::Call(address));
+            endpoint.close().unwrap();
+        });
+        join(accepting);
+        join(calling);
+    }
+}
+
+#[test]
+fn the_only_rank_of_a_world_with_a_key_reaches_another_machine() {
+    let mut one = crate::endpoint::tests::world_apart(1, &across::config()).remove(0);
+    let mut lone = across::lone();
+    let peer = one.connect(lone.address().unwrap()).unwrap();
+    let number = one.rank_of(peer).unwrap();
+    assert_eq!(number, 1);
+    send_to(&mut one, &mut [&mut lone], number, 3);
+    lone.recv(Source::Any, Tag::Any, &mut [0; 1]).unwrap();
+    assert!(one.explain().to_string().contains("rank 1 over tcp"), "{}", one.explain());
+}

@@ -1,0 +1,453 @@
+//! The RDMA Channel of paper 1: five functions, between any two processes of a world a pipe of bytes in each direction.
+//!
+//! | function of the paper | here | in C |
+//! |---|---|---|
+//! | init of the process group | [`ChannelGroup::begin`], [`ChannelGroup::begin_with`] | `nemesia_channel_init_process_group` |
+//! | init | [`ChannelGroup::connect`] | `nemesia_channel_init` |
+//! | put | [`ChannelGroup::put`], [`ChannelGroup::put_raw`] | `nemesia_channel_put` |
+//! | get | [`ChannelGroup::get`], [`ChannelGroup::get_raw`] | `nemesia_channel_get` |
+//! | finalize | [`ChannelGroup::finalize`] | `nemesia_channel_finalize` |
+//!
+//! Put and get return at once, with the number of bytes done. What their callers rely on is in
+//! [`nemesia_core::rdma_channel`], with the designs. The setting `NEMESIA_CHANNEL_DESIGN` chooses the design, and
+//! [`ChannelGroup::set_design`] that of a single pipe. [`ChannelGroup::explain`] tells for each peer which design and
+//! port are in use, and why.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `open` | which port reaches which rank; connecting |
+//! | `direct` | pipes in memory that both processes have mapped |
+//! | `fabric` | pipes over one memory port: TCP, RDMA devices, shared memory |
+//! | `host` | the port of pipes, and the registrations of the caller's buffers |
+//! | `rendezvous` | rendezvous by RDMA write, beside the pipes |
+//! | `memory` | memory that is lent to a port |
+//!
+//! ```no_run
+//! use std::io::{IoSlice, IoSliceMut};
+//!
+//! use nemesia::Config;
+//! use nemesia::rdma_channel::ChannelGroup;
+//!
+//! let mut group = ChannelGroup::begin(&Config::from_env()?)?;
+//! group.connect()?;
+//! let other = 1 - group.rank();
+//! let (bytes, mut into) = ([7; 40], [0; 40]);
+//! let (mut put, mut got) = (0, 0);
+//! while put < 40 || got < 40 {
+//!     put += group.put(other, &[IoSlice::new(&bytes[put..])])?;
+//!     got += group.get(other, &mut [IoSliceMut::new(&mut into[got..])])?;
+//! }
+//! group.finalize()?;
+//! # Ok::<(), nemesia::Error>(())
+//! ```
+
+mod direct;
+mod fabric;
+mod host;
+mod memory;
+mod open;
+mod rendezvous;
+
+use std::io::{IoSlice, IoSliceMut};
+use std::time::{Duration, Instant};
+
+use nemesia_core::payload::{Gather, RecvBuf, Scatter, Segment, SendBuf};
+use nemesia_core::port::memory::MemoryPort;
+pub use nemesia_core::rdma_channel::{Design, PipeError};
+
+use crate::bootstrap::{Bootstrap, Exchange};
+use crate::config::{ChannelDesign, Config};
+use crate::error::Error;
+use crate::os::ProcessOrigin;
+pub use crate::regcache::Counts as RegistrationCounts;
+use crate::shm::pipe::ShmMemoryPort;
+use crate::tcp::TcpPort;
+use crate::verbs::VerbsPort;
+use direct::DirectLink;
+use fabric::ChannelFabric;
+pub use rendezvous::{ADMISSION_BYTES, Admission, PastWrite};
+
+/// The calls in a row that do nothing, of puts and gets together, after which the process lets others run. A process of
+/// a busy machine else keeps its core from the peer that it waits for.
+const YIELD_EVERY: u32 = 256;
+
+/// How a rank is reached.
+#[derive(Debug)]
+enum ChannelLink {
+    /// It is not connected, or it is this process.
+    None,
+    /// By memory that both have mapped.
+    Direct(Box<DirectLink>),
+    /// By the pipe at this place of a port.
+    Shm(usize),
+    Tcp(usize),
+    Verbs(usize),
+}
+
+/// The pipes of a process to all others of its world. Not shared by threads.
+///
+/// If it is dropped instead of finalized, bytes that have not left are lost, and the peers' pipes end.
+pub struct ChannelGroup {
+    rank: usize,
+    size: usize,
+    config: Config,
+    /// The design for each rank, where it is not that of the settings.
+    designs: Vec<Option<ChannelDesign>>,
+    links: Vec<ChannelLink>,
+    shm: Option<ChannelFabric<ShmMemoryPort>>,
+    tcp: Option<ChannelFabric<TcpPort>>,
+    verbs: Option<ChannelFabric<VerbsPort>>,
+    /// Calls in a row that did nothing.
+    idle: u32,
+    is_connected: bool,
+    warnings: Vec<String>,
+    exchange: Box<dyn Exchange + Send>,
+    origin: ProcessOrigin,
+}
+
+impl std::fmt::Debug for ChannelGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut f = f.debug_struct("ChannelGroup");
+        f.field("rank", &self.rank)
+            .field("size", &self.size)
+            .field("links", &self.links)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ChannelGroup {
+    /// Finds the process group by the launcher: `mpiexec.hydra` or `nemesia run`. Without a launcher, the group has one
+    /// process. It succeeds once in a process.
+    ///
+    /// # Errors
+    /// The launcher's, or the process cannot be told from its children.
+    pub fn begin(config: &Config) -> Result<Self, Error> {
+        let bootstrap = if config.pmi_take_over { Bootstrap::take_over() } else { Bootstrap::from_env() };
+        Self::begin_with(config, Box::new(bootstrap?))
+    }
+
+    /// Finds the process group by the caller's own key-value exchange.
+    ///
+    /// # Errors
+    /// The exchange gives an impossible rank, or the process cannot be told from its children.
+    pub fn begin_with(config: &Config, exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
+        let (rank, size) = (exchange.rank(), exchange.size());
+        if rank >= size {
+            return Err(Error::Rank { rank, last: size.saturating_sub(1) });
+        }
+        Ok(Self {
+            rank,
+            size,
+            config: config.clone(),
+            designs: vec![None; size],
+            links: (0..size).map(|_| ChannelLink::None).collect(),
+            shm: None,
+            tcp: None,
+            verbs: None,
+            idle: 0,
+            is_connected: false,
+            warnings: Vec::new(),
+            exchange,
+            origin: ProcessOrigin::here(1)?,
+        })
+    }
+
+    /// Returns the rank of this process, from 0.
+    pub const fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Returns the number of processes in the group.
+    pub const fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Returns whether the group was spawned by another one. Groups are never spawned here.
+    pub const fn has_parent(&self) -> bool {
+        false
+    }
+
+    /// Returns warnings about settings that could not be applied.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Chooses the design of the pipe to a rank, before [`ChannelGroup::connect`]. The other process chooses the same.
+    ///
+    /// # Errors
+    /// There is no such rank, or the group is connected.
+    pub fn set_design(&mut self, rank: usize, design: ChannelDesign) -> Result<(), Error> {
+        let last = self.size - 1;
+        if self.is_connected {
+            let problem = "its pipe is open: choose the design before".into();
+            return Err(Error::Net { rank, transport: "RDMA Channel", problem });
+        }
+        *self.designs.get_mut(rank).ok_or(Error::Rank { rank, last })? = Some(design);
+        Ok(())
+    }
+
+    /// Connects with all other processes. Collective. Afterwards every process can reach every other.
+    ///
+    /// # Errors
+    /// The error names what failed, with which rank, and the remedy. The group must be dropped then.
+    pub fn connect(&mut self) -> Result<(), Error> {
+        self.check_origin()?;
+        if self.is_connected {
+            return Ok(());
+        }
+        let result = open::connect(self);
+        if result.is_err() {
+            self.exchange.start_failed();
+        }
+        self.is_connected = result.is_ok();
+        if self.is_connected && self.config.explain {
+            crate::route::say(&self.explain());
+        }
+        result
+    }
+
+    #[inline(always)]
+    fn check_origin(&self) -> Result<(), Error> {
+        if self.origin.is_elsewhere() { Err(Error::Forked) } else { Ok(()) }
+    }
+
+    /// Puts bytes from the beginning of the list into the pipe to a rank. Returns how many; the list of the next call
+    /// begins after them. 0 is a normal result, and the caller repeats the call. The bytes that are counted belong to
+    /// the caller again. All bytes are copied; [`ChannelGroup::put_raw`] can do without.
+    ///
+    /// # Errors
+    /// There is no such rank, or its pipe has failed.
+    pub fn put(&mut self, rank: usize, from: &[IoSlice<'_>]) -> Result<usize, Error> {
+        let list: Vec<Segment> = from.iter().map(|part| segment(part.as_ptr(), part.len())).collect();
+        // SAFETY: the list and the bytes are borrowed during the call. They are not lent, so nothing uses them later.
+        let Some(buf) = (unsafe { SendBuf::from_list(list.as_ptr(), list.len()) }) else {
+            return Err(Error::List);
+        };
+        self.put_some(rank, &mut Gather::new(buf), false)
+    }
+
+    /// As [`ChannelGroup::put`], with a list of `count` segments. Long segments may be used without a copy: those that
+    /// the zero-copy design exposes count as 0 until the peer has read them.
+    ///
+    /// # Errors
+    /// As [`ChannelGroup::put`].
+    ///
+    /// # Safety
+    /// There are `count` segments at `list`, which do not change during the call. The bytes of each segment that is
+    /// NEMESIA_CHANNEL_ZERO_COPY_BYTES long or longer are readable, stay at their address and do not change until this
+    /// function has counted them, has returned an error for this rank, or the group is dropped. Those of shorter ones
+    /// do so during the call.
+    #[inline]
+    pub unsafe fn put_raw(
+        &mut self,
+        rank: usize,
+        list: *const Segment,
+        count: usize,
+    ) -> Result<usize, Error> {
+        // SAFETY: the caller's promise.
+        let Some(buf) = (unsafe { SendBuf::from_list(list, count) }) else { return Err(Error::List) };
+        self.put_some(rank, &mut Gather::new(buf), true)
+    }
+
+    #[inline]
+    fn put_some(&mut self, rank: usize, from: &mut Gather, may_lend: bool) -> Result<usize, Error> {
+        self.check_origin()?;
+        let result = match self.links.get_mut(rank) {
+            Some(ChannelLink::Direct(link)) => {
+                let result = link.pipe().put(from);
+                link.count(&result);
+                result
+            }
+            Some(_) => return self.put_over_port(rank, from, may_lend),
+            None => return Err(Error::Rank { rank, last: self.size - 1 }),
+        };
+        self.counted(rank, result)
+    }
+
+    fn put_over_port(&mut self, rank: usize, from: &mut Gather, may_lend: bool) -> Result<usize, Error> {
+        let result = match self.links[rank] {
+            ChannelLink::Shm(at) => self.shm.as_mut().map(|fabric| fabric.put(at, from, may_lend)),
+            ChannelLink::Tcp(at) => self.tcp.as_mut().map(|fabric| fabric.put(at, from, may_lend)),
+            ChannelLink::Verbs(at) => self.verbs.as_mut().map(|fabric| fabric.put(at, from, may_lend)),
+            ChannelLink::None | ChannelLink::Direct(_) => None,
+        };
+        let Some(result) = result else { return Err(self.unconnected(rank)) };
+        self.counted(rank, result)
+    }
+
+    /// Gets bytes from the pipe from a rank into the list, from its beginning. Returns how many; the list of the next
+    /// call begins after them. 0 is a normal result. Bytes that arrived before the peer was lost are still returned.
+    ///
+    /// # Errors
+    /// There is no such rank, or its pipe has failed and no further byte can be read.
+    pub fn get(&mut self, rank: usize, into: &mut [IoSliceMut<'_>]) -> Result<usize, Error> {
+        let list: Vec<Segment> = into.iter_mut().map(|part| segment(part.as_mut_ptr(), part.len())).collect();
+        // SAFETY: the list and the bytes are borrowed during the call. They are not lent, so nothing uses them later.
+        let Some(buf) = (unsafe { RecvBuf::from_list(list.as_ptr(), list.len()) }) else {
+            return Err(Error::List);
+        };
+        self.get_some(rank, &mut Scatter::new(buf), false)
+    }
+
+    /// As [`ChannelGroup::get`], with a list of `count` segments. Into long segments the port may place bytes without a
+    /// copy; they count as 0 until they are there.
+    ///
+    /// # Errors
+    /// As [`ChannelGroup::get`].
+    ///
+    /// # Safety
+    /// There are `count` segments at `list`, which do not change during the call. The bytes of each segment that is
+    /// NEMESIA_CHANNEL_ZERO_COPY_BYTES long or longer are initialised and writable, stay at their address, and nothing
+    /// else uses them until this function has counted them, has returned an error for this rank, or the group is
+    /// dropped. Those of shorter ones do so during the call.
+    #[inline]
+    pub unsafe fn get_raw(
+        &mut self,
+        rank: usize,
+        list: *const Segment,
+        count: usize,
+    ) -> Result<usize, Error> {
+        // SAFETY: the caller's promise.
+        let Some(buf) = (unsafe { RecvBuf::from_list(list, count) }) else { return Err(Error::List) };
+        self.get_some(rank, &mut Scatter::new(buf), true)
+    }
+
+    #[inline]
+    fn get_some(&mut self, rank: usize, into: &mut Scatter, may_lend: bool) -> Result<usize, Error> {
+        self.check_origin()?;
+        let result = match self.links.get_mut(rank) {
+            Some(ChannelLink::Direct(link)) => {
+                let result = link.pipe().get(into);
+                link.count(&result);
+                result
+            }
+            Some(_) => return self.get_over_port(rank, into, may_lend),
+            None => return Err(Error::Rank { rank, last: self.size - 1 }),
+        };
+        self.counted(rank, result)
+    }
+
+    fn get_over_port(&mut self, rank: usize, into: &mut Scatter, may_lend: bool) -> Result<usize, Error> {
+        let result = match self.links[rank] {
+            ChannelLink::Shm(at) => self.shm.as_mut().map(|fabric| fabric.get(at, into, may_lend)),
+            ChannelLink::Tcp(at) => self.tcp.as_mut().map(|fabric| fabric.get(at, into, may_lend)),
+            ChannelLink::Verbs(at) => self.verbs.as_mut().map(|fabric| fabric.get(at, into, may_lend)),
+            ChannelLink::None | ChannelLink::Direct(_) => None,
+        };
+        let Some(result) = result else { return Err(self.unconnected(rank)) };
+        self.counted(rank, result)
+    }
+
+    /// Counts the calls that do nothing, and names the rank in an error.
+    #[inline]
+    fn counted(&mut self, rank: usize, result: Result<usize, PipeError>) -> Result<usize, Error> {
+        match result {
+            Ok(0) => {
+                self.idle += 1;
+                if self.idle == YIELD_EVERY {
+                    self.idle = 0;
+                    std::thread::yield_now();
+                }
+                Ok(0)
+            }
+            Ok(count) => {
+                self.idle = 0;
+                Ok(count)
+            }
+            Err(problem) => Err(Error::Pipe { rank, problem }),
+        }
+    }
+
+    #[cold]
+    fn unconnected(&self, rank: usize) -> Error {
+        let problem = match rank == self.rank {
+            true => "a process has no pipe to itself".into(),
+            false => "the group is not connected: call connect first".into(),
+        };
+        Error::Net { rank, transport: "RDMA Channel", problem }
+    }
+
+    /// Waits until all bytes that were put have left, and disconnects. A peer can still get them.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if bytes did not leave within the configured time (NEMESIA_TIMEOUT): they are lost. The
+    /// launcher's refusal.
+    pub fn finalize(mut self) -> Result<(), Error> {
+        self.check_origin()?;
+        let limit = Duration::from_secs(self.config.timeout_seconds.into());
+        let flushed = self.flush(limit);
+        self.close();
+        let finalized = self.exchange.finalize();
+        flushed?;
+        Ok(finalized?)
+    }
+
+    fn flush(&mut self, limit: Duration) -> Result<(), Error> {
+        let begun = Instant::now();
+        while !self.is_flushed() {
+            if begun.elapsed() > limit {
+                return Err(Error::Timeout(limit));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Makes progress with all pipes. Returns whether all bytes have left.
+    fn is_flushed(&mut self) -> bool {
+        let mut all = self.shm.as_mut().is_none_or(ChannelFabric::flush);
+        all &= self.tcp.as_mut().is_none_or(ChannelFabric::flush);
+        all &= self.verbs.as_mut().is_none_or(ChannelFabric::flush);
+        for link in &mut self.links {
+            if let ChannelLink::Direct(link) = link {
+                // The bytes of a failed pipe are lost.
+                let has_left = link.pipe().push().unwrap_or(true);
+                if !has_left {
+                    link.look();
+                }
+                all &= has_left;
+            }
+        }
+        all
+    }
+
+    fn close(&mut self) {
+        self.shm.as_mut().map(ChannelFabric::close);
+        self.tcp.as_mut().map(ChannelFabric::close);
+        self.verbs.as_mut().map(ChannelFabric::close);
+        self.links.clear();
+    }
+
+    /// Explains, a line for each rank, by which design and port it is reached, and why.
+    pub fn explain(&self) -> String {
+        let mut lines = String::new();
+        for (rank, link) in self.links.iter().enumerate() {
+            let how = match link {
+                ChannelLink::None if rank == self.rank => "this process".to_owned(),
+                ChannelLink::None => "not connected".to_owned(),
+                ChannelLink::Direct(link) => format!("shared memory, direct; {}", link.explain()),
+                ChannelLink::Shm(at) => explained("shared memory", self.shm.as_ref(), *at),
+                ChannelLink::Tcp(at) => explained("tcp", self.tcp.as_ref(), *at),
+                ChannelLink::Verbs(at) => explained("verbs", self.verbs.as_ref(), *at),
+            };
+            lines += &format!("rank {rank}: {how}\n");
+        }
+        lines
+    }
+
+    /// Returns what the registration caches have counted: of the RDMA device, if there is one.
+    pub fn registrations(&self) -> RegistrationCounts {
+        self.verbs.as_ref().map(ChannelFabric::counts).unwrap_or_default()
+    }
+}
+
+fn explained<P: MemoryPort>(port: &str, fabric: Option<&ChannelFabric<P>>, at: usize) -> String {
+    format!("{port}, {}", fabric.map(|fabric| fabric.explain(at)).unwrap_or_default())
+}
+
+fn segment(base: *const u8, len: usize) -> Segment {
+    Segment { base: base.cast_mut(), len }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,227 @@
+//! Pipes inside a machine: a segment that both processes have mapped, and a socket that ends with its process.
+//!
+//! The process of the higher rank makes the segment and sends its descriptor with the first packet. The other process
+//! answers. Later nothing is sent: the socket only shows that the peer is gone.
+//!
+//! | word of a first packet, little-endian | value |
+//! |---|---|
+//! | 0 | `nemesiac` |
+//! | 1 | version 1 |
+//! | 2 | rank of the sender |
+//! | 3 | bytes of the ring of each direction; 0 in an answer refuses |
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use nemesia_core::port::memory::LostError;
+use nemesia_core::rdma_channel::direct::layout::{
+    DIRECT_ACK_AT, DIRECT_READ_AT, DIRECT_RING_AT, DIRECT_SLOTS, DIRECT_SLOTS_AT, DIRECT_WRITTEN_AT,
+    direct_bytes,
+};
+use nemesia_core::rdma_channel::{DirectPipe, PipeError};
+use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
+use nemesia_core::shared::layout::{Extent, LayoutError};
+use nemesia_core::shared::ring::{ByteReader, ByteRing, ByteWriter};
+use nemesia_core::sync::{PayloadMut, Word64};
+
+use crate::config::Config;
+use crate::os::{Access, HandoffConnection, HandoffListener, Segment, ShmError};
+use crate::transport::hosts::HostAddress;
+
+/// The magic number of a first packet.
+const MAGIC: u64 = u64::from_le_bytes(*b"nemesiac");
+/// The version of the format above.
+const VERSION: u64 = 1;
+/// The bytes of a first packet.
+const HELLO_BYTES: usize = 32;
+/// The slack in a segment's size: it may be rounded up to huge pages.
+const ROUNDING: usize = 1 << 30;
+/// The time within which a first packet must follow its connection.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The calls that find nothing between two looks at the peer's socket.
+const LOOK_EVERY: u32 = 1024;
+
+/// One end of a pipe inside a machine.
+#[derive(Debug)]
+pub(super) struct DirectLink {
+    /// Its type is `'static` because a structure cannot borrow from its own field. Only methods of this type, which
+    /// borrow the segment as well, use it. Dropping it has no effect, so the order of drops does not matter.
+    pipe: DirectPipe<'static>,
+    idle: u32,
+    connection: HandoffConnection,
+    #[expect(dead_code, reason = "the pipe points into it")]
+    segment: Segment,
+}
+
+const _: () = assert!(!std::mem::needs_drop::<DirectPipe<'static>>());
+
+impl DirectLink {
+    fn new(connection: HandoffConnection, segment: Segment, ring: usize, made: bool) -> Result<Self, String> {
+        let pipe = pipe(&segment, ring, made).map_err(|error| error.to_string())?;
+        Ok(Self { pipe, idle: 0, connection, segment })
+    }
+
+    /// Returns the pipe.
+    #[inline(always)]
+    pub(super) const fn pipe(&mut self) -> &mut DirectPipe<'static> {
+        &mut self.pipe
+    }
+
+    /// Counts the result of a put or get. Now and then, if nothing was done, looks whether the peer is gone.
+    #[inline(always)]
+    pub(super) fn count(&mut self, result: &Result<usize, PipeError>) {
+        if matches!(result, Ok(0)) {
+            self.idle = self.idle.wrapping_add(1);
+            if self.idle.is_multiple_of(LOOK_EVERY) {
+                self.look();
+            }
+        }
+    }
+
+    /// Explains the pipe.
+    pub(super) const fn explain(&self) -> &'static str {
+        self.pipe.explain()
+    }
+
+    /// Looks whether the peer is gone.
+    #[cold]
+    pub(super) fn look(&mut self) {
+        if self.connection.has_disconnected() {
+            self.pipe.on_lost(LostError::Closed);
+        }
+    }
+}
+
+/// Returns the first packet of this process.
+fn hello(rank: usize, ring: u64) -> [u8; HELLO_BYTES] {
+    let mut bytes = [0; HELLO_BYTES];
+    for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip([MAGIC, VERSION, rank as u64, ring]) {
+        *to = word.to_le_bytes();
+    }
+    bytes
+}
+
+/// Checks a first packet. Returns the rank and the bytes of the ring.
+fn heard(bytes: &[u8; HELLO_BYTES], len: usize) -> Result<(usize, u64), String> {
+    let mut words = [0; HELLO_BYTES / 8];
+    for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *to = u64::from_le_bytes(*word);
+    }
+    let [MAGIC, VERSION, rank, ring] = words else {
+        return Err("its first packet is not one of this version: build both with the same nemesia".into());
+    };
+    let rank = usize::try_from(rank).ok().filter(|_| len == HELLO_BYTES);
+    Ok((rank.ok_or("its first packet is malformed")?, ring))
+}
+
+/// A pipe that this process has requested; the peer has not answered.
+#[derive(Debug)]
+pub(super) struct RequestedLink {
+    connection: HandoffConnection,
+    segment: Segment,
+    ring: usize,
+}
+
+impl RequestedLink {
+    /// Requests a pipe to the process at this place, of a lower rank.
+    pub(super) fn new(
+        own: usize,
+        to: &HostAddress,
+        config: &Config,
+        deadline: Instant,
+    ) -> Result<Self, String> {
+        let ring = config.channel.ring_bytes as usize;
+        let text = |error: ShmError| error.to_string();
+        let connection = HandoffConnection::connect(&to.name, deadline).map_err(text)?;
+        connection.require_same_user().map_err(text)?;
+        if !to.is_genuine(&connection) {
+            return Err("another process listens at its address".into());
+        }
+        let options = config.segments.for_foreign_writers();
+        let segment = Segment::create("nemesia-channel", 2 * direct_bytes(ring), &options).map_err(text)?;
+        let fd = segment.fd();
+        let fds: &[BorrowedFd<'_>] = fd.as_slice();
+        connection.send(&hello(own, ring as u64), fds, deadline).map_err(text)?;
+        Ok(Self { connection, segment, ring })
+    }
+
+    /// Waits for the answer of this rank.
+    pub(super) fn finish(self, rank: usize, deadline: Instant) -> Result<DirectLink, String> {
+        let mut bytes = [0; HELLO_BYTES];
+        let (len, _) = self.connection.recv(&mut bytes, 0, deadline).map_err(|error| error.to_string())?;
+        match heard(&bytes, len)? {
+            (found, ring) if found == rank && ring == self.ring as u64 => {
+                DirectLink::new(self.connection, self.segment, self.ring, true)
+            }
+            (_, 0) => {
+                Err("it refuses the pipe: NEMESIA_CHANNEL_RING_BYTES must be the same everywhere".into())
+            }
+            (found, _) => Err(format!("rank {found} answered in its place")),
+        }
+    }
+}
+
+/// Accepts the next pipe of a higher rank. Returns the rank.
+pub(super) fn accept(
+    listener: &HandoffListener,
+    own: usize,
+    places: &[HostAddress],
+    config: &Config,
+    deadline: Instant,
+) -> Result<Option<(usize, DirectLink)>, String> {
+    let text = |error: ShmError| error.to_string();
+    let connection = listener.accept(deadline).map_err(text)?;
+    if connection.require_same_user().is_err() {
+        return Ok(None);
+    }
+    let ring = config.channel.ring_bytes as usize;
+    let mut bytes = [0; HELLO_BYTES];
+    // A process that connects and sends nothing, or dies, must not keep the others from connecting.
+    let patience = deadline.min(Instant::now() + PATIENCE);
+    let Ok((len, mut fds)) = connection.recv(&mut bytes, 1, patience) else { return Ok(None) };
+    let Ok((rank, wanted)) = heard(&bytes, len) else { return Ok(None) };
+    let known = places.get(rank).is_some_and(|place| rank > own && place.is_genuine(&connection));
+    let (true, Some(fd)) = (known, fds.pop()) else { return Ok(None) };
+    if wanted != ring as u64 {
+        connection.send(&hello(own, 0), &[], deadline).map_err(text)?;
+        return Err(format!(
+            "rank {rank} has rings of {wanted} bytes, this process of {ring}: NEMESIA_CHANNEL_RING_BYTES must be \
+             the same everywhere"
+        ));
+    }
+    let bytes = 2 * direct_bytes(ring);
+    let segment = Segment::attach(fd, Access::ReadWrite, bytes..=bytes + ROUNDING).map_err(text)?;
+    connection.send(&hello(own, wanted), &[], deadline).map_err(text)?;
+    Ok(Some((rank, DirectLink::new(connection, segment, ring, false)?)))
+}
+
+/// Returns the end of a pipe in a segment, for the process that made it or for the other one.
+fn pipe(segment: &Segment, ring: usize, made: bool) -> Result<DirectPipe<'static>, LayoutError> {
+    // SAFETY: the segment is mapped until it is dropped, and is stored in one value with the pipe, which points into
+    // it.
+    let extent = unsafe { Extent::new(segment.as_ptr(), segment.len(), 2 * direct_bytes(ring)) }?;
+    let direction = |at: usize| {
+        let word = |offset: usize| {
+            let word: NonNull<Word64> = extent.resolve(at + offset, 1)?;
+            // SAFETY: resolved, so mapped and aligned; an atomic word, valid whatever the peer writes; it lives as
+            // long as the segment.
+            Ok(unsafe { word.as_ref() })
+        };
+        let slots: NonNull<FastboxSlot> = extent.resolve(at + DIRECT_SLOTS_AT, DIRECT_SLOTS)?;
+        // SAFETY: as for the words: slots consist of atomic words.
+        let slots = unsafe { std::slice::from_raw_parts(slots.as_ptr(), DIRECT_SLOTS) };
+        let bytes: NonNull<u8> = extent.resolve(at + DIRECT_RING_AT, ring)?;
+        // SAFETY: resolved; mapped for writing; only copied to and from.
+        let bytes = unsafe { PayloadMut::from_raw(bytes, ring) };
+        let want = ring as u64;
+        let ring = ByteRing::new(bytes, word(DIRECT_WRITTEN_AT)?, word(DIRECT_READ_AT)?)
+            .ok_or(LayoutError::Extent { have: want, want })?;
+        let ack = word(DIRECT_ACK_AT)?;
+        let sender = (FastboxSender::new(slots, ack), ByteWriter::new(ring));
+        Ok((sender, (FastboxReceiver::new(slots, ack), ByteReader::new(ring))))
+    };
+    let (first, second) = (direction(0)?, direction(direct_bytes(ring))?);
+    let (out, back) = if made { (first.0, second.1) } else { (second.0, first.1) };
+    Ok(DirectPipe::new(out, back, ring as u64))
+}

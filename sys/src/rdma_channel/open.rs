@@ -1,0 +1,408 @@
+//! Connecting: which port reaches which rank, and a pipe to each.
+//!
+//! Each process publishes its place, and then a card with a token and the addresses of the ports that some rank needs:
+//!
+//! | rank | design | port |
+//! |---|---|---|
+//! | of this machine | auto, direct | shared memory, without a port |
+//! | of this machine | one of the paper | the memory port over shared memory |
+//! | of another machine | auto, one of the paper | RDMA device if both ranks have one, else TCP (`NEMESIA_NET`) |
+//!
+//! The higher of two ranks connects. A process that connects presents the token of the other's card, which only
+//! processes of the job can read. Over a port each rank then sends one byte, so a pipe is known to work before the
+//! caller uses it. What others publish and send is untrusted.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nemesia_core::payload::{Gather, RecvBuf, Scatter, SendBuf};
+use nemesia_core::port::memory::{Address, Facts, MemoryPort};
+use nemesia_core::rdma_channel::{Design, PipeArrival, PipeShape};
+
+use super::direct::{self, RequestedLink};
+use super::fabric::{ChannelFabric, Introduction};
+use super::host::Registrations;
+use super::{ChannelGroup, ChannelLink};
+use crate::config::{ChannelDesign, Config, NetChoice};
+use crate::error::Error;
+use crate::os::{self, HandoffListener, interfaces};
+use crate::shm::pipe::{self, Copying};
+use crate::tcp;
+use crate::transport::hosts::{HostAddress, hex, unhex};
+use crate::verbs::{DevicePreference, PortOptions, VerbsPort};
+
+/// The version of the card.
+const CARD_VERSION: u32 = 1;
+/// The longest text of another process that is looked at.
+const MOST_TEXT: usize = 2048;
+/// Connections of a port beyond one for each rank: of processes that are refused.
+const SPARE: u32 = 16;
+/// The receives of a connection; only messages with pointers need them.
+const RECEIVES: u32 = 8;
+/// Stands for an address that a process does not have.
+const NOTHING: &str = "-";
+/// The byte that each process sends first over a port.
+const GREETING: u8 = 0x4e;
+
+/// A port of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ChannelPort {
+    Direct,
+    Shm,
+    Tcp,
+    Verbs,
+}
+
+/// What a process publishes of its ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ChannelCard {
+    token: u64,
+    shm: Option<Address>,
+    tcp: Option<Address>,
+    verbs: Option<Address>,
+}
+
+impl ChannelCard {
+    fn encode(&self) -> String {
+        let text = |address: Option<Address>| address.map_or(NOTHING.into(), |it| hex(it.bytes()));
+        let [shm, tcp, verbs] = [self.shm, self.tcp, self.verbs].map(text);
+        format!("{CARD_VERSION}.{:016x}.{shm}.{tcp}.{verbs}", self.token)
+    }
+
+    /// Decodes the card of another process, or returns what is wrong with it.
+    fn decode(text: &str) -> Result<Self, String> {
+        let wrong =
+            || "its card of the RDMA Channel is malformed: build both with the same nemesia".to_owned();
+        let text = text.get(..text.len().min(MOST_TEXT)).ok_or_else(wrong)?;
+        let fields: Vec<&str> = text.split('.').collect();
+        let [version, token, shm, tcp, verbs] = fields[..] else { return Err(wrong()) };
+        if version != CARD_VERSION.to_string() {
+            return Err(wrong());
+        }
+        let address = |text: &str| match text {
+            NOTHING => Ok(None),
+            text => unhex(text)
+                .filter(|bytes| !bytes.is_empty())
+                .and_then(|bytes| Address::new(&bytes))
+                .map(Some)
+                .ok_or_else(wrong),
+        };
+        let token = u64::from_str_radix(token, 16).map_err(|_| wrong())?;
+        Ok(Self { token, shm: address(shm)?, tcp: address(tcp)?, verbs: address(verbs)? })
+    }
+}
+
+/// Connects with all other processes.
+pub(super) fn connect(group: &mut ChannelGroup) -> Result<(), Error> {
+    if group.size == 1 {
+        return Ok(());
+    }
+    let limit = Duration::from_secs(group.config.timeout_seconds.into());
+    let deadline = Instant::now() + limit;
+    let listener = HandoffListener::bind()?;
+    let own = HostAddress::of(listener.name(), &group.config);
+    let places = exchange(group, "channel-place", &own.encode(), HostAddress::decode)?;
+    let local = |place: &HostAddress| place.may_share(&own) && place.network == own.network;
+    let is_local: Vec<bool> = places.iter().map(local).collect();
+    open_ports(group, &is_local)?;
+    let token = u64::from_le_bytes(os::random::<8>()?);
+    let card = ChannelCard {
+        token,
+        shm: group.shm.as_mut().and_then(ChannelFabric::address),
+        tcp: group.tcp.as_mut().and_then(ChannelFabric::address),
+        verbs: group.verbs.as_mut().and_then(ChannelFabric::address),
+    };
+    let cards = exchange(group, "channel-card", &card.encode(), ChannelCard::decode)?;
+    let ports = (0..group.size).map(|rank| {
+        (rank != group.rank).then(|| choose(group, rank, is_local[rank], [&card, &cards[rank]])).transpose()
+    });
+    let ports: Vec<Option<(ChannelPort, Design)>> = ports.collect::<Result<_, Error>>()?;
+    connect_direct(group, &listener, &places, &ports, deadline)?;
+    let own = Introduction { rank: group.rank, token };
+    let to = |port: ChannelPort, rank: usize| match port {
+        ChannelPort::Direct => None,
+        ChannelPort::Shm => cards[rank].shm,
+        ChannelPort::Tcp => cards[rank].tcp,
+        ChannelPort::Verbs => cards[rank].verbs,
+    };
+    let peers_of = |port: ChannelPort| -> Vec<FabricPeer> {
+        let reached = (0..)
+            .zip(&ports)
+            .filter_map(|(rank, of)| of.filter(|(it, _)| *it == port).map(|it| (rank, it.1)));
+        reached
+            .map(|(rank, design)| FabricPeer { rank, design, token: cards[rank].token, to: to(port, rank) })
+            .collect()
+    };
+    let settings = (group.config.clone(), own, limit);
+    let places = join(&settings, group.shm.as_mut(), "shared memory", &peers_of(ChannelPort::Shm))?;
+    places.into_iter().for_each(|(rank, at)| group.links[rank] = ChannelLink::Shm(at));
+    let places = join(&settings, group.tcp.as_mut(), "tcp", &peers_of(ChannelPort::Tcp))?;
+    places.into_iter().for_each(|(rank, at)| group.links[rank] = ChannelLink::Tcp(at));
+    let places = join(&settings, group.verbs.as_mut(), "verbs", &peers_of(ChannelPort::Verbs))?;
+    places.into_iter().for_each(|(rank, at)| group.links[rank] = ChannelLink::Verbs(at));
+    Ok(())
+}
+
+/// Publishes a text, and returns the meaning of the texts of all ranks.
+fn exchange<T>(
+    group: &mut ChannelGroup,
+    key: &str,
+    own: &str,
+    decode: impl Fn(&str) -> Result<T, String>,
+) -> Result<Vec<T>, Error> {
+    let (rank, exchange) = (group.rank, &mut group.exchange);
+    exchange.put(&format!("{key}-{rank}"), own)?;
+    exchange.barrier()?;
+    let text = |rank: usize| {
+        let text = exchange.get(&format!("{key}-{rank}"))?;
+        decode(&text).map_err(|problem| Error::Peer { rank, problem })
+    };
+    (0..group.size).map(text).collect()
+}
+
+/// Returns the design for a rank by the settings.
+fn design_for(group: &ChannelGroup, rank: usize) -> ChannelDesign {
+    group.designs[rank].unwrap_or(group.config.channel.design)
+}
+
+/// Opens the ports that the ranks may need.
+fn open_ports(group: &mut ChannelGroup, is_local: &[bool]) -> Result<(), Error> {
+    let others = (0..group.size).filter(|rank| *rank != group.rank);
+    let (near, far): (Vec<usize>, Vec<usize>) = others.partition(|rank| is_local[*rank]);
+    let ranks = u32::try_from(group.size).unwrap_or(u32::MAX);
+    let named = |rank: &usize| matches!(design_for(group, *rank), ChannelDesign::Paper(_));
+    if near.iter().any(named) {
+        let options = tcp::Options { connections: ranks.saturating_add(SPARE), ..port_options() };
+        let port = pipe::listen(Copying::Kernel, &options)
+            .map_err(|error| Error::Transport { transport: "shared memory", problem: error.to_string() })?;
+        group.shm = Some(ChannelFabric::new(port, Registrations::Exact));
+    }
+    if far.is_empty() {
+        return Ok(());
+    }
+    let net = group.config.net;
+    let verbs = match net {
+        NetChoice::Auto | NetChoice::Verbs => open_verbs(&group.config, ranks),
+        NetChoice::Tcp | NetChoice::Off => Err(String::new()),
+    };
+    match verbs {
+        Ok(port) => {
+            let keeps = group.config.channel.keeps_registrations;
+            let how = if keeps { Registrations::Cached } else { Registrations::Dropped };
+            group.verbs = Some(ChannelFabric::new(port, how));
+        }
+        Err(problem) if net == NetChoice::Verbs => {
+            return Err(Error::Transport { transport: "verbs", problem });
+        }
+        Err(why) if net == NetChoice::Auto => group.warnings.push(format!("verbs is not used: {why}")),
+        Err(_) => {}
+    }
+    if matches!(net, NetChoice::Auto | NetChoice::Tcp) {
+        let failed = |problem| Error::Transport { transport: "tcp", problem };
+        let address = interfaces::choose(group.config.net_address.as_deref()).map_err(failed)?;
+        let options = tcp::Options { connections: ranks.saturating_add(SPARE), ..port_options() };
+        let port = tcp::listen(SocketAddr::new(address, 0), &options)
+            .map_err(|error| failed(format!("listening at {address}: {error}; set NEMESIA_NET_ADDRESS")))?;
+        group.tcp = Some(ChannelFabric::new(port, Registrations::Exact));
+    }
+    Ok(())
+}
+
+fn port_options() -> tcp::Options {
+    tcp::Options { receive_depth: RECEIVES, shared_receive_depth: 0, ..tcp::Options::default() }
+}
+
+fn open_verbs(config: &Config, ranks: u32) -> Result<VerbsPort, String> {
+    let address = config.net_address.as_deref().map(|wanted| interfaces::choose(Some(wanted))).transpose()?;
+    let options = PortOptions {
+        preference: DevicePreference { address, ..DevicePreference::default() },
+        connections: ranks.saturating_add(SPARE),
+        receive_depth: RECEIVES,
+        shared_receive_depth: 0,
+        ..PortOptions::default()
+    };
+    VerbsPort::open(&options).map_err(|error| error.to_string())
+}
+
+/// Chooses port and design for a rank. Both ranks choose the same, because both know both cards.
+fn choose(
+    group: &ChannelGroup,
+    rank: usize,
+    is_local: bool,
+    cards: [&ChannelCard; 2],
+) -> Result<(ChannelPort, Design), Error> {
+    let design = design_for(group, rank);
+    let paper = match design {
+        ChannelDesign::Paper(design) => design,
+        ChannelDesign::Auto | ChannelDesign::Direct => Design::ZeroCopy,
+    };
+    if is_local {
+        let named = matches!(design, ChannelDesign::Paper(_));
+        return Ok((if named { ChannelPort::Shm } else { ChannelPort::Direct }, paper));
+    }
+    let refuse =
+        |problem: &str| Err(Error::Net { rank, transport: "RDMA Channel", problem: problem.to_owned() });
+    if design == ChannelDesign::Direct {
+        return refuse(
+            "the direct design needs shared memory, and it runs on another machine or apart (NEMESIA_LOCAL): choose \
+             another NEMESIA_CHANNEL_DESIGN",
+        );
+    }
+    let [verbs, tcp] =
+        [cards.iter().all(|card| card.verbs.is_some()), cards.iter().all(|card| card.tcp.is_some())];
+    match group.config.net {
+        NetChoice::Auto | NetChoice::Verbs if verbs => Ok((ChannelPort::Verbs, paper)),
+        NetChoice::Auto | NetChoice::Tcp if tcp => Ok((ChannelPort::Tcp, paper)),
+        NetChoice::Off => refuse("it runs on another machine, and NEMESIA_NET is off"),
+        _ => refuse("both processes must have a port to other machines of the same kind (NEMESIA_NET)"),
+    }
+}
+
+/// Connects with the ranks that share memory: first requests to all lower ranks, then their answers, then the requests
+/// of the higher ones. Rank 0 waits for no answer, so no two ranks wait for each other.
+fn connect_direct(
+    group: &mut ChannelGroup,
+    listener: &HandoffListener,
+    places: &[HostAddress],
+    ports: &[Option<(ChannelPort, Design)>],
+    deadline: Instant,
+) -> Result<(), Error> {
+    let own = group.rank;
+    let is_direct = |rank: &usize| ports[*rank].is_some_and(|(port, _)| port == ChannelPort::Direct);
+    let failed = |rank: usize| move |problem: String| Error::Peer { rank, problem };
+    let requested = (0..own).filter(is_direct).map(|rank| {
+        let link = RequestedLink::new(own, &places[rank], &group.config, deadline);
+        link.map(|link| (rank, link)).map_err(failed(rank))
+    });
+    let requested: Vec<(usize, RequestedLink)> = requested.collect::<Result<_, Error>>()?;
+    for (rank, link) in requested {
+        group.links[rank] = ChannelLink::Direct(Box::new(link.finish(rank, deadline).map_err(failed(rank))?));
+    }
+    while let Some(missing) =
+        (own + 1..group.size).filter(is_direct).find(|rank| matches!(group.links[*rank], ChannelLink::None))
+    {
+        let accepted = direct::accept(listener, own, places, &group.config, deadline);
+        if let Some((rank, link)) = accepted.map_err(failed(missing))?
+            && is_direct(&rank)
+            && matches!(group.links[rank], ChannelLink::None)
+        {
+            group.links[rank] = ChannelLink::Direct(Box::new(link));
+        }
+    }
+    Ok(())
+}
+
+/// A rank that a port reaches.
+#[derive(Clone, Copy, Debug)]
+struct FabricPeer {
+    rank: usize,
+    design: Design,
+    token: u64,
+    to: Option<Address>,
+}
+
+fn shape(config: &Config, design: Design, facts: &Facts) -> PipeShape {
+    let channel = &config.channel;
+    PipeShape {
+        design,
+        fill: channel.fill,
+        ring_bytes: channel.ring_bytes,
+        chunk_bytes: channel.chunk_bytes,
+        zero_copy_from: channel.zero_copy_from,
+        arrival: PipeArrival::of(facts),
+    }
+}
+
+/// Connects with the ranks that a port reaches. Returns the place of each one's pipe.
+fn join<P: MemoryPort>(
+    (config, own, limit): &(Config, Introduction, Duration),
+    fabric: Option<&mut ChannelFabric<P>>,
+    transport: &'static str,
+    peers: &[FabricPeer],
+) -> Result<Vec<(usize, usize)>, Error> {
+    let Some(fabric) = fabric.filter(|_| !peers.is_empty()) else { return Ok(Vec::new()) };
+    let (deadline, facts) = (Instant::now() + *limit, fabric.facts());
+    let failed = |rank: usize| move |problem: String| Error::Net { rank, transport, problem };
+    for peer in peers.iter().filter(|peer| peer.rank < own.rank) {
+        let to = peer.to.ok_or_else(|| failed(peer.rank)("it has no address there".into()))?;
+        let shape = shape(config, peer.design, &facts);
+        let introduction = Introduction { rank: own.rank, token: peer.token };
+        fabric.connect(peer.rank, shape, introduction, &to, *limit).map_err(failed(peer.rank))?;
+    }
+    let expects = |rank: usize| {
+        let peer = peers.iter().find(|peer| peer.rank == rank && rank > own.rank)?;
+        Some(shape(config, peer.design, &facts))
+    };
+    while let Some(missing) = peers.iter().find(|peer| !fabric.is_ready(peer.rank)) {
+        fabric.settle(&expects, *own, *limit).map_err(|(rank, why)| match rank {
+            Some(rank) => failed(rank)(why),
+            None => Error::Transport { transport, problem: why },
+        })?;
+        if Instant::now() > deadline {
+            return Err(failed(missing.rank)(format!(
+                "it did not connect within {limit:?} (NEMESIA_TIMEOUT)"
+            )));
+        }
+        std::thread::yield_now();
+    }
+    greet(fabric, transport, peers, deadline)
+}
+
+/// Exchanges a byte with each rank.
+fn greet<P: MemoryPort>(
+    fabric: &mut ChannelFabric<P>,
+    transport: &'static str,
+    peers: &[FabricPeer],
+    deadline: Instant,
+) -> Result<Vec<(usize, usize)>, Error> {
+    let places: Vec<(usize, usize)> =
+        peers.iter().filter_map(|peer| Some((peer.rank, fabric.place(peer.rank)?))).collect();
+    let mut open: Vec<(usize, usize, bool, bool)> =
+        places.iter().map(|&(rank, at)| (rank, at, false, false)).collect();
+    while !open.is_empty() || !fabric.flush() {
+        for (rank, at, put, got) in &mut open {
+            let failed = |problem| Error::Pipe { rank: *rank, problem };
+            let mut byte = [GREETING];
+            if !*put {
+                // SAFETY: the byte outlives the call; it is copied, because it is not lent.
+                let from = unsafe { SendBuf::from_raw(byte.as_ptr(), 1) };
+                *put = fabric.put(*at, &mut Gather::new(from), false).map_err(failed)? == 1;
+            }
+            if !*got {
+                // SAFETY: the byte outlives the call, and is not lent.
+                let into = unsafe { RecvBuf::from_raw(byte.as_mut_ptr(), 1) };
+                *got = fabric.get(*at, &mut Scatter::new(into), false).map_err(failed)? == 1;
+                if byte != [GREETING] {
+                    let problem =
+                        format!("its first byte is {:#x}: build both with the same nemesia", byte[0]);
+                    return Err(Error::Net { rank: *rank, transport, problem });
+                }
+            }
+        }
+        open.retain(|(_, _, put, got)| !(*put && *got));
+        if Instant::now() > deadline {
+            let rank = open.first().map_or(peers[0].rank, |it| it.0);
+            let problem = "its pipe carries nothing: see NEMESIA_TIMEOUT".into();
+            return Err(Error::Net { rank, transport, problem });
+        }
+        std::thread::yield_now();
+    }
+    Ok(places)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_survives_encoding_and_damage_is_refused() {
+        let address = Address::new(&[1, 2, 255]);
+        let card = ChannelCard { token: u64::MAX, shm: None, tcp: address, verbs: None };
+        let text = card.encode();
+        assert_eq!(ChannelCard::decode(&text), Ok(card));
+        for text in ["", "1", "2.0.-.-.-", "1.x.-.-.-", "1.0.0.-.-", "1.0.-.-.-.-", "1.0.-.zz.-", "1.0..-.-"]
+        {
+            assert!(ChannelCard::decode(text).is_err(), "{text}");
+        }
+    }
+}

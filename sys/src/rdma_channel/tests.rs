@@ -1,0 +1,277 @@
+//! Groups in threads of one process.
+
+use std::time::{Duration, Instant};
+
+use nemesia_core::payload::Segment;
+use nemesia_core::rdma_channel::Design;
+
+use super::{ADMISSION_BYTES, ChannelGroup, PastWrite};
+use crate::bootstrap::threads;
+use crate::config::{ChannelDesign, Config, NetChoice};
+use crate::error::Error;
+
+/// The time in which a group must come to its end.
+const HANGS: Duration = Duration::from_secs(120);
+
+fn config() -> Config {
+    Config::default().net_address(Some("127.0.0.1"))
+}
+
+/// Runs a function for each rank of a group, in threads.
+fn group<T: Send>(
+    size: usize,
+    config: &Config,
+    work: impl Fn(ChannelGroup) -> Result<T, Error> + Sync,
+) -> Vec<Result<T, Error>> {
+    std::thread::scope(|scope| {
+        let ranks = threads(size).into_iter().map(|exchange| {
+            let work = &work;
+            scope.spawn(move || work(ChannelGroup::begin_with(config, Box::new(exchange))?))
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn byte(from: usize, to: usize, at: usize) -> u8 {
+    (at ^ at >> 8 ^ at >> 16).wrapping_mul(31).wrapping_add(from * 7 + to) as u8
+}
+
+/// Sends `len` bytes to each other rank, and receives as many, in lists of a header and a payload.
+fn all_to_all(group: &mut ChannelGroup, len: usize) -> Result<(), Error> {
+    let (own, size, begun) = (group.rank(), group.size(), Instant::now());
+    let peers: Vec<usize> = (0..size).filter(|rank| *rank != own).collect();
+    let puts: Vec<Vec<u8>> =
+        (0..size).map(|to| (0..len).map(|at| byte(own, to, at)).collect::<Vec<_>>()).collect();
+    let mut gets = vec![vec![0_u8; len]; size];
+    let (mut put, mut got) = (vec![0; size], vec![0; size]);
+    while peers.iter().any(|peer| put[*peer] < len || got[*peer] < len) {
+        for &peer in &peers {
+            let rest = &puts[peer][put[peer]..];
+            // Headers end at 40.
+            let cut = 40_usize.saturating_sub(put[peer]).min(rest.len());
+            let list = [&rest[..cut], &rest[cut..]]
+                .map(|part| Segment { base: part.as_ptr().cast_mut(), len: part.len() });
+            if put[peer] < len {
+                // SAFETY: nothing changes the bytes before they are counted, unless this function returns early with an
+                // error: then its caller drops the group, which was given no other buffer.
+                put[peer] += unsafe { group.put_raw(peer, list.as_ptr(), 2) }?;
+            }
+            let base = gets[peer].as_mut_ptr();
+            // SAFETY: within the buffer.
+            let base = unsafe { base.add(got[peer]) };
+            let into = Segment { base, len: len - got[peer] };
+            if got[peer] < len {
+                // SAFETY: as above; the bytes are not read before they are counted.
+                got[peer] += unsafe { group.get_raw(peer, &raw const into, 1) }?;
+            }
+        }
+        assert!(begun.elapsed() < HANGS, "rank {own} hangs: put {put:?}, got {got:?} of {len}");
+    }
+    for peer in peers {
+        let wrong = (0..len).find(|at| gets[peer][*at] != byte(peer, own, *at));
+        assert_eq!(wrong, None, "rank {own} from {peer}: {len} bytes");
+    }
+    Ok(())
+}
+
+fn exchange(size: usize, config: &Config) {
+    let results = group(size, config, |mut group| {
+        group.connect()?;
+        for len in [1, 40, 41, 300, 40_000, 300_000] {
+            all_to_all(&mut group, len)?;
+        }
+        let explained = group.explain();
+        group.finalize()?;
+        Ok(explained)
+    });
+    for result in results {
+        let explained = result.unwrap();
+        assert_eq!(explained.lines().count(), size, "{explained}");
+    }
+}
+
+#[test]
+fn every_design_carries_all_to_all_inside_a_machine() {
+    for design in ChannelDesign::ALL {
+        for size in [1, 3] {
+            exchange(size, &config().channel_design(design));
+        }
+    }
+}
+
+#[test]
+fn every_design_carries_all_to_all_over_tcp() {
+    for design in Design::ALL {
+        let config = config().local(false).net(NetChoice::Tcp);
+        exchange(3, &config.channel_design(ChannelDesign::Paper(design)));
+    }
+}
+
+#[test]
+fn small_rings_and_chunks_carry_all_to_all() {
+    for design in ChannelDesign::ALL {
+        exchange(2, &config().channel_design(design).channel_sizes(4096, 64).channel_zero_copy_from(100));
+    }
+}
+
+#[test]
+fn a_single_pipe_may_have_another_design() {
+    let results = group(3, &config(), |mut group| {
+        if let Some(peer) = [Some(1), Some(0), None][group.rank()] {
+            group.set_design(peer, ChannelDesign::Paper(Design::Basic))?;
+        }
+        group.connect()?;
+        all_to_all(&mut group, 5000)?;
+        let explained = group.explain();
+        group.finalize()?;
+        Ok(explained)
+    });
+    let lines: Vec<String> = results.into_iter().map(Result::unwrap).collect();
+    assert!(lines[0].contains("rank 1: shared memory, basic"), "{}", lines[0]);
+    assert!(lines[0].contains("rank 2: shared memory, direct"), "{}", lines[0]);
+}
+
+#[test]
+fn ends_of_different_sizes_are_refused_on_both_sides() {
+    for design in [ChannelDesign::Direct, ChannelDesign::Paper(Design::Pipelined)] {
+        let config = config().channel_design(design);
+        let results = group(2, &config, |mut group| {
+            if group.rank() == 1 {
+                group.config = group.config.clone().channel_sizes(8192, 1024);
+            }
+            group.connect()
+        });
+        for (rank, result) in results.into_iter().enumerate() {
+            let why = result.unwrap_err().to_string();
+            let about_sizes = why.contains("NEMESIA_CHANNEL_RING_BYTES") || why.contains("same settings");
+            assert!(about_sizes && why.contains(&format!("rank {}", 1 - rank)), "{rank}: {why}");
+        }
+    }
+}
+
+#[test]
+fn bytes_of_a_rank_that_has_gone_arrive_and_then_an_error() {
+    for design in ChannelDesign::ALL {
+        let results = group(2, &config().channel_design(design), |mut group| {
+            group.connect()?;
+            let begun = Instant::now();
+            if group.rank() == 0 {
+                let mut put = 0;
+                while put < 1000 {
+                    put += group.put(1, &[std::io::IoSlice::new(&[7; 1000][put..])])?;
+                }
+                return group.finalize().map(|()| String::new());
+            }
+            let (mut got, mut into) = (0, [0; 1001]);
+            loop {
+                assert!(begun.elapsed() < HANGS, "{design:?}: got {got}");
+                match group.get(0, &mut [std::io::IoSliceMut::new(&mut into[got..])]) {
+                    Ok(count) => got += count,
+                    Err(error) => {
+                        assert_eq!((got, &into[..1000]), (1000, &[7; 1000][..]), "{design:?}: {error}");
+                        return Ok(error.to_string());
+                    }
+                }
+            }
+        });
+        let errors: Vec<String> = results.into_iter().map(Result::unwrap).collect();
+        assert!(errors[1].contains("rank 0") && errors[1].contains("ended"), "{design:?}: {errors:?}");
+    }
+}
+
+#[test]
+fn calls_that_make_no_sense_are_refused() {
+    let results = group(2, &config(), |mut group| {
+        let early = group.get(1 - group.rank(), &mut []).unwrap_err().to_string();
+        assert!(early.contains("call connect first"), "{early}");
+        group.connect()?;
+        let own = group.put(group.rank(), &[]).unwrap_err().to_string();
+        assert!(own.contains("no pipe to itself"), "{own}");
+        assert!(matches!(group.put(2, &[]), Err(Error::Rank { rank: 2, last: 1 })));
+        assert!(group.set_design(0, ChannelDesign::Auto).is_err());
+        all_to_all(&mut group, 100)?;
+        group.finalize()
+    });
+    results.into_iter().for_each(|result| result.unwrap());
+}
+
+/// Puts or gets all of these bytes.
+fn whole(group: &mut ChannelGroup, peer: usize, bytes: &mut [u8], puts: bool) -> Result<(), Error> {
+    let (mut done, begun) = (0, Instant::now());
+    while done < bytes.len() {
+        let rest = &mut bytes[done..];
+        done += match puts {
+            true => group.put(peer, &[std::io::IoSlice::new(rest)])?,
+            false => group.get(peer, &mut [std::io::IoSliceMut::new(rest)])?,
+        };
+        assert!(begun.elapsed() < HANGS, "{done} of {} bytes", bytes.len());
+    }
+    Ok(())
+}
+
+/// Sends a message by rendezvous from rank 0 to rank 1, and returns whether it went past the pipe.
+fn rendezvous(group: &mut ChannelGroup, len: usize) -> Result<bool, Error> {
+    // Leaked, so that nothing that a failed test leaves in use is freed.
+    let out: &'static [u8] = (0..len).map(|at| byte(0, 1, at)).collect::<Vec<_>>().leak();
+    let into = vec![0_u8; len].leak().as_mut_ptr();
+    let (mut key, begun) = ([0; ADMISSION_BYTES], Instant::now());
+    if group.rank() == 0 {
+        whole(group, 1, &mut key, false)?;
+        let mut ended = false;
+        loop {
+            // SAFETY: the bytes are leaked and never change.
+            let progress = unsafe { group.write_raw(1, out.as_ptr(), len, &key) }?;
+            if progress == PastWrite::Posted && !ended {
+                whole(group, 1, &mut [1], true)?;
+                ended = true;
+            }
+            if matches!(progress, PastWrite::Done | PastWrite::Refused) {
+                if !ended {
+                    whole(group, 1, &mut [u8::from(progress == PastWrite::Done)], true)?;
+                }
+                return Ok(progress == PastWrite::Done);
+            }
+            assert!(begun.elapsed() < HANGS, "{progress:?}");
+        }
+    }
+    // SAFETY: the bytes are leaked, and nothing uses them before the admission has ended.
+    let admission = unsafe { group.admit_raw(0, into, len) }?;
+    let mut end = [0];
+    whole(group, 0, &mut admission.as_ref().map_or(key, |admission| admission.key()), true)?;
+    whole(group, 0, &mut end, false)?;
+    if let Some(admission) = admission {
+        while !group.end_admission(&admission) {
+            assert!(begun.elapsed() < HANGS, "the admission does not end");
+        }
+    }
+    // SAFETY: the admission has ended.
+    let bytes = unsafe { std::slice::from_raw_parts(into, len) };
+    assert!(end == [0] || bytes == out, "{len} bytes");
+    Ok(end == [1])
+}
+
+#[test]
+fn a_rendezvous_moves_data_past_the_pipe_where_there_is_a_port() {
+    let tcp = config().local(false).net(NetChoice::Tcp);
+    for config in [config(), tcp] {
+        for design in [ChannelDesign::Auto, ChannelDesign::Paper(Design::Basic)] {
+            let config = config.clone().channel_design(design);
+            let results = group(2, &config, |mut group| {
+                group.connect()?;
+                let mut past = Vec::new();
+                for len in [1, 5000, 300_000] {
+                    past.push(rendezvous(&mut group, len)?);
+                }
+                all_to_all(&mut group, 5000)?;
+                let direct = group.explain().contains("direct");
+                group.finalize()?;
+                Ok((past, direct))
+            });
+            for result in results {
+                let (past, direct) = result.unwrap();
+                assert_eq!(past, [!direct; 3], "{design:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+/* Waits and threads: fabtests' groups rdm_pingpong with a wait object, rdm_stress, msg_epoll and dgram_waitset (their
+ * waits, over this endpoint type). */
+#include "sides.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+
+/* Sleeps on the descriptor of the queue until there is something to read. */
+static void sleep_until(struct side *it, struct fi_cq_tagged_entry *entry) {
+    const double end = now() + LIMIT;
+    struct fid *fids[1] = {&it->cq->fid};
+    int fd = -1, sleeper = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event event = {.events = EPOLLIN};
+    OK(fi_control(&it->cq->fid, FI_GETWAIT, &fd));
+    CHECK(fd >= 0 && sleeper >= 0 && epoll_ctl(sleeper, EPOLL_CTL_ADD, fd, &event) == 0);
+    for (;;) {
+        const ssize_t count = fi_cq_read(it->cq, entry, 1);
+        if (count == 1) break;
+        RETURNS(count, -FI_EAGAIN);
+        CHECK(now() < end);
+        const int status = fi_trywait(it->fabric, fids, 1);
+        if (status == -FI_EAGAIN) continue;
+        OK(status);
+        CHECK(epoll_wait(sleeper, &event, 1, 1000 * LIMIT) == 1);
+    }
+    close(sleeper);
+}
+
+/* A ping-pong in which each side sleeps on a descriptor until the other has sent, short and long. */
+static void descriptor(void) {
+    struct side it;
+    unsigned char *bytes = malloc(300000);
+    open_side(&it, &(struct options){.wait = FI_WAIT_FD});
+    CHECK(bytes != NULL);
+    for (unsigned at = 0; at < 400; at++) {
+        const size_t length = at % 10 == 9 ? 300000 : at;
+        if (rank == (int)(at % 2)) {
+            filled(bytes, length, at);
+            POSTED(&it, fi_tsend(it.ep, bytes, length, NULL, it.peer, at, bytes));
+        } else {
+            OK(fi_trecv(it.ep, bytes, 300000, NULL, FI_ADDR_UNSPEC, at, 0, bytes));
+        }
+        struct fi_cq_tagged_entry entry;
+        sleep_until(&it, &entry);
+        CHECK(entry.op_context == bytes && (rank == (int)(at % 2) || is_filled(bytes, length, at)));
+    }
+    meet(&it);
+    close_side(&it);
+    free(bytes);
+}
+
+/* The same in calls that block. */
+static void blocking(void) {
+    const enum fi_wait_obj kinds[] = {FI_WAIT_UNSPEC, FI_WAIT_FD, FI_WAIT_NONE};
+    for (int kind = 0; kind < 3; kind++) {
+        struct side it;
+        struct fi_cq_tagged_entry entry;
+        int in;
+        open_side(&it, &(struct options){.wait = kinds[kind], .threading = FI_THREAD_DOMAIN});
+        for (int at = 0; at < 200; at++) {
+            OK(fi_trecv(it.ep, &in, sizeof in, NULL, FI_ADDR_UNSPEC, 0, 0, &in));
+            if (rank == at % 2) POSTED(&it, fi_tinject(it.ep, &at, sizeof at, it.peer, 0));
+            else POSTED(&it, fi_tinject(it.ep, &at, sizeof at, it.me, 0));
+            if (rank == at % 2) POSTED(&it, fi_tinject(it.ep, &at, sizeof at, it.me, 0));
+            const double end = now() + LIMIT;
+            ssize_t count;
+            while ((count = fi_cq_sread(it.cq, &entry, 1, NULL, 1000)) == -FI_EAGAIN) CHECK(now() < end);
+            RETURNS(count, 1);
+            CHECK(in == at);
+            if (rank != at % 2) {
+                /* That of the other process. */
+                OK(fi_trecv(it.ep, &in, sizeof in, NULL, FI_ADDR_UNSPEC, 0, 0, &in));
+                while ((count = fi_cq_sread(it.cq, &entry, 1, NULL, -1)) == -FI_EAGAIN) CHECK(now() < end);
+                RETURNS(count, 1);
+            }
+            meet(&it);
+        }
+        RETURNS(fi_cq_sread(it.cq, &entry, 1, NULL, 20), -FI_EAGAIN);
+        close_side(&it);
+    }
+}
+
+static void *signaller(void *argument) {
+    struct side *it = argument;
+    /* Until the waiting thread has returned. */
+    while (!__atomic_load_n(&it->me, __ATOMIC_ACQUIRE)) {
+        OK(fi_cq_signal(it->cq));
+        sched_yield();
+    }
+    return NULL;
+}
+
+/* Another thread ends a wait that nothing else would end. */
+static void signalled(void) {
+    struct side it;
+    struct fi_cq_tagged_entry entry;
+    pthread_t thread;
+    memset(&it, 0, sizeof it);
+    const struct options options = {.threading = FI_THREAD_SAFE, .wait = FI_WAIT_UNSPEC};
+    open_domain(&it, &options);
+    open_endpoint(&it, &options);
+    CHECK(pthread_create(&thread, NULL, signaller, &it) == 0);
+    RETURNS(fi_cq_sread(it.cq, &entry, 1, NULL, -1), -FI_EAGAIN);
+    __atomic_store_n(&it.me, 1, __ATOMIC_RELEASE);
+    pthread_join(thread, NULL);
+    close_side(&it);
+}
+
+enum { THREADS = 4, ROUNDS = 2000 };
+
+struct worker {
+    struct side *it;
+    unsigned number;
+    unsigned long done;
+    pthread_t thread;
+};
+
+/* Reads the queue for all threads, until this thread's messages are there. */
+static unsigned long finished[2 * THREADS];
+
+static void *work(void *argument) {
+    struct worker *me = argument;
+    struct side *it = me->it;
+    const double end = now() + LIMIT;
+    uint64_t out, in[2];
+    for (unsigned long at = 1; at <= ROUNDS; at++) {
+        out = me->number * 1000000ul + at;
+        POSTED(it, fi_trecv(it->ep, in, sizeof out, NULL, FI_ADDR_UNSPEC, me->number, 0, &finished[me->number]));
+        POSTED(it, fi_tinject(it->ep, &out, sizeof out, it->peer, me->number));
+        while (__atomic_load_n(&finished[me->number], __ATOMIC_ACQUIRE) < at) {
+            struct fi_cq_tagged_entry entry;
+            const ssize_t count = at % 2 ? fi_cq_read(it->cq, &entry, 1) : fi_cq_sread(it->cq, &entry, 1, NULL, 5);
+            if (count == 1) __atomic_fetch_add((unsigned long *)entry.op_context, 1, __ATOMIC_ACQ_REL);
+            else RETURNS(count, -FI_EAGAIN);
+            CHECK(now() < end);
+        }
+        CHECK(in[0] == out);
+    }
+    return NULL;
+}
+
+/* Threads share an endpoint and its queue: some poll, some sleep, and none starves another. */
+static void threads(void) {
+    struct side it;
+    struct worker all[THREADS];
+    open_side(&it, &(struct options){.threading = FI_THREAD_SAFE, .wait = FI_WAIT_UNSPEC});
+    for (unsigned at = 0; at < THREADS; at++) {
+        all[at] = (struct worker){.it = &it, .number = at};
+        CHECK(pthread_create(&all[at].thread, NULL, work, &all[at]) == 0);
+    }
+    for (int at = 0; at < THREADS; at++) pthread_join(all[at].thread, NULL);
+    meet(&it);
+    close_side(&it);
+}
+
+static const struct test TESTS[] = {
+    {"descriptor", descriptor, 2}, {"blocking", blocking, 2}, {"signalled", signalled, 1}, {"threads", threads, 2},
+};
+
+int main(int count, char **words) { return run_test(count, words, TESTS, sizeof TESTS / sizeof *TESTS); }
