@@ -11,4 +11,5 @@ mod leave;
 pub(crate) mod model;
 pub(crate) mod node;
 mod rest;
+mod transfer;
 pub(crate) mod world;

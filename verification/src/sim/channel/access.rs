@@ -9,14 +9,12 @@
 //! and nothing else happens.
 
 use nemesia_core::payload::{ReceiveRange, SendRange};
-use nemesia_core::port::{
-    Accessed, Exposure, PacketPieces, PacketPort as _, PeerId, PortFault, RemoteAccess as _,
-};
-use nemesia_core::wire::rendezvous::Descriptor;
+use nemesia_core::port::{Accessed, PacketPieces, PacketPort as _, PeerId, PortFault, RemoteAccess as _};
 use nemesia_core::wire::{Envelope, Kind};
 
 use super::fabric::ChannelFabric;
 use super::node::Land;
+use super::transfer::{ReturnedBuffer, Transfer, TransferKind, TransferSide};
 use super::world::{ChannelPacket, ChannelWorld};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
@@ -28,78 +26,7 @@ const MOST_BYTES: usize = 3000;
 /// The tags of the reports begin with these bits.
 const MARK: u64 = 0xacce_5500 << 32;
 
-/// How the bytes move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TransferKind {
-    Get,
-    /// The report is a packet.
-    Put,
-    /// The last put is the report.
-    PutNotify,
-}
-
-/// A buffer of one side of a transfer.
-#[derive(Debug)]
-struct TransferSide {
-    rank: usize,
-    land: Land,
-    /// Whether the process uses the buffer for something else again, or is gone.
-    is_over: bool,
-}
-
-/// A transfer.
-#[derive(Debug)]
-pub(super) struct Transfer {
-    tag: u64,
-    kind: TransferKind,
-    sender: TransferSide,
-    receiver: TransferSide,
-    bytes: Vec<u8>,
-    described: Descriptor,
-    exposure: Option<Exposure>,
-    /// Whether the access has begun, and has ended.
-    begun: bool,
-    ended: bool,
-    /// Whether the report has been sent.
-    reported: bool,
-}
-
-/// A buffer that its owner has got back, and its present content.
-#[derive(Debug)]
-pub(super) struct ReturnedBuffer {
-    rank: usize,
-    land: Land,
-    bytes: Vec<u8>,
-}
-
-/// The accesses of a world.
-#[derive(Debug, Default)]
-pub(super) struct WorldAccesses {
-    transfers: Vec<Transfer>,
-    returned: Vec<ReturnedBuffer>,
-    begun: u64,
-    /// The processes that have sent a wrong report, to whom, and of which transfer.
-    liars: Vec<(usize, usize, u64)>,
-}
-
 impl Transfer {
-    fn sides(&mut self) -> [&mut TransferSide; 2] {
-        [&mut self.sender, &mut self.receiver]
-    }
-
-    fn is_between(&self, one: usize, other: usize) -> bool {
-        let ranks = (self.sender.rank, self.receiver.rank);
-        ranks == (one, other) || ranks == (other, one)
-    }
-
-    /// The process that begins the access, and the other one, which has exposed its buffer.
-    const fn ranks(&self) -> (usize, usize) {
-        match self.kind {
-            TransferKind::Get => (self.receiver.rank, self.sender.rank),
-            TransferKind::Put | TransferKind::PutNotify => (self.sender.rank, self.receiver.rank),
-        }
-    }
-
     /// Begins the access of the process at `from` to the exposed buffer of `to`.
     fn access<F: ChannelFabric>(
         &self,

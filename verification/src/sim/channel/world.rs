@@ -15,9 +15,9 @@ use nemesia_core::port::{PacketPort as _, PeerFault, Polled, PortFault};
 use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};
 use nemesia_core::wire::{Envelope, Kind};
 
-use super::access::WorldAccesses;
 use super::fabric::ChannelFabric;
 use super::node::Node;
+use super::transfer::WorldAccesses;
 use crate::rng::{Rng, mix};
 use crate::tally::{Event, Tally};
 use crate::trace::Trace;
