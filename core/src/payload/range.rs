@@ -28,7 +28,8 @@ impl ReceiveRange {
 
     /// Describes `len` bytes at `base`, for the caller of a port that is no engine.
     ///
-    /// # Safety As long as [`RemoteAccess`] allows the port to use the range: the bytes are initialised and
+    /// # Safety
+    /// As long as [`RemoteAccess`] allows the port to use the range: the bytes are initialised and
     /// writable, and nothing else uses them.
     ///
     /// [`RemoteAccess`]: crate::port::RemoteAccess
