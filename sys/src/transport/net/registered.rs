@@ -111,7 +111,7 @@ impl CachedRegistrations {
         let rights = if access.local_write { LOCAL_WRITE } else { 0 }
             | if access.remote_read { REMOTE_READ } else { 0 };
         let (address, len) = (memory.address(), memory.len() as u64);
-        let mut registrar = PortRegistrar { port, left };
+        let mut registrar = MessageRegistrar { port, left };
         // The first error may be that of a whole cache.
         let Ok(held) = kept.acquire(&mut registrar, (address, len), rights) else {
             return register_exactly(port, memory, access);
@@ -124,18 +124,18 @@ impl CachedRegistrations {
     fn release<M: MemoryPort>(&mut self, port: &mut M, held: Held) {
         let Self { kept, left, .. } = self;
         if let Some(kept) = kept {
-            kept.release(&mut PortRegistrar { port, left }, held);
+            kept.release(&mut MessageRegistrar { port, left }, held);
         }
     }
 }
 
 /// A port as the registrar of the cache.
-struct PortRegistrar<'a, M> {
+struct MessageRegistrar<'a, M> {
     port: &'a mut M,
     left: &'a mut Vec<PortRegion>,
 }
 
-impl<M: MemoryPort> Registrar for PortRegistrar<'_, M> {
+impl<M: MemoryPort> Registrar for MessageRegistrar<'_, M> {
     type Handle = PortRegion;
     type Error = RegisterError;
 
