@@ -109,6 +109,12 @@ pub enum InjectedFault {
     CloseEarly,
     /// A process that was started again is accepted at once.
     AcceptUnasked,
+    /// An access to a peer's memory is reported as ended when its work request is posted.
+    EndAccessEarly,
+    /// A buffer stays registered, and open to the peer, after its exposure was revoked.
+    KeepRegion,
+    /// The report of the end of writes is accepted from a peer to which the buffer is not exposed.
+    TrustNotice,
     /// The placement takes a payload for sent of which the stream has taken a part.
     DropRest,
     /// The placement reports to its peer only the first receives.
@@ -165,7 +171,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 75] = [
+    pub const ALL: [InjectedFault; 78] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -215,6 +221,9 @@ impl InjectedFault {
         InjectedFault::ForgetClose,
         InjectedFault::CloseEarly,
         InjectedFault::AcceptUnasked,
+        InjectedFault::EndAccessEarly,
+        InjectedFault::KeepRegion,
+        InjectedFault::TrustNotice,
         InjectedFault::DropRest,
         InjectedFault::ForgetRoom,
         InjectedFault::AckEarly,

@@ -201,6 +201,12 @@ impl SendBuf {
         if self.len == 0 || self.len & LIST != 0 { None } else { Some(SendRange::new(self.base, self.len)) }
     }
 
+    /// Returns the bytes from `at` on of a buffer that is no list. `None` if there are none.
+    pub(crate) fn range_from(&self, at: usize) -> Option<SendRange> {
+        let rest = self.whole(at, self.len()).filter(|rest| !rest.is_empty())?;
+        Some(SendRange::new(NonNull::from(rest).cast(), rest.len()))
+    }
+
     /// Returns the last run that is not empty, as a range that a port may expose, and the number of bytes before it.
     /// `None` if the buffer is empty, or more than `most` bytes come before the run.
     pub(crate) fn last_run(&self, most: usize) -> Option<(usize, SendRange)> {

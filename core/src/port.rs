@@ -38,7 +38,9 @@ mod short;
 pub use fault::{PeerFault, PortFault};
 pub use packets_only::PacketsOnly;
 pub use pair::{Either, Pair, Route};
-pub use remote::{AccessError, Accessed, AccessedRanges, CompletedAccess, Exposure, RemoteAccess};
+pub use remote::{
+    AccessError, AccessShape, Accessed, AccessedRanges, CompletedAccess, Exposure, RemoteAccess, Rendezvous,
+};
 pub use runs::{RemoteRun, RunTable, describe_runs};
 pub use shared_copy::{AssistedCopy, NextChunk, Part, SharedCopy};
 pub use short::ShortPath;

@@ -74,6 +74,7 @@ pub mod mappable;
 pub mod meeting;
 pub mod placement;
 pub mod prefix;
+pub mod region;
 pub mod rendezvous;
 pub mod rma;
 

@@ -1559,6 +1559,19 @@ typedef struct nemesia_counters {
      * Peers that dropped their endpoint without closing it; 0 for a single rank. Unit: peers.
      */
     uint64_t peers_dropped;
+    /**
+     * Uses, by large messages between machines, of memory that was registered with the fabric before; 0 for a single
+     * rank. Unit: times.
+     */
+    uint64_t registration_hits;
+    /**
+     * Uses of memory that was not registered; 0 for a single rank. Unit: times.
+     */
+    uint64_t registration_misses;
+    /**
+     * Unused registrations that were given up for others; 0 for a single rank. Unit: times.
+     */
+    uint64_t registration_evicted;
 } nemesia_counters;
 
 #ifdef __cplusplus

@@ -205,6 +205,13 @@ pub struct Counters {
     pub liveness_checks: u64,
     /// Peers that dropped their endpoint without closing it; 0 for a single rank. Unit: peers.
     pub peers_dropped: u64,
+    /// Uses, by large messages between machines, of memory that was registered with the fabric before; 0 for a single
+    /// rank. Unit: times.
+    pub registration_hits: u64,
+    /// Uses of memory that was not registered; 0 for a single rank. Unit: times.
+    pub registration_misses: u64,
+    /// Unused registrations that were given up for others; 0 for a single rank. Unit: times.
+    pub registration_evicted: u64,
 }
 
 /// The count of numbers in the first version, including `struct_size`.
@@ -259,6 +266,9 @@ impl Counters {
             armed: it.waits.armed,
             liveness_checks: it.waits.liveness_checks,
             peers_dropped: it.engine.peers_dropped,
+            registration_hits: it.registrations.registration_hits,
+            registration_misses: it.registrations.registration_misses,
+            registration_evicted: it.registrations.registration_evicted,
             ..Self::of_rank(&it.all)
         }
     }
@@ -325,7 +335,7 @@ pub unsafe extern "C" fn nemesia_endpoint_call_tree(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nemesia::{EngineCounters, PeerCounters, WaitCounters};
+    use nemesia::{EngineCounters, PeerCounters, RegistrationCounters, WaitCounters};
 
     #[test]
     fn fields_are_those_of_the_library_and_later_ones_are_appended() {
@@ -333,7 +343,8 @@ mod tests {
         let body = source.split("pub struct Counters {").nth(1).and_then(|rest| rest.split("\n}\n").next());
         let names = body.unwrap().lines().filter_map(|line| line.trim().strip_prefix("pub "));
         let names: Vec<_> = names.map(|line| line.split(':').next().unwrap()).collect();
-        let all = [PeerCounters::FIELDS, EngineCounters::FIELDS, WaitCounters::FIELDS].concat();
+        let waits = [WaitCounters::FIELDS, RegistrationCounters::FIELDS].concat();
+        let all = [PeerCounters::FIELDS, EngineCounters::FIELDS, &waits].concat();
         let expected: Vec<_> =
             std::iter::once("struct_size").chain(all.iter().map(|field| field.name)).collect();
         assert!(expected.len() >= FIRST_NUMBERS);

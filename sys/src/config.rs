@@ -25,6 +25,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use nemesia_core::flow::CeilingError;
+use nemesia_core::port::channel::RendezvousChoice;
 use nemesia_core::shared::assist::Pieces;
 use nemesia_core::shared::fastbox;
 use nemesia_core::shared::layout::{Geometry, LayoutError};
@@ -32,6 +33,7 @@ pub use nemesia_core::shared::port::Stores;
 
 use crate::os::SegmentOptions;
 use crate::os::numa::last_cache_bytes;
+use crate::regcache::Telling;
 
 pub use channel::ChannelDesign;
 pub(crate) use channel::ChannelSettings;
@@ -196,6 +198,8 @@ pub struct Config {
     /// `None`: as a cell.
     pub(crate) net_packet_bytes: Option<u32>,
     pub(crate) net_receives: u32,
+    pub(crate) net_rendezvous: RendezvousChoice,
+    pub(crate) registrations: Telling,
     pub(crate) channel: ChannelSettings,
     pub(crate) job_key: JobKeySource,
     pub(crate) timeout_seconds: u32,
@@ -256,6 +260,8 @@ impl Default for Config {
             net_address: None,
             net_packet_bytes: None,
             net_receives: 32,
+            net_rendezvous: RendezvousChoice::Auto,
+            registrations: Telling::Kernel,
             channel: ChannelSettings::default(),
             job_key: JobKeySource::Exchange,
             timeout_seconds: 60,

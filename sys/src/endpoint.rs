@@ -76,7 +76,7 @@ pub use buffer::MessageBuffer;
 pub use completion::{Completion, EndedRequest, RequestPlace, StartedOperation, WithCompletion};
 pub use group::{Agreed, Among, AmongPeers, Ranking};
 pub use message::{Context, Message, Pending, RecvOp, Scope, ScopeContext, ScopeLoan, SendOp};
-pub use observe::{Counters, EngineCounters, PeerCounters, WaitCounters};
+pub use observe::{Counters, EngineCounters, PeerCounters, RegistrationCounters, WaitCounters};
 pub use one_sided::{ExposeOptions, KEY_BYTES, Path, Region, RemoteKey, Value};
 pub use shared::{LockedEndpoint, SharedEndpoint};
 pub use wait::Arm;

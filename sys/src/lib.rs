@@ -156,9 +156,9 @@ pub use endpoint::{
     Access, Addressing, Agreed, Among, AmongPeers, Arm, AsyncEndpoint, AsyncTransfer, Comparison, CompleteAt,
     Completion, Context, Counters, Datatype, EndedRequest, Endpoint, EngineCounters, ExposeOptions, Incoming,
     KEY_BYTES, LockedEndpoint, Meeting, Message, MessageBuffer, Path, PeerCounters, PeerGroup, Pending,
-    Ranking, RecvOp, Reduction, Refusal, Region, RemoteKey, Request, RequestPlace, Scope, ScopeContext,
-    ScopeLoan, SendOp, SharedEndpoint, Source, StartedOperation, Status, Tag, Value, WaitCounters,
-    WithCompletion,
+    Ranking, RecvOp, Reduction, Refusal, Region, RegistrationCounters, RemoteKey, Request, RequestPlace,
+    Scope, ScopeContext, ScopeLoan, SendOp, SharedEndpoint, Source, StartedOperation, Status, Tag, Value,
+    WaitCounters, WithCompletion,
 };
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};
@@ -166,6 +166,7 @@ pub use nemesia_core::counters::Field;
 pub use nemesia_core::engine::{CompletionKind, Failure, MultiReceiveOptions, Truncation};
 pub use nemesia_core::payload::Segment;
 pub use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress, PeerEnd, PeerError, PeerRef, PeerStage};
+pub use nemesia_core::port::channel::RendezvousChoice;
 pub use nemesia_core::shared::layout::LayoutError;
 pub use os::{Bytes, HugePages, SegmentBacking, SegmentOptions, ShmError};
 pub use route::{Explanation, Route};

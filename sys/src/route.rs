@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io::Write;
 
+use nemesia_core::port::channel::RendezvousChoice;
+
 use crate::Failure;
 use crate::config::Config;
 use crate::explain::{Verdict, local};
@@ -105,16 +107,17 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Returns the route of a rank from `us`; `pulls` says whether its memory is still read.
+    /// Returns the route of a rank from `us`; `pulls` says whether its memory is still read, `unkept` why registrations
+    /// of messages to other machines are not kept.
     pub(crate) fn route(
         &self,
         config: &Config,
         (us, rank): (usize, usize),
-        pulls: bool,
+        (pulls, unkept): (bool, Option<String>),
         failure: Option<Failure>,
     ) -> Route {
         if let Some(transport) = self.remote.get(rank).copied().flatten() {
-            return self.remote_route(config, (transport, rank), failure);
+            return self.remote_route(config, (transport, rank), unkept, failure);
         }
         let mut refused: Vec<Verdict> = local().collect();
         let Some(met) = self.met.get(rank).and_then(Option::as_ref) else {
@@ -135,6 +138,7 @@ impl Facts {
         &self,
         config: &Config,
         (transport, rank): (&'static str, usize),
+        unkept: Option<String>,
         failure: Option<Failure>,
     ) -> Route {
         let packets = format!("up to {} bytes, {} ahead", config.net_packet_bytes(), config.net_receives);
@@ -144,7 +148,21 @@ impl Facts {
             "NEMESIA_LOCAL is off"
         };
         let refused = std::iter::once(Verdict::new("shm", false, why)).chain(self.unused.iter().cloned());
-        let facilities = vec![Verdict::new("packets", true, packets)];
+        let rendezvous = match config.net_rendezvous {
+            RendezvousChoice::Auto if transport == "verbs" => {
+                "large messages travel in packets, unless a setting says else"
+            }
+            RendezvousChoice::Auto => "large messages are read, written or sent in packets, as measured",
+            RendezvousChoice::Read => "this process reads large messages",
+            RendezvousChoice::Write => "the sender writes large messages, and reports the end by a packet",
+            RendezvousChoice::WriteNotify => {
+                "the sender writes large messages, and the last write reports the end"
+            }
+            RendezvousChoice::Stream => "large messages travel in packets",
+        };
+        let mut facilities =
+            vec![Verdict::new("packets", true, packets), Verdict::new("rendezvous", true, rendezvous)];
+        facilities.extend(unkept.map(|why| Verdict::new("kept registrations", false, why)));
         Route { rank, transport, facilities, refused: refused.collect(), failure }
     }
 
@@ -195,7 +213,7 @@ mod tests {
 
     fn explanation(expedited: bool, met: Vec<Option<Met>>) -> Explanation {
         let facts = Facts { expedited, met, remote: Vec::new(), unused: Vec::new() };
-        let route = |rank| facts.route(&Config::default(), (0, rank), true, None);
+        let route = |rank| facts.route(&Config::default(), (0, rank), (true, None), None);
         Explanation {
             rank: 0,
             size: facts.met.len(),
@@ -242,7 +260,7 @@ mod tests {
                 remote: Vec::new(),
                 unused: Vec::new(),
             };
-            let route = facts.route(&Config::default(), (1, 0), false, None);
+            let route = facts.route(&Config::default(), (1, 0), (false, None), None);
             let copy = route.facilities.into_iter().find(|verdict| verdict.name == "single copy").unwrap();
             assert!(!copy.usable);
             copy.reason

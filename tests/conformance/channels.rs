@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use nemesia::shm::pipe::{self, Copying, ShmMemoryPort};
 use nemesia::tcp::{Options, TcpPort, listen};
+use nemesia_core::port::channel::RendezvousChoice::{self, Auto};
 use nemesia_tests::conformance::RunPlan;
 use nemesia_tests::conformance::cases::run_cases;
 use nemesia_tests::conformance::over_channels::{ABILITIES, over_channels};
@@ -58,7 +59,7 @@ impl Fabric for Rings {
     }
 }
 
-fn passes<F: Fabric>(name: &str, size: (usize, u32), fabric: impl Fn(u64) -> F) -> Verdict {
+fn passes<F: Fabric>(name: &str, size: (usize, u32, RendezvousChoice), fabric: impl Fn(u64) -> F) -> Verdict {
     let plan @ RunPlan { seed, .. } = plan();
     run_cases(name, ABILITIES, size.0, |case| {
         over_channels(case, plan, fabric(seed), size).map_err(|why| format!("seed {seed}: {why}"))
@@ -67,19 +68,21 @@ fn passes<F: Fabric>(name: &str, size: (usize, u32), fabric: impl Fn(u64) -> F) 
 
 #[test]
 fn simulated_infiniband_passes() -> Verdict {
-    passes("simulated_infiniband_passes", (3, 2), |seed| {
+    passes("simulated_infiniband_passes", (3, 2, Auto), |seed| {
         Simulated(rdma::Fabric::new(seed, Conditions::INFINIBAND))
     })
 }
 
 #[test]
 fn simulated_iwarp_passes() -> Verdict {
-    passes("simulated_iwarp_passes", (4, 1), |seed| Simulated(rdma::Fabric::new(seed, Conditions::IWARP)))
+    passes("simulated_iwarp_passes", (4, 1, Auto), |seed| {
+        Simulated(rdma::Fabric::new(seed, Conditions::IWARP))
+    })
 }
 
 #[test]
 fn the_least_that_a_channel_needs_passes() -> Verdict {
-    passes("the_least_that_a_channel_needs_passes", (3, 1), |seed| {
+    passes("the_least_that_a_channel_needs_passes", (3, 1, Auto), |seed| {
         let mut conditions = Conditions::MEAGRE;
         conditions.facts.receive_depth = 3;
         conditions.facts.connections = 8;
@@ -89,10 +92,10 @@ fn the_least_that_a_channel_needs_passes() -> Verdict {
 
 #[test]
 fn tcp_passes() -> Verdict {
-    passes("tcp_passes", (3, 2), |_| Loopback(Instant::now()))
+    passes("tcp_passes", (3, 2, Auto), |_| Loopback(Instant::now()))
 }
 
 #[test]
 fn rings_pass() -> Verdict {
-    passes("rings_pass", (3, 1), |_| Rings(Instant::now()))
+    passes("rings_pass", (3, 1, Auto), |_| Rings(Instant::now()))
 }

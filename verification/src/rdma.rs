@@ -102,6 +102,7 @@ impl Conditions {
             write_proves_placement: true,
             waits_for_receive: true,
             read_needs_remote_write: false,
+            registration_pins: true,
             immediates: true,
             atomics: true,
             atomics_exclude_processor: true,

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use nemesia_core::engine::active::Handlers;
 use nemesia_core::engine::rma::{ExposedRegion, Reply, WINDOW};
 use nemesia_core::engine::{self, Lent, Request};
-use nemesia_core::port::channel::{self, BufferSlab, ChannelBuffer};
+use nemesia_core::port::channel::{self, AccessSlot, BufferSlab, ChannelBuffer, ExactRegistrations};
 use nemesia_core::port::placement::PlacementStorage;
 use nemesia_core::slab::{List, Slot};
 use nemesia_core::store::{UNIT, Unit, UnitMemory};
@@ -79,6 +79,8 @@ impl channel::ChannelStorage for ChannelVectors {
     type Window = Vec<Option<u32>>;
     type Buffers = Vec<ChannelBuffer>;
     type Slabs = Vec<Option<BufferSlab>>;
+    type Accesses = Vec<AccessSlot>;
+    type Registrations = ExactRegistrations;
 }
 
 /// The storage that a placement is lent.

@@ -4,7 +4,8 @@
 //! - **Pull**: one copy. The receiver gets the bytes from the sender's memory ([`RemoteAccess`]), at once or with
 //!   several accesses under way. A waiting sender may write into the receiver's memory at the same time, from the end
 //!   of the message.
-//! - **Put**: one copy. The receiver exposes its buffer, and the sender writes there.
+//! - **Put**: one copy. The receiver exposes its buffer, and the sender writes there. A packet, or the last write
+//!   itself, reports the end.
 //! - **Stream**: packets, which the sender fills while the receiver empties others (double buffering).
 //!
 //! | state of a send | queue of the peer | next |
@@ -30,9 +31,10 @@
 //! | `lmt/put.rs` | put (paper 1: rendezvous by RDMA write) |
 //! | `lmt/stream.rs` | stream (paper 4: double buffering) |
 //!
-//! The faster protocol depends on the machine, on the cores of both processes and on the sender's activity. If the port
-//! has a clock ([`PacketPort::ticks`]), the receiver learns the faster protocol for each peer and size. Without a
-//! clock, the receiver pulls.
+//! The faster protocol depends on the machine, on the cores of both processes and on the sender's activity. If the
+//! port has a clock ([`PacketPort::ticks`]), the receiver learns the fastest protocol for each peer and size, among
+//! those that the port offers ([`RemoteAccess::rendezvous`]). Without a clock, the receiver pulls if it can, and
+//! else requests puts.
 //!
 //! Lists: if at most [`FIRST_BYTES`](super::state::FIRST_BYTES) come before the last run of a message, they travel with
 //! the RTS, and the rest is pulled as if it were contiguous. A list of a few long runs is described as a whole

@@ -168,6 +168,12 @@ impl Credits {
         self.reported_target = self.target;
     }
 
+    /// Records that a message without a report was sent.
+    pub const fn sent_unreported(&mut self) {
+        debug_assert!(self.left() > 0);
+        self.sent = self.sent.wrapping_add(1);
+    }
+
     /// Charges an arrived packet, before any other processing.
     ///
     /// # Errors

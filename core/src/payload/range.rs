@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
-use super::{Segment, lists};
+use super::{LentMemory, Segment, lists};
 
 /// The largest number of ranges that a port gets in one call.
 pub const MOST_RANGES: usize = 64;
@@ -23,6 +23,17 @@ unsafe impl Send for ReceiveRange {}
 impl ReceiveRange {
     /// Describes a run of a receive buffer.
     pub(super) const fn new(base: NonNull<u8>, len: usize) -> Self {
+        Self { base, len }
+    }
+
+    /// Describes `len` bytes at `base`, for the caller of a port that is no engine.
+    ///
+    /// # Safety
+    /// As long as [`RemoteAccess`] allows the port to use the range: the bytes are initialised and
+    /// writable, and nothing else uses them.
+    ///
+    /// [`RemoteAccess`]: crate::port::RemoteAccess
+    pub const unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Self {
         Self { base, len }
     }
 
@@ -49,6 +60,18 @@ impl ReceiveRange {
         // SAFETY: the maker of the buffer guarantees initialised, writable bytes that nothing else uses. The caller
         // guarantees that the port may use them; it consumes the only description of them.
         unsafe { core::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl ReceiveRange {
+    /// Returns the bytes as memory that a port registers.
+    ///
+    /// # Safety
+    /// The caller is a port. It deregisters the memory before it must use the range no more.
+    pub(crate) unsafe fn lend(&self) -> LentMemory {
+        // SAFETY: the maker of the buffer guarantees initialised, writable bytes that nothing else uses as long as the
+        // port may use the range.
+        unsafe { LentMemory::from_raw(self.base.as_ptr(), self.len) }
     }
 }
 
@@ -220,6 +243,16 @@ impl SendRange {
         Self { base, len }
     }
 
+    /// Describes `len` bytes at `base`, for the caller of a port that is no engine.
+    ///
+    /// # Safety
+    /// As long as [`RemoteAccess`] allows the port to use the range, the bytes are readable and unchanged.
+    ///
+    /// [`RemoteAccess`]: crate::port::RemoteAccess
+    pub const unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Self {
+        Self { base, len }
+    }
+
     /// Returns the address of the first byte.
     pub const fn base(&self) -> NonNull<u8> {
         self.base
@@ -238,5 +271,14 @@ impl SendRange {
     /// Returns whether the range is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+    /// Returns the bytes as memory that a port registers for reading.
+    ///
+    /// # Safety
+    /// As for [`ReceiveRange::lend`].
+    pub(crate) unsafe fn lend(&self) -> LentMemory {
+        // SAFETY: the maker of the buffer guarantees readable bytes that nobody changes as long as the port may use the
+        // range.
+        unsafe { LentMemory::from_readable(self.base.as_ptr(), self.len) }
     }
 }

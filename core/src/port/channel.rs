@@ -17,6 +17,8 @@
 //! arrives too early waits in its receive buffer, in a [`Window`](crate::order::ReorderWindow) that has a
 //! place for every receive of the peer's rails. Updates have no number and never wait.
 //!
+//! **Large messages** move by remote memory access: see [`access`].
+//!
 //! **Memory.** All connections share one pool of buffers, for receives and sends. The caller lends and
 //! registers its memory ([`Channel::lend`]): some at the start, and more whenever [`Channel::wants_memory`]
 //! reports that a peer is receive-starved and the pool is empty. A failed registration costs only speed. Each
@@ -77,8 +79,9 @@
 //! number by which its *receiver* knows the sender, instead of a rank; all such processes have the same rank.
 //!
 //! The shared receive queue of a fabric is not used: its receives could not be granted to individual peers.
-#![cfg_attr(not(test), forbid(unsafe_code))]
+#![deny(unsafe_code)]
 
+mod access;
 mod arrive;
 mod buffers;
 mod call;
@@ -87,18 +90,23 @@ mod connect;
 mod grow;
 mod meet;
 mod peer;
+mod registered;
 mod transmit;
 
 use core::borrow::{Borrow as _, BorrowMut};
 use core::time::Duration;
 
+pub use access::{AccessSlot, RendezvousChoice};
 pub use buffers::{BufferSlab, ChannelBuffer};
 pub use call::Acquaintance;
 pub use connect::{ChannelEvent, JoinError};
 pub use peer::{ChannelPeer, Introduction, MOST_RAILS, Report};
+pub use registered::{
+    ExactRegistrations, RegisteredRange, Registrations, deregister_exactly, register_exactly,
+};
 
 use super::memory::{Completion, Facts, MemoryPort, Origin, PortRegion};
-use super::{Arrival, PacketPieces, PacketPort, PeerFault, PeerId, Polled, PortFault};
+use super::{Arrival, PacketPieces, PacketPort, PeerFault, PeerId, Polled, PortFault, SharedCopy, ShortPath};
 use crate::counters::TrafficCounters;
 use crate::flow::posted::{LEAST, MOST};
 use crate::job_key::{Challenges, JobKey, KEY_BYTES, Nonces};
@@ -140,6 +148,8 @@ pub struct Config {
     pub most_receives: u32,
     /// Longest time for a requested connection to become ready.
     pub patience: Duration,
+    /// How large messages move.
+    pub rendezvous: RendezvousChoice,
 }
 
 /// The reason why a channel could not be opened.
@@ -194,6 +204,11 @@ pub trait ChannelStorage {
     type Buffers: BorrowMut<[ChannelBuffer]>;
     /// One for each piece of memory that may be lent.
     type Slabs: BorrowMut<[Option<BufferSlab>]>;
+    /// One for each access to a peer's memory that is under way, and for each exposed buffer. The channel extends the
+    /// table when it needs more, up to 65536. If the table does not grow, messages are streamed.
+    type Accesses: BorrowMut<[AccessSlot]> + Extend<AccessSlot>;
+    /// The registrations of messages.
+    type Registrations: Registrations;
 }
 
 /// The lent storage itself.
@@ -205,6 +220,10 @@ pub struct Parts<S: ChannelStorage> {
     pub buffers: S::Buffers,
     /// See [`ChannelStorage::Slabs`].
     pub slabs: S::Slabs,
+    /// See [`ChannelStorage::Accesses`].
+    pub accesses: S::Accesses,
+    /// See [`ChannelStorage::Registrations`].
+    pub registrations: S::Registrations,
 }
 
 /// The location of a received packet.
@@ -220,6 +239,8 @@ pub struct Channel<M: MemoryPort, S: ChannelStorage> {
     most: u32,
     peers: S::Peers,
     buffers: Buffers<S::Buffers, S::Slabs>,
+    accesses: access::AccessTable<S::Accesses>,
+    registrations: S::Registrations,
     /// The peers with packets to deliver, in rotation.
     ready: peer::ReadyPeers,
     /// The packet that was delivered and not yet released.
@@ -276,6 +297,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             most: receives,
             peers: parts.peers,
             buffers: Buffers::new(parts.buffers, parts.slabs, buffer_bytes),
+            accesses: access::AccessTable::new(parts.accesses),
+            registrations: parts.registrations,
             ready: peer::ReadyPeers::new(),
             out: None,
             released: None,
@@ -492,6 +515,10 @@ impl<M: MemoryPort, S: ChannelStorage> PacketPort for Channel<M, S> {
         self.close_peer(peer);
     }
 }
+
+impl<M: MemoryPort, S: ChannelStorage> ShortPath for Channel<M, S> {}
+
+impl<M: MemoryPort, S: ChannelStorage> SharedCopy for Channel<M, S> {}
 
 #[cfg(test)]
 mod tests;

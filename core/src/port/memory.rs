@@ -337,8 +337,8 @@ pub unsafe trait MemoryPort {
     ///
     /// # Errors
     /// [`RegisterError::Busy`] if an access is in progress: the caller tries again later and keeps the memory
-    /// until then. A peer whose access does not end loses its connection after some time, measured by the
-    /// clock of [`MemoryPort::poll_event`].
+    /// until then. A peer's write is in progress only as long as its connection exists. A peer whose access does not
+    /// end loses its connection after some time, measured by the clock of [`MemoryPort::poll_event`].
     fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError>;
 
     /// Returns the key of a region for peers; `None` if the region does not exist, or its rights allow peers
@@ -367,9 +367,10 @@ pub unsafe trait MemoryPort {
     /// [`ConnectError::State`] if the connection is not, or no longer, requested.
     fn refuse(&mut self, connection: Connection, private: Private) -> Result<(), ConnectError>;
 
-    /// Closes a connection at once: incomplete work requests flush. To be sure that data has arrived, wait
-    /// for its completion (and see [`Facts::write_proves_placement`]) or for an answer. [`Event::Closed`]
-    /// follows when all completions have been polled. A call for a closed connection has no effect.
+    /// Closes a connection at once: incomplete work requests flush, and when the call returns, the port uses their
+    /// local parts no more. To be sure that data has arrived, wait for its completion (and see
+    /// [`Facts::write_proves_placement`]) or for an answer. [`Event::Closed`] follows when all completions have
+    /// been polled. A call for a closed connection has no effect.
     fn close(&mut self, connection: Connection);
 
     /// Returns the state of a connection.

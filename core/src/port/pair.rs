@@ -8,8 +8,9 @@ use core::borrow::{Borrow, BorrowMut};
 use core::time::Duration;
 
 use super::{
-    Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk, PacketPieces,
-    PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath, Stores,
+    AccessShape, Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk,
+    PacketPieces, PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, Rendezvous, SharedCopy,
+    ShortPath, Stores,
 };
 use crate::counters::TrafficCounters;
 use crate::payload::{BorrowedRecv, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
@@ -363,6 +364,14 @@ where
         self.remote_to(peer).map_or_else(|| self.local.can_get(peer), |remote| remote.can_get(peer))
     }
 
+    fn rendezvous(&self, peer: PeerId) -> Rendezvous {
+        self.remote_to(peer).map_or_else(|| self.local.rendezvous(peer), |remote| remote.rendezvous(peer))
+    }
+
+    fn access_shape(&self, peer: PeerId) -> AccessShape {
+        self.remote_to(peer).map_or_else(|| self.local.access_shape(peer), |remote| remote.access_shape(peer))
+    }
+
     fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
         if let Some(remote) = self.remote_to(peer) {
             return remote.is_accessible(peer, descriptor);
@@ -391,11 +400,45 @@ where
         self.local.expose_list(peer, runs)
     }
 
-    fn expose_for_put(&mut self, peer: PeerId, range: ReceiveRange) -> (Descriptor, Option<Exposure>) {
+    fn expose_for_put(
+        &mut self,
+        peer: PeerId,
+        range: ReceiveRange,
+        receiver: u64,
+    ) -> (Descriptor, Option<Exposure>) {
         if let Some(remote) = self.remote_to_mut(peer) {
-            return remote.expose_for_put(peer, range);
+            return remote.expose_for_put(peer, range, receiver);
         }
-        self.local.expose_for_put(peer, range)
+        self.local.expose_for_put(peer, range, receiver)
+    }
+
+    fn prepare_put(&mut self, peer: PeerId, range: SendRange) -> Option<Exposure> {
+        if let Some(remote) = self.remote_to_mut(peer) {
+            return remote.prepare_put(peer, range);
+        }
+        self.local.prepare_put(peer, range)
+    }
+
+    fn notifies(&self, peer: PeerId, to: &Descriptor) -> bool {
+        self.remote_to(peer).map_or_else(|| self.local.notifies(peer, to), |remote| remote.notifies(peer, to))
+    }
+
+    fn put_last(
+        &mut self,
+        peer: PeerId,
+        to: &Descriptor,
+        at: u64,
+        from: SendRange,
+        operation: u64,
+    ) -> Accessed {
+        if let Some(remote) = self.remote_to_mut(peer) {
+            return remote.put_last(peer, to, at, from, operation);
+        }
+        self.local.put_last(peer, to, at, from, operation)
+    }
+
+    fn orders_puts(&self, peer: PeerId) -> bool {
+        self.remote_to(peer).map_or_else(|| self.local.orders_puts(peer), |remote| remote.orders_puts(peer))
     }
 
     fn put(&mut self, peer: PeerId, to: &Descriptor, at: u64, from: SendRange, operation: u64) -> Accessed {

@@ -108,6 +108,7 @@ impl PlacementOptions {
             write_proves_placement: true,
             waits_for_receive: true,
             read_needs_remote_write: false,
+            registration_pins: false,
             immediates: true,
             atomics: true,
             atomics_exclude_processor: true,

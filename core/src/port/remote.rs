@@ -83,6 +83,45 @@ pub struct CompletedAccess {
     pub result: Result<(), AccessError>,
 }
 
+/// The protocols by which large messages from a peer may move to this process. The receiver selects one of them for
+/// each message. If a message cannot move by the selected protocol, it is streamed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rendezvous {
+    /// This process gets the bytes from the sender's memory.
+    pub get: bool,
+    /// The sender puts the bytes into this process's memory.
+    pub put: bool,
+    /// The bytes travel in packets, even if they could be got or put.
+    pub stream: bool,
+}
+
+/// The form in which a port accesses long ranges best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AccessShape {
+    /// Most bytes of one access, at least 1.
+    pub most_bytes: u64,
+    /// An access that ends before the end of the message should end at a local address that is a multiple of this
+    /// number. At least 1.
+    pub alignment: u64,
+}
+
+impl AccessShape {
+    /// Any access is as good as any other.
+    pub const ANY: Self = Self { most_bytes: u64::MAX, alignment: 1 };
+
+    /// Returns the end of the access that begins with the byte `start`, whose local address is `address`, or 0 if the
+    /// address is unknown. `most` and `end` limit the access.
+    pub fn end_of(&self, (start, end): (u64, u64), most: u64, address: u64) -> u64 {
+        let most = most.min(self.most_bytes).max(1);
+        let next = end.min(start.saturating_add(most));
+        if next == end || address == 0 {
+            return next;
+        }
+        let beyond = address.wrapping_add(next - start).checked_rem(self.alignment).unwrap_or(0);
+        if beyond < next - start { next - beyond } else { next }
+    }
+}
+
 /// A buffer that is exposed to a peer, as the port numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exposure(
@@ -121,6 +160,17 @@ pub unsafe trait RemoteAccess {
         false
     }
 
+    /// Returns the protocols by which messages from this peer may move.
+    fn rendezvous(&self, peer: PeerId) -> Rendezvous {
+        Rendezvous { get: self.can_get(peer), put: false, stream: true }
+    }
+
+    /// Returns the form of accesses to the memory of this peer.
+    fn access_shape(&self, peer: PeerId) -> AccessShape {
+        let _ = peer;
+        AccessShape::ANY
+    }
+
     /// Returns whether the port can access this memory of the peer. A descriptor of an unknown method, or a
     /// malformed one, is not accessible; the message is then streamed.
     fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
@@ -149,10 +199,23 @@ pub unsafe trait RemoteAccess {
     }
 
     /// As [`RemoteAccess::expose`], for a buffer that the peer may write. A port does so only if it can prevent every
-    /// write after the exposure was revoked.
-    fn expose_for_put(&mut self, peer: PeerId, range: ReceiveRange) -> (Descriptor, Option<Exposure>) {
-        let _ = (peer, range);
+    /// write after the exposure was revoked. If the peer reports the end by [`RemoteAccess::put_last`], this port
+    /// delivers a packet [`Kind::Data`](crate::wire::Kind::Data) without bytes, whose tag is `receiver`.
+    fn expose_for_put(
+        &mut self,
+        peer: PeerId,
+        range: ReceiveRange,
+        receiver: u64,
+    ) -> (Descriptor, Option<Exposure>) {
+        let _ = (peer, range, receiver);
         (Descriptor::NONE, None)
+    }
+
+    /// Prepares a buffer whose bytes will probably be put into the peer's memory: the work overlaps the handshake.
+    /// `None` if there is nothing to prepare. The result must be revoked.
+    fn prepare_put(&mut self, peer: PeerId, range: SendRange) -> Option<Exposure> {
+        let _ = (peer, range);
+        None
     }
 
     /// Ends an exposure. See the trait for the guarantee.
@@ -193,6 +256,33 @@ pub unsafe trait RemoteAccess {
     fn put(&mut self, peer: PeerId, to: &Descriptor, at: u64, from: SendRange, operation: u64) -> Accessed {
         let _ = (peer, to, at, from, operation);
         Accessed::Failed(AccessError::Refused)
+    }
+
+    /// Returns whether [`RemoteAccess::put_last`] can be used for this memory of the peer.
+    fn notifies(&self, peer: PeerId, to: &Descriptor) -> bool {
+        let _ = (peer, to);
+        false
+    }
+
+    /// As [`RemoteAccess::put`]. When these bytes, and those of all earlier puts to the same memory, have arrived, the
+    /// peer's port also delivers a packet without bytes (see [`RemoteAccess::expose_for_put`]).
+    fn put_last(
+        &mut self,
+        peer: PeerId,
+        to: &Descriptor,
+        at: u64,
+        from: SendRange,
+        operation: u64,
+    ) -> Accessed {
+        let _ = (peer, to, at, from, operation);
+        Accessed::Failed(AccessError::Refused)
+    }
+
+    /// Returns whether packets that are sent to the peer after a put has begun arrive after its bytes. If so, and
+    /// if the put then fails, the peer fails too.
+    fn orders_puts(&self, peer: PeerId) -> bool {
+        let _ = peer;
+        false
     }
 
     /// Returns the next access that has ended since it was under way; `None` if there is none.

@@ -15,6 +15,10 @@
 //! tag and no payload. Kind 254: the process closed its endpoint. Kind 255: it dropped the endpoint, or failed to
 //! close it. A connection that ends without a close was lost.
 //!
+//! **Notice**: a write with an immediate, which a descriptor of the receiver's buffer has named
+//! ([`region`](super::region)). It uses a receive, but has no header and no sequence number. It says that all bytes
+//! of the message have been written, as a `Data` packet without bytes does.
+//!
 //! Sequence numbers count the packets with a kind, over all rails to a peer. They and the totals of receives
 //! are 32 bits wide, begin at [`FIRST`](crate::flow::posted::FIRST), and wrap around.
 #![forbid(unsafe_code)]
@@ -22,9 +26,9 @@
 use super::Kind;
 use super::fabric::Private;
 
-/// Version of the formats on this page, and of the payloads that [`super::prefix`], [`super::rendezvous`] and
-/// [`super::rma`] define.
-pub const CHANNEL_VERSION: u16 = 10;
+/// Version of the formats on this page, and of the payloads that [`super::prefix`], [`super::rendezvous`],
+/// [`super::region`] and [`super::rma`] define.
+pub const CHANNEL_VERSION: u16 = 11;
 /// Bytes of a packet header.
 pub const HEADER_BYTES: usize = 32;
 

@@ -1,6 +1,9 @@
 //! Settings of the ranks on other machines.
 
+use nemesia_core::port::channel::RendezvousChoice;
+
 use super::Config;
+use crate::regcache::Telling;
 
 /// The transport to ranks on other machines. All processes of a world use the same one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +54,20 @@ impl Config {
     #[must_use]
     pub fn net_receives(self, receives: u32) -> Self {
         self.with(["NEMESIA_NET_RECEIVES"], |config| config.net_receives = receives.clamp(3, 1024))
+    }
+
+    /// Sets how large messages of ranks on other machines move to this process. The receiver's choice counts.
+    /// [`RendezvousChoice::Auto`] is [`RendezvousChoice::Stream`] on RDMA devices.
+    #[must_use]
+    pub fn net_rendezvous(self, choice: RendezvousChoice) -> Self {
+        self.with(["NEMESIA_NET_RENDEZVOUS"], |config| config.net_rendezvous = choice)
+    }
+
+    /// Sets how the registration cache for RDMA devices learns that memory was unmapped.
+    /// [`Telling::Nobody`]: no registration outlives its use.
+    #[must_use]
+    pub fn registrations(self, telling: Telling) -> Self {
+        self.with(["NEMESIA_REGISTRATIONS"], |config| config.registrations = telling)
     }
 
     /// Returns the payload bytes of the largest packet to another machine.

@@ -6,11 +6,13 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
+use nemesia_core::port::channel::RendezvousChoice;
 use nemesia_core::rdma_channel::ChunkFill;
 use nemesia_core::shared::layout::Geometry;
 
 use super::{ChannelDesign, Config, ConfigError, JobKeySource, NetChoice, Origin, SingleCopy, Stores};
 use crate::os::{HugePages, SegmentBacking, interfaces};
+use crate::regcache::Telling;
 
 /// A setting with a name: in the environment, in a file, and for [`Config::set`](super::Config::set).
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +74,19 @@ const NET: &[(&str, NetChoice)] = &[
     ("tcp", NetChoice::Tcp),
     ("verbs", NetChoice::Verbs),
     ("off", NetChoice::Off),
+];
+const RENDEZVOUS: &[(&str, RendezvousChoice)] = &[
+    ("auto", RendezvousChoice::Auto),
+    ("read", RendezvousChoice::Read),
+    ("write", RendezvousChoice::Write),
+    ("write-notify", RendezvousChoice::WriteNotify),
+    ("stream", RendezvousChoice::Stream),
+];
+const TELLING: &[(&str, Telling)] = &[
+    ("kernel", Telling::Kernel),
+    ("program", Telling::Program),
+    ("interposed", Telling::Interposed),
+    ("off", Telling::Nobody),
 ];
 const CHUNK_FILL: &[(&str, ChunkFill)] = &[("flags", ChunkFill::TwoFlags), ("bottom", ChunkFill::Bottom)];
 const REGISTRATIONS: &[(&str, bool)] = &[("drop", false), ("keep", true)];
@@ -366,6 +381,23 @@ pub const VARIABLES: &[Variable] = &[
         (3, 1024),
         net_receives,
         "most packets that each rank on another machine may send ahead; memory is taken as busy ranks need it"
+    ),
+    words!(
+        "NEMESIA_NET_RENDEZVOUS",
+        "auto, read, write, write-notify or stream",
+        RENDEZVOUS,
+        net_rendezvous,
+        "how large messages of other machines reach this process: it reads them, the sender writes them and reports \
+        the end by a packet or by the last write, or they travel in packets; over TCP auto measures for each peer and \
+        size, over RDMA devices it is stream"
+    ),
+    words!(
+        "NEMESIA_REGISTRATIONS",
+        "kernel, program, interposed or off",
+        TELLING,
+        registrations,
+        "how the cache of memory registered with an RDMA device learns of unmapped memory: from the kernel \
+        (userfaultfd), from nemesia_memory_released, or from libnemesia_interpose.so; off keeps no registration"
     ),
     Variable {
         name: "NEMESIA_CHANNEL_DESIGN",

@@ -54,6 +54,8 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_ANY_SOURCE" => "outlive",
         "NEMESIA_LOCAL" => "off",
         "NEMESIA_NET" => "tcp",
+        "NEMESIA_NET_RENDEZVOUS" => "read",
+        "NEMESIA_REGISTRATIONS" => "off",
         "NEMESIA_NET_ADDRESS" => "127.0.0.1",
         "NEMESIA_JOB_KEY_FILE" => "/dev/null",
         "NEMESIA_STRANGERS" => "refuse",

@@ -10,6 +10,6 @@ mod counters;
 mod tests;
 mod trace;
 
-pub use counters::{Counters, EngineCounters, PeerCounters, WaitCounters};
+pub use counters::{Counters, EngineCounters, PeerCounters, RegistrationCounters, WaitCounters};
 
 pub(super) use trace::{Recorder, recorder};

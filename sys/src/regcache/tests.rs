@@ -23,7 +23,7 @@ fn watched() -> Option<TestCache> {
 /// Waits until the thread that reads the kernel's reports runs. A thread that starts maps memory of its own,
 /// perhaps at an address that a test has just freed and wants again.
 fn await_reader(cache: &mut TestCache) {
-    let watch = cache.reported.watch.as_mut().unwrap();
+    let watch = cache.kept.reports.watch.as_mut().unwrap();
     let at = map(None, 1, 0) as u64;
     assert!(watch.watch(&(at..at + PAGE as u64)));
     // Returns after the thread has read the report.
@@ -255,7 +255,7 @@ fn nothing_is_watched_that_is_not_registered() {
     touch(&mut cache, at, 4);
     cache.flush();
     unmap(at, 4);
-    assert!(!cache.reported.watch.as_ref().unwrap().changed(), "the program was held up for nothing");
+    assert!(!cache.kept.reports.watch.as_ref().unwrap().changed(), "the program was held up for nothing");
 }
 
 #[test]
@@ -291,7 +291,7 @@ fn forked_child_leaves_the_watch_of_its_parent_alone() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         unmap(at, 4);
-        drop(cache.reported.watch.take());
+        drop(cache.kept.reports.watch.take());
         // SAFETY: ends the child without running anything.
         unsafe { libc::_exit(0) };
     }

@@ -11,7 +11,9 @@ mod fabric;
 mod growing;
 mod memory;
 mod open;
+mod registered;
 mod rejoin;
+mod remote;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -5,9 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use nemesia_core::engine::Tuning;
-use nemesia_core::port::channel::{Channel, ChannelEvent};
+use nemesia_core::port::PeerId;
+use nemesia_core::port::channel::{Channel, ChannelEvent, RendezvousChoice};
 use nemesia_core::port::memory::{Address, MemoryPort};
-use nemesia_core::port::{PacketsOnly, PeerId};
 use nemesia_verification::storage::ChannelVectors;
 
 use super::RunPlan;
@@ -31,13 +31,13 @@ pub struct ChannelDriver {
 }
 
 /// The port of a rank.
-type ChannelPort<M> = PacketsOnly<Channel<M, ChannelVectors>>;
+type ChannelPort<M> = Channel<M, ChannelVectors>;
 
 /// The time within which a connection must be made.
 const SOON: Duration = Duration::from_secs(30);
 
 impl<M: MemoryPort> PortDriver<ChannelPort<M>> for ChannelDriver {
-    fn drive(&mut self, PacketsOnly(channel): &mut ChannelPort<M>) -> Vec<PeerId> {
+    fn drive(&mut self, channel: &mut ChannelPort<M>) -> Vec<PeerId> {
         let now = self.now.get();
         let mut connected = Vec::new();
         while let Some(event) = channel.poll_event(now) {
@@ -75,6 +75,7 @@ struct ChannelStage<F: Fabric> {
     registry: Rc<Registry>,
     places: Vec<Address>,
     rails: u32,
+    rendezvous: RendezvousChoice,
 }
 
 impl<F: Fabric> ChannelStage<F> {
@@ -86,7 +87,7 @@ impl<F: Fabric> ChannelStage<F> {
     ) -> Result<ChannelActor<F::Port>, String> {
         let ChannelNode { channel, blocks, .. } = node;
         let driver = ChannelDriver { now: Rc::clone(&self.now), blocks, places };
-        EngineActor::new(rank, (PacketsOnly(channel), driver), Tuning::default(), &self.registry)
+        EngineActor::new(rank, (channel, driver), Tuning::default(), &self.registry)
     }
 }
 
@@ -98,7 +99,7 @@ impl<F: Fabric> Stage<ChannelActor<F::Port>> for ChannelStage<F> {
 
     fn restart(&mut self, rank: usize) -> Result<ChannelActor<F::Port>, String> {
         let port = self.bench.fabric.port()?;
-        let config = config(rank as PeerId, self.rails);
+        let config = config(rank as PeerId, self.rails, self.rendezvous);
         let mut node =
             ChannelNode::new(port, config, self.places.len()).map_err(|error| error.to_string())?;
         node.lend()?;
@@ -120,10 +121,10 @@ pub fn over_channels<F: Fabric>(
     case: CaseFacts,
     plan: RunPlan,
     fabric: F,
-    (ranks, rails): (usize, u32),
+    (ranks, rails, rendezvous): (usize, u32, RendezvousChoice),
 ) -> Verdict {
     let mut bench = Bench::new(fabric);
-    let hall = Hall::open(&mut bench, ranks, rails)?;
+    let hall = Hall::open(&mut bench, (ranks, rails, rendezvous))?;
     let mut hall = hall.ok_or("the fabric has too few receives for a channel")?;
     hall.connect(&mut bench)?;
     let nodes: Vec<_> = hall.nodes.into_iter().flatten().collect();
@@ -131,7 +132,7 @@ pub fn over_channels<F: Fabric>(
     let places = places.collect::<Result<Vec<Address>, _>>()?;
     let now = Rc::new(Cell::new(bench.now));
     let registry = Registry::new(ranks, ABILITIES, false);
-    let mut stage = ChannelStage { bench, now, registry: Rc::clone(&registry), places, rails };
+    let mut stage = ChannelStage { bench, now, registry: Rc::clone(&registry), places, rails, rendezvous };
     let mut actors = Vec::new();
     for (rank, node) in (0..).zip(nodes) {
         actors.push(stage.actor(rank, node, Vec::new())?);

@@ -4,7 +4,7 @@ mod engine;
 pub(crate) mod node;
 mod violations;
 
-use nemesia_core::port::channel::{ChannelEvent, OpenError};
+use nemesia_core::port::channel::{ChannelEvent, OpenError, RendezvousChoice};
 use nemesia_core::port::memory::MemoryPort;
 use nemesia_core::port::{PacketPieces, PacketPort, PeerId, Polled, PortFault};
 use nemesia_core::wire::{Envelope, Kind};
@@ -39,12 +39,15 @@ fn text(error: impl std::fmt::Display) -> String {
 impl<F: Fabric> Hall<F> {
     /// Opens the channels. Returns `None` if the fabric has too few receives for a channel; the channel must
     /// report that.
-    pub(crate) fn open(bench: &mut Bench<F>, ranks: usize, rails: u32) -> Result<Option<Self>, String> {
+    pub(crate) fn open(
+        bench: &mut Bench<F>,
+        (ranks, rails, rendezvous): (usize, u32, RendezvousChoice),
+    ) -> Result<Option<Self>, String> {
         let mut hall = Self { nodes: Vec::new(), rails };
         for rank in 0..ranks {
             let port = bench.fabric.port()?;
             let few = port.facts().receive_depth < 3;
-            match ChannelNode::new(port, config(rank as PeerId, rails), ranks) {
+            match ChannelNode::new(port, config(rank as PeerId, rails, rendezvous), ranks) {
                 Ok(mut node) => {
                     node.lend()?;
                     hall.nodes.push(Some(node));
@@ -186,7 +189,9 @@ fn packet(from: usize, to: usize, number: u64) -> (Envelope, Vec<u8>) {
 
 fn packets<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     for (ranks, rails) in [(2, 1), (3, 2)] {
-        let Some(mut hall) = Hall::open(bench, ranks, rails)? else { return Ok(()) };
+        let Some(mut hall) = Hall::open(bench, (ranks, rails, RendezvousChoice::Auto))? else {
+            return Ok(());
+        };
         hall.connect(bench)?;
         hall.talk(bench, 200)?;
         hall.close(bench)?;
@@ -195,7 +200,7 @@ fn packets<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
 }
 
 fn lost<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
-    let Some(mut hall) = Hall::open(bench, 3, 1)? else { return Ok(()) };
+    let Some(mut hall) = Hall::open(bench, (3, 1, RendezvousChoice::Auto))? else { return Ok(()) };
     hall.connect(bench)?;
     hall.talk(bench, 20)?;
     let node = hall.nodes[2].take().ok_or("it was killed")?;

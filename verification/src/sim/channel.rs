@@ -2,12 +2,14 @@
 //!
 //! [`model`] explores every interleaving of the credits of two small ends. [`world`] runs whole channels at
 //! random. In them processes die ([`world`]), leave in good order ([`leave`]), and come back, as soon as their peers
-//! have accepted them ([`accept`]).
+//! have accepted them ([`accept`]). They also access each other's memory ([`access`]).
 
 mod accept;
+mod access;
 pub(crate) mod fabric;
 mod leave;
 pub(crate) mod model;
 pub(crate) mod node;
 mod rest;
+mod transfer;
 pub(crate) mod world;

@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use nemesia_core::job_key::{JobKey, KEY_BYTES};
-use nemesia_core::port::channel::{ChannelEvent, Config, OWN};
+use nemesia_core::port::channel::{ChannelEvent, Config, OWN, RendezvousChoice};
 use nemesia_core::port::memory::{Address, ConnectError, Connection, Event as PortEvent, LostError, Private};
 use nemesia_core::port::{PacketPort as _, Polled};
 use nemesia_core::wire::channel::ChannelRefusal;
@@ -122,6 +122,7 @@ impl KeysWorld {
                 rails: 1,
                 most_receives: 4,
                 patience: Duration::from_secs(1),
+                rendezvous: RendezvousChoice::Auto,
             };
             let tokens: Vec<u64> = (0..count).map(|_| rng.next()).collect();
             let node = Node::new(AdversaryPort::new(place), config, tokens.into_iter(), 16);

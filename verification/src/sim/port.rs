@@ -8,8 +8,8 @@ use nemesia_core::payload::{BorrowedRecv, ReceiveRange, ReceiveRanges, SendRange
 use nemesia_core::port::describe_runs;
 use nemesia_core::port::{
     AccessError, Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk,
-    PacketPieces, PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, RemoteRun, RunTable, SharedCopy,
-    ShortPath,
+    PacketPieces, PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, RemoteRun, Rendezvous, RunTable,
+    SharedCopy, ShortPath,
 };
 use nemesia_core::shared::fastbox::SHORT_BYTES;
 use nemesia_core::store::cost;
@@ -288,7 +288,17 @@ unsafe impl RemoteAccess for SimPort {
         (Descriptor::of_address(address), number.map(Exposure))
     }
 
-    fn expose_for_put(&mut self, peer: PeerId, range: ReceiveRange) -> (Descriptor, Option<Exposure>) {
+    fn rendezvous(&self, peer: PeerId) -> Rendezvous {
+        let put = self.fabric.borrow().conditions.puts;
+        Rendezvous { get: self.can_get(peer), put, stream: true }
+    }
+
+    fn expose_for_put(
+        &mut self,
+        peer: PeerId,
+        range: ReceiveRange,
+        _: u64,
+    ) -> (Descriptor, Option<Exposure>) {
         let mut fabric = self.fabric.borrow_mut();
         if !fabric.conditions.puts {
             return (Descriptor::NONE, None);

@@ -99,6 +99,12 @@ pub(crate) enum Event {
     ChannelAccepted,
     /// A packet was sent over the placement.
     Placed,
+    /// An access to a peer's memory has begun; a peer's last put reported the end; an access came too late, and a
+    /// report came from a process to which the buffer was not exposed.
+    Accessed,
+    PutNotified,
+    StaleAccess,
+    FalseReport,
     /// Peers: a process called; two calls crossed; a call was parked; calls of two ranks of a world crossed; an
     /// abandoned call was recognised; a call that was given up was made once more; a call was refused at a limit; a
     /// stranger was refused; a connection ended in order; a slot was used again; a number was.
@@ -135,7 +141,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 93] = [
+const EVENTS: [(Event, &str); 97] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -203,6 +209,10 @@ const EVENTS: [(Event, &str); 93] = [
     (Event::ChannelHeld, "requests held"),
     (Event::ChannelAccepted, "accepted"),
     (Event::Placed, "by placement"),
+    (Event::Accessed, "accesses"),
+    (Event::PutNotified, "notified"),
+    (Event::StaleAccess, "too late"),
+    (Event::FalseReport, "false reports"),
     (Event::PeerCall, "peers: calls"),
     (Event::PeerCrossing, "crossing"),
     (Event::PeerParked, "parked"),

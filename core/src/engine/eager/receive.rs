@@ -4,7 +4,7 @@
 use core::borrow::BorrowMut;
 
 use crate::engine::request::{CompletionError, State, outcome, with_immediate};
-use crate::engine::state::{Accesses, Incoming, TransferPhase};
+use crate::engine::state::{Accesses, Incoming, Protocol, TransferPhase};
 use crate::engine::unload::{TAKEN_BACK, read, unload};
 use crate::engine::{Engine, Failure, RequestId, StartError, Storage};
 use crate::matching::{Pattern, Source};
@@ -158,6 +158,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             phase: TransferPhase::Pull,
             shared: 0,
             accesses: Accesses::from(left.start),
+            protocol: Protocol::Pull,
             measured: None,
             exposure: None,
         };

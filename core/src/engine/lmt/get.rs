@@ -109,8 +109,10 @@ fn next_chunk<P: Port>(
         // The accesses that are under way must end before the rest is streamed.
         TransferPhase::Pull if incoming.accesses.failed => NextChunk::Wait,
         TransferPhase::Pull => {
-            let end = begun.saturating_add(tuning.pull_bytes.max(1));
-            NextChunk::Copy(Part { start: begun, end: left.end.min(end) })
+            let address = buf.address();
+            let at = if address == 0 { 0 } else { address + begun };
+            let end = port.access_shape(from).end_of((begun, left.end), tuning.pull_bytes, at);
+            NextChunk::Copy(Part { start: begun, end })
         }
         // The parts of both sides are assigned one after the other.
         TransferPhase::Assist | TransferPhase::Broken if incoming.accesses.under_way > 0 => NextChunk::Wait,

@@ -10,7 +10,7 @@ use crate::engine::unload::read;
 use crate::engine::{Engine, RequestId, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
-use crate::port::{Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port, PortFault};
+use crate::port::{Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port, PortFault, Stores};
 use crate::store::cost;
 use crate::wire::listed::MOST_RUNS;
 use crate::wire::rendezvous::{
@@ -80,6 +80,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
             peer.tally.is_held = false;
             peer.tally.demoted += u64::from(demoted);
             self.dequeue(to, PeerQueue::Pending, index);
+            let exposure = exposure.or_else(|| {
+                // The puts, if the receiver requests any, begin behind the first bytes.
+                let range = message.buf.range_from(first)?;
+                self.port.prepare_put(to, range)
+            });
             self.requests.get_mut(index).0 = State::Offered { to, message, exposure };
             self.enqueue(to, PeerQueue::Offered, index);
         }
@@ -173,35 +178,57 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         let may_pull =
             self.port.is_accessible(from, &rts.descriptor) && is_worth_pulling(incoming, buf, run_bytes);
+        let may_put = buf.address() != 0;
         let message = MessageForm {
             bytes: rts.total.min(buf.len() as u64),
             is_list: buf.address() == 0 || rts.origin > 0 || rts.descriptor.is_list(),
         };
-        if may_pull && self.choose(from, index, message, &rts) == Protocol::Pull {
-            Pull::start_receive(self, from, index);
-        } else {
-            Stream::start_receive(self, from, index);
+        let protocol = self.choose(from, index, message, &rts, (may_pull, may_put));
+        if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
+            incoming.protocol = protocol;
+        }
+        match protocol {
+            Protocol::Pull => Pull::start_receive(self, from, index),
+            Protocol::Put | Protocol::Stream(_) => Stream::start_receive(self, from, index),
         }
     }
 
-    /// Selects the protocol for a message that can be pulled.
-    fn choose(&mut self, from: PeerId, index: u32, message: MessageForm, rts: &Rts) -> Protocol {
-        if self.port.is_mappable(from, &rts.descriptor) {
+    /// Selects the protocol for a message that can be pulled or put, as given.
+    fn choose(
+        &mut self,
+        from: PeerId,
+        index: u32,
+        message: MessageForm,
+        rts: &Rts,
+        (may_pull, may_put): (bool, bool),
+    ) -> Protocol {
+        let offered = self.port.rendezvous(from);
+        let (may_pull, may_put) = (may_pull, may_put && offered.put);
+        let usual = match (may_pull, may_put) {
+            (true, _) => Protocol::Pull,
+            (false, true) => Protocol::Put,
+            (false, false) => Protocol::Stream(Stores::Cached),
+        };
+        if may_pull && self.port.is_mappable(from, &rts.descriptor) {
             // A stream copies twice, and a trial of it would only cost time. Messages in other memory that move at the
             // same time cannot be measured.
             if let Some(selection) = self.selections.of(from) {
                 selection.spoil();
             }
-            return Protocol::Pull;
+            return usual;
         }
-        let Some(now) = self.port.ticks() else { return Protocol::Pull };
-        let Some(protocol) = self.selections.begin(from, message, now, rts.protocol_number) else {
-            return Protocol::Pull;
+        // Without a choice there is nothing to learn.
+        if may_pull != offered.get || may_put != offered.put || !offered.stream || !(may_pull || may_put) {
+            return usual;
+        }
+        let Some(now) = self.port.ticks() else { return usual };
+        let Some(option) = self.selections.begin(from, message, now, rts.protocol_number) else {
+            return usual;
         };
         if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
-            incoming.measured = Some(protocol);
+            incoming.measured = Some(option);
         }
-        protocol
+        Protocol::offered(offered).get(usize::from(option.number())).copied().unwrap_or(usual)
     }
 
     /// Reports to the adaptive selector that the data of a message has arrived.
@@ -249,13 +276,19 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
             State::Receiving { incoming, buf } => {
                 let Part { start, end } = incoming.left;
-                let (descriptor, exposure) = Self::expose_for_put(&mut self.port, peer, buf, (start, end));
+                let receiver = id.to_bits();
+                let (descriptor, exposure) = match incoming.protocol {
+                    Protocol::Stream(_) => (Descriptor::NONE, None),
+                    Protocol::Pull | Protocol::Put => {
+                        Self::expose_for_put(&mut self.port, peer, (buf, receiver), (start, end))
+                    }
+                };
                 let cts = Cts {
                     sender: incoming.rts.sender,
-                    receiver: id.to_bits(),
+                    receiver,
                     start,
                     end,
-                    stores: incoming.measured.and_then(Protocol::stores),
+                    stores: incoming.measured.and_then(|_| incoming.protocol.stores()),
                     descriptor,
                 };
                 let packet = cts.encode();
@@ -265,9 +298,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
                     self.revoke(peer, exposure);
                     return sent;
                 }
+                let is_streamed = incoming.protocol == Protocol::Put && exposure.is_none();
                 incoming.exposure = exposure;
                 incoming.phase = TransferPhase::Stream;
                 self.peer(peer).tally.sent(Kind::Cts, packet.len());
+                if is_streamed && let Some(selection) = self.selections.of(peer) {
+                    selection.spoil();
+                }
                 self.dequeue(peer, PeerQueue::Answers, index);
                 self.enqueue(peer, PeerQueue::Incoming, index);
             }

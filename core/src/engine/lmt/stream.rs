@@ -48,6 +48,7 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
                 Descriptor::NONE
             },
             accesses: Accesses::from(cts.start),
+            is_reported: false,
         };
         let (tag, from) = (message.tag, Gather::new(message.buf));
         engine.requests.get_mut(index).0 = State::Streaming { tag, from, stream };

@@ -1,7 +1,7 @@
 //! The protocols for large messages.
 #![forbid(unsafe_code)]
 
-use crate::port::{Accessed, AccessedRanges, Exposure, Part, PeerId, Stores};
+use crate::port::{Accessed, AccessedRanges, Exposure, Part, PeerId, Rendezvous, Stores};
 use crate::wire::rendezvous::{Descriptor, MOST_PROTOCOLS, Rts};
 
 /// Most bytes of a message that travel with its RTS. A synchronous message of at most this size travels whole
@@ -16,16 +16,30 @@ pub(in crate::engine) enum Protocol {
     /// The receiver reads the sender's memory; see [`Pull`](crate::engine::lmt::Pull).
     #[default]
     Pull,
+    /// The sender writes the receiver's memory; see [`put`](crate::engine::lmt). Only on ports that can do that, where
+    /// it takes the place of the first stream.
+    Put,
     /// The data is streamed through cells that the sender fills with these stores; see
     /// [`Stream`](crate::engine::lmt::Stream).
     Stream(Stores),
 }
 
 impl Protocol {
-    /// The protocols, in the order of their numbers. The last is tried last, because it can be much slower
-    /// than the others.
+    /// The options of the adaptive selector, in the order of their numbers. The last is tried last, because it can
+    /// be much slower than the others.
     pub(in crate::engine) const ALL: [Self; PROTOCOLS] =
         [Self::Pull, Self::Stream(Stores::NonTemporal), Self::Stream(Stores::Cached)];
+
+    /// Returns the protocols that the options of the adaptive selector stand for. Where the sender can put, the
+    /// stores of a stream make no difference.
+    pub(in crate::engine) const fn offered(by: Rendezvous) -> [Self; PROTOCOLS] {
+        let stream = Self::Stream(Stores::Cached);
+        match by {
+            Rendezvous { get: true, put: true, .. } => [Self::Pull, Self::Put, stream],
+            Rendezvous { get: false, put: true, .. } => [Self::Put, stream, stream],
+            Rendezvous { put: false, .. } => Self::ALL,
+        }
+    }
 
     pub(in crate::engine) fn of(protocol_number: u8) -> Self {
         Self::ALL.get(usize::from(protocol_number)).copied().unwrap_or_default()
@@ -34,7 +48,7 @@ impl Protocol {
     /// Returns the stores by which a streaming sender fills its cells.
     pub(in crate::engine) const fn stores(self) -> Option<Stores> {
         match self {
-            Self::Pull => None,
+            Self::Pull | Self::Put => None,
             Self::Stream(stores) => Some(stores),
         }
     }
@@ -92,6 +106,8 @@ pub(in crate::engine) struct StreamState {
     pub(in crate::engine) descriptor: Descriptor,
     /// The puts.
     pub(in crate::engine) accesses: Accesses,
+    /// Whether the receiver has been told that all bytes have arrived, or will be as soon as they have.
+    pub(in crate::engine) is_reported: bool,
 }
 
 /// A message whose bytes are being transferred to this process.
@@ -107,7 +123,9 @@ pub(in crate::engine) struct Incoming {
     pub(in crate::engine) shared: u64,
     /// The gets.
     pub(in crate::engine) accesses: Accesses,
-    /// The protocol, if the adaptive selector measures the transfer ([`crate::engine::lmt::ProtocolSelections`]).
+    /// The selected protocol.
+    pub(in crate::engine) protocol: Protocol,
+    /// The option of the adaptive selector, if it measures the transfer ([`crate::engine::lmt::ProtocolSelections`]).
     pub(in crate::engine) measured: Option<Protocol>,
     /// The exposure of the buffer to the sender, which may put the bytes there.
     pub(in crate::engine) exposure: Option<Exposure>,

@@ -3,6 +3,7 @@
 
 use core::borrow::{Borrow as _, BorrowMut as _};
 
+use super::access::is_access;
 use super::buffers::{ChannelBuffer, Use};
 use super::peer::ChannelStage;
 use super::{Channel, ChannelStorage, LOOKS, OWN, SENDS, transmit};
@@ -10,13 +11,16 @@ use crate::flow::posted::{LEAST, Next};
 use crate::order::Placed;
 use crate::port::memory::{Completion, Connection, MemoryPort, PostError, ReceiveQueue, WorkOutcome};
 use crate::port::{PeerId, PortFault};
-use crate::wire::Envelope;
 use crate::wire::channel::{HEADER_BYTES, Header, Numbered, PacketKind};
+use crate::wire::{Envelope, Kind};
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Processes a completed work request.
     pub(super) fn complete(&mut self, completion: &Completion) {
         let Completion { id, connection, outcome } = *completion;
+        if is_access(id) {
+            return self.access_ended(completion);
+        }
         if let Some((peer, rail)) = transmit::inline(id) {
             return self.was_sent(peer, rail, connection, outcome);
         }
@@ -36,7 +40,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         }
     }
 
-    fn was_sent(&mut self, peer: PeerId, rail: u32, connection: Connection, outcome: WorkOutcome) {
+    pub(super) fn was_sent(&mut self, peer: PeerId, rail: u32, connection: Connection, outcome: WorkOutcome) {
         let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
         if it.connection != connection || it.stage.is_closing() {
             return;
@@ -58,15 +62,19 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
         it.receiving = it.receiving.saturating_sub(1);
         match outcome {
-            WorkOutcome::Received { len, .. } if it.stage == ChannelStage::Opening => {
+            WorkOutcome::Received { len, written, .. } if it.stage == ChannelStage::Opening => {
                 // The identity of the peer is not known yet, nor whether the connection will become ready.
                 if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail))
                 {
                     self.buffers.push(&mut it.early, buffer);
                 }
                 if let Some(record) = self.buffers.get_mut(buffer) {
-                    record.len = len;
+                    // Nothing is exposed yet, so no write is valid. A packet without bytes is not either.
+                    record.len = if written { 0 } else { len };
                 }
+            }
+            WorkOutcome::Received { immediate, written: true, .. } if !it.stage.is_closing() => {
+                self.accept_notice(buffer, (peer, rail), immediate);
             }
             WorkOutcome::Received { len, .. } if !it.stage.is_closing() => {
                 self.accept_packet(buffer, (peer, rail), len);
@@ -91,6 +99,42 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             self.fail(peer, fault);
             self.go_home(buffer, peer, rail);
         }
+    }
+
+    /// Accepts the report that all bytes of a message have been written, for which the peer has used the receive of
+    /// this buffer.
+    fn accept_notice(&mut self, buffer: u32, (peer, rail): (PeerId, u32), immediate: Option<u32>) {
+        if self.peer(peer).is_some_and(|it| it.is_ignored()) {
+            return self.go_home(buffer, peer, rail);
+        }
+        if let Err(fault) = self.take_notice(buffer, (peer, rail), immediate) {
+            self.fail(peer, fault);
+            self.go_home(buffer, peer, rail);
+        }
+    }
+
+    fn take_notice(
+        &mut self,
+        buffer: u32,
+        (peer, rail): (PeerId, u32),
+        immediate: Option<u32>,
+    ) -> Result<(), PortFault> {
+        let receiver = immediate.and_then(|immediate| self.accesses.notified(peer, immediate));
+        let tag = receiver.ok_or(PortFault::Header)?;
+        let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return Ok(()) };
+        (it.heard, it.used) = (true, true);
+        it.credits.arrive().map_err(|_| PortFault::Overdrawn)?;
+        let is_dry = it.credits.is_dry();
+        if let Some(record) = self.buffers.get_mut(buffer) {
+            record.envelope = Envelope { kind: Kind::Data, context: 0, tag, total: 0 };
+            (record.len, record.close) = (0, None);
+        }
+        self.hand_on(peer, buffer);
+        if is_dry {
+            self.grow(peer, rail);
+        }
+        self.settle(peer, rail);
+        Ok(())
     }
 
     /// Accepts the packet in this buffer. If it violates the protocol, the caller keeps the buffer.

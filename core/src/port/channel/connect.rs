@@ -111,6 +111,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
 
     /// Progresses connections at time `now` and returns the next event.
     pub fn poll_event(&mut self, now: Duration) -> Option<ChannelEvent> {
+        self.release_left();
         if let Some((peer, rail)) = self.ended.take() {
             return Some(ChannelEvent::Closed { peer, rail });
         }
@@ -388,6 +389,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         for rail in 0..self.config.rails {
             self.shut(peer, rail);
         }
+        self.forget_accesses(peer);
         loop {
             let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) else { return };
             let Some(buffer) = self.buffers.pop(it.ready_mut()).or_else(|| it.window.drain()) else { break };

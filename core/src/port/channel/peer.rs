@@ -58,8 +58,10 @@ pub(super) struct Rail {
     pub(super) receiving: u32,
     /// Buffers that are being sent.
     pub(super) sending: u32,
-    /// Posted packets that have not completed.
+    /// Posted packets and accesses that have not completed.
     pub(super) outstanding: u32,
+    /// The accesses to the peer's memory among them.
+    pub(super) accesses: u32,
     /// Packets that arrived before the connection was ready.
     pub(super) early: BufferQueue,
 }
@@ -78,6 +80,7 @@ impl Rail {
             receiving: 0,
             sending: 0,
             outstanding: 0,
+            accesses: 0,
             early: BufferQueue::new(),
         }
     }

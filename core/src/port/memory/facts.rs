@@ -21,6 +21,9 @@ pub struct Facts {
     /// Reads are placed only in regions that allow `remote_write` (on iWARP a steering tag places a read's
     /// response, as it does a write; RFC 5040, "RDMA Read Operation").
     pub read_needs_remote_write: bool,
+    /// Registering memory pins its pages and takes time, so that registrations are worth keeping. The memory may
+    /// then be unmapped while it is registered. If false, peers' accesses to unmapped memory end this process.
+    pub registration_pins: bool,
     /// Sends and writes may carry an immediate.
     pub immediates: bool,
     /// Atomic operations of eight bytes are available.

@@ -28,6 +28,7 @@ pub(super) const FACTS: Facts = Facts {
     write_proves_placement: true,
     waits_for_receive: true,
     read_needs_remote_write: false,
+    registration_pins: false,
     immediates: false,
     atomics: false,
     atomics_exclude_processor: false,

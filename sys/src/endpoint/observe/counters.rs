@@ -7,6 +7,7 @@ use nemesia_core::port::RemoteAccess as _;
 
 use crate::endpoint::{Endpoint, Source, Tag, pattern};
 use crate::route::Explanation;
+use crate::transport::net::NetPort;
 
 nemesia_core::counters! {
     /// The waits of an endpoint since it was opened.
@@ -26,6 +27,19 @@ nemesia_core::counters! {
     }
 }
 
+nemesia_core::counters! {
+    /// The registrations of large messages with the fabric between machines since the endpoint was opened. On a fabric
+    /// in software each message is registered.
+    RegistrationCounters {
+        /// Uses of memory that was registered before.
+        registration_hits: "times",
+        /// Uses of memory that was not registered.
+        registration_misses: "times",
+        /// Unused registrations that were given up for others.
+        registration_evicted: "times",
+    }
+}
+
 /// The activity of an endpoint since it was opened. All numbers except `engine.unexpected_now` only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -36,6 +50,8 @@ pub struct Counters {
     pub engine: EngineCounters,
     /// The waits.
     pub waits: WaitCounters,
+    /// The registrations of large messages.
+    pub registrations: RegistrationCounters,
 }
 
 impl Counters {
@@ -44,6 +60,7 @@ impl Counters {
         self.all.each(&mut visit);
         self.engine.each(&mut visit);
         self.waits.each(&mut visit);
+        self.registrations.each(&mut visit);
     }
 }
 
@@ -68,6 +85,16 @@ impl Endpoint {
             all: self.engine.counters(),
             engine: self.engine.engine_counters(),
             waits: self.waiter.counters,
+            registrations: self.registration_counters(),
+        }
+    }
+
+    fn registration_counters(&self) -> RegistrationCounters {
+        let counts = self.net().map(NetPort::registrations).unwrap_or_default();
+        RegistrationCounters {
+            registration_hits: counts.hits,
+            registration_misses: counts.misses,
+            registration_evicted: counts.evicted,
         }
     }
 
@@ -94,7 +121,8 @@ impl Endpoint {
     pub fn explain(&self) -> Explanation {
         let route = |rank| {
             let pulls = self.engine.port().can_get(rank as u32);
-            self.facts.route(&self.config, (self.rank(), rank), pulls, self.failure(rank))
+            let unkept = self.net().and_then(NetPort::registrations_refused);
+            self.facts.route(&self.config, (self.rank(), rank), (pulls, unkept), self.failure(rank))
         };
         Explanation {
             rank: self.rank(),

@@ -1,31 +1,31 @@
 //! Shared memory and the port to other machines as one port of the engine.
 
-use nemesia_core::port::{PacketPort as _, PacketsOnly, Pair, Route};
+use nemesia_core::port::{PacketPort as _, Pair, Route};
 
 use crate::endpoint::Endpoint;
 use crate::shm::Port;
 use crate::transport::net::NetPort;
 
 /// All ports of an endpoint. Without ranks on other machines there is no second one.
-pub(in crate::endpoint) type Ports = Pair<Port, PacketsOnly<NetPort>, Vec<Route>>;
+pub(in crate::endpoint) type Ports = Pair<Port, NetPort, Vec<Route>>;
 
 /// Returns the ports as one. `remote` has the transport of each rank on another machine.
 pub(in crate::endpoint) fn join(local: Port, net: Option<NetPort>, remote: &[Option<&'static str>]) -> Ports {
     let route = |transport: &Option<_>| if transport.is_some() { Route::Remote } else { Route::Local };
-    Pair::new(local, net.map(PacketsOnly), remote.iter().map(route).collect())
+    Pair::new(local, net, remote.iter().map(route).collect())
 }
 
 impl Endpoint {
     /// Returns the port to other machines, if the world has any.
     #[inline]
     pub(in crate::endpoint) fn net_mut(&mut self) -> Option<&mut NetPort> {
-        self.engine.port_mut().remote_mut().map(|PacketsOnly(net)| net)
+        self.engine.port_mut().remote_mut()
     }
 
     /// As [`Endpoint::net_mut`], for reading.
     #[inline]
     pub(in crate::endpoint) fn net(&self) -> Option<&NetPort> {
-        self.engine.port().remote().map(|PacketsOnly(net)| net)
+        self.engine.port().remote()
     }
 
     /// Makes progress on connections to other machines.

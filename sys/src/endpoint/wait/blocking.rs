@@ -223,7 +223,7 @@ impl Endpoint {
         let mut wait = Wait::new(Some(self.patience()));
         while self.engine.sends_pending()
             || self.engine.handlers_mut().wants_attention()
-            || self.engine.port().remote().is_some_and(|net| net.0.has_unsent())
+            || self.engine.port().remote().is_some_and(|net| net.has_unsent())
         {
             let packets = self.engine.progress().packets;
             match self.pause(&mut wait, packets, Awaited::Other) {

@@ -5,12 +5,15 @@ use std::time::Duration;
 use nemesia_core::job_key::JobKey;
 use nemesia_core::port::PeerId;
 use nemesia_core::port::channel::{
-    self, BufferSlab, Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, LendError, OWN, Parts,
+    self, AccessSlot, BufferSlab, Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, LendError, OWN,
+    Parts, RendezvousChoice,
 };
 use nemesia_core::port::memory::{Armed, MemoryPort, Origin, RegionAccess, RegisterError};
 
 use super::memory::Block;
+use super::registered::UserRegistrations;
 use crate::os::random;
+use crate::regcache::Telling;
 use crate::tcp::TcpPort;
 use crate::verbs::VerbsPort;
 
@@ -58,6 +61,8 @@ impl channel::ChannelStorage for ChannelHeap {
     type Window = Vec<Option<u32>>;
     type Buffers = Vec<ChannelBuffer>;
     type Slabs = Vec<Option<BufferSlab>>;
+    type Accesses = Vec<AccessSlot>;
+    type Registrations = UserRegistrations;
 }
 
 /// Returns the most buffers for each peer: a connection has its reserved buffers even with fewer receives.
@@ -108,6 +113,8 @@ pub(super) struct ChannelSizes {
     pub(super) world: u64,
     pub(super) key: JobKey,
     pub(super) patience: Duration,
+    pub(super) rendezvous: RendezvousChoice,
+    pub(super) telling: Telling,
 }
 
 /// A channel, dropped before its memory.
@@ -137,6 +144,7 @@ impl<M: Fabric> FabricChannel<M> {
             rails: 1,
             most_receives: receives,
             patience: sizes.patience,
+            rendezvous: sizes.rendezvous,
         };
         let window = receives.next_power_of_two() as usize;
         let mut peers = Vec::with_capacity(size as usize);
@@ -151,6 +159,8 @@ impl<M: Fabric> FabricChannel<M> {
             peers,
             buffers: vec![ChannelBuffer::default(); most as usize],
             slabs: std::iter::repeat_with(|| None).take(slabs).collect(),
+            accesses: Vec::new(),
+            registrations: UserRegistrations::new(&port, sizes.telling),
         };
         let channel = Channel::new(port, config, parts).map_err(|error| error.to_string())?;
         let mut new = Self { channel, blocks: Vec::new(), most, receives, paid: 0 };

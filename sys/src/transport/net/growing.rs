@@ -157,6 +157,8 @@ impl NetPort {
             world: NO_WORLD,
             key,
             patience: Duration::from_secs(config.timeout_seconds.into()),
+            rendezvous: config.net_rendezvous,
+            telling: config.registrations,
         };
         let mut channel = FabricChannel::new(port, &sizes)?;
         channel.channel.grow_with_peers();
@@ -263,7 +265,13 @@ impl NetPort {
     /// As [`PacketPort::close`](nemesia_core::port::PacketPort::close). A peer from which this process has disconnected
     /// still gets its last packets.
     pub(super) fn close_growing(&mut self, number: PeerId) {
-        if self.growing.as_ref().is_some_and(|growing| growing.is_open(number)) {
+        let Some(growing) = &self.growing else { return };
+        let mut is_over = growing.is_open(number);
+        if growing.has(number) && !self.origin.is_elsewhere() {
+            // What this process still accesses must end now.
+            is_over |= with!(&mut self.any, it => it.channel.end_exposures(number));
+        }
+        if is_over {
             self.shut(number);
         }
     }

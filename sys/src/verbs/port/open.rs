@@ -117,6 +117,7 @@ fn facts(device: &Device, port: PortAttributes, options: &PortOptions) -> Facts 
         write_proves_placement: is_infiniband,
         waits_for_receive: is_infiniband,
         read_needs_remote_write: !is_infiniband,
+        registration_pins: true,
         immediates: is_infiniband,
         atomics,
         atomics_exclude_processor: atomics && limits.atomic_cap == raw::IBV_ATOMIC_GLOB,

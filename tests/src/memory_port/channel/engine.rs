@@ -1,11 +1,14 @@
 //! The engine over channels: the protocols that ship, over any fabric.
 
+use std::ops::Range;
+
+use nemesia_core::counters::PeerCounters;
 use nemesia_core::engine::{Engine, RequestId, Tuning};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{RecvBuf, SendBuf};
-use nemesia_core::port::PacketsOnly;
-use nemesia_core::port::channel::Channel;
+use nemesia_core::port::channel::{Channel, RendezvousChoice};
 use nemesia_core::port::memory::MemoryPort;
+use nemesia_core::port::{RemoteAccess as _, Rendezvous};
 use nemesia_verification::storage::{ChannelVectors, EngineVectors};
 
 use super::super::bench::{Bench, Block};
@@ -22,7 +25,7 @@ const ROUNDS: u64 = 3;
 /// An engine and its buffers, which are freed after it.
 #[derive(Debug)]
 struct Process<M: MemoryPort> {
-    engine: Engine<PacketsOnly<Channel<M, ChannelVectors>>, EngineVectors>,
+    engine: Engine<Channel<M, ChannelVectors>, EngineVectors>,
     sends: Vec<(RequestId, Vec<u8>)>,
     receives: Vec<(RequestId, u64, Vec<u8>)>,
     blocks: Vec<Block>,
@@ -31,7 +34,7 @@ struct Process<M: MemoryPort> {
 impl<M: MemoryPort> Process<M> {
     fn new(rank: u32, ranks: usize, node: ChannelNode<M>) -> Result<Self, String> {
         let lent = EngineVectors::lent(ranks, 512, 4096, 64, ());
-        let engine = Engine::new(rank, PacketsOnly(node.channel), Tuning::default(), lent).map_err(text)?;
+        let engine = Engine::new(rank, node.channel, Tuning::default(), lent).map_err(text)?;
         Ok(Self { engine, sends: Vec::new(), receives: Vec::new(), blocks: node.blocks })
     }
 
@@ -62,7 +65,7 @@ impl<M: MemoryPort> Process<M> {
 
     /// Makes progress, and checks what is complete.
     fn turn(&mut self, now: std::time::Duration) -> Verdict {
-        let PacketsOnly(channel) = self.engine.port_mut();
+        let channel = self.engine.port_mut();
         while channel.poll_event(now).is_some() {}
         if channel.wants_memory()
             && let Ok(block) = lend(channel)
@@ -97,14 +100,39 @@ impl<M: MemoryPort> Process<M> {
 }
 
 pub(super) fn check<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
+    use RendezvousChoice::{Auto, Stream, Write, WriteNotify};
+    if is_device(bench)? && std::env::var_os("NEMESIA_TEST_RENDEZVOUS").is_none() {
+        return talk(bench, (2, Stream), 0..ROUNDS);
+    }
+    // Without a clock nothing is learned, and the receiver reads if it can.
+    talk(bench, (2, Auto), 0..ROUNDS)?;
+    let others = [(1, Write), (2, Write), (1, WriteNotify), (2, WriteNotify), (1, Stream)];
+    others.into_iter().try_for_each(|(rails, rendezvous)| {
+        let talked = talk(bench, (rails, rendezvous), 1..2);
+        talked.map_err(|why| format!("{rendezvous:?} over {rails} connections: {why}"))
+    })
+}
+
+/// Returns whether the fabric is an RDMA device. There, as in the library, large messages travel in packets unless a
+/// setting says else.
+fn is_device<F: Fabric>(bench: &mut Bench<F>) -> Result<bool, String> {
+    Ok(bench.facts()?.registration_pins && bench.fabric.most_turns().is_none())
+}
+
+/// Lets engines exchange messages of all sizes whose large ones move as chosen.
+fn talk<F: Fabric>(
+    bench: &mut Bench<F>,
+    (rails, rendezvous): (u32, RendezvousChoice),
+    rounds: Range<u64>,
+) -> Verdict {
     const RANKS: usize = 3;
-    let Some(mut hall) = Hall::open(bench, RANKS, 2)? else { return Ok(()) };
+    let Some(mut hall) = Hall::open(bench, (RANKS, rails, rendezvous))? else { return Ok(()) };
     hall.connect(bench)?;
     let mut processes = Vec::new();
     for (rank, node) in (0..).zip(hall.nodes.into_iter().flatten()) {
         processes.push(Process::new(rank, RANKS, node)?);
     }
-    for round in 0..ROUNDS {
+    for round in rounds {
         // One order after the other: receives first, sends first, mixed.
         for (tag, &len) in (1..).zip(&SIZES) {
             start(&mut processes, round, tag + 100 * round, len, round != 1)?;
@@ -120,7 +148,18 @@ pub(super) fn check<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         })?;
         wrong?;
     }
-    Ok(())
+    check_protocols(&processes)
+}
+
+/// Checks that large messages have moved by the chosen protocol. Memory that could not be registered was streamed.
+fn check_protocols<M: MemoryPort>(processes: &[Process<M>]) -> Verdict {
+    let counters = processes.iter().map(|process| process.engine.counters());
+    let all = counters.fold(Default::default(), |sum: PeerCounters, it| sum.plus(&it));
+    let (got, put) = (all.large_pulled > 0, all.large_pushed > 0);
+    let offered = processes.first().map(|process| process.engine.port().rendezvous(1));
+    let Rendezvous { get, put: may_put, .. } = offered.ok_or("no process")?;
+    let expected = (get, may_put && !get);
+    equal("messages that the receiver has read, and that the sender has written", (got, put), expected)
 }
 
 fn turn<F: Fabric>(bench: &mut Bench<F>, processes: &mut [Process<F::Port>]) -> Verdict {

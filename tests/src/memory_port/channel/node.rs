@@ -5,7 +5,8 @@ use std::time::Duration;
 use nemesia_core::job_key::{JobKey, KEY_BYTES};
 use nemesia_core::port::PeerId;
 use nemesia_core::port::channel::{
-    Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, LendError, OpenError, Parts,
+    Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, ExactRegistrations, LendError, OpenError,
+    Parts, RendezvousChoice,
 };
 use nemesia_core::port::memory::{MemoryPort, RegionAccess};
 use nemesia_verification::storage::ChannelVectors;
@@ -22,7 +23,7 @@ pub(crate) const KEY: JobKey = JobKey::from_bytes([0x6b; KEY_BYTES]);
 /// The buffers in each piece of memory.
 const BUFFERS: usize = 48;
 
-pub(crate) const fn config(rank: PeerId, rails: u32) -> Config {
+pub(crate) const fn config(rank: PeerId, rails: u32, rendezvous: RendezvousChoice) -> Config {
     Config {
         rank,
         incarnation: 0,
@@ -33,6 +34,7 @@ pub(crate) const fn config(rank: PeerId, rails: u32) -> Config {
         rails,
         most_receives: 16,
         patience: Duration::from_secs(30),
+        rendezvous,
     }
 }
 
@@ -63,6 +65,8 @@ fn parts(rank: PeerId, ranks: usize) -> Parts<ChannelVectors> {
         peers: (0..ranks).filter_map(|of| ChannelPeer::new(vec![None; 64], token(of))).collect(),
         buffers: vec![ChannelBuffer::default(); 4 * BUFFERS],
         slabs: std::iter::repeat_with(|| None).take(4).collect(),
+        accesses: Vec::new(),
+        registrations: ExactRegistrations::new(),
     }
 }
 

@@ -3,6 +3,7 @@
 use nemesia_core::flow::posted::{FIRST, LEAST, Stamp};
 use nemesia_core::job_key::{CallTerms, JobKey, KEY_BYTES};
 use nemesia_core::port::PacketPieces;
+use nemesia_core::port::channel::RendezvousChoice;
 use nemesia_core::port::memory::{
     CompletionSource, ConnectError, Connection, Event, MemoryPort as _, Origin, Private, ReceiveQueue,
     RegionAccess, Work,
@@ -194,7 +195,7 @@ fn fault<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>) -> Result<PortFaul
 
 /// Connects two channels with a place for a third, and makes a plain port that pretends to be the third.
 fn scene<F: Fabric>(bench: &mut Bench<F>) -> Result<Option<(Hall<F>, Memory)>, String> {
-    let Some(mut hall) = Hall::open(bench, 3, 1)? else { return Ok(None) };
+    let Some(mut hall) = Hall::open(bench, (3, 1, RendezvousChoice::Auto))? else { return Ok(None) };
     hall.nodes.truncate(2);
     hall.connect(bench)?;
     bench.open(1)?;

@@ -10,7 +10,8 @@ use crate::violation::{Check, Violation, ensure};
 impl<F: ChannelFabric> ChannelWorld<F> {
     /// Lets a process leave, instead of a death. It sends no new packets.
     pub(super) fn begin_to_leave(&mut self, rank: usize) {
-        if self.deaths == 0 || self.nodes[rank].is_none() || self.lives[rank].leaving.is_some() {
+        let is_leaving = self.lives[rank].leaving.is_some();
+        if self.deaths == 0 || self.nodes[rank].is_none() || is_leaving || !self.is_settled(rank) {
             return;
         }
         self.deaths -= 1;

@@ -4,7 +4,9 @@ use std::ptr::NonNull;
 
 use nemesia_core::flow::posted::LEAST;
 use nemesia_core::payload::LentMemory;
-use nemesia_core::port::channel::{Channel, ChannelBuffer, ChannelPeer, Config, LendError, OpenError, Parts};
+use nemesia_core::port::channel::{
+    Channel, ChannelBuffer, ChannelPeer, Config, ExactRegistrations, LendError, OpenError, Parts,
+};
 use nemesia_core::port::memory::{MemoryPort, RegionAccess, RegisterError};
 use nemesia_verification::storage::ChannelVectors;
 
@@ -15,13 +17,13 @@ const BUFFERS: usize = 512;
 
 /// Memory that only raw pointers refer to.
 #[derive(Debug)]
-struct Land {
+pub(super) struct Land {
     words: NonNull<u128>,
     count: usize,
 }
 
 impl Land {
-    fn new(bytes: u64) -> Self {
+    pub(super) fn new(bytes: u64) -> Self {
         let words = vec![0_u128; bytes.div_ceil(16) as usize].into_boxed_slice();
         let count = words.len();
         Self { words: NonNull::from(Box::leak(words)).cast(), count }
@@ -31,6 +33,25 @@ impl Land {
         // SAFETY: allocated with at least that length, and initialised; freed after the port is dropped. No
         // reference to the memory exists.
         unsafe { LentMemory::from_raw(self.words.as_ptr().cast(), len as usize) }
+    }
+}
+
+impl Land {
+    /// Returns the address of the first byte.
+    pub(super) const fn base(&self) -> NonNull<u8> {
+        self.words.cast()
+    }
+
+    /// Fills the beginning.
+    pub(super) fn write(&self, bytes: &[u8]) {
+        assert!(self.lent(bytes.len() as u64).write(0, bytes), "the memory has that length");
+    }
+
+    /// Returns the first bytes.
+    pub(super) fn read(&self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        assert!(self.lent(len as u64).read(0, &mut bytes), "the memory has that length");
+        bytes
     }
 }
 
@@ -61,6 +82,8 @@ impl<M: MemoryPort> Node<M> {
             peers,
             buffers: vec![ChannelBuffer::default(); BUFFERS],
             slabs: std::iter::repeat_with(|| None).take(SLABS).collect(),
+            accesses: Vec::new(),
+            registrations: ExactRegistrations::new(),
         };
         Ok(Self { channel: Channel::new(port, config, parts)?, land: Vec::new() })
     }

@@ -35,6 +35,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             while self.poll_once(rank)? {}
             (0..self.ranks()).for_each(|to| self.push(rank, to));
             self.lend(rank)?;
+            self.go_on_with_transfers(rank)?;
             self.accept(rank)?;
             self.leave(rank)?;
         }
@@ -45,6 +46,9 @@ impl<F: ChannelFabric> ChannelWorld<F> {
     fn unrest(&self) -> Option<String> {
         if let Some(rank) = self.lingering() {
             return Some(format!("rank {rank} cannot leave"));
+        }
+        if self.has_transfers() {
+            return Some(format!("transfers are under way: {}", self.first_transfer()));
         }
         for (rank, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else { continue };
@@ -121,7 +125,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             }
             let back = |(count, free)| count == free;
             if nodes.iter().all(|node| back(node.channel.buffers())) {
-                return Ok(());
+                return self.check_returned();
             }
         }
         Err(Violation("connections are closed, and buffers are missing".into()))

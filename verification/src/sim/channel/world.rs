@@ -9,7 +9,7 @@ use nemesia_core::port::PacketPieces;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use nemesia_core::port::channel::{ChannelEvent, Config, Introduction, JoinError, OWN};
+use nemesia_core::port::channel::{ChannelEvent, Config, Introduction, JoinError, OWN, RendezvousChoice};
 use nemesia_core::port::memory::MemoryPort as _;
 use nemesia_core::port::{PacketPort as _, PeerFault, Polled, PortFault};
 use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};
@@ -17,6 +17,7 @@ use nemesia_core::wire::{Envelope, Kind};
 
 use super::fabric::ChannelFabric;
 use super::node::Node;
+use super::transfer::WorldAccesses;
 use crate::rng::{Rng, mix};
 use crate::tally::{Event, Tally};
 use crate::trace::Trace;
@@ -34,6 +35,11 @@ pub(super) struct ChannelPacket {
 }
 
 impl ChannelPacket {
+    /// Returns a packet without bytes.
+    pub(super) const fn report(envelope: Envelope) -> Self {
+        Self { envelope, key: 0 }
+    }
+
     fn bytes(&self) -> Vec<u8> {
         (0..self.envelope.total).map(|at| mix(self.key.wrapping_add(at)) as u8).collect()
     }
@@ -94,6 +100,8 @@ pub(crate) struct ChannelWorld<F: ChannelFabric> {
     pub(super) now: Duration,
     pub(crate) tally: Tally,
     pub(crate) trace: Trace,
+    /// Holds memory that the ports use, and is dropped after them.
+    pub(super) accesses: WorldAccesses,
 }
 
 impl<F: ChannelFabric> ChannelWorld<F> {
@@ -112,6 +120,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             rails,
             most_receives: rng.pick(&[3, 4, 6, 20]),
             patience: Duration::from_secs(1),
+            rendezvous: RendezvousChoice::Auto,
         };
         let pair = || ChannelPair { asked: vec![false; rails as usize], ..ChannelPair::default() };
         let mut world = Self {
@@ -130,6 +139,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             tally: Tally::default(),
             trace,
             rng,
+            accesses: WorldAccesses::default(),
         };
         (0..ranks).try_for_each(|rank| world.start(rank))?;
         Ok(world)
@@ -167,7 +177,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
     /// Lets one thing happen.
     pub(crate) fn step(&mut self) -> Check {
         let rank = self.rng.below(self.ranks());
-        match self.rng.below(24) {
+        match self.rng.below(28) {
             0..8 => self.submit(rank),
             8..15 => self.poll(rank)?,
             15 => self.dial(rank)?,
@@ -176,6 +186,8 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             18 if self.rng.one_in(8) => self.lend(rank)?,
             19 if self.deaths > 0 && self.nodes[rank].is_some() && self.rng.one_in(80) => self.kill(rank),
             19 if self.rng.one_in(80) => self.begin_to_leave(rank),
+            24 | 26 => self.begin_transfer(rank)?,
+            25 => self.go_on_with_transfers(rank)?,
             21 => self.accept(rank)?,
             22 => self.leave(rank)?,
             20 if self.restarts && self.nodes[rank].is_none() && self.rng.one_in(20) => self.start(rank)?,
@@ -281,6 +293,10 @@ impl<F: ChannelFabric> ChannelWorld<F> {
                 if self.has_parted(rank, from) {
                     return Ok(true);
                 }
+                let is_report = arrival.len == 0 && self.is_report(&arrival.envelope);
+                if is_report && self.take_report(rank, from, &arrival.envelope)? {
+                    return Ok(true);
+                }
                 let expected = self.pairs[from][rank].flying.pop_front();
                 let Some(packet) = expected else {
                     return Err(Violation(format!("rank {rank} has a packet that {from} never sent")));
@@ -308,7 +324,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         if let PortFault::Left(reason) = fault.fault {
             return self.learns_of_leave(rank, from, reason);
         }
-        if self.has_parted(rank, from) {
+        if self.has_parted(rank, from) || self.has_lied(from, rank, fault.fault) {
             return Ok(());
         }
         let is_end = matches!(fault.fault, PortFault::Lost(_) | PortFault::Work(_));
@@ -326,8 +342,12 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         if let Some(node) = &mut self.nodes[rank] {
             node.channel.close(from as u32);
         }
+        self.end_transfers(rank, from);
         self.died[rank][from] = false;
-        self.pairs[rank][from].flying.clear();
+        if !self.died[from][rank] {
+            // Otherwise that process lives, and may still get what was sent.
+            self.pairs[rank][from].flying.clear();
+        }
         self.pairs[from][rank].flying.clear();
         self.pairs[rank][from].granted = 0;
         self.pairs[rank][from].parting = None;
@@ -453,6 +473,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         self.died[rank].fill(false);
         self.fold(&node);
         drop(node);
+        self.forget_transfers(rank);
     }
 
     /// Adds the counts of a channel to the tally.

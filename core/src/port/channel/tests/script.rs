@@ -10,7 +10,10 @@ use core::time::Duration;
 use crate::flow::posted::{FIRST, LEAST, Stamp};
 use crate::job_key::{CallTerms, JobKey};
 use crate::payload::LentMemory;
-use crate::port::channel::{BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage, Config, Parts};
+use crate::port::channel::{
+    AccessSlot, BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage, Config, ExactRegistrations,
+    Parts, RendezvousChoice,
+};
 use crate::port::memory::{
     Address, Armed, Completion, CompletionSource, ConnectError, Connection, ConnectionState, Event, Facts,
     MemoryKey, MemoryPort, Offer, Origin, PortRegion, PostError, Private, ReceiveQueue, RegionAccess,
@@ -37,6 +40,7 @@ const FACTS: Facts = Facts {
     write_proves_placement: true,
     waits_for_receive: true,
     read_needs_remote_write: false,
+    registration_pins: false,
     immediates: false,
     atomics: false,
     atomics_exclude_processor: false,
@@ -248,6 +252,8 @@ impl ChannelStorage for ScriptStorage {
     type Window = Vec<Option<u32>>;
     type Buffers = Vec<ChannelBuffer>;
     type Slabs = Vec<Option<BufferSlab>>;
+    type Accesses = Vec<AccessSlot>;
+    type Registrations = ExactRegistrations;
 }
 
 pub(super) type TestChannel = Channel<Script, ScriptStorage>;
@@ -264,6 +270,7 @@ pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
         rails,
         most_receives: 64,
         patience: Duration::from_secs(1),
+        rendezvous: RendezvousChoice::Auto,
     };
     let parts = Parts {
         peers: (0..ranks as u32)
@@ -271,6 +278,8 @@ pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
             .collect(),
         buffers: vec![ChannelBuffer::default(); buffers],
         slabs: vec![None],
+        accesses: vec![],
+        registrations: ExactRegistrations::new(),
     };
     let mut channel = TestChannel::new(Script::default(), config, parts).unwrap();
     let [memory, own] = LentMemory::leaked(buffers * channel.buffer_bytes() as usize);

@@ -1,0 +1,148 @@
+//! Access to the memory of ranks on other machines.
+
+use nemesia_core::payload::{ReceiveRange, SendRange};
+use nemesia_core::port::channel::Registrations as _;
+use nemesia_core::port::{
+    AccessError, AccessShape, Accessed, CompletedAccess, Exposure, PeerId, RemoteAccess, Rendezvous,
+    SharedCopy, ShortPath,
+};
+use nemesia_core::regcache::Counts;
+use nemesia_core::wire::rendezvous::Descriptor;
+
+use super::{NetPort, with};
+
+impl ShortPath for NetPort {}
+
+impl SharedCopy for NetPort {}
+
+impl NetPort {
+    /// Returns the counts of registrations of messages.
+    pub(crate) fn registrations(&self) -> Counts {
+        with!(&self.any, it => it.channel.registrations().counts())
+    }
+
+    /// Returns why no registration is kept, although it should be.
+    pub(crate) fn registrations_refused(&self) -> Option<String> {
+        with!(&self.any, it => it.channel.registrations().refused())
+    }
+
+    /// Returns whether calls have an effect: in a forked child none has, and a peer from which this process has
+    /// disconnected counts as gone.
+    fn can_access(&self, peer: PeerId) -> bool {
+        !self.origin.is_elsewhere() && self.growing.as_ref().is_none_or(|growing| growing.is_open(peer))
+    }
+}
+
+// SAFETY: each method passes on to the channel, which has the same obligations. The channel is told of a closed peer by
+// `PacketPort::close`, even if the connection lingers (`NetPort::close_growing`).
+unsafe impl RemoteAccess for NetPort {
+    fn can_get(&self, peer: PeerId) -> bool {
+        with!(&self.any, it => it.channel.can_get(peer))
+    }
+
+    fn rendezvous(&self, peer: PeerId) -> Rendezvous {
+        with!(&self.any, it => it.channel.rendezvous(peer))
+    }
+
+    fn access_shape(&self, peer: PeerId) -> AccessShape {
+        with!(&self.any, it => it.channel.access_shape(peer))
+    }
+
+    fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
+        self.can_access(peer) && with!(&self.any, it => it.channel.is_accessible(peer, descriptor))
+    }
+
+    fn expose(&mut self, peer: PeerId, range: SendRange) -> (Descriptor, Option<Exposure>) {
+        if !self.can_access(peer) {
+            return (Descriptor::NONE, None);
+        }
+        with!(&mut self.any, it => it.channel.expose(peer, range))
+    }
+
+    fn expose_for_put(
+        &mut self,
+        peer: PeerId,
+        range: ReceiveRange,
+        receiver: u64,
+    ) -> (Descriptor, Option<Exposure>) {
+        if !self.can_access(peer) {
+            return (Descriptor::NONE, None);
+        }
+        with!(&mut self.any, it => it.channel.expose_for_put(peer, range, receiver))
+    }
+
+    fn prepare_put(&mut self, peer: PeerId, range: SendRange) -> Option<Exposure> {
+        if !self.can_access(peer) {
+            return None;
+        }
+        with!(&mut self.any, it => it.channel.prepare_put(peer, range))
+    }
+
+    fn revoke(&mut self, peer: PeerId, exposure: Exposure) {
+        if !self.origin.is_elsewhere() {
+            with!(&mut self.any, it => it.channel.revoke(peer, exposure));
+        }
+    }
+
+    fn get(
+        &mut self,
+        peer: PeerId,
+        from: &Descriptor,
+        at: u64,
+        to: ReceiveRange,
+        operation: u64,
+    ) -> Accessed {
+        if !self.can_access(peer) {
+            return Accessed::Failed(AccessError::Refused);
+        }
+        with!(&mut self.any, it => {
+            let accessed = it.channel.get(peer, from, at, to, operation);
+            super::fabric::Fabric::push_out(it.channel.port_mut());
+            accessed
+        })
+    }
+
+    fn put(&mut self, peer: PeerId, to: &Descriptor, at: u64, from: SendRange, operation: u64) -> Accessed {
+        if !self.can_access(peer) {
+            return Accessed::Failed(AccessError::Refused);
+        }
+        with!(&mut self.any, it => {
+            let accessed = it.channel.put(peer, to, at, from, operation);
+            super::fabric::Fabric::push_out(it.channel.port_mut());
+            accessed
+        })
+    }
+
+    fn notifies(&self, peer: PeerId, to: &Descriptor) -> bool {
+        with!(&self.any, it => it.channel.notifies(peer, to))
+    }
+
+    fn put_last(
+        &mut self,
+        peer: PeerId,
+        to: &Descriptor,
+        at: u64,
+        from: SendRange,
+        operation: u64,
+    ) -> Accessed {
+        if !self.can_access(peer) {
+            return Accessed::Failed(AccessError::Refused);
+        }
+        with!(&mut self.any, it => {
+            let accessed = it.channel.put_last(peer, to, at, from, operation);
+            super::fabric::Fabric::push_out(it.channel.port_mut());
+            accessed
+        })
+    }
+
+    fn orders_puts(&self, peer: PeerId) -> bool {
+        with!(&self.any, it => it.channel.orders_puts(peer))
+    }
+
+    fn poll_access(&mut self) -> Option<CompletedAccess> {
+        if self.origin.is_elsewhere() {
+            return None;
+        }
+        with!(&mut self.any, it => it.channel.poll_access())
+    }
+}
