@@ -17,7 +17,7 @@
 //! arrives too early waits in its receive buffer, in a [`Window`](crate::order::ReorderWindow) that has a
 //! place for every receive of the peer's rails. Updates have no number and never wait.
 //!
-//! **Large messages** move by remote memory access: see [`access`].
+//! **Large messages** move by remote memory access: see `channel/access.rs`.
 //!
 //! **Memory.** All connections share one pool of buffers, for receives and sends. The caller lends and
 //! registers its memory ([`Channel::lend`]): some at the start, and more whenever [`Channel::wants_memory`]
