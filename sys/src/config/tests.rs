@@ -61,6 +61,11 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_STRANGERS" => "refuse",
         "NEMESIA_CONNECT" => "start",
         "NEMESIA_NET_PACKET_BYTES" => "4096",
+        "NEMESIA_CHANNEL_DESIGN" => "basic",
+        "NEMESIA_CHANNEL_FILL" => "bottom",
+        "NEMESIA_CHANNEL_RING_BYTES" => "65536",
+        "NEMESIA_CHANNEL_CHUNK_BYTES" => "256",
+        "NEMESIA_CHANNEL_REGISTRATIONS" => "drop",
         _ if variable.values == "0 or 1" => "1",
         _ => "77",
     }
