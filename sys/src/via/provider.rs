@@ -67,7 +67,7 @@ impl Shared {
 
     /// Locks all objects.
     pub(super) fn lock(&self) -> StateGuard<'_> {
-        StateGuard { shared: self, state: Some(self.locked()) }
+        StateGuard { shared: self, state: self.locked() }
     }
 
     fn locked(&self) -> MutexGuard<'_, ViaState> {
@@ -183,29 +183,25 @@ impl Shared {
 /// All objects, locked. What changed is announced to other threads at the end.
 pub(super) struct StateGuard<'a> {
     shared: &'a Shared,
-    state: Option<MutexGuard<'a, ViaState>>,
+    state: MutexGuard<'a, ViaState>,
 }
 
 impl std::ops::Deref for StateGuard<'_> {
     type Target = ViaState;
 
-    #[allow(clippy::expect_used, reason = "the guard is there until the drop")]
     fn deref(&self) -> &ViaState {
-        self.state.as_deref().expect("locked")
+        &self.state
     }
 }
 
 impl std::ops::DerefMut for StateGuard<'_> {
-    #[allow(clippy::expect_used, reason = "the guard is there until the drop")]
     fn deref_mut(&mut self) -> &mut ViaState {
-        self.state.as_deref_mut().expect("locked")
+        &mut self.state
     }
 }
 
 impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
-        if let Some(mut state) = self.state.take() {
-            self.shared.after(&mut state);
-        }
+        self.shared.after(&mut self.state);
     }
 }
