@@ -1,6 +1,6 @@
 //! The RDMA Channel in C: a progress engine over each design, and misuse of its handle.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -22,14 +22,21 @@ const INSIDE: [(&str, &str); 5] = [
 /// The time in which processes that poll come to their end, also beside many others.
 const LIMIT: Duration = Duration::from_secs(600);
 
-fn program(name: &str, linking: Linking) -> Result<PathBuf, String> {
-    compile("cc", &STRICT_C, &source(&format!("tests/c/{name}.c")), linking, name)
+/// Compiles a program. Its file is named after `test`, because tests run at the same time.
+fn program(name: &str, linking: Linking, test: &str) -> Result<PathBuf, String> {
+    let file = source(&format!("tests/c/{name}.c"));
+    compile("cc", &STRICT_C, &file, linking, &format!("{name}-{test}"))
 }
 
 /// Runs the progress engine on `size` processes. The explanation of rank 0 must have these words.
-fn progress(size: usize, rounds: usize, settings: &[(&str, &str)], words: &str) -> Result<(), String> {
+fn progress(
+    program: &Path,
+    (size, rounds): (usize, usize),
+    settings: &[(&str, &str)],
+    words: &str,
+) -> Result<(), String> {
     let seed = nemesia_tests::seed();
-    let job = Job::new(program("progress", Linking::Shared)?, scratch(), &format!("{seed} {rounds}"));
+    let job = Job::new(program, scratch(), &format!("{seed} {rounds}"));
     let job = settings.iter().fold(job, |job, (name, value)| job.env(name, value));
     let ranks = job.spawn(size)?.wait(LIMIT)?;
     if !ranks.iter().all(|rank| rank.kind.is_success()) {
@@ -46,9 +53,10 @@ fn a_progress_engine_runs_over_each_design_inside_a_machine() -> Result<(), Stri
     if !can_run("a_progress_engine_runs_over_each_design_inside_a_machine", &["cc"]) {
         return Ok(());
     }
+    let program = program("progress", Linking::Shared, "inside")?;
     for (design, words) in INSIDE {
-        for (size, rounds) in [(2, 12), (3, 6), (8, 2)] {
-            progress(size, rounds, &[("NEMESIA_CHANNEL_DESIGN", design)], words)?;
+        for run in [(2, 12), (3, 6), (8, 2)] {
+            progress(&program, run, &[("NEMESIA_CHANNEL_DESIGN", design)], words)?;
         }
     }
     Ok(())
@@ -59,6 +67,7 @@ fn a_progress_engine_runs_over_each_design_between_machines() -> Result<(), Stri
     if !can_run("a_progress_engine_runs_over_each_design_between_machines", &["cc"]) {
         return Ok(());
     }
+    let program = program("progress", Linking::Shared, "between")?;
     for design in ["basic", "piggyback", "pipelined", "zero-copy"] {
         let settings = [
             ("NEMESIA_LOCAL", "off"),
@@ -66,8 +75,9 @@ fn a_progress_engine_runs_over_each_design_between_machines() -> Result<(), Stri
             ("NEMESIA_NET_ADDRESS", "127.0.0.1"),
             ("NEMESIA_CHANNEL_DESIGN", design),
         ];
-        progress(2, 9, &settings, &format!("tcp, {design}"))?;
-        progress(if quick() { 3 } else { 5 }, 2, &settings, &format!("tcp, {design}"))?;
+        let words = format!("tcp, {design}");
+        progress(&program, (2, 9), &settings, &words)?;
+        progress(&program, (if quick() { 3 } else { 5 }, 2), &settings, &words)?;
     }
     Ok(())
 }
@@ -77,6 +87,7 @@ fn rings_and_chunks_of_every_size_carry_a_progress_engine() -> Result<(), String
     if !can_run("rings_and_chunks_of_every_size_carry_a_progress_engine", &["cc"]) {
         return Ok(());
     }
+    let program = program("progress", Linking::Shared, "sizes")?;
     for (design, words) in INSIDE {
         let settings = [
             ("NEMESIA_CHANNEL_DESIGN", design),
@@ -85,7 +96,7 @@ fn rings_and_chunks_of_every_size_carry_a_progress_engine() -> Result<(), String
             ("NEMESIA_CHANNEL_FILL", "bottom"),
             ("NEMESIA_CHANNEL_ZERO_COPY_BYTES", "600"),
         ];
-        progress(2, 6, &settings, words)?;
+        progress(&program, (2, 6), &settings, words)?;
     }
     Ok(())
 }
@@ -96,7 +107,8 @@ fn misuse_of_a_channel_is_an_error_and_nothing_else() -> Result<(), String> {
         return Ok(());
     }
     for linking in Linking::BOTH {
-        output(Command::new(program("channel_misuse", linking)?).env("NEMESIA_CONFIG", "")).map(drop)?;
+        output(Command::new(program("channel_misuse", linking, "misuse")?).env("NEMESIA_CONFIG", ""))
+            .map(drop)?;
     }
     Ok(())
 }
