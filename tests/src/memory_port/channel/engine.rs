@@ -116,7 +116,10 @@ pub(super) fn check<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
 /// Returns whether the fabric is an RDMA device. There, as in the library, large messages travel in packets unless a
 /// setting says else.
 fn is_device<F: Fabric>(bench: &mut Bench<F>) -> Result<bool, String> {
-    Ok(bench.facts()?.registration_pins && bench.fabric.most_turns().is_none())
+    if bench.fabric.most_turns().is_some() {
+        return Ok(false);
+    }
+    Ok(bench.fabric.port()?.facts().registration_pins)
 }
 
 /// Lets engines exchange messages of all sizes whose large ones move as chosen.
