@@ -79,7 +79,7 @@ pub mod rendezvous;
 pub mod rma;
 
 /// Version of the layouts on this page.
-pub const LAYOUT_VERSION: u32 = 12;
+pub const LAYOUT_VERSION: u32 = 13;
 
 /// A peer's rank in the world.
 pub type PeerId = u32;

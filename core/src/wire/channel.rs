@@ -28,7 +28,7 @@ use super::fabric::Private;
 
 /// Version of the formats on this page, and of the payloads that [`super::prefix`], [`super::rendezvous`],
 /// [`super::region`] and [`super::rma`] define.
-pub const CHANNEL_VERSION: u16 = 11;
+pub const CHANNEL_VERSION: u16 = 12;
 /// Bytes of a packet header.
 pub const HEADER_BYTES: usize = 32;
 

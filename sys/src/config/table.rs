@@ -220,7 +220,8 @@ pub const VARIABLES: &[Variable] = &[
         name: "NEMESIA_ASSIST_BYTES",
         values: "bytes, or never",
         help: "smallest message for a sender-assisted copy, in which receiver and waiting sender each copy a \
-               part; into memory allocated for reading and writing, from twice NEMESIA_ASSIST_LEAST on",
+               part, where that is measured to be faster; into memory allocated for reading and writing, from twice \
+               NEMESIA_ASSIST_LEAST on",
         get: |config| config.assist_bytes.map_or_else(|| NEVER.to_owned(), |bytes| bytes.to_string()),
         set: |config, value| put(&mut config.assist_bytes, or_never(value)),
     },
