@@ -349,7 +349,10 @@ mod tests {
         }
         let huge = Rts { total: 1 << 63, ..rts };
         assert_eq!(Rts::decode(&huge.encode(), rts.bytes()), None);
-        assert_eq!(Rts::decode(&Rts { protocol_number: MOST_PROTOCOLS + 1, ..rts }.encode(), rts.bytes()), None);
+        assert_eq!(
+            Rts::decode(&Rts { protocol_number: MOST_PROTOCOLS + 1, ..rts }.encode(), rts.bytes()),
+            None
+        );
         // Bytes that neither travel with the RTS nor are described; an origin of nothing; a reserved bit.
         let described = Rts { origin: 48, ..rts };
         assert_eq!(Rts::decode(&described.encode(), rts.bytes() + 47), None);
