@@ -44,6 +44,17 @@
 //! in the reply to a flush. Without it, a flush that is started after the target has left could not determine
 //! what is done.
 //!
+//! **Description.** An origin whose port accesses the memory of peers asks for the description of a region: `describe`,
+//! code 8, word 0: the key. The tag is the key too. The target registers the region when it is first asked. The answer
+//! is a reply with bit 13 of its context set and bits 0-12 the code of a [`Refusal`], or 0; its tag is the key, and its
+//! payload the five words of a [`DirectRegion`]. A refusal has no payload: [`Refusal::Undefined`] if the region is used
+//! in packets only. A request for a description counts against the window.
+//!
+//! **Withdrawal.** A target that unexposes a described region sends `withdraw`, code 9, to each peer that has asked for
+//! a description: word 0 is the key, and the tag the number of the withdrawal, counted from 1. From then on the peer
+//! begins no access by that description. When all its accesses have ended, it answers with a reply without payload,
+//! whose context is [`WITHDRAWN`] and whose tag is the number. The answer is about all withdrawals up to that number.
+//!
 //! **Remote key.** Four words. Word 0: bits 0-15 [`KEY_VERSION`], 16-23 [`Access`], 32-63 the region's share:
 //! 0, or one more than the number of the owner's descriptor of a shared region. Word 1: the key. Word 2: bytes
 //! of the region. Word 3: the offset of the first byte: its address if the region is exposed by address, else 0.
@@ -56,6 +67,7 @@
 #![forbid(unsafe_code)]
 
 use super::PeerId;
+use super::region::RegionBytes;
 
 /// Most requests to one target in flight that the target must answer.
 pub const WINDOW: u32 = 32;
@@ -80,6 +92,13 @@ pub const ACCOUNT: u16 = 1 << 15;
 /// Bytes of an account.
 pub const ACCOUNT_BYTES: usize = 8;
 
+/// In the context of a reply: it describes a region.
+pub const DESCRIBED: u16 = 1 << 13;
+/// The context of a reply: regions are withdrawn.
+pub const WITHDRAWN: u16 = 1 << 14;
+/// Bytes of the description of a region.
+pub const DESCRIPTION_BYTES: usize = 40;
+
 const NOTIFY: u16 = 1 << 12;
 const CONFIRM_AT: u16 = 13;
 
@@ -100,6 +119,10 @@ pub enum RmaOperation {
     Flush = 6,
     /// Combine operands into values, and return the old values.
     FetchAccumulate = 7,
+    /// Describe a region for direct access.
+    Describe = 8,
+    /// Stop direct access to a region.
+    Withdraw = 9,
 }
 
 impl RmaOperation {
@@ -113,6 +136,8 @@ impl RmaOperation {
             RmaOperation::CompareSwap => "compare_swap",
             RmaOperation::Flush => "flush",
             RmaOperation::FetchAccumulate => "fetch_accumulate",
+            RmaOperation::Describe => "describe",
+            RmaOperation::Withdraw => "withdraw",
         }
     }
 }
@@ -236,7 +261,7 @@ pub enum Refusal {
 }
 
 impl RmaOperation {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Put,
         Self::Get,
         Self::Accumulate,
@@ -244,6 +269,8 @@ impl RmaOperation {
         Self::CompareSwap,
         Self::Flush,
         Self::FetchAccumulate,
+        Self::Describe,
+        Self::Withdraw,
     ];
 }
 
@@ -427,6 +454,7 @@ impl Verb {
             RmaOperation::Put | RmaOperation::Accumulate | RmaOperation::FetchAccumulate => HEAD_BYTES,
             RmaOperation::Get | RmaOperation::Fetch => 24,
             RmaOperation::CompareSwap => 32,
+            RmaOperation::Describe | RmaOperation::Withdraw => 8,
             RmaOperation::Flush => 0,
         }
     }
@@ -464,6 +492,51 @@ impl Head {
         }
         let [key, offset, value, expected] = words;
         Self { key, offset, value, expected }
+    }
+}
+
+/// The memory of a region, as its owner describes it for direct access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectRegion {
+    /// The registered bytes: those of the region.
+    pub bytes: RegionBytes,
+    /// The offset of the first byte, as in a remote key.
+    pub base: u64,
+    /// The rights of peers.
+    pub access: Access,
+}
+
+impl DirectRegion {
+    /// Encodes the words: address, length and key of the registered bytes, the offset of the first byte, the rights.
+    pub fn encode(&self) -> [u8; DESCRIPTION_BYTES] {
+        let Self { bytes: RegionBytes { address, len, key, .. }, base, access } = *self;
+        let mut bytes = [0; DESCRIPTION_BYTES];
+        for (to, word) in
+            bytes.as_chunks_mut::<8>().0.iter_mut().zip([address, len, key, base, access as u64])
+        {
+            *to = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    /// Decodes the words. `None` if the rights are none that exist. The other words are unchecked: the owner's fabric
+    /// checks each access.
+    pub fn decode(bytes: &[u8; DESCRIPTION_BYTES]) -> Option<Self> {
+        let mut words = [0; 5];
+        for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *to = u64::from_le_bytes(*word);
+        }
+        let [address, len, key, base, access] = words;
+        let access = Access::ALL.into_iter().find(|known| *known as u64 == access)?;
+        Some(Self { bytes: RegionBytes { address, len, key, notice: None }, base, access })
+    }
+
+    /// Returns the position in the registered bytes of `len` bytes that an operation names by `offset`. `None` if the
+    /// region does not have them, or does not allow the access.
+    pub fn place(&self, offset: u64, len: u64, wanted: Access) -> Option<u64> {
+        let at = offset.checked_sub(self.base)?;
+        let _ = self.bytes.part(at, len)?;
+        self.access.allows(wanted).then_some(at)
     }
 }
 
@@ -546,6 +619,27 @@ mod tests {
     fn heads_survive_the_wire() {
         let head = Head { key: u64::MAX, offset: 1 << 40, value: 3, expected: 4 };
         assert_eq!(Head::decode(&head.encode()), head);
+    }
+
+    #[test]
+    fn descriptions_of_regions_survive_the_wire() {
+        let bytes = RegionBytes { address: 1 << 40, len: 300, key: 7, notice: None };
+        for access in Access::ALL {
+            let region = DirectRegion { bytes, base: 100, access };
+            assert_eq!(DirectRegion::decode(&region.encode()), Some(region));
+            assert_eq!(region.place(150, 250, access), Some(50));
+            assert_eq!((region.place(150, 251, access), region.place(99, 1, access)), (None, None));
+            let all = region.place(100, 1, Access::ReadWrite);
+            assert_eq!(all.is_some(), access == Access::ReadWrite);
+        }
+        let mut golden = [0; DESCRIPTION_BYTES];
+        (golden[5], golden[8], golden[9], golden[16], golden[24], golden[32]) = (1, 44, 1, 7, 100, 2);
+        let described = DirectRegion::decode(&golden);
+        assert_eq!(described, Some(DirectRegion { bytes, base: 100, access: Access::Write }));
+        golden[32] = 0;
+        assert_eq!(DirectRegion::decode(&golden), None);
+        golden[32] = 4;
+        assert_eq!(DirectRegion::decode(&golden), None);
     }
 
     #[test]
