@@ -266,6 +266,14 @@ impl InjectedFault {
         self as u32 >= InjectedFault::SpendReserve as u32 && (self as u32) < InjectedFault::SkipProof as u32
     }
 
+    /// Returns whether the fault concerns one-sided operations by remote memory access.
+    pub const fn is_of_direct_access(self) -> bool {
+        matches!(
+            self,
+            InjectedFault::OvertakePackets | InjectedFault::TrustWrites | InjectedFault::IgnoreWithdrawal
+        )
+    }
+
     /// Returns whether the fault concerns [`job_key`](crate::job_key).
     pub const fn is_of_keys(self) -> bool {
         self as u32 >= InjectedFault::SkipProof as u32 && (self as u32) < InjectedFault::CountBothCalls as u32
