@@ -262,7 +262,7 @@ impl Default for Config {
             net_packet_bytes: None,
             net_receives: 32,
             net_rendezvous: RendezvousChoice::Auto,
-            net_direct_bytes: Some(16 << 10),
+            net_direct_bytes: None,
             registrations: Telling::Kernel,
             channel: ChannelSettings::default(),
             job_key: JobKeySource::Exchange,

@@ -30,6 +30,10 @@ impl Exposed {
     /// Until the region that takes this is unexposed, or the engine is dropped: the bytes are initialised and
     /// readable, and writable if peers may write. No reference to them is alive while a function of the engine runs.
     /// Other threads access them meanwhile only by atomic operations.
+    ///
+    /// If [`Tuning::direct_bytes`](crate::engine::Tuning::direct_bytes) lets peers access the memory directly, they may
+    /// do so at any time: no reference is alive at all, and the bytes stay until
+    /// [`Engine::withdraw`](crate::engine::Engine::withdraw) has returned `true` after the region was unexposed.
     pub unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len }
     }

@@ -168,7 +168,8 @@ impl Endpoint {
     /// # Safety
     /// Until then, the bytes are initialised and readable, and writable if `access` permits peers to write. No
     /// reference to them is alive while a function of this endpoint runs. Other threads use them only by atomic
-    /// operations.
+    /// operations. With [`Config::net_direct_bytes`](crate::Config::net_direct_bytes) peers use them at any time: no
+    /// reference to them is alive until then, and other accesses than those by this endpoint are atomic.
     #[inline]
     pub unsafe fn expose(&mut self, base: *mut u8, len: usize, access: Access) -> Result<Region, Error> {
         // SAFETY: the caller's promise.
