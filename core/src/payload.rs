@@ -432,8 +432,8 @@ impl RecvBuf {
         Some(unsafe { core::slice::from_raw_parts_mut(self.base.as_ptr().add(at), len.min(self.len - at)) })
     }
 
-    /// Returns at most `len` bytes from `at` on of a buffer that is no list, as a range that a port may write. `None` if
-    /// there are none.
+    /// Returns at most `len` bytes from `at` on of a buffer that is no list, as a range that a port may write. `None`
+    /// if there are none.
     pub(crate) fn range_of(&mut self, at: usize, len: usize) -> Option<ReceiveRange> {
         let part = self.whole(at, len).filter(|part| !part.is_empty())?;
         let len = part.len();

@@ -124,8 +124,8 @@ impl AccessShape {
     }
 }
 
-/// How the regions of a peer are accessed directly. A packet that is sent after a put has begun arrives after its bytes,
-/// and an access begins at the peer after all bytes of earlier puts are there.
+/// How the regions of a peer are accessed directly. A packet that is sent after a put has begun arrives after its
+/// bytes, and an access begins at the peer after all bytes of earlier puts are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectAccess {
     /// The end of a put proves that its bytes have arrived. Otherwise only the answer to a later packet does.

@@ -47,7 +47,7 @@
 //! **Description.** An origin whose port accesses the memory of peers asks for the description of a region: `describe`,
 //! code 8, word 0: the key. The tag is the key too. The target registers the region when it is first asked. The answer
 //! is a reply with bit 13 of its context set and bits 0-12 the code of a [`Refusal`], or 0; its tag is the key, and its
-//! payload the five words of a [`DirectRegion`]. A refusal has no payload: [`Refusal::Undefined`] if the region is used
+//! payload the five words of a [`DirectRegion`](super::direct::DirectRegion). A refusal has no payload: [`Refusal::Undefined`] if the region is used
 //! in packets only. A request for a description counts against the window.
 //!
 //! **Withdrawal.** A target that unexposes a described region sends `withdraw`, code 9, to each peer that has asked for
@@ -67,7 +67,6 @@
 #![forbid(unsafe_code)]
 
 use super::PeerId;
-use super::region::RegionBytes;
 
 /// Most requests to one target in flight that the target must answer.
 pub const WINDOW: u32 = 32;
@@ -96,8 +95,6 @@ pub const ACCOUNT_BYTES: usize = 8;
 pub const DESCRIBED: u16 = 1 << 13;
 /// The context of a reply: regions are withdrawn.
 pub const WITHDRAWN: u16 = 1 << 14;
-/// Bytes of the description of a region.
-pub const DESCRIPTION_BYTES: usize = 40;
 
 const NOTIFY: u16 = 1 << 12;
 const CONFIRM_AT: u16 = 13;
@@ -355,7 +352,7 @@ impl Confirm {
 }
 
 impl Access {
-    const ALL: [Self; 3] = [Self::Read, Self::Write, Self::ReadWrite];
+    pub(super) const ALL: [Self; 3] = [Self::Read, Self::Write, Self::ReadWrite];
 
     /// Returns whether these rights include `wanted`.
     pub const fn allows(self, wanted: Self) -> bool {
@@ -495,51 +492,6 @@ impl Head {
     }
 }
 
-/// The memory of a region, as its owner describes it for direct access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirectRegion {
-    /// The registered bytes: those of the region.
-    pub bytes: RegionBytes,
-    /// The offset of the first byte, as in a remote key.
-    pub base: u64,
-    /// The rights of peers.
-    pub access: Access,
-}
-
-impl DirectRegion {
-    /// Encodes the words: address, length and key of the registered bytes, the offset of the first byte, the rights.
-    pub fn encode(&self) -> [u8; DESCRIPTION_BYTES] {
-        let Self { bytes: RegionBytes { address, len, key, .. }, base, access } = *self;
-        let mut bytes = [0; DESCRIPTION_BYTES];
-        for (to, word) in
-            bytes.as_chunks_mut::<8>().0.iter_mut().zip([address, len, key, base, access as u64])
-        {
-            *to = word.to_le_bytes();
-        }
-        bytes
-    }
-
-    /// Decodes the words. `None` if the rights are none that exist. The other words are unchecked: the owner's fabric
-    /// checks each access.
-    pub fn decode(bytes: &[u8; DESCRIPTION_BYTES]) -> Option<Self> {
-        let mut words = [0; 5];
-        for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
-            *to = u64::from_le_bytes(*word);
-        }
-        let [address, len, key, base, access] = words;
-        let access = Access::ALL.into_iter().find(|known| *known as u64 == access)?;
-        Some(Self { bytes: RegionBytes { address, len, key, notice: None }, base, access })
-    }
-
-    /// Returns the position in the registered bytes of `len` bytes that an operation names by `offset`. `None` if the
-    /// region does not have them, or does not allow the access.
-    pub fn place(&self, offset: u64, len: u64, wanted: Access) -> Option<u64> {
-        let at = offset.checked_sub(self.base)?;
-        let _ = self.bytes.part(at, len)?;
-        self.access.allows(wanted).then_some(at)
-    }
-}
-
 /// A region of a peer: its owner and its key, which are enough to use it; and what is known about it. All but the
 /// owner are plain bytes that may travel by any means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -619,27 +571,6 @@ mod tests {
     fn heads_survive_the_wire() {
         let head = Head { key: u64::MAX, offset: 1 << 40, value: 3, expected: 4 };
         assert_eq!(Head::decode(&head.encode()), head);
-    }
-
-    #[test]
-    fn descriptions_of_regions_survive_the_wire() {
-        let bytes = RegionBytes { address: 1 << 40, len: 300, key: 7, notice: None };
-        for access in Access::ALL {
-            let region = DirectRegion { bytes, base: 100, access };
-            assert_eq!(DirectRegion::decode(&region.encode()), Some(region));
-            assert_eq!(region.place(150, 250, access), Some(50));
-            assert_eq!((region.place(150, 251, access), region.place(99, 1, access)), (None, None));
-            let all = region.place(100, 1, Access::ReadWrite);
-            assert_eq!(all.is_some(), access == Access::ReadWrite);
-        }
-        let mut golden = [0; DESCRIPTION_BYTES];
-        (golden[5], golden[8], golden[9], golden[16], golden[24], golden[32]) = (1, 44, 1, 7, 100, 2);
-        let described = DirectRegion::decode(&golden);
-        assert_eq!(described, Some(DirectRegion { bytes, base: 100, access: Access::Write }));
-        golden[32] = 0;
-        assert_eq!(DirectRegion::decode(&golden), None);
-        golden[32] = 4;
-        assert_eq!(DirectRegion::decode(&golden), None);
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl<F: Fabric> ChannelStage<F> {
     ) -> Result<ChannelActor<F::Port>, String> {
         let ChannelNode { channel, blocks, .. } = node;
         let driver = ChannelDriver { now: Rc::clone(&self.now), blocks, places };
-        // Where large messages travel in packets, so do one-sided operations; elsewhere all but the smallest are direct.
+        // Where large messages travel in packets, so do one-sided operations; elsewhere the larger ones are direct.
         let direct_bytes = if self.rendezvous == RendezvousChoice::Stream { u64::MAX } else { LEAST_DIRECT };
         let tuning = Tuning { direct_bytes, ..Tuning::default() };
         EngineActor::new(rank, (channel, driver), tuning, &self.registry)

@@ -1,8 +1,9 @@
 //! What a peer sends to move a large message, or to let this process access its memory: RTS, CTS, and the descriptions
 //! of memory in them.
 
+use nemesia_core::wire::direct::{DESCRIPTION_BYTES, DirectRegion};
 use nemesia_core::wire::rendezvous::{Cts, Descriptor, MOST_CTS_BYTES};
-use nemesia_core::wire::rma::{Access, DESCRIPTION_BYTES, DirectRegion};
+use nemesia_core::wire::rma::Access;
 
 /// Decodes the bytes as CTS packets, and as descriptions of registered memory and of regions. What is accepted must be
 /// encoded to the same bytes, and a place that a description allows must lie in the described bytes.

@@ -1,5 +1,5 @@
-//! Puts and gets by remote memory access: work requests on the memory port, without packets (paper 3, section 4.2, which
-//! sends small puts as packets too).
+//! Puts and gets by remote memory access: work requests on the memory port, without packets (paper 3, section 4.2,
+//! which sends small puts as packets too).
 //!
 //! **Regions.** The first put or get of at least [`Tuning::direct_bytes`](crate::engine::Tuning::direct_bytes) asks the
 //! owner for the description of the region, and itself travels in packets. The answer is kept for later operations.
@@ -32,11 +32,9 @@ use crate::engine::{Engine, Failure, Peer, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::port::{AccessError, Accessed, Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
+use crate::wire::direct::{DESCRIPTION_BYTES, DirectRegion};
 use crate::wire::rendezvous::Descriptor;
-use crate::wire::rma::{
-    Access, Confirm, DESCRIBED, DESCRIPTION_BYTES, DirectRegion, Refusal, RmaOperation, Verb, WINDOW,
-    WITHDRAWN,
-};
+use crate::wire::rma::{Access, Confirm, DESCRIBED, Refusal, RmaOperation, Verb, WINDOW, WITHDRAWN};
 use crate::wire::{Envelope, Kind};
 
 /// The most regions of peers whose descriptions are kept.
@@ -416,11 +414,18 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     /// Records the answer to the packet behind the bytes.
-    pub(super) fn answer_direct(&mut self, peer: PeerId, index: u32, slot: u8, refusal: Option<Refusal>) {
-        if let Some(operation) = self.direct.operation(slot) {
-            (operation.is_unanswered, operation.refusal) = (false, refusal);
-        }
+    pub(super) fn answer_direct(
+        &mut self,
+        peer: PeerId,
+        index: u32,
+        slot: u8,
+        refusal: Option<Refusal>,
+    ) -> Result<(), PortFault> {
+        let operation = self.direct.operation(slot).filter(|operation| operation.is_unanswered);
+        let operation = operation.ok_or(PortFault::Protocol { kind: Kind::RmaReply })?;
+        (operation.is_unanswered, operation.refusal) = (false, refusal);
         self.finish_direct(peer, index, slot);
+        Ok(())
     }
 
     /// Ends an operation that has not left when its peer departs. The port may still use its buffer.

@@ -425,14 +425,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub(in crate::engine) fn deliver_reply(&mut self, arrival: &Arrival<P::Token>) -> Result<(), PortFault> {
         let from = arrival.peer;
         let fault = PortFault::Protocol { kind: Kind::RmaReply };
-        if arrival.envelope.context & ACCOUNT != 0 {
-            return self.deliver_account(arrival);
-        }
-        if arrival.envelope.context == WITHDRAWN && arrival.len == 0 {
-            return self.withdrawals_answered(from, arrival.envelope.tag);
-        }
-        if arrival.envelope.context & DESCRIBED != 0 {
-            return self.deliver_description(arrival);
+        match arrival.envelope.context {
+            context if context & ACCOUNT != 0 => return self.deliver_account(arrival),
+            WITHDRAWN if arrival.len == 0 => {
+                return self.withdrawals_answered(from, arrival.envelope.tag);
+            }
+            context if context & DESCRIBED != 0 => return self.deliver_description(arrival),
+            _ => {}
         }
         let id = RequestId::from_bits(arrival.envelope.tag);
         let refusal = Refusal::from_code(arrival.envelope.context).ok_or(fault)?;
@@ -444,11 +443,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if remote.to != from || !remote.is_awaited() {
             return Err(fault);
         }
-        if let Some(slot) = remote.direct
-            && arrival.len == 0
-        {
-            self.answer_direct(from, id.index, slot, refusal);
-            return Ok(());
+        if let Some(slot) = remote.direct.filter(|_| arrival.len == 0) {
+            return self.answer_direct(from, id.index, slot, refusal);
         }
         let outcome = match &mut remote.body {
             Body::In { buf, received, .. } => match refusal {

@@ -13,8 +13,9 @@ use crate::matching::Source;
 use crate::payload::Exposed;
 use crate::port::{Exposure, Port};
 use crate::slab::{List, NONE, Slab, Slot};
+use crate::wire::direct::DirectRegion;
 use crate::wire::region::RegionBytes;
-use crate::wire::rma::{Access, Datatype, DirectRegion, Refusal, RemoteKey};
+use crate::wire::rma::{Access, Datatype, Refusal, RemoteKey};
 
 /// A region. Private to the engine; public only so that the caller can lend its storage.
 #[derive(Debug)]
