@@ -583,8 +583,8 @@ impl Config {
 
     /// Returns the smallest message that is copied with non-temporal stores; `u64::MAX` means never.
     pub(crate) fn non_temporal_from(&self) -> u64 {
-        // The source must find room in the cache as well as the destination. With a cache of 32 MiB, streams of 4 MiB
-        // were a quarter slower with non-temporal stores, of 8 MiB level, and of 16, 32 and 64 MiB faster by 19, 8, 3 %.
+        // The source must find room in the cache as well as the destination. With 32 MiB of cache, streams of 4 MiB
+        // were a quarter slower with non-temporal stores, of 8 MiB level, of 16, 32 and 64 MiB 19, 8 and 3 % faster.
         self.non_temporal_bytes.unwrap_or_else(|| last_cache_bytes().map_or(u64::MAX, |bytes| bytes / 2))
     }
 

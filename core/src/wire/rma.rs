@@ -44,11 +44,12 @@
 //! in the reply to a flush. Without it, a flush that is started after the target has left could not determine
 //! what is done.
 //!
-//! **Description.** An origin whose port accesses the memory of peers asks for the description of a region: `describe`,
-//! code 8, word 0: the key. The tag is the key too. The target registers the region when it is first asked. The answer
-//! is a reply with bit 13 of its context set and bits 0-12 the code of a [`Refusal`], or 0; its tag is the key, and its
-//! payload the five words of a [`DirectRegion`](super::direct::DirectRegion). A refusal has no payload: [`Refusal::Undefined`] if the region is used
-//! in packets only. A request for a description counts against the window.
+//! **Description.** An origin whose port accesses the memory of peers asks for the description of a region:
+//! `describe`, code 8, word 0: the key. The tag is the key too. The target registers the region when it is first
+//! asked. The answer is a reply with bit 13 of its context set and bits 0-12 the code of a [`Refusal`], or 0; its tag
+//! is the key, and its payload the five words of a [`DirectRegion`](super::direct::DirectRegion). A refusal has no
+//! payload: [`Refusal::Undefined`] if the region is used in packets only. A request for a description counts against
+//! the window.
 //!
 //! **Withdrawal.** A target that unexposes a described region sends `withdraw`, code 9, to each peer that has asked for
 //! a description: word 0 is the key, and the tag the number of the withdrawal, counted from 1. From then on the peer
