@@ -564,8 +564,8 @@ mod tests {
                 understood += 1;
             }
         }
-        // Get, fetch, flush, fetch and accumulate; compare and swap; put and accumulate.
-        assert_eq!(understood, (4 * 12 + 7 + 2 * 12 * 3) * 10 * 2);
+        // Get, fetch, flush, fetch and accumulate, describe, withdraw; compare and swap; put and accumulate.
+        assert_eq!(understood, (6 * 12 + 7 + 2 * 12 * 3) * 10 * 2);
     }
 
     #[test]
