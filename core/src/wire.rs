@@ -66,6 +66,7 @@
 
 pub mod call;
 pub mod channel;
+pub mod direct;
 pub mod fabric;
 pub mod fault;
 pub mod hello;

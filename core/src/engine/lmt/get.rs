@@ -244,6 +244,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     fn settle_access(&mut self, index: u32, result: Result<(), AccessError>) {
+        if let Some(peer) = self.settle_direct(index, result) {
+            let it = self.peer(peer);
+            it.accesses = it.accesses.saturating_sub(1);
+            return;
+        }
         let failed = result.is_err();
         #[cfg(nemesia_injected_fault)]
         let failed = failed && !injected(InjectedFault::IgnoreFailure);
