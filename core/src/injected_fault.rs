@@ -127,6 +127,8 @@ pub enum InjectedFault {
     ForgetRoom,
     /// The placement acknowledges an operation before its payload has arrived.
     AckEarly,
+    /// The placement forgets a report that it holds back.
+    ForgetHeld,
     /// A process does not check the proof of a caller.
     SkipProof,
     /// A challenge can be answered more than once.
@@ -236,6 +238,7 @@ impl InjectedFault {
         InjectedFault::DropRest,
         InjectedFault::ForgetRoom,
         InjectedFault::AckEarly,
+        InjectedFault::ForgetHeld,
         InjectedFault::SkipProof,
         InjectedFault::ReuseChallenge,
         InjectedFault::RepeatNonce,

@@ -52,6 +52,10 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
             && self.pulled == self.pulled_reported;
         let is_urgent = executed >= HOLD_MOST || granted >= HOLD_MOST || self.wanted > self.granted_reported;
         let holds = executed + granted > 0 && is_all && !is_urgent && self.held < HOLD_POLLS;
+        #[cfg(nemesia_injected_fault)]
+        if holds && injected(InjectedFault::ForgetHeld) {
+            (self.executed_reported, self.granted_reported) = (self.executed, self.granted);
+        }
         self.held = if holds { self.held + 1 } else { 0 };
         holds
     }
