@@ -179,7 +179,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 81] = [
+    pub const ALL: [InjectedFault; 82] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
