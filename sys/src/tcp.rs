@@ -107,6 +107,9 @@ const _: () = assert!(size_of::<Segment>() == size_of::<libc::iovec>());
 
 // SAFETY: the kernel touches only what the lists name, and only during the call. Nothing is pulled.
 unsafe impl ByteStream for Socket {
+    // epoll reports what can be read, and not only what has come in.
+    const REPORTS_REST: bool = true;
+
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>> {
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
         // SAFETY: one entry, which outlives the call.

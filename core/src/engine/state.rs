@@ -20,4 +20,4 @@ pub(super) use multi::{MultiBuffer, MultiFit};
 pub use progress::{PACKETS_A_TURN, Progress};
 pub(super) use progress::{WorkLink, WorkList};
 pub use rma::RegionId;
-pub(super) use rma::{Body, Refused, RemoteOperation, RmaState, both};
+pub(super) use rma::{Body, Due, Refused, RemoteOperation, RmaState, both};

@@ -59,6 +59,8 @@ use regions::{MOST_PARTS, MOST_REGIONS, PlacementParts, PlacementRegions};
 const STAGE_BYTES: usize = 16 << 10;
 /// The most events that one connection can have at a time: requested, established or failed, and lost.
 const EVENTS_EACH: usize = 3;
+/// The polls after [`MemoryPort::arm`] that its caller may make before it sleeps.
+const POLLS_BEFORE_SLEEP: u32 = 64;
 
 /// The storage that the caller lends to a port.
 pub trait PlacementStorage {
@@ -153,6 +155,8 @@ pub struct PlacementPort<T: StreamTransport, P: PlacementStorage> {
     unauthenticated: P::Table<Option<UnauthenticatedConnection<T::Stream>>>,
     lingering_closes: P::Table<Option<Lingering<T, P>>>,
     reports: PendingReports<P>,
+    /// The number of polls in which no report is held back, because the caller may be about to sleep.
+    awake: u32,
     now: Duration,
 }
 
@@ -188,6 +192,7 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
             unauthenticated: P::Table::default(),
             lingering_closes: P::Table::default(),
             reports: PendingReports::new(),
+            awake: 0,
             now: Duration::ZERO,
         })
     }
@@ -414,7 +419,11 @@ unsafe impl<T: StreamTransport, P: PlacementStorage> MemoryPort for PlacementPor
     }
 
     fn close(&mut self, connection: Connection) {
-        let Some(link) = self.link_mut(connection).filter(|link| !link.closing) else { return };
+        if self.link(connection).is_none_or(|link| link.closing) {
+            return;
+        }
+        self.report_now(connection.index);
+        let Some(link) = self.link_mut(connection) else { return };
         link.closing = true;
         self.end(connection.index, LinkEnd::new(LostError::Closed));
         self.closing.push_back(self.links.borrow_mut(), connection.index);
@@ -533,6 +542,8 @@ unsafe impl<T: StreamTransport, P: PlacementStorage> MemoryPort for PlacementPor
     }
 
     fn arm(&mut self) -> Armed {
+        // The caller may poll once more before it sleeps, and a report that is held back then would wait for the wake-up.
+        self.awake = POLLS_BEFORE_SLEEP;
         let idle = self.reports.is_empty() && self.listed.is_empty() && self.descriptor().is_some();
         if idle { Armed::Sleep } else { Armed::Poll }
     }

@@ -54,6 +54,8 @@ impl Drop for SimStream {
 // other end was dropped or has withdrawn, and everything happens in one thread.
 #[allow(unsafe_code, reason = "a stream has obligations")]
 unsafe impl ByteStream for SimStream {
+    const REPORTS_REST: bool = true;
+
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>> {
         self.network.borrow_mut().pair(self.pair)?.connected
     }

@@ -8,7 +8,7 @@
 use core::borrow::BorrowMut as _;
 
 use crate::engine::request::{CompletionError, State};
-use crate::engine::state::{Body, Refused, RemoteOperation, both};
+use crate::engine::state::{Body, Due, Refused, RemoteOperation, both};
 use crate::engine::unload::read;
 use crate::engine::{Engine, Failure, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
@@ -54,7 +54,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             let is_there = peer != self.rank && self.check_destination(peer).is_ok();
             let rma_state = self.rma_state(peer);
             if is_there && rma_state.executed != rma_state.reported {
-                rma_state.account_is_pending = true;
+                rma_state.due.add(Due::ACCOUNT);
                 self.rma_work_for(peer);
                 if self.rma_state(peer).has_work() {
                     self.list_work(peer);
@@ -92,7 +92,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         self.peer(peer).tally.sent(Kind::RmaReply, total as usize);
         self.settle_flush(peer);
-        self.rma_state(peer).account_is_pending = false;
+        self.rma_state(peer).due.remove(Due::ACCOUNT);
         Ok(true)
     }
 

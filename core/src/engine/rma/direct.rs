@@ -26,7 +26,7 @@ use core::borrow::Borrow as _;
 
 use super::origin::SentOperation;
 use crate::engine::request::{CompletionError, State};
-use crate::engine::state::{Body, RegionId, RemoteOperation};
+use crate::engine::state::{Body, Due, RegionId, RemoteOperation};
 use crate::engine::unload::read;
 use crate::engine::{Engine, Failure, Peer, Status, Storage};
 #[cfg(nemesia_injected_fault)]
@@ -472,7 +472,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let rma_state = self.rma_state(peer);
         let number = u32::try_from(number).ok().filter(|number| *number > rma_state.withdrawals_heard);
         let number = number.ok_or(PortFault::Protocol { kind: Kind::Rma })?;
-        (rma_state.withdrawals_heard, rma_state.withdrawal_is_unanswered) = (number, true);
+        rma_state.withdrawals_heard = number;
+        rma_state.due.add(Due::WITHDRAWALS);
         #[cfg(nemesia_injected_fault)]
         if injected(InjectedFault::IgnoreWithdrawal) {
             self.list_work(peer);
@@ -496,7 +497,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return Ok(false);
         }
         self.peer(peer).tally.sent(Kind::RmaReply, 0);
-        self.rma_state(peer).withdrawal_is_unanswered = false;
+        self.rma_state(peer).due.remove(Due::WITHDRAWALS);
         Ok(true)
     }
 

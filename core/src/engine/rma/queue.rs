@@ -5,7 +5,7 @@
 use core::borrow::Borrow;
 
 use crate::engine::request::{CompletionError, State, complete};
-use crate::engine::state::RmaState;
+use crate::engine::state::{Due, RmaState};
 use crate::engine::{Engine, Failure, PACKETS_A_TURN, Peer, RequestId, StartError, Storage};
 use crate::port::{PeerFault, PeerId, Port};
 
@@ -47,7 +47,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// peer's requests do not wait for ours. Returns the number of packets sent.
     pub(in crate::engine) fn rma_work_for(&mut self, peer: PeerId) -> usize {
         let mut sent = 0;
-        if self.rma_state(peer).withdrawal_is_unanswered {
+        if self.rma_state(peer).due.has(Due::WITHDRAWALS) {
             match self.answer_withdrawals(peer) {
                 Ok(answered) => sent += usize::from(answered),
                 Err(fault) => self.fault(fault),
@@ -57,7 +57,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         while sent < PACKETS_A_TURN {
             let done = match self.rma_state(peer).replies.first() {
                 Some(reply) => self.send_reply(peer, reply),
-                None if self.rma_state(peer).account_is_pending => self.send_account(peer),
+                None if self.rma_state(peer).due.has(Due::ACCOUNT) => self.send_account(peer),
                 None => match self.rma_state(peer).leaving.first() {
                     Some(index) => self.leave(peer, index),
                     None => break,

@@ -27,6 +27,33 @@ impl RegionId {
     }
 }
 
+/// What a peer must be told, besides replies. One number, because every message looks whether there is something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::engine) struct Due(u8);
+
+impl Due {
+    /// The rest of the account, before this process leaves.
+    pub(in crate::engine) const ACCOUNT: Self = Self(1);
+    /// The answer to its withdrawals.
+    pub(in crate::engine) const WITHDRAWALS: Self = Self(2);
+
+    pub(in crate::engine) const fn is_any(self) -> bool {
+        self.0 != 0
+    }
+
+    pub(in crate::engine) const fn has(self, what: Self) -> bool {
+        self.0 & what.0 != 0
+    }
+
+    pub(in crate::engine) const fn add(&mut self, what: Self) {
+        self.0 |= what.0;
+    }
+
+    pub(in crate::engine) const fn remove(&mut self, what: Self) {
+        self.0 &= !what.0;
+    }
+}
+
 /// The RMA and active-message state of one peer.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct RmaState {
@@ -50,8 +77,8 @@ pub(in crate::engine) struct RmaState {
     /// to it.
     pub(in crate::engine) executed: u64,
     pub(in crate::engine) reported: u64,
-    /// Whether the rest must be reported before this process leaves.
-    pub(in crate::engine) account_is_pending: bool,
+    /// What the peer must be told.
+    pub(in crate::engine) due: Due,
     /// The refusals that the peer reported before it left and that no flush has returned.
     pub(in crate::engine) final_refusals: Refused,
     /// `issued` after the last of these packets that had bytes.
@@ -61,9 +88,8 @@ pub(in crate::engine) struct RmaState {
     pub(in crate::engine) was_described: bool,
     pub(in crate::engine) withdrawals_sent: u32,
     pub(in crate::engine) withdrawals_answered: u32,
-    /// The last withdrawal of the peer, and whether it must be answered.
+    /// The last withdrawal of the peer.
     pub(in crate::engine) withdrawals_heard: u32,
-    pub(in crate::engine) withdrawal_is_unanswered: bool,
     /// Whether the peer is gone, and a started operation is not known to be done.
     pub(in crate::engine) lost: bool,
     /// The active message from the peer that is partly received.
@@ -73,10 +99,7 @@ pub(in crate::engine) struct RmaState {
 impl RmaState {
     /// Returns whether a request or reply may leave without an answer from the peer.
     pub(in crate::engine) const fn has_work(&self) -> bool {
-        !self.leaving.is_empty()
-            || !self.replies.is_empty()
-            || self.account_is_pending
-            || self.withdrawal_is_unanswered
+        !self.leaving.is_empty() || !self.replies.is_empty() || self.due.is_any()
     }
 
     /// Returns whether the peer has confirmed all operations of this process.

@@ -21,11 +21,13 @@ const PULLED: u64 = 1 << 20;
 const DIRECT: u64 = 4096;
 
 impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
-    /// Reads the available bytes, and executes them.
+    /// Reads available bytes, and executes them. A short read ends this if the stream is reported again when more is
+    /// there, unless it has ended (`is_last`).
     pub(super) fn take_in(
         &mut self,
         regions: &PlacementRegions<P>,
         reports: &mut PendingReports<P>,
+        is_last: bool,
     ) -> Result<(), LinkEnd> {
         self.more_input = false;
         for _ in 0..CALLS {
@@ -61,8 +63,8 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
                 StreamResult::Failed(error) => return Err(LinkEnd::new(error)),
             };
             self.digest(regions, reports)?;
-            // Nothing was left in the stream. If more has come since, the stream is reported again.
-            if (count as u64) < most && self.incoming.is_none_or(|it| it.source.is_none()) {
+            let is_short = S::REPORTS_REST && !is_last && (count as u64) < most;
+            if is_short && self.incoming.is_none_or(|it| it.source.is_none()) {
                 return Ok(());
             }
         }

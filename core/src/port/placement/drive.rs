@@ -71,23 +71,23 @@ fn link_at<S, P: PlacementStorage>(
     places.get_mut(at as usize)?.link.as_mut()
 }
 
-/// Reads what has arrived, if the stream is readable, and writes what can go.
+/// Reads what has arrived, if the stream is readable, and writes what can go, but no report that may be held.
 fn exchange<S: ByteStream, P: PlacementStorage>(
     link: &mut PlacementLink<S, P>,
     regions: &PlacementRegions<P>,
     reports: &mut PendingReports<P>,
-    readable: bool,
+    (readable, may_hold): (bool, bool),
 ) -> Result<Flow, LinkEnd> {
     if readable {
-        link.take_in(regions, reports)?;
+        link.take_in(regions, reports, false)?;
     }
-    if link.holds_report() {
+    if may_hold && link.holds_report() {
         return Ok(Flow::More);
     }
     match link.send_out(regions) {
         // The peer may have written its last frames before it closed the stream.
         Err(end) if end.is_of_stream() => {
-            link.take_in(regions, reports)?;
+            link.take_in(regions, reports, true)?;
             if link.more_input { Ok(Flow::Idle) } else { Err(end) }
         }
         sent => sent,
@@ -109,6 +109,7 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
 
     /// Makes as much progress as possible without waiting.
     pub(super) fn progress(&mut self) {
+        self.awake = self.awake.saturating_sub(1);
         for _ in 0..LISTED.min(self.listed.len()) {
             let Some(at) = self.listed.pop_front(self.links.borrow_mut()) else { break };
             if let Some(readable) = self.link_at(at).map(|link| link.more_input) {
@@ -193,10 +194,11 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
 
     /// Makes progress on a connection.
     fn move_on(&mut self, at: u32, readable: bool) {
+        let may_hold = self.awake == 0;
         let Self { links, regions, reports, .. } = self;
         let Some(link) = link_at(links.borrow_mut(), at) else { return };
         let ended = match link.state {
-            ConnectionState::Ready => exchange(link, regions, reports, readable),
+            ConnectionState::Ready => exchange(link, regions, reports, (readable, may_hold)),
             ConnectionState::Connecting => return self.connecting(at),
             ConnectionState::Requested => return self.waiting(at),
             _ => return,
@@ -219,6 +221,15 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
                 }
             }
             Err(end) => self.end(at, end),
+        }
+    }
+
+    /// Sends a report that is held back, before the connection is closed: the peer must learn what was executed.
+    pub(super) fn report_now(&mut self, at: u32) {
+        let Self { links, regions, .. } = self;
+        if let Some(link) = link_at(links.borrow_mut(), at).filter(|link| link.held > 0) {
+            // If the stream takes nothing more, the peer learns only of the end.
+            let _ = link.send_out(regions);
         }
     }
 

@@ -117,6 +117,7 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
                 #[cfg(nemesia_injected_fault)]
                 let room = if injected(InjectedFault::ForgetRoom) { room.min(INITIAL_ROOM) } else { room };
                 self.stage_frame(&Frame::Ack { executed: self.executed, room });
+                self.held = 0;
                 continue;
             }
             if self.pulled > self.pulled_reported {

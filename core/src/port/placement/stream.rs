@@ -40,6 +40,10 @@ pub struct Interest {
 ///   progress succeeds.
 #[allow(unsafe_code, reason = "the trait has obligations; nothing unsafe is done here")]
 pub unsafe trait ByteStream {
+    /// Whether [`StreamTransport::ready`] reports the stream again if a read has left bytes in it. Otherwise it does so
+    /// only after a read that was blocked.
+    const REPORTS_REST: bool = false;
+
     /// Returns the result of connecting; `None` if it is not known yet.
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>>;
 
@@ -113,7 +117,7 @@ pub trait StreamTransport {
     fn watch(&mut self, stream: &Self::Stream, word: u64, interest: Interest);
 
     /// Fills `words` with the words of streams that can make progress, or [`LISTENER`], and returns their
-    /// number. A stream is reported again as long as it has unread bytes.
+    /// number. A stream is reported again as long as it has unread bytes, if it has [`ByteStream::REPORTS_REST`].
     fn ready(&mut self, words: &mut [u64]) -> usize;
 
     /// Returns an unpredictable number, for keys and tokens.
