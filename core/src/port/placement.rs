@@ -542,7 +542,7 @@ unsafe impl<T: StreamTransport, P: PlacementStorage> MemoryPort for PlacementPor
     }
 
     fn arm(&mut self) -> Armed {
-        // The caller may poll once more before it sleeps, and a report that is held back then would wait for the wake-up.
+        // The caller may poll once more before it sleeps. A report that is held back then would wait for the wake-up.
         self.awake = POLLS_BEFORE_SLEEP;
         let idle = self.reports.is_empty() && self.listed.is_empty() && self.descriptor().is_some();
         if idle { Armed::Sleep } else { Armed::Poll }

@@ -7,10 +7,9 @@
 //! the two cores, and on a sender that polls. On one test machine 64 KiB took 9 us by the kernel and 6 us as
 //! a stream between neighbouring cores, but 23 us and 34 us between distant cores. A stream through cells
 //! filled with non-temporal stores (`shared/port/copy_policy.rs` explains when that is faster) took 9 us
-//! between either. A sender that helped to copy 1 MiB saved a third of the time on another machine, but doubled it where
-//! both buffers began a few bytes apart within their pages. No fixed threshold fits all machines, so the receiver
-//! measures. The cost is two clock
-//! readings a message, and occasionally a few messages by another protocol.
+//! between either. A sender that helped to copy 1 MiB saved a third of the time on another machine, but doubled it
+//! where both buffers began a few bytes apart within their pages. No fixed threshold fits all machines, so the
+//! receiver measures. The cost is two clock readings a message, and occasionally a few messages by another protocol.
 //!
 //! The unit of measurement is a [*run*](crate::selector::run): messages of one size class that overlap, or
 //! that arrive one at a time. The result is the time of the run divided by its bytes; idle
@@ -169,8 +168,8 @@ impl ProtocolSelection {
         self.run = Some(Run::start(class, plan, now));
     }
 
-    /// If nothing is known of a class, it takes over what is known of the nearest one in which the options stand for the
-    /// same protocols.
+    /// If nothing is known of a class, it takes over what is known of the nearest one in which the options stand for
+    /// the same protocols.
     fn inherit(&mut self, overlap: bool, class: MessageClass) {
         if !self.known(overlap, class).is_new() {
             return;

@@ -27,8 +27,8 @@ pub(in crate::engine) enum Protocol {
 }
 
 impl Protocol {
-    /// The options of the adaptive selector, in the order of their numbers, in which they are tried at first. The cached
-    /// stream comes after the other one, because it can be much slower.
+    /// The options of the adaptive selector, in the order of their numbers, in which they are tried at first. The
+    /// cached stream comes after the other one, because it can be much slower.
     pub(in crate::engine) const ALL: [Self; PROTOCOLS] =
         [Self::Pull, Self::Stream(Stores::NonTemporal), Self::Stream(Stores::Cached), Self::PullAlone];
 

@@ -19,8 +19,8 @@ const LENT: u32 = 32 << 10;
 /// The system calls of one connection in one poll.
 const CALLS: usize = 8;
 
-/// The polls for which a report to the peer waits for something to go with: a reply of the application leaves in the same
-/// system call.
+/// The polls for which a report to the peer waits for something to go with: a reply of the application leaves in the
+/// same system call.
 const HOLD_POLLS: u8 = 4;
 /// From so many unreported operations or receives on, the report does not wait.
 const HOLD_MOST: u64 = 8;
