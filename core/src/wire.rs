@@ -76,6 +76,7 @@ pub mod placement;
 pub mod prefix;
 pub mod region;
 pub mod rendezvous;
+pub mod ring;
 pub mod rma;
 
 /// Version of the layouts on this page.

@@ -10,7 +10,9 @@ use nemesia_core::port::channel::RendezvousChoice;
 use nemesia_core::rdma_channel::ChunkFill;
 use nemesia_core::shared::layout::Geometry;
 
-use super::{ChannelDesign, Config, ConfigError, JobKeySource, NetChoice, Origin, SingleCopy, Stores};
+use super::{
+    ChannelDesign, Config, ConfigError, FastPathChoice, JobKeySource, NetChoice, Origin, SingleCopy, Stores,
+};
 use crate::os::{HugePages, SegmentBacking, interfaces};
 use crate::regcache::Telling;
 
@@ -82,6 +84,8 @@ const RENDEZVOUS: &[(&str, RendezvousChoice)] = &[
     ("write-notify", RendezvousChoice::WriteNotify),
     ("stream", RendezvousChoice::Stream),
 ];
+const FAST_PATH: &[(&str, FastPathChoice)] =
+    &[("auto", FastPathChoice::Auto), ("on", FastPathChoice::On), ("off", FastPathChoice::Off)];
 const TELLING: &[(&str, Telling)] = &[
     ("kernel", Telling::Kernel),
     ("program", Telling::Program),
@@ -390,6 +394,22 @@ pub const VARIABLES: &[Variable] = &[
         "how large messages of other machines reach this process: it reads them, the sender writes them and reports \
         the end by a packet or by the last write, or they travel in packets; over TCP auto measures for each peer and \
         size, over RDMA devices it is stream"
+    ),
+    words!(
+        "NEMESIA_NET_FAST_PATH",
+        "auto, on or off",
+        FAST_PATH,
+        net_fast_path,
+        "whether other machines write small packets into the memory of this process, which polls their last bytes; auto \
+        does so on RDMA devices that promise to place the bytes of a write in order; on asserts this of the device, \
+        whose promise is then not needed, and corrupts messages if it is false; iWARP devices refuse on"
+    ),
+    number!(
+        "NEMESIA_NET_FAST_PEERS",
+        "ranks, ",
+        (1, 32),
+        net_fast_peers,
+        "ranks of other machines that may write small packets into the memory of this process at once, 32 KiB each"
     ),
     words!(
         "NEMESIA_REGISTRATIONS",

@@ -5,7 +5,7 @@ use std::time::Duration;
 use nemesia_core::job_key::{JobKey, KEY_BYTES};
 use nemesia_core::port::PeerId;
 use nemesia_core::port::channel::{
-    Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, ExactRegistrations, LendError, OpenError,
+    Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, ExactRegistrations, FastPath, LendError, OpenError,
     Parts, RendezvousChoice,
 };
 use nemesia_core::port::memory::{MemoryPort, RegionAccess};
@@ -35,6 +35,7 @@ pub(crate) const fn config(rank: PeerId, rails: u32, rendezvous: RendezvousChoic
         most_receives: 16,
         patience: Duration::from_secs(30),
         rendezvous,
+        fast: FastPath::OFF,
     }
 }
 

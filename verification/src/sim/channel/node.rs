@@ -85,7 +85,15 @@ impl<M: MemoryPort> Node<M> {
             accesses: Vec::new(),
             registrations: ExactRegistrations::new(),
         };
-        Ok(Self { channel: Channel::new(port, config, parts)?, land: Vec::new() })
+        let mut new = Self { channel: Channel::new(port, config, parts)?, land: Vec::new() };
+        let bytes = u64::from(config.fast.rings) * config.fast.ring_bytes();
+        if bytes > 0 {
+            let land = Land::new(bytes);
+            // The memory suffices, and none was lent before.
+            let _ = new.channel.lend_rings(land.lent(bytes));
+            new.land.push(land);
+        }
+        Ok(new)
     }
 
     /// Checks a connection that has just grown: beyond its own buffers it has no more than are left, except for
@@ -103,7 +111,7 @@ impl<M: MemoryPort> Node<M> {
     /// Lends memory for `buffers` buffers. Returns false if the memory cannot be registered now, or if no more
     /// is accepted.
     pub(crate) fn lend(&mut self, buffers: u64) -> Result<bool, String> {
-        if self.land.len() == SLABS {
+        if self.land.len() > SLABS {
             return Ok(false);
         }
         let bytes = buffers * self.channel.buffer_bytes();

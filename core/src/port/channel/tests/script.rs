@@ -12,7 +12,7 @@ use crate::job_key::{CallTerms, JobKey};
 use crate::payload::LentMemory;
 use crate::port::channel::{
     AccessSlot, BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage, Config, ExactRegistrations,
-    Parts, RendezvousChoice,
+    FastPath, Parts, RendezvousChoice,
 };
 use crate::port::memory::{
     Address, Armed, Completion, CompletionSource, ConnectError, Connection, ConnectionState, Event, Facts,
@@ -35,7 +35,8 @@ pub(super) const PACKET_BYTES: u32 = 256;
 
 const FACTS: Facts = Facts {
     name: "script",
-    ordered_placement: true,
+    ordered_within_write: true,
+            ordered_among_writes: true,
     active_speaks_first: false,
     write_proves_placement: true,
     waits_for_receive: true,
@@ -271,6 +272,7 @@ pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
         most_receives: 64,
         patience: Duration::from_secs(1),
         rendezvous: RendezvousChoice::Auto,
+        fast: FastPath::OFF,
     };
     let parts = Parts {
         peers: (0..ranks as u32)
@@ -378,7 +380,7 @@ pub(super) fn packet(number: u32, posted: u32, payload: &[u8]) -> Vec<u8> {
     let packet =
         Some(Numbered { kind: PacketKind::Engine(Kind::Eager), context: 0, tag: number.into(), sequence });
     let stamp = Stamp { posted: FIRST.wrapping_add(LEAST + posted), target: LEAST };
-    let mut bytes = Header { packet, stamp, units: 0, waited: false }.encode().to_vec();
+    let mut bytes = Header { packet, stamp, units: 0, waited: false, slots: 0 }.encode().to_vec();
     assert_eq!(bytes.len(), HEADER_BYTES);
     bytes.extend_from_slice(payload);
     bytes
