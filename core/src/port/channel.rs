@@ -185,7 +185,9 @@ pub enum OpenError {
         most: u32,
     },
     /// The rings of the fast path are too many, or have an impossible number of slots.
-    #[error("{rings} rings of {slots} slots: there can be {MOST_RINGS}, and the slots must be a power of two, 2 to 4096")]
+    #[error(
+        "{rings} rings of {slots} slots: there can be {MOST_RINGS}, and the slots must be a power of two, 2 to 4096"
+    )]
     Rings {
         /// The requested number of rings.
         rings: u32,

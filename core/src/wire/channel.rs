@@ -323,9 +323,17 @@ mod tests {
 
     #[test]
     fn malformed_headers_are_none() {
-        for (at, byte) in
-            [(0, 12), (0, 250), (0, RING_OPEN), (0, FINISHED), (0, DROPPED), (1, 2), (6, 1), (7, 0x80), (36, 1)]
-        {
+        for (at, byte) in [
+            (0, 12),
+            (0, 250),
+            (0, RING_OPEN),
+            (0, FINISHED),
+            (0, DROPPED),
+            (1, 2),
+            (6, 1),
+            (7, 0x80),
+            (36, 1),
+        ] {
             let mut bytes = PACKET.encode();
             bytes[at] = byte;
             assert_eq!(Header::decode(&bytes), None, "byte {at}");

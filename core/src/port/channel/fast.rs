@@ -96,8 +96,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     pub fn has_rings(&self) -> bool {
         let is_ordered = self.facts().ordered_within_write;
         #[cfg(nemesia_injected_fault)]
-        let is_ordered =
-            is_ordered || crate::injected_fault::injected(crate::injected_fault::InjectedFault::TrustDisorder);
+        let is_ordered = is_ordered
+            || crate::injected_fault::injected(crate::injected_fault::InjectedFault::TrustDisorder);
         self.config.fast.is_on() && is_ordered && self.rings.has_memory()
     }
 

@@ -4,8 +4,8 @@
 use core::borrow::BorrowMut;
 
 use super::buffers::BufferQueue;
-use super::fast::{FastPeer, RingStage};
 use super::call::{Acquaintance, OutgoingCall, RequestProof};
+use super::fast::{FastPeer, RingStage};
 use super::{OWN, SENDS};
 use crate::counters::{Count, TrafficCounters};
 use crate::flow::posted::{Credits, FIRST, LEAST};

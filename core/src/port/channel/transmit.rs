@@ -4,8 +4,8 @@
 use core::borrow::{Borrow as _, BorrowMut};
 
 use super::buffers::{Buffers, Use};
-use super::peer::{ChannelPeer, ChannelStage, MOST_RAILS, Rail};
 use super::fast::SMALL_RAIL;
+use super::peer::{ChannelPeer, ChannelStage, MOST_RAILS, Rail};
 use super::{Channel, ChannelStorage, INLINE, SENDS};
 use crate::port::memory::{CompletionSource, MemoryPort, PostError, RemoteRange, Work};
 use crate::port::{PeerFault, PeerId, PortFault};

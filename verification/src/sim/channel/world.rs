@@ -9,7 +9,9 @@ use nemesia_core::port::PacketPieces;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use nemesia_core::port::channel::{ChannelEvent, Config, FastPath, Introduction, JoinError, OWN, RendezvousChoice};
+use nemesia_core::port::channel::{
+    ChannelEvent, Config, FastPath, Introduction, JoinError, OWN, RendezvousChoice,
+};
 use nemesia_core::port::memory::MemoryPort as _;
 use nemesia_core::port::{PacketPort as _, PeerFault, Polled, PortFault};
 use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};

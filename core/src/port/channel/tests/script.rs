@@ -36,7 +36,7 @@ pub(super) const PACKET_BYTES: u32 = 256;
 const FACTS: Facts = Facts {
     name: "script",
     ordered_within_write: true,
-            ordered_among_writes: true,
+    ordered_among_writes: true,
     active_speaks_first: false,
     write_proves_placement: true,
     waits_for_receive: true,
