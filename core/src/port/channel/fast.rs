@@ -268,6 +268,3 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         it.fast.reset();
     }
 }
-
-#[cfg(test)]
-mod tests;
