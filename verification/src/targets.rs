@@ -13,6 +13,7 @@ mod meeting;
 mod one_sided;
 mod peer;
 mod prefix;
+mod ring;
 mod vipl;
 
 pub use call::call_decoder;
@@ -22,6 +23,7 @@ pub use meeting::meeting_decoder;
 pub use one_sided::one_sided_decoder;
 pub use peer::placement_peer;
 pub use prefix::message_prefix;
+pub use ring::ring_decoder;
 pub use vipl::{vipl_peer, vipl_setup};
 
 /// A fuzz target.
@@ -34,7 +36,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     Target { name: "placement-decoder", run: placement_decoder },
     Target { name: "placement-peer", run: placement_peer },
     Target { name: "list-of-runs", run: list_of_runs },
@@ -42,6 +44,7 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "call-decoder", run: call_decoder },
     Target { name: "meeting-decoder", run: meeting_decoder },
     Target { name: "channel-decoder", run: channel_decoder },
+    Target { name: "ring-decoder", run: ring_decoder },
     Target { name: "one-sided-decoder", run: one_sided_decoder },
     Target { name: "vipl-setup", run: vipl_setup },
     Target { name: "vipl-peer", run: vipl_peer },
