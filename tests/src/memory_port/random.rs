@@ -100,7 +100,8 @@ fn range(random: &mut Random, most: u32) -> (u64, u32) {
 }
 
 fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdict {
-    let (facts, message) = (*bench.facts()?, bench.facts()?.message_bytes);
+    let facts = bench.facts()?;
+    let message = facts.message_bytes;
     let ordered = facts.ordered_within_write && facts.ordered_among_writes;
     let State { memories, flows, most } = state;
     let flow = &mut flows[at];
