@@ -10,6 +10,9 @@
 //! the ring, and all writes take rail 0. Each ring is a region of its own, registered for one peer and zeroed before
 //! that, so that no peer can write into another's ring, and no former peer into a later one's.
 //!
+//! **Large messages.** A packet may report the end of writes into the peer's memory. While such writes are under way,
+//! packets are sent, unless the fabric promises order among writes too.
+//!
 //! **Overflow.** A packet for which the ring has no free slot is sent (paper 5, section 3.3). All packets to a peer
 //! share one sequence number. A packet stays in its slot until its number is due, so that packets of rings take no
 //! place of the reorder window. The window has a place for each packet in a receive that may be ahead of them.

@@ -180,8 +180,11 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let facts = self.facts();
         let (first, every) = (facts.active_speaks_first, facts.send_depth / 4);
         let (is_on, inline_bytes) = (self.config.fast.is_on(), facts.inline_bytes as usize);
+        // A packet may report the end of writes to the peer's memory, and must not be seen before them.
+        let (is_ordered, proves) = (facts.ordered_among_writes, facts.write_proves_placement);
+        let is_behind = |it: &Rail| is_ordered || proves && it.accesses == 0;
         let Some(it) = self.peer(peer).filter(|_| is_on) else { return Ok(false) };
-        if !it.fast.writes() || !it.rail(SMALL_RAIL).is_some_and(|it| it.may_speak(first)) {
+        if !it.fast.writes() || !it.rail(SMALL_RAIL).is_some_and(|it| it.may_speak(first) && is_behind(it)) {
             return Ok(false);
         }
         let Some((offer, number)) = it.fast.next_slot() else { return Ok(false) };
