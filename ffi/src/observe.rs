@@ -256,11 +256,11 @@ impl Counters {
             unexpected_bytes large_pulled large_pulled_bytes large_assisted large_assisted_bytes large_streamed
             large_streamed_bytes large_fallbacks large_pushed large_pushed_bytes puts put_bytes gets get_bytes
             accumulates accumulate_bytes fetches fetch_bytes flushes direct direct_bytes wakes_sent
-            cell_non_temporal,
-            ring_sent,
-            ring_sent_bytes,
-            ring_received,
-            ring_received_bytes,
+            cell_non_temporal
+            ring_sent
+            ring_sent_bytes
+            ring_received
+            ring_received_bytes
             ring_full
         )
     }
