@@ -425,7 +425,8 @@ counters! {
         fetch_bytes: "bytes",
         /// Flushes that needed a request to the peer.
         flushes: "operations",
-        /// Operations, of those above, that were done on mapped memory without packets.
+        /// Operations, of those above, that were done on mapped memory, or by remote memory access, without packets for
+        /// their bytes.
         direct: "operations",
         /// Their payload.
         direct_bytes: "bytes",

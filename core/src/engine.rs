@@ -54,7 +54,7 @@ use active::{ActiveMessages, Handlers};
 use failure::{Failures, UnmetRanks};
 use grow::CreditPlan;
 use lmt::ProtocolSelections;
-use rma::{ExposedRegion, Regions, Reply};
+use rma::{DirectTable, ExposedRegion, Regions, Reply};
 use state::{CompletionQueue, WorkList};
 
 pub use completion::{MultiPlace, OperationCompletion};
@@ -145,6 +145,7 @@ pub struct Engine<P: Port, S: Storage> {
     backing: Backing,
     peers: S::Peers,
     regions: Regions<S::Regions>,
+    direct: DirectTable,
     replies: Slab<Reply, S::Replies>,
     active: ActiveMessages<S::Handlers>,
     trace: S::Trace,
@@ -231,6 +232,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             store,
             peers: lent.peers,
             regions: Regions::new(lent.regions),
+            direct: DirectTable::new(),
             replies: Slab::new(lent.replies),
             active: ActiveMessages::new(lent.handlers),
             trace: lent.trace,

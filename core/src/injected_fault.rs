@@ -49,6 +49,12 @@ pub enum InjectedFault {
     MixGroups,
     /// Replies of handlers use only pool places while there are any.
     ForgetShare,
+    /// A direct put overtakes operations that were sent in packets before it.
+    OvertakePackets,
+    /// The end of a write counts as its arrival at the target, on every fabric.
+    TrustWrites,
+    /// A description of a region is used after its owner has withdrawn it.
+    IgnoreWithdrawal,
     /// The exposure of a message's bytes is not revoked when the message is complete.
     ForgetRevoke,
     /// A message is complete when the first of its accesses has ended.
@@ -129,6 +135,8 @@ pub enum InjectedFault {
     ForgetRoom,
     /// The placement acknowledges an operation before its payload has arrived.
     AckEarly,
+    /// The placement forgets a report that it holds back.
+    ForgetHeld,
     /// A process does not check the proof of a caller.
     SkipProof,
     /// A challenge can be answered more than once.
@@ -179,7 +187,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 82] = [
+    pub const ALL: [InjectedFault; 86] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -199,6 +207,9 @@ impl InjectedFault {
         InjectedFault::RunEarly,
         InjectedFault::MixGroups,
         InjectedFault::ForgetShare,
+        InjectedFault::OvertakePackets,
+        InjectedFault::TrustWrites,
+        InjectedFault::IgnoreWithdrawal,
         InjectedFault::ForgetRevoke,
         InjectedFault::CompleteEarly,
         InjectedFault::IgnoreFailure,
@@ -239,6 +250,7 @@ impl InjectedFault {
         InjectedFault::DropRest,
         InjectedFault::ForgetRoom,
         InjectedFault::AckEarly,
+        InjectedFault::ForgetHeld,
         InjectedFault::SkipProof,
         InjectedFault::ReuseChallenge,
         InjectedFault::RepeatNonce,
@@ -267,6 +279,14 @@ impl InjectedFault {
     /// Returns whether the fault concerns a [channel](crate::port::channel) or what is below it, and not the engine.
     pub const fn is_of_channel(self) -> bool {
         self as u32 >= InjectedFault::SpendReserve as u32 && (self as u32) < InjectedFault::SkipProof as u32
+    }
+
+    /// Returns whether the fault concerns one-sided operations by remote memory access.
+    pub const fn is_of_direct_access(self) -> bool {
+        matches!(
+            self,
+            InjectedFault::OvertakePackets | InjectedFault::TrustWrites | InjectedFault::IgnoreWithdrawal
+        )
     }
 
     /// Returns whether the fault concerns [`job_key`](crate::job_key).

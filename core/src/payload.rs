@@ -207,6 +207,12 @@ impl SendBuf {
         Some(SendRange::new(NonNull::from(rest).cast(), rest.len()))
     }
 
+    /// Returns at most `len` bytes from `at` on of a buffer that is no list. `None` if there are none.
+    pub(crate) fn range_of(&self, at: usize, len: usize) -> Option<SendRange> {
+        let part = self.whole(at, len).filter(|part| !part.is_empty())?;
+        Some(SendRange::new(NonNull::from(part).cast(), part.len()))
+    }
+
     /// Returns the last run that is not empty, as a range that a port may expose, and the number of bytes before it.
     /// `None` if the buffer is empty, or more than `most` bytes come before the run.
     pub(crate) fn last_run(&self, most: usize) -> Option<(usize, SendRange)> {
@@ -424,6 +430,14 @@ impl RecvBuf {
         // SAFETY: the range is within the buffer, which the maker guarantees to be exclusive and writable; the slice
         // lives no longer than the exclusive borrow of `self`.
         Some(unsafe { core::slice::from_raw_parts_mut(self.base.as_ptr().add(at), len.min(self.len - at)) })
+    }
+
+    /// Returns at most `len` bytes from `at` on of a buffer that is no list, as a range that a port may write. `None`
+    /// if there are none.
+    pub(crate) fn range_of(&mut self, at: usize, len: usize) -> Option<ReceiveRange> {
+        let part = self.whole(at, len).filter(|part| !part.is_empty())?;
+        let len = part.len();
+        Some(ReceiveRange::new(NonNull::from(part).cast(), len))
     }
 
     /// Returns at most `len` bytes from `at` on; fewer at the end of the buffer or, in a list, of a run.

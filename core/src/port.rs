@@ -39,7 +39,8 @@ pub use fault::{PeerFault, PortFault};
 pub use packets_only::PacketsOnly;
 pub use pair::{Either, Pair, Route};
 pub use remote::{
-    AccessError, AccessShape, Accessed, AccessedRanges, CompletedAccess, Exposure, RemoteAccess, Rendezvous,
+    AccessError, AccessShape, Accessed, AccessedRanges, CompletedAccess, DirectAccess, Exposure,
+    RemoteAccess, Rendezvous,
 };
 pub use runs::{RemoteRun, RunTable, describe_runs};
 pub use shared_copy::{AssistedCopy, NextChunk, Part, SharedCopy};

@@ -66,6 +66,7 @@
 
 pub mod call;
 pub mod channel;
+pub mod direct;
 pub mod fabric;
 pub mod fault;
 pub mod hello;
@@ -80,7 +81,7 @@ pub mod ring;
 pub mod rma;
 
 /// Version of the layouts on this page.
-pub const LAYOUT_VERSION: u32 = 12;
+pub const LAYOUT_VERSION: u32 = 13;
 
 /// A peer's rank in the world.
 pub type PeerId = u32;

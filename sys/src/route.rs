@@ -149,9 +149,6 @@ impl Facts {
         };
         let refused = std::iter::once(Verdict::new("shm", false, why)).chain(self.unused.iter().cloned());
         let rendezvous = match config.net_rendezvous {
-            RendezvousChoice::Auto if transport == "verbs" => {
-                "large messages travel in packets, unless a setting says else"
-            }
             RendezvousChoice::Auto => "large messages are read, written or sent in packets, as measured",
             RendezvousChoice::Read => "this process reads large messages",
             RendezvousChoice::Write => "the sender writes large messages, and reports the end by a packet",

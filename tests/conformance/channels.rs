@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use nemesia::shm::pipe::{self, Copying, ShmMemoryPort};
 use nemesia::tcp::{Options, TcpPort, listen};
-use nemesia_core::port::channel::RendezvousChoice::{self, Auto};
+use nemesia_core::port::channel::RendezvousChoice::{self, Auto, Read, Stream, Write, WriteNotify};
 use nemesia_tests::conformance::RunPlan;
 use nemesia_tests::conformance::cases::run_cases;
 use nemesia_tests::conformance::over_channels::{ABILITIES, over_channels};
@@ -98,4 +98,100 @@ fn tcp_passes() -> Verdict {
 #[test]
 fn rings_pass() -> Verdict {
     passes("rings_pass", (3, 1, Auto), |_| Rings(Instant::now()))
+}
+
+#[test]
+fn simulated_infiniband_passes_by_read() -> Verdict {
+    passes("simulated_infiniband_passes_by_read", (3, 1, Read), |seed| {
+        Simulated(rdma::Fabric::new(seed, Conditions::INFINIBAND))
+    })
+}
+
+#[test]
+fn simulated_infiniband_passes_by_write() -> Verdict {
+    passes("simulated_infiniband_passes_by_write", (3, 1, Write), |seed| {
+        Simulated(rdma::Fabric::new(seed, Conditions::INFINIBAND))
+    })
+}
+
+#[test]
+fn simulated_infiniband_passes_by_notify() -> Verdict {
+    passes("simulated_infiniband_passes_by_notify", (3, 1, WriteNotify), |seed| {
+        Simulated(rdma::Fabric::new(seed, Conditions::INFINIBAND))
+    })
+}
+
+#[test]
+fn simulated_infiniband_passes_by_stream() -> Verdict {
+    passes("simulated_infiniband_passes_by_stream", (3, 1, Stream), |seed| {
+        Simulated(rdma::Fabric::new(seed, Conditions::INFINIBAND))
+    })
+}
+
+#[test]
+fn simulated_iwarp_passes_by_read() -> Verdict {
+    passes("simulated_iwarp_passes_by_read", (3, 1, Read), |seed| {
+        Simulated(rdma::Fabric::new(seed, Conditions::IWARP))
+    })
+}
+
+#[test]
+fn simulated_iwarp_passes_by_write() -> Verdict {
+    passes("simulated_iwarp_passes_by_write", (3, 1, Write), |seed| {
+        Simulated(rdma::Fabric::new(seed, Conditions::IWARP))
+    })
+}
+
+#[test]
+fn simulated_iwarp_passes_by_notify() -> Verdict {
+    passes("simulated_iwarp_passes_by_notify", (3, 1, WriteNotify), |seed| {
+        Simulated(rdma::Fabric::new(seed, Conditions::IWARP))
+    })
+}
+
+#[test]
+fn simulated_iwarp_passes_by_stream() -> Verdict {
+    passes("simulated_iwarp_passes_by_stream", (3, 1, Stream), |seed| {
+        Simulated(rdma::Fabric::new(seed, Conditions::IWARP))
+    })
+}
+
+#[test]
+fn tcp_passes_by_read() -> Verdict {
+    passes("tcp_passes_by_read", (3, 1, Read), |_| Loopback(Instant::now()))
+}
+
+#[test]
+fn tcp_passes_by_write() -> Verdict {
+    passes("tcp_passes_by_write", (3, 1, Write), |_| Loopback(Instant::now()))
+}
+
+#[test]
+fn tcp_passes_by_notify() -> Verdict {
+    passes("tcp_passes_by_notify", (3, 1, WriteNotify), |_| Loopback(Instant::now()))
+}
+
+#[test]
+fn tcp_passes_by_stream() -> Verdict {
+    passes("tcp_passes_by_stream", (3, 1, Stream), |_| Loopback(Instant::now()))
+}
+
+#[test]
+fn rings_passes_by_read() -> Verdict {
+    passes("rings_passes_by_read", (3, 1, Read), |_| Rings(Instant::now()))
+}
+
+#[test]
+fn rings_passes_by_write() -> Verdict {
+    passes("rings_passes_by_write", (3, 1, Write), |_| Rings(Instant::now()))
+}
+
+#[test]
+fn rings_passes_by_notify() -> Verdict {
+    passes("rings_passes_by_notify", (3, 1, WriteNotify), |_| Rings(Instant::now()))
+}
+
+#[test]
+fn rings_passes_by_stream() -> Verdict {
+    passes("rings_passes_by_stream", (3, 1, Stream), |_| Rings(Instant::now()))
 }

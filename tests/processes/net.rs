@@ -60,6 +60,16 @@ fn lists_active_messages_and_one_sided_operations_work_over_tcp() -> Result<(), 
 }
 
 #[test]
+fn one_sided_operations_work_directly_over_tcp() -> Result<(), String> {
+    let direct = |job: Job| job.env("NEMESIA_NET_DIRECT_BYTES", "16");
+    for own in [0, 1] {
+        direct(job(&format!("one-sided {} {own}", seed()))).succeed(3)?;
+    }
+    direct(mixed(&format!("one-sided {} 0", seed()))).succeed(4)?;
+    direct(mixed(&format!("many {}", seed()))).succeed(4).map(drop)
+}
+
+#[test]
 fn processes_of_one_machine_share_memory_in_a_world_of_several_machines() -> Result<(), String> {
     let ranks = mixed("all-to-all 20 8").env("NEMESIA_EXPLAIN", "1").succeed(4)?;
     let explained = |rank: usize, words: &str| ranks[rank].errors.contains(words);

@@ -51,6 +51,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 tally.fetches.add(bytes);
             }
             RmaOperation::Flush => tally.flushes += 1,
+            RmaOperation::Describe | RmaOperation::Withdraw => {}
         }
     }
 

@@ -6,6 +6,7 @@
 //! | `rma/region.rs` | exposed memory regions |
 //! | `rma/origin.rs` | starting operations; sending requests; handling replies |
 //! | `rma/target.rs` | executing requests; sending replies |
+//! | `rma/direct.rs` | puts and gets by remote memory access |
 //! | `rma/queue.rs` | the order in which requests and active messages leave; their end if the peer fails |
 //! | `rma/account.rs` | the state of operations whose target has left |
 //! | `rma/reduce.rs` | arithmetic |
@@ -34,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod direct;
 mod origin;
 mod queue;
 mod reduce;
@@ -44,6 +46,7 @@ mod tests;
 
 pub use super::state::RegionId;
 pub use crate::wire::rma::{Access, Comparison, Datatype, Reduction, Refusal, RemoteKey, WINDOW};
+pub(super) use direct::DirectTable;
 pub use origin::{CompleteAt, Target};
 pub use reduce::{combine, swap};
 pub(super) use region::Regions;

@@ -23,6 +23,9 @@ pub struct Tuning {
     /// Smallest average length, in bytes, of the contiguous runs of a scattered buffer for which the engine
     /// makes one kernel call per run.
     pub run_bytes: u64,
+    /// Smallest put or get, in bytes, that is done by remote memory access instead of packets, on ports that can do
+    /// that. `u64::MAX` disables this, also for the regions of this process.
+    pub direct_bytes: u64,
 }
 
 impl Tuning {
@@ -42,6 +45,7 @@ impl Default for Tuning {
             non_temporal_bytes: 32 << 20,
             pull_bytes: 256 << 10,
             run_bytes: 4 << 10,
+            direct_bytes: u64::MAX,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 
-use super::{BOUNCE, Bounce};
+use super::{BOUNCE, Bounce, LentMemory};
 use crate::sync::{Edge, Word8, Word16, Word32, Word64, opaque};
 
 /// The largest number of bytes that are written to exposed memory at once, also through a buffer.
@@ -30,6 +30,10 @@ impl Exposed {
     /// Until the region that takes this is unexposed, or the engine is dropped: the bytes are initialised and
     /// readable, and writable if peers may write. No reference to them is alive while a function of the engine runs.
     /// Other threads access them meanwhile only by atomic operations.
+    ///
+    /// If [`Tuning::direct_bytes`](crate::engine::Tuning::direct_bytes) lets peers access the memory directly, they may
+    /// do so at any time: no reference is alive at all, and the bytes stay until
+    /// [`Engine::withdraw`](crate::engine::Engine::withdraw) has returned `true` after the region was unexposed.
     pub unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len }
     }
@@ -41,6 +45,22 @@ impl Exposed {
     /// writable, and no reference to them exists.
     pub unsafe fn from_shared(base: *mut u8, len: usize) -> Self {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len }
+    }
+
+    /// Returns the bytes as memory that a port registers, writable by peers if they may write.
+    ///
+    /// # Safety
+    /// The port deregisters the memory before the region is unexposed, or is dropped before the memory is freed.
+    pub(crate) unsafe fn lend(&self, writable: bool) -> LentMemory {
+        // SAFETY: the maker guarantees initialised bytes, which are readable, and writable if peers may write; no
+        // reference to them is alive while peers may access them.
+        unsafe {
+            if writable {
+                LentMemory::from_raw(self.base.as_ptr(), self.len)
+            } else {
+                LentMemory::from_readable(self.base.as_ptr(), self.len)
+            }
+        }
     }
 
     /// Returns empty memory.

@@ -8,15 +8,17 @@ use core::borrow::{Borrow, BorrowMut};
 use core::time::Duration;
 
 use super::{
-    AccessShape, Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk,
-    PacketPieces, PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, Rendezvous, SharedCopy,
-    ShortPath, Stores,
+    AccessShape, Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, DirectAccess, Exposure,
+    NextChunk, PacketPieces, PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, Rendezvous,
+    SharedCopy, ShortPath, Stores,
 };
 use crate::counters::TrafficCounters;
-use crate::payload::{BorrowedRecv, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
+use crate::payload::{BorrowedRecv, Exposed, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
 use crate::wire::Envelope;
 use crate::wire::prefix::PrefixWords;
+use crate::wire::region::RegionBytes;
 use crate::wire::rendezvous::Descriptor;
+use crate::wire::rma::Access;
 
 /// Packets of the local port in a row until the remote port is polled.
 const BURST: u32 = 64;
@@ -481,6 +483,24 @@ where
             return remote.get_ranges(peer, from, at, to, operation);
         }
         self.local.get_ranges(peer, from, at, to, operation)
+    }
+
+    fn expose_region(
+        &mut self,
+        peer: PeerId,
+        memory: &Exposed,
+        access: Access,
+    ) -> Option<(RegionBytes, Exposure)> {
+        // Only the remote port has such regions, so that an exposure is always one of that port.
+        self.remote_to_mut(peer)?.expose_region(peer, memory, access)
+    }
+
+    fn withdraw_region(&mut self, exposure: Exposure) -> bool {
+        self.remote.as_mut().is_none_or(|remote| remote.withdraw_region(exposure))
+    }
+
+    fn direct_access(&self, peer: PeerId) -> Option<DirectAccess> {
+        self.remote_to(peer)?.direct_access(peer)
     }
 
     fn poll_access(&mut self) -> Option<CompletedAccess> {

@@ -234,7 +234,10 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
     pub fn has_unsent(&self) -> bool {
         self.links.borrow().iter().filter_map(|place| place.link.as_ref()).any(|link| {
             let is_ready = link.state == ConnectionState::Ready;
-            let unsent = link.posted > link.sent || !link.stage.rest().is_empty() || link.body.is_some();
+            let unsent = link.posted > link.sent
+                || link.executed > link.executed_reported
+                || !link.stage.rest().is_empty()
+                || link.body.is_some();
             is_ready && (unsent || link.stream.as_ref().is_some_and(|stream| stream.unconfirmed() > 0))
         })
     }

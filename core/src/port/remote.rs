@@ -1,7 +1,9 @@
 //! Access to the memory of peers.
 use super::PeerId;
-use crate::payload::{ReceiveRange, ReceiveRanges, SendRange, SendRuns};
+use crate::payload::{Exposed, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
+use crate::wire::region::RegionBytes;
 use crate::wire::rendezvous::Descriptor;
+use crate::wire::rma::Access;
 
 /// The result of starting an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +122,14 @@ impl AccessShape {
         let beyond = address.wrapping_add(next - start).checked_rem(self.alignment).unwrap_or(0);
         if beyond < next - start { next - beyond } else { next }
     }
+}
+
+/// How the regions of a peer are accessed directly. A packet that is sent after a put has begun arrives after its
+/// bytes, and an access begins at the peer after all bytes of earlier puts are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectAccess {
+    /// The end of a put proves that its bytes have arrived. Otherwise only the answer to a later packet does.
+    pub put_proves_arrival: bool,
 }
 
 /// A buffer that is exposed to a peer, as the port numbers it.
@@ -283,6 +293,32 @@ pub unsafe trait RemoteAccess {
     fn orders_puts(&self, peer: PeerId) -> bool {
         let _ = peer;
         false
+    }
+
+    /// Registers the memory of an exposed region, so that peers may access it by [`RemoteAccess::get`] and
+    /// [`RemoteAccess::put`] in a [`Descriptor::REGION`] until the exposure was withdrawn. Every peer with the key has
+    /// the rights. `None` if this port's peers use regions in packets only.
+    fn expose_region(
+        &mut self,
+        peer: PeerId,
+        memory: &Exposed,
+        access: Access,
+    ) -> Option<(RegionBytes, Exposure)> {
+        let _ = (peer, memory, access);
+        None
+    }
+
+    /// Ends an exposure of [`RemoteAccess::expose_region`]: after `true`, no peer can access the memory. `false` if the
+    /// port still uses it: try again later.
+    fn withdraw_region(&mut self, exposure: Exposure) -> bool {
+        let _ = exposure;
+        true
+    }
+
+    /// Returns how the regions of this peer can be accessed; `None` if only in packets.
+    fn direct_access(&self, peer: PeerId) -> Option<DirectAccess> {
+        let _ = peer;
+        None
     }
 
     /// Returns the next access that has ended since it was under way; `None` if there is none.

@@ -38,7 +38,7 @@ pub const CTS_BYTES: usize = 40;
 /// Most bytes of a CTS.
 pub const MOST_CTS_BYTES: usize = CTS_BYTES + DESCRIPTOR_BYTES;
 /// Number of protocols that an RTS can name.
-pub const MOST_PROTOCOLS: u8 = 3;
+pub const MOST_PROTOCOLS: u8 = 4;
 /// Bytes of a FIN.
 pub const FIN_BYTES: usize = 8;
 /// Most bytes of a descriptor: enough for an address, a key and a length of 64 bits each, and one word more.
@@ -349,7 +349,10 @@ mod tests {
         }
         let huge = Rts { total: 1 << 63, ..rts };
         assert_eq!(Rts::decode(&huge.encode(), rts.bytes()), None);
-        assert_eq!(Rts::decode(&Rts { protocol_number: 4, ..rts }.encode(), rts.bytes()), None);
+        assert_eq!(
+            Rts::decode(&Rts { protocol_number: MOST_PROTOCOLS + 1, ..rts }.encode(), rts.bytes()),
+            None
+        );
         // Bytes that neither travel with the RTS nor are described; an origin of nothing; a reserved bit.
         let described = Rts { origin: 48, ..rts };
         assert_eq!(Rts::decode(&described.encode(), rts.bytes() + 47), None);

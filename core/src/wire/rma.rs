@@ -44,6 +44,18 @@
 //! in the reply to a flush. Without it, a flush that is started after the target has left could not determine
 //! what is done.
 //!
+//! **Description.** An origin whose port accesses the memory of peers asks for the description of a region:
+//! `describe`, code 8, word 0: the key. The tag is the key too. The target registers the region when it is first
+//! asked. The answer is a reply with bit 13 of its context set and bits 0-12 the code of a [`Refusal`], or 0; its tag
+//! is the key, and its payload the five words of a [`DirectRegion`](super::direct::DirectRegion). A refusal has no
+//! payload: [`Refusal::Undefined`] if the region is used in packets only. A request for a description counts against
+//! the window.
+//!
+//! **Withdrawal.** A target that unexposes a described region sends `withdraw`, code 9, to each peer that has asked for
+//! a description: word 0 is the key, and the tag the number of the withdrawal, counted from 1. From then on the peer
+//! begins no access by that description. When all its accesses have ended, it answers with a reply without payload,
+//! whose context is [`WITHDRAWN`] and whose tag is the number. The answer is about all withdrawals up to that number.
+//!
 //! **Remote key.** Four words. Word 0: bits 0-15 [`KEY_VERSION`], 16-23 [`Access`], 32-63 the region's share:
 //! 0, or one more than the number of the owner's descriptor of a shared region. Word 1: the key. Word 2: bytes
 //! of the region. Word 3: the offset of the first byte: its address if the region is exposed by address, else 0.
@@ -80,6 +92,11 @@ pub const ACCOUNT: u16 = 1 << 15;
 /// Bytes of an account.
 pub const ACCOUNT_BYTES: usize = 8;
 
+/// In the context of a reply: it describes a region.
+pub const DESCRIBED: u16 = 1 << 13;
+/// The context of a reply: regions are withdrawn.
+pub const WITHDRAWN: u16 = 1 << 14;
+
 const NOTIFY: u16 = 1 << 12;
 const CONFIRM_AT: u16 = 13;
 
@@ -100,6 +117,10 @@ pub enum RmaOperation {
     Flush = 6,
     /// Combine operands into values, and return the old values.
     FetchAccumulate = 7,
+    /// Describe a region for direct access.
+    Describe = 8,
+    /// Stop direct access to a region.
+    Withdraw = 9,
 }
 
 impl RmaOperation {
@@ -113,6 +134,8 @@ impl RmaOperation {
             RmaOperation::CompareSwap => "compare_swap",
             RmaOperation::Flush => "flush",
             RmaOperation::FetchAccumulate => "fetch_accumulate",
+            RmaOperation::Describe => "describe",
+            RmaOperation::Withdraw => "withdraw",
         }
     }
 }
@@ -236,7 +259,7 @@ pub enum Refusal {
 }
 
 impl RmaOperation {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Put,
         Self::Get,
         Self::Accumulate,
@@ -244,6 +267,8 @@ impl RmaOperation {
         Self::CompareSwap,
         Self::Flush,
         Self::FetchAccumulate,
+        Self::Describe,
+        Self::Withdraw,
     ];
 }
 
@@ -328,7 +353,7 @@ impl Confirm {
 }
 
 impl Access {
-    const ALL: [Self; 3] = [Self::Read, Self::Write, Self::ReadWrite];
+    pub(super) const ALL: [Self; 3] = [Self::Read, Self::Write, Self::ReadWrite];
 
     /// Returns whether these rights include `wanted`.
     pub const fn allows(self, wanted: Self) -> bool {
@@ -427,6 +452,7 @@ impl Verb {
             RmaOperation::Put | RmaOperation::Accumulate | RmaOperation::FetchAccumulate => HEAD_BYTES,
             RmaOperation::Get | RmaOperation::Fetch => 24,
             RmaOperation::CompareSwap => 32,
+            RmaOperation::Describe | RmaOperation::Withdraw => 8,
             RmaOperation::Flush => 0,
         }
     }
@@ -538,8 +564,8 @@ mod tests {
                 understood += 1;
             }
         }
-        // Get, fetch, flush, fetch and accumulate; compare and swap; put and accumulate.
-        assert_eq!(understood, (4 * 12 + 7 + 2 * 12 * 3) * 10 * 2);
+        // Get, fetch, flush, fetch and accumulate, describe, withdraw; compare and swap; put and accumulate.
+        assert_eq!(understood, (6 * 12 + 7 + 2 * 12 * 3) * 10 * 2);
     }
 
     #[test]

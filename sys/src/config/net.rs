@@ -86,10 +86,19 @@ impl Config {
     }
 
     /// Sets how large messages of ranks on other machines move to this process. The receiver's choice counts.
-    /// [`RendezvousChoice::Auto`] is [`RendezvousChoice::Stream`] on RDMA devices.
+    /// [`RendezvousChoice::Auto`] measures for each rank and size.
     #[must_use]
     pub fn net_rendezvous(self, choice: RendezvousChoice) -> Self {
         self.with(["NEMESIA_NET_RENDEZVOUS"], |config| config.net_rendezvous = choice)
+    }
+
+    /// Sets the smallest put or get, in bytes, on memory of a rank on another machine that is done by remote memory
+    /// access instead of packets. `None`: never, and the ranks on other machines do not access the memory of this
+    /// process in that way either. If both ends have a number, [`Endpoint::unexpose`](crate::Endpoint::unexpose) may
+    /// wait, and exposed memory may change at any time. The default is `None`.
+    #[must_use]
+    pub fn net_direct_bytes(self, bytes: Option<u64>) -> Self {
+        self.with(["NEMESIA_NET_DIRECT_BYTES"], |config| config.net_direct_bytes = bytes)
     }
 
     /// Sets how the registration cache for RDMA devices learns that memory was unmapped.

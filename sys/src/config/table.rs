@@ -224,7 +224,8 @@ pub const VARIABLES: &[Variable] = &[
         name: "NEMESIA_ASSIST_BYTES",
         values: "bytes, or never",
         help: "smallest message for a sender-assisted copy, in which receiver and waiting sender each copy a \
-               part; into memory allocated for reading and writing, from twice NEMESIA_ASSIST_LEAST on",
+               part, where that is measured to be faster; into memory allocated for reading and writing, from twice \
+               NEMESIA_ASSIST_LEAST on",
         get: |config| config.assist_bytes.map_or_else(|| NEVER.to_owned(), |bytes| bytes.to_string()),
         set: |config, value| put(&mut config.assist_bytes, or_never(value)),
     },
@@ -392,9 +393,17 @@ pub const VARIABLES: &[Variable] = &[
         RENDEZVOUS,
         net_rendezvous,
         "how large messages of other machines reach this process: it reads them, the sender writes them and reports \
-        the end by a packet or by the last write, or they travel in packets; over TCP auto measures for each peer and \
-        size, over RDMA devices it is stream"
+        the end by a packet or by the last write, or they travel in packets; auto measures for each peer and size"
     ),
+    Variable {
+        name: "NEMESIA_NET_DIRECT_BYTES",
+        values: "bytes, or never",
+        help: "smallest put or get on memory of another machine that is done by remote memory access; smaller ones, \
+               and with never all, travel in packets; never also keeps other machines from accessing regions of this \
+               process in that way",
+        get: |config| config.net_direct_bytes.map_or_else(|| NEVER.to_owned(), |bytes| bytes.to_string()),
+        set: |config, value| put(&mut config.net_direct_bytes, or_never(value)),
+    },
     words!(
         "NEMESIA_NET_FAST_PATH",
         "auto, on or off",

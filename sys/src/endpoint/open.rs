@@ -394,6 +394,7 @@ fn tuning(config: &Config, non_temporal_bytes: u64) -> Tuning {
         non_temporal_bytes,
         pull_bytes: config.pull_bytes,
         run_bytes: config.run_bytes,
+        direct_bytes: config.net_direct_bytes.unwrap_or(u64::MAX),
     }
 }
 

@@ -298,6 +298,9 @@ impl<P: Port, D: PortDriver<P>> Actor for EngineActor<P, D> {
             }
         }
         self.engine.progress();
+        self.regions.iter().for_each(|region| {
+            self.engine.withdraw(region.id, false);
+        });
         self.learn();
     }
 

@@ -33,6 +33,9 @@ pub struct ChannelDriver {
 /// The port of a rank.
 type ChannelPort<M> = Channel<M, ChannelVectors>;
 
+/// The shortest put or get that is done by remote memory access, in bytes.
+const LEAST_DIRECT: u64 = 24;
+
 /// The time within which a connection must be made.
 const SOON: Duration = Duration::from_secs(30);
 
@@ -87,7 +90,10 @@ impl<F: Fabric> ChannelStage<F> {
     ) -> Result<ChannelActor<F::Port>, String> {
         let ChannelNode { channel, blocks, .. } = node;
         let driver = ChannelDriver { now: Rc::clone(&self.now), blocks, places };
-        EngineActor::new(rank, (channel, driver), Tuning::default(), &self.registry)
+        // Where large messages travel in packets, so do one-sided operations; elsewhere the larger ones are direct.
+        let direct_bytes = if self.rendezvous == RendezvousChoice::Stream { u64::MAX } else { LEAST_DIRECT };
+        let tuning = Tuning { direct_bytes, ..Tuning::default() };
+        EngineActor::new(rank, (channel, driver), tuning, &self.registry)
     }
 }
 

@@ -60,7 +60,8 @@ fn measures(port: &str) -> Result<(), String> {
         for bytes in sizes {
             let wanted = |it: &&Value| it["port"] == port && it["test"] == test && it["bytes"] == bytes;
             let number = results.iter().find(wanted).and_then(|it| it[value].as_f64());
-            let least = if test == "bandwidth" && bytes == 0 { 0.0 } else { f64::MIN_POSITIVE };
+            // On a busy machine the bandwidth of a few bytes is rounded to zero.
+            let least = if test == "bandwidth" && bytes < 4096 { 0.0 } else { f64::MIN_POSITIVE };
             assert!(number.is_some_and(|number| number >= least), "{test} {bytes}: {document}");
         }
     }

@@ -4,7 +4,7 @@ use crate::bug::{Bug, Subject};
 
 /// The text that `--help` prints.
 pub(crate) const HELP: &str = "\
-Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--channels]
+Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--channels] [--direct]
            [--peers] [--cells] [--keys] [--verbose]
        cargo sim --long | --bugs | --list
 
@@ -22,6 +22,7 @@ Every world is drawn from its seed. Fails when a promise is broken, with the com
   --operations N   random operations of each seed (default 20000; with --bugs 5000)
   --ranks N        processes in each world (default: a few, by the seed)
   --channels       only channels; --ranks does not go with it
+  --direct         only one-sided operations by remote memory access; --ranks does not go with it
   --peers          only processes that call each other; --ranks does not go with it
   --cells          only ends of connections over shared memory; --ranks does not go with it
   --keys           only proofs of the key; --ranks does not go with it
@@ -58,6 +59,8 @@ pub(crate) struct Options {
     pub(crate) verbose: bool,
     /// Whether to run channels only.
     pub(crate) channels: bool,
+    /// Whether to run one-sided operations by remote memory access only.
+    pub(crate) direct: bool,
     /// Whether to run processes that call each other only.
     pub(crate) peers: bool,
     /// Whether to run ends of connections over shared memory only.
@@ -73,13 +76,23 @@ impl Options {
     pub(crate) fn subjects(&self) -> &'static [Subject] {
         match self.bug.map(Bug::subject) {
             _ if self.channels => &[Subject::Channels],
+            _ if self.direct => &[Subject::Direct],
             _ if self.peers => &[Subject::Peers],
             _ if self.cells => &[Subject::Cells],
             _ if self.keys => &[Subject::Keys],
             None if self.ranks.is_none() => {
-                &[Subject::Engines, Subject::Channels, Subject::Peers, Subject::Cells, Subject::Keys]
+                const ALL: &[Subject] = &[
+                    Subject::Engines,
+                    Subject::Channels,
+                    Subject::Direct,
+                    Subject::Peers,
+                    Subject::Cells,
+                    Subject::Keys,
+                ];
+                ALL
             }
             Some(Subject::Channels) => &[Subject::Channels],
+            Some(Subject::Direct) => &[Subject::Direct],
             Some(Subject::Peers) => &[Subject::Peers],
             Some(Subject::Cells) => &[Subject::Cells],
             Some(Subject::Keys) => &[Subject::Keys],
@@ -104,6 +117,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         jobs: 2,
         verbose: false,
         channels: false,
+        direct: false,
         peers: false,
         cells: false,
         keys: false,
@@ -119,6 +133,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
             "--long" => (options.seeds, options.operations) = (100, 100_000),
             "--bugs" => options.bugs = true,
             "--channels" => options.channels = true,
+            "--direct" => options.direct = true,
             "--peers" => options.peers = true,
             "--cells" => options.cells = true,
             "--keys" => options.keys = true,
@@ -133,7 +148,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         }
     }
     let chosen = seed.is_some() || seeds.is_some() || operations.is_some() || options.ranks.is_some();
-    let is_part = options.channels || options.peers || options.cells || options.keys;
+    let is_part = options.channels || options.direct || options.peers || options.cells || options.keys;
     options.is_whole = !chosen && !is_part && options.bug.is_none();
     if is_part && options.ranks.is_some() {
         return Err("the number of processes is the seed's choice there".into());

@@ -12,6 +12,8 @@ pub(crate) enum Subject {
     Engines,
     /// Channels over a simulated RDMA fabric, or over the placement.
     Channels,
+    /// Engines that use regions by remote memory access, over such channels.
+    Direct,
     /// Processes that call each other.
     Peers,
     /// Processes that disconnect while messages lie in cells of shared memory.
@@ -106,6 +108,8 @@ impl Bug {
         match self {
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_channel() => Subject::Channels,
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_direct_access() => Subject::Direct,
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_peers() => Subject::Peers,
             #[cfg(nemesia_injected_fault)]

@@ -15,6 +15,7 @@ use crate::arguments::Options;
 use crate::bug::{Bug, Subject};
 use crate::cells::{CellsMemory, CellsWorld, MOST_CONNECTIONS, MOST_PROCESSES};
 use crate::channel;
+use crate::channel::direct::DirectWorld;
 use crate::channel::fabric::ChannelFabric;
 use crate::channel::world::ChannelWorld;
 use crate::collect::CollectWorld;
@@ -72,6 +73,7 @@ fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced:
     match subject {
         Subject::Engines => run_engines(options, seed, bug, traced),
         Subject::Channels => run_channels(options, seed, traced),
+        Subject::Direct => run_direct(options, seed, traced),
         Subject::Peers => run_peers(options, seed, traced),
         Subject::Cells => run_cells(options, seed, traced),
         Subject::Keys => run_keys(options, seed, traced),
@@ -89,6 +91,31 @@ fn run_channels(options: &Options, seed: u64, traced: bool) -> Found {
         } else {
             live_channels::<Fabric>(&mut found, limit, traced);
         }
+    }
+    found
+}
+
+/// Runs worlds of engines that use regions by remote memory access.
+fn run_direct(options: &Options, seed: u64, traced: bool) -> Found {
+    let mut found = Found::new(Subject::Direct, seed);
+    while found.operations < options.operations.div_ceil(ASSIST) && found.violation.is_none() {
+        let mut rng = Rng::new(seed, found.worlds as u64);
+        found.worlds += 1;
+        let limit = rng.pick(&CHANNEL_WORLDS);
+        match DirectWorld::new(rng, Trace::new(traced)) {
+            Ok(mut world) => {
+                let outcome = catch_unwind(AssertUnwindSafe(|| {
+                    (0..limit).try_for_each(|_| world.step())?;
+                    world.finish()
+                }));
+                found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
+                let (tally, events) = world.result();
+                found.events = events;
+                found.tally.add(&tally);
+            }
+            Err(violation) => found.violation = Some(violation),
+        }
+        found.operations += limit;
     }
     found
 }
@@ -354,6 +381,7 @@ fn replay(options: &Options, found: &Found) -> String {
     match found.subject {
         Subject::Engines => {}
         Subject::Channels => line += " --channels",
+        Subject::Direct => line += " --direct",
         Subject::Peers => line += " --peers",
         Subject::Cells => line += " --cells",
         Subject::Keys => line += " --keys",

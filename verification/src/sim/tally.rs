@@ -45,6 +45,9 @@ pub(crate) enum Event {
     /// Operations on another rank's region; notifications that were waited for; active messages.
     Put,
     Delivered,
+    /// A put or get by remote memory access; a region that peers could access was withdrawn.
+    DirectAccess,
+    Withdrawn,
     Get,
     Atomic,
     Flush,
@@ -146,7 +149,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 100] = [
+const EVENTS: [(Event, &str); 101] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -177,6 +180,8 @@ const EVENTS: [(Event, &str); 100] = [
     (Event::Own, "to itself"),
     (Event::Put, "put"),
     (Event::Delivered, "delivered"),
+    (Event::DirectAccess, "direct"),
+    (Event::Withdrawn, "withdrawn"),
     (Event::Get, "got"),
     (Event::Atomic, "fetched"),
     (Event::Flush, "flushed"),

@@ -1,6 +1,7 @@
 //! The protocol with one copy: the receiver reads the sender's memory piece by piece and then sends FIN. This
 //! is paper 1's zero-copy design with the kernel's cross-memory read instead of the RDMA read. From a
-//! configurable size on, an otherwise idle sender copies a part ([`crate::shared::assist`]).
+//! configurable size on, an otherwise idle sender copies a part ([`crate::shared::assist`]), unless the receiver has
+//! learned that this is slower.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -8,7 +9,7 @@ use core::borrow::BorrowMut;
 use super::{Stream, Transfer};
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::State;
-use crate::engine::state::{Accesses, Incoming, TransferPhase};
+use crate::engine::state::{Accesses, Incoming, Protocol, TransferPhase};
 use crate::engine::{Engine, PACKETS_A_TURN, RequestId, Storage, Tuning};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
@@ -96,6 +97,7 @@ fn next_chunk<P: Port>(
 ) -> NextChunk {
     let Incoming { from, left, accesses: Accesses { begun, .. }, .. } = *incoming;
     if incoming.phase == TransferPhase::Pull
+        && incoming.protocol != Protocol::PullAlone
         && begun == left.start
         && let Some((size, assisted_copy)) = shareable(incoming, buf, tuning)
     {
@@ -242,6 +244,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     fn settle_access(&mut self, index: u32, result: Result<(), AccessError>) {
+        if let Some(peer) = self.settle_direct(index, result) {
+            let it = self.peer(peer);
+            it.accesses = it.accesses.saturating_sub(1);
+            return;
+        }
         let failed = result.is_err();
         #[cfg(nemesia_injected_fault)]
         let failed = failed && !injected(InjectedFault::IgnoreFailure);

@@ -1,7 +1,7 @@
 //! The RTS packet, and the answers to it.
 #![forbid(unsafe_code)]
 
-use super::select::MessageForm;
+use super::select::{MessageForm, is_large};
 use super::{Pull, Stream, Transfer, is_worth_pulling};
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{SendMessage, State, outcome, with_immediate};
@@ -188,7 +188,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             incoming.protocol = protocol;
         }
         match protocol {
-            Protocol::Pull => Pull::start_receive(self, from, index),
+            Protocol::Pull | Protocol::PullAlone => Pull::start_receive(self, from, index),
             Protocol::Put | Protocol::Stream(_) => Stream::start_receive(self, from, index),
         }
     }
@@ -228,7 +228,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
             incoming.measured = Some(option);
         }
-        Protocol::offered(offered).get(usize::from(option.number())).copied().unwrap_or(usual)
+        let protocols = if is_large(message.bytes) {
+            Protocol::offered_for_large(offered)
+        } else {
+            Protocol::offered(offered)
+        };
+        protocols.get(usize::from(option.number())).copied().unwrap_or(usual)
     }
 
     /// Reports to the adaptive selector that the data of a message has arrived.
@@ -279,7 +284,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 let receiver = id.to_bits();
                 let (descriptor, exposure) = match incoming.protocol {
                     Protocol::Stream(_) => (Descriptor::NONE, None),
-                    Protocol::Pull | Protocol::Put => {
+                    Protocol::Pull | Protocol::PullAlone | Protocol::Put => {
                         Self::expose_for_put(&mut self.port, peer, (buf, receiver), (start, end))
                     }
                 };

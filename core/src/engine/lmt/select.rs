@@ -7,7 +7,9 @@
 //! the two cores, and on a sender that polls. On one test machine 64 KiB took 9 us by the kernel and 6 us as
 //! a stream between neighbouring cores, but 23 us and 34 us between distant cores. A stream through cells
 //! filled with non-temporal stores (`shared/port/copy_policy.rs` explains when that is faster) took 9 us
-//! between either. No fixed threshold fits all machines, so the receiver measures. The cost is two clock
+//! between either. A sender that helped to copy 1 MiB saved a third of the time on another machine, but doubled it where
+//! both buffers began a few bytes apart within their pages. No fixed threshold fits all machines, so the receiver
+//! measures. The cost is two clock
 //! readings a message, and occasionally a few messages by another protocol.
 //!
 //! The unit of measurement is a [*run*](crate::selector::run): messages of one size class that overlap, or
@@ -35,9 +37,10 @@ use crate::wire::rendezvous::MOST_PROTOCOLS;
 /// Number of protocols to select from.
 const PROTOCOLS: usize = MOST_PROTOCOLS as usize;
 
-/// Number of size classes. Each is a power of two, from 8 KiB (which includes smaller sizes) to below 4 MiB.
-/// Larger messages are pulled.
-const CLASSES: usize = 9;
+/// Number of size classes. Each is a power of two, from 8 KiB (which includes smaller sizes) to below 4 MiB. The last
+/// one has all larger messages, which are never streamed: a trial would take too long.
+const CLASSES: usize = 10;
+const LARGE: usize = CLASSES - 1;
 const SMALLEST: u32 = 13;
 /// Most runs until another protocol is tried.
 const LONGEST_WAIT: u16 = 1024;
@@ -93,14 +96,20 @@ pub(in crate::engine) struct ProtocolSelection {
 
 const fn class_of(bytes: u64) -> usize {
     let bytes = if bytes == 0 { 1 } else { bytes };
-    bytes.ilog2().saturating_sub(SMALLEST) as usize
+    let class = bytes.ilog2().saturating_sub(SMALLEST) as usize;
+    if class < LARGE { class } else { LARGE }
+}
+
+/// Returns whether a message is too large for a trial of a stream.
+pub(super) const fn is_large(bytes: u64) -> bool {
+    class_of(bytes) == LARGE
 }
 
 impl ProtocolSelection {
     /// Returns the protocol for a message that begins at `now`.
     fn begin(&mut self, message: MessageForm, now: u64, protocol_number: u8) -> Protocol {
         let MessageForm { bytes, is_list } = message;
-        let class = MessageClass { size: class_of(bytes).min(CLASSES - 1), is_list };
+        let class = MessageClass { size: class_of(bytes), is_list };
         self.hear(class, protocol_number);
         if self.under_way == 0 {
             self.begin_group(class, bytes, now);
@@ -160,7 +169,8 @@ impl ProtocolSelection {
         self.run = Some(Run::start(class, plan, now));
     }
 
-    /// If nothing is known of a class, it takes over what is known of the nearest one.
+    /// If nothing is known of a class, it takes over what is known of the nearest one in which the options stand for the
+    /// same protocols.
     fn inherit(&mut self, overlap: bool, class: MessageClass) {
         if !self.known(overlap, class).is_new() {
             return;
@@ -168,7 +178,8 @@ impl ProtocolSelection {
         let forms = [class.is_list, !class.is_list];
         let classes = forms
             .into_iter()
-            .flat_map(|is_list| (0..CLASSES).map(move |size| MessageClass { size, is_list }));
+            .flat_map(|is_list| (0..CLASSES).map(move |size| MessageClass { size, is_list }))
+            .filter(|other| (other.size == LARGE) == (class.size == LARGE));
         let complete = classes.filter(|other| self.known(overlap, *other).is_complete());
         let nearest =
             complete.min_by_key(|other| (other.size.abs_diff(class.size), other.is_list != class.is_list));
@@ -276,10 +287,6 @@ impl<T: BorrowMut<[PeerSelection]>> ProtocolSelections<T> {
                 return None;
             }
             *slot = PeerSelection { peer: from, selection: ProtocolSelection::default() };
-        }
-        if class_of(message.bytes) >= CLASSES {
-            slot.selection.spoil();
-            return None;
         }
         Some(slot.selection.begin(message, now, protocol_number))
     }

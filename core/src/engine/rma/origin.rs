@@ -12,7 +12,9 @@ use crate::engine::{Engine, Peer, RequestId, StartError, Status, Storage};
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
-use crate::wire::rma::{ACCOUNT, Access, Confirm, GROUP_BYTES, HEAD_BYTES, Refusal, RmaOperation, Verb};
+use crate::wire::rma::{
+    ACCOUNT, Access, Confirm, DESCRIBED, GROUP_BYTES, HEAD_BYTES, Refusal, RmaOperation, Verb, WITHDRAWN,
+};
 use crate::wire::{Envelope, Kind};
 
 /// A location in a region of a peer.
@@ -175,7 +177,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let verb = Verb { reduction, datatype, ..Verb::plain(RmaOperation::FetchAccumulate) };
         let key = target.key.key;
         let body = Body::Both { from: operands, to: RecvBuf::empty(), received: 0, open: 0, refusal: None };
-        let remote = RemoteOperation { to, verb, key, offset: target.offset, body };
+        let remote = RemoteOperation::new(to, verb, (key, target.offset), body);
         // The slot is reserved first: if none is free, the caller keeps the buffer.
         let index = self.start(State::Remote(remote))?;
         if let State::Remote(RemoteOperation { body: Body::Both { to: mine, .. }, .. }) =
@@ -239,8 +241,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
             if injected(InjectedFault::ForgetConfirm) { Verb { confirm: Confirm::No, ..verb } } else { verb };
         let Target { key: &RemoteKey { rank: to, key, .. }, offset } = *target;
         let len = buf.len();
-        let mut remote =
-            RemoteOperation { to, verb, key, offset, body: Body::Out { buf, sent: 0, awaited: false } };
+        let body = Body::Out { buf, sent: 0, awaited: false };
+        let mut remote = RemoteOperation::new(to, verb, (key, offset), body);
         if to == self.rank && self.may_leave(to) {
             return match self.execute_own(&mut remote) {
                 Err(CompletionError::Refused { refusal, .. }) => Err(StartError::Refused(refusal)),
@@ -249,7 +251,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         // An operation that is answered, or that takes several packets, needs a request slot first: if none is free,
         // no packet may have been sent.
-        if to != self.rank && self.may_leave(to) && len <= self.part_bytes() && !verb.is_answered() {
+        let may_be_direct = verb.operation == RmaOperation::Put && len as u64 >= self.tuning.direct_bytes;
+        let is_packet = len <= self.part_bytes() && !verb.is_answered() && !may_be_direct;
+        if to != self.rank && self.may_leave(to) && is_packet {
             match self.send_remote(&mut remote, 0) {
                 Ok(SentOperation::All) => return Ok(RequestId::SENT),
                 Ok(_) => {}
@@ -274,7 +278,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         let Target { key: &RemoteKey { rank: to, key, .. }, offset } = *target;
         let body = Body::In { buf: RecvBuf::empty(), received: 0, awaited: false, value, expected };
-        let remote = RemoteOperation { to, verb, key, offset, body };
+        let remote = RemoteOperation::new(to, verb, (key, offset), body);
         // The slot is reserved first: if none is free, the caller keeps the buffer.
         let index = self.start(State::Remote(remote))?;
         if let State::Remote(RemoteOperation { body: Body::In { buf: mine, .. }, .. }) =
@@ -318,6 +322,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Sends the next packets of a queued request. Returns `false` if there is no space, or no slot in the window.
     pub(super) fn leave_remote(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
+        if to != self.rank
+            && let Some(moved) = self.leave_direct(to, index)?
+        {
+            return Ok(moved);
+        }
         let bits = self.id(index).to_bits();
         let State::Remote(remote) = &mut self.requests.get_mut(index).0 else { return Ok(false) };
         let empty = RemoteOperation { body: Body::Nothing { awaited: false, issued: 0 }, ..*remote };
@@ -350,7 +359,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     /// Sends one packet of an operation. One packet may hold the whole operation.
-    fn send_remote(&mut self, remote: &mut RemoteOperation, bits: u64) -> Result<SentOperation, PeerFault> {
+    pub(super) fn send_remote(
+        &mut self,
+        remote: &mut RemoteOperation,
+        bits: u64,
+    ) -> Result<SentOperation, PeerFault> {
         let (to, mut verb) = (remote.to, remote.verb);
         let head = remote.head().encode();
         let head = &head[..verb.head_bytes()];
@@ -388,6 +401,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
             Body::Out { sent, awaited, .. } => {
                 *sent += len;
                 rma_state.issued += u64::from(counted);
+                if counted && len > 0 {
+                    rma_state.issued_with_bytes = rma_state.issued;
+                }
                 if !answered {
                     return Ok(if last { SentOperation::All } else { SentOperation::Some });
                 }
@@ -409,8 +425,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub(in crate::engine) fn deliver_reply(&mut self, arrival: &Arrival<P::Token>) -> Result<(), PortFault> {
         let from = arrival.peer;
         let fault = PortFault::Protocol { kind: Kind::RmaReply };
-        if arrival.envelope.context & ACCOUNT != 0 {
-            return self.deliver_account(arrival);
+        match arrival.envelope.context {
+            context if context & ACCOUNT != 0 => return self.deliver_account(arrival),
+            WITHDRAWN if arrival.len == 0 => {
+                return self.withdrawals_answered(from, arrival.envelope.tag);
+            }
+            context if context & DESCRIBED != 0 => return self.deliver_description(arrival),
+            _ => {}
         }
         let id = RequestId::from_bits(arrival.envelope.tag);
         let refusal = Refusal::from_code(arrival.envelope.context).ok_or(fault)?;
@@ -421,6 +442,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let State::Remote(remote) = &mut requests.get_mut(id.index).0 else { return Err(fault) };
         if remote.to != from || !remote.is_awaited() {
             return Err(fault);
+        }
+        if let Some(slot) = remote.direct.filter(|_| arrival.len == 0) {
+            return self.answer_direct(from, id.index, slot, refusal);
         }
         let outcome = match &mut remote.body {
             Body::In { buf, received, .. } => match refusal {
@@ -497,13 +521,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.rma_state(to).awaited = list;
     }
 
-    fn list_leaving(&mut self, to: PeerId) {
+    pub(super) fn list_leaving(&mut self, to: PeerId) {
         if !self.rma_state(to).leaving.is_empty() {
             self.list_work(to);
         }
     }
 
-    fn answered(&mut self, from: PeerId, index: u32) {
+    pub(super) fn answered(&mut self, from: PeerId, index: u32) {
         let mut list = self.rma_state(from).awaited;
         self.requests.unlink(&mut list, index);
         let rma_state = self.rma_state(from);
@@ -546,7 +570,7 @@ const fn check_place(list: bool) -> Result<(), StartError> {
 }
 
 /// The progress of sending an operation.
-enum SentOperation {
+pub(super) enum SentOperation {
     /// Nothing was sent: there is no space.
     Nothing,
     /// A part was sent.

@@ -47,6 +47,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// peer's requests do not wait for ours. Returns the number of packets sent.
     pub(in crate::engine) fn rma_work_for(&mut self, peer: PeerId) -> usize {
         let mut sent = 0;
+        if self.rma_state(peer).withdrawal_is_unanswered {
+            match self.answer_withdrawals(peer) {
+                Ok(answered) => sent += usize::from(answered),
+                Err(fault) => self.fault(fault),
+            }
+        }
         // The loop is bounded, because the peer may free space while this process sends.
         while sent < PACKETS_A_TURN {
             let done = match self.rma_state(peer).replies.first() {
@@ -92,6 +98,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
             let RmaState { issued, lost, .. } = *self.rma_state(peer);
             match &mut self.requests.get_mut(index).0 {
                 State::Fence => self.requests.remove(index),
+                State::Remote(remote) if let Some(slot) = remote.direct => {
+                    self.abandon_direct(peer, index, slot);
+                }
                 // A part has been sent, and its answers may still arrive.
                 State::Remote(remote) if remote.is_awaited() => self.await_answer(peer, index),
                 State::Remote(remote) => {
@@ -125,6 +134,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.rma_state(peer).lost |= done.is_none();
             self.complete(index, done.unwrap_or(completion_error));
         }
+        self.direct.forget(peer);
         let RmaState { issued, flushed, final_refusals, lost, .. } = core::mem::take(self.rma_state(peer));
         let lost = lost || issued != flushed;
         *self.rma_state(peer) = RmaState { final_refusals, lost, ..RmaState::default() };

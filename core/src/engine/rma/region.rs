@@ -11,8 +11,10 @@ use crate::engine::state::RegionId;
 use crate::engine::{Engine, RequestId, StartError, Status, Storage};
 use crate::matching::Source;
 use crate::payload::Exposed;
-use crate::port::Port;
+use crate::port::{Exposure, Port};
 use crate::slab::{List, NONE, Slab, Slot};
+use crate::wire::direct::DirectRegion;
+use crate::wire::region::RegionBytes;
 use crate::wire::rma::{Access, Datatype, Refusal, RemoteKey};
 
 /// A region. Private to the engine; public only so that the caller can lend its storage.
@@ -27,6 +29,10 @@ pub struct ExposedRegion {
     pub(super) waiting: List,
     /// The offset of the first byte.
     pub(super) base: u64,
+    /// The registered memory, and its exposure to the peers that have asked for it.
+    pub(super) direct: Option<(RegionBytes, Exposure)>,
+    /// The number of the withdrawal of an unexposed region that peers may still access; else 0.
+    pub(super) withdrawal: u32,
     /// The next region whose key has the same hash.
     pub(super) next: u32,
     /// The first region whose key has the number of this slot as its hash. It belongs to the slot and not to the
@@ -43,9 +49,19 @@ impl Default for ExposedRegion {
             notified: 0,
             waiting: List::new(),
             base: 0,
+            direct: None,
+            withdrawal: 0,
             next: NONE,
             first: NONE,
         }
+    }
+}
+
+impl ExposedRegion {
+    /// Returns the description of the region for direct access.
+    pub(super) fn described(&self) -> Result<DirectRegion, Refusal> {
+        let (bytes, _) = self.direct.ok_or(Refusal::Undefined)?;
+        Ok(DirectRegion { bytes, base: self.base, access: self.access })
     }
 }
 
@@ -118,7 +134,7 @@ impl<B: BorrowMut<[Slot<ExposedRegion>]>> Regions<B> {
     }
 
     pub(super) fn insert(&mut self, region: ExposedRegion) -> Result<RegionId, ExposeError> {
-        if self.named(region.key).is_some() {
+        if self.linked(region.key).is_some() {
             return Err(ExposeError::Key { key: region.key });
         }
         let capacity = self.0.capacity();
@@ -161,6 +177,35 @@ impl<B: BorrowMut<[Slot<ExposedRegion>]>> Regions<B> {
 
     /// Returns the region that is exposed with a key.
     pub(super) fn named(&mut self, key: u64) -> Option<&mut ExposedRegion> {
+        self.linked(key).filter(|region| region.withdrawal == 0)
+    }
+
+    /// Returns the number of the withdrawal of an unexposed region, and its exposure.
+    pub(super) fn withdrawn(&mut self, id: RegionId) -> Option<(u32, Exposure)> {
+        let region = self.0.is_live(id.index, id.generation).then(|| self.0.get_mut(id.index))?;
+        let (_, exposure) = region.direct.filter(|_| region.withdrawal > 0)?;
+        Some((region.withdrawal, exposure))
+    }
+
+    /// Returns the key of the region with a withdrawal.
+    pub(super) fn withdrawn_key(&self, number: u32) -> Option<u64> {
+        let mut slots = 0..self.0.capacity() as u32;
+        slots.find_map(|index| {
+            let region = self.0.get(index);
+            (self.0.is_live(index, self.0.generation(index)) && region.withdrawal == number)
+                .then_some(region.key)
+        })
+    }
+
+    /// Removes a region whose withdrawal is over.
+    pub(super) fn forget(&mut self, id: RegionId) {
+        if self.withdrawn(id).is_some() {
+            self.take(id);
+        }
+    }
+
+    /// Returns the region with a key, which may be withdrawn.
+    fn linked(&mut self, key: u64) -> Option<&mut ExposedRegion> {
         if self.0.used() == 0 {
             return None;
         }
@@ -176,17 +221,22 @@ impl<B: BorrowMut<[Slot<ExposedRegion>]>> Regions<B> {
     }
 
     pub(super) fn find(&mut self, id: RegionId) -> Option<&mut ExposedRegion> {
-        self.0.is_live(id.index, id.generation).then(|| self.0.get_mut(id.index))
+        let region = self.0.is_live(id.index, id.generation).then(|| self.0.get_mut(id.index));
+        region.filter(|region| region.withdrawal == 0)
     }
 
     pub(super) fn remove(&mut self, id: RegionId) -> Option<ExposedRegion> {
         self.find(id)?;
+        Some(self.take(id))
+    }
+
+    fn take(&mut self, id: RegionId) -> ExposedRegion {
         self.unlink(id.index);
         let place = self.0.get_mut(id.index);
         let empty = ExposedRegion { first: place.first, ..ExposedRegion::default() };
         let region = core::mem::replace(place, empty);
         self.0.remove(id.index);
-        Some(region)
+        region
     }
 
     /// Calls `with` for every exposed region.
@@ -279,10 +329,22 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Unexposes the memory. Requests for it are refused from now on, and requests that wait for its
     /// notifications are cancelled. Returns `false` if there is no such region.
+    ///
+    /// If [`Tuning::direct_bytes`](crate::engine::Tuning::direct_bytes) lets peers access the memory directly, call
+    /// [`Engine::withdraw`] before the memory is used for something else.
     pub fn unexpose(&mut self, id: RegionId) -> bool {
-        let Some(mut region) = self.regions.remove(id) else { return false };
-        while let Some(index) = self.requests.pop_front(&mut region.waiting) {
+        let Some(region) = self.regions.find(id) else { return false };
+        let (mut waiting, is_direct) = (core::mem::take(&mut region.waiting), region.direct.is_some());
+        while let Some(index) = self.requests.pop_front(&mut waiting) {
             self.complete(index, Err(CompletionError::Cancelled));
+        }
+        if !is_direct {
+            return self.regions.remove(id).is_some();
+        }
+        let number = self.begin_withdrawal();
+        if let Some(region) = self.regions.find(id) {
+            region.withdrawal = number;
+            region.memory = Exposed::empty();
         }
         true
     }

@@ -15,7 +15,7 @@ use crate::payload::Exposed;
 use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
 use crate::slab::Slot;
 use crate::wire::rma::{
-    Access, Confirm, Datatype, GROUP_BYTES, HEAD_BYTES, Head, MOST_HEAD_BYTES, Reduction, Refusal,
+    Access, Confirm, DESCRIBED, Datatype, GROUP_BYTES, HEAD_BYTES, Head, MOST_HEAD_BYTES, Reduction, Refusal,
     RmaOperation, Verb,
 };
 use crate::wire::{Envelope, Kind};
@@ -39,6 +39,8 @@ enum TargetAnswer {
     Bytes { key: u64, offset: u64, len: u64 },
     /// An old value of `len` bytes; or the number of refused operations.
     Word { value: u64, len: usize, refusal: Option<Refusal> },
+    /// The description of a region.
+    Description { key: u64 },
     /// Old values of `len` bytes.
     Values { bytes: [u8; GROUP_BYTES], len: u8 },
 }
@@ -94,6 +96,14 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
             _ if body > 0 => return Err(fault),
             RmaOperation::Get => self.execute_get(&head),
+            RmaOperation::Describe if arrival.envelope.tag != head.key => return Err(fault),
+            RmaOperation::Describe => {
+                self.describe(arrival.peer, head.key);
+                TargetAnswer::Description { key: head.key }
+            }
+            RmaOperation::Withdraw => {
+                return self.heed_withdrawal(arrival.peer, head.key, arrival.envelope.tag);
+            }
             RmaOperation::Fetch | RmaOperation::CompareSwap => execute_value(&mut self.regions, verb, &head),
             RmaOperation::Flush => {
                 let refused = self.settle_flush(arrival.peer);
@@ -272,6 +282,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
                     ),
                 }
             }
+            TargetAnswer::Description { key } => {
+                let described =
+                    self.regions.named(*key).map_or(Err(Refusal::Key), |region| region.described());
+                let bytes = described.map(|region| region.encode());
+                let context = DESCRIBED | described.err().map_or(0, Refusal::code);
+                let content = bytes.as_ref().map_or(&[][..], |bytes| &bytes[..]);
+                let total = content.len() as u64;
+                let envelope = Envelope { kind: Kind::RmaReply, context, tag: request, total };
+                (total, self.port.send(peer, &envelope, PacketPieces::Whole(content))?, true)
+            }
             TargetAnswer::Word { len, refusal, .. } => {
                 let total = *len as u64;
                 (
@@ -355,7 +375,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
 impl Reply {
     const fn word(&self) -> [u8; 8] {
         match &self.answer {
-            TargetAnswer::Bytes { .. } | TargetAnswer::Values { .. } => [0; 8],
+            TargetAnswer::Bytes { .. } | TargetAnswer::Description { .. } | TargetAnswer::Values { .. } => {
+                [0; 8]
+            }
             TargetAnswer::Word { value, .. } => value.to_le_bytes(),
         }
     }
@@ -363,7 +385,7 @@ impl Reply {
     const fn remaining(&self) -> u64 {
         match &self.answer {
             TargetAnswer::Bytes { len, .. } => *len,
-            TargetAnswer::Word { .. } | TargetAnswer::Values { .. } => 0,
+            TargetAnswer::Word { .. } | TargetAnswer::Description { .. } | TargetAnswer::Values { .. } => 0,
         }
     }
 }

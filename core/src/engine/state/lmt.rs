@@ -13,9 +13,11 @@ const PROTOCOLS: usize = MOST_PROTOCOLS as usize;
 /// The protocol that moves the data of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::engine) enum Protocol {
-    /// The receiver reads the sender's memory; see [`Pull`](crate::engine::lmt::Pull).
+    /// The receiver reads the sender's memory, and the sender helps; see [`Pull`](crate::engine::lmt::Pull).
     #[default]
     Pull,
+    /// As [`Self::Pull`], but the sender does not help.
+    PullAlone,
     /// The sender writes the receiver's memory; see [`put`](crate::engine::lmt). Only on ports that can do that, where
     /// it takes the place of the first stream.
     Put,
@@ -25,19 +27,28 @@ pub(in crate::engine) enum Protocol {
 }
 
 impl Protocol {
-    /// The options of the adaptive selector, in the order of their numbers. The last is tried last, because it can
-    /// be much slower than the others.
+    /// The options of the adaptive selector, in the order of their numbers, in which they are tried at first. The cached
+    /// stream comes after the other one, because it can be much slower.
     pub(in crate::engine) const ALL: [Self; PROTOCOLS] =
-        [Self::Pull, Self::Stream(Stores::NonTemporal), Self::Stream(Stores::Cached)];
+        [Self::Pull, Self::Stream(Stores::NonTemporal), Self::Stream(Stores::Cached), Self::PullAlone];
 
     /// Returns the protocols that the options of the adaptive selector stand for. Where the sender can put, the
-    /// stores of a stream make no difference.
+    /// stores of a stream make no difference, and no sender helps.
     pub(in crate::engine) const fn offered(by: Rendezvous) -> [Self; PROTOCOLS] {
         let stream = Self::Stream(Stores::Cached);
         match by {
-            Rendezvous { get: true, put: true, .. } => [Self::Pull, Self::Put, stream],
-            Rendezvous { get: false, put: true, .. } => [Self::Put, stream, stream],
+            Rendezvous { get: true, put: true, .. } => [Self::Pull, Self::Put, stream, Self::Pull],
+            Rendezvous { get: false, put: true, .. } => [Self::Put, stream, stream, Self::Put],
             Rendezvous { put: false, .. } => Self::ALL,
+        }
+    }
+
+    /// As [`Self::offered`], for messages that are too large for a trial of a stream.
+    pub(in crate::engine) const fn offered_for_large(by: Rendezvous) -> [Self; PROTOCOLS] {
+        match by {
+            Rendezvous { get: true, put: true, .. } => [Self::Pull, Self::Put, Self::Pull, Self::Pull],
+            Rendezvous { get: false, put: true, .. } => [Self::Put; PROTOCOLS],
+            Rendezvous { put: false, .. } => [Self::Pull, Self::Pull, Self::Pull, Self::PullAlone],
         }
     }
 
@@ -48,7 +59,7 @@ impl Protocol {
     /// Returns the stores by which a streaming sender fills its cells.
     pub(in crate::engine) const fn stores(self) -> Option<Stores> {
         match self {
-            Self::Pull | Self::Put => None,
+            Self::Pull | Self::PullAlone | Self::Put => None,
             Self::Stream(stores) => Some(stores),
         }
     }

@@ -54,6 +54,16 @@ pub(in crate::engine) struct RmaState {
     pub(in crate::engine) account_is_pending: bool,
     /// The refusals that the peer reported before it left and that no flush has returned.
     pub(in crate::engine) final_refusals: Refused,
+    /// `issued` after the last of these packets that had bytes.
+    pub(in crate::engine) issued_with_bytes: u64,
+    /// Whether the peer has asked for the description of a region; the withdrawals that were announced to it, and those
+    /// that it has answered.
+    pub(in crate::engine) was_described: bool,
+    pub(in crate::engine) withdrawals_sent: u32,
+    pub(in crate::engine) withdrawals_answered: u32,
+    /// The last withdrawal of the peer, and whether it must be answered.
+    pub(in crate::engine) withdrawals_heard: u32,
+    pub(in crate::engine) withdrawal_is_unanswered: bool,
     /// Whether the peer is gone, and a started operation is not known to be done.
     pub(in crate::engine) lost: bool,
     /// The active message from the peer that is partly received.
@@ -63,7 +73,10 @@ pub(in crate::engine) struct RmaState {
 impl RmaState {
     /// Returns whether a request or reply may leave without an answer from the peer.
     pub(in crate::engine) const fn has_work(&self) -> bool {
-        !self.leaving.is_empty() || !self.replies.is_empty() || self.account_is_pending
+        !self.leaving.is_empty()
+            || !self.replies.is_empty()
+            || self.account_is_pending
+            || self.withdrawal_is_unanswered
     }
 
     /// Returns whether the peer has confirmed all operations of this process.
@@ -91,6 +104,10 @@ pub(in crate::engine) struct RemoteOperation {
     pub(in crate::engine) verb: Verb,
     pub(in crate::engine) key: u64,
     pub(in crate::engine) offset: u64,
+    /// The place of a direct operation in the table of these.
+    pub(in crate::engine) direct: Option<u8>,
+    /// Whether the operation travels in packets, although it could be direct.
+    pub(in crate::engine) in_packets: bool,
     pub(in crate::engine) body: Body,
 }
 
@@ -109,6 +126,16 @@ pub(in crate::engine) enum Body {
 }
 
 impl RemoteOperation {
+    /// Describes an operation of which nothing has been sent, on the place with this key and offset.
+    pub(in crate::engine) const fn new(
+        to: PeerId,
+        verb: Verb,
+        (key, offset): (u64, u64),
+        body: Body,
+    ) -> Self {
+        Self { to, verb, key, offset, direct: None, in_packets: false, body }
+    }
+
     /// Describes a flush. It must be sent; or, if so many puts and accumulates were sent and their target has
     /// left, it waits for the target's account.
     pub(in crate::engine) const fn flush(to: PeerId, awaiting: Option<u64>) -> Self {
@@ -117,7 +144,7 @@ impl RemoteOperation {
             None => (false, 0),
         };
         let body = Body::Nothing { awaited, issued };
-        Self { to, verb: Verb::plain(RmaOperation::Flush), key: 0, offset: 0, body }
+        Self::new(to, Verb::plain(RmaOperation::Flush), (0, 0), body)
     }
 
     /// Makes an unsent flush wait for the target's account. Returns `false` if this is no such flush.
@@ -154,6 +181,33 @@ impl RemoteOperation {
 }
 
 impl Body {
+    /// Returns the number of bytes of a put or get.
+    pub(in crate::engine) const fn direct_bytes(&self) -> usize {
+        match self {
+            Self::Out { buf, .. } => buf.len(),
+            Self::In { buf, .. } => buf.len(),
+            Self::Both { .. } | Self::Nothing { .. } => 0,
+        }
+    }
+
+    /// Returns the address of the bytes of a put or get.
+    pub(in crate::engine) fn direct_address(&self) -> u64 {
+        match self {
+            Self::Out { buf, .. } => buf.address(),
+            Self::In { buf, .. } => buf.address(),
+            Self::Both { .. } | Self::Nothing { .. } => 0,
+        }
+    }
+
+    /// Returns whether a packet of a put or get was sent.
+    pub(in crate::engine) const fn has_begun(&self) -> bool {
+        match self {
+            Self::Out { sent, awaited, .. } => *sent > 0 || *awaited,
+            Self::In { received, awaited, .. } => *received > 0 || *awaited,
+            Self::Both { .. } | Self::Nothing { .. } => true,
+        }
+    }
+
     /// Returns the number of bytes sent of operands whose old values are returned.
     pub(in crate::engine) fn sent(&self) -> usize {
         match self {

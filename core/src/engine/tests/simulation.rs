@@ -430,6 +430,7 @@ fn room(rng: &mut Rng, peers: usize) -> WorldRoom {
         non_temporal_bytes: rng.pick(&[0, 500, u64::MAX]),
         pull_bytes: rng.pick(&[0, 1, 512, u64::MAX]),
         run_bytes: rng.pick(&[0, 16, u64::MAX]),
+        direct_bytes: u64::MAX,
     };
     WorldRoom { requests: rng.pick(&[12, 256]), units, buckets: rng.pick(&[0, 1, 3, 16]), tuning }
 }

@@ -96,6 +96,7 @@ pub(in crate::engine) const TUNING: Tuning = Tuning {
     non_temporal_bytes: 2 << 10,
     pull_bytes: 512,
     run_bytes: 16,
+    direct_bytes: u64::MAX,
 };
 
 /// Number of regions of each engine.

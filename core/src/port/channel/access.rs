@@ -20,6 +20,8 @@
 //! destination of a read if the fabric places its bytes like those of a write
 //! ([`Facts::read_needs_remote_write`](crate::port::memory::Facts::read_needs_remote_write)). Buffers that peers only
 //! read are registered by [`Registrations`], whole pages at a time, and may stay registered: a late read is harmless.
+//! The memory of a region, which peers access by one-sided operations, is registered byte by byte for all peers, from
+//! the first request for its description until the region is withdrawn.
 //! When a peer is closed, its connections are closed first, which ends all work of this process's, then its exposures.
 #![allow(unsafe_code, reason = "the memory of messages is lent to the memory port")]
 
@@ -34,17 +36,18 @@ use super::registered::{RegisteredRange, Registrations, deregister_exactly, regi
 use super::{Channel, ChannelStorage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
-use crate::payload::{LentMemory, ReceiveRange, SendRange};
+use crate::payload::{Exposed, LentMemory, ReceiveRange, SendRange};
 use crate::port::memory::{
-    Completion, CompletionSource, LostError, MemoryPort, PostError, RegionAccess, RemoteRange, Slice, Work,
-    WorkOutcome,
+    Completion, CompletionSource, LostError, MemoryKey, MemoryPort, PostError, RegionAccess, RemoteRange,
+    Slice, Work, WorkOutcome,
 };
 use crate::port::{
-    AccessError, AccessShape, Accessed, CompletedAccess, Exposure, PeerId, PortFault, RemoteAccess,
-    Rendezvous,
+    AccessError, AccessShape, Accessed, CompletedAccess, DirectAccess, Exposure, PeerId, PortFault,
+    RemoteAccess, Rendezvous,
 };
 use crate::wire::region::RegionBytes;
 use crate::wire::rendezvous::Descriptor;
+use crate::wire::rma::Access;
 
 /// Most accesses of one connection that are under way.
 const MOST_ACCESSES: u32 = 16;
@@ -387,6 +390,48 @@ unsafe impl<M: MemoryPort, S: ChannelStorage> RemoteAccess for Channel<M, S> {
 
     fn orders_puts(&self, _: PeerId) -> bool {
         self.config.rails == 1
+    }
+
+    fn expose_region(
+        &mut self,
+        peer: PeerId,
+        memory: &Exposed,
+        access: Access,
+    ) -> Option<(RegionBytes, Exposure)> {
+        let _ = self.direct_access(peer)?;
+        let id = self.accesses.next()?;
+        // SAFETY: the memory is deregistered when the exposure is withdrawn. The maker of `memory` guarantees it until
+        // then, and that no reference to it is alive while peers may access it.
+        let lent = unsafe { memory.lend(access.allows(Access::Write)) };
+        let len = memory.len() as u64;
+        let rights = RegionAccess {
+            local_write: access.allows(Access::Write),
+            remote_read: access.allows(Access::Read),
+            remote_write: access.allows(Access::Write),
+            remote_atomic: false,
+        };
+        let registered = register_exactly(&mut self.port, lent, rights).ok()?;
+        let Some(MemoryKey { address, key, .. }) = self.port.key(registered.region) else {
+            self.release(registered);
+            return None;
+        };
+        self.accesses.fill(id, AccessUse::Region(registered));
+        Some((RegionBytes { address, len, key, notice: None }, Exposure(id.exposure())))
+    }
+
+    fn withdraw_region(&mut self, exposure: Exposure) -> bool {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::KeepRegion) {
+            return true;
+        }
+        let Self { accesses, port, .. } = self;
+        accesses.withdraw(AccessId::of_exposure(exposure.0), |region| deregister_exactly(port, region))
+    }
+
+    fn direct_access(&self, _: PeerId) -> Option<DirectAccess> {
+        let facts = self.facts();
+        // Without one order of writes and packets, no packet could report the end of a put.
+        (self.config.rails == 1).then_some(DirectAccess { put_proves_arrival: facts.write_proves_placement })
     }
 
     fn poll_access(&mut self) -> Option<CompletedAccess> {

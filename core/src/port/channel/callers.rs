@@ -35,17 +35,19 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     pub fn accept_caller(&mut self, peer: PeerId, agreements: u64, now: Duration) -> Result<(), JoinError> {
         let unknown = JoinError::Unknown { peer, rail: 0 };
         let caller = self.peer(peer).filter(|it| it.is_blank()).and_then(|it| it.caller).ok_or(unknown)?;
-        let mut accepted = false;
+        let (mut begun, mut accepted) = (false, false);
         for (rail, request) in (0..).zip(caller.requests) {
             let Some((connection, proof)) = request else { continue };
             match self.admit(peer, rail) {
                 Ok(()) => {}
-                Err(error) if !accepted => return Err(error),
+                Err(error) if !begun => return Err(error),
+                // Buffers are missing, or another connection of the process was lost just now.
                 Err(_) => {
                     self.turn_away(connection, ChannelRefusal::Buffers);
                     continue;
                 }
             }
+            begun = true;
             if let Some(it) = self.peer(peer) {
                 (it.caller, it.agreements) = (None, agreements);
             }

@@ -43,21 +43,28 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
                 }
             }
             self.input.compact();
-            list.push(self.input.room(usize::MAX));
+            let room = self.input.room(usize::MAX);
+            let most = wanted.saturating_add(room.len() as u64);
+            list.push(room);
             let Some(stream) = &mut self.stream else { return Ok(()) };
-            match stream.read(&mut list) {
+            let count = match stream.read(&mut list) {
                 StreamResult::Bytes(count) => {
                     let placed = wanted.min(count as u64);
                     self.input.add(count - placed as usize);
                     if let Some(incoming) = &mut self.incoming {
                         incoming.done += placed;
                     }
+                    count
                 }
                 StreamResult::Blocked => return Ok(()),
                 StreamResult::Ended => return Err(LinkEnd::new(LostError::Closed)),
                 StreamResult::Failed(error) => return Err(LinkEnd::new(error)),
-            }
+            };
             self.digest(regions, reports)?;
+            // Nothing was left in the stream. If more has come since, the stream is reported again.
+            if (count as u64) < most && self.incoming.is_none_or(|it| it.source.is_none()) {
+                return Ok(());
+            }
         }
         self.more_input = true;
         Ok(())

@@ -6,7 +6,8 @@ use core::time::Duration;
 
 use super::buffers::StageBuffer;
 use super::handshake::{Heard, LingeringClose, UnauthenticatedConnection, read_some};
-use super::link::{ConnectionPlace, LinkEnd, PlacementLink};
+use super::link::{ConnectionPlace, LinkEnd, PendingReports, PlacementLink};
+use super::regions::PlacementRegions;
 use super::send::Flow;
 use super::stream::{ByteStream, Interest, LISTENER, StreamResult, StreamTransport};
 use super::{PlacementPort, PlacementStorage};
@@ -68,6 +69,29 @@ fn link_at<S, P: PlacementStorage>(
     at: u32,
 ) -> Option<&mut PlacementLink<S, P>> {
     places.get_mut(at as usize)?.link.as_mut()
+}
+
+/// Reads what has arrived, if the stream is readable, and writes what can go.
+fn exchange<S: ByteStream, P: PlacementStorage>(
+    link: &mut PlacementLink<S, P>,
+    regions: &PlacementRegions<P>,
+    reports: &mut PendingReports<P>,
+    readable: bool,
+) -> Result<Flow, LinkEnd> {
+    if readable {
+        link.take_in(regions, reports)?;
+    }
+    if link.holds_report() {
+        return Ok(Flow::More);
+    }
+    match link.send_out(regions) {
+        // The peer may have written its last frames before it closed the stream.
+        Err(end) if end.is_of_stream() => {
+            link.take_in(regions, reports)?;
+            if link.more_input { Ok(Flow::Idle) } else { Err(end) }
+        }
+        sent => sent,
+    }
 }
 
 impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
@@ -172,17 +196,7 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
         let Self { links, regions, reports, .. } = self;
         let Some(link) = link_at(links.borrow_mut(), at) else { return };
         let ended = match link.state {
-            ConnectionState::Ready => {
-                let taken = if readable { link.take_in(regions, reports) } else { Ok(()) };
-                taken.and_then(|()| match link.send_out(regions) {
-                    // The peer may have written its last frames before it closed the stream.
-                    Err(end) if end.is_of_stream() => {
-                        link.take_in(regions, reports)?;
-                        if link.more_input { Ok(Flow::Idle) } else { Err(end) }
-                    }
-                    sent => sent,
-                })
-            }
+            ConnectionState::Ready => exchange(link, regions, reports, readable),
             ConnectionState::Connecting => return self.connecting(at),
             ConnectionState::Requested => return self.waiting(at),
             _ => return,

@@ -231,6 +231,8 @@ pub(super) struct PlacementLink<S, P: PlacementStorage> {
     /// Operations of the peer that were executed, and the number that it was told.
     pub(super) executed: u64,
     pub(super) executed_reported: u64,
+    /// The polls for which a report of these numbers has waited for something to go with.
+    pub(super) held: u8,
     pub(super) replies: Own<PlacementReply, MOST_REPLIES>,
 
     /// Whether the peer can read our memory.
@@ -366,6 +368,7 @@ impl<S, P: PlacementStorage> PlacementLink<S, P> {
             granted: 0,
             begun: 0,
             wanted: 0,
+            held: 0,
             granted_reported: 0,
             executed: 0,
             executed_reported: 0,

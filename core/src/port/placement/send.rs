@@ -19,6 +19,12 @@ const LENT: u32 = 32 << 10;
 /// The system calls of one connection in one poll.
 const CALLS: usize = 8;
 
+/// The polls for which a report to the peer waits for something to go with: a reply of the application leaves in the same
+/// system call.
+const HOLD_POLLS: u8 = 4;
+/// From so many unreported operations or receives on, the report does not wait.
+const HOLD_MOST: u64 = 8;
+
 /// The receives that a peer learns of in spite of the injected fault.
 #[cfg(nemesia_injected_fault)]
 const INITIAL_ROOM: u64 = 8;
@@ -35,6 +41,25 @@ pub(super) enum Flow {
 }
 
 impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
+    /// Returns whether there is nothing to send but a report that can wait for the next poll.
+    pub(super) fn holds_report(&mut self) -> bool {
+        let (executed, granted) =
+            (self.executed - self.executed_reported, self.granted - self.granted_reported);
+        let is_all = self.sent == self.posted
+            && self.replies.is_empty()
+            && self.body.is_none()
+            && self.stage.rest().is_empty()
+            && self.pulled == self.pulled_reported;
+        let is_urgent = executed >= HOLD_MOST || granted >= HOLD_MOST || self.wanted > self.granted_reported;
+        let holds = executed + granted > 0 && is_all && !is_urgent && self.held < HOLD_POLLS;
+        #[cfg(nemesia_injected_fault)]
+        if holds && injected(InjectedFault::ForgetHeld) {
+            (self.executed_reported, self.granted_reported) = (self.executed, self.granted);
+        }
+        self.held = if holds { self.held + 1 } else { 0 };
+        holds
+    }
+
     /// Writes outgoing bytes as long as the stream takes them.
     pub(super) fn send_out(&mut self, regions: &PlacementRegions<P>) -> Result<Flow, LinkEnd> {
         for _ in 0..CALLS {

@@ -1,15 +1,20 @@
 //! Regions: memory of this process that its peers may use, and the keys of regions.
 
+use std::time::Duration;
+
 use nemesia_core::engine::rma::{self, Addressing, ExposeError, RegionId};
 use nemesia_core::payload::Exposed;
 
 use crate::endpoint::buffer::Allocation;
+use crate::endpoint::wait::{Awaited, Wait};
 use crate::endpoint::{Access, Endpoint, Refusal};
 use crate::error::Error;
 use crate::os::random;
 
 /// The number of bytes of a [`RemoteKey`].
 pub const KEY_BYTES: usize = nemesia_core::wire::rma::KEY_BYTES;
+/// The time within which ranks on other machines must stop to access a region that is unexposed.
+const WITHDRAWAL: Duration = Duration::from_secs(1);
 /// The largest number of regions of an endpoint.
 const MOST_REGIONS: usize = 1 << 20;
 
@@ -163,7 +168,8 @@ impl Endpoint {
     /// # Safety
     /// Until then, the bytes are initialised and readable, and writable if `access` permits peers to write. No
     /// reference to them is alive while a function of this endpoint runs. Other threads use them only by atomic
-    /// operations.
+    /// operations. With [`Config::net_direct_bytes`](crate::Config::net_direct_bytes) peers use them at any time: no
+    /// reference to them is alive until then, and other accesses than those by this endpoint are atomic.
     #[inline]
     pub unsafe fn expose(&mut self, base: *mut u8, len: usize, access: Access) -> Result<Region, Error> {
         // SAFETY: the caller's promise.
@@ -211,6 +217,10 @@ impl Endpoint {
     /// address is void. If messages from or into this memory are under way, they complete, and the memory is freed
     /// after that.
     ///
+    /// If ranks on other machines access the region directly ([`Config::net_direct_bytes`](crate::Config)), the call
+    /// makes progress until each has confirmed that it has stopped, for at most one second. The connection of a rank
+    /// that has not, and that accesses the memory nevertheless, ends.
+    ///
     /// # Errors
     /// [`Error::Region`].
     pub fn unexpose(&mut self, region: Region) -> Result<(), Error> {
@@ -218,11 +228,22 @@ impl Endpoint {
         if !self.engine.unexpose(region.0) {
             return Err(Error::Region);
         }
+        self.withdraw_region(region);
         if let Some(at) = self.allocations.iter().position(|(known, _)| *known == region) {
             let (_, allocation) = self.allocations.swap_remove(at);
             self.retire(allocation);
         }
         Ok(())
+    }
+
+    /// Waits until no rank accesses an unexposed region directly.
+    fn withdraw_region(&mut self, region: Region) {
+        let (mut wait, mut force) = (Wait::new(Some(WITHDRAWAL)), false);
+        // Each turn with `force` that does not succeed ends the connection with a rank, so the loop ends.
+        while !self.engine.withdraw(region.0, force) {
+            let packets = self.engine.progress().packets;
+            force = force || self.pause(&mut wait, packets, Awaited::Other).is_err();
+        }
     }
 
     /// Returns the address and the length of a region that was allocated.

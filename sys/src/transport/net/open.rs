@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nemesia_core::job_key::JobKey;
 use nemesia_core::port::PeerId;
-use nemesia_core::port::channel::{FastPath, RendezvousChoice};
+use nemesia_core::port::channel::FastPath;
 use nemesia_core::port::memory::{Address, MemoryPort as _};
 
 use super::fabric::{ChannelSizes, FabricChannel, try_memory};
@@ -112,7 +112,7 @@ impl OpenedPorts {
             world,
             key,
             patience: Duration::from_secs(config.timeout_seconds.into()),
-            rendezvous: rendezvous(transport, config),
+            rendezvous: config.net_rendezvous,
             fast: fast_path(transport, config),
             telling: config.registrations,
         };
@@ -140,15 +140,6 @@ impl OpenedPorts {
         origin: &Arc<ProcessOrigin>,
     ) -> Result<NetPort, String> {
         NetPort::growing(self.tcp?, config, (rank, key), origin)
-    }
-}
-
-/// Returns how large messages move. The other protocols were measured over TCP, and are not chosen on devices unless a
-/// setting says so.
-pub(crate) const fn rendezvous(transport: Transport, config: &Config) -> RendezvousChoice {
-    match (transport, config.net_rendezvous) {
-        (Transport::Verbs, RendezvousChoice::Auto) => RendezvousChoice::Stream,
-        (_, chosen) => chosen,
     }
 }
 

@@ -1,13 +1,15 @@
 //! Access to the memory of ranks on other machines.
 
-use nemesia_core::payload::{ReceiveRange, SendRange};
+use nemesia_core::payload::{Exposed, ReceiveRange, SendRange};
 use nemesia_core::port::channel::Registrations as _;
 use nemesia_core::port::{
-    AccessError, AccessShape, Accessed, CompletedAccess, Exposure, PeerId, RemoteAccess, Rendezvous,
-    SharedCopy, ShortPath,
+    AccessError, AccessShape, Accessed, CompletedAccess, DirectAccess, Exposure, PeerId, RemoteAccess,
+    Rendezvous, SharedCopy, ShortPath,
 };
 use nemesia_core::regcache::Counts;
+use nemesia_core::wire::region::RegionBytes;
 use nemesia_core::wire::rendezvous::Descriptor;
+use nemesia_core::wire::rma::Access;
 
 use super::{NetPort, Transport, with};
 use crate::config::{Config, FastPathChoice};
@@ -166,6 +168,26 @@ unsafe impl RemoteAccess for NetPort {
 
     fn orders_puts(&self, peer: PeerId) -> bool {
         with!(&self.any, it => it.channel.orders_puts(peer))
+    }
+
+    fn expose_region(
+        &mut self,
+        peer: PeerId,
+        memory: &Exposed,
+        access: Access,
+    ) -> Option<(RegionBytes, Exposure)> {
+        if !self.can_access(peer) {
+            return None;
+        }
+        with!(&mut self.any, it => it.channel.expose_region(peer, memory, access))
+    }
+
+    fn withdraw_region(&mut self, exposure: Exposure) -> bool {
+        self.origin.is_elsewhere() || with!(&mut self.any, it => it.channel.withdraw_region(exposure))
+    }
+
+    fn direct_access(&self, peer: PeerId) -> Option<DirectAccess> {
+        with!(&self.any, it => it.channel.direct_access(peer)).filter(|_| self.can_access(peer))
     }
 
     fn poll_access(&mut self) -> Option<CompletedAccess> {

@@ -100,26 +100,15 @@ impl<M: MemoryPort> Process<M> {
 }
 
 pub(super) fn check<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
-    use RendezvousChoice::{Auto, Stream, Write, WriteNotify};
-    if is_device(bench)? && std::env::var_os("NEMESIA_TEST_RENDEZVOUS").is_none() {
-        return talk(bench, (2, Stream), 0..ROUNDS);
-    }
+    use RendezvousChoice::{Auto, Read, Stream, Write, WriteNotify};
     // Without a clock nothing is learned, and the receiver reads if it can.
     talk(bench, (2, Auto), 0..ROUNDS)?;
-    let others = [(1, Write), (2, Write), (1, WriteNotify), (2, WriteNotify), (1, Stream)];
+    let others =
+        [(1, Read), (1, Write), (2, Write), (1, WriteNotify), (2, WriteNotify), (1, Stream), (2, Stream)];
     others.into_iter().try_for_each(|(rails, rendezvous)| {
         let talked = talk(bench, (rails, rendezvous), 1..2);
         talked.map_err(|why| format!("{rendezvous:?} over {rails} connections: {why}"))
     })
-}
-
-/// Returns whether the fabric is an RDMA device. There, as in the library, large messages travel in packets unless a
-/// setting says else.
-fn is_device<F: Fabric>(bench: &mut Bench<F>) -> Result<bool, String> {
-    if bench.fabric.most_turns().is_some() {
-        return Ok(false);
-    }
-    Ok(bench.fabric.port()?.facts().registration_pins)
 }
 
 /// Lets engines exchange messages of all sizes whose large ones move as chosen.

@@ -96,6 +96,11 @@ impl<M: MemoryPort> Node<M> {
         Ok(new)
     }
 
+    /// Returns the channel, and the memory that must outlive it.
+    pub(super) fn into_parts(self) -> (Channel<M, ChannelVectors>, Vec<Land>) {
+        (self.channel, self.land)
+    }
+
     /// Checks a connection that has just grown: beyond its own buffers it has no more than are left, except for
     /// those sent since.
     pub(crate) fn leaves_enough(&self, peer: u32, rails: u32) -> Result<(), String> {

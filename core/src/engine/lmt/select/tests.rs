@@ -10,6 +10,15 @@ mod cost;
 /// The number of slots of the measurements.
 const PEERS: usize = 16;
 
+/// Returns the ticks of each protocol: the receiver's reads take as long with the sender's help as without.
+const fn ticks(pull: u64, stream: u64) -> [u64; PROTOCOLS] {
+    [pull, stream, stream, pull]
+}
+
+const fn is_stream(protocol: Protocol) -> bool {
+    matches!(protocol, Protocol::Stream(_))
+}
+
 fn plain(bytes: u64) -> MessageForm {
     MessageForm { bytes, is_list: false }
 }
@@ -23,7 +32,7 @@ struct ProtocolMachine {
 
 impl ProtocolMachine {
     fn new(pull: u64, stream: u64) -> Self {
-        Self { selection: ProtocolSelection::default(), now: 1_000_000, ticks: [pull, stream, stream] }
+        Self { selection: ProtocolSelection::default(), now: 1_000_000, ticks: ticks(pull, stream) }
     }
 
     /// Receives messages one after the other. Returns how many were streamed.
@@ -34,7 +43,7 @@ impl ProtocolMachine {
                 let protocol = self.selection.begin(plain(bytes), self.now, 0);
                 self.now += self.ticks[usize::from(protocol.number())];
                 self.selection.end(bytes, protocol, self.now);
-                protocol != Protocol::Pull
+                is_stream(protocol)
             })
             .count()
     }
@@ -50,7 +59,7 @@ impl ProtocolMachine {
                     self.now += self.ticks[usize::from(protocol.number())];
                     self.selection.end(bytes, protocol, self.now);
                 }
-                window.iter().filter(|&&protocol| protocol != Protocol::Pull).count()
+                window.iter().filter(|&&protocol| is_stream(protocol)).count()
             })
             .sum()
     }
@@ -80,10 +89,10 @@ fn nearly_as_fast_is_no_reason_to_change() {
 fn a_change_is_noticed_soon_after_thousands_of_messages() {
     let mut machine = ProtocolMachine::new(9000, 6000);
     machine.one_by_one(20_000, 64 << 10);
-    machine.ticks = [9000, 30_000, 30_000];
+    machine.ticks = ticks(9000, 30_000);
     let streamed = machine.one_by_one(200, 64 << 10);
     assert!(streamed < 80, "{streamed}");
-    machine.ticks = [60_000, 30_000, 30_000];
+    machine.ticks = ticks(60_000, 30_000);
     let streamed = machine.one_by_one(200, 64 << 10);
     assert!(streamed > 40, "{streamed}");
 }
@@ -94,9 +103,9 @@ fn a_slow_message_now_and_then_changes_nothing() {
     machine.one_by_one(1000, 64 << 10);
     let mut streamed = 0;
     for _ in 0..50 {
-        machine.ticks[1..].fill(6_000_000);
+        machine.ticks[1..3].fill(6_000_000);
         streamed += machine.one_by_one(1, 64 << 10);
-        machine.ticks[1..].fill(6000);
+        machine.ticks[1..3].fill(6000);
         streamed += machine.one_by_one(19, 64 << 10);
     }
     assert!(streamed > 900, "{streamed}");
@@ -108,12 +117,12 @@ fn a_trial_of_too_few_runs_decides_nothing() {
     for _ in 0..500 {
         now += 7_777_777;
         let protocol = selection.begin(plain(64 << 10), now, 0);
-        streamed += u32::from(protocol != Protocol::Pull);
+        streamed += u32::from(is_stream(protocol));
         // The first runs of a trial are not recorded.
-        if protocol != Protocol::Pull && streamed < 4 {
+        if is_stream(protocol) && streamed < 4 {
             selection.spoil();
         }
-        now += [3000, 9000, 9000][usize::from(protocol.number())];
+        now += ticks(3000, 9000)[usize::from(protocol.number())];
         selection.end(64 << 10, protocol, now);
         let class = class_of(64 << 10);
         assert_eq!(
@@ -129,9 +138,9 @@ fn a_trial_of_too_few_runs_decides_nothing() {
 fn sizes_are_learned_one_by_one() {
     let mut machine = ProtocolMachine::new(9000, 6000);
     machine.one_by_one(1000, 64 << 10);
-    machine.ticks = [6000, 9000, 9000];
+    machine.ticks = ticks(6000, 9000);
     assert!(machine.one_by_one(1000, 1 << 20) < 45);
-    machine.ticks = [9000, 6000, 6000];
+    machine.ticks = ticks(9000, 6000);
     assert!(machine.one_by_one(1000, 64 << 10) > 970);
 }
 
@@ -139,13 +148,13 @@ fn sizes_are_learned_one_by_one() {
 fn single_and_overlapping_messages_are_learned_separately() {
     let mut machine = ProtocolMachine::new(9000, 6000);
     machine.one_by_one(1000, 64 << 10);
-    machine.ticks = [6000, 9000, 9000];
+    machine.ticks = ticks(6000, 9000);
     let streamed = machine.windows(100, 16, 64 << 10);
     assert!(streamed < 28 * 16, "{streamed}");
-    machine.ticks = [14_000, 6000, 6000];
+    machine.ticks = ticks(14_000, 6000);
     let streamed = machine.windows(100, 16, 64 << 10);
     assert!(streamed > 80 * 16, "{streamed}");
-    machine.ticks = [9000, 6000, 6000];
+    machine.ticks = ticks(9000, 6000);
     let streamed = machine.one_by_one(100, 64 << 10);
     assert!(streamed > 80, "{streamed}");
 }
@@ -168,8 +177,8 @@ fn messages_without_a_pause_are_measured_too() {
         (0..4).map(|_| selection.begin(plain(bytes), now, 0)).collect();
     for _ in 0..10_000 {
         let protocol = queue.pop_front().unwrap();
-        streamed += usize::from(protocol != Protocol::Pull);
-        now += [20_000, 10_000, 10_000][usize::from(protocol.number())];
+        streamed += usize::from(is_stream(protocol));
+        now += ticks(20_000, 10_000)[usize::from(protocol.number())];
         selection.end(bytes, protocol, now);
         queue.push_back(selection.begin(plain(bytes), now, 0));
     }
@@ -190,7 +199,7 @@ fn a_run_of_several_sizes_is_discarded() {
 }
 
 #[test]
-fn each_of_the_three_is_found() {
+fn each_of_them_is_found() {
     for fastest in Protocol::ALL {
         let mut machine = ProtocolMachine::new(9000, 9000);
         machine.ticks[usize::from(fastest.number())] = 6000;
@@ -227,7 +236,7 @@ fn two_processes_that_pass_on_a_buffer_find_the_protocol_that_needs_both() {
         fast += usize::from(both);
         last = protocol;
     }
-    assert!(fast > 3000, "{fast}");
+    assert!(fast > 2800, "{fast}");
 }
 
 /// Each side has another fastest protocol. The trials of one side must not cause endless trials of the other.
@@ -265,7 +274,7 @@ proptest! {
                 selection.begin(plain(bytes), now, protocol_number);
                 under_way += 1;
             } else if under_way > 0 {
-                selection.end(bytes, Protocol::of(odd % 4), now);
+                selection.end(bytes, Protocol::of(odd % 5), now);
                 under_way -= 1;
             }
             if odd == 0 {
@@ -289,10 +298,16 @@ fn messages_of_a_peer_without_an_entry_are_pulled() {
     assert!(selections.of(3).is_none());
 }
 
+/// Whether the sender's help pays off for larger messages is learned; what is known of streams does not count there.
 #[test]
-fn too_large_messages_are_not_learned() {
-    let mut selections = ProtocolSelections::new([PeerSelection::default(); PEERS]);
-    assert_eq!(selections.begin(1, plain((4 << 20) - 1), 0, 0), Some(Protocol::Pull));
-    assert_eq!(selections.begin(1, plain(4 << 20), 0, 0), None);
-    assert_eq!(selections.of(1).unwrap().under_way, 1);
+fn large_messages_learn_whether_the_sender_should_help() {
+    for [helped, alone] in [[120_000_000, 60_000_000], [60_000_000, 120_000_000]] {
+        let mut machine = ProtocolMachine::new(9000, 3000);
+        machine.one_by_one(100, 2 << 20);
+        machine.ticks = [helped, helped, helped, alone];
+        let before = machine.now;
+        machine.one_by_one(1000, 1 << 30);
+        let taken = machine.now - before - 1000 * 7_777_777;
+        assert!(taken < 63_000_000 * 1000, "{taken} ticks");
+    }
 }

@@ -53,6 +53,8 @@ pub(in crate::port::channel) enum AccessUse {
         registered: RegisteredRange,
         receiver: Option<u64>,
     },
+    /// Peers may access the memory of a region by one-sided operations.
+    Region(RegisteredRange),
     /// The port still uses memory that peers may access no more.
     Leaving(RegisteredRange),
 }
@@ -61,7 +63,7 @@ impl AccessUse {
     const fn peer(&self) -> Option<PeerId> {
         match self {
             Self::Working { peer, .. } | Self::Ended { peer, .. } | Self::Exposed { peer, .. } => Some(*peer),
-            Self::Free | Self::Leaving(_) => None,
+            Self::Free | Self::Region(_) | Self::Leaving(_) => None,
         }
     }
 }
@@ -218,6 +220,27 @@ impl<T: BorrowMut<[AccessSlot]> + Extend<AccessSlot>> AccessTable<T> {
         Some((registered, receiver.is_some()))
     }
 
+    /// Ends the exposure of a region by `release`. Returns whether it is over.
+    pub(in crate::port::channel) fn withdraw(
+        &mut self,
+        id: AccessId,
+        release: impl FnOnce(RegisteredRange) -> Result<(), RegisteredRange>,
+    ) -> bool {
+        if !matches!(self.get(id), Some(AccessUse::Region(_))) {
+            return true;
+        }
+        let Some(AccessUse::Region(registered)) = self.take(id.index) else { return true };
+        let released = release(registered);
+        match (released, self.slots.borrow_mut().get_mut(id.index as usize)) {
+            (Err(registered), Some(slot)) => slot.usage = AccessUse::Region(registered),
+            _ => {
+                self.put_free(id.index);
+                return true;
+            }
+        }
+        false
+    }
+
     /// Returns the receiving request to which an immediate of this peer reports the end of all writes.
     pub(in crate::port::channel) fn notified(&self, peer: PeerId, immediate: u32) -> Option<u64> {
         let index = immediate & (MOST as u32 - 1);
@@ -294,7 +317,7 @@ impl<T: BorrowMut<[AccessSlot]> + Extend<AccessSlot>> AccessTable<T> {
             AccessUse::Working { registered, .. } | AccessUse::Exposed { registered, .. } => Some(registered),
             // It stays in the list of ended accesses, which frees it.
             AccessUse::Ended { .. } => return Some((index, None)),
-            AccessUse::Free | AccessUse::Leaving(_) => None,
+            AccessUse::Free | AccessUse::Region(_) | AccessUse::Leaving(_) => None,
         };
         self.put_free(index);
         Some((index, registered))

@@ -134,6 +134,18 @@ fn a_caller_that_dies_is_forgotten() {
 }
 
 #[test]
+fn if_a_process_dies_when_it_is_accepted_all_its_requests_are_refused() {
+    let mut channel = bereft();
+    let [_, second] = [0, 1].map(|rail| calls(&mut channel, &again(0, rail, 1)));
+    channel.port_mut().refuses_to_accept = true;
+    let error = JoinError::Connect(ConnectError::State);
+    assert_eq!(channel.accept_caller(0, 0, Duration::ZERO), Err(error));
+    assert_eq!(channel.port().refused.last(), Some(&(second, ChannelRefusal::Buffers.encode())));
+    assert_eq!(settle(&mut channel), [ChannelEvent::Closed { peer: 0, rail: 0 }]);
+    assert_eq!((channel.caller(0), channel.buffers.pool().spare()), (None, 64));
+}
+
+#[test]
 fn a_caller_waits_until_there_are_buffers_for_it() {
     let mut channel = channel(3, 1, 5);
     let held = enter(&mut channel, &hello(2, 0));
