@@ -13,8 +13,8 @@ mod meeting;
 mod one_sided;
 mod peer;
 mod prefix;
-mod ring;
 mod rendezvous;
+mod ring;
 mod vipl;
 
 pub use call::call_decoder;
@@ -24,8 +24,8 @@ pub use meeting::meeting_decoder;
 pub use one_sided::one_sided_decoder;
 pub use peer::placement_peer;
 pub use prefix::message_prefix;
-pub use ring::ring_decoder;
 pub use rendezvous::rendezvous_decoder;
+pub use ring::ring_decoder;
 pub use vipl::{vipl_peer, vipl_setup};
 
 /// A fuzz target.

@@ -11,7 +11,7 @@ use nemesia_core::engine::rma::{Access, Addressing, CompleteAt, RegionId, Remote
 use nemesia_core::engine::{CompletionError, Engine, RequestId, StartError, Tuning};
 use nemesia_core::job_key::{JobKey, KEY_BYTES};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
-use nemesia_core::port::channel::{FastPath, Channel, Config, RendezvousChoice};
+use nemesia_core::port::channel::{Channel, Config, FastPath, RendezvousChoice};
 use nemesia_core::port::memory::MemoryPort as _;
 use nemesia_verification::rdma::{Conditions, Fabric, SimPort};
 use nemesia_verification::storage::{ChannelVectors, EngineVectors};
