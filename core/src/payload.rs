@@ -201,12 +201,6 @@ impl SendBuf {
         if self.len == 0 || self.len & LIST != 0 { None } else { Some(SendRange::new(self.base, self.len)) }
     }
 
-    /// Returns the bytes from `at` on of a buffer that is no list. `None` if there are none.
-    pub(crate) fn range_from(&self, at: usize) -> Option<SendRange> {
-        let rest = self.whole(at, self.len()).filter(|rest| !rest.is_empty())?;
-        Some(SendRange::new(NonNull::from(rest).cast(), rest.len()))
-    }
-
     /// Returns at most `len` bytes from `at` on of a buffer that is no list. `None` if there are none.
     pub(crate) fn range_of(&self, at: usize, len: usize) -> Option<SendRange> {
         let part = self.whole(at, len).filter(|part| !part.is_empty())?;
@@ -571,9 +565,8 @@ impl Scatter {
 
     /// Returns at most `most` bytes from `at` on, fewer at the end of the run. `None` at the end of the buffer.
     pub(crate) fn range_from(&mut self, at: usize, most: usize) -> Option<ReceiveRange> {
-        if let Some(rest) = self.whole(at, most) {
-            return (!rest.is_empty())
-                .then(|| ReceiveRange::new(NonNull::from(&mut *rest).cast(), rest.len()));
+        if !self.buf.is_list() {
+            return self.buf.range_of(at, most);
         }
         if at >= self.len() {
             return None;

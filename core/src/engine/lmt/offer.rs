@@ -82,7 +82,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.dequeue(to, PeerQueue::Pending, index);
             let exposure = exposure.or_else(|| {
                 // The puts, if the receiver requests any, begin behind the first bytes.
-                let range = message.buf.range_from(first)?;
+                let range = message.buf.range_of(first, message.buf.len())?;
                 self.port.prepare_put(to, range)
             });
             self.requests.get_mut(index).0 = State::Offered { to, message, exposure };
@@ -228,12 +228,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
             incoming.measured = Some(option);
         }
-        let protocols = if is_large(message.bytes) {
-            Protocol::offered_for_large(offered)
-        } else {
-            Protocol::offered(offered)
-        };
-        protocols.get(usize::from(option.number())).copied().unwrap_or(usual)
+        match Protocol::offered(offered).get(usize::from(option.number())) {
+            // A trial of a stream would take too long.
+            Some(Protocol::Stream(_)) if is_large(message.bytes) => usual,
+            chosen => chosen.copied().unwrap_or(usual),
+        }
     }
 
     /// Reports to the adaptive selector that the data of a message has arrived.

@@ -43,15 +43,6 @@ impl Protocol {
         }
     }
 
-    /// As [`Self::offered`], for messages that are too large for a trial of a stream.
-    pub(in crate::engine) const fn offered_for_large(by: Rendezvous) -> [Self; PROTOCOLS] {
-        match by {
-            Rendezvous { get: true, put: true, .. } => [Self::Pull, Self::Put, Self::Pull, Self::Pull],
-            Rendezvous { get: false, put: true, .. } => [Self::Put; PROTOCOLS],
-            Rendezvous { put: false, .. } => [Self::Pull, Self::Pull, Self::Pull, Self::PullAlone],
-        }
-    }
-
     pub(in crate::engine) fn of(protocol_number: u8) -> Self {
         Self::ALL.get(usize::from(protocol_number)).copied().unwrap_or_default()
     }

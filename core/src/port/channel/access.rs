@@ -399,14 +399,15 @@ unsafe impl<M: MemoryPort, S: ChannelStorage> RemoteAccess for Channel<M, S> {
     ) -> Option<(RegionBytes, Exposure)> {
         let _ = self.direct_access(peer)?;
         let id = self.accesses.next()?;
+        let writable = access.allows(Access::Write);
         // SAFETY: the memory is deregistered when the exposure is withdrawn. The maker of `memory` guarantees it until
         // then, and that no reference to it is alive while peers may access it.
-        let lent = unsafe { memory.lend(access.allows(Access::Write)) };
+        let lent = unsafe { memory.lend(writable) };
         let len = memory.len() as u64;
         let rights = RegionAccess {
-            local_write: access.allows(Access::Write),
+            local_write: writable,
             remote_read: access.allows(Access::Read),
-            remote_write: access.allows(Access::Write),
+            remote_write: writable,
             remote_atomic: false,
         };
         let registered = register_exactly(&mut self.port, lent, rights).ok()?;
