@@ -30,9 +30,9 @@
 //!   own connection.
 //!
 //! # Not guaranteed
-//! - That the bytes of one write, or of several, are placed in order, unless [`Facts::ordered_placement`]
-//!   (`ibv_query_qp_data_in_order(3)`, which describes one write; RFC 5040, "Ordering and Completions"): only
-//!   then may a target poll on the last byte.
+//! - That the bytes of one write are placed in order, unless [`Facts::ordered_within_write`]
+//!   (`ibv_query_qp_data_in_order(3)`; RFC 5040, "Ordering and Completions"): only then may a target poll on the
+//!   last byte. That several writes are placed in order, unless [`Facts::ordered_among_writes`].
 //! - That a completed write is placed, or was even allowed, unless [`Facts::write_proves_placement`]. On
 //!   iWARP, completion means only that the source buffer may be reused; an error follows later, as a lost
 //!   connection.

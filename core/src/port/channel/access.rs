@@ -236,6 +236,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
 
     /// Deregisters memory that the port has used longer than its owner.
     pub(super) fn release_left(&mut self) {
+        self.rings.retry_leaving(&mut self.port);
         if self.accesses.leaving > 0 {
             let Self { accesses, port, .. } = self;
             accesses.retry_leaving(|registered| deregister_exactly(port, registered));
