@@ -50,22 +50,22 @@ fn all_pass(conditions: Conditions, seeds: u64) {
 
 #[test]
 fn simulated_infiniband_passes() {
-    all_pass(Conditions::INFINIBAND, 10);
+    all_pass(Conditions::INFINIBAND, 4);
 }
 
 #[test]
 fn simulated_iwarp_passes() {
-    all_pass(Conditions::IWARP, 10);
+    all_pass(Conditions::IWARP, 4);
 }
 
 #[test]
 fn the_least_that_a_fabric_may_have_passes() {
-    all_pass(Conditions::MEAGRE, 20);
+    all_pass(Conditions::MEAGRE, 8);
 }
 
 #[test]
 fn a_fabric_without_delay_passes() {
-    all_pass(Conditions { delay: 1, ..Conditions::INFINIBAND }, 5);
+    all_pass(Conditions { delay: 1, ..Conditions::INFINIBAND }, 3);
 }
 
 #[test]
