@@ -11,6 +11,9 @@ use crate::wire::channel::{HEADER_BYTES, Header, Numbered, PacketKind, RingNotic
 use crate::wire::ring::{RingOffer, RingShape, SLOT_PAYLOAD, TRAILER_BYTES};
 use crate::wire::{Envelope, Kind};
 
+/// Writes something invalid into the ring of an offer.
+type Corrupt<'a> = &'a dyn Fn(&mut TestChannel, RingOffer);
+
 const SLOTS: u32 = 4;
 const FAST: FastPath = FastPath { rings: 1, slots: SLOTS };
 
@@ -131,7 +134,7 @@ fn packets_of_both_paths_are_delivered_in_order() {
 fn nonsense_in_a_ring_fails_its_peer_and_no_other() {
     let trailer = |len| shape().trailer(0, len).to_le_bytes();
     let end = shape().end(0) - TRAILER_BYTES as u64;
-    let wrong: [(&str, &dyn Fn(&mut TestChannel, RingOffer)); 4] = [
+    let wrong: [(&str, Corrupt<'_>); 4] = [
         ("too long", &|channel, offer| channel.port_mut().place(offer.key, end, &trailer(SLOT_PAYLOAD + 1))),
         ("longer than packets", &|channel, offer| channel.port_mut().place(offer.key, end, &trailer(300))),
         ("no header", &|channel, offer| channel.port_mut().place(offer.key, end, &trailer(9))),
