@@ -337,8 +337,9 @@ pub unsafe trait MemoryPort {
     ///
     /// # Errors
     /// [`RegisterError::Busy`] if an access is in progress: the caller tries again later and keeps the memory
-    /// until then. A peer's write is in progress only as long as its connection exists. A peer whose access does not
-    /// end loses its connection after some time, measured by the clock of [`MemoryPort::poll_event`].
+    /// until then. A peer's write doesn't keep a region busy: its bytes that have not arrived are refused, whichever
+    /// connection they take, and that connection ends. A peer whose read does not end loses its connection after
+    /// some time, measured by the clock of [`MemoryPort::poll_event`].
     fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError>;
 
     /// Returns the key of a region for peers; `None` if the region does not exist, or its rights allow peers
