@@ -148,10 +148,13 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let Some(it) = self.peer(peer) else { return Ok(()) };
         it.granted = it.granted.max(units);
         it.fast.heard(slots).map_err(|()| PortFault::Header)?;
+        let has_ring = it.fast.place().is_some();
         let Some(it) = it.rail(rail) else { return Ok(()) };
         (it.heard, it.used) = (true, true);
         it.credits.arrive().map_err(|_| PortFault::Overdrawn)?;
-        it.credits.hear_late(stamp).map_err(|_| PortFault::Header)?;
+        // Only a packet in a ring may have brought a later report before.
+        let heard = if has_ring { it.credits.hear_late(stamp) } else { it.credits.hear(stamp) };
+        heard.map_err(|_| PortFault::Header)?;
         // The peer may have waited for a report that was on its way.
         let dry = it.credits.is_dry() || waited;
         match packet {

@@ -90,7 +90,8 @@ impl FastPeer {
         *self = Self { sent, received, overflows, ..Self::new() };
     }
 
-    pub(super) const fn place(&self) -> Option<u32> {
+    /// Returns the place of the ring that the peer has got.
+    pub(in crate::port::channel) const fn place(&self) -> Option<u32> {
         self.place
     }
 
