@@ -13,8 +13,8 @@ use crate::models::{self, Model};
 use crate::mutant::Mutant;
 use crate::table;
 
-/// The time limit of a child. A child that takes longer is undecided. The longest takes about a minute of a processor
-/// that does nothing else; `tests/run` lets the models run at low priority beside other steps.
+/// The time limit of a child. A child that takes longer is undecided. `tests/run` lets the models run at low priority
+/// beside other steps, where one took longer than 180 s.
 const LIMIT: Duration = Duration::from_secs(1800);
 /// The time limit of a child in a long run.
 const LONG_LIMIT: Duration = Duration::from_secs(6 * 3600);
