@@ -23,6 +23,9 @@
 //!   completion of a read or an atomic operation proves the same, because the target executes it after them.
 //!   Messages arrive in the order posted, each in the oldest receive of the connection's queue. Receives of a
 //!   shared queue are taken oldest first, in the order in which messages begin to arrive.
+//! - **Progress at the target.** When a port has reported a message, the writes before it on the same connection, and a
+//!   write that is the message, complete at the peer without further calls of the port, unless the port has work to the
+//!   peer that is not complete. A send may stay incomplete until the port is called again.
 //! - **Errors.** A failed work request ends its connection: everything else in both its queues completes with
 //!   [`WorkError::Flushed`], and [`Event::Lost`] reports the loss (the IBA's error state of queue pairs; RFC
 //!   5040, "RDMAP Error Management"). Other connections are not affected.

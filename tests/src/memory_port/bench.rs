@@ -120,6 +120,8 @@ pub struct Bench<F: Fabric> {
     pub now: Duration,
     /// Random choices.
     pub random: Random,
+    /// The only port that takes part in the turns, if not all do.
+    pub only: Option<usize>,
     own: u64,
 }
 
@@ -127,7 +129,7 @@ impl<F: Fabric> Bench<F> {
     /// Makes a bench without ports.
     pub fn new(fabric: F) -> Self {
         let random = Random::new(fabric.seed());
-        Self { nodes: Vec::new(), fabric, now: Duration::ZERO, random, own: OWN }
+        Self { nodes: Vec::new(), fabric, now: Duration::ZERO, random, only: None, own: OWN }
     }
 
     /// Adds `count` ports.
@@ -217,8 +219,10 @@ impl<F: Fabric> Bench<F> {
     pub fn turn(&mut self) {
         self.now = self.fabric.pass();
         let mut room = [Completion::EMPTY; 5];
-        for node in &mut self.nodes {
-            let Some(port) = &mut node.port else { continue };
+        for (number, node) in self.nodes.iter_mut().enumerate() {
+            let Some(port) = node.port.as_mut().filter(|_| self.only.is_none_or(|it| it == number)) else {
+                continue;
+            };
             let wanted = self.random.below(5) as usize + 1;
             let count = port.poll(&mut room[..wanted]).min(wanted);
             node.done.extend_from_slice(&room[..count]);

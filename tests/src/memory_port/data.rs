@@ -18,6 +18,7 @@ pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
         ("lists_of_parts", lists),
         ("regions_of_no_bytes", empty),
         ("both_directions_at_once", both),
+        ("a_write_completes_although_its_target_stops_after_the_message", stops),
     ]
 }
 
@@ -321,6 +322,41 @@ fn both<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     for (node, (_, to)) in memories.iter().enumerate() {
         let wrong = difference(41 - node as u64, &to.get(0, len as usize));
         equal("byte that is wrong", wrong, None)?;
+    }
+    Ok(())
+}
+
+/// Writes, each known to the target by its immediate or by a message after it. The target then makes no more calls.
+fn stops<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
+    bench.open(2)?;
+    let (a, b) = bench.connect(0, 1)?;
+    let facts = bench.facts()?;
+    // A longer write may take several places of the queue.
+    let most = bench.most_bytes()?.min(300_000);
+    let (from, to) =
+        (bench.memory(0, most as usize, RegionAccess::NONE)?, bench.open_memory(1, most as usize)?);
+    let can = |is_message: bool| if is_message { facts.send_depth > 1 } else { facts.immediates };
+    let ways = [false, true].into_iter().filter(|is_message| can(*is_message));
+    for (id, (len, is_message)) in
+        (1..).zip(sizes(most).into_iter().flat_map(|len| ways.clone().map(move |way| (len, way))))
+    {
+        let part = [from.slice(0, len)];
+        bench.port(1)?.receive(ReceiveQueue::Of(b), id, &[]).map_err(|error| error.to_string())?;
+        let immediate = (!is_message).then_some(7);
+        let written =
+            bench.port(0)?.write(Work::new(a, id), CompletionSource::Gather(&part), to.at(0), immediate);
+        written.map_err(|error| format!("{len} bytes: {error}"))?;
+        if is_message {
+            let sent = bench.port(0)?.send(Work::new(a, 1000 + id), CompletionSource::Inline(&[]), None);
+            sent.map_err(|error| format!("message after {len} bytes: {error}"))?;
+        }
+        bench.received(1, id)?;
+        bench.only = Some(0);
+        bench.succeeds(0, id)?;
+        bench.only = None;
+        if is_message {
+            bench.succeeds(0, 1000 + id)?;
+        }
     }
     Ok(())
 }

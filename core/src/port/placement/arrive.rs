@@ -2,8 +2,8 @@
 #![forbid(unsafe_code)]
 
 use super::link::{
-    IncomingFrame, IncomingKind, LinkEnd, PendingReports, PlacementKind, PlacementLink, PlacementReply,
-    PlacementWork, WorkBytes,
+    AwaitedReport, IncomingFrame, IncomingKind, LinkEnd, PendingReports, PlacementKind, PlacementLink,
+    PlacementReply, PlacementWork, WorkBytes,
 };
 use super::regions::{NOWHERE, PlacementParts, PlacementRegions, Reach};
 use super::{ByteStream, PlacementStorage, StreamResult};
@@ -306,13 +306,21 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
         match incoming.what {
             IncomingKind::Reply => return self.have_reply(reports),
             IncomingKind::Send { immediate } => {
+                if self.awaited == AwaitedReport::Write {
+                    self.awaited = AwaitedReport::KnownWrite;
+                }
                 self.finish_receive(reports, WorkOutcome::Received { len, immediate, written: false });
             }
             IncomingKind::Write { immediate: Some(immediate) } => {
                 let immediate = Some(immediate);
+                self.awaited = AwaitedReport::KnownWrite;
                 self.finish_receive(reports, WorkOutcome::Received { len, immediate, written: true });
             }
-            IncomingKind::Write { immediate: None } => {}
+            IncomingKind::Write { immediate: None } => {
+                if self.awaited == AwaitedReport::Nothing {
+                    self.awaited = AwaitedReport::Write;
+                }
+            }
         }
         #[cfg(nemesia_injected_fault)]
         if injected(InjectedFault::AckEarly) {

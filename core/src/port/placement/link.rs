@@ -182,6 +182,18 @@ impl<S, P: PlacementStorage> Hooked for ConnectionPlace<S, P> {
 type Own<T, const N: usize> = LentQueue<T, [Option<T>; N]>;
 type Grown<P, T> = LentQueue<T, <P as PlacementStorage>::Table<Option<T>>>;
 
+/// Whether an unreported write keeps the report of what was executed from being held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AwaitedReport {
+    /// There is no such write.
+    Nothing,
+    /// There is one, and the owner of this port does not know.
+    Write,
+    /// There is one, and the owner of this port knows, from its immediate or from a message after it. The owner may
+    /// have got what it waited for, and poll no more; the peer may wait for the completion of the write.
+    KnownWrite,
+}
+
 /// A connection.
 pub(super) struct PlacementLink<S, P: PlacementStorage> {
     pub(super) connection: Connection,
@@ -231,6 +243,8 @@ pub(super) struct PlacementLink<S, P: PlacementStorage> {
     /// Operations of the peer that were executed, and the number that it was told.
     pub(super) executed: u64,
     pub(super) executed_reported: u64,
+    /// What the peer may wait for in the report of these numbers.
+    pub(super) awaited: AwaitedReport,
     /// The polls for which a report of these numbers has waited for something to go with.
     pub(super) held: u8,
     pub(super) replies: Own<PlacementReply, MOST_REPLIES>,
@@ -372,6 +386,7 @@ impl<S, P: PlacementStorage> PlacementLink<S, P> {
             granted_reported: 0,
             executed: 0,
             executed_reported: 0,
+            awaited: AwaitedReport::Nothing,
             replies: LentQueue::new(),
             peer_pulls: false,
             reported_pulls: false,

@@ -2,7 +2,8 @@
 #![forbid(unsafe_code)]
 
 use super::link::{
-    LinkEnd, OutgoingBody, PlacementKind, PlacementLink, PlacementReply, PlacementWork, WorkBytes,
+    AwaitedReport, LinkEnd, OutgoingBody, PlacementKind, PlacementLink, PlacementReply, PlacementWork,
+    WorkBytes,
 };
 use super::regions::{PlacementParts, PlacementRegions};
 use super::{ByteStream, PlacementStorage, StreamResult};
@@ -50,7 +51,10 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
             && self.body.is_none()
             && self.stage.rest().is_empty()
             && self.pulled == self.pulled_reported;
-        let is_urgent = executed >= HOLD_MOST || granted >= HOLD_MOST || self.wanted > self.granted_reported;
+        let is_urgent = executed >= HOLD_MOST
+            || granted >= HOLD_MOST
+            || self.wanted > self.granted_reported
+            || self.awaited == AwaitedReport::KnownWrite;
         let holds = executed + granted > 0 && is_all && !is_urgent && self.held < HOLD_POLLS;
         #[cfg(nemesia_injected_fault)]
         if holds && injected(InjectedFault::ForgetHeld) {
@@ -112,6 +116,7 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
         {
             if self.executed > self.executed_reported || self.granted > self.granted_reported {
                 (self.executed_reported, self.granted_reported) = (self.executed, self.granted);
+                self.awaited = AwaitedReport::Nothing;
                 let room = self.granted;
                 // Of the receives that were posted later, the peer never learns.
                 #[cfg(nemesia_injected_fault)]
