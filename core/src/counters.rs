@@ -50,6 +50,12 @@ pub struct TrafficCounters {
     pub wakes: u64,
     /// Packets sent through cells that were filled with non-temporal stores.
     pub non_temporal: u64,
+    /// Packets written into a ring in the peer's memory by RDMA, and their payload.
+    pub rings_sent: Count,
+    /// Packets that the peer has written into a ring of this process, and their payload.
+    pub rings_received: Count,
+    /// Small packets that were sent because the ring was full.
+    pub rings_full: u64,
 }
 
 /// The engine's counters for one peer.
@@ -134,8 +140,13 @@ impl Tally {
         };
         let (mut box_sent, mut box_received) = Default::default();
         if !is_own {
-            box_sent = fastbox(traffic.sent, &sent, traffic.cells_sent);
-            box_received = fastbox(traffic.received, &received, traffic.cells_received);
+            let both = |cells: Count, rings: Count| Count {
+                count: cells.count + rings.count,
+                bytes: cells.bytes + rings.bytes,
+            };
+            box_sent = fastbox(traffic.sent, &sent, both(traffic.cells_sent, traffic.rings_sent));
+            let beside = both(traffic.cells_received, traffic.rings_received);
+            box_received = fastbox(traffic.received, &received, beside);
         }
         let come = Self::eager(&received).count + received[Kind::Rts.index()].count;
         PeerCounters {
@@ -155,6 +166,11 @@ impl Tally {
             cell_exhausted: traffic.cells_exhausted,
             wakes_sent: traffic.wakes,
             cell_non_temporal: traffic.non_temporal,
+            ring_sent: traffic.rings_sent.count,
+            ring_sent_bytes: traffic.rings_sent.bytes,
+            ring_received: traffic.rings_received.count,
+            ring_received_bytes: traffic.rings_received.bytes,
+            ring_full: traffic.rings_full,
             ..self.by_kind(&sent, &received)
         }
     }
@@ -418,6 +434,16 @@ counters! {
         wakes_sent: "times",
         /// Packets sent through cells that were filled with non-temporal stores (`NEMESIA_CELL_STORES`).
         cell_non_temporal: "packets",
+        /// Packets that this process has written into a ring in the memory of a peer on another machine (fast path).
+        ring_sent: "packets",
+        /// Their payload.
+        ring_sent_bytes: "bytes",
+        /// Packets that the peer has written into a ring in the memory of this process.
+        ring_received: "packets",
+        /// Their payload.
+        ring_received_bytes: "bytes",
+        /// Small packets that were sent because the ring was full.
+        ring_full: "packets",
     }
 }
 

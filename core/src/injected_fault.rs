@@ -121,6 +121,14 @@ pub enum InjectedFault {
     KeepRegion,
     /// The report of the end of writes is accepted from a peer to which the buffer is not exposed.
     TrustNotice,
+    /// The last bytes of a slot are polled on a fabric that does not promise the order within a write.
+    TrustDisorder,
+    /// A packet of the lap before is taken for the next one of a ring.
+    ForgetLap,
+    /// The free slots of a ring are never reported by themselves.
+    ForgetSlots,
+    /// A process sleeps although a peer may still write into its ring.
+    SleepUnheard,
     /// The placement takes a payload for sent of which the stream has taken a part.
     DropRest,
     /// The placement reports to its peer only the first receives.
@@ -179,7 +187,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 82] = [
+    pub const ALL: [InjectedFault; 86] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -235,6 +243,10 @@ impl InjectedFault {
         InjectedFault::EndAccessEarly,
         InjectedFault::KeepRegion,
         InjectedFault::TrustNotice,
+        InjectedFault::TrustDisorder,
+        InjectedFault::ForgetLap,
+        InjectedFault::ForgetSlots,
+        InjectedFault::SleepUnheard,
         InjectedFault::DropRest,
         InjectedFault::ForgetRoom,
         InjectedFault::AckEarly,

@@ -77,6 +77,7 @@ pub mod placement;
 pub mod prefix;
 pub mod region;
 pub mod rendezvous;
+pub mod ring;
 pub mod rma;
 
 /// Version of the layouts on this page.

@@ -1502,6 +1502,27 @@ typedef struct nemesia_counters {
      */
     uint64_t cell_non_temporal;
     /**
+     * Packets that this process has written into a ring in the memory of a peer on another machine (fast path).
+     * Unit: packets.
+     */
+    uint64_t ring_sent;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t ring_sent_bytes;
+    /**
+     * Packets that the peer has written into a ring in the memory of this process. Unit: packets.
+     */
+    uint64_t ring_received;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t ring_received_bytes;
+    /**
+     * Small packets that were sent because the ring was full. Unit: packets.
+     */
+    uint64_t ring_full;
+    /**
      * Unexpected messages in the store now; 0 for a single rank. Unit: messages.
      */
     uint64_t unexpected_now;

@@ -175,6 +175,16 @@ pub struct Counters {
     /// Packets sent through cells that were filled with non-temporal stores (`NEMESIA_CELL_STORES`). Unit:
     /// packets.
     pub cell_non_temporal: u64,
+    /// Packets that this process has written into a ring in the memory of a peer on another machine (fast path).
+    pub ring_sent: u64,
+    /// Their payload.
+    pub ring_sent_bytes: u64,
+    /// Packets that the peer has written into a ring in the memory of this process.
+    pub ring_received: u64,
+    /// Their payload.
+    pub ring_received_bytes: u64,
+    /// Small packets that were sent because the ring was full.
+    pub ring_full: u64,
     /// Unexpected messages in the store now; 0 for a single rank. Unit: messages.
     pub unexpected_now: u64,
     /// Maximum number of messages in the store at a time; 0 for a single rank. Unit: messages.
@@ -247,6 +257,11 @@ impl Counters {
             large_streamed_bytes large_fallbacks large_pushed large_pushed_bytes puts put_bytes gets get_bytes
             accumulates accumulate_bytes fetches fetch_bytes flushes direct direct_bytes wakes_sent
             cell_non_temporal
+            ring_sent
+            ring_sent_bytes
+            ring_received
+            ring_received_bytes
+            ring_full
         )
     }
 

@@ -39,7 +39,7 @@ pub use channel::ChannelDesign;
 pub(crate) use channel::ChannelSettings;
 use file::Places;
 pub(crate) use job_key::{JobKeySource, key_from_hex};
-pub use net::NetChoice;
+pub use net::{FastPathChoice, NetChoice};
 pub use table::{VARIABLES, Variable};
 
 const PREFIX: &str = "NEMESIA_";
@@ -199,6 +199,8 @@ pub struct Config {
     pub(crate) net_packet_bytes: Option<u32>,
     pub(crate) net_receives: u32,
     pub(crate) net_rendezvous: RendezvousChoice,
+    pub(crate) net_fast_path: FastPathChoice,
+    pub(crate) net_fast_peers: u32,
     pub(crate) net_direct_bytes: Option<u64>,
     pub(crate) registrations: Telling,
     pub(crate) channel: ChannelSettings,
@@ -262,6 +264,8 @@ impl Default for Config {
             net_packet_bytes: None,
             net_receives: 32,
             net_rendezvous: RendezvousChoice::Auto,
+            net_fast_path: FastPathChoice::Auto,
+            net_fast_peers: 8,
             net_direct_bytes: None,
             registrations: Telling::Kernel,
             channel: ChannelSettings::default(),

@@ -150,7 +150,8 @@ pub mod verbs;
 mod via;
 
 pub use config::{
-    ChannelDesign, Config, ConfigError, NetChoice, Origin, SingleCopy, Stores, VARIABLES, Variable,
+    ChannelDesign, Config, ConfigError, FastPathChoice, NetChoice, Origin, SingleCopy, Stores, VARIABLES,
+    Variable,
 };
 pub use endpoint::{
     Access, Addressing, Agreed, Among, AmongPeers, Arm, AsyncEndpoint, AsyncTransfer, Comparison, CompleteAt,

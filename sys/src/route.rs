@@ -107,17 +107,17 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Returns the route of a rank from `us`; `pulls` says whether its memory is still read, `unkept` why registrations
-    /// of messages to other machines are not kept.
+    /// Returns the route of a rank from `us`; `pulls` says whether its memory is still read, `beside` has what the
+    /// port to other machines says about the rank.
     pub(crate) fn route(
         &self,
         config: &Config,
         (us, rank): (usize, usize),
-        (pulls, unkept): (bool, Option<String>),
+        (pulls, beside): (bool, Vec<Verdict>),
         failure: Option<Failure>,
     ) -> Route {
         if let Some(transport) = self.remote.get(rank).copied().flatten() {
-            return self.remote_route(config, (transport, rank), unkept, failure);
+            return self.remote_route(config, (transport, rank), beside, failure);
         }
         let mut refused: Vec<Verdict> = local().collect();
         let Some(met) = self.met.get(rank).and_then(Option::as_ref) else {
@@ -138,7 +138,7 @@ impl Facts {
         &self,
         config: &Config,
         (transport, rank): (&'static str, usize),
-        unkept: Option<String>,
+        beside: Vec<Verdict>,
         failure: Option<Failure>,
     ) -> Route {
         let packets = format!("up to {} bytes, {} ahead", config.net_packet_bytes(), config.net_receives);
@@ -159,7 +159,7 @@ impl Facts {
         };
         let mut facilities =
             vec![Verdict::new("packets", true, packets), Verdict::new("rendezvous", true, rendezvous)];
-        facilities.extend(unkept.map(|why| Verdict::new("kept registrations", false, why)));
+        facilities.extend(beside);
         Route { rank, transport, facilities, refused: refused.collect(), failure }
     }
 
@@ -210,7 +210,7 @@ mod tests {
 
     fn explanation(expedited: bool, met: Vec<Option<Met>>) -> Explanation {
         let facts = Facts { expedited, met, remote: Vec::new(), unused: Vec::new() };
-        let route = |rank| facts.route(&Config::default(), (0, rank), (true, None), None);
+        let route = |rank| facts.route(&Config::default(), (0, rank), (true, Vec::new()), None);
         Explanation {
             rank: 0,
             size: facts.met.len(),
@@ -257,7 +257,7 @@ mod tests {
                 remote: Vec::new(),
                 unused: Vec::new(),
             };
-            let route = facts.route(&Config::default(), (1, 0), (false, None), None);
+            let route = facts.route(&Config::default(), (1, 0), (false, Vec::new()), None);
             let copy = route.facilities.into_iter().find(|verdict| verdict.name == "single copy").unwrap();
             assert!(!copy.usable);
             copy.reason

@@ -97,7 +97,8 @@ impl Conditions {
     pub const INFINIBAND: Self = Self {
         facts: Facts {
             name: "simulated InfiniBand",
-            ordered_placement: true,
+            ordered_within_write: true,
+            ordered_among_writes: true,
             active_speaks_first: false,
             write_proves_placement: true,
             waits_for_receive: true,
@@ -126,7 +127,8 @@ impl Conditions {
     pub const IWARP: Self = Self {
         facts: Facts {
             name: "simulated iWARP",
-            ordered_placement: false,
+            ordered_within_write: false,
+            ordered_among_writes: false,
             active_speaks_first: true,
             write_proves_placement: false,
             waits_for_receive: false,
@@ -147,7 +149,8 @@ impl Conditions {
     pub const MEAGRE: Self = Self {
         facts: Facts {
             name: "simulated and meagre",
-            ordered_placement: false,
+            ordered_within_write: false,
+            ordered_among_writes: false,
             message_bytes: 4096,
             transfer_bytes: 8192,
             slices: 1,

@@ -168,6 +168,13 @@ impl Credits {
         self.reported_target = self.target;
     }
 
+    /// Records that the report went with a packet that takes no receive. The number of receives to be kept is not
+    /// reported by it.
+    #[inline]
+    pub const fn reported_beside(&mut self) {
+        self.reported = self.posted;
+    }
+
     /// Records that a message without a report was sent.
     pub const fn sent_unreported(&mut self) {
         debug_assert!(self.left() > 0);
@@ -206,6 +213,25 @@ impl Credits {
             self.limit = posted.wrapping_add(more);
         }
         Ok(more > 0)
+    }
+
+    /// Processes the report of a packet that took no receive, which may be older than the last report.
+    ///
+    /// # Errors
+    /// As [`Credits::hear`].
+    #[inline]
+    pub fn hear_beside(&mut self, stamp: Stamp) -> Result<bool, StampFault> {
+        if stamp.posted == self.limit { Ok(false) } else { self.hear_late(stamp) }
+    }
+
+    /// As [`Credits::hear`], where packets that took no receive may have brought later reports before.
+    ///
+    /// # Errors
+    /// As [`Credits::hear`].
+    #[inline]
+    pub fn hear_late(&mut self, stamp: Stamp) -> Result<bool, StampFault> {
+        let is_old = stamp.posted.wrapping_sub(self.limit) > u32::MAX / 2;
+        if is_old { Ok(false) } else { self.hear(stamp) }
     }
 
     /// Returns the further use of the buffer of a processed packet.

@@ -78,6 +78,15 @@ impl LentMemory {
         Some(unsafe { self.base.add(at as usize) })
     }
 
+    /// Describes a part of the memory once more; `None` if it does not lie in the memory.
+    ///
+    /// # Safety
+    /// What the maker has promised for this value holds for the other one too, as long as it exists and is registered.
+    pub(crate) unsafe fn part_again(&self, at: u64, len: u64) -> Option<Self> {
+        let (base, len) = (self.part(at, len)?, usize::try_from(len).ok()?);
+        Some(Self { base, len, writable: self.writable })
+    }
+
     /// Copies bytes out, from `at` on. Returns `false`, with nothing copied, if they do not all lie in the
     /// memory.
     pub fn read(&self, at: u64, to: &mut [u8]) -> bool {

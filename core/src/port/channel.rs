@@ -1,19 +1,21 @@
 //! The channel: a message port over a memory port, with which the engine runs over an RDMA fabric.
 //!
 //! Packets are *sends* into receives that the peer has posted before (the send/receive channel of paper 5,
-//! section 4.1; the lower of the two layers of paper 2, section 2.3.2). Writes into a ring of the peer's
-//! memory would need no receive, but a write does not notify its target: on iWARP its completion does not
-//! prove its placement, and its bytes are placed in any order. The completion of a receive proves the arrival
-//! of the whole packet on every fabric.
+//! section 4.1; the lower of the two layers of paper 2, section 2.3.2). The completion of a receive proves the arrival
+//! of the whole packet on every fabric. Where the fabric promises order within a write, small packets of busy peers are
+//! written into rings instead ([`FastPath`]; `channel/fast.rs`). A write does not notify its target: on iWARP its
+//! completion does not prove its placement, and its bytes are placed in any order.
 //!
 //! | part | contents |
 //! |---|---|
 //! | [`posted`](crate::flow::posted) | credits: permission to send, updates, growth and shrinking of windows |
 //! | [`order`](crate::order) | the reorder window for packets of several rails |
 //! | [`wire::channel`](crate::wire::channel) | the packet format |
+//! | `fast` | small packets without receives, where the fabric promises order |
 //!
-//! **Rails.** A peer has one to [`MOST_RAILS`] connections. A packet takes the next rail, in rotation, that
-//! has a credit and space in its queue. Packets with content are numbered over all rails. A packet that
+//! **Rails.** A peer has one to [`MOST_RAILS`] connections. A small packet takes the first rail that has a credit and
+//! space in its queue: as a rule always the same one (paper 5, section 4.2). A large packet takes the next such rail, in
+//! rotation. Packets with content are numbered over all rails. A packet that
 //! arrives too early waits in its receive buffer, in a [`Window`](crate::order::ReorderWindow) that has a
 //! place for every receive of the peer's rails. Updates have no number and never wait.
 //!
@@ -87,6 +89,7 @@ mod buffers;
 mod call;
 mod callers;
 mod connect;
+mod fast;
 mod grow;
 mod meet;
 mod peer;
@@ -100,6 +103,7 @@ pub use access::{AccessSlot, RendezvousChoice};
 pub use buffers::{BufferSlab, ChannelBuffer};
 pub use call::Acquaintance;
 pub use connect::{ChannelEvent, JoinError};
+pub use fast::{FastPath, MOST_RINGS, OFFER_AFTER};
 pub use peer::{ChannelPeer, Introduction, MOST_RAILS, Report};
 pub use registered::{
     ExactRegistrations, RegisteredRange, Registrations, deregister_exactly, register_exactly,
@@ -113,6 +117,7 @@ use crate::job_key::{Challenges, JobKey, KEY_BYTES, Nonces};
 use crate::payload::LentMemory;
 use crate::wire::Envelope;
 use crate::wire::channel::HEADER_BYTES;
+use crate::wire::ring::{RingShape, TRAILER_BYTES};
 use buffers::Buffers;
 
 /// Reserved buffers of each connection: the fewest receives, and two send buffers.
@@ -125,6 +130,14 @@ const COMPLETIONS_A_POLL: usize = 64;
 const LOOKS: usize = 16;
 /// Longest packet, header included, that is sent inline. It is assembled on the stack.
 const INLINE: usize = 256;
+
+/// The token of the packet that was taken out of a ring.
+const RING_PACKET: u32 = u32::MAX - 1;
+
+/// Returns the bytes of a buffer for packets with this payload: whole cache lines.
+pub const fn buffer_bytes(packet_bytes: u32) -> u64 {
+    (packet_bytes as u64 + (HEADER_BYTES + TRAILER_BYTES) as u64).next_multiple_of(64)
+}
 
 /// The configuration of a channel. Both ends must agree on `world`, `key`, `packet_bytes` and `rails`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +163,8 @@ pub struct Config {
     pub patience: Duration,
     /// How large messages move.
     pub rendezvous: RendezvousChoice,
+    /// The rings for small packets, if the fabric promises order within a write.
+    pub fast: FastPath,
 }
 
 /// The reason why a channel could not be opened.
@@ -168,6 +183,16 @@ pub enum OpenError {
         bytes: u32,
         /// The largest packet of the fabric.
         most: u32,
+    },
+    /// The rings of the fast path are too many, or have an impossible number of slots.
+    #[error(
+        "{rings} rings of {slots} slots: there can be {MOST_RINGS}, and the slots must be a power of two, 2 to 4096"
+    )]
+    Rings {
+        /// The requested number of rings.
+        rings: u32,
+        /// The requested number of slots.
+        slots: u32,
     },
     /// The number of rails is zero or too large.
     #[error("{rails} rails: the number must be 1 to {MOST_RAILS}")]
@@ -243,6 +268,7 @@ pub struct Channel<M: MemoryPort, S: ChannelStorage> {
     registrations: S::Registrations,
     /// The peers with packets to deliver, in rotation.
     ready: peer::ReadyPeers,
+    rings: fast::Rings,
     /// The packet that was delivered and not yet released.
     out: Option<u32>,
     /// Peer and rail of the packet that was released last. If the engine sends an answer, it may replace the
@@ -282,15 +308,17 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         if !(256..=most).contains(&packet_bytes) {
             return Err(OpenError::PacketBytes { bytes: packet_bytes, most });
         }
+        let FastPath { rings, slots } = config.fast;
+        let shape = RingShape::new(slots).filter(|_| rings <= MOST_RINGS);
+        let shape = shape.ok_or(OpenError::Rings { rings, slots })?;
         let mut receives = config.most_receives.min(facts.receive_depth).min(MOST);
         for peer in parts.peers.borrow().iter() {
-            receives = receives.min(peer.window_size() as u32 / rails);
+            receives = receives.min(config.fast.receives(peer.window_size(), rails));
         }
         if receives < LEAST {
             return Err(OpenError::Receives { receives });
         }
-        // Whole cache lines.
-        let buffer_bytes = (u64::from(packet_bytes) + HEADER_BYTES as u64).next_multiple_of(64);
+        let buffer_bytes = buffer_bytes(packet_bytes);
         Ok(Self {
             port,
             config,
@@ -300,6 +328,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             accesses: access::AccessTable::new(parts.accesses),
             registrations: parts.registrations,
             ready: peer::ReadyPeers::new(),
+            rings: fast::Rings::new(shape),
             out: None,
             released: None,
             pending: 0,
@@ -392,11 +421,16 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     fn settle_released(&mut self) {
         if let Some(buffer) = self.out.take() {
             // The packet was not released, because its peer failed meanwhile or because it was not wanted.
-            self.released = self.recycle(buffer);
+            self.released = self.finish_with(buffer);
         }
         if let Some((peer, rail)) = self.released.take() {
             self.settle(peer, rail);
         }
+    }
+
+    /// Ends the use of a packet that was delivered. Returns its peer and rail.
+    fn finish_with(&mut self, buffer: u32) -> Option<(PeerId, u32)> {
+        if buffer == RING_PACKET { Some((self.rings.from, fast::SMALL_RAIL)) } else { self.recycle(buffer) }
     }
 
     /// Returns the next packet to deliver, of peer `only` or of any.
@@ -434,8 +468,15 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
 
     fn poll_for(&mut self, only: Option<PeerId>, completions: usize) -> Polled<Token> {
         self.settle_released();
+        if self.rings.is_to_pause() {
+            // Other peers, and the completions of this process's own work, wait for their turn.
+            self.complete_next();
+        }
         for _ in 0..completions {
             if let Some(arrival) = self.next_ready(only) {
+                return Polled::Packet(arrival);
+            }
+            if let Some(arrival) = self.next_from_rings(only) {
                 return Polled::Packet(arrival);
             }
             if self.pending > 0
@@ -443,14 +484,23 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             {
                 return Polled::Fault(fault);
             }
-            let mut completion = [Completion::EMPTY];
-            if self.port.poll(&mut completion) == 0 {
-                return Polled::Idle;
+            if !self.complete_next() {
+                // The poll may have placed a packet in a ring.
+                return self.next_from_rings(only).map_or(Polled::Idle, Polled::Packet);
             }
-            let [completion] = completion;
-            self.complete(&completion);
         }
         self.next_ready(only).map_or(Polled::Idle, Polled::Packet)
+    }
+
+    /// Processes the next completion. Returns `false` if there is none.
+    fn complete_next(&mut self) -> bool {
+        let mut completion = [Completion::EMPTY];
+        if self.port.poll(&mut completion) == 0 {
+            return false;
+        }
+        let [completion] = completion;
+        self.complete(&completion);
+        true
     }
 }
 
@@ -483,7 +533,10 @@ impl<M: MemoryPort, S: ChannelStorage> PacketPort for Channel<M, S> {
     }
 
     fn read(&self, arrival: &Arrival<Token>, at: usize, to: &mut [u8]) -> bool {
-        let inside = self.buffers.read(arrival.token.0, HEADER_BYTES + at, to);
+        let inside = match arrival.token {
+            Token(RING_PACKET) => self.rings.read(at, to),
+            Token(buffer) => self.buffers.read(buffer, HEADER_BYTES + at, to),
+        };
         debug_assert!(inside, "the packet's size was checked on arrival");
         inside
     }
@@ -492,7 +545,7 @@ impl<M: MemoryPort, S: ChannelStorage> PacketPort for Channel<M, S> {
         let Token(buffer) = arrival.token;
         if self.out == Some(buffer) {
             self.out = None;
-            self.released = self.recycle(buffer);
+            self.released = self.finish_with(buffer);
         }
     }
 

@@ -33,9 +33,9 @@
 //!   own connection.
 //!
 //! # Not guaranteed
-//! - That the bytes of one write, or of several, are placed in order, unless [`Facts::ordered_placement`]
-//!   (`ibv_query_qp_data_in_order(3)`, which describes one write; RFC 5040, "Ordering and Completions"): only
-//!   then may a target poll on the last byte.
+//! - That the bytes of one write are placed in order, unless [`Facts::ordered_within_write`]
+//!   (`ibv_query_qp_data_in_order(3)`; RFC 5040, "Ordering and Completions"): only then may a target poll on the
+//!   last byte. That several writes are placed in order, unless [`Facts::ordered_among_writes`].
 //! - That a completed write is placed, or was even allowed, unless [`Facts::write_proves_placement`]. On
 //!   iWARP, completion means only that the source buffer may be reused; an error follows later, as a lost
 //!   connection.
@@ -340,8 +340,9 @@ pub unsafe trait MemoryPort {
     ///
     /// # Errors
     /// [`RegisterError::Busy`] if an access is in progress: the caller tries again later and keeps the memory
-    /// until then. A peer's write is in progress only as long as its connection exists. A peer whose access does not
-    /// end loses its connection after some time, measured by the clock of [`MemoryPort::poll_event`].
+    /// until then. A peer's write doesn't keep a region busy: its bytes that have not arrived are refused, whichever
+    /// connection they take, and that connection ends. A peer whose read does not end loses its connection after
+    /// some time, measured by the clock of [`MemoryPort::poll_event`].
     fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError>;
 
     /// Returns the key of a region for peers; `None` if the region does not exist, or its rights allow peers

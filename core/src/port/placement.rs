@@ -105,7 +105,8 @@ impl PlacementOptions {
     fn facts(&self, name: &'static str) -> Facts {
         Facts {
             name,
-            ordered_placement: true,
+            ordered_within_write: true,
+            ordered_among_writes: true,
             active_speaks_first: false,
             write_proves_placement: true,
             waits_for_receive: true,

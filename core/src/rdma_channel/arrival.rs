@@ -18,7 +18,8 @@ pub enum PipeArrival {
 impl PipeArrival {
     /// Returns how bytes arrive on a port of these facts.
     pub const fn of(facts: &Facts) -> Self {
-        if facts.ordered_placement && !facts.active_speaks_first { Self::Polled } else { Self::Announced }
+        let is_ordered = facts.ordered_within_write && facts.ordered_among_writes;
+        if is_ordered && !facts.active_speaks_first { Self::Polled } else { Self::Announced }
     }
 
     /// Returns the reason, for explanations.

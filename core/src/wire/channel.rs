@@ -6,10 +6,15 @@
 //! [`ChannelRefusal`].
 //!
 //! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0: bits 0-7
-//! the kind, 0 for a packet without content, 254 or 255 for a close, bit 8 whether this packet had to wait for a
-//! receive of the peer, bits 16-31 context, 32-47 receives that the sender wants to keep on this connection; 1:
-//! tag; 2: bits 0-31 sequence number, 32-63 total receives posted on this connection; 3: total units of the store
-//! granted. All other bits are 0.
+//! the kind, 0 for a packet without content, 251 to 253 for a packet about a ring, 254 or 255 for a close, bit 8
+//! whether this packet had to wait for a receive of the peer, bits 16-31 context, 32-47 receives that the sender wants
+//! to keep on this connection; 1: tag; 2: bits 0-31 sequence number, 32-63 total receives posted on this connection;
+//! 3: total units of the store granted; 4: bits 0-31 total slots of the sender's ring that are free again. All other
+//! bits are 0.
+//!
+//! **Ring**: memory of a process into which one peer writes packets ([`ring`](super::ring)). Kind 253: the peer may
+//! write into the ring that the payload describes. Kind 252: the peer should stop. Kind 251: the answer to kind 252;
+//! all packets in the ring have lower sequence numbers. These packets have a sequence number, no context and no tag.
 //!
 //! **Close**: the last packet of a process to a peer, on any rail. It has a sequence number, but no context, no
 //! tag and no payload. Kind 254: the process closed its endpoint. Kind 255: it dropped the endpoint, or failed to
@@ -30,8 +35,11 @@ use super::fabric::Private;
 /// [`super::region`] and [`super::rma`] define.
 pub const CHANNEL_VERSION: u16 = 12;
 /// Bytes of a packet header.
-pub const HEADER_BYTES: usize = 32;
+pub const HEADER_BYTES: usize = 40;
 
+const RING_STOPPED: u8 = 251;
+const RING_STOP: u8 = 252;
+const RING_OPEN: u8 = 253;
 const FINISHED: u8 = 254;
 const DROPPED: u8 = 255;
 
@@ -144,6 +152,8 @@ pub struct Header {
     pub units: u64,
     /// Whether a packet with content had to wait until the peer had a receive for it.
     pub waited: bool,
+    /// Total slots of the sender's ring for this peer that the peer may use again; wraps around. 0 without a ring.
+    pub slots: u32,
 }
 
 /// How a process left, as its last packet reports.
@@ -160,14 +170,30 @@ pub enum CloseReason {
 pub enum PacketKind {
     /// A packet of the engine.
     Engine(Kind),
+    /// A packet about a ring. [`RingNotice::Open`] has a payload ([`RingOffer`](super::ring::RingOffer)).
+    Ring(RingNotice),
     /// The last packet of the process.
     Close(CloseReason),
+}
+
+/// What a packet says about a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingNotice {
+    /// The receiver of this packet may write into the sender's ring.
+    Open,
+    /// The receiver of this packet should write into the sender's ring no more, and answer.
+    Stop,
+    /// The sender of this packet has stopped. What it has written has lower sequence numbers.
+    Stopped,
 }
 
 impl PacketKind {
     const fn code(self) -> u8 {
         match self {
             Self::Engine(kind) => kind as u8,
+            Self::Ring(RingNotice::Open) => RING_OPEN,
+            Self::Ring(RingNotice::Stop) => RING_STOP,
+            Self::Ring(RingNotice::Stopped) => RING_STOPPED,
             Self::Close(CloseReason::Finished) => FINISHED,
             Self::Close(CloseReason::Dropped) => DROPPED,
         }
@@ -176,6 +202,9 @@ impl PacketKind {
     const fn from_code(code: u8) -> Option<Self> {
         match (code, Kind::from_code(code)) {
             (_, Some(kind)) => Some(Self::Engine(kind)),
+            (RING_OPEN, None) => Some(Self::Ring(RingNotice::Open)),
+            (RING_STOP, None) => Some(Self::Ring(RingNotice::Stop)),
+            (RING_STOPPED, None) => Some(Self::Ring(RingNotice::Stopped)),
             (FINISHED, None) => Some(Self::Close(CloseReason::Finished)),
             (DROPPED, None) => Some(Self::Close(CloseReason::Dropped)),
             _ => None,
@@ -203,11 +232,11 @@ impl Header {
         let target = u64::from(self.stamp.target.min(u32::from(u16::MAX))) << 32;
         let posted = u64::from(self.stamp.posted) << 32;
         let words = match self.packet {
-            None => [target, 0, posted, self.units],
+            None => [target, 0, posted, self.units, self.slots.into()],
             Some(Numbered { kind, context, tag, sequence }) => {
                 let waited = u64::from(self.waited) << 8;
                 let first = u64::from(kind.code()) | waited | u64::from(context) << 16 | target;
-                [first, tag, u64::from(sequence) | posted, self.units]
+                [first, tag, u64::from(sequence) | posted, self.units, self.slots.into()]
             }
         };
         let mut bytes = [0; HEADER_BYTES];
@@ -220,28 +249,29 @@ impl Header {
     /// Decodes the header; `None` if it violates the protocol.
     #[inline]
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        let mut words = [0; 4];
+        let mut words = [0; 5];
         for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
             *to = u64::from_le_bytes(*word);
         }
-        let [first, tag, numbers, units] = words;
+        let [first, tag, numbers, units, slots] = words;
         let (context, sequence) = ((first >> 16) as u16, numbers as u32);
         let waited = first & 0x100 != 0;
         if first & 0xfe00 != 0 || first >> 48 != 0 {
             return None;
         }
+        let slots = u32::try_from(slots).ok()?;
         let packet = match first as u8 {
             0 if (context, tag, sequence, waited) == (0, 0, 0, false) => None,
             code => {
                 let kind = PacketKind::from_code(code)?;
-                if matches!(kind, PacketKind::Close(_)) && (context, tag) != (0, 0) {
+                if !matches!(kind, PacketKind::Engine(_)) && (context, tag) != (0, 0) {
                     return None;
                 }
                 Some(Numbered { kind, context, tag, sequence })
             }
         };
         let stamp = Stamp { posted: (numbers >> 32) as u32, target: (first >> 32) as u32 & 0xffff };
-        Some(Self { packet, stamp, units, waited })
+        Some(Self { packet, stamp, units, waited, slots })
     }
 }
 
@@ -259,16 +289,22 @@ mod tests {
         stamp: Stamp { posted: 0x89ab_cdef, target: 0x1234 },
         units: 1 << 63,
         waited: true,
+        slots: 0x7654_3210,
     };
 
     #[test]
     fn headers_survive_encoding() {
         let update = Header { packet: None, waited: false, ..PACKET };
-        let close = |reason| {
-            let kind = PacketKind::Close(reason);
-            Header { packet: Some(Numbered { kind, context: 0, tag: 0, sequence: 7 }), ..PACKET }
-        };
-        for header in [PACKET, update, close(CloseReason::Finished), close(CloseReason::Dropped)] {
+        let of = |kind| Header { packet: Some(Numbered { kind, context: 0, tag: 0, sequence: 7 }), ..PACKET };
+        let (close, ring) = (PacketKind::Close, PacketKind::Ring);
+        let kinds = [
+            close(CloseReason::Finished),
+            close(CloseReason::Dropped),
+            ring(RingNotice::Open),
+            ring(RingNotice::Stop),
+            ring(RingNotice::Stopped),
+        ];
+        for header in [PACKET, update].into_iter().chain(kinds.map(of)) {
             assert_eq!(Header::decode(&header.encode()), Some(header));
         }
     }
@@ -278,11 +314,26 @@ mod tests {
         let words = PACKET.encode();
         assert_eq!(words[..8], [5, 1, 0xfe, 0xff, 0x34, 0x12, 0, 0]);
         assert_eq!(words[16..24], [0xff, 0xff, 0xff, 0xff, 0xef, 0xcd, 0xab, 0x89]);
+        assert_eq!(words[32..], [0x10, 0x32, 0x54, 0x76, 0, 0, 0, 0]);
+        let kinds = [RingNotice::Open, RingNotice::Stop, RingNotice::Stopped].map(PacketKind::Ring);
+        assert_eq!(kinds.map(PacketKind::code), [253, 252, 251]);
+        // Other bytes need another version.
+        assert_eq!((CHANNEL_VERSION, HEADER_BYTES), (12, 40));
     }
 
     #[test]
     fn malformed_headers_are_none() {
-        for (at, byte) in [(0, 12), (0, 253), (0, FINISHED), (0, DROPPED), (1, 2), (6, 1), (7, 0x80)] {
+        for (at, byte) in [
+            (0, 12),
+            (0, 250),
+            (0, RING_OPEN),
+            (0, FINISHED),
+            (0, DROPPED),
+            (1, 2),
+            (6, 1),
+            (7, 0x80),
+            (36, 1),
+        ] {
             let mut bytes = PACKET.encode();
             bytes[at] = byte;
             assert_eq!(Header::decode(&bytes), None, "byte {at}");

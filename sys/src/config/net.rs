@@ -1,6 +1,6 @@
 //! Settings of the ranks on other machines.
 
-use nemesia_core::port::channel::RendezvousChoice;
+use nemesia_core::port::channel::{MOST_RINGS, RendezvousChoice};
 
 use super::Config;
 use crate::regcache::Telling;
@@ -19,7 +19,36 @@ pub enum NetChoice {
     Off,
 }
 
+/// Whether small packets of ranks on other machines are written into rings in the memory of this process, where it
+/// polls their last bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FastPathChoice {
+    /// On RDMA devices whose library promises that the bytes of a write arrive in order
+    /// (`ibv_query_qp_data_in_order(3)`).
+    #[default]
+    Auto,
+    /// The user asserts that the device of this process places the bytes of each write in the order of their addresses,
+    /// although its library does not promise it. If the assertion is false, messages are corrupted. On an iWARP device,
+    /// whose order is undefined, it is an error. Over TCP the order is known, so that nothing is asserted.
+    On,
+    /// Nowhere, in neither direction.
+    Off,
+}
+
 impl Config {
+    /// Sets whether ranks on other machines write small packets into the memory of this process.
+    #[must_use]
+    pub fn net_fast_path(self, choice: FastPathChoice) -> Self {
+        self.with(["NEMESIA_NET_FAST_PATH"], |config| config.net_fast_path = choice)
+    }
+
+    /// Sets how many ranks on other machines may do that at once: 1 to 32. Each takes 32 KiB of registered memory.
+    /// Every poll reads a word for each of them.
+    #[must_use]
+    pub fn net_fast_peers(self, peers: u32) -> Self {
+        self.with(["NEMESIA_NET_FAST_PEERS"], |config| config.net_fast_peers = peers.clamp(1, MOST_RINGS))
+    }
+
     /// Sets whether this process shares memory with other processes of its machine. If not, it reaches them as if
     /// they ran on other machines.
     #[must_use]

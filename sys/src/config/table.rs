@@ -10,7 +10,9 @@ use nemesia_core::port::channel::RendezvousChoice;
 use nemesia_core::rdma_channel::ChunkFill;
 use nemesia_core::shared::layout::Geometry;
 
-use super::{ChannelDesign, Config, ConfigError, JobKeySource, NetChoice, Origin, SingleCopy, Stores};
+use super::{
+    ChannelDesign, Config, ConfigError, FastPathChoice, JobKeySource, NetChoice, Origin, SingleCopy, Stores,
+};
 use crate::os::{HugePages, SegmentBacking, interfaces};
 use crate::regcache::Telling;
 
@@ -82,6 +84,8 @@ const RENDEZVOUS: &[(&str, RendezvousChoice)] = &[
     ("write-notify", RendezvousChoice::WriteNotify),
     ("stream", RendezvousChoice::Stream),
 ];
+const FAST_PATH: &[(&str, FastPathChoice)] =
+    &[("auto", FastPathChoice::Auto), ("on", FastPathChoice::On), ("off", FastPathChoice::Off)];
 const TELLING: &[(&str, Telling)] = &[
     ("kernel", Telling::Kernel),
     ("program", Telling::Program),
@@ -400,6 +404,22 @@ pub const VARIABLES: &[Variable] = &[
         get: |config| config.net_direct_bytes.map_or_else(|| NEVER.to_owned(), |bytes| bytes.to_string()),
         set: |config, value| put(&mut config.net_direct_bytes, or_never(value)),
     },
+    words!(
+        "NEMESIA_NET_FAST_PATH",
+        "auto, on or off",
+        FAST_PATH,
+        net_fast_path,
+        "whether other machines write small packets into the memory of this process, which polls their last bytes; auto \
+        does so on RDMA devices that promise to place the bytes of a write in order; on asserts this of the device, \
+        whose promise is then not needed, and corrupts messages if it is false; iWARP devices refuse on"
+    ),
+    number!(
+        "NEMESIA_NET_FAST_PEERS",
+        "ranks, ",
+        (1, 32),
+        net_fast_peers,
+        "ranks of other machines that may write small packets into the memory of this process at once, 32 KiB each"
+    ),
     words!(
         "NEMESIA_REGISTRATIONS",
         "kernel, program, interposed or off",

@@ -20,11 +20,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nemesia_core::counters::TrafficCounters;
-use nemesia_core::port::channel::{ChannelEvent, Token};
+use nemesia_core::port::channel::{self, ChannelEvent, Token};
 use nemesia_core::port::memory::{Address, MemoryPort as _};
 use nemesia_core::port::{Arrival, PacketPieces, PacketPort, PeerFault, PeerId, Polled};
 use nemesia_core::wire::Envelope;
-use nemesia_core::wire::channel::{CloseReason, HEADER_BYTES};
+use nemesia_core::wire::channel::CloseReason;
 
 use crate::config::Config;
 use crate::os::{ProcessOrigin, wait_any};
@@ -51,7 +51,7 @@ pub(crate) fn bytes_per_peer(config: &Config) -> u64 {
 
 /// Returns the bytes of the buffer of a packet with this payload.
 fn buffer_bytes(packet_bytes: u32) -> u64 {
-    (u64::from(packet_bytes) + HEADER_BYTES as u64).next_multiple_of(64)
+    channel::buffer_bytes(packet_bytes)
 }
 
 #[derive(Debug)]

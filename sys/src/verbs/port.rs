@@ -68,6 +68,10 @@ pub struct PortOptions {
     /// The bytes of a work request, at most the device's limit. This bounds messages; longer writes and reads
     /// become several requests.
     pub work_bytes: u32,
+    /// The caller asserts that the device places the bytes of each write, and the writes of a connection, in order,
+    /// although the library does not promise it (the switch of paper 3, section 3.3). It must not be set for iWARP,
+    /// whose order is undefined; there it is ignored.
+    pub assert_order: bool,
 }
 
 impl Default for PortOptions {
@@ -82,6 +86,7 @@ impl Default for PortOptions {
             slices: 8,
             inline_bytes: 512,
             work_bytes: u32::MAX,
+            assert_order: false,
         }
     }
 }

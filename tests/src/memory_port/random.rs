@@ -100,7 +100,9 @@ fn range(random: &mut Random, most: u32) -> (u64, u32) {
 }
 
 fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdict {
-    let (ordered, message) = (bench.facts()?.ordered_placement, bench.facts()?.message_bytes);
+    let facts = bench.facts()?;
+    let message = facts.message_bytes;
+    let ordered = facts.ordered_within_write && facts.ordered_among_writes;
     let State { memories, flows, most } = state;
     let flow = &mut flows[at];
     let ((place, len), start) = (range(&mut bench.random, *most), bench.random.below(u64::from(WINDOW)));

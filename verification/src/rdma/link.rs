@@ -117,7 +117,7 @@ impl World {
                 operation.stage != Stage::Done
                     && earlier
                         .into_iter()
-                        .all(|earlier| operation.may_follow(earlier, facts.ordered_placement, flaw))
+                        .all(|earlier| operation.may_follow(earlier, facts.ordered_among_writes, flaw))
             };
             (0..operations.len().min(WINDOW)).filter(free).collect::<Vec<_>>()
         };
@@ -196,7 +196,7 @@ impl World {
             return self.finish(link, side, operation);
         }
         let last = operation.parts.len() - 1;
-        let at = if self.conditions.facts.ordered_placement { last } else { self.rng.below(last + 1) };
+        let at = if self.conditions.facts.ordered_within_write { last } else { self.rng.below(last + 1) };
         let (start, len) = operation.parts.remove(at);
         let mut bytes = vec![0; len as usize];
         let (from, to) = (&self.nodes[here].memory, &self.nodes[there].memory);

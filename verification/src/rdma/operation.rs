@@ -126,10 +126,12 @@ impl Operation {
             && matches!(&self.local, Local::Slices(slices) if slices.iter().any(|slice| slice.region == region))
     }
 
-    /// Returns whether it uses a region of the target now.
+    /// Returns whether the target can't take a region back now: a message arrives in it, or it is read. A write is cut
+    /// off instead.
     pub(super) fn reaches(&self, region: PortRegion) -> bool {
         let receive = self.receive.as_ref();
         let takes = receive.is_some_and(|receive| receive.slices.iter().any(|slice| slice.region == region));
-        self.stage == Stage::Moving && (takes || self.target.is_some_and(|(target, _)| target == region))
+        let is_read = self.kind.is_answered() && self.target.is_some_and(|(target, _)| target == region);
+        self.stage == Stage::Moving && (takes || is_read)
     }
 }

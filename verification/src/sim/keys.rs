@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use nemesia_core::job_key::{JobKey, KEY_BYTES};
-use nemesia_core::port::channel::{ChannelEvent, Config, OWN, RendezvousChoice};
+use nemesia_core::port::channel::{ChannelEvent, Config, FastPath, OWN, RendezvousChoice};
 use nemesia_core::port::memory::{Address, ConnectError, Connection, Event as PortEvent, LostError, Private};
 use nemesia_core::port::{PacketPort as _, Polled};
 use nemesia_core::wire::channel::ChannelRefusal;
@@ -123,6 +123,7 @@ impl KeysWorld {
                 most_receives: 4,
                 patience: Duration::from_secs(1),
                 rendezvous: RendezvousChoice::Auto,
+                fast: FastPath::OFF,
             };
             let tokens: Vec<u64> = (0..count).map(|_| rng.next()).collect();
             let node = Node::new(AdversaryPort::new(place), config, tokens.into_iter(), 16);

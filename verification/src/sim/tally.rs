@@ -102,6 +102,11 @@ pub(crate) enum Event {
     ChannelAccepted,
     /// A packet was sent over the placement.
     Placed,
+    /// A packet was written into a ring; one was sent because the ring was full; a process has made its peers stop
+    /// writing.
+    RingWritten,
+    RingFull,
+    RingQuiet,
     /// An access to a peer's memory has begun; a peer's last put reported the end; an access came too late, and a
     /// report came from a process to which the buffer was not exposed.
     Accessed,
@@ -144,7 +149,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 99] = [
+const EVENTS: [(Event, &str); 102] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -214,6 +219,9 @@ const EVENTS: [(Event, &str); 99] = [
     (Event::ChannelHeld, "requests held"),
     (Event::ChannelAccepted, "accepted"),
     (Event::Placed, "by placement"),
+    (Event::RingWritten, "in rings"),
+    (Event::RingFull, "rings full"),
+    (Event::RingQuiet, "rings quiet"),
     (Event::Accessed, "accesses"),
     (Event::PutNotified, "notified"),
     (Event::StaleAccess, "too late"),

@@ -21,6 +21,7 @@ pub fn channel_decoder(input: &[u8]) -> Result<(), String> {
         // Few random headers have no bit that must be zero.
         let mut bytes = *bytes;
         (bytes[0], bytes[1], bytes[6], bytes[7]) = (bytes[0] & 15, bytes[1] & 1, 0, 0);
+        bytes[36..].fill(0);
         header(&bytes)?;
     }
     let Some(raw) = input.get(..input.len().min(MOST_PRIVATE_BYTES)).and_then(Private::new) else {

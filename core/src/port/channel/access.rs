@@ -38,12 +38,12 @@ use super::{Channel, ChannelStorage};
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{Exposed, LentMemory, ReceiveRange, SendRange};
 use crate::port::memory::{
-    Completion, CompletionSource, LostError, MemoryKey, MemoryPort, PostError, RegionAccess, RemoteRange,
-    Slice, Work, WorkOutcome,
+    Completion, CompletionSource, MemoryKey, MemoryPort, PostError, RegionAccess, RemoteRange, Slice, Work,
+    WorkOutcome,
 };
 use crate::port::{
-    AccessError, AccessShape, Accessed, CompletedAccess, DirectAccess, Exposure, PeerId, PortFault,
-    RemoteAccess, Rendezvous,
+    AccessError, AccessShape, Accessed, CompletedAccess, DirectAccess, Exposure, PeerId, RemoteAccess,
+    Rendezvous,
 };
 use crate::wire::region::RegionBytes;
 use crate::wire::rendezvous::Descriptor;
@@ -236,6 +236,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
 
     /// Deregisters memory that the port has used longer than its owner.
     pub(super) fn release_left(&mut self) {
+        self.rings.retry_leaving(&mut self.port);
         if self.accesses.leaving > 0 {
             let Self { accesses, port, .. } = self;
             accesses.retry_leaving(|registered| deregister_exactly(port, registered));
@@ -320,24 +321,13 @@ unsafe impl<M: MemoryPort, S: ChannelStorage> RemoteAccess for Channel<M, S> {
         Some(Exposure(id.exposure()))
     }
 
-    fn revoke(&mut self, peer: PeerId, exposure: Exposure) {
+    fn revoke(&mut self, _: PeerId, exposure: Exposure) {
         #[cfg(nemesia_injected_fault)]
         if injected(InjectedFault::KeepRegion) {
             return;
         }
-        let Some((registered, is_writable)) = self.accesses.revoke(AccessId::of_exposure(exposure.0)) else {
-            return;
-        };
-        if !is_writable {
-            return self.release(registered);
-        }
-        if let Err(registered) = deregister_exactly(&mut self.port, registered) {
-            // The peer is still writing: it has reported the end too early. Its connections end, and with them the
-            // write.
-            self.fail(peer, PortFault::Lost(LostError::Access));
-            for rail in 0..self.config.rails {
-                self.shut(peer, rail);
-            }
+        // A peer that is still writing has reported the end too early: the port ends its connection.
+        if let Some(registered) = self.accesses.revoke(AccessId::of_exposure(exposure.0)) {
             self.release(registered);
         }
     }

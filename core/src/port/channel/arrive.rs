@@ -11,7 +11,8 @@ use crate::flow::posted::{LEAST, Next};
 use crate::order::Placed;
 use crate::port::memory::{Completion, Connection, MemoryPort, PostError, ReceiveQueue, WorkOutcome};
 use crate::port::{PeerId, PortFault};
-use crate::wire::channel::{HEADER_BYTES, Header, Numbered, PacketKind};
+use crate::wire::channel::{HEADER_BYTES, Header, Numbered, PacketKind, RingNotice};
+use crate::wire::ring::OFFER_BYTES;
 use crate::wire::{Envelope, Kind};
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
@@ -127,7 +128,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let is_dry = it.credits.is_dry();
         if let Some(record) = self.buffers.get_mut(buffer) {
             record.envelope = Envelope { kind: Kind::Data, context: 0, tag, total: 0 };
-            (record.len, record.close) = (0, None);
+            (record.len, record.close, record.ring) = (0, None, None);
         }
         self.hand_on(peer, buffer);
         if is_dry {
@@ -143,17 +144,26 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let payload = len.checked_sub(HEADER_BYTES as u32).ok_or(PortFault::Header)?;
         let read = payload <= self.config.packet_bytes && self.buffers.read(buffer, 0, &mut bytes);
         let header = if read { Header::decode(&bytes) } else { None };
-        let Header { packet, stamp, units, waited } = header.ok_or(PortFault::Header)?;
+        let Header { packet, stamp, units, waited, slots } = header.ok_or(PortFault::Header)?;
         let Some(it) = self.peer(peer) else { return Ok(()) };
         it.granted = it.granted.max(units);
+        it.fast.heard(slots).map_err(|()| PortFault::Header)?;
+        let has_ring = it.fast.place().is_some();
         let Some(it) = it.rail(rail) else { return Ok(()) };
         (it.heard, it.used) = (true, true);
         it.credits.arrive().map_err(|_| PortFault::Overdrawn)?;
-        it.credits.hear(stamp).map_err(|_| PortFault::Header)?;
+        // Only a packet in a ring may have brought a later report before.
+        let heard = if has_ring { it.credits.hear_late(stamp) } else { it.credits.hear(stamp) };
+        heard.map_err(|_| PortFault::Header)?;
         // The peer may have waited for a report that was on its way.
         let dry = it.credits.is_dry() || waited;
         match packet {
-            Some(packet) => self.order(buffer, peer, packet, payload)?,
+            Some(packet) => {
+                self.order(buffer, peer, packet, payload)?;
+                if matches!(packet.kind, PacketKind::Engine(_)) {
+                    self.count_small(peer, payload);
+                }
+            }
             None if payload > 0 => return Err(PortFault::Header),
             None => self.drop_update(buffer),
         }
@@ -175,16 +185,22 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Inserts a packet into the order of its peer's packets.
     fn order(&mut self, buffer: u32, peer: PeerId, packet: Numbered, payload: u32) -> Result<(), PortFault> {
         let Numbered { kind, context, tag, sequence } = packet;
-        if matches!(kind, PacketKind::Close(_)) && payload > 0 {
+        let is_possible = match kind {
+            PacketKind::Engine(_) => true,
+            PacketKind::Ring(RingNotice::Open) => payload as usize == OFFER_BYTES,
+            PacketKind::Ring(_) | PacketKind::Close(_) => payload == 0,
+        };
+        if !is_possible {
             return Err(PortFault::Header);
         }
         if let Some(record) = self.buffers.get_mut(buffer) {
-            record.close = None;
+            (record.close, record.ring) = (None, None);
             match kind {
                 PacketKind::Engine(kind) => {
                     record.envelope = Envelope { kind, context, tag, total: payload.into() };
                 }
                 PacketKind::Close(reason) => record.close = Some(reason),
+                PacketKind::Ring(notice) => record.ring = Some(notice),
             }
             record.len = payload;
         }
@@ -206,19 +222,31 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             Placed::Twice(_) | Placed::Beyond(_) => return Err(PortFault::Sequence { sequence }),
             Placed::Due(buffer) => {
                 self.hand_on(peer, buffer);
-                // The loop is bounded by the places of the window.
-                while let Some(next) = self.peer(peer).and_then(|it| it.window.next_due()) {
-                    self.hand_on(peer, next);
-                }
+                self.hand_on_waiting(peer);
             }
         }
         Ok(())
+    }
+
+    /// Hands on the packets whose numbers have become due.
+    pub(super) fn hand_on_waiting(&mut self, peer: PeerId) {
+        // The loop is bounded by the places of the window.
+        while let Some(next) = self.peer(peer).and_then(|it| it.window.next_due()) {
+            self.hand_on(peer, next);
+        }
     }
 
     fn hand_on(&mut self, peer: PeerId, buffer: u32) {
         if let Some(reason) = self.buffers.get(buffer).and_then(|record| record.close) {
             // All packets before this one have been handed on, and the engine receives them before the fault.
             self.fail(peer, PortFault::Left(reason));
+            self.recycle(buffer);
+            return;
+        }
+        if let Some(notice) = self.buffers.get(buffer).and_then(|record| record.ring) {
+            if let Err(fault) = self.take_ring_notice(peer, buffer, notice) {
+                self.fail(peer, fault);
+            }
             self.recycle(buffer);
             return;
         }

@@ -9,7 +9,7 @@ use crate::payload::LentMemory;
 use crate::port::PeerId;
 use crate::port::memory::{PortRegion, Slice};
 use crate::slab::NONE;
-use crate::wire::channel::CloseReason;
+use crate::wire::channel::{CloseReason, RingNotice};
 use crate::wire::{Envelope, Kind};
 
 /// One slab of lent memory.
@@ -48,12 +48,15 @@ pub struct ChannelBuffer {
     pub(super) len: u32,
     /// How the peer left, if the packet is a close.
     pub(super) close: Option<CloseReason>,
+    /// What the packet says about a ring.
+    pub(super) ring: Option<RingNotice>,
 }
 
 impl Default for ChannelBuffer {
     fn default() -> Self {
         let envelope = Envelope { kind: Kind::Eager, context: 0, tag: 0, total: 0 };
-        Self { slab: NONE, next: NONE, used: Use::Free, peer: 0, rail: 0, envelope, len: 0, close: None }
+        let (slab, next, used) = (NONE, NONE, Use::Free);
+        Self { slab, next, used, peer: 0, rail: 0, envelope, len: 0, close: None, ring: None }
     }
 }
 

@@ -390,6 +390,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             self.shut(peer, rail);
         }
         self.forget_accesses(peer);
+        self.withdraw_ring(peer);
         loop {
             let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) else { return };
             let Some(buffer) = self.buffers.pop(it.ready_mut()).or_else(|| it.window.drain()) else { break };

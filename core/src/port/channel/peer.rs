@@ -5,6 +5,7 @@ use core::borrow::BorrowMut;
 
 use super::buffers::BufferQueue;
 use super::call::{Acquaintance, OutgoingCall, RequestProof};
+use super::fast::{FastPeer, RingStage};
 use super::{OWN, SENDS};
 use crate::counters::{Count, TrafficCounters};
 use crate::flow::posted::{Credits, FIRST, LEAST};
@@ -116,6 +117,18 @@ pub struct Report {
     pub grown: u64,
     /// Number of times that receives were recalled.
     pub shrunk: u64,
+    /// Whether this process may write packets into a ring of the peer.
+    pub writes_ring: bool,
+    /// Whether the peer may write packets into a ring of this process, or is about to learn that it may.
+    pub has_ring: bool,
+    /// Packets in the peer's ring that the peer has not reported as taken.
+    pub in_ring: u32,
+    /// Packets written into the peer's ring.
+    pub written: u64,
+    /// Packets taken out of the ring that the peer writes.
+    pub taken: u64,
+    /// Small packets that were sent because the peer's ring was full.
+    pub overflows: u64,
 }
 
 /// What the present process of a peer has said about itself.
@@ -185,6 +198,7 @@ pub struct ChannelPeer<W: BorrowMut<[Option<u32>]>> {
     pub(super) updates: u64,
     pub(super) grown: u64,
     pub(super) shrunk: u64,
+    pub(super) fast: FastPeer,
 }
 
 impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
@@ -222,6 +236,7 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
             updates: 0,
             grown: 0,
             shrunk: 0,
+            fast: FastPeer::new(),
         })
     }
 
@@ -290,6 +305,7 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
         (self.held, self.is_starved) = (false, false);
         // The counters of a peer concern its present process.
         (self.sent, self.received, self.buffered, self.holds) = (0, 0, Count::default(), 0);
+        self.fast = FastPeer::new();
     }
 
     /// Records that the peer has failed. Returns `true` if this is new.
@@ -359,6 +375,9 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
             received: self.received,
             cells_sent: self.buffered,
             cells_exhausted: self.holds,
+            rings_sent: self.fast.sent,
+            rings_received: self.fast.received,
+            rings_full: self.fast.overflows,
             ..TrafficCounters::default()
         }
     }
@@ -369,6 +388,12 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
             updates: self.updates,
             grown: self.grown,
             shrunk: self.shrunk,
+            writes_ring: self.fast.writes(),
+            has_ring: self.fast.stage() != RingStage::Stopped,
+            in_ring: self.fast.in_flight(),
+            written: self.fast.sent.count,
+            taken: self.fast.received.count,
+            overflows: self.fast.overflows,
             ..Report::default()
         };
         for rail in self.rails.iter().flatten() {

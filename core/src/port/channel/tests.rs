@@ -3,6 +3,7 @@
 mod callers;
 mod claim;
 mod fairness;
+mod fast;
 mod grow;
 mod left;
 mod lost;
@@ -11,4 +12,4 @@ mod proof;
 mod script;
 mod starved;
 
-use super::{ChannelEvent, OWN};
+use super::{ChannelEvent, FastPath, OFFER_AFTER, OWN};

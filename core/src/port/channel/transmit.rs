@@ -4,12 +4,14 @@
 use core::borrow::{Borrow as _, BorrowMut};
 
 use super::buffers::{Buffers, Use};
+use super::fast::SMALL_RAIL;
 use super::peer::{ChannelPeer, ChannelStage, MOST_RAILS, Rail};
 use super::{Channel, ChannelStorage, INLINE, SENDS};
-use crate::port::memory::{CompletionSource, MemoryPort, PostError, Work};
+use crate::port::memory::{CompletionSource, MemoryPort, PostError, RemoteRange, Work};
 use crate::port::{PeerFault, PeerId, PortFault};
 use crate::wire::Envelope;
 use crate::wire::channel::{CloseReason, HEADER_BYTES, Header, Numbered, PacketKind};
+use crate::wire::ring::{SLOT_PAYLOAD, TRAILER_BYTES};
 
 /// Flag in the numbers of work requests without a buffer.
 const NO_BUFFER: u64 = 1 << 63;
@@ -22,6 +24,15 @@ const fn inline_id(peer: PeerId, rail: u32) -> u64 {
 /// Returns peer and rail of an inline work request; `None` if the number belongs to a buffer.
 pub(super) const fn inline(id: u64) -> Option<(PeerId, u32)> {
     if id & NO_BUFFER == 0 { None } else { Some(((id >> 8) as PeerId, id as u32 & 0xff)) }
+}
+
+/// The slot of a ring into which a packet is written.
+#[derive(Clone, Copy, Debug)]
+struct SlotWrite {
+    to: RemoteRange,
+    trailer: u64,
+    /// Whether the write completes only if it fails.
+    quiet: bool,
 }
 
 /// The memory in which a packet is assembled.
@@ -87,7 +98,11 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         if crate::injected_fault::injected(crate::injected_fault::InjectedFault::ForgetClose) {
             return Ok(true);
         }
-        self.transmit_on_any(peer, (PacketKind::Close(reason), 0, 0), 0, |_| ())
+        let sent = self.transmit_on_any(peer, (PacketKind::Close(reason), 0, 0), 0, |_| ())?;
+        if let Some(it) = self.peer(peer) {
+            it.fast.has_left |= sent;
+        }
+        Ok(sent)
     }
 
     /// Returns whether a posted packet to this peer has not completed.
@@ -98,7 +113,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         rails.is_some_and(|mut rails| rails.any(|it| it.outstanding > 0))
     }
 
-    fn transmit_on_any(
+    pub(super) fn transmit_on_any(
         &mut self,
         peer: PeerId,
         (kind, context, tag): (PacketKind, u16, u64),
@@ -112,9 +127,18 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let (rails, first) = (self.config.rails as usize, self.facts().active_speaks_first);
         let Some(it) = self.peer(peer).filter(|it| !it.has_failed()) else { return Ok(false) };
         let packet = Numbered { kind, context, tag, sequence: it.next };
+        if matches!(kind, PacketKind::Engine(_)) && len <= SLOT_PAYLOAD {
+            match self.write_to_ring(peer, packet, len, &mut write) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(error) => return Err(PeerFault { peer, fault: PortFault::Post(error) }),
+            }
+        }
+        let Some(it) = self.peer(peer) else { return Ok(false) };
         // After a close no update follows, so the close may use the credit that is reserved for updates.
         let is_last = matches!(kind, PacketKind::Close(_));
-        let (mut at, mut is_starved) = (it.turn, false);
+        let is_small = len <= SLOT_PAYLOAD;
+        let (mut at, mut is_starved) = (if is_small { SMALL_RAIL as usize } else { it.turn }, false);
         for _ in 0..rails.min(MOST_RAILS) {
             let rail = at as u32;
             at = if at + 1 < rails { at + 1 } else { 0 };
@@ -126,11 +150,11 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
                 is_starved = true;
                 continue;
             }
-            match self.post_packet(peer, rail, Some(packet), len, &mut write) {
+            match self.post_packet((peer, rail), Some(packet), len, None, &mut write) {
                 Ok(true) => {
                     if let Some(it) = self.peer(peer) {
                         it.is_starved = false;
-                        it.turn = at;
+                        it.turn = if is_small { it.turn } else { at };
                         it.next = it.next.wrapping_add(1);
                     }
                     return Ok(true);
@@ -145,73 +169,127 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         Ok(false)
     }
 
-    /// Sends one packet on this rail, which must have a credit for it. Returns `false` if the queue of the
-    /// rail is full, if no buffer is free, or if the rail was just lost.
-    fn post_packet(
+    /// Writes a packet into the ring of its peer. Returns `false` if that is not possible now: the packet is then sent.
+    fn write_to_ring(
         &mut self,
         peer: PeerId,
-        rail: u32,
+        packet: Numbered,
+        len: usize,
+        write: &mut impl FnMut(&mut SendRoom<'_, S>),
+    ) -> Result<bool, PostError> {
+        let facts = self.facts();
+        let (first, every) = (facts.active_speaks_first, facts.send_depth / 4);
+        let (is_on, inline_bytes) = (self.config.fast.is_on(), facts.inline_bytes as usize);
+        // A packet may report the end of writes to the peer's memory, and must not be seen before them.
+        let (is_ordered, proves) = (facts.ordered_among_writes, facts.write_proves_placement);
+        let is_behind = |it: &Rail| is_ordered || proves && it.accesses == 0;
+        let Some(it) = self.peer(peer).filter(|_| is_on) else { return Ok(false) };
+        if !it.fast.writes() || !it.rail(SMALL_RAIL).is_some_and(|it| it.may_speak(first) && is_behind(it)) {
+            return Ok(false);
+        }
+        let Some((offer, number)) = it.fast.next_slot() else { return Ok(false) };
+        let total = HEADER_BYTES + len + TRAILER_BYTES;
+        // A write from a buffer must complete before the buffer is free.
+        let quiet = total <= INLINE.min(inline_bytes) && it.fast.is_quiet(every);
+        let at = (offer.shape.end(number) - total as u64).wrapping_add(offer.address);
+        let to = RemoteRange { address: at, key: offer.key };
+        let slot = SlotWrite { to, trailer: offer.shape.trailer(number, len), quiet };
+        let written = self.post_packet((peer, SMALL_RAIL), Some(packet), len, Some(slot), write)?;
+        if written && let Some(it) = self.peer(peer) {
+            it.next = it.next.wrapping_add(1);
+            it.fast.wrote(len, quiet);
+        }
+        Ok(written)
+    }
+
+    /// Sends one packet on this rail, which must have a credit for it, or writes it into a slot. Returns `false` if the
+    /// queue of the rail is full, if no buffer is free, or if the rail was just lost.
+    fn post_packet(
+        &mut self,
+        (peer, rail): (PeerId, u32),
         packet: Option<Numbered>,
         len: usize,
+        slot: Option<SlotWrite>,
         write: &mut impl FnMut(&mut SendRoom<'_, S>),
     ) -> Result<bool, PostError> {
         let inline_bytes = INLINE.min(self.facts().inline_bytes as usize);
         let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) else { return Ok(false) };
-        let ((units, _), is_starved) = (it.promise(), it.is_starved);
+        let ((units, _), is_starved, slots) = (it.promise(), it.is_starved, it.fast.taken());
         let Some(it) = it.rail(rail) else { return Ok(false) };
-        let waited = is_starved && packet.is_some();
-        let header = Header { packet, stamp: it.credits.stamp(), units, waited }.encode();
+        let waited = is_starved && packet.is_some() && slot.is_none();
+        let header = Header { packet, stamp: it.credits.stamp(), units, waited, slots }.encode();
+        let trailer = slot.map(|slot| slot.trailer.to_le_bytes());
+        let trailer = trailer.as_ref().map_or(&[][..], |trailer| trailer);
         let (connection, own) = (it.connection, it.sending < SENDS);
-        let total = HEADER_BYTES + len;
+        let total = HEADER_BYTES + len + trailer.len();
         let mut stack = [0; INLINE];
         let (posted, buffered) = if total <= inline_bytes {
             let mut room = SendRoom::<S> { at: 0, place: SendPlace::Stack(&mut stack) };
             room.put(&header);
             write(&mut room);
-            let bytes = stack.get(..total).unwrap_or(&[]);
-            (
-                self.port.send(
-                    Work::new(connection, inline_id(peer, rail)),
-                    CompletionSource::Inline(bytes),
-                    None,
-                ),
-                false,
-            )
+            room.put(trailer);
+            let bytes = CompletionSource::Inline(stack.get(..total).unwrap_or(&[]));
+            (self.post_bytes(Work::new(connection, inline_id(peer, rail)), bytes, slot), false)
         } else {
             let Some(index) = self.buffers.take(own, Use::Sending, peer, rail) else { return Ok(false) };
             let mut room = SendRoom::<S> { at: 0, place: SendPlace::Buffer(&self.buffers, index) };
             room.put(&header);
             write(&mut room);
+            room.put(trailer);
             let slice = self.buffers.slice(index, total as u32).ok_or(PostError::NotReady);
             let work = Work::new(connection, index.into());
             let posted =
-                slice.and_then(|slice| self.port.send(work, CompletionSource::Gather(&[slice]), None));
+                slice.and_then(|slice| self.post_bytes(work, CompletionSource::Gather(&[slice]), slot));
             if posted.is_err() {
                 self.buffers.put(index, own);
             }
             (posted, true)
         };
         match posted {
-            Ok(()) => self.was_posted(peer, rail, units, buffered.then_some(len)),
+            Ok(()) => self.was_posted((peer, rail), (units, slots), buffered.then_some(len), slot),
             Err(PostError::QueueFull | PostError::NotReady) => return Ok(false),
             Err(error) => return Err(error),
         }
         Ok(true)
     }
 
+    /// Posts the bytes of a packet.
+    fn post_bytes(
+        &mut self,
+        work: Work,
+        bytes: CompletionSource<'_>,
+        slot: Option<SlotWrite>,
+    ) -> Result<(), PostError> {
+        match slot {
+            None => self.port.send(work, bytes, None),
+            Some(slot) => self.port.write(Work { quiet: slot.quiet, ..work }, bytes, slot.to, None),
+        }
+    }
+
     /// Records a posted packet, which carries this process's totals. `buffered` is its length if it uses a
     /// buffer.
-    fn was_posted(&mut self, peer: PeerId, rail: u32, units: u64, buffered: Option<usize>) {
+    fn was_posted(
+        &mut self,
+        (peer, rail): (PeerId, u32),
+        (units, slots): (u64, u32),
+        buffered: Option<usize>,
+        slot: Option<SlotWrite>,
+    ) {
         let Some(it) = self.peer(peer) else { return };
         it.reported_units(units);
-        if let Some(len) = buffered {
+        it.fast.reported(slots);
+        if let Some(len) = buffered.filter(|_| slot.is_none()) {
             it.buffered.add(len);
         }
         if let Some(it) = it.rail(rail) {
             it.sending += u32::from(buffered.is_some());
-            it.outstanding += 1;
+            it.outstanding += u32::from(slot.is_none_or(|slot| !slot.quiet));
             it.hello = false;
-            it.credits.sent();
+            if slot.is_some() {
+                it.credits.reported_beside();
+            } else {
+                it.credits.sent();
+            }
         }
     }
 
@@ -219,11 +297,23 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// packet arrives or completes on the rail.
     pub(super) fn settle(&mut self, peer: PeerId, rail: u32) {
         let first = self.facts().active_speaks_first;
+        let slots = self.rings.slots();
         let Some(it) = self.peer(peer).filter(|it| !it.has_failed()) else { return };
         let (_, wake_reason) = it.promise();
-        let Some(it) = it.rail(rail).filter(|it| it.may_speak(first)) else { return };
+        let (notices, report) = (it.fast.due().is_some(), it.fast.must_report(slots));
+        #[cfg(nemesia_injected_fault)]
+        let report =
+            report && !crate::injected_fault::injected(crate::injected_fault::InjectedFault::ForgetSlots);
+        if !it.rail(rail).is_some_and(|it| it.may_speak(first)) {
+            return;
+        }
+        if notices && rail == SMALL_RAIL && self.send_ring_notices(peer) {
+            // The notices have carried everything else.
+            return self.settle(peer, rail);
+        }
+        let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
         let credits = &it.credits;
-        let due = it.hello || wake_reason || credits.is_recalling() || credits.has_surplus();
+        let due = it.hello || wake_reason || report || credits.is_recalling() || credits.has_surplus();
         let update = credits.can_update();
         #[cfg(nemesia_injected_fault)]
         let update =
@@ -231,7 +321,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         if !(update || due && credits.can_send()) {
             return;
         }
-        match self.post_packet(peer, rail, None, 0, &mut |_| ()) {
+        match self.post_packet((peer, rail), None, 0, None, &mut |_| ()) {
             Ok(sent) => {
                 if let Some(it) = self.peer(peer) {
                     it.updates += u64::from(sent);

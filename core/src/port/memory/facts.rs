@@ -6,10 +6,14 @@
 pub struct Facts {
     /// The name of the fabric in explanations.
     pub name: &'static str,
-    /// The bytes of a write become visible at the target in the order of their addresses, so the target may
-    /// poll on the last byte. This holds for reliable connections on most InfiniBand devices
-    /// (`ibv_query_qp_data_in_order(3)`), but not for iWARP (RFC 5040, "Ordering and Completions").
-    pub ordered_placement: bool,
+    /// Order within a write: the bytes of a write become visible at the target in the order of their addresses, so
+    /// the target may poll on the last byte. Many InfiniBand devices promise this for reliable connections
+    /// (`ibv_query_qp_data_in_order(3)`); iWARP does not (RFC 5040, "Ordering and Completions").
+    pub ordered_within_write: bool,
+    /// Order among writes: the bytes of a write become visible only after those of all earlier writes of the
+    /// same connection, so that a byte of a later write proves that an earlier one is placed. No device reports this,
+    /// and it does not follow from the order within a write.
+    pub ordered_among_writes: bool,
     /// Only the side that connected may send, write or read first. The other side must wait until something
     /// has arrived (RFC 5044, "Connection Startup Rules").
     pub active_speaks_first: bool,

@@ -23,7 +23,8 @@ const REGION: u64 = 1 << 32;
 
 pub(super) const FACTS: Facts = Facts {
     name: "recording",
-    ordered_placement: true,
+    ordered_within_write: true,
+    ordered_among_writes: true,
     active_speaks_first: false,
     write_proves_placement: true,
     waits_for_receive: true,

@@ -150,6 +150,9 @@ impl LinkTraffic {
             cells_exhausted: self.exhausted,
             wakes: self.wakes,
             non_temporal: self.non_temporal,
+            rings_sent: Count { count: 0, bytes: 0 },
+            rings_received: Count { count: 0, bytes: 0 },
+            rings_full: 0,
         }
     }
 }

@@ -121,8 +121,8 @@ impl Endpoint {
     pub fn explain(&self) -> Explanation {
         let route = |rank| {
             let pulls = self.engine.port().can_get(rank as u32);
-            let unkept = self.net().and_then(NetPort::registrations_refused);
-            self.facts.route(&self.config, (self.rank(), rank), (pulls, unkept), self.failure(rank))
+            let net = self.net().map(|net| net.explain(&self.config, rank as u32)).unwrap_or_default();
+            self.facts.route(&self.config, (self.rank(), rank), (pulls, net), self.failure(rank))
         };
         Explanation {
             rank: self.rank(),

@@ -5,8 +5,8 @@ use std::time::Duration;
 use nemesia_core::job_key::JobKey;
 use nemesia_core::port::PeerId;
 use nemesia_core::port::channel::{
-    self, AccessSlot, BufferSlab, Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, LendError, OWN,
-    Parts, RendezvousChoice,
+    self, AccessSlot, BufferSlab, Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, FastPath,
+    LendError, OWN, Parts, RendezvousChoice,
 };
 use nemesia_core::port::memory::{Armed, MemoryPort, Origin, RegionAccess, RegisterError};
 
@@ -71,6 +71,12 @@ pub(super) const fn buffers_per_peer(receives: u32) -> u32 {
     if wanted > OWN { wanted } else { OWN }
 }
 
+/// Returns the places of a reorder window: for the packets in receives, and for those of a ring that are before them.
+const fn window(receives: u32, fast: FastPath) -> usize {
+    let ring = if fast.is_on() { fast.slots } else { 0 };
+    (receives + ring).next_power_of_two() as usize
+}
+
 /// Returns the bytes of the buffers that a channel with so many remote ranks needs at once.
 fn first_bytes(remote: u32, packet_bytes: u32) -> u64 {
     u64::from(remote.saturating_mul(OWN)) * super::buffer_bytes(packet_bytes)
@@ -114,6 +120,7 @@ pub(super) struct ChannelSizes {
     pub(super) key: JobKey,
     pub(super) patience: Duration,
     pub(super) rendezvous: RendezvousChoice,
+    pub(super) fast: FastPath,
     pub(super) telling: Telling,
 }
 
@@ -126,6 +133,7 @@ pub(super) struct FabricChannel<M: MemoryPort> {
     most: u32,
     /// The most receives of a connection.
     receives: u32,
+    fast: FastPath,
     /// The peers that were added, for which there are buffers ([`FabricChannel::pay`]).
     paid: u32,
 }
@@ -145,8 +153,9 @@ impl<M: Fabric> FabricChannel<M> {
             most_receives: receives,
             patience: sizes.patience,
             rendezvous: sizes.rendezvous,
+            fast: sizes.fast,
         };
-        let window = receives.next_power_of_two() as usize;
+        let window = window(receives, sizes.fast);
         let mut peers = Vec::with_capacity(size as usize);
         for _ in 0..size {
             let token = u64::from_le_bytes(random().map_err(|error| error.to_string())?);
@@ -163,11 +172,25 @@ impl<M: Fabric> FabricChannel<M> {
             registrations: UserRegistrations::new(&port, sizes.telling),
         };
         let channel = Channel::new(port, config, parts).map_err(|error| error.to_string())?;
-        let mut new = Self { channel, blocks: Vec::new(), most, receives, paid: 0 };
+        let mut new = Self { channel, blocks: Vec::new(), most, receives, fast: sizes.fast, paid: 0 };
+        new.lend_rings()?;
         if first > 0 {
             new.lend(first)?;
         }
         Ok(new)
+    }
+
+    /// Lends memory for rings, if the fabric promises the order that they need.
+    fn lend_rings(&mut self) -> Result<(), String> {
+        let len = u64::from(self.fast.rings) * self.fast.ring_bytes();
+        if len == 0 || !self.channel.port().facts().ordered_within_write {
+            return Ok(());
+        }
+        let block = allocate(len)?;
+        // SAFETY: the block becomes a field of `self`, behind the channel, which is dropped first.
+        let [lent, _] = unsafe { block.lent() };
+        self.blocks.push(block);
+        self.channel.lend_rings(lent).map(|_| ()).map_err(|error| error.to_string())
     }
 
     /// Lends memory for so many buffers.
@@ -207,7 +230,7 @@ impl<M: Fabric> FabricChannel<M> {
 
     /// Makes a place for the peer with this number.
     pub(super) fn make_place(&mut self, peer: PeerId) -> Result<(), String> {
-        let window = self.receives.next_power_of_two() as usize;
+        let window = window(self.receives, self.fast);
         while self.channel.places() <= peer as usize {
             // The token is replaced when the peer is introduced.
             let new = ChannelPeer::new(vec![None; window], 0).ok_or("the window is no power of two")?;
@@ -236,7 +259,8 @@ impl<M: Fabric> FabricChannel<M> {
     }
 
     pub(super) fn arm(&mut self) -> bool {
-        self.channel.port_mut().arm() == Armed::Sleep
+        // A packet that is written into a ring wakes nobody.
+        self.channel.quiet_rings() && self.channel.port_mut().arm() == Armed::Sleep
     }
 
     pub(super) fn has_unsent(&self, peers: u32) -> bool {

@@ -158,6 +158,7 @@ impl NetPort {
             key,
             patience: Duration::from_secs(config.timeout_seconds.into()),
             rendezvous: config.net_rendezvous,
+            fast: super::open::fast_path(super::Transport::Tcp, config),
             telling: config.registrations,
         };
         let mut channel = FabricChannel::new(port, &sizes)?;

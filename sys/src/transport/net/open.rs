@@ -7,18 +7,21 @@ use std::time::{Duration, Instant};
 
 use nemesia_core::job_key::JobKey;
 use nemesia_core::port::PeerId;
+use nemesia_core::port::channel::FastPath;
 use nemesia_core::port::memory::{Address, MemoryPort as _};
 
 use super::fabric::{ChannelSizes, FabricChannel, try_memory};
 use super::rejoin::NetRejoin;
 use super::{AnyChannel, NetPort};
-use crate::config::{Config, NetChoice};
+use crate::config::{Config, FastPathChoice, NetChoice};
 use crate::os::{ProcessOrigin, interfaces};
 use crate::tcp::{self, TcpPort};
 use crate::verbs::{DevicePreference, PortOptions, VerbsPort};
 
 /// The connections that a port has beyond one for each rank: of processes that are refused, or end.
 const SPARE: u32 = 16;
+/// The slots of a ring for small packets.
+const RING_SLOTS: u32 = 64;
 
 /// A transport between machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +113,7 @@ impl OpenedPorts {
             key,
             patience: Duration::from_secs(config.timeout_seconds.into()),
             rendezvous: config.net_rendezvous,
+            fast: fast_path(transport, config),
             telling: config.registrations,
         };
         let any = match transport {
@@ -139,6 +143,15 @@ impl OpenedPorts {
     }
 }
 
+/// Returns how many ranks may write small packets into rings. Over TCP a ring saves nothing, so that only a setting
+/// makes them.
+pub(super) const fn fast_path(transport: Transport, config: &Config) -> FastPath {
+    match (transport, config.net_fast_path) {
+        (_, FastPathChoice::Off) | (Transport::Tcp, FastPathChoice::Auto) => FastPath::OFF,
+        _ => FastPath { rings: config.net_fast_peers, slots: RING_SLOTS },
+    }
+}
+
 fn is_off<T>(choice: &str) -> Result<T, String> {
     Err(format!("NEMESIA_NET is {choice}"))
 }
@@ -163,9 +176,17 @@ fn open_verbs(config: &Config, ranks: u32, remote: u32) -> Result<VerbsPort, Str
         connections: ranks.saturating_add(SPARE),
         receive_depth: config.net_receives,
         shared_receive_depth: 0,
+        assert_order: config.net_fast_path == FastPathChoice::On,
         ..PortOptions::default()
     };
     let mut port = VerbsPort::open(&options).map_err(|error| error.to_string())?;
+    if config.net_fast_path == FastPathChoice::On && !port.facts().ordered_within_write {
+        let device = port.device().name();
+        return Err(format!(
+            "NEMESIA_NET_FAST_PATH is on, but {device} is an iWARP device, which places bytes in any order: set it to \
+            auto or off"
+        ));
+    }
     try_memory(&mut port, remote, config.net_packet_bytes())?;
     Ok(port)
 }

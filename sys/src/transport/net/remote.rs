@@ -11,7 +11,9 @@ use nemesia_core::wire::region::RegionBytes;
 use nemesia_core::wire::rendezvous::Descriptor;
 use nemesia_core::wire::rma::Access;
 
-use super::{NetPort, with};
+use super::{NetPort, Transport, with};
+use crate::config::{Config, FastPathChoice};
+use crate::explain::Verdict;
 
 impl ShortPath for NetPort {}
 
@@ -23,8 +25,35 @@ impl NetPort {
         with!(&self.any, it => it.channel.registrations().counts())
     }
 
+    /// Returns what this port says about a rank: the path of its small packets, and why registrations are not kept.
+    pub(crate) fn explain(&self, config: &Config, peer: PeerId) -> Vec<Verdict> {
+        let refused = self.registrations_refused().map(|why| Verdict::new("kept registrations", false, why));
+        std::iter::once(self.explain_fast_path(config, peer)).chain(refused).collect()
+    }
+
+    fn explain_fast_path(&self, config: &Config, peer: PeerId) -> Verdict {
+        let (report, has_rings) = with!(&self.any, it => (it.channel.report(peer), it.channel.has_rings()));
+        let why = match (config.net_fast_path, self.transport()) {
+            (FastPathChoice::Off, _) => "NEMESIA_NET_FAST_PATH is off",
+            (FastPathChoice::Auto, Transport::Tcp) => "over TCP a ring saves nothing",
+            _ if !has_rings => {
+                "the device does not promise to place the bytes of a write in order; if it does so nevertheless, set \
+                NEMESIA_NET_FAST_PATH=on"
+            }
+            _ => match (report.writes_ring, report.has_ring) {
+                (true, true) => "small packets are written into rings, in both directions",
+                (true, false) => "small packets to it are written into its ring",
+                (false, true) => "small packets of it are written into a ring here",
+                (false, false) => {
+                    "neither has a ring: few small packets, no ring is free, or a process sleeps"
+                }
+            },
+        };
+        Verdict::new("fast path", report.writes_ring || report.has_ring, why)
+    }
+
     /// Returns why no registration is kept, although it should be.
-    pub(crate) fn registrations_refused(&self) -> Option<String> {
+    fn registrations_refused(&self) -> Option<String> {
         with!(&self.any, it => it.channel.registrations().refused())
     }
 

@@ -49,7 +49,10 @@ impl VerbsPort {
         let queue = CompletionQueue::new(&device, entries(&facts))?;
         let (depths, order) = probe(&domain, &queue, &facts, options)?;
         facts.inline_bytes = depths.inline.min(facts.message_bytes);
-        facts.ordered_placement = order.unwrap_or(false) || device.transport() == DeviceTransport::InfiniBand;
+        // A library that answers 0 promises nothing: it may not know.
+        let asserted = options.assert_order && device.transport() == DeviceTransport::InfiniBand;
+        facts.ordered_within_write = order.unwrap_or(false) || asserted;
+        facts.ordered_among_writes = asserted;
         let shared = share(&domain, &mut facts);
         let channel = Channel::new()?;
         let listener = Id::new(&channel, LISTENER)?;
@@ -112,7 +115,8 @@ fn facts(device: &Device, port: PortAttributes, options: &PortOptions) -> Facts 
     let atomics = is_infiniband && limits.atomic_cap != raw::IBV_ATOMIC_NONE;
     Facts {
         name: "verbs",
-        ordered_placement: false,
+        ordered_within_write: false,
+        ordered_among_writes: false,
         active_speaks_first: !is_infiniband,
         write_proves_placement: is_infiniband,
         waits_for_receive: is_infiniband,

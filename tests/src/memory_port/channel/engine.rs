@@ -151,7 +151,10 @@ fn check_protocols<M: MemoryPort>(processes: &[Process<M>]) -> Verdict {
     let offered = processes.first().map(|process| process.engine.port().rendezvous(1));
     let Rendezvous { get, put: may_put, .. } = offered.ok_or("no process")?;
     let expected = (get, may_put && !get);
-    equal("messages that the receiver has read, and that the sender has written", (got, put), expected)
+    equal("messages that the receiver has read, and that the sender has written", (got, put), expected)?;
+    // Small messages are written into rings where the fabric promises order, and nowhere else.
+    let has_rings = processes.iter().any(|process| process.engine.port().has_rings());
+    equal("small messages in rings", (all.ring_sent > 0, all.ring_received > 0), (has_rings, has_rings))
 }
 
 fn turn<F: Fabric>(bench: &mut Bench<F>, processes: &mut [Process<F::Port>]) -> Verdict {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use nemesia_core::job_key::{JobKey, KEY_BYTES};
 use nemesia_core::port::PeerId;
 use nemesia_core::port::channel::{
-    Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, ExactRegistrations, LendError, OpenError,
-    Parts, RendezvousChoice,
+    Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, ExactRegistrations, FastPath, LendError,
+    OpenError, Parts, RendezvousChoice,
 };
 use nemesia_core::port::memory::{MemoryPort, RegionAccess};
 use nemesia_verification::storage::ChannelVectors;
@@ -20,6 +20,8 @@ pub(crate) const PACKET_BYTES: u32 = 1024;
 pub(crate) const WORLD: u64 = 0x0123_4567_89ab_cdef;
 /// The key of the job.
 pub(crate) const KEY: JobKey = JobKey::from_bytes([0x6b; KEY_BYTES]);
+/// The rings for small packets, on fabrics that promise the order. With few slots they wrap around and overflow.
+const FAST: FastPath = FastPath { rings: 2, slots: 4 };
 /// The buffers in each piece of memory.
 const BUFFERS: usize = 48;
 
@@ -35,6 +37,7 @@ pub(crate) const fn config(rank: PeerId, rails: u32, rendezvous: RendezvousChoic
         most_receives: 16,
         patience: Duration::from_secs(30),
         rendezvous,
+        fast: FAST,
     }
 }
 
@@ -48,8 +51,12 @@ pub(crate) struct ChannelNode<M: MemoryPort> {
 
 impl<M: MemoryPort> ChannelNode<M> {
     pub(crate) fn new(port: M, config: Config, ranks: usize) -> Result<Self, OpenError> {
-        let channel = Channel::new(port, config, parts(config.rank, ranks))?;
-        Ok(Self { channel, blocks: Vec::new(), events: Vec::new() })
+        let mut channel = Channel::new(port, config, parts(config.rank, ranks))?;
+        let len = config.fast.rings as usize * config.fast.ring_bytes() as usize;
+        let block = Block::new(len);
+        // The memory suffices, and none was lent before.
+        let _ = channel.lend_rings(block.lent(len).0);
+        Ok(Self { channel, blocks: vec![block], events: Vec::new() })
     }
 
     /// Lends a piece of memory to the channel.

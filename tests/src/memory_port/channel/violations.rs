@@ -33,7 +33,9 @@ const HELLO: Hello = Hello {
 
 fn header(sequence: u32, posted: u32) -> Vec<u8> {
     let packet = Some(Numbered { kind: PacketKind::Engine(Kind::Eager), context: 1, tag: 2, sequence });
-    Header { packet, stamp: Stamp { posted, target: LEAST }, units: 0, waited: false }.encode().to_vec()
+    Header { packet, stamp: Stamp { posted, target: LEAST }, units: 0, waited: false, slots: 0 }
+        .encode()
+        .to_vec()
 }
 
 /// A name, the messages that the hostile port sends in order, and a predicate for the expected fault.
@@ -53,6 +55,7 @@ fn misdeeds() -> Vec<Misdeed> {
         stamp: Stamp { posted: FIRST + LEAST, target: LEAST },
         units: 0,
         waited: false,
+        slots: 0,
     };
     let long = [good.clone(), vec![7; PACKET_BYTES as usize + 1]].concat();
     vec![

@@ -11,7 +11,7 @@ use nemesia_core::engine::rma::{Access, Addressing, CompleteAt, RegionId, Remote
 use nemesia_core::engine::{CompletionError, Engine, RequestId, StartError, Tuning};
 use nemesia_core::job_key::{JobKey, KEY_BYTES};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
-use nemesia_core::port::channel::{Channel, Config, RendezvousChoice};
+use nemesia_core::port::channel::{Channel, Config, FastPath, RendezvousChoice};
 use nemesia_core::port::memory::MemoryPort as _;
 use nemesia_verification::rdma::{Conditions, Fabric, SimPort};
 use nemesia_verification::storage::{ChannelVectors, EngineVectors};
@@ -91,6 +91,7 @@ fn engine(rank: u32, port: SimPort, direct_bytes: u64) -> Result<(DirectEngine, 
         most_receives: 6,
         patience: Duration::from_secs(1),
         rendezvous: RendezvousChoice::Auto,
+        fast: FastPath::OFF,
     };
     let failed = |error: String| Violation(format!("no engine: {error}"));
     let node = Node::new(port, config, [11, 12].into_iter(), 16);

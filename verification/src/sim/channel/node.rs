@@ -85,7 +85,15 @@ impl<M: MemoryPort> Node<M> {
             accesses: Vec::new(),
             registrations: ExactRegistrations::new(),
         };
-        Ok(Self { channel: Channel::new(port, config, parts)?, land: Vec::new() })
+        let mut new = Self { channel: Channel::new(port, config, parts)?, land: Vec::new() };
+        let bytes = u64::from(config.fast.rings) * config.fast.ring_bytes();
+        if bytes > 0 {
+            let land = Land::new(bytes);
+            // The memory suffices, and none was lent before.
+            let _ = new.channel.lend_rings(land.lent(bytes));
+            new.land.push(land);
+        }
+        Ok(new)
     }
 
     /// Returns the channel, and the memory that must outlive it.
@@ -96,10 +104,11 @@ impl<M: MemoryPort> Node<M> {
     /// Checks a connection that has just grown: beyond its own buffers it has no more than are left, except for
     /// those sent since.
     pub(crate) fn leaves_enough(&self, peer: u32, rails: u32) -> Result<(), String> {
-        // With several rails, the simulation does not know which one grew.
+        // With several rails, the simulation does not know which one grew. An update and packets about rings may have
+        // been sent since.
         let (extra, (_, free)) =
             (self.channel.report(peer).receives.saturating_sub(LEAST), self.channel.buffers());
-        if rails > 1 || extra <= free + 2 {
+        if rails > 1 || extra <= free + 5 {
             return Ok(());
         }
         Err(format!("a connection to {peer} has grown by {extra}, and {free} buffers are left to all others"))
@@ -108,7 +117,7 @@ impl<M: MemoryPort> Node<M> {
     /// Lends memory for `buffers` buffers. Returns false if the memory cannot be registered now, or if no more
     /// is accepted.
     pub(crate) fn lend(&mut self, buffers: u64) -> Result<bool, String> {
-        if self.land.len() == SLABS {
+        if self.land.len() > SLABS {
             return Ok(false);
         }
         let bytes = buffers * self.channel.buffer_bytes();

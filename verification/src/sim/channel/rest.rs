@@ -98,6 +98,10 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         }
         let receives = receiver.channel.report(from as u32).receives;
         let credits = sender.channel.report(to as u32).credits;
+        let written = sender.channel.report(to as u32);
+        if written.in_ring >= self.config.fast.slots.div_ceil(2) {
+            return Some(format!("rank {to} does not report the slots that {from} has used: {written:?}"));
+        }
         // Less than half is not returned; of three, one is.
         if 2 * credits < receives || credits > receives {
             return Some(format!("rank {from} has {credits} credits for {receives} receives of {to}"));

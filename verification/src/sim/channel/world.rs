@@ -9,7 +9,9 @@ use nemesia_core::port::PacketPieces;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use nemesia_core::port::channel::{ChannelEvent, Config, Introduction, JoinError, OWN, RendezvousChoice};
+use nemesia_core::port::channel::{
+    ChannelEvent, Config, FastPath, Introduction, JoinError, OWN, RendezvousChoice,
+};
 use nemesia_core::port::memory::MemoryPort as _;
 use nemesia_core::port::{PacketPort as _, PeerFault, Polled, PortFault};
 use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};
@@ -110,6 +112,8 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         let mut rng = Rng::new(seed, stream ^ 0xc4a7_7e15);
         let fabric = F::draw(&mut rng);
         let (ranks, rails) = (2 + rng.below(4), 1 + rng.below(3) as u32);
+        // With as few slots as possible the rings wrap around and overflow all the time.
+        let fast = FastPath { rings: rng.pick(&[0, 1, 2, 4]), slots: rng.pick(&[2, 4, 8]) };
         let config = Config {
             rank: 0,
             incarnation: 0,
@@ -121,6 +125,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             most_receives: rng.pick(&[3, 4, 6, 20]),
             patience: Duration::from_secs(1),
             rendezvous: RendezvousChoice::Auto,
+            fast,
         };
         let pair = || ChannelPair { asked: vec![false; rails as usize], ..ChannelPair::default() };
         let mut world = Self {
@@ -129,7 +134,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             pairs: (0..ranks).map(|_| (0..ranks).map(|_| pair()).collect()).collect(),
             died: vec![vec![false; ranks]; ranks],
             config,
-            window: rng.pick(&[16, 64]),
+            window: rng.pick(&[32, 64]),
             deaths: rng.below(6),
             restarts: rng.one_in(2),
             holds: rng.one_in(2),
@@ -190,6 +195,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             25 => self.go_on_with_transfers(rank)?,
             21 => self.accept(rank)?,
             22 => self.leave(rank)?,
+            23 if self.rng.one_in(6) => self.quiet(rank)?,
             20 if self.restarts && self.nodes[rank].is_none() && self.rng.one_in(20) => self.start(rank)?,
             _ => {
                 self.now = self.fabric.pass();
@@ -476,6 +482,27 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         self.forget_transfers(rank);
     }
 
+    /// Prepares a process for a sleep: when it may sleep, no peer may write to it without waking it.
+    fn quiet(&mut self, rank: usize) -> Check {
+        let Some(node) = &mut self.nodes[rank] else { return Ok(()) };
+        if !node.channel.quiet_rings() {
+            return Ok(());
+        }
+        for (peer, other) in self.nodes.iter().enumerate() {
+            let (Some(here), Some(there)) = (&self.nodes[rank], other) else { continue };
+            let (here, there) = (here.channel.report(peer as u32), there.channel.report(rank as u32));
+            // Otherwise one of them ends the connection, and both will know it without any packet.
+            let is_whole = here.ready > 0 && there.ready > 0;
+            let is_lost = self.died[rank][peer] || self.died[peer][rank];
+            ensure!(
+                !(is_whole && !is_lost && there.writes_ring),
+                "rank {rank} may sleep although rank {peer} writes into its ring"
+            );
+        }
+        self.tally.count(Event::RingQuiet);
+        Ok(())
+    }
+
     /// Adds the counts of a channel to the tally.
     pub(super) fn fold(&mut self, node: &Node<F::Port>) {
         for peer in 0..self.nodes.len() as u32 {
@@ -483,6 +510,8 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             self.tally.add_to(Event::Update, report.updates);
             self.tally.add_to(Event::Grown, report.grown);
             self.tally.add_to(Event::Shrunk, report.shrunk);
+            self.tally.add_to(Event::RingWritten, report.written);
+            self.tally.add_to(Event::RingFull, report.overflows);
         }
     }
 }

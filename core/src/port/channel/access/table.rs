@@ -210,14 +210,14 @@ impl<T: BorrowMut<[AccessSlot]> + Extend<AccessSlot>> AccessTable<T> {
         }
     }
 
-    /// Ends an exposure. Returns the registration of its memory, and whether the peer could write it.
-    pub(in crate::port::channel) fn revoke(&mut self, id: AccessId) -> Option<(RegisteredRange, bool)> {
+    /// Ends an exposure. Returns the registration of its memory.
+    pub(in crate::port::channel) fn revoke(&mut self, id: AccessId) -> Option<RegisteredRange> {
         if !matches!(self.get(id)?, AccessUse::Exposed { .. }) {
             return None;
         }
-        let AccessUse::Exposed { registered, receiver, .. } = self.take(id.index)? else { return None };
+        let AccessUse::Exposed { registered, .. } = self.take(id.index)? else { return None };
         self.put_free(id.index);
-        Some((registered, receiver.is_some()))
+        Some(registered)
     }
 
     /// Ends the exposure of a region by `release`. Returns whether it is over.

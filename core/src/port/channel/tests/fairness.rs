@@ -65,7 +65,7 @@ impl GreedySender {
         while self.credits(channel) > self.heard(channel).0.target {
             let (_, posted) = self.heard(channel);
             let stamp = Stamp { posted: FIRST.wrapping_add(LEAST + posted), target: LEAST };
-            let bytes = Header { packet: None, stamp, units: 0, waited: false }.encode();
+            let bytes = Header { packet: None, stamp, units: 0, waited: false, slots: 0 }.encode();
             channel.port_mut().arrive(self.connection, &bytes);
             self.sent += 1;
             settle(channel);

@@ -18,7 +18,7 @@ fn close(number: u32, reason: CloseReason, payload: &[u8]) -> Vec<u8> {
     let kind = PacketKind::Close(reason);
     let packet = Some(Numbered { kind, context: 0, tag: 0, sequence: FIRST.wrapping_add(number) });
     let stamp = Stamp { posted: FIRST.wrapping_add(LEAST), target: LEAST };
-    let mut bytes = Header { packet, stamp, units: 0, waited: false }.encode().to_vec();
+    let mut bytes = Header { packet, stamp, units: 0, waited: false, slots: 0 }.encode().to_vec();
     bytes.extend_from_slice(payload);
     bytes
 }

@@ -12,7 +12,7 @@ use crate::job_key::{CallTerms, JobKey};
 use crate::payload::LentMemory;
 use crate::port::channel::{
     AccessSlot, BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage, Config, ExactRegistrations,
-    Parts, RendezvousChoice,
+    FastPath, Parts, RendezvousChoice,
 };
 use crate::port::memory::{
     Address, Armed, Completion, CompletionSource, ConnectError, Connection, ConnectionState, Event, Facts,
@@ -35,7 +35,8 @@ pub(super) const PACKET_BYTES: u32 = 256;
 
 const FACTS: Facts = Facts {
     name: "script",
-    ordered_placement: true,
+    ordered_within_write: true,
+    ordered_among_writes: true,
     active_speaks_first: false,
     write_proves_placement: true,
     waits_for_receive: true,
@@ -76,8 +77,11 @@ pub(super) struct Script {
     pub(super) keeps_closed: bool,
     /// The origin of all connections.
     pub(super) origin: Option<Origin>,
+    /// Writes: target, and the bytes of inline writes.
+    pub(super) written: Vec<(RemoteRange, Vec<u8>)>,
     connections: u32,
-    memory: Option<LentMemory>,
+    /// The memory of each region; the first is that of the buffers.
+    regions: Vec<Option<LentMemory>>,
 }
 
 impl Script {
@@ -101,9 +105,14 @@ impl Script {
     /// Simulates the arrival of a message in the oldest receive.
     pub(super) fn arrive(&mut self, connection: Connection, bytes: &[u8]) {
         let (id, into) = self.posted.get_mut(&connection).unwrap().pop_front().unwrap();
-        assert!(self.memory.as_ref().unwrap().write(into.offset, bytes));
+        assert!(self.regions[0].as_ref().unwrap().write(into.offset, bytes));
         let outcome = WorkOutcome::Received { len: bytes.len() as u32, immediate: None, written: false };
         self.done.push_back(Completion { id, connection, outcome });
+    }
+
+    /// Simulates bytes that a peer writes.
+    pub(super) fn place(&mut self, key: u64, at: u64, bytes: &[u8]) {
+        assert!(self.regions[key as usize].as_ref().unwrap().write(at, bytes));
     }
 
     /// Fails all work requests of a connection.
@@ -127,16 +136,19 @@ unsafe impl MemoryPort for Script {
     }
 
     fn register(&mut self, memory: LentMemory, _: RegionAccess) -> Result<PortRegion, RegisterError> {
-        self.memory = Some(memory);
-        Ok(PortRegion { index: 0, generation: 1 })
+        self.regions.push(Some(memory));
+        Ok(PortRegion { index: self.regions.len() as u32 - 1, generation: 1 })
     }
 
-    fn deregister(&mut self, _: PortRegion) -> Result<(), RegisterError> {
+    fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError> {
+        self.regions[region.index as usize] = None;
         Ok(())
     }
 
-    fn key(&self, _: PortRegion) -> Option<MemoryKey> {
-        None
+    fn key(&self, region: PortRegion) -> Option<MemoryKey> {
+        let memory = self.regions[region.index as usize].as_ref()?;
+        let (address, key) = (u64::from(region.index) << 32, region.index.into());
+        Some(MemoryKey { address, len: memory.len() as u64, key })
     }
 
     fn address(&self) -> Option<Address> {
@@ -175,12 +187,18 @@ unsafe impl MemoryPort for Script {
 
     fn write(
         &mut self,
-        _: Work,
-        _: CompletionSource<'_>,
-        _: RemoteRange,
+        work: Work,
+        from: CompletionSource<'_>,
+        to: RemoteRange,
         _: Option<u32>,
     ) -> Result<(), PostError> {
-        Err(PostError::Unsupported)
+        let bytes = if let CompletionSource::Inline(bytes) = from { bytes.to_vec() } else { Vec::new() };
+        self.written.push((to, bytes));
+        if !work.quiet {
+            let Work { id, connection, .. } = work;
+            self.done.push_back(Completion { id, connection, outcome: WorkOutcome::Done });
+        }
+        Ok(())
     }
 
     fn read(&mut self, _: Work, _: &[Slice], _: RemoteRange) -> Result<(), PostError> {
@@ -260,6 +278,11 @@ pub(super) type TestChannel = Channel<Script, ScriptStorage>;
 
 /// Returns the channel of rank 1 of a world, with `buffers` buffers.
 pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
+    fast_channel(ranks, rails, buffers, FastPath::OFF)
+}
+
+/// As [`channel`], with rings.
+pub(super) fn fast_channel(ranks: usize, rails: u32, buffers: usize, fast: FastPath) -> TestChannel {
     let config = Config {
         rank: 1,
         incarnation: 0,
@@ -271,6 +294,7 @@ pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
         most_receives: 64,
         patience: Duration::from_secs(1),
         rendezvous: RendezvousChoice::Auto,
+        fast,
     };
     let parts = Parts {
         peers: (0..ranks as u32)
@@ -285,6 +309,10 @@ pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
     let [memory, own] = LentMemory::leaked(buffers * channel.buffer_bytes() as usize);
     let region = channel.port_mut().register(memory, RegionAccess::LOCAL).unwrap();
     assert_eq!(channel.lend(region, own), Ok(buffers as u32));
+    if fast.is_on() {
+        let [rings, _] = LentMemory::leaked(fast.rings as usize * fast.ring_bytes() as usize);
+        assert_eq!(channel.lend_rings(rings), Ok(fast.rings));
+    }
     channel
 }
 
@@ -378,7 +406,7 @@ pub(super) fn packet(number: u32, posted: u32, payload: &[u8]) -> Vec<u8> {
     let packet =
         Some(Numbered { kind: PacketKind::Engine(Kind::Eager), context: 0, tag: number.into(), sequence });
     let stamp = Stamp { posted: FIRST.wrapping_add(LEAST + posted), target: LEAST };
-    let mut bytes = Header { packet, stamp, units: 0, waited: false }.encode().to_vec();
+    let mut bytes = Header { packet, stamp, units: 0, waited: false, slots: 0 }.encode().to_vec();
     assert_eq!(bytes.len(), HEADER_BYTES);
     bytes.extend_from_slice(payload);
     bytes

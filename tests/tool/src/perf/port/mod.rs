@@ -39,7 +39,7 @@ enum Arrival {
 impl Arrival {
     /// If `last_byte` is set, the port's promise of order is ignored.
     const fn of(facts: &Facts, last_byte: bool, bytes: usize) -> Self {
-        match ((facts.ordered_placement || last_byte) && bytes > 0, facts.immediates) {
+        match ((facts.ordered_within_write || last_byte) && bytes > 0, facts.immediates) {
             (true, _) => Self::LastByte,
             (false, true) => Self::Immediate,
             (false, false) => Self::Message,
