@@ -26,11 +26,13 @@
 //! | `link` | connection, memory and numbers of work requests |
 //!
 //! # Order
-//! The paper's designs poll memory for pointers and flags. This proves something only if the port places in order, within
-//! a write ([`Facts::ordered_within_write`](crate::port::memory::Facts::ordered_within_write)) and among writes
-//! ([`Facts::ordered_among_writes`](crate::port::memory::Facts::ordered_among_writes)). On other ports the pointers travel as
-//! messages, each of which arrives after the writes before it. [`PipeArrival`] has the choice, and
-//! [`BytePipe::explain`] gives the reason.
+//! The paper's designs poll memory for pointers and flags. This proves something only if the port places in order,
+//! within a write ([`Facts::ordered_within_write`]) and among writes ([`Facts::ordered_among_writes`]). On other ports
+//! the pointers travel as messages, each of which arrives after the writes before it. [`PipeArrival`] has the choice,
+//! and [`BytePipe::explain`] gives the reason.
+//!
+//! [`Facts::ordered_within_write`]: crate::port::memory::Facts::ordered_within_write
+//! [`Facts::ordered_among_writes`]: crate::port::memory::Facts::ordered_among_writes
 //!
 //! # Trust
 //! The peer writes into the inbox at any time. Each header, pointer and message is copied, checked against the own

@@ -176,14 +176,15 @@ pub struct Counters {
     /// packets.
     pub cell_non_temporal: u64,
     /// Packets that this process has written into a ring in the memory of a peer on another machine (fast path).
+    /// Unit: packets.
     pub ring_sent: u64,
-    /// Their payload.
+    /// Their payload. Unit: bytes.
     pub ring_sent_bytes: u64,
-    /// Packets that the peer has written into a ring in the memory of this process.
+    /// Packets that the peer has written into a ring in the memory of this process. Unit: packets.
     pub ring_received: u64,
-    /// Their payload.
+    /// Their payload. Unit: bytes.
     pub ring_received_bytes: u64,
-    /// Small packets that were sent because the ring was full.
+    /// Small packets that were sent because the ring was full. Unit: packets.
     pub ring_full: u64,
     /// Unexpected messages in the store now; 0 for a single rank. Unit: messages.
     pub unexpected_now: u64,
@@ -256,12 +257,7 @@ impl Counters {
             unexpected_bytes large_pulled large_pulled_bytes large_assisted large_assisted_bytes large_streamed
             large_streamed_bytes large_fallbacks large_pushed large_pushed_bytes puts put_bytes gets get_bytes
             accumulates accumulate_bytes fetches fetch_bytes flushes direct direct_bytes wakes_sent
-            cell_non_temporal
-            ring_sent
-            ring_sent_bytes
-            ring_received
-            ring_received_bytes
-            ring_full
+            cell_non_temporal ring_sent ring_sent_bytes ring_received ring_received_bytes ring_full
         )
     }
 

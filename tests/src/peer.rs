@@ -17,6 +17,7 @@ mod crash;
 mod demand;
 mod ending;
 mod exchange;
+mod fast_path;
 mod fork;
 mod hostile;
 mod idle;
@@ -154,6 +155,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("demand", []) => demand::connects(),
         ("demand-ends", [how]) => demand::ends(*how),
         ("demand-apart", []) => demand::apart(),
+        ("fast-path", [rounds]) => fast_path::run(*rounds),
         ("fork", [shared]) => fork::run(*shared != 0),
         ("leaves", [how]) => ending::leaves(*how),
         ("flush", [own]) => ending::flush(*own != 0),

@@ -109,6 +109,42 @@ fn two_hosts_with_two_endpoints_each_pass() -> Verdict {
     }
 }
 
+/// Whether a device has what rings need is a promise of its library, which no software device makes.
+#[test]
+fn small_messages_go_through_rings_where_they_are_asked_for() -> Verdict {
+    if usable("endpoints::small_messages_go_through_rings_where_they_are_asked_for").is_none() {
+        return Ok(());
+    }
+    let is_software = std::env::var_os("VM_KIND").is_some();
+    for setting in ["auto", "off", "on"] {
+        let job = Spread::Apart.job(PEER, "fast-path 40").env("NEMESIA_NET_FAST_PATH", setting);
+        let ranks = job.env("NEMESIA_EXPLAIN", "1").spawn(2)?.wait(LIMIT)?;
+        if setting == "on" && ranks.iter().any(|rank| rank.errors.contains("is an iWARP device")) {
+            assert!(ranks.iter().all(|rank| !rank.kind.is_success()), "{}", report(&ranks));
+            continue;
+        }
+        assert!(ranks.iter().all(|rank| rank.kind.is_success()), "{setting}:\n{}", report(&ranks));
+        for rank in &ranks {
+            let is_unused = rank.output.trim() == "0 written, 0 read, 0 found no slot";
+            let is_right = match setting {
+                "on" => !rank.output.starts_with("0 ") && !rank.output.contains(" 0 read"),
+                "off" => is_unused,
+                _ => is_unused || !is_software,
+            };
+            assert!(is_right, "{setting}:\n{}", report(&ranks));
+        }
+        say(&format!("NEMESIA_NET_FAST_PATH={setting}: {}", ranks[0].output.trim()));
+    }
+    Ok(())
+}
+
+/// The whole suite with rings; without them it is that of the other tests.
+#[test]
+fn three_endpoints_pass_with_rings() -> Verdict {
+    let Some(_) = usable("endpoints::three_endpoints_pass_with_rings") else { return Ok(()) };
+    Spread::Apart.conforms(3, &[("NEMESIA_NET_FAST_PATH", "on"), ("NEMESIA_NET_FAST_PEERS", "1")])
+}
+
 #[test]
 fn routes_over_verbs_are_explained() -> Verdict {
     if usable("endpoints::routes_over_verbs_are_explained").is_none() {

@@ -14,8 +14,8 @@
 //! | `fast` | small packets without receives, where the fabric promises order |
 //!
 //! **Rails.** A peer has one to [`MOST_RAILS`] connections. A small packet takes the first rail that has a credit and
-//! space in its queue: as a rule always the same one (paper 5, section 4.2). A large packet takes the next such rail, in
-//! rotation. Packets with content are numbered over all rails. A packet that
+//! space in its queue: as a rule always the same one (paper 5, section 4.2). A large packet takes the next such rail,
+//! in rotation. Packets with content are numbered over all rails. A packet that
 //! arrives too early waits in its receive buffer, in a [`Window`](crate::order::ReorderWindow) that has a
 //! place for every receive of the peer's rails. Updates have no number and never wait.
 //!

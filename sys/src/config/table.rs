@@ -409,9 +409,9 @@ pub const VARIABLES: &[Variable] = &[
         "auto, on or off",
         FAST_PATH,
         net_fast_path,
-        "whether other machines write small packets into the memory of this process, which polls their last bytes; auto \
-        does so on RDMA devices that promise to place the bytes of a write in order; on asserts this of the device, \
-        whose promise is then not needed, and corrupts messages if it is false; iWARP devices refuse on"
+        "whether other machines write small packets into the memory of this process, which polls their last bytes; \
+        auto does so on RDMA devices that promise to place the bytes of a write in order; on asserts this of the \
+        device, whose promise is then not needed, and corrupts messages if it is false; iWARP devices refuse on"
     ),
     number!(
         "NEMESIA_NET_FAST_PEERS",

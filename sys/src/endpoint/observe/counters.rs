@@ -6,6 +6,7 @@ pub use nemesia_core::counters::{EngineCounters, PeerCounters};
 use nemesia_core::port::RemoteAccess as _;
 
 use crate::endpoint::{Endpoint, Source, Tag, pattern};
+use crate::explain::Verdict;
 use crate::route::Explanation;
 use crate::transport::net::NetPort;
 
@@ -122,6 +123,7 @@ impl Endpoint {
         let route = |rank| {
             let pulls = self.engine.port().can_get(rank as u32);
             let net = self.net().map(|net| net.explain(&self.config, rank as u32)).unwrap_or_default();
+            let net = net.into_iter().map(|(name, usable, why)| Verdict::new(name, usable, why)).collect();
             self.facts.route(&self.config, (self.rank(), rank), (pulls, net), self.failure(rank))
         };
         Explanation {

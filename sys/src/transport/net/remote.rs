@@ -13,7 +13,6 @@ use nemesia_core::wire::rma::Access;
 
 use super::{NetPort, Transport, with};
 use crate::config::{Config, FastPathChoice};
-use crate::explain::Verdict;
 
 impl ShortPath for NetPort {}
 
@@ -26,12 +25,13 @@ impl NetPort {
     }
 
     /// Returns what this port says about a rank: the path of its small packets, and why registrations are not kept.
-    pub(crate) fn explain(&self, config: &Config, peer: PeerId) -> Vec<Verdict> {
-        let refused = self.registrations_refused().map(|why| Verdict::new("kept registrations", false, why));
+    /// Each entry is the name of a facility, whether it is used, and the reason.
+    pub(crate) fn explain(&self, config: &Config, peer: PeerId) -> Vec<(&'static str, bool, String)> {
+        let refused = self.registrations_refused().map(|why| ("kept registrations", false, why));
         std::iter::once(self.explain_fast_path(config, peer)).chain(refused).collect()
     }
 
-    fn explain_fast_path(&self, config: &Config, peer: PeerId) -> Verdict {
+    fn explain_fast_path(&self, config: &Config, peer: PeerId) -> (&'static str, bool, String) {
         let (report, has_rings) = with!(&self.any, it => (it.channel.report(peer), it.channel.has_rings()));
         let why = match (config.net_fast_path, self.transport()) {
             (FastPathChoice::Off, _) => "NEMESIA_NET_FAST_PATH is off",
@@ -49,7 +49,7 @@ impl NetPort {
                 }
             },
         };
-        Verdict::new("fast path", report.writes_ring || report.has_ring, why)
+        ("fast path", report.writes_ring || report.has_ring, why.to_owned())
     }
 
     /// Returns why no registration is kept, although it should be.
