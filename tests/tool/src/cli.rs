@@ -77,6 +77,9 @@ pub(crate) enum Test {
 pub(crate) enum Port {
     /// The engine over shared memory
     Shm,
+    /// The engine between machines, over the transport of NEMESIA_NET. The processes share no memory, even on one
+    /// machine
+    Net,
     /// The memory port over TCP on the loopback interface, without the engine
     Tcp,
     /// The memory port over an RDMA device, without the engine
@@ -84,10 +87,16 @@ pub(crate) enum Port {
 }
 
 impl Port {
+    /// Returns whether it is a memory port, which is measured without the engine.
+    pub(crate) const fn is_memory_port(self) -> bool {
+        matches!(self, Self::Tcp | Self::Verbs)
+    }
+
     /// Returns its name on the command line and in the results.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
+            Self::Net => "net",
             Self::Tcp => "tcp",
             Self::Verbs => "verbs",
         }
@@ -122,7 +131,7 @@ pub(crate) struct PerfArgs {
         default_value = "latency,bandwidth,rate"
     )]
     pub(crate) tests: Vec<Test>,
-    /// The transport to measure. For tcp and verbs: RDMA writes, without the engine
+    /// What to measure: the engine (shm, net), or RDMA writes without it (tcp, verbs)
     #[arg(long, value_enum, default_value = "shm")]
     pub(crate) port: Port,
     /// The memory of the messages, for --port shm. For allocated memory the same copies are measured without the
@@ -154,7 +163,7 @@ pub(crate) struct PerfArgs {
     /// [default: the limit]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) inline: Option<u32>,
-    /// With --port verbs: words before the command of the second process, which start it elsewhere on this
+    /// With --port net and verbs: words before the command of the second process, which start it elsewhere on this
     /// machine (for example in another network namespace: \"ip netns exec NAME\") and keep its descriptors
     /// and environment
     #[arg(long, value_name = "WORDS", value_delimiter = ' ', num_args = 1, allow_hyphen_values = true)]
@@ -219,8 +228,8 @@ pub(crate) struct InfoArgs {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) processes: u32,
     /// The transport that decides the exit status: 2 if it cannot be used
-    #[arg(long, value_enum, default_value = "shm")]
-    pub(crate) port: Port,
+    #[arg(long, default_value = "shm", value_parser = ["shm", "tcp", "verbs"])]
+    pub(crate) port: String,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

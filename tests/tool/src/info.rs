@@ -85,7 +85,7 @@ pub(crate) fn info(args: &InfoArgs) -> Result<u8, Failure> {
     if let (true, Some(warning)) = (config.is_strict(), overview.warnings.first()) {
         return Err(Failure::unusable(ConfigError::Strict(warning.clone())));
     }
-    let port = args.port.name();
+    let port = args.port.as_str();
     match overview.facilities.iter().find(|facility| facility.name == port) {
         Some(facility) if facility.usable => Ok(0),
         Some(facility) => Err(Failure::unusable(format!("{port} can't be used here: {}", facility.reason))),

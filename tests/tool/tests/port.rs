@@ -30,8 +30,11 @@ fn has_device() -> Result<bool, String> {
     verbs["usable"].as_bool().ok_or_else(|| verbs.to_string())
 }
 
+/// What the description of a memory port says, in the results and in the table.
+const PORT: (&str, &str) = ("RDMA writes", "without the engine");
+
 /// Measures a port. Every size has every result, and every byte is checked.
-fn measures(port: &str) -> Result<(), String> {
+fn measures(port: &str, (what, whole): (&str, &str)) -> Result<(), String> {
     let sizes = [0, 1, 8, 4096, 100_000];
     let list = sizes.map(|bytes| bytes.to_string()).join(",");
     let words = [
@@ -51,10 +54,10 @@ fn measures(port: &str) -> Result<(), String> {
     let output = nemesia(&words)?;
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {errors}", output.status);
-    assert!(errors.contains("without the engine"), "{errors}");
+    assert!(errors.contains(whole), "{errors}");
     let document: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
     let measures = document["measures"].as_str().unwrap_or_default();
-    assert!(measures.contains("RDMA writes"), "{document}");
+    assert!(measures.contains(what), "{document}");
     let results = document["results"].as_array().ok_or("no results")?;
     for (test, value) in [("latency", "p50_ns"), ("bandwidth", "MBps"), ("rate", "per_s")] {
         for bytes in sizes {
@@ -70,16 +73,21 @@ fn measures(port: &str) -> Result<(), String> {
 
 #[test]
 fn tcp_is_measured_in_both_ways() -> Result<(), String> {
-    measures("tcp")?;
+    measures("tcp", PORT)?;
     assert!(nemesia(&["info", "--port", "tcp"])?.status.success());
     Ok(())
+}
+
+#[test]
+fn the_engine_is_measured_between_machines() -> Result<(), String> {
+    measures("net", ("engine over", "engine over"))
 }
 
 #[test]
 fn verbs_is_measured_where_there_is_a_device_and_elsewhere_the_reason_is_said() -> Result<(), String> {
     if has_device()? {
         assert!(nemesia(&["info", "--port", "verbs"])?.status.success());
-        return measures("verbs");
+        return measures("verbs", PORT);
     }
     for words in [&["perf", "--port", "verbs", "--no-plot"][..], &["info", "--port", "verbs"]] {
         let errors = refused(words)?;
@@ -111,12 +119,21 @@ fn what_a_memory_port_does_not_have_is_refused() -> Result<(), String> {
     for words in [&["perf", "--device", "mlx5_0"][..], &["perf", "--port", "tcp", "--device", "mlx5_0"]] {
         assert!(refused(words)?.contains("--device is for --port verbs"));
     }
-    for (words, option) in [
-        (&["perf", "--last-byte"][..], "--last-byte"),
-        (&["perf", "--inline", "0"], "--inline"),
-        (&["perf", "--port", "tcp", "--second-through", "env"], "--second-through"),
-    ] {
+    for (words, option) in
+        [(&["perf", "--last-byte"][..], "--last-byte"), (&["perf", "--inline", "0"], "--inline")]
+    {
         assert!(refused(words)?.contains(&format!("{option} is for --port verbs")));
     }
+    for port in ["shm", "tcp"] {
+        let errors = refused(&["perf", "--port", port, "--second-through", "env"])?;
+        assert!(errors.contains("--second-through is for --port net and verbs"), "{errors}");
+    }
+    for words in
+        [&["perf", "--port", "net", "--matching"][..], &["perf", "--port", "net", "--unexpected", "5"]]
+    {
+        assert!(refused(words)?.contains("for --port shm"));
+    }
+    assert!(refused(&["perf", "--port", "net", "--channel", "all"])?.contains("--channel is for --port"));
+    assert!(refused(&["info", "--port", "net"])?.contains("net"));
     Ok(())
 }

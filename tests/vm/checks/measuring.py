@@ -35,7 +35,7 @@ def program():
 
 def options(**more):
     defaults = {"device": "rxe", "tests": ["latency"], "sizes": [8], "rounds": 3, "beside": [("ours", "true")],
-                "at_most": None, "at_least": None, "twice": False}
+                "at_most": None, "at_least": None, "twice": False, "engine": False}
     return types.SimpleNamespace(**{**defaults, **more})
 
 

@@ -129,6 +129,9 @@ pub(super) fn measure(args: &PerfArgs, name: &str) -> Result<(), Failure> {
 
 /// Returns the names of the designs to measure.
 fn designs(name: &str, port: Port) -> Result<Vec<&'static str>, Failure> {
+    if port == Port::Net {
+        return Err(Failure::unusable("--channel is for --port shm, tcp and verbs"));
+    }
     let direct = (port == Port::Shm).then_some(ChannelDesign::Direct);
     let all: Vec<&str> =
         direct.into_iter().chain(Design::ALL.map(ChannelDesign::Paper)).map(ChannelDesign::name).collect();

@@ -123,6 +123,14 @@ impl Traffic for Link {
         self.endpoint.rank()
     }
 
+    fn about(&self) -> Option<String> {
+        let route = self.endpoint.explain().routes.into_iter().find(|route| route.rank == self.peer)?;
+        let said = |it: &nemesia::Verdict| format!("{}: {}", it.name, it.reason);
+        let facilities: Vec<_> = route.facilities.iter().map(said).collect();
+        let is_between_machines = route.transport != "shm";
+        is_between_machines.then(|| format!("engine over {}; {}", route.transport, facilities.join("; ")))
+    }
+
     fn seen(&self, counters: bool) -> Seen {
         let tree = self.endpoint.call_tree().unwrap_or_default();
         let mut seen = Seen { tree, warnings: self.endpoint.warnings().to_vec(), ..Seen::default() };

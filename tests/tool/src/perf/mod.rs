@@ -74,7 +74,7 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     tests.sort_unstable();
     tests.dedup();
     let largest = args.sizes.0.iter().copied().max().unwrap_or(0);
-    let buffers = if args.port != Port::Shm {
+    let buffers = if args.port.is_memory_port() {
         PORT_BUFFERS
     } else if args.memory == Memory::Own && args.list.is_none() {
         BUFFERS
@@ -138,10 +138,12 @@ fn check_port(args: &PerfArgs) -> Result<(), Failure> {
         ("--device", !args.device.is_empty()),
         ("--last-byte", args.last_byte),
         ("--inline", args.inline.is_some()),
-        ("--second-through", !args.second_through.is_empty()),
     ];
     if let Some((option, _)) = of_verbs.iter().find(|(_, given)| *given && args.port != Port::Verbs) {
         return Err(Failure::unusable(format!("{option} is for --port verbs")));
+    }
+    if !args.second_through.is_empty() && !matches!(args.port, Port::Net | Port::Verbs) {
+        return Err(Failure::unusable("--second-through is for --port net and verbs"));
     }
     if args.memory != Memory::Own && args.port != Port::Shm {
         return Err(Failure::unusable("--memory is for --port shm"));
@@ -151,6 +153,12 @@ fn check_port(args: &PerfArgs) -> Result<(), Failure> {
     }
     if args.port == Port::Shm {
         return if args.matching { Ok(()) } else { check_shm() };
+    }
+    if args.port == Port::Net {
+        // Whether the transport can be used is known when the processes connect.
+        let other = args.matching || args.unexpected.is_some();
+        let why = "--matching and --unexpected are for --port shm";
+        return if other { Err(Failure::unusable(why)) } else { Ok(()) };
     }
     let engine = [
         ("--matching", args.matching),

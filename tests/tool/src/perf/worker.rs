@@ -126,7 +126,7 @@ fn take_part(plan: &Plan, shared: &OwnedFd) -> Report<(Option<Measured>, Seen)> 
     let most = plan.sizes.iter().copied().max().unwrap_or(0);
     let bootstrap = || Bootstrap::from_env().map_err(|error| error.to_string());
     match plan.port {
-        Port::Shm => meet(plan, Link::new(endpoint(plan)?, most, plan.memory, plan.list)?, page),
+        Port::Shm | Port::Net => meet(plan, Link::new(endpoint(plan)?, most, plan.memory, plan.list)?, page),
         Port::Tcp => meet(plan, port::over_tcp(bootstrap()?, most)?, page),
         Port::Verbs => meet(plan, port::over_verbs(bootstrap()?, most, plan)?, page),
     }
@@ -134,6 +134,9 @@ fn take_part(plan: &Plan, shared: &OwnedFd) -> Report<(Option<Measured>, Seen)> 
 
 fn endpoint(plan: &Plan) -> Result<Endpoint, String> {
     let mut config = Config::from_env().map_err(|error| error.to_string())?;
+    if plan.port == Port::Net {
+        config = config.local(false);
+    }
     if let Some(records) = plan.trace {
         config.set("NEMESIA_TRACE", &records.to_string()).map_err(|error| error.to_string())?;
     }

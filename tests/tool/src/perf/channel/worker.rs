@@ -88,6 +88,7 @@ fn config(plan: &ChannelPlan) -> Result<Config, String> {
     }
     Ok(match plan.port {
         Port::Shm => config.local(true),
+        Port::Net => return Err("the pipes have no such port".to_owned()),
         Port::Tcp => {
             let named = config.get("NEMESIA_NET_ADDRESS").is_ok_and(|address| address != "auto");
             let config = if named { config } else { config.net_address(Some("127.0.0.1")) };
