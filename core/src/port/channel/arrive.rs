@@ -347,6 +347,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
                 it.credits.grown();
             }
             (grown, extra) = (grown + 1, extra + 1);
+            // It has no more shared buffers than it leaves to all others. The simulation relies on this check.
+            debug_assert!(extra <= self.buffers.pool().spare() + 1, "a connection has grown by {extra}");
         }
         if let Some(it) = self.peer(peer).filter(|_| grown > 0) {
             it.grown += 1;

@@ -2,7 +2,6 @@
 
 use std::ptr::NonNull;
 
-use nemesia_core::flow::posted::LEAST;
 use nemesia_core::payload::LentMemory;
 use nemesia_core::port::channel::{
     Channel, ChannelBuffer, ChannelPeer, Config, ExactRegistrations, LendError, OpenError, Parts,
@@ -99,19 +98,6 @@ impl<M: MemoryPort> Node<M> {
     /// Returns the channel, and the memory that must outlive it.
     pub(super) fn into_parts(self) -> (Channel<M, ChannelVectors>, Vec<Land>) {
         (self.channel, self.land)
-    }
-
-    /// Checks a connection that has just grown: beyond its own buffers it has no more than are left, except for
-    /// those sent since.
-    pub(crate) fn leaves_enough(&self, peer: u32, rails: u32) -> Result<(), String> {
-        // With several rails, the simulation does not know which one grew. An update and packets about rings may have
-        // been sent since.
-        let (extra, (_, free)) =
-            (self.channel.report(peer).receives.saturating_sub(LEAST), self.channel.buffers());
-        if rails > 1 || extra <= free + 5 {
-            return Ok(());
-        }
-        Err(format!("a connection to {peer} has grown by {extra}, and {free} buffers are left to all others"))
     }
 
     /// Lends memory for `buffers` buffers. Returns false if the memory cannot be registered now, or if no more

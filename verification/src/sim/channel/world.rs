@@ -262,18 +262,10 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         let ranks = self.ranks();
         let only = self.rng.one_in(8).then(|| self.rng.below(ranks) as u32);
         let Some(node) = &mut self.nodes[rank] else { return Ok(false) };
-        let grown = |node: &Node<F::Port>| -> Vec<u64> {
-            (0..ranks as u32).map(|peer| node.channel.report(peer).grown).collect()
-        };
-        let before = grown(node);
         let polled = match only {
             Some(peer) => node.channel.poll_peer(peer),
             None => node.channel.poll(),
         };
-        for (peer, _) in before.iter().zip(grown(node)).enumerate().filter(|(_, (before, now))| *before < now)
-        {
-            node.leaves_enough(peer as u32, self.config.rails).map_err(Violation)?;
-        }
         let early = (0..ranks as u32).any(|peer| node.channel.report(peer).waiting > 0);
         if early {
             self.tally.count(Event::Early);
