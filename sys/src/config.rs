@@ -196,6 +196,7 @@ pub struct Config {
     /// `None`: as a cell.
     pub(crate) net_packet_bytes: Option<u32>,
     pub(crate) net_receives: u32,
+    pub(crate) net_streams: u32,
     pub(crate) net_rendezvous: RendezvousChoice,
     pub(crate) net_fast_path: FastPathChoice,
     pub(crate) net_fast_peers: u32,
@@ -261,6 +262,7 @@ impl Default for Config {
             net_address: None,
             net_packet_bytes: None,
             net_receives: 32,
+            net_streams: 1,
             net_rendezvous: RendezvousChoice::Auto,
             net_fast_path: FastPathChoice::Auto,
             net_fast_peers: 8,
@@ -383,6 +385,13 @@ impl Config {
             warnings.push(format!(
                 "NEMESIA_TRACE={}: this build has no call tree: build with the feature `trace`",
                 self.trace
+            ));
+        }
+        if self.net_streams > 1 && self.net_direct_bytes.is_some() {
+            warnings.push(format!(
+                "NEMESIA_NET_DIRECT_BYTES: with NEMESIA_NET_STREAMS={} puts and gets travel in packets: set one of the \
+                two",
+                self.net_streams
             ));
         }
         let [least, most] = self.assist_pieces;

@@ -1,6 +1,6 @@
 //! Settings of the ranks on other machines.
 
-use nemesia_core::port::channel::{MOST_RINGS, RendezvousChoice};
+use nemesia_core::port::channel::{MOST_RAILS, MOST_RINGS, RendezvousChoice};
 
 use super::Config;
 use crate::regcache::Telling;
@@ -83,6 +83,15 @@ impl Config {
     #[must_use]
     pub fn net_receives(self, receives: u32) -> Self {
         self.with(["NEMESIA_NET_RECEIVES"], |config| config.net_receives = receives.clamp(3, 1024))
+    }
+
+    /// Sets the connections with each rank on another machine: 1 to 4. With several, small packets stay on the first
+    /// one, and large ones take the others in turn, which helps where one connection can't use the whole link. Each
+    /// takes the memory of [`Config::net_receives`]. Puts and gets then travel in packets. If two ranks have different
+    /// numbers, the smaller one counts, and the loss of one connection ends the others.
+    #[must_use]
+    pub fn net_streams(self, streams: u32) -> Self {
+        self.with(["NEMESIA_NET_STREAMS"], |config| config.net_streams = streams.clamp(1, MOST_RAILS as u32))
     }
 
     /// Sets how large messages of ranks on other machines move to this process. The receiver's choice counts.

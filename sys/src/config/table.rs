@@ -387,6 +387,14 @@ pub const VARIABLES: &[Variable] = &[
         net_receives,
         "most packets that each rank on another machine may send ahead; memory is taken as busy ranks need it"
     ),
+    number!(
+        "NEMESIA_NET_STREAMS",
+        "connections, ",
+        (1, 4),
+        net_streams,
+        "connections with each rank on another machine: small packets take the first, large ones the others in turn; \
+        puts and gets travel in packets if there are several"
+    ),
     words!(
         "NEMESIA_NET_RENDEZVOUS",
         "auto, read, write, write-notify or stream",

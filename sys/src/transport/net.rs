@@ -14,6 +14,7 @@ mod open;
 mod registered;
 mod rejoin;
 mod remote;
+mod streams;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -37,6 +38,7 @@ pub(crate) use growing::LinkStage;
 pub(crate) use open::{OpenedPorts, Transport, WorldMember};
 use rejoin::NetRejoin;
 pub(crate) use rejoin::{NetAnswer, RemoteMember};
+use streams::FurtherStreams;
 
 /// What a connection over TCP stages in each direction.
 const STREAM_BYTES: u64 = 2 * (16 << 10);
@@ -46,7 +48,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Returns the most bytes that each rank on another machine adds to this process for packets, on any transport.
 pub(crate) fn bytes_per_peer(config: &Config) -> u64 {
     let packet = buffer_bytes(config.net_packet_bytes());
-    u64::from(fabric::buffers_per_peer(config.net_receives)) * packet + STREAM_BYTES
+    let stream = u64::from(fabric::buffers_per_stream(config.net_receives)) * packet + STREAM_BYTES;
+    u64::from(config.net_streams) * stream
 }
 
 /// Returns the bytes of the buffer of a packet with this payload.
@@ -81,6 +84,7 @@ pub(crate) struct NetPort {
     /// The beginning of the clock that the channel is given.
     begun: Instant,
     rejoin: NetRejoin,
+    streams: FurtherStreams,
     /// The peers, if they are connected one by one.
     growing: Option<Box<GrowingPeers>>,
     /// The process to which the connections belong. In a forked child no call has an effect.
@@ -269,6 +273,7 @@ impl PacketPort for NetPort {
     fn advance(&mut self, now: Duration) {
         let mut events = Vec::new();
         self.advance_with(now, |event| events.push(event));
+        self.widen(&events);
         if self.growing.is_some() {
             return self.attend_growing(&events);
         }

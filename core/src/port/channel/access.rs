@@ -103,14 +103,26 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         self.facts().immediates && matches!(self.config.rendezvous, Auto | WriteNotify)
     }
 
-    /// Returns the connection for the work requests of an operation, if it accepts another one.
+    /// Returns the connection for the work requests of an operation, if it accepts another one. All work requests of an
+    /// operation take the same one, because the last may report the end of the others. When more connections have been
+    /// made, they take part once all accesses before have completed.
     fn access_rail(&mut self, peer: PeerId, operation: u64) -> Option<u32> {
         let facts = self.facts();
         let (first, most) = (facts.active_speaks_first, (facts.send_depth / 2).clamp(1, MOST_ACCESSES));
-        let rail = (operation as u32).checked_rem(self.config.rails)?;
         let it = self.peer(peer).filter(|it| !it.has_failed())?;
-        let it = it.rail(rail)?;
-        (it.may_speak(first) && it.accesses < most).then_some(rail)
+        let can = |rail: &&Option<super::peer::Rail>| rail.as_ref().is_some_and(|rail| rail.may_speak(first));
+        let ready = it.rails.iter().take_while(can).count() as u32;
+        if ready != it.access_rails {
+            let is_quiet = it.rails.iter().flatten().all(|rail| rail.accesses == 0);
+            #[cfg(nemesia_injected_fault)]
+            let is_quiet = is_quiet || injected(InjectedFault::WidenEarly);
+            if !is_quiet {
+                return None;
+            }
+            it.access_rails = ready;
+        }
+        let rail = (operation as u32).checked_rem(ready)?;
+        (it.rail(rail)?.accesses < most).then_some(rail)
     }
 
     fn register(&mut self, memory: LentMemory, access: RegionAccess) -> Option<RegisteredRange> {

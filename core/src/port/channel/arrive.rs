@@ -63,15 +63,15 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
         it.receiving = it.receiving.saturating_sub(1);
         match outcome {
-            WorkOutcome::Received { len, written, .. } if it.stage == ChannelStage::Opening => {
+            WorkOutcome::Received { len, immediate, written } if it.stage == ChannelStage::Opening => {
                 // The identity of the peer is not known yet, nor whether the connection will become ready.
                 if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail))
                 {
                     self.buffers.push(&mut it.early, buffer);
                 }
                 if let Some(record) = self.buffers.get_mut(buffer) {
-                    // Nothing is exposed yet, so no write is valid. A packet without bytes is not either.
-                    record.len = if written { 0 } else { len };
+                    // A write without an immediate is not valid. A packet without bytes is not either.
+                    (record.len, record.notice) = if written { (0, immediate) } else { (len, None) };
                 }
             }
             WorkOutcome::Received { immediate, written: true, .. } if !it.stage.is_closing() => {
@@ -104,7 +104,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
 
     /// Accepts the report that all bytes of a message have been written, for which the peer has used the receive of
     /// this buffer.
-    fn accept_notice(&mut self, buffer: u32, (peer, rail): (PeerId, u32), immediate: Option<u32>) {
+    pub(super) fn accept_notice(&mut self, buffer: u32, (peer, rail): (PeerId, u32), immediate: Option<u32>) {
         if self.peer(peer).is_some_and(|it| it.is_ignored()) {
             return self.go_home(buffer, peer, rail);
         }

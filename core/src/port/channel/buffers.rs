@@ -50,13 +50,15 @@ pub struct ChannelBuffer {
     pub(super) close: Option<CloseReason>,
     /// What the packet says about a ring.
     pub(super) ring: Option<RingNotice>,
+    /// The immediate of a write, if it arrived before its connection was ready.
+    pub(super) notice: Option<u32>,
 }
 
 impl Default for ChannelBuffer {
     fn default() -> Self {
         let envelope = Envelope { kind: Kind::Eager, context: 0, tag: 0, total: 0 };
         let (slab, next, used) = (NONE, NONE, Use::Free);
-        Self { slab, next, used, peer: 0, rail: 0, envelope, len: 0, close: None, ring: None }
+        Self { slab, next, used, peer: 0, rail: 0, envelope, len: 0, close: None, ring: None, notice: None }
     }
 }
 

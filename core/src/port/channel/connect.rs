@@ -133,6 +133,11 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         None
     }
 
+    /// Returns whether this process has requested the connections with the peer, not the peer.
+    pub fn has_requested(&self, peer: PeerId) -> bool {
+        self.peers.borrow().get(peer as usize).is_some_and(super::ChannelPeer::is_asked)
+    }
+
     /// Returns whether the connection may be made, and reserves its buffers.
     pub(super) fn admit(&mut self, peer: PeerId, rail: u32) -> Result<(), JoinError> {
         let (rank, rails, free) = (self.config.rank, self.config.rails, self.buffers.pool().spare());
@@ -320,8 +325,12 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         it.stage = ChannelStage::Ready;
         it.hello = active && first;
         while let Some(buffer) = self.next_early(peer, rail) {
-            let len = self.buffers.get(buffer).map_or(0, |buffer| buffer.len);
-            self.accept_packet(buffer, (peer, rail), len);
+            let (len, notice) = self.buffers.get(buffer).map_or((0, None), |it| (it.len, it.notice));
+            match notice {
+                // Another connection of the peer has carried the permission to write.
+                Some(_) => self.accept_notice(buffer, (peer, rail), notice),
+                None => self.accept_packet(buffer, (peer, rail), len),
+            }
         }
         self.settle(peer, rail);
         Some(ChannelEvent::Up { peer, rail })

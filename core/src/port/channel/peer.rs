@@ -165,6 +165,8 @@ pub struct ChannelPeer<W: BorrowMut<[Option<u32>]>> {
     pub(super) caller: Option<Caller>,
     /// What the caller has agreed upon with the peer; `None` in a world, where ranks say who it is.
     pub(super) expected: Option<Acquaintance>,
+    /// The number of connections over which accesses go.
+    pub(super) access_rails: u32,
     /// The required origin of the peer.
     pub(super) origin: Option<Origin>,
     /// Packets that arrived too early.
@@ -214,6 +216,7 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
             agreements: 0,
             caller: None,
             expected: None,
+            access_rails: 0,
             origin: None,
             window: ReorderWindow::new(window, u32::BITS, FIRST.into())?,
             ready: BufferQueue::new(),
@@ -303,6 +306,7 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
         (self.next, self.turn) = (FIRST, 0);
         (self.units_reported, self.granted) = (0, 0);
         (self.held, self.is_starved) = (false, false);
+        self.access_rails = 0;
         // The counters of a peer concern its present process.
         (self.sent, self.received, self.buffered, self.holds) = (0, 0, Count::default(), 0);
         self.fast = FastPeer::new();

@@ -247,3 +247,84 @@ fn a_world_whose_ranks_on_several_machines_connect_at_the_start_has_no_address()
     assert!(matches!(one.connect(lone.address().unwrap()), Err(Error::NoAddress)));
     drop(two);
 }
+
+/// Returns what an endpoint says about the connections with its peer.
+fn streams(endpoint: &Endpoint, rank: usize) -> String {
+    let route = endpoint.explain().routes.into_iter().find(|route| route.rank == rank).unwrap();
+    let streams = route.facilities.into_iter().find(|it| it.name == "streams");
+    streams.map_or_else(String::new, |it| it.reason)
+}
+
+/// Exchanges messages of all sizes in both directions until both endpoints say this about their connections, and some
+/// more.
+fn exchange_until(both: &mut [Endpoint; 2], said: [&str; 2]) {
+    const LENS: [usize; 6] = [0, 100, 4000, 40_000, 300_000, 3_000_001];
+    let begun = Instant::now();
+    let mut rounds_left = 2;
+    while rounds_left > 0 {
+        let seen = [0, 1].map(|rank| streams(&both[rank], 1 - rank));
+        rounds_left -= u32::from(seen == said);
+        assert!(begun.elapsed() < EVER, "{seen:?} instead of {said:?}");
+        for (from, len) in LENS.into_iter().flat_map(|len| [(0, len), (1, len)]) {
+            // Several at once, which overtake each other on their connections.
+            let sent: Vec<_> = (1..=5).map(|number| vec![number; len]).collect();
+            let mut got = vec![vec![0; len]; 5];
+            let sends: Vec<_> = sent
+                .iter()
+                // SAFETY: the buffers live, unused, until the requests are complete.
+                .map(|it| unsafe { both[from].isend(1 - from, 1, it.as_ptr(), len) }.unwrap())
+                .collect();
+            let receives: Vec<_> = got
+                .iter_mut()
+                .map(|it| {
+                    let (source, tag) = (Source::Rank(from), Tag::Exactly(1));
+                    // SAFETY: as above.
+                    unsafe { both[1 - from].irecv(source, tag, it.as_mut_ptr(), len) }.unwrap()
+                })
+                .collect();
+            for (rank, request) in
+                sends.into_iter().map(|it| (from, it)).chain(receives.into_iter().map(|it| (1 - from, it)))
+            {
+                while both[rank].test(request).unwrap().is_none() {
+                    both[1 - rank].progress();
+                    assert!(begun.elapsed() < EVER, "{len} bytes do not arrive");
+                }
+            }
+            assert_eq!(got, sent);
+        }
+    }
+}
+
+#[test]
+fn a_rank_is_reached_by_several_connections_if_both_want_them() {
+    let fewer = "2 of 3 connections; the peer refuses more: the two sides have different settings for packet bytes or \
+                 rails";
+    for (counts, said) in [
+        ([1, 1], ["", ""]),
+        ([4, 4], ["4 of 4 connections"; 2]),
+        // The higher rank requests the connections.
+        ([2, 3], ["2 of 2 connections", fewer]),
+        ([3, 2], ["2 of 3 connections", "2 of 2 connections"]),
+    ] {
+        let meeting = TestMeeting::new(2);
+        let open = |rank: usize| {
+            let (config, exchange) = (apart().net_streams(counts[rank]), meeting.exchange(rank));
+            std::thread::spawn(move || Endpoint::open_with(&config, exchange).unwrap())
+        };
+        let mut both = [0, 1].map(open).map(|opening| opening.join().unwrap());
+        exchange_until(&mut both, said);
+        let closing = both.map(|it| std::thread::spawn(move || it.close()));
+        closing.into_iter().for_each(|it| it.join().unwrap().unwrap());
+    }
+}
+
+#[test]
+fn puts_by_memory_access_and_several_connections_exclude_each_other() {
+    let config = apart().net_streams(2).net_direct_bytes(Some(1));
+    assert!(
+        config.warnings().iter().any(|it| it.contains("NEMESIA_NET_STREAMS=2")),
+        "{:?}",
+        config.warnings()
+    );
+    assert_eq!(apart().net_direct_bytes(Some(1)).warnings(), apart().warnings());
+}

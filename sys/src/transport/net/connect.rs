@@ -51,6 +51,7 @@ impl NetPort {
             for event in &events {
                 self.heed(event, &mut meetings, &mut last_failures)?;
             }
+            self.widen(&events);
             self.flush_receives(&meetings);
             let now = Instant::now();
             if now >= deadline {
@@ -113,8 +114,8 @@ impl NetPort {
         last_failures: &mut [Option<String>],
     ) -> Result<(), Error> {
         match *event {
-            ChannelEvent::Up { peer, .. } => meetings[peer as usize] = OpeningStage::Ready,
-            ChannelEvent::Failed { peer, error, refusal, .. } => {
+            ChannelEvent::Up { peer, rail: 0 } => meetings[peer as usize] = OpeningStage::Ready,
+            ChannelEvent::Failed { peer, rail: 0, error, refusal } => {
                 let problem = match refusal {
                     Some(refusal) => format!("it refused the connection: {refusal}"),
                     None => error.to_string(),
@@ -133,12 +134,11 @@ impl NetPort {
                     *last = Some(format!("its request was refused here: {refusal}"));
                 }
             }
-            ChannelEvent::Closed { peer, .. } => {
-                if meetings[peer as usize] == OpeningStage::Closing {
-                    meetings[peer as usize] = OpeningStage::Due(Instant::now() + RETRY_AFTER);
-                }
+            ChannelEvent::Closed { peer, rail: 0 } if meetings[peer as usize] == OpeningStage::Closing => {
+                meetings[peer as usize] = OpeningStage::Due(Instant::now() + RETRY_AFTER);
             }
-            ChannelEvent::Called { .. } | ChannelEvent::Refused { claimed: None, .. } => {}
+            // Further connections are not awaited (`streams.rs`).
+            _ => {}
         }
         Ok(())
     }

@@ -65,27 +65,30 @@ impl channel::ChannelStorage for ChannelHeap {
     type Registrations = UserRegistrations;
 }
 
-/// Returns the most buffers for each peer: a connection has its reserved buffers even with fewer receives.
-pub(super) const fn buffers_per_peer(receives: u32) -> u32 {
+/// Returns the most buffers for each connection: a connection has its reserved buffers even with fewer receives.
+pub(super) const fn buffers_per_stream(receives: u32) -> u32 {
     let wanted = receives.saturating_add(2);
     if wanted > OWN { wanted } else { OWN }
 }
 
 /// Returns the places of a reorder window: for the packets in receives, and for those of a ring that are before them.
-const fn window(receives: u32, fast: FastPath) -> usize {
+const fn window((receives, streams): (u32, u32), fast: FastPath) -> usize {
     let ring = if fast.is_on() { fast.slots } else { 0 };
-    (receives + ring).next_power_of_two() as usize
+    (receives * streams + ring).next_power_of_two() as usize
 }
 
-/// Returns the bytes of the buffers that a channel with so many remote ranks needs at once.
-fn first_bytes(remote: u32, packet_bytes: u32) -> u64 {
-    u64::from(remote.saturating_mul(OWN)) * super::buffer_bytes(packet_bytes)
+/// Returns the bytes of the buffers that a channel needs at once for so many connections.
+fn first_bytes(connections: u32, packet_bytes: u32) -> u64 {
+    u64::from(connections.saturating_mul(OWN)) * super::buffer_bytes(packet_bytes)
 }
 
-/// Tests whether a port can have the memory that a channel with so many remote ranks needs at once. The error is one
-/// line.
-pub(super) fn try_memory(port: &mut impl MemoryPort, remote: u32, packet_bytes: u32) -> Result<(), String> {
-    let len = first_bytes(remote.max(1), packet_bytes);
+/// Tests whether a port can have the memory that a channel needs at once for so many connections. The error is one line.
+pub(super) fn try_memory(
+    port: &mut impl MemoryPort,
+    connections: u32,
+    packet_bytes: u32,
+) -> Result<(), String> {
+    let len = first_bytes(connections.max(1), packet_bytes);
     let block = allocate(len)?;
     // SAFETY: the block is freed only when the port has deregistered it.
     let [lent, _] = unsafe { block.lent() };
@@ -121,6 +124,8 @@ pub(super) struct ChannelSizes {
     pub(super) patience: Duration,
     pub(super) rendezvous: RendezvousChoice,
     pub(super) fast: FastPath,
+    /// The most connections with each peer.
+    pub(super) streams: u32,
     pub(super) telling: Telling,
 }
 
@@ -133,15 +138,16 @@ pub(super) struct FabricChannel<M: MemoryPort> {
     most: u32,
     /// The most receives of a connection.
     receives: u32,
+    streams: u32,
     fast: FastPath,
-    /// The peers that were added, for which there are buffers ([`FabricChannel::pay`]).
+    /// The connections of peers that were added, for which there are buffers ([`FabricChannel::pay`]).
     paid: u32,
 }
 
 impl<M: Fabric> FabricChannel<M> {
     /// Makes a channel with memory for its first connections. The error is one line.
     pub(super) fn new(port: M, sizes: &ChannelSizes) -> Result<Self, String> {
-        let ChannelSizes { rank, incarnation, size, remote, packet_bytes, receives, .. } = *sizes;
+        let ChannelSizes { rank, incarnation, size, remote, packet_bytes, receives, streams, .. } = *sizes;
         let config = Config {
             rank,
             incarnation,
@@ -149,20 +155,21 @@ impl<M: Fabric> FabricChannel<M> {
             key: sizes.key,
             seed: random().map_err(|error| error.to_string())?,
             packet_bytes,
-            rails: 1,
+            rails: streams,
             most_receives: receives,
             patience: sizes.patience,
             rendezvous: sizes.rendezvous,
             fast: sizes.fast,
         };
-        let window = window(receives, sizes.fast);
+        let window = window((receives, streams), sizes.fast);
         let mut peers = Vec::with_capacity(size as usize);
         for _ in 0..size {
             let token = u64::from_le_bytes(random().map_err(|error| error.to_string())?);
             peers.extend(ChannelPeer::new(vec![None; window], token));
         }
-        let most = remote.saturating_mul(buffers_per_peer(receives));
-        let first = remote.saturating_mul(OWN);
+        let connections = remote.saturating_mul(streams);
+        let most = connections.saturating_mul(buffers_per_stream(receives));
+        let first = connections.saturating_mul(OWN);
         let slabs = 1 + most.saturating_sub(first).div_ceil(BUFFERS_A_BLOCK) as usize;
         let parts = Parts {
             peers,
@@ -172,7 +179,8 @@ impl<M: Fabric> FabricChannel<M> {
             registrations: UserRegistrations::new(&port, sizes.telling),
         };
         let channel = Channel::new(port, config, parts).map_err(|error| error.to_string())?;
-        let mut new = Self { channel, blocks: Vec::new(), most, receives, fast: sizes.fast, paid: 0 };
+        let (blocks, fast) = (Vec::new(), sizes.fast);
+        let mut new = Self { channel, blocks, most, receives, streams, fast, paid: 0 };
         new.lend_rings()?;
         if first > 0 {
             new.lend(first)?;
@@ -212,10 +220,9 @@ impl<M: Fabric> FabricChannel<M> {
         }
     }
 
-    /// Makes place for so many connections with peers that are added one by one, in steps of one. The memory stays when
-    /// they end.
-    pub(super) fn pay(&mut self, connections: u32) -> Result<(), String> {
-        let each = buffers_per_peer(self.receives);
+    /// Makes place for the connections with so many peers that are added one by one. The memory stays when they end.
+    pub(super) fn pay(&mut self, peers: u32) -> Result<(), String> {
+        let (each, connections) = (buffers_per_stream(self.receives), peers * self.streams);
         while self.paid < connections {
             let slabs = 1 + (each - OWN).div_ceil(BUFFERS_A_BLOCK);
             if self.most < (self.paid + 1) * each {
@@ -230,7 +237,7 @@ impl<M: Fabric> FabricChannel<M> {
 
     /// Makes a place for the peer with this number.
     pub(super) fn make_place(&mut self, peer: PeerId) -> Result<(), String> {
-        let window = window(self.receives, self.fast);
+        let window = window((self.receives, self.streams), self.fast);
         while self.channel.places() <= peer as usize {
             // The token is replaced when the peer is introduced.
             let new = ChannelPeer::new(vec![None; window], 0).ok_or("the window is no power of two")?;

@@ -19,6 +19,7 @@ use super::connect::{RETRY_AFTER, is_passing};
 use super::fabric::{ChannelSizes, FabricChannel};
 use super::open::open_tcp;
 use super::rejoin::NetRejoin;
+use super::streams::FurtherStreams;
 use super::{AnyChannel, NetPort, with};
 use crate::config::Config;
 use crate::os::ProcessOrigin;
@@ -123,6 +124,11 @@ impl GrowingPeers {
         self.stage(number) == NumberStage::Open
     }
 
+    /// Returns the address at which this process requests a connection.
+    pub(super) fn dialed(&self, number: PeerId) -> Option<Address> {
+        self.dials.iter().find(|dial| dial.number == number).map(|dial| dial.to)
+    }
+
     fn dial(&mut self, number: PeerId) -> Option<&mut Dial> {
         self.dials.iter_mut().find(|dial| dial.number == number)
     }
@@ -159,6 +165,7 @@ impl NetPort {
             patience: Duration::from_secs(config.timeout_seconds.into()),
             rendezvous: config.net_rendezvous,
             fast: super::open::fast_path(super::Transport::Tcp, config),
+            streams: config.net_streams,
             telling: config.registrations,
         };
         let mut channel = FabricChannel::new(port, &sizes)?;
@@ -171,6 +178,7 @@ impl NetPort {
             addresses: Vec::new(),
             begun: Instant::now(),
             rejoin: NetRejoin::default(),
+            streams: FurtherStreams::new(config.net_streams),
             growing: Some(Box::new(growing)),
             origin: Arc::clone(origin),
         })
@@ -310,8 +318,8 @@ impl NetPort {
         let Some(growing) = &mut self.growing else { return };
         for event in events {
             match *event {
-                ChannelEvent::Up { peer, .. } => growing.dials.retain(|dial| dial.number != peer),
-                ChannelEvent::Failed { peer, error, refusal, .. } => {
+                ChannelEvent::Up { peer, rail: 0 } => growing.dials.retain(|dial| dial.number != peer),
+                ChannelEvent::Failed { peer, rail: 0, error, refusal } => {
                     let Some(dial) = growing.dial(peer) else { continue };
                     let problem = refusal.map_or_else(|| error.to_string(), |refusal| refusal.to_string());
                     if is_passing(error, refusal) {
@@ -320,14 +328,15 @@ impl NetPort {
                         growing.give_up(peer, problem, refusal == Some(ChannelRefusal::NotAMember));
                     }
                 }
-                ChannelEvent::Closed { peer, .. } => {
+                ChannelEvent::Closed { peer, rail: 0 } => {
                     if let Some(dial) = growing.dial(peer)
                         && dial.stage == DialStage::Closing
                     {
                         dial.stage = DialStage::Due(Instant::now() + RETRY_AFTER);
                     }
                 }
-                ChannelEvent::Called { .. } | ChannelEvent::Refused { .. } => {}
+                // Further connections are not awaited (`streams.rs`).
+                _ => {}
             }
         }
         self.dial_all();

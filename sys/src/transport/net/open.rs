@@ -12,6 +12,7 @@ use nemesia_core::port::memory::{Address, MemoryPort as _};
 
 use super::fabric::{ChannelSizes, FabricChannel, try_memory};
 use super::rejoin::NetRejoin;
+use super::streams::FurtherStreams;
 use super::{AnyChannel, NetPort};
 use crate::config::{Config, FastPathChoice, NetChoice};
 use crate::os::{ProcessOrigin, interfaces};
@@ -114,6 +115,7 @@ impl OpenedPorts {
             patience: Duration::from_secs(config.timeout_seconds.into()),
             rendezvous: config.net_rendezvous,
             fast: fast_path(transport, config),
+            streams: config.net_streams,
             telling: config.registrations,
         };
         let any = match transport {
@@ -123,7 +125,8 @@ impl OpenedPorts {
         let begun = Instant::now();
         let origin = Arc::clone(origin);
         let rejoin = NetRejoin::default();
-        let mut port = NetPort { any, rank, addresses, begun, rejoin, growing: None, origin };
+        let streams = FurtherStreams::new(config.net_streams);
+        let mut port = NetPort { any, rank, addresses, begun, rejoin, streams, growing: None, origin };
         for peer in (0..port.ranks()).filter(|peer| *peer != rank) {
             if !port.reaches(peer) {
                 super::with!(&mut port.any, it => it.refuse(peer));
@@ -156,10 +159,15 @@ fn is_off<T>(choice: &str) -> Result<T, String> {
     Err(format!("NEMESIA_NET is {choice}"))
 }
 
+/// Returns the most connections of a port for so many ranks.
+const fn connections(config: &Config, ranks: u32) -> u32 {
+    ranks.saturating_mul(config.net_streams).saturating_add(SPARE)
+}
+
 pub(super) fn open_tcp(config: &Config, ranks: u32) -> Result<TcpPort, String> {
     let address = interfaces::choose(config.net_address.as_deref())?;
     let options = tcp::Options {
-        connections: ranks.saturating_add(SPARE),
+        connections: connections(config, ranks),
         receive_depth: config.net_receives,
         shared_receive_depth: 0,
         ..tcp::Options::default()
@@ -173,7 +181,7 @@ fn open_verbs(config: &Config, ranks: u32, remote: u32) -> Result<VerbsPort, Str
     let address = config.net_address.as_deref().map(|wanted| interfaces::choose(Some(wanted))).transpose()?;
     let options = PortOptions {
         preference: DevicePreference { address, ..DevicePreference::default() },
-        connections: ranks.saturating_add(SPARE),
+        connections: connections(config, ranks),
         receive_depth: config.net_receives,
         shared_receive_depth: 0,
         assert_order: config.net_fast_path == FastPathChoice::On,
@@ -187,6 +195,6 @@ fn open_verbs(config: &Config, ranks: u32, remote: u32) -> Result<VerbsPort, Str
             auto or off"
         ));
     }
-    try_memory(&mut port, remote, config.net_packet_bytes())?;
+    try_memory(&mut port, remote.saturating_mul(config.net_streams), config.net_packet_bytes())?;
     Ok(port)
 }

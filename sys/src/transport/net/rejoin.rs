@@ -169,18 +169,19 @@ impl NetPort {
     pub(super) fn attend(&mut self, events: &[ChannelEvent]) {
         for event in events {
             match *event {
-                ChannelEvent::Up { peer, .. } => self.came_up(peer),
-                ChannelEvent::Failed { peer, error, refusal, .. } => {
+                ChannelEvent::Up { peer, rail: 0 } => self.came_up(peer),
+                ChannelEvent::Failed { peer, rail: 0, error, refusal } => {
                     self.failed_to_open(peer, error, refusal);
                 }
-                ChannelEvent::Closed { peer, .. } => {
+                ChannelEvent::Closed { peer, rail: 0 } => {
                     if let Some(awaited) = self.awaited(peer)
                         && awaited.stage == CallStage::Closing
                     {
                         awaited.stage = CallStage::Due(Instant::now() + RETRY_AFTER);
                     }
                 }
-                ChannelEvent::Called { .. } | ChannelEvent::Refused { .. } => {}
+                // Further connections are not awaited (`streams.rs`).
+                _ => {}
             }
         }
         if !self.rejoin.awaited.is_empty() && !self.origin.is_elsewhere() {

@@ -28,7 +28,8 @@ impl NetPort {
     /// Each entry is the name of a facility, whether it is used, and the reason.
     pub(crate) fn explain(&self, config: &Config, peer: PeerId) -> Vec<(&'static str, bool, String)> {
         let refused = self.registrations_refused().map(|why| ("kept registrations", false, why));
-        std::iter::once(self.explain_fast_path(config, peer)).chain(refused).collect()
+        let streams = self.explain_streams(peer);
+        std::iter::once(self.explain_fast_path(config, peer)).chain(streams).chain(refused).collect()
     }
 
     fn explain_fast_path(&self, config: &Config, peer: PeerId) -> (&'static str, bool, String) {

@@ -27,7 +27,8 @@ const MOST_BYTES: usize = 3000;
 const MARK: u64 = 0xacce_5500 << 32;
 
 impl Transfer {
-    /// Begins the access of the process at `from` to the exposed buffer of `to`.
+    /// Begins the access of the process at `from` to the exposed buffer of `to`. Puts whose last one is the report begin
+    /// with the first half, and the rest follows.
     fn access<F: ChannelFabric>(
         &self,
         world: &mut ChannelWorld<F>,
@@ -35,6 +36,7 @@ impl Transfer {
     ) -> Option<Accessed> {
         let channel = &mut world.nodes[from].as_mut()?.channel;
         let (peer, len) = (to as PeerId, self.bytes.len());
+        let half = self.half();
         // SAFETY: the buffers belong to the transfer until the access has ended, the peer is closed, or the port is
         // gone.
         Some(unsafe {
@@ -47,9 +49,14 @@ impl Transfer {
                     let range = SendRange::from_raw(self.sender.land.base(), len);
                     channel.put(peer, &self.described, 0, range, self.tag)
                 }
+                TransferKind::PutNotify if self.halfway.is_none() && half > 0 => {
+                    let range = SendRange::from_raw(self.sender.land.base(), half);
+                    channel.put(peer, &self.described, 0, range, self.tag)
+                }
                 TransferKind::PutNotify => {
-                    let range = SendRange::from_raw(self.sender.land.base(), len);
-                    channel.put_last(peer, &self.described, 0, range, self.tag)
+                    let rest = self.sender.land.base().add(half);
+                    let range = SendRange::from_raw(rest, len - half);
+                    channel.put_last(peer, &self.described, half as u64, range, self.tag)
                 }
             }
         })
@@ -62,7 +69,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         let to = self.rng.below(self.ranks());
         let is_up = |world: &Self, one: usize, other: usize| {
             let report = world.nodes[one].as_ref().map(|node| node.channel.report(other as u32));
-            report.is_some_and(|report| report.ready == world.config.rails)
+            report.is_some_and(|report| report.ready > 0)
                 && !world.died[one][other]
                 && world.lives[one].leaving.is_none()
                 && !world.has_parted(one, other)
@@ -123,6 +130,8 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             exposure,
             begun: false,
             ended: false,
+            halfway: None,
+            under_way: 0,
             reported: false,
         });
         Ok(())
@@ -143,7 +152,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             if it.ranks().0 != rank || it.sender.is_over || it.receiver.is_over {
                 continue;
             }
-            if !it.begun {
+            if !it.begun || it.halfway.is_some() {
                 self.begin_access(at)?;
             } else if it.kind == TransferKind::Put && !it.reported {
                 self.report_end(at);
@@ -156,12 +165,16 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         let mut transfer = self.accesses.transfers.swap_remove(at);
         let ranks = transfer.ranks();
         let accessed = transfer.access(self, ranks);
-        transfer.begun = matches!(accessed, Some(Accessed::Later | Accessed::Done));
-        transfer.reported |= transfer.begun && transfer.kind == TransferKind::PutNotify;
-        if transfer.begun {
+        if matches!(accessed, Some(Accessed::Later | Accessed::Done)) {
+            transfer.begun = true;
+            transfer.under_way += 1;
+            let is_first = transfer.kind == TransferKind::PutNotify && transfer.halfway.is_none();
+            transfer.halfway = is_first.then(|| transfer.half()).filter(|half| *half > 0);
+            transfer.reported |= transfer.kind == TransferKind::PutNotify && transfer.halfway.is_none();
             self.tally.count(Event::Accessed);
         }
-        let failed = matches!(accessed, Some(Accessed::Failed(_)));
+        // The peer may still execute the puts before the last one, which is tried again.
+        let failed = matches!(accessed, Some(Accessed::Failed(_))) && transfer.halfway.is_none();
         self.accesses.transfers.push(transfer);
         let at = self.accesses.transfers.len() - 1;
         if accessed == Some(Accessed::Done) {
@@ -178,6 +191,13 @@ impl<F: ChannelFabric> ChannelWorld<F> {
     /// Processes the end of an access.
     fn access_has_ended(&mut self, at: usize) -> Check {
         let it = &mut self.accesses.transfers[at];
+        it.under_way -= 1;
+        if it.receiver.is_over {
+            it.halfway = None;
+        }
+        if it.under_way > 0 || it.halfway.is_some() {
+            return Ok(());
+        }
         it.ended = true;
         if it.kind == TransferKind::Get {
             return self.transfer_arrived(at);
@@ -251,7 +271,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         let it = &self.accesses.transfers[at];
         let (accessing, _) = it.ranks();
         // The source of a put belongs to its owner when the put has ended.
-        let is_used = it.begun && !it.ended;
+        let is_used = it.under_way > 0;
         for rank in [it.sender.rank, it.receiver.rank] {
             if rank != accessing || !is_used {
                 self.return_buffer(at, rank);
@@ -347,6 +367,8 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             exposure: None,
             begun: true,
             ended: false,
+            halfway: None,
+            under_way: 1,
             reported: true,
         };
         self.end_transfer(at);
@@ -387,7 +409,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
     fn is_connected(&self, one: usize, other: usize) -> bool {
         let ready = |from: usize, to: usize| {
             let report = self.nodes[from].as_ref().map(|node| node.channel.report(to as u32));
-            report.is_some_and(|report| report.ready == self.config.rails)
+            report.is_some_and(|report| report.ready > 0)
         };
         let is_alive = |from: usize, to: usize| {
             !self.died[from][to] && self.lives[from].leaving.is_none() && !self.has_parted(from, to)

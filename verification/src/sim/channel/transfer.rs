@@ -37,6 +37,10 @@ pub(super) struct Transfer {
     /// Whether the access has begun, and has ended.
     pub(super) begun: bool,
     pub(super) ended: bool,
+    /// The bytes of the puts before the last one, which is not sent yet.
+    pub(super) halfway: Option<usize>,
+    /// The accesses under way.
+    pub(super) under_way: u32,
     /// Whether the report has been sent.
     pub(super) reported: bool,
 }
@@ -60,6 +64,11 @@ pub(super) struct WorldAccesses {
 }
 
 impl Transfer {
+    /// Returns the bytes of the puts before the last one, of a transfer whose last put is the report.
+    pub(super) const fn half(&self) -> usize {
+        self.bytes.len() / 2
+    }
+
     pub(super) fn sides(&mut self) -> [&mut TransferSide; 2] {
         [&mut self.sender, &mut self.receiver]
     }
