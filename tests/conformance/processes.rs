@@ -63,8 +63,8 @@ fn three_processes_pass_over_tcp() -> Verdict {
 }
 
 #[test]
-fn four_processes_pass_over_tcp() -> Verdict {
-    pass_over_tcp(4, &[])
+fn four_processes_pass_over_tcp_by_three_connections_with_each() -> Verdict {
+    pass_over_tcp(4, &[("NEMESIA_NET_STREAMS", "3")])
 }
 
 /// Ranks 0 and 1 share memory, and reach the others over TCP.

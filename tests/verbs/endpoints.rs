@@ -100,11 +100,11 @@ fn two_endpoints_pass_over_verbs_with_the_smallest_structures() -> Verdict {
     }
 }
 
-/// Shared memory inside each host, verbs between them.
+/// Shared memory inside each host, verbs between them, with two connections for each pair of ranks.
 #[test]
 fn two_hosts_with_two_endpoints_each_pass() -> Verdict {
     match usable("endpoints::two_hosts_with_two_endpoints_each_pass") {
-        Some(_) => Spread::Pairs.conforms(4, &[]),
+        Some(_) => Spread::Pairs.conforms(4, &[("NEMESIA_NET_STREAMS", "2")]),
         None => Ok(()),
     }
 }
