@@ -34,6 +34,10 @@ class Hosts:
     environment: dict
     agent: pathlib.Path  # takes the place of ssh: AGENT HOST COMMAND...
 
+    @staticmethod
+    def address(host):
+        return f"10.123.7.{host + 1}"
+
     def by_rank(self):
         """Returns words before a program of Hydra's: ranks with even and with odd numbers run on different hosts."""
         enter = 'exec ip netns exec "$0-$((PMI_RANK % 2))" "$@"'
@@ -60,7 +64,7 @@ def two_hosts(place):
         # It goes with its namespaces.
         ip("link", "add", links[0], "netns", names[0], "type", "veth", "peer", "name", links[1], "netns", names[1])
         for host, (name, link) in enumerate(zip(names, links)):
-            ip("-n", name, "addr", "add", f"10.123.7.{host + 1}/24", "dev", link)
+            ip("-n", name, "addr", "add", f"{Hosts.address(host)}/24", "dev", link)
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", link, "up")
         write(key, secrets.token_hex(32), 0o600)

@@ -17,9 +17,11 @@ LIMIT = 60  # seconds for one program
 SMALL_LIMIT = 20  # and for one of those that measure one size
 ROUND_NS = 20e6  # one measurement of one size takes about this
 PEERS = ("mpich", "openmpi", "ucx", "libfabric")
+FLOORS = ("sockets",)  # without a library
 STILL = ("ucx", "libfabric")  # their ping-pong sends bytes that never change
 HYDRA = ["mpiexec.hydra", "-n", "2", "-bind-to", "core"]
 OPENMPI = ["mpiexec.openmpi", "--allow-run-as-root", "--mca", "btl", "vader,self", "--bind-to", "core", "-n", "2"]
+PORT = 5701  # of the sockets, in a namespace of their own
 OPENMPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -32,6 +34,7 @@ class Setting:
     scratch: pathlib.Path
     env: dict
     still: bool
+    hosts: object = None  # two namespaces, between which it is measured over TCP; otherwise over shared memory
     cores: list = dataclasses.field(default_factory=list)
     warnings: set = dataclasses.field(default_factory=set)
 
@@ -40,20 +43,42 @@ class Setting:
 
 
 def ours(setting):
-    return pingpong("ours", HYDRA, setting)
+    return by_hydra("ours", setting, {"NEMESIA_NET": "tcp"})
+
+
+def by_hydra(name, setting, over_tcp):
+    """Runs our own program, over one of the libraries, under Hydra; between two hosts with these variables."""
+    if setting.hosts is None:
+        return pingpong(name, HYDRA, setting)
+    return pingpong(name, [*HYDRA, *setting.hosts.by_rank()], setting, {**setting.hosts.environment, **over_tcp})
+
+
+def sockets(setting):
+    """Our program without a library, between two hosts."""
+    return by_hydra("sockets", setting, {"SOCKETS_AT": f"{setting.hosts.address(1)}:{PORT}"})
 
 
 def still(setting):
     """Ours measured as ucx and libfabric measure themselves: latency with bytes that never change."""
-    return pingpong("ours", HYDRA, dataclasses.replace(setting, tests=["latency"], still=True))
+    return ours(dataclasses.replace(setting, tests=["latency"], still=True))
 
 
 def mpich(setting):
-    return pingpong("mpich", HYDRA, setting)
+    # Hydra takes both hosts for one.
+    return by_hydra("mpich", setting, {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self"})
 
 
 def openmpi(setting):
-    return pingpong("openmpi", OPENMPI, setting, OPENMPI_AS_ROOT)
+    if setting.hosts is None:
+        return pingpong("openmpi", OPENMPI, setting, OPENMPI_AS_ROOT)
+    hosts = setting.hosts
+    # Each host has a daemon, which would bind its process to the first core.
+    pin = 'exec taskset -c "$(echo "$0" | cut -d, -f$((OMPI_COMM_WORLD_RANK + 1)))" "$@"'
+    launcher = [*hosts.first(), "mpiexec.openmpi", "--allow-run-as-root", "--host", "host0:1,host1:1", "--mca",
+                "plm_rsh_agent", str(hosts.agent), "--mca", "oob_tcp_if_include", hosts.network, "--mca", "pml", "ob1",
+                "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", hosts.network, "--bind-to", "none", "-n", "2",
+                "sh", "-c", pin, ",".join(str(cores[0]) for cores in setting.cores)]
+    return pingpong("openmpi", launcher, setting, OPENMPI_AS_ROOT)
 
 
 def pingpong(name, launcher, setting, more=None):
@@ -106,14 +131,25 @@ def ucx_perftest(test, size, guess_ns, setting):
     """Runs once. Returns the last line of values, by the names of the columns."""
     port, count = job.free_port(), iterations(guess_ns, 20, 200_000)
     common = ["ucx_perftest", "-p", str(port)]
-    server = common + ["-c", str(setting.cores[1][0])]
-    client = common + ["-c", str(setting.cores[0][0]), "127.0.0.1", "-t", test, "-s", str(size), "-n", str(count),
-                       "-w", str(max(count // 10, 4)), "-f", "-v"]
-    text = job.run_pair(server, client, port, SMALL_LIMIT, {**setting.env, "UCX_TLS": "shm,self"})
+    server = on(setting, 1) + common + ["-c", str(setting.cores[1][0])]
+    client = [*on(setting, 0), *common, "-c", str(setting.cores[0][0]), address(setting), "-t", test, "-s", str(size),
+              "-n", str(count), "-w", str(max(count // 10, 4)), "-f", "-v"]
+    layers = "shm,self" if setting.hosts is None else "tcp,self"
+    text = job.run_pair(server, client, port, SMALL_LIMIT, {**setting.env, "UCX_TLS": layers})
     rows = list(csv.DictReader(io.StringIO(text)))
     if not rows:
         raise job.Failed(f"{test} of {size} bytes printed no values: {job.last_words(text)}")
     return rows[-1]
+
+
+def on(setting, host):
+    """Returns words that start a program on one of two hosts."""
+    return [] if setting.hosts is None else ["ip", "netns", "exec", setting.hosts.namespaces[host]]
+
+
+def address(setting):
+    """Returns the address of the server."""
+    return "127.0.0.1" if setting.hosts is None else setting.hosts.address(1)
 
 
 def libfabric(setting):
@@ -121,9 +157,11 @@ def libfabric(setting):
     before = hand_over(setting)
     for size in setting.sizes:
         port, count = job.free_port(), iterations(2 * (1000 + 0.1 * size), 20, 10_000)
-        program = ["fi_pingpong", "-p", "shm", "-e", "rdm", "-S", str(size), "-I", str(count)]
-        server = ["taskset", "-c", str(setting.cores[1][0]), *program, "-B", str(port)]
-        client = ["taskset", "-c", str(setting.cores[0][0]), *program, "-P", str(port), "127.0.0.1"]
+        provider = "shm" if setting.hosts is None else "tcp;ofi_rxm"
+        program = ["fi_pingpong", "-p", provider, "-e", "rdm", "-S", str(size), "-I", str(count)]
+        server = [*on(setting, 1), "taskset", "-c", str(setting.cores[1][0]), *program, "-B", str(port)]
+        client = [*on(setting, 0), "taskset", "-c", str(setting.cores[0][0]), *program, "-P", str(port),
+                  address(setting)]
         text = job.run_pair(server, client, port, SMALL_LIMIT, setting.env)
         lines = [line.split() for line in text.splitlines() if line.strip()]
         if len(lines) < 2 or len(lines[-1]) != len(lines[-2]):
@@ -138,7 +176,7 @@ def libfabric(setting):
     return only(setting, found)
 
 
-RUNNERS = {"ours": ours, "still": still, "mpich": mpich, "openmpi": openmpi, "ucx": ucx, "libfabric": libfabric}
+RUNNERS = {"ours": ours, "still": still, "sockets": sockets, "mpich": mpich, "openmpi": openmpi, "ucx": ucx, "libfabric": libfabric}
 
 
 def number(fields, column):

@@ -81,7 +81,7 @@ def run_pair(server, client, port, limit, env=None):
 
 
 def await_listener(job, port, end):
-    while not is_listened_on(port):
+    while not is_listened_on(job.process.pid, port):
         if job.process.poll() is not None:
             job.output(GRACE)
             raise Failed(f"{job.name} ended before anybody came")
@@ -90,9 +90,10 @@ def await_listener(job, port, end):
         time.sleep(0.01)
 
 
-def is_listened_on(port):
-    """Checks the kernel's list instead of connecting: the server takes its first connection for the client."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+def is_listened_on(process, port):
+    """Checks the kernel's list, that of the process's network namespace, instead of connecting: the server takes its
+    first connection for the client."""
+    for table in (f"/proc/{process}/net/tcp", f"/proc/{process}/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
             for line in lines:
                 fields = line.split()

@@ -1,6 +1,7 @@
 /* Two processes measure what a message costs: ping-pong latency, and windows of messages for bandwidth and rate.
  *
- * One source for all: compiled with -DNEMESIA against nemesia.h, otherwise against MPI. The layer below holds the
+ * One source for all: compiled with -DNEMESIA against nemesia.h, with -DSOCKETS
+ * without a library, over TCP (sockets.h), otherwise against MPI. The layer below holds the
  * differences, a line or two for each operation; the measurements are the same text.
  *
  *   pingpong TESTS SIZES [FILE]      pingpong latency,window 0,8,1024
@@ -83,6 +84,8 @@ static inline void start_receive(int tag, void *buffer, size_t bytes, request *o
 static inline void wait_all(int count, request *requests) {
     check(nemesia_endpoint_wait_all(endpoint, (size_t)count, requests, -1, NULL));
 }
+#elif defined(SOCKETS)
+#include "sockets.h"
 #else
 #include <mpi.h>
 

@@ -59,6 +59,8 @@ class Results:
         """Returns how many times better ours is than each peer, measured in the same way."""
         found = []
         for peer in self.peers():
+            if peer in contenders.FLOORS:
+                continue
             like = "still" if test == "latency" and peer in contenders.STILL and not self.still else "ours"
             mine, theirs = self.median(like, test, size), self.median(peer, test, size)
             if mine is not None and theirs is not None:
@@ -99,6 +101,8 @@ def table(results, test):
 
 def remark(results, peer, test):
     """Returns why a peer's own program does not measure the same as ours; None if it does."""
+    if peer in contenders.FLOORS:
+        return "no library, and no peer: the floor"
     if (peer, test) == ("libfabric", "bandwidth"):
         return "of a ping-pong, not of windows"
     if peer in ("ucx", "libfabric") and test == "latency" and not results.still:
