@@ -76,8 +76,8 @@ def openmpi(setting):
     pin = 'exec taskset -c "$(echo "$0" | cut -d, -f$((OMPI_COMM_WORLD_RANK + 1)))" "$@"'
     launcher = [*hosts.first(), "mpiexec.openmpi", "--allow-run-as-root", "--host", "host0:1,host1:1", "--mca",
                 "plm_rsh_agent", str(hosts.agent), "--mca", "oob_tcp_if_include", hosts.network, "--mca", "pml", "ob1",
-                "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", hosts.network, "--bind-to", "none", "-n", "2",
-                "sh", "-c", pin, ",".join(str(cores[0]) for cores in setting.cores)]
+                "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", hosts.network, "--bind-to", "none", "-n",
+                "2", "sh", "-c", pin, ",".join(str(cores[0]) for cores in setting.cores)]
     return pingpong("openmpi", launcher, setting, OPENMPI_AS_ROOT)
 
 
@@ -176,7 +176,8 @@ def libfabric(setting):
     return only(setting, found)
 
 
-RUNNERS = {"ours": ours, "still": still, "sockets": sockets, "mpich": mpich, "openmpi": openmpi, "ucx": ucx, "libfabric": libfabric}
+RUNNERS = {"ours": ours, "still": still, "sockets": sockets, "mpich": mpich, "openmpi": openmpi, "ucx": ucx,
+           "libfabric": libfabric}
 
 
 def number(fields, column):

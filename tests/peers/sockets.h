@@ -1,5 +1,5 @@
-/* The layer of `pingpong.c` without a library: one connection over TCP between two processes, whose sockets never block.
- * Both poll all the time. It is the floor of whatever goes over TCP: one system call for each message and end.
+/* The layer of `pingpong.c` without a library: one connection over TCP between two processes, whose sockets never
+ * block. Both poll all the time. It is the floor of whatever goes over TCP: one system call for each message and end.
  *
  *   SOCKETS_AT=ADDRESS:PORT PMI_RANK=0|1 pingpong-sockets TESTS SIZES [FILE]
  *

@@ -62,6 +62,10 @@ const EVENTS_EACH: usize = 3;
 /// The polls after [`MemoryPort::arm`] that its caller may make before it sleeps.
 const POLLS_BEFORE_SLEEP: u32 = 64;
 
+/// The polls that look only at the connection that was readable last, for each poll that looks at all: a message of a
+/// conversation then costs one system call less. Others wait for so many polls at most.
+const LOOKS_AT_RECENT: u32 = 3;
+
 /// The storage that the caller lends to a port.
 pub trait PlacementStorage {
     /// A table of values, empty at first. The port extends it when it needs more places, up to the limits of
@@ -156,6 +160,9 @@ pub struct PlacementPort<T: StreamTransport, P: PlacementStorage> {
     unauthenticated: P::Table<Option<UnauthenticatedConnection<T::Stream>>>,
     lingering_closes: P::Table<Option<Lingering<T, P>>>,
     reports: PendingReports<P>,
+    /// The connection that was readable last, and the polls that have looked only there since all were looked at.
+    recent: Option<u32>,
+    looks: u32,
     /// The number of polls in which no report is held back, because the caller may be about to sleep.
     awake: u32,
     now: Duration,
@@ -193,6 +200,8 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
             unauthenticated: P::Table::default(),
             lingering_closes: P::Table::default(),
             reports: PendingReports::new(),
+            recent: None,
+            looks: 0,
             awake: 0,
             now: Duration::ZERO,
         })
@@ -245,6 +254,11 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
                 || link.body.is_some();
             is_ready && (unsent || link.stream.as_ref().is_some_and(|stream| stream.unconfirmed() > 0))
         })
+    }
+
+    /// Lets posted work leave this process, as far as possible, without looking for what has arrived.
+    pub fn push_out(&mut self) {
+        self.move_listed(false);
     }
 
     /// Frees a connection with nothing left to report.

@@ -10,7 +10,7 @@ use super::link::{ConnectionPlace, LinkEnd, PendingReports, PlacementLink};
 use super::regions::PlacementRegions;
 use super::send::Flow;
 use super::stream::{ByteStream, Interest, LISTENER, StreamResult, StreamTransport};
-use super::{PlacementPort, PlacementStorage};
+use super::{LOOKS_AT_RECENT, PlacementPort, PlacementStorage};
 use crate::port::memory::{ConnectError, Connection, ConnectionState, Event, LostError, Private};
 use crate::wire::placement::{
     FIXED_BYTES, Frame, HANDSHAKE_BYTES, Handshake, HandshakeError, PLACEMENT_VERSION, PlacementAnswer,
@@ -110,20 +110,36 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
     /// Makes as much progress as possible without waiting.
     pub(super) fn progress(&mut self) {
         self.awake = self.awake.saturating_sub(1);
-        for _ in 0..LISTED.min(self.listed.len()) {
-            let Some(at) = self.listed.pop_front(self.links.borrow_mut()) else { break };
-            if let Some(readable) = self.link_at(at).map(|link| link.more_input) {
-                self.move_on(at, readable);
-            }
+        self.move_listed(true);
+        if T::Stream::REPORTS_REST
+            && self.looks < LOOKS_AT_RECENT
+            && let Some(at) = self.recent
+        {
+            self.looks += 1;
+            return self.move_on(at, true);
         }
+        self.looks = 0;
         let mut words = [LISTENER; EVENTS];
         let count = self.transport.ready(&mut words);
         for word in words.into_iter().take(count) {
             match StreamOwner::decode(word) {
                 StreamOwner::Listener => self.welcome(),
-                StreamOwner::Link(at) => self.move_on(at, true),
+                StreamOwner::Link(at) => {
+                    self.recent = Some(at);
+                    self.move_on(at, true);
+                }
                 StreamOwner::Unauthenticated(at) => self.listen(at),
                 StreamOwner::LingeringClose(at) => self.part(at),
+            }
+        }
+    }
+
+    /// Makes progress on the connections that are listed; reads only if it may.
+    pub(super) fn move_listed(&mut self, may_read: bool) {
+        for _ in 0..LISTED.min(self.listed.len()) {
+            let Some(at) = self.listed.pop_front(self.links.borrow_mut()) else { break };
+            if let Some(readable) = self.link_at(at).map(|link| link.more_input) {
+                self.move_on(at, readable && may_read);
             }
         }
     }

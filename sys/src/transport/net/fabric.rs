@@ -38,8 +38,7 @@ impl Fabric for TcpPort {
     }
 
     fn push_out(&mut self) {
-        // A poll for no completions only moves bytes.
-        self.poll(&mut []);
+        Self::push_out(self);
     }
 }
 
@@ -82,7 +81,8 @@ fn first_bytes(connections: u32, packet_bytes: u32) -> u64 {
     u64::from(connections.saturating_mul(OWN)) * super::buffer_bytes(packet_bytes)
 }
 
-/// Tests whether a port can have the memory that a channel needs at once for so many connections. The error is one line.
+/// Tests whether a port can have the memory that a channel needs at once for so many connections. The error is one
+/// line.
 pub(super) fn try_memory(
     port: &mut impl MemoryPort,
     connections: u32,

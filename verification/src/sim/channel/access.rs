@@ -27,8 +27,8 @@ const MOST_BYTES: usize = 3000;
 const MARK: u64 = 0xacce_5500 << 32;
 
 impl Transfer {
-    /// Begins the access of the process at `from` to the exposed buffer of `to`. Puts whose last one is the report begin
-    /// with the first half, and the rest follows.
+    /// Begins the access of the process at `from` to the exposed buffer of `to`. Puts whose last one is the report
+    /// begin with the first half, and the rest follows.
     fn access<F: ChannelFabric>(
         &self,
         world: &mut ChannelWorld<F>,
@@ -67,18 +67,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
     /// Begins a transfer between two connected processes.
     pub(super) fn begin_transfer(&mut self, rank: usize) -> Check {
         let to = self.rng.below(self.ranks());
-        let is_up = |world: &Self, one: usize, other: usize| {
-            let report = world.nodes[one].as_ref().map(|node| node.channel.report(other as u32));
-            report.is_some_and(|report| report.ready > 0)
-                && !world.died[one][other]
-                && world.lives[one].leaving.is_none()
-                && !world.has_parted(one, other)
-        };
-        if to == rank
-            || self.accesses.transfers.len() >= MOST
-            || !is_up(self, rank, to)
-            || !is_up(self, to, rank)
-        {
+        if to == rank || self.accesses.transfers.len() >= MOST || !self.is_connected(rank, to) {
             return Ok(());
         }
         let Some(node) = &mut self.nodes[to] else { return Ok(()) };
