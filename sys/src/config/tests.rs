@@ -57,6 +57,7 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_NET_RENDEZVOUS" => "read",
         "NEMESIA_NET_FAST_PATH" => "on",
         "NEMESIA_NET_FAST_PEERS" => "3",
+        "NEMESIA_NET_STREAMS" => "4",
         "NEMESIA_NET_DIRECT_BYTES" => "4096",
         "NEMESIA_REGISTRATIONS" => "off",
         "NEMESIA_NET_ADDRESS" => "127.0.0.1",

@@ -55,6 +55,7 @@ fn measures(port: &str, (what, whole): (&str, &str)) -> Result<(), String> {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {errors}", output.status);
     assert!(errors.contains(whole), "{errors}");
+    assert_eq!(errors.contains("windows of 64 messages"), port == "net", "{errors}");
     let document: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
     let measures = document["measures"].as_str().unwrap_or_default();
     assert!(measures.contains(what), "{document}");

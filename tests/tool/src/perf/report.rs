@@ -200,11 +200,11 @@ fn write_table(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> st
         )?;
     }
     if layout.tests.iter().any(|test| *test != Test::Latency) {
-        // The description of such a port says how many requests are under way.
-        let what = measured.about.as_ref().map_or_else(
-            || format!("windows of {WINDOW} messages"),
-            |_| "RDMA writes, until the target has confirmed the last".to_owned(),
-        );
+        let what = match layout.port {
+            // The description of a memory port says how many requests are under way.
+            "tcp" | "verbs" => "RDMA writes, until the target has confirmed the last".to_owned(),
+            _ => format!("windows of {WINDOW} messages"),
+        };
         writeln!(out, "bandwidth, rate: {what}; median of {rounds} rounds; 1 MB is 10^6 bytes")?;
     }
     Ok(())
