@@ -559,6 +559,8 @@ unsafe impl<T: StreamTransport, P: PlacementStorage> MemoryPort for PlacementPor
     fn arm(&mut self) -> Armed {
         // The caller may poll once more before it sleeps. A report that is held back then would wait for the wake-up.
         self.awake = POLLS_BEFORE_SLEEP;
+        // The next poll looks at all connections: it may be the only one.
+        self.looks = LOOKS_AT_RECENT;
         let idle = self.reports.is_empty() && self.listed.is_empty() && self.descriptor().is_some();
         if idle { Armed::Sleep } else { Armed::Poll }
     }

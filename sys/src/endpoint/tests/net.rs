@@ -328,3 +328,26 @@ fn puts_by_memory_access_and_several_connections_exclude_each_other() {
     );
     assert_eq!(apart().net_direct_bytes(Some(1)).warnings(), apart().warnings());
 }
+
+/// The further connections are made while the peer already leaves.
+#[test]
+fn a_rank_may_leave_before_all_its_connections_are_made() {
+    for leaver in [0, 1] {
+        let [mut zero, mut one] = two_apart(&apart().net_streams(4));
+        until_sent(&mut zero, &mut one);
+        let mut both = [Some(zero), Some(one)];
+        let leaving = both[leaver].take().unwrap();
+        let leaving = std::thread::spawn(move || leaving.close());
+        let mut other = both[1 - leaver].take().unwrap();
+        let ended = other.recv(Source::Rank(leaver), Tag::Any, &mut [0; 8]);
+        assert!(matches!(ended, Err(Error::PeerFailed { failure: Failure::Finished, .. })), "{ended:?}");
+        leaving.join().unwrap().unwrap();
+        // Longer than a request waits for its repetition.
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(200) {
+            other.progress();
+        }
+        assert_eq!(streams(&other, leaver), "0 of 4 connections");
+        other.close().unwrap();
+    }
+}

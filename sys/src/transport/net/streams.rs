@@ -118,6 +118,10 @@ impl NetPort {
     /// Sends the requests that are due.
     fn request_streams(&mut self) {
         let now = Instant::now();
+        // A peer whose earlier connections are not all ready has failed or was closed.
+        self.streams
+            .wanted
+            .retain(|it| with!(&self.any, any => any.channel.report(it.peer)).ready >= it.rail);
         let mut gone = Vec::new();
         for it in &mut self.streams.wanted {
             let StreamStage::Due(at) = it.stage else { continue };
