@@ -119,8 +119,6 @@ pub enum InjectedFault {
     EndAccessEarly,
     /// A buffer stays registered, and open to the peer, after its exposure was revoked.
     KeepRegion,
-    /// Accesses take a new connection while the last of an earlier one may report their end.
-    WidenEarly,
     /// The report of the end of writes is accepted from a peer to which the buffer is not exposed.
     TrustNotice,
     /// The last bytes of a slot are polled on a fabric that does not promise the order within a write.
@@ -189,7 +187,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 87] = [
+    pub const ALL: [InjectedFault; 86] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -244,7 +242,6 @@ impl InjectedFault {
         InjectedFault::AcceptUnasked,
         InjectedFault::EndAccessEarly,
         InjectedFault::KeepRegion,
-        InjectedFault::WidenEarly,
         InjectedFault::TrustNotice,
         InjectedFault::TrustDisorder,
         InjectedFault::ForgetLap,
