@@ -47,14 +47,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Returns the most bytes that each rank on another machine adds to this process for packets, on any transport.
 pub(crate) fn bytes_per_peer(config: &Config) -> u64 {
-    let packet = buffer_bytes(config.net_packet_bytes());
+    let packet = channel::buffer_bytes(config.net_packet_bytes());
     let stream = u64::from(fabric::buffers_per_stream(config.net_receives)) * packet + STREAM_BYTES;
     u64::from(config.net_streams) * stream
-}
-
-/// Returns the bytes of the buffer of a packet with this payload.
-fn buffer_bytes(packet_bytes: u32) -> u64 {
-    channel::buffer_bytes(packet_bytes)
 }
 
 #[derive(Debug)]

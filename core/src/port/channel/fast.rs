@@ -20,9 +20,10 @@
 //! **Credits.** Every packet, by either path, carries the total of slots that were taken. If half of a ring's slots are
 //! not reported and there is nothing to send, an update reports them.
 //!
-//! **Sleep.** A write wakes nobody. Before a process sleeps ([`Channel::quiet_rings`]), it asks its peers to stop. Each
-//! stops, and answers by a packet whose number is behind those of all packets in the ring. A ring is opened again after
-//! further small packets, of which more are needed if it was opened in vain.
+//! **Sleep.** A write into a ring does not wake a process that sleeps. Before a process sleeps
+//! ([`Channel::quiet_rings`]), it asks its peers to write no more. Each peer stops, and then answers by a packet. The
+//! sequence number of the answer is higher than those of all packets in the ring. After more small packets from the
+//! peer, the process opens the ring again. If few packets came through the ring before, it waits for more of them.
 //!
 //! **Trust.** A packet is copied out of the ring once. Its length is checked before, its header as that of any packet,
 //! and only the copy is used. A peer that writes nonsense fails, and no other peer.
@@ -71,16 +72,20 @@ impl FastPath {
         self.rings > 0
     }
 
-    /// Returns the bytes of one ring; 0 without a fast path or if the number of slots is invalid.
-    pub fn ring_bytes(self) -> u64 {
-        RingShape::new(self.slots).filter(|_| self.is_on()).map_or(0, RingShape::bytes)
+    /// Returns the bytes of all rings; 0 without a fast path or if the number of slots is invalid.
+    pub fn bytes(self) -> u64 {
+        u64::from(self.rings) * RingShape::new(self.slots).map_or(0, RingShape::bytes)
     }
 
-    /// Returns the most receives of a connection for which a reorder window with so many places suffices: packets in
-    /// receives may be ahead of all that are in a ring.
+    /// Returns the places that a reorder window needs beside those for packets in receives: such packets may be ahead of
+    /// all that are in a ring.
+    pub const fn window_places(self) -> u32 {
+        if self.is_on() { self.slots } else { 0 }
+    }
+
+    /// Returns the most receives of a connection for which a reorder window with so many places suffices.
     pub(super) const fn receives(self, window: usize, rails: u32) -> u32 {
-        let ring = if self.is_on() { self.slots } else { 0 };
-        (window as u32).saturating_sub(ring) / rails
+        (window as u32).saturating_sub(self.window_places()) / rails
     }
 }
 

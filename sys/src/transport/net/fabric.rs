@@ -72,13 +72,12 @@ pub(super) const fn buffers_per_stream(receives: u32) -> u32 {
 
 /// Returns the places of a reorder window: for the packets in receives, and for those of a ring that are before them.
 const fn window((receives, streams): (u32, u32), fast: FastPath) -> usize {
-    let ring = if fast.is_on() { fast.slots } else { 0 };
-    (receives * streams + ring).next_power_of_two() as usize
+    (receives * streams + fast.window_places()).next_power_of_two() as usize
 }
 
 /// Returns the bytes of the buffers that a channel needs at once for so many connections.
 fn first_bytes(connections: u32, packet_bytes: u32) -> u64 {
-    u64::from(connections.saturating_mul(OWN)) * super::buffer_bytes(packet_bytes)
+    u64::from(connections.saturating_mul(OWN)) * channel::buffer_bytes(packet_bytes)
 }
 
 /// Tests whether a port can have the memory that a channel needs at once for so many connections. The error is one
@@ -190,7 +189,7 @@ impl<M: Fabric> FabricChannel<M> {
 
     /// Lends memory for rings, if the fabric promises the order that they need.
     fn lend_rings(&mut self) -> Result<(), String> {
-        let len = u64::from(self.fast.rings) * self.fast.ring_bytes();
+        let len = self.fast.bytes();
         if len == 0 || !self.channel.port().facts().ordered_within_write {
             return Ok(());
         }
@@ -266,7 +265,7 @@ impl<M: Fabric> FabricChannel<M> {
     }
 
     pub(super) fn arm(&mut self) -> bool {
-        // A packet that is written into a ring wakes nobody.
+        // A packet in a ring would not end the sleep of this process.
         self.channel.quiet_rings() && self.channel.port_mut().arm() == Armed::Sleep
     }
 

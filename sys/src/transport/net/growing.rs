@@ -16,11 +16,11 @@ use nemesia_core::port::{PacketPort as _, PeerFault, PeerId, Polled};
 use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};
 
 use super::connect::{RETRY_AFTER, is_passing};
-use super::fabric::{ChannelSizes, FabricChannel};
-use super::open::open_tcp;
+use super::fabric::FabricChannel;
+use super::open::{WorldMember, channel_sizes, open_tcp};
 use super::rejoin::NetRejoin;
 use super::streams::FurtherStreams;
-use super::{AnyChannel, NetPort, with};
+use super::{AnyChannel, NetPort, Transport, with};
 use crate::config::Config;
 use crate::os::ProcessOrigin;
 use crate::tcp::TcpPort;
@@ -153,21 +153,8 @@ impl NetPort {
         (rank, key): (PeerId, JobKey),
         origin: &Arc<ProcessOrigin>,
     ) -> Result<Self, String> {
-        let sizes = ChannelSizes {
-            rank,
-            incarnation: 0,
-            size: 1,
-            remote: 0,
-            packet_bytes: config.net_packet_bytes(),
-            receives: config.net_receives,
-            world: NO_WORLD,
-            key,
-            patience: Duration::from_secs(config.timeout_seconds.into()),
-            rendezvous: config.net_rendezvous,
-            fast: super::open::fast_path(super::Transport::Tcp, config),
-            streams: config.net_streams,
-            telling: config.registrations,
-        };
+        let member = WorldMember { rank, incarnation: 0, world: NO_WORLD, key };
+        let sizes = channel_sizes(Transport::Tcp, config, member, (1, 0));
         let mut channel = FabricChannel::new(port, &sizes)?;
         channel.channel.grow_with_peers();
         let growing =

@@ -99,25 +99,13 @@ impl OpenedPorts {
         self,
         transport: Transport,
         config: &Config,
-        WorldMember { rank, incarnation, world, key }: WorldMember,
+        member: WorldMember,
         addresses: Vec<Option<Address>>,
         origin: &Arc<ProcessOrigin>,
     ) -> Result<NetPort, String> {
-        let sizes = ChannelSizes {
-            rank,
-            incarnation,
-            size: addresses.len() as u32,
-            remote: addresses.iter().flatten().count() as u32,
-            packet_bytes: config.net_packet_bytes(),
-            receives: config.net_receives,
-            world,
-            key,
-            patience: Duration::from_secs(config.timeout_seconds.into()),
-            rendezvous: config.net_rendezvous,
-            fast: fast_path(transport, config),
-            streams: config.net_streams,
-            telling: config.registrations,
-        };
+        let peers = (addresses.len() as u32, addresses.iter().flatten().count() as u32);
+        let sizes = channel_sizes(transport, config, member, peers);
+        let rank = member.rank;
         let any = match transport {
             Transport::Verbs => AnyChannel::Verbs(Box::new(FabricChannel::new(self.verbs?, &sizes)?)),
             Transport::Tcp => AnyChannel::Tcp(Box::new(FabricChannel::new(self.tcp?, &sizes)?)),
@@ -146,9 +134,33 @@ impl OpenedPorts {
     }
 }
 
+/// Returns the sizes of a channel over this transport, with so many places for peers, of which `remote` may be connected.
+pub(super) fn channel_sizes(
+    transport: Transport,
+    config: &Config,
+    WorldMember { rank, incarnation, world, key }: WorldMember,
+    (size, remote): (u32, u32),
+) -> ChannelSizes {
+    ChannelSizes {
+        rank,
+        incarnation,
+        size,
+        remote,
+        packet_bytes: config.net_packet_bytes(),
+        receives: config.net_receives,
+        world,
+        key,
+        patience: Duration::from_secs(config.timeout_seconds.into()),
+        rendezvous: config.net_rendezvous,
+        fast: fast_path(transport, config),
+        streams: config.net_streams,
+        telling: config.registrations,
+    }
+}
+
 /// Returns how many ranks may write small packets into rings. Over TCP a ring saves nothing, so that only a setting
 /// makes them.
-pub(super) const fn fast_path(transport: Transport, config: &Config) -> FastPath {
+const fn fast_path(transport: Transport, config: &Config) -> FastPath {
     match (transport, config.net_fast_path) {
         (_, FastPathChoice::Off) | (Transport::Tcp, FastPathChoice::Auto) => FastPath::OFF,
         _ => FastPath { rings: config.net_fast_peers, slots: RING_SLOTS },

@@ -1,8 +1,8 @@
 //! Further connections with a peer, beside the first one. They carry its large packets in turn (paper 5, section 4.2);
 //! small ones stay on the first connection.
 //!
-//! Whoever has requested the first connection requests the others, one after the other, when it is there. Nobody waits
-//! for them: a peer whose setting is lower, or that has no room, is reached by fewer.
+//! The process that has requested the first connection with a peer requests the others: each when the one before it is
+//! ready. No operation waits for them. If the peer's setting is lower, or the peer has no room, there are fewer.
 
 use std::time::{Duration, Instant};
 

@@ -52,7 +52,7 @@ pub(crate) struct ChannelNode<M: MemoryPort> {
 impl<M: MemoryPort> ChannelNode<M> {
     pub(crate) fn new(port: M, config: Config, ranks: usize) -> Result<Self, OpenError> {
         let mut channel = Channel::new(port, config, parts(config.rank, ranks))?;
-        let len = config.fast.rings as usize * config.fast.ring_bytes() as usize;
+        let len = config.fast.bytes() as usize;
         let block = Block::new(len);
         // The memory suffices, and none was lent before.
         let _ = channel.lend_rings(block.lent(len).0);

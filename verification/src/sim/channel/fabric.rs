@@ -42,7 +42,7 @@ impl ChannelFabric for Fabric {
         let seed = rng.next();
         let mut conditions = rng.pick(&[Conditions::INFINIBAND, Conditions::IWARP, Conditions::MEAGRE]);
         conditions.facts.receive_depth = conditions.facts.receive_depth.max(rng.pick(&[3, 4, 32]));
-        // Order within a write says nothing about the order among writes.
+        // A fabric may order the bytes of a write, and not its writes.
         conditions.facts.ordered_among_writes &= rng.one_in(2);
         conditions.facts.connections = 256;
         conditions.facts.regions = 64;

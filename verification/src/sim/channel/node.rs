@@ -85,7 +85,7 @@ impl<M: MemoryPort> Node<M> {
             registrations: ExactRegistrations::new(),
         };
         let mut new = Self { channel: Channel::new(port, config, parts)?, land: Vec::new() };
-        let bytes = u64::from(config.fast.rings) * config.fast.ring_bytes();
+        let bytes = config.fast.bytes();
         if bytes > 0 {
             let land = Land::new(bytes);
             // The memory suffices, and none was lent before.

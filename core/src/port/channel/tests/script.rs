@@ -310,7 +310,7 @@ pub(super) fn fast_channel(ranks: usize, rails: u32, buffers: usize, fast: FastP
     let region = channel.port_mut().register(memory, RegionAccess::LOCAL).unwrap();
     assert_eq!(channel.lend(region, own), Ok(buffers as u32));
     if fast.is_on() {
-        let [rings, _] = LentMemory::leaked(fast.rings as usize * fast.ring_bytes() as usize);
+        let [rings, _] = LentMemory::leaked(fast.bytes() as usize);
         assert_eq!(channel.lend_rings(rings), Ok(fast.rings));
     }
     channel
