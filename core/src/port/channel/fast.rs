@@ -77,8 +77,8 @@ impl FastPath {
         u64::from(self.rings) * RingShape::new(self.slots).map_or(0, RingShape::bytes)
     }
 
-    /// Returns the places that a reorder window needs beside those for packets in receives: such packets may be ahead of
-    /// all that are in a ring.
+    /// Returns the places that a reorder window needs beside those for packets in receives: such packets may be ahead
+    /// of all that are in a ring.
     pub const fn window_places(self) -> u32 {
         if self.is_on() { self.slots } else { 0 }
     }

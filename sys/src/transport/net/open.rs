@@ -134,7 +134,8 @@ impl OpenedPorts {
     }
 }
 
-/// Returns the sizes of a channel over this transport, with so many places for peers, of which `remote` may be connected.
+/// Returns the sizes of a channel over this transport, with so many places for peers, of which `remote` may be
+/// connected.
 pub(super) fn channel_sizes(
     transport: Transport,
     config: &Config,
