@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 
+use crate::bindings as fi;
 use crate::object::Errno;
 
 /// An operation that has ended.
@@ -24,6 +25,8 @@ pub(crate) struct Entry {
 /// The completions that wait to be read.
 pub(crate) struct Queue {
     pub(crate) entries: VecDeque<Entry>,
+    /// How many of the entries report writes of peers, which the application has not asked for.
+    pub(crate) written: usize,
     /// The endpoints that are bound.
     pub(crate) ports: Vec<usize>,
     /// Becomes readable when there may be something to read.
@@ -35,6 +38,15 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
+    /// Removes the oldest entry, which the application has read.
+    #[inline]
+    pub(crate) fn pop(&mut self) {
+        let Some(entry) = self.entries.pop_front() else { return };
+        if entry.flags & u64::from(fi::FI_REMOTE_WRITE) != 0 {
+            self.written -= 1;
+        }
+    }
+
     /// Lets the descriptor of an endpoint wake those who wait for this queue.
     pub(crate) fn watch(&self, descriptor: RawFd) -> Result<(), Errno> {
         let Some(wait) = &self.wait else { return Ok(()) };

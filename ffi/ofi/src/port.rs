@@ -12,11 +12,14 @@ mod receive;
 mod written;
 
 use std::collections::VecDeque;
+use std::io::Write as _;
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nemesia::{Arm, Config, Endpoint, Message, PeerAddress, PeerRef, PeerStage, Segment, SendOp};
+use nemesia::{
+    Arm, Config, Endpoint, Error, Message, Origin, PeerAddress, PeerRef, PeerStage, Segment, SendOp,
+};
 
 use crate::bindings as fi;
 use crate::counts::Counts;
@@ -62,6 +65,9 @@ const DELIVERED: u64 = fi::FI_DELIVERY_COMPLETE as u64;
 
 /// The most injected messages that wait to leave.
 const MOST_COPIES: usize = 1024;
+/// The bytes that unexpected messages may fill. An MPI cannot receive other messages first, so that the ceiling must
+/// grow. Memory is taken when it is needed, as long as the machine has some.
+const MOST_UNEXPECTED: usize = 16 << 30;
 
 /// The completion queue of one direction.
 #[derive(Clone, Copy, Debug)]
@@ -136,6 +142,8 @@ pub(crate) struct Port {
     /// Messages that a look has claimed, by the context of the application.
     claimed: Vec<(usize, Message)>,
     inbox: Arc<Inbox>,
+    /// A peer has written with data.
+    has_written: bool,
     /// The writes that were executed, and whose data could not leave yet.
     unsent: VecDeque<u64>,
     pub(crate) least_multi: usize,
@@ -145,11 +153,32 @@ pub(crate) struct Port {
     pub(crate) is_enabled: bool,
 }
 
+/// Opens the endpoint of Nemesia. Unexpected messages may fill [`MOST_UNEXPECTED`] bytes, unless a setting says otherwise.
+fn open_alone() -> Result<Endpoint, Errno> {
+    let config = Config::from_env().map_err(|error| refused(&error.into()))?;
+    if config.origin("NEMESIA_UNEXPECTED_LIMIT") == Origin::Default {
+        // Where so many addresses cannot be had, the ceiling stays as it is.
+        if let Ok(endpoint) = Endpoint::alone(&config.clone().unexpected_limit(MOST_UNEXPECTED)) {
+            return Ok(endpoint);
+        }
+    }
+    Endpoint::alone(&config).map_err(|error| refused(&error))
+}
+
+/// Returns the number of an error that says why there is no endpoint. Its text, which names the remedy, is written if
+/// the user has asked libfabric for messages.
+fn refused(error: &Error) -> Errno {
+    if std::env::var_os("FI_LOG_LEVEL").is_some_and(|level| !level.is_empty()) {
+        // Without an output there is no one to tell.
+        let _ = writeln!(std::io::stderr(), "nemesia: no endpoint: {error}");
+    }
+    error.into()
+}
+
 impl Port {
     /// Opens an endpoint with these capabilities and default flags.
     pub(crate) fn open(caps: u64, defaults: [u64; 2]) -> Result<Self, Errno> {
-        let config = Config::from_env().map_err(|_| Errno::INVALID)?;
-        let mut endpoint = Endpoint::alone(&config)?;
+        let mut endpoint = open_alone()?;
         let inbox = Inbox::of(&mut endpoint);
         let own = *endpoint.address()?;
         Ok(Self {
@@ -166,6 +195,7 @@ impl Port {
             operations: Operations::default(),
             claimed: Vec::new(),
             inbox,
+            has_written: false,
             unsent: VecDeque::new(),
             least_multi: 1,
             caps,
@@ -201,6 +231,10 @@ impl Port {
 
     /// Waits until something happens, for at most so long.
     pub(crate) fn pause(&mut self, limit: Duration) {
+        if self.inbox.is_filled() {
+            // The application has too many completions to read (`written.rs`): no more may come.
+            return std::thread::sleep(limit);
+        }
         // An error shows in the completion of an operation.
         let _ = self.endpoint.wait_progress(Some(limit));
     }
@@ -319,7 +353,9 @@ impl Port {
             self.copies += 1;
             return Ok(());
         }
-        self.endpoint.progress();
+        if !self.is_flooded(around.queues) {
+            self.endpoint.progress();
+        }
         Err(Errno::AGAIN)
     }
 

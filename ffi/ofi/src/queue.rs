@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C" fn open(
             _ => return Err(Errno::NO_SYSTEM),
         };
         let (entries, ports) = (VecDeque::with_capacity(64), Vec::new());
-        let queue = Queue { entries, ports, wait, entry_bytes, signalled: false };
+        let queue = Queue { entries, written: 0, ports, wait, entry_bytes, signalled: false };
         let number = domain.with(|state| state.queues.insert(queue));
         domain.opened();
         let fid = fid_of(fi::FI_CLASS_CQ, context, &FID);

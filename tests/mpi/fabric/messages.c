@@ -439,6 +439,23 @@ static void unexpected(void) {
     close_side(&it);
 }
 
+/* Many more messages than the ceiling has room for, and the one that is received first is the last: no receive stalls. */
+static void held_back(void) {
+    enum { COUNT = 10000 };
+    struct side it;
+    OK(setenv("NEMESIA_UNEXPECTED_BYTES", "65536", 1));
+    open_side(&it, &(struct options){0});
+    for (unsigned at = 0; rank == 0 && at < COUNT; at++) POSTED(&it, fi_tinject(it.ep, &at, sizeof at, it.peer, at));
+    for (unsigned at = COUNT; rank == 1 && at-- > 0;) {
+        unsigned value = ~0u;
+        OK(fi_trecv(it.ep, &value, sizeof value, NULL, FI_ADDR_UNSPEC, at, 0, &value));
+        completed(&it, &value);
+        CHECK(value == at);
+    }
+    meet(&it);
+    close_side(&it);
+}
+
 /* A send with FI_DELIVERY_COMPLETE completes after the message was received. */
 static void delivered(void) {
     struct side it;
@@ -571,8 +588,8 @@ static const struct test TESTS[] = {
     {"untagged", untagged, 2}, {"tagged", tagged, 2}, {"tags_match_by_mask", tags_match_by_mask, 2},
     {"inject", inject, 2}, {"immediate", immediate, 2}, {"lists", lists, 2}, {"formats", formats, 2},
     {"selective", selective, 2}, {"truncated", truncated, 2}, {"multi_receive", multi_receive, 2},
-    {"cancelled", cancelled, 2}, {"peeked", peeked, 2}, {"unexpected", unexpected, 2}, {"delivered", delivered, 2},
-    {"counted", counted, 2}, {"loopback", loopback, 1}, {"many_endpoints", many_endpoints, 2},
+    {"cancelled", cancelled, 2}, {"peeked", peeked, 2}, {"unexpected", unexpected, 2}, {"held_back", held_back, 2},
+    {"delivered", delivered, 2}, {"counted", counted, 2}, {"loopback", loopback, 1}, {"many_endpoints", many_endpoints, 2},
 };
 
 int main(int count, char **words) { return run_test(count, words, TESTS, sizeof TESTS / sizeof *TESTS); }

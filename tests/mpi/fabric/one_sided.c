@@ -135,6 +135,45 @@ static void data_beside_writes(void) {
     free(bytes);
 }
 
+/* Writes with data, 1,000 at once, until all have completed or none has for so long. */
+static void write_many(struct exposed *all, unsigned *begun, unsigned *done, unsigned count, double seconds) {
+    double end = now() + seconds;
+    struct side *it = &all->it;
+    struct fi_cq_tagged_entry entry;
+    while (*done < count && now() < end) {
+        if (*begun < count && *begun - *done < 1000) {
+            const ssize_t posted = fi_writedata(it->ep, NULL, 0, NULL, *begun, it->peer, 0, all->key, NULL);
+            CHECK(posted == 0 || posted == -FI_EAGAIN);
+            *begun += posted == 0;
+        }
+        const ssize_t taken = fi_cq_read(it->cq, &entry, 1);
+        CHECK(taken == 1 || taken == -FI_EAGAIN);
+        if (taken == 1) end = now() + seconds, ++*done;
+    }
+}
+
+/* While the target makes progress but reads no completion, writes with data fill no memory: their origin is held back.
+ * Later all arrive. */
+static void flooded(void) {
+    enum { COUNT = 50000 };
+    struct exposed all;
+    unsigned begun = 0, done = 0;
+    expose(&all, &(struct options){0}, ALL);
+    struct side *it = &all.it;
+    if (rank == 0) {
+        write_many(&all, &begun, &done, COUNT, 2);
+        CHECK(done < COUNT);
+    }
+    meet(it); /* the target reads a counter meanwhile */
+    if (rank == 0) {
+        write_many(&all, &begun, &done, COUNT, LIMIT);
+        CHECK(done == COUNT);
+    } else {
+        for (unsigned at = 0; at < COUNT; at++) CHECK(completed(it, NULL).data == at);
+    }
+    withdraw(&all);
+}
+
 /* What the owner does not allow fails, in the call or in the completion, and the endpoints go on. */
 static void refused(void) {
     struct exposed all;
@@ -348,8 +387,8 @@ static void atomics_add_up(void) {
 
 static const struct test TESTS[] = {
     {"read_and_write", read_and_write, 2}, {"lists_and_injected", lists_and_injected, 2},
-    {"data_beside_writes", data_beside_writes, 2}, {"refused", refused, 2}, {"many_regions", many_regions, 2},
-    {"every_atomic", every_atomic, 2}, {"atomics_add_up", atomics_add_up, 2},
+    {"data_beside_writes", data_beside_writes, 2}, {"flooded", flooded, 2}, {"refused", refused, 2},
+    {"many_regions", many_regions, 2}, {"every_atomic", every_atomic, 2}, {"atomics_add_up", atomics_add_up, 2},
 };
 
 int main(int count, char **words) { return run_test(count, words, TESTS, sizeof TESTS / sizeof *TESTS); }

@@ -20,6 +20,9 @@ impl Port {
     /// Makes progress, and takes completions into the queues that they belong to.
     #[inline]
     pub(crate) fn collect(&mut self, queues: &mut Table<Queue>, vectors: &mut Table<AddressVector>) {
+        if self.is_flooded(queues) {
+            return;
+        }
         let mut batch = [Completion::default(); BATCH];
         let taken = self.endpoint.completions(&mut batch);
         let mut around = Around { queues, vectors };

@@ -2,6 +2,9 @@
 //!
 //! A put of Nemesia carries no data. When the target has executed a write, the origin sends the data in an active
 //! message. The write is complete when this message has left.
+//!
+//! The target makes no progress while so many of these completions wait to be read that a peer could fill its memory.
+//! Then peers are held back, as a completion queue that is full holds them back (FI_RM_ENABLED).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,11 +13,14 @@ use nemesia::{Endpoint, Error};
 
 use super::{Around, DATA, Port};
 use crate::bindings as fi;
-use crate::entries::Entry;
+use crate::entries::{Entry, Queue};
 use crate::object::Errno;
+use crate::table::Table;
 
 /// The number of the handler.
 const HANDLER: u16 = 0;
+/// So many completions of peers' writes may wait to be read before this process makes no more progress.
+const MOST: usize = 16384;
 /// How the target reports a write.
 const FLAGS: u64 = fi::FI_RMA as u64 | fi::FI_REMOTE_WRITE as u64 | DATA;
 
@@ -51,7 +57,7 @@ impl Inbox {
 
     /// Returns whether there is something. The handler runs on the endpoint's thread.
     #[inline]
-    fn is_filled(&self) -> bool {
+    pub(super) fn is_filled(&self) -> bool {
         self.is_filled.load(Ordering::Relaxed)
     }
 
@@ -80,8 +86,19 @@ impl Port {
         for Written { from, data, len } in self.inbox.take() {
             let source = self.source_of(from, around);
             let len = usize::try_from(len).unwrap_or(usize::MAX);
-            self.write(&Entry { flags: FLAGS, len, data, source, ..Entry::default() }, false, around);
+            let Some(bound) = self.receive_queue else { continue };
+            let Some(queue) = around.queues.get(bound.queue) else { continue };
+            queue.entries.push_back(Entry { flags: FLAGS, len, data, source, ..Entry::default() });
+            queue.written += 1;
+            self.has_written = true;
         }
+    }
+
+    /// Returns whether the application must read completions before there may be more.
+    #[inline]
+    pub(super) fn is_flooded(&self, queues: &mut Table<Queue>) -> bool {
+        let bound = self.receive_queue.filter(|_| self.has_written);
+        bound.and_then(|bound| queues.get(bound.queue)).is_some_and(|queue| queue.written >= MOST)
     }
 
     /// Sends the data of a write that the target has executed.

@@ -36,7 +36,7 @@ impl QueueObject {
                         sources.add(taken).write(entry.source);
                     }
                 }
-                queue.entries.pop_front();
+                queue.pop();
                 taken += 1;
             }
             match queue.entries.front() {
@@ -196,7 +196,7 @@ pub(super) unsafe extern "C" fn read_error(
             let queue = state.queues.get(it.number).ok_or(Errno::INVALID)?;
             let (entry, (Errno(error), left)) =
                 queue.entries.front().and_then(|entry| Some((*entry, entry.error?))).ok_or(Errno::AGAIN)?;
-            queue.entries.pop_front();
+            queue.pop();
             let fi_cq_tagged_entry { op_context, flags, len, buf, data, tag } = tagged_of(&entry);
             (out.op_context, out.flags, out.len, out.buf) = (op_context, flags, len, buf);
             (out.data, out.tag, out.olen) = (data, tag, left);
