@@ -115,6 +115,18 @@ pub(crate) enum Memory {
     Lent,
 }
 
+/// How `perf` moves bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Operation {
+    /// By messages
+    Send,
+    /// By puts into memory of the other process
+    Put,
+    /// By gets from memory of the other process
+    Get,
+}
+
 /// Arguments of `nemesia perf`.
 #[derive(Debug, Args)]
 pub(crate) struct PerfArgs {
@@ -143,6 +155,10 @@ pub(crate) struct PerfArgs {
     /// how it lies at its receiver: `whole`, `64+` (a header of 64 bytes, and the rest), `/8` (8 equal runs)
     #[arg(long, value_name = "FROM:TO", conflicts_with_all = ["matching", "unexpected", "memory"])]
     pub(crate) list: Option<ListShapes>,
+    /// With --port shm and net: how the bytes move
+    #[arg(long, value_enum, default_value = "send",
+          conflicts_with_all = ["matching", "unexpected", "memory", "list", "channel"])]
+    pub(crate) operation: Operation,
     /// The RDMA devices of --port verbs: one for both processes, or one for each, separated by a comma;
     /// default: the first usable one
     #[arg(long, value_name = "NAME", value_delimiter = ',', num_args = 1)]

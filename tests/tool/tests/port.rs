@@ -34,10 +34,10 @@ fn has_device() -> Result<bool, String> {
 const PORT: (&str, &str) = ("RDMA writes", "without the engine");
 
 /// Measures a port. Every size has every result, and every byte is checked.
-fn measures(port: &str, (what, whole): (&str, &str)) -> Result<(), String> {
+fn measures(port: &str, (what, whole): (&str, &str), more: &[&str]) -> Result<(), String> {
     let sizes = [0, 1, 8, 4096, 100_000];
     let list = sizes.map(|bytes| bytes.to_string()).join(",");
-    let words = [
+    let mut words = vec![
         "perf",
         "--port",
         port,
@@ -51,11 +51,12 @@ fn measures(port: &str, (what, whole): (&str, &str)) -> Result<(), String> {
         "--sizes",
         &list,
     ];
+    words.extend(more);
     let output = nemesia(&words)?;
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {errors}", output.status);
     assert!(errors.contains(whole), "{errors}");
-    assert_eq!(errors.contains("windows of 64 messages"), port == "net", "{errors}");
+    assert_eq!(errors.contains("windows of 64"), ["shm", "net"].contains(&port), "{errors}");
     let document: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
     let measures = document["measures"].as_str().unwrap_or_default();
     assert!(measures.contains(what), "{document}");
@@ -74,21 +75,31 @@ fn measures(port: &str, (what, whole): (&str, &str)) -> Result<(), String> {
 
 #[test]
 fn tcp_is_measured_in_both_ways() -> Result<(), String> {
-    measures("tcp", PORT)?;
+    measures("tcp", PORT, &[])?;
     assert!(nemesia(&["info", "--port", "tcp"])?.status.success());
     Ok(())
 }
 
 #[test]
 fn the_engine_is_measured_between_machines() -> Result<(), String> {
-    measures("net", ("engine over", "engine over"))
+    measures("net", ("engine over", "windows of 64 messages"), &[])
+}
+
+#[test]
+fn one_sided_operations_are_measured_inside_a_machine_and_between_machines() -> Result<(), String> {
+    for port in ["shm", "net"] {
+        measures(port, ("puts", "windows of 64 puts"), &["--operation", "put"])?;
+        measures(port, ("gets", "latency: of a get"), &["--operation", "get"])?;
+    }
+    assert!(refused(&["perf", "--port", "tcp", "--operation", "put"])?.contains("--operation is for --port"));
+    Ok(())
 }
 
 #[test]
 fn verbs_is_measured_where_there_is_a_device_and_elsewhere_the_reason_is_said() -> Result<(), String> {
     if has_device()? {
         assert!(nemesia(&["info", "--port", "verbs"])?.status.success());
-        return measures("verbs", PORT);
+        return measures("verbs", PORT, &[]);
     }
     for words in [&["perf", "--port", "verbs", "--no-plot"][..], &["info", "--port", "verbs"]] {
         let errors = refused(words)?;

@@ -23,14 +23,14 @@ const ACKNOWLEDGEMENT: u64 = 3;
 #[derive(Debug)]
 pub(crate) struct Link {
     // Order matters: the endpoint may hold operations on the buffers, so it is dropped before them.
-    endpoint: Endpoint,
-    peer: usize,
-    out: LinkBuffer,
-    into: LinkBuffer,
+    pub(super) endpoint: Endpoint,
+    pub(super) peer: usize,
+    pub(super) out: LinkBuffer,
+    pub(super) into: LinkBuffer,
     /// Whether the peer may write into the buffer of a receive through a mapping. No reference to the buffer is then
     /// alive during the receive.
     lent: bool,
-    requests: Vec<Request>,
+    pub(super) requests: Vec<Request>,
     lists: Option<ListBuffers>,
 }
 
@@ -70,7 +70,7 @@ impl Link {
 
 /// A buffer of one of the kinds of memory.
 #[derive(Debug)]
-enum LinkBuffer {
+pub(super) enum LinkBuffer {
     Own(Vec<u8>),
     Allocated(MessageBuffer),
     Lent(NonNull<u8>, usize),
@@ -299,7 +299,7 @@ impl Traffic for Link {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]
-fn text(error: Error) -> String {
+pub(super) fn text(error: Error) -> String {
     error.to_string()
 }
 

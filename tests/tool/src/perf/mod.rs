@@ -1,5 +1,6 @@
 //! `nemesia perf`: two processes of this program measure each other, beside the limits of the machine.
 
+mod access;
 mod bare;
 mod channel;
 mod command;
@@ -31,7 +32,7 @@ use nemesia::{Config, ConfigError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{Memory, PerfArgs, Port, Test, WorkerArgs};
+use crate::cli::{Memory, Operation, PerfArgs, Port, Test, WorkerArgs};
 use crate::failure::Failure;
 use crate::output::{self, Destination};
 use crate::run;
@@ -87,7 +88,8 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     let (measured, seen) = measure(args, &tests, pins.is_some())?;
     report_warnings(&seen);
     let (port, rounds) = (args.port.name(), args.rounds);
-    let layout = Layout { port, pins, rounds, tests: &tests, sizes: &args.sizes.0 };
+    let layout =
+        Layout { port, operation: args.operation, pins, rounds, tests: &tests, sizes: &args.sizes.0 };
     files.write(&layout, &measured, &seen)
 }
 
@@ -150,6 +152,9 @@ fn check_port(args: &PerfArgs) -> Result<(), Failure> {
     }
     if args.list.is_some() && args.port != Port::Shm {
         return Err(Failure::unusable("--list is for --port shm"));
+    }
+    if args.operation != Operation::Send && args.port.is_memory_port() {
+        return Err(Failure::unusable("--operation is for --port shm and net"));
     }
     if args.port == Port::Shm {
         return if args.matching { Ok(()) } else { check_shm() };
@@ -348,6 +353,7 @@ fn measure(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<(Measured, Vec<
         trace: args.trace,
         memory: args.memory,
         list: args.list,
+        operation: args.operation,
         page: shared.as_raw_fd(),
         copies: copies.as_ref().map(AsRawFd::as_raw_fd),
         reports,

@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{Memory, Port, Test};
+use crate::cli::{Memory, Operation, Port, Test};
 use crate::shapes::ListShapes;
 
 /// The plan of the two processes.
@@ -29,6 +29,7 @@ pub(crate) struct Plan {
     pub(crate) trace: Option<u32>,
     pub(crate) memory: Memory,
     pub(crate) list: Option<ListShapes>,
+    pub(crate) operation: Operation,
     /// The descriptor of the shared page.
     pub(crate) page: RawFd,
     /// The descriptor of the memory for copies without the library.

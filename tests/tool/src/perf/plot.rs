@@ -171,10 +171,18 @@ fn size_at(at: f64) -> String {
 mod tests {
     use super::super::report::tests::{ALL, measured};
     use super::*;
+    use crate::cli::Operation;
 
     #[test]
     fn the_picture_names_axes_units_and_curves() {
-        let layout = Layout { port: "shm", pins: None, rounds: 5, tests: &ALL, sizes: &[0, 8, 1024, 65_536] };
+        let layout = Layout {
+            port: "shm",
+            operation: Operation::Send,
+            pins: None,
+            rounds: 5,
+            tests: &ALL,
+            sizes: &[0, 8, 1024, 65_536],
+        };
         let text = svg(&layout, &measured()).unwrap();
         for words in [
             "Latency",
@@ -193,7 +201,14 @@ mod tests {
         for (size, test) in
             [(0, Test::Latency), (8, Test::Bandwidth), (0, Test::Bandwidth), (65_536, Test::Latency)]
         {
-            let layout = Layout { port: "shm", pins: None, rounds: 5, tests: &[test], sizes: &[size] };
+            let layout = Layout {
+                port: "shm",
+                operation: Operation::Send,
+                pins: None,
+                rounds: 5,
+                tests: &[test],
+                sizes: &[size],
+            };
             assert!(svg(&layout, &measured()).unwrap().ends_with("</svg>\n"));
         }
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::link::WINDOW;
 use super::traffic::Seen;
 use super::worker::Measured;
-use crate::cli::Test;
+use crate::cli::{Operation, Test};
 use crate::failure::Failure;
 use crate::sizes::short;
 
@@ -20,6 +20,7 @@ const COPIES_IN_A_LINE: usize = 5;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout<'a> {
     pub(crate) port: &'static str,
+    pub(crate) operation: Operation,
     /// The cores of the two processes, if they were bound.
     pub(crate) pins: Option<[usize; 2]>,
     pub(crate) rounds: u32,
@@ -190,9 +191,14 @@ fn write_table(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> st
     writeln!(out, "{}", lines.join("\n"))?;
     writeln!(out)?;
     if layout.tests.contains(&Test::Latency) {
+        let what = match layout.operation {
+            Operation::Send => "half a round trip",
+            Operation::Put => "half a round trip of puts with notification",
+            Operation::Get => "of a get, until its bytes are here",
+        };
         writeln!(
             out,
-            "latency: half a round trip; p50 and p99 of each round, and of these the median of {rounds} rounds"
+            "latency: {what}; p50 and p99 of each round, and of these the median of {rounds} rounds"
         )?;
         writeln!(
             out,
@@ -203,7 +209,14 @@ fn write_table(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> st
         let what = match layout.port {
             // The description of a memory port says how many requests are under way.
             "tcp" | "verbs" => "RDMA writes, until the target has confirmed the last".to_owned(),
-            _ => format!("windows of {WINDOW} messages"),
+            _ => {
+                let what = match layout.operation {
+                    Operation::Send => "messages",
+                    Operation::Put => "puts, until they are in place",
+                    Operation::Get => "gets",
+                };
+                format!("windows of {WINDOW} {what}")
+            }
         };
         writeln!(out, "bandwidth, rate: {what}; median of {rounds} rounds; 1 MB is 10^6 bytes")?;
     }
@@ -293,7 +306,14 @@ pub(crate) mod tests {
 
     #[test]
     fn json_has_the_keys_that_its_readers_rely_on() {
-        let layout = Layout { port: "shm", pins: Some([0, 1]), rounds: 5, tests: &ALL, sizes: &[8, 1024] };
+        let layout = Layout {
+            port: "shm",
+            operation: Operation::Send,
+            pins: Some([0, 1]),
+            rounds: 5,
+            tests: &ALL,
+            sizes: &[8, 1024],
+        };
         let expected = concat!(
             r#"{"limits":{"handover_ns":100.0,"memcpy_MBps":{"1024":20000.0,"65536":18000.3}},"results":["#,
             r#"{"port":"shm","test":"latency","bytes":8,"p50_ns":160.0,"p99_ns":200.0,"handover_ns":100.0},"#,
@@ -309,7 +329,14 @@ pub(crate) mod tests {
 
     #[test]
     fn only_what_was_asked_for_is_reported() {
-        let layout = Layout { port: "shm", pins: None, rounds: 5, tests: &[Test::Rate], sizes: &[8] };
+        let layout = Layout {
+            port: "shm",
+            operation: Operation::Send,
+            pins: None,
+            rounds: 5,
+            tests: &[Test::Rate],
+            sizes: &[8],
+        };
         let text = json(&layout, &measured(), &[]).unwrap();
         assert!(text.contains("per_s") && !text.contains("p50_ns") && !text.contains(r#""MBps""#), "{text}");
         let text = table(&layout, &measured());
@@ -318,7 +345,14 @@ pub(crate) mod tests {
 
     #[test]
     fn the_table_sets_results_against_the_limits() {
-        let layout = Layout { port: "shm", pins: Some([0, 1]), rounds: 5, tests: &ALL, sizes: &[0, 8, 1024] };
+        let layout = Layout {
+            port: "shm",
+            operation: Operation::Send,
+            pins: Some([0, 1]),
+            rounds: 5,
+            tests: &ALL,
+            sizes: &[0, 8, 1024],
+        };
         let text = table(&layout, &measured());
         let row = |head: &str| -> Vec<&str> {
             text.lines()

@@ -13,6 +13,7 @@ use nemesia::bootstrap::Bootstrap;
 use nemesia::{Config, Endpoint};
 use serde::{Deserialize, Serialize};
 
+use super::access::AccessLink;
 use super::bare::BareCopy;
 use super::command::LinkCommand;
 use super::limits;
@@ -23,7 +24,7 @@ use super::port;
 use super::stats::{median, percentile};
 use super::timer::Timer;
 use super::traffic::{Seen, Traffic};
-use crate::cli::{Memory, Port};
+use crate::cli::{Memory, Operation, Port};
 
 /// The approximate time of one round of one size.
 const ROUND_NS: f64 = 15e6;
@@ -126,7 +127,13 @@ fn take_part(plan: &Plan, shared: &OwnedFd) -> Report<(Option<Measured>, Seen)> 
     let most = plan.sizes.iter().copied().max().unwrap_or(0);
     let bootstrap = || Bootstrap::from_env().map_err(|error| error.to_string());
     match plan.port {
-        Port::Shm | Port::Net => meet(plan, Link::new(endpoint(plan)?, most, plan.memory, plan.list)?, page),
+        Port::Shm | Port::Net => {
+            let link = Link::new(endpoint(plan)?, most, plan.memory, plan.list)?;
+            match plan.operation {
+                Operation::Send => meet(plan, link, page),
+                operation => meet(plan, AccessLink::new(link, most, operation == Operation::Get)?, page),
+            }
+        }
         Port::Tcp => meet(plan, port::over_tcp(bootstrap()?, most)?, page),
         Port::Verbs => meet(plan, port::over_verbs(bootstrap()?, most, plan)?, page),
     }
