@@ -153,7 +153,8 @@ pub(crate) struct Port {
     pub(crate) is_enabled: bool,
 }
 
-/// Opens the endpoint of Nemesia. Unexpected messages may fill [`MOST_UNEXPECTED`] bytes, unless a setting says otherwise.
+/// Opens the endpoint of Nemesia. Unexpected messages may fill [`MOST_UNEXPECTED`] bytes, unless a setting says
+/// otherwise.
 fn open_alone() -> Result<Endpoint, Errno> {
     let config = Config::from_env().map_err(|error| refused(&error.into()))?;
     if config.origin("NEMESIA_UNEXPECTED_LIMIT") == Origin::Default {

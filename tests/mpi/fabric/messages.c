@@ -439,7 +439,7 @@ static void unexpected(void) {
     close_side(&it);
 }
 
-/* Many more messages than the ceiling has room for, and the one that is received first is the last: no receive stalls. */
+/* Many more messages than the ceiling has room for. The last is received first: no receive stalls. */
 static void held_back(void) {
     enum { COUNT = 10000 };
     struct side it;
@@ -589,7 +589,8 @@ static const struct test TESTS[] = {
     {"inject", inject, 2}, {"immediate", immediate, 2}, {"lists", lists, 2}, {"formats", formats, 2},
     {"selective", selective, 2}, {"truncated", truncated, 2}, {"multi_receive", multi_receive, 2},
     {"cancelled", cancelled, 2}, {"peeked", peeked, 2}, {"unexpected", unexpected, 2}, {"held_back", held_back, 2},
-    {"delivered", delivered, 2}, {"counted", counted, 2}, {"loopback", loopback, 1}, {"many_endpoints", many_endpoints, 2},
+    {"delivered", delivered, 2}, {"counted", counted, 2}, {"loopback", loopback, 1},
+    {"many_endpoints", many_endpoints, 2},
 };
 
 int main(int count, char **words) { return run_test(count, words, TESTS, sizeof TESTS / sizeof *TESTS); }
