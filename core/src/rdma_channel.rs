@@ -18,6 +18,7 @@
 //! | `piggyback` | section 4.3: data, size and head in one write, delayed and carried tails |
 //! | `pipelined` | section 4.4: copies and writes overlap |
 //! | `zero_copy` | section 5: the receiver reads long runs from the sender's buffer |
+//! | `push` | section 5, the alternative: the sender writes long runs into a buffer that the receiver has advertised |
 //! | `past` | section 6: rendezvous by RDMA write, its handshake through the pipe and its data past it |
 //! | `direct` | section 3.2: inside a machine, by the structures of [`crate::shared`] |
 //! | `pointers` | head and tail with their replicas, as `words` or as `messages`; `arrival` decides |
@@ -63,6 +64,7 @@ mod piggyback;
 mod pipelined;
 mod pointer;
 mod pointers;
+mod push;
 mod shape;
 mod words;
 mod zero_copy;
@@ -240,6 +242,17 @@ pub trait PipeHost {
     }
 }
 
+/// What the push alternative of the zero-copy design has counted at one end of a pipe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PushCounts {
+    /// Buffers that gets have advertised to the peer.
+    pub advertised: u64,
+    /// Advertised buffers that were withdrawn, because the peer had put first.
+    pub withdrawn: u64,
+    /// Runs that puts have written into advertised buffers of the peer.
+    pub pushed: u64,
+}
+
 /// The design with its positions.
 #[derive(Debug)]
 enum PipeRoom {
@@ -293,7 +306,7 @@ impl BytePipe {
             Design::Basic => PipeRoom::Basic(Basic::default()),
             Design::Piggyback => PipeRoom::Piggyback(Piggyback::default()),
             Design::Pipelined => PipeRoom::Pipelined(Pipelined::default()),
-            Design::ZeroCopy => PipeRoom::ZeroCopy(ZeroCopy::default()),
+            Design::ZeroCopy | Design::ZeroCopyPush => PipeRoom::ZeroCopy(ZeroCopy::default()),
         };
         Ok(Self { link, pointers, room, past: PastWrites::default(), lost: None })
     }
@@ -462,6 +475,12 @@ impl BytePipe {
                 }
                 Ok(())
             }
+            (PipeWork::Push, _) => {
+                if let PipeRoom::ZeroCopy(room) = &mut self.room {
+                    room.push.on_written(number);
+                }
+                Ok(())
+            }
             (PipeWork::Past, _) => {
                 self.past.on_written(number);
                 Ok(())
@@ -526,6 +545,14 @@ impl BytePipe {
     /// Returns the connection.
     pub const fn connection(&self) -> Connection {
         self.link.connection
+    }
+
+    /// Returns what the push alternative has counted; zeros in other designs.
+    pub const fn push_counts(&self) -> PushCounts {
+        match &self.room {
+            PipeRoom::ZeroCopy(room) => room.push_counts(),
+            _ => PushCounts { advertised: 0, withdrawn: 0, pushed: 0 },
+        }
     }
 
     /// Returns how bytes arrive, and why.

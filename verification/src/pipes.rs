@@ -80,6 +80,10 @@ pub struct PipeTally {
     pub exposed: u64,
     /// Buffers into which a port read.
     pub lent: u64,
+    /// Runs that were written into advertised buffers.
+    pub pushed: u64,
+    /// Advertised buffers that were withdrawn, because a put came first.
+    pub withdrawn: u64,
     /// Pipes that failed because the peer violated the protocol.
     pub violated: u64,
     /// Pipes that failed because the connection ended.
@@ -98,6 +102,8 @@ impl PipeTally {
         self.cut += other.cut;
         self.exposed += other.exposed;
         self.lent += other.lent;
+        self.pushed += other.pushed;
+        self.withdrawn += other.withdrawn;
         self.violated += other.violated;
         self.lost += other.lost;
         self.polled += other.polled;

@@ -8,6 +8,9 @@ use nemesia_core::wire::placement::{
 
 mod call;
 mod channel;
+// Its memory is that of real processes, which loom cannot model.
+#[cfg(not(nemesia_loom))]
+mod direct;
 mod list;
 mod meeting;
 mod one_sided;
@@ -19,6 +22,8 @@ mod vipl;
 
 pub use call::call_decoder;
 pub use channel::channel_decoder;
+#[cfg(not(nemesia_loom))]
+pub use direct::direct_pipe;
 pub use list::list_of_runs;
 pub use meeting::meeting_decoder;
 pub use one_sided::one_sided_decoder;
@@ -38,7 +43,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: &[Target] = &[
     Target { name: "placement-decoder", run: placement_decoder },
     Target { name: "placement-peer", run: placement_peer },
     Target { name: "list-of-runs", run: list_of_runs },
@@ -51,6 +56,8 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "rendezvous-decoder", run: rendezvous_decoder },
     Target { name: "vipl-setup", run: vipl_setup },
     Target { name: "vipl-peer", run: vipl_peer },
+    #[cfg(not(nemesia_loom))]
+    Target { name: "direct-pipe", run: direct_pipe },
 ];
 
 /// Decodes the bytes as frames of the placement, and as a handshake. What is accepted must be encoded to the same
@@ -102,6 +109,19 @@ mod tests {
     fn input(rng: &mut Rng) -> Vec<u8> {
         let len = rng.below(600);
         (0..len).map(|_| if rng.one_in(3) { rng.next() as u8 } else { rng.below(16) as u8 }).collect()
+    }
+
+    #[test]
+    fn the_corpus_breaks_no_promise() {
+        let (corpus, mut files) = (concat!(env!("CARGO_MANIFEST_DIR"), "/corpus"), 0);
+        for target in TARGETS {
+            let inputs = std::fs::read_dir(format!("{corpus}/{}", target.name)).into_iter().flatten();
+            for path in inputs.map(|entry| entry.unwrap().path()) {
+                assert_eq!((target.run)(&std::fs::read(&path).unwrap()), Ok(()), "{}", path.display());
+                files += 1;
+            }
+        }
+        assert!(files > 0, "no file in {corpus}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! | bytes | header |
 //! |---|---|
 //! | 0 to 3 | bytes of the payload |
-//! | 4 | kind: 1 data, 2 exposed buffer |
+//! | 4 | kind: 1 data, 2 exposed buffer, 3 advertised buffer, 4 bytes pushed into it |
 //! | 5 | bit 0: the second flag is inverted; bit 1: more chunks of the same put follow |
 //! | 6, 7 | 0 |
 //! | 8 to 15 | the sender's tail of the other direction, in chunks |
@@ -35,6 +35,10 @@ pub(super) enum ChunkKind {
     Data = 1,
     /// The key of a buffer from which the receiver reads.
     Exposed = 2,
+    /// The key of a buffer into which the receiver may write, and its position in the stream.
+    Advertised = 3,
+    /// The number of bytes that were written into an advertised buffer.
+    Pushed = 4,
 }
 
 /// A header.
@@ -82,8 +86,10 @@ impl ChunkHeader {
         let kind = match kind {
             1 => ChunkKind::Data,
             2 => ChunkKind::Exposed,
+            3 => ChunkKind::Advertised,
+            4 => ChunkKind::Pushed,
             other => {
-                return Err(PipeError::Violated { what: "kind of a chunk", found: other.into(), limit: 2 });
+                return Err(PipeError::Violated { what: "kind of a chunk", found: other.into(), limit: 4 });
             }
         };
         Ok(Self { len, kind, inverted: flags & 1 != 0, more: flags & 2 != 0, tail, number })
@@ -171,7 +177,7 @@ mod tests {
         {
             assert!(ChunkHeader::from_bytes(&header.to_bytes(), number, capacity).is_err());
         }
-        for kind in [0, 3, 255] {
+        for kind in [0, 5, 255] {
             let mut bytes = HEADERS.to_bytes();
             bytes[4] = kind;
             assert!(ChunkHeader::from_bytes(&bytes, 3, 7).is_err(), "{kind}");

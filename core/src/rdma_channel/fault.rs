@@ -39,11 +39,17 @@ pub enum PipeFault {
     AckUnread,
     /// The bytes of a buffer that was read only in part are taken for the whole.
     SkipRest,
+    /// A put uses an advertised buffer at whatever position of the stream.
+    PushStale,
+    /// A put counts bytes that it pushes when their writes are posted.
+    CountPushed,
+    /// A put announces bytes before all of their writes are posted.
+    AnnounceUnpushed,
 }
 
 impl PipeFault {
     /// All faults.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 18] = [
         Self::OneSlot,
         Self::ForgetReserve,
         Self::HeadFirst,
@@ -59,6 +65,9 @@ impl PipeFault {
         Self::CountEarly,
         Self::AckUnread,
         Self::SkipRest,
+        Self::PushStale,
+        Self::CountPushed,
+        Self::AnnounceUnpushed,
     ];
 }
 

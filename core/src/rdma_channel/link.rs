@@ -32,6 +32,8 @@ pub(super) enum PipeWork {
     Read,
     /// Writes past the pipe; the number is the position in the buffer up to which it writes.
     Past,
+    /// Writes into the peer's advertised buffer; the number is the position in the run up to which it writes.
+    Push,
 }
 
 const NUMBER_BITS: u32 = 56;
@@ -46,6 +48,7 @@ impl PipeWork {
             Self::Receive => 0x20,
             Self::Read => 0x30,
             Self::Past => 0x40,
+            Self::Push => 0x50,
         };
         kind << NUMBER_BITS | (number & NUMBER)
     }
@@ -58,6 +61,7 @@ impl PipeWork {
             0x20 => Self::Receive,
             0x30 => Self::Read,
             0x40 => Self::Past,
+            0x50 => Self::Push,
             _ => return None,
         };
         Some((work, id & NUMBER))
@@ -146,7 +150,8 @@ mod tests {
 
     #[test]
     fn numbers_of_work_requests_have_one_meaning() {
-        let kinds = [PipeWork::Data, PipeWork::Receive, PipeWork::Read, PipeWork::Past].into_iter();
+        let kinds =
+            [PipeWork::Data, PipeWork::Receive, PipeWork::Read, PipeWork::Past, PipeWork::Push].into_iter();
         for kind in kinds.chain((0..3).map(PipeWork::Pointer)) {
             for number in [0, 1, 1 << 40, NUMBER] {
                 assert_eq!(PipeWork::of(kind.id(number)), Some((kind, number)));

@@ -5,7 +5,7 @@ use super::{PipeArrival, PipeError};
 use crate::port::memory::{Facts, KEY_BYTES, MemoryKey};
 
 /// Version of everything that two ends of a pipe exchange. It increases with every change of a layout.
-pub const PIPE_VERSION: u8 = 1;
+pub const PIPE_VERSION: u8 = 2;
 /// Bytes of a [`PipeCard`].
 pub const CARD_BYTES: usize = 16 + KEY_BYTES;
 /// Bytes before the ring in the inbox: one cache line for each pointer of the peer.
@@ -37,11 +37,15 @@ pub enum Design {
     Pipelined = 3,
     /// Section 5: the receiver reads long runs out of the sender's buffer.
     ZeroCopy = 4,
+    /// Section 5, the alternative: where a get comes before its put, the sender writes long runs into the receiver's
+    /// buffer. Elsewhere as [`Design::ZeroCopy`].
+    ZeroCopyPush = 5,
 }
 
 impl Design {
     /// All designs, in the order of the paper.
-    pub const ALL: [Self; 4] = [Self::Basic, Self::Piggyback, Self::Pipelined, Self::ZeroCopy];
+    pub const ALL: [Self; 5] =
+        [Self::Basic, Self::Piggyback, Self::Pipelined, Self::ZeroCopy, Self::ZeroCopyPush];
 
     /// Returns the name of the design in settings and explanations.
     pub const fn name(self) -> &'static str {
@@ -50,7 +54,13 @@ impl Design {
             Self::Piggyback => "piggyback",
             Self::Pipelined => "pipelined",
             Self::ZeroCopy => "zero-copy",
+            Self::ZeroCopyPush => "zero-copy-push",
         }
+    }
+
+    /// Returns whether long runs are not copied.
+    pub const fn is_zero_copy(self) -> bool {
+        matches!(self, Self::ZeroCopy | Self::ZeroCopyPush)
     }
 }
 
@@ -75,7 +85,7 @@ pub struct PipeShape {
     pub ring_bytes: u32,
     /// Bytes of a chunk with its header: a power of two, at least 64, at most half of the ring.
     pub chunk_bytes: u32,
-    /// The zero-copy design does not copy contiguous runs of so many bytes or more.
+    /// The zero-copy designs do not copy contiguous runs of so many bytes or more.
     pub zero_copy_from: u32,
     /// How an end learns that bytes have arrived.
     pub arrival: PipeArrival,
@@ -107,10 +117,7 @@ impl PipeShape {
 
     /// Returns the bytes of that buffer.
     pub(super) const fn bounce_bytes(&self) -> u64 {
-        match self.design {
-            Design::ZeroCopy => self.chunk_bytes as u64,
-            _ => 0,
-        }
+        if self.design.is_zero_copy() { self.chunk_bytes as u64 } else { 0 }
     }
 
     /// Returns the bytes of the outbox, from which this process writes.

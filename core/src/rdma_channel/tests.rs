@@ -2,6 +2,7 @@
 
 mod cost;
 mod port;
+mod push;
 
 use std::vec;
 

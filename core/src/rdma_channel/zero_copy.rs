@@ -7,6 +7,9 @@
 //!
 //! The receiver reads into the caller's buffer only if the run there is long too. Otherwise it reads into a bounce
 //! buffer and copies: the address of a short buffer may change between two calls.
+//!
+//! [`Design::ZeroCopyPush`] adds that the sender writes into the other caller's buffer if a get has advertised it
+//! ([`super::push`]).
 #![forbid(unsafe_code)]
 
 use super::chunk::ChunkKind;
@@ -16,12 +19,13 @@ use super::link::{PipeLink, PipeWork, posted};
 use super::pipelined::Pipelined;
 use super::pointer::Pointer;
 use super::pointers::Pointers;
-use super::shape::RING_AT;
-use super::{PipeError, PipeHost, checked};
+use super::push::{self, PushReceiver, PushSender};
+use super::shape::{Design, RING_AT};
+use super::{PipeError, PipeHost, PushCounts, checked};
 use crate::payload::{Gather, Scatter};
 use crate::port::memory::{KEY_BYTES, MemoryKey, MemoryPort, PortRegion, Slice, Work};
 
-/// Both directions of a pipe of the zero-copy design, at one end.
+/// Both directions of a pipe of a zero-copy design, at one end.
 #[derive(Debug, Default)]
 pub(super) struct ZeroCopy {
     pub(super) pipe: Pipelined,
@@ -34,6 +38,11 @@ pub(super) struct ZeroCopy {
     source: Option<ReadSource>,
     /// Buffers that were read.
     read: u64,
+    /// Positions in the streams: bytes that were staged, exposed or pushed, and bytes that were got.
+    committed: u64,
+    got: u64,
+    pub(super) push: PushSender,
+    advertised: PushReceiver,
 }
 
 /// A buffer of the peer.
@@ -74,41 +83,76 @@ impl ZeroCopy {
                 self.acked = self.exposures;
             }
             if self.acked < self.exposures || !host.release(region) {
-                self.push(host, link, pointers)?;
+                self.post(host, link, pointers)?;
                 return Ok(0);
             }
             self.exposed = None;
-            if from.buf().len() < len {
-                return Err(PipeError::List { found: from.buf().len(), needed: len });
-            }
-            done = len;
+            done = counted(from, len)?;
+        }
+        if self.push.is_writing() {
+            let Some(len) = self.go_on(host, (link, pointers))? else { return Ok(0) };
+            done = counted(from, len as usize)?;
         }
         loop {
             let (short, long) = divide(from, done, link.shape.zero_copy_from as usize);
             let count = self.pipe.put(host.port(), (link, pointers), from, (done, short))?;
-            done += count;
+            (done, self.committed) = (done + count, self.committed + count as u64);
             let Some((address, len)) = long.filter(|_| count == short) else { return Ok(done) };
             if self.pipe.sender.room(link, pointers, 1)? == 0 {
                 return Ok(done);
             }
+            if link.shape.design == Design::ZeroCopyPush {
+                self.learn(link, pointers)?;
+                if let Some(len) = self.push.begin(host, self.committed, (address, len)) {
+                    self.committed += len;
+                    // A port that places at once may be done.
+                    let Some(len) = self.go_on(host, (link, pointers))? else { return Ok(done) };
+                    done += len as usize;
+                    continue;
+                }
+            }
             if let Some((region, key)) = host.expose(address, len as u64) {
                 self.exposed = Some((region, len));
-                self.exposures += 1;
+                (self.exposures, self.committed) = (self.exposures + 1, self.committed + len as u64);
                 let tail = self.pipe.receiver.carry_tail();
                 self.pipe.sender.stage_bytes(link, tail, (ChunkKind::Exposed, &key.to_bytes()))?;
-                self.push(host, link, pointers)?;
+                self.post(host, link, pointers)?;
                 return Ok(done);
             }
             // The buffer cannot be registered, so it is copied.
             let count = self.pipe.put(host.port(), (link, pointers), from, (done, len))?;
-            done += count;
+            (done, self.committed) = (done + count, self.committed + count as u64);
             if count < len {
                 return Ok(done);
             }
         }
     }
 
-    fn push<H: PipeHost>(
+    /// Takes the advertisements that nothing unread precedes.
+    fn learn(&mut self, link: &PipeLink, pointers: &mut Pointers) -> Result<(), PipeError> {
+        self.pipe.sender.on_tail(self.pipe.receiver.look(link, pointers)?)?;
+        while let Some(chunk) = self.pipe.receiver.open(link, false)?
+            && chunk.kind == ChunkKind::Advertised
+        {
+            self.push.learn(link, chunk, self.committed)?;
+            self.pipe.receiver.release();
+            self.pipe.receiver.publish_tail(link, pointers);
+        }
+        Ok(())
+    }
+
+    /// Goes on with the run that is pushed. Returns its length once it belongs to the caller again.
+    fn go_on<H: PipeHost>(
+        &mut self,
+        host: &mut H,
+        (link, pointers): (&PipeLink, &mut Pointers),
+    ) -> Result<Option<u64>, PipeError> {
+        let len = self.push.go_on(host, (link, pointers), &mut self.pipe)?;
+        self.post(host, link, pointers)?;
+        Ok(len)
+    }
+
+    fn post<H: PipeHost>(
         &mut self,
         host: &mut H,
         link: &PipeLink,
@@ -133,7 +177,7 @@ impl ZeroCopy {
             self.pipe.sender.on_tail(tail)?;
             if self.source.is_some() {
                 let (count, is_over) = self.read(host, link, into, done)?;
-                done += count;
+                (done, self.got) = (done + count, self.got + count as u64);
                 if !is_over {
                     break;
                 }
@@ -142,20 +186,67 @@ impl ZeroCopy {
                 continue;
             }
             match self.pipe.receiver.open(link, false)? {
+                Some(chunk) if chunk.kind == ChunkKind::Advertised => {
+                    self.push.learn(link, chunk, self.committed)?;
+                    self.pipe.receiver.release();
+                }
+                Some(chunk) if chunk.kind == ChunkKind::Pushed => {
+                    if done == into.len() {
+                        break;
+                    }
+                    let run = first_run(into, done);
+                    let Some(count) = self.advertised.take(host, link, chunk, run)? else { break };
+                    (done, self.got) = (done + count, self.got + count as u64);
+                    self.pipe.receiver.release();
+                }
+                // The put came before the get.
+                Some(_) if self.advertised.has_lent() => {
+                    if self.advertised.withdraw(host).is_none() {
+                        break;
+                    }
+                }
                 Some(chunk) if chunk.kind == ChunkKind::Exposed => {
                     self.source = Some(ReadSource::new(link, (chunk.payload, chunk.len))?);
                     self.pipe.receiver.release();
                 }
                 Some(_) if done < into.len() => {
-                    done += self.pipe.receiver.copy(link, into, done);
+                    let count = self.pipe.receiver.copy(link, into, done);
+                    (done, self.got) = (done + count, self.got + count as u64);
                 }
                 _ => break,
             }
             self.pipe.receiver.publish_tail(link, pointers);
         }
+        if link.shape.design == Design::ZeroCopyPush {
+            self.advertise(host, (link, pointers), into, done)?;
+        }
         self.pipe.receiver.publish_tail(link, pointers);
-        self.push(host, link, pointers)?;
+        self.post(host, link, pointers)?;
         Ok(done)
+    }
+
+    /// Advertises the run with which a list continues, if the run is long and nothing has arrived for it.
+    fn advertise<H: PipeHost>(
+        &mut self,
+        host: &mut H,
+        (link, pointers): (&PipeLink, &mut Pointers),
+        into: &mut Scatter,
+        done: usize,
+    ) -> Result<(), PipeError> {
+        let is_due = done < into.len() && self.source.is_none() && self.advertised.may_advertise(self.got);
+        if !is_due || !pointers.may_speak() || self.pipe.receiver.open(link, false)?.is_some() {
+            return Ok(());
+        }
+        let (address, len) = first_run(into, done);
+        if (len as u64) < link.shape.zero_copy_from.into() || self.pipe.sender.room(link, pointers, 1)? == 0 {
+            return Ok(());
+        }
+        self.advertised.advertise(host, link, &mut self.pipe, (self.got, address, len))
+    }
+
+    /// Returns what the push alternative has counted.
+    pub(super) const fn push_counts(&self) -> PushCounts {
+        push::counts(&self.push, &self.advertised)
     }
 
     /// Reads from the peer's buffer into the list from `at` on. Returns the number of bytes, and whether the buffer was
@@ -225,7 +316,7 @@ impl ZeroCopy {
             return None;
         }
         self.exposed = None;
-        Some(())
+        self.push.abandon(host)
     }
 
     /// Ends the read after the connection was lost. `None` if the buffer is still in use.
@@ -237,7 +328,7 @@ impl ZeroCopy {
             }
         }
         self.source = None;
-        Some(())
+        self.advertised.withdraw(host)
     }
 }
 
@@ -320,6 +411,12 @@ impl ReadSource {
         read.copied += len as u32;
         Ok((len, read.copied == read.len))
     }
+}
+
+/// Returns `len` if the list has so many bytes.
+fn counted(from: &Gather, len: usize) -> Result<usize, PipeError> {
+    let found = from.buf().len();
+    if found < len { Err(PipeError::List { found, needed: len }) } else { Ok(len) }
 }
 
 /// Returns the number of bytes from `at` on before the next long run, and the run.

@@ -18,13 +18,14 @@ pub enum ChannelDesign {
 
 impl ChannelDesign {
     /// All values, in the order of the setting.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Auto,
         Self::Direct,
         Self::Paper(Design::Basic),
         Self::Paper(Design::Piggyback),
         Self::Paper(Design::Pipelined),
         Self::Paper(Design::ZeroCopy),
+        Self::Paper(Design::ZeroCopyPush),
     ];
 
     /// Returns the name, as in NEMESIA_CHANNEL_DESIGN.
@@ -84,7 +85,7 @@ impl Config {
         })
     }
 
-    /// Sets the bytes from which on the zero-copy design does not copy. All processes must agree.
+    /// Sets the bytes from which on the zero-copy designs do not copy. All processes must agree.
     #[must_use]
     pub fn channel_zero_copy_from(self, bytes: u32) -> Self {
         let names = ["NEMESIA_CHANNEL_ZERO_COPY_BYTES"];

@@ -438,7 +438,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     Variable {
         name: "NEMESIA_CHANNEL_DESIGN",
-        values: "auto, direct, basic, piggyback, pipelined or zero-copy",
+        values: "auto, direct, basic, piggyback, pipelined, zero-copy or zero-copy-push",
         help: "design of the pipes of the RDMA Channel; direct is Nemesia's own, in shared memory; auto is direct \
             inside a machine, else zero-copy; all processes must agree",
         get: |config| config.channel.design.name().to_owned(),
@@ -466,7 +466,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NEMESIA_CHANNEL_ZERO_COPY_BYTES",
         values: "bytes, 1 to 4294967295",
-        help: "size from which on the zero-copy design of the RDMA Channel does not copy a buffer; all processes must \
+        help: "size from which on the zero-copy designs of the RDMA Channel do not copy a buffer; all processes must \
             agree",
         get: |config| config.channel.zero_copy_from.to_string(),
         set: |config, value| put(&mut config.channel.zero_copy_from, ranged(value, 1, u32::MAX)),
@@ -476,7 +476,7 @@ pub const VARIABLES: &[Variable] = &[
         "keep or drop",
         REGISTRATIONS,
         channel.keeps_registrations,
-        "whether the zero-copy design keeps registrations of buffers with an RDMA device for their next use"
+        "whether the zero-copy designs keep registrations of buffers with an RDMA device for their next use"
     ),
     number!(
         "NEMESIA_TIMEOUT",

@@ -4,6 +4,7 @@
 mod rng;
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use nemesia_verification::targets::{TARGETS, Target};
@@ -14,7 +15,8 @@ Usage: cargo fuzz -- [--runs N] [--seed S] [TARGET [FILE]]
 
 Calls every target, or TARGET, with random bytes. A target takes what a peer sends, and fails if that breaks a \
 promise.
-With FILE it is called once, with the bytes of the file: so other fuzzers can drive it.
+With FILE it is called once, with the bytes of the file: so other fuzzers can drive it. FILE may be a directory, such as
+verification/corpus/TARGET: then it is called with each of its files.
 
   --runs N         calls of each target (default 100000)
   --seed S         the first seed (default 1); a failure prints the command that shows it again
@@ -73,16 +75,32 @@ fn fuzz(target: Target, options: &FuzzOptions) -> Result<(), String> {
     Ok(())
 }
 
+/// Returns the bytes of a file, or of all files of a directory, with their names.
+fn inputs(path: &Path) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
+    if !path.is_dir() {
+        return Ok(vec![(path.to_owned(), std::fs::read(path)?)]);
+    }
+    let read = |entry: std::io::Result<std::fs::DirEntry>| {
+        let path = entry?.path();
+        let bytes = std::fs::read(&path)?;
+        Ok((path, bytes))
+    };
+    std::fs::read_dir(path)?.map(read).collect()
+}
+
 fn run(options: &FuzzOptions) -> Result<String, String> {
     let wanted = |target: &Target| options.target.as_ref().is_none_or(|name| name == target.name);
-    let targets: Vec<Target> = TARGETS.into_iter().filter(wanted).collect();
+    let targets: Vec<Target> = TARGETS.iter().copied().filter(wanted).collect();
     if targets.is_empty() {
         return Err("no such target; see `cargo fuzz -- --help`".into());
     }
     if let Some(file) = &options.file {
-        let bytes = std::fs::read(file).map_err(|error| format!("{file}: {error}"))?;
-        targets.iter().try_for_each(|target| (target.run)(&bytes))?;
-        return Ok("no promise is broken\n".into());
+        let inputs = inputs(Path::new(file)).map_err(|error| format!("{file}: {error}"))?;
+        for (input, bytes) in &inputs {
+            let broken = |what| format!("{}: {what}", input.display());
+            targets.iter().try_for_each(|target| (target.run)(bytes)).map_err(broken)?;
+        }
+        return Ok(format!("{} files: no promise is broken\n", inputs.len()));
     }
     targets.iter().try_for_each(|target| fuzz(*target, options))?;
     Ok(format!("{} targets, {} runs of each: no promise is broken\n", targets.len(), options.runs))
@@ -90,7 +108,7 @@ fn run(options: &FuzzOptions) -> Result<String, String> {
 
 fn main() -> ExitCode {
     let done = parse(std::env::args().skip(1)).and_then(|options| {
-        let names = TARGETS.map(|target| format!("  {}\n", target.name)).concat();
+        let names: String = TARGETS.iter().map(|target| format!("  {}\n", target.name)).collect();
         if options.help { Ok(format!("{HELP}{names}")) } else { run(&options) }
     });
     match done {

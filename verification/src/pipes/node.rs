@@ -70,6 +70,17 @@ impl<P: MemoryPort> PipeHost for NodeHost<P> {
         Some(Slice { region, offset: 0, len })
     }
 
+    fn admit(&mut self, address: u64, len: u64) -> Option<(PortRegion, MemoryKey)> {
+        let access = RegionAccess { remote_write: true, ..RegionAccess::LOCAL };
+        let region = self.port.register(lend(address, len), access).ok()?;
+        self.port.key(region).map(|key| (region, key))
+    }
+
+    fn source(&mut self, address: u64, len: u64) -> Option<(PortRegion, u64)> {
+        let region = self.port.register(lend(address, len), RegionAccess::NONE).ok()?;
+        Some((region, 0))
+    }
+
     fn release(&mut self, region: PortRegion) -> bool {
         self.port.deregister(region) != Err(nemesia_core::port::memory::RegisterError::Busy)
     }

@@ -159,7 +159,7 @@ impl<F: PipeFabric> PipeWorld<F> {
         let PipeShape { ring_bytes, chunk_bytes, fill, design, .. } = self.shape;
         let Some(node) = &self.nodes[victim] else { return };
         let Some((_, end)) = node.ends.iter().find(|(peer, _)| *peer == bad) else { return };
-        let bounce = if design == Design::ZeroCopy { chunk_bytes } else { 0 };
+        let bounce = if design.is_zero_copy() { chunk_bytes } else { 0 };
         let ring_at = self.shape.inbox_bytes() - u64::from(ring_bytes) - u64::from(bounce);
         let chunks = u64::from(ring_bytes / chunk_bytes);
         let header_at = |number: u64| {
@@ -401,11 +401,16 @@ impl<F: PipeFabric> PipeWorld<F> {
     }
 
     pub(super) fn tally(&self) -> PipeTally {
-        let (mut exposed, mut lent) = (0, 0);
+        let mut tally = self.tally;
         for node in self.nodes.iter().flatten() {
-            (exposed, lent) = (exposed + node.host.exposed, lent + node.host.lent);
+            tally.exposed += node.host.exposed;
+            tally.lent += node.host.lent;
+            for counts in node.ends.iter().map(|(_, end)| end.pipe.push_counts()) {
+                tally.pushed += counts.pushed;
+                tally.withdrawn += counts.withdrawn;
+            }
         }
-        PipeTally { exposed, lent, ..self.tally }
+        tally
     }
 }
 
