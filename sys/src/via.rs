@@ -8,6 +8,7 @@
 //! | file | contents | paper 2 |
 //! |---|---|---|
 //! | `settings.rs` | addresses and ports | 1.4.1 |
+//! | `trust.rs` | which processes of other machines are connected | |
 //! | `table.rs` | objects by checked handle | |
 //! | `bell.rs` | the words on which a process sleeps | 1.4.4 |
 //! | `region.rs` | registered memory: user memory with its shadow, or allocated memory | 1.4.2 |
@@ -20,6 +21,7 @@
 //! | `service.rs` | the thread that executes what other processes need | 1.4.4 |
 //! | `listener.rs` | requests for connections that arrive by TCP | 1.4.1 |
 //! | `client.rs`, `server.rs`, `peers.rs` | connecting | 1.4.1 |
+//! | `network.rs` and its directory | connections between machines | 1.4.3 |
 //! | `names.rs` | the names of hosts | |
 //! | `calls.rs` and its directory | what the C interface calls | |
 //!
@@ -36,6 +38,7 @@ mod link;
 mod listener;
 mod meeting;
 mod names;
+mod network;
 mod objects;
 mod peers;
 mod provider;
@@ -45,6 +48,7 @@ mod service;
 mod settings;
 mod state;
 mod table;
+mod trust;
 
 pub use calls::{CompletedDescriptor, NicFacts, Provider, ViSnapshot};
 pub use names::name_of_host;

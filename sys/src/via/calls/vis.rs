@@ -302,6 +302,9 @@ pub(super) fn disconnect(state: &mut ViaState, vi: u64) {
     if let Some(link) = &mut object.link {
         link.push(&nemesia_core::via::record::ViaRecord::Disconnect);
     }
+    if let Some(link) = &mut object.network {
+        link.push(&nemesia_core::via::record::ViaRecord::Disconnect);
+    }
     object.model.disconnect();
     state.unlink(vi);
     state.report(vi);
