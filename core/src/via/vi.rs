@@ -42,6 +42,8 @@ pub const MOST_READS: usize = 16;
 pub enum RemoteMemoryKind {
     /// The operation is not permitted.
     Refused,
+    /// Not known yet: the carrier asks the other side. The descriptor waits.
+    Unknown,
     /// It is the memory of the program.
     Direct,
     /// It is a shadow: its owner copies.

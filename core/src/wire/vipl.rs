@@ -5,12 +5,15 @@
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
-//! | 0 | 2 | code: that of a [record](crate::via::record), or [`REGION_CODE`] |
-//! | 8 | 8 | word: that of the record; for a region, its virtual address |
+//! | 0 | 2 | code: that of a [record](crate::via::record), [`REGION_CODE`], [`SYNC_CODE`] or [`SYNCED_CODE`] |
+//! | 8 | 8 | word: that of the record; for a region, its virtual address; else 0 |
 //! | 16 | | the bytes of the record, or those of the region |
 //!
 //! The bytes of a region: handle (4), rights of the other side (4, bit 0: RDMA writes, bit 1: RDMA reads), length (8),
 //! and the key of the memory port ([`KEY_BYTES`]).
+//!
+//! A process that does not know a region asks its owner by a message without bytes ([`SYNC_CODE`]), which the owner
+//! answers by another one ([`SYNCED_CODE`]). All regions that were lent before the answer arrive before it.
 //!
 //! A connection begins with a [`ViplHello`] as its private data: `"vipl"` (4), [`VIPL_VERSION`] (2), 0 (2), and the
 //! ticket (16) that the accepting process has named in its last frame ([`crate::via::setup`]).
@@ -26,6 +29,10 @@ pub const MOST_VIPL_BYTES: usize = 4096;
 pub const VIPL_HEAD_BYTES: usize = 16;
 /// The code of a message that lends a region.
 pub const REGION_CODE: u16 = 0x80;
+/// The code of a question whether all regions have arrived.
+pub const SYNC_CODE: u16 = 0x81;
+/// The code of its answer.
+pub const SYNCED_CODE: u16 = 0x82;
 /// Bytes of a key of a memory port.
 pub const KEY_BYTES: usize = 24;
 /// Bytes of a [`ViplHello`].
@@ -88,6 +95,10 @@ pub enum ViplMessage<'a> {
     },
     /// A region is lent, or its key has changed.
     Region(LentRegion),
+    /// The other process asks whether it knows all regions.
+    Sync,
+    /// The answer: all regions that were lent before it have arrived.
+    Synced,
 }
 
 impl<'a> ViplMessage<'a> {
@@ -103,6 +114,8 @@ impl<'a> ViplMessage<'a> {
                 region[16..].copy_from_slice(&lent.key);
                 (REGION_CODE, lent.base, region.as_slice())
             }
+            Self::Sync => (SYNC_CODE, 0, &[][..]),
+            Self::Synced => (SYNCED_CODE, 0, &[][..]),
         };
         let len = VIPL_HEAD_BYTES + bytes.len();
         let (head, rest) = to.get_mut(..len)?.split_first_chunk_mut::<VIPL_HEAD_BYTES>()?;
@@ -121,8 +134,12 @@ impl<'a> ViplMessage<'a> {
         }
         let code = u16::from_le_bytes([head[0], head[1]]);
         let word = u64::from_le_bytes(*head[8..].first_chunk()?);
-        if code != REGION_CODE {
-            return Some(Self::Record { code, word, bytes: rest });
+        match code {
+            REGION_CODE => {}
+            SYNC_CODE if rest.is_empty() && word == 0 => return Some(Self::Sync),
+            SYNCED_CODE if rest.is_empty() && word == 0 => return Some(Self::Synced),
+            SYNC_CODE | SYNCED_CODE => return None,
+            _ => return Some(Self::Record { code, word, bytes: rest }),
         }
         let rest: &[u8; REGION_BYTES] = rest.try_into().ok()?;
         let number = |at: usize| Some(u32::from_le_bytes(*rest[at..].first_chunk()?));
@@ -159,6 +176,8 @@ mod tests {
         region.extend([0, 0x20, 0, 0, 0, 0, 0, 0]);
         region.extend([9; KEY_BYTES]);
         assert_eq!(encoded(&ViplMessage::Region(LENT)), region);
+        assert_eq!(encoded(&ViplMessage::Sync), [0x81, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(encoded(&ViplMessage::Synced), [0x82, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         let hello = ViplHello { ticket: [3; 16] };
         assert_eq!(hello.encode()[..8], [b'v', b'i', b'p', b'l', 1, 0, 0, 0]);
         assert_eq!(hello.encode()[8..], [3; 16]);
@@ -166,7 +185,8 @@ mod tests {
 
     #[test]
     fn messages_are_decoded_as_they_were_encoded() {
-        for message in [ViplMessage::Region(LENT), ViplMessage::Record { code: 13, word: 0, bytes: &[] }] {
+        let record = ViplMessage::Record { code: 13, word: 0, bytes: &[] };
+        for message in [ViplMessage::Region(LENT), record, ViplMessage::Sync, ViplMessage::Synced] {
             assert_eq!(ViplMessage::decode(&encoded(&message)), Some(message));
             assert_eq!(message.encode(&mut [0; VIPL_HEAD_BYTES - 1]), None);
         }
@@ -190,6 +210,13 @@ mod tests {
             other[at] = byte;
             assert_eq!(ViplMessage::decode(&other), None, "byte {at}");
         }
+        for message in [ViplMessage::Sync, ViplMessage::Synced] {
+            let mut other = encoded(&message);
+            other.push(0);
+            assert_eq!(ViplMessage::decode(&other), None, "with a byte");
+            other[8] = 1;
+            assert_eq!(ViplMessage::decode(&other[..VIPL_HEAD_BYTES]), None, "with a word");
+        }
         for (range, byte) in [(16..20, 0), (24..32, 0), (8..16, 0xff)] {
             let mut other = region.clone();
             other[range.clone()].fill(byte);
@@ -205,7 +232,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_decoded_is_encoded_to_the_same_bytes(
-            code in prop_oneof![Just(REGION_CODE), any::<u16>()],
+            code in prop_oneof![REGION_CODE..=SYNCED_CODE, any::<u16>()],
             rest in prop::collection::vec(prop_oneof![Just(0), Just(1), any::<u8>()], 0..60),
         ) {
             let mut bytes = std::vec![0; 8];

@@ -178,6 +178,9 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         if kind == RemoteMemoryKind::Refused {
             return Start::Broken(STATUS_RDMA_PROTECTION, AsyncError::RdmaWriteProtection);
         }
+        if kind == RemoteMemoryKind::Unknown {
+            return Start::Wait;
+        }
         if let Some(broken) = write_all(&self.send, entry, core::iter::once(target), carrier) {
             return broken;
         }
@@ -205,6 +208,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
             RemoteMemoryKind::Refused => {
                 Start::Broken(STATUS_RDMA_PROTECTION, AsyncError::RdmaReadProtection)
             }
+            RemoteMemoryKind::Unknown => Start::Wait,
             RemoteMemoryKind::Direct => read_all(&self.send, entry, carrier),
             RemoteMemoryKind::Shadow => {
                 let reads = self.send.issued().filter(|(_, awaited)| matches!(awaited, Awaited::Read(_)));

@@ -6,6 +6,7 @@ use nemesia_core::via::record::{RegionRights, ViaRecord};
 use nemesia_core::via::vi::{LendResult, RemoteMemoryKind, RemoteUse, ViaCarrier};
 use nemesia_core::via::{ViAttributes, ViaSegment};
 
+use super::link::RegionSync;
 use super::{Network, NetworkLink};
 use crate::via::conduit::{Memory, rights};
 
@@ -39,14 +40,37 @@ impl ViaCarrier for NetworkConduit<'_> {
     }
 
     fn remote(&mut self, segment: ViaSegment, purpose: RemoteUse) -> RemoteMemoryKind {
-        let Some(import) = self.link.import_of(segment.handle) else { return RemoteMemoryKind::Refused };
-        let (is_permitted, kind) = match purpose {
-            RemoteUse::Receive => (true, RemoteMemoryKind::Direct),
-            // Its owner checks the record of each write.
-            RemoteUse::Write => (import.rights().write, RemoteMemoryKind::Shadow),
-            RemoteUse::Read => (import.rights().read, RemoteMemoryKind::Direct),
-        };
-        if is_permitted && import.range(segment).is_some() { kind } else { RemoteMemoryKind::Refused }
+        let is_permitted = self.link.import_of(segment.handle).is_some_and(|import| {
+            import.range(segment).is_some()
+                && match purpose {
+                    RemoteUse::Receive => true,
+                    RemoteUse::Write => import.rights().write,
+                    RemoteUse::Read => import.rights().read,
+                }
+        });
+        match (is_permitted, purpose, self.link.sync) {
+            // The memory of a receive descriptor arrives before the descriptor.
+            (true, RemoteUse::Receive, _) => RemoteMemoryKind::Direct,
+            (false, RemoteUse::Receive, _) => RemoteMemoryKind::Refused,
+            (true, purpose, sync) => {
+                if sync == RegionSync::Answered {
+                    self.link.sync = RegionSync::Idle;
+                }
+                // The owner checks the record of each write.
+                let is_write = purpose == RemoteUse::Write;
+                if is_write { RemoteMemoryKind::Shadow } else { RemoteMemoryKind::Direct }
+            }
+            // The region, or its rights, may be under way.
+            (false, _, RegionSync::Idle) => {
+                self.link.ask();
+                RemoteMemoryKind::Unknown
+            }
+            (false, _, RegionSync::Asked) => RemoteMemoryKind::Unknown,
+            (false, _, RegionSync::Answered) => {
+                self.link.sync = RegionSync::Idle;
+                RemoteMemoryKind::Refused
+            }
+        }
     }
 
     fn has_room(&mut self) -> bool {

@@ -5,6 +5,7 @@ use nemesia_core::via::record::ViaRecord;
 use nemesia_core::wire::vipl::ViplMessage;
 
 use super::conduit::NetworkConduit;
+use super::link::RegionSync;
 use super::{Network, NetworkLink};
 use crate::via::conduit::{Memory, rights};
 use crate::via::objects::ViObject;
@@ -164,6 +165,12 @@ fn complete(
             let is_taken = !written && link.take_message(&mut network.port, completion.id, len, bytes);
             let is_executed = match ViplMessage::decode(bytes) {
                 Some(ViplMessage::Region(lent)) => link.import(&lent).is_some(),
+                Some(ViplMessage::Sync) => link.message(&ViplMessage::Synced),
+                Some(ViplMessage::Synced) => {
+                    let was_asked = link.sync == RegionSync::Asked;
+                    link.sync = RegionSync::Answered;
+                    was_asked
+                }
                 Some(ViplMessage::Record { code, word, bytes }) => {
                     let attributes = object.model.attributes;
                     let mut conduit = NetworkConduit { link, network, memory, attributes };

@@ -66,6 +66,17 @@ enum NetworkOperation {
     Message(Vec<u8>),
 }
 
+/// Whether this process knows all regions of the other one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RegionSync {
+    /// It has not asked.
+    Idle,
+    /// It waits for the answer.
+    Asked,
+    /// It has the answer, which is good for the oldest descriptor.
+    Answered,
+}
+
 /// An operation in progress.
 #[derive(Clone, Copy, Debug)]
 enum PostedOperation {
@@ -87,6 +98,7 @@ pub(in crate::via) struct NetworkLink {
     /// Operations since the connection: all, and those that have ended.
     begun: u64,
     ended: u64,
+    pub(super) sync: RegionSync,
     /// Whether the connection is over.
     pub(in crate::via) is_cut: bool,
 }
@@ -110,6 +122,7 @@ impl NetworkLink {
             posted: VecDeque::new(),
             begun: 0,
             ended: 0,
+            sync: RegionSync::Idle,
             is_cut: false,
         })
     }
@@ -156,7 +169,15 @@ impl NetworkLink {
         self.begin(NetworkOperation::Read(into, from))
     }
 
-    fn message(&mut self, message: &ViplMessage<'_>) -> bool {
+    /// Asks the other process whether all its regions have arrived.
+    pub(super) fn ask(&mut self) {
+        if self.message(&ViplMessage::Sync) {
+            self.sync = RegionSync::Asked;
+        }
+    }
+
+    /// Sends a message. Returns whether there was room.
+    pub(super) fn message(&mut self, message: &ViplMessage<'_>) -> bool {
         let mut bytes = vec![0; MOST_VIPL_BYTES];
         let Some(len) = message.encode(&mut bytes) else { return false };
         bytes.truncate(len);
