@@ -1,8 +1,8 @@
-//! The provider of virtual interfaces (paper 2, first half) for processes of one machine: [`nemesia_core::via`] over
-//! mapped segments. The library `libvipl` (`ffi/vipl`) is its C interface.
+//! The provider of virtual interfaces (paper 2, first half): [`nemesia_core::via`] over mapped segments inside a
+//! machine, and over a memory port between machines. The library `libvipl` (`ffi/vipl`) is its C interface.
 //!
-//! Payload moves through memory that its receiver lent: the sender stores into it, and sends a record through a fastbox
-//! of its own. TCP carries only requests for connections (section 1.2). Two threads serve a process: one executes what
+//! Inside a machine, payload moves through memory that its receiver lent: the sender stores into it, and sends a record
+//! through a fastbox of its own. TCP carries only requests for connections (section 1.2). Two threads serve a process: one executes what
 //! other processes need while the program does something else, the other one calls callbacks.
 //!
 //! | file | contents | paper 2 |
@@ -26,9 +26,10 @@
 //! | `calls.rs` and its directory | what the C interface calls | |
 //!
 //! # Trust
-//! Another process of the same user that is connected can write to the segments that were lent to it, whenever it
+//! Inside a machine, another process of the same user that is connected can write to the segments that were lent to it, whenever it
 //! likes: protection tags and rights are checked by both libraries, but a hostile process is limited only by the mapped
-//! segment. It can never make this process read or write anything else.
+//! segment. It can never make this process read or write anything else. Between machines, the memory port limits the
+//! other process to the regions that were lent to it, with their rights; see `trust.rs` for who is connected.
 
 mod bell;
 mod calls;

@@ -355,4 +355,6 @@ fn send_bits(entry: &WorkEntry) -> u32 {
 }
 
 #[cfg(test)]
+mod late;
+#[cfg(test)]
 mod tests;

@@ -218,8 +218,9 @@ impl Network {
 
     fn register(&mut self, memory: &RegionMemory, access: RegionAccess) -> Option<PortRegion> {
         let (base, len) = (memory.address().as_ptr(), memory.len());
-        // SAFETY: the program promised that registered memory stays mapped, readable and writable; `Network::forget`
-        // and `NetworkLink::release` deregister it before the handle becomes invalid. Nothing makes a reference to it.
+        // SAFETY: the program promised that registered memory stays mapped, readable and writable until it is deregistered,
+        // which `ViaState::remove_region` executes: it withdraws the memory from the port first. Nothing makes a
+        // reference to it.
         let lent = unsafe { LentMemory::from_raw(base, len) };
         self.port.register(lent, access).ok()
     }

@@ -238,9 +238,15 @@ impl ViaState {
             self.publish_on_network(vi, handle, is_gone);
             self.pump(vi);
         }
-        if is_gone && let Some(network) = &mut self.network {
-            network.forget(handle);
-        }
+    }
+
+    /// Removes a region. Afterwards no other process and no memory port accesses its memory.
+    pub(super) fn remove_region(&mut self, handle: u32) {
+        self.publish_region(handle, true);
+        let removed = self.memory.remove(handle);
+        // A receive descriptor may have lent it once more; from now on that is refused.
+        self.withdraw_from_network(handle);
+        drop(removed);
     }
 
     /// Writes back the descriptors of a VI that have ended, and reports them and its errors.

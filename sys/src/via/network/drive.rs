@@ -133,6 +133,21 @@ impl ViaState {
     }
 }
 
+impl ViaState {
+    /// Withdraws a region that does not exist any more from all memory ports.
+    pub(in crate::via) fn withdraw_from_network(&mut self, handle: u32) {
+        let Some(mut network) = self.network.take() else { return };
+        for at in 0..self.connected.len() {
+            let object = self.connected.get(at).and_then(|vi| self.vis.get_mut(*vi));
+            if let Some(link) = object.and_then(|object| object.network.as_mut()) {
+                link.forget(&mut network, handle);
+            }
+        }
+        network.forget(handle);
+        self.network = Some(network);
+    }
+}
+
 impl Network {
     /// Takes a completion of a connection that is being closed.
     fn complete_closing(&mut self, completion: &Completion) {
@@ -162,7 +177,10 @@ fn complete(
             object.model.transferred(last);
         }
         WorkOutcome::Received { len, written, .. } => {
-            let is_taken = !written && link.take_message(&mut network.port, completion.id, len, bytes);
+            if written || !link.take_message(&mut network.port, completion.id, len, bytes) {
+                link.is_cut = true;
+                return;
+            }
             let is_executed = match ViplMessage::decode(bytes) {
                 Some(ViplMessage::Region(lent)) => link.import(&lent).is_some(),
                 Some(ViplMessage::Sync) => link.message(&ViplMessage::Synced),
@@ -180,7 +198,7 @@ fn complete(
                 None => false,
             };
             if let Some(link) = &mut object.network {
-                link.is_cut |= !is_taken || !is_executed;
+                link.is_cut |= !is_executed;
             }
         }
     }
