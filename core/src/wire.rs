@@ -79,6 +79,7 @@ pub mod region;
 pub mod rendezvous;
 pub mod ring;
 pub mod rma;
+pub mod vipl;
 
 /// Version of the layouts on this page.
 pub const LAYOUT_VERSION: u32 = 13;

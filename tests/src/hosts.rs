@@ -82,6 +82,16 @@ impl Hosts {
         ["ip", "netns", "exec", &self.names[host % HOSTS]]
     }
 
+    /// Returns the file of the network namespace of a host, 0 or 1, for `setns(2)`.
+    pub fn namespace(&self, host: usize) -> PathBuf {
+        Path::new("/run/netns").join(&self.names[host % HOSTS])
+    }
+
+    /// Returns the address at which the other host reaches a host, 0 or 1.
+    pub const fn address(host: usize) -> &'static str {
+        ["10.77.0.1", "10.77.0.2"][host % HOSTS]
+    }
+
     /// Returns the directory of the hosts, for files of a test.
     pub fn place(&self) -> &Path {
         &self.place
@@ -193,18 +203,30 @@ impl Drop for Hosts {
 
 /// Returns the hosts; `None` if the test cannot run here, which it reports.
 pub fn hosts(test: &str, scratch: impl AsRef<Path>) -> Option<Hosts> {
+    with_programs(test, scratch.as_ref(), &[IP, ("mpiexec.hydra", "mpich", "--version")])
+}
+
+/// As [`hosts`], for a test that starts its processes itself, without Hydra.
+pub fn namespaces(test: &str, scratch: impl AsRef<Path>) -> Option<Hosts> {
+    with_programs(test, scratch.as_ref(), &[IP])
+}
+
+/// The program that makes namespaces, its package, and an argument with which it does nothing.
+const IP: (&str, &str, &str) = ("ip", "iproute2", "-V");
+
+fn with_programs(test: &str, scratch: &Path, programs: &[(&str, &str, &str)]) -> Option<Hosts> {
     // SAFETY: takes nothing and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         skip(test, "only root can make network namespaces");
         return None;
     }
-    for (program, package, argument) in [("ip", "iproute2", "-V"), ("mpiexec.hydra", "mpich", "--version")] {
+    for (program, package, argument) in programs {
         if Command::new(program).arg(argument).output().is_err() {
             skip(test, &format!("{program} is not installed (package {package})"));
             return None;
         }
     }
-    match Hosts::new(scratch.as_ref()) {
+    match Hosts::new(scratch) {
         Ok(hosts) => Some(hosts),
         Err(reason) => {
             skip(test, &format!("network namespaces cannot be made here: {reason}"));

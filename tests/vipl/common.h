@@ -12,6 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "hosts.h"
+
 /* Limits of waits in milliseconds: as long as a test may take on a busy machine. */
 #define LIMIT 60000
 #define MOST_TRANSFER 65536
@@ -64,6 +66,7 @@ typedef union {
 static int is_server_killed; /* whether the test kills its server */
 static unsigned long test_number; /* the same on both sides, different for each run */
 
+/* Odd numbers are addresses of the server, even ones of the client. */
 static address address_of(const side *own, unsigned number) {
     address made;
     VIP_NIC_ATTRIBUTES nic;
@@ -76,6 +79,10 @@ static address address_of(const side *own, unsigned number) {
     made.net.HostAddressLen = nic.NicAddressLen;
     made.net.DiscriminatorLen = sizeof words;
     memcpy(made.bytes + 4, nic.LocalNicAddress, nic.NicAddressLen);
+    if (has_hosts()) {
+        struct in_addr host = host_of(number % 2 != 0);
+        memcpy(made.bytes + 4, &host, 4);
+    }
     memcpy(made.bytes + 4 + nic.NicAddressLen, words, sizeof words);
     return made;
 }
@@ -294,6 +301,7 @@ static void two_processes(const char *name, int is_allocated, side_function run)
             close(own.is_server ? to_client[0] : to_server[0]);
             close(own.is_server ? to_server[1] : to_client[1]);
             alarm(300);
+            CHECK(enter_host(own.is_server));
             run(&own);
             _exit(0);
         }

@@ -131,11 +131,11 @@ static void discriminators(side *own) {
         VIP_CONN_HANDLE connection;
         meet(own, 's');
         GIVES(VIP_TIMEOUT, VipConnectWait(own->nic, &wrong.net, 300, NULL, NULL, &connection));
-        connection = await_request(own, 4, NULL);
+        connection = await_request(own, 9, NULL);
         OK(VipConnectAccept(connection, own->vi));
     } else {
         meet(own, 's');
-        OK(request(own, 4, LIMIT));
+        OK(request(own, 9, LIMIT));
     }
     meet(own, 'e');
     close_side(own);
@@ -244,7 +244,8 @@ static int listening(unsigned short *port) {
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     memset(&name, 0, sizeof name);
     name.sin_family = AF_INET;
-    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    /* Only the servers of the tests listen. */
+    name.sin_addr = host_of(1);
     CHECK(bind(listener, (struct sockaddr *)&name, sizeof name) == 0 && listen(listener, 64) == 0);
     CHECK(getsockname(listener, (struct sockaddr *)&name, &len) == 0);
     *port = ntohs(name.sin_port);
@@ -258,9 +259,12 @@ static void use_ports(unsigned short port, int count) {
     CHECK(setenv("VIPL_PORTS", text, 1) == 0);
 }
 
+/* Bytes of a frame. */
+enum { FRAME = 384 };
+
 /* Reads a frame of a client and answers with the same bytes, of this kind. */
 static int answer(int stream, unsigned char kind, size_t len) {
-    unsigned char frame[256];
+    unsigned char frame[FRAME];
     if (recv(stream, frame, sizeof frame, MSG_WAITALL) != sizeof frame) return 0;
     frame[10] = kind;
     if (kind == 0) memset(frame, 0xff, sizeof frame);
@@ -281,11 +285,11 @@ static void false_server(side *own) {
         while (poll(fds, 2, -1) > 0 && !fds[1].revents) {
             int stream = accept(listener, NULL, NULL);
             CHECK(stream >= 0);
-            if (round == 0) CHECK(answer(stream, PENDING, 256) && answer(stream, ACCEPTED, 256));
-            if (round % 5 == 1) answer(stream, 77, 256);
-            if (round % 5 == 2) answer(stream, 0, 256);
+            if (round == 0) CHECK(answer(stream, PENDING, FRAME) && answer(stream, ACCEPTED, FRAME));
+            if (round % 5 == 1) answer(stream, 77, FRAME);
+            if (round % 5 == 2) answer(stream, 0, FRAME);
             if (round % 5 == 3) answer(stream, PENDING, 100);
-            if (round % 5 == 4 && answer(stream, PENDING, 256)) answer(stream, PENDING, 256);
+            if (round % 5 == 4 && answer(stream, PENDING, FRAME)) answer(stream, PENDING, FRAME);
             if (round++ % 5) close(stream);
         }
         close(listener);
@@ -352,9 +356,9 @@ static void unauthenticated(side *own) {
             memset(&name, 0, sizeof name);
             name.sin_family = AF_INET;
             name.sin_port = htons(port);
-            name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+            name.sin_addr = host_of(1);
             for (at = 0; at < (int)sizeof bytes; at++) bytes[at] = (unsigned char)((seed = seed * 69069 + 1) >> 24);
-            if (round % 2) memcpy(bytes, "nemesiav\1\0", 10);
+            if (round % 2) memcpy(bytes, "nemesiav\2\0", 10);
             if (connect(stream, (struct sockaddr *)&name, sizeof name) == 0)
                 (void)!send(stream, bytes, (size_t)(round * 7 % 600), MSG_NOSIGNAL);
             if (round % 3) close(stream);

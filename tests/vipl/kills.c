@@ -68,6 +68,7 @@ int main(int count, char **arguments) {
                 own.is_allocated = round % 2;
                 seed = level;
                 alarm(300);
+                CHECK(enter_host(own.is_server));
                 live(&own);
             }
         }

@@ -9,6 +9,8 @@
 //! | `connect.c` | connections of both kinds, time limits, false servers, unauthenticated connections |
 //! | `complete.c` | completion queues, callbacks, errors without a descriptor, threads |
 //! | `kills.c` | processes that are killed at random times; `VIPL_KILLS` is their number |
+//! | `trust.c`, `hostile.c` | whom a process connects on other machines, and a process that violates the protocol |
+//! | `machines.rs` | the programs between two network namespaces; `hosts.h` moves their processes there |
 //! | `storm.c`, `bench.c` | many connections; latency and bandwidth |
 //!
 //! The tests of functions and constants print what the programs cover.
@@ -17,6 +19,8 @@
 #[allow(dead_code, reason = "tests/c uses all of it")]
 #[path = "../c/toolchain.rs"]
 mod toolchain;
+
+mod machines;
 
 use std::io::Write;
 use std::path::PathBuf;

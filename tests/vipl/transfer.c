@@ -333,6 +333,8 @@ static void stop_process(pid_t pid) {
 static void transport(side *own) {
     VIP_DESCRIPTOR *made;
     place remote;
+    /* Memory that this process can map needs nobody to answer. */
+    int is_mapped = own->is_allocated && !has_hosts();
     open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 1);
     if (!own->is_allocated) OK(VipSetMemReadable(own->nic, own->memory, own->handle, VIP_FALSE));
     connect_side(own);
@@ -348,7 +350,7 @@ static void transport(side *own) {
         stop_process(pid);
         made = describe_rdma(own, VIP_CONTROL_OP_RDMAREAD, remote, 0, 4);
         OK(VipPostSend(own->vi, made, own->handle));
-        if (own->is_allocated) {
+        if (is_mapped) {
             sent(own, made, VIP_STATUS_OP_RDMA_READ, 4);
         } else {
             VIP_DESCRIPTOR *found;
@@ -356,7 +358,7 @@ static void transport(side *own) {
             CHECK(found == NULL);
         }
         CHECK(kill(pid, SIGKILL) == 0);
-        if (!own->is_allocated) sent(own, made, VIP_STATUS_TRANSPORT_ERROR | VIP_STATUS_OP_RDMA_READ, 0);
+        if (!is_mapped) sent(own, made, VIP_STATUS_TRANSPORT_ERROR | VIP_STATUS_OP_RDMA_READ, 0);
         await_state(own, VIP_STATE_ERROR);
         close_side(own);
     }

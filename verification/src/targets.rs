@@ -19,6 +19,7 @@ mod prefix;
 mod rendezvous;
 mod ring;
 mod vipl;
+mod vipl_network;
 
 pub use call::call_decoder;
 pub use channel::channel_decoder;
@@ -32,6 +33,7 @@ pub use prefix::message_prefix;
 pub use rendezvous::rendezvous_decoder;
 pub use ring::ring_decoder;
 pub use vipl::{vipl_peer, vipl_setup};
+pub use vipl_network::vipl_network;
 
 /// A fuzz target.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +58,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "rendezvous-decoder", run: rendezvous_decoder },
     Target { name: "vipl-setup", run: vipl_setup },
     Target { name: "vipl-peer", run: vipl_peer },
+    Target { name: "vipl-network", run: vipl_network },
     #[cfg(not(nemesia_loom))]
     Target { name: "direct-pipe", run: direct_pipe },
 ];

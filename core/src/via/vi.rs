@@ -42,6 +42,8 @@ pub const MOST_READS: usize = 16;
 pub enum RemoteMemoryKind {
     /// The operation is not permitted.
     Refused,
+    /// Not known yet: the carrier asks the other side. The descriptor waits.
+    Unknown,
     /// It is the memory of the program.
     Direct,
     /// It is a shadow: its owner copies.
@@ -76,6 +78,17 @@ pub trait ViaCarrier {
     fn is_local(&mut self, segment: ViaSegment, ptag: u64) -> bool;
     /// Returns how a range of the other side can be used.
     fn remote(&mut self, segment: ViaSegment, purpose: RemoteUse) -> RemoteMemoryKind;
+    /// Returns whether all blocks and records of one more descriptor have room. Then neither [`ViaCarrier::write`] nor
+    /// [`ViaCarrier::read`] fails for lack of room before the descriptor is started, and [`ViaCarrier::push`] succeeds.
+    fn has_room(&mut self) -> bool {
+        true
+    }
+    /// Returns the number of the last transfer or record that was begun, if it has not ended: a descriptor that began
+    /// it ends by [`Vi::transferred`]. `None` if each copy is complete when its call returns, as between processes of
+    /// one machine.
+    fn pending(&mut self) -> Option<u64> {
+        None
+    }
     /// Copies a local block to a block of the other side; false if one of them is not there any more.
     fn write(&mut self, from: ViaSegment, to: ViaSegment) -> bool;
     /// Copies a block of the other side to a local block; false if one of them is not there any more.
@@ -341,5 +354,7 @@ fn send_bits(entry: &WorkEntry) -> u32 {
     }
 }
 
+#[cfg(test)]
+mod late;
 #[cfg(test)]
 mod tests;

@@ -17,6 +17,8 @@ pub enum Awaited {
     Ack(u64),
     /// The answer to the read request with this number.
     Read(u32),
+    /// The end of the transfer with this number, which the connection executes by itself.
+    Transfer(u64),
 }
 
 /// The phase of a posted descriptor.
@@ -171,6 +173,15 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> WorkQueue<E, S> {
         if let Some(entry) = self.entries.get_mut(self.started) {
             entry.phase = WorkPhase::Issued(awaited);
             self.started += 1;
+        }
+    }
+
+    /// Lets a started entry wait for something else.
+    pub fn await_more(&mut self, position: usize, awaited: Awaited) {
+        if let Some(entry) = self.entries.get_mut(position)
+            && matches!(entry.phase, WorkPhase::Issued(_))
+        {
+            entry.phase = WorkPhase::Issued(awaited);
         }
     }
 

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use nemesia_core::via::setup::{SetupFrame, SetupKind};
 use nemesia_core::via::{ViAttributes, ViaError};
 
-use super::link::Link;
 use super::listener::{FrameInbox, Inbound};
+use super::objects::NewLink;
 use super::provider::Shared;
-use super::{listener, meeting};
+use super::{listener, meeting, network};
 
 /// The pause after an attempt at all ports.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -26,8 +26,8 @@ const MEETING_LIMIT: Duration = Duration::from_secs(30);
 
 /// What an attempt at all ports found.
 enum Round {
-    /// A process accepted.
-    Accepted(Box<SetupFrame>),
+    /// A process accepted. It waits as long as the stream exists.
+    Accepted(Box<SetupFrame>, TcpStream),
     /// A process refused, with this reason.
     Refused(ViaError),
     /// No process waits under the address.
@@ -44,12 +44,17 @@ pub(super) fn call(
     deadline: Option<Instant>,
     is_once: bool,
     waits: impl Fn() -> bool,
-) -> Result<(Link, ViAttributes), ViaError> {
+) -> Result<(NewLink, ViAttributes), ViaError> {
     let mut pause = FIRST_PAUSE;
     loop {
         match round(shared, frame, deadline, &waits)? {
-            Round::Accepted(answer) => {
-                let link = meeting::go(answer.meeting, &shared.bell, Instant::now() + MEETING_LIMIT)?;
+            Round::Accepted(answer, _stream) => {
+                let limit = Instant::now() + MEETING_LIMIT;
+                let link = if shared.trust.is_elsewhere(&answer) {
+                    NewLink::Network(Box::new(network::go(shared, &answer, limit)?))
+                } else {
+                    NewLink::Shared(Box::new(meeting::go(answer.meeting, &shared.bell, limit)?))
+                };
                 return Ok((link, answer.attributes));
             }
             Round::Refused(reason) => return Err(reason),
@@ -82,7 +87,7 @@ fn round(
     waits: &impl Fn() -> bool,
 ) -> Result<Round, ViaError> {
     let mut asked = ask(shared, frame, deadline, waits)?;
-    let (start, mut is_busy) = (Instant::now(), false);
+    let (start, mut is_busy, mut is_refused) = (Instant::now(), false, false);
     while !asked.is_empty() && start.elapsed() < FIRST_ANSWER && waits() {
         let mut found = None;
         asked.retain_mut(|process| match process.inbox.read(&mut process.stream) {
@@ -90,16 +95,17 @@ fn round(
             Inbound::Closed => false,
             Inbound::Frame(answer) => {
                 is_busy |= answer.kind == SetupKind::Busy;
+                is_refused |= answer.kind == SetupKind::Refused;
                 if answer.kind == SetupKind::Pending && found.is_none() {
-                    found = process.stream.try_clone().ok();
+                    found = process.stream.try_clone().ok().map(|stream| (stream, answer));
                 }
                 false
             }
         });
-        if let Some(stream) = found {
+        if let Some((stream, pending)) = found {
             // The others are released before this one is confirmed.
             asked.clear();
-            match confirm(stream, frame, deadline, waits)? {
+            match confirm(shared, (stream, &pending), frame, deadline, waits)? {
                 Round::Nothing => {}
                 round => return Ok(round),
             }
@@ -109,7 +115,12 @@ fn round(
         }
         std::thread::sleep(POLL_PAUSE);
     }
-    Ok(if is_busy { Round::Busy } else { Round::Nothing })
+    Ok(match (is_busy, is_refused) {
+        (true, _) => Round::Busy,
+        // A process waits there, and connects no process of this machine.
+        (false, true) => Round::Refused(ViaError::NotReachable),
+        (false, false) => Round::Nothing,
+    })
 }
 
 /// Sends the request to every process that listens.
@@ -145,7 +156,8 @@ fn ask(
 
 /// Confirms the request to a process in which a call waits, and waits for the decision of its program.
 fn confirm(
-    mut stream: TcpStream,
+    shared: &Shared,
+    (mut stream, pending): (TcpStream, &SetupFrame),
     frame: &SetupFrame,
     deadline: Option<Instant>,
     waits: &impl Fn() -> bool,
@@ -154,14 +166,18 @@ fn confirm(
         SetupKind::PeerRequest => SetupKind::PeerConfirm,
         _ => SetupKind::Confirm,
     };
-    let is_sent = stream.set_nonblocking(false).is_ok()
-        && listener::send(&mut stream, &SetupFrame { kind, ..*frame }).is_ok();
+    let is_elsewhere = shared.trust.is_elsewhere(pending);
+    let confirm = shared.trust.confirm(&SetupFrame { kind, ..*frame }, pending)?;
+    let is_sent = stream.set_nonblocking(false).is_ok() && listener::send(&mut stream, &confirm).is_ok();
     if !is_sent {
         return Ok(Round::Nothing);
     }
     let Some(answer) = listener::receive(&mut stream, deadline, waits)? else { return Ok(Round::Nothing) };
     Ok(match answer.kind {
-        SetupKind::Accepted => Round::Accepted(Box::new(answer)),
+        SetupKind::Accepted => {
+            shared.trust.check_answer(&answer, &confirm, is_elsewhere)?;
+            Round::Accepted(Box::new(answer), stream)
+        }
         SetupKind::Refused => Round::Refused(refusal(answer.reason)),
         SetupKind::Busy => Round::Busy,
         _ => Round::Nothing,
@@ -170,7 +186,12 @@ fn confirm(
 
 /// Returns the reason in a refusal; an unknown number is a rejection.
 fn refusal(code: u8) -> ViaError {
-    [ViaError::InvalidReliabilityLevel, ViaError::InvalidMtu, ViaError::InvalidQos]
+    [
+        ViaError::InvalidReliabilityLevel,
+        ViaError::InvalidMtu,
+        ViaError::InvalidQos,
+        ViaError::NotReachable,
+    ]
         .into_iter()
         .find(|reason| reason.code() == i32::from(code))
         .unwrap_or(ViaError::Reject)

@@ -12,11 +12,21 @@ use nemesia_core::via::work_queue::WorkEntry;
 use nemesia_core::via::{AsyncError, Vi, ViAttributes, ViaError, ViaSegment};
 
 use super::link::Link;
+use super::network::NetworkLink;
 
 /// Descriptors of a queue for which a new VI has storage; it grows when needed.
 const FIRST_DESCRIPTORS: usize = 32;
 /// Segments likewise.
 const FIRST_SEGMENTS: usize = 64;
+
+/// A new connection: inside the machine, or to another one.
+#[derive(Debug)]
+pub(super) enum NewLink {
+    /// Through shared memory.
+    Shared(Box<Link>),
+    /// Through the memory port.
+    Network(Box<NetworkLink>),
+}
 
 /// The model of a VI over growing storage.
 pub(super) type ViModel = Vi<Vec<WorkEntry>, Vec<ViaSegment>>;
@@ -86,6 +96,8 @@ pub(super) struct ViObject {
     pub(super) nic: u64,
     pub(super) model: ViModel,
     pub(super) link: Option<Link>,
+    /// The connection, if it goes to another machine.
+    pub(super) network: Option<NetworkLink>,
     pub(super) queues: [Option<u64>; 2],
     pub(super) notifies: [VecDeque<(UserContext, Callback)>; 2],
     pub(super) peer: Option<PeerAttempt>,
@@ -102,6 +114,7 @@ impl ViObject {
             nic,
             model: Vi::new(attributes, storage(), storage(), mirror),
             link: None,
+            network: None,
             queues,
             notifies: [VecDeque::new(), VecDeque::new()],
             peer: None,

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 use nemesia_core::via::setup::{SetupFrame, SetupKind};
 use nemesia_core::via::{ViAttributes, ViState, ViaError};
 
-use super::link::Link;
-use super::objects::ConnectWaiter;
+use super::objects::{ConnectWaiter, NewLink};
 use super::provider::Shared;
 use super::state::ViaState;
 use super::{client, listener, server};
@@ -33,6 +32,11 @@ pub(super) fn register(shared: &Arc<Shared>) {
 pub(super) fn serve_requests(shared: &Shared, state: &mut ViaState) {
     let Some(listener) = &mut state.listener else { return };
     for (mut stream, frame) in listener.read() {
+        let is_confirmation = matches!(frame.kind, SetupKind::Confirm | SetupKind::PeerConfirm);
+        if is_confirmation && shared.trust.check(&frame).is_err() {
+            refuse(shared, &mut stream, &frame);
+            continue;
+        }
         let kind = match frame.kind {
             SetupKind::Request if waiter(state, &frame).is_some() => SetupKind::Pending,
             SetupKind::PeerRequest => {
@@ -51,7 +55,16 @@ pub(super) fn serve_requests(shared: &Shared, state: &mut ViaState) {
             },
             _ => SetupKind::NoMatch,
         };
-        let is_sent = listener::send_now(&mut stream, &server::answer(shared, &frame, kind, 0)).is_ok();
+        let network = match kind {
+            SetupKind::Pending => shared.trust.challenge(&frame),
+            _ => Ok(shared.trust.plain()),
+        };
+        let Ok(network) = network else {
+            refuse(shared, &mut stream, &frame);
+            continue;
+        };
+        let answer = SetupFrame { network, ..server::answer(shared, &frame, kind, 0) };
+        let is_sent = listener::send_now(&mut stream, &answer).is_ok();
         if kind == SetupKind::Pending
             && is_sent
             && let Some(listener) = &mut state.listener
@@ -59,6 +72,13 @@ pub(super) fn serve_requests(shared: &Shared, state: &mut ViaState) {
             listener.keep(stream);
         }
     }
+}
+
+/// Refuses a process of another machine that has not proven that it knows the key of the job.
+fn refuse(shared: &Shared, stream: &mut TcpStream, frame: &SetupFrame) {
+    let reason = ViaError::NotReachable.code() as u8;
+    // A process that has left needs no answer.
+    let _ = listener::send_now(stream, &server::answer(shared, frame, SetupKind::Refused, reason));
 }
 
 /// Returns the oldest call that waits under the address of a request.
@@ -177,7 +197,7 @@ fn set_calling(shared: &Shared, vi: u64, is_calling: bool) {
 }
 
 /// Records the result of a peer-to-peer request.
-fn finish(shared: &Shared, vi: u64, result: Result<(Link, ViAttributes), ViaError>) {
+fn finish(shared: &Shared, vi: u64, result: Result<(NewLink, ViAttributes), ViaError>) {
     let mut state = shared.lock();
     let is_pending = |state: &ViaState| {
         let attempt = state.vis.get(vi).and_then(|object| object.peer.as_ref());

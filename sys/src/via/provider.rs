@@ -14,6 +14,7 @@ use nemesia_core::via::ViaError;
 use super::bell::Bell;
 use super::settings::Settings;
 use super::state::ViaState;
+use super::trust::HostTrust;
 use crate::os::{ProcessOrigin, ShmError};
 
 /// Polls before a waiting thread sleeps, and how many of them yield the processor.
@@ -31,6 +32,7 @@ pub(super) struct Shared {
     callbacks: Condvar,
     pub(super) bell: Bell,
     pub(super) settings: Settings,
+    pub(super) trust: HostTrust,
     /// The number of this process in requests, random.
     pub(super) process: [u8; 16],
     /// Interrupts the sleep of the service thread.
@@ -46,12 +48,14 @@ impl Shared {
         if poke < 0 {
             return Err(ShmError::system("making an event descriptor", std::io::Error::last_os_error()));
         }
+        let settings = Settings::from_env();
         let shared = Arc::new(Self {
             state: Mutex::new(ViaState::new(crate::config::Config::default().non_temporal_from())),
             changed: Condvar::new(),
             callbacks: Condvar::new(),
             bell: Bell::create()?,
-            settings: Settings::from_env(),
+            settings,
+            trust: HostTrust::new(settings)?,
             process: crate::os::random()?,
             // SAFETY: a new descriptor, given to us alone.
             poke: unsafe { OwnedFd::from_raw_fd(poke) },
@@ -76,7 +80,9 @@ impl Shared {
 
     /// Informs other threads of what changed under the lock.
     fn after(&self, state: &mut ViaState) {
-        if std::mem::take(&mut state.must_poke) {
+        // No thread may poll the memory port again before the service thread sleeps.
+        let has_work = state.network.as_mut().is_some_and(|network| !network.arm());
+        if std::mem::take(&mut state.must_poke) || has_work {
             self.poke();
         }
         if std::mem::take(&mut state.has_callbacks) {

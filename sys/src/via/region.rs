@@ -60,6 +60,11 @@ impl RegionMemory {
         self.user.unwrap_or(self.segment.as_ptr())
     }
 
+    /// Returns the number of bytes.
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+
     pub(super) fn is_shadow(&self) -> bool {
         self.user.is_some()
     }

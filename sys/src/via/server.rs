@@ -3,12 +3,12 @@
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use nemesia_core::via::setup::{SetupFrame, SetupKind};
+use nemesia_core::via::setup::{SetupFrame, SetupKind, SetupNetwork};
 use nemesia_core::via::{ViAttributes, ViaError};
 
-use super::link::Link;
+use super::objects::NewLink;
 use super::provider::Shared;
-use super::{listener, meeting};
+use super::{listener, meeting, network};
 use crate::os::HandoffListener;
 
 /// The limit of a meeting.
@@ -24,11 +24,12 @@ pub(super) fn answer(shared: &Shared, request: &SetupFrame, kind: SetupKind, rea
         meeting: [0; 16],
         local: request.remote,
         remote: request.local,
+        network: shared.trust.plain(),
         ..*request
     }
 }
 
-/// Accepts a request, and waits at the meeting place.
+/// Accepts a request, and waits at the meeting place or at the memory port.
 ///
 /// # Errors
 /// [`ViaError::Timeout`] if the other side does not come: in most cases because its time limit has passed.
@@ -37,7 +38,10 @@ pub(super) fn accept(
     stream: &mut TcpStream,
     request: &SetupFrame,
     (vi, attributes): (u64, ViAttributes),
-) -> Result<Link, ViaError> {
+) -> Result<NewLink, ViaError> {
+    if shared.trust.is_elsewhere(request) {
+        return accept_elsewhere(shared, stream, request, (vi, attributes));
+    }
     let place = HandoffListener::bind().map_err(|_| ViaError::ErrorResource)?;
     let accepted = SetupFrame {
         vi,
@@ -55,11 +59,38 @@ pub(super) fn accept(
         match meeting::receive(&place, &shared.bell, step.min(deadline), deadline) {
             Err(ViaError::Timeout) if Instant::now() < deadline && !has_left(stream) => {}
             Err(ViaError::Timeout) => {
-                return meeting::receive(&place, &shared.bell, Instant::now(), deadline);
+                let link = meeting::receive(&place, &shared.bell, Instant::now(), deadline)?;
+                return Ok(NewLink::Shared(Box::new(link)));
             }
-            result => return result,
+            result => return result.map(|link| NewLink::Shared(Box::new(link))),
         }
     }
+}
+
+/// Accepts a request of another machine.
+fn accept_elsewhere(
+    shared: &Shared,
+    stream: &mut TcpStream,
+    request: &SetupFrame,
+    (vi, attributes): (u64, ViAttributes),
+) -> Result<NewLink, ViaError> {
+    let ticket = crate::os::random().map_err(|_| ViaError::ErrorResource)?;
+    let answer = SetupFrame {
+        vi,
+        attributes: ViAttributes { ptag: 0, ..attributes },
+        meeting: ticket,
+        ..answer(shared, request, SetupKind::Accepted, 0)
+    };
+    let mut sender = stream.try_clone().map_err(|_| ViaError::ErrorResource)?;
+    let accept = |port| {
+        let network = SetupNetwork { port: Some(port), ..answer.network };
+        let accepted = shared.trust.prove(SetupFrame { network, ..answer }, request);
+        let has_gone = has_left(&mut sender) || listener::send(&mut sender, &accepted).is_err();
+        if has_gone { Err(ViaError::Timeout) } else { Ok(()) }
+    };
+    let deadline = Instant::now() + MEETING_LIMIT;
+    let link = network::receive(shared, ticket, deadline, accept, || !has_left(stream))?;
+    Ok(NewLink::Network(Box::new(link)))
 }
 
 /// Returns whether the other side has closed its end.

@@ -14,6 +14,7 @@ const LONGEST_SLEEP: i32 = 1000;
 pub(super) fn serve(shared: &Shared) {
     loop {
         let mut fds = vec![poll_entry(shared.poke.as_raw_fd())];
+        let mut limit = LONGEST_SLEEP;
         {
             let mut state = shared.lock();
             shared.bell.service().announce(Sleep::Event);
@@ -26,10 +27,16 @@ pub(super) fn serve(shared: &Shared) {
             if let Some(listener) = &state.listener {
                 fds.extend(listener.descriptors().map(poll_entry));
             }
+            if let Some(network) = &mut state.network {
+                fds.extend(network.descriptor().map(poll_entry));
+                if !network.arm() {
+                    limit = 0;
+                }
+            }
             state.must_poke = false;
         }
         // SAFETY: the array has this length. A descriptor that was closed meanwhile, or reused, only ends the sleep.
-        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, LONGEST_SLEEP) };
+        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit) };
         shared.bell.service().unpark(Payer::Sleeper);
         let mut count = 0_u64;
         // SAFETY: eight bytes of a local variable; the descriptor does not block.

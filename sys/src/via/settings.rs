@@ -6,6 +6,9 @@ use std::net::Ipv4Addr;
 const ADDRESS: &str = "VIPL_ADDRESS";
 /// The variable with the ports, `first:count`.
 const PORTS: &str = "VIPL_PORTS";
+/// The variable with the processes of other machines that are connected: `key`, those that know the key of the job
+/// (`NEMESIA_JOB_KEY_FILE`), or `any` if there is no key.
+const TRUST: &str = "VIPL_TRUST";
 /// Most ports: an attempt to connect looks at all of them.
 const MOST_PORTS: u16 = 1024;
 
@@ -15,13 +18,16 @@ pub(super) struct Settings {
     pub(super) address: Ipv4Addr,
     pub(super) first_port: u16,
     pub(super) port_count: u16,
+    /// Whether processes of other machines are connected if there is no key of the job.
+    pub(super) trusts_any: bool,
 }
 
 impl Settings {
     /// Reads the environment. What is malformed counts as not set.
     pub(super) fn from_env() -> Self {
         let variable = |name| std::env::var(name).ok();
-        Self::new(variable(ADDRESS).as_deref(), variable(PORTS).as_deref())
+        let trusts_any = variable(TRUST).as_deref() == Some("any");
+        Self { trusts_any, ..Self::new(variable(ADDRESS).as_deref(), variable(PORTS).as_deref()) }
     }
 
     fn new(address: Option<&str>, ports: Option<&str>) -> Self {
@@ -33,7 +39,7 @@ impl Settings {
             })
             .unwrap_or((21100, 64));
         let address = address.and_then(|text| text.parse().ok()).unwrap_or(Ipv4Addr::LOCALHOST);
-        Self { address, first_port, port_count }
+        Self { address, first_port, port_count, trusts_any: false }
     }
 
     /// Returns the ports.

@@ -13,8 +13,9 @@ use nemesia_core::via::{AsyncError, ViaSegment};
 use super::conduit::{Conduit, Memory, rights};
 use super::link::Link;
 use super::listener::Listener;
+use super::network::Network;
 use super::objects::{
-    AsyncReport, ConnectWaiter, NicObject, QueueObject, Requested, ViObject, index, pointer, report,
+    AsyncReport, ConnectWaiter, NewLink, NicObject, QueueObject, Requested, ViObject, index, pointer, report,
 };
 use super::table::{HandleKind, HandleTable};
 
@@ -41,6 +42,8 @@ pub(super) struct ViaState {
     pub(super) next_waiter: u64,
     pub(super) errors: VecDeque<AsyncReport>,
     pub(super) listener: Option<Listener>,
+    /// The memory port for other machines, once it was needed.
+    pub(super) network: Option<Network>,
     /// Number of callbacks that are registered.
     pub(super) notifies: usize,
     /// Whether the thread of callbacks must look.
@@ -52,7 +55,7 @@ pub(super) struct ViaState {
     pub(super) has_leader: bool,
     /// Whether the service thread must look again.
     pub(super) must_poke: bool,
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl ViaState {
@@ -69,6 +72,7 @@ impl ViaState {
             next_waiter: 0,
             errors: VecDeque::new(),
             listener: None,
+            network: None,
             notifies: 0,
             has_callbacks: false,
             is_changed: false,
@@ -81,9 +85,12 @@ impl ViaState {
 
     /// Makes progress on every connection.
     pub(super) fn drive_all(&mut self) {
+        self.drive_network();
         for at in (0..self.connected.len()).rev() {
-            if let Some(vi) = self.connected.get(at) {
-                self.drive(*vi);
+            if let Some(vi) = self.connected.get(at).copied()
+                && !self.nudge_network(vi)
+            {
+                self.drive(vi);
             }
         }
     }
@@ -100,6 +107,11 @@ impl ViaState {
 
     /// Makes progress on the connection of a VI.
     pub(super) fn drive(&mut self, vi: u64) {
+        if self.vis.get(vi).is_some_and(|object| object.network.is_some()) {
+            self.drive_network();
+            self.nudge_network(vi);
+            return;
+        }
         let Some(object) = self.vis.get_mut(vi) else { return };
         let Some(link) = &mut object.link else { return };
         // The usual case of a program that polls.
@@ -132,6 +144,9 @@ impl ViaState {
 
     /// Starts what can be started on a VI, and reports what has ended.
     pub(super) fn pump(&mut self, vi: u64) {
+        if self.vis.get(vi).is_some_and(|object| object.network.is_some()) && self.pump_network(vi) {
+            self.cut(vi);
+        }
         if let Some(object) = self.vis.get_mut(vi)
             && let Some(link) = &mut object.link
         {
@@ -158,21 +173,39 @@ impl ViaState {
     /// Drops the link of a VI.
     pub(super) fn unlink(&mut self, vi: u64) {
         self.connected.retain(|connected| *connected != vi);
-        if let Some(object) = self.vis.get_mut(vi)
-            && let Some(mut link) = object.link.take()
-        {
-            link.wake();
-            link.connection.disconnect();
-            self.must_poke = true;
+        if let Some(object) = self.vis.get_mut(vi) {
+            let network = object.network.take();
+            if let Some(mut link) = object.link.take() {
+                link.wake();
+                link.connection.disconnect();
+                self.must_poke = true;
+            }
+            if let Some(link) = network {
+                self.unlink_network(link);
+                self.must_poke = true;
+            }
         }
     }
 
     /// Gives a VI its link.
-    pub(super) fn connect(&mut self, vi: u64, mut link: Link) -> bool {
-        let Some(object) = self.vis.get_mut(vi) else { return false };
-        if !object.model.connected() {
-            return false;
+    pub(super) fn connect(&mut self, vi: u64, link: NewLink) -> bool {
+        let is_connected = self.vis.get_mut(vi).is_some_and(|object| object.model.connected());
+        match link {
+            NewLink::Shared(link) if is_connected => self.link_shared(vi, *link),
+            NewLink::Network(link) if is_connected => self.link_network(vi, *link),
+            NewLink::Network(link) => self.unlink_network(*link),
+            NewLink::Shared(_) => {}
         }
+        if is_connected {
+            self.connected.push(vi);
+            (self.must_poke, self.is_changed) = (true, true);
+            self.pump(vi);
+        }
+        is_connected
+    }
+
+    fn link_shared(&mut self, vi: u64, mut link: Link) {
+        let Some(object) = self.vis.get_mut(vi) else { return };
         let attributes = object.model.attributes;
         for (handle, region) in self.memory.table.iter() {
             let granted = rights(&region, &attributes);
@@ -183,11 +216,6 @@ impl ViaState {
             }
         }
         object.link = Some(link);
-        self.connected.push(vi);
-        self.must_poke = true;
-        self.is_changed = true;
-        self.pump(vi);
-        true
     }
 
     /// Informs every connection of a region that is new, changed, or about to go.
@@ -207,8 +235,18 @@ impl ViaState {
                     link.lend(handle, &region, memory, granted);
                 }
             }
+            self.publish_on_network(vi, handle, is_gone);
             self.pump(vi);
         }
+    }
+
+    /// Removes a region. Afterwards no other process and no memory port accesses its memory.
+    pub(super) fn remove_region(&mut self, handle: u32) {
+        self.publish_region(handle, true);
+        let removed = self.memory.remove(handle);
+        // A receive descriptor may have lent it once more; from now on that is refused.
+        self.withdraw_from_network(handle);
+        drop(removed);
     }
 
     /// Writes back the descriptors of a VI that have ended, and reports them and its errors.

@@ -55,6 +55,9 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     }
 
     fn start(&mut self, entry: &WorkEntry, carrier: &mut impl ViaCarrier) -> Start {
+        if !carrier.has_room() {
+            return Start::Wait;
+        }
         if let Some(fault) = self.local_fault(entry, carrier) {
             return Start::Broken(fault, AsyncError::ConnectionLost);
         }
@@ -153,12 +156,13 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         if let Some(count) = self.remote.counts.pop() {
             self.remote.segments.skip(count.into());
         }
-        self.acknowledged(wants_ack)
+        self.acknowledged(wants_ack, carrier)
     }
 
-    fn acknowledged(&mut self, wants_ack: bool) -> Start {
+    /// Returns what a descriptor waits for whose transfers and records were handed to the connection.
+    fn acknowledged(&mut self, wants_ack: bool, carrier: &mut impl ViaCarrier) -> Start {
         if !wants_ack {
-            return Start::Ended(0);
+            return begun(carrier);
         }
         self.acks_wanted += 1;
         Start::Issued(Awaited::Ack(self.acks_wanted))
@@ -174,6 +178,9 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         if kind == RemoteMemoryKind::Refused {
             return Start::Broken(STATUS_RDMA_PROTECTION, AsyncError::RdmaWriteProtection);
         }
+        if kind == RemoteMemoryKind::Unknown {
+            return Start::Wait;
+        }
         if let Some(broken) = write_all(&self.send, entry, core::iter::once(target), carrier) {
             return broken;
         }
@@ -186,7 +193,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         if has_immediate {
             self.finish_message(entry, 0, true, carrier)
         } else {
-            self.acknowledged(wants_ack)
+            self.acknowledged(wants_ack, carrier)
         }
     }
 
@@ -201,6 +208,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
             RemoteMemoryKind::Refused => {
                 Start::Broken(STATUS_RDMA_PROTECTION, AsyncError::RdmaReadProtection)
             }
+            RemoteMemoryKind::Unknown => Start::Wait,
             RemoteMemoryKind::Direct => read_all(&self.send, entry, carrier),
             RemoteMemoryKind::Shadow => {
                 let reads = self.send.issued().filter(|(_, awaited)| matches!(awaited, Awaited::Read(_)));
@@ -236,6 +244,10 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         };
         let (status, broken) = match start {
             Start::Broken(status, error) => (status, Some(error)),
+            Start::Issued(awaited) => {
+                self.send.await_more(position, awaited);
+                return true;
+            }
             _ => (0, None),
         };
         let length = if status == 0 { u32::try_from(entry.total).unwrap_or(u32::MAX) } else { 0 };
@@ -251,17 +263,32 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         if count > self.acks_wanted {
             return false;
         }
+        self.finish_awaited(|awaited| matches!(awaited, Awaited::Ack(number) if number <= count));
+        true
+    }
+
+    /// Completes the descriptors that waited for the transfers up to this number, which the connection has executed:
+    /// see [`ViaCarrier::pending`].
+    pub fn transferred(&mut self, last: u64) {
+        self.finish_awaited(|awaited| matches!(awaited, Awaited::Transfer(number) if number <= last));
+    }
+
+    fn finish_awaited(&mut self, is_over: impl Fn(Awaited) -> bool) {
         loop {
             let mut issued = self.send.issued();
-            let found =
-                issued.find(|(_, awaited)| matches!(awaited, Awaited::Ack(number) if *number <= count));
+            let found = issued.find(|(_, awaited)| is_over(*awaited));
             drop(issued);
-            let Some((position, _)) = found else { return true };
-            let Some(entry) = self.send.get(position) else { return true };
+            let Some((position, _)) = found else { return };
+            let Some(entry) = self.send.get(position) else { return };
             let length = u32::try_from(entry.total).unwrap_or(u32::MAX);
             self.send.end(position, send_bits(&entry), length, None);
         }
     }
+}
+
+/// Returns the start of a descriptor whose transfers the connection has taken over: it ended if they have.
+fn begun(carrier: &mut impl ViaCarrier) -> Start {
+    carrier.pending().map_or(Start::Ended(0), |number| Start::Issued(Awaited::Transfer(number)))
 }
 
 /// Returns the remote range of an RDMA operation.
@@ -290,7 +317,7 @@ fn read_all<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>>(
     let source = core::iter::once(remote_range(entry));
     let mut blocks = Blocks::new(source, queue.segments(entry), entry.total);
     if blocks.all(|(from, to)| carrier.read(from, to)) {
-        Start::Ended(0)
+        begun(carrier)
     } else {
         Start::Broken(STATUS_TRANSPORT, AsyncError::ConnectionLost)
     }

@@ -88,7 +88,7 @@ impl Provider {
     fn settle(
         &self,
         vi: u64,
-        result: Result<(crate::via::link::Link, ViAttributes), ViaError>,
+        result: Result<(crate::via::objects::NewLink, ViAttributes), ViaError>,
     ) -> Result<ViAttributes, ViaError> {
         let mut state = self.lock();
         match result {
@@ -138,6 +138,7 @@ impl Provider {
             meeting: [0; 16],
             local,
             remote,
+            network: self.0.trust.plain(),
         }
     }
 

@@ -87,8 +87,7 @@ impl Provider {
         if (kind == Some(MemoryKind::Allocated)) != is_allocated {
             return Err(ViaError::InvalidParameter);
         }
-        state.publish_region(handle, true);
-        state.memory.remove(handle);
+        state.remove_region(handle);
         Ok(())
     }
 

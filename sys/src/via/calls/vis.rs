@@ -104,8 +104,7 @@ impl Provider {
             |state: &ViaState, handle| state.memory.get(handle).is_some_and(|memory| memory.nic == nic);
         let regions: Vec<u32> = state.memory.table.iter().map(|(handle, _)| handle).collect();
         for handle in regions.into_iter().filter(|handle| of_nic(&state, *handle)).collect::<Vec<_>>() {
-            state.publish_region(handle, true);
-            state.memory.remove(handle);
+            state.remove_region(handle);
         }
         state.errors.retain(|error| error.nic as usize as u64 != nic);
         Ok(())
@@ -300,6 +299,9 @@ pub(super) fn disconnect(state: &mut ViaState, vi: u64) {
     object.peer = None;
     object.remote = None;
     if let Some(link) = &mut object.link {
+        link.push(&nemesia_core::via::record::ViaRecord::Disconnect);
+    }
+    if let Some(link) = &mut object.network {
         link.push(&nemesia_core::via::record::ViaRecord::Disconnect);
     }
     object.model.disconnect();

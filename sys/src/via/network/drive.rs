@@ -1,0 +1,205 @@
+//! Progress of the connections to other machines.
+
+use nemesia_core::port::memory::{Completion, MemoryPort as _, WorkOutcome};
+use nemesia_core::via::record::ViaRecord;
+use nemesia_core::wire::vipl::ViplMessage;
+
+use super::conduit::NetworkConduit;
+use super::link::RegionSync;
+use super::{Network, NetworkLink};
+use crate::via::conduit::{Memory, rights};
+use crate::via::objects::ViObject;
+use crate::via::state::ViaState;
+
+/// Completions that are polled at once, and how often: the lock is free in between.
+const COMPLETIONS: usize = 32;
+const ROUNDS: usize = 8;
+
+impl ViaState {
+    /// Makes progress on all connections to other machines.
+    pub(in crate::via) fn drive_network(&mut self) {
+        let Some(mut network) = self.network.take() else { return };
+        let mut changed = Vec::new();
+        let mut bytes = std::mem::take(&mut self.bytes);
+        for _ in 0..ROUNDS {
+            let mut completions = [Completion::EMPTY; COMPLETIONS];
+            let count = network.port.poll(&mut completions);
+            for completion in completions.iter().take(count) {
+                match network.owners.get(&completion.connection).copied() {
+                    Some(vi) => {
+                        if let Some(object) = self.vis.get_mut(vi) {
+                            complete(object, &mut network, &self.memory, completion, &mut bytes);
+                        }
+                        if changed.last() != Some(&vi) {
+                            changed.push(vi);
+                        }
+                    }
+                    None => network.complete_closing(completion),
+                }
+            }
+            if count < COMPLETIONS {
+                break;
+            }
+        }
+        let (lost, has_events) = network.progress_connections();
+        self.is_changed |= has_events;
+        for vi in &lost {
+            let link = self.vis.get_mut(*vi).and_then(|object| object.network.as_mut());
+            link.into_iter().for_each(|link| link.is_cut = true);
+        }
+        (self.network, self.bytes) = (Some(network), bytes);
+        changed.extend(lost);
+        for vi in changed {
+            self.pump(vi);
+        }
+    }
+
+    /// Makes progress on the connection of a VI to another machine, if it has one. Returns whether it has one.
+    pub(in crate::via) fn nudge_network(&mut self, vi: u64) -> bool {
+        let Some(object) = self.vis.get(vi) else { return false };
+        let Some(link) = &object.network else { return false };
+        if link.has_waiting() || link.is_cut || object.model.is_blocked() {
+            self.pump(vi);
+        }
+        true
+    }
+
+    /// Starts what can be started on a VI whose connection goes to another machine. Returns whether the connection is
+    /// over.
+    pub(in crate::via) fn pump_network(&mut self, vi: u64) -> bool {
+        let Some(mut network) = self.network.take() else { return false };
+        let mut is_cut = false;
+        if let Some(object) = self.vis.get_mut(vi)
+            && let Some(link) = &mut object.network
+        {
+            let attributes = object.model.attributes;
+            let mut conduit =
+                NetworkConduit { link, network: &mut network, memory: &self.memory, attributes };
+            object.model.pump(&mut conduit);
+            if link.issue(&mut network.port) {
+                network.port.push_out();
+            }
+            is_cut = link.is_cut;
+        }
+        self.network = Some(network);
+        is_cut
+    }
+
+    /// Gives a VI its connection to another machine, and lends what the other process may use by RDMA.
+    pub(in crate::via) fn link_network(&mut self, vi: u64, mut link: NetworkLink) {
+        let Some(mut network) = self.network.take() else { return };
+        if let Some(object) = self.vis.get_mut(vi) {
+            let attributes = object.model.attributes;
+            for (handle, region) in self.memory.table.iter() {
+                let granted = rights(&region, &attributes);
+                if let Some(memory) = self.memory.get(handle).filter(|_| granted.write || granted.read) {
+                    link.lend(&mut network, (handle, &region), memory, (granted, false));
+                }
+            }
+            network.owners.insert(link.connection, vi);
+            link.start(&mut network.port);
+            object.network = Some(link);
+        }
+        self.network = Some(network);
+    }
+
+    /// Ends the connection of a VI to another machine.
+    pub(in crate::via) fn unlink_network(&mut self, link: NetworkLink) {
+        if let Some(network) = &mut self.network {
+            network.shut(link);
+        }
+    }
+
+    /// Informs the other process of a VI of a region that is new, changed, or about to go.
+    pub(in crate::via) fn publish_on_network(&mut self, vi: u64, handle: u32, is_gone: bool) {
+        let Some(mut network) = self.network.take() else { return };
+        let region = self.memory.table.get(handle).copied().zip(self.memory.get(handle));
+        if let Some((region, memory)) = region
+            && let Some(object) = self.vis.get_mut(vi)
+            && let Some(link) = &mut object.network
+        {
+            let granted = rights(&region, &object.model.attributes);
+            let done = match is_gone {
+                true => link.forget(&mut network, handle),
+                false if link.has_lent(handle) || granted.write || granted.read => {
+                    link.lend(&mut network, (handle, &region), memory, (granted, false))
+                }
+                false => true,
+            };
+            // A right that cannot be withdrawn ends the connection.
+            link.is_cut |= !done && link.has_lent(handle);
+        }
+        self.network = Some(network);
+    }
+}
+
+impl ViaState {
+    /// Withdraws a region that does not exist any more from all memory ports.
+    pub(in crate::via) fn withdraw_from_network(&mut self, handle: u32) {
+        let Some(mut network) = self.network.take() else { return };
+        for at in 0..self.connected.len() {
+            let object = self.connected.get(at).and_then(|vi| self.vis.get_mut(*vi));
+            if let Some(link) = object.and_then(|object| object.network.as_mut()) {
+                link.forget(&mut network, handle);
+            }
+        }
+        network.forget(handle);
+        self.network = Some(network);
+    }
+}
+
+impl Network {
+    /// Takes a completion of a connection that is being closed.
+    fn complete_closing(&mut self, completion: &Completion) {
+        let mut closing = self.closing.iter_mut().map(|closing| &mut closing.link);
+        if let Some(link) = closing.find(|link| link.connection == completion.connection)
+            && !NetworkLink::is_receive(completion.id)
+        {
+            link.end_oldest();
+            link.issue(&mut self.port);
+        }
+    }
+}
+
+/// Executes a completion for a VI. Everything in a message is untrusted.
+fn complete(
+    object: &mut ViObject,
+    network: &mut Network,
+    memory: &Memory,
+    completion: &Completion,
+    bytes: &mut Vec<u8>,
+) {
+    let Some(link) = &mut object.network else { return };
+    match completion.outcome {
+        WorkOutcome::Failed(_) => link.is_cut = true,
+        WorkOutcome::Done => {
+            let last = link.end_oldest();
+            object.model.transferred(last);
+        }
+        WorkOutcome::Received { len, written, .. } => {
+            if written || !link.take_message(&mut network.port, completion.id, len, bytes) {
+                link.is_cut = true;
+                return;
+            }
+            let is_executed = match ViplMessage::decode(bytes) {
+                Some(ViplMessage::Region(lent)) => link.import(&lent).is_some(),
+                Some(ViplMessage::Sync) => link.message(&ViplMessage::Synced),
+                Some(ViplMessage::Synced) => {
+                    let was_asked = link.sync == RegionSync::Asked;
+                    link.sync = RegionSync::Answered;
+                    was_asked
+                }
+                Some(ViplMessage::Record { code, word, bytes }) => {
+                    let attributes = object.model.attributes;
+                    let mut conduit = NetworkConduit { link, network, memory, attributes };
+                    let record = ViaRecord::decode(code, word, bytes);
+                    record.is_some_and(|record| object.model.arrive(record, &mut conduit).is_ok())
+                }
+                None => false,
+            };
+            if let Some(link) = &mut object.network {
+                link.is_cut |= !is_executed;
+            }
+        }
+    }
+}
