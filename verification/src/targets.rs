@@ -16,6 +16,8 @@ mod prefix;
 mod rendezvous;
 mod ring;
 mod vipl;
+mod vipl_descriptor;
+mod vipl_page;
 
 pub use call::call_decoder;
 pub use channel::channel_decoder;
@@ -27,6 +29,8 @@ pub use prefix::message_prefix;
 pub use rendezvous::rendezvous_decoder;
 pub use ring::ring_decoder;
 pub use vipl::{vipl_peer, vipl_setup};
+pub use vipl_descriptor::vipl_descriptor;
+pub use vipl_page::vipl_page;
 
 /// A fuzz target.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +42,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "placement-decoder", run: placement_decoder },
     Target { name: "placement-peer", run: placement_peer },
     Target { name: "list-of-runs", run: list_of_runs },
@@ -51,6 +55,8 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "rendezvous-decoder", run: rendezvous_decoder },
     Target { name: "vipl-setup", run: vipl_setup },
     Target { name: "vipl-peer", run: vipl_peer },
+    Target { name: "vipl-descriptor", run: vipl_descriptor },
+    Target { name: "vipl-page", run: vipl_page },
 ];
 
 /// Decodes the bytes as frames of the placement, and as a handshake. What is accepted must be encoded to the same
