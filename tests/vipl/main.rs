@@ -12,10 +12,13 @@
 //! | `transfer.c` | data transfers: each operation, each status bit, each reliability level |
 //! | `connect.c` | connections of both kinds, time limits, false servers, unauthenticated connections |
 //! | `complete.c` | completion queues, callbacks, errors without a descriptor, threads |
-//! | `kills.c` | processes that are killed at random times; `VIPL_KILLS` is their number |
+//! | `kills.c` | processes that are killed at random times |
 //! | `storm.c`, `bench.c` | many connections; latency and bandwidth |
 //!
 //! The tests of functions and constants print what the programs cover.
+//!
+//! `VIPL_KILLS` is the number of killed processes, 30 unless it is set. The long form takes about six minutes:
+//! `VIPL_KILLS=1000 cargo test -p nemesia-tests --test vipl killed -- --nocapture`.
 
 // Shared with `tests/c`, which uses the rest.
 #[allow(dead_code, reason = "tests/c uses all of it")]
@@ -29,6 +32,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
+use nemesia_tests::leftovers::Traces;
 use nemesia_tests::skip;
 
 use toolchain::{installed, lines, missing, output, scratch, source};
@@ -158,7 +162,11 @@ fn completions_reach_queues_callbacks_and_threads() -> Result<(), String> {
 #[test]
 fn a_process_whose_peer_is_killed_comes_to_an_end() -> Result<(), String> {
     let count = std::env::var("VIPL_KILLS").unwrap_or_else(|_| "30".into());
-    run("a_process_whose_peer_is_killed_comes_to_an_end", "kills", &[&count]).map(drop)
+    let traces = Traces::now();
+    let printed = run("a_process_whose_peer_is_killed_comes_to_an_end", "kills", &[&count])?;
+    std::io::stdout().write_all(printed.as_bytes()).map_err(|error| error.to_string())?;
+    assert_eq!(traces.new_ones(), Vec::<String>::new(), "left behind");
+    Ok(())
 }
 
 #[test]
