@@ -9,7 +9,8 @@ static void no_entry(VIP_PVOID context, VIP_NIC_HANDLE nic, VIP_VI_HANDLE vi, VI
     (void)context, (void)nic, (void)vi, (void)is_receive;
 }
 
-/* "LP64 sizes and offsets were measured on real clients' expectations." */
+/* "LP64 sizes and offsets were measured on real clients' expectations."
+ * statement: descriptor-layout, control-segment */
 static void sizes(side *own) {
     VIP_DESCRIPTOR *none = NULL;
     (void)own;
@@ -25,6 +26,7 @@ static void sizes(side *own) {
     CHECK(VIP_NOT_DONE == 1 && VIP_NO_MATCH == 14 && VIP_NOT_REACHABLE == 15 && VIP_ERROR_NOT_SUPPORTED == 16);
 }
 
+/* statement: reliability-compare, autodiscovery, nic-attributes, net-address */
 static void nics(side *own) {
     VIP_NIC_ATTRIBUTES nic;
     VIP_NIC_HANDLE other;
@@ -121,12 +123,16 @@ static void memory(side *own) {
     OK(VipQueryMemKind(own->nic, allocated, handle, &kind));
     CHECK(kind == VIP_MEM_ALLOCATED && ((char *)allocated)[9] == 0);
     GIVES(VIP_INVALID_PARAMETER, VipSetMemReadable(own->nic, allocated, handle, VIP_TRUE));
+    GIVES(VIP_INVALID_PARAMETER, VipQueryMemKind(own->nic, allocated, handle ^ 1, &kind));
+    GIVES(VIP_INVALID_PARAMETER, VipQueryMemKind(own->nic, allocated, handle, NULL));
     GIVES(VIP_INVALID_PARAMETER, VipDeregisterMem(own->nic, allocated, handle));
     OK(VipFreeRegisteredMem(own->nic, allocated, handle));
     /* More than there is memory. */
     GIVES(VIP_ERROR_RESOURCE, VipAllocRegisterMem(own->nic, &allocated, 1UL << 40, &attributes, &handle));
+    GIVES(VIP_ERROR_RESOURCE, VipRegisterMem(own->nic, bytes, 1UL << 40, &attributes, &handle));
 }
 
+/* statement: recv-done-error, recv-done-not-done, vi-states, user-data */
 static void vis(side *own) {
     VIP_VI_ATTRIBUTES attributes = own->attributes, found;
     VIP_VI_HANDLE vi;
@@ -151,6 +157,11 @@ static void vis(side *own) {
     attributes.ReliabilityLevel = VIP_SERVICE_UNRELIABLE;
     attributes.EnableRdmaRead = 1;
     GIVES(VIP_INVALID_RDMAREAD, VipCreateVi(own->nic, &attributes, NULL, NULL, &vi));
+    GIVES(VIP_INVALID_RDMAREAD, VipSetViAttributes(own->vi, &attributes));
+    attributes = own->attributes;
+    attributes.MaxTransferSize = (VIP_ULONG)1 << 40;
+    GIVES(VIP_INVALID_MTU, VipCreateVi(own->nic, &attributes, NULL, NULL, &vi));
+    GIVES(VIP_INVALID_MTU, VipSetViAttributes(own->vi, &attributes));
     attributes = own->attributes;
     attributes.QoS = (VIP_QOS)5;
     OK(VipCreateVi(own->nic, &attributes, NULL, NULL, &vi));
@@ -177,6 +188,7 @@ static void vis(side *own) {
     CHECK(VipGetUserData(own->vi) == &state && VipGetUserData(vi) == NULL);
 }
 
+/* statement: recv-done-empty, recv-done-not-done */
 static void descriptors(side *own) {
     VIP_DESCRIPTOR *found, *made = describe(own, 0, 4);
     VIP_NIC_ATTRIBUTES nic;
@@ -203,6 +215,10 @@ static void descriptors(side *own) {
         GIVES(VIP_INVALID_PARAMETER, posts[at](own->vi, (VIP_DESCRIPTOR *)((char *)made + 16), own->handle));
         GIVES(VIP_INVALID_PARAMETER, posts[at](own->vi, (VIP_DESCRIPTOR *)(own->memory + MEMORY), own->handle));
     }
+    GIVES(VIP_INVALID_PARAMETER, VipSendDone(own->vi, NULL));
+    GIVES(VIP_INVALID_PARAMETER, VipRecvDone(own->vi, NULL));
+    GIVES(VIP_INVALID_PARAMETER, VipSendWait(own->vi, 10, NULL));
+    GIVES(VIP_INVALID_PARAMETER, VipRecvWait(own->vi, 10, NULL));
     OK(VipPostRecv(own->vi, made, own->handle));
     GIVES(VIP_TIMEOUT, VipRecvWait(own->vi, 0, &found));
     GIVES(VIP_TIMEOUT, VipRecvWait(own->vi, 20, &found));
@@ -212,6 +228,9 @@ static void descriptors(side *own) {
     OK(VipQueryNic(own->nic, &nic));
     for (at = 1; at < nic.MaxDescriptorsPerQueue; at++) OK(VipPostRecv(own->vi, describe(own, 0, 4), own->handle));
     GIVES(VIP_ERROR_RESOURCE, VipPostRecv(own->vi, describe(own, 0, 4), own->handle));
+    /* Sends without a connection have ended, and stay in the queue until the program takes them. */
+    for (at = 0; at < nic.MaxDescriptorsPerQueue; at++) OK(VipPostSend(own->vi, describe(own, 0, 4), own->handle));
+    GIVES(VIP_ERROR_RESOURCE, VipPostSend(own->vi, describe(own, 0, 4), own->handle));
     OK(VipPostDeferredSends(own->vi, VIP_FALSE, &deferred));
     CHECK(deferred == VIP_FALSE);
     GIVES(VIP_INVALID_PARAMETER, VipPostDeferredSends(own->vi, VIP_FALSE, NULL));
@@ -224,6 +243,7 @@ static void descriptors(side *own) {
     drain(own);
 }
 
+/* statement: vendor-extras, vendor-codes */
 static void queues(side *own) {
     VIP_CQ_HANDLE queue;
     VIP_VI_HANDLE vi;
@@ -255,6 +275,7 @@ static void queues(side *own) {
     GIVES(VIP_INVALID_PARAMETER, VipDestroyCQ(queue));
 }
 
+/* statement: names */
 static void names(side *own) {
     char name[] = "localhost", unknown[300], found[300];
     VIP_ULONG len = sizeof found;
@@ -264,6 +285,9 @@ static void names(side *own) {
     unknown[sizeof unknown - 1] = 0;
     GIVES(VIP_ERROR_NAMESERVICE, VipNSGetHostByName(own->nic, name, &host.net, 0));
     GIVES(VIP_ERROR_NAMESERVICE, VipNSShutdown(own->nic));
+    GIVES(VIP_INVALID_PARAMETER, VipNSShutdown(own->vi));
+    host = address_of(own, 1);
+    GIVES(VIP_ERROR_NAMESERVICE, VipNSGetHostByAddr(own->nic, &host.net, found, &len));
     GIVES(VIP_INVALID_PARAMETER, VipNSInit(own->vi, NULL));
     OK(VipNSInit(own->nic, NULL));
     OK(VipNSGetHostByName(own->nic, name, &host.net, 0));
@@ -298,7 +322,8 @@ static void leftovers(side *own) {
     free(other.memory);
 }
 
-/* "A NULL error handler restores the default"; an error of posting is reported with its descriptor. */
+/* An error of posting is reported with its descriptor.
+ * statement: error-descriptor, error-resources */
 static volatile VIP_ERROR_DESCRIPTOR seen;
 static volatile int seen_count;
 
@@ -319,6 +344,35 @@ static void errors(side *own) {
     OK(VipErrorCallback(own->nic, NULL, NULL));
 }
 
+/* "A NULL error handler restores the default, which logs."
+ * statement: error-default */
+static void default_errors(side *own) {
+    int before, ends[2], saved = dup(2);
+    char text[400], name[40];
+    ssize_t len, used = 0;
+    side other;
+    memset(&other, 0, sizeof other);
+    open_side(&other, VIP_SERVICE_UNRELIABLE, 0);
+    snprintf(name, sizeof name, "%p", other.vi);
+    OK(VipErrorCallback(other.nic, (VIP_PVOID)&seen_count, see));
+    OK(VipErrorCallback(other.nic, NULL, NULL));
+    before = __atomic_load_n(&seen_count, __ATOMIC_SEQ_CST);
+    CHECK(pipe(ends) == 0 && dup2(ends[1], 2) == 2 && close(ends[1]) == 0);
+    OK(VipErrorCallback(own->nic, (VIP_PVOID)&seen_count, see));
+    GIVES(VIP_INVALID_PARAMETER, VipPostSend(other.vi, describe(&other, 0, 4), other.handle ^ 1));
+    /* The log names the VI. The handler of the other NIC is not called. */
+    do {
+        len = read(ends[0], text + used, sizeof text - 1 - (size_t)used);
+        if (len <= 0) break;
+        used += len;
+        text[used] = 0;
+    } while (strstr(text, name) == NULL && used < (ssize_t)sizeof text - 1);
+    CHECK(dup2(saved, 2) == 2 && close(saved) == 0 && close(ends[0]) == 0);
+    CHECK(strstr(text, name) != NULL && before == __atomic_load_n(&seen_count, __ATOMIC_SEQ_CST));
+    OK(VipErrorCallback(own->nic, NULL, NULL));
+    close_side(&other);
+}
+
 int main(void) {
     static const struct {
         const char *name;
@@ -326,7 +380,7 @@ int main(void) {
     } cases[] = {
         {"sizes", sizes},     {"nics", nics},     {"ptags", ptags}, {"memory", memory},       {"vis", vis},
         {"descriptors", descriptors}, {"queues", queues}, {"names", names}, {"leftovers", leftovers},
-        {"errors", errors},
+        {"errors", errors},   {"default-errors", default_errors},
     };
     size_t at;
     side own;

@@ -5,6 +5,8 @@
 #include <vipl.h>
 #include <vipl_nemesia.h>
 
+#include "coverage.h"
+
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,17 +32,18 @@ static const char *current = "?";
         }                                                                                                     \
     } while (0)
 
-#define GIVES(code, call)                                                                                     \
+#define GIVES(code, call) GIVES_AS(code, call, #call)
+#define OK(call) GIVES_AS(VIP_SUCCESS, call, #call)
+
+#define GIVES_AS(code, call, text)                                                                            \
     do {                                                                                                      \
         VIP_RETURN given_ = (call);                                                                           \
         if (given_ != (code)) {                                                                               \
             fprintf(stderr, "%s:%d: case %s, process %d: %s returned %d instead of " #code "\n", __FILE__,    \
-                    __LINE__, current, (int)getpid(), #call, (int)given_);                                    \
+                    __LINE__, current, (int)getpid(), text, (int)given_);                                    \
             _exit(1);                                                                                         \
         }                                                                                                     \
     } while (0)
-
-#define OK(call) GIVES(VIP_SUCCESS, call)
 
 /* One side of a test. */
 typedef struct {
@@ -258,6 +261,7 @@ static void sent(side *own, VIP_DESCRIPTOR *expected, VIP_UINT32 status, unsigne
     CHECK(found == expected);
     if (found->CS.Status != (status | VIP_STATUS_DONE)) fprintf(stderr, "status %#x\n", found->CS.Status);
     CHECK(found->CS.Status == (status | VIP_STATUS_DONE) && found->CS.Length == len);
+    cover_status("send", found->CS.Status);
 }
 
 /* The same for the receive queue. */
@@ -268,6 +272,7 @@ static void received(side *own, VIP_DESCRIPTOR *expected, VIP_UINT32 status, uns
     CHECK(found == expected);
     if (found->CS.Status != (status | VIP_STATUS_DONE)) fprintf(stderr, "status %#x\n", found->CS.Status);
     CHECK(found->CS.Status == (status | VIP_STATUS_DONE) && found->CS.Length == len);
+    cover_status("receive", found->CS.Status);
 }
 
 /* Waits until a state is reached. */

@@ -13,7 +13,8 @@ static void await_count(volatile int *counter, int wanted) {
     CHECK(count_of(counter) == wanted);
 }
 
-/* "Use both CQs": each entry names the VI and the queue. */
+/* "Use both CQs": each entry names the VI and the queue.
+ * statement: both-cqs, cq-resize */
 static void queues(side *own) {
     VIP_VI_HANDLE vi;
     VIP_BOOLEAN is_receive;
@@ -58,7 +59,7 @@ static void queues(side *own) {
         VipRecvWait(own->vi, LIMIT, &found), VipRecvWait(own->vi, LIMIT, &found);
         GIVES(VIP_ERROR_RESOURCE, VipResizeCQ(own->receive_queue, 1));
         OK(VipResizeCQ(own->receive_queue, 5));
-        for (at = 0; at < 2; at++) OK(VipCQWait(own->receive_queue, LIMIT, &vi, &is_receive));
+        for (at = 0; at < 2; at++) OK(VipCQDone(own->receive_queue, &vi, &is_receive));
     }
     meet(own, 'e');
     OK(VipDisconnect(own->vi));
@@ -71,7 +72,8 @@ static void queues(side *own) {
     OK(VipCloseNic(own->nic));
 }
 
-/* One-shot callbacks, which are called in the order in which they were registered. */
+/* One-shot callbacks, which are called in the order in which they were registered.
+ * statement: notify-one-shot, notify-order */
 static volatile int called, failed;
 static side *callback_side;
 
@@ -84,7 +86,8 @@ static void on_descriptor(VIP_PVOID context, VIP_NIC_HANDLE nic, VIP_VI_HANDLE v
 
 static void on_entry(VIP_PVOID context, VIP_NIC_HANDLE nic, VIP_VI_HANDLE vi, VIP_BOOLEAN is_receive) {
     VIP_DESCRIPTOR *found = NULL;
-    if (context != &called || nic != callback_side->nic || vi != callback_side->vi || !is_receive
+    int number = __atomic_load_n(&called, __ATOMIC_SEQ_CST);
+    if (context != (char *)&called + number || nic != callback_side->nic || vi != callback_side->vi || !is_receive
         || VipRecvDone(vi, &found) != VIP_SUCCESS || found == NULL)
         __atomic_store_n(&failed, 1, __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&called, 1, __ATOMIC_SEQ_CST);
@@ -112,6 +115,7 @@ static void callbacks(side *own) {
     close_side(own);
 }
 
+/* statement: notify-one-shot, notify-order, notify-cancelled */
 static void queue_callbacks(side *own) {
     VIP_CQ_HANDLE cancelled;
     int at;
@@ -123,7 +127,7 @@ static void queue_callbacks(side *own) {
     for (at = 0; at < 4; at++) post_receive(own, (unsigned)at * 64, 64);
     connect_side(own);
     /* "Several queue up in order"; "destroying the CQ cancels them". */
-    for (at = 0; at < 3; at++) OK(VipCQNotify(own->receive_queue, (VIP_PVOID)&called, on_entry));
+    for (at = 0; at < 3; at++) OK(VipCQNotify(own->receive_queue, (char *)&called + at, on_entry));
     OK(VipCreateCQ(own->nic, 16, &cancelled));
     OK(VipCQNotify(cancelled, NULL, on_entry));
     OK(VipDestroyCQ(cancelled));
@@ -131,11 +135,36 @@ static void queue_callbacks(side *own) {
     for (at = 0; at < 4; at++) post_send(own, 1000, 64);
     await_count(&called, 3);
     CHECK(!failed);
+    /* The fourth message has no callback: its entry is still in the queue. */
+    {
+        VIP_VI_HANDLE vi;
+        VIP_BOOLEAN is_receive;
+        VIP_DESCRIPTOR *found;
+        OK(VipCQWait(own->receive_queue, LIMIT, &vi, &is_receive));
+        CHECK(vi == own->vi && is_receive);
+        OK(VipRecvDone(own->vi, &found));
+        GIVES(VIP_NOT_DONE, VipCQDone(own->receive_queue, &vi, &is_receive));
+    }
     meet(own, 'e');
+    /* Callbacks of a queue that is destroyed are cancelled: neither the next messages nor the end calls them. */
+    OK(VipDisconnect(own->vi));
+    drain(own);
+    for (at = 0; at < 2; at++) OK(VipCQNotify(own->receive_queue, NULL, on_entry));
+    OK(VipDestroyVi(own->vi));
+    OK(VipDestroyCQ(own->receive_queue));
+    own->receive_queue = NULL;
+    OK(VipCreateVi(own->nic, &own->attributes, NULL, NULL, &own->vi));
+    post_receive(own, 0, 64);
+    connect_side(own);
+    post_send(own, 1000, 64);
+    CHECK(VipRecvWait(own->vi, LIMIT, &(VIP_DESCRIPTOR *){NULL}) == VIP_SUCCESS);
+    meet(own, 'f');
+    CHECK(!failed && count_of(&called) == 3);
     close_side(own);
 }
 
-/* Errors that no descriptor reports. */
+/* Errors that no descriptor reports.
+ * statement: error-codes, error-resources */
 static volatile int errors[16];
 static volatile int overruns;
 
@@ -207,7 +236,8 @@ static void async_errors(side *own) {
     OK(VipCloseNic(own->nic));
 }
 
-/* "RecvDone must not block behind a RecvWait of another thread." */
+/* "RecvDone must not block behind a RecvWait of another thread."
+ * statement: recv-done-beside-wait */
 static volatile int is_waiting;
 
 static void *wait_for_message(void *argument) {

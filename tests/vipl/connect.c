@@ -18,7 +18,8 @@ static VIP_RETURN request(side *own, unsigned number, VIP_ULONG limit) {
     return VipConnectRequest(own->vi, &local.net, &remote.net, limit, NULL);
 }
 
-/* "An explicit reject is REJECT"; the VI is idle afterwards and can be connected. */
+/* "An explicit reject is REJECT"; the VI is idle afterwards and can be connected.
+ * statement: request-reject */
 static void reject(side *own) {
     open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
     if (own->is_server) {
@@ -35,7 +36,8 @@ static void reject(side *own) {
     close_side(own);
 }
 
-/* "Reliability level, maximum transfer size and QoS must match; the other side is not told: retry or Reject." */
+/* "Reliability level, maximum transfer size and QoS must match; the other side is not told: retry or Reject."
+ * statement: accept-idle, accept-level, accept-size, accept-qos, accept-silent, accept-retry, accept-reject */
 static void mismatch(side *own) {
     open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
     if (own->is_server) {
@@ -65,6 +67,13 @@ static void mismatch(side *own) {
         GIVES(VIP_INVALID_STATE, VipDestroyVi(other));
         GIVES(VIP_INVALID_STATE, VipSetViAttributes(other, &own->attributes));
         OK(VipDisconnect(other));
+        /* A request that could not be accepted is rejected. */
+        changed = own->attributes;
+        changed.MaxTransferSize--;
+        OK(VipSetViAttributes(other, &changed));
+        connection = await_request(own, 9, NULL);
+        GIVES(VIP_INVALID_MTU, VipConnectAccept(connection, other));
+        OK(VipConnectReject(connection));
         OK(VipDestroyVi(other));
     } else {
         VIP_VI_HANDLE first = own->vi;
@@ -74,6 +83,8 @@ static void mismatch(side *own) {
         OK(request(own, 3, LIMIT));
         await_state(own, VIP_STATE_ERROR);
         OK(VipDisconnect(own->vi));
+        GIVES(VIP_REJECT, request(own, 9, LIMIT));
+        CHECK(state_of(own) == VIP_STATE_IDLE);
         OK(VipDestroyVi(own->vi));
         own->vi = first;
     }
@@ -81,7 +92,8 @@ static void mismatch(side *own) {
     close_side(own);
 }
 
-/* "Timeout 0 is INVALID_PARAMETER; else TIMEOUT." */
+/* "Timeout 0 is INVALID_PARAMETER; else TIMEOUT."
+ * statement: request-timeout-zero, request-timeout */
 static void timeouts(side *own) {
     address local, long_one;
     VIP_CONN_HANDLE connection;
@@ -123,7 +135,8 @@ static void timeouts(side *own) {
     close_side(own);
 }
 
-/* "Request: matched on the remote address": two calls wait, and each gets its own request. */
+/* "Request: matched on the remote address": two calls wait, and each gets its own request.
+ * statement: request-address */
 static void discriminators(side *own) {
     open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
     if (own->is_server) {
@@ -147,7 +160,29 @@ static void *disconnect_later(void *own) {
     return NULL;
 }
 
-/* A request of which another thread disconnects the VI ends: INVALID_STATE. */
+/* "Retry on NO_MATCH": a program whose client starts first, with a loop as old programs have it.
+ * statement: retry-no-match */
+static void client_first(side *own) {
+    open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+    if (own->is_server) {
+        VIP_CONN_HANDLE connection;
+        meet(own, 'c');
+        connection = await_request(own, 11, NULL);
+        OK(VipConnectAccept(connection, own->vi));
+    } else {
+        VIP_RETURN code = request(own, 11, 20);
+        CHECK(code == VIP_NO_MATCH || code == VIP_TIMEOUT);
+        CHECK(state_of(own) == VIP_STATE_IDLE);
+        meet(own, 'c');
+        while ((code = request(own, 11, LIMIT)) == VIP_NO_MATCH) usleep(1000);
+        OK(code);
+    }
+    meet(own, 'e');
+    close_side(own);
+}
+
+/* A request of which another thread disconnects the VI ends: INVALID_STATE.
+ * statement: vi-states */
 static void interrupted(side *own) {
     open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
     if (!own->is_server) {
@@ -165,6 +200,22 @@ static void interrupted(side *own) {
 static VIP_RETURN call_peer(side *own, VIP_ULONG limit) {
     address local = address_of(own, own->is_server ? 1 : 2), remote = address_of(own, own->is_server ? 2 : 1);
     return VipConnectPeerRequest(own->vi, &local.net, &remote.net, limit);
+}
+
+/* The attributes of peers differ: both sides get this code, and are idle. */
+static void peers_differ(side *own, VIP_RETURN code) {
+    VIP_VI_ATTRIBUTES theirs;
+    VIP_RETURN found;
+    OK(VipSetViAttributes(own->vi, &own->attributes));
+    OK(call_peer(own, LIMIT));
+    if (own->is_server) {
+        GIVES_AS(code, VipConnectPeerWait(own->vi, &theirs), "waiting for a peer that differs");
+    } else {
+        while ((found = VipConnectPeerDone(own->vi, &theirs)) == VIP_NOT_DONE) usleep(100);
+        GIVES_AS(code, found, "the end of the request to a peer that differs");
+    }
+    CHECK(state_of(own) == VIP_STATE_IDLE);
+    meet(own, 't');
 }
 
 /* Peer to peer: symmetric and asynchronous, whoever is first; the first request is buffered. */
@@ -200,25 +251,38 @@ static void peers(side *own) {
         OK(VipDisconnect(own->vi));
         meet(own, 'i');
     }
-    /* Both levels differ: both sides learn it. */
-    own->attributes.ReliabilityLevel =
-        own->is_server ? VIP_SERVICE_RELIABLE_RECEPTION : VIP_SERVICE_RELIABLE_DELIVERY;
-    OK(VipSetViAttributes(own->vi, &own->attributes));
-    OK(call_peer(own, LIMIT));
-    GIVES(VIP_INVALID_RELIABILITY_LEVEL, VipConnectPeerWait(own->vi, &theirs));
-    CHECK(state_of(own) == VIP_STATE_IDLE);
-    meet(own, 't');
-    /* No peer. */
-    if (own->is_server) {
-        OK(call_peer(own, 50));
-        GIVES(VIP_TIMEOUT, VipConnectPeerWait(own->vi, &theirs));
-        CHECK(state_of(own) == VIP_STATE_IDLE);
+    for (round = 0; round < 2; round++) {
+        if (own->is_server == round) own->attributes.ReliabilityLevel = VIP_SERVICE_RELIABLE_RECEPTION;
+        peers_differ(own, VIP_INVALID_RELIABILITY_LEVEL);
+        own->attributes.ReliabilityLevel = VIP_SERVICE_RELIABLE_DELIVERY;
+        if (own->is_server == round) own->attributes.MaxTransferSize--;
+        peers_differ(own, VIP_INVALID_MTU);
+        own->attributes.MaxTransferSize = MOST_TRANSFER;
+        if (own->is_server == round) own->attributes.QoS = (VIP_QOS)1;
+        peers_differ(own, VIP_INVALID_QOS);
+        own->attributes.QoS = NULL;
     }
+    OK(VipSetViAttributes(own->vi, &own->attributes));
+    /* No peer: one side calls alone, then the other one. */
+    if (!own->is_server) meet(own, 'a');
+    OK(call_peer(own, 50));
+    if (own->is_server) {
+        GIVES(VIP_TIMEOUT, VipConnectPeerWait(own->vi, &theirs));
+        meet(own, 'a');
+    } else {
+        VIP_RETURN code;
+        while ((code = VipConnectPeerDone(own->vi, &theirs)) == VIP_NOT_DONE) usleep(100);
+        GIVES_AS(VIP_TIMEOUT, code, "the end of a request without a peer");
+    }
+    CHECK(state_of(own) == VIP_STATE_IDLE);
+    GIVES(VIP_INVALID_PARAMETER, VipConnectPeerDone(own->nic, &theirs));
+    GIVES(VIP_INVALID_PARAMETER, VipConnectPeerWait(own->nic, &theirs));
     meet(own, 'e');
     close_side(own);
 }
 
-/* The remote side sees the end of a process as the end of the connection. */
+/* The remote side sees the end of a process as the end of the connection.
+ * statement: error-codes */
 static void killed(side *own) {
     open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
     connect_side(own);
@@ -307,6 +371,23 @@ static void false_server(side *own) {
     }
 }
 
+/* Every port is in use: a process cannot listen, and can still call. */
+static void no_port(side *own) {
+    unsigned short port;
+    int listener = listening(&port);
+    address local;
+    VIP_CONN_HANDLE connection;
+    use_ports(port, 1);
+    open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
+    local = address_of(own, 1);
+    GIVES(VIP_ERROR_RESOURCE, VipConnectWait(own->nic, &local.net, LIMIT, NULL, NULL, &connection));
+    GIVES(VIP_ERROR_RESOURCE, call_peer(own, LIMIT));
+    CHECK(state_of(own) == VIP_STATE_IDLE);
+    GIVES(VIP_TIMEOUT, request(own, 1, 20));
+    close_side(own);
+    close(listener);
+}
+
 /* A process that is stopped holds up nobody: the next ports are asked at the same time. */
 static void stopped_process(side *own) {
     unsigned short port;
@@ -377,7 +458,8 @@ int main(int count, char **arguments) {
         {"reject", reject},           {"mismatch", mismatch},         {"timeouts", timeouts},
         {"discriminators", discriminators}, {"interrupted", interrupted}, {"peers", peers},
         {"killed", killed},           {"false-server", false_server}, {"unauthenticated", unauthenticated},
-        {"stopped-process", stopped_process},
+        {"stopped-process", stopped_process}, {"client-first", client_first},
+        {"no-port", no_port},
     };
     size_t at;
     for (at = 0; at < sizeof cases / sizeof *cases; at++) {

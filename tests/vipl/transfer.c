@@ -8,7 +8,8 @@
 
 static VIP_RELIABILITY_LEVEL level = VIP_SERVICE_RELIABLE_DELIVERY;
 
-/* "Programs pre-post receives before connecting; use 12-byte discriminators." */
+/* "Programs pre-post receives before connecting; use 12-byte discriminators."
+ * statement: prepost, discriminator-12, operation-send, status-done, reliability-levels */
 static void send_and_receive(side *own) {
     VIP_DESCRIPTOR *receive, *send;
     int round;
@@ -32,7 +33,8 @@ static void send_and_receive(side *own) {
     close_side(own);
 }
 
-/* Gather and scatter lists. */
+/* Gather and scatter lists.
+ * statement: more-segments */
 static void lists(side *own) {
     VIP_DESCRIPTOR *made;
     open_side(own, level, 0);
@@ -57,7 +59,8 @@ static void lists(side *own) {
     close_side(own);
 }
 
-/* "Use negative immediates." */
+/* "Use negative immediates."
+ * statement: immediate-negative, immediate */
 static void immediate(side *own) {
     VIP_DESCRIPTOR *made;
     open_side(own, level, 0);
@@ -77,7 +80,8 @@ static void immediate(side *own) {
     close_side(own);
 }
 
-/* "Use RDMA write with and without immediate": only with immediate it consumes a receive descriptor. */
+/* "Use RDMA write with and without immediate": only with immediate it consumes a receive descriptor.
+ * statement: operation-rdma-write, rdma-write-immediate, rdma-write-plain */
 static void rdma_write(side *own) {
     VIP_DESCRIPTOR *made;
     place remote;
@@ -105,7 +109,8 @@ static void rdma_write(side *own) {
     close_side(own);
 }
 
-/* RDMA read, and a fence after it. With user memory through the shadow, or through the kernel. */
+/* RDMA read, and a fence after it. With user memory through the shadow, or through the kernel.
+ * statement: operation-rdma-read, queue-fence */
 static void rdma_read(side *own) {
     VIP_DESCRIPTOR *read, *made = NULL;
     place remote;
@@ -137,11 +142,12 @@ static void rdma_read(side *own) {
     close_side(own);
 }
 
-/* VIP_STATUS_FORMAT_ERROR, PROTECTION and LENGTH of the own descriptor: the connection stays unless it is reliable. */
+/* VIP_STATUS_FORMAT_ERROR, PROTECTION and LENGTH of the own descriptor: the connection stays unless it is reliable.
+ * statement: status-format, status-protection, status-length, control-reserved, max-transfer */
 static void local_faults(side *own) {
     int fault;
     open_side(own, level, 0);
-    for (fault = 0; fault < 4; fault++) {
+    for (fault = 0; fault < 5; fault++) {
         VIP_DESCRIPTOR *made;
         VIP_UINT32 status = VIP_STATUS_FORMAT_ERROR;
         connect_side(own);
@@ -150,6 +156,7 @@ static void local_faults(side *own) {
             if (fault == 0) made->CS.Control = 0x10;
             if (fault == 1) made->CS.Control = VIP_CONTROL_OP_RESERVED;
             if (fault == 2) made->DS[0].Local.Handle ^= 1 << 20, status = VIP_STATUS_PROTECTION_ERROR;
+            if (fault == 4) made->CS.SegCount = 253;
             if (fault == 3) made->DS[0].Local.Length = MOST_TRANSFER + 1, status = VIP_STATUS_LENGTH_ERROR;
             OK(VipPostSend(own->vi, made, own->handle));
             sent(own, made, status, 0);
@@ -164,7 +171,8 @@ static void local_faults(side *own) {
     close_side(own);
 }
 
-/* "Ptags of the VI and of the memory must match, for descriptors and for buffers." */
+/* "Ptags of the VI and of the memory must match, for descriptors and for buffers."
+ * statement: ptag-descriptor, ptag-buffer */
 static void ptags(side *own) {
     VIP_PROTECTION_HANDLE other;
     VIP_MEM_ATTRIBUTES attributes;
@@ -180,11 +188,19 @@ static void ptags(side *own) {
     if (!own->is_server) {
         memset(memory, 0, 64);
         GIVES(VIP_INVALID_PARAMETER, VipPostSend(own->vi, memory, handle));
+        GIVES(VIP_INVALID_PARAMETER, VipPostRecv(own->vi, memory, handle));
         made = describe(own, 0, 4);
         made->DS[0].Local.Data.Address = memory;
         made->DS[0].Local.Handle = handle;
         OK(VipPostSend(own->vi, made, own->handle));
         sent(own, made, VIP_STATUS_PROTECTION_ERROR, 0);
+    } else if (level == VIP_SERVICE_UNRELIABLE) {
+        /* The connection goes on: a receive buffer with the tag is refused in the same way. */
+        made = describe(own, 0, 4);
+        made->DS[0].Local.Data.Address = memory;
+        made->DS[0].Local.Handle = handle;
+        OK(VipPostRecv(own->vi, made, own->handle));
+        received(own, made, RECEIVED | VIP_STATUS_PROTECTION_ERROR, 0);
     }
     meet(own, 'e');
     OK(VipFreeRegisteredMem(own->nic, memory, handle));
@@ -192,7 +208,8 @@ static void ptags(side *own) {
     close_side(own);
 }
 
-/* A faulty receive descriptor: PROTECTION at the receiver, and at the sender an end of the connection. */
+/* A faulty receive descriptor: PROTECTION at the receiver, and at the sender an end of the connection.
+ * statement: status-protection */
 static void receive_fault(side *own) {
     VIP_DESCRIPTOR *made = NULL;
     open_side(own, level, 0);
@@ -208,7 +225,8 @@ static void receive_fault(side *own) {
     close_side(own);
 }
 
-/* "The size of the receive buffers has to be larger or equal": LENGTH at the receiver, REMOTE_DESC at the sender. */
+/* "The size of the receive buffers has to be larger or equal": LENGTH at the receiver, REMOTE_DESC at the sender.
+ * statement: status-length, status-remote-descriptor */
 static void too_long(side *own) {
     VIP_DESCRIPTOR *made = NULL;
     open_side(own, level, 0);
@@ -226,7 +244,8 @@ static void too_long(side *own) {
     close_side(own);
 }
 
-/* "The receive descriptor has to be posted prior": REMOTE_DESC, or dropped if unreliable. */
+/* "The receive descriptor has to be posted prior": REMOTE_DESC, or dropped if unreliable.
+ * statement: status-remote-descriptor */
 static void no_receive(side *own) {
     VIP_DESCRIPTOR *made;
     open_side(own, level, 0);
@@ -241,7 +260,8 @@ static void no_receive(side *own) {
     close_side(own);
 }
 
-/* RDMA_PROT: memory without the right, a VI without the right, beyond the end, a stale handle. */
+/* RDMA_PROT: memory without the right, a VI without the right, beyond the end, a stale handle.
+ * statement: status-rdma-protection, rdma-rights */
 static void rdma_protection(side *own) {
     int fault, operation;
     open_side(own, level, 1);
@@ -275,7 +295,8 @@ static void rdma_protection(side *own) {
     close_side(own);
 }
 
-/* "Descriptors flushed on disconnect or error": DESC_FLUSHED, also for sends without a connection. */
+/* "Descriptors flushed on disconnect or error": DESC_FLUSHED, also for sends without a connection.
+ * statement: status-flushed */
 static void flushed(side *own) {
     VIP_DESCRIPTOR *made, *other;
     open_side(own, level, 0);
@@ -329,7 +350,8 @@ static void stop_process(pid_t pid) {
     CHECK(!running);
 }
 
-/* TRANSPORT: a transfer is in progress when the other process ends. */
+/* TRANSPORT: a transfer is in progress when the other process ends.
+ * statement: status-transport */
 static void transport(side *own) {
     VIP_DESCRIPTOR *made;
     place remote;
@@ -355,6 +377,8 @@ static void transport(side *own) {
         } else {
             VIP_DESCRIPTOR *found;
             GIVES(VIP_NOT_DONE, VipSendDone(own->vi, &found));
+            CHECK(found == NULL);
+            GIVES(VIP_TIMEOUT, VipSendWait(own->vi, 20, &found));
             CHECK(found == NULL);
         }
         CHECK(kill(pid, SIGKILL) == 0);
@@ -396,6 +420,90 @@ static void stream(side *own) {
     close_side(own);
 }
 
+/* As many segments as a descriptor may have, on both sides: each byte has a segment of its own.
+ * statement: more-segments */
+static void most_segments(side *own) {
+    enum { COUNT = 252, PLACE = 512 * 1024 };
+    VIP_NIC_ATTRIBUTES nic;
+    VIP_DESCRIPTOR *made;
+    unsigned at;
+    open_side(own, level, 0);
+    OK(VipQueryNic(own->nic, &nic));
+    CHECK(nic.MaxSegmentsPerDesc == COUNT);
+    made = (VIP_DESCRIPTOR *)(own->memory + PLACE);
+    memset(made, 0, 32 + 16 * COUNT);
+    /* The receiver scatters the bytes from the last place to the first. */
+    for (at = 0; at < COUNT; at++) add(own, made, own->is_server ? 2 * (COUNT - 1 - at) : 2 * at, 1);
+    if (own->is_server) OK(VipPostRecv(own->vi, made, own->handle));
+    connect_side(own);
+    if (own->is_server) {
+        received(own, made, RECEIVED, COUNT);
+        for (at = 0; at < COUNT; at++) CHECK(((char *)data_at(own, 2 * (COUNT - 1 - at)))[0] == (char)(at + 1));
+    } else {
+        for (at = 0; at < COUNT; at++) ((char *)data_at(own, 2 * at))[0] = (char)(at + 1);
+        OK(VipPostSend(own->vi, made, own->handle));
+        sent(own, made, VIP_STATUS_OP_SEND, COUNT);
+    }
+    meet(own, 'e');
+    close_side(own);
+}
+
+/* "Reuse CS.Next of unposted descriptors for their own lists": the library neither follows nor changes it.
+ * statement: next-reuse */
+static void next_lists(side *own) {
+    enum { COUNT = 8 };
+    VIP_DESCRIPTOR *list = NULL, *made, *next;
+    int round, at;
+    open_side(own, level, 0);
+    for (at = 0; at < COUNT; at++) {
+        made = describe(own, 0, 16);
+        made->CS.Next.Descriptor = list;
+        made->CS.NextHandle = (VIP_MEM_HANDLE)at;
+        list = made;
+    }
+    if (own->is_server) {
+        /* Posted, each still refers to the next one of its list. */
+        for (made = list; made != NULL; made = made->CS.Next.Descriptor) OK(VipPostRecv(own->vi, made, own->handle));
+    }
+    connect_side(own);
+    for (round = 0, made = list; round < COUNT; round++, made = next) {
+        next = made->CS.Next.Descriptor;
+        if (own->is_server) {
+            received(own, made, RECEIVED, (unsigned)round);
+        } else {
+            made->DS[0].Local.Length = (VIP_UINT32)round;
+            OK(VipPostSend(own->vi, made, own->handle));
+            sent(own, made, VIP_STATUS_OP_SEND, (unsigned)round);
+        }
+        CHECK(made->CS.Next.Descriptor == next && made->CS.NextHandle == (VIP_MEM_HANDLE)(COUNT - 1 - round));
+    }
+    CHECK(made == NULL);
+    meet(own, 'e');
+    close_side(own);
+}
+
+/* Each reserved bit of the control word is a format error; an unreliable connection goes on after it.
+ * statement: control-reserved */
+static void reserved_bits(side *own) {
+    unsigned bit;
+    VIP_DESCRIPTOR *made;
+    open_side(own, level, 0);
+    connect_side(own);
+    for (bit = 0x10; bit <= 0x8000; bit <<= 1) {
+        CHECK(VIP_CONTROL_RESERVED & bit);
+        made = describe(own, 0, 4);
+        made->CS.Control = (VIP_UINT16)bit;
+        OK(VipPostSend(own->vi, made, own->handle));
+        sent(own, made, VIP_STATUS_FORMAT_ERROR, 0);
+        made->CS.Status = 0;
+        OK(VipPostRecv(own->vi, made, own->handle));
+        received(own, made, RECEIVED | VIP_STATUS_FORMAT_ERROR, 0);
+    }
+    CHECK(state_of(own) == VIP_STATE_CONNECTED);
+    meet(own, 'e');
+    close_side(own);
+}
+
 typedef struct {
     const char *name;
     side_function run;
@@ -410,6 +518,8 @@ static const test_case cases[] = {
     {"too-long", too_long, 7},                 {"no-receive", no_receive, 7},
     {"rdma-protection", rdma_protection, 6},   {"flushed", flushed, 7},
     {"transport", transport, 2},               {"stream", stream, 6},
+    {"most-segments", most_segments, 7},       {"next-lists", next_lists, 7},
+    {"reserved-bits", reserved_bits, 1},
 };
 
 int main(int count, char **arguments) {

@@ -19,7 +19,9 @@ mod prefix;
 mod rendezvous;
 mod ring;
 mod vipl;
+mod vipl_descriptor;
 mod vipl_network;
+mod vipl_page;
 
 pub use call::call_decoder;
 pub use channel::channel_decoder;
@@ -33,7 +35,9 @@ pub use prefix::message_prefix;
 pub use rendezvous::rendezvous_decoder;
 pub use ring::ring_decoder;
 pub use vipl::{vipl_peer, vipl_setup};
+pub use vipl_descriptor::vipl_descriptor;
 pub use vipl_network::vipl_network;
+pub use vipl_page::vipl_page;
 
 /// A fuzz target.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +62,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "rendezvous-decoder", run: rendezvous_decoder },
     Target { name: "vipl-setup", run: vipl_setup },
     Target { name: "vipl-peer", run: vipl_peer },
+    Target { name: "vipl-descriptor", run: vipl_descriptor },
+    Target { name: "vipl-page", run: vipl_page },
     Target { name: "vipl-network", run: vipl_network },
     #[cfg(not(nemesia_loom))]
     Target { name: "direct-pipe", run: direct_pipe },

@@ -149,6 +149,8 @@ pub(super) const fn index(queue: ViQueue) -> usize {
 /// A peer-to-peer request of a VI.
 #[derive(Clone, Debug)]
 pub(super) struct PeerAttempt {
+    /// Distinguishes the request from earlier ones of the same VI, whose threads may still run.
+    pub(super) number: u64,
     pub(super) local: ViaAddress,
     pub(super) remote: ViaAddress,
     pub(super) deadline: Option<Instant>,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nemesia_core::via::setup::{SetupFrame, SetupKind};
 use nemesia_core::via::{ViAttributes, ViState, ViaError};
 
-use super::objects::{ConnectWaiter, NewLink};
+use super::objects::{ConnectWaiter, NewLink, PeerAttempt};
 use super::provider::Shared;
 use super::state::ViaState;
 use super::{client, listener, server};
@@ -123,26 +123,36 @@ fn start_answer(state: &mut ViaState, vi: u64, stream: TcpStream, frame: SetupFr
     if stream.set_nonblocking(false).is_err() {
         return;
     }
-    let thread = std::thread::Builder::new().name("vipl-answer".into());
-    let is_started = thread.spawn(move || answer_peer(&shared, vi, stream, &frame)).is_ok();
-    if let Some(attempt) = state.vis.get_mut(vi).and_then(|object| object.peer.as_mut()) {
+    let Some(number) = state.vis.get(vi).and_then(|object| object.peer.as_ref()).map(|it| it.number) else {
+        return;
+    };
+    let (of, thread) = ((vi, number), std::thread::Builder::new().name("vipl-answer".into()));
+    let is_started = thread.spawn(move || answer_peer(&shared, of, stream, &frame)).is_ok();
+    if let Some(attempt) = attempt(state, of) {
         attempt.is_answering = is_started;
     }
 }
 
+/// Returns a peer-to-peer request of a VI, unless the VI has disconnected, or begun another request, meanwhile.
+fn attempt(state: &mut ViaState, (vi, number): (u64, u64)) -> Option<&mut PeerAttempt> {
+    let attempt = state.vis.get_mut(vi)?.peer.as_mut();
+    attempt.filter(|attempt| attempt.number == number)
+}
+
 /// Answers the call of a peer.
-fn answer_peer(shared: &Shared, vi: u64, mut stream: TcpStream, frame: &SetupFrame) {
+fn answer_peer(shared: &Shared, of: (u64, u64), mut stream: TcpStream, frame: &SetupFrame) {
+    let vi = of.0;
     let Some(attributes) = attributes_of(shared, vi) else { return };
     if let Err(reason) = attributes.match_with(&frame.attributes) {
         let refused = server::answer(shared, frame, SetupKind::Refused, reason.code() as u8);
         let _ = listener::send(&mut stream, &refused);
-        return finish(shared, vi, Err(reason));
+        return finish(shared, of, Err(reason));
     }
     match server::accept(shared, &mut stream, frame, (vi, attributes)) {
-        Ok(link) => finish(shared, vi, Ok((link, frame.attributes))),
+        Ok(link) => finish(shared, of, Ok((link, frame.attributes))),
         Err(_) => {
             // The caller has gone: the request waits for the next one.
-            if let Some(attempt) = shared.lock().vis.get_mut(vi).and_then(|object| object.peer.as_mut()) {
+            if let Some(attempt) = attempt(&mut shared.lock(), of) {
                 attempt.is_answering = false;
             }
         }
@@ -154,58 +164,56 @@ fn attributes_of(shared: &Shared, vi: u64) -> Option<ViAttributes> {
 }
 
 /// Starts the thread that calls the peer of a VI.
-pub(super) fn start(vi: u64, frame: SetupFrame) -> Result<(), ViaError> {
+pub(super) fn start(of: (u64, u64), frame: SetupFrame) -> Result<(), ViaError> {
     let shared = SHARED.get().ok_or(ViaError::ErrorResource)?.clone();
     let thread = std::thread::Builder::new().name("vipl-peer".into());
-    let run = move || call_peer(&shared, vi, &frame);
+    let run = move || call_peer(&shared, of, &frame);
     thread.spawn(run).map(drop).map_err(|_| ViaError::ErrorResource)
 }
 
 /// Calls a peer until a connection exists, by this call or by that of the peer, or the time limit has passed.
-fn call_peer(shared: &Shared, vi: u64, frame: &SetupFrame) {
+fn call_peer(shared: &Shared, of: (u64, u64), frame: &SetupFrame) {
     let is_pending = || {
-        let state = shared.lock();
-        let object = state.vis.get(vi).filter(|object| object.model.state() == ViState::ConnectPending);
-        let attempt = object.and_then(|object| object.peer.as_ref());
-        attempt
-            .filter(|attempt| attempt.result.is_none() && attempt.local == frame.local)
-            .map(|attempt| (attempt.deadline, attempt.is_answering))
+        let mut state = shared.lock();
+        let object = state.vis.get(of.0)?;
+        if object.model.state() != ViState::ConnectPending {
+            return None;
+        }
+        let attempt = attempt(&mut state, of)?;
+        attempt.result.is_none().then_some((attempt.deadline, attempt.is_answering))
     };
     while let Some((deadline, is_answering)) = is_pending() {
         if !is_answering {
             let waits = || is_pending().is_some_and(|(_, is_answering)| !is_answering);
-            set_calling(shared, vi, true);
+            set_calling(shared, of, true);
             let found = client::call(shared, frame, deadline, true, waits);
-            set_calling(shared, vi, false);
+            set_calling(shared, of, false);
             match found {
-                Ok(found) => return finish(shared, vi, Ok(found)),
+                Ok(found) => return finish(shared, of, Ok(found)),
                 Err(ViaError::NoMatch | ViaError::InvalidState | ViaError::Timeout) => {}
-                Err(reason) => return finish(shared, vi, Err(reason)),
+                Err(reason) => return finish(shared, of, Err(reason)),
             }
         }
         if !is_answering && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return finish(shared, vi, Err(ViaError::Timeout));
+            return finish(shared, of, Err(ViaError::Timeout));
         }
         std::thread::sleep(RETRY);
     }
 }
 
-fn set_calling(shared: &Shared, vi: u64, is_calling: bool) {
-    if let Some(attempt) = shared.lock().vis.get_mut(vi).and_then(|object| object.peer.as_mut()) {
+fn set_calling(shared: &Shared, of: (u64, u64), is_calling: bool) {
+    if let Some(attempt) = attempt(&mut shared.lock(), of) {
         attempt.is_calling = is_calling;
     }
 }
 
 /// Records the result of a peer-to-peer request.
-fn finish(shared: &Shared, vi: u64, result: Result<(NewLink, ViAttributes), ViaError>) {
+fn finish(shared: &Shared, of: (u64, u64), result: Result<(NewLink, ViAttributes), ViaError>) {
     let mut state = shared.lock();
-    let is_pending = |state: &ViaState| {
-        let attempt = state.vis.get(vi).and_then(|object| object.peer.as_ref());
-        attempt.is_some_and(|attempt| attempt.result.is_none())
-    };
-    if !is_pending(&state) {
+    if attempt(&mut state, of).is_none_or(|attempt| attempt.result.is_some()) {
         return;
     }
+    let vi = of.0;
     let result = match result {
         Ok((link, remote)) => {
             if let Some(object) = state.vis.get_mut(vi) {
@@ -220,7 +228,7 @@ fn finish(shared: &Shared, vi: u64, result: Result<(NewLink, ViAttributes), ViaE
             Err(reason)
         }
     };
-    if let Some(attempt) = state.vis.get_mut(vi).and_then(|object| object.peer.as_mut()) {
+    if let Some(attempt) = attempt(&mut state, of) {
         attempt.result = Some(result);
     }
     state.is_changed = true;

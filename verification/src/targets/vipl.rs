@@ -43,10 +43,10 @@ fn check_frame(bytes: &[u8; SETUP_BYTES]) -> Result<(), String> {
 
 /// A connection to a process that may do anything: which ranges exist follows from their addresses.
 #[derive(Default)]
-struct AnyCarrier {
-    room: u8,
-    is_cut: bool,
-    broken: Option<&'static str>,
+pub(super) struct AnyCarrier {
+    pub(super) room: u8,
+    pub(super) is_cut: bool,
+    pub(super) broken: Option<&'static str>,
 }
 
 impl ViaCarrier for AnyCarrier {
@@ -109,10 +109,10 @@ impl ViaCarrier for AnyCarrier {
 }
 
 /// Reads bytes of the input, zeros after its end.
-struct Input<'a>(&'a [u8]);
+pub(super) struct Input<'a>(pub(super) &'a [u8]);
 
 impl Input<'_> {
-    fn byte(&mut self) -> u8 {
+    pub(super) fn byte(&mut self) -> u8 {
         match self.0.split_first() {
             Some((byte, rest)) => {
                 self.0 = rest;
@@ -122,7 +122,7 @@ impl Input<'_> {
         }
     }
 
-    fn word(&mut self) -> u64 {
+    pub(super) fn word(&mut self) -> u64 {
         u64::from_le_bytes(core::array::from_fn(|_| self.byte()))
     }
 }
@@ -134,15 +134,7 @@ impl Input<'_> {
 /// The broken promise.
 pub fn vipl_peer(input: &[u8]) -> Result<(), String> {
     let mut input = Input(input);
-    let levels = [Reliability::Unreliable, Reliability::Delivery, Reliability::Reception];
-    let attributes = ViAttributes {
-        reliability: levels[usize::from(input.byte() % 3)],
-        max_transfer: 1 << 20,
-        qos: 0,
-        ptag: 0,
-        rdma_write: true,
-        rdma_read: true,
-    };
+    let attributes = attributes(input.byte());
     let storage =
         || (vec![WorkEntry::default(); DESCRIPTORS], vec![ViaSegment::default(); 4 * MOST_SEGMENTS]);
     let mut vi = Vi::new(attributes, storage(), storage(), vec![ViaSegment::default(); MIRROR_STORAGE]);
@@ -170,7 +162,20 @@ pub fn vipl_peer(input: &[u8]) -> Result<(), String> {
     carrier.broken.map_or(Ok(()), |broken| Err(broken.into()))
 }
 
-type TestedVi = Vi<Vec<WorkEntry>, Vec<ViaSegment>>;
+/// Returns the attributes of a VI that permits everything, at one of the levels.
+pub(super) fn attributes(choice: u8) -> ViAttributes {
+    let levels = [Reliability::Unreliable, Reliability::Delivery, Reliability::Reception];
+    ViAttributes {
+        reliability: levels[usize::from(choice % 3)],
+        max_transfer: 1 << 20,
+        qos: 0,
+        ptag: 0,
+        rdma_write: true,
+        rdma_read: true,
+    }
+}
+
+pub(super) type TestedVi = Vi<Vec<WorkEntry>, Vec<ViaSegment>>;
 
 fn post(vi: &mut TestedVi, input: &mut Input<'_>, posted: &mut [usize; 2]) {
     let queue = if input.byte().is_multiple_of(2) { ViQueue::Send } else { ViQueue::Receive };
@@ -212,7 +217,7 @@ fn arrive(vi: &mut TestedVi, input: &mut Input<'_>, carrier: &mut AnyCarrier) ->
     record.is_none_or(|record| vi.arrive(record, carrier).is_err())
 }
 
-fn take(vi: &mut TestedVi, ended: &mut [usize; 2]) -> Result<(), String> {
+pub(super) fn take(vi: &mut TestedVi, ended: &mut [usize; 2]) -> Result<(), String> {
     for (count, queue) in ended.iter_mut().zip([ViQueue::Send, ViQueue::Receive]) {
         while let Some(entry) = vi.report(queue) {
             if entry.status & STATUS_DONE == 0 {

@@ -201,14 +201,22 @@ impl Provider {
         let mut state = self.lock();
         state.vis.get(vi).ok_or(ViaError::InvalidParameter)?;
         self.listen(&mut state)?;
+        let number = state.next_waiter;
+        state.next_waiter += 1;
         let object = state.vis.get_mut(vi).ok_or(ViaError::InvalidParameter)?;
         object.model.begin_connect()?;
         let deadline: Option<Instant> = deadline(limit);
-        let attempt =
-            PeerAttempt { local, remote, deadline, is_answering: false, is_calling: false, result: None };
-        object.peer = Some(attempt);
+        object.peer = Some(PeerAttempt {
+            number,
+            local,
+            remote,
+            deadline,
+            is_answering: false,
+            is_calling: false,
+            result: None,
+        });
         let frame = self.frame(SetupKind::PeerRequest, vi, object.model.attributes, [local, remote]);
-        peers::start(vi, frame).inspect_err(|_| disconnect(&mut state, vi))
+        peers::start((vi, number), frame).inspect_err(|_| disconnect(&mut state, vi))
     }
 
     /// Returns the attributes of the peer's VI if the connection exists.
