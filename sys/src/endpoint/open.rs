@@ -309,7 +309,7 @@ fn join_network(
     if is_alone {
         return network::open(config, origin, (watch, warnings));
     }
-    connect_remote(config, remote, incarnation, (facts, watch))
+    connect_remote(config, remote, incarnation, (facts, watch, warnings))
 }
 
 /// Connects with the ranks on other machines, unless they connect on demand, and records how they are reached. If this
@@ -318,10 +318,11 @@ fn connect_remote(
     config: &Config,
     remote: RemoteRanks,
     incarnation: u64,
-    (facts, watch): (&mut route::Facts, &mut Watch),
+    (facts, watch, warnings): (&mut route::Facts, &mut Watch, &mut Vec<String>),
 ) -> Result<Option<NetPort>, Error> {
     let ranks = 0..facts.met.len();
     let is_remote: Vec<bool> = ranks.map(|rank| remote.contains(rank)).collect();
+    warnings.extend(remote.warnings);
     let Some(mut port) = remote.port else { return Ok(None) };
     if port.is_growing() {
         // Each is called when it is first needed.
