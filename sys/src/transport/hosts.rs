@@ -37,6 +37,8 @@ const CARD_VERSION: u32 = 3;
 const MOST_TEXT: usize = 4096;
 /// Stands for the boot of a process that shares memory with no other process.
 const APART: &str = "apart";
+/// The beginning of the warning of a world that has a key, and reaches no other machine.
+pub(crate) const OUTSIDE: &str = "further peers on other machines are not reached";
 /// Stands for a field without a value.
 const NOTHING: &str = "-";
 
@@ -311,8 +313,13 @@ pub(crate) fn meet(
     let cards = cards(exchange, hosts.len())?;
     let key = common_key(own, &cards)?;
     let member = WorldMember { rank: me as PeerId, incarnation: 0, world: cards[0].world, key };
+    let no_tcp = opened.address(Transport::Tcp).err();
     let opened = (opened, listener.map(|(listener, _)| listener));
     let remote = choose(config, opened, member, (hosts, &cards), origin)?;
+    // With a key of its own, a world that connects on demand reaches further peers on other machines.
+    if remote.port.is_none() && own.is_some() && address_at.is_some() {
+        config.give_up(unreached_outside(no_tcp, &cards), &mut warnings)?;
+    }
     Ok(RemoteRanks { warnings, ..remote })
 }
 
@@ -332,6 +339,19 @@ pub(crate) fn come_back(
     let opened = open_ports(config, me, hosts, &mut warnings)?;
     let remote = choose(config, (opened, None), member, (hosts, &cards), origin)?;
     Ok(RemoteRanks { warnings, ..remote })
+}
+
+/// Returns the warning of a world whose ranks all run here, and which reaches no other machine. `no_tcp`: why this
+/// process does not listen.
+fn unreached_outside(no_tcp: Option<String>, cards: &[Card]) -> String {
+    let silent = cards.iter().position(|card| card.called.is_none());
+    let why = no_tcp.unwrap_or_else(|| match silent {
+        Some(rank) => format!("rank {rank} does not listen over TCP; its warnings name the reason"),
+        None => {
+            "the ranks have RDMA devices, over which no further peers are reached; use NEMESIA_NET=tcp".into()
+        }
+    });
+    format!("{OUTSIDE}: {why}")
 }
 
 /// Returns the key that the settings of this process give.

@@ -100,6 +100,9 @@ impl DeviceSelection {
 /// The bit of a partition key that distinguishes full members.
 const FULL_MEMBER: u16 = 1 << 15;
 
+/// The key of the partition that every port has.
+const DEFAULT_PARTITION: u16 = 0xffff;
+
 /// A port of a device, with whether it can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
@@ -189,8 +192,9 @@ fn look(device: &Device, port: u8, reached: &[(IpAddr, DevicePlace)]) -> Seen {
         return seen(about, Err(format!("its state is {}: bring its link up", state(attributes.state))));
     }
     let mine = reached.iter().filter(|(_, place)| place.device == device.name() && place.port == port);
-    let selections: Vec<_> =
-        mine.map(|(address, place)| selection((device.transport(), &gids), *address, place)).collect();
+    let selections: Vec<_> = mine
+        .map(|(address, place)| selection((device.transport(), attributes.link, &gids), *address, place))
+        .collect();
     if selections.is_empty() {
         let why = "no IP address leads to it: give its network interface one, with `ip address add`";
         return seen(about, Err(why.into()));
@@ -199,20 +203,22 @@ fn look(device: &Device, port: u8, reached: &[(IpAddr, DevicePlace)]) -> Seen {
 }
 
 /// Returns a usable port with an address that leads to it. The table may have two entries with the same GID, for both
-/// versions of `RoCE`: the connection manager uses the later version, 2 (`cma_set_default_gid_type`, Linux 6.1).
+/// versions of `RoCE`: the connection manager uses the later version, 2 (`cma_set_default_gid_type`, Linux 6.1). `RoCE` has
+/// the default partition only (`cma_ib_init_qp_attr`).
 fn selection(
-    (transport, gids): (DeviceTransport, &[Gid]),
+    (transport, link, gids): (DeviceTransport, LinkLayer, &[Gid]),
     address: IpAddr,
     place: &DevicePlace,
 ) -> DeviceSelection {
     let has_entries = transport == DeviceTransport::InfiniBand;
+    let key = if link == LinkLayer::Ethernet { DEFAULT_PARTITION } else { place.partition_key };
     let entry = gids.iter().filter(|gid| gid.bytes == place.gid).max_by_key(|gid| gid.kind);
     DeviceSelection {
         device: place.device.clone(),
         port: place.port,
         address,
         gid_index: entry.filter(|_| has_entries).map(|gid| gid.index),
-        partition_key: has_entries.then_some(place.partition_key),
+        partition_key: has_entries.then_some(key),
     }
 }
 
@@ -240,10 +246,11 @@ fn add_address(seen: &mut [Seen], address: IpAddr) {
         return;
     };
     let device = Device::open(&place.device).ok();
-    let gids = device.as_ref().and_then(|device| device.gids(place.port).ok()).unwrap_or_default();
-    let (Ok(selections), Some(device)) = (&mut seen.verdict, device) else { return };
+    let Some(device) = device else { return };
+    let (Ok(gids), Ok(attributes)) = (device.gids(place.port), device.port(place.port)) else { return };
+    let Ok(selections) = &mut seen.verdict else { return };
     if selections.iter().all(|it| it.address != address) {
-        selections.push(selection((device.transport(), &gids), address, &place));
+        selections.push(selection((device.transport(), attributes.link, &gids), address, &place));
     }
 }
 
@@ -330,14 +337,17 @@ mod tests {
     fn the_entry_of_an_address_is_that_of_the_later_version() {
         let gid = |index, kind| Gid { index, bytes: [7; 16], kind: Some(kind) };
         let other = Gid { index: 0, bytes: [1; 16], kind: Some(2) };
-        let place = DevicePlace { device: "b".into(), port: 1, gid: [7; 16], partition_key: 0xffff };
-        let chosen = |transport, gids: &[Gid]| {
-            selection((transport, gids), "10.0.0.1".parse().unwrap(), &place).gid_index
+        let place = DevicePlace { device: "b".into(), port: 1, gid: [7; 16], partition_key: 0x8001 };
+        let chosen = |transport, link, gids: &[Gid]| {
+            let it = selection((transport, link, gids), "10.0.0.1".parse().unwrap(), &place);
+            (it.gid_index, it.partition_key)
         };
         let gids = [other, gid(1, 1), gid(2, 2), gid(3, 1)];
-        assert_eq!(chosen(DeviceTransport::InfiniBand, &gids), Some(2));
-        assert_eq!(chosen(DeviceTransport::InfiniBand, &gids[..1]), None);
-        assert_eq!(chosen(DeviceTransport::Iwarp, &gids), None);
+        let (infiniband, ethernet) = (LinkLayer::InfiniBand, LinkLayer::Ethernet);
+        assert_eq!(chosen(DeviceTransport::InfiniBand, ethernet, &gids), (Some(2), Some(0xffff)));
+        assert_eq!(chosen(DeviceTransport::InfiniBand, infiniband, &gids[..2]), (Some(1), Some(0x8001)));
+        assert_eq!(chosen(DeviceTransport::InfiniBand, ethernet, &gids[..1]), (None, Some(0xffff)));
+        assert_eq!(chosen(DeviceTransport::Iwarp, ethernet, &gids), (None, None));
     }
 
     #[test]

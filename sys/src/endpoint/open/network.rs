@@ -10,8 +10,8 @@ use crate::error::Error;
 use crate::os::{ProcessOrigin, Watch, interfaces};
 use crate::transport::net::{NetCalls, NetPort, NotOpen};
 
-const NO_VERBS: &str =
-    "NEMESIA_NET=verbs: endpoints that open alone reach other machines over TCP only; use auto or tcp";
+const NO_VERBS: &str = "NEMESIA_NET=verbs: endpoints that open alone, and worlds of one rank, reach other machines \
+                        over TCP only; use auto or tcp";
 
 /// Opens the port to other machines, if there is a key of the job and the settings permit it.
 pub(super) fn open(

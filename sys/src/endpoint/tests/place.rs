@@ -96,11 +96,18 @@ fn endpoints_that_open_alone_call_each_other_over_ipv6() {
     one.close().unwrap();
 }
 
-/// Opens two endpoints that share no memory. Returns the warnings of one of them, or its error.
+/// Opens two endpoints with the same settings. Returns the warnings of one of them, or its error.
 fn warnings(config: &Config) -> Result<Vec<String>, Error> {
+    let [first, second] = warnings_of([config, config]);
+    assert_eq!(first.as_ref().ok(), second.as_ref().ok());
+    first
+}
+
+/// Opens two endpoints. Returns the warnings of each, or its error.
+fn warnings_of(configs: [&Config; 2]) -> [Result<Vec<String>, Error>; 2] {
     let meeting = TestMeeting::new(2);
     let open = |rank: usize| {
-        let (config, exchange) = (config.clone(), meeting.exchange(rank));
+        let (config, exchange) = (configs[rank].clone(), meeting.exchange(rank));
         std::thread::spawn(move || {
             let endpoint = Endpoint::open_with(&config, exchange)?;
             let warnings = endpoint.warnings().to_vec();
@@ -108,9 +115,52 @@ fn warnings(config: &Config) -> Result<Vec<String>, Error> {
             Ok(warnings)
         })
     };
-    let [first, second] = [0, 1].map(open).map(|opening| opening.join().unwrap());
-    assert_eq!(first.as_ref().ok(), second.as_ref().ok());
-    first
+    [0, 1].map(open).map(|opening| opening.join().unwrap())
+}
+
+/// A key of the job makes a world of one machine reach others, over TCP.
+#[test]
+fn a_world_of_one_machine_that_has_a_key_and_reaches_no_other_machine_says_so() {
+    let with_key = || Config::default().net_address(Some("127.0.0.1")).job_key([7; 32]);
+    let verbs = with_key().net(NetChoice::Verbs);
+    let nowhere = with_key().net_address(Some("203.0.113.9"));
+    let off = with_key().net(NetChoice::Off);
+    let by_verbs = "NEMESIA_NET=verbs: further peers on other machines are not reached";
+    let [by_place, by_silent, by_off] = [
+        "further peers on other machines are not reached: listening at 203.0.113.9: ",
+        "further peers on other machines are not reached: rank 1 does not listen over TCP",
+        "further peers on other machines are not reached: rank 1 has no key in its settings, or its NEMESIA_NET",
+    ];
+    for (configs, said) in [
+        ([&with_key(), &with_key()], ["", ""]),
+        ([&verbs, &verbs], [by_verbs, by_verbs]),
+        ([&verbs, &verbs.clone().connect_on_demand(false)], [by_verbs, by_verbs]),
+        ([&nowhere, &nowhere], [by_place, by_place]),
+        ([&with_key(), &nowhere], [by_silent, by_place]),
+        ([&with_key(), &off], [by_off, ""]),
+        ([&off, &off], ["", ""]),
+    ] {
+        for (warnings, said) in warnings_of(configs).into_iter().zip(said) {
+            let warnings = warnings.unwrap();
+            let is_right = if said.is_empty() { warnings.is_empty() } else { warnings.len() == 1 };
+            assert!(is_right && warnings.iter().all(|it| it.starts_with(said)), "{said:?}: {warnings:?}");
+        }
+    }
+    let without_key = Config::default().net(NetChoice::Verbs);
+    assert_eq!(warnings(&without_key).unwrap(), [""; 0]);
+    let strict = verbs.clone().strict(true);
+    for error in warnings_of([&strict, &strict]).map(Result::unwrap_err) {
+        assert!(error.to_string().starts_with(by_verbs), "{error}");
+    }
+    // The only rank of a world meets others as an endpoint does that opens alone.
+    let only = Endpoint::open_with(&verbs, TestMeeting::new(1).exchange(0)).unwrap();
+    assert!(
+        only.warnings()[0].starts_with("NEMESIA_NET=verbs: endpoints that open alone"),
+        "{:?}",
+        only.warnings()
+    );
+    only.close().unwrap();
+    assert!(Endpoint::open_with(&strict, TestMeeting::new(1).exchange(0)).is_err());
 }
 
 #[test]
@@ -129,10 +179,10 @@ fn a_preference_for_a_place_that_is_not_there_is_a_warning_or_in_strict_mode_an_
         ),
         (without_device, ["NEMESIA_NET_DEVICE=mlx5_9, NEMESIA_NET_PORT=2: ", "no RDMA device"]),
     ] {
-        let warnings = self::warnings(&config).unwrap();
-        assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert!(parts.iter().all(|part| warnings[0].contains(part)), "{warnings:?}");
-        let error = self::warnings(&config.strict(true)).unwrap_err().to_string();
+        let found = warnings(&config).unwrap();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(parts.iter().all(|part| found[0].contains(part)), "{found:?}");
+        let error = warnings(&config.strict(true)).unwrap_err().to_string();
         let is_same = parts.iter().all(|part| error.contains(part));
         assert!(is_same && error.contains("NEMESIA_STRICT"), "{error}");
     }
