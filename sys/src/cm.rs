@@ -14,8 +14,8 @@ mod event;
 mod id;
 mod stage;
 
-pub use address::{decode_address, encode_address};
+pub use address::{CmAddress, decode_address, encode_address};
 pub use channel::Channel;
 pub use event::CmEvent;
-pub use id::{CmAnswer, Id, local_addresses, place_of};
+pub use id::{CmAnswer, DevicePlace, Id, local_addresses, place_of};
 pub use stage::{CmStage, Side, Step, step};

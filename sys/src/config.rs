@@ -14,6 +14,7 @@ mod job_key;
 mod local;
 mod net;
 mod peers;
+mod place;
 mod start;
 mod table;
 #[cfg(test)]
@@ -38,6 +39,7 @@ pub(crate) use channel::ChannelSettings;
 use file::Places;
 pub(crate) use job_key::{JobKeySource, key_from_hex};
 pub use net::{FastPathChoice, NetChoice};
+pub(crate) use place::PlacePreference;
 pub use table::{VARIABLES, Variable};
 
 const PREFIX: &str = "NEMESIA_";
@@ -193,6 +195,7 @@ pub struct Config {
     pub(crate) net: NetChoice,
     /// `None`: chosen by the interfaces of this machine.
     pub(crate) net_address: Option<String>,
+    pub(crate) place: PlacePreference,
     /// `None`: as a cell.
     pub(crate) net_packet_bytes: Option<u32>,
     pub(crate) net_receives: u32,
@@ -260,6 +263,7 @@ impl Default for Config {
             local: true,
             net: NetChoice::Auto,
             net_address: None,
+            place: PlacePreference::default(),
             net_packet_bytes: None,
             net_receives: 32,
             net_streams: 1,
@@ -394,6 +398,7 @@ impl Config {
                 self.net_streams
             ));
         }
+        warnings.extend(self.unused_place());
         let [least, most] = self.assist_pieces;
         if least > most {
             warnings.push(format!(

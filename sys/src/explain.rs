@@ -12,12 +12,13 @@ use nemesia_core::slab::{List, Slot};
 
 use crate::config::{Config, FIRST_REQUESTS, SingleCopy};
 use crate::os::borrow::open_foreign;
+use crate::os::interfaces;
 use crate::os::{
     CopyError, HeavyFence, HugePages, IdentityStamp, RemoteMemory, Segment, SegmentBacking, SegmentOptions,
     ShmError, limits, numa,
 };
 use crate::transport::net;
-use crate::verbs::{NONE, VerbsError, survey};
+use crate::verbs::{NONE, VerbsError, choose, survey};
 
 /// The number of bytes of one entry or exit in the ring; 0 in builds without a ring.
 #[cfg(feature = "trace")]
@@ -59,14 +60,7 @@ pub(crate) fn local() -> impl Iterator<Item = Verdict> {
 pub fn explain(config: &Config) -> Vec<Verdict> {
     let mut verdicts = vec![shm(config), single_copy(config)];
     verdicts.extend(facilities());
-    verdicts.extend([
-        Verdict::new(
-            "tcp",
-            true,
-            "messages between machines, at the address that NEMESIA_NET_ADDRESS chooses",
-        ),
-        Verdict::probe("verbs", rdma()),
-    ]);
+    verdicts.extend([Verdict::probe("tcp", tcp(config)), Verdict::probe("verbs", rdma(config))]);
     verdicts
 }
 
@@ -149,14 +143,29 @@ fn facilities() -> Vec<Verdict> {
     ]
 }
 
-/// Describes the ports of RDMA devices, and why each can be used or not.
-fn rdma() -> Result<String, VerbsError> {
+/// Describes the address at which this process would listen over TCP.
+fn tcp(config: &Config) -> Result<String, String> {
+    let chosen = interfaces::choose(config.net_address.as_deref(), config.place.family)?;
+    let unmet = chosen.unmet.as_ref().map_or(String::new(), |unmet| format!("; not met: {unmet}"));
+    Ok(format!("messages between machines, {}{unmet}", net::tcp_place(&chosen)))
+}
+
+/// Describes the ports of RDMA devices, why each can be used or not, and which one the settings choose.
+fn rdma(config: &Config) -> Result<String, VerbsError> {
     let seen = survey()?;
     let lines: Vec<String> = seen.iter().map(ToString::to_string).collect();
-    if seen.iter().any(|seen| seen.verdict.is_ok()) {
-        return Ok(format!("messages between machines; {}", lines.join("; ")));
+    if seen.iter().all(|seen| seen.verdict.is_err()) {
+        return Err(VerbsError::NoDevice {
+            why: if lines.is_empty() { NONE.into() } else { lines.join("; ") },
+        });
     }
-    Err(VerbsError::NoDevice { why: if lines.is_empty() { NONE.into() } else { lines.join("; ") } })
+    // An address that cannot be used is reported with TCP, and in the warnings of an endpoint.
+    let preference = net::device_preference(config, &mut Vec::new()).unwrap_or_default();
+    let chosen = match choose(&preference) {
+        Ok(selection) => format!("the settings choose {selection}"),
+        Err(error) => format!("the settings choose none: {error}"),
+    };
+    Ok(format!("messages between machines; {}; {chosen}", lines.join("; ")))
 }
 
 /// The memory of a process of a world, in bytes.

@@ -169,5 +169,6 @@ pub use nemesia_core::payload::Segment;
 pub use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress, PeerEnd, PeerError, PeerRef, PeerStage};
 pub use nemesia_core::port::channel::RendezvousChoice;
 pub use nemesia_core::shared::layout::LayoutError;
+pub use os::interfaces::AddressFamily;
 pub use os::{Bytes, HugePages, SegmentBacking, SegmentOptions, ShmError};
 pub use route::{Explanation, Route};

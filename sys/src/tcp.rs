@@ -36,14 +36,23 @@ pub type TcpPort = PlacementPort<Tcp>;
 /// # Errors
 /// The system's reason. A wildcard (`0.0.0.0`) is an error, because peers cannot connect to it.
 pub fn listen(at: SocketAddr, options: &Options) -> io::Result<TcpPort> {
+    listen_as(at, None, options)
+}
+
+/// As [`listen`], with packets of this traffic class (type of service).
+///
+/// # Errors
+/// See [`listen`].
+pub fn listen_as(at: SocketAddr, class: Option<u8>, options: &Options) -> io::Result<TcpPort> {
     if at.ip().is_unspecified() {
         let why = "name the address of an interface, which others can connect to, not the unspecified one";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     let listener = TcpListener::bind(at)?;
     listener.set_nonblocking(true)?;
+    set_traffic_class(listener.as_fd(), at, class)?;
     let address = listener.local_addr()?;
-    open(Tcp { listener, address }, options)
+    open(Tcp { listener, address, class }, options)
 }
 
 /// The transport over sockets.
@@ -51,6 +60,8 @@ pub fn listen(at: SocketAddr, options: &Options) -> io::Result<TcpPort> {
 pub struct Tcp {
     listener: TcpListener,
     address: SocketAddr,
+    /// The traffic class of packets; `None`: that of the system.
+    class: Option<u8>,
 }
 
 /// A connected socket, or one that is being connected.
@@ -63,16 +74,12 @@ impl Socket {
         &self.0
     }
 
-    pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
+    /// Prepares a socket of the family of this address, with packets of this traffic class.
+    pub(crate) fn new(stream: TcpStream, of: SocketAddr, class: Option<u8>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        let option = |level: c_int, name: c_int, value: c_int| {
-            let size = size_of_val(&value) as libc::socklen_t;
-            let fd = stream.as_raw_fd();
-            // SAFETY: the value is as large as announced and outlives the call.
-            let result = unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), size) };
-            if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-        };
+        set_traffic_class(stream.as_fd(), of, class)?;
+        let option = |level, name, value| set_option(stream.as_fd(), (level, name), value);
         let seconds = SILENCE.as_secs() as c_int;
         option(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
         option(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds / 2)?;
@@ -81,6 +88,22 @@ impl Socket {
         option(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 1000 * seconds)?;
         Ok(Self(stream))
     }
+}
+
+fn set_option(socket: BorrowedFd<'_>, (level, name): (c_int, c_int), value: c_int) -> io::Result<()> {
+    let size = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the value is as large as announced and outlives the call.
+    let result =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), size) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Sets the traffic class of the packets of a socket of the family of this address.
+pub(crate) fn set_traffic_class(socket: BorrowedFd<'_>, of: SocketAddr, class: Option<u8>) -> io::Result<()> {
+    let Some(class) = class else { return Ok(()) };
+    let option =
+        if of.is_ipv4() { (libc::IPPROTO_IP, libc::IP_TOS) } else { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) };
+    set_option(socket, option, class.into())
 }
 
 impl AsFd for Socket {
@@ -190,13 +213,13 @@ impl StreamSource for Tcp {
 
     fn connect(&mut self, to: &[u8]) -> Result<Socket, ConnectError> {
         let to = decode(to).ok_or(ConnectError::Address)?;
-        connect(to).map_err(|error| unreached(&error))
+        connect(to, self.class).map_err(|error| unreached(&error))
     }
 
     fn accept(&mut self) -> Option<Socket> {
         // A stream that left before, or for which there is no descriptor, is not accepted.
-        let (stream, _) = self.listener.accept().ok()?;
-        Socket::new(stream).ok()
+        let (stream, from) = self.listener.accept().ok()?;
+        Socket::new(stream, from, self.class).ok()
     }
 
     fn listener(&self) -> BorrowedFd<'_> {
@@ -223,8 +246,8 @@ fn decode(place: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-/// Starts to connect.
-pub(crate) fn connect(to: SocketAddr) -> io::Result<Socket> {
+/// Starts to connect, with packets of this traffic class.
+pub(crate) fn connect(to: SocketAddr, class: Option<u8>) -> io::Result<Socket> {
     let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes no memory.
@@ -234,7 +257,7 @@ pub(crate) fn connect(to: SocketAddr) -> io::Result<Socket> {
     }
     // SAFETY: the descriptor is new and has no other owner.
     let stream = unsafe { TcpStream::from_raw_fd(fd) };
-    let socket = Socket::new(stream)?;
+    let socket = Socket::new(stream, to, class)?;
     let result = match to {
         SocketAddr::V4(to) => {
             let sin_addr = libc::in_addr { s_addr: u32::from_ne_bytes(to.ip().octets()) };
@@ -264,5 +287,44 @@ pub(crate) fn connect(to: SocketAddr) -> io::Result<Socket> {
         _ if result == 0 => Ok(socket),
         error if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(socket),
         error => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn traffic_class(socket: BorrowedFd<'_>, option: (c_int, c_int)) -> c_int {
+        let (mut value, mut len): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
+        let (fd, (level, name)) = (socket.as_raw_fd(), option);
+        // SAFETY: the value is as large as announced and outlives the call.
+        let result = unsafe { libc::getsockopt(fd, level, name, (&raw mut value).cast(), &raw mut len) };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        value
+    }
+
+    #[test]
+    fn both_ends_of_a_connection_and_the_listener_have_the_traffic_class() {
+        let ipv4 = (libc::IPPROTO_IP, libc::IP_TOS);
+        let ipv6 = (libc::IPPROTO_IPV6, libc::IPV6_TCLASS);
+        for (at, option) in [("127.0.0.1:0", ipv4), ("[::1]:0", ipv6)] {
+            let at: SocketAddr = at.parse().unwrap();
+            if TcpListener::bind(at).is_err() {
+                crate::os::testing::skipped("this machine has no IPv6");
+                continue;
+            }
+            for class in [None, Some(0x68)] {
+                let listener = TcpListener::bind(at).unwrap();
+                set_traffic_class(listener.as_fd(), at, class).unwrap();
+                let address = listener.local_addr().unwrap();
+                let mut tcp = Tcp { listener, address, class };
+                let active = connect(address, class).unwrap();
+                // The listener blocks.
+                let passive = tcp.accept().unwrap();
+                let sockets = [active.as_fd(), passive.as_fd(), tcp.listener()];
+                let found = sockets.map(|socket| traffic_class(socket, option));
+                assert_eq!(found, [class.unwrap_or(0).into(); 3], "{at}");
+            }
+        }
     }
 }

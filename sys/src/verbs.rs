@@ -46,7 +46,7 @@ pub use device::{AsyncEvent, Device, DeviceTransport, Gid, LinkLayer, PortAttrib
 pub use domain::{Domain, MemoryRegion};
 pub use exchange::{INFO_BYTES, InfoError, PairInfo};
 pub use fork::{ForkSafety, fork_safety, prepare_fork};
-pub use pair::{Depths, QueuePair};
+pub use pair::{Depths, PathAttributes, QueuePair};
 pub use port::{PortOptions, VerbsPort};
 pub use shared::SharedReceives;
 pub use survey::{DevicePreference, DeviceSelection, Seen, choose, survey};

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use nemesia_tests::hosts::{Hosts, HydraWorld, hosts};
 use nemesia_tests::job::{Rank, report};
-use nemesia_tests::{quick, say, seed};
+use nemesia_tests::{quick, say, seed, skip};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
@@ -52,6 +52,33 @@ fn a_world_on_two_hosts_shares_memory_inside_and_uses_tcp_between_them() -> Resu
     let shares: Vec<f64> = said.split_whitespace().filter_map(|share| share.parse().ok()).collect();
     say(&format!("waiting: {shares:?} % of a processor"));
     assert!(shares.len() == 3 && shares.iter().all(|share| *share < 25.0), "{said}{errors}");
+    Ok(())
+}
+
+/// The interface, the family and the traffic class are settings that are equal on all hosts.
+#[test]
+fn hosts_are_reached_at_the_address_that_the_settings_choose() -> Result<(), String> {
+    const NAME: &str = "hosts_are_reached_at_the_address_that_the_settings_choose";
+    let Some(hosts) = hosts(NAME, SCRATCH) else { return Ok(()) };
+    let wide = [("NEMESIA_NET_ADDRESS", "10.77.0.0/16"), ("NEMESIA_NET_TRAFFIC_CLASS", "104")];
+    let ipv6 = [("NEMESIA_NET_FAMILY", "ipv6"), ("NEMESIA_STRICT", "1")];
+    let prefix = [("NEMESIA_NET_ADDRESS", "fd77::/64"), ("NEMESIA_CONNECT", "demand")];
+    for (settings, address, why) in [
+        (wide, "10.77.0.2", "which NEMESIA_NET_ADDRESS contains), traffic class 0x68"),
+        (ipv6, "fd77::2", "the first address that is not local to this machine)"),
+        (prefix, "fd77::2", "which NEMESIA_NET_ADDRESS contains)"),
+    ] {
+        if address.contains(':') && !hosts.has_ipv6() {
+            skip(NAME, "the kernel has no IPv6");
+            return Ok(());
+        }
+        let explaining: Vec<_> = settings.into_iter().chain([("NEMESIA_EXPLAIN", "1")]).collect();
+        let (_, explained) = peer(&hosts, "open", &explaining)?;
+        let line = format!("path: at {address} (v2, {why}");
+        assert!(explained.contains(&line), "{line:?} wanted:\n{explained}");
+        peer(&hosts, "all-to-all 20 8", &settings)?;
+        peer(&hosts, "all-to-all 5 102400", &settings)?;
+    }
     Ok(())
 }
 

@@ -74,7 +74,18 @@ impl Hosts {
             ip(&format!("-n {name} link set lo up"))?;
             ip(&format!("-n {name} link set {interface} up"))?;
         }
+        // A kernel without IPv6 refuses them: see `Hosts::has_ipv6`.
+        for (name, interface, number) in [(first, "v1", 1), (second, "v2", 2)] {
+            let _ = ip(&format!("-n {name} address add fd77::{number}/64 dev {interface} nodad"));
+        }
         Ok(())
+    }
+
+    /// Returns whether the hosts have IPv6 addresses, `fd77::1` and `fd77::2`.
+    pub fn has_ipv6(&self) -> bool {
+        let shown =
+            run(Command::new("ip").args(["-n", &self.names[1], "-6", "address", "show", "dev", "v2"]));
+        shown.is_ok_and(|shown| String::from_utf8_lossy(&shown.stdout).contains("fd77::2"))
     }
 
     /// Returns the words before a command that start it on a host, 0 or 1. The process is that of the command.

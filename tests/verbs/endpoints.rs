@@ -192,6 +192,46 @@ fn devices_are_chosen_before_tcp_unless_asked_otherwise() -> Verdict {
     Ok(())
 }
 
+/// On rxe, whose hosts see both devices.
+#[test]
+fn endpoints_use_the_device_and_the_path_that_the_settings_choose() -> Verdict {
+    if usable("endpoints::endpoints_use_the_device_and_the_path_that_the_settings_choose").is_none()
+        || std::env::var_os("VM_KIND").is_none_or(|kind| kind != "rxe")
+    {
+        return Ok(());
+    }
+    let world = |device, settings: &[(&str, &str)]| {
+        let job = Job::new(PEER, SCRATCH, "ring 3").wrapper("fabric on $((PMI_RANK % 2))");
+        let job = job.env("NEMESIA_TIMEOUT", "120").env("NEMESIA_LOCAL", "off").env("NEMESIA_EXPLAIN", "1");
+        let job = job.env("NEMESIA_NET", "verbs").env("NEMESIA_NET_DEVICE", device);
+        settings.iter().fold(job, |job, (name, value)| job.env(name, value))
+    };
+    let path =
+        [("NEMESIA_NET_PATH_MTU", "1024"), ("NEMESIA_NET_TRAFFIC_CLASS", "104"), ("NEMESIA_STRICT", "1")];
+    let ranks = world("rxe1", &path).spawn(2)?.wait(LIMIT)?;
+    let chosen = "path: rxe1 port 1 at 10.7.0.2 (GID 1, partition 0xffff), chosen by the name rxe1, path MTU at most \
+                  1024, traffic class 0x68; the connection has a path MTU of 1024 bytes, GID 1 and traffic class 0x68";
+    let is_right = |rank: &Rank| rank.kind.is_success() && rank.errors.contains(chosen);
+    assert!(ranks.iter().all(is_right), "{}", report(&ranks));
+    let wished =
+        "NEMESIA_NET_DEVICE=mlx5_7: no RDMA device that can be used has the name mlx5_7: rxe0 port 1: ";
+    for strict in ["0", "1"] {
+        let ranks = world("mlx5_7", &[("NEMESIA_STRICT", strict)]).spawn(2)?.wait(LIMIT)?;
+        let warns = |rank: &Rank| {
+            let is_named = rank.errors.contains(wished);
+            let goes_on = rank.errors.contains("; rxe0 port 1 at 10.7.0.1 (GID 1, partition 0xffff) is used");
+            is_named && goes_on == rank.kind.is_success() && goes_on == (strict == "0")
+        };
+        assert!(ranks.iter().all(warns), "{}", report(&ranks));
+    }
+    let one = "[ $PMI_RANK = 1 ] && export NEMESIA_NET_PATH_MTU=512";
+    let ranks = world("rxe0", &[]).before(one).spawn(2)?.wait(LIMIT)?;
+    let refuses =
+        |rank: &Rank| !rank.kind.is_success() && rank.errors.contains("set NEMESIA_NET_PATH_MTU alike");
+    assert!(ranks.iter().all(refuses), "{}", report(&ranks));
+    Ok(())
+}
+
 /// A device that may lock no memory is not usable, so `auto` means TCP, and `verbs` is an error with the remedy.
 #[test]
 fn a_device_without_memory_counts_as_none() -> Verdict {

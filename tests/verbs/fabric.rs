@@ -11,7 +11,7 @@ pub(crate) fn addresses() -> Result<Vec<IpAddr>, String> {
     raise_limit();
     let seen = survey().map_err(|error| error.to_string())?;
     let mut found: Vec<IpAddr> =
-        seen.iter().filter_map(|seen| seen.verdict.as_ref().ok()).map(|choice| choice.address).collect();
+        seen.iter().filter_map(|seen| seen.verdict.as_ref().ok()).map(|choices| choices[0].address).collect();
     if found.is_empty() {
         let lines: Vec<String> = seen.iter().map(ToString::to_string).collect();
         return Err(if lines.is_empty() { "no RDMA device".into() } else { lines.join("; ") });
@@ -30,6 +30,9 @@ pub(crate) struct Devices {
     start: Instant,
     /// The bytes of a work request; longer transfers become several.
     pub(crate) work_bytes: u32,
+    /// The preferred path MTU and traffic class.
+    pub(crate) path_mtu: Option<u32>,
+    pub(crate) traffic_class: Option<u8>,
     /// Whether the devices are soft iWARP.
     is_siw: bool,
 }
@@ -44,6 +47,8 @@ impl Devices {
             next: 0,
             start: Instant::now(),
             work_bytes: u32::MAX,
+            path_mtu: None,
+            traffic_class: None,
             is_siw: false,
         }
     }
@@ -54,7 +59,14 @@ impl Devices {
         self.next += 1;
         let preference = DevicePreference { address: Some(address), ..DevicePreference::default() };
         // The tests assert of rxe what its library does not promise; of siw nothing can be asserted.
-        PortOptions { preference, work_bytes: self.work_bytes, assert_order: true, ..PortOptions::default() }
+        PortOptions {
+            preference,
+            work_bytes: self.work_bytes,
+            assert_order: true,
+            path_mtu: self.path_mtu,
+            traffic_class: self.traffic_class,
+            ..PortOptions::default()
+        }
     }
 }
 

@@ -7,6 +7,8 @@
 #[cfg(test)]
 mod across;
 #[cfg(test)]
+mod choice;
+#[cfg(test)]
 mod conformance;
 #[cfg(test)]
 mod device;

@@ -4,13 +4,25 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 
 use nemesia_core::port::memory::Address;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// The largest code of a path MTU: 4096 bytes.
+const MOST_MTU: u8 = 5;
 
-/// Encodes an address for peers: version, family (4 or 6), port (big-endian), IP address.
-pub fn encode_address(address: SocketAddr) -> Option<Address> {
-    let port = address.port().to_be_bytes();
-    let mut bytes = vec![VERSION, if address.is_ipv4() { 4 } else { 6 }, port[0], port[1]];
-    match address.ip() {
+/// The address of a port over a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CmAddress {
+    /// Where it listens.
+    pub socket: SocketAddr,
+    /// The code of the largest path MTU by its settings, on which both ends of a connection must agree: 1 is 256
+    /// bytes, 5 is 4096; 0: that of the path.
+    pub path_mtu: u8,
+}
+
+/// Encodes an address for peers: version, family (4 or 6), port (big-endian), code of the path MTU, IP address.
+pub fn encode_address(CmAddress { socket, path_mtu }: CmAddress) -> Option<Address> {
+    let port = socket.port().to_be_bytes();
+    let mut bytes = vec![VERSION, if socket.is_ipv4() { 4 } else { 6 }, port[0], port[1], path_mtu];
+    match socket.ip() {
         IpAddr::V4(ip) => bytes.extend(ip.octets()),
         IpAddr::V6(ip) => bytes.extend(ip.octets()),
     }
@@ -18,16 +30,17 @@ pub fn encode_address(address: SocketAddr) -> Option<Address> {
 }
 
 /// Decodes an address from a peer; `None` if the bytes are not one. They are untrusted.
-pub fn decode_address(address: &Address) -> Option<SocketAddr> {
-    let (head, ip) = address.bytes().split_first_chunk::<4>()?;
-    let [version, family, high, low] = *head;
+pub fn decode_address(address: &Address) -> Option<CmAddress> {
+    let (head, ip) = address.bytes().split_first_chunk::<5>()?;
+    let [version, family, high, low, path_mtu] = *head;
     let ip = match family {
         4 => IpAddr::V4(Ipv4Addr::from(<[u8; 4]>::try_from(ip).ok()?)),
         6 => IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(ip).ok()?)),
         _ => return None,
     };
     let port = u16::from_be_bytes([high, low]);
-    (version == VERSION && port != 0 && !ip.is_unspecified()).then(|| SocketAddr::new(ip, port))
+    let is_good = version == VERSION && port != 0 && path_mtu <= MOST_MTU && !ip.is_unspecified();
+    is_good.then(|| CmAddress { socket: SocketAddr::new(ip, port), path_mtu })
 }
 
 /// Converts an address for the C library.
@@ -88,12 +101,13 @@ mod tests {
 
     #[test]
     fn addresses_survive_both_ways() {
-        for text in ["10.7.0.1:4711", "[2001:db8::7]:65535"] {
-            let address: SocketAddr = text.parse().unwrap();
+        for (text, path_mtu) in [("10.7.0.1:4711", 0), ("[2001:db8::7]:65535", 5)] {
+            let socket: SocketAddr = text.parse().unwrap();
+            let address = CmAddress { socket, path_mtu };
             assert_eq!(decode_address(&encode_address(address).unwrap()), Some(address));
-            let storage = to_c(address);
+            let storage = to_c(socket);
             // SAFETY: the storage holds an address.
-            assert_eq!(unsafe { from_c((&raw const storage).cast()) }, Some(address));
+            assert_eq!(unsafe { from_c((&raw const storage).cast()) }, Some(socket));
         }
         // SAFETY: null is allowed.
         assert_eq!(unsafe { from_c(std::ptr::null()) }, None);
@@ -101,16 +115,18 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_address_are_refused() {
+        assert!(decode_address(&Address::new(&[2, 4, 0, 1, 5, 10, 0, 0, 1]).unwrap()).is_some());
         for bytes in [
             &[][..],
-            &[1, 4, 0],
-            &[2, 4, 0, 1, 10, 0, 0, 1],
-            &[1, 5, 0, 1, 10, 0, 0, 1],
-            &[1, 4, 0, 0, 10, 0, 0, 1],
-            &[1, 4, 0, 1, 10, 0, 0],
-            &[1, 4, 0, 1, 0, 0, 0, 0],
-            &[1, 6, 0, 1, 10, 0, 0, 1],
-            &[1; 108],
+            &[2, 4, 0, 0],
+            &[1, 4, 0, 1, 0, 10, 0, 0, 1],
+            &[2, 5, 0, 1, 0, 10, 0, 0, 1],
+            &[2, 4, 0, 0, 0, 10, 0, 0, 1],
+            &[2, 4, 0, 1, 6, 10, 0, 0, 1],
+            &[2, 4, 0, 1, 0, 10, 0, 0],
+            &[2, 4, 0, 1, 0, 0, 0, 0, 0],
+            &[2, 6, 0, 1, 0, 10, 0, 0, 1],
+            &[2; 108],
         ] {
             assert_eq!(decode_address(&Address::new(bytes).unwrap()), None, "{bytes:?}");
         }

@@ -221,15 +221,44 @@ impl Id {
         unsafe { from_c(raw::inline::rdma_get_peer_addr(self.raw())) }
     }
 
-    /// Returns the device and port to which the address leads; `None` if it is not bound to one.
-    pub fn place(&self) -> Option<(String, u8)> {
-        // SAFETY: the identifier exists; its context is open for as long, and has a device with a name.
+    /// Asks for a traffic class of the packets of its connection. Devices of iWARP may ignore it.
+    ///
+    /// # Errors
+    /// The library refuses it.
+    pub fn set_traffic_class(&self, class: u8) -> Result<(), VerbsError> {
+        let (level, name) = (raw::RDMA_OPTION_ID.cast_signed(), raw::RDMA_OPTION_ID_TOS.cast_signed());
+        let mut class = class;
+        // SAFETY: the identifier exists, and the option is one byte, which is copied.
+        checked("setting a traffic class", unsafe {
+            (manager()?.rdma_set_option)(self.raw(), level, name, (&raw mut class).cast(), size_of::<u8>())
+        })
+    }
+
+    /// Returns the device to which the address leads; `None` if it is not bound to one.
+    pub fn place(&self) -> Option<DevicePlace> {
+        // SAFETY: the identifier exists; its context is open for as long, and has a device with a name. Any bytes are a
+        // GID and a key, which the library has stored in the identifier.
         unsafe {
             let device = (*self.raw()).verbs.as_ref()?.device;
             let name = CStr::from_ptr((*device).name.as_ptr()).to_string_lossy().into_owned();
-            Some((name, (*self.raw()).port_num))
+            let address = (*self.raw()).route.addr.addr.ibaddr;
+            let (gid, key) = (address.sgid.raw, u16::from_be(address.pkey));
+            Some(DevicePlace { device: name, port: (*self.raw()).port_num, gid, partition_key: key })
         }
     }
+}
+
+/// The place to which a local address leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DevicePlace {
+    /// The name of the device.
+    pub device: String,
+    /// Its port.
+    pub port: u8,
+    /// The GID from which connections come; meaningless on iWARP.
+    pub gid: [u8; 16],
+    /// The partition of the interface; meaningless on iWARP.
+    pub partition_key: u16,
 }
 
 impl Drop for Id {
@@ -244,26 +273,26 @@ impl Drop for Id {
     }
 }
 
-/// Returns the device and port to which a local address leads.
+/// Returns the device to which a local address leads.
 ///
 /// # Errors
 /// It leads to none, or there is no connection manager.
-pub fn place_of(address: IpAddr) -> Result<(String, u8), VerbsError> {
+pub fn place_of(address: IpAddr) -> Result<DevicePlace, VerbsError> {
     place(&Channel::new()?, address)
 }
 
-fn place(channel: &Arc<Channel>, address: IpAddr) -> Result<(String, u8), VerbsError> {
+fn place(channel: &Arc<Channel>, address: IpAddr) -> Result<DevicePlace, VerbsError> {
     let id = Id::new(channel, 0)?;
     id.bind(SocketAddr::new(address, 0))?;
     id.place().ok_or(VerbsError::Manager { what: "finding the device of an address", code: libc::ENODEV })
 }
 
-/// Returns the IP addresses of this host that lead to an RDMA device, each with device and port. Loopback and
-/// link-local addresses are left out: no peer elsewhere could use them.
+/// Returns the IP addresses of this host that lead to an RDMA device. Loopback and link-local addresses are left out: no
+/// peer elsewhere could use them.
 ///
 /// # Errors
 /// There is no connection manager, or the kernel reports no addresses.
-pub fn local_addresses() -> Result<Vec<(IpAddr, String, u8)>, VerbsError> {
+pub fn local_addresses() -> Result<Vec<(IpAddr, DevicePlace)>, VerbsError> {
     let channel = Channel::new()?;
     let mut list = ptr::null_mut();
     // SAFETY: `list` may be written.
@@ -284,6 +313,6 @@ pub fn local_addresses() -> Result<Vec<(IpAddr, String, u8)>, VerbsError> {
         IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
         IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
     });
-    let place = |address| place(&channel, address).ok().map(|(device, port)| (address, device, port));
+    let place = |address| place(&channel, address).ok().map(|place| (address, place));
     Ok(addresses.into_iter().filter_map(place).collect())
 }

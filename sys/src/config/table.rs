@@ -3,6 +3,8 @@
 //! A new variable is a field of [`Config`](super::Config), its default there, and an entry here. Files, environment,
 //! [`Config::set`](super::Config::set), the C interface and `nemesia info` then know it.
 
+mod place;
+
 use std::fmt::Display;
 use std::str::FromStr;
 
@@ -13,7 +15,7 @@ use nemesia_core::shared::layout::Geometry;
 use super::{
     ChannelDesign, Config, ConfigError, FastPathChoice, JobKeySource, NetChoice, Origin, SingleCopy, Stores,
 };
-use crate::os::{HugePages, SegmentBacking, interfaces};
+use crate::os::{HugePages, SegmentBacking};
 use crate::regcache::Telling;
 
 /// A setting with a name: in the environment, in a file, and for [`Config::set`](super::Config::set).
@@ -352,15 +354,14 @@ pub const VARIABLES: &[Variable] = &[
         net,
         "transport to ranks on other machines; auto is verbs if every process has a usable RDMA device, else tcp"
     ),
-    Variable {
-        name: "NEMESIA_NET_ADDRESS",
-        values: "an IP address, an interface of this machine that is up, or auto",
-        help: "where this process listens for other machines; auto is the interface with the default route, else the \
-            first address that is not local to this machine; for verbs, the address chooses the RDMA device, and auto \
-            is the first usable one",
-        get: |config| config.net_address.clone().unwrap_or_else(|| AUTO.to_owned()),
-        set: |config, value| put(&mut config.net_address, address_or_auto(value)),
-    },
+    place::ADDRESS,
+    place::FAMILY,
+    place::DEVICE,
+    place::PORT,
+    place::GID_INDEX,
+    place::PARTITION_KEY,
+    place::PATH_MTU,
+    place::TRAFFIC_CLASS,
     Variable {
         name: "NEMESIA_JOB_KEY_FILE",
         values: "the absolute path of a file with 64 hexadecimal digits, or auto",
@@ -526,11 +527,6 @@ fn ranged<T: FromStr + PartialOrd>(value: &str, low: T, high: T) -> Option<T> {
 
 fn or_auto<T: FromStr>(value: &str) -> Option<Option<T>> {
     if value == AUTO { Some(None) } else { value.parse().ok().map(Some) }
-}
-
-fn address_or_auto(value: &str) -> Option<Option<String>> {
-    let exists = value == AUTO || interfaces::choose(Some(value)).is_ok();
-    exists.then(|| (value != AUTO).then(|| value.to_owned()))
 }
 
 fn or_never<T: FromStr>(value: &str) -> Option<Option<T>> {

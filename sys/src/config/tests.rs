@@ -61,6 +61,10 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_NET_DIRECT_BYTES" => "4096",
         "NEMESIA_REGISTRATIONS" => "off",
         "NEMESIA_NET_ADDRESS" => "127.0.0.1",
+        "NEMESIA_NET_FAMILY" => "ipv6",
+        "NEMESIA_NET_DEVICE" => "mlx5_0",
+        "NEMESIA_NET_PARTITION_KEY" => "0x8001",
+        "NEMESIA_NET_PATH_MTU" => "1024",
         "NEMESIA_JOB_KEY_FILE" => "/dev/null",
         "NEMESIA_STRANGERS" => "refuse",
         "NEMESIA_CONNECT" => "start",
@@ -98,8 +102,10 @@ fn every_variable_changes_something_and_says_what_is_in_force() {
 #[test]
 fn every_variable_refuses_nonsense_and_says_what_it_takes() {
     for Variable { name, values, .. } in VARIABLES {
-        let error = message(&[(name, "nonsense")]);
-        assert_eq!(error, format!("{name}=nonsense: must be {values}"));
+        // A device may have any name.
+        let nonsense = if *name == "NEMESIA_NET_DEVICE" { "non sense" } else { "nonsense" };
+        let error = message(&[(name, nonsense)]);
+        assert_eq!(error, format!("{name}={nonsense}: must be {values}"));
     }
     let bytes = OsString::from_vec(vec![b'1', 0xff]);
     let vars = [("NEMESIA_CONFIG".into(), OsString::new()), ("NEMESIA_CELLS".into(), bytes)];
@@ -243,6 +249,29 @@ fn a_preference_that_cannot_be_met_is_a_warning_or_in_strict_mode_an_error() {
     assert_eq!(kept, ["wish"]);
     let error = greedy.strict(true).give_up("wish".into(), &mut kept).unwrap_err();
     assert_eq!(error.to_string(), "wish (an error because NEMESIA_STRICT is 1)");
+}
+
+#[test]
+fn preferences_for_devices_take_what_devices_have_and_need_them() {
+    for (name, value) in [
+        ("NEMESIA_NET_PORT", "0"),
+        ("NEMESIA_NET_GID_INDEX", "256"),
+        ("NEMESIA_NET_PARTITION_KEY", "0"),
+        ("NEMESIA_NET_PARTITION_KEY", "0x10000"),
+        ("NEMESIA_NET_PATH_MTU", "1500"),
+        ("NEMESIA_NET_PATH_MTU", "8192"),
+        ("NEMESIA_NET_DEVICE", "a/b"),
+        ("NEMESIA_NET_ADDRESS", "0.0.0.0/33"),
+    ] {
+        assert!(message(&[(name, value)]).starts_with(&format!("{name}={value}: must be ")), "{name}");
+    }
+    let config = Config::default().net_path_mtu(Some(1500)).net_port(Some(0)).net_partition_key(Some(3));
+    let shown =
+        ["NEMESIA_NET_PATH_MTU", "NEMESIA_NET_PORT", "NEMESIA_NET_PARTITION_KEY"].map(|it| config.get(it));
+    assert_eq!(shown, ["1024", "1", "0x0003"].map(|it| Ok(it.to_owned())));
+    assert_eq!(config.warnings(), [""; 0]);
+    let warnings = config.net(NetChoice::Tcp).warnings();
+    assert!(warnings.len() == 1 && warnings[0].contains("NEMESIA_NET_PORT=1, "), "{warnings:?}");
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub(super) use memory::UnexpectedMemory;
 pub(super) use ports::Ports;
 
 use crate::bootstrap::{Bootstrap, Exchange, Singleton};
-use crate::config::{Config, FIRST_REQUESTS, NetChoice};
+use crate::config::{Config, FIRST_REQUESTS};
 use crate::error::Error;
 use crate::events;
 use crate::explain::Verdict;
@@ -177,7 +177,8 @@ impl Endpoint {
             |calls| PeerTable::of_world((calls, across), (ranks.0, on_demand), &attached.ranks, config);
         let peers = attached.calls.map(of_world).transpose()?;
         warnings.extend(more);
-        let is_alone = growing.is_some() || is_only(size, config);
+        // The only rank of a world has further peers as an endpoint that opens alone.
+        let is_alone = growing.is_some() || size == 1;
         let remote = (remote, exchange.incarnation(), is_alone);
         let net = join_network(config, remote, &attached.origin, (&mut facts, &mut watch, &mut warnings))?;
         attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
@@ -294,11 +295,6 @@ impl Endpoint {
     }
 }
 
-/// Returns whether this is the only rank of a world, which then has further peers as an endpoint that opens alone.
-fn is_only(size: usize, config: &Config) -> bool {
-    size == 1 && config.net != NetChoice::Verbs
-}
-
 /// Opens the port to other machines: that of a world, or that of an endpoint that opens alone.
 fn join_network(
     config: &Config,
@@ -309,7 +305,7 @@ fn join_network(
     if is_alone {
         return network::open(config, origin, (watch, warnings));
     }
-    connect_remote(config, remote, incarnation, (facts, watch))
+    connect_remote(config, remote, incarnation, (facts, watch, warnings))
 }
 
 /// Connects with the ranks on other machines, unless they connect on demand, and records how they are reached. If this
@@ -318,10 +314,11 @@ fn connect_remote(
     config: &Config,
     remote: RemoteRanks,
     incarnation: u64,
-    (facts, watch): (&mut route::Facts, &mut Watch),
+    (facts, watch, warnings): (&mut route::Facts, &mut Watch, &mut Vec<String>),
 ) -> Result<Option<NetPort>, Error> {
     let ranks = 0..facts.met.len();
     let is_remote: Vec<bool> = ranks.map(|rank| remote.contains(rank)).collect();
+    warnings.extend(remote.warnings);
     let Some(mut port) = remote.port else { return Ok(None) };
     if port.is_growing() {
         // Each is called when it is first needed.

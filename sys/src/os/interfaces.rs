@@ -1,8 +1,34 @@
 //! The addresses of this machine: the one at which other machines reach this process.
 
 use std::ffi::CStr;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr;
+
+/// A family of IP addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressFamily {
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+}
+
+impl AddressFamily {
+    /// Returns whether an address belongs to it.
+    pub const fn has(self, address: IpAddr) -> bool {
+        match self {
+            Self::Ipv4 => address.is_ipv4(),
+            Self::Ipv6 => address.is_ipv6(),
+        }
+    }
+}
+
+impl fmt::Display for AddressFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Self::Ipv4 { "IPv4" } else { "IPv6" })
+    }
+}
 
 /// An address of an interface that is up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,42 +37,131 @@ struct InterfaceAddress {
     address: IpAddr,
 }
 
-/// Returns the address at which this process listens: `wanted`, which is an address or the name of an interface; by
-/// default an address of the interface with the default route, else the first address that is not local to this
-/// machine, else the loopback address. IPv4 comes before IPv6. Link-local addresses are not used, because they mean
-/// nothing on another machine. The error is one line.
-pub(crate) fn choose(wanted: Option<&str>) -> Result<IpAddr, String> {
-    let all = addresses()?;
-    let routed = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
-    pick(wanted, &all, default_interface(&routed))
+/// The address at which this process listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ChosenAddress {
+    pub(crate) address: IpAddr,
+    /// Why it was chosen.
+    pub(crate) why: String,
+    /// What is wrong with the preference for a family, if no address meets it. One line.
+    pub(crate) unmet: Option<String>,
+}
+
+/// Returns the address at which this process listens: `wanted`, which is an address, a prefix of addresses (`10.1.0.0/16`)
+/// or the name of an interface; by default an address of the interface with the default route, else the first address
+/// that is not local to this machine, else the loopback address. IPv4 comes before IPv6, unless a family is preferred.
+/// Link-local addresses are not used, because they mean nothing on another machine. The error is one line.
+pub(crate) fn choose(wanted: Option<&str>, family: Option<AddressFamily>) -> Result<ChosenAddress, String> {
+    pick(wanted, family, &addresses()?, &default_interfaces())
+}
+
+/// Returns the interface of each default route.
+fn default_interfaces() -> DefaultInterfaces {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let (ipv4, ipv6) = (read("/proc/net/route"), read("/proc/net/ipv6_route"));
+    DefaultInterfaces {
+        ipv4: default_interface(&ipv4).map(str::to_owned),
+        ipv6: default_interface_of_ipv6(&ipv6).map(str::to_owned),
+    }
+}
+
+/// The interfaces with the default routes.
+#[derive(Debug, Default)]
+struct DefaultInterfaces {
+    ipv4: Option<String>,
+    ipv6: Option<String>,
 }
 
 fn pick(
     wanted: Option<&str>,
+    family: Option<AddressFamily>,
     all: &[InterfaceAddress],
-    default_interface: Option<&str>,
-) -> Result<IpAddr, String> {
-    let first = |is: &dyn Fn(&InterfaceAddress) -> bool| {
-        let usable = || all.iter().filter(|it| is_usable(it.address) && is(it));
-        usable().find(|it| it.address.is_ipv4()).or_else(|| usable().next()).map(|it| it.address)
+    defaults: &DefaultInterfaces,
+) -> Result<ChosenAddress, String> {
+    let found = pick_in(wanted, family, all, defaults);
+    let (Some(family), Err(why)) = (family, &found) else { return found };
+    let unmet = format!("NEMESIA_NET_FAMILY={}: {why}", family.to_string().to_lowercase());
+    pick_in(wanted, None, all, defaults).map(|chosen| ChosenAddress { unmet: Some(unmet), ..chosen })
+}
+
+fn pick_in(
+    wanted: Option<&str>,
+    family: Option<AddressFamily>,
+    all: &[InterfaceAddress],
+    defaults: &DefaultInterfaces,
+) -> Result<ChosenAddress, String> {
+    let fits = |address| family.is_none_or(|family| family.has(address));
+    let first = |is: &dyn Fn(&InterfaceAddress) -> bool, why: &str| {
+        let usable = || all.iter().filter(|it| is_usable(it.address) && fits(it.address) && is(it));
+        let found = usable().find(|it| it.address.is_ipv4()).or_else(|| usable().next())?;
+        let why = format!("{}, {why}", found.interface);
+        Some(ChosenAddress { address: found.address, why, unmet: None })
     };
+    let kind = family.map_or(String::new(), |family| format!("{family} "));
     let Some(wanted) = wanted else {
-        return first(&|it| Some(it.interface.as_str()) == default_interface)
-            .or_else(|| first(&|it| !it.address.is_loopback()))
-            .or_else(|| first(&|_| true))
-            .ok_or_else(|| "this machine has no interface that is up".to_owned());
+        let has_route = |it: &InterfaceAddress| {
+            let default = if it.address.is_ipv4() { &defaults.ipv4 } else { &defaults.ipv6 };
+            // An interface has an address of either family more often than a route of either.
+            [default, &defaults.ipv4].into_iter().flatten().any(|name| *name == it.interface)
+        };
+        return first(&has_route, "the interface with the default route")
+            .or_else(|| {
+                first(&|it| !it.address.is_loopback(), "the first address that is not local to this machine")
+            })
+            .or_else(|| first(&|_| true, "which other machines do not reach: there is no other address"))
+            .ok_or_else(|| {
+                format!("this machine has no interface that is up with an {kind}address: {}", list(all))
+            });
     };
-    if let Ok(address) = wanted.parse() {
-        return Ok(address);
+    if let Ok(address) = wanted.parse::<IpAddr>() {
+        if !fits(address) {
+            return Err(format!(
+                "NEMESIA_NET_ADDRESS={wanted} is no {kind}address: set one of the two to auto"
+            ));
+        }
+        return Ok(ChosenAddress { address, why: "NEMESIA_NET_ADDRESS".into(), unmet: None });
     }
-    first(&|it| it.interface == wanted).ok_or_else(|| {
-        let mut names: Vec<_> = all.iter().map(|it| it.interface.as_str()).collect();
-        names.dedup();
-        format!(
-            "NEMESIA_NET_ADDRESS={wanted} is neither an address nor an interface that is up and has one: there are {}",
-            names.join(", ")
-        )
+    let found = match prefix(wanted) {
+        Some(prefix) => first(&|it| is_within(it.address, prefix), "which NEMESIA_NET_ADDRESS contains"),
+        None => first(&|it| it.interface == wanted, "which NEMESIA_NET_ADDRESS names"),
+    };
+    found.ok_or_else(|| {
+        let no = if family.is_some() {
+            format!("has no {kind}address here")
+        } else {
+            "is neither an address, nor a prefix of an address here, nor an interface that is up and has one"
+                .into()
+        };
+        format!("NEMESIA_NET_ADDRESS={wanted} {no}: there are {}", list(all))
     })
+}
+
+/// Lists the interfaces with their addresses.
+fn list(all: &[InterfaceAddress]) -> String {
+    let usable = all.iter().filter(|it| is_usable(it.address));
+    let names: Vec<String> = usable.map(|it| format!("{} ({})", it.interface, it.address)).collect();
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+/// Returns address and length of a prefix in the form `10.1.0.0/16`.
+fn prefix(text: &str) -> Option<(IpAddr, u32)> {
+    let (address, len) = text.split_once('/')?;
+    let (address, len) = (address.parse::<IpAddr>().ok()?, len.parse().ok()?);
+    (len <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, len))
+}
+
+fn is_within(address: IpAddr, (prefix, len): (IpAddr, u32)) -> bool {
+    match (address, prefix) {
+        (IpAddr::V4(address), IpAddr::V4(prefix)) => {
+            let differing = address.to_bits() ^ prefix.to_bits();
+            differing.leading_zeros() >= len
+        }
+        (IpAddr::V6(address), IpAddr::V6(prefix)) => {
+            let differing = address.to_bits() ^ prefix.to_bits();
+            differing.leading_zeros() >= len
+        }
+        _ => false,
+    }
 }
 
 fn is_usable(address: IpAddr) -> bool {
@@ -62,6 +177,18 @@ fn default_interface(table: &str) -> Option<&str> {
     let mut defaults = routes.filter_map(|mut fields| {
         let (interface, destination) = (fields.next()?, fields.next()?);
         (destination == "00000000").then_some(interface)
+    });
+    defaults.next()
+}
+
+/// Returns the interface with the default route, from the kernel's table of IPv6 routes. The loopback interface has a
+/// default route that refuses everything.
+fn default_interface_of_ipv6(table: &str) -> Option<&str> {
+    let mut defaults = table.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let [destination, len, .., interface] = fields[..] else { return None };
+        (len == "00" && destination.bytes().all(|digit| digit == b'0') && interface != "lo")
+            .then_some(interface)
     });
     defaults.next()
 }
@@ -141,9 +268,21 @@ mod tests {
         ]
     }
 
+    fn choose_in(
+        wanted: Option<&str>,
+        family: Option<AddressFamily>,
+        all: &[InterfaceAddress],
+        default: Option<&str>,
+    ) -> Result<ChosenAddress, String> {
+        let defaults = DefaultInterfaces { ipv4: default.map(str::to_owned), ipv6: None };
+        pick(wanted, family, all, &defaults)
+    }
+
     #[test]
     fn the_default_address_is_that_of_the_default_route_else_the_first_that_others_can_reach() {
-        let choose = |all: &[InterfaceAddress], default| pick(None, all, default).map(|it| it.to_string());
+        let choose = |all: &[InterfaceAddress], default| {
+            choose_in(None, None, all, default).map(|it| it.address.to_string())
+        };
         let all = all();
         assert_eq!(choose(&all, Some("ib0")).unwrap(), "10.1.0.1");
         assert_eq!(choose(&all, None).unwrap(), "10.0.0.1");
@@ -157,13 +296,55 @@ mod tests {
     }
 
     #[test]
-    fn an_address_or_an_interface_can_be_named_and_another_name_is_an_error_with_those_there_are() {
-        let choose = |wanted| pick(Some(wanted), &all(), Some("eth0")).map(|it| it.to_string());
+    fn an_address_a_prefix_or_an_interface_can_be_named_and_another_name_is_an_error_with_those_there_are() {
+        let all = all();
+        let choose =
+            |wanted| choose_in(Some(wanted), None, &all, Some("eth0")).map(|it| it.address.to_string());
         assert_eq!(choose("ib0").unwrap(), "10.1.0.1");
         assert_eq!(choose("192.0.2.9").unwrap(), "192.0.2.9");
         assert_eq!(choose("fd00::9").unwrap(), "fd00::9");
-        let error = choose("ib1").unwrap_err();
-        assert!(error.contains("ib1") && error.contains("lo, eth0, ib0"), "{error}");
+        assert_eq!(choose("10.1.0.0/16").unwrap(), "10.1.0.1");
+        assert_eq!(choose("fd00::/8").unwrap(), "fd00::7");
+        assert_eq!(choose("10.0.0.0/7").unwrap(), "10.0.0.1");
+        assert_eq!(choose("0.0.0.0/0").unwrap(), "127.0.0.1");
+        for wanted in ["ib1", "10.2.0.0/16", "10.1.0.0/33", "fd00::/129", "10.1.0.0/", "/8"] {
+            let error = choose(wanted).unwrap_err();
+            assert!(error.contains(wanted) && error.contains("lo (::1), eth0 (10.0.0.1), ib0"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_preferred_family_is_chosen_and_without_it_the_other_one_with_the_reason() {
+        let all = all();
+        let choose = |wanted, family, all: &[InterfaceAddress]| {
+            let chosen = choose_in(wanted, Some(family), all, Some("ib0")).unwrap();
+            (chosen.address.to_string(), chosen.unmet.unwrap_or_default())
+        };
+        let (ipv4, ipv6) = (AddressFamily::Ipv4, AddressFamily::Ipv6);
+        assert_eq!(choose(None, ipv6, &all), ("fd00::7".into(), String::new()));
+        assert_eq!(choose(Some("ib0"), ipv6, &all), ("fd00::7".into(), String::new()));
+        assert_eq!(choose(Some("lo"), ipv4, &all), ("127.0.0.1".into(), String::new()));
+        let (address, unmet) = choose(Some("eth0"), ipv6, &all);
+        assert_eq!(address, "10.0.0.1");
+        assert!(
+            unmet.starts_with("NEMESIA_NET_FAMILY=ipv6: NEMESIA_NET_ADDRESS=eth0 has no IPv6"),
+            "{unmet}"
+        );
+        let (address, unmet) = choose(Some("192.0.2.9"), ipv6, &all);
+        assert!(address == "192.0.2.9" && unmet.contains("192.0.2.9 is no IPv6 address"), "{unmet}");
+        let (address, unmet) = choose(None, ipv6, &all[3..4]);
+        assert!(address == "10.0.0.1" && unmet.contains("eth0 (10.0.0.1)"), "{unmet}");
+    }
+
+    #[test]
+    fn the_default_route_of_ipv6_is_found_in_the_table_of_the_kernel() {
+        let zeros = "0".repeat(32);
+        let line = |len: &str, interface: &str| {
+            format!("{zeros} {len} {zeros} 00 {zeros} 00000400 1 0 00000003 {interface}\n")
+        };
+        let table = line("00", "lo") + &line("40", "eth1") + &line("00", "eth0");
+        assert_eq!(default_interface_of_ipv6(&table), Some("eth0"));
+        assert_eq!(default_interface_of_ipv6("x\n\n 00"), None);
     }
 
     #[test]
@@ -177,6 +358,6 @@ mod tests {
     #[test]
     fn this_machine_has_an_address() {
         assert!(addresses().unwrap().iter().any(|it| it.address.is_loopback()));
-        assert!(choose(Some("lo")).unwrap().is_loopback());
+        assert!(choose(Some("lo"), None).unwrap().address.is_loopback());
     }
 }

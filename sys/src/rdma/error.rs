@@ -52,6 +52,14 @@ pub enum VerbsError {
         /// The reason for each device.
         why: String,
     },
+    /// Devices can be used, but none as preferred.
+    #[error("no RDMA device that can be used has {wished}: {why}")]
+    Preference {
+        /// The preferences.
+        wished: String,
+        /// The devices, each with what it has, or the reason why it cannot be used.
+        why: String,
+    },
     /// The operating system refused another operation.
     #[error("{what}: {}", errno(*code))]
     System {
@@ -78,7 +86,7 @@ impl VerbsError {
         match self {
             Self::Device { code, .. } | Self::Manager { code, .. } | Self::System { code, .. } => *code,
             Self::Pinned { .. } => libc::ENOMEM,
-            Self::Library(_) | Self::Old { .. } | Self::NoDevice { .. } => 0,
+            Self::Library(_) | Self::Old { .. } | Self::NoDevice { .. } | Self::Preference { .. } => 0,
         }
     }
 }

@@ -14,6 +14,7 @@ use nemesia_core::rdma_channel::{
 use super::host::{ChannelHost, Registrations};
 use super::memory::PipeStorage;
 use crate::regcache::Counts;
+use crate::verbs::VerbsPort;
 
 /// The completions taken at once.
 const COMPLETIONS: usize = 16;
@@ -65,6 +66,14 @@ impl Introduction {
         let (rank, token) = first.split_at_checked(4)?;
         let rank = u32::from_le_bytes(rank.try_into().ok()?) as usize;
         Some((Self { rank, token: u64::from_le_bytes(token.try_into().ok()?) }, card))
+    }
+}
+
+impl ChannelFabric<VerbsPort> {
+    /// Returns a setting in which this process and the peer with this address differ, with the remedy, if that keeps
+    /// them from connecting.
+    pub(super) fn difference(&mut self, address: &Address) -> Option<String> {
+        self.port().difference(address)
     }
 }
 

@@ -12,7 +12,6 @@
 //! processes of the job can read. Over a port each rank then sends one byte, so a pipe is known to work before the
 //! caller uses it. What others publish and send is untrusted.
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use nemesia_core::payload::{Gather, RecvBuf, Scatter, SendBuf};
@@ -25,11 +24,12 @@ use super::host::Registrations;
 use super::{ChannelGroup, ChannelLink};
 use crate::config::{ChannelDesign, Config, NetChoice};
 use crate::error::Error;
-use crate::os::{self, HandoffListener, interfaces};
+use crate::os::{self, HandoffListener};
 use crate::shm::pipe::{self, Copying};
 use crate::tcp;
 use crate::transport::hosts::{HostAddress, hex, unhex};
-use crate::verbs::{DevicePreference, PortOptions, VerbsPort};
+use crate::transport::net::{NotOpen, listen_tcp, open_device};
+use crate::verbs::PortOptions;
 
 /// The version of the card.
 const CARD_VERSION: u32 = 1;
@@ -125,6 +125,16 @@ pub(super) fn connect(group: &mut ChannelGroup) -> Result<(), Error> {
         ChannelPort::Tcp => cards[rank].tcp,
         ChannelPort::Verbs => cards[rank].verbs,
     };
+    if let Some(fabric) = &mut group.verbs {
+        for (rank, _) in
+            (0..).zip(&ports).filter(|(_, of)| of.is_some_and(|(it, _)| it == ChannelPort::Verbs))
+        {
+            let problem = cards[rank].verbs.and_then(|address| fabric.difference(&address));
+            if let Some(problem) = problem {
+                return Err(Error::Net { rank, transport: "verbs", problem });
+            }
+        }
+    }
     let peers_of = |port: ChannelPort| -> Vec<FabricPeer> {
         let reached = (0..)
             .zip(&ports)
@@ -182,8 +192,15 @@ fn open_ports(group: &mut ChannelGroup, is_local: &[bool]) -> Result<(), Error> 
     }
     let net = group.config.net;
     let verbs = match net {
-        NetChoice::Auto | NetChoice::Verbs => open_verbs(&group.config, ranks),
-        NetChoice::Tcp | NetChoice::Off => Err(String::new()),
+        NetChoice::Auto | NetChoice::Verbs => {
+            let options = device_options(ranks);
+            open_device(&group.config, options, &mut group.warnings).map_err(NotOpen::reason)
+        }
+        NetChoice::Tcp | NetChoice::Off => Err(Ok(String::new())),
+    };
+    let verbs = match verbs {
+        Ok(opened) => Ok(opened.port),
+        Err(reason) => Err(reason?),
     };
     match verbs {
         Ok(port) => {
@@ -198,12 +215,12 @@ fn open_ports(group: &mut ChannelGroup, is_local: &[bool]) -> Result<(), Error> 
         Err(_) => {}
     }
     if matches!(net, NetChoice::Auto | NetChoice::Tcp) {
-        let failed = |problem| Error::Transport { transport: "tcp", problem };
-        let address = interfaces::choose(group.config.net_address.as_deref()).map_err(failed)?;
         let options = tcp::Options { connections: ranks.saturating_add(SPARE), ..port_options() };
-        let port = tcp::listen(SocketAddr::new(address, 0), &options)
-            .map_err(|error| failed(format!("listening at {address}: {error}; set NEMESIA_NET_ADDRESS")))?;
-        group.tcp = Some(ChannelFabric::new(port, Registrations::Exact));
+        let opened = match listen_tcp(&group.config, &options, &mut group.warnings).map_err(NotOpen::reason) {
+            Ok(opened) => opened,
+            Err(problem) => return Err(Error::Transport { transport: "tcp", problem: problem? }),
+        };
+        group.tcp = Some(ChannelFabric::new(opened.port, Registrations::Exact));
     }
     Ok(())
 }
@@ -212,16 +229,13 @@ fn port_options() -> tcp::Options {
     tcp::Options { receive_depth: RECEIVES, shared_receive_depth: 0, ..tcp::Options::default() }
 }
 
-fn open_verbs(config: &Config, ranks: u32) -> Result<VerbsPort, String> {
-    let address = config.net_address.as_deref().map(|wanted| interfaces::choose(Some(wanted))).transpose()?;
-    let options = PortOptions {
-        preference: DevicePreference { address, ..DevicePreference::default() },
+fn device_options(ranks: u32) -> PortOptions {
+    PortOptions {
         connections: ranks.saturating_add(SPARE),
         receive_depth: RECEIVES,
         shared_receive_depth: 0,
         ..PortOptions::default()
-    };
-    VerbsPort::open(&options).map_err(|error| error.to_string())
+    }
 }
 
 /// Chooses port and design for a rank. Both ranks choose the same, because both know both cards.

@@ -26,7 +26,7 @@ use crate::config::NetChoice;
 use crate::error::Error;
 use crate::events;
 use crate::os::{HandoffConnection, HandoffListener, ProcessOrigin, ShmError, Watch, limits};
-use crate::transport::hosts::{self, DemandRanks, HostAddress, MemberAddress, RemoteRanks};
+use crate::transport::hosts::{self, DemandRanks, HostAddress, MemberAddress, OUTSIDE, RemoteRanks};
 use crate::transport::net::{NetPort, RemoteMember};
 use card::ProcessCard;
 
@@ -93,7 +93,7 @@ pub(super) fn connect(
         let remote = if cards.iter().all(|card| card.has_key) {
             reach_others(&world, exchange, (&hosts, address_at), origin)?
         } else {
-            RemoteRanks::default()
+            RemoteRanks { warnings: unreached_outside(&world, &cards)?, ..RemoteRanks::default() }
         };
         let place = at_place(&world, place, &remote);
         return apart(world, ours, (&cards, remote), (listener, place), watch);
@@ -101,7 +101,10 @@ pub(super) fn connect(
     // Per peer: socket, pidfd, and while it connects our link segment and its segments.
     limits::require_descriptors(size.saturating_mul(4))?;
     let address_at = Some(address_at).filter(|_| on_demand);
-    let (called, remote) = find_remote(&world, exchange, (&hosts, address_at), origin, deadline)?;
+    let (called, mut remote) = find_remote(&world, exchange, (&hosts, address_at), origin, deadline)?;
+    if hosts::are_together(&hosts) {
+        remote.warnings = unreached_outside(&world, &cards)?;
+    }
     if let Some(demand) = &remote.demand {
         // The connections have shown that the ranks are on this machine, and are not used.
         drop(called);
@@ -254,6 +257,26 @@ fn reach_others(
     // Further peers are reached over TCP only.
     let config = world.config.clone().net(NetChoice::Tcp);
     hosts::meet(&config, exchange, world.rank as usize, (hosts, Vec::new()), Some(address_at), origin)
+}
+
+/// Returns the warning of a world whose ranks all run here, if this process has a key for others, and one of the
+/// processes does not use it over TCP.
+fn unreached_outside(world: &ShmWorld, cards: &[ProcessCard]) -> Result<Vec<String>, Error> {
+    let (config, mut warnings) = (&world.config, Vec::new());
+    let silent = cards.iter().position(|card| !card.has_key);
+    let why = match (config.job_key.is_given(), config.net, silent) {
+        (false, ..) | (_, NetChoice::Off, _) | (.., None) => return Ok(warnings),
+        (_, NetChoice::Verbs, _) => {
+            format!("NEMESIA_NET=verbs: {OUTSIDE}, as that needs TCP: use auto or tcp")
+        }
+        (_, _, Some(rank)) => {
+            format!(
+                "{OUTSIDE}: rank {rank} has no key in its settings, or its NEMESIA_NET is neither auto nor tcp"
+            )
+        }
+    };
+    config.give_up(why, &mut warnings)?;
+    Ok(warnings)
 }
 
 /// Connects with every rank of this machine, all of which have just been started. `called` are the connections to the

@@ -37,6 +37,8 @@ const CARD_VERSION: u32 = 3;
 const MOST_TEXT: usize = 4096;
 /// Stands for the boot of a process that shares memory with no other process.
 const APART: &str = "apart";
+/// The beginning of the warning of a world that has a key, and reaches no other machine.
+pub(crate) const OUTSIDE: &str = "further peers on other machines are not reached";
 /// Stands for a field without a value.
 const NOTHING: &str = "-";
 
@@ -252,6 +254,8 @@ pub(crate) struct RemoteRanks {
     pub(crate) members: Vec<RemoteMember>,
     /// If all ranks connect when they first need each other: how they are called.
     pub(crate) demand: Option<DemandRanks>,
+    /// Preferences that could not be met.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// The ranks of a world that connect when they first need each other, if some of them, or further peers, may be on
@@ -288,11 +292,13 @@ pub(crate) fn meet(
     address_at: Option<&dyn Fn(SocketAddr) -> PeerAddress>,
     origin: &Arc<ProcessOrigin>,
 ) -> Result<RemoteRanks, Error> {
-    let opened = open_ports(config, me, hosts);
+    let mut warnings = Vec::new();
+    let opened = open_ports(config, me, hosts, &mut warnings)?;
     let listener = address_at.and_then(|address_at| {
         // Without TCP, or a place to listen, the ranks connect at the start.
         opened.address(Transport::Tcp).ok()?;
-        let listener = NetCalls::bind(interfaces::choose(config.net_address.as_deref()).ok()?).ok()?;
+        let chosen = interfaces::choose(config.net_address.as_deref(), config.place.family).ok()?;
+        let listener = NetCalls::bind(chosen.address).ok()?;
         let address = address_at(listener.local_addr().ok()?);
         Some((listener, address))
     });
@@ -307,7 +313,14 @@ pub(crate) fn meet(
     let cards = cards(exchange, hosts.len())?;
     let key = common_key(own, &cards)?;
     let member = WorldMember { rank: me as PeerId, incarnation: 0, world: cards[0].world, key };
-    choose(config, (opened, listener.map(|(listener, _)| listener)), member, (hosts, &cards), origin)
+    let no_tcp = opened.address(Transport::Tcp).err();
+    let opened = (opened, listener.map(|(listener, _)| listener));
+    let remote = choose(config, opened, member, (hosts, &cards), origin)?;
+    // With a key of its own, a world that connects on demand reaches further peers on other machines.
+    if remote.port.is_none() && own.is_some() && address_at.is_some() {
+        config.give_up(unreached_outside(no_tcp, &cards), &mut warnings)?;
+    }
+    Ok(RemoteRanks { warnings, ..remote })
 }
 
 /// Opens the port to the ranks that do not share this machine, for a process that was started again.
@@ -322,8 +335,23 @@ pub(crate) fn come_back(
     let incarnation = exchange.incarnation();
     let key = common_key(given_key(config)?, &cards)?;
     let member = WorldMember { rank: me as PeerId, incarnation, world: cards[0].world, key };
-    let opened = open_ports(config, me, hosts);
-    choose(config, (opened, None), member, (hosts, &cards), origin)
+    let mut warnings = Vec::new();
+    let opened = open_ports(config, me, hosts, &mut warnings)?;
+    let remote = choose(config, (opened, None), member, (hosts, &cards), origin)?;
+    Ok(RemoteRanks { warnings, ..remote })
+}
+
+/// Returns the warning of a world whose ranks all run here, and which reaches no other machine. `no_tcp`: why this
+/// process does not listen.
+fn unreached_outside(no_tcp: Option<String>, cards: &[Card]) -> String {
+    let silent = cards.iter().position(|card| card.called.is_none());
+    let why = no_tcp.unwrap_or_else(|| match silent {
+        Some(rank) => format!("rank {rank} does not listen over TCP; its warnings name the reason"),
+        None => {
+            "the ranks have RDMA devices, over which no further peers are reached; use NEMESIA_NET=tcp".into()
+        }
+    });
+    format!("{OUTSIDE}: {why}")
 }
 
 /// Returns the key that the settings of this process give.
@@ -348,9 +376,14 @@ fn common_key(given: Option<JobKey>, cards: &[Card]) -> Result<JobKey, Error> {
 }
 
 /// Opens the ports that can lead to the ranks that do not share this machine.
-fn open_ports(config: &Config, me: usize, hosts: &[HostAddress]) -> OpenedPorts {
+fn open_ports(
+    config: &Config,
+    me: usize,
+    hosts: &[HostAddress],
+    warnings: &mut Vec<String>,
+) -> Result<OpenedPorts, Error> {
     let remote = (0..hosts.len()).filter(|rank| *rank != me && !hosts[*rank].may_share(&hosts[me])).count();
-    OpenedPorts::open(config, hosts.len() as u32, remote as u32)
+    Ok(OpenedPorts::open(config, (hosts.len() as u32, remote as u32), warnings)?)
 }
 
 /// Returns the cards of all ranks.
@@ -390,6 +423,7 @@ fn choose(
     }
     let reasons = Transport::ALL.map(|transport| refusal(&opened, transport, cards));
     let Some(transport) = chosen else { return Err(unserved(config, first.unwrap_or(me), reasons)) };
+    check_differences(&opened, transport, &remote, cards)?;
     let problem = |problem| Error::Transport { transport: transport.name(), problem };
     let (port, demand) = if let Some((listener, addresses)) = demand {
         check_packets(config, &remote, cards)?;
@@ -405,7 +439,8 @@ fn choose(
     let unused = format!("{transport} is preferred, and all processes have it");
     let refused = Transport::ALL.into_iter().zip(reasons).filter(|(it, _)| *it != transport);
     let refused = refused.map(|(it, why)| (it, why.unwrap_or_else(|| unused.clone())));
-    Ok(RemoteRanks { port: Some(port), refused: refused.collect(), members: Vec::new(), demand })
+    let (refused, members) = (refused.collect(), Vec::new());
+    Ok(RemoteRanks { port: Some(port), refused, members, demand, warnings: Vec::new() })
 }
 
 /// Returns the error of a world in which no transport leads to this rank.
@@ -432,6 +467,22 @@ fn check_packets(config: &Config, remote: &[bool], cards: &[Card]) -> Result<(),
         "it has {theirs} packet bytes, and this process {ours}: set NEMESIA_NET_PACKET_BYTES alike in all processes"
     );
     Err(Error::Net { rank, transport: Transport::Tcp.name(), problem })
+}
+
+/// Checks that the settings of the ranks on other machines let this process connect with them.
+fn check_differences(
+    opened: &OpenedPorts,
+    transport: Transport,
+    remote: &[bool],
+    cards: &[Card],
+) -> Result<(), Error> {
+    for (rank, card) in cards.iter().enumerate().filter(|(rank, _)| remote[*rank]) {
+        let address = card.address(transport);
+        if let Some(problem) = address.and_then(|address| opened.difference(transport, &address)) {
+            return Err(Error::Net { rank, transport: transport.name(), problem });
+        }
+    }
+    Ok(())
 }
 
 /// Returns why a transport cannot serve the world.

@@ -6,6 +6,7 @@
 //! only processes that were started again connect, and only when this process readmits them.
 
 mod calls;
+mod choice;
 mod connect;
 mod fabric;
 mod growing;
@@ -32,6 +33,7 @@ use crate::os::{ProcessOrigin, wait_any};
 use crate::tcp::TcpPort;
 use crate::verbs::VerbsPort;
 pub(crate) use calls::{HeardNetCall, NetCallOutcome, NetCalls, UnansweredCall};
+pub(crate) use choice::{NotOpen, device_preference, listen_tcp, open_device, tcp_place};
 use fabric::{Fabric as _, FabricChannel};
 use growing::GrowingPeers;
 pub(crate) use growing::LinkStage;
@@ -74,6 +76,8 @@ use with;
 pub(crate) struct NetPort {
     any: AnyChannel,
     rank: PeerId,
+    /// Where this process is reached, and why there.
+    place: String,
     /// The address of each rank that is reached through this port.
     addresses: Vec<Option<Address>>,
     /// The beginning of the clock that the channel is given.

@@ -33,6 +33,17 @@ pub struct Depths {
     pub inline: u32,
 }
 
+/// The attributes of the path of a connected queue pair, as the device has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathAttributes {
+    /// The most payload bytes of a packet on the wire.
+    pub mtu: u32,
+    /// The entry of the table of GIDs from which packets come; `None` on an InfiniBand fabric without routers.
+    pub gid_index: Option<u8>,
+    /// The traffic class of packets; `None` where they have none.
+    pub traffic_class: Option<u8>,
+}
+
 /// A queue pair. Dropping it destroys it: afterwards nothing touches the memory of its work requests, and
 /// requests that have not completed never complete.
 pub struct QueuePair {
@@ -111,6 +122,30 @@ impl QueuePair {
             0 => Ok(init.cap.max_inline_data),
             code => Err(self.device().error("asking what a queue pair can do", code)),
         }
+    }
+
+    /// Returns the attributes of its path; `None` on iWARP, and if it is not connected.
+    pub fn path(&self) -> Option<PathAttributes> {
+        if self.device().transport() != DeviceTransport::InfiniBand {
+            return None;
+        }
+        let mut attr = attributes(raw::IBV_QPS_RESET);
+        // SAFETY: zeros are a value of every field.
+        let mut init: raw::ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        let mask = (raw::IBV_QP_STATE | raw::IBV_QP_AV | raw::IBV_QP_PATH_MTU).cast_signed();
+        // SAFETY: the queue pair exists, and both structures may be written.
+        let code = unsafe { (verbs().ok()?.ibv_query_qp)(self.raw(), &raw mut attr, mask, &raw mut init) };
+        let is_connected = matches!(attr.qp_state, raw::IBV_QPS_RTR | raw::IBV_QPS_RTS);
+        if code != 0 || !is_connected || !(1..=5).contains(&attr.path_mtu) {
+            return None;
+        }
+        let is_global = attr.ah_attr.is_global != 0;
+        let grh = attr.ah_attr.grh;
+        Some(PathAttributes {
+            mtu: 128 << attr.path_mtu,
+            gid_index: is_global.then_some(grh.sgid_index),
+            traffic_class: is_global.then_some(grh.traffic_class),
+        })
     }
 
     /// Returns its number, by which the other side names it.

@@ -36,10 +36,10 @@ use rdma_core_sys as raw;
 use super::completion::CompletionQueue;
 use super::device::Device;
 use super::domain::Domain;
-use super::pair::Depths;
+use super::pair::{Depths, PathAttributes};
 use super::shared::SharedReceives;
 use super::survey::{DevicePreference, DeviceSelection};
-use crate::cm::{Channel, Id, encode_address};
+use crate::cm::{Channel, CmAddress, Id, decode_address, encode_address};
 use held::Holding;
 use link::VerbsLinks;
 use regions::VerbsRegions;
@@ -72,6 +72,11 @@ pub struct PortOptions {
     /// although the library does not promise it (the switch of paper 3, section 3.3). It must not be set for iWARP,
     /// whose order is undefined; there it is ignored.
     pub assert_order: bool,
+    /// The most payload bytes of a packet on the wire: 256 to 4096, a power of two; another number is rounded down.
+    /// `None`: as many as the path permits. Both ends of a connection must agree. iWARP has no such packets.
+    pub path_mtu: Option<u32>,
+    /// The traffic class of packets; `None`: that of the system. iWARP devices may ignore it.
+    pub traffic_class: Option<u8>,
 }
 
 impl Default for PortOptions {
@@ -87,6 +92,8 @@ impl Default for PortOptions {
             inline_bytes: 512,
             work_bytes: u32::MAX,
             assert_order: false,
+            path_mtu: None,
+            traffic_class: None,
         }
     }
 }
@@ -110,6 +117,7 @@ pub struct VerbsPort {
     facts: Facts,
     depths: Depths,
     local: SocketAddr,
+    path: PathPreference,
     /// The reads that a queue pair serves at once, and has in progress at once.
     reads: (u8, u8),
     /// The connection of each queue pair: the completion of a shared receive names only the number of the queue
@@ -137,6 +145,14 @@ pub struct VerbsPort {
     failed: bool,
 }
 
+/// The preferences for the path of every connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct PathPreference {
+    /// The code of the largest path MTU; 0: none is preferred.
+    mtu: u8,
+    traffic_class: Option<u8>,
+}
+
 /// The shared receive queue with its posted receives.
 struct SharedDevice {
     queue: Arc<SharedReceives>,
@@ -161,6 +177,33 @@ impl VerbsPort {
     /// Returns the device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// Returns the attributes of the path of a connection; `None` if there is no such connection, if it is not up, or
+    /// on iWARP, whose path is that of TCP.
+    pub fn path(&self, connection: Connection) -> Option<PathAttributes> {
+        self.links.get(connection)?.pair.as_ref()?.path()
+    }
+
+    /// Returns what differs between the settings of this port and those of the port with this address, if a connection
+    /// cannot be made for that reason. One line, with the remedy.
+    pub(crate) fn difference(&self, address: &Address) -> Option<String> {
+        let bytes = |code: u8| if code == 0 { "auto".into() } else { (128_u32 << code).to_string() };
+        let theirs = decode_address(address)?;
+        if theirs.socket.is_ipv4() != self.local.is_ipv4() {
+            let ours = self.local.ip();
+            let theirs = theirs.socket.ip();
+            return Some(format!(
+                "its address is {theirs}, and that of this process {ours}: set NEMESIA_NET_FAMILY alike in all processes"
+            ));
+        }
+        (theirs.path_mtu != self.path.mtu).then(|| {
+            let (theirs, ours) = (bytes(theirs.path_mtu), bytes(self.path.mtu));
+            format!(
+                "its path MTU is {theirs}, and that of this process {ours}: set NEMESIA_NET_PATH_MTU alike in all \
+                 processes"
+            )
+        })
     }
 }
 
@@ -201,7 +244,8 @@ unsafe impl MemoryPort for VerbsPort {
     }
 
     fn address(&self) -> Option<Address> {
-        self.listener.as_ref().and_then(|_| encode_address(self.local))
+        let address = CmAddress { socket: self.local, path_mtu: self.path.mtu };
+        self.listener.as_ref().and_then(|_| encode_address(address))
     }
 
     fn connect(&mut self, to: &Address, offer: &Offer) -> Result<Connection, ConnectError> {

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::device::{Device, DeviceTransport, LinkLayer};
-use crate::cm;
+use super::device::{Device, DeviceTransport, Gid, LinkLayer};
+use crate::cm::{self, DevicePlace};
+use crate::os::interfaces::AddressFamily;
 use crate::rdma::VerbsError;
 
 /// The remedy if no device is visible.
@@ -20,9 +21,38 @@ pub struct DevicePreference {
     pub port: Option<u8>,
     /// A local IP address, by which peers reach it.
     pub address: Option<IpAddr>,
+    /// An entry of the port's table of GIDs. The connection manager derives the entry from the address, so that this
+    /// selects an address.
+    pub gid_index: Option<u32>,
+    /// A partition, whose interface has the address. The highest bit, which distinguishes full members, is ignored.
+    pub partition_key: Option<u16>,
+    /// A family of addresses.
+    pub family: Option<AddressFamily>,
 }
 
-/// A usable port.
+impl DevicePreference {
+    /// Returns the same without all but the address.
+    pub(crate) fn address_only(&self) -> Self {
+        Self { address: self.address, ..Self::default() }
+    }
+}
+
+impl fmt::Display for DevicePreference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = [
+            self.device.as_ref().map(|device| format!("the name {device}")),
+            self.port.map(|port| format!("port {port}")),
+            self.address.map(|address| format!("address {address}")),
+            self.gid_index.map(|index| format!("GID {index}")),
+            self.partition_key.map(|key| format!("partition {key:#06x}")),
+            self.family.map(|family| format!("an {family} address")),
+        ];
+        let words: Vec<String> = words.into_iter().flatten().collect();
+        f.write_str(&words.join(" and "))
+    }
+}
+
+/// A usable port, with one of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSelection {
     /// The device.
@@ -31,7 +61,47 @@ pub struct DeviceSelection {
     pub port: u8,
     /// The IP address that leads to it.
     pub address: IpAddr,
+    /// The entry of the table of GIDs from which connections come; `None` on iWARP, and if it is unknown.
+    pub gid_index: Option<u32>,
+    /// The partition of the interface with the address; `None` on iWARP.
+    pub partition_key: Option<u16>,
 }
+
+impl fmt::Display for DeviceSelection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} port {} at {}", self.device, self.port, self.address)?;
+        self.write_entries(f)
+    }
+}
+
+impl DeviceSelection {
+    /// Writes GID and partition, in parentheses.
+    fn write_entries(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.gid_index, self.partition_key) {
+            (Some(index), Some(key)) => write!(f, " (GID {index}, partition {key:#06x})"),
+            (Some(index), None) => write!(f, " (GID {index})"),
+            (None, Some(key)) => write!(f, " (partition {key:#06x})"),
+            (None, None) => Ok(()),
+        }
+    }
+
+    fn meets(&self, preference: &DevicePreference) -> bool {
+        let DevicePreference { device, port, address, gid_index, partition_key, family } = preference;
+        let partition = |key: u16| key & !FULL_MEMBER;
+        device.as_ref().is_none_or(|device| *device == self.device)
+            && port.is_none_or(|port| port == self.port)
+            && address.is_none_or(|address| address == self.address)
+            && gid_index.is_none_or(|index| self.gid_index == Some(index))
+            && partition_key.is_none_or(|key| self.partition_key.map(partition) == Some(partition(key)))
+            && family.is_none_or(|family| family.has(self.address))
+    }
+}
+
+/// The bit of a partition key that distinguishes full members.
+const FULL_MEMBER: u16 = 1 << 15;
+
+/// The key of the partition that every port has.
+const DEFAULT_PARTITION: u16 = 0xffff;
 
 /// A port of a device, with whether it can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,8 +112,8 @@ pub struct Seen {
     pub port: u8,
     /// A description in one line.
     pub about: String,
-    /// How it is reached, or why it cannot be used.
-    pub verdict: Result<DeviceSelection, String>,
+    /// How it is reached, by one address after the other, or why it cannot be used.
+    pub verdict: Result<Vec<DeviceSelection>, String>,
 }
 
 impl fmt::Display for Seen {
@@ -53,7 +123,13 @@ impl fmt::Display for Seen {
             write!(f, "{}; ", self.about)?;
         }
         match &self.verdict {
-            Ok(selection) => write!(f, "usable at {}", selection.address),
+            Ok(selections) => {
+                for (at, selection) in selections.iter().enumerate() {
+                    write!(f, "{} {}", if at == 0 { "usable at" } else { " and" }, selection.address)?;
+                    selection.write_entries(f)?;
+                }
+                Ok(())
+            }
             Err(why) => write!(f, "not usable: {why}"),
         }
     }
@@ -90,13 +166,13 @@ pub fn survey() -> Result<Vec<Seen>, VerbsError> {
     Ok(seen)
 }
 
-fn look(device: &Device, port: u8, reached: &[(IpAddr, String, u8)]) -> Seen {
+fn look(device: &Device, port: u8, reached: &[(IpAddr, DevicePlace)]) -> Seen {
     let seen = |about, verdict| Seen { device: device.name().into(), port, about, verdict };
     let attributes = match device.port(port) {
         Ok(attributes) => attributes,
         Err(error) => return seen(String::new(), Err(error.to_string())),
     };
-    let gids = device.gids(port).map_or(0, |gids| gids.len());
+    let gids = device.gids(port).unwrap_or_default();
     let kind = match (device.transport(), attributes.link) {
         (DeviceTransport::InfiniBand, LinkLayer::Ethernet) => "RoCE".to_string(),
         (transport, _) => transport.to_string(),
@@ -104,7 +180,8 @@ fn look(device: &Device, port: u8, reached: &[(IpAddr, String, u8)]) -> Seen {
     let bytes = attributes.message_bytes;
     let limits = device.attributes();
     let about = format!(
-        "{kind}, {gids} GIDs, messages of up to {bytes} bytes, {} shared receive queues, {} atomics",
+        "{kind}, {} GIDs, messages of up to {bytes} bytes, {} shared receive queues, {} atomics",
+        gids.len(),
         if limits.max_srq > 0 { "with" } else { "no" },
         if limits.atomic_cap == rdma_core_sys::IBV_ATOMIC_NONE { "no" } else { "with" },
     );
@@ -114,15 +191,34 @@ fn look(device: &Device, port: u8, reached: &[(IpAddr, String, u8)]) -> Seen {
     if !attributes.is_active() {
         return seen(about, Err(format!("its state is {}: bring its link up", state(attributes.state))));
     }
-    let mut mine = reached.iter().filter(|(_, name, number)| name == device.name() && *number == port);
-    match mine.next() {
-        Some((address, ..)) => {
-            seen(about, Ok(DeviceSelection { device: device.name().into(), port, address: *address }))
-        }
-        None => seen(
-            about,
-            Err("no IP address leads to it: give its network interface one, with `ip address add`".into()),
-        ),
+    let mine = reached.iter().filter(|(_, place)| place.device == device.name() && place.port == port);
+    let selections: Vec<_> = mine
+        .map(|(address, place)| selection((device.transport(), attributes.link, &gids), *address, place))
+        .collect();
+    if selections.is_empty() {
+        let why = "no IP address leads to it: give its network interface one, with `ip address add`";
+        return seen(about, Err(why.into()));
+    }
+    seen(about, Ok(selections))
+}
+
+/// Returns a usable port with an address that leads to it. The table may have two entries with the same GID, for both
+/// versions of `RoCE`: the connection manager uses the later version, 2 (`cma_set_default_gid_type`, Linux 6.1). `RoCE` has
+/// the default partition only (`cma_ib_init_qp_attr`).
+fn selection(
+    (transport, link, gids): (DeviceTransport, LinkLayer, &[Gid]),
+    address: IpAddr,
+    place: &DevicePlace,
+) -> DeviceSelection {
+    let has_entries = transport == DeviceTransport::InfiniBand;
+    let key = if link == LinkLayer::Ethernet { DEFAULT_PARTITION } else { place.partition_key };
+    let entry = gids.iter().filter(|gid| gid.bytes == place.gid).max_by_key(|gid| gid.kind);
+    DeviceSelection {
+        device: place.device.clone(),
+        port: place.port,
+        address,
+        gid_index: entry.filter(|_| has_entries).map(|gid| gid.index),
+        partition_key: has_entries.then_some(key),
     }
 }
 
@@ -131,86 +227,127 @@ fn state(code: u32) -> String {
     words.get(code as usize).map_or_else(|| format!("{code}"), |word| (*word).to_string())
 }
 
-/// Returns the first usable port that meets the preferences.
+/// Returns the first usable port, and the first of its addresses, that meets the preferences.
 ///
 /// # Errors
-/// There is none. The error names the reason for each port.
+/// There is none. The error names what each port has, or why it cannot be used.
 pub fn choose(preference: &DevicePreference) -> Result<DeviceSelection, VerbsError> {
-    pick(preference, survey()?)
+    let mut seen = survey()?;
+    if let Some(address) = preference.address {
+        add_address(&mut seen, address);
+    }
+    pick(preference, &seen)
 }
 
-fn pick(preference: &DevicePreference, seen: Vec<Seen>) -> Result<DeviceSelection, VerbsError> {
-    let mut refused = Vec::new();
-    for mut seen in seen {
-        let line = seen.to_string();
-        if let (Ok(selection), Some(address)) = (&mut seen.verdict, preference.address) {
-            // A port may have several addresses; the survey names one of them.
-            let leads = cm::place_of(address)
-                .is_ok_and(|(device, port)| device == selection.device && port == selection.port);
-            if leads {
-                selection.address = address;
-            }
-        }
-        match seen.verdict {
-            Ok(selection) if fits(preference, &selection) => return Ok(selection),
-            Ok(_) => refused.push(format!("{line}, but it is not the one wished for")),
-            Err(_) => refused.push(line),
-        }
+/// Adds a named address that the survey leaves out, such as a loopback address, to the port to which it leads.
+fn add_address(seen: &mut [Seen], address: IpAddr) {
+    let Ok(place) = cm::place_of(address) else { return };
+    let Some(seen) = seen.iter_mut().find(|it| it.device == place.device && it.port == place.port) else {
+        return;
+    };
+    let device = Device::open(&place.device).ok();
+    let Some(device) = device else { return };
+    let (Ok(gids), Ok(attributes)) = (device.gids(place.port), device.port(place.port)) else { return };
+    let Ok(selections) = &mut seen.verdict else { return };
+    if selections.iter().all(|it| it.address != address) {
+        selections.push(selection((device.transport(), attributes.link, &gids), address, &place));
     }
-    if refused.is_empty() {
-        refused.push(NONE.into());
-    }
-    Err(VerbsError::NoDevice { why: refused.join("; ") })
 }
 
-fn fits(preference: &DevicePreference, selection: &DeviceSelection) -> bool {
-    preference.device.as_ref().is_none_or(|device| *device == selection.device)
-        && preference.port.is_none_or(|port| port == selection.port)
-        && preference.address.is_none_or(|address| address == selection.address)
+fn pick(preference: &DevicePreference, seen: &[Seen]) -> Result<DeviceSelection, VerbsError> {
+    let usable = || seen.iter().filter_map(|seen| seen.verdict.as_ref().ok()).flatten();
+    if let Some(selection) = usable().find(|selection| selection.meets(preference)) {
+        return Ok(selection.clone());
+    }
+    let lines: Vec<String> = seen.iter().map(ToString::to_string).collect();
+    let why = if lines.is_empty() { NONE.into() } else { lines.join("; ") };
+    if usable().next().is_some() {
+        return Err(VerbsError::Preference { wished: preference.to_string(), why });
+    }
+    Err(VerbsError::NoDevice { why })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use super::*;
 
-    fn seen(device: &str, port: u8, verdict: Result<Ipv4Addr, &str>) -> Seen {
-        let verdict = match verdict {
-            Ok(address) => Ok(DeviceSelection { device: device.into(), port, address: address.into() }),
-            Err(why) => Err(why.into()),
-        };
-        Seen { device: device.into(), port, about: "RoCE".into(), verdict }
+    fn at(device: &str, port: u8, address: &str, index: u32) -> DeviceSelection {
+        let address = address.parse().unwrap();
+        let (gid_index, partition_key) = (Some(index), Some(0x8001));
+        DeviceSelection { device: device.into(), port, address, gid_index, partition_key }
     }
 
-    fn both() -> Vec<Seen> {
+    fn seen(device: &str, port: u8, verdict: Result<Vec<DeviceSelection>, &str>) -> Seen {
+        Seen { device: device.into(), port, about: "RoCE".into(), verdict: verdict.map_err(Into::into) }
+    }
+
+    fn all() -> Vec<Seen> {
         vec![
             seen("a", 1, Err("its state is DOWN")),
-            seen("b", 1, Ok(Ipv4Addr::LOCALHOST)),
-            seen("b", 2, Ok(Ipv4Addr::BROADCAST)),
+            seen("b", 1, Ok(vec![at("b", 1, "10.0.0.1", 1), at("b", 1, "fd00::1", 3)])),
+            seen("b", 2, Ok(vec![at("b", 2, "10.0.0.2", 1)])),
         ]
     }
 
     #[test]
-    fn the_first_that_fits_is_chosen() {
-        assert_eq!(pick(&DevicePreference::default(), both()).unwrap().port, 1);
-        assert_eq!(
-            pick(&DevicePreference { port: Some(2), ..DevicePreference::default() }, both()).unwrap().device,
-            "b"
-        );
+    fn the_first_that_meets_every_preference_is_chosen() {
+        let any = DevicePreference::default();
+        let chosen =
+            |preference: DevicePreference| pick(&preference, &all()).map(|it| it.address.to_string());
+        assert_eq!(chosen(any.clone()).unwrap(), "10.0.0.1");
+        assert_eq!(chosen(DevicePreference { port: Some(2), ..any.clone() }).unwrap(), "10.0.0.2");
+        assert_eq!(chosen(DevicePreference { gid_index: Some(3), ..any.clone() }).unwrap(), "fd00::1");
+        let family = Some(AddressFamily::Ipv6);
+        assert_eq!(chosen(DevicePreference { family, ..any.clone() }).unwrap(), "fd00::1");
+        let address = Some("10.0.0.2".parse().unwrap());
+        assert_eq!(chosen(DevicePreference { address, ..any.clone() }).unwrap(), "10.0.0.2");
+        for key in [0x8001, 1] {
+            let preference = DevicePreference { partition_key: Some(key), ..any.clone() };
+            assert_eq!(chosen(preference).unwrap(), "10.0.0.1");
+        }
+        for unmet in [
+            DevicePreference { family, port: Some(2), ..any.clone() },
+            DevicePreference { gid_index: Some(2), ..any.clone() },
+            DevicePreference { partition_key: Some(0x8002), ..any.clone() },
+        ] {
+            assert!(matches!(chosen(unmet), Err(VerbsError::Preference { .. })));
+        }
+        assert_eq!(DevicePreference { family, address, ..any }.address_only().family, None);
     }
 
     #[test]
-    fn an_unmet_preference_names_the_reason_of_each_port() {
-        let preference = DevicePreference { device: Some("a".into()), ..DevicePreference::default() };
-        let text = pick(&preference, both()).unwrap_err().to_string();
-        assert!(text.contains("a port 1: RoCE; not usable: its state is DOWN"), "{text}");
-        assert!(
-            text.contains("b port 2: RoCE; usable at 255.255.255.255, but it is not the one wished for"),
-            "{text}"
-        );
-        let none = pick(&DevicePreference::default(), Vec::new()).unwrap_err().to_string();
+    fn an_unmet_preference_names_what_each_port_has() {
+        let preference =
+            DevicePreference { device: Some("a".into()), gid_index: Some(7), ..DevicePreference::default() };
+        let text = pick(&preference, &all()).unwrap_err().to_string();
+        for part in [
+            "has the name a and GID 7: ",
+            "a port 1: RoCE; not usable: its state is DOWN",
+            "b port 1: RoCE; usable at 10.0.0.1 (GID 1, partition 0x8001) and fd00::1 (GID 3, partition 0x8001)",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        let none = pick(&preference, &[]).unwrap_err().to_string();
         assert!(none.contains("there is none"), "{none}");
+        let unusable = pick(&preference, &all()[..1]).unwrap_err();
+        assert!(matches!(unusable, VerbsError::NoDevice { .. }), "{unusable}");
+    }
+
+    #[test]
+    fn the_entry_of_an_address_is_that_of_the_later_version() {
+        let gid = |index, kind| Gid { index, bytes: [7; 16], kind: Some(kind) };
+        let other = Gid { index: 0, bytes: [1; 16], kind: Some(2) };
+        let place = DevicePlace { device: "b".into(), port: 1, gid: [7; 16], partition_key: 0x8001 };
+        let chosen = |transport, link, gids: &[Gid]| {
+            let it = selection((transport, link, gids), "10.0.0.1".parse().unwrap(), &place);
+            (it.gid_index, it.partition_key)
+        };
+        let gids = [other, gid(1, 1), gid(2, 2), gid(3, 1)];
+        let (infiniband, ethernet) = (LinkLayer::InfiniBand, LinkLayer::Ethernet);
+        assert_eq!(chosen(DeviceTransport::InfiniBand, ethernet, &gids), (Some(2), Some(0xffff)));
+        assert_eq!(chosen(DeviceTransport::InfiniBand, infiniband, &gids[..2]), (Some(1), Some(0x8001)));
+        assert_eq!(chosen(DeviceTransport::InfiniBand, ethernet, &gids[..1]), (None, Some(0xffff)));
+        assert_eq!(chosen(DeviceTransport::Iwarp, ethernet, &gids), (None, None));
     }
 
     #[test]

@@ -100,6 +100,8 @@ impl Rail {
 /// The state of the connections with a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
+    /// The first connection, in the memory port; `None` if there is none.
+    pub connection: Option<Connection>,
     /// Number of connections in any state.
     pub rails: u32,
     /// Number of ready connections.
@@ -388,6 +390,7 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
 
     pub(super) fn report(&self) -> Report {
         let mut report = Report {
+            connection: self.rails.first().and_then(Option::as_ref).map(|rail| rail.connection),
             waiting: self.window.waiting() as u32,
             updates: self.updates,
             grown: self.grown,

@@ -8,10 +8,10 @@ use crate::config::{Config, NetChoice};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::{ProcessOrigin, Watch, interfaces};
-use crate::transport::net::{NetCalls, NetPort};
+use crate::transport::net::{NetCalls, NetPort, NotOpen};
 
-const NO_VERBS: &str =
-    "NEMESIA_NET=verbs: endpoints that open alone reach other machines over TCP only; use auto or tcp";
+const NO_VERBS: &str = "NEMESIA_NET=verbs: endpoints that open alone, and worlds of one rank, reach other machines \
+                        over TCP only; use auto or tcp";
 
 /// Opens the port to other machines, if there is a key of the job and the settings permit it.
 pub(super) fn open(
@@ -25,7 +25,7 @@ pub(super) fn open(
         config.give_up(NO_VERBS.into(), warnings)?;
         return Ok(None);
     }
-    match NetPort::alone(config, key, origin) {
+    match NetPort::alone(config, key, origin, warnings).map_err(NotOpen::reason) {
         Ok(port) => {
             if let Some(descriptor) = port.descriptor() {
                 watch.attend_net(descriptor)?;
@@ -33,7 +33,7 @@ pub(super) fn open(
             Ok(Some(port))
         }
         Err(problem) => {
-            config.give_up(format!("other machines are not reached: {problem}"), warnings)?;
+            config.give_up(format!("other machines are not reached: {}", problem?), warnings)?;
             Ok(None)
         }
     }
@@ -44,7 +44,7 @@ pub(super) fn listen(endpoint: &mut Endpoint) -> Result<Option<NetCalls>, Error>
     let Some(net) = endpoint.net() else { return Ok(None) };
     let (Some(key), Some(channel)) = (net.job_key(), net.address()) else { return Ok(None) };
     let config = &endpoint.config;
-    let ip = interfaces::choose(config.net_address.as_deref());
-    let listening = ip.and_then(|ip| NetCalls::listen(config, key, (ip, channel)));
+    let chosen = interfaces::choose(config.net_address.as_deref(), config.place.family);
+    let listening = chosen.and_then(|it| NetCalls::listen(config, key, (it.address, channel)));
     listening.map(Some).map_err(|problem| Error::Transport { transport: "tcp", problem })
 }

@@ -46,6 +46,7 @@ use nemesia_core::wire::hello::Proof;
 use super::LinkStage;
 use crate::config::Config;
 use crate::os::{ShmError, Watch, random};
+use crate::tcp::set_traffic_class;
 use outgoing::OutgoingNetCall;
 pub(crate) use outgoing::{NetCallOutcome, UnansweredCall};
 use socket::{CallLoss, CallSocket};
@@ -111,6 +112,8 @@ pub(crate) struct NetCalls {
     /// The address of the channel.
     channel: Address,
     packet_bytes: u32,
+    /// The traffic class of packets; `None`: that of the system.
+    class: Option<u8>,
     limit: Duration,
     challenges: Challenges,
     nonces: Nonces,
@@ -169,6 +172,9 @@ impl NetCalls {
         key: JobKey,
         (listener, channel): (TcpListener, Address),
     ) -> Result<Self, String> {
+        let refused = |error: std::io::Error| format!("the traffic class of calls: {error}");
+        let at = listener.local_addr().map_err(refused)?;
+        set_traffic_class(listener.as_fd(), at, config.place.traffic_class).map_err(refused)?;
         let seed = || random().map_err(|error: ShmError| error.to_string());
         Ok(Self {
             own: PeerAddress::from_bytes([0; 64]),
@@ -176,6 +182,7 @@ impl NetCalls {
             listener,
             channel,
             packet_bytes: config.net_packet_bytes(),
+            class: config.place.traffic_class,
             limit: Duration::from_secs(config.timeout_seconds.into()),
             challenges: Challenges::new(seed()?),
             nonces: Nonces::new(seed()?),
@@ -272,11 +279,11 @@ impl NetCalls {
                 self.more = true;
                 return;
             }
-            let Ok((stream, _)) = self.listener.accept() else {
+            let Ok(accepted) = self.listener.accept() else {
                 self.more = false;
                 return;
             };
-            let Ok(mut socket) = CallSocket::accepted(stream) else { continue };
+            let Ok(mut socket) = CallSocket::accepted(accepted, self.class) else { continue };
             // Before the challenge: a process that leaves has closed the connection, and its kernel would refuse it.
             match socket.receive() {
                 Ok(None) => {}

@@ -15,6 +15,7 @@ use nemesia_core::port::memory::{Address, ConnectError};
 use nemesia_core::port::{PacketPort as _, PeerFault, PeerId, Polled};
 use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};
 
+use super::choice::{NotOpen, OpenedPort};
 use super::connect::{RETRY_AFTER, is_passing};
 use super::fabric::FabricChannel;
 use super::open::{WorldMember, channel_sizes, open_tcp};
@@ -141,14 +142,20 @@ impl GrowingPeers {
 }
 
 impl NetPort {
-    /// Opens a port over TCP for a process that opens alone. The error is one line.
-    pub(crate) fn alone(config: &Config, key: JobKey, origin: &Arc<ProcessOrigin>) -> Result<Self, String> {
-        Self::growing(open_tcp(config, config.connections)?, config, (0, key), origin)
+    /// Opens a port over TCP for a process that opens alone. Preferences that cannot be met are added to the warnings.
+    pub(crate) fn alone(
+        config: &Config,
+        key: JobKey,
+        origin: &Arc<ProcessOrigin>,
+        warnings: &mut Vec<String>,
+    ) -> Result<Self, NotOpen> {
+        let port = open_tcp(config, config.connections, warnings)?;
+        Ok(Self::growing(port, config, (0, key), origin)?)
     }
 
     /// Makes a port whose peers are connected one by one, for a process with this number. The error is one line.
     pub(super) fn growing(
-        port: TcpPort,
+        OpenedPort { port, place }: OpenedPort<TcpPort>,
         config: &Config,
         (rank, key): (PeerId, JobKey),
         origin: &Arc<ProcessOrigin>,
@@ -162,6 +169,7 @@ impl NetPort {
         Ok(Self {
             any: AnyChannel::Tcp(Box::new(channel)),
             rank,
+            place,
             addresses: Vec::new(),
             begun: Instant::now(),
             rejoin: NetRejoin::default(),

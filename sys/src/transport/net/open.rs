@@ -1,7 +1,6 @@
 //! Opening the memory ports of a process, and making the port of the world out of one of them.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,14 +9,15 @@ use nemesia_core::port::PeerId;
 use nemesia_core::port::channel::FastPath;
 use nemesia_core::port::memory::{Address, MemoryPort as _};
 
+use super::choice::{NotOpen, OpenedPort, listen_tcp, open_device};
 use super::fabric::{ChannelSizes, FabricChannel, try_memory};
 use super::rejoin::NetRejoin;
 use super::streams::FurtherStreams;
 use super::{AnyChannel, NetPort};
-use crate::config::{Config, FastPathChoice, NetChoice};
-use crate::os::{ProcessOrigin, interfaces};
+use crate::config::{Config, ConfigError, FastPathChoice, NetChoice};
+use crate::os::ProcessOrigin;
 use crate::tcp::{self, TcpPort};
-use crate::verbs::{DevicePreference, PortOptions, VerbsPort};
+use crate::verbs::{PortOptions, VerbsPort};
 
 /// The connections that a port has beyond one for each rank: of processes that are refused, or end.
 const SPARE: u32 = 16;
@@ -65,32 +65,57 @@ pub(crate) struct WorldMember {
 /// The memory ports that this process has opened, and why the others are not open.
 #[derive(Debug)]
 pub(crate) struct OpenedPorts {
-    verbs: Result<VerbsPort, String>,
-    tcp: Result<TcpPort, String>,
+    verbs: Result<OpenedPort<VerbsPort>, String>,
+    tcp: Result<OpenedPort<TcpPort>, String>,
 }
 
 impl OpenedPorts {
     /// Opens the ports that the settings permit, for a world of so many ranks, of which `remote` at least are on other
-    /// machines.
-    pub(crate) fn open(config: &Config, ranks: u32, remote: u32) -> Self {
+    /// machines. Preferences that cannot be met are added to the warnings.
+    ///
+    /// # Errors
+    /// In strict mode, a preference that cannot be met.
+    pub(crate) fn open(
+        config: &Config,
+        (ranks, remote): (u32, u32),
+        warnings: &mut Vec<String>,
+    ) -> Result<Self, ConfigError> {
         // Over TCP the world may have further peers.
         let most = ranks.saturating_add(config.connections);
-        let (verbs, tcp) = match config.net {
-            NetChoice::Off => (is_off("off"), is_off("off")),
-            NetChoice::Tcp => (is_off("tcp"), open_tcp(config, most)),
-            NetChoice::Verbs => (open_verbs(config, ranks, remote), is_off("verbs")),
-            NetChoice::Auto => (open_verbs(config, ranks, remote), open_tcp(config, most)),
+        let verbs = match config.net {
+            NetChoice::Off => is_off("off"),
+            NetChoice::Tcp => is_off("tcp"),
+            NetChoice::Verbs | NetChoice::Auto => open_verbs(config, (ranks, remote), warnings),
         };
-        Self { verbs, tcp }
+        let tcp = match config.net {
+            NetChoice::Off => is_off("off"),
+            NetChoice::Verbs => is_off("verbs"),
+            NetChoice::Tcp | NetChoice::Auto => open_tcp(config, most, warnings),
+        };
+        let verbs = unless_strict(verbs)?;
+        let wished = config.place.of_devices();
+        if let (Err(why), NetChoice::Auto, false) = (&verbs, config.net, wished.is_empty()) {
+            config.give_up(format!("{wished}: no RDMA device is used: {why}"), warnings)?;
+        }
+        Ok(Self { verbs, tcp: unless_strict(tcp)? })
     }
 
     /// Returns the address at which this process is reached by this transport, or why it is not.
     pub(crate) fn address(&self, transport: Transport) -> Result<Address, String> {
         let address = match transport {
-            Transport::Verbs => self.verbs.as_ref().map(VerbsPort::address),
-            Transport::Tcp => self.tcp.as_ref().map(TcpPort::address),
+            Transport::Verbs => self.verbs.as_ref().map(|it| it.port.address()),
+            Transport::Tcp => self.tcp.as_ref().map(|it| it.port.address()),
         };
         address.map_err(Clone::clone)?.ok_or_else(|| "the port accepts no connections".to_owned())
+    }
+
+    /// Returns a setting in which this process and a peer with this address of this transport differ, with the remedy,
+    /// if that keeps them from connecting.
+    pub(crate) fn difference(&self, transport: Transport, address: &Address) -> Option<String> {
+        match (transport, &self.verbs) {
+            (Transport::Verbs, Ok(opened)) => opened.port.difference(address),
+            _ => None,
+        }
     }
 
     /// Makes the port of the world out of the port of this transport. `addresses` has the address of each rank that is
@@ -106,15 +131,21 @@ impl OpenedPorts {
         let peers = (addresses.len() as u32, addresses.iter().flatten().count() as u32);
         let sizes = channel_sizes(transport, config, member, peers);
         let rank = member.rank;
-        let any = match transport {
-            Transport::Verbs => AnyChannel::Verbs(Box::new(FabricChannel::new(self.verbs?, &sizes)?)),
-            Transport::Tcp => AnyChannel::Tcp(Box::new(FabricChannel::new(self.tcp?, &sizes)?)),
+        let (any, place) = match transport {
+            Transport::Verbs => {
+                let OpenedPort { port, place } = self.verbs?;
+                (AnyChannel::Verbs(Box::new(FabricChannel::new(port, &sizes)?)), place)
+            }
+            Transport::Tcp => {
+                let OpenedPort { port, place } = self.tcp?;
+                (AnyChannel::Tcp(Box::new(FabricChannel::new(port, &sizes)?)), place)
+            }
         };
         let begun = Instant::now();
         let origin = Arc::clone(origin);
         let rejoin = NetRejoin::default();
         let streams = FurtherStreams::new(config.net_streams);
-        let mut port = NetPort { any, rank, addresses, begun, rejoin, streams, growing: None, origin };
+        let mut port = NetPort { any, rank, place, addresses, begun, rejoin, streams, growing: None, origin };
         for peer in (0..port.ranks()).filter(|peer| *peer != rank) {
             if !port.reaches(peer) {
                 super::with!(&mut port.any, it => it.refuse(peer));
@@ -168,8 +199,19 @@ const fn fast_path(transport: Transport, config: &Config) -> FastPath {
     }
 }
 
-fn is_off<T>(choice: &str) -> Result<T, String> {
-    Err(format!("NEMESIA_NET is {choice}"))
+fn is_off<T>(choice: &str) -> Result<T, NotOpen> {
+    Err(NotOpen::Unusable(format!("NEMESIA_NET is {choice}")))
+}
+
+/// Returns the port, or why it is not open.
+///
+/// # Errors
+/// In strict mode, a preference that cannot be met.
+fn unless_strict<T>(opened: Result<T, NotOpen>) -> Result<Result<T, String>, ConfigError> {
+    match opened {
+        Ok(port) => Ok(Ok(port)),
+        Err(not_open) => not_open.reason().map(Err),
+    }
 }
 
 /// Returns the most connections of a port for so many ranks.
@@ -177,37 +219,42 @@ const fn connections(config: &Config, ranks: u32) -> u32 {
     ranks.saturating_mul(config.net_streams).saturating_add(SPARE)
 }
 
-pub(super) fn open_tcp(config: &Config, ranks: u32) -> Result<TcpPort, String> {
-    let address = interfaces::choose(config.net_address.as_deref())?;
+pub(super) fn open_tcp(
+    config: &Config,
+    ranks: u32,
+    warnings: &mut Vec<String>,
+) -> Result<OpenedPort<TcpPort>, NotOpen> {
     let options = tcp::Options {
         connections: connections(config, ranks),
         receive_depth: config.net_receives,
         shared_receive_depth: 0,
         ..tcp::Options::default()
     };
-    tcp::listen(SocketAddr::new(address, 0), &options)
-        .map_err(|error| format!("listening at {address}: {error}; set NEMESIA_NET_ADDRESS"))
+    listen_tcp(config, &options, warnings)
 }
 
 /// Opens a device that can also lock the memory of the first packets: otherwise `auto` must mean TCP.
-fn open_verbs(config: &Config, ranks: u32, remote: u32) -> Result<VerbsPort, String> {
-    let address = config.net_address.as_deref().map(|wanted| interfaces::choose(Some(wanted))).transpose()?;
+fn open_verbs(
+    config: &Config,
+    (ranks, remote): (u32, u32),
+    warnings: &mut Vec<String>,
+) -> Result<OpenedPort<VerbsPort>, NotOpen> {
     let options = PortOptions {
-        preference: DevicePreference { address, ..DevicePreference::default() },
         connections: connections(config, ranks),
         receive_depth: config.net_receives,
         shared_receive_depth: 0,
         assert_order: config.net_fast_path == FastPathChoice::On,
         ..PortOptions::default()
     };
-    let mut port = VerbsPort::open(&options).map_err(|error| error.to_string())?;
+    let mut opened = open_device(config, options, warnings)?;
+    let port = &mut opened.port;
     if config.net_fast_path == FastPathChoice::On && !port.facts().ordered_within_write {
         let device = port.device().name();
-        return Err(format!(
+        return Err(NotOpen::Unusable(format!(
             "NEMESIA_NET_FAST_PATH is on, but {device} is an iWARP device, which places bytes in any order: set it to \
             auto or off"
-        ));
+        )));
     }
-    try_memory(&mut port, remote.saturating_mul(config.net_streams), config.net_packet_bytes())?;
-    Ok(port)
+    try_memory(port, remote.saturating_mul(config.net_streams), config.net_packet_bytes())?;
+    Ok(opened)
 }

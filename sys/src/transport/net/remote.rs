@@ -1,5 +1,7 @@
 //! Access to the memory of ranks on other machines.
 
+use std::fmt::Write as _;
+
 use nemesia_core::payload::{Exposed, ReceiveRange, SendRange};
 use nemesia_core::port::channel::Registrations as _;
 use nemesia_core::port::{
@@ -11,8 +13,9 @@ use nemesia_core::wire::region::RegionBytes;
 use nemesia_core::wire::rendezvous::Descriptor;
 use nemesia_core::wire::rma::Access;
 
-use super::{NetPort, Transport, with};
+use super::{AnyChannel, NetPort, Transport, with};
 use crate::config::{Config, FastPathChoice};
+use crate::verbs::PathAttributes;
 
 impl ShortPath for NetPort {}
 
@@ -29,7 +32,28 @@ impl NetPort {
     pub(crate) fn explain(&self, config: &Config, peer: PeerId) -> Vec<(&'static str, bool, String)> {
         let refused = self.registrations_refused().map(|why| ("kept registrations", false, why));
         let streams = self.explain_streams(peer);
-        std::iter::once(self.explain_fast_path(config, peer)).chain(streams).chain(refused).collect()
+        let first = [self.explain_path(peer), self.explain_fast_path(config, peer)];
+        first.into_iter().chain(streams).chain(refused).collect()
+    }
+
+    /// Returns where this process is reached, and the attributes of the connection, if the device has any.
+    fn explain_path(&self, peer: PeerId) -> (&'static str, bool, String) {
+        let attributes = match &self.any {
+            AnyChannel::Verbs(it) => {
+                let connection = it.channel.report(peer).connection;
+                connection.and_then(|connection| it.channel.port().path(connection))
+            }
+            AnyChannel::Tcp(_) => None,
+        };
+        let mut path = self.place.clone();
+        if let Some(PathAttributes { mtu, gid_index, traffic_class }) = attributes {
+            // Writing to a string cannot fail.
+            let _ = write!(path, "; the connection has a path MTU of {mtu} bytes");
+            if let (Some(index), Some(class)) = (gid_index, traffic_class) {
+                let _ = write!(path, ", GID {index} and traffic class {class:#04x}");
+            }
+        }
+        ("path", true, path)
     }
 
     fn explain_fast_path(&self, config: &Config, peer: PeerId) -> (&'static str, bool, String) {

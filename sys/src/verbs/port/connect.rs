@@ -5,10 +5,10 @@ use std::time::Duration;
 use nemesia_core::port::memory::{Address, ConnectError, Connection, Event, LostError, Offer, Private};
 use rdma_core_sys as raw;
 
-use super::VerbsPort;
 use super::link::VerbsLink;
 use super::tag::{Queue, WorkTag};
-use crate::cm::{CmAnswer, CmEvent, CmStage, Id, Side, Step, decode_address, step};
+use super::{PathPreference, VerbsPort};
+use crate::cm::{CmAddress, CmAnswer, CmEvent, CmStage, Id, Side, Step, decode_address, step};
 use crate::rdma::{RETRIES, RNR_FOREVER, VerbsError};
 use crate::verbs::device::DeviceTransport;
 use crate::verbs::pair::{ACK_TIMEOUT, QueuePair, RNR_TIMER};
@@ -42,14 +42,15 @@ fn refused(error: &VerbsError) -> ConnectError {
 
 impl VerbsPort {
     pub(super) fn begin_connect(&mut self, to: &Address, offer: &Offer) -> Result<Connection, ConnectError> {
-        let to = decode_address(to).ok_or(ConnectError::Address)?;
+        let CmAddress { socket: to, path_mtu } = decode_address(to).ok_or(ConnectError::Address)?;
         if offer.shared_receive && self.shared.is_none() {
             return Err(ConnectError::Unsupported);
         }
         if self.failed {
             return Err(ConnectError::System(libc::ENODEV));
         }
-        if to.is_ipv4() != self.local.is_ipv4() {
+        // With packets of two sizes, each end would refuse those of the other.
+        if to.is_ipv4() != self.local.is_ipv4() || path_mtu != self.path.mtu {
             return Err(ConnectError::Address);
         }
         let mut link = VerbsLink::new(
@@ -78,6 +79,9 @@ impl VerbsPort {
         let pair = QueuePair::new(&self.domain, &self.queue, shared, self.depths)?;
         pair.prepare(self.selection.port)?;
         let id = Id::new(&self.channel, token(connection))?;
+        if let Some(class) = self.path.traffic_class {
+            id.set_traffic_class(class)?;
+        }
         // From our own address, with any port.
         id.resolve(std::net::SocketAddr::new(self.local.ip(), 0), to, LOOK_UP)?;
         self.by_pair.insert(pair.number(), connection.index);
@@ -125,7 +129,7 @@ impl VerbsPort {
         link.shared = offer.shared_receive;
         let number = pair.number();
         self.by_pair.insert(number, connection.index);
-        if let Err(error) = accept(link, connection, &pair, self.selection.port, offer) {
+        if let Err(error) = accept(link, connection, &pair, (self.selection.port, self.path), offer) {
             self.by_pair.remove(&number);
             return Err(refused(&error));
         }
@@ -244,7 +248,7 @@ impl VerbsPort {
     fn confirm(&mut self, connection: Connection) -> Result<(), VerbsError> {
         let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
         let (Some(id), Some(pair)) = (&link.id, &link.pair) else { return Ok(()) };
-        bring_up(id, pair)?;
+        bring_up(id, pair, self.path)?;
         id.establish()
     }
 
@@ -325,7 +329,7 @@ fn accept(
     link: &mut VerbsLink,
     connection: Connection,
     pair: &QueuePair,
-    port: u8,
+    (port, path): (u8, PathPreference),
     offer: &Offer,
 ) -> Result<(), VerbsError> {
     let Some(id) = &link.id else {
@@ -341,7 +345,7 @@ fn accept(
         unsafe { pair.post_receive(tag.encode(), parts) }
             .map_err(|code| VerbsError::Manager { what: "posting a receive", code })?;
     }
-    bring_up(id, pair)?;
+    bring_up(id, pair, path)?;
     let (reads, depth) = link.reads;
     let shared = offer.shared_receive;
     id.accept(&CmAnswer { private: offer.private.bytes(), pair: pair.number(), reads, depth, shared })
@@ -355,10 +359,17 @@ fn initialise(id: &Id, pair: &QueuePair) -> Result<(), VerbsError> {
     pair.modify(&mut attr, mask, "a queue pair to INIT")
 }
 
-/// Moves to RTR and RTS, unless iWARP does that by itself.
-fn bring_up(id: &Id, pair: &QueuePair) -> Result<(), VerbsError> {
+/// Moves to RTR and RTS, unless iWARP does that by itself. The manager takes the path from the route and the request;
+/// both ends lower its MTU alike, and each has the traffic class of what it sends.
+fn bring_up(id: &Id, pair: &QueuePair, path: PathPreference) -> Result<(), VerbsError> {
     let (mut attr, mask) = id.attributes(raw::IBV_QPS_RTR)?;
     attr.min_rnr_timer = RNR_TIMER;
+    if path.mtu != 0 {
+        attr.path_mtu = attr.path_mtu.min(path.mtu.into());
+    }
+    if let Some(class) = path.traffic_class {
+        attr.ah_attr.grh.traffic_class = class;
+    }
     pair.modify(&mut attr, mask, "a queue pair to RTR")?;
     let (mut attr, mask) = id.attributes(raw::IBV_QPS_RTS)?;
     (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (ACK_TIMEOUT, RETRIES, RNR_FOREVER);

@@ -15,7 +15,7 @@ use super::link::VerbsLinks;
 use super::regions::{MOST_PARTS, VerbsRegions};
 use super::ring::Slab;
 use super::tag::MOST_LINKS;
-use super::{PortOptions, SharedDevice, VerbsPort};
+use super::{PathPreference, PortOptions, SharedDevice, VerbsPort};
 use crate::cm::{Channel, Id};
 use crate::rdma::VerbsError;
 use crate::verbs::completion::CompletionQueue;
@@ -50,12 +50,16 @@ impl VerbsPort {
         let (depths, order) = probe(&domain, &queue, &facts, options)?;
         facts.inline_bytes = depths.inline.min(facts.message_bytes);
         // A library that answers 0 promises nothing: it may not know.
-        let asserted = options.assert_order && device.transport() == DeviceTransport::InfiniBand;
+        let is_infiniband = device.transport() == DeviceTransport::InfiniBand;
+        let asserted = options.assert_order && is_infiniband;
         facts.ordered_within_write = order.unwrap_or(false) || asserted;
         facts.ordered_among_writes = asserted;
         let shared = share(&domain, &mut facts);
         let channel = Channel::new()?;
         let listener = Id::new(&channel, LISTENER)?;
+        if let Some(class) = options.traffic_class {
+            listener.set_traffic_class(class)?;
+        }
         listener.bind(SocketAddr::new(selection.address, 0))?;
         listener.listen(facts.connections)?;
         let local = listener.local_address().unwrap_or(SocketAddr::new(selection.address, 0));
@@ -81,6 +85,7 @@ impl VerbsPort {
             facts,
             depths,
             local,
+            path: path(is_infiniband, options),
             reads,
             by_pair: HashMap::new(),
             pending: VecDeque::new(),
@@ -96,6 +101,14 @@ impl VerbsPort {
             failed: false,
         })
     }
+}
+
+/// Returns the preferences for the paths, as far as the transport has them.
+fn path(is_infiniband: bool, options: &PortOptions) -> PathPreference {
+    // Code 1 is 256 bytes, and each next one twice as many.
+    let code = |bytes: u32| bytes.clamp(256, 4096).ilog2().saturating_sub(7) as u8;
+    let mtu = options.path_mtu.filter(|_| is_infiniband).map_or(0, code);
+    PathPreference { mtu, traffic_class: options.traffic_class }
 }
 
 /// Returns the requested limits, as far as the device has them.

@@ -38,14 +38,14 @@ impl CallSocket {
         Self { socket, bytes: [0; CALL_MESSAGE_BYTES], have: 0, attended: false }
     }
 
-    /// Returns the connection that a listener has accepted.
-    pub(super) fn accepted(stream: TcpStream) -> io::Result<Self> {
-        Socket::new(stream).map(Self::new)
+    /// Returns the connection that a listener has accepted, with packets of this traffic class.
+    pub(super) fn accepted((stream, from): (TcpStream, SocketAddr), class: Option<u8>) -> io::Result<Self> {
+        Socket::new(stream, from, class).map(Self::new)
     }
 
-    /// Begins to connect.
-    pub(super) fn connect(to: SocketAddr) -> io::Result<Self> {
-        tcp::connect(to).map(Self::new)
+    /// Begins to connect, with packets of this traffic class.
+    pub(super) fn connect(to: SocketAddr, class: Option<u8>) -> io::Result<Self> {
+        tcp::connect(to, class).map(Self::new)
     }
 
     /// Returns the connection itself.
