@@ -172,3 +172,4 @@ pub use nemesia_core::shared::layout::LayoutError;
 pub use os::interfaces::AddressFamily;
 pub use os::{Bytes, HugePages, SegmentBacking, SegmentOptions, ShmError};
 pub use route::{Explanation, Route};
+pub use transport::net::{NetBill, NetUsage, TransportBill};

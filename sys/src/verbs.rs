@@ -51,4 +51,5 @@ pub use port::{PortOptions, VerbsPort};
 pub use shared::SharedReceives;
 pub use survey::{DevicePreference, DeviceSelection, Seen, choose, survey};
 
+pub(crate) use port::DESCRIPTORS;
 pub(crate) use survey::NONE;

@@ -30,6 +30,19 @@ fn two_processes_exchange_every_size_over_tcp() -> Result<(), String> {
 }
 
 #[test]
+fn connections_cost_what_the_bill_says() -> Result<(), String> {
+    for receives in ["3", "32", "1024"] {
+        job("net-costs 4").env("NEMESIA_NET_RECEIVES", receives).succeed(4)?;
+    }
+    job("net-costs 3").env("NEMESIA_NET_PACKET_BYTES", "256").succeed(3)?;
+    job("net-costs 3")
+        .env("NEMESIA_NET_FAST_PATH", "on")
+        .env("NEMESIA_NET_FAST_PEERS", "2")
+        .succeed(3)
+        .map(drop)
+}
+
+#[test]
 fn four_processes_exchange_all_to_all_over_tcp() -> Result<(), String> {
     let (small, large) = if quick() { (40, 5) } else { (200, 20) };
     job(&format!("all-to-all {small} 8")).succeed(4)?;

@@ -26,6 +26,7 @@ mod lists;
 mod lone;
 mod many;
 mod memory;
+mod net_costs;
 mod net_impostor;
 mod one_sided;
 mod replies;
@@ -155,6 +156,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("demand", []) => demand::connects(),
         ("demand-ends", [how]) => demand::ends(*how),
         ("demand-apart", []) => demand::apart(),
+        ("net-costs", [hosts]) => net_costs::run(*hosts),
         ("fast-path", [rounds]) => fast_path::run(*rounds),
         ("fork", [shared]) => fork::run(*shared != 0),
         ("leaves", [how]) => ending::leaves(*how),

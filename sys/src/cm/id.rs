@@ -287,8 +287,8 @@ fn place(channel: &Arc<Channel>, address: IpAddr) -> Result<DevicePlace, VerbsEr
     id.place().ok_or(VerbsError::Manager { what: "finding the device of an address", code: libc::ENODEV })
 }
 
-/// Returns the IP addresses of this host that lead to an RDMA device. Loopback and link-local addresses are left out: no
-/// peer elsewhere could use them.
+/// Returns the IP addresses of this host that lead to an RDMA device. Loopback and link-local addresses are left out:
+/// no peer elsewhere could use them.
 ///
 /// # Errors
 /// There is no connection manager, or the kernel reports no addresses.

@@ -47,10 +47,11 @@ pub(crate) struct ChosenAddress {
     pub(crate) unmet: Option<String>,
 }
 
-/// Returns the address at which this process listens: `wanted`, which is an address, a prefix of addresses (`10.1.0.0/16`)
-/// or the name of an interface; by default an address of the interface with the default route, else the first address
-/// that is not local to this machine, else the loopback address. IPv4 comes before IPv6, unless a family is preferred.
-/// Link-local addresses are not used, because they mean nothing on another machine. The error is one line.
+/// Returns the address at which this process listens: `wanted`, which is an address, a prefix of addresses
+/// (`10.1.0.0/16`) or the name of an interface; by default an address of the interface with the default route, else the
+/// first address that is not local to this machine, else the loopback address. IPv4 comes before IPv6, unless a family
+/// is preferred. Link-local addresses are not used, because they mean nothing on another machine. The error is one
+/// line.
 pub(crate) fn choose(wanted: Option<&str>, family: Option<AddressFamily>) -> Result<ChosenAddress, String> {
     pick(wanted, family, &addresses()?, &default_interfaces())
 }

@@ -194,7 +194,7 @@ fn open_ports(group: &mut ChannelGroup, is_local: &[bool]) -> Result<(), Error> 
     let verbs = match net {
         NetChoice::Auto | NetChoice::Verbs => {
             let options = device_options(ranks);
-            open_device(&group.config, options, &mut group.warnings).map_err(NotOpen::reason)
+            open_device(&group.config, &options, &mut group.warnings).map_err(NotOpen::reason)
         }
         NetChoice::Tcp | NetChoice::Off => Err(Ok(String::new())),
     };

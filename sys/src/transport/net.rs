@@ -5,6 +5,7 @@
 //! the key of the job ([`job_key`](nemesia_core::job_key)), which the exchange or a setting has given them. Afterwards
 //! only processes that were started again connect, and only when this process readmits them.
 
+mod bill;
 mod calls;
 mod choice;
 mod connect;
@@ -32,6 +33,7 @@ use crate::config::Config;
 use crate::os::{ProcessOrigin, wait_any};
 use crate::tcp::TcpPort;
 use crate::verbs::VerbsPort;
+pub use bill::{NetBill, NetUsage, TransportBill};
 pub(crate) use calls::{HeardNetCall, NetCallOutcome, NetCalls, UnansweredCall};
 pub(crate) use choice::{NotOpen, device_preference, listen_tcp, open_device, tcp_place};
 use fabric::{Fabric as _, FabricChannel};

@@ -18,6 +18,8 @@ mod ring;
 mod tag;
 mod watch;
 
+pub(crate) use open::DESCRIPTORS;
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::SocketAddr;
@@ -95,6 +97,16 @@ impl Default for PortOptions {
             path_mtu: None,
             traffic_class: None,
         }
+    }
+}
+
+impl PortOptions {
+    /// Returns the entries of the completion queue with these limits: all requests in progress must fit it.
+    pub const fn completion_entries(&self) -> u32 {
+        let Self { connections, send_depth, receive_depth, shared_receive_depth, .. } = *self;
+        connections
+            .saturating_mul(send_depth.saturating_add(receive_depth))
+            .saturating_add(shared_receive_depth)
     }
 }
 
@@ -179,6 +191,12 @@ impl VerbsPort {
         &self.device
     }
 
+    /// Returns the entries of its completion queue, which all connections share. The device may have made more than
+    /// were requested.
+    pub fn completion_entries(&self) -> u32 {
+        self.queue.entries()
+    }
+
     /// Returns the attributes of the path of a connection; `None` if there is no such connection, if it is not up, or
     /// on iWARP, whose path is that of TCP.
     pub fn path(&self, connection: Connection) -> Option<PathAttributes> {
@@ -194,7 +212,8 @@ impl VerbsPort {
             let ours = self.local.ip();
             let theirs = theirs.socket.ip();
             return Some(format!(
-                "its address is {theirs}, and that of this process {ours}: set NEMESIA_NET_FAMILY alike in all processes"
+                "its address is {theirs}, and that of this process {ours}: set NEMESIA_NET_FAMILY alike in all \
+                 processes"
             ));
         }
         (theirs.path_mtu != self.path.mtu).then(|| {

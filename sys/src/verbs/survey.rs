@@ -203,8 +203,8 @@ fn look(device: &Device, port: u8, reached: &[(IpAddr, DevicePlace)]) -> Seen {
 }
 
 /// Returns a usable port with an address that leads to it. The table may have two entries with the same GID, for both
-/// versions of `RoCE`: the connection manager uses the later version, 2 (`cma_set_default_gid_type`, Linux 6.1). `RoCE` has
-/// the default partition only (`cma_ib_init_qp_attr`).
+/// versions of `RoCE`: the connection manager uses the later version, 2 (`cma_set_default_gid_type`, Linux 6.1). `RoCE`
+/// has the default partition only (`cma_ib_init_qp_attr`).
 fn selection(
     (transport, link, gids): (DeviceTransport, LinkLayer, &[Gid]),
     address: IpAddr,

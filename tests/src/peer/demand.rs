@@ -21,11 +21,21 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns the number of connections over TCP that this process has accepted, made or inherited.
 fn connections() -> Outcome<usize> {
+    sockets("01")
+}
+
+/// Returns the number of sockets over TCP at which this process listens.
+pub(super) fn listeners() -> Outcome<usize> {
+    sockets("0A")
+}
+
+/// Returns the number of sockets over TCP in this state that this process has.
+fn sockets(state: &str) -> Outcome<usize> {
     let table = std::fs::read_to_string("/proc/self/net/tcp")?;
     let socket = |line: &str| {
         let mut fields = line.split_whitespace().skip(3);
-        let is_connected = fields.next()? == "01";
-        fields.nth(5).filter(|_| is_connected).map(|inode| format!("socket:[{inode}]"))
+        let is_so = fields.next()? == state;
+        fields.nth(5).filter(|_| is_so).map(|inode| format!("socket:[{inode}]"))
     };
     let sockets: BTreeSet<String> = table.lines().skip(1).filter_map(socket).collect();
     let mut count = 0;
@@ -38,7 +48,7 @@ fn connections() -> Outcome<usize> {
 }
 
 /// Waits until there are so many connections: that of a call ends a little after the one that it has made.
-fn settle(endpoint: &mut Endpoint, wanted: usize) -> Outcome {
+pub(super) fn settle(endpoint: &mut Endpoint, wanted: usize) -> Outcome {
     let begun = Instant::now();
     loop {
         endpoint.progress();

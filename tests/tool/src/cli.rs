@@ -243,6 +243,10 @@ pub(crate) struct InfoArgs {
     /// The number of processes in the world whose memory is counted
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) processes: u32,
+    /// The number of hosts on which these processes run, as evenly as possible; with several, the costs between them
+    /// are printed, too
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) hosts: u32,
     /// The transport that decides the exit status: 2 if it cannot be used
     #[arg(long, default_value = "shm", value_parser = ["shm", "tcp", "verbs"])]
     pub(crate) port: String,

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use nemesia::bootstrap::{Bootstrap, Exchange};
-use nemesia::{Bill, Config, ConfigError, VARIABLES, Variable, Verdict};
+use nemesia::{Bill, Config, ConfigError, NetBill, TransportBill, VARIABLES, Variable, Verdict};
 use serde::Serialize;
 
 use crate::cli::InfoArgs;
@@ -16,6 +16,7 @@ struct Overview {
     facilities: Vec<Facility>,
     launcher: Situation,
     memory: MemoryOverview,
+    between_hosts: Option<HostsOverview>,
     /// The configuration files that were read.
     files: Vec<String>,
     variables: Vec<Setting>,
@@ -51,6 +52,31 @@ struct MemoryOverview {
     net_per_remote_peer: u64,
 }
 
+/// The costs of reaching the ranks on other machines, for one process. Sizes are in bytes.
+#[derive(Debug, Serialize)]
+struct HostsOverview {
+    hosts: u32,
+    remote_ranks: u32,
+    connections: u32,
+    buffer: u64,
+    first_buffers: u32,
+    most_buffers: u32,
+    state_per_remote_rank: u64,
+    transports: Vec<TransportOverview>,
+}
+
+#[derive(Debug, Serialize)]
+struct TransportOverview {
+    name: &'static str,
+    rings: u64,
+    queue_pairs: u32,
+    send_depth: u32,
+    receive_depth: u32,
+    completion_entries: u32,
+    descriptors: u32,
+    descriptors_per_connection: u32,
+}
+
 #[derive(Debug, Serialize)]
 struct Setting {
     name: &'static str,
@@ -70,6 +96,7 @@ pub(crate) fn info(args: &InfoArgs) -> Result<u8, Failure> {
     let config = Config::from_env().map_err(Failure::unusable)?;
     let overview = Overview {
         memory: memory(&config, args.processes)?,
+        between_hosts: between_hosts(&config, args.processes, args.hosts),
         facilities: nemesia::explain(&config).into_iter().map(facility).collect(),
         launcher: situation(),
         files: config.files().iter().map(|path| path.display().to_string()).collect(),
@@ -110,6 +137,31 @@ fn memory(config: &Config, processes: u32) -> Result<MemoryOverview, Failure> {
         private_per_rank: bill.private_per_rank,
         private_ceiling: bill.private_ceiling,
         net_per_remote_peer: bill.net_per_peer,
+    })
+}
+
+/// Returns the costs between hosts; `None` if there is one host.
+fn between_hosts(config: &Config, processes: u32, hosts: u32) -> Option<HostsOverview> {
+    let bill = NetBill::new(config, processes, hosts);
+    let transport = |it: &TransportBill| TransportOverview {
+        name: it.transport,
+        rings: it.ring_bytes,
+        queue_pairs: it.queue_pairs,
+        send_depth: it.send_depth,
+        receive_depth: it.receive_depth,
+        completion_entries: it.completion_entries,
+        descriptors: it.descriptors,
+        descriptors_per_connection: it.descriptors_per_connection,
+    };
+    (bill.remote > 0).then(|| HostsOverview {
+        hosts: bill.hosts,
+        remote_ranks: bill.remote,
+        connections: bill.connections,
+        buffer: bill.buffer_bytes,
+        first_buffers: bill.first_buffers,
+        most_buffers: bill.most_buffers,
+        state_per_remote_rank: bill.state_per_peer,
+        transports: bill.transports.iter().map(transport).collect(),
     })
 }
 
@@ -159,7 +211,46 @@ fn write_all(out: &mut String, overview: &Overview) -> std::fmt::Result {
     ] {
         writeln!(out, "  {what:<56} {:>10} {bytes:>12} bytes", human(bytes))?;
     }
+    if let Some(hosts) = &overview.between_hosts {
+        write_hosts(out, memory.processes, hosts)?;
+    }
     write_configuration(out, overview)
+}
+
+fn write_hosts(out: &mut String, processes: u32, it: &HostsOverview) -> std::fmt::Result {
+    let HostsOverview { hosts, remote_ranks, connections, .. } = it;
+    writeln!(
+        out,
+        "\nBetween hosts, for each process in a world of {processes} on {hosts} hosts: {connections} connections with \
+         {remote_ranks} ranks"
+    )?;
+    let buffers = |count: u32| u64::from(count) * it.buffer;
+    for (what, bytes) in [
+        ("a buffer of the process for a packet", it.buffer),
+        ("all buffers, if it is connected with all", buffers(it.first_buffers)),
+        ("all buffers at most, if all send at once", buffers(it.most_buffers)),
+        ("state of each rank before its connection", it.state_per_remote_rank),
+    ] {
+        writeln!(out, "  {what:<56} {:>10} {bytes:>12} bytes", human(bytes))?;
+    }
+    for it in &it.transports {
+        let TransportOverview { name, send_depth, receive_depth, descriptors, .. } = it;
+        let all =
+            u64::from(*descriptors) + u64::from(it.descriptors_per_connection) * u64::from(*connections);
+        write!(
+            out,
+            "  over {name:<6} {all} descriptors; queues of {send_depth} sends and {receive_depth} receives"
+        )?;
+        if it.queue_pairs > 0 {
+            let (pairs, entries) = (it.queue_pairs, it.completion_entries);
+            write!(out, " in each of {pairs} queue pairs, one completion queue of {entries} entries")?;
+        }
+        match it.rings {
+            0 => writeln!(out)?,
+            bytes => writeln!(out, "; rings, if the device keeps the order of bytes: {}", human(bytes))?,
+        }
+    }
+    Ok(())
 }
 
 fn write_configuration(out: &mut String, overview: &Overview) -> std::fmt::Result {

@@ -30,6 +30,39 @@ fn has_device() -> Result<bool, String> {
     verbs["usable"].as_bool().ok_or_else(|| verbs.to_string())
 }
 
+/// The program `peer` compares the same numbers with those of real connections.
+#[test]
+fn info_shows_what_connections_between_hosts_cost() -> Result<(), String> {
+    let document = |words: &[&str]| -> Result<Value, String> {
+        let output = nemesia(&[&["info", "--json", "--processes", "8"], words].concat())?;
+        serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
+    };
+    assert!(document(&[])?["between_hosts"].is_null(), "one host");
+    for (hosts, remote) in [("2", 4), ("3", 6), ("8", 7), ("99", 7)] {
+        let it = &document(&["--hosts", hosts])?["between_hosts"];
+        assert_eq!((&it["remote_ranks"], &it["connections"]), (&remote.into(), &remote.into()));
+        let number = |name: &str| it[name].as_u64().ok_or_else(|| format!("{name}: {it}"));
+        assert!(number("first_buffers")? < number("most_buffers")?);
+        let [verbs, tcp] = [0, 1].map(|at| it["transports"][at].clone());
+        assert_eq!((&verbs["name"], &verbs["queue_pairs"]), (&"verbs".into(), &remote.into()));
+        // One queue for all connections, and some that end or are refused.
+        let depth = |name: &str| verbs[name].as_u64().unwrap_or(0);
+        assert_eq!(depth("completion_entries"), (8 + 16) * (depth("send_depth") + depth("receive_depth")));
+        assert_eq!((&tcp["name"], &tcp["descriptors_per_connection"]), (&"tcp".into(), &1.into()));
+    }
+    let text = nemesia(&["info", "--processes", "8", "--hosts", "2"])?.stdout;
+    let text = String::from_utf8_lossy(&text);
+    for line in [
+        "Between hosts, for each process in a world of 8 on 2 hosts: 4 connections with 4 ranks",
+        "over verbs  5 descriptors; queues of 64 sends and 32 receives in each of 4 queue pairs, one completion queue \
+         of 2304 entries; rings, if the device keeps the order of bytes: 256.0 KiB",
+        "over tcp    7 descriptors; queues of 64 sends and 32 receives\n",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
+    Ok(())
+}
+
 /// What the description of a memory port says, in the results and in the table.
 const PORT: (&str, &str) = ("RDMA writes", "without the engine");
 

@@ -8,7 +8,7 @@ use nemesia_core::port::RemoteAccess as _;
 use crate::endpoint::{Endpoint, Source, Tag, pattern};
 use crate::explain::Verdict;
 use crate::route::Explanation;
-use crate::transport::net::NetPort;
+use crate::transport::net::{NetPort, NetUsage};
 
 nemesia_core::counters! {
     /// The waits of an endpoint since it was opened.
@@ -132,6 +132,14 @@ impl Endpoint {
             routes: (0..self.size()).chain(self.further_peers()).map(route).collect(),
             warnings: self.warnings.clone(),
         }
+    }
+
+    /// Returns the connections, memory and queues with which this endpoint reaches other machines; `None` if it has no
+    /// port to them. [`NetBill`] has what they may become.
+    ///
+    /// [`NetBill`]: crate::NetBill
+    pub fn net_usage(&self) -> Option<NetUsage> {
+        self.net().map(NetPort::usage)
     }
 
     /// Returns the numbers of the further peers of a world.

@@ -171,7 +171,10 @@ fn a_preference_for_a_place_that_is_not_there_is_a_warning_or_in_strict_mode_an_
     for (config, parts) in [
         (
             other_family,
-            ["NEMESIA_NET_FAMILY=ipv6: NEMESIA_NET_ADDRESS=127.0.0.1 is no IPv6", "127.0.0.1 is used"],
+            [
+                "NEMESIA_NET_FAMILY=ipv6: NEMESIA_NET_ADDRESS=127.0.0.1 is no IPv6",
+                "without it the choice is 127.0.0.1",
+            ],
         ),
         (
             without_use,

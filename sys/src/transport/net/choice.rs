@@ -54,7 +54,7 @@ pub(crate) struct OpenedPort<P> {
 pub(crate) fn tcp_address(config: &Config, warnings: &mut Vec<String>) -> Result<ChosenAddress, NotOpen> {
     let mut chosen = interfaces::choose(config.net_address.as_deref(), config.place.family)?;
     if let Some(unmet) = chosen.unmet.take() {
-        config.give_up(format!("{unmet}; {} is used", chosen.address), warnings)?;
+        config.give_up(format!("{unmet}; without it the choice is {}", chosen.address), warnings)?;
     }
     Ok(chosen)
 }
@@ -84,18 +84,18 @@ fn written_class(config: &Config) -> String {
 /// Opens a port over an RDMA device, that which the settings choose. `options` has the rest.
 pub(crate) fn open_device(
     config: &Config,
-    options: PortOptions,
+    options: &PortOptions,
     warnings: &mut Vec<String>,
 ) -> Result<OpenedPort<VerbsPort>, NotOpen> {
     let preference = device_preference(config, warnings)?;
     let (path_mtu, traffic_class) = (config.place.path_mtu, config.place.traffic_class);
-    let options = PortOptions { preference: preference.clone(), path_mtu, traffic_class, ..options };
+    let options = PortOptions { preference: preference.clone(), path_mtu, traffic_class, ..options.clone() };
     let port = match VerbsPort::open(&options) {
         Err(error @ VerbsError::Preference { .. }) => {
             let options = PortOptions { preference: preference.address_only(), ..options };
             let port = VerbsPort::open(&options).map_err(|_| error.to_string())?;
             let (wished, used) = (written_wishes(config), port.selection());
-            config.give_up(format!("{wished}: {error}; {used} is used"), warnings)?;
+            config.give_up(format!("{wished}: {error}; without it the choice is {used}"), warnings)?;
             port
         }
         opened => opened.map_err(|error| error.to_string())?,

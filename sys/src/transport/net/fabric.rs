@@ -70,14 +70,29 @@ pub(super) const fn buffers_per_stream(receives: u32) -> u32 {
     if wanted > OWN { wanted } else { OWN }
 }
 
+/// The numbers of a channel's buffers, which all connections share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BufferCounts {
+    /// Those that must be there.
+    pub(super) first: u32,
+    /// Those that the settings permit.
+    pub(super) most: u32,
+}
+
+/// Returns the numbers of buffers for so many connections.
+pub(super) const fn buffer_counts(connections: u32, receives: u32) -> BufferCounts {
+    let first = connections.saturating_mul(OWN);
+    BufferCounts { first, most: connections.saturating_mul(buffers_per_stream(receives)) }
+}
+
 /// Returns the places of a reorder window: for the packets in receives, and for those of a ring that are before them.
-const fn window((receives, streams): (u32, u32), fast: FastPath) -> usize {
+pub(super) const fn window((receives, streams): (u32, u32), fast: FastPath) -> usize {
     (receives * streams + fast.window_places()).next_power_of_two() as usize
 }
 
 /// Returns the bytes of the buffers that a channel needs at once for so many connections.
 fn first_bytes(connections: u32, packet_bytes: u32) -> u64 {
-    u64::from(connections.saturating_mul(OWN)) * channel::buffer_bytes(packet_bytes)
+    u64::from(buffer_counts(connections, 0).first) * channel::buffer_bytes(packet_bytes)
 }
 
 /// Tests whether a port can have the memory that a channel needs at once for so many connections. The error is one
@@ -167,8 +182,7 @@ impl<M: Fabric> FabricChannel<M> {
             peers.extend(ChannelPeer::new(vec![None; window], token));
         }
         let connections = remote.saturating_mul(streams);
-        let most = connections.saturating_mul(buffers_per_stream(receives));
-        let first = connections.saturating_mul(OWN);
+        let BufferCounts { first, most } = buffer_counts(connections, receives);
         let slabs = 1 + most.saturating_sub(first).div_ceil(BUFFERS_A_BLOCK) as usize;
         let parts = Parts {
             peers,
@@ -217,6 +231,11 @@ impl<M: Fabric> FabricChannel<M> {
             Err(LendError::Full) if has > 0 => Ok(()),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    /// Returns the bytes of buffers and rings.
+    pub(super) fn bytes(&self) -> u64 {
+        self.blocks.iter().map(|block| block.len() as u64).sum()
     }
 
     /// Makes place for the connections with so many peers that are added one by one. The memory stays when they end.

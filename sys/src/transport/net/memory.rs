@@ -26,6 +26,10 @@ impl Block {
         (!base.is_null()).then_some(Self { base, layout })
     }
 
+    pub(super) const fn len(&self) -> usize {
+        self.layout.size()
+    }
+
     /// Describes the memory twice: for the port that registers it, and for the channel that fills and reads it.
     ///
     /// # Safety

@@ -192,7 +192,7 @@ pub(super) fn channel_sizes(
 
 /// Returns how many ranks may write small packets into rings. Over TCP a ring saves nothing, so that only a setting
 /// makes them.
-const fn fast_path(transport: Transport, config: &Config) -> FastPath {
+pub(super) const fn fast_path(transport: Transport, config: &Config) -> FastPath {
     match (transport, config.net_fast_path) {
         (_, FastPathChoice::Off) | (Transport::Tcp, FastPathChoice::Auto) => FastPath::OFF,
         _ => FastPath { rings: config.net_fast_peers, slots: RING_SLOTS },
@@ -224,13 +224,28 @@ pub(super) fn open_tcp(
     ranks: u32,
     warnings: &mut Vec<String>,
 ) -> Result<OpenedPort<TcpPort>, NotOpen> {
-    let options = tcp::Options {
+    listen_tcp(config, &tcp_options(config, ranks), warnings)
+}
+
+/// Returns the options of a port over TCP for so many ranks.
+pub(super) fn tcp_options(config: &Config, ranks: u32) -> tcp::Options {
+    tcp::Options {
         connections: connections(config, ranks),
         receive_depth: config.net_receives,
         shared_receive_depth: 0,
         ..tcp::Options::default()
-    };
-    listen_tcp(config, &options, warnings)
+    }
+}
+
+/// Returns the options of a port over an RDMA device for so many ranks, without the choice of a device.
+pub(super) fn device_options(config: &Config, ranks: u32) -> PortOptions {
+    PortOptions {
+        connections: connections(config, ranks),
+        receive_depth: config.net_receives,
+        shared_receive_depth: 0,
+        assert_order: config.net_fast_path == FastPathChoice::On,
+        ..PortOptions::default()
+    }
 }
 
 /// Opens a device that can also lock the memory of the first packets: otherwise `auto` must mean TCP.
@@ -239,14 +254,7 @@ fn open_verbs(
     (ranks, remote): (u32, u32),
     warnings: &mut Vec<String>,
 ) -> Result<OpenedPort<VerbsPort>, NotOpen> {
-    let options = PortOptions {
-        connections: connections(config, ranks),
-        receive_depth: config.net_receives,
-        shared_receive_depth: 0,
-        assert_order: config.net_fast_path == FastPathChoice::On,
-        ..PortOptions::default()
-    };
-    let mut opened = open_device(config, options, warnings)?;
+    let mut opened = open_device(config, &device_options(config, ranks), warnings)?;
     let port = &mut opened.port;
     if config.net_fast_path == FastPathChoice::On && !port.facts().ordered_within_write {
         let device = port.device().name();

@@ -27,6 +27,9 @@ use crate::verbs::survey::choose;
 
 /// The inline payloads to try, largest first: a device does not report its limit. rxe takes 512, siw 80.
 const INLINE: [u32; 9] = [1024, 512, 256, 220, 128, 80, 64, 32, 0];
+/// The descriptors of a port, without those of librdmacm: of the device for commands and for events, of the completion
+/// queue, of the connection manager's channel, and epoll.
+pub(crate) const DESCRIPTORS: u32 = 5;
 /// The largest number of reads in progress at once: more bring no gain.
 const MOST_READS: i32 = 16;
 
@@ -153,7 +156,15 @@ fn facts(device: &Device, port: PortAttributes, options: &PortOptions) -> Facts 
 }
 
 fn entries(facts: &Facts) -> u32 {
-    facts.connections * (facts.send_depth + facts.receive_depth) + facts.shared_receive_depth
+    let Facts { connections, send_depth, receive_depth, shared_receive_depth, .. } = *facts;
+    let granted = PortOptions {
+        connections,
+        send_depth,
+        receive_depth,
+        shared_receive_depth,
+        ..PortOptions::default()
+    };
+    granted.completion_entries()
 }
 
 /// Determines the device's limit of inline payload, by making queue pairs, and the order that it guarantees.
