@@ -45,6 +45,8 @@ mod service;
 mod settings;
 mod state;
 mod table;
+#[cfg(test)]
+mod tests;
 
 pub use calls::{CompletedDescriptor, NicFacts, Provider, ViSnapshot};
 pub use names::name_of_host;
