@@ -49,6 +49,8 @@ mod service;
 mod settings;
 mod state;
 mod table;
+#[cfg(test)]
+mod tests;
 mod trust;
 
 pub use calls::{CompletedDescriptor, NicFacts, Provider, ViSnapshot};

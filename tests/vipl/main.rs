@@ -16,6 +16,7 @@
 //! | `trust.c`, `hostile.c` | whom a process connects on other machines, and a process that violates the protocol |
 //! | `machines.rs` | the programs between two network namespaces; `hosts.h` moves their processes there |
 //! | `storm.c`, `bench.c` | many connections; latency and bandwidth |
+//! | `beside.c` | latency beside that of the engine, bandwidth beside bare copies, in one run |
 //!
 //! The tests of functions and constants print what the programs cover.
 //!
@@ -78,7 +79,7 @@ fn compile(name: &str, is_static: bool, more: &[&str]) -> Result<PathBuf, String
     let lib = prefix.join("lib");
     let program = scratch().join(format!("vipl-{name}-{}", if is_static { "static" } else { "shared" }));
     let mut command = Command::new("cc");
-    command.args(FLAGS).args(more).arg("-I").arg(prefix.join("include"));
+    command.args(FLAGS).arg("-I").arg(prefix.join("include"));
     command.arg(source(&format!("tests/vipl/{name}.c"))).arg("-o").arg(&program);
     if is_static {
         let system = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
@@ -87,7 +88,7 @@ fn compile(name: &str, is_static: bool, more: &[&str]) -> Result<PathBuf, String
         command.arg(format!("-L{}", lib.display())).arg(format!("-Wl,-rpath,{}", lib.display()));
         command.args(["-lvipl", "-lpthread"]);
     }
-    output(&mut command).map(|_| program)
+    output(command.args(more)).map(|_| program)
 }
 
 /// Compiles and runs a program.
@@ -184,6 +185,17 @@ fn many_connections_exist_at_once() -> Result<(), String> {
 fn latency_and_bandwidth_are_printed() -> Result<(), String> {
     let printed = run("latency_and_bandwidth_are_printed", "bench", &["64"])?;
     assert!(printed.is_empty() || printed.contains("4 bytes, one way"), "{printed}");
+    Ok(())
+}
+
+#[test]
+fn latency_and_bandwidth_are_printed_beside_the_engine_and_bare_copies() -> Result<(), String> {
+    if !can_run("latency_and_bandwidth_are_printed_beside_the_engine_and_bare_copies", &["cc"]) {
+        return Ok(());
+    }
+    let printed = output(Command::new(compile("beside", false, &["-lnemesia"])?).arg("1"))?;
+    std::io::stdout().write_all(printed.as_bytes()).map_err(|error| error.to_string())?;
+    assert_eq!(printed.matches(", ratio ").count() + printed.matches("; ratio ").count(), 11, "{printed}");
     Ok(())
 }
 

@@ -74,8 +74,46 @@ impl Shared {
         StateGuard { shared: self, state: self.locked() }
     }
 
+    #[cfg(not(nemesia_race))]
     fn locked(&self) -> MutexGuard<'_, ViaState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// ThreadSanitizer does not see a lock that is taken inside of the standard library, which is not instrumented. An
+    /// attempt that does not wait is compiled with this crate, so it is seen.
+    #[cfg(nemesia_race)]
+    fn locked(&self) -> MutexGuard<'_, ViaState> {
+        loop {
+            match self.state.try_lock() {
+                Ok(state) => return state,
+                Err(std::sync::TryLockError::Poisoned(error)) => return error.into_inner(),
+                Err(std::sync::TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
+        }
+    }
+
+    /// Sleeps on a condition, without the lock.
+    #[cfg(not(nemesia_race))]
+    fn sleep_on<'a>(
+        &'a self,
+        condition: &Condvar,
+        state: MutexGuard<'a, ViaState>,
+        limit: Duration,
+    ) -> MutexGuard<'a, ViaState> {
+        condition.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// As above, for ThreadSanitizer: a condition takes the lock inside of the standard library.
+    #[cfg(nemesia_race)]
+    fn sleep_on<'a>(
+        &'a self,
+        _condition: &Condvar,
+        state: MutexGuard<'a, ViaState>,
+        limit: Duration,
+    ) -> MutexGuard<'a, ViaState> {
+        drop(state);
+        std::thread::sleep(limit.min(Duration::from_millis(1)));
+        self.locked()
     }
 
     /// Informs other threads of what changed under the lock.
@@ -106,7 +144,7 @@ impl Shared {
     pub(super) fn idle(&self) {
         let state = self.locked();
         if state.notifies == 0 && state.errors.is_empty() {
-            drop(self.callbacks.wait_timeout(state, Duration::from_secs(1)));
+            drop(self.sleep_on(&self.callbacks, state, Duration::from_secs(1)));
         }
     }
 
@@ -166,8 +204,7 @@ impl Shared {
                 self.bell.sleep(sequence, limit);
                 state = self.locked();
             } else {
-                let waited = self.changed.wait_timeout(state, limit);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state = self.sleep_on(&self.changed, state, limit);
             }
             if is_leader {
                 state.drive_all();

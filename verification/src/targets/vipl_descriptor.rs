@@ -124,15 +124,15 @@ pub fn vipl_descriptor(input: &[u8]) -> Result<(), String> {
     for segment in list.as_chunks_mut::<SEGMENT_BYTES>().0 {
         let found = ViaSegment::decode(segment);
         // One in sixteen lies anywhere.
-        let number = if found.handle % 16 == 0 { found.handle >> 8 } else { found.handle >> 8 & 1 };
+        let number = if found.handle.is_multiple_of(16) { found.handle >> 8 } else { found.handle >> 8 & 1 };
         let base = u64::from(number % 4 + 1) << 16;
         let address = base + (found.address >> 8) % (REGION_BYTES / 2);
-        let most = if found.length % 16 == 0 { 2048 } else { REGION_BYTES as u32 / 2 };
+        let most = if found.length.is_multiple_of(16) { 2048 } else { REGION_BYTES as u32 / 2 };
         let handle = memory.handle(number);
         *segment = ViaSegment { address, handle, length: (found.length >> 8) % most }.encode();
     }
     // The remote range of an RDMA operation.
-    if input.len() % 8 != 0 && bytes[14] & 3 != 0 {
+    if !input.len().is_multiple_of(8) && bytes[14] & 3 != 0 {
         bytes[40..44].copy_from_slice(&REMOTE_HANDLE.to_le_bytes());
     }
     check_descriptor(&bytes)

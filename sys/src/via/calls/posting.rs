@@ -41,27 +41,19 @@ impl Provider {
         if !(address as usize).is_multiple_of(DESCRIPTOR_BYTES) {
             return Err(ViaError::InvalidParameter);
         }
-        let mut bytes = [0; LONGEST];
-        let Some(count) = read_descriptor(&state, place, handle, ptag, &mut bytes) else {
-            let nic = state.vis.get(vi).map_or(0, |object| object.nic);
-            let error = report(nic, vi, AsyncError::PostDescriptor);
-            state.add_error(AsyncReport { descriptor: address.cast(), resource: 3, ..error });
-            return Err(ViaError::InvalidParameter);
+        let mut fixed = [0; DESCRIPTOR_BYTES];
+        let Some(count) = read_fixed(&state, place, (handle, ptag), &mut fixed) else {
+            return Err(refuse(&mut state, vi, address));
         };
-        let (control, list) = bytes.split_first_chunk::<CONTROL_BYTES>().ok_or(ViaError::ErrorResource)?;
-        let (list, _) = list.as_chunks::<SEGMENT_BYTES>();
-        let segments = list.iter().take(count).map(ViaSegment::decode);
-        let descriptor = ViaDescriptor::decode(control, segments.clone().next(), queue == ViQueue::Receive);
-        let skipped = usize::from(descriptor.operation != ViaOperation::Send);
-        let object = state.vis.get_mut(vi).ok_or(ViaError::InvalidParameter)?;
-        if !object.grow(queue, descriptor.segments.into(), MOST_DESCRIPTORS)
-            || !object.model.post(queue, (address as u64, handle), descriptor, segments.skip(skipped))
-        {
-            return Err(ViaError::ErrorResource);
+        if CONTROL_BYTES + count * SEGMENT_BYTES <= DESCRIPTOR_BYTES {
+            return post_bytes(&mut state, (vi, queue), (address, handle), &fixed, count);
         }
-        state.drive(vi);
-        state.pump(vi);
-        Ok(())
+        let mut bytes = [0; LONGEST];
+        bytes[..DESCRIPTOR_BYTES].copy_from_slice(&fixed);
+        if !read_rest(&state, place, (handle, ptag), count, &mut bytes) {
+            return Err(refuse(&mut state, vi, address));
+        }
+        post_bytes(&mut state, (vi, queue), (address, handle), &bytes, count)
     }
 
     /// Starts the sends of a VI that can be started. Returns whether some are left, which wait for the other side.
@@ -116,31 +108,74 @@ fn take(
     }
 }
 
-/// Copies a descriptor once, if all of it is registered under the protection tag. Returns the number of its segments.
-fn read_descriptor(
+/// Reports a descriptor that is not in memory of the VI's protection tag.
+#[cold]
+fn refuse(state: &mut ViaState, vi: u64, address: *mut u8) -> ViaError {
+    let nic = state.vis.get(vi).map_or(0, |object| object.nic);
+    let error = report(nic, vi, AsyncError::PostDescriptor);
+    state.add_error(AsyncReport { descriptor: address.cast(), resource: 3, ..error });
+    ViaError::InvalidParameter
+}
+
+/// Posts the descriptor in these bytes, which has `count` segments.
+fn post_bytes(
+    state: &mut ViaState,
+    (vi, queue): (u64, ViQueue),
+    (address, handle): (*mut u8, u32),
+    bytes: &[u8],
+    count: usize,
+) -> Result<(), ViaError> {
+    let (control, list) = bytes.split_first_chunk::<CONTROL_BYTES>().ok_or(ViaError::ErrorResource)?;
+    let (list, _) = list.as_chunks::<SEGMENT_BYTES>();
+    let segments = list.iter().take(count).map(ViaSegment::decode);
+    let descriptor = ViaDescriptor::decode(control, segments.clone().next(), queue == ViQueue::Receive);
+    let skipped = usize::from(descriptor.operation != ViaOperation::Send);
+    let object = state.vis.get_mut(vi).ok_or(ViaError::InvalidParameter)?;
+    if !object.grow(queue, descriptor.segments.into(), MOST_DESCRIPTORS)
+        || !object.model.post(queue, (address as u64, handle), descriptor, segments.skip(skipped))
+    {
+        return Err(ViaError::ErrorResource);
+    }
+    state.drive(vi);
+    state.pump(vi);
+    Ok(())
+}
+
+fn is_registered(state: &ViaState, place: NonNull<u8>, (handle, ptag): (u32, u64), length: usize) -> bool {
+    let segment = ViaSegment { address: place.as_ptr() as u64, handle, length: length as u32 };
+    state.memory.table.check(segment, ptag).is_some()
+}
+
+/// Copies the first 64 bytes of a descriptor once, if they are registered under the protection tag. Returns the number
+/// of its segments.
+fn read_fixed(
     state: &ViaState,
     place: NonNull<u8>,
-    handle: u32,
-    ptag: u64,
-    bytes: &mut [u8; LONGEST],
+    of: (u32, u64),
+    bytes: &mut [u8; DESCRIPTOR_BYTES],
 ) -> Option<usize> {
-    let (address, table) = (place.as_ptr() as u64, &state.memory.table);
-    let is_registered = |length| table.check(ViaSegment { address, handle, length }, ptag).is_some();
-    if !is_registered(DESCRIPTOR_BYTES as u32) {
+    if !is_registered(state, place, of, DESCRIPTOR_BYTES) {
         return None;
     }
     // SAFETY: registered, so the program keeps it mapped; no reference to it exists.
     let fixed = unsafe { Payload::from_raw(place, DESCRIPTOR_BYTES) };
-    let _is_read = fixed.read(0, &mut bytes[..DESCRIPTOR_BYTES]);
-    let count = segment_count(bytes.first_chunk()?);
+    let _is_read = fixed.read(0, bytes);
+    bytes.first_chunk().map(segment_count)
+}
+
+/// Copies the other segments of a descriptor once, if all of it is registered. The first 64 bytes are not read again.
+fn read_rest(
+    state: &ViaState,
+    place: NonNull<u8>,
+    of: (u32, u64),
+    count: usize,
+    bytes: &mut [u8; LONGEST],
+) -> bool {
     let len = CONTROL_BYTES + count * SEGMENT_BYTES;
-    if len > DESCRIPTOR_BYTES {
-        if !is_registered(len as u32) {
-            return None;
-        }
-        // SAFETY: as above.
-        let all = unsafe { Payload::from_raw(place, len) };
-        let _is_read = all.read(DESCRIPTOR_BYTES, &mut bytes[DESCRIPTOR_BYTES..len]);
+    if !is_registered(state, place, of, len) {
+        return false;
     }
-    Some(count)
+    // SAFETY: registered, so the program keeps it mapped; no reference to it exists.
+    let all = unsafe { Payload::from_raw(place, len) };
+    all.read(DESCRIPTOR_BYTES, &mut bytes[DESCRIPTOR_BYTES..len])
 }
