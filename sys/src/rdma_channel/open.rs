@@ -23,7 +23,7 @@ use super::direct::{self, RequestedLink};
 use super::fabric::{ChannelFabric, Introduction};
 use super::host::Registrations;
 use super::{ChannelGroup, ChannelLink};
-use crate::config::{ChannelDesign, Config, NetChoice};
+use crate::config::{ChannelDesign, Config, FastPathChoice, NetChoice};
 use crate::error::Error;
 use crate::os::{self, HandoffListener, interfaces};
 use crate::shm::pipe::{self, Copying};
@@ -189,6 +189,11 @@ fn open_ports(group: &mut ChannelGroup, is_local: &[bool]) -> Result<(), Error> 
         Ok(port) => {
             let keeps = group.config.channel.keeps_registrations;
             let how = if keeps { Registrations::Cached } else { Registrations::Dropped };
+            if group.config.net_fast_path == FastPathChoice::On && !port.facts().ordered_among_writes {
+                let why =
+                    "verbs polls no flags (NEMESIA_NET_FAST_PATH=on): iWARP promises no order of placement";
+                group.warnings.push(why.into());
+            }
             group.verbs = Some(ChannelFabric::new(port, how));
         }
         Err(problem) if net == NetChoice::Verbs => {
@@ -219,6 +224,7 @@ fn open_verbs(config: &Config, ranks: u32) -> Result<VerbsPort, String> {
         connections: ranks.saturating_add(SPARE),
         receive_depth: RECEIVES,
         shared_receive_depth: 0,
+        assert_order: config.net_fast_path == FastPathChoice::On,
         ..PortOptions::default()
     };
     VerbsPort::open(&options).map_err(|error| error.to_string())
