@@ -123,8 +123,8 @@ pub enum PipeError {
     /// The memory lent to the pipe is too small or not aligned to eight bytes.
     #[error("the memory lent to the pipe is too small, read-only, or not aligned to 8 bytes")]
     Memory,
-    /// The peer's card has the wrong length.
-    #[error("the peer sent a card of {bytes} bytes instead of {CARD_BYTES}")]
+    /// The peer's card is too short.
+    #[error("the peer sent a card of {bytes} bytes, and a card has {CARD_BYTES}: use the same release")]
     Card {
         /// The length.
         bytes: usize,
@@ -255,6 +255,7 @@ pub struct PushCounts {
 
 /// The design with its positions.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a pipe has one room, which the core cannot put on a heap")]
 enum PipeRoom {
     Basic(Basic),
     Piggyback(Piggyback),

@@ -5,7 +5,8 @@
  * bytes. Between any two processes there is a pipe of bytes in each direction, first in, first out. Link with
  * -lnemesia, or pkg-config nemesia; status, texts of errors and handles are those of nemesia.h.
  *
- *   nemesia_channel_init_process_group   rank, size, parent; or _with the caller's own exchange
+ *   nemesia_channel_init_process_group   rank, size, parent; or _with the caller's own exchange; or _among processes
+ *                                        that know the addresses of each other's endpoints, without a launcher
  *   nemesia_channel_init                 connects every process with every other
  *   nemesia_channel_put                  appends bytes of a list of buffers to a pipe
  *   nemesia_channel_get                  takes bytes from a pipe into a list of buffers
@@ -91,6 +92,29 @@ int32_t nemesia_channel_init_process_group_with(const nemesia_config *config,
                                                 bool *out_has_parent);
 
 /**
+ * As `nemesia_channel_init_process_group`, for processes that know each other's addresses: without a launcher. The
+ * ranks are the positions in the group.
+ *
+ * - `endpoint`: an endpoint with an address. `nemesia_channel_init` exchanges the addresses of the ports by it, and
+ *   connects it with all of the group. It stays open until then, and may be used for other purposes before and after.
+ * - `count`: the number of processes.
+ * - `group`: their addresses, NEMESIA_ADDRESS_BYTES bytes each, this process's included; none twice.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT if this process is not in `group`, or an address is there twice;
+ * NEMESIA_ERR_CONNECTIONS, _NO_MEMORY, _ADDRESS or _NO_ADDRESS, as `nemesia_endpoint_connect`; NEMESIA_ERR_HANDLE,
+ * _CONFIG, _SYSTEM, _BUSY, _FORKED or _PANIC. Ownership, threads: as for `nemesia_channel_init_process_group`; all
+ * addresses are copied.
+ */
+int32_t nemesia_channel_init_process_group_among(const nemesia_config *config,
+                                                 nemesia_endpoint *endpoint,
+                                                 size_t count,
+                                                 const uint8_t *group,
+                                                 struct nemesia_channel **out_channel,
+                                                 int32_t *out_rank,
+                                                 int32_t *out_size,
+                                                 bool *out_has_parent);
+
+/**
  * Chooses the design of the pipe to one process, before `nemesia_channel_init`. The other process chooses the same.
  *
  * - `channel`: a channel that is not connected yet.
@@ -109,7 +133,8 @@ int32_t nemesia_channel_set_design(struct nemesia_channel *channel,
  * - `channel`: a channel.
  *
  * Returns: NEMESIA_OK, also if it is connected already; NEMESIA_ERR_ARGUMENT, _HANDLE, _BOOTSTRAP, _SYSTEM, _PEER,
- * _FORKED, _THREADS or _PANIC. After an error the channel can only be finalized. Threads: one at a time.
+ * _FORKED, _THREADS or _PANIC; for a group among peers also NEMESIA_ERR_PEER_FAILED with its position, _TIMEOUT, and
+ * the errors of `nemesia_endpoint_rank_of`. After an error the channel can only be finalized. Threads: one at a time.
  */
 int32_t nemesia_channel_init(struct nemesia_channel *channel);
 

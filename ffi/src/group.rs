@@ -14,7 +14,11 @@ use crate::status::{Fault, NEMESIA_OK};
 ///
 /// # Safety
 /// `group` is null, or readable for `count` addresses.
-unsafe fn known_group(endpoint: &mut Lent<'_>, count: usize, group: *const u8) -> Result<PeerGroup, Fault> {
+pub(crate) unsafe fn known_group(
+    endpoint: &mut Lent<'_>,
+    count: usize,
+    group: *const u8,
+) -> Result<PeerGroup, Fault> {
     if group.is_null() {
         return Err(missing("group"));
     }

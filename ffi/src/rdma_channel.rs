@@ -1,15 +1,17 @@
 //! The five functions of the RDMA Channel, declared in a header of their own: `nemesia_rdma_channel.h`.
 
 use std::ffi::c_char;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use nemesia::bootstrap::Prefixed;
 use nemesia::rdma_channel::ChannelGroup;
-use nemesia::{ChannelDesign, Segment};
+use nemesia::{ChannelDesign, PeerGroup, Segment};
 
 use crate::boundary::{Out, check_buffer, guard, read_versioned, text, write_text};
 use crate::config::{self, Config};
+use crate::endpoint::{self, Endpoint};
 use crate::exchange::{Exchange, Foreign, prefix_of};
+use crate::group::known_group;
 use crate::handle::{self, Kind, Object, Pinned, in_use, pin};
 use crate::lent::Single;
 use crate::list::{Iovec, check_list};
@@ -22,6 +24,15 @@ pub struct Channel {
     group: Single<ChannelGroup>,
     /// A panic went through the channel; it can only be finalized.
     poisoned: AtomicBool,
+    among: Option<ChannelPeers>,
+}
+
+/// The endpoint by which a group connects that was begun among peers.
+#[derive(Debug)]
+struct ChannelPeers {
+    /// Checked at each use, as every handle.
+    endpoint: AtomicPtr<Endpoint>,
+    peers: PeerGroup,
 }
 
 impl Object for Channel {
@@ -48,7 +59,7 @@ pub unsafe extern "C" fn nemesia_channel_init_process_group(
     out_size: *mut i32,
     out_has_parent: *mut bool,
 ) -> i32 {
-    let begin = |config: &nemesia::Config| Ok(ChannelGroup::begin(config)?);
+    let begin = |config: &nemesia::Config| Ok((ChannelGroup::begin(config)?, None));
     // SAFETY: the caller's pointers, null or valid.
     unsafe { publish(config, begin, out_channel, (out_rank, out_size, out_has_parent)) }
 }
@@ -77,7 +88,47 @@ pub unsafe extern "C" fn nemesia_channel_init_process_group_with(
         // SAFETY: the caller's functions.
         let exchange = unsafe { Foreign::new(&exchange) }?;
         let exchange = Prefixed::new(&prefix, exchange).map_err(nemesia::Error::from)?;
-        Ok(ChannelGroup::begin_with(config, Box::new(exchange))?)
+        Ok((ChannelGroup::begin_with(config, Box::new(exchange))?, None))
+    };
+    // SAFETY: the caller's pointers, null or valid.
+    unsafe { publish(config, begin, out_channel, (out_rank, out_size, out_has_parent)) }
+}
+
+/// As `nemesia_channel_init_process_group`, for processes that know each other's addresses: without a launcher. The
+/// ranks are the positions in the group.
+///
+/// - `endpoint`: an endpoint with an address. `nemesia_channel_init` exchanges the addresses of the ports by it, and
+///   connects it with all of the group. It stays open until then, and may be used for other purposes before and after.
+/// - `count`: the number of processes.
+/// - `group`: their addresses, NEMESIA_ADDRESS_BYTES bytes each, this process's included; none twice.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT if this process is not in `group`, or an address is there twice;
+/// NEMESIA_ERR_CONNECTIONS, _NO_MEMORY, _ADDRESS or _NO_ADDRESS, as `nemesia_endpoint_connect`; NEMESIA_ERR_HANDLE,
+/// _CONFIG, _SYSTEM, _BUSY, _FORKED or _PANIC. Ownership, threads: as for `nemesia_channel_init_process_group`; all
+/// addresses are copied.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_channel_init_process_group_among(
+    config: *const Config,
+    endpoint: *mut Endpoint,
+    count: usize,
+    group: *const u8,
+    out_channel: *mut *mut Channel,
+    out_rank: *mut i32,
+    out_size: *mut i32,
+    out_has_parent: *mut bool,
+) -> i32 {
+    let mut known = None;
+    let read = |mut endpoint: crate::lent::Lent<'_>| {
+        // SAFETY: the caller's array.
+        known = Some(unsafe { known_group(&mut endpoint, count, group) }?);
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    let status = unsafe { endpoint::blocking_on(endpoint, read) };
+    let (NEMESIA_OK, Some(peers)) = (status, known) else { return status };
+    let begin = |config: &nemesia::Config| {
+        let group = ChannelGroup::begin_among(config, &peers)?;
+        Ok((group, Some(ChannelPeers { endpoint: AtomicPtr::new(endpoint), peers })))
     };
     // SAFETY: the caller's pointers, null or valid.
     unsafe { publish(config, begin, out_channel, (out_rank, out_size, out_has_parent)) }
@@ -89,7 +140,7 @@ pub unsafe extern "C" fn nemesia_channel_init_process_group_with(
 /// The pointers are null, or valid for a write.
 unsafe fn publish(
     config: *const Config,
-    begin: impl FnOnce(&nemesia::Config) -> Result<ChannelGroup, Fault>,
+    begin: impl FnOnce(&nemesia::Config) -> Result<(ChannelGroup, Option<ChannelPeers>), Fault>,
     out_channel: *mut *mut Channel,
     (out_rank, out_size, out_has_parent): (*mut i32, *mut i32, *mut bool),
 ) -> i32 {
@@ -101,11 +152,12 @@ unsafe fn publish(
         // SAFETY: the caller's promise.
         let has_parent = unsafe { Out::optional(out_has_parent) };
         let (config, _) = config::resolve(config)?;
-        let group = begin(&config)?;
+        let (group, among) = begin(&config)?;
         rank.write(rank_of(group.rank()));
         size.write(rank_of(group.size()));
         has_parent.write(group.has_parent());
-        out.write(handle::insert(Channel { group: Single::new(group), poisoned: AtomicBool::new(false) })?);
+        let (group, poisoned) = (Single::new(group), AtomicBool::new(false));
+        out.write(handle::insert(Channel { group, poisoned, among })?);
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
@@ -143,12 +195,26 @@ pub unsafe extern "C" fn nemesia_channel_set_design(
 /// - `channel`: a channel.
 ///
 /// Returns: NEMESIA_OK, also if it is connected already; NEMESIA_ERR_ARGUMENT, _HANDLE, _BOOTSTRAP, _SYSTEM, _PEER,
-/// _FORKED, _THREADS or _PANIC. After an error the channel can only be finalized. Threads: one at a time.
+/// _FORKED, _THREADS or _PANIC; for a group among peers also NEMESIA_ERR_PEER_FAILED with its position, _TIMEOUT, and
+/// the errors of `nemesia_endpoint_rank_of`. After an error the channel can only be finalized. Threads: one at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_channel_init(channel: *mut Channel) -> i32 {
+    let among = |pinned: &Channel| {
+        let among = pinned.among.as_ref()?;
+        Some((among.endpoint.load(Ordering::Relaxed), among.peers.clone()))
+    };
+    let among = pin(channel, "channel").ok().and_then(|pinned: Pinned<Channel>| among(&pinned));
     let work = |group: &mut ChannelGroup| {
-        group.connect()?;
-        Ok(NEMESIA_OK)
+        let Some((endpoint, peers)) = among else {
+            group.connect()?;
+            return Ok(NEMESIA_OK);
+        };
+        let connect = |endpoint: &mut nemesia::Endpoint| {
+            group.connect_among(endpoint, &peers)?;
+            Ok(NEMESIA_OK)
+        };
+        // SAFETY: the caller's endpoint, or another pointer.
+        Ok(unsafe { endpoint::on(endpoint, connect) })
     };
     // SAFETY: the caller's channel, or null.
     unsafe { on(channel, work) }
@@ -251,7 +317,7 @@ pub unsafe extern "C" fn nemesia_channel_finalize(channel: *mut Channel) -> i32 
         if pinned.group.is_busy() {
             return Err(in_use("channel"));
         }
-        let Channel { group, poisoned } = *pinned.take("channel")?;
+        let Channel { group, poisoned, .. } = *pinned.take("channel")?;
         if poisoned.into_inner() {
             drop(group);
             return Err(poison());

@@ -2,8 +2,8 @@
 //!
 //! | function of the paper | here | in C |
 //! |---|---|---|
-//! | init of the process group | [`ChannelGroup::begin`] | `nemesia_channel_init_process_group` |
-//! | init | [`ChannelGroup::connect`] | `nemesia_channel_init` |
+//! | init of the process group | [`ChannelGroup::begin`] or `begin_among` | `nemesia_channel_init_process_group` |
+//! | init | [`ChannelGroup::connect`] or `connect_among` | `nemesia_channel_init` |
 //! | put | [`ChannelGroup::put`], [`ChannelGroup::put_raw`] | `nemesia_channel_put` |
 //! | get | [`ChannelGroup::get`], [`ChannelGroup::get_raw`] | `nemesia_channel_get` |
 //! | finalize | [`ChannelGroup::finalize`] | `nemesia_channel_finalize` |
@@ -55,8 +55,9 @@ use nemesia_core::payload::{Gather, RecvBuf, Scatter, Segment, SendBuf};
 use nemesia_core::port::memory::MemoryPort;
 pub use nemesia_core::rdma_channel::{Design, PipeError};
 
-use crate::bootstrap::{Bootstrap, Exchange};
+use crate::bootstrap::{Bootstrap, BootstrapError, Exchange};
 use crate::config::{ChannelDesign, Config};
+use crate::endpoint::{Endpoint, PeerGroup};
 use crate::error::Error;
 use crate::os::ProcessOrigin;
 pub use crate::regcache::Counts as RegistrationCounts;
@@ -103,7 +104,8 @@ pub struct ChannelGroup {
     idle: u32,
     is_connected: bool,
     warnings: Vec<String>,
-    exchange: Box<dyn Exchange + Send>,
+    /// `None` if the group was begun among peers of an endpoint.
+    exchange: Option<Box<dyn Exchange + Send>>,
     origin: ProcessOrigin,
 }
 
@@ -133,7 +135,52 @@ impl ChannelGroup {
     /// # Errors
     /// The exchange gives an impossible rank, or the process cannot be told from its children.
     pub fn begin_with(config: &Config, exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
-        let (rank, size) = (exchange.rank(), exchange.size());
+        Self::of(config, (exchange.rank(), exchange.size()), Some(exchange))
+    }
+
+    /// Makes the process group of the peers of an endpoint, in their order: processes that know each other's addresses,
+    /// without a launcher. The endpoint may be used for other purposes, before and after
+    /// [`ChannelGroup::connect_among`].
+    ///
+    /// ```
+    /// use std::io::{IoSlice, IoSliceMut};
+    ///
+    /// use nemesia::rdma_channel::ChannelGroup;
+    /// use nemesia::{Config, Endpoint};
+    ///
+    /// # let threads = nemesia::bootstrap::threads(2).into_iter().map(|mut exchange| std::thread::spawn(move || {
+    /// let config = Config::default();
+    /// let mut endpoint = Endpoint::alone(&config)?;
+    /// // Gives its address to the others, and makes the group of all.
+    /// let peers = endpoint.group_with(&mut exchange)?;
+    /// let mut group = ChannelGroup::begin_among(&config, &peers)?;
+    /// group.connect_among(&mut endpoint, &peers)?;
+    /// let (other, bytes, mut into) = (1 - group.rank(), [7; 40], [0; 40]);
+    /// let (mut put, mut got) = (0, 0);
+    /// while put < 40 || got < 40 {
+    ///     put += group.put(other, &[IoSlice::new(&bytes[put..])])?;
+    ///     got += group.get(other, &mut [IoSliceMut::new(&mut into[got..])])?;
+    /// }
+    /// group.finalize()?;
+    /// endpoint.among_peers(&peers)?.barrier()?;
+    /// endpoint.close()
+    /// # }));
+    /// # for thread in threads.collect::<Vec<_>>() { thread.join().expect("a thread")?; }
+    /// # Ok::<(), nemesia::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Members`] if this process is not in the group. The process cannot be told from its children.
+    pub fn begin_among(config: &Config, peers: &PeerGroup) -> Result<Self, Error> {
+        let rank = peers.place().ok_or(Error::Members)?;
+        Self::of(config, (rank, peers.size()), None)
+    }
+
+    fn of(
+        config: &Config,
+        (rank, size): (usize, usize),
+        exchange: Option<Box<dyn Exchange + Send>>,
+    ) -> Result<Self, Error> {
         if rank >= size {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });
         }
@@ -197,10 +244,43 @@ impl ChannelGroup {
         if self.is_connected {
             return Ok(());
         }
-        let result = open::connect(self);
+        let Some(mut exchange) = self.exchange.take() else {
+            return Err(Error::Bootstrap(BootstrapError::caller(
+                "connect",
+                "the process group was begun among peers: connect it with connect_among",
+            )));
+        };
+        let result = self.connect_by(&mut |key, own| published(exchange.as_mut(), key, own));
         if result.is_err() {
-            self.exchange.start_failed();
+            exchange.start_failed();
         }
+        self.exchange = Some(exchange);
+        result
+    }
+
+    /// As [`ChannelGroup::connect`], for a group of [`ChannelGroup::begin_among`]. The processes exchange their ports'
+    /// addresses by the endpoint, in messages that no receive of the caller's can match. Collective: all processes of
+    /// the group call it, in the same order as other collective calls among the same peers.
+    ///
+    /// # Errors
+    /// [`Error::Members`] if these are not the peers of the group; [`Error::MemberFailed`] if one is gone, and
+    /// [`Error::Timeout`] if one does not call this within the configured time (NEMESIA_TIMEOUT). Else as for
+    /// [`ChannelGroup::connect`]. The group must be dropped then.
+    pub fn connect_among(&mut self, endpoint: &mut Endpoint, peers: &PeerGroup) -> Result<(), Error> {
+        self.check_origin()?;
+        if self.is_connected {
+            return Ok(());
+        }
+        if (peers.place(), peers.size()) != (Some(self.rank), self.size) {
+            return Err(Error::Members);
+        }
+        let limit = Duration::from_secs(self.config.timeout_seconds.into());
+        let mut all = endpoint.among_peers(peers)?;
+        self.connect_by(&mut |_, own| all.exchange(own, limit))
+    }
+
+    fn connect_by(&mut self, spread: Spread<'_>) -> Result<(), Error> {
+        let result = open::connect(self, spread);
         self.is_connected = result.is_ok();
         if self.is_connected && self.config.explain {
             crate::route::say(&self.explain());
@@ -379,7 +459,7 @@ impl ChannelGroup {
         let limit = Duration::from_secs(self.config.timeout_seconds.into());
         let flushed = self.flush(limit);
         self.close();
-        let finalized = self.exchange.finalize();
+        let finalized = self.exchange.as_mut().map_or(Ok(()), |exchange| exchange.finalize());
         flushed?;
         Ok(finalized?)
     }
@@ -442,6 +522,17 @@ impl ChannelGroup {
     pub fn registrations(&self) -> RegistrationCounts {
         self.verbs.as_ref().map(ChannelFabric::counts).unwrap_or_default()
     }
+}
+
+/// Gives a text to all processes under a key, and returns the texts of all, by rank.
+type Spread<'a> = &'a mut dyn FnMut(&str, &str) -> Result<Vec<String>, Error>;
+
+/// As [`Spread`], by the launcher's or the caller's exchange.
+fn published(exchange: &mut dyn Exchange, key: &str, own: &str) -> Result<Vec<String>, Error> {
+    let (rank, size) = (exchange.rank(), exchange.size());
+    exchange.put(&format!("{key}-{rank}"), own)?;
+    exchange.barrier()?;
+    (0..size).map(|rank| Ok(exchange.get(&format!("{key}-{rank}"))?)).collect()
 }
 
 fn explained<P: MemoryPort>(port: &str, fabric: Option<&ChannelFabric<P>>, at: usize) -> String {

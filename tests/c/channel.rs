@@ -11,12 +11,13 @@ use crate::toolchain::{Linking, compile, output, scratch, source};
 use crate::{STRICT_C, can_run};
 
 /// The designs with a port, and what the explanation says of it.
-const INSIDE: [(&str, &str); 5] = [
+const INSIDE: [(&str, &str); 6] = [
     ("direct", "shared memory, direct"),
     ("basic", "shared memory, basic"),
     ("piggyback", "shared memory, piggyback"),
     ("pipelined", "shared memory, pipelined"),
     ("zero-copy", "shared memory, zero-copy"),
+    ("zero-copy-push", "shared memory, zero-copy-push"),
 ];
 
 /// The time in which processes that poll come to their end, also beside many others.
@@ -68,7 +69,7 @@ fn a_progress_engine_runs_over_each_design_between_machines() -> Result<(), Stri
         return Ok(());
     }
     let program = program("progress", Linking::Shared, "between")?;
-    for design in ["basic", "piggyback", "pipelined", "zero-copy"] {
+    for design in ["basic", "piggyback", "pipelined", "zero-copy", "zero-copy-push"] {
         let settings = [
             ("NEMESIA_LOCAL", "off"),
             ("NEMESIA_NET", "tcp"),
@@ -97,6 +98,19 @@ fn rings_and_chunks_of_every_size_carry_a_progress_engine() -> Result<(), String
             ("NEMESIA_CHANNEL_ZERO_COPY_BYTES", "600"),
         ];
         progress(&program, (2, 6), &settings, words)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn processes_without_a_launcher_open_a_channel_by_addresses() -> Result<(), String> {
+    if !can_run("processes_without_a_launcher_open_a_channel_by_addresses", &["cc"]) {
+        return Ok(());
+    }
+    let program = program("channel_among", Linking::Shared, "among")?;
+    let between = [("NEMESIA_LOCAL", "off"), ("NEMESIA_NET", "tcp"), ("NEMESIA_NET_ADDRESS", "127.0.0.1")];
+    for (design, settings) in [("direct", &[][..]), ("basic", &[]), ("zero-copy-push", &between)] {
+        output(Command::new(&program).arg(design).env("NEMESIA_CONFIG", "").envs(settings.iter().copied()))?;
     }
     Ok(())
 }

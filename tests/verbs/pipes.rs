@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::threads;
 use nemesia::rdma_channel::{ChannelGroup, Design};
-use nemesia::{ChannelDesign, Config, Error, NetChoice, Segment};
+use nemesia::{ChannelDesign, Config, Error, FastPathChoice, NetChoice, Segment};
 use nemesia_tests::memory_port::Fabric as _;
 use nemesia_tests::pipes::{RealPipes, all_pass, moves_long_runs_as};
 
@@ -76,6 +76,8 @@ fn take_part(
         .local(false)
         .net(NetChoice::Verbs)
         .net_address(Some(&address.to_string()))
+        // The pipes poll flags where the device can promise their order; the suite above has both ways.
+        .net_fast_path(FastPathChoice::On)
         .channel_design(ChannelDesign::Paper(design));
     let mut group = ChannelGroup::begin_with(&config, Box::new(exchange))?;
     group.connect()?;

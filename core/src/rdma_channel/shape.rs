@@ -185,14 +185,14 @@ impl PipeCard {
         bytes
     }
 
-    /// Checks a peer's card against the shape of this end, and returns the key of the peer's inbox.
+    /// Checks a peer's card against the shape of this end, and returns the key of the peer's inbox. Bytes after the
+    /// card are ignored: RDMA-CM delivers private data with zeros behind it.
     ///
     /// # Errors
-    /// [`PipeError::Card`] if the bytes are no card; [`PipeError::Version`] and [`PipeError::Shape`] if the ends
-    /// differ; [`PipeError::Inbox`] if the peer's memory is too small.
+    /// [`PipeError::Card`] if the bytes are fewer than a card has; [`PipeError::Version`] and [`PipeError::Shape`] if
+    /// the ends differ; [`PipeError::Inbox`] if the peer's memory is too small.
     pub fn check(bytes: &[u8], shape: &PipeShape) -> Result<MemoryKey, PipeError> {
-        let bytes: &[u8; CARD_BYTES] =
-            bytes.try_into().map_err(|_| PipeError::Card { bytes: bytes.len() })?;
+        let bytes: &[u8; CARD_BYTES] = bytes.first_chunk().ok_or(PipeError::Card { bytes: bytes.len() })?;
         let [theirs, ..] = *bytes;
         if theirs != PIPE_VERSION {
             return Err(PipeError::Version { ours: PIPE_VERSION, theirs });
@@ -236,6 +236,8 @@ mod tests {
             other[at] ^= 1;
             assert!(PipeCard::check(&other, &shape).is_err(), "byte {at}");
         }
+        // RDMA-CM fills the space for private data with zeros.
+        assert_eq!(PipeCard::check(&[card.as_slice(), &[0; 16]].concat(), &shape), Ok(KEY));
         for len in 0..CARD_BYTES {
             assert_eq!(PipeCard::check(&card[..len], &shape), Err(PipeError::Card { bytes: len }));
         }

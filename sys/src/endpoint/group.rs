@@ -6,6 +6,7 @@
 //! | `group/agree.rs` | agreement on flags and on the ranks that are gone (as MPI's ULFM); ranking of the others |
 //! | `group/among.rs` | the same among a list of ranks |
 //! | `group/among_peers.rs` | the same among a group of peers |
+//! | `group/exchange.rs` | texts of all members, for each of them |
 //! | `group/members.rs` | the members of a call, and how they are reached |
 //! | `group/restart.rs` | ranks that were started again: they are found and readmitted |
 //!
@@ -16,6 +17,7 @@ mod barrier;
 mod agree;
 mod among;
 mod among_peers;
+mod exchange;
 mod members;
 mod restart;
 

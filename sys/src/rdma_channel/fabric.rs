@@ -227,9 +227,11 @@ impl<P: MemoryPort> ChannelFabric<P> {
             }
             Event::Failed { connection, error, private } => {
                 let Some(end) = self.end(connection) else { return Ok(()) };
-                // A refusal has the card of the peer: another shape is the likeliest reason.
+                // A refusal has the card of the peer, unless it refuses the process: another shape is the likeliest
+                // reason. RDMA-CM fills an empty answer with zeros, and no card begins with version 0.
                 let shape = *end.pipe.shape();
                 let differs = Introduction::of(private.bytes())
+                    .filter(|(_, card)| card.first().is_some_and(|version| *version != 0))
                     .and_then(|(_, card)| PipeCard::check(card, &shape).err());
                 let why = differs.map_or_else(|| error.to_string(), |differs| differs.to_string());
                 let why = if error == ConnectError::Refused { why } else { format!("not connected: {why}") };

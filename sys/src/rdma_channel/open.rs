@@ -21,8 +21,8 @@ use nemesia_core::rdma_channel::{Design, PipeArrival, PipeShape};
 use super::direct::{self, RequestedLink};
 use super::fabric::{ChannelFabric, Introduction};
 use super::host::Registrations;
-use super::{ChannelGroup, ChannelLink};
-use crate::config::{ChannelDesign, Config, NetChoice};
+use super::{ChannelGroup, ChannelLink, Spread};
+use crate::config::{ChannelDesign, Config, FastPathChoice, NetChoice};
 use crate::error::Error;
 use crate::os::{self, HandoffListener};
 use crate::shm::pipe::{self, Copying};
@@ -93,7 +93,7 @@ impl ChannelCard {
 }
 
 /// Connects with all other processes.
-pub(super) fn connect(group: &mut ChannelGroup) -> Result<(), Error> {
+pub(super) fn connect(group: &mut ChannelGroup, spread: Spread<'_>) -> Result<(), Error> {
     if group.size == 1 {
         return Ok(());
     }
@@ -101,7 +101,7 @@ pub(super) fn connect(group: &mut ChannelGroup) -> Result<(), Error> {
     let deadline = Instant::now() + limit;
     let listener = HandoffListener::bind()?;
     let own = HostAddress::of(listener.name(), &group.config);
-    let places = exchange(group, "channel-place", &own.encode(), HostAddress::decode)?;
+    let places = exchange(spread, "channel-place", &own.encode(), HostAddress::decode)?;
     let local = |place: &HostAddress| place.may_share(&own) && place.network == own.network;
     let is_local: Vec<bool> = places.iter().map(local).collect();
     open_ports(group, &is_local)?;
@@ -112,7 +112,7 @@ pub(super) fn connect(group: &mut ChannelGroup) -> Result<(), Error> {
         tcp: group.tcp.as_mut().and_then(ChannelFabric::address),
         verbs: group.verbs.as_mut().and_then(ChannelFabric::address),
     };
-    let cards = exchange(group, "channel-card", &card.encode(), ChannelCard::decode)?;
+    let cards = exchange(spread, "channel-card", &card.encode(), ChannelCard::decode)?;
     let ports = (0..group.size).map(|rank| {
         (rank != group.rank).then(|| choose(group, rank, is_local[rank], [&card, &cards[rank]])).transpose()
     });
@@ -155,19 +155,14 @@ pub(super) fn connect(group: &mut ChannelGroup) -> Result<(), Error> {
 
 /// Publishes a text, and returns the meaning of the texts of all ranks.
 fn exchange<T>(
-    group: &mut ChannelGroup,
+    spread: Spread<'_>,
     key: &str,
     own: &str,
     decode: impl Fn(&str) -> Result<T, String>,
 ) -> Result<Vec<T>, Error> {
-    let (rank, exchange) = (group.rank, &mut group.exchange);
-    exchange.put(&format!("{key}-{rank}"), own)?;
-    exchange.barrier()?;
-    let text = |rank: usize| {
-        let text = exchange.get(&format!("{key}-{rank}"))?;
-        decode(&text).map_err(|problem| Error::Peer { rank, problem })
-    };
-    (0..group.size).map(text).collect()
+    let decoded =
+        |(rank, text): (usize, String)| decode(&text).map_err(|problem| Error::Peer { rank, problem });
+    (0..).zip(spread(key, own)?).map(decoded).collect()
 }
 
 /// Returns the design for a rank by the settings.
@@ -206,6 +201,11 @@ fn open_ports(group: &mut ChannelGroup, is_local: &[bool]) -> Result<(), Error> 
         Ok(port) => {
             let keeps = group.config.channel.keeps_registrations;
             let how = if keeps { Registrations::Cached } else { Registrations::Dropped };
+            if group.config.net_fast_path == FastPathChoice::On && !port.facts().ordered_among_writes {
+                let why =
+                    "verbs polls no flags (NEMESIA_NET_FAST_PATH=on): iWARP promises no order of placement";
+                group.warnings.push(why.into());
+            }
             group.verbs = Some(ChannelFabric::new(port, how));
         }
         Err(problem) if net == NetChoice::Verbs => {
@@ -234,6 +234,7 @@ fn device_options(ranks: u32) -> PortOptions {
         connections: ranks.saturating_add(SPARE),
         receive_depth: RECEIVES,
         shared_receive_depth: 0,
+        assert_order: config.net_fast_path == FastPathChoice::On,
         ..PortOptions::default()
     }
 }

@@ -8,6 +8,7 @@ use nemesia_core::rdma_channel::Design;
 use super::{ADMISSION_BYTES, ChannelGroup, PastWrite};
 use crate::bootstrap::threads;
 use crate::config::{ChannelDesign, Config, NetChoice};
+use crate::endpoint::{Endpoint, PeerGroup};
 use crate::error::Error;
 
 /// The time in which a group must come to its end.
@@ -106,6 +107,72 @@ fn every_design_carries_all_to_all_over_tcp() {
         let config = config().local(false).net(NetChoice::Tcp);
         exchange(3, &config.channel_design(ChannelDesign::Paper(design)));
     }
+}
+
+/// Runs a function for each of three processes, as threads, that know each other by the addresses of their endpoints.
+fn among<T: Send>(
+    config: &Config,
+    work: impl Fn(ChannelGroup, &mut Endpoint, &PeerGroup) -> Result<T, Error> + Sync,
+) -> Vec<Result<T, Error>> {
+    std::thread::scope(|scope| {
+        let ranks = threads(3).into_iter().map(|mut exchange| {
+            let work = &work;
+            scope.spawn(move || {
+                let mut endpoint = Endpoint::alone(&Config::default())?;
+                let peers = endpoint.group_with(&mut exchange)?;
+                let group = ChannelGroup::begin_among(config, &peers)?;
+                let done = work(group, &mut endpoint, &peers)?;
+                endpoint.among_peers(&peers)?.barrier()?;
+                endpoint.close()?;
+                Ok(done)
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn processes_that_know_each_others_addresses_need_no_launcher() {
+    let tcp = config().local(false).net(NetChoice::Tcp);
+    for config in [config(), config().channel_design(ChannelDesign::Paper(Design::ZeroCopyPush)), tcp] {
+        let results = among(&config, |mut group, endpoint, peers| {
+            let early = group.connect().unwrap_err().to_string();
+            assert!(early.contains("connect_among"), "{early}");
+            group.connect_among(endpoint, peers)?;
+            // The endpoint and the channel do not disturb each other.
+            endpoint.among_peers(peers)?.barrier()?;
+            all_to_all(&mut group, 50_000)?;
+            group.finalize()
+        });
+        results.into_iter().for_each(|result| result.unwrap());
+    }
+}
+
+#[test]
+fn several_groups_among_the_same_peers_are_apart() {
+    let results = among(&config(), |mut group, endpoint, peers| {
+        let mut other = ChannelGroup::begin_among(&config(), peers)?;
+        group.connect_among(endpoint, peers)?;
+        other.connect_among(endpoint, peers)?;
+        all_to_all(&mut group, 300)?;
+        all_to_all(&mut other, 4000)?;
+        group.finalize()?;
+        other.finalize()
+    });
+    results.into_iter().for_each(|result| result.unwrap());
+}
+
+#[test]
+fn a_group_is_connected_among_its_own_peers_only() {
+    let results = among(&config(), |mut group, endpoint, peers| {
+        let first = peers.addresses()[..1].to_vec();
+        let others = endpoint.group(&first)?;
+        assert!(matches!(group.connect_among(endpoint, &others), Err(Error::Members)));
+        group.connect_among(endpoint, peers)?;
+        group.finalize()
+    });
+    results.into_iter().for_each(|result| result.unwrap());
 }
 
 #[test]

@@ -11,9 +11,9 @@ use memory::{MOST_LIST, SharedPipe, get, put};
 const RING: usize = 4096;
 
 /// Reads bytes of the input, zeros after its end.
-struct Script<'a>(&'a [u8]);
+struct PipeScript<'a>(&'a [u8]);
 
-impl Script<'_> {
+impl PipeScript<'_> {
     fn byte(&mut self) -> u8 {
         match self.0.split_first() {
             Some((byte, rest)) => {
@@ -61,7 +61,7 @@ pub fn direct_pipe(input: &[u8]) -> Result<(), String> {
     let shared = SharedPipe::new(RING);
     let mut ends =
         shared.ends().ok_or("no memory")?.map(|pipe| FuzzedEnd { pipe, put: 0, got: 0, failed: None });
-    let (mut script, mut corrupt) = (Script(input), false);
+    let (mut script, mut corrupt) = (PipeScript(input), false);
     while !script.0.is_empty() {
         let (code, at) = (script.byte(), usize::from(script.byte() % 2));
         match code % 8 {
@@ -128,7 +128,7 @@ fn outcome(end: &mut FuzzedEnd<'_>, result: Result<bool, PipeError>, corrupt: bo
 }
 
 /// Writes a word of the memory: a position, a word near the beginning of a fastbox, or any other.
-fn write_word(shared: &SharedPipe, script: &mut Script<'_>, near: bool) {
+fn write_word(shared: &SharedPipe, script: &mut PipeScript<'_>, near: bool) {
     let (place, kind) = (script.byte(), script.byte());
     let words = shared.words();
     let at = match place % 8 {

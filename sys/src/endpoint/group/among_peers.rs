@@ -10,8 +10,8 @@ use crate::error::Error;
 /// call with the same group.
 #[derive(Debug)]
 pub struct AmongPeers<'a> {
-    endpoint: &'a mut Endpoint,
-    group: PeerGroup,
+    pub(super) endpoint: &'a mut Endpoint,
+    pub(super) group: PeerGroup,
     call: CallGroup,
 }
 

@@ -119,9 +119,9 @@ pub(super) fn get(
     let mut bytes = vec![GUARD; first + second + 3 * MARGIN];
     let starts = [MARGIN, 2 * MARGIN + first];
     let base = bytes.as_mut_ptr();
-    // SAFETY: both entries lie in the vector.
+    // Both entries lie in the vector.
     let list = [(starts[0], first), (starts[1], second)]
-        .map(|(at, len)| Segment { base: unsafe { base.add(at) }, len });
+        .map(|(at, len)| Segment { base: base.wrapping_add(at), len });
     // SAFETY: the list and the bytes outlive the call, and nothing else uses them meanwhile.
     let into = unsafe { RecvBuf::from_list(list.as_ptr(), list.len()) };
     let result = into.map_or(Ok(0), |into| pipe.get(&mut Scatter::new(into)));
