@@ -186,12 +186,7 @@ fn confirm(
 
 /// Returns the reason in a refusal; an unknown number is a rejection.
 fn refusal(code: u8) -> ViaError {
-    [
-        ViaError::InvalidReliabilityLevel,
-        ViaError::InvalidMtu,
-        ViaError::InvalidQos,
-        ViaError::NotReachable,
-    ]
+    [ViaError::InvalidReliabilityLevel, ViaError::InvalidMtu, ViaError::InvalidQos, ViaError::NotReachable]
         .into_iter()
         .find(|reason| reason.code() == i32::from(code))
         .unwrap_or(ViaError::Reject)

@@ -1,9 +1,9 @@
 //! Connections between machines (paper 2, section 1.4.3, over a memory port instead of SCI): the memory port of the
 //! process, and the attempts to connect.
 //!
-//! Payload moves by the writes and reads of the port, from and to the registered memory of the two programs. Records are
-//! messages ([`nemesia_core::wire::vipl`]). So the model of a VI is the same as inside a machine; the difference is that
-//! transfers end later ([`ViaCarrier::pending`](nemesia_core::via::ViaCarrier::pending)).
+//! Payload moves by the writes and reads of the port, from and to the registered memory of the two programs. Records
+//! are messages ([`nemesia_core::wire::vipl`]). So the model of a VI is the same as inside a machine; the difference is
+//! that transfers end later ([`ViaCarrier::pending`](nemesia_core::via::ViaCarrier::pending)).
 //!
 //! | file | contents |
 //! |---|---|
@@ -218,9 +218,9 @@ impl Network {
 
     fn register(&mut self, memory: &RegionMemory, access: RegionAccess) -> Option<PortRegion> {
         let (base, len) = (memory.address().as_ptr(), memory.len());
-        // SAFETY: the program promised that registered memory stays mapped, readable and writable until it is deregistered,
-        // which `ViaState::remove_region` executes: it withdraws the memory from the port first. Nothing makes a
-        // reference to it.
+        // SAFETY: the program promised that registered memory stays mapped, readable and writable until it is
+        // deregistered, which `ViaState::remove_region` executes: it withdraws the memory from the port first. Nothing
+        // makes a reference to it.
         let lent = unsafe { LentMemory::from_raw(base, len) };
         self.port.register(lent, access).ok()
     }

@@ -85,7 +85,7 @@ fn accept_elsewhere(
     let accept = |port| {
         let network = SetupNetwork { port: Some(port), ..answer.network };
         let accepted = shared.trust.prove(SetupFrame { network, ..answer }, request);
-        let has_gone = has_left(&mut sender) || listener::send(&mut sender, &accepted).is_err();
+        let has_gone = has_left(&sender) || listener::send(&mut sender, &accepted).is_err();
         if has_gone { Err(ViaError::Timeout) } else { Ok(()) }
     };
     let deadline = Instant::now() + MEETING_LIMIT;

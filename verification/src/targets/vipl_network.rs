@@ -144,7 +144,10 @@ fn run(script: &mut Script<'_>, attributes: ViAttributes) -> Result<(), String> 
         match script.byte() % 8 {
             0 => posted[0] += usize::from(post(&mut vi, script, ViQueue::Send)),
             1 => posted[1] += usize::from(post(&mut vi, script, ViQueue::Receive)),
-            2 => (carrier.has_room, carrier.is_unknown) = (!script.byte().is_multiple_of(4), script.byte() > 99),
+            2 => {
+                carrier.has_room = !script.byte().is_multiple_of(4);
+                carrier.is_unknown = script.byte() > 99;
+            }
             3 => {
                 carrier.ended += u64::from(script.byte()).min(carrier.begun - carrier.ended);
                 vi.transferred(carrier.ended);
@@ -164,7 +167,8 @@ fn run(script: &mut Script<'_>, attributes: ViAttributes) -> Result<(), String> 
 
 fn post(vi: &mut LateVi, script: &mut Script<'_>, queue: ViQueue) -> bool {
     let operations = [ViaOperation::Send, ViaOperation::RdmaWrite, ViaOperation::RdmaRead];
-    let operation = if queue == ViQueue::Send { operations[usize::from(script.byte() % 3)] } else { operations[0] };
+    let operation =
+        if queue == ViQueue::Send { operations[usize::from(script.byte() % 3)] } else { operations[0] };
     let segment = |byte: u8| ViaSegment { address: byte.into(), handle: 1, length: 64 };
     let descriptor = ViaDescriptor {
         operation,
@@ -176,7 +180,6 @@ fn post(vi: &mut LateVi, script: &mut Script<'_>, queue: ViQueue) -> bool {
     };
     vi.post(queue, (u64::from(descriptor.segments > 0), 1), descriptor, [segment(2), segment(3)].into_iter())
 }
-
 
 fn arrive(vi: &mut LateVi, script: &mut Script<'_>, carrier: &mut LateCarrier) {
     let mut bytes = vec![0; 16];

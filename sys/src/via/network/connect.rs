@@ -48,10 +48,17 @@ pub(in crate::via) fn receive(
 ) -> Result<NetworkLink, ViaError> {
     let address = with_network(shared, |network| network.expect(ticket))?;
     if let Err(error) = accept(address) {
-        with_network(shared, |network| Ok(network.abandon(ticket)))?;
+        abandon(shared, ticket);
         return Err(error);
     }
     complete(shared, ticket, deadline, goes_on)
+}
+
+/// Ends an attempt.
+fn abandon(shared: &Shared, ticket: [u8; 16]) {
+    if let Some(network) = &mut shared.lock().network {
+        network.abandon(ticket);
+    }
 }
 
 /// Waits until the connection with a ticket exists or has failed.
@@ -73,7 +80,7 @@ fn complete(
                 });
             }
             Err(_) if is_last || Instant::now() >= deadline => {
-                with_network(shared, |network| Ok(network.abandon(ticket)))?;
+                abandon(shared, ticket);
                 return Err(ViaError::Timeout);
             }
             // The connection may exist already when the other process ends its request.
