@@ -160,6 +160,7 @@ impl HostileServer {
             if Instant::now() > limit {
                 return Err(error);
             }
+            std::thread::sleep(Duration::from_millis(1));
         }
         let offer = Offer { private: Private::EMPTY, shared_receive: false, deadline: LIMIT * 10 };
         loop {
@@ -177,7 +178,7 @@ impl HostileServer {
     fn answer(&mut self) -> Result<(), String> {
         let text = |error: std::io::Error| error.to_string();
         let (mut stream, _) = self.listener.accept().map_err(text)?;
-        stream.set_read_timeout(Some(LIMIT)).map_err(text)?;
+        stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(LIMIT))).map_err(text)?;
         let request = Self::frame(&mut stream)?;
         let machine = request.network.machine.map(|byte| !byte);
         let pending = SetupFrame { kind: SetupKind::Pending, network: SetupNetwork::new(machine), ..request };
@@ -242,6 +243,8 @@ fn a_machine_that_violates_the_protocol_loses_its_connection_and_nothing_else() 
     }
     let text = |error: std::io::Error| error.to_string();
     let listener = TcpListener::bind("127.0.0.1:0").map_err(text)?;
+    // A client that has ended asks no more.
+    listener.set_nonblocking(true).map_err(text)?;
     let first = listener.local_addr().map_err(text)?.port();
     let port = listen(([127, 0, 0, 1], 0).into(), &Options::default()).map_err(text)?;
     let mut server = HostileServer { listener, port, start: Instant::now() };

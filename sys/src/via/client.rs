@@ -9,7 +9,7 @@ use nemesia_core::via::setup::{SetupFrame, SetupKind};
 use nemesia_core::via::{ViAttributes, ViaError};
 
 use super::listener::{FrameInbox, Inbound};
-use super::objects::NewLink;
+use super::objects::NewViLink;
 use super::provider::Shared;
 use super::{listener, meeting, network};
 
@@ -44,16 +44,16 @@ pub(super) fn call(
     deadline: Option<Instant>,
     is_once: bool,
     waits: impl Fn() -> bool,
-) -> Result<(NewLink, ViAttributes), ViaError> {
+) -> Result<(NewViLink, ViAttributes), ViaError> {
     let mut pause = FIRST_PAUSE;
     loop {
         match round(shared, frame, deadline, &waits)? {
             Round::Accepted(answer, _stream) => {
                 let limit = Instant::now() + MEETING_LIMIT;
                 let link = if shared.trust.is_elsewhere(&answer) {
-                    NewLink::Network(Box::new(network::go(shared, &answer, limit)?))
+                    NewViLink::Network(Box::new(network::go(shared, &answer, limit)?))
                 } else {
-                    NewLink::Shared(Box::new(meeting::go(answer.meeting, &shared.bell, limit)?))
+                    NewViLink::Shared(Box::new(meeting::go(answer.meeting, &shared.bell, limit)?))
                 };
                 return Ok((link, answer.attributes));
             }

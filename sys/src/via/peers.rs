@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nemesia_core::via::setup::{SetupFrame, SetupKind};
 use nemesia_core::via::{ViAttributes, ViState, ViaError};
 
-use super::objects::{ConnectWaiter, NewLink};
+use super::objects::{ConnectWaiter, NewViLink};
 use super::provider::Shared;
 use super::state::ViaState;
 use super::{client, listener, server};
@@ -197,7 +197,7 @@ fn set_calling(shared: &Shared, vi: u64, is_calling: bool) {
 }
 
 /// Records the result of a peer-to-peer request.
-fn finish(shared: &Shared, vi: u64, result: Result<(NewLink, ViAttributes), ViaError>) {
+fn finish(shared: &Shared, vi: u64, result: Result<(NewViLink, ViAttributes), ViaError>) {
     let mut state = shared.lock();
     let is_pending = |state: &ViaState| {
         let attempt = state.vis.get(vi).and_then(|object| object.peer.as_ref());
