@@ -11,7 +11,7 @@ use nemesia_core::via::{ViAttributes, ViaError};
 use super::listener::{FrameInbox, Inbound};
 use super::objects::NewViLink;
 use super::provider::Shared;
-use super::{listener, meeting, network};
+use super::{listener, meeting, network_connect};
 
 /// The pause after an attempt at all ports.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -51,7 +51,7 @@ pub(super) fn call(
             Round::Accepted(answer, _stream) => {
                 let limit = Instant::now() + MEETING_LIMIT;
                 let link = if shared.trust.is_elsewhere(&answer) {
-                    NewViLink::Network(Box::new(network::go(shared, &answer, limit)?))
+                    NewViLink::Network(Box::new(network_connect::go(shared, &answer, limit)?))
                 } else {
                     NewViLink::Shared(Box::new(meeting::go(answer.meeting, &shared.bell, limit)?))
                 };

@@ -8,7 +8,7 @@ use nemesia_core::via::{ViAttributes, ViaError};
 
 use super::objects::NewViLink;
 use super::provider::Shared;
-use super::{listener, meeting, network};
+use super::{listener, meeting, network_connect};
 use crate::os::HandoffListener;
 
 /// The limit of a meeting.
@@ -89,7 +89,7 @@ fn accept_elsewhere(
         if has_gone { Err(ViaError::Timeout) } else { Ok(()) }
     };
     let deadline = Instant::now() + MEETING_LIMIT;
-    let link = network::receive(shared, ticket, deadline, accept, || !has_left(stream))?;
+    let link = network_connect::receive(shared, ticket, deadline, accept, || !has_left(stream))?;
     Ok(NewViLink::Network(Box::new(link)))
 }
 
