@@ -28,8 +28,8 @@
 //!
 //! # Trust
 //! Inside a machine, another process of the same user that is connected can write to the segments that were lent to it,
-//! whenever it likes: protection tags and rights are checked by both libraries, but a hostile process is limited only by
-//! the mapped segment. It can never make this process read or write anything else. Between machines, the memory port
+//! whenever it likes: protection tags and rights are checked by both libraries, but a hostile process is limited only
+//! by the mapped segment. It can never make this process read or write anything else. Between machines, the memory port
 //! limits the other process to the regions that were lent to it, with their rights; see `trust.rs` for the processes
 //! that are connected.
 
