@@ -128,8 +128,12 @@ fn violations() -> Vec<Vec<Vec<u8>>> {
         vec![record(3, 33, &[0; 33 * 4])],
         vec![record(3, 1, &[9, 0, 0, 0, 1])],
         vec![record(3, 20, &[0; 20 * 4]), record(3, 20, &[0; 20 * 4])],
-        // Regions that do not exist at the port, with descriptors in them; one too far.
-        vec![region(lent), record(3, 1, &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 99, 0, 0, 0])],
+        // A region that does not exist at the port, and a descriptor in it; one too far.
+        vec![
+            region(lent),
+            record(3, 1, &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 99, 0, 0, 0]),
+            record(99, 0, &[]),
+        ],
         vec![region(lent), encoded(&ViplMessage::Synced)],
         vec![region(LentRegion { handle: u32::MAX, ..lent })],
         // The end, and something after it.
