@@ -2,8 +2,8 @@
 //! machine, and over a memory port between machines. The library `libvipl` (`ffi/vipl`) is its C interface.
 //!
 //! Inside a machine, payload moves through memory that its receiver lent: the sender stores into it, and sends a record
-//! through a fastbox of its own. TCP carries only requests for connections (section 1.2). Two threads serve a process: one executes what
-//! other processes need while the program does something else, the other one calls callbacks.
+//! through a fastbox of its own. TCP carries only requests for connections (section 1.2). Two threads serve a process:
+//! one executes what other processes need while the program does something else, the other one calls callbacks.
 //!
 //! | file | contents | paper 2 |
 //! |---|---|---|
@@ -22,14 +22,16 @@
 //! | `listener.rs` | requests for connections that arrive by TCP | 1.4.1 |
 //! | `client.rs`, `server.rs`, `peers.rs` | connecting | 1.4.1 |
 //! | `network.rs` and its directory | connections between machines | 1.4.3 |
+//! | `network_progress.rs`, `network_connect.rs` | their progress, and connecting | 1.4.3 |
 //! | `names.rs` | the names of hosts | |
 //! | `calls.rs` and its directory | what the C interface calls | |
 //!
 //! # Trust
-//! Inside a machine, another process of the same user that is connected can write to the segments that were lent to it, whenever it
-//! likes: protection tags and rights are checked by both libraries, but a hostile process is limited only by the mapped
-//! segment. It can never make this process read or write anything else. Between machines, the memory port limits the
-//! other process to the regions that were lent to it, with their rights; see `trust.rs` for who is connected.
+//! Inside a machine, another process of the same user that is connected can write to the segments that were lent to it,
+//! whenever it likes: protection tags and rights are checked by both libraries, but a hostile process is limited only
+//! by the mapped segment. It can never make this process read or write anything else. Between machines, the memory port
+//! limits the other process to the regions that were lent to it, with their rights; see `trust.rs` for the processes
+//! that are connected.
 
 mod bell;
 mod calls;
@@ -40,6 +42,8 @@ mod listener;
 mod meeting;
 mod names;
 mod network;
+mod network_connect;
+mod network_progress;
 mod objects;
 mod peers;
 mod provider;

@@ -36,7 +36,10 @@ fn key(name: &str, digit: char) -> Result<PathBuf, String> {
 fn between(hosts: &Hosts, program: &Path) -> Command {
     let words = [0, 1].map(|host| format!("{} {}", hosts.namespace(host).display(), Hosts::address(host)));
     let mut command = Command::new(program);
-    command.env("VIPL_TEST_HOSTS", words.join(" ")).env_remove("VIPL_TRUST").env_remove("NEMESIA_JOB_KEY_FILE");
+    command
+        .env("VIPL_TEST_HOSTS", words.join(" "))
+        .env_remove("VIPL_TRUST")
+        .env_remove("NEMESIA_JOB_KEY_FILE");
     command
 }
 
@@ -125,8 +128,12 @@ fn violations() -> Vec<Vec<Vec<u8>>> {
         vec![record(3, 33, &[0; 33 * 4])],
         vec![record(3, 1, &[9, 0, 0, 0, 1])],
         vec![record(3, 20, &[0; 20 * 4]), record(3, 20, &[0; 20 * 4])],
-        // Regions that do not exist at the port, with descriptors in them; one too far.
-        vec![region(lent), record(3, 1, &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 99, 0, 0, 0])],
+        // A region that does not exist at the port, and a descriptor in it; one too far.
+        vec![
+            region(lent),
+            record(3, 1, &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 99, 0, 0, 0]),
+            record(99, 0, &[]),
+        ],
         vec![region(lent), encoded(&ViplMessage::Synced)],
         vec![region(LentRegion { handle: u32::MAX, ..lent })],
         // The end, and something after it.
@@ -151,17 +158,14 @@ impl HostileServer {
 
     /// Answers one request, and returns the connection of the memory port.
     fn serve(&mut self) -> Result<Connection, String> {
-        let text = |error: std::io::Error| error.to_string();
-        let (mut stream, _) = self.listener.accept().map_err(text)?;
-        let request = Self::frame(&mut stream)?;
-        let machine = request.network.machine.map(|byte| !byte);
-        let pending =
-            SetupFrame { kind: SetupKind::Pending, network: SetupNetwork::new(machine), ..request };
-        stream.write_all(&pending.encode()).map_err(text)?;
-        let confirm = Self::frame(&mut stream)?;
-        let network = SetupNetwork { port: self.port.address(), ..pending.network };
-        let accepted = SetupFrame { kind: SetupKind::Accepted, meeting: [5; 16], network, ..confirm };
-        stream.write_all(&accepted.encode()).map_err(text)?;
+        let limit = Instant::now() + LIMIT;
+        // The client has given up its requests that were not answered at once.
+        while let Err(error) = self.answer() {
+            if Instant::now() > limit {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let offer = Offer { private: Private::EMPTY, shared_receive: false, deadline: LIMIT * 10 };
         loop {
             match self.event()? {
@@ -172,6 +176,21 @@ impl HostileServer {
                 _ => {}
             }
         }
+    }
+
+    /// Answers one request until it is accepted.
+    fn answer(&mut self) -> Result<(), String> {
+        let text = |error: std::io::Error| error.to_string();
+        let (mut stream, _) = self.listener.accept().map_err(text)?;
+        stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(LIMIT))).map_err(text)?;
+        let request = Self::frame(&mut stream)?;
+        let machine = request.network.machine.map(|byte| !byte);
+        let pending = SetupFrame { kind: SetupKind::Pending, network: SetupNetwork::new(machine), ..request };
+        stream.write_all(&pending.encode()).map_err(text)?;
+        let confirm = Self::frame(&mut stream)?;
+        let network = SetupNetwork { port: self.port.address(), ..pending.network };
+        let accepted = SetupFrame { kind: SetupKind::Accepted, meeting: [5; 16], network, ..confirm };
+        stream.write_all(&accepted.encode()).map_err(text)
     }
 
     /// Returns the next event of the port. Its completions are of no interest.
@@ -197,7 +216,8 @@ impl HostileServer {
             let source = CompletionSource::Inline(message.get(..inline).unwrap_or(message));
             while self.port.send(Work::new(connection, 0), source, None).is_err() {
                 self.port.poll(&mut [Completion::EMPTY; 16]);
-                if !matches!(self.port.state(connection), nemesia_core::port::memory::ConnectionState::Ready) {
+                if !matches!(self.port.state(connection), nemesia_core::port::memory::ConnectionState::Ready)
+                {
                     break;
                 }
             }
@@ -227,13 +247,18 @@ fn a_machine_that_violates_the_protocol_loses_its_connection_and_nothing_else() 
     }
     let text = |error: std::io::Error| error.to_string();
     let listener = TcpListener::bind("127.0.0.1:0").map_err(text)?;
+    // A client that has ended asks no more.
+    listener.set_nonblocking(true).map_err(text)?;
     let first = listener.local_addr().map_err(text)?.port();
     let port = listen(([127, 0, 0, 1], 0).into(), &Options::default()).map_err(text)?;
     let mut server = HostileServer { listener, port, start: Instant::now() };
     let violations = violations();
     let mut client = Command::new(compile("hostile", false, &[])?);
     client.args(["127.0.0.1", &violations.len().to_string()]);
-    client.env("VIPL_PORTS", format!("{first}:1")).env("VIPL_TRUST", "any").env_remove("NEMESIA_JOB_KEY_FILE");
+    client
+        .env("VIPL_PORTS", format!("{first}:1"))
+        .env("VIPL_TRUST", "any")
+        .env_remove("NEMESIA_JOB_KEY_FILE");
     let mut client = Client(client.spawn().map_err(text)?);
     for (number, messages) in violations.iter().enumerate() {
         let connection = server.serve().map_err(|error| format!("violation {number}: {error}"))?;

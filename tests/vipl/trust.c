@@ -1,7 +1,7 @@
 /* Whether processes of two machines are connected: `trust SERVER_KEY CLIENT_KEY TRUST CODE`.
  *
- * The keys are files for NEMESIA_JOB_KEY_FILE, or "-"; TRUST is the value of VIPL_TRUST, or "-". CODE is the return code
- * of the client's request. */
+ * The keys are files for NEMESIA_JOB_KEY_FILE, or "-"; TRUST is the value of VIPL_TRUST, or "-". CODE is the return
+ * code of the client's request. */
 #include "common.h"
 
 #include <poll.h>

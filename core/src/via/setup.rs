@@ -349,7 +349,8 @@ mod tests {
     fn a_proof_covers_every_byte_of_its_frame_and_the_request() {
         let (key, other) = (JobKey::from_bytes([1; 32]), JobKey::from_bytes([2; 32]));
         let request = SetupFrame { kind: SetupKind::Confirm, reason: 0, ..frame() }.prove_request(&key);
-        let answer = SetupFrame { kind: SetupKind::Accepted, reason: 0, ..frame() }.prove_answer(&key, &request);
+        let answer =
+            SetupFrame { kind: SetupKind::Accepted, reason: 0, ..frame() }.prove_answer(&key, &request);
         assert!(request.is_request_proven(&key) && answer.is_answer_proven(&key, &request));
         assert!(!request.is_request_proven(&other) && !answer.is_answer_proven(&other, &request));
         assert!(!request.is_answer_proven(&key, &request), "a proof that was sent back");
@@ -385,7 +386,11 @@ mod tests {
                 bytes[at] ^= change;
                 let found = SetupFrame::decode(&bytes);
                 assert_ne!(found, Some(frame()), "byte {at}");
-                let is_fixed = at < 10 || (12..16).contains(&at) || (60..64).contains(&at) || (260..264).contains(&at) || at >= 308;
+                let is_fixed = at < 10
+                    || (12..16).contains(&at)
+                    || (60..64).contains(&at)
+                    || (260..264).contains(&at)
+                    || at >= 308;
                 assert!(!is_fixed || found.is_none(), "byte {at}");
             }
         }

@@ -144,8 +144,13 @@ impl<'a> ViplMessage<'a> {
         let rest: &[u8; REGION_BYTES] = rest.try_into().ok()?;
         let number = |at: usize| Some(u32::from_le_bytes(*rest[at..].first_chunk()?));
         let len = u64::from_le_bytes(*rest[8..].first_chunk()?);
-        let lent =
-            LentRegion { handle: number(0)?, rights: number(4)?, base: word, len, key: *rest[16..].first_chunk()? };
+        let lent = LentRegion {
+            handle: number(0)?,
+            rights: number(4)?,
+            base: word,
+            len,
+            key: *rest[16..].first_chunk()?,
+        };
         let is_valid = lent.handle != 0 && lent.rights <= 3 && len > 0 && word.checked_add(len).is_some();
         is_valid.then_some(Self::Region(lent))
     }
@@ -172,7 +177,8 @@ mod tests {
     fn the_bytes_are_those_of_version_1() {
         let record = ViplMessage::Record { code: 0x401, word: 0x0102_0304, bytes: &[5, 6] };
         assert_eq!(encoded(&record), [1, 4, 0, 0, 0, 0, 0, 0, 4, 3, 2, 1, 0, 0, 0, 0, 5, 6]);
-        let mut region = std::vec![0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0x7f, 0, 0, 7, 0, 3, 0, 1, 0, 0, 0];
+        let mut region =
+            std::vec![0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0x7f, 0, 0, 7, 0, 3, 0, 1, 0, 0, 0];
         region.extend([0, 0x20, 0, 0, 0, 0, 0, 0]);
         region.extend([9; KEY_BYTES]);
         assert_eq!(encoded(&ViplMessage::Region(LENT)), region);

@@ -9,9 +9,9 @@ use nemesia_core::via::setup::{SetupFrame, SetupKind};
 use nemesia_core::via::{ViAttributes, ViaError};
 
 use super::listener::{FrameInbox, Inbound};
-use super::objects::NewLink;
+use super::objects::NewViLink;
 use super::provider::Shared;
-use super::{listener, meeting, network};
+use super::{listener, meeting, network_connect};
 
 /// The pause after an attempt at all ports.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -44,16 +44,16 @@ pub(super) fn call(
     deadline: Option<Instant>,
     is_once: bool,
     waits: impl Fn() -> bool,
-) -> Result<(NewLink, ViAttributes), ViaError> {
+) -> Result<(NewViLink, ViAttributes), ViaError> {
     let mut pause = FIRST_PAUSE;
     loop {
         match round(shared, frame, deadline, &waits)? {
             Round::Accepted(answer, _stream) => {
                 let limit = Instant::now() + MEETING_LIMIT;
                 let link = if shared.trust.is_elsewhere(&answer) {
-                    NewLink::Network(Box::new(network::go(shared, &answer, limit)?))
+                    NewViLink::Network(Box::new(network_connect::go(shared, &answer, limit)?))
                 } else {
-                    NewLink::Shared(Box::new(meeting::go(answer.meeting, &shared.bell, limit)?))
+                    NewViLink::Shared(Box::new(meeting::go(answer.meeting, &shared.bell, limit)?))
                 };
                 return Ok((link, answer.attributes));
             }
@@ -186,12 +186,7 @@ fn confirm(
 
 /// Returns the reason in a refusal; an unknown number is a rejection.
 fn refusal(code: u8) -> ViaError {
-    [
-        ViaError::InvalidReliabilityLevel,
-        ViaError::InvalidMtu,
-        ViaError::InvalidQos,
-        ViaError::NotReachable,
-    ]
+    [ViaError::InvalidReliabilityLevel, ViaError::InvalidMtu, ViaError::InvalidQos, ViaError::NotReachable]
         .into_iter()
         .find(|reason| reason.code() == i32::from(code))
         .unwrap_or(ViaError::Reject)

@@ -1,22 +1,20 @@
 //! Connections between machines (paper 2, section 1.4.3, over a memory port instead of SCI): the memory port of the
 //! process, and the attempts to connect.
 //!
-//! Payload moves by the writes and reads of the port, from and to the registered memory of the two programs. Records are
-//! messages ([`nemesia_core::wire::vipl`]). So the model of a VI is the same as inside a machine; the difference is that
-//! transfers end later ([`ViaCarrier::pending`](nemesia_core::via::ViaCarrier::pending)).
+//! Payload moves by the writes and reads of the port, from and to the registered memory of the two programs. Records
+//! are messages ([`nemesia_core::wire::vipl`]). So the model of a VI is the same as inside a machine; the difference is
+//! that transfers end later ([`ViaCarrier::pending`](nemesia_core::via::ViaCarrier::pending)).
 //!
 //! | file | contents |
 //! |---|---|
 //! | `link.rs` | one connection: its messages, its transfers, lent regions |
 //! | `buffers.rs` | the memory of its messages |
 //! | `conduit.rs` | what a VI asks of it |
-//! | `drive.rs` | progress |
-//! | `connect.rs` | connecting |
+//!
+//! Progress is in `network_progress.rs`, connecting in `network_connect.rs`.
 
 mod buffers;
 mod conduit;
-mod connect;
-mod drive;
 mod link;
 
 use std::collections::HashMap;
@@ -30,8 +28,8 @@ use nemesia_core::port::memory::{
 use nemesia_core::via::ViaError;
 use nemesia_core::wire::vipl::ViplHello;
 
-pub(super) use connect::{go, receive};
-pub(super) use link::NetworkLink;
+pub(super) use conduit::NetworkConduit;
+pub(super) use link::{NetworkLink, RegionSync};
 
 use super::region::RegionMemory;
 use crate::tcp::{Options, TcpPort, listen};
@@ -57,20 +55,20 @@ struct PortAttempt {
 
 /// A connection whose VI is disconnected: its last messages leave, then it is closed.
 #[derive(Debug)]
-struct ClosingLink {
-    link: NetworkLink,
+pub(super) struct ClosingLink {
+    pub(super) link: NetworkLink,
     until: Instant,
 }
 
 /// The memory port of the process, and its connections.
 #[derive(Debug)]
 pub(super) struct Network {
-    port: TcpPort,
+    pub(super) port: TcpPort,
     start: Instant,
     attempts: Vec<PortAttempt>,
     /// The VI of each connection.
-    owners: HashMap<Connection, u64>,
-    closing: Vec<ClosingLink>,
+    pub(super) owners: HashMap<Connection, u64>,
+    pub(super) closing: Vec<ClosingLink>,
     /// The region of the port for each region that this process sends from or reads into, by handle.
     locals: HashMap<u32, PortRegion>,
 }
@@ -114,7 +112,7 @@ impl Network {
     }
 
     /// Begins to connect to the port of another process, with the ticket of the request.
-    fn call(&mut self, ticket: [u8; 16], to: &Address) -> Result<(), ViaError> {
+    pub(super) fn call(&mut self, ticket: [u8; 16], to: &Address) -> Result<(), ViaError> {
         let offer = self.offer(Some(ticket));
         let connection = self.port.connect(to, &offer).map_err(|_| ViaError::NotReachable)?;
         self.attempts.push(PortAttempt { ticket, connection: Some(connection), outcome: None });
@@ -122,14 +120,14 @@ impl Network {
     }
 
     /// Expects a connection with this ticket. Returns the address of the port.
-    fn expect(&mut self, ticket: [u8; 16]) -> Result<Address, ViaError> {
+    pub(super) fn expect(&mut self, ticket: [u8; 16]) -> Result<Address, ViaError> {
         let address = self.port.address().ok_or(ViaError::ErrorResource)?;
         self.attempts.push(PortAttempt { ticket, connection: None, outcome: None });
         Ok(address)
     }
 
     /// Returns the connection with this ticket if it exists, or that it has failed; `None` if the attempt goes on.
-    fn take_outcome(&mut self, ticket: [u8; 16]) -> Option<Result<Connection, ViaError>> {
+    pub(super) fn take_outcome(&mut self, ticket: [u8; 16]) -> Option<Result<Connection, ViaError>> {
         let at = self.attempts.iter().position(|attempt| attempt.ticket == ticket)?;
         let outcome = self.attempts[at].outcome?;
         let connection = self.attempts.swap_remove(at).connection.filter(|_| outcome);
@@ -137,7 +135,7 @@ impl Network {
     }
 
     /// Ends an attempt.
-    fn abandon(&mut self, ticket: [u8; 16]) {
+    pub(super) fn abandon(&mut self, ticket: [u8; 16]) {
         let Some(at) = self.attempts.iter().position(|attempt| attempt.ticket == ticket) else { return };
         if let Some(connection) = self.attempts.swap_remove(at).connection {
             self.port.close(connection);
@@ -167,7 +165,7 @@ impl Network {
 
     /// Makes progress on connections that are being made. Returns the VIs whose connection is lost, and whether
     /// anything happened.
-    fn progress_connections(&mut self) -> (Vec<u64>, bool) {
+    pub(super) fn progress_connections(&mut self) -> (Vec<u64>, bool) {
         let (mut lost, mut is_changed) = (Vec::new(), false);
         while let Some(event) = self.port.poll_event(self.start.elapsed()) {
             is_changed = true;
@@ -218,9 +216,9 @@ impl Network {
 
     fn register(&mut self, memory: &RegionMemory, access: RegionAccess) -> Option<PortRegion> {
         let (base, len) = (memory.address().as_ptr(), memory.len());
-        // SAFETY: the program promised that registered memory stays mapped, readable and writable until it is deregistered,
-        // which `ViaState::remove_region` executes: it withdraws the memory from the port first. Nothing makes a
-        // reference to it.
+        // SAFETY: the program promised that registered memory stays mapped, readable and writable until it is
+        // deregistered, which `ViaState::remove_region` executes: it withdraws the memory from the port first. Nothing
+        // makes a reference to it.
         let lent = unsafe { LentMemory::from_raw(base, len) };
         self.port.register(lent, access).ok()
     }

@@ -21,7 +21,7 @@ const FIRST_SEGMENTS: usize = 64;
 
 /// A new connection: inside the machine, or to another one.
 #[derive(Debug)]
-pub(super) enum NewLink {
+pub(super) enum NewViLink {
     /// Through shared memory.
     Shared(Box<Link>),
     /// Through the memory port.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nemesia_core::via::setup::{SetupFrame, SetupKind};
 use nemesia_core::via::{ViAttributes, ViState, ViaError};
 
-use super::objects::{ConnectWaiter, NewLink, PeerAttempt};
+use super::objects::{ConnectWaiter, NewViLink, PeerAttempt};
 use super::provider::Shared;
 use super::state::ViaState;
 use super::{client, listener, server};
@@ -208,7 +208,7 @@ fn set_calling(shared: &Shared, of: (u64, u64), is_calling: bool) {
 }
 
 /// Records the result of a peer-to-peer request.
-fn finish(shared: &Shared, of: (u64, u64), result: Result<(NewLink, ViAttributes), ViaError>) {
+fn finish(shared: &Shared, of: (u64, u64), result: Result<(NewViLink, ViAttributes), ViaError>) {
     let mut state = shared.lock();
     if attempt(&mut state, of).is_none_or(|attempt| attempt.result.is_some()) {
         return;

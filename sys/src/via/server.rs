@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use nemesia_core::via::setup::{SetupFrame, SetupKind, SetupNetwork};
 use nemesia_core::via::{ViAttributes, ViaError};
 
-use super::objects::NewLink;
+use super::objects::NewViLink;
 use super::provider::Shared;
-use super::{listener, meeting, network};
+use super::{listener, meeting, network_connect};
 use crate::os::HandoffListener;
 
 /// The limit of a meeting.
@@ -38,7 +38,7 @@ pub(super) fn accept(
     stream: &mut TcpStream,
     request: &SetupFrame,
     (vi, attributes): (u64, ViAttributes),
-) -> Result<NewLink, ViaError> {
+) -> Result<NewViLink, ViaError> {
     if shared.trust.is_elsewhere(request) {
         return accept_elsewhere(shared, stream, request, (vi, attributes));
     }
@@ -60,9 +60,9 @@ pub(super) fn accept(
             Err(ViaError::Timeout) if Instant::now() < deadline && !has_left(stream) => {}
             Err(ViaError::Timeout) => {
                 let link = meeting::receive(&place, &shared.bell, Instant::now(), deadline)?;
-                return Ok(NewLink::Shared(Box::new(link)));
+                return Ok(NewViLink::Shared(Box::new(link)));
             }
-            result => return result.map(|link| NewLink::Shared(Box::new(link))),
+            result => return result.map(|link| NewViLink::Shared(Box::new(link))),
         }
     }
 }
@@ -73,7 +73,7 @@ fn accept_elsewhere(
     stream: &mut TcpStream,
     request: &SetupFrame,
     (vi, attributes): (u64, ViAttributes),
-) -> Result<NewLink, ViaError> {
+) -> Result<NewViLink, ViaError> {
     let ticket = crate::os::random().map_err(|_| ViaError::ErrorResource)?;
     let answer = SetupFrame {
         vi,
@@ -85,12 +85,12 @@ fn accept_elsewhere(
     let accept = |port| {
         let network = SetupNetwork { port: Some(port), ..answer.network };
         let accepted = shared.trust.prove(SetupFrame { network, ..answer }, request);
-        let has_gone = has_left(&mut sender) || listener::send(&mut sender, &accepted).is_err();
+        let has_gone = has_left(&sender) || listener::send(&mut sender, &accepted).is_err();
         if has_gone { Err(ViaError::Timeout) } else { Ok(()) }
     };
     let deadline = Instant::now() + MEETING_LIMIT;
-    let link = network::receive(shared, ticket, deadline, accept, || !has_left(stream))?;
-    Ok(NewLink::Network(Box::new(link)))
+    let link = network_connect::receive(shared, ticket, deadline, accept, || !has_left(stream))?;
+    Ok(NewViLink::Network(Box::new(link)))
 }
 
 /// Returns whether the other side has closed its end.

@@ -15,7 +15,8 @@ use super::link::Link;
 use super::listener::Listener;
 use super::network::Network;
 use super::objects::{
-    AsyncReport, ConnectWaiter, NewLink, NicObject, QueueObject, Requested, ViObject, index, pointer, report,
+    AsyncReport, ConnectWaiter, NewViLink, NicObject, QueueObject, Requested, ViObject, index, pointer,
+    report,
 };
 use super::table::{HandleKind, HandleTable};
 
@@ -188,13 +189,13 @@ impl ViaState {
     }
 
     /// Gives a VI its link.
-    pub(super) fn connect(&mut self, vi: u64, link: NewLink) -> bool {
+    pub(super) fn connect(&mut self, vi: u64, link: NewViLink) -> bool {
         let is_connected = self.vis.get_mut(vi).is_some_and(|object| object.model.connected());
         match link {
-            NewLink::Shared(link) if is_connected => self.link_shared(vi, *link),
-            NewLink::Network(link) if is_connected => self.link_network(vi, *link),
-            NewLink::Network(link) => self.unlink_network(*link),
-            NewLink::Shared(_) => {}
+            NewViLink::Shared(link) if is_connected => self.link_shared(vi, *link),
+            NewViLink::Network(link) if is_connected => self.link_network(vi, *link),
+            NewViLink::Network(link) => self.unlink_network(*link),
+            NewViLink::Shared(_) => {}
         }
         if is_connected {
             self.connected.push(vi);

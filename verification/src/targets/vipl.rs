@@ -25,8 +25,19 @@ pub fn vipl_setup(input: &[u8]) -> Result<(), String> {
     bytes[8..10].copy_from_slice(&SETUP_VERSION.to_le_bytes());
     check_frame(&bytes)?;
     // Random bytes are hardly zero where they must be.
-    for range in [12..16, 45..48, 57..64, 81..82, 82..84, 90..152, 153..156, 162..224, 260..264, 289..292, 300..SETUP_BYTES]
-    {
+    for range in [
+        12..16,
+        45..48,
+        57..64,
+        81..82,
+        82..84,
+        90..152,
+        153..156,
+        162..224,
+        260..264,
+        289..292,
+        300..SETUP_BYTES,
+    ] {
         bytes[range].fill(0);
     }
     (bytes[10], bytes[56], bytes[58]) = (bytes[10] % 11, 1 << (bytes[56] % 4), bytes[58] & 3);

@@ -30,7 +30,7 @@ pub fn vipl_network(input: &[u8]) -> Result<(), String> {
     }
     region.truncate(56);
     check_message(&region)?;
-    let mut script = Script(input);
+    let mut script = LateScript(input);
     let level = [Reliability::Unreliable, Reliability::Delivery, Reliability::Reception];
     let attributes = ViAttributes {
         reliability: level[usize::from(script.byte() % 3)],
@@ -120,9 +120,9 @@ impl ViaCarrier for LateCarrier {
 }
 
 /// Reads bytes of the input, zeros after its end.
-struct Script<'a>(&'a [u8]);
+struct LateScript<'a>(&'a [u8]);
 
-impl Script<'_> {
+impl LateScript<'_> {
     fn byte(&mut self) -> u8 {
         let Some((byte, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
@@ -132,7 +132,7 @@ impl Script<'_> {
 
 type LateVi = Vi<Vec<WorkEntry>, Vec<ViaSegment>>;
 
-fn run(script: &mut Script<'_>, attributes: ViAttributes) -> Result<(), String> {
+fn run(script: &mut LateScript<'_>, attributes: ViAttributes) -> Result<(), String> {
     let storage =
         || (vec![WorkEntry::default(); DESCRIPTORS], vec![ViaSegment::default(); 2 * MOST_SEGMENTS]);
     let mut vi = Vi::new(attributes, storage(), storage(), vec![ViaSegment::default(); MIRROR_STORAGE]);
@@ -144,7 +144,10 @@ fn run(script: &mut Script<'_>, attributes: ViAttributes) -> Result<(), String> 
         match script.byte() % 8 {
             0 => posted[0] += usize::from(post(&mut vi, script, ViQueue::Send)),
             1 => posted[1] += usize::from(post(&mut vi, script, ViQueue::Receive)),
-            2 => (carrier.has_room, carrier.is_unknown) = (!script.byte().is_multiple_of(4), script.byte() > 99),
+            2 => {
+                carrier.has_room = !script.byte().is_multiple_of(4);
+                carrier.is_unknown = script.byte() > 99;
+            }
             3 => {
                 carrier.ended += u64::from(script.byte()).min(carrier.begun - carrier.ended);
                 vi.transferred(carrier.ended);
@@ -162,9 +165,10 @@ fn run(script: &mut Script<'_>, attributes: ViAttributes) -> Result<(), String> 
     Ok(())
 }
 
-fn post(vi: &mut LateVi, script: &mut Script<'_>, queue: ViQueue) -> bool {
+fn post(vi: &mut LateVi, script: &mut LateScript<'_>, queue: ViQueue) -> bool {
     let operations = [ViaOperation::Send, ViaOperation::RdmaWrite, ViaOperation::RdmaRead];
-    let operation = if queue == ViQueue::Send { operations[usize::from(script.byte() % 3)] } else { operations[0] };
+    let operation =
+        if queue == ViQueue::Send { operations[usize::from(script.byte() % 3)] } else { operations[0] };
     let segment = |byte: u8| ViaSegment { address: byte.into(), handle: 1, length: 64 };
     let descriptor = ViaDescriptor {
         operation,
@@ -177,8 +181,7 @@ fn post(vi: &mut LateVi, script: &mut Script<'_>, queue: ViQueue) -> bool {
     vi.post(queue, (u64::from(descriptor.segments > 0), 1), descriptor, [segment(2), segment(3)].into_iter())
 }
 
-
-fn arrive(vi: &mut LateVi, script: &mut Script<'_>, carrier: &mut LateCarrier) {
+fn arrive(vi: &mut LateVi, script: &mut LateScript<'_>, carrier: &mut LateCarrier) {
     let mut bytes = vec![0; 16];
     (bytes[0], bytes[1], bytes[8]) = (script.byte() % 14, script.byte() & 7, script.byte() % 40);
     let len = match bytes[0] {

@@ -88,14 +88,8 @@ impl ViaCarrier for LateCarrier {
 
 /// Returns a connected VI that knows two receive descriptors of the other side.
 fn connected(reliability: Reliability) -> (LateVi, LateCarrier) {
-    let attributes = ViAttributes {
-        reliability,
-        max_transfer: 4096,
-        qos: 0,
-        ptag: 1,
-        rdma_write: true,
-        rdma_read: true,
-    };
+    let attributes =
+        ViAttributes { reliability, max_transfer: 4096, qos: 0, ptag: 1, rdma_write: true, rdma_read: true };
     let storage = || (vec![WorkEntry::default(); 8], vec![ViaSegment::default(); MOST_SEGMENTS]);
     let mut vi = Vi::new(attributes, storage(), storage(), vec![ViaSegment::default(); MIRROR_STORAGE]);
     assert_eq!(vi.begin_connect(), Ok(()));

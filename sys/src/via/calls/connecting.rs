@@ -88,7 +88,7 @@ impl Provider {
     fn settle(
         &self,
         vi: u64,
-        result: Result<(crate::via::objects::NewLink, ViAttributes), ViaError>,
+        result: Result<(crate::via::objects::NewViLink, ViAttributes), ViaError>,
     ) -> Result<ViAttributes, ViaError> {
         let mut state = self.lock();
         match result {

@@ -27,14 +27,13 @@ unsafe impl Send for MessageBuffers {}
 
 impl MessageBuffers {
     /// Allocates the memory, which `register` registers at the port.
-    pub(super) fn new(
-        register: impl FnOnce(LentMemory, RegionAccess) -> Option<PortRegion>,
-    ) -> Option<Self> {
+    pub(super) fn new(register: impl FnOnce(LentMemory, RegionAccess) -> Option<PortRegion>) -> Option<Self> {
         let words: Box<[u64; WORDS]> = vec![0; WORDS].into_boxed_slice().try_into().ok()?;
         let base = NonNull::from(Box::leak(words));
         // SAFETY: the memory is allocated, initialised and accessed by copies only. It is freed by `free` alone, after
         // the port has deregistered the region.
-        let [view, lent] = [(), ()].map(|()| unsafe { LentMemory::from_raw(base.as_ptr().cast(), WORDS * 8) });
+        let [view, lent] =
+            [(), ()].map(|()| unsafe { LentMemory::from_raw(base.as_ptr().cast(), WORDS * 8) });
         let region = register(lent, RegionAccess::LOCAL)?;
         Some(Self { base, view, free_sends: (0..SENDS).collect(), region })
     }

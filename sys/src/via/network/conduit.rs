@@ -12,11 +12,11 @@ use crate::via::conduit::{Memory, rights};
 
 /// A VI's connection to another machine and the memory of the process.
 #[derive(Debug)]
-pub(super) struct NetworkConduit<'a> {
-    pub(super) link: &'a mut NetworkLink,
-    pub(super) network: &'a mut Network,
-    pub(super) memory: &'a Memory,
-    pub(super) attributes: ViAttributes,
+pub(in crate::via) struct NetworkConduit<'a> {
+    pub(in crate::via) link: &'a mut NetworkLink,
+    pub(in crate::via) network: &'a mut Network,
+    pub(in crate::via) memory: &'a Memory,
+    pub(in crate::via) attributes: ViAttributes,
 }
 
 impl NetworkConduit<'_> {

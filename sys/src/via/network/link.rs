@@ -30,7 +30,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
 /// A region of the other process.
 #[derive(Debug)]
-pub(super) struct NetworkImport {
+pub(in crate::via) struct NetworkImport {
     handle: u32,
     region: ViaRegion,
     key: MemoryKey,
@@ -38,11 +38,11 @@ pub(super) struct NetworkImport {
 
 impl NetworkImport {
     /// Returns the range of the port; `None` if the segment does not lie in the region.
-    pub(super) fn range(&self, segment: ViaSegment) -> Option<RemoteRange> {
+    pub(in crate::via) fn range(&self, segment: ViaSegment) -> Option<RemoteRange> {
         self.region.offset(segment.address, segment.length.into()).map(|offset| self.key.at(offset))
     }
 
-    pub(super) const fn rights(&self) -> RegionRights {
+    pub(in crate::via) const fn rights(&self) -> RegionRights {
         RegionRights { write: self.region.attributes.rdma_write, read: self.region.attributes.rdma_read }
     }
 }
@@ -68,7 +68,7 @@ enum NetworkOperation {
 
 /// Whether this process knows all regions of the other one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RegionSync {
+pub(in crate::via) enum RegionSync {
     /// It has not asked.
     Idle,
     /// It waits for the answer.
@@ -89,7 +89,7 @@ enum PostedOperation {
 /// A connection to the VI of a process on another machine. It ends by [`Network::shut`] or [`NetworkLink::close`].
 #[derive(Debug)]
 pub(in crate::via) struct NetworkLink {
-    pub(super) connection: Connection,
+    pub(in crate::via) connection: Connection,
     buffers: MessageBuffers,
     imports: Vec<Option<NetworkImport>>,
     lent: HashMap<u32, LentEntry>,
@@ -98,19 +98,19 @@ pub(in crate::via) struct NetworkLink {
     /// Operations since the connection: all, and those that have ended.
     begun: u64,
     ended: u64,
-    pub(super) sync: RegionSync,
+    pub(in crate::via) sync: RegionSync,
     /// Whether the connection is over.
     pub(in crate::via) is_cut: bool,
 }
 
 /// Deregisters a region of a port whose peers cannot pull: it never has to wait.
-pub(super) fn deregister(port: &mut TcpPort, region: PortRegion) -> bool {
+pub(in crate::via) fn deregister(port: &mut TcpPort, region: PortRegion) -> bool {
     port.deregister(region).is_ok()
 }
 
 impl NetworkLink {
     /// Returns the link of a new connection. Nothing arrives before [`NetworkLink::start`].
-    pub(super) fn new(network: &mut Network, connection: Connection) -> Result<Self, ViaError> {
+    pub(in crate::via) fn new(network: &mut Network, connection: Connection) -> Result<Self, ViaError> {
         let port = &mut network.port;
         let buffers = MessageBuffers::new(|memory, access| port.register(memory, access).ok());
         Ok(Self {
@@ -128,7 +128,7 @@ impl NetworkLink {
     }
 
     /// Posts all receives. The caller takes their completions.
-    pub(super) fn start(&mut self, port: &mut TcpPort) {
+    pub(in crate::via) fn start(&mut self, port: &mut TcpPort) {
         self.is_cut |= !(0..RECEIVES).all(|number| self.post_receive(port, number));
     }
 
@@ -138,7 +138,7 @@ impl NetworkLink {
     }
 
     /// Returns whether one more descriptor has room.
-    pub(super) fn has_room(&self) -> bool {
+    pub(in crate::via) fn has_room(&self) -> bool {
         self.waiting.len() < SOFT_OPERATIONS
     }
 
@@ -148,7 +148,7 @@ impl NetworkLink {
     }
 
     /// Returns the number of the last operation, if not all have ended.
-    pub(super) fn pending(&self) -> Option<u64> {
+    pub(in crate::via) fn pending(&self) -> Option<u64> {
         (self.ended < self.begun).then_some(self.begun)
     }
 
@@ -161,23 +161,23 @@ impl NetworkLink {
         has_room
     }
 
-    pub(super) fn write(&mut self, from: Slice, to: RemoteRange) -> bool {
+    pub(in crate::via) fn write(&mut self, from: Slice, to: RemoteRange) -> bool {
         self.begin(NetworkOperation::Write(from, to))
     }
 
-    pub(super) fn read(&mut self, into: Slice, from: RemoteRange) -> bool {
+    pub(in crate::via) fn read(&mut self, into: Slice, from: RemoteRange) -> bool {
         self.begin(NetworkOperation::Read(into, from))
     }
 
     /// Asks the other process whether all its regions have arrived.
-    pub(super) fn ask(&mut self) {
+    pub(in crate::via) fn ask(&mut self) {
         if self.message(&ViplMessage::Sync) {
             self.sync = RegionSync::Asked;
         }
     }
 
     /// Sends a message. Returns whether there was room.
-    pub(super) fn message(&mut self, message: &ViplMessage<'_>) -> bool {
+    pub(in crate::via) fn message(&mut self, message: &ViplMessage<'_>) -> bool {
         let mut bytes = vec![0; MOST_VIPL_BYTES];
         let Some(len) = message.encode(&mut bytes) else { return false };
         bytes.truncate(len);
@@ -191,7 +191,7 @@ impl NetworkLink {
     }
 
     /// Passes waiting operations to the port. Returns whether it took any.
-    pub(super) fn issue(&mut self, port: &mut TcpPort) -> bool {
+    pub(in crate::via) fn issue(&mut self, port: &mut TcpPort) -> bool {
         let before = self.posted.len();
         while let Some(operation) = self.waiting.front() {
             let work = Work::new(self.connection, 0);
@@ -232,7 +232,7 @@ impl NetworkLink {
     }
 
     /// Takes note that the oldest operation has ended. Returns the number of those that have.
-    pub(super) fn end_oldest(&mut self) -> u64 {
+    pub(in crate::via) fn end_oldest(&mut self) -> u64 {
         if let Some(PostedOperation::Message(Some(number))) = self.posted.pop_front() {
             self.buffers.release(number);
         }
@@ -241,18 +241,24 @@ impl NetworkLink {
     }
 
     /// Copies the message that a receive has taken, and posts the receive again; false if the connection is over.
-    pub(super) fn take_message(&self, port: &mut TcpPort, id: u64, len: u32, to: &mut Vec<u8>) -> bool {
+    pub(in crate::via) fn take_message(
+        &self,
+        port: &mut TcpPort,
+        id: u64,
+        len: u32,
+        to: &mut Vec<u8>,
+    ) -> bool {
         let number = (id & !RECEIVE) as usize;
         self.buffers.message(number, len as usize, to) && self.post_receive(port, number)
     }
 
     /// Returns whether a completion is that of a receive.
-    pub(super) const fn is_receive(id: u64) -> bool {
+    pub(in crate::via) const fn is_receive(id: u64) -> bool {
         id & RECEIVE != 0
     }
 
     /// Takes a region that the other process lends; `None` if it has too many.
-    pub(super) fn import(&mut self, lent: &LentRegion) -> Option<()> {
+    pub(in crate::via) fn import(&mut self, lent: &LentRegion) -> Option<()> {
         let rights = RegionRights::from_bits(lent.rights)?;
         let attributes = ViaMemAttributes { ptag: 0, rdma_write: rights.write, rdma_read: rights.read };
         let region = ViaRegion { base: lent.base, len: lent.len, attributes };
@@ -268,12 +274,12 @@ impl NetworkLink {
         Some(())
     }
 
-    pub(super) fn import_of(&self, handle: u32) -> Option<&NetworkImport> {
+    pub(in crate::via) fn import_of(&self, handle: u32) -> Option<&NetworkImport> {
         self.imports.get(index_of(handle))?.as_ref().filter(|import| import.handle == handle)
     }
 
     /// Changes the rights of a region of the other process, or removes it.
-    pub(super) fn change_import(&mut self, handle: u32, rights: Option<RegionRights>) {
+    pub(in crate::via) fn change_import(&mut self, handle: u32, rights: Option<RegionRights>) {
         let Some(place) = self.imports.get_mut(index_of(handle)) else { return };
         let Some(import) = place.as_mut().filter(|import| import.handle == handle) else { return };
         match rights {
@@ -350,12 +356,12 @@ impl NetworkLink {
     }
 
     /// Returns whether nothing is left to send, or nothing can be sent.
-    pub(super) fn is_idle(&self, port: &TcpPort) -> bool {
+    pub(in crate::via) fn is_idle(&self, port: &TcpPort) -> bool {
         self.pending().is_none() || port.state(self.connection) != ConnectionState::Ready
     }
 
     /// Closes the connection and releases its memory.
-    pub(super) fn close(mut self, port: &mut TcpPort) {
+    pub(in crate::via) fn close(mut self, port: &mut TcpPort) {
         self.release(port);
         port.close(self.connection);
         if deregister(port, self.buffers.region) {

@@ -4,12 +4,10 @@ use nemesia_core::port::memory::{Completion, MemoryPort as _, WorkOutcome};
 use nemesia_core::via::record::ViaRecord;
 use nemesia_core::wire::vipl::ViplMessage;
 
-use super::conduit::NetworkConduit;
-use super::link::RegionSync;
-use super::{Network, NetworkLink};
-use crate::via::conduit::{Memory, rights};
-use crate::via::objects::ViObject;
-use crate::via::state::ViaState;
+use super::conduit::{Memory, rights};
+use super::network::{Network, NetworkConduit, NetworkLink, RegionSync};
+use super::objects::ViObject;
+use super::state::ViaState;
 
 /// Completions that are polled at once, and how often: the lock is free in between.
 const COMPLETIONS: usize = 32;
@@ -17,7 +15,7 @@ const ROUNDS: usize = 8;
 
 impl ViaState {
     /// Makes progress on all connections to other machines.
-    pub(in crate::via) fn drive_network(&mut self) {
+    pub(super) fn drive_network(&mut self) {
         let Some(mut network) = self.network.take() else { return };
         let mut changed = Vec::new();
         let mut bytes = std::mem::take(&mut self.bytes);
@@ -55,7 +53,7 @@ impl ViaState {
     }
 
     /// Makes progress on the connection of a VI to another machine, if it has one. Returns whether it has one.
-    pub(in crate::via) fn nudge_network(&mut self, vi: u64) -> bool {
+    pub(super) fn nudge_network(&mut self, vi: u64) -> bool {
         let Some(object) = self.vis.get(vi) else { return false };
         let Some(link) = &object.network else { return false };
         if link.has_waiting() || link.is_cut || object.model.is_blocked() {
@@ -66,7 +64,7 @@ impl ViaState {
 
     /// Starts what can be started on a VI whose connection goes to another machine. Returns whether the connection is
     /// over.
-    pub(in crate::via) fn pump_network(&mut self, vi: u64) -> bool {
+    pub(super) fn pump_network(&mut self, vi: u64) -> bool {
         let Some(mut network) = self.network.take() else { return false };
         let mut is_cut = false;
         if let Some(object) = self.vis.get_mut(vi)
@@ -86,7 +84,7 @@ impl ViaState {
     }
 
     /// Gives a VI its connection to another machine, and lends what the other process may use by RDMA.
-    pub(in crate::via) fn link_network(&mut self, vi: u64, mut link: NetworkLink) {
+    pub(super) fn link_network(&mut self, vi: u64, mut link: NetworkLink) {
         let Some(mut network) = self.network.take() else { return };
         if let Some(object) = self.vis.get_mut(vi) {
             let attributes = object.model.attributes;
@@ -104,14 +102,14 @@ impl ViaState {
     }
 
     /// Ends the connection of a VI to another machine.
-    pub(in crate::via) fn unlink_network(&mut self, link: NetworkLink) {
+    pub(super) fn unlink_network(&mut self, link: NetworkLink) {
         if let Some(network) = &mut self.network {
             network.shut(link);
         }
     }
 
     /// Informs the other process of a VI of a region that is new, changed, or about to go.
-    pub(in crate::via) fn publish_on_network(&mut self, vi: u64, handle: u32, is_gone: bool) {
+    pub(super) fn publish_on_network(&mut self, vi: u64, handle: u32, is_gone: bool) {
         let Some(mut network) = self.network.take() else { return };
         let region = self.memory.table.get(handle).copied().zip(self.memory.get(handle));
         if let Some((region, memory)) = region
@@ -135,7 +133,7 @@ impl ViaState {
 
 impl ViaState {
     /// Withdraws a region that does not exist any more from all memory ports.
-    pub(in crate::via) fn withdraw_from_network(&mut self, handle: u32) {
+    pub(super) fn withdraw_from_network(&mut self, handle: u32) {
         let Some(mut network) = self.network.take() else { return };
         for at in 0..self.connected.len() {
             let object = self.connected.get(at).and_then(|vi| self.vis.get_mut(*vi));

@@ -6,9 +6,9 @@ use nemesia_core::port::memory::{Address, MemoryPort as _};
 use nemesia_core::via::ViaError;
 use nemesia_core::via::setup::SetupFrame;
 
-use super::{Network, NetworkLink};
-use crate::via::provider::Shared;
-use crate::via::state::ViaState;
+use super::network::{Network, NetworkLink};
+use super::provider::Shared;
+use super::state::ViaState;
 
 /// The time after which a waiting process looks whether the other one still waits.
 const STEP: Duration = Duration::from_millis(50);
@@ -27,11 +27,7 @@ fn with_network<T>(
 }
 
 /// Connects to the memory port that an acceptance names, and whose ticket it has.
-pub(in crate::via) fn go(
-    shared: &Shared,
-    accepted: &SetupFrame,
-    deadline: Instant,
-) -> Result<NetworkLink, ViaError> {
+pub(super) fn go(shared: &Shared, accepted: &SetupFrame, deadline: Instant) -> Result<NetworkLink, ViaError> {
     let address = accepted.network.port.ok_or(ViaError::NotReachable)?;
     with_network(shared, |network| network.call(accepted.meeting, &address))?;
     complete(shared, accepted.meeting, deadline, || true)
@@ -39,7 +35,7 @@ pub(in crate::via) fn go(
 
 /// Expects a connection with a ticket, sends the acceptance that `accept` makes of the address of the memory port, and
 /// waits, while `goes_on` returns true.
-pub(in crate::via) fn receive(
+pub(super) fn receive(
     shared: &Shared,
     ticket: [u8; 16],
     deadline: Instant,
@@ -48,10 +44,17 @@ pub(in crate::via) fn receive(
 ) -> Result<NetworkLink, ViaError> {
     let address = with_network(shared, |network| network.expect(ticket))?;
     if let Err(error) = accept(address) {
-        with_network(shared, |network| Ok(network.abandon(ticket)))?;
+        abandon(shared, ticket);
         return Err(error);
     }
     complete(shared, ticket, deadline, goes_on)
+}
+
+/// Ends an attempt.
+fn abandon(shared: &Shared, ticket: [u8; 16]) {
+    if let Some(network) = &mut shared.lock().network {
+        network.abandon(ticket);
+    }
 }
 
 /// Waits until the connection with a ticket exists or has failed.
@@ -73,7 +76,7 @@ fn complete(
                 });
             }
             Err(_) if is_last || Instant::now() >= deadline => {
-                with_network(shared, |network| Ok(network.abandon(ticket)))?;
+                abandon(shared, ticket);
                 return Err(ViaError::Timeout);
             }
             // The connection may exist already when the other process ends its request.
