@@ -4,6 +4,7 @@ mod demand;
 mod fickle;
 mod meeting;
 mod net;
+mod raw;
 mod shares;
 mod unexpected;
 mod unwind;
