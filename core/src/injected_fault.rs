@@ -115,6 +115,8 @@ pub enum InjectedFault {
     CloseEarly,
     /// A process that was started again is accepted at once.
     AcceptUnasked,
+    /// A further connection is accepted from a process that has no first one.
+    AcceptFurther,
     /// An access to a peer's memory is reported as ended when its work request is posted.
     EndAccessEarly,
     /// A buffer stays registered, and open to the peer, after its exposure was revoked.
@@ -187,7 +189,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 86] = [
+    pub const ALL: [InjectedFault; 87] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -240,6 +242,7 @@ impl InjectedFault {
         InjectedFault::ForgetClose,
         InjectedFault::CloseEarly,
         InjectedFault::AcceptUnasked,
+        InjectedFault::AcceptFurther,
         InjectedFault::EndAccessEarly,
         InjectedFault::KeepRegion,
         InjectedFault::TrustNotice,

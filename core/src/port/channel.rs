@@ -55,7 +55,10 @@
 //!
 //! **Identity.** A process presents its rank and a *token*. The token is random and
 //! is presented only to this peer, on each connection to it. All connections of a peer therefore belong to
-//! one process. While one of them exists or is being made, a process with another token is refused
+//! one process. A further connection is accepted only beside the first one
+//! ([`Refusal::NoFirst`](crate::wire::channel::ChannelRefusal::NoFirst)): a request that was on its way when this
+//! process disconnected the peer is refused.
+//! While one of them exists or is being made, a process with another token is refused
 //! ([`Refusal::Claimed`](crate::wire::channel::ChannelRefusal::Claimed)), without effect on the process that
 //! holds the rank. A process to which this one connects actively may not connect to it. Nothing is delivered
 //! or granted before the other side has identified itself. If the caller knows the machine or process of a

@@ -92,6 +92,11 @@ pub enum ChannelRefusal {
     /// The proof is wrong: the requester has another key, or means another world or another process.
     #[error("the process does not know the job's key, or belongs to another world: give all the same key")]
     WrongKey,
+    /// The request is for a further connection, and the requester's process has no first one with this process.
+    #[error(
+        "the process has no first connection with the other: request that one before further connections"
+    )]
+    NoFirst,
     /// A reason that a later version defines.
     #[error("reason {0}")]
     Unknown(u8),
@@ -112,6 +117,7 @@ impl ChannelRefusal {
             Self::Dropped => 9,
             Self::Unproven => 10,
             Self::WrongKey => 11,
+            Self::NoFirst => 12,
             Self::Unknown(code) => code,
         }
     }
@@ -136,6 +142,7 @@ impl ChannelRefusal {
             9 => Self::Dropped,
             10 => Self::Unproven,
             11 => Self::WrongKey,
+            12 => Self::NoFirst,
             code => Self::Unknown(*code),
         })
     }
@@ -375,6 +382,7 @@ mod tests {
             Dropped,
             Refusal::Unproven,
             Refusal::WrongKey,
+            Refusal::NoFirst,
             Unknown(200),
         ];
         for refusal in refusals {

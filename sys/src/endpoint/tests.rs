@@ -5,6 +5,7 @@ mod fickle;
 mod meeting;
 mod net;
 mod place;
+mod raw;
 mod shares;
 mod unexpected;
 mod unwind;

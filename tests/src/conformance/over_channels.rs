@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nemesia_core::engine::Tuning;
 use nemesia_core::port::PeerId;
-use nemesia_core::port::channel::{Channel, ChannelEvent, RendezvousChoice};
+use nemesia_core::port::channel::{Channel, ChannelEvent, JoinError, RendezvousChoice};
 use nemesia_core::port::memory::{Address, MemoryPort};
 use nemesia_verification::storage::ChannelVectors;
 
@@ -28,6 +28,10 @@ pub struct ChannelDriver {
     blocks: Vec<Block>,
     /// Where the lower ranks are, for a rank that was started again.
     places: Vec<Address>,
+    /// The connections with each of these ranks. Each is requested when the one before is ready.
+    rails: u32,
+    /// The connections that are to be requested.
+    due: Vec<(PeerId, u32)>,
 }
 
 /// The port of a rank.
@@ -45,7 +49,12 @@ impl<M: MemoryPort> PortDriver<ChannelPort<M>> for ChannelDriver {
         let mut connected = Vec::new();
         while let Some(event) = channel.poll_event(now) {
             match event {
-                ChannelEvent::Up { peer, .. } => connected.push(peer),
+                ChannelEvent::Up { peer, rail } => {
+                    connected.push(peer);
+                    if rail + 1 < self.rails {
+                        self.due.push((peer, rail + 1));
+                    }
+                }
                 // The other side has not noticed yet that the former process ended.
                 ChannelEvent::Failed { peer, rail, .. } => {
                     if let Some(place) = self.places.get(peer as usize) {
@@ -56,6 +65,10 @@ impl<M: MemoryPort> PortDriver<ChannelPort<M>> for ChannelDriver {
                 ChannelEvent::Called { .. } | ChannelEvent::Refused { .. } | ChannelEvent::Closed { .. } => {}
             }
         }
+        self.due.retain(|(peer, rail)| {
+            let connect = |place| channel.connect(*peer, *rail, place, now + SOON);
+            matches!(self.places.get(*peer as usize).map(connect), Some(Err(JoinError::Buffers { .. })))
+        });
         if channel.wants_memory()
             && let Ok(block) = lend(channel)
         {
@@ -89,7 +102,8 @@ impl<F: Fabric> ChannelStage<F> {
         places: Vec<Address>,
     ) -> Result<ChannelActor<F::Port>, String> {
         let ChannelNode { channel, blocks, .. } = node;
-        let driver = ChannelDriver { now: Rc::clone(&self.now), blocks, places };
+        let driver =
+            ChannelDriver { now: Rc::clone(&self.now), blocks, places, rails: self.rails, due: Vec::new() };
         // Where large messages travel in packets, so do one-sided operations; elsewhere the larger ones are direct.
         let direct_bytes = if self.rendezvous == RendezvousChoice::Stream { u64::MAX } else { LEAST_DIRECT };
         let tuning = Tuning { direct_bytes, ..Tuning::default() };
@@ -110,10 +124,8 @@ impl<F: Fabric> Stage<ChannelActor<F::Port>> for ChannelStage<F> {
             ChannelNode::new(port, config, self.places.len()).map_err(|error| error.to_string())?;
         node.lend()?;
         for (peer, place) in (0..).zip(&self.places[..rank]) {
-            for rail in 0..self.rails {
-                let deadline = self.bench.now + SOON;
-                node.channel.connect(peer, rail, place, deadline).map_err(|error| error.to_string())?;
-            }
+            let deadline = self.bench.now + SOON;
+            node.channel.connect(peer, 0, place, deadline).map_err(|error| error.to_string())?;
         }
         self.actor(rank as PeerId, node, self.places[..rank].to_vec())
     }

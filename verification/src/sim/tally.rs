@@ -96,6 +96,8 @@ pub(crate) enum Event {
     ChannelDeath,
     ChannelLost,
     ChannelRefused,
+    /// A process disconnected a living peer that had not made all its connections.
+    ChannelGivenUp,
     /// A process left in good order, and a peer learned of it; a request of a restarted process was held, and accepted.
     ChannelLeft,
     ChannelHeld,
@@ -149,7 +151,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 102] = [
+const EVENTS: [(Event, &str); 103] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -215,6 +217,7 @@ const EVENTS: [(Event, &str); 102] = [
     (Event::ChannelDeath, "deaths"),
     (Event::ChannelLost, "lost"),
     (Event::ChannelRefused, "refused"),
+    (Event::ChannelGivenUp, "given up"),
     (Event::ChannelLeft, "left"),
     (Event::ChannelHeld, "requests held"),
     (Event::ChannelAccepted, "accepted"),

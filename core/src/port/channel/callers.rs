@@ -95,6 +95,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         }
         let held = it.caller;
         self.is_holder(connection, hello)?;
+        self.follows_first(hello, ChannelPeer::holds_first)?;
         let mut caller = match held {
             Some(caller) if caller.hello.token == hello.token => caller,
             // A later process of the rank. The former one, or an impostor, may ask again.
@@ -116,16 +117,16 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         Ok(())
     }
 
-    /// Forgets a held request whose process is gone.
+    /// Forgets a held request whose process is gone. Without its first request, its others are refused.
     pub(super) fn forget_request(&mut self, connection: Connection) {
-        for it in self.peers.borrow_mut() {
+        for (peer, it) in (0..).zip(self.peers.borrow_mut()) {
             let Some(caller) = &mut it.caller else { continue };
             let is_it =
                 |place: &&mut Option<(Connection, RequestProof)>| place.is_some_and(|it| it.0 == connection);
             if let Some(place) = caller.requests.iter_mut().find(is_it) {
                 *place = None;
-                if caller.requests.iter().all(Option::is_none) {
-                    it.caller = None;
+                if caller.requests.first().is_none_or(Option::is_none) {
+                    self.refuse_caller(peer, ChannelRefusal::NoFirst);
                 }
                 return;
             }

@@ -96,6 +96,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Requests a connection to a peer: rail number `rail`, counted from 0. Exactly one of the two processes
     /// must connect, as the world agrees. [`ChannelEvent::Up`] or [`ChannelEvent::Failed`] follows. The peer's
     /// challenge is answered by later calls of [`Channel::poll_event`], which request the connection once more.
+    /// The peer refuses a rail other than 0 ([`ChannelRefusal::NoFirst`]) unless it has accepted rail 0 of this process
+    /// and still has it: request further rails when rail 0 is ready.
     ///
     /// # Errors
     /// See [`JoinError`].
@@ -262,7 +264,27 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         if !it.takes_rails() || it.is_asked() {
             return Err(ChannelRefusal::Exists);
         }
-        self.is_holder(connection, hello)
+        self.is_holder(connection, hello)?;
+        self.follows_first(hello, |it, token| it.is_held_by(token) && it.has_first())
+    }
+
+    /// Checks that a further connection belongs to a process with a first one. A request that was on its way when this
+    /// process closed the peer thus does not become the only connection with that former process.
+    pub(super) fn follows_first(
+        &self,
+        hello: &Hello,
+        has_first: impl Fn(&super::ChannelPeer<S::Window>, u64) -> bool,
+    ) -> Result<(), ChannelRefusal> {
+        #[cfg(nemesia_injected_fault)]
+        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::AcceptFurther) {
+            return Ok(());
+        }
+        let it = self.peers.borrow().get(hello.rank as usize);
+        if hello.rail == 0 || it.is_some_and(|it| has_first(it, hello.token)) {
+            Ok(())
+        } else {
+            Err(ChannelRefusal::NoFirst)
+        }
     }
 
     /// Checks the origin of the other end, and that it is the process that holds the rank, if one does.

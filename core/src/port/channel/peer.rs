@@ -285,6 +285,17 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
         !self.is_blank() && self.shown == Some(token)
     }
 
+    /// Returns whether rail 0 exists, in any state.
+    pub(super) fn has_first(&self) -> bool {
+        self.rails.first().is_some_and(Option::is_some)
+    }
+
+    /// Returns whether the first connection of the process with this token is held.
+    pub(super) fn holds_first(&self, token: u64) -> bool {
+        self.caller
+            .is_some_and(|it| it.hello.token == token && it.requests.first().is_some_and(Option::is_some))
+    }
+
     /// Records the process that holds the rank.
     pub(super) fn show(&mut self, hello: &Hello) {
         if self.shown.is_none() {

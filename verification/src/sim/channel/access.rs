@@ -395,7 +395,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         Ok(())
     }
 
-    fn is_connected(&self, one: usize, other: usize) -> bool {
+    pub(super) fn is_connected(&self, one: usize, other: usize) -> bool {
         let ready = |from: usize, to: usize| {
             let report = self.nodes[from].as_ref().map(|node| node.channel.report(to as u32));
             report.is_some_and(|report| report.ready > 0)
@@ -407,7 +407,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
     }
 
     /// Expects that the connections between two processes end.
-    fn suspect(&mut self, one: usize, other: usize) {
+    pub(super) fn suspect(&mut self, one: usize, other: usize) {
         (self.died[one][other], self.died[other][one]) = (true, true);
     }
 

@@ -93,6 +93,9 @@ pub(crate) struct ChannelWorld<F: ChannelFabric> {
     window: usize,
     pub(super) deaths: usize,
     restarts: bool,
+    /// If a process requests further connections one by one, each when the one before is ready: the number of
+    /// opportunities for one request. Otherwise it requests all at once.
+    widening: Option<usize>,
     /// Whether restarted processes wait to be accepted.
     pub(super) holds: bool,
     /// For each rank: its process, in the order of starts.
@@ -137,6 +140,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             window: rng.pick(&[32, 64]),
             deaths: rng.below(6),
             restarts: rng.one_in(2),
+            widening: rng.pick(&[None, None, Some(1), Some(10)]),
             holds: rng.one_in(2),
             lives: vec![Life::default(); ranks],
             starts: 0,
@@ -190,12 +194,13 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             17 => self.grant(rank),
             18 if self.rng.one_in(8) => self.lend(rank)?,
             19 if self.deaths > 0 && self.nodes[rank].is_some() && self.rng.one_in(80) => self.kill(rank),
-            19 if self.rng.one_in(80) => self.begin_to_leave(rank),
+            19 if self.rng.one_in(40) => self.begin_to_leave(rank),
             24 | 26 => self.begin_transfer(rank)?,
             25 => self.go_on_with_transfers(rank)?,
             21 => self.accept(rank)?,
             22 => self.leave(rank)?,
             23 if self.rng.one_in(6) => self.quiet(rank)?,
+            27 => self.give_up(rank),
             20 if self.restarts && self.nodes[rank].is_none() && self.rng.one_in(20) => self.start(rank)?,
             _ => {
                 self.now = self.fabric.pass();
@@ -352,6 +357,19 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         self.pairs[rank][from].accepted = None;
     }
 
+    /// Disconnects a peer that has requested the first connection, and perhaps a further one that is still on its way.
+    fn give_up(&mut self, rank: usize) {
+        let peer = self.rng.below(self.ranks());
+        let may = self.widening.is_some() && !self.holds && peer > rank && self.is_connected(rank, peer);
+        let Some(node) = self.nodes[rank].as_ref().filter(|_| may) else { return };
+        if node.channel.report(peer as u32).ready < self.config.rails {
+            self.trace.note(self.now.as_micros() as u64, || format!("rank {rank} gives {peer} up"));
+            self.tally.count(Event::ChannelGivenUp);
+            self.suspect(rank, peer);
+            self.release(rank, peer);
+        }
+    }
+
     /// Requests missing connections: the higher rank requests (paper 3, section 3.1). If restarted processes wait to be
     /// accepted, the process that was started later requests.
     pub(super) fn dial(&mut self, rank: usize) -> Check {
@@ -366,8 +384,15 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             };
             let Some(node) = &mut self.nodes[rank] else { return Ok(()) };
             for (rail, asked) in (0..).zip(&mut self.pairs[rank][to].asked) {
-                if *asked || self.died[rank][to] {
+                let widening = self.widening.filter(|_| rail > 0);
+                // A further connection is requested as long as its process does not know that the first one has ended.
+                if *asked || self.died[rank][to] && widening.is_none() {
                     continue;
+                }
+                if let Some(opportunities) = widening
+                    && (node.channel.report(to as u32).ready < rail || !self.rng.one_in(opportunities))
+                {
+                    break;
                 }
                 match node.channel.connect(to as u32, rail, &address, Duration::MAX) {
                     Ok(()) => *asked = true,
@@ -386,8 +411,13 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         while let Some(event) = node.channel.poll_event(now) {
             self.trace.note(now.as_micros() as u64, || format!("rank {rank}: {event:?}"));
             match event {
-                ChannelEvent::Up { peer, .. } => {
+                ChannelEvent::Up { peer, rail } => {
                     self.tally.count(Event::ChannelUp);
+                    let rails = node.channel.report(peer).rails;
+                    ensure!(
+                        self.widening.is_none() || rails > rail,
+                        "rank {rank} has rail {rail} of {peer}, and only {rails} rails, which were requested in turn"
+                    );
                     let introduction = node.channel.introduction(peer);
                     ups.push((peer as usize, introduction));
                 }
@@ -408,7 +438,10 @@ impl<F: ChannelFabric> ChannelWorld<F> {
                     // A restarted process may request before the peer has noticed the end of the former one.
                     let may = matches!(
                         refusal,
-                        ChannelRefusal::Exists | ChannelRefusal::Buffers | ChannelRefusal::Claimed
+                        ChannelRefusal::Exists
+                            | ChannelRefusal::Buffers
+                            | ChannelRefusal::Claimed
+                            | ChannelRefusal::NoFirst
                     );
                     ensure!(may, "rank {rank} refuses {claimed:?}: {refusal}");
                 }

@@ -120,9 +120,9 @@ fn a_caller_that_dies_is_forgotten() {
         assert_eq!(settle(channel), []);
     };
     let [first, second] = [0, 1].map(|rail| calls(&mut channel, &again(0, rail, 1)));
-    fails(&mut channel, first);
-    assert_eq!(channel.caller(0), Some(1));
     fails(&mut channel, second);
+    assert_eq!(channel.caller(0), Some(1));
+    fails(&mut channel, first);
     assert_eq!(channel.caller(0), None);
     // It dies when it is accepted.
     calls(&mut channel, &again(0, 0, 1));
@@ -160,4 +160,22 @@ fn a_caller_waits_until_there_are_buffers_for_it() {
     channel.close(2);
     settle(&mut channel);
     assert_eq!(channel.accept_caller(0, 0, Duration::ZERO), Ok(()));
+}
+
+#[test]
+fn further_requests_of_a_caller_are_held_only_with_its_first_one() {
+    let mut channel = bereft();
+    is_refused(&mut channel, &again(0, 1, 4), ChannelRefusal::NoFirst);
+    let first = calls(&mut channel, &again(0, 0, 4));
+    let further = calls(&mut channel, &again(0, 1, 4));
+    // A later process of the rank takes the former one's place, and not its connections.
+    is_refused(&mut channel, &again(0, 1, 5), ChannelRefusal::NoFirst);
+    assert_eq!(channel.caller(0), Some(4));
+    // When the first request is gone, nothing is left to be accepted.
+    let (error, private) = (ConnectError::Unreachable, Private::EMPTY);
+    channel.port_mut().events.push_back(Event::Failed { connection: first, error, private });
+    settle(&mut channel);
+    assert_eq!(channel.caller(0), None);
+    let refused = channel.port().refused.last().copied();
+    assert_eq!(refused, Some((further, ChannelRefusal::NoFirst.encode())));
 }

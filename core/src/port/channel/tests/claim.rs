@@ -127,3 +127,23 @@ fn a_process_from_another_origin_is_refused() {
     channel.port_mut().origin = None;
     enter(&mut channel, &hello(0, 1));
 }
+
+#[test]
+fn a_further_connection_belongs_to_a_process_whose_first_one_is_there() {
+    let mut channel = channel(3, 3, 64);
+    is_refused(&mut channel, &hello(0, 1), ChannelRefusal::NoFirst);
+    enter(&mut channel, &hello(0, 0));
+    enter(&mut channel, &hello(0, 2));
+    // A request is on its way while this process disconnects the peer.
+    channel.close(0);
+    settle(&mut channel);
+    assert_eq!(channel.report(0).rails, 0);
+    is_refused(&mut channel, &hello(0, 1), ChannelRefusal::NoFirst);
+    // The next process of the rank has the rank, and its own further connections.
+    let next = |rail: u8| Hello { token: 3, ..hello(0, rail) };
+    is_refused(&mut channel, &next(2), ChannelRefusal::NoFirst);
+    enter(&mut channel, &next(0));
+    is_refused(&mut channel, &hello(0, 1), ChannelRefusal::Claimed);
+    enter(&mut channel, &next(1));
+    assert_eq!(channel.report(0).ready, 2);
+}

@@ -49,10 +49,10 @@ fn a_lost_rail_fails_only_its_peer_and_after_the_packets_that_arrived_in_order()
 
 /// Reconnects rank 0; packets of others stay in place.
 fn enter_again(channel: &mut super::script::TestChannel) -> crate::port::memory::Connection {
-    let connection = ask(channel, &hello(0, 1));
+    let connection = ask(channel, &hello(0, 0));
     let private = crate::port::memory::Private::EMPTY;
     channel.port_mut().events.push_back(Event::Established { connection, private });
-    let up = ChannelEvent::Up { peer: 0, rail: 1 };
+    let up = ChannelEvent::Up { peer: 0, rail: 0 };
     assert_eq!(channel.poll_event(core::time::Duration::ZERO), Some(up));
     connection
 }
