@@ -188,7 +188,7 @@ fn open_ports(group: &mut ChannelGroup, is_local: &[bool]) -> Result<(), Error> 
     let net = group.config.net;
     let verbs = match net {
         NetChoice::Auto | NetChoice::Verbs => {
-            let options = device_options(ranks);
+            let options = device_options(&group.config, ranks);
             open_device(&group.config, &options, &mut group.warnings).map_err(NotOpen::reason)
         }
         NetChoice::Tcp | NetChoice::Off => Err(Ok(String::new())),
@@ -229,7 +229,7 @@ fn port_options() -> tcp::Options {
     tcp::Options { receive_depth: RECEIVES, shared_receive_depth: 0, ..tcp::Options::default() }
 }
 
-fn device_options(ranks: u32) -> PortOptions {
+fn device_options(config: &Config, ranks: u32) -> PortOptions {
     PortOptions {
         connections: ranks.saturating_add(SPARE),
         receive_depth: RECEIVES,
