@@ -43,7 +43,7 @@ pub fn listen(at: SocketAddr, options: &Options) -> io::Result<TcpPort> {
 ///
 /// # Errors
 /// See [`listen`].
-pub fn listen_as(at: SocketAddr, class: Option<u8>, options: &Options) -> io::Result<TcpPort> {
+pub(crate) fn listen_as(at: SocketAddr, class: Option<u8>, options: &Options) -> io::Result<TcpPort> {
     if at.ip().is_unspecified() {
         let why = "name the address of an interface, which others can connect to, not the unspecified one";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));

@@ -102,7 +102,7 @@ impl Default for PortOptions {
 
 impl PortOptions {
     /// Returns the entries of the completion queue with these limits: all requests in progress must fit it.
-    pub const fn completion_entries(&self) -> u32 {
+    pub(crate) const fn completion_entries(&self) -> u32 {
         let Self { connections, send_depth, receive_depth, shared_receive_depth, .. } = *self;
         connections
             .saturating_mul(send_depth.saturating_add(receive_depth))
