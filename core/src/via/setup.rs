@@ -22,7 +22,7 @@
 //! | 64 | 16 | the name of the meeting place, where the processes exchange shared memory |
 //! | 80 | 72 | local address: bytes of host and discriminator (1 each), host (4 from 4 on), discriminator (64) |
 //! | 152 | 72 | remote address |
-//! | 224 | 16 | [machine](SetupFrame::machine) of the process |
+//! | 224 | 16 | [machine](SetupNetwork::machine) of the process |
 //! | 240 | 16 | random part of the challenge |
 //! | 256 | 4 | number of the challenge |
 //! | 264 | 8 | nonce |
