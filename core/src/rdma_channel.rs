@@ -533,6 +533,18 @@ impl BytePipe {
         sent && self.pointers.is_clean()
     }
 
+    /// Returns whether all bytes that were put, and the pointers, are posted to the port. Then they leave without the
+    /// peer's progress, other than [`BytePipe::is_sent`] over a port in software, which waits for the peer's answer.
+    pub fn is_posted(&self) -> bool {
+        let posted = match &self.room {
+            PipeRoom::Basic(room) => room.is_posted(),
+            PipeRoom::Piggyback(room) => room.sender.is_posted(),
+            PipeRoom::Pipelined(room) => room.sender.is_posted(),
+            PipeRoom::ZeroCopy(room) => room.pipe.sender.is_posted(),
+        };
+        posted && self.pointers.is_clean()
+    }
+
     /// Returns why the pipe has failed; `None` if it has not.
     pub const fn failure(&self) -> Option<PipeError> {
         self.lost

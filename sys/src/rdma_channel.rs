@@ -276,7 +276,12 @@ impl ChannelGroup {
         }
         let limit = Duration::from_secs(self.config.timeout_seconds.into());
         let mut all = endpoint.among_peers(peers)?;
-        self.connect_by(&mut |_, own| all.exchange(own, limit))
+        // One call of the group, whatever fails later: its next call has the same number everywhere.
+        let (series, mut number) = (all.begin_exchanges()?, 0);
+        self.connect_by(&mut |_, own| {
+            number += 1;
+            all.exchange((series, number), own, limit)
+        })
     }
 
     fn connect_by(&mut self, spread: Spread<'_>) -> Result<(), Error> {

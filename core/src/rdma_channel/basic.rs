@@ -147,6 +147,11 @@ impl Basic {
         Ok(len)
     }
 
+    /// Returns whether no staged byte waits for its write.
+    pub(super) const fn is_posted(&self) -> bool {
+        self.written == self.staged
+    }
+
     /// Returns whether all bytes that were put have left this end.
     pub(super) const fn is_sent(&self) -> bool {
         self.settled == self.staged

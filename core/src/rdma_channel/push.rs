@@ -152,10 +152,16 @@ impl PushSender {
         let is_posted = write.posted == write.len;
         #[cfg(nemesia_injected_fault)]
         let is_posted = is_posted || injected(PipeFault::AnnounceUnpushed);
-        if is_posted && !write.announced && chunks.sender.room(link, pointers, 1)? > 0 {
-            let tail = chunks.receiver.carry_tail();
-            chunks.sender.stage_bytes(link, tail, (ChunkKind::Pushed, &write.len.to_le_bytes()))?;
-            write.announced = true;
+        if is_posted && !write.announced {
+            if chunks.sender.room(link, pointers, 1)? == 0 {
+                // The peer may have sent its tail with a chunk that no get has looked at.
+                chunks.sender.on_tail(chunks.receiver.look(link, pointers)?)?;
+            }
+            if chunks.sender.room(link, pointers, 1)? > 0 {
+                let tail = chunks.receiver.carry_tail();
+                chunks.sender.stage_bytes(link, tail, (ChunkKind::Pushed, &write.len.to_le_bytes()))?;
+                write.announced = true;
+            }
         }
         let is_read = write.written == write.len;
         #[cfg(nemesia_injected_fault)]
@@ -200,6 +206,8 @@ struct LentBuffer {
 #[derive(Debug, Default)]
 pub(super) struct PushReceiver {
     lent: Option<LentBuffer>,
+    /// Bytes of the last announcement that the caller has not been given.
+    left: Option<u64>,
     /// Nothing is advertised before this position: the peer puts first there.
     not_before: u64,
     advertised: u64,
@@ -239,29 +247,41 @@ impl PushReceiver {
     }
 
     /// Takes the bytes that the peer has written, which a chunk announces. `run` is the address and the length of the
-    /// run with which the caller's list continues. Returns how many bytes, or `None` if the port still uses the buffer.
+    /// run with which the caller's list continues. Returns how many bytes, and whether the chunk is over, or `None` if
+    /// the port still uses the buffer.
     pub(super) fn take<H: PipeHost>(
         &mut self,
         host: &mut H,
         link: &PipeLink,
         chunk: OpenChunk,
         run: (u64, usize),
-    ) -> Result<Option<usize>, PipeError> {
-        let count = u64::from_le_bytes(payload(link, chunk)?);
+    ) -> Result<Option<(usize, bool)>, PipeError> {
+        // The peer can change the chunk: its number is read once.
+        let count = match self.left {
+            Some(left) => left,
+            None => u64::from_le_bytes(payload(link, chunk)?),
+        };
         let most = self.lent.map_or(0, |lent| lent.len);
         let Some(lent) = self.lent.filter(|_| count > 0 && count <= most) else {
             return Err(PipeError::Violated { what: "bytes pushed", found: count, limit: most });
         };
         let (address, found) = run;
-        if address != lent.address || (found as u64) < count {
-            let (found, needed) = (if address == lent.address { found } else { 0 }, count as usize);
-            return Err(PipeError::List { found, needed });
+        if address != lent.address || found == 0 {
+            return Err(PipeError::List { found: 0, needed: count as usize });
+        }
+        // A list may have the buffer in parts.
+        let given = count.min(found as u64);
+        if given < count {
+            self.left = Some(count - given);
+            let (address, len) = (lent.address + given, lent.len - given);
+            self.lent = Some(LentBuffer { position: lent.position + given, address, len, ..lent });
+            return Ok(Some((given as usize, false)));
         }
         if !host.release(lent.region) {
             return Ok(None);
         }
-        self.lent = None;
-        Ok(Some(count as usize))
+        (self.lent, self.left) = (None, None);
+        Ok(Some((given as usize, true)))
     }
 
     /// Withdraws the buffer, because the peer has put something else at its position. `None` if the port still uses it.

@@ -195,9 +195,11 @@ impl ZeroCopy {
                         break;
                     }
                     let run = first_run(into, done);
-                    let Some(count) = self.advertised.take(host, link, chunk, run)? else { break };
+                    let Some((count, is_over)) = self.advertised.take(host, link, chunk, run)? else { break };
                     (done, self.got) = (done + count, self.got + count as u64);
-                    self.pipe.receiver.release();
+                    if is_over {
+                        self.pipe.receiver.release();
+                    }
                 }
                 // The put came before the get.
                 Some(_) if self.advertised.has_lent() => {

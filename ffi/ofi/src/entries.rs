@@ -27,6 +27,8 @@ pub(crate) struct Queue {
     pub(crate) entries: VecDeque<Entry>,
     /// How many of the entries report writes of peers, which the application has not asked for.
     pub(crate) written: usize,
+    /// How many of those may be there.
+    pub(crate) most_written: usize,
     /// The endpoints that are bound.
     pub(crate) ports: Vec<usize>,
     /// Becomes readable when there may be something to read.

@@ -32,6 +32,7 @@ pub(crate) use atomic::{AtomicAction, AtomicCall, AtomicRuns};
 pub(crate) use one_sided::Accessing;
 use operations::{Operation, Operations};
 use written::Inbox;
+pub(crate) use written::LEAST_ROOM;
 
 /// The matching contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

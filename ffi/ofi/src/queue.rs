@@ -14,6 +14,7 @@ use std::sync::Arc;
 use crate::bindings::{self as fi, fi_cq_attr, fi_ops_cq, fid, fid_cq, fid_domain, fid_fabric};
 use crate::entries::Queue;
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
+use crate::port::LEAST_ROOM;
 use crate::state::{Domain, domain_of};
 use rest::Rest;
 
@@ -67,7 +68,8 @@ pub(crate) unsafe extern "C" fn open(
             _ => return Err(Errno::NO_SYSTEM),
         };
         let (entries, ports) = (VecDeque::with_capacity(64), Vec::new());
-        let queue = Queue { entries, written: 0, ports, wait, entry_bytes, signalled: false };
+        let most_written = attr.size.max(LEAST_ROOM);
+        let queue = Queue { entries, written: 0, most_written, ports, wait, entry_bytes, signalled: false };
         let number = domain.with(|state| state.queues.insert(queue));
         domain.opened();
         let fid = fid_of(fi::FI_CLASS_CQ, context, &FID);

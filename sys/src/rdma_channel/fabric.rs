@@ -372,12 +372,25 @@ impl<P: MemoryPort> ChannelFabric<P> {
 
     /// Makes progress with what waits. Returns whether all bytes of all pipes have left, or their pipes have failed.
     pub(super) fn flush(&mut self) -> bool {
+        self.push(BytePipe::is_sent)
+    }
+
+    /// Makes progress with what waits. Returns whether all bytes of all pipes leave without the progress of peers, or
+    /// their pipes have failed.
+    pub(super) fn push_out(&mut self) -> bool {
+        let is_posted = self.push(BytePipe::is_posted);
+        // What was posted now leaves.
+        self.poll();
+        is_posted
+    }
+
+    fn push(&mut self, is_done: impl Fn(&BytePipe) -> bool) -> bool {
         self.poll();
         let Self { host, ends, .. } = self;
         let mut all = true;
         for end in ends {
             let failed = end.pipe.push(host.port()).is_err() || end.pipe.failure().is_some();
-            all &= failed || end.pipe.is_sent();
+            all &= failed || is_done(&end.pipe);
         }
         self.look();
         all

@@ -57,7 +57,8 @@ impl<P: MemoryPort> ChannelHost<P> {
         if !self.may_lend {
             return None;
         }
-        if self.how == Registrations::Exact {
+        // What a peer may write is registered for one use, byte by byte: a key that it keeps must open nothing later.
+        if self.how == Registrations::Exact || self.cache.registrar_mut().opens_to_writes(rights) {
             let range = Range { start: address, end: address.checked_add(len)? };
             return self.cache.registrar_mut().lend(range, rights).ok().map(|region| (region, 0));
         }
@@ -111,13 +112,11 @@ impl<P: MemoryPort> PipeHost for ChannelHost<P> {
     }
 
     fn release(&mut self, region: PortRegion) -> bool {
-        if self.how == Registrations::Exact {
+        let Some(at) = self.held.iter().position(|(of, _)| *of == region) else {
             return self.port().deregister(region) != Err(RegisterError::Busy);
-        }
-        if let Some(at) = self.held.iter().position(|(of, _)| *of == region) {
-            let (_, held) = self.held.swap_remove(at);
-            self.cache.release(held);
-        }
+        };
+        let (_, held) = self.held.swap_remove(at);
+        self.cache.release(held);
         true
     }
 }

@@ -68,6 +68,11 @@ impl<P: MemoryPort> PortRegistrar<P> {
         Self { port, retired: Vec::new() }
     }
 
+    /// Returns whether peers can write to a region with these rights, if they know its key.
+    pub(super) fn opens_to_writes(&self, rights: u32) -> bool {
+        rights & ADMIT == ADMIT || rights & WRITE != 0 && self.port.facts().read_needs_remote_write
+    }
+
     /// Registers a range of the caller's memory with these rights.
     ///
     /// The caller of [`put_raw`](super::ChannelGroup::put_raw) or [`get_raw`](super::ChannelGroup::get_raw) has
@@ -80,7 +85,7 @@ impl<P: MemoryPort> PortRegistrar<P> {
         let access = RegionAccess {
             local_write: writes,
             remote_read: rights & READ != 0,
-            remote_write: rights & ADMIT == ADMIT || writes && self.port.facts().read_needs_remote_write,
+            remote_write: self.opens_to_writes(rights),
             remote_atomic: false,
         };
         let memory = if writes {

@@ -204,14 +204,21 @@ fn open_ports(group: &mut ChannelGroup, is_local: &[bool]) -> Result<(), Error> 
             if group.config.net_fast_path == FastPathChoice::On && !port.facts().ordered_among_writes {
                 let why =
                     "verbs polls no flags (NEMESIA_NET_FAST_PATH=on): iWARP promises no order of placement";
-                group.warnings.push(why.into());
+                group.config.give_up(why.into(), &mut group.warnings)?;
             }
             group.verbs = Some(ChannelFabric::new(port, how));
         }
         Err(problem) if net == NetChoice::Verbs => {
             return Err(Error::Transport { transport: "verbs", problem });
         }
-        Err(why) if net == NetChoice::Auto => group.warnings.push(format!("verbs is not used: {why}")),
+        Err(why) if net == NetChoice::Auto => {
+            let (wished, why) = (group.config.place.of_devices(), format!("verbs is not used: {why}"));
+            if wished.is_empty() {
+                group.warnings.push(why);
+            } else {
+                group.config.give_up(format!("{wished}: {why}"), &mut group.warnings)?;
+            }
+        }
         Err(_) => {}
     }
     if matches!(net, NetChoice::Auto | NetChoice::Tcp) {
@@ -363,7 +370,8 @@ fn join<P: MemoryPort>(
     exchange_first_bytes(fabric, transport, peers, deadline)
 }
 
-/// Exchanges a byte with each rank.
+/// Exchanges a byte with each rank. Does not wait until ranks have confirmed the writes: a rank whose own bytes have
+/// arrived may call nothing of its pipes for a while, so none may wait for its progress here.
 fn exchange_first_bytes<P: MemoryPort>(
     fabric: &mut ChannelFabric<P>,
     transport: &'static str,
@@ -374,7 +382,7 @@ fn exchange_first_bytes<P: MemoryPort>(
         peers.iter().filter_map(|peer| Some((peer.rank, fabric.place(peer.rank)?))).collect();
     let mut open: Vec<(usize, usize, bool, bool)> =
         places.iter().map(|&(rank, at)| (rank, at, false, false)).collect();
-    while !open.is_empty() || !fabric.flush() {
+    while !open.is_empty() || !fabric.push_out() {
         for (rank, at, put, got) in &mut open {
             let failed = |problem| Error::Pipe { rank: *rank, problem };
             let mut byte = [FIRST_BYTE];

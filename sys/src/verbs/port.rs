@@ -207,7 +207,9 @@ impl VerbsPort {
     /// cannot be made for that reason. One line, with the remedy.
     pub(crate) fn difference(&self, address: &Address) -> Option<String> {
         let bytes = |code: u8| if code == 0 { "auto".into() } else { (128_u32 << code).to_string() };
-        let theirs = decode_address(address)?;
+        let Some(theirs) = decode_address(address) else {
+            return Some("its address has another version: use one release in all processes".into());
+        };
         if theirs.socket.is_ipv4() != self.local.is_ipv4() {
             let ours = self.local.ip();
             let theirs = theirs.socket.ip();

@@ -18,6 +18,29 @@ impl ViaState {
     pub(super) fn drive_network(&mut self) {
         let Some(mut network) = self.network.take() else { return };
         let mut changed = Vec::new();
+        self.take_completions(&mut network, &mut changed);
+        let (lost, has_events) = network.progress_connections();
+        self.is_changed |= has_events;
+        for vi in &lost {
+            self.network_of(*vi).into_iter().for_each(|link| link.is_cut = true);
+        }
+        // What the other side sent before the end says why the connection ended.
+        if changed.iter().chain(&lost).any(|vi| self.network_of(*vi).is_some_and(|link| link.is_cut)) {
+            self.take_completions(&mut network, &mut changed);
+        }
+        self.network = Some(network);
+        changed.extend(lost);
+        for vi in changed {
+            self.pump(vi);
+        }
+    }
+
+    fn network_of(&mut self, vi: u64) -> Option<&mut NetworkLink> {
+        self.vis.get_mut(vi)?.network.as_mut()
+    }
+
+    /// Takes completions of the memory port. Adds the VIs that they belong to.
+    fn take_completions(&mut self, network: &mut Network, changed: &mut Vec<u64>) {
         let mut bytes = std::mem::take(&mut self.bytes);
         for _ in 0..ROUNDS {
             let mut completions = [Completion::EMPTY; COMPLETIONS];
@@ -26,7 +49,7 @@ impl ViaState {
                 match network.owners.get(&completion.connection).copied() {
                     Some(vi) => {
                         if let Some(object) = self.vis.get_mut(vi) {
-                            complete(object, &mut network, &self.memory, completion, &mut bytes);
+                            complete(object, network, &self.memory, completion, &mut bytes);
                         }
                         if changed.last() != Some(&vi) {
                             changed.push(vi);
@@ -39,17 +62,7 @@ impl ViaState {
                 break;
             }
         }
-        let (lost, has_events) = network.progress_connections();
-        self.is_changed |= has_events;
-        for vi in &lost {
-            let link = self.vis.get_mut(*vi).and_then(|object| object.network.as_mut());
-            link.into_iter().for_each(|link| link.is_cut = true);
-        }
-        (self.network, self.bytes) = (Some(network), bytes);
-        changed.extend(lost);
-        for vi in changed {
-            self.pump(vi);
-        }
+        self.bytes = bytes;
     }
 
     /// Makes progress on the connection of a VI to another machine, if it has one. Returns whether it has one.

@@ -65,6 +65,19 @@ fn only_as_many_bytes_are_pushed_as_the_buffer_has() {
 }
 
 #[test]
+fn a_list_may_have_the_buffer_in_parts() {
+    let [mut a, mut b] = pair();
+    let (long, mut into) = (vec![9; 5000], vec![0; 5000]);
+    assert_eq!((b.get(&mut into), a.put(&long)), (Ok(0), Ok(0)));
+    assert_eq!((b.get(&mut into[..100]), &into[..100]), (Ok(100), &[9; 100][..]));
+    assert_eq!((b.get(&mut into[100..4999]), b.get(&mut into[4999..])), (Ok(4899), Ok(1)));
+    a.recorded();
+    assert_eq!((into == long, a.put(&long), b.pipe.failure()), (true, Ok(5000), None));
+    // The next bytes do not count as those.
+    assert_eq!((a.put(&[1; 8]), b.get(&mut into[..8]), &into[..8]), (Ok(8), Ok(8), &[1; 8][..]));
+}
+
+#[test]
 fn bytes_are_announced_when_all_of_their_writes_are_posted() {
     let [mut a, mut b] = pair();
     let (long, mut into) = (vec![9; 5000], vec![0; 5000]);

@@ -19,8 +19,9 @@ use crate::table::Table;
 
 /// The number of the handler.
 const HANDLER: u16 = 0;
-/// So many completions of peers' writes may wait to be read before this process makes no more progress.
-const MOST: usize = 16384;
+/// So many completions of peers' writes may wait to be read before this process makes no more progress, or as many as
+/// the application has asked for with its queue.
+pub(crate) const LEAST_ROOM: usize = 16384;
 /// How the target reports a write.
 const FLAGS: u64 = fi::FI_RMA as u64 | fi::FI_REMOTE_WRITE as u64 | DATA;
 
@@ -98,7 +99,9 @@ impl Port {
     #[inline]
     pub(super) fn is_flooded(&self, queues: &mut Table<Queue>) -> bool {
         let bound = self.receive_queue.filter(|_| self.has_written);
-        bound.and_then(|bound| queues.get(bound.queue)).is_some_and(|queue| queue.written >= MOST)
+        bound
+            .and_then(|bound| queues.get(bound.queue))
+            .is_some_and(|queue| queue.written >= queue.most_written)
     }
 
     /// Sends the data of a write that the target has executed.

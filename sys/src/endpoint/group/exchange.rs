@@ -1,7 +1,7 @@
 //! An exchange of short texts among a group of peers: each member gets those of all.
 //!
-//! The messages lie in the matching context of barriers. A tag has the number of the exchange, which is the same in all
-//! processes of the group, and a bit above those of meetings. Texts of others are untrusted: their length is limited,
+//! The messages lie in the matching context of barriers. A tag has the number of the call, which is the same in all
+//! processes of the group, that of the exchange within the call, and a bit above those of meetings. Texts of others are untrusted: their length is limited,
 //! and the caller decodes them.
 
 use std::mem::ManuallyDrop;
@@ -25,14 +25,30 @@ const MOST_BYTES: usize = 4096;
 const GRACE: Duration = Duration::from_secs(10);
 
 impl AmongPeers<'_> {
-    /// Gives a text of at most 4096 bytes to all members, and returns the texts of all, by their positions. Collective.
+    /// Begins a collective call that has some exchanges. Returns its number, for each of them.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::rank_of`].
+    pub(crate) fn begin_exchanges(&mut self) -> Result<u64, Error> {
+        let Self { endpoint, group, .. } = self;
+        endpoint.with_peers(|peers, _| Ok(peers.next_call_of(group)))
+    }
+
+    /// Gives a text of at most 4096 bytes to all members, and returns the texts of all, by their positions. Collective:
+    /// all name the same call and the same exchange of it.
     ///
     /// # Errors
     /// [`Error::Timeout`] if a member does not take part within `limit`; [`Error::MemberFailed`] if a member is gone;
     /// [`Error::Peer`] with its position if its text is invalid. As for [`Endpoint::rank_of`].
-    pub(crate) fn exchange(&mut self, own: &str, limit: Duration) -> Result<Vec<String>, Error> {
+    pub(crate) fn exchange(
+        &mut self,
+        (call, exchange): (u64, u8),
+        own: &str,
+        limit: Duration,
+    ) -> Result<Vec<String>, Error> {
         let Self { endpoint, group, .. } = self;
-        let (number, deadline) = (endpoint.next_exchange(group)?, Instant::now() + limit);
+        let number = EXCHANGE_TAG | u64::from(exchange) << 32 | (call & u64::from(u32::MAX));
+        let deadline = Instant::now() + limit;
         let mut sends = Vec::new();
         let mut result = Ok(());
         for place in 0..group.size() {
@@ -62,12 +78,6 @@ impl AmongPeers<'_> {
 type SentText = (Request, ManuallyDrop<Box<[u8]>>);
 
 impl Endpoint {
-    /// Returns the number of the next exchange of a group, which is the same in all of its processes.
-    fn next_exchange(&mut self, group: &PeerGroup) -> Result<u64, Error> {
-        let number = self.with_peers(|peers, _| Ok(peers.next_call_of(group)))?;
-        Ok(EXCHANGE_TAG | (number & u64::from(u32::MAX)))
-    }
-
     fn rank_at(&mut self, group: &PeerGroup, place: usize) -> Result<Option<usize>, Error> {
         group.peer(place).map(|peer| self.rank_of(peer)).transpose()
     }

@@ -10,8 +10,7 @@ use crate::error::Error;
 use crate::os::{ProcessOrigin, Watch, interfaces};
 use crate::transport::net::{NetCalls, NetPort, NotOpen};
 
-const NO_VERBS: &str = "NEMESIA_NET=verbs: endpoints that open alone, and worlds of one rank, reach other machines \
-                        over TCP only; use auto or tcp";
+const ALONE: &str = "endpoints that open alone, and worlds of one rank,";
 
 /// Opens the port to other machines, if there is a key of the job and the settings permit it.
 pub(super) fn open(
@@ -22,8 +21,13 @@ pub(super) fn open(
     let key = config.job_key.key().map_err(|problem| Error::Transport { transport: "network", problem })?;
     let Some(key) = key.filter(|_| config.net != NetChoice::Off) else { return Ok(None) };
     if config.net == NetChoice::Verbs {
-        config.give_up(NO_VERBS.into(), warnings)?;
+        let why = format!("NEMESIA_NET=verbs: {ALONE} reach other machines over TCP only; use auto or tcp");
+        config.give_up(why, warnings)?;
         return Ok(None);
+    }
+    let wished = config.place.of_devices();
+    if !wished.is_empty() {
+        config.give_up(format!("{wished}: {ALONE} reach other machines over TCP only"), warnings)?;
     }
     match NetPort::alone(config, key, origin, warnings).map_err(NotOpen::reason) {
         Ok(port) => {

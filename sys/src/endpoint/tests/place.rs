@@ -149,9 +149,9 @@ fn a_world_of_one_machine_that_has_a_key_and_reaches_no_other_machine_says_so() 
     let without_key = Config::default().net(NetChoice::Verbs);
     assert_eq!(warnings(&without_key).unwrap(), [""; 0]);
     let strict = verbs.clone().strict(true);
-    for error in warnings_of([&strict, &strict]).map(Result::unwrap_err) {
-        assert!(error.to_string().starts_with(by_verbs), "{error}");
-    }
+    // One of the two may notice first that the other one has ended.
+    let errors = warnings_of([&strict, &strict]).map(|it| it.unwrap_err().to_string());
+    assert!(errors.iter().any(|it| it.starts_with(by_verbs)), "{errors:?}");
     // The only rank of a world meets others as an endpoint does that opens alone.
     let only = Endpoint::open_with(&verbs, TestMeeting::new(1).exchange(0)).unwrap();
     assert!(
