@@ -301,15 +301,14 @@ static void killed(side *own) {
     }
 }
 
-/* Returns a socket that listens on a free port, and its number. */
-static int listening(unsigned short *port) {
+/* Returns a socket that listens on a free port of the host of a process, and its number. */
+static int listening(int is_server, unsigned short *port) {
     struct sockaddr_in name;
     socklen_t len = sizeof name;
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     memset(&name, 0, sizeof name);
     name.sin_family = AF_INET;
-    /* Only the servers of the tests listen. */
-    name.sin_addr = host_of(1);
+    name.sin_addr = host_of(is_server);
     CHECK(bind(listener, (struct sockaddr *)&name, sizeof name) == 0 && listen(listener, 64) == 0);
     CHECK(getsockname(listener, (struct sockaddr *)&name, &len) == 0);
     *port = ntohs(name.sin_port);
@@ -342,7 +341,7 @@ static void false_server(side *own) {
     unsigned short port;
     if (own->is_server) {
         struct pollfd fds[2];
-        int round = 0, listener = listening(&port);
+        int round = 0, listener = listening(1, &port);
         tell(own, &port, sizeof port);
         fds[0].fd = listener, fds[1].fd = own->in;
         fds[0].events = fds[1].events = POLLIN;
@@ -374,7 +373,7 @@ static void false_server(side *own) {
 /* Every port is in use: a process cannot listen, and can still call. */
 static void no_port(side *own) {
     unsigned short port;
-    int listener = listening(&port);
+    int listener = listening(own->is_server, &port);
     address local;
     VIP_CONN_HANDLE connection;
     use_ports(port, 1);
@@ -396,7 +395,7 @@ static void stopped_process(side *own) {
         /* A socket listens on the first port, and no process answers. */
         do {
             if (silent >= 0) close(silent);
-            silent = listening(&port);
+            silent = listening(1, &port);
         } while (port > 65000);
         tell(own, &port, sizeof port);
     } else {
@@ -417,7 +416,7 @@ static void unauthenticated(side *own) {
         int listener = -1;
         do {
             if (listener >= 0) close(listener);
-            listener = listening(&port);
+            listener = listening(1, &port);
         } while (port > 65000);
         tell(own, &port, sizeof port);
         close(listener);

@@ -53,10 +53,10 @@ fn the_programs_run_between_two_machines_as_inside_of_one() -> Result<(), String
     let key = key("between", 'a')?;
     let kills = std::env::var("VIPL_KILLS").unwrap_or_else(|_| "10".into());
     for (name, arguments, lines) in [
-        ("transfer", vec![], 74),
-        ("connect", vec![], 10),
+        ("transfer", vec![], 88),
+        ("connect", vec![], 12),
         ("complete", vec![], 12),
-        ("kills", vec![kills.as_str()], 1),
+        ("kills", vec![kills.as_str()], 2),
         ("storm", vec!["20"], 2),
     ] {
         // Linked statically, so that no other test has the same file.

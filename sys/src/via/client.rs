@@ -23,6 +23,8 @@ const POLL_PAUSE: Duration = Duration::from_micros(100);
 /// The limit of a TCP connection to one port, and of the meeting.
 const STEP_LIMIT: Duration = Duration::from_secs(2);
 const MEETING_LIMIT: Duration = Duration::from_secs(30);
+/// The least time for the connection of the memory ports, which the other process has accepted.
+const LAST_STEP: Duration = Duration::from_secs(2);
 
 /// What an attempt at all ports found.
 enum Round {
@@ -51,7 +53,9 @@ pub(super) fn call(
             Round::Accepted(answer, _stream) => {
                 let limit = Instant::now() + MEETING_LIMIT;
                 let link = if shared.trust.is_elsewhere(&answer) {
-                    NewViLink::Network(Box::new(network_connect::go(shared, &answer, limit)?))
+                    // The caller's limit counts, but what the other process has accepted gets a little time.
+                    let end = deadline.map_or(limit, |end| end.max(Instant::now() + LAST_STEP).min(limit));
+                    NewViLink::Network(Box::new(network_connect::go(shared, &answer, end, &waits)?))
                 } else {
                     NewViLink::Shared(Box::new(meeting::go(answer.meeting, &shared.bell, limit)?))
                 };

@@ -26,11 +26,16 @@ fn with_network<T>(
     call(state.network.as_mut().ok_or(ViaError::ErrorResource)?)
 }
 
-/// Connects to the memory port that an acceptance names, and whose ticket it has.
-pub(super) fn go(shared: &Shared, accepted: &SetupFrame, deadline: Instant) -> Result<NetworkLink, ViaError> {
+/// Connects to the memory port that an acceptance names, and whose ticket it has, while `goes_on` returns true.
+pub(super) fn go(
+    shared: &Shared,
+    accepted: &SetupFrame,
+    deadline: Instant,
+    goes_on: impl FnMut() -> bool,
+) -> Result<NetworkLink, ViaError> {
     let address = accepted.network.port.ok_or(ViaError::NotReachable)?;
     with_network(shared, |network| network.call(accepted.meeting, &address))?;
-    complete(shared, accepted.meeting, deadline, || true)
+    complete(shared, accepted.meeting, deadline, goes_on)
 }
 
 /// Expects a connection with a ticket, sends the acceptance that `accept` makes of the address of the memory port, and

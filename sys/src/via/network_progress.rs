@@ -2,6 +2,7 @@
 
 use nemesia_core::port::memory::{Completion, MemoryPort as _, WorkOutcome};
 use nemesia_core::via::record::ViaRecord;
+use nemesia_core::via::{ViAttributes, ViState};
 use nemesia_core::wire::vipl::ViplMessage;
 
 use super::conduit::{Memory, rights};
@@ -69,7 +70,8 @@ impl ViaState {
     pub(super) fn nudge_network(&mut self, vi: u64) -> bool {
         let Some(object) = self.vis.get(vi) else { return false };
         let Some(link) = &object.network else { return false };
-        if link.has_waiting() || link.is_cut || object.model.is_blocked() {
+        let owes = link.owes_regions || link.owes_answer;
+        if link.has_waiting() || owes || link.is_cut || object.model.is_blocked() {
             self.pump(vi);
         }
         true
@@ -84,13 +86,15 @@ impl ViaState {
             && let Some(link) = &mut object.network
         {
             let attributes = object.model.attributes;
+            link.pay(&mut network, &self.memory, &attributes);
             let mut conduit =
                 NetworkConduit { link, network: &mut network, memory: &self.memory, attributes };
             object.model.pump(&mut conduit);
             if link.issue(&mut network.port) {
                 network.port.push_out();
             }
-            is_cut = link.is_cut;
+            // The descriptors of a VI that has failed are the program's again: nothing may use their memory.
+            is_cut = link.is_cut || object.model.state() == ViState::Error;
         }
         self.network = Some(network);
         is_cut
@@ -101,12 +105,8 @@ impl ViaState {
         let Some(mut network) = self.network.take() else { return };
         if let Some(object) = self.vis.get_mut(vi) {
             let attributes = object.model.attributes;
-            for (handle, region) in self.memory.table.iter() {
-                let granted = rights(&region, &attributes);
-                if let Some(memory) = self.memory.get(handle).filter(|_| granted.write || granted.read) {
-                    link.lend(&mut network, (handle, &region), memory, (granted, false));
-                }
-            }
+            link.owes_regions = true;
+            link.pay(&mut network, &self.memory, &attributes);
             network.owners.insert(link.connection, vi);
             link.start(&mut network.port);
             object.network = Some(link);
@@ -137,8 +137,9 @@ impl ViaState {
                 }
                 false => true,
             };
-            // A right that cannot be withdrawn ends the connection.
+            // A right that cannot be withdrawn ends the connection; a new region is lent when there is room.
             link.is_cut |= !done && link.has_lent(handle);
+            link.owes_regions |= !done;
         }
         self.network = Some(network);
     }
@@ -172,6 +173,28 @@ impl Network {
     }
 }
 
+impl NetworkLink {
+    /// Lends the regions that the other process may use by RDMA, and then answers that all are lent, as far as there is
+    /// room.
+    fn pay(&mut self, network: &mut Network, memory: &Memory, attributes: &ViAttributes) {
+        if std::mem::take(&mut self.owes_regions) {
+            for (handle, region) in memory.table.iter() {
+                let granted = rights(&region, attributes);
+                let Some(lent) = memory.get(handle).filter(|_| granted.write || granted.read) else {
+                    continue;
+                };
+                let done = self.lend(network, (handle, &region), lent, (granted, false));
+                self.owes_regions |= !done;
+                // The port has no more regions.
+                self.is_cut |= !done && self.has_room();
+            }
+        }
+        if self.owes_answer && !self.owes_regions && self.message(&ViplMessage::Synced) {
+            self.owes_answer = false;
+        }
+    }
+}
+
 /// Executes a completion for a VI. Everything in a message is untrusted.
 fn complete(
     object: &mut ViObject,
@@ -194,10 +217,15 @@ fn complete(
             }
             let is_executed = match ViplMessage::decode(bytes) {
                 Some(ViplMessage::Region(lent)) => link.import(&lent).is_some(),
-                Some(ViplMessage::Sync) => link.message(&ViplMessage::Synced),
+                // One question at a time.
+                Some(ViplMessage::Sync) => !std::mem::replace(&mut link.owes_answer, true),
                 Some(ViplMessage::Synced) => {
-                    let was_asked = link.sync == RegionSync::Asked;
-                    link.sync = RegionSync::Answered;
+                    let (next, was_asked) = match link.sync {
+                        RegionSync::Asked => (RegionSync::Answered, true),
+                        RegionSync::Unneeded => (RegionSync::Idle, true),
+                        other => (other, false),
+                    };
+                    link.sync = next;
                     was_asked
                 }
                 Some(ViplMessage::Record { code, word, bytes }) => {

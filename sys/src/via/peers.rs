@@ -211,6 +211,10 @@ fn set_calling(shared: &Shared, of: (u64, u64), is_calling: bool) {
 fn finish(shared: &Shared, of: (u64, u64), result: Result<(NewViLink, ViAttributes), ViaError>) {
     let mut state = shared.lock();
     if attempt(&mut state, of).is_none_or(|attempt| attempt.result.is_some()) {
+        if let Ok((NewViLink::Network(link), _)) = result {
+            state.unlink_network(*link);
+            state.must_poke = true;
+        }
         return;
     }
     let vi = of.0;

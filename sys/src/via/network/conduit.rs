@@ -53,9 +53,11 @@ impl ViaCarrier for NetworkConduit<'_> {
             (true, RemoteUse::Receive, _) => RemoteMemoryKind::Direct,
             (false, RemoteUse::Receive, _) => RemoteMemoryKind::Refused,
             (true, purpose, sync) => {
-                if sync == RegionSync::Answered {
-                    self.link.sync = RegionSync::Idle;
-                }
+                self.link.sync = match sync {
+                    RegionSync::Answered => RegionSync::Idle,
+                    RegionSync::Asked => RegionSync::Unneeded,
+                    other => other,
+                };
                 // The owner checks the record of each write.
                 let is_write = purpose == RemoteUse::Write;
                 if is_write { RemoteMemoryKind::Shadow } else { RemoteMemoryKind::Direct }
@@ -65,7 +67,7 @@ impl ViaCarrier for NetworkConduit<'_> {
                 self.link.ask();
                 RemoteMemoryKind::Unknown
             }
-            (false, _, RegionSync::Asked) => RemoteMemoryKind::Unknown,
+            (false, _, RegionSync::Asked | RegionSync::Unneeded) => RemoteMemoryKind::Unknown,
             (false, _, RegionSync::Answered) => {
                 self.link.sync = RegionSync::Idle;
                 RemoteMemoryKind::Refused

@@ -66,6 +66,18 @@ enum NetworkOperation {
     Message(Vec<u8>),
 }
 
+impl NetworkOperation {
+    /// Returns whether it is the message by which a connection ends.
+    fn ends_connection(&self) -> bool {
+        let Self::Message(bytes) = self else { return false };
+        let record = match ViplMessage::decode(bytes) {
+            Some(ViplMessage::Record { code, word, bytes }) => ViaRecord::decode(code, word, bytes),
+            _ => None,
+        };
+        matches!(record, Some(ViaRecord::Failure { .. } | ViaRecord::Disconnect))
+    }
+}
+
 /// Whether this process knows all regions of the other one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::via) enum RegionSync {
@@ -73,6 +85,8 @@ pub(in crate::via) enum RegionSync {
     Idle,
     /// It waits for the answer.
     Asked,
+    /// It waits for an answer that nothing needs any more.
+    Unneeded,
     /// It has the answer, which is good for the oldest descriptor.
     Answered,
 }
@@ -99,6 +113,9 @@ pub(in crate::via) struct NetworkLink {
     begun: u64,
     ended: u64,
     pub(in crate::via) sync: RegionSync,
+    /// Whether regions wait for room to be lent, and whether the other process waits for the answer that all are.
+    pub(in crate::via) owes_regions: bool,
+    pub(in crate::via) owes_answer: bool,
     /// Whether the connection is over.
     pub(in crate::via) is_cut: bool,
 }
@@ -123,6 +140,8 @@ impl NetworkLink {
             begun: 0,
             ended: 0,
             sync: RegionSync::Idle,
+            owes_regions: false,
+            owes_answer: false,
             is_cut: false,
         })
     }
@@ -220,7 +239,8 @@ impl NetworkLink {
                     self.waiting.pop_front();
                     self.posted.push_back(posted);
                 }
-                Err(PostError::QueueFull) => break,
+                // An event or a failed receive tells that the connection is lost, after the last messages.
+                Err(PostError::QueueFull | PostError::NotReady) => break,
                 Err(_) => {
                     // Memory was deregistered before its transfer, or the connection is lost.
                     self.is_cut = true;
@@ -240,16 +260,19 @@ impl NetworkLink {
         self.ended
     }
 
-    /// Copies the message that a receive has taken, and posts the receive again; false if the connection is over.
+    /// Copies the message that a receive has taken, and posts the receive again. False if there is none. The connection
+    /// may be over: its last messages count.
     pub(in crate::via) fn take_message(
-        &self,
+        &mut self,
         port: &mut TcpPort,
         id: u64,
         len: u32,
         to: &mut Vec<u8>,
     ) -> bool {
         let number = (id & !RECEIVE) as usize;
-        self.buffers.message(number, len as usize, to) && self.post_receive(port, number)
+        let is_taken = self.buffers.message(number, len as usize, to);
+        self.is_cut |= is_taken && !self.post_receive(port, number);
+        is_taken
     }
 
     /// Returns whether a completion is that of a receive.
@@ -300,16 +323,18 @@ impl NetworkLink {
         memory: &RegionMemory,
         (rights, for_receives): (RegionRights, bool),
     ) -> bool {
-        let had = self.lent.get(&handle);
-        let for_receives = for_receives || had.is_some_and(|had| had.for_receives);
+        let for_receives = for_receives || self.lent.get(&handle).is_some_and(|had| had.for_receives);
         let access = RegionAccess {
             local_write: true,
             remote_write: rights.write || for_receives,
             remote_read: rights.read,
             remote_atomic: false,
         };
-        if had.is_some_and(|had| had.rights == rights && had.access == access) {
-            return true;
+        if let Some(had) = self.lent.get_mut(&handle) {
+            had.for_receives = for_receives;
+            if had.rights == rights && had.access == access {
+                return true;
+            }
         }
         if !access.is_remote() {
             // There is nothing to lend; what was lent is only read until now.
@@ -318,7 +343,10 @@ impl NetworkLink {
         if !self.has_room() {
             return false;
         }
-        let Some(port_region) = network.register(memory, access) else { return false };
+        // Another right of the peer needs no other region of the port if the port's accesses are the same.
+        let same = self.lent.get(&handle).filter(|had| had.access == access);
+        let kept = same.and_then(|had| had.regions.last().copied());
+        let Some(port_region) = kept.or_else(|| network.register(memory, access)) else { return false };
         let Some(key) = network.port.key(port_region) else { return false };
         let new = || LentEntry { rights, access, for_receives, regions: Vec::new() };
         let entry = self.lent.entry(handle).or_insert_with(new);
@@ -328,7 +356,9 @@ impl NetworkLink {
             entry.regions.drain(..).for_each(|old| _ = deregister(&mut network.port, old));
         }
         (entry.rights, entry.access, entry.for_receives) = (rights, access, for_receives);
-        entry.regions.push(port_region);
+        if kept.is_none() {
+            entry.regions.push(port_region);
+        }
         let (rights, base, len, key) = (rights.bits(), region.base, region.len, key.to_bytes());
         self.message(&ViplMessage::Region(LentRegion { handle, rights, base, len, key }))
     }
@@ -377,14 +407,21 @@ impl Network {
     pub(in crate::via) fn shut(&mut self, mut link: NetworkLink) {
         self.owners.remove(&link.connection);
         let before = link.waiting.len();
-        link.waiting.retain(|operation| matches!(operation, NetworkOperation::Message(_)));
+        let mut is_whole = true;
+        link.waiting.retain(|operation| {
+            let is_message = matches!(operation, NetworkOperation::Message(_));
+            is_whole &= is_message;
+            // Behind a transfer that is left out, only the end of the connection is true.
+            is_message && (is_whole || operation.ends_connection())
+        });
         link.begun -= (before - link.waiting.len()) as u64;
         link.is_cut = false;
         link.issue(&mut self.port);
         self.port.push_out();
         link.release(&mut self.port);
-        if link.posted.iter().any(|posted| matches!(posted, PostedOperation::Read)) {
-            // Only the end of the connection keeps its bytes from the memory of the program.
+        if !link.posted.iter().all(|posted| matches!(posted, PostedOperation::Message(_))) {
+            // Only the end of the connection keeps transfers from the memory of the program, which is the program's
+            // again.
             return link.close(&mut self.port);
         }
         self.closing.push(ClosingLink { link, until: Instant::now() + CLOSE_LIMIT });
