@@ -70,8 +70,8 @@ impl ViaState {
     pub(super) fn nudge_network(&mut self, vi: u64) -> bool {
         let Some(object) = self.vis.get(vi) else { return false };
         let Some(link) = &object.network else { return false };
-        let owes = link.owes_regions || link.owes_answer;
-        if link.has_waiting() || owes || link.is_cut || object.model.is_blocked() {
+        let is_late = link.lends_later || link.answers_later;
+        if link.has_waiting() || is_late || link.is_cut || object.model.is_blocked() {
             self.pump(vi);
         }
         true
@@ -86,7 +86,7 @@ impl ViaState {
             && let Some(link) = &mut object.network
         {
             let attributes = object.model.attributes;
-            link.pay(&mut network, &self.memory, &attributes);
+            link.lend_and_answer(&mut network, &self.memory, &attributes);
             let mut conduit =
                 NetworkConduit { link, network: &mut network, memory: &self.memory, attributes };
             object.model.pump(&mut conduit);
@@ -105,8 +105,8 @@ impl ViaState {
         let Some(mut network) = self.network.take() else { return };
         if let Some(object) = self.vis.get_mut(vi) {
             let attributes = object.model.attributes;
-            link.owes_regions = true;
-            link.pay(&mut network, &self.memory, &attributes);
+            link.lends_later = true;
+            link.lend_and_answer(&mut network, &self.memory, &attributes);
             network.owners.insert(link.connection, vi);
             link.start(&mut network.port);
             object.network = Some(link);
@@ -139,7 +139,7 @@ impl ViaState {
             };
             // A right that cannot be withdrawn ends the connection; a new region is lent when there is room.
             link.is_cut |= !done && link.has_lent(handle);
-            link.owes_regions |= !done;
+            link.lends_later |= !done;
         }
         self.network = Some(network);
     }
@@ -176,21 +176,21 @@ impl Network {
 impl NetworkLink {
     /// Lends the regions that the other process may use by RDMA, and then answers that all are lent, as far as there is
     /// room.
-    fn pay(&mut self, network: &mut Network, memory: &Memory, attributes: &ViAttributes) {
-        if std::mem::take(&mut self.owes_regions) {
+    fn lend_and_answer(&mut self, network: &mut Network, memory: &Memory, attributes: &ViAttributes) {
+        if std::mem::take(&mut self.lends_later) {
             for (handle, region) in memory.table.iter() {
                 let granted = rights(&region, attributes);
                 let Some(lent) = memory.get(handle).filter(|_| granted.write || granted.read) else {
                     continue;
                 };
                 let done = self.lend(network, (handle, &region), lent, (granted, false));
-                self.owes_regions |= !done;
+                self.lends_later |= !done;
                 // The port has no more regions.
                 self.is_cut |= !done && self.has_room();
             }
         }
-        if self.owes_answer && !self.owes_regions && self.message(&ViplMessage::Synced) {
-            self.owes_answer = false;
+        if self.answers_later && !self.lends_later && self.message(&ViplMessage::Synced) {
+            self.answers_later = false;
         }
     }
 }
@@ -218,7 +218,7 @@ fn complete(
             let is_executed = match ViplMessage::decode(bytes) {
                 Some(ViplMessage::Region(lent)) => link.import(&lent).is_some(),
                 // One question at a time.
-                Some(ViplMessage::Sync) => !std::mem::replace(&mut link.owes_answer, true),
+                Some(ViplMessage::Sync) => !std::mem::replace(&mut link.answers_later, true),
                 Some(ViplMessage::Synced) => {
                     let (next, was_asked) = match link.sync {
                         RegionSync::Asked => (RegionSync::Answered, true),

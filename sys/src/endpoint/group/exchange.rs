@@ -1,8 +1,8 @@
 //! An exchange of short texts among a group of peers: each member gets those of all.
 //!
 //! The messages lie in the matching context of barriers. A tag has the number of the call, which is the same in all
-//! processes of the group, that of the exchange within the call, and a bit above those of meetings. Texts of others are untrusted: their length is limited,
-//! and the caller decodes them.
+//! processes of the group, that of the exchange within the call, and a bit above those of meetings. Texts of others are
+//! untrusted: their length is limited, and the caller decodes them.
 
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};

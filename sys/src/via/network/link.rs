@@ -114,8 +114,8 @@ pub(in crate::via) struct NetworkLink {
     ended: u64,
     pub(in crate::via) sync: RegionSync,
     /// Whether regions wait for room to be lent, and whether the other process waits for the answer that all are.
-    pub(in crate::via) owes_regions: bool,
-    pub(in crate::via) owes_answer: bool,
+    pub(in crate::via) lends_later: bool,
+    pub(in crate::via) answers_later: bool,
     /// Whether the connection is over.
     pub(in crate::via) is_cut: bool,
 }
@@ -140,8 +140,8 @@ impl NetworkLink {
             begun: 0,
             ended: 0,
             sync: RegionSync::Idle,
-            owes_regions: false,
-            owes_answer: false,
+            lends_later: false,
+            answers_later: false,
             is_cut: false,
         })
     }
