@@ -65,6 +65,7 @@ mod pipelined;
 mod pointer;
 mod pointers;
 mod push;
+mod run_write;
 mod shape;
 mod words;
 mod zero_copy;

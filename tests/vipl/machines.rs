@@ -89,7 +89,7 @@ fn machines_are_connected_with_the_same_key_or_if_both_trust_any() -> Result<(),
         // A key that is there is not done without.
         (&first, "-", "any", NOT_REACHABLE),
         ("-", &first, "any", NOT_REACHABLE),
-        // A key that cannot be read is a key that nobody knows.
+        // Without a readable key, the process draws one that no other process has.
         ("/nonexistent/key", "/nonexistent/key", "any", NOT_REACHABLE),
     ] {
         let run = output(between(&hosts, &program).args([server, client, trust, code]));

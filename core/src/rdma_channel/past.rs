@@ -11,9 +11,10 @@
 //! pointers are written or sent there. So no completion is awaited between the data and the last packet.
 #![forbid(unsafe_code)]
 
-use super::link::{PipeLink, PipeWork, posted};
+use super::link::{PipeLink, PipeWork};
+use super::run_write::RunWrite;
 use super::{PipeError, PipeHost};
-use crate::port::memory::{CompletionSource, MemoryKey, MemoryPort, PortRegion, Slice, Work};
+use crate::port::memory::MemoryKey;
 
 /// The state of a write past the pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,13 +34,7 @@ pub enum PastWrite {
 struct BegunWrite {
     /// The buffer, as the caller names it in each call.
     buffer: (u64, u64),
-    to: MemoryKey,
-    region: PortRegion,
-    /// Offset of the buffer in the region.
-    offset: u64,
-    /// Bytes that were posted, and bytes that were written.
-    posted: u64,
-    written: u64,
+    run: RunWrite,
 }
 
 /// The writes past a pipe, at one end: one at a time.
@@ -57,30 +52,22 @@ impl PastWrites {
         buffer: (u64, u64),
         to: MemoryKey,
     ) -> Result<PastWrite, PipeError> {
-        let (address, len) = buffer;
+        let (_, len) = buffer;
         if self.begun.is_none() {
             if len == 0 || to.len < len || to.address.checked_add(to.len).is_none() {
                 return Ok(PastWrite::Refused);
             }
-            let Some((region, offset)) = host.source(address, len) else { return Ok(PastWrite::Refused) };
-            self.begun = Some(BegunWrite { buffer, to, region, offset, posted: 0, written: 0 });
+            let Some(run) = RunWrite::begin(host, buffer, to) else { return Ok(PastWrite::Refused) };
+            self.begun = Some(BegunWrite { buffer, run });
         }
-        let Some(write) = self.begun.as_mut().filter(|it| it.buffer == buffer && it.to == to) else {
+        let Some(write) = self.begun.as_mut().filter(|it| it.buffer == buffer && it.run.to == to) else {
             // Another message is being written.
             return Ok(PastWrite::Waiting);
         };
-        while write.posted < len {
-            let count = (len - write.posted).min(link.most_bytes.into());
-            let part =
-                [Slice { region: write.region, offset: write.offset + write.posted, len: count as u32 }];
-            let work = Work::new(link.connection, PipeWork::Past.id(write.posted + count));
-            let to = write.to.at(write.posted);
-            if !posted(host.port().write(work, CompletionSource::Gather(&part), to, None))? {
-                return Ok(PastWrite::Waiting);
-            }
-            write.posted += count;
+        if !write.run.post(host.port(), link, PipeWork::Past)? {
+            return Ok(PastWrite::Waiting);
         }
-        if write.written < len || !host.release(write.region) {
+        if !write.run.is_written() || !write.run.release(host) {
             return Ok(PastWrite::Posted);
         }
         self.begun = None;
@@ -90,13 +77,13 @@ impl PastWrites {
     /// Takes note that the port no longer uses the first bytes of the buffer.
     pub(super) const fn on_written(&mut self, position: u64) {
         if let Some(write) = &mut self.begun {
-            write.written = position;
+            write.run.on_written(position);
         }
     }
 
     /// Ends the use of the buffer after the connection was lost. `None` if it is still in use.
     pub(super) fn abandon<H: PipeHost>(&mut self, host: &mut H) -> Option<()> {
-        if self.begun.is_some_and(|write| !host.release(write.region)) {
+        if self.begun.is_some_and(|write| !write.run.release(host)) {
             return None;
         }
         self.begun = None;

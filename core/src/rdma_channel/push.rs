@@ -18,12 +18,13 @@ use super::chunk::ChunkKind;
 use super::chunk_receiver::OpenChunk;
 #[cfg(nemesia_injected_fault)]
 use super::fault::{PipeFault, injected};
-use super::link::{PipeLink, PipeWork, posted};
+use super::link::{PipeLink, PipeWork};
 use super::pipelined::Pipelined;
 use super::pointers::Pointers;
+use super::run_write::RunWrite;
 use super::shape::RING_AT;
 use super::{PipeError, PipeHost, PushCounts};
-use crate::port::memory::{CompletionSource, KEY_BYTES, MemoryKey, MemoryPort, PortRegion, Slice, Work};
+use crate::port::memory::{KEY_BYTES, MemoryKey, PortRegion};
 
 /// Bytes of an advertisement: position and key.
 const ADVERTISEMENT_BYTES: usize = 8 + KEY_BYTES;
@@ -74,14 +75,7 @@ fn payload<const N: usize>(link: &PipeLink, chunk: OpenChunk) -> Result<[u8; N],
 /// A run of the caller's that is being written into the peer's buffer.
 #[derive(Clone, Copy, Debug)]
 struct PushWrite {
-    to: MemoryKey,
-    region: PortRegion,
-    /// Offset of the run in the region.
-    offset: u64,
-    len: u64,
-    /// Bytes that were posted, and bytes that the port no longer reads.
-    posted: u64,
-    written: u64,
+    run: RunWrite,
     announced: bool,
 }
 
@@ -124,9 +118,8 @@ impl PushSender {
         }
         let len = offer.key.len.min(len as u64);
         // If the run cannot be registered, the caller goes on as without the advertisement.
-        let (region, offset) = host.source(address, len)?;
-        let write = PushWrite { to: offer.key, region, offset, len, posted: 0, written: 0, announced: false };
-        self.write = Some(write);
+        let run = RunWrite::begin(host, (address, len), offer.key)?;
+        self.write = Some(PushWrite { run, announced: false });
         Some(len)
     }
 
@@ -138,18 +131,10 @@ impl PushSender {
         chunks: &mut Pipelined,
     ) -> Result<Option<u64>, PipeError> {
         let Some(write) = &mut self.write else { return Ok(None) };
-        while write.posted < write.len {
-            let count = (write.len - write.posted).min(link.most_bytes.into());
-            let part =
-                [Slice { region: write.region, offset: write.offset + write.posted, len: count as u32 }];
-            let work = Work::new(link.connection, PipeWork::Push.id(write.posted + count));
-            let to = write.to.at(write.posted);
-            if !posted(host.port().write(work, CompletionSource::Gather(&part), to, None))? {
-                break;
-            }
-            write.posted += count;
-        }
-        let is_posted = write.posted == write.len;
+        let is_posted = write.run.post(host.port(), link, PipeWork::Push)?;
+        let is_read = write.run.is_written();
+        #[cfg(nemesia_injected_fault)]
+        let is_read = is_read || is_posted && injected(PipeFault::CountPushed);
         #[cfg(nemesia_injected_fault)]
         let is_posted = is_posted || injected(PipeFault::AnnounceUnpushed);
         if is_posted && !write.announced {
@@ -159,17 +144,14 @@ impl PushSender {
             }
             if chunks.sender.room(link, pointers, 1)? > 0 {
                 let tail = chunks.receiver.carry_tail();
-                chunks.sender.stage_bytes(link, tail, (ChunkKind::Pushed, &write.len.to_le_bytes()))?;
+                chunks.sender.stage_bytes(link, tail, (ChunkKind::Pushed, &write.run.len.to_le_bytes()))?;
                 write.announced = true;
             }
         }
-        let is_read = write.written == write.len;
-        #[cfg(nemesia_injected_fault)]
-        let is_read = is_read || injected(PipeFault::CountPushed) && write.posted == write.len;
-        if !write.announced || !is_read || !host.release(write.region) {
+        if !write.announced || !is_read || !write.run.release(host) {
             return Ok(None);
         }
-        let len = write.len;
+        let len = write.run.len;
         self.write = None;
         self.pushed += 1;
         Ok(Some(len))
@@ -178,13 +160,13 @@ impl PushSender {
     /// Takes note that the port no longer reads the first bytes of the run.
     pub(super) const fn on_written(&mut self, position: u64) {
         if let Some(write) = &mut self.write {
-            write.written = position;
+            write.run.on_written(position);
         }
     }
 
     /// Ends the use of the run after the connection was lost. `None` if it is still in use.
     pub(super) fn abandon<H: PipeHost>(&mut self, host: &mut H) -> Option<()> {
-        if self.write.is_some_and(|write| !host.release(write.region)) {
+        if self.write.is_some_and(|write| !write.run.release(host)) {
             return None;
         }
         self.write = None;

@@ -1,7 +1,8 @@
 //! The bytes that two connected virtual interfaces exchange between machines (paper 2, section 1.4.3), over a memory
 //! port. Payload moves by the port's writes and reads; everything else is a message of at most [`MOST_VIPL_BYTES`].
 //!
-//! A message is a head of 16 bytes and further bytes. All words are little-endian; what is not listed is zero.
+//! A message has a head of 16 bytes, and then bytes of its own. All words are little-endian. Bytes that no row lists
+//! are zero.
 //!
 //! | offset | bytes | field |
 //! |---|---|---|

@@ -32,7 +32,7 @@ pub(super) struct HostTrust {
 }
 
 impl HostTrust {
-    /// Reads the key of the job. A key that cannot be read counts as a key that nobody knows.
+    /// Reads the key of the job. If the key cannot be read, it draws a key that no other process has.
     pub(super) fn new(settings: Settings) -> Result<Self, ShmError> {
         let found = Config::from_env().map(|config| config.job_key.key());
         let key = match found {
