@@ -108,14 +108,15 @@ fn warnings_of(configs: [&Config; 2]) -> [Result<Vec<String>, Error>; 2] {
     let meeting = TestMeeting::new(2);
     let open = |rank: usize| {
         let (config, exchange) = (configs[rank].clone(), meeting.exchange(rank));
-        std::thread::spawn(move || {
-            let endpoint = Endpoint::open_with(&config, exchange)?;
-            let warnings = endpoint.warnings().to_vec();
-            endpoint.close()?;
-            Ok(warnings)
-        })
+        std::thread::spawn(move || Endpoint::open_with(&config, exchange))
     };
-    [0, 1].map(open).map(|opening| opening.join().unwrap())
+    // Neither is closed before both are open: the other one would say that our memory can't be read.
+    [0, 1].map(open).map(|opening| opening.join().unwrap()).map(|opened| {
+        let endpoint = opened?;
+        let warnings = endpoint.warnings().to_vec();
+        endpoint.close()?;
+        Ok(warnings)
+    })
 }
 
 /// A key of the job makes a world of one machine reach others, over TCP.
