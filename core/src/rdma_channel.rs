@@ -19,6 +19,7 @@
 //! | `pipelined` | section 4.4: copies and writes overlap |
 //! | `zero_copy` | section 5: the receiver reads long runs from the sender's buffer |
 //! | `push` | section 5, the alternative: the sender writes long runs into a buffer that the receiver has advertised |
+//! | `learned` | our own design: the sender measures which of these ways is the fastest for each size |
 //! | `past` | section 6: rendezvous by RDMA write, its handshake through the pipe and its data past it |
 //! | `direct` | section 3.2: inside a machine, by the structures of [`crate::shared`] |
 //! | `pointers` | head and tail with their replicas, as `words` or as `messages`; `arrival` decides |
@@ -57,6 +58,7 @@ mod chunk_sender;
 pub mod direct;
 #[cfg(nemesia_injected_fault)]
 pub mod fault;
+mod learned;
 mod link;
 mod messages;
 mod past;
@@ -236,6 +238,12 @@ pub trait PipeHost {
         None
     }
 
+    /// Returns the ticks of a monotonic clock that is cheap to read, in any unit; `None` if there is none. By them the
+    /// sender of [`Design::Learned`] learns how long runs move best.
+    fn ticks(&self) -> Option<u64> {
+        None
+    }
+
     /// Ends the use of a region. Returns `false` if the caller must try again: the bytes are in use until then.
     fn release(&mut self, region: PortRegion) -> bool {
         let _ = region;
@@ -243,15 +251,19 @@ pub trait PipeHost {
     }
 }
 
-/// What the push alternative of the zero-copy design has counted at one end of a pipe.
+/// How long runs have moved at one end of a pipe of the zero-copy designs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PushCounts {
+pub struct RunCounts {
+    /// Runs of puts that were copied through the ring.
+    pub copied: u64,
+    /// Runs of puts that were exposed to the peer, which reads them.
+    pub exposed: u64,
+    /// Runs that puts have written into advertised buffers of the peer.
+    pub pushed: u64,
     /// Buffers that gets have advertised to the peer.
     pub advertised: u64,
     /// Advertised buffers that were withdrawn, because the peer had put first.
     pub withdrawn: u64,
-    /// Runs that puts have written into advertised buffers of the peer.
-    pub pushed: u64,
 }
 
 /// The design with its positions.
@@ -308,7 +320,9 @@ impl BytePipe {
             Design::Basic => PipeRoom::Basic(Basic::default()),
             Design::Piggyback => PipeRoom::Piggyback(Piggyback::default()),
             Design::Pipelined => PipeRoom::Pipelined(Pipelined::default()),
-            Design::ZeroCopy | Design::ZeroCopyPush => PipeRoom::ZeroCopy(ZeroCopy::default()),
+            Design::ZeroCopy | Design::ZeroCopyPush | Design::Learned => {
+                PipeRoom::ZeroCopy(ZeroCopy::default())
+            }
         };
         Ok(Self { link, pointers, room, past: PastWrites::default(), lost: None })
     }
@@ -561,11 +575,11 @@ impl BytePipe {
         self.link.connection
     }
 
-    /// Returns what the push alternative has counted; zeros in other designs.
-    pub const fn push_counts(&self) -> PushCounts {
+    /// Returns how long runs have moved; zeros in designs that copy all.
+    pub const fn run_counts(&self) -> RunCounts {
         match &self.room {
-            PipeRoom::ZeroCopy(room) => room.push_counts(),
-            _ => PushCounts { advertised: 0, withdrawn: 0, pushed: 0 },
+            PipeRoom::ZeroCopy(room) => room.run_counts(),
+            _ => RunCounts { copied: 0, exposed: 0, pushed: 0, advertised: 0, withdrawn: 0 },
         }
     }
 

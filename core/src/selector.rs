@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub(crate) mod run;
+pub(crate) mod turns;
 
 /// Number of runs that are recorded for each alternative. The second lowest cost counts: only noise makes a run more
 /// expensive, and on a busy machine it hits several runs in a row.

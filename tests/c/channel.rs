@@ -11,13 +11,14 @@ use crate::toolchain::{Linking, compile, output, scratch, source};
 use crate::{STRICT_C, can_run};
 
 /// The designs with a port, and what the explanation says of it.
-const INSIDE: [(&str, &str); 6] = [
+const INSIDE: [(&str, &str); 7] = [
     ("direct", "shared memory, direct"),
     ("basic", "shared memory, basic"),
     ("piggyback", "shared memory, piggyback"),
     ("pipelined", "shared memory, pipelined"),
     ("zero-copy", "shared memory, zero-copy"),
     ("zero-copy-push", "shared memory, zero-copy-push"),
+    ("learned", "shared memory, learned"),
 ];
 
 /// The time in which processes that poll come to their end, also beside many others.
@@ -69,7 +70,7 @@ fn a_progress_engine_runs_over_each_design_between_machines() -> Result<(), Stri
         return Ok(());
     }
     let program = program("progress", Linking::Shared, "between")?;
-    for design in ["basic", "piggyback", "pipelined", "zero-copy", "zero-copy-push"] {
+    for design in ["basic", "piggyback", "pipelined", "zero-copy", "zero-copy-push", "learned"] {
         let settings = [
             ("NEMESIA_LOCAL", "off"),
             ("NEMESIA_NET", "tcp"),

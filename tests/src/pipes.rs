@@ -73,10 +73,13 @@ pub fn all_pass<F: PipeFabric>(
     tallies
 }
 
-/// Returns whether long runs moved as the design of this name says: read by the receiver in the zero-copy designs,
-/// also written by the sender in the push alternative, and only copied in the others.
+/// Returns whether long runs moved as the design of this name says: read by the receiver in the zero-copy designs, also
+/// written by the sender in the push alternative, copied as well in the learned design, and only copied in the others.
 pub fn moves_long_runs_as(name: &str, tally: &PipeTally) -> bool {
     let is = |design: Design| design.name() == name;
-    let (reads, pushes) = (is(Design::ZeroCopy) || is(Design::ZeroCopyPush), is(Design::ZeroCopyPush));
-    reads == (tally.exposed > 0 && tally.lent > 0) && pushes == (tally.pushed > 0)
+    let (learns, pushes) = (is(Design::Learned), is(Design::ZeroCopyPush) || is(Design::Learned));
+    let reads = is(Design::ZeroCopy) || pushes;
+    reads == (tally.exposed > 0 && tally.lent > 0)
+        && pushes == (tally.pushed > 0)
+        && (!learns || tally.copied > 0)
 }

@@ -82,6 +82,8 @@ pub struct PipeTally {
     pub lent: u64,
     /// Runs that were written into advertised buffers.
     pub pushed: u64,
+    /// Long runs that were copied through a ring.
+    pub copied: u64,
     /// Advertised buffers that were withdrawn, because a put came first.
     pub withdrawn: u64,
     /// Pipes that failed because the peer violated the protocol.
@@ -103,6 +105,7 @@ impl PipeTally {
         self.exposed += other.exposed;
         self.lent += other.lent;
         self.pushed += other.pushed;
+        self.copied += other.copied;
         self.withdrawn += other.withdrawn;
         self.violated += other.violated;
         self.lost += other.lost;

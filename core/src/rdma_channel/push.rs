@@ -23,7 +23,7 @@ use super::pipelined::Pipelined;
 use super::pointers::Pointers;
 use super::run_write::RunWrite;
 use super::shape::RING_AT;
-use super::{PipeError, PipeHost, PushCounts};
+use super::{PipeError, PipeHost};
 use crate::port::memory::{KEY_BYTES, MemoryKey, PortRegion};
 
 /// Bytes of an advertisement: position and key.
@@ -94,6 +94,11 @@ impl PushSender {
         let bytes = payload(link, chunk)?;
         self.offer = Some(Advertisement::from_bytes(&bytes, put)?);
         Ok(())
+    }
+
+    /// Returns the number of runs that were written.
+    pub(super) const fn count(&self) -> u64 {
+        self.pushed
     }
 
     /// Returns whether a run is being written.
@@ -197,6 +202,11 @@ pub(super) struct PushReceiver {
 }
 
 impl PushReceiver {
+    /// Returns the number of buffers that were advertised, and of those that were withdrawn.
+    pub(super) const fn counts(&self) -> (u64, u64) {
+        (self.advertised, self.withdrawn)
+    }
+
     /// Returns whether a buffer is advertised.
     pub(super) const fn has_lent(&self) -> bool {
         self.lent.is_some()
@@ -277,9 +287,4 @@ impl PushReceiver {
         self.withdrawn += 1;
         Some(())
     }
-}
-
-/// Returns what both ends have counted.
-pub(super) const fn counts(sender: &PushSender, receiver: &PushReceiver) -> PushCounts {
-    PushCounts { pushed: sender.pushed, advertised: receiver.advertised, withdrawn: receiver.withdrawn }
 }

@@ -25,7 +25,7 @@ const LEAST_RING: u32 = 64;
 /// The largest ring.
 const MOST_RING: u32 = 1 << 30;
 
-/// The design of a pipe: each is a section of paper 1.
+/// The design of a pipe: each is a section of paper 1, but the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Design {
@@ -40,12 +40,15 @@ pub enum Design {
     /// Section 5, the alternative: where a get comes before its put, the sender writes long runs into the receiver's
     /// buffer. Elsewhere as [`Design::ZeroCopy`].
     ZeroCopyPush = 5,
+    /// Nemesia's own: [`Design::ZeroCopyPush`], whose sender learns for each size whether long runs are written, read
+    /// or copied.
+    Learned = 6,
 }
 
 impl Design {
-    /// All designs, in the order of the paper.
-    pub const ALL: [Self; 5] =
-        [Self::Basic, Self::Piggyback, Self::Pipelined, Self::ZeroCopy, Self::ZeroCopyPush];
+    /// All designs, in the order of the paper; our own is last.
+    pub const ALL: [Self; 6] =
+        [Self::Basic, Self::Piggyback, Self::Pipelined, Self::ZeroCopy, Self::ZeroCopyPush, Self::Learned];
 
     /// Returns the name of the design in settings and explanations.
     pub const fn name(self) -> &'static str {
@@ -55,12 +58,18 @@ impl Design {
             Self::Pipelined => "pipelined",
             Self::ZeroCopy => "zero-copy",
             Self::ZeroCopyPush => "zero-copy-push",
+            Self::Learned => "learned",
         }
     }
 
-    /// Returns whether long runs are not copied.
+    /// Returns whether long runs need not be copied.
     pub const fn is_zero_copy(self) -> bool {
-        matches!(self, Self::ZeroCopy | Self::ZeroCopyPush)
+        matches!(self, Self::ZeroCopy | Self::ZeroCopyPush | Self::Learned)
+    }
+
+    /// Returns whether a receiver advertises its buffers.
+    pub const fn advertises(self) -> bool {
+        matches!(self, Self::ZeroCopyPush | Self::Learned)
     }
 }
 
@@ -85,7 +94,7 @@ pub struct PipeShape {
     pub ring_bytes: u32,
     /// Bytes of a chunk with its header: a power of two, at least 64, at most half of the ring.
     pub chunk_bytes: u32,
-    /// The zero-copy designs do not copy contiguous runs of so many bytes or more.
+    /// The zero-copy designs do not copy contiguous runs of so many bytes or more; [`Design::Learned`] chooses.
     pub zero_copy_from: u32,
     /// How an end learns that bytes have arrived.
     pub arrival: PipeArrival,

@@ -9,19 +9,20 @@
 //! buffer and copies: the address of a short buffer may change between two calls.
 //!
 //! [`Design::ZeroCopyPush`] adds that the sender writes into the other caller's buffer if a get has advertised it
-//! ([`super::push`]).
+//! ([`super::push`]). [`Design::Learned`] adds that the sender chooses ([`super::learned`]).
 #![forbid(unsafe_code)]
 
 use super::chunk::ChunkKind;
 #[cfg(nemesia_injected_fault)]
 use super::fault::{PipeFault, injected};
+use super::learned::{AdvertisingPause, LearnedWays, RunWay};
 use super::link::{PipeLink, PipeWork, posted};
 use super::pipelined::Pipelined;
 use super::pointer::Pointer;
 use super::pointers::Pointers;
-use super::push::{self, PushReceiver, PushSender};
+use super::push::{PushReceiver, PushSender};
 use super::shape::{Design, RING_AT};
-use super::{PipeError, PipeHost, PushCounts, checked};
+use super::{PipeError, PipeHost, RunCounts, checked};
 use crate::payload::{Gather, Scatter};
 use crate::port::memory::{KEY_BYTES, MemoryKey, MemoryPort, PortRegion, Slice, Work};
 
@@ -38,6 +39,11 @@ pub(super) struct ZeroCopy {
     source: Option<ReadSource>,
     /// Buffers that were read.
     read: u64,
+    /// Bytes of a long run that are still to be copied, and runs that were copied.
+    copying: usize,
+    copied: u64,
+    learned: LearnedWays,
+    pause: AdvertisingPause,
     /// Positions in the streams: bytes that were staged, exposed or pushed, and bytes that were got.
     committed: u64,
     got: u64,
@@ -95,37 +101,68 @@ impl ZeroCopy {
         }
         loop {
             let (short, long) = divide(from, done, link.shape.zero_copy_from as usize);
-            let count = self.pipe.put(host.port(), (link, pointers), from, (done, short))?;
+            let part = short.max(self.copying.min(from.buf().len() - done));
+            let count = self.pipe.put(host.port(), (link, pointers), from, (done, part))?;
             (done, self.committed) = (done + count, self.committed + count as u64);
-            let Some((address, len)) = long.filter(|_| count == short) else { return Ok(done) };
+            self.copying = self.copying.saturating_sub(count);
+            if count < part {
+                return Ok(done);
+            }
+            if part > short {
+                // What follows may be another long run.
+                continue;
+            }
+            let Some(run) = long else { return Ok(done) };
             if self.pipe.sender.room(link, pointers, 1)? == 0 {
                 return Ok(done);
             }
-            if link.shape.design == Design::ZeroCopyPush {
-                self.learn(link, pointers)?;
-                if let Some(len) = self.push.begin(host, self.committed, (address, len)) {
-                    self.committed += len;
-                    // A port that places at once may be done.
-                    let Some(len) = self.go_on(host, (link, pointers))? else { return Ok(done) };
-                    done += len as usize;
-                    continue;
-                }
-            }
-            if let Some((region, key)) = host.expose(address, len as u64) {
-                self.exposed = Some((region, len));
-                (self.exposures, self.committed) = (self.exposures + 1, self.committed + len as u64);
-                let tail = self.pipe.receiver.carry_tail();
-                self.pipe.sender.stage_bytes(link, tail, (ChunkKind::Exposed, &key.to_bytes()))?;
-                self.post(host, link, pointers)?;
-                return Ok(done);
-            }
-            // The buffer cannot be registered, so it is copied.
-            let count = self.pipe.put(host.port(), (link, pointers), from, (done, len))?;
-            (done, self.committed) = (done + count, self.committed + count as u64);
-            if count < len {
-                return Ok(done);
+            match self.begin_run(host, (link, pointers), run)? {
+                Some(len) => done += len as usize,
+                None => return Ok(done),
             }
         }
+    }
+
+    /// Begins to put a long run, for which there is room for a chunk. Returns how many of its bytes are done: the
+    /// caller goes on after them. `None` if a later call must go on with the run.
+    fn begin_run<H: PipeHost>(
+        &mut self,
+        host: &mut H,
+        (link, pointers): (&PipeLink, &mut Pointers),
+        (address, len): (u64, usize),
+    ) -> Result<Option<u64>, PipeError> {
+        let design = link.shape.design;
+        let way = match design {
+            Design::Learned => {
+                let ring = link.shape.ring_bytes.into();
+                self.learned.begin(len as u64, self.got, ring, host.ticks())
+            }
+            _ => RunWay::Written,
+        };
+        if design.advertises() {
+            self.learn(link, pointers)?;
+        }
+        if way == RunWay::Written
+            && design.advertises()
+            && let Some(len) = self.push.begin(host, self.committed, (address, len))
+        {
+            self.committed += len;
+            // A port that places at once may be done.
+            return self.go_on(host, (link, pointers));
+        }
+        if way != RunWay::Copied
+            && let Some((region, key)) = host.expose(address, len as u64)
+        {
+            self.exposed = Some((region, len));
+            (self.exposures, self.committed) = (self.exposures + 1, self.committed + len as u64);
+            let tail = self.pipe.receiver.carry_tail();
+            self.pipe.sender.stage_bytes(link, tail, (ChunkKind::Exposed, &key.to_bytes()))?;
+            self.post(host, link, pointers)?;
+            return Ok(None);
+        }
+        // Or the buffer cannot be registered.
+        (self.copying, self.copied) = (len, self.copied + 1);
+        Ok(Some(0))
     }
 
     /// Takes the advertisements that nothing unread precedes.
@@ -198,6 +235,7 @@ impl ZeroCopy {
                     let Some((count, is_over)) = self.advertised.take(host, link, chunk, run)? else { break };
                     (done, self.got) = (done + count, self.got + count as u64);
                     if is_over {
+                        self.pause.on_used();
                         self.pipe.receiver.release();
                     }
                 }
@@ -206,6 +244,7 @@ impl ZeroCopy {
                     if self.advertised.withdraw(host).is_none() {
                         break;
                     }
+                    self.pause.on_withdrawn();
                 }
                 Some(chunk) if chunk.kind == ChunkKind::Exposed => {
                     self.source = Some(ReadSource::new(link, (chunk.payload, chunk.len))?);
@@ -219,7 +258,7 @@ impl ZeroCopy {
             }
             self.pipe.receiver.publish_tail(link, pointers);
         }
-        if link.shape.design == Design::ZeroCopyPush {
+        if link.shape.design.advertises() {
             self.advertise(host, (link, pointers), into, done)?;
         }
         self.pipe.receiver.publish_tail(link, pointers);
@@ -243,12 +282,16 @@ impl ZeroCopy {
         if (len as u64) < link.shape.zero_copy_from.into() || self.pipe.sender.room(link, pointers, 1)? == 0 {
             return Ok(());
         }
+        if link.shape.design == Design::Learned && self.pause.passes(self.got, len as u64) {
+            return Ok(());
+        }
         self.advertised.advertise(host, link, &mut self.pipe, (self.got, address, len))
     }
 
-    /// Returns what the push alternative has counted.
-    pub(super) const fn push_counts(&self) -> PushCounts {
-        push::counts(&self.push, &self.advertised)
+    /// Returns how long runs have moved.
+    pub(super) const fn run_counts(&self) -> RunCounts {
+        let (pushed, (advertised, withdrawn)) = (self.push.count(), self.advertised.counts());
+        RunCounts { copied: self.copied, exposed: self.exposures, pushed, advertised, withdrawn }
     }
 
     /// Reads from the peer's buffer into the list from `at` on. Returns the number of bytes, and whether the buffer was

@@ -18,7 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nemesia::{
-    Arm, Config, Endpoint, Error, Message, Origin, PeerAddress, PeerRef, PeerStage, Segment, SendOp,
+    Arm, Completion, Config, Endpoint, Error, Message, Origin, PeerAddress, PeerRef, PeerStage, Segment,
+    SendOp,
 };
 
 use crate::bindings as fi;
@@ -29,6 +30,7 @@ use crate::object::Errno;
 use crate::table::Table;
 use crate::vector::AddressVector;
 pub(crate) use atomic::{AtomicAction, AtomicCall, AtomicRuns};
+use collect::BATCH;
 pub(crate) use one_sided::Accessing;
 use operations::{Operation, Operations};
 use written::Inbox;
@@ -142,6 +144,8 @@ pub(crate) struct Port {
     operations: Operations,
     /// Messages that a look has claimed, by the context of the application.
     claimed: Vec<(usize, Message)>,
+    /// The completions that were taken last.
+    batch: [Completion; BATCH],
     inbox: Arc<Inbox>,
     /// A peer has written with data.
     has_written: bool,
@@ -196,6 +200,7 @@ impl Port {
             sources: Vec::new(),
             operations: Operations::default(),
             claimed: Vec::new(),
+            batch: [Completion::default(); BATCH],
             inbox,
             has_written: false,
             unsent: VecDeque::new(),
@@ -380,11 +385,11 @@ impl Port {
         around: &mut Around<'_>,
     ) -> Result<(), Errno> {
         // SAFETY: the caller's promise.
-        let list = unsafe { runs.copy() }?;
-        if let [] | [_] = *list {
-            let run = list.first().map_or((std::ptr::null(), 0), |run| (run.base.cast_const(), run.len));
+        let (run, list) = unsafe { runs.copy() }?;
+        if list.is_empty() {
+            let (base, len) = run.map_or((std::ptr::null(), 0), |run| (run.base.cast_const(), run.len));
             // SAFETY: the caller's promise.
-            return unsafe { self.send(run.0, run.1, it, around) };
+            return unsafe { self.send(base, len, it, around) };
         }
         if it.flags & INJECT != 0 {
             if list.iter().fold(0, |sum: usize, run| sum.saturating_add(run.len)) > info::INJECT_BYTES {
@@ -473,13 +478,14 @@ impl Port {
 }
 
 impl Runs {
-    /// Returns the list.
+    /// Returns the only run, or a copy of the list if there are several.
     ///
     /// # Safety
     /// The list is valid.
-    unsafe fn copy(self) -> Result<Box<[Segment]>, Errno> {
+    #[inline]
+    unsafe fn copy(self) -> Result<(Option<Segment>, Box<[Segment]>), Errno> {
         if self.count == 0 {
-            return Ok(Box::default());
+            return Ok((None, Box::default()));
         }
         if self.first.is_null() || self.count > info::MOST_RUNS {
             return Err(Errno::INVALID);
@@ -490,7 +496,14 @@ impl Runs {
         let is_right = |run: &libc::iovec| {
             run.iov_len <= isize::MAX as usize && (run.iov_len == 0 || !run.iov_base.is_null())
         };
-        if list.iter().all(is_right) { Ok(list.iter().map(segment).collect()) } else { Err(Errno::INVALID) }
+        if !list.iter().all(is_right) {
+            return Err(Errno::INVALID);
+        }
+        // Most messages have one run, for which nothing is allocated.
+        Ok(match list {
+            [run] => (Some(segment(run)), Box::default()),
+            list => (None, list.iter().map(segment).collect()),
+        })
     }
 }
 

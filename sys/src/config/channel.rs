@@ -7,18 +7,18 @@ use super::Config;
 /// The design of the pipes of the RDMA Channel. Both ends of a pipe must use the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChannelDesign {
-    /// [`ChannelDesign::Direct`] inside a machine, [`Design::ZeroCopy`] between machines.
+    /// [`ChannelDesign::Direct`] inside a machine, [`Design::Learned`] between machines.
     #[default]
     Auto,
     /// Nemesia's structures in memory that both processes have mapped. Only inside a machine.
     Direct,
-    /// A design of paper 1 over a memory port: inside a machine that of [`crate::shm::pipe`].
+    /// A design of paper 1, or the learned one, over a memory port: inside a machine that of [`crate::shm::pipe`].
     Paper(Design),
 }
 
 impl ChannelDesign {
     /// All values, in the order of the setting.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Auto,
         Self::Direct,
         Self::Paper(Design::Basic),
@@ -26,6 +26,7 @@ impl ChannelDesign {
         Self::Paper(Design::Pipelined),
         Self::Paper(Design::ZeroCopy),
         Self::Paper(Design::ZeroCopyPush),
+        Self::Paper(Design::Learned),
     ];
 
     /// Returns the name, as in NEMESIA_CHANNEL_DESIGN.

@@ -439,9 +439,9 @@ pub const VARIABLES: &[Variable] = &[
     ),
     Variable {
         name: "NEMESIA_CHANNEL_DESIGN",
-        values: "auto, direct, basic, piggyback, pipelined, zero-copy or zero-copy-push",
+        values: "auto, direct, basic, piggyback, pipelined, zero-copy, zero-copy-push or learned",
         help: "design of the pipes of the RDMA Channel; direct is Nemesia's own, in shared memory; auto is direct \
-            inside a machine, else zero-copy; all processes must agree",
+            inside a machine, else learned: zero-copy where that is measured to be faster; all processes must agree",
         get: |config| config.channel.design.name().to_owned(),
         set: |config, value| put(&mut config.channel.design, ChannelDesign::named(value)),
     },

@@ -51,6 +51,13 @@ impl Completion {
         self.outcome.map(status).map_err(Error::from)
     }
 
+    /// Returns the status of an operation that succeeded; `None` if it failed. This is cheaper than
+    /// [`Completion::result`].
+    #[inline]
+    pub fn status(&self) -> Option<Status> {
+        self.outcome.ok().map(status)
+    }
+
     /// Returns whether the operation succeeded. This is cheaper than [`Completion::result`] if it did not.
     pub const fn is_success(&self) -> bool {
         self.outcome.is_ok()

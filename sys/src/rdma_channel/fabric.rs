@@ -8,7 +8,7 @@ use nemesia_core::port::memory::{
     PortRegion, Private, RegionAccess,
 };
 use nemesia_core::rdma_channel::{
-    BytePipe, Design, PastWrite, PipeCard, PipeError, PipeHost as _, PipeMemory, PipeShape, PushCounts,
+    BytePipe, Design, PastWrite, PipeCard, PipeError, PipeHost as _, PipeMemory, PipeShape,
 };
 
 use super::host::{ChannelHost, Registrations};
@@ -416,14 +416,11 @@ impl<P: MemoryPort> ChannelFabric<P> {
             text += &format!(", chunks of {chunk_bytes}");
         }
         if design.is_zero_copy() {
-            text += &format!(", no copy from {zero_copy_from} bytes on; {}", self.host.explain());
-        }
-        if design == Design::ZeroCopyPush {
-            let PushCounts { advertised, withdrawn, pushed } = pipe.push_counts();
-            text += &format!(
-                "; gets that come first advertise their buffers: {advertised} advertised, of which {withdrawn} were \
-                 withdrawn because the put came first; {pushed} runs written into buffers of the peer"
-            );
+            let learned =
+                if design == Design::Learned { ", unless that is learned to be faster" } else { "" };
+            let how = self.host.explain();
+            text +=
+                &format!(", no copy from {zero_copy_from} bytes on{learned}; {how}; {}", pipe.run_counts());
         }
         format!("{text}; {why}")
     }

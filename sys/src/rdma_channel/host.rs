@@ -111,6 +111,10 @@ impl<P: MemoryPort> PipeHost for ChannelHost<P> {
         self.register(address, len, 0)
     }
 
+    fn ticks(&self) -> Option<u64> {
+        Some(crate::os::clock::ticks())
+    }
+
     fn release(&mut self, region: PortRegion) -> bool {
         let Some(at) = self.held.iter().position(|(of, _)| *of == region) else {
             return self.port().deregister(region) != Err(RegisterError::Busy);

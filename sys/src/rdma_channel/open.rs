@@ -256,7 +256,7 @@ fn choose(
     let design = design_for(group, rank);
     let paper = match design {
         ChannelDesign::Paper(design) => design,
-        ChannelDesign::Auto | ChannelDesign::Direct => Design::ZeroCopy,
+        ChannelDesign::Auto | ChannelDesign::Direct => Design::Learned,
     };
     if is_local {
         let named = matches!(design, ChannelDesign::Paper(_));

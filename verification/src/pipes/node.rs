@@ -1,5 +1,6 @@
 //! A process with pipes to others.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use nemesia_core::payload::LentMemory;
@@ -9,6 +10,7 @@ use nemesia_core::port::memory::{
 use nemesia_core::rdma_channel::{BytePipe, PipeCard, PipeError, PipeHost, PipeMemory, PipeShape};
 
 use super::memory::{BufferList, PipeBlock, lend};
+use crate::rng::mix;
 
 /// The time in which a connection must be ready.
 const SOON: Duration = Duration::from_secs(30);
@@ -46,6 +48,8 @@ pub(super) struct NodeHost<P> {
     pub(super) port: P,
     pub(super) exposed: u64,
     pub(super) lent: u64,
+    /// The time of the last reading of the clock. Each takes another time, so that every way is found fastest at times.
+    pub(super) ticks: Cell<u64>,
 }
 
 impl<P: MemoryPort> PipeHost for NodeHost<P> {
@@ -81,6 +85,12 @@ impl<P: MemoryPort> PipeHost for NodeHost<P> {
         Some((region, 0))
     }
 
+    fn ticks(&self) -> Option<u64> {
+        let now = self.ticks.get();
+        self.ticks.set(now + 1 + mix(now) % 1000);
+        Some(now)
+    }
+
     fn release(&mut self, region: PortRegion) -> bool {
         self.port.deregister(region) != Err(nemesia_core::port::memory::RegisterError::Busy)
     }
@@ -97,7 +107,7 @@ pub(super) struct PipeNode<P> {
 
 impl<P: MemoryPort> PipeNode<P> {
     pub(super) const fn new(port: P) -> Self {
-        Self { host: NodeHost { port, exposed: 0, lent: 0 }, ends: Vec::new() }
+        Self { host: NodeHost { port, exposed: 0, lent: 0, ticks: Cell::new(0) }, ends: Vec::new() }
     }
 
     fn memory(&mut self, len: u64, access: RegionAccess) -> Result<(PipeBlock, PipeMemory), String> {

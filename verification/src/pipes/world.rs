@@ -405,8 +405,9 @@ impl<F: PipeFabric> PipeWorld<F> {
         for node in self.nodes.iter().flatten() {
             tally.exposed += node.host.exposed;
             tally.lent += node.host.lent;
-            for counts in node.ends.iter().map(|(_, end)| end.pipe.push_counts()) {
+            for counts in node.ends.iter().map(|(_, end)| end.pipe.run_counts()) {
                 tally.pushed += counts.pushed;
+                tally.copied += counts.copied;
                 tally.withdrawn += counts.withdrawn;
             }
         }

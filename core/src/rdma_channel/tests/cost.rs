@@ -16,6 +16,7 @@ use std::vec::Vec;
 
 use super::port::PipeRecord::{self, Read, Write};
 use super::port::{TestEnd, ends};
+use crate::rdma_channel::learned::LearnedWays;
 use crate::rdma_channel::{ChunkFill, Design, PipeArrival, PipeShape};
 
 /// Microseconds of an operation without bytes.
@@ -118,4 +119,31 @@ fn chunks_may_be_too_small_and_too_large() {
     println!("{sizes:.0?}");
     let at = |kib: u32| sizes.iter().find(|(size, _)| *size == kib).map_or(0.0, |(_, rate)| *rate);
     assert!(at(1) < at(8) / 2.0 && at(64) < at(16) && at(16) > 400.0, "{sizes:?}");
+}
+
+/// Returns the microseconds of a run by each way, in the order of [`RunWay`].
+fn ways(len: usize) -> [f64; 3] {
+    let [sender, receiver] = moved(&mut ends(paper(Design::ZeroCopy)), len);
+    // The announcement of a written run arrives behind it, and nothing comes back.
+    let written = OPERATION + len as f64 / WIRE + OPERATION;
+    [written, price(&sender) + price(&receiver), len as f64 / pipelined(len, 16 << 10)]
+}
+
+/// The learned design takes at each size the cheapest way, as soon as there are enough runs.
+#[test]
+fn the_learned_design_is_the_best_of_all_at_each_size() {
+    for len in [33_333, 64 << 10, 100_001, 256 << 10, 1 << 20] {
+        let ticks = ways(len).map(|us| (us * 1000.0) as u64);
+        for may_write in [false, true] {
+            let ticks = if may_write { ticks } else { [ticks[1], ticks[1], ticks[2]] };
+            let (mut learned, mut now, mut counts) = (LearnedWays::default(), 0, [0_u64; 3]);
+            for got in 0..3000 {
+                let way = learned.begin(len as u64, got, 256 << 10, Some(now)) as usize;
+                (counts[way], now) = (counts[way] + 1, now + ticks[way]);
+            }
+            let best = 3000 * ticks.iter().min().unwrap();
+            println!("{len} bytes: written, read, copied {ticks:?} ns, chosen {counts:?}");
+            assert!(100 * now <= 115 * best, "{len}: {now} instead of {best}");
+        }
+    }
 }

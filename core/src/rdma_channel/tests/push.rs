@@ -6,7 +6,7 @@ use super::port::PipeRecord::{Read, Write};
 use super::port::{TestEnd, ends, shape};
 use crate::rdma_channel::chunk::{ChunkHeader, ChunkKind};
 use crate::rdma_channel::shape::RING_AT;
-use crate::rdma_channel::{Design, PipeError, PushCounts};
+use crate::rdma_channel::{Design, PipeError, RunCounts};
 
 /// The bytes written for a chunk with so many bytes of payload.
 const fn chunk(len: u32) -> u32 {
@@ -28,8 +28,8 @@ fn a_put_writes_into_the_buffer_that_a_get_has_advertised() {
     assert_eq!((a.put(&long), a.recorded()), (Ok(5000), vec![]));
     // Nothing is read, copied or acknowledged.
     assert_eq!((b.get(&mut into), into == long, b.recorded()), (Ok(5000), true, vec![]));
-    assert_eq!(a.pipe.push_counts(), PushCounts { pushed: 1, ..PushCounts::default() });
-    assert_eq!(b.pipe.push_counts(), PushCounts { advertised: 1, ..PushCounts::default() });
+    assert_eq!(a.pipe.run_counts(), RunCounts { pushed: 1, ..RunCounts::default() });
+    assert_eq!(b.pipe.run_counts(), RunCounts { advertised: 1, ..RunCounts::default() });
 }
 
 #[test]
@@ -45,8 +45,8 @@ fn a_buffer_is_withdrawn_if_the_put_came_first() {
     assert_eq!((a.put(&long), a.recorded()), (Ok(0), vec![Write(chunk(24))]));
     assert_eq!((b.get(&mut into[8..]), b.recorded()), (Ok(0), vec![Read(4992)]));
     assert_eq!((b.get(&mut into[8..]), into[8..] == long, a.put(&long)), (Ok(4992), true, Ok(4992)));
-    assert_eq!(b.pipe.push_counts(), PushCounts { advertised: 1, withdrawn: 1, pushed: 0 });
-    assert_eq!(a.pipe.push_counts(), PushCounts::default());
+    assert_eq!(b.pipe.run_counts(), RunCounts { advertised: 1, withdrawn: 1, ..RunCounts::default() });
+    assert_eq!(a.pipe.run_counts(), RunCounts { exposed: 1, ..RunCounts::default() });
 }
 
 #[test]

@@ -24,6 +24,7 @@
 use super::HOT;
 use crate::port::{PeerId, Stores};
 use crate::selector::run::Run;
+use crate::selector::turns::Turns;
 use crate::selector::{AdaptiveSelector, RunAmount, TrialBudget};
 
 /// Size classes, one per power of two: from 256 bytes, below which plain stores are as fast as the others, to
@@ -43,10 +44,6 @@ const STEP: u64 = 4;
 const LARGE: usize = 4;
 /// Most runs until another policy is tried. A trial is seldom much slower.
 const LONGEST_WAIT: u16 = 128;
-/// Limit of the counter that rises with each message sent after one from the peer, and falls with each other
-/// message. Messages count as answers when the counter exceeds three quarters of the limit, and until it
-/// falls to one quarter.
-const TURNS: u8 = 16;
 
 /// Messages of one size class, in a stream or as answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,10 +68,9 @@ struct CopyPolicy {
     left: u8,
     /// Messages since the clock was read.
     step: u8,
-    /// Number of packets received from the peer when the last cell was filled; see [`TURNS`].
+    /// Number of packets received from the peer when the last cell was filled.
     received: u64,
-    turns: u8,
-    answers: bool,
+    turns: Turns,
 }
 
 /// The stores with this number; it is their place in [`Stores::ALL`].
@@ -99,8 +95,7 @@ impl Default for CopyPolicy {
             left: 0,
             step: 0,
             received: 0,
-            turns: 0,
-            answers: false,
+            turns: Turns::default(),
         }
     }
 }
@@ -109,11 +104,9 @@ impl CopyPolicy {
     /// Returns the stores for a cell of this size class.
     #[inline(always)]
     fn fill(&mut self, size: u8, received: u64, ticks: impl FnOnce() -> Option<u64>) -> Stores {
-        self.turns =
-            if received == self.received { self.turns.saturating_sub(1) } else { TURNS.min(self.turns + 1) };
+        let answers = self.turns.take(received != self.received);
         self.received = received;
-        self.answers = self.turns > if self.answers { TURNS / 4 } else { 3 * TURNS / 4 };
-        let class = FillClass { answers: self.answers, size };
+        let class = FillClass { answers, size };
         if self.left > 0 && self.class == class {
             self.left -= 1;
             return self.stores;

@@ -14,7 +14,7 @@ use crate::table::Table;
 use crate::vector::AddressVector;
 
 /// The completions that are taken at once.
-const BATCH: usize = 16;
+pub(super) const BATCH: usize = 16;
 
 impl Port {
     /// Makes progress, and takes completions into the queues that they belong to.
@@ -23,11 +23,12 @@ impl Port {
         if self.is_flooded(queues) {
             return;
         }
-        let mut batch = [Completion::default(); BATCH];
-        let taken = self.endpoint.completions(&mut batch);
+        // Most calls find nothing, and must not even clear the memory for what they could find.
+        let taken = self.endpoint.completions(&mut self.batch);
         let mut around = Around { queues, vectors };
-        for completion in &batch[..taken] {
-            self.report(completion, &mut around);
+        for at in 0..taken.min(BATCH) {
+            let completion = self.batch[at];
+            self.report(&completion, &mut around);
         }
         self.attend_written(&mut around);
     }
@@ -35,23 +36,40 @@ impl Port {
     /// Writes an entry for a completion.
     fn report(&mut self, completion: &Completion, around: &mut Around<'_>) {
         let number = completion.context;
-        let result = completion.result();
+        if let (CompletionKind::Send | CompletionKind::Receive, Some(status)) =
+            (completion.kind, completion.status())
+        {
+            let Some(operation) = self.operations.remove(number) else { return };
+            self.copies -= usize::from(operation.copy.is_some()).min(self.copies);
+            return self.report_message(&operation, &status, around);
+        }
+        self.report_other(completion, &completion.result(), around);
+    }
+
+    /// As [`Port::report`], for other completions than those of messages that succeeded.
+    fn report_other(
+        &mut self,
+        completion: &Completion,
+        result: &Result<Status, Error>,
+        around: &mut Around<'_>,
+    ) {
+        let number = completion.context;
         match completion.kind {
             CompletionKind::MultiReceive => {
                 let Some(operation) = self.operations.get(number) else { return };
                 let buffer = operation.buffer + completion.offset();
                 let operation = Operation { buffer, ..operation.shallow() };
-                self.report_end(&operation, &result, around);
+                self.report_end(&operation, result, around);
             }
             CompletionKind::MultiReceiveEnd => {
                 let Some(mut operation) = self.operations.remove(number) else { return };
                 operation.flags = fi::FI_MULTI_RECV.into();
                 // The application may use the buffer again, whatever it wants to know.
                 operation.is_wanted = true;
-                self.report_released(&operation, &result, around);
+                self.report_released(&operation, result, around);
             }
             CompletionKind::Get | CompletionKind::Put | CompletionKind::Atomic => {
-                self.report_part(number, &result, around);
+                self.report_part(number, result, around);
             }
             // The data of a write has left.
             CompletionKind::Active => {
@@ -60,7 +78,7 @@ impl Port {
             _ => {
                 let Some(operation) = self.operations.remove(number) else { return };
                 self.copies -= usize::from(operation.copy.is_some()).min(self.copies);
-                self.report_end(&operation, &result, around);
+                self.report_end(&operation, result, around);
             }
         }
     }
@@ -98,28 +116,40 @@ impl Port {
 
     /// Reports the end of a message.
     fn report_end(&mut self, operation: &Operation, result: &Result<Status, Error>, around: &mut Around<'_>) {
+        let error = match result {
+            Ok(status) => return self.report_message(operation, status, around),
+            Err(error) => error,
+        };
+        if !self.counters.is_empty() {
+            self.count(operation.flags & (SEND | RECV), false);
+        }
+        let mut entry = operation.entry();
+        if let Error::Truncated(truncation) = error {
+            let status = truncation.status;
+            (entry.len, entry.tag) = (status.len, status.tag);
+            let left = truncation.message.saturating_sub(status.len as u64);
+            entry.error = Some((Errno::TRUNCATED, left as usize));
+        } else {
+            entry.error = Some((error.into(), 0));
+        }
+        self.write(&entry, operation.flags & SEND != 0, around);
+    }
+
+    /// Reports the end of a message that succeeded.
+    #[inline]
+    fn report_message(&mut self, operation: &Operation, status: &Status, around: &mut Around<'_>) {
         let is_send = operation.flags & SEND != 0;
         if !self.counters.is_empty() {
-            self.count(operation.flags & (SEND | RECV), result.is_ok());
+            self.count(operation.flags & (SEND | RECV), true);
         }
-        let mut entry = Entry {
-            context: operation.context,
-            flags: operation.flags,
-            buffer: operation.buffer,
-            source: u64::MAX,
-            ..Entry::default()
-        };
-        match result {
-            Ok(_) if !operation.is_wanted => return,
-            Ok(status) if is_send => entry.len = status.len,
-            Ok(status) => self.describe(&mut entry, status, around),
-            Err(Error::Truncated(truncation)) => {
-                let status = truncation.status;
-                (entry.len, entry.tag) = (status.len, status.tag);
-                let left = truncation.message.saturating_sub(status.len as u64);
-                entry.error = Some((Errno::TRUNCATED, left as usize));
-            }
-            Err(error) => entry.error = Some((error.into(), 0)),
+        if !operation.is_wanted {
+            return;
+        }
+        let mut entry = operation.entry();
+        if is_send {
+            entry.len = status.len;
+        } else {
+            self.describe(&mut entry, status, around);
         }
         self.write(&entry, is_send, around);
     }
@@ -183,6 +213,13 @@ impl Port {
 }
 
 impl Operation {
+    /// Returns the completion, as far as it is known before the end.
+    #[inline]
+    fn entry(&self) -> Entry {
+        let Self { context, flags, buffer, .. } = *self;
+        Entry { context, flags, buffer, source: u64::MAX, ..Entry::default() }
+    }
+
     /// Returns what the completion of one message of many needs.
     fn shallow(&self) -> Self {
         let Self { context, flags, is_wanted, .. } = *self;

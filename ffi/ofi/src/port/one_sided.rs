@@ -67,7 +67,8 @@ impl Port {
             return Err(Errno::BAD_STATE);
         }
         // SAFETY: the caller's promise.
-        let mut list = unsafe { runs.copy() }?;
+        let (run, list) = unsafe { runs.copy() }?;
+        let mut list = run.map_or(list, |run| [run].into());
         let rank = self.rank_of(it.of, around)?;
         let is_wanted = !it.is_silent && is_reported(self.send_queue, it.flags);
         let way = if it.is_read { fi::FI_READ } else { fi::FI_WRITE };
@@ -85,7 +86,7 @@ impl Port {
         operation.parts = list.len() as u32;
         operation.notice = it.data.map(|data| {
             let len = list.iter().map(|run| run.len as u64).sum();
-            Notice { rank, peer: self.endpoint.peer_of(rank), data, len }
+            Box::new(Notice { rank, peer: self.endpoint.peer_of(rank), data, len })
         });
         let (number, key) = (self.operations.insert(operation), RemoteKey::new(rank, it.key));
         // Only the target knows whether it refuses: an error must reach the completion. Data must not overtake bytes.

@@ -23,7 +23,7 @@ pub(super) struct Operation {
     /// The parts of a one-sided operation that are under way; 0 for a message.
     pub(super) parts: u32,
     /// What the target of a write reports, when the write is executed.
-    pub(super) notice: Option<Notice>,
+    pub(super) notice: Option<Box<Notice>>,
     /// Why a part of it has failed.
     pub(super) error: Option<Errno>,
     /// The runs of its memory, if there are several.

@@ -31,24 +31,20 @@ impl Port {
             return Err(Errno::BAD_STATE);
         }
         // SAFETY: the caller's promise.
-        let list = unsafe { runs.copy() }?;
+        let (run, list) = unsafe { runs.copy() }?;
         if it.flags & u64::from(fi::FI_MULTI_RECV) != 0 {
-            return self.receive_many(&list, it, around);
+            return self.receive_many(run, it, around);
         }
         let claimed = it.flags & fi::FI_CLAIM != 0 && it.kind == Kind::Tagged;
         let message = if claimed { Some(self.claimed_by(it.context)?) } else { None };
         let source = if claimed { Source::Any } else { self.source(it.from, around)? };
         let is_wanted = is_reported(self.receive_queue, it.flags);
         let flags = it.kind.flag() | RECV;
-        let buffer = list.first().map_or(0, |run| run.base as usize);
-        let operation = Operation { context: it.context, flags, is_wanted, buffer, ..Operation::default() };
+        let buffer = run.or(list.first().copied()).map_or(0, |run| run.base as usize);
+        let operation =
+            Operation { context: it.context, flags, is_wanted, buffer, list, ..Operation::default() };
         let tag = Tag::Masked { value: it.tag, ignore: it.ignore };
-        let operation = if list.len() > 1 {
-            Operation { list, ..operation }
-        } else {
-            return self.start_receive(operation, list.first().copied(), (source, tag), (message, it.kind));
-        };
-        self.start_receive(operation, None, (source, tag), (message, it.kind))
+        self.start_receive(operation, run, (source, tag), (message, it.kind))
     }
 
     /// Posts a receive into this run, or into the list of the operation.
@@ -91,11 +87,11 @@ impl Port {
     /// Posts a buffer that receives message after message.
     fn receive_many(
         &mut self,
-        list: &[Segment],
+        run: Option<Segment>,
         it: &Receiving,
         around: &mut Around<'_>,
     ) -> Result<(), Errno> {
-        let [run] = *list else { return Err(Errno::INVALID) };
+        let run = run.ok_or(Errno::INVALID)?;
         if it.kind == Kind::Tagged {
             return Err(Errno::NO_SUPPORT);
         }

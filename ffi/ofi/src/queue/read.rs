@@ -42,14 +42,20 @@ impl QueueObject {
             match queue.entries.front() {
                 _ if taken > 0 => Ok(taken as isize),
                 Some(entry) if entry.error.is_some() => Err(Errno::AVAILABLE),
-                _ => {
-                    let peers =
-                        queue.ports.iter().filter_map(|port| state.ports.get(*port).map(|it| it.peers));
-                    self.rest.note_peers(peers.sum());
-                    Err(Errno::AGAIN)
-                }
+                _ => Err(Errno::AGAIN),
             }
         })
+    }
+
+    /// Lets others run, after many failed reads.
+    #[cold]
+    fn give_way(&self) {
+        let peers = self.domain.with(|state| {
+            let DomainState { ports, queues, .. } = state;
+            let bound = queues.get(self.number).map_or(&[][..], |queue| &queue.ports);
+            bound.iter().filter_map(|port| ports.get(*port).map(|it| it.peers)).sum()
+        });
+        self.rest.give_way(peers);
     }
 
     /// Waits until there may be something to read, for a short time. Returns whether a wait must end.
@@ -145,7 +151,8 @@ pub(super) unsafe extern "C" fn read_from(
         // SAFETY: the application's arrays.
         let taken = unsafe { it.take(to.cast(), count, sources) };
         match taken {
-            Err(Errno::AGAIN) => it.rest.begin(),
+            Err(Errno::AGAIN) if it.rest.begin() => it.give_way(),
+            Err(Errno::AGAIN) => {}
             _ => it.rest.end(),
         }
         taken

@@ -5,7 +5,7 @@
 //! wanted it, this was for nothing, and is done less often. It is also done seldom as long as each process that this
 //! one knows can have a processor: then those that want it are programs of others, and the scheduler divides the time.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The failed reads before a process gives its processor away: if peers may have run the last time, and at most.
@@ -19,8 +19,7 @@ const OTHERS_RAN: Duration = Duration::from_micros(3);
 pub(super) struct Rest {
     failed: AtomicU32,
     patience: AtomicU32,
-    /// The peers of the queue's endpoints, and the processors on which this process may run.
-    peers: AtomicUsize,
+    /// The processors on which this process may run.
     processors: usize,
 }
 
@@ -28,7 +27,7 @@ impl Rest {
     pub(super) fn new() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let (failed, patience) = (AtomicU32::new(0), AtomicU32::new(LEAST));
-        Self { failed, patience, peers: AtomicUsize::new(0), processors }
+        Self { failed, patience, processors }
     }
 
     /// Notes a read that has found something.
@@ -37,28 +36,21 @@ impl Rest {
         self.failed.store(0, Ordering::Relaxed);
     }
 
-    /// Notes a failed read.
+    /// Notes a failed read. Returns whether the process should give its processor away.
     #[inline]
-    pub(super) fn begin(&self) {
+    pub(super) fn begin(&self) -> bool {
         let failed = self.failed.load(Ordering::Relaxed) + 1;
         self.failed.store(failed, Ordering::Relaxed);
-        if failed >= self.patience.load(Ordering::Relaxed) {
-            self.give_way();
-        }
+        failed >= self.patience.load(Ordering::Relaxed)
     }
 
-    /// Notes the peers of the queue's endpoints. Those of other machines count as well: if no other program runs,
-    /// this costs an empty yield now and then.
-    #[inline]
-    pub(super) fn note_peers(&self, peers: usize) {
-        self.peers.store(peers, Ordering::Relaxed);
-    }
-
+    /// Gives the processor away. `peers` is the number of peers of the queue's endpoints. Those of other machines count
+    /// as well: if no other program runs, this costs an empty yield now and then.
     #[cold]
-    fn give_way(&self) {
+    pub(super) fn give_way(&self, peers: usize) {
         let begun = Instant::now();
         std::thread::yield_now();
-        let is_oversubscribed = self.peers.load(Ordering::Relaxed) >= self.processors;
+        let is_oversubscribed = peers >= self.processors;
         let patience = match begun.elapsed() > OTHERS_RAN {
             true if is_oversubscribed => LEAST,
             true => MOST,
