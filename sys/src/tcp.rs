@@ -2,7 +2,7 @@
 //!
 //! Sockets never block. Bulk data go directly from and to user memory; small data leave at once (TCP_NODELAY).
 //! If a peer's process ends, the kernel closes its sockets and the end is noticed; if its machine or network is
-//! gone, within [`SILENCE`] (keep-alive probes, and a limit on unacknowledged data).
+//! gone, within a limit ([`SocketOptions::silence`]: keep-alive probes, and a limit on unacknowledged data).
 //!
 //! An address is that of the listening socket and a random token, which a connecting peer must present. Nothing
 //! is encrypted: use it where the network is as trusted as an RDMA fabric must be.
@@ -21,8 +21,10 @@ use nemesia_core::port::placement::{ByteStream, StreamResult};
 pub use crate::placement::{Options, PlacementPort};
 use crate::placement::{StreamSource, open, transferred};
 
-/// A peer is lost after so long without a sign of life.
-pub const SILENCE: Duration = Duration::from_secs(10);
+/// The default of the time after which a host that does not answer counts as gone.
+pub(crate) const DEFAULT_SILENCE: Duration = Duration::from_secs(10);
+/// The most seconds of that time: the kernel takes no longer pause before the first probe than 32767 s.
+const MOST_SILENCE: c_int = 3600;
 /// The prefix of an address.
 const MARK: &[u8; 4] = b"tcp1";
 /// The bytes of an address without prefix and token: family, 0, port, scope, IP address.
@@ -36,23 +38,39 @@ pub type TcpPort = PlacementPort<Tcp>;
 /// # Errors
 /// The system's reason. A wildcard (`0.0.0.0`) is an error, because peers cannot connect to it.
 pub fn listen(at: SocketAddr, options: &Options) -> io::Result<TcpPort> {
-    listen_as(at, None, options)
+    listen_as(at, SocketOptions::default(), options)
 }
 
-/// As [`listen`], with packets of this traffic class (type of service).
+/// As [`listen`], with these options of its sockets.
 ///
 /// # Errors
 /// See [`listen`].
-pub(crate) fn listen_as(at: SocketAddr, class: Option<u8>, options: &Options) -> io::Result<TcpPort> {
+pub(crate) fn listen_as(at: SocketAddr, sockets: SocketOptions, options: &Options) -> io::Result<TcpPort> {
     if at.ip().is_unspecified() {
         let why = "name the address of an interface, which others can connect to, not the unspecified one";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     let listener = TcpListener::bind(at)?;
     listener.set_nonblocking(true)?;
-    set_traffic_class(listener.as_fd(), at, class)?;
+    set_traffic_class(listener.as_fd(), at, sockets.class)?;
     let address = listener.local_addr()?;
-    open(Tcp { listener, address, class }, options)
+    open(Tcp { listener, address, sockets }, options)
+}
+
+/// Options of every socket of a port or of a process's calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SocketOptions {
+    /// The traffic class of packets; `None`: that of the system.
+    pub(crate) class: Option<u8>,
+    /// The time without an answer of the other host's kernel after which a connection is lost. Whole seconds, at least
+    /// 2: the kernel sends its probes every second.
+    pub(crate) silence: Duration,
+}
+
+impl Default for SocketOptions {
+    fn default() -> Self {
+        Self { class: None, silence: DEFAULT_SILENCE }
+    }
 }
 
 /// The transport over sockets.
@@ -60,8 +78,7 @@ pub(crate) fn listen_as(at: SocketAddr, class: Option<u8>, options: &Options) ->
 pub struct Tcp {
     listener: TcpListener,
     address: SocketAddr,
-    /// The traffic class of packets; `None`: that of the system.
-    class: Option<u8>,
+    sockets: SocketOptions,
 }
 
 /// A connected socket, or one that is being connected.
@@ -74,18 +91,12 @@ impl Socket {
         &self.0
     }
 
-    /// Prepares a socket of the family of this address, with packets of this traffic class.
-    pub(crate) fn new(stream: TcpStream, of: SocketAddr, class: Option<u8>) -> io::Result<Self> {
+    /// Prepares a socket of the family of this address, with these options.
+    pub(crate) fn new(stream: TcpStream, of: SocketAddr, sockets: SocketOptions) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        set_traffic_class(stream.as_fd(), of, class)?;
-        let option = |level, name, value| set_option(stream.as_fd(), (level, name), value);
-        let seconds = SILENCE.as_secs() as c_int;
-        option(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
-        option(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds / 2)?;
-        option(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1)?;
-        option(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, seconds / 2)?;
-        option(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 1000 * seconds)?;
+        set_traffic_class(stream.as_fd(), of, sockets.class)?;
+        set_silence(stream.as_fd(), sockets.silence)?;
         Ok(Self(stream))
     }
 }
@@ -96,6 +107,20 @@ fn set_option(socket: BorrowedFd<'_>, (level, name): (c_int, c_int), value: c_in
     let result =
         unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), size) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Sets the time without an answer after which the kernel ends a connection. A connection without traffic is probed at
+/// most five times, beginning in the middle of that time; the last probe ends with it.
+fn set_silence(socket: BorrowedFd<'_>, silence: Duration) -> io::Result<()> {
+    let seconds = c_int::try_from(silence.as_secs()).unwrap_or(c_int::MAX).clamp(2, MOST_SILENCE);
+    let (every, probes) = ((seconds / 10).max(1), (seconds / 2).min(5));
+    let option = |level, name, value| set_option(socket, (level, name), value);
+    option(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    option(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds - probes * every)?;
+    option(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, every)?;
+    option(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, probes)?;
+    // The limit of data that the other kernel has not confirmed.
+    option(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 1000 * seconds)
 }
 
 /// Sets the traffic class of the packets of a socket of the family of this address.
@@ -213,13 +238,13 @@ impl StreamSource for Tcp {
 
     fn connect(&mut self, to: &[u8]) -> Result<Socket, ConnectError> {
         let to = decode(to).ok_or(ConnectError::Address)?;
-        connect(to, self.class).map_err(|error| unreached(&error))
+        connect(to, self.sockets).map_err(|error| unreached(&error))
     }
 
     fn accept(&mut self) -> Option<Socket> {
         // A stream that left before, or for which there is no descriptor, is not accepted.
         let (stream, from) = self.listener.accept().ok()?;
-        Socket::new(stream, from, self.class).ok()
+        Socket::new(stream, from, self.sockets).ok()
     }
 
     fn listener(&self) -> BorrowedFd<'_> {
@@ -246,8 +271,8 @@ fn decode(place: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-/// Starts to connect, with packets of this traffic class.
-pub(crate) fn connect(to: SocketAddr, class: Option<u8>) -> io::Result<Socket> {
+/// Starts to connect, with these options of the socket.
+pub(crate) fn connect(to: SocketAddr, sockets: SocketOptions) -> io::Result<Socket> {
     let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes no memory.
@@ -257,7 +282,7 @@ pub(crate) fn connect(to: SocketAddr, class: Option<u8>) -> io::Result<Socket> {
     }
     // SAFETY: the descriptor is new and has no other owner.
     let stream = unsafe { TcpStream::from_raw_fd(fd) };
-    let socket = Socket::new(stream, to, class)?;
+    let socket = Socket::new(stream, to, sockets)?;
     let result = match to {
         SocketAddr::V4(to) => {
             let sin_addr = libc::in_addr { s_addr: u32::from_ne_bytes(to.ip().octets()) };
@@ -294,7 +319,7 @@ pub(crate) fn connect(to: SocketAddr, class: Option<u8>) -> io::Result<Socket> {
 mod tests {
     use super::*;
 
-    fn traffic_class(socket: BorrowedFd<'_>, option: (c_int, c_int)) -> c_int {
+    fn option_of(socket: BorrowedFd<'_>, option: (c_int, c_int)) -> c_int {
         let (mut value, mut len): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
         let (fd, (level, name)) = (socket.as_raw_fd(), option);
         // SAFETY: the value is as large as announced and outlives the call.
@@ -317,13 +342,37 @@ mod tests {
                 let listener = TcpListener::bind(at).unwrap();
                 set_traffic_class(listener.as_fd(), at, class).unwrap();
                 let address = listener.local_addr().unwrap();
-                let mut tcp = Tcp { listener, address, class };
-                let active = connect(address, class).unwrap();
+                let options = SocketOptions { class, ..SocketOptions::default() };
+                let mut tcp = Tcp { listener, address, sockets: options };
+                let active = connect(address, options).unwrap();
                 // The listener blocks.
                 let passive = tcp.accept().unwrap();
                 let sockets = [active.as_fd(), passive.as_fd(), tcp.listener()];
-                let found = sockets.map(|socket| traffic_class(socket, option));
+                let found = sockets.map(|socket| option_of(socket, option));
                 assert_eq!(found, [class.unwrap_or(0).into(); 3], "{at}");
+            }
+        }
+    }
+
+    #[test]
+    fn both_ends_of_a_connection_have_the_silence_limit_and_probe_within_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        for (seconds, limit) in
+            [(0, 2), (2, 2), (3, 3), (9, 9), (10, 10), (77, 77), (3600, 3600), (u64::MAX, 3600)]
+        {
+            let options = SocketOptions { silence: Duration::from_secs(seconds), ..SocketOptions::default() };
+            let mut tcp = Tcp { listener: listener.try_clone().unwrap(), address, sockets: options };
+            let active = connect(address, options).unwrap();
+            // The listener blocks.
+            let passive = tcp.accept().unwrap();
+            for socket in [active.as_fd(), passive.as_fd()] {
+                let tcp = |name| option_of(socket, (libc::IPPROTO_TCP, name));
+                let [idle, every, count] =
+                    [libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT].map(tcp);
+                assert_eq!(option_of(socket, (libc::SOL_SOCKET, libc::SO_KEEPALIVE)), 1);
+                assert_eq!(tcp(libc::TCP_USER_TIMEOUT), 1000 * limit, "{seconds}");
+                assert_eq!(idle + every * count, limit, "{seconds}: {idle} + {every} * {count}");
             }
         }
     }
