@@ -2,7 +2,7 @@
 //!
 //! Sockets never block. Bulk data go directly from and to user memory; small data leave at once (TCP_NODELAY).
 //! If a peer's process ends, the kernel closes its sockets and the end is noticed; if its machine or network is
-//! gone, within a limit ([`SocketOptions::silence`]: keep-alive probes, and a limit on unacknowledged data).
+//! gone, within a limit ([`SocketOptions::silence`]).
 //!
 //! An address is that of the listening socket and a random token, which a connecting peer must present. Nothing
 //! is encrypted: use it where the network is as trusted as an RDMA fabric must be.
@@ -82,13 +82,23 @@ pub struct Tcp {
 }
 
 /// A connected socket, or one that is being connected.
+///
+/// While data wait for an answer, the kernel sends no probes. Its own limit (TCP_USER_TIMEOUT) also ends connections to
+/// machines that answer, if the process there takes nothing and its kernel has no more room (`tcp(7)`). So that limit
+/// holds only until the connection is ready ([`ByteStream::was_opened`]). Then this process looks whether the other
+/// kernel answers ([`ByteStream::is_silent`]). A connection without data is probed by the kernel.
 #[derive(Debug)]
-pub struct Socket(TcpStream);
+pub struct Socket {
+    stream: TcpStream,
+    silence: Duration,
+    /// The time from which on written bytes have waited without an answer.
+    waiting: Option<Duration>,
+}
 
 impl Socket {
     /// Returns the stream, which never blocks.
     pub(crate) const fn stream(&self) -> &TcpStream {
-        &self.0
+        &self.stream
     }
 
     /// Prepares a socket of the family of this address, with these options.
@@ -97,11 +107,11 @@ impl Socket {
         stream.set_nodelay(true)?;
         set_traffic_class(stream.as_fd(), of, sockets.class)?;
         set_silence(stream.as_fd(), sockets.silence)?;
-        Ok(Self(stream))
+        Ok(Self { stream, silence: sockets.silence, waiting: None })
     }
 }
 
-fn set_option(socket: BorrowedFd<'_>, (level, name): (c_int, c_int), value: c_int) -> io::Result<()> {
+fn set_option<T>(socket: BorrowedFd<'_>, (level, name): (c_int, c_int), value: T) -> io::Result<()> {
     let size = size_of_val(&value) as libc::socklen_t;
     // SAFETY: the value is as large as announced and outlives the call.
     let result =
@@ -114,13 +124,50 @@ fn set_option(socket: BorrowedFd<'_>, (level, name): (c_int, c_int), value: c_in
 fn set_silence(socket: BorrowedFd<'_>, silence: Duration) -> io::Result<()> {
     let seconds = c_int::try_from(silence.as_secs()).unwrap_or(c_int::MAX).clamp(2, MOST_SILENCE);
     let (every, probes) = ((seconds / 10).max(1), (seconds / 2).min(5));
-    let option = |level, name, value| set_option(socket, (level, name), value);
+    let option = |level, name, value: c_int| set_option(socket, (level, name), value);
     option(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
     option(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds - probes * every)?;
     option(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, every)?;
     option(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, probes)?;
-    // The limit of data that the other kernel has not confirmed.
+    // The limit of data that the other kernel has not confirmed, until the connection is ready.
     option(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 1000 * seconds)
+}
+
+/// Makes the kernel drop what it has not sent when the socket is closed.
+fn set_linger(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_option(socket, (libc::SOL_SOCKET, libc::SO_LINGER), libc::linger { l_onoff: 1, l_linger: 0 })
+}
+
+/// What the kernel knows about the answers of the other one.
+#[derive(Clone, Copy, Debug)]
+struct KernelAnswers {
+    /// The time since the last one.
+    since: Duration,
+    /// Whether the kernel has tried to get one since then, and in vain.
+    in_vain: bool,
+}
+
+impl KernelAnswers {
+    fn of(socket: BorrowedFd<'_>) -> Option<Self> {
+        // SAFETY: zeros are a value of every field.
+        let mut info: libc::tcp_info = unsafe { mem::zeroed() };
+        let mut len = size_of_val(&info) as libc::socklen_t;
+        let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+        // SAFETY: the kernel writes at most as many bytes as announced, and both variables outlive the call.
+        let result = unsafe {
+            libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut info).cast(), &raw mut len)
+        };
+        // Every kernel that this library runs on has more fields than these.
+        let is_whole = len as usize == size_of_val(&info);
+        (result == 0 && is_whole).then(|| Self::from_info(&info))
+    }
+
+    /// Without room at the other end nothing is in flight: the kernel then sends probes, which are answered like data.
+    /// One may be under way just now.
+    fn from_info(info: &libc::tcp_info) -> Self {
+        let in_vain = if info.tcpi_unacked > 0 { info.tcpi_retransmits > 0 } else { info.tcpi_probes > 1 };
+        Self { since: Duration::from_millis(info.tcpi_last_ack_recv.into()), in_vain }
+    }
 }
 
 /// Sets the traffic class of the packets of a socket of the family of this address.
@@ -128,12 +175,12 @@ pub(crate) fn set_traffic_class(socket: BorrowedFd<'_>, of: SocketAddr, class: O
     let Some(class) = class else { return Ok(()) };
     let option =
         if of.is_ipv4() { (libc::IPPROTO_IP, libc::IP_TOS) } else { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) };
-    set_option(socket, option, class.into())
+    set_option(socket, option, c_int::from(class))
 }
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.stream.as_fd()
     }
 }
 
@@ -159,12 +206,12 @@ unsafe impl ByteStream for Socket {
     const REPORTS_REST: bool = true;
 
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>> {
-        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+        let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
         // SAFETY: one entry, which outlives the call.
         if unsafe { libc::poll(&raw mut poll, 1, 0) } == 0 {
             return None;
         }
-        match self.0.take_error() {
+        match self.stream.take_error() {
             Ok(None) => Some(Ok(())),
             Ok(Some(error)) | Err(error) => Some(Err(unreached(&error))),
         }
@@ -173,7 +220,7 @@ unsafe impl ByteStream for Socket {
     fn read(&mut self, into: &mut ScatterList<'_>) -> StreamResult {
         let mut header = header(into.pieces());
         // SAFETY: `ScatterList` guarantees that its pieces may be written; the header outlives the call.
-        transferred(counted(unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut header, 0) }))
+        transferred(counted(unsafe { libc::recvmsg(self.stream.as_raw_fd(), &raw mut header, 0) }))
     }
 
     fn write(&mut self, from: &GatherList<'_>) -> StreamResult {
@@ -181,25 +228,51 @@ unsafe impl ByteStream for Socket {
         // SAFETY: `GatherList` guarantees that its pieces may be read; the header outlives the call. No signal
         // is raised if the peer is gone.
         transferred(counted(unsafe {
-            libc::sendmsg(self.0.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
+            libc::sendmsg(self.stream.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
         }))
     }
 
     fn unconfirmed(&self) -> usize {
         let mut bytes: c_int = 0;
         // SAFETY: the kernel writes one int. If it refuses, the socket is at its end and nothing can be confirmed.
-        unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        unsafe { libc::ioctl(self.stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
         usize::try_from(bytes).unwrap_or(0)
+    }
+
+    fn was_opened(&mut self) {
+        // If the kernel refuses it, its own limit stays.
+        let _ = set_option(self.as_fd(), (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT), 0);
+    }
+
+    fn is_silent(&mut self, now: Duration) -> bool {
+        if self.unconfirmed() == 0 {
+            self.waiting = None;
+            return false;
+        }
+        let since = *self.waiting.get_or_insert(now);
+        if now.saturating_sub(since) < self.silence {
+            return false;
+        }
+        let Some(answers) = KernelAnswers::of(self.as_fd()) else { return false };
+        if answers.since < self.silence {
+            self.waiting = Some(now.saturating_sub(answers.since));
+            return false;
+        }
+        if answers.in_vain {
+            // The kernel shall not send on after the end.
+            let _ = set_linger(self.as_fd());
+        }
+        answers.in_vain
     }
 
     fn origin(&self) -> Option<Origin> {
         // An IPv4 address is the same for every kind of socket.
-        Some(Origin::Host(self.0.peer_addr().ok()?.ip().to_canonical()))
+        Some(Origin::Host(self.stream.peer_addr().ok()?.ip().to_canonical()))
     }
 
     fn finish(&mut self) {
         // A socket that is gone has nothing to finish.
-        let _ = self.0.shutdown(Shutdown::Write);
+        let _ = self.stream.shutdown(Shutdown::Write);
     }
 }
 

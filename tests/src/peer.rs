@@ -161,6 +161,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("fast-path", [rounds]) => fast_path::run(*rounds),
         ("fork", [shared]) => fork::run(*shared != 0),
         ("cut", [per_host, how]) => cut::run((*per_host).max(1) as usize, *how),
+        ("computes", [seconds]) => cut::computes(*seconds),
         ("leaves", [how]) => ending::leaves(*how),
         ("flush", [own]) => ending::flush(*own != 0),
         ("idle", [millis]) => idle::run(*millis),

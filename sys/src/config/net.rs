@@ -102,9 +102,9 @@ impl Config {
     }
 
     /// Sets the time after which a host that does not answer counts as gone: 2 to 3600 whole seconds, rounded up. Its
-    /// ranks then fail, and operations with them end. Over TCP the kernel of the other host answers, whatever its
-    /// processes do. But a process that takes nothing for that long, while more waits for it than its kernel has room
-    /// for, counts as gone, too. RDMA devices derive the time between two attempts to send from this limit.
+    /// ranks then fail, and operations with them end. Over TCP the kernel of the other host answers, so its processes
+    /// may compute or be stopped for any time. RDMA devices derive the time between two attempts to send from this
+    /// limit.
     #[must_use]
     pub fn net_silence(self, silence: Duration) -> Self {
         let seconds = silence.as_secs().saturating_add(u64::from(silence.subsec_nanos() > 0));

@@ -8,10 +8,12 @@
 //! | 2 | exchange rounds until the file `NEMESIA_TEST_STOP` exists; no rank may fail |
 //!
 //! The ranks of the host that was cut off see all others fail, and go on as well.
+//!
+//! `computes SECONDS`: rank 1 calls nothing for so long, while more waits for it than its kernel has room for.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nemesia::{Endpoint, Error, Failure, Source, Tag};
 use nemesia_core::port::PortFault;
@@ -110,7 +112,7 @@ impl Exchange {
         for other in others {
             match self.endpoint.recv(Source::Rank(other), Tag::Exactly(NEVER_SENT), &mut []) {
                 Err(Error::PeerFailed { rank, failure }) if rank == other => {
-                    drop(failed.insert(rank, failure))
+                    failed.insert(rank, failure);
                 }
                 outcome => return broken(format!("from rank {other}: {outcome:?}")),
             }
@@ -154,6 +156,45 @@ impl Exchange {
     }
 }
 
+/// Messages that are sent without asking the receiver, and that its kernel has no room for.
+const WAITING: usize = 200;
+const WAITING_BYTES: usize = 8_000;
+const BEGIN: u64 = 0;
+
+pub(super) fn computes(seconds: u64) -> Outcome {
+    let mut endpoint = open()?;
+    let (rank, time) = (endpoint.rank(), Duration::from_secs(seconds));
+    ensure(endpoint.size() == 2, || "two ranks are needed".into())?;
+    let content = |number: usize| seed_of(&[number as u64]);
+    let out: Vec<Vec<u8>> = (0..WAITING).map(|number| filled(content(number), WAITING_BYTES)).collect();
+    if rank == 1 {
+        endpoint.send(0, BEGIN, &[])?;
+        std::thread::sleep(time);
+        let mut buf = vec![0; WAITING_BYTES];
+        for number in 0..WAITING {
+            endpoint.recv(Source::Rank(0), Tag::Exactly(1), &mut buf)?;
+            let wrong = difference(content(number), &buf);
+            ensure(wrong.is_none(), || format!("message {number}: wrong at byte {wrong:?}"))?;
+        }
+        endpoint.send(0, BEGIN, &[])?;
+    } else {
+        endpoint.recv(Source::Rank(1), Tag::Exactly(BEGIN), &mut [])?;
+        let begun = Instant::now();
+        endpoint.scope(|scope| {
+            for message in &out {
+                scope.isend(1, 1, message)?;
+            }
+            scope.wait_all()
+        })?;
+        let waited = begun.elapsed();
+        tell(&format!("sent after {} ms", waited.as_millis()))?;
+        endpoint.recv(Source::Rank(1), Tag::Exactly(BEGIN), &mut [])?;
+        // Otherwise everything has found room, and the test has tested nothing.
+        ensure(waited > time / 2, || format!("all messages were sent after {waited:?}"))?;
+    }
+    Ok(endpoint.close()?)
+}
+
 /// Exchanges one message with each of these ranks. Returns those that have failed.
 fn transfer(
     endpoint: &mut Endpoint,
@@ -173,7 +214,7 @@ fn transfer(
             match started.and_then(|operation| scope.wait(operation)) {
                 Ok(_) => {}
                 Err(Error::PeerFailed { rank, failure }) if rank == other => {
-                    drop(failed.insert(rank, failure))
+                    failed.insert(rank, failure);
                 }
                 Err(error) => return Err(error),
             }

@@ -96,9 +96,9 @@ pub(super) const TRAFFIC_CLASS: Variable = Variable {
 pub(super) const SILENCE: Variable = Variable {
     name: "NEMESIA_NET_SILENCE",
     values: "seconds, 2 to 3600",
-    help: "time after which a host that does not answer counts as gone, and over TCP a process that takes nothing while \
-           more waits for it than its kernel has room for; an InfiniBand or RoCE device notices it when something is \
-           sent, within this time and 30 s; iWARP devices have limits of their own",
+    help: "time after which a host that does not answer counts as gone; over TCP its kernel answers, whatever its \
+           processes do; an InfiniBand or RoCE device notices it when something is sent, within this time and 30 s; \
+           iWARP devices have limits of their own",
     get: |config| config.net_silence.as_secs().to_string(),
     set: |config, value| {
         let seconds = ranged(value, *SILENCE_SECONDS.start(), *SILENCE_SECONDS.end());
