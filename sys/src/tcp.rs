@@ -111,7 +111,7 @@ impl Socket {
     }
 }
 
-fn set_option<T>(socket: BorrowedFd<'_>, (level, name): (c_int, c_int), value: T) -> io::Result<()> {
+fn set_option<T: Copy>(socket: BorrowedFd<'_>, (level, name): (c_int, c_int), value: T) -> io::Result<()> {
     let size = size_of_val(&value) as libc::socklen_t;
     // SAFETY: the value is as large as announced and outlives the call.
     let result =
@@ -447,6 +447,47 @@ mod tests {
                 assert_eq!(tcp(libc::TCP_USER_TIMEOUT), 1000 * limit, "{seconds}");
                 assert_eq!(idle + every * count, limit, "{seconds}: {idle} + {every} * {count}");
             }
+        }
+    }
+    #[test]
+    fn a_machine_is_silent_if_the_kernel_has_asked_it_in_vain_since_its_last_answer() {
+        // SAFETY: zeros are a value of every field.
+        let mut info: libc::tcp_info = unsafe { mem::zeroed() };
+        info.tcpi_last_ack_recv = 2500;
+        for (unacked, retransmits, probes, in_vain) in [
+            // Idle for long, and just sent.
+            (3, 0, 0, false),
+            (3, 1, 0, true),
+            // No room at the other end: an answer to one probe may be on its way.
+            (0, 0, 1, false),
+            (0, 0, 2, true),
+        ] {
+            (info.tcpi_unacked, info.tcpi_retransmits, info.tcpi_probes) = (unacked, retransmits, probes);
+            let answers = KernelAnswers::from_info(&info);
+            assert_eq!((answers.since, answers.in_vain), (Duration::from_millis(2500), in_vain));
+        }
+    }
+
+    #[test]
+    fn a_machine_that_answers_is_not_silent_although_it_has_no_room() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let options = SocketOptions { silence: Duration::from_secs(2), ..SocketOptions::default() };
+        let mut tcp = Tcp { listener, address, sockets: options };
+        let mut active = connect(address, options).unwrap();
+        let _passive = tcp.accept().unwrap();
+        while active.is_connected().is_none() {
+            std::thread::yield_now();
+        }
+        active.was_opened();
+        assert_eq!(option_of(active.as_fd(), (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT)), 0);
+        assert!(!active.is_silent(Duration::ZERO), "nothing was written");
+        let bytes = vec![0; 1 << 20];
+        while io::Write::write(&mut active.stream(), &bytes).is_ok() {}
+        assert!(active.unconfirmed() > 0);
+        // The time of the port passes much faster than that of the kernel, whose last answer is recent.
+        for second in 0..100 {
+            assert!(!active.is_silent(Duration::from_secs(second)), "{second}");
         }
     }
 }
