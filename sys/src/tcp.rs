@@ -143,8 +143,8 @@ fn set_linger(socket: BorrowedFd<'_>) -> io::Result<()> {
 struct KernelAnswers {
     /// The time since the last one.
     since: Duration,
-    /// Whether the kernel has tried to get one since then, and in vain.
-    in_vain: bool,
+    /// Whether the kernel has tried to get one since then, without result.
+    is_unanswered: bool,
 }
 
 impl KernelAnswers {
@@ -165,8 +165,9 @@ impl KernelAnswers {
     /// Without room at the other end nothing is in flight: the kernel then sends probes, which are answered like data.
     /// One may be under way just now.
     fn from_info(info: &libc::tcp_info) -> Self {
-        let in_vain = if info.tcpi_unacked > 0 { info.tcpi_retransmits > 0 } else { info.tcpi_probes > 1 };
-        Self { since: Duration::from_millis(info.tcpi_last_ack_recv.into()), in_vain }
+        let is_unanswered =
+            if info.tcpi_unacked > 0 { info.tcpi_retransmits > 0 } else { info.tcpi_probes > 1 };
+        Self { since: Duration::from_millis(info.tcpi_last_ack_recv.into()), is_unanswered }
     }
 }
 
@@ -258,11 +259,11 @@ unsafe impl ByteStream for Socket {
             self.waiting = Some(now.saturating_sub(answers.since));
             return false;
         }
-        if answers.in_vain {
+        if answers.is_unanswered {
             // The kernel shall not send on after the end.
             let _ = set_linger(self.as_fd());
         }
-        answers.in_vain
+        answers.is_unanswered
     }
 
     fn origin(&self) -> Option<Origin> {
@@ -450,11 +451,11 @@ mod tests {
         }
     }
     #[test]
-    fn a_machine_is_silent_if_the_kernel_has_asked_it_in_vain_since_its_last_answer() {
+    fn a_machine_is_silent_if_the_kernel_has_asked_it_without_result_since_its_last_answer() {
         // SAFETY: zeros are a value of every field.
         let mut info: libc::tcp_info = unsafe { mem::zeroed() };
         info.tcpi_last_ack_recv = 2500;
-        for (unacked, retransmits, probes, in_vain) in [
+        for (unacked, retransmits, probes, is_unanswered) in [
             // Idle for long, and just sent.
             (3, 0, 0, false),
             (3, 1, 0, true),
@@ -464,7 +465,7 @@ mod tests {
         ] {
             (info.tcpi_unacked, info.tcpi_retransmits, info.tcpi_probes) = (unacked, retransmits, probes);
             let answers = KernelAnswers::from_info(&info);
-            assert_eq!((answers.since, answers.in_vain), (Duration::from_millis(2500), in_vain));
+            assert_eq!((answers.since, answers.is_unanswered), (Duration::from_millis(2500), is_unanswered));
         }
     }
 

@@ -24,8 +24,8 @@ const RANK: &str = "trap '' USR1; world=$1/$PMI_RANK; shift; \"$@\" >$world.out 
                     echo $code >$world.end; exit $code";
 
 /// Network namespaces, with the files that Hydra needs. Two are joined by a pair of interfaces, and each has a second
-/// address, to which the other has no route; more are joined by a bridge in a namespace of its own. Everything is removed
-/// at the end.
+/// address, to which the other has no route. More are joined by a bridge in a namespace of its own. Everything is
+/// removed at the end.
 #[derive(Debug)]
 pub struct Hosts {
     names: Vec<String>,

@@ -84,8 +84,8 @@ pub unsafe trait ByteStream {
     /// Takes note that the connection is ready: from now on [`ByteStream::is_silent`] is called now and then.
     fn was_opened(&mut self) {}
 
-    /// Returns whether the other machine has given no answer for too long, although written bytes wait for one. `now` is
-    /// the time of the port.
+    /// Returns whether the other machine has given no answer for too long, although written bytes wait for one. `now`
+    /// is the time of the port.
     fn is_silent(&mut self, now: Duration) -> bool {
         let _ = now;
         false
