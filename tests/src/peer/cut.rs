@@ -156,9 +156,9 @@ impl Exchange {
     }
 }
 
-/// Messages that are sent without asking the receiver, and that its kernel has no room for.
-const WAITING: usize = 200;
-const WAITING_BYTES: usize = 8_000;
+/// Messages that are sent without asking the receiver, if the settings permit it, and that its kernel has no room for.
+const WAITING: usize = 12;
+const WAITING_BYTES: usize = 1_000_000;
 const BEGIN: u64 = 0;
 
 pub(super) fn computes(seconds: u64) -> Outcome {
