@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nemesia_core::flow::CeilingError;
 use nemesia_core::port::channel::RendezvousChoice;
@@ -33,6 +34,7 @@ pub use nemesia_core::shared::port::Stores;
 
 use crate::os::SegmentOptions;
 use crate::regcache::Telling;
+use crate::tcp::DEFAULT_SILENCE;
 
 pub use channel::ChannelDesign;
 pub(crate) use channel::ChannelSettings;
@@ -200,6 +202,8 @@ pub struct Config {
     pub(crate) net_packet_bytes: Option<u32>,
     pub(crate) net_receives: u32,
     pub(crate) net_streams: u32,
+    /// Whole seconds.
+    pub(crate) net_silence: Duration,
     pub(crate) net_rendezvous: RendezvousChoice,
     pub(crate) net_fast_path: FastPathChoice,
     pub(crate) net_fast_peers: u32,
@@ -267,6 +271,7 @@ impl Default for Config {
             net_packet_bytes: None,
             net_receives: 32,
             net_streams: 1,
+            net_silence: DEFAULT_SILENCE,
             net_rendezvous: RendezvousChoice::Auto,
             net_fast_path: FastPathChoice::Auto,
             net_fast_peers: 8,

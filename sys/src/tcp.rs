@@ -2,7 +2,7 @@
 //!
 //! Sockets never block. Bulk data go directly from and to user memory; small data leave at once (TCP_NODELAY).
 //! If a peer's process ends, the kernel closes its sockets and the end is noticed; if its machine or network is
-//! gone, within [`SILENCE`] (keep-alive probes, and a limit on unacknowledged data).
+//! gone, within a limit ([`SocketOptions::silence`]).
 //!
 //! An address is that of the listening socket and a random token, which a connecting peer must present. Nothing
 //! is encrypted: use it where the network is as trusted as an RDMA fabric must be.
@@ -21,8 +21,10 @@ use nemesia_core::port::placement::{ByteStream, StreamResult};
 pub use crate::placement::{Options, PlacementPort};
 use crate::placement::{StreamSource, open, transferred};
 
-/// A peer is lost after so long without a sign of life.
-pub const SILENCE: Duration = Duration::from_secs(10);
+/// The default of the time after which a host that does not answer counts as gone.
+pub(crate) const DEFAULT_SILENCE: Duration = Duration::from_secs(10);
+/// The most seconds of that time: the kernel takes no longer pause before the first probe than 32767 s.
+const MOST_SILENCE: c_int = 3600;
 /// The prefix of an address.
 const MARK: &[u8; 4] = b"tcp1";
 /// The bytes of an address without prefix and token: family, 0, port, scope, IP address.
@@ -36,23 +38,39 @@ pub type TcpPort = PlacementPort<Tcp>;
 /// # Errors
 /// The system's reason. A wildcard (`0.0.0.0`) is an error, because peers cannot connect to it.
 pub fn listen(at: SocketAddr, options: &Options) -> io::Result<TcpPort> {
-    listen_as(at, None, options)
+    listen_as(at, SocketOptions::default(), options)
 }
 
-/// As [`listen`], with packets of this traffic class (type of service).
+/// As [`listen`], with these options of its sockets.
 ///
 /// # Errors
 /// See [`listen`].
-pub(crate) fn listen_as(at: SocketAddr, class: Option<u8>, options: &Options) -> io::Result<TcpPort> {
+pub(crate) fn listen_as(at: SocketAddr, sockets: SocketOptions, options: &Options) -> io::Result<TcpPort> {
     if at.ip().is_unspecified() {
         let why = "name the address of an interface, which others can connect to, not the unspecified one";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     let listener = TcpListener::bind(at)?;
     listener.set_nonblocking(true)?;
-    set_traffic_class(listener.as_fd(), at, class)?;
+    set_traffic_class(listener.as_fd(), at, sockets.class)?;
     let address = listener.local_addr()?;
-    open(Tcp { listener, address, class }, options)
+    open(Tcp { listener, address, sockets }, options)
+}
+
+/// Options of every socket of a port or of a process's calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SocketOptions {
+    /// The traffic class of packets; `None`: that of the system.
+    pub(crate) class: Option<u8>,
+    /// The time without an answer of the other host's kernel after which a connection is lost. Whole seconds, at least
+    /// 2: the kernel sends its probes every second.
+    pub(crate) silence: Duration,
+}
+
+impl Default for SocketOptions {
+    fn default() -> Self {
+        Self { class: None, silence: DEFAULT_SILENCE }
+    }
 }
 
 /// The transport over sockets.
@@ -60,37 +78,40 @@ pub(crate) fn listen_as(at: SocketAddr, class: Option<u8>, options: &Options) ->
 pub struct Tcp {
     listener: TcpListener,
     address: SocketAddr,
-    /// The traffic class of packets; `None`: that of the system.
-    class: Option<u8>,
+    sockets: SocketOptions,
 }
 
 /// A connected socket, or one that is being connected.
+///
+/// While data wait for an answer, the kernel sends no probes. Its own limit (TCP_USER_TIMEOUT) also ends connections to
+/// machines that answer, if the process there takes nothing and its kernel has no more room (`tcp(7)`). So that limit
+/// holds only until the connection is ready ([`ByteStream::was_opened`]). Then this process looks whether the other
+/// kernel answers ([`ByteStream::is_silent`]). A connection without data is probed by the kernel.
 #[derive(Debug)]
-pub struct Socket(TcpStream);
+pub struct Socket {
+    stream: TcpStream,
+    silence: Duration,
+    /// The time from which on written bytes have waited without an answer.
+    waiting: Option<Duration>,
+}
 
 impl Socket {
     /// Returns the stream, which never blocks.
     pub(crate) const fn stream(&self) -> &TcpStream {
-        &self.0
+        &self.stream
     }
 
-    /// Prepares a socket of the family of this address, with packets of this traffic class.
-    pub(crate) fn new(stream: TcpStream, of: SocketAddr, class: Option<u8>) -> io::Result<Self> {
+    /// Prepares a socket of the family of this address, with these options.
+    pub(crate) fn new(stream: TcpStream, of: SocketAddr, sockets: SocketOptions) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        set_traffic_class(stream.as_fd(), of, class)?;
-        let option = |level, name, value| set_option(stream.as_fd(), (level, name), value);
-        let seconds = SILENCE.as_secs() as c_int;
-        option(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
-        option(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds / 2)?;
-        option(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1)?;
-        option(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, seconds / 2)?;
-        option(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 1000 * seconds)?;
-        Ok(Self(stream))
+        set_traffic_class(stream.as_fd(), of, sockets.class)?;
+        set_silence(stream.as_fd(), sockets.silence)?;
+        Ok(Self { stream, silence: sockets.silence, waiting: None })
     }
 }
 
-fn set_option(socket: BorrowedFd<'_>, (level, name): (c_int, c_int), value: c_int) -> io::Result<()> {
+fn set_option<T: Copy>(socket: BorrowedFd<'_>, (level, name): (c_int, c_int), value: T) -> io::Result<()> {
     let size = size_of_val(&value) as libc::socklen_t;
     // SAFETY: the value is as large as announced and outlives the call.
     let result =
@@ -98,17 +119,69 @@ fn set_option(socket: BorrowedFd<'_>, (level, name): (c_int, c_int), value: c_in
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Sets the time without an answer after which the kernel ends a connection. A connection without traffic is probed at
+/// most five times, beginning in the middle of that time; the last probe ends with it.
+fn set_silence(socket: BorrowedFd<'_>, silence: Duration) -> io::Result<()> {
+    let seconds = c_int::try_from(silence.as_secs()).unwrap_or(c_int::MAX).clamp(2, MOST_SILENCE);
+    let (every, probes) = ((seconds / 10).max(1), (seconds / 2).min(5));
+    let option = |level, name, value: c_int| set_option(socket, (level, name), value);
+    option(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    option(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds - probes * every)?;
+    option(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, every)?;
+    option(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, probes)?;
+    // The limit of data that the other kernel has not confirmed, until the connection is ready.
+    option(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 1000 * seconds)
+}
+
+/// Makes the kernel drop what it has not sent when the socket is closed.
+fn set_linger(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_option(socket, (libc::SOL_SOCKET, libc::SO_LINGER), libc::linger { l_onoff: 1, l_linger: 0 })
+}
+
+/// What the kernel knows about the answers of the other one.
+#[derive(Clone, Copy, Debug)]
+struct KernelAnswers {
+    /// The time since the last one.
+    since: Duration,
+    /// Whether the kernel has tried to get one since then, without result.
+    is_unanswered: bool,
+}
+
+impl KernelAnswers {
+    fn of(socket: BorrowedFd<'_>) -> Option<Self> {
+        // SAFETY: zeros are a value of every field.
+        let mut info: libc::tcp_info = unsafe { mem::zeroed() };
+        let mut len = size_of_val(&info) as libc::socklen_t;
+        let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+        // SAFETY: the kernel writes at most as many bytes as announced, and both variables outlive the call.
+        let result = unsafe {
+            libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut info).cast(), &raw mut len)
+        };
+        // Every kernel that this library runs on has more fields than these.
+        let is_whole = len as usize == size_of_val(&info);
+        (result == 0 && is_whole).then(|| Self::from_info(&info))
+    }
+
+    /// Without room at the other end nothing is in flight: the kernel then sends probes, which are answered like data.
+    /// One may be under way just now.
+    fn from_info(info: &libc::tcp_info) -> Self {
+        let is_unanswered =
+            if info.tcpi_unacked > 0 { info.tcpi_retransmits > 0 } else { info.tcpi_probes > 1 };
+        Self { since: Duration::from_millis(info.tcpi_last_ack_recv.into()), is_unanswered }
+    }
+}
+
 /// Sets the traffic class of the packets of a socket of the family of this address.
 pub(crate) fn set_traffic_class(socket: BorrowedFd<'_>, of: SocketAddr, class: Option<u8>) -> io::Result<()> {
     let Some(class) = class else { return Ok(()) };
     let option =
         if of.is_ipv4() { (libc::IPPROTO_IP, libc::IP_TOS) } else { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) };
-    set_option(socket, option, class.into())
+    set_option(socket, option, c_int::from(class))
 }
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.stream.as_fd()
     }
 }
 
@@ -134,12 +207,12 @@ unsafe impl ByteStream for Socket {
     const REPORTS_REST: bool = true;
 
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>> {
-        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+        let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
         // SAFETY: one entry, which outlives the call.
         if unsafe { libc::poll(&raw mut poll, 1, 0) } == 0 {
             return None;
         }
-        match self.0.take_error() {
+        match self.stream.take_error() {
             Ok(None) => Some(Ok(())),
             Ok(Some(error)) | Err(error) => Some(Err(unreached(&error))),
         }
@@ -148,7 +221,7 @@ unsafe impl ByteStream for Socket {
     fn read(&mut self, into: &mut ScatterList<'_>) -> StreamResult {
         let mut header = header(into.pieces());
         // SAFETY: `ScatterList` guarantees that its pieces may be written; the header outlives the call.
-        transferred(counted(unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut header, 0) }))
+        transferred(counted(unsafe { libc::recvmsg(self.stream.as_raw_fd(), &raw mut header, 0) }))
     }
 
     fn write(&mut self, from: &GatherList<'_>) -> StreamResult {
@@ -156,25 +229,51 @@ unsafe impl ByteStream for Socket {
         // SAFETY: `GatherList` guarantees that its pieces may be read; the header outlives the call. No signal
         // is raised if the peer is gone.
         transferred(counted(unsafe {
-            libc::sendmsg(self.0.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
+            libc::sendmsg(self.stream.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
         }))
     }
 
     fn unconfirmed(&self) -> usize {
         let mut bytes: c_int = 0;
         // SAFETY: the kernel writes one int. If it refuses, the socket is at its end and nothing can be confirmed.
-        unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        unsafe { libc::ioctl(self.stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
         usize::try_from(bytes).unwrap_or(0)
+    }
+
+    fn was_opened(&mut self) {
+        // If the kernel refuses it, its own limit stays.
+        let _ = set_option(self.as_fd(), (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT), 0);
+    }
+
+    fn is_silent(&mut self, now: Duration) -> bool {
+        if self.unconfirmed() == 0 {
+            self.waiting = None;
+            return false;
+        }
+        let since = *self.waiting.get_or_insert(now);
+        if now.saturating_sub(since) < self.silence {
+            return false;
+        }
+        let Some(answers) = KernelAnswers::of(self.as_fd()) else { return false };
+        if answers.since < self.silence {
+            self.waiting = Some(now.saturating_sub(answers.since));
+            return false;
+        }
+        if answers.is_unanswered {
+            // The kernel shall not send on after the end.
+            let _ = set_linger(self.as_fd());
+        }
+        answers.is_unanswered
     }
 
     fn origin(&self) -> Option<Origin> {
         // An IPv4 address is the same for every kind of socket.
-        Some(Origin::Host(self.0.peer_addr().ok()?.ip().to_canonical()))
+        Some(Origin::Host(self.stream.peer_addr().ok()?.ip().to_canonical()))
     }
 
     fn finish(&mut self) {
         // A socket that is gone has nothing to finish.
-        let _ = self.0.shutdown(Shutdown::Write);
+        let _ = self.stream.shutdown(Shutdown::Write);
     }
 }
 
@@ -213,13 +312,13 @@ impl StreamSource for Tcp {
 
     fn connect(&mut self, to: &[u8]) -> Result<Socket, ConnectError> {
         let to = decode(to).ok_or(ConnectError::Address)?;
-        connect(to, self.class).map_err(|error| unreached(&error))
+        connect(to, self.sockets).map_err(|error| unreached(&error))
     }
 
     fn accept(&mut self) -> Option<Socket> {
         // A stream that left before, or for which there is no descriptor, is not accepted.
         let (stream, from) = self.listener.accept().ok()?;
-        Socket::new(stream, from, self.class).ok()
+        Socket::new(stream, from, self.sockets).ok()
     }
 
     fn listener(&self) -> BorrowedFd<'_> {
@@ -246,8 +345,8 @@ fn decode(place: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-/// Starts to connect, with packets of this traffic class.
-pub(crate) fn connect(to: SocketAddr, class: Option<u8>) -> io::Result<Socket> {
+/// Starts to connect, with these options of the socket.
+pub(crate) fn connect(to: SocketAddr, sockets: SocketOptions) -> io::Result<Socket> {
     let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes no memory.
@@ -257,7 +356,7 @@ pub(crate) fn connect(to: SocketAddr, class: Option<u8>) -> io::Result<Socket> {
     }
     // SAFETY: the descriptor is new and has no other owner.
     let stream = unsafe { TcpStream::from_raw_fd(fd) };
-    let socket = Socket::new(stream, to, class)?;
+    let socket = Socket::new(stream, to, sockets)?;
     let result = match to {
         SocketAddr::V4(to) => {
             let sin_addr = libc::in_addr { s_addr: u32::from_ne_bytes(to.ip().octets()) };
@@ -294,7 +393,7 @@ pub(crate) fn connect(to: SocketAddr, class: Option<u8>) -> io::Result<Socket> {
 mod tests {
     use super::*;
 
-    fn traffic_class(socket: BorrowedFd<'_>, option: (c_int, c_int)) -> c_int {
+    fn option_of(socket: BorrowedFd<'_>, option: (c_int, c_int)) -> c_int {
         let (mut value, mut len): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
         let (fd, (level, name)) = (socket.as_raw_fd(), option);
         // SAFETY: the value is as large as announced and outlives the call.
@@ -317,14 +416,79 @@ mod tests {
                 let listener = TcpListener::bind(at).unwrap();
                 set_traffic_class(listener.as_fd(), at, class).unwrap();
                 let address = listener.local_addr().unwrap();
-                let mut tcp = Tcp { listener, address, class };
-                let active = connect(address, class).unwrap();
+                let options = SocketOptions { class, ..SocketOptions::default() };
+                let mut tcp = Tcp { listener, address, sockets: options };
+                let active = connect(address, options).unwrap();
                 // The listener blocks.
                 let passive = tcp.accept().unwrap();
                 let sockets = [active.as_fd(), passive.as_fd(), tcp.listener()];
-                let found = sockets.map(|socket| traffic_class(socket, option));
+                let found = sockets.map(|socket| option_of(socket, option));
                 assert_eq!(found, [class.unwrap_or(0).into(); 3], "{at}");
             }
+        }
+    }
+
+    #[test]
+    fn both_ends_of_a_connection_have_the_silence_limit_and_probe_within_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        for (seconds, limit) in
+            [(0, 2), (2, 2), (3, 3), (9, 9), (10, 10), (77, 77), (3600, 3600), (u64::MAX, 3600)]
+        {
+            let options = SocketOptions { silence: Duration::from_secs(seconds), ..SocketOptions::default() };
+            let mut tcp = Tcp { listener: listener.try_clone().unwrap(), address, sockets: options };
+            let active = connect(address, options).unwrap();
+            // The listener blocks.
+            let passive = tcp.accept().unwrap();
+            for socket in [active.as_fd(), passive.as_fd()] {
+                let tcp = |name| option_of(socket, (libc::IPPROTO_TCP, name));
+                let [idle, every, count] =
+                    [libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT].map(tcp);
+                assert_eq!(option_of(socket, (libc::SOL_SOCKET, libc::SO_KEEPALIVE)), 1);
+                assert_eq!(tcp(libc::TCP_USER_TIMEOUT), 1000 * limit, "{seconds}");
+                assert_eq!(idle + every * count, limit, "{seconds}: {idle} + {every} * {count}");
+            }
+        }
+    }
+    #[test]
+    fn a_machine_is_silent_if_the_kernel_has_asked_it_without_result_since_its_last_answer() {
+        // SAFETY: zeros are a value of every field.
+        let mut info: libc::tcp_info = unsafe { mem::zeroed() };
+        info.tcpi_last_ack_recv = 2500;
+        for (unacked, retransmits, probes, is_unanswered) in [
+            // Idle for long, and just sent.
+            (3, 0, 0, false),
+            (3, 1, 0, true),
+            // No room at the other end: an answer to one probe may be on its way.
+            (0, 0, 1, false),
+            (0, 0, 2, true),
+        ] {
+            (info.tcpi_unacked, info.tcpi_retransmits, info.tcpi_probes) = (unacked, retransmits, probes);
+            let answers = KernelAnswers::from_info(&info);
+            assert_eq!((answers.since, answers.is_unanswered), (Duration::from_millis(2500), is_unanswered));
+        }
+    }
+
+    #[test]
+    fn a_machine_that_answers_is_not_silent_although_it_has_no_room() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let options = SocketOptions { silence: Duration::from_secs(2), ..SocketOptions::default() };
+        let mut tcp = Tcp { listener, address, sockets: options };
+        let mut active = connect(address, options).unwrap();
+        let _passive = tcp.accept().unwrap();
+        while active.is_connected().is_none() {
+            std::thread::yield_now();
+        }
+        active.was_opened();
+        assert_eq!(option_of(active.as_fd(), (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT)), 0);
+        assert!(!active.is_silent(Duration::ZERO), "nothing was written");
+        let bytes = vec![0; 1 << 20];
+        while io::Write::write(&mut active.stream(), &bytes).is_ok() {}
+        assert!(active.unconfirmed() > 0);
+        // The time of the port passes much faster than that of the kernel, whose last answer is recent.
+        for second in 0..100 {
+            assert!(!active.is_silent(Duration::from_secs(second)), "{second}");
         }
     }
 }

@@ -1,18 +1,18 @@
-//! Two hosts for worlds under the real Hydra: two network namespaces with two processes each.
+//! Hosts for worlds under the real Hydra: network namespaces with two processes each.
 //!
-//! Namespaces share the boot of the machine, but no hand-over socket connects them, so they count as two hosts.
+//! Namespaces share the boot of the machine, but no hand-over socket connects them, so they count as hosts.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::ExitKind;
 
-use crate::job::{DEADLINE, Rank};
+use crate::job::{DEADLINE, Rank, report};
+use crate::leftovers::{self, OUTPUT};
 use crate::skip;
 
-const HOSTS: usize = 2;
 /// The processes of each host.
 pub const PROCESSES: usize = 2;
 /// Hydra ends a world that takes longer, in seconds.
@@ -23,11 +23,14 @@ const LIMIT: &str = "300";
 const RANK: &str = "trap '' USR1; world=$1/$PMI_RANK; shift; \"$@\" >$world.out 2>$world.err; code=$?; \
                     echo $code >$world.end; exit $code";
 
-/// Two network namespaces joined by a pair of interfaces, with the files that Hydra needs. Each host has a second
-/// address, to which the other has no route. Everything is removed at the end.
+/// Network namespaces, with the files that Hydra needs. Two are joined by a pair of interfaces, and each has a second
+/// address, to which the other has no route. More are joined by a bridge in a namespace of its own. Everything is
+/// removed at the end.
 #[derive(Debug)]
 pub struct Hosts {
-    names: [String; 2],
+    names: Vec<String>,
+    /// The namespace of the bridge.
+    switch: Option<String>,
     place: PathBuf,
     worlds: AtomicU32,
 }
@@ -47,19 +50,23 @@ fn ip(words: &str) -> Result<(), String> {
 
 impl Hosts {
     /// Makes the hosts, or returns why this machine cannot have them.
-    fn new(scratch: &Path) -> Result<Self, String> {
+    fn new(scratch: &Path, count: usize) -> Result<Self, String> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let id = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let names = [1, 2].map(|host| format!("nemesia-{id}-{host}"));
+        let names = (1..=count).map(|host| format!("nemesia-{id}-{host}")).collect();
+        let switch = (count > 2).then(|| format!("nemesia-{id}-switch"));
         let place = scratch.join(format!("hosts-{id}"));
-        let hosts = Self { names, place, worlds: AtomicU32::new(0) };
-        hosts.connect()?;
+        let hosts = Self { names, switch, place, worlds: AtomicU32::new(0) };
+        match &hosts.switch {
+            Some(switch) => hosts.connect_by(switch)?,
+            None => hosts.connect()?,
+        }
         hosts.write().map_err(|error| format!("{}: {error}", hosts.place.display()))?;
         Ok(hosts)
     }
 
     fn connect(&self) -> Result<(), String> {
-        let [first, second] = &self.names;
+        let (first, second) = (&self.names[0], &self.names[1]);
         ip(&format!("netns add {first}"))?;
         ip(&format!("netns add {second}"))?;
         ip(&format!("link add v1 netns {first} type veth peer name v2 netns {second}"))?;
@@ -81,6 +88,35 @@ impl Hosts {
         Ok(())
     }
 
+    fn connect_by(&self, switch: &str) -> Result<(), String> {
+        ip(&format!("netns add {switch}"))?;
+        ip(&format!("-n {switch} link add bridge type bridge"))?;
+        ip(&format!("-n {switch} link set bridge up"))?;
+        for (number, name) in (1..).zip(&self.names) {
+            ip(&format!("netns add {name}"))?;
+            ip(&format!("link add v{number} netns {name} type veth peer name p{number} netns {switch}"))?;
+            ip(&format!("-n {switch} link set p{number} master bridge up"))?;
+            ip(&format!("-n {name} address add 10.77.0.{number}/24 dev v{number}"))?;
+            ip(&format!("-n {name} link set lo up"))?;
+            ip(&format!("-n {name} link set v{number} up"))?;
+        }
+        Ok(())
+    }
+
+    /// Cuts a host, counted from 0, off from the others: nothing passes any more, and no process is told. Or joins it
+    /// again.
+    ///
+    /// # Errors
+    /// The system's reason.
+    pub fn set_joined(&self, host: usize, is_joined: bool) -> Result<(), String> {
+        let state = if is_joined { "up" } else { "down" };
+        let number = host + 1;
+        match &self.switch {
+            Some(switch) => ip(&format!("-n {switch} link set p{number} {state}")),
+            None => ip(&format!("-n {} link set v{number} {state}", self.names[host])),
+        }
+    }
+
     /// Returns whether the hosts have IPv6 addresses, `fd77::1` and `fd77::2`.
     pub fn has_ipv6(&self) -> bool {
         let shown =
@@ -88,19 +124,19 @@ impl Hosts {
         shown.is_ok_and(|shown| String::from_utf8_lossy(&shown.stdout).contains("fd77::2"))
     }
 
-    /// Returns the words before a command that start it on a host, 0 or 1. The process is that of the command.
+    /// Returns the words before a command that start it on a host, counted from 0. The process is that of the command.
     pub fn starter(&self, host: usize) -> [&str; 4] {
-        ["ip", "netns", "exec", &self.names[host % HOSTS]]
+        ["ip", "netns", "exec", &self.names[host % self.names.len()]]
     }
 
-    /// Returns the file of the network namespace of a host, 0 or 1, for `setns(2)`.
+    /// Returns the file of the network namespace of a host, counted from 0, for `setns(2)`.
     pub fn namespace(&self, host: usize) -> PathBuf {
-        Path::new("/run/netns").join(&self.names[host % HOSTS])
+        Path::new("/run/netns").join(&self.names[host % self.names.len()])
     }
 
-    /// Returns the address at which the other host reaches a host, 0 or 1.
+    /// Returns the address at which the others reach a host, 0 or 1.
     pub const fn address(host: usize) -> &'static str {
-        ["10.77.0.1", "10.77.0.2"][host % HOSTS]
+        ["10.77.0.1", "10.77.0.2"][host % 2]
     }
 
     /// Returns the directory of the hosts, for files of a test.
@@ -110,13 +146,15 @@ impl Hosts {
 
     /// Writes the list of hosts, and the program with which Hydra starts a command on one of them.
     fn write(&self) -> std::io::Result<()> {
-        let [first, second] = &self.names;
         std::fs::create_dir_all(&self.place)?;
-        let list = format!("10.77.0.1:{PROCESSES}\n10.77.0.2:{PROCESSES}\n");
+        let hosts = || (1..).zip(&self.names);
+        let list: String = hosts().map(|(number, _)| format!("10.77.0.{number}:{PROCESSES}\n")).collect();
         std::fs::write(self.place.join("hosts"), list)?;
+        let cases: String =
+            hosts().map(|(number, name)| format!("10.77.0.{number}) host={name};; ")).collect();
         let script = format!(
             "#!/bin/sh\nwhile [ \"${{1#-}}\" != \"$1\" ]; do shift; done\n\
-             case $1 in 10.77.0.1) host={first};; *) host={second};; esac\n\
+             case $1 in {cases}*) exit 1;; esac\n\
              shift\nexec ip netns exec $host sh -c \"$*\"\n"
         );
         let shell = self.place.join("rsh");
@@ -131,10 +169,23 @@ impl Hosts {
     /// Hydra cannot be started, or a rank has not ended in time.
     pub fn run(
         &self,
-        (program, words): (&str, &str),
+        command: (&str, &str),
         settings: &[(&str, &str)],
         goes_on: bool,
     ) -> Result<HydraWorld, String> {
+        self.start(command, settings, goes_on)?.wait()
+    }
+
+    /// As [`Hosts::run`], without waiting for the end.
+    ///
+    /// # Errors
+    /// Hydra cannot be started.
+    pub fn start(
+        &self,
+        (program, words): (&str, &str),
+        settings: &[(&str, &str)],
+        goes_on: bool,
+    ) -> Result<RunningHydra, String> {
         let mut hydra = Command::new("ip");
         hydra.args(["netns", "exec", &self.names[0], "timeout", "-k", "10", LIMIT]);
         hydra.args(["mpiexec.hydra", "-iface", "v1", "-launcher", "rsh", "-launcher-exec"]);
@@ -148,16 +199,75 @@ impl Hosts {
         }
         let world = self.place.join(format!("world-{}", self.worlds.fetch_add(1, Ordering::Relaxed)));
         std::fs::create_dir_all(&world).map_err(|error| format!("{}: {error}", world.display()))?;
-        hydra.args(["-n", &(HOSTS * PROCESSES).to_string(), "/bin/sh", "-c", RANK, "sh"]).arg(&world);
-        let output = hydra.arg(program).args(words.split(' ')).output().map_err(|error| error.to_string())?;
+        let ranks = self.names.len() * PROCESSES;
+        hydra.args(["-n", &ranks.to_string(), "/bin/sh", "-c", RANK, "sh"]).arg(&world);
+        hydra.arg(program).args(words.split(' ')).env(OUTPUT, &world);
+        hydra.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = hydra.spawn().map_err(|error| error.to_string())?;
+        leftovers::started(&world, &[child.id()]);
+        Ok(RunningHydra { child: Some(child), world, ranks, words: words.to_owned(), goes_on })
+    }
+}
+
+/// A world under Hydra that runs. Hydra is ended if this is dropped.
+#[derive(Debug)]
+pub struct RunningHydra {
+    child: Option<Child>,
+    world: PathBuf,
+    ranks: usize,
+    words: String,
+    goes_on: bool,
+}
+
+impl RunningHydra {
+    /// Returns what each rank has printed so far, and its end if it has ended.
+    pub fn ranks(&self) -> Vec<Rank> {
+        (0..self.ranks).map(|rank| read_rank(&self.world, rank)).collect()
+    }
+
+    /// Waits until something is true of the ranks.
+    ///
+    /// # Errors
+    /// It has not become true in time; the error has what the ranks have printed.
+    pub fn wait_until(&self, what: &str, is_so: impl Fn(&[Rank]) -> bool) -> Result<Vec<Rank>, String> {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let ranks = self.ranks();
+            if is_so(&ranks) {
+                return Ok(ranks);
+            }
+            if Instant::now() > deadline {
+                return Err(format!("{}: not {what}:\n{}", self.words, report(&ranks)));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for the end of Hydra and of all ranks.
+    ///
+    /// # Errors
+    /// A rank has not ended in time.
+    pub fn wait(mut self) -> Result<HydraWorld, String> {
+        let child = self.child.take().ok_or("Hydra has ended before")?;
+        let output = child.wait_with_output().map_err(|error| error.to_string())?;
         // Hydra may end before the others do if a process dies.
-        let deadline = goes_on.then(|| Instant::now() + DEADLINE);
+        let deadline = self.goes_on.then(|| Instant::now() + DEADLINE);
         let ranks: Option<Vec<Rank>> =
-            (0..HOSTS * PROCESSES).map(|rank| wait_for(&world, rank, deadline)).collect();
+            (0..self.ranks).map(|rank| wait_for(&self.world, rank, deadline)).collect();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let hydra = format!("{}: {}{}", output.status, text(&output.stdout), text(&output.stderr));
-        let ranks = ranks.ok_or_else(|| format!("{words}: a rank has not ended; Hydra: {hydra}"))?;
+        let ranks = ranks.ok_or_else(|| format!("{}: a rank has not ended; Hydra: {hydra}", self.words))?;
         Ok(HydraWorld { ranks, hydra })
+    }
+}
+
+impl Drop for RunningHydra {
+    fn drop(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        // SAFETY: a signal to a process that this value has started and not waited for.
+        unsafe { libc::kill(child.id().cast_signed(), libc::SIGTERM) };
+        // It has a time limit of its own.
+        let _ = child.wait();
     }
 }
 
@@ -204,7 +314,7 @@ fn read_rank(world: &Path, rank: usize) -> Rank {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        for name in &self.names {
+        for name in self.names.iter().chain(&self.switch) {
             // It may not exist, if making it has failed.
             let _ = ip(&format!("netns delete {name}"));
         }
@@ -212,20 +322,27 @@ impl Drop for Hosts {
     }
 }
 
-/// Returns the hosts; `None` if the test cannot run here, which it reports.
+/// Returns two hosts; `None` if the test cannot run here, which it reports.
 pub fn hosts(test: &str, scratch: impl AsRef<Path>) -> Option<Hosts> {
-    with_programs(test, scratch.as_ref(), &[IP, ("mpiexec.hydra", "mpich", "--version")])
+    with_programs(test, scratch.as_ref(), 2, &[IP, HYDRA])
+}
+
+/// As [`hosts`], four of them, with a switch between them.
+pub fn four_hosts(test: &str, scratch: impl AsRef<Path>) -> Option<Hosts> {
+    with_programs(test, scratch.as_ref(), 4, &[IP, HYDRA])
 }
 
 /// As [`hosts`], for a test that starts its processes itself, without Hydra.
 pub fn namespaces(test: &str, scratch: impl AsRef<Path>) -> Option<Hosts> {
-    with_programs(test, scratch.as_ref(), &[IP])
+    with_programs(test, scratch.as_ref(), 2, &[IP])
 }
 
 /// The program that makes namespaces, its package, and an argument with which it does nothing.
 const IP: (&str, &str, &str) = ("ip", "iproute2", "-V");
+/// The launcher.
+const HYDRA: (&str, &str, &str) = ("mpiexec.hydra", "mpich", "--version");
 
-fn with_programs(test: &str, scratch: &Path, programs: &[(&str, &str, &str)]) -> Option<Hosts> {
+fn with_programs(test: &str, scratch: &Path, count: usize, programs: &[(&str, &str, &str)]) -> Option<Hosts> {
     // SAFETY: takes nothing and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         skip(test, "only root can make network namespaces");
@@ -237,7 +354,7 @@ fn with_programs(test: &str, scratch: &Path, programs: &[(&str, &str, &str)]) ->
             return None;
         }
     }
-    match Hosts::new(scratch) {
+    match Hosts::new(scratch, count) {
         Ok(hosts) => Some(hosts),
         Err(reason) => {
             skip(test, &format!("network namespaces cannot be made here: {reason}"));

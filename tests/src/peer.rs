@@ -14,6 +14,7 @@ mod allocated;
 mod bystander;
 mod corrupt;
 mod crash;
+mod cut;
 mod demand;
 mod ending;
 mod exchange;
@@ -159,6 +160,8 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("net-costs", [hosts]) => net_costs::run(*hosts),
         ("fast-path", [rounds]) => fast_path::run(*rounds),
         ("fork", [shared]) => fork::run(*shared != 0),
+        ("cut", [per_host, how]) => cut::run((*per_host).max(1) as usize, *how),
+        ("computes", [seconds]) => cut::computes(*seconds),
         ("leaves", [how]) => ending::leaves(*how),
         ("flush", [own]) => ending::flush(*own != 0),
         ("idle", [millis]) => idle::run(*millis),

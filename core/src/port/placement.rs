@@ -166,6 +166,8 @@ pub struct PlacementPort<T: StreamTransport, P: PlacementStorage> {
     /// The number of polls in which no report is held back, because the caller may be about to sleep.
     awake: u32,
     now: Duration,
+    /// The time of the next look for machines that do not answer.
+    next_look: Duration,
 }
 
 impl<T: StreamTransport, P: PlacementStorage> fmt::Debug for PlacementPort<T, P> {
@@ -204,6 +206,7 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
             looks: 0,
             awake: 0,
             now: Duration::ZERO,
+            next_look: Duration::ZERO,
         })
     }
 
@@ -404,7 +407,7 @@ unsafe impl<T: StreamTransport, P: PlacementStorage> MemoryPort for PlacementPor
         let said = link.stage.push(&Handshake { answer, token: 0, shared, private }.encode());
         debug_assert!(said, "the stage of a new connection is empty");
         link.shared = shared;
-        link.state = ConnectionState::Ready;
+        drive::make_ready(link);
         self.sharers += u32::from(shared);
         self.reports.report(Event::Established { connection, private: Private::EMPTY });
         self.list(connection.index);

@@ -1,5 +1,8 @@
 //! Settings of the ranks on other machines.
 
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
 use nemesia_core::port::channel::{MOST_RAILS, MOST_RINGS, RendezvousChoice};
 
 use super::Config;
@@ -34,6 +37,10 @@ pub enum FastPathChoice {
     /// Nowhere, in neither direction.
     Off,
 }
+
+/// The limits of the time after which a host that does not answer counts as gone, in seconds. The kernel probes a
+/// connection at most once a second.
+pub(super) const SILENCE_SECONDS: RangeInclusive<u64> = 2..=3600;
 
 impl Config {
     /// Sets whether ranks on other machines write small packets into the memory of this process.
@@ -92,6 +99,17 @@ impl Config {
     #[must_use]
     pub fn net_streams(self, streams: u32) -> Self {
         self.with(["NEMESIA_NET_STREAMS"], |config| config.net_streams = streams.clamp(1, MOST_RAILS as u32))
+    }
+
+    /// Sets the time after which a host that does not answer counts as gone: 2 to 3600 whole seconds, rounded up. Its
+    /// ranks then fail, and operations with them end. Over TCP the kernel of the other host answers, so its processes
+    /// may compute or be stopped for any time. RDMA devices derive the time between two attempts to send from this
+    /// limit.
+    #[must_use]
+    pub fn net_silence(self, silence: Duration) -> Self {
+        let seconds = silence.as_secs().saturating_add(u64::from(silence.subsec_nanos() > 0));
+        let silence = Duration::from_secs(seconds.clamp(*SILENCE_SECONDS.start(), *SILENCE_SECONDS.end()));
+        self.with(["NEMESIA_NET_SILENCE"], |config| config.net_silence = silence)
     }
 
     /// Sets how large messages of ranks on other machines move to this process. The receiver's choice counts.

@@ -362,6 +362,7 @@ pub const VARIABLES: &[Variable] = &[
     place::PARTITION_KEY,
     place::PATH_MTU,
     place::TRAFFIC_CLASS,
+    place::SILENCE,
     Variable {
         name: "NEMESIA_JOB_KEY_FILE",
         values: "the absolute path of a file with 64 hexadecimal digits, or auto",

@@ -275,6 +275,22 @@ fn preferences_for_devices_take_what_devices_have_and_need_them() {
 }
 
 #[test]
+fn the_silence_limit_takes_whole_seconds_that_the_kernel_can_keep() {
+    for value in ["0", "1", "3601", "-5", "2.5", "10s", "never", ""] {
+        let error = message(&[("NEMESIA_NET_SILENCE", value)]);
+        assert_eq!(error, format!("NEMESIA_NET_SILENCE={value}: must be seconds, 2 to 3600"));
+    }
+    for (wanted, seconds) in [(0, 2), (1_001, 2), (2_001, 3), (10_000, 10), (u64::MAX, 3600)] {
+        let config = Config::default().net_silence(Duration::from_millis(wanted));
+        assert_eq!(config.get("NEMESIA_NET_SILENCE"), Ok(seconds.to_string()), "{wanted} ms");
+        assert_eq!(config.origin("NEMESIA_NET_SILENCE"), Origin::Program);
+    }
+    let longest = Config::default().net_silence(Duration::MAX);
+    assert_eq!(longest.get("NEMESIA_NET_SILENCE").as_deref(), Ok("3600"));
+    assert_eq!(Config::default().get("NEMESIA_NET_SILENCE").as_deref(), Ok("10"));
+}
+
+#[test]
 fn setting_by_name_refuses_what_the_environment_would() {
     let mut config = Config::default();
     config.set("NEMESIA_SPIN", "5").unwrap();

@@ -117,6 +117,9 @@ pub(super) fn connect(group: &mut ChannelGroup, spread: Spread<'_>) -> Result<()
         (rank != group.rank).then(|| choose(group, rank, is_local[rank], [&card, &cards[rank]])).transpose()
     });
     let ports: Vec<Option<(ChannelPort, Design)>> = ports.collect::<Result<_, Error>>()?;
+    if let Some(unmet) = unmet_device(&group.config, group.verbs.is_some(), &ports) {
+        group.config.give_up(unmet, &mut group.warnings)?;
+    }
     connect_direct(group, &listener, &places, &ports, deadline)?;
     let own = Introduction { rank: group.rank, token };
     let to = |port: ChannelPort, rank: usize| match port {
@@ -280,6 +283,24 @@ fn choose(
     }
 }
 
+/// Returns the warning that preferences for an RDMA device have no effect on a rank, although this process has opened
+/// one: the rank is reached over TCP.
+fn unmet_device(
+    config: &Config,
+    has_device: bool,
+    ports: &[Option<(ChannelPort, Design)>],
+) -> Option<String> {
+    let wished = config.place.of_devices();
+    if !has_device || wished.is_empty() {
+        return None;
+    }
+    let rank = ports.iter().position(|of| of.is_some_and(|(port, _)| port == ChannelPort::Tcp))?;
+    Some(format!(
+        "{wished}: rank {rank} is reached over tcp, because it has no RDMA device that it can use; see NEMESIA_NET and \
+         the warnings there"
+    ))
+}
+
 /// Connects with the ranks that share memory: first requests to all lower ranks, then their answers, then the requests
 /// of the higher ones. Rank 0 waits for no answer, so no two ranks wait for each other.
 fn connect_direct(
@@ -426,6 +447,20 @@ mod tests {
         for text in ["", "1", "2.0.-.-.-", "1.x.-.-.-", "1.0.0.-.-", "1.0.-.-.-.-", "1.0.-.zz.-", "1.0..-.-"]
         {
             assert!(ChannelCard::decode(text).is_err(), "{text}");
+        }
+    }
+    #[test]
+    fn a_preference_for_a_device_is_unmet_if_a_rank_is_reached_over_tcp() {
+        let wishes = Config::default().net_port(Some(2));
+        let [verbs, tcp] = [ChannelPort::Verbs, ChannelPort::Tcp].map(|port| Some((port, Design::ZeroCopy)));
+        let unmet = unmet_device(&wishes, true, &[None, verbs, tcp]).unwrap();
+        assert!(unmet.starts_with("NEMESIA_NET_PORT=2: rank 2 is reached over tcp"), "{unmet}");
+        for (config, has_device, ports) in [
+            (&wishes, true, [None, verbs, verbs]),
+            (&wishes, false, [None, tcp, tcp]),
+            (&Config::default(), true, [None, tcp, tcp]),
+        ] {
+            assert_eq!(unmet_device(config, has_device, &ports), None, "{has_device}, {ports:?}");
         }
     }
 }

@@ -316,6 +316,7 @@ pub(crate) fn meet(
     let no_tcp = opened.address(Transport::Tcp).err();
     let opened = (opened, listener.map(|(listener, _)| listener));
     let remote = choose(config, opened, member, (hosts, &cards), origin)?;
+    warnings.extend(remote.warnings);
     // With a key of its own, a world that connects on demand reaches further peers on other machines.
     if remote.port.is_none() && own.is_some() && address_at.is_some() {
         config.give_up(unreached_outside(no_tcp, &cards), &mut warnings)?;
@@ -338,6 +339,7 @@ pub(crate) fn come_back(
     let mut warnings = Vec::new();
     let opened = open_ports(config, me, hosts, &mut warnings)?;
     let remote = choose(config, (opened, None), member, (hosts, &cards), origin)?;
+    warnings.extend(remote.warnings);
     Ok(RemoteRanks { warnings, ..remote })
 }
 
@@ -424,6 +426,10 @@ fn choose(
     let reasons = Transport::ALL.map(|transport| refusal(&opened, transport, cards));
     let Some(transport) = chosen else { return Err(unserved(config, first.unwrap_or(me), reasons)) };
     check_differences(&opened, transport, &remote, cards)?;
+    let mut warnings = Vec::new();
+    if let Some(unmet) = unmet_device(config, transport, me, cards) {
+        config.give_up(unmet, &mut warnings)?;
+    }
     let problem = |problem| Error::Transport { transport: transport.name(), problem };
     let (port, demand) = if let Some((listener, addresses)) = demand {
         check_packets(config, &remote, cards)?;
@@ -440,7 +446,22 @@ fn choose(
     let refused = Transport::ALL.into_iter().zip(reasons).filter(|(it, _)| *it != transport);
     let refused = refused.map(|(it, why)| (it, why.unwrap_or_else(|| unused.clone())));
     let (refused, members) = (refused.collect(), Vec::new());
-    Ok(RemoteRanks { port: Some(port), refused, members, demand, warnings: Vec::new() })
+    Ok(RemoteRanks { port: Some(port), refused, members, demand, warnings })
+}
+
+/// Returns the warning that preferences for an RDMA device have no effect, although this process has opened one: all
+/// processes use another transport. If it has none, [`OpenedPorts::open`] has warned.
+fn unmet_device(config: &Config, transport: Transport, me: usize, cards: &[Card]) -> Option<String> {
+    let has_device = |card: &Card| card.address(Transport::Verbs).is_some();
+    let wished = config.place.of_devices();
+    if transport == Transport::Verbs || wished.is_empty() || !cards.get(me).is_some_and(has_device) {
+        return None;
+    }
+    let without = cards.iter().position(|card| !has_device(card))?;
+    Some(format!(
+        "{wished}: all processes use {transport}, because rank {without} has no RDMA device that it can use; see \
+         NEMESIA_NET and NEMESIA_EXPLAIN there"
+    ))
 }
 
 /// Returns the error of a world in which no transport leads to this rank.
@@ -596,6 +617,44 @@ mod tests {
         for (own, cards) in [(None, &silent), (Some(given), &[card()])] {
             let error = common_key(own, cards).unwrap_err().to_string();
             assert!(error.contains("NEMESIA_JOB_KEY_FILE in all processes or in none"), "{error}");
+        }
+    }
+
+    /// Returns what rank 0 of two on different machines has after the choice of the transport. Both have TCP.
+    fn chosen(config: &Config, have_devices: [bool; 2]) -> Result<RemoteRanks, Error> {
+        // The device itself is not needed: the cards decide.
+        let without_device = Config::default().net(NetChoice::Tcp).net_address(Some("127.0.0.1"));
+        let opened = OpenedPorts::open(&without_device, (2, 1), &mut Vec::new()).unwrap();
+        let tcp = opened.address(Transport::Tcp).ok();
+        let cards = have_devices.map(|has| Card {
+            addresses: [Address::new(&[7]).filter(|_| has), tcp],
+            unreached: Vec::new(),
+            called: None,
+            ..card()
+        });
+        let member = WorldMember { rank: 0, incarnation: 0, world: 1, key: JobKey::from_bytes([3; 32]) };
+        let origin = Arc::new(ProcessOrigin::here(1).unwrap());
+        choose(config, (opened, None), member, (&[host("a", "1"), host("b", "1")], &cards), &origin)
+    }
+
+    #[test]
+    fn a_preference_for_a_device_that_another_rank_thwarts_is_a_warning_or_in_strict_mode_an_error() {
+        let plain = Config::default();
+        let wishes = plain.clone().net_device(Some("mlx5_0")).net_gid_index(Some(3));
+        let warned = chosen(&wishes, [true, false]).unwrap().warnings;
+        let wanted =
+            ["NEMESIA_NET_DEVICE=mlx5_0, NEMESIA_NET_GID_INDEX=3: ", "use tcp", "rank 1 has no RDMA device"];
+        assert!(warned.len() == 1 && wanted.iter().all(|part| warned[0].contains(part)), "{warned:?}");
+        let error = chosen(&wishes.clone().strict(true), [true, false]).unwrap_err().to_string();
+        assert!(
+            wanted.iter().all(|part| error.contains(part)) && error.contains("NEMESIA_STRICT"),
+            "{error}"
+        );
+        // Without a device of its own, the process has been warned before.
+        for (config, have_devices) in
+            [(&wishes, [false, true]), (&wishes, [false; 2]), (&plain, [true, false])]
+        {
+            assert_eq!(chosen(config, have_devices).unwrap().warnings, [""; 0], "{have_devices:?}");
         }
     }
 

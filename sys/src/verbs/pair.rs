@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rdma_core_sys as raw;
 use rdma_core_sys::inline::{ibv_post_recv, ibv_post_send};
@@ -14,9 +15,11 @@ use super::exchange::PairInfo;
 use super::shared::SharedReceives;
 use crate::rdma::{RETRIES, RNR_FOREVER, VerbsError, attributes, last_errno, verbs};
 
-/// The code of the time for which the device waits for an answer before it sends again: 4.096 us times two to
-/// this power, 0.27 s. With [`RETRIES`], a lost peer is detected within 1.9 s.
-pub(crate) const ACK_TIMEOUT: u8 = 16;
+/// The default of the code of the time for which the device waits for an answer before it sends again: 4.096 us times
+/// two to this power, 0.27 s. It suits 10 s of silence: [`ack_timeout`].
+const ACK_TIMEOUT: u8 = 16;
+/// The largest such code that is chosen, 1.07 s: a lost packet would otherwise cost more.
+const MOST_ACK_TIMEOUT: u8 = 18;
 /// The code of the time after which the other side tries again if no receive was posted: 0.64 ms.
 pub(crate) const RNR_TIMER: u8 = 12;
 
@@ -64,6 +67,16 @@ impl fmt::Debug for QueuePair {
             .field("depths", &self.depths)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns the code of the time for which the device waits for an answer before it sends again, so that it gives a
+/// silent peer up within `silence`. It sends 1 + [`RETRIES`] times, and may wait four times as long as the code says
+/// (InfiniBand Architecture Specification 1.3, section 9.7.6.1.3).
+pub(crate) fn ack_timeout(silence: Duration) -> u8 {
+    let longest = 4 * (1 + u128::from(RETRIES)) * 4096;
+    let code = (silence.as_nanos() / longest).checked_ilog2().unwrap_or(1);
+    // Zero would mean without limit.
+    u8::try_from(code).unwrap_or(MOST_ACK_TIMEOUT).clamp(1, MOST_ACK_TIMEOUT)
 }
 
 impl QueuePair {
@@ -351,5 +364,25 @@ impl Drop for QueuePair {
             // SAFETY: it is this value's own.
             unsafe { (verbs.ibv_destroy_qp)(self.raw()) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_gives_a_silent_peer_up_within_the_limit_and_not_much_earlier() {
+        let tries = 1 + u32::from(RETRIES);
+        for (seconds, wanted) in
+            [(2, 14), (3, 14), (10, ACK_TIMEOUT), (20, 17), (60, MOST_ACK_TIMEOUT), (3600, 18)]
+        {
+            let (silence, code) = (Duration::from_secs(seconds), ack_timeout(Duration::from_secs(seconds)));
+            assert_eq!(code, wanted, "{seconds}");
+            let least = tries * Duration::from_nanos(4096 << code);
+            assert!(4 * least <= silence, "{seconds}: {least:?}");
+            assert!(code == MOST_ACK_TIMEOUT || 10 * least >= silence, "{seconds}: {least:?}");
+        }
+        assert_eq!((ack_timeout(Duration::ZERO), ack_timeout(Duration::MAX)), (1, MOST_ACK_TIMEOUT));
     }
 }

@@ -79,6 +79,9 @@ pub struct PortOptions {
     pub path_mtu: Option<u32>,
     /// The traffic class of packets; `None`: that of the system. iWARP devices may ignore it.
     pub traffic_class: Option<u8>,
+    /// The time within which a connection is lost whose peer confirms nothing, although something was sent to it. The
+    /// device takes a part of it, at least a tenth, and never more than 30 s. iWARP devices have limits of their own.
+    pub silence: Duration,
 }
 
 impl Default for PortOptions {
@@ -96,6 +99,7 @@ impl Default for PortOptions {
             assert_order: false,
             path_mtu: None,
             traffic_class: None,
+            silence: Duration::from_secs(10),
         }
     }
 }
@@ -158,11 +162,13 @@ pub struct VerbsPort {
 }
 
 /// The preferences for the path of every connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PathPreference {
     /// The code of the largest path MTU; 0: none is preferred.
     mtu: u8,
     traffic_class: Option<u8>,
+    /// The code of the time for which the device waits for an answer before it sends again: see [`ack_timeout`].
+    ack_timeout: u8,
 }
 
 /// The shared receive queue with its posted receives.

@@ -32,7 +32,7 @@ pub(super) use conduit::NetworkConduit;
 pub(super) use link::{NetworkLink, RegionSync};
 
 use super::region::RegionMemory;
-use crate::tcp::{Options, TcpPort, listen};
+use crate::tcp::{Options, SocketOptions, TcpPort, listen_as};
 
 /// Most connections to other machines.
 const MOST_CONNECTIONS: u32 = 4096;
@@ -74,8 +74,8 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Opens a memory port at the address of this process.
-    pub(super) fn open(address: Ipv4Addr) -> Result<Self, ViaError> {
+    /// Opens a memory port at the address of this process. A machine that does not answer for `silence` is lost.
+    pub(super) fn open(address: Ipv4Addr, silence: Duration) -> Result<Self, ViaError> {
         let options = Options {
             connections: MOST_CONNECTIONS,
             regions: MOST_PORT_REGIONS,
@@ -84,7 +84,8 @@ impl Network {
             shared_receive_depth: 0,
             ..Options::default()
         };
-        let port = listen((address, 0).into(), &options).map_err(|_| ViaError::NotReachable)?;
+        let sockets = SocketOptions { silence, ..SocketOptions::default() };
+        let port = listen_as((address, 0).into(), sockets, &options).map_err(|_| ViaError::NotReachable)?;
         Ok(Self {
             port,
             start: Instant::now(),

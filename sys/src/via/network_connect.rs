@@ -20,7 +20,7 @@ fn with_network<T>(
 ) -> Result<T, ViaError> {
     let mut state = shared.lock();
     if state.network.is_none() {
-        state.network = Some(Network::open(shared.settings.address)?);
+        state.network = Some(Network::open(shared.settings.address, shared.settings.silence)?);
     }
     state.must_poke = true;
     call(state.network.as_mut().ok_or(ViaError::ErrorResource)?)

@@ -354,8 +354,12 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
         self.violated || matches!(self.fault, Some(PortFault::Left(_)))
     }
 
-    /// Returns the fault once, after all earlier packets were delivered.
+    /// Returns the fault once, after all earlier packets were delivered. A flush of requests is no reason: the event of
+    /// the loss follows, and has one.
     pub(super) fn tell(&mut self) -> Option<PortFault> {
+        if matches!(self.fault, Some(PortFault::Work(WorkError::Flushed))) {
+            return None;
+        }
         let due = |rail: &Rail| rail.stage != ChannelStage::Lost || rail.receiving == 0;
         if self.reported || !self.ready.is_empty() || !(self.violated || self.rails.iter().flatten().all(due))
         {

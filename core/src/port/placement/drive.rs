@@ -22,6 +22,8 @@ const EVENTS: usize = 32;
 const LISTED: usize = 32;
 /// The unauthenticated connections, and the lingering closes, at once.
 const MOST_WAITING: usize = 64;
+/// The time between two looks for machines that do not answer.
+const LOOK_FOR_SILENCE_EVERY: Duration = Duration::from_millis(500);
 
 /// The owner of a stream, for the transport to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +64,14 @@ fn place<V, B: BorrowMut<[Option<V>]> + Extend<Option<V>>>(places: &mut B, value
     }
     *places.borrow_mut().get_mut(at)? = Some(value);
     Some(at as u32)
+}
+
+/// Takes note that a connection is ready.
+pub(super) fn make_ready<S: ByteStream, P: PlacementStorage>(link: &mut PlacementLink<S, P>) {
+    link.state = ConnectionState::Ready;
+    if let Some(stream) = &mut link.stream {
+        stream.was_opened();
+    }
 }
 
 fn link_at<S, P: PlacementStorage>(
@@ -382,7 +392,7 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
         match Handshake::decode(bytes) {
             Ok(Handshake { answer: PlacementAnswer::Accept, private, .. }) => {
                 link.input.remove(HANDSHAKE_BYTES);
-                link.state = ConnectionState::Ready;
+                make_ready(link);
                 self.sharers += u32::from(link.is_sharer());
                 let connection = link.connection;
                 self.reports.report(Event::Established { connection, private });
@@ -426,11 +436,26 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
                 None => {}
             }
         }
+        if self.now >= self.next_look {
+            self.next_look = self.now.saturating_add(LOOK_FOR_SILENCE_EVERY);
+            self.end_silent();
+        }
         for at in 0..self.unauthenticated.borrow().len() as u32 {
             self.listen(at);
         }
         for at in 0..self.lingering_closes.borrow().len() as u32 {
             self.part(at);
+        }
+    }
+
+    /// Ends the connections to machines that have given no answer for too long.
+    fn end_silent(&mut self) {
+        let now = self.now;
+        for at in 0..self.links.borrow().len() as u32 {
+            let link = self.link_at(at).filter(|link| link.state == ConnectionState::Ready);
+            if link.and_then(|link| link.stream.as_mut()).is_some_and(|stream| stream.is_silent(now)) {
+                self.end(at, LinkEnd::new(LostError::Unreachable));
+            }
         }
     }
 

@@ -4,6 +4,8 @@
 //! keeps everything that needs the system: descriptors, addresses, readiness, random numbers.
 #![deny(unsafe_code)]
 
+use core::time::Duration;
+
 use crate::payload::{GatherList, ScatterList};
 use crate::port::memory::{Address, ConnectError, LostError, Origin};
 
@@ -77,6 +79,16 @@ pub unsafe trait ByteStream {
     /// Returns the number of written bytes that would be lost if this process ended now.
     fn unconfirmed(&self) -> usize {
         0
+    }
+
+    /// Takes note that the connection is ready: from now on [`ByteStream::is_silent`] is called now and then.
+    fn was_opened(&mut self) {}
+
+    /// Returns whether the other machine has given no answer for too long, although written bytes wait for one. `now`
+    /// is the time of the port.
+    fn is_silent(&mut self, now: Duration) -> bool {
+        let _ = now;
+        false
     }
 
     /// Returns where the other end is, as the system reports it.

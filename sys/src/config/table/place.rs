@@ -1,6 +1,9 @@
 //! The variables of the device, the interface and the path to other machines.
 
+use std::time::Duration;
+
 use super::{AUTO, Variable, meaning, or_auto, put, ranged, word_for};
+use crate::config::net::SILENCE_SECONDS;
 use crate::os::interfaces::{self, AddressFamily};
 
 const FAMILIES: &[(&str, Option<AddressFamily>)] =
@@ -88,6 +91,19 @@ pub(super) const TRAFFIC_CLASS: Variable = Variable {
            is 104; auto is that of the system",
     get: |config| shown(config.place.traffic_class.as_ref()),
     set: |config, value| put(&mut config.place.traffic_class, or_auto(value)),
+};
+
+pub(super) const SILENCE: Variable = Variable {
+    name: "NEMESIA_NET_SILENCE",
+    values: "seconds, 2 to 3600",
+    help: "time after which a host that does not answer counts as gone; over TCP its kernel answers, whatever its \
+           processes do; an InfiniBand or RoCE device notices it when something is sent, within this time and 30 s; \
+           iWARP devices have limits of their own",
+    get: |config| config.net_silence.as_secs().to_string(),
+    set: |config, value| {
+        let seconds = ranged(value, *SILENCE_SECONDS.start(), *SILENCE_SECONDS.end());
+        put(&mut config.net_silence, seconds.map(Duration::from_secs))
+    },
 };
 
 fn shown(value: Option<&impl ToString>) -> String {

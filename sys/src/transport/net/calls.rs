@@ -44,9 +44,10 @@ use nemesia_core::wire::channel::CloseReason;
 use nemesia_core::wire::hello::Proof;
 
 use super::LinkStage;
+use super::choice::socket_options;
 use crate::config::Config;
 use crate::os::{ShmError, Watch, random};
-use crate::tcp::set_traffic_class;
+use crate::tcp::{SocketOptions, set_traffic_class};
 use outgoing::OutgoingNetCall;
 pub(crate) use outgoing::{NetCallOutcome, UnansweredCall};
 use socket::{CallLoss, CallSocket};
@@ -112,8 +113,7 @@ pub(crate) struct NetCalls {
     /// The address of the channel.
     channel: Address,
     packet_bytes: u32,
-    /// The traffic class of packets; `None`: that of the system.
-    class: Option<u8>,
+    sockets: SocketOptions,
     limit: Duration,
     challenges: Challenges,
     nonces: Nonces,
@@ -174,7 +174,8 @@ impl NetCalls {
     ) -> Result<Self, String> {
         let refused = |error: std::io::Error| format!("the traffic class of calls: {error}");
         let at = listener.local_addr().map_err(refused)?;
-        set_traffic_class(listener.as_fd(), at, config.place.traffic_class).map_err(refused)?;
+        let sockets = socket_options(config);
+        set_traffic_class(listener.as_fd(), at, sockets.class).map_err(refused)?;
         let seed = || random().map_err(|error: ShmError| error.to_string());
         Ok(Self {
             own: PeerAddress::from_bytes([0; 64]),
@@ -182,7 +183,7 @@ impl NetCalls {
             listener,
             channel,
             packet_bytes: config.net_packet_bytes(),
-            class: config.place.traffic_class,
+            sockets,
             limit: Duration::from_secs(config.timeout_seconds.into()),
             challenges: Challenges::new(seed()?),
             nonces: Nonces::new(seed()?),
@@ -283,7 +284,7 @@ impl NetCalls {
                 self.more = false;
                 return;
             };
-            let Ok(mut socket) = CallSocket::accepted(accepted, self.class) else { continue };
+            let Ok(mut socket) = CallSocket::accepted(accepted, self.sockets) else { continue };
             // Before the challenge: a process that leaves has closed the connection, and its kernel would refuse it.
             match socket.receive() {
                 Ok(None) => {}

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use crate::config::{Config, ConfigError};
 use crate::os::interfaces::{self, ChosenAddress};
 use crate::rdma::VerbsError;
-use crate::tcp::{self, TcpPort};
+use crate::tcp::{self, SocketOptions, TcpPort};
 use crate::verbs::{DevicePreference, DeviceTransport, PortOptions, VerbsPort};
 
 /// Why a port is not open.
@@ -66,10 +66,15 @@ pub(crate) fn listen_tcp(
     warnings: &mut Vec<String>,
 ) -> Result<OpenedPort<TcpPort>, NotOpen> {
     let chosen = tcp_address(config, warnings)?;
-    let (ip, class) = (chosen.address, config.place.traffic_class);
-    let port = tcp::listen_as(SocketAddr::new(ip, 0), class, options)
+    let ip = chosen.address;
+    let port = tcp::listen_as(SocketAddr::new(ip, 0), socket_options(config), options)
         .map_err(|error| format!("listening at {ip}: {error}; set NEMESIA_NET_ADDRESS"))?;
     Ok(OpenedPort { port, place: format!("{}{}", tcp_place(&chosen), written_class(config)) })
+}
+
+/// Returns the options that every socket to other machines has by the settings.
+pub(crate) fn socket_options(config: &Config) -> SocketOptions {
+    SocketOptions { class: config.place.traffic_class, silence: config.net_silence }
 }
 
 /// Describes the address at which this process listens.
@@ -89,7 +94,9 @@ pub(crate) fn open_device(
 ) -> Result<OpenedPort<VerbsPort>, NotOpen> {
     let preference = device_preference(config, warnings)?;
     let (path_mtu, traffic_class) = (config.place.path_mtu, config.place.traffic_class);
-    let options = PortOptions { preference: preference.clone(), path_mtu, traffic_class, ..options.clone() };
+    let (preference_of_port, silence) = (preference.clone(), config.net_silence);
+    let options =
+        PortOptions { preference: preference_of_port, path_mtu, traffic_class, silence, ..options.clone() };
     let port = match VerbsPort::open(&options) {
         Err(error @ VerbsError::Preference { .. }) => {
             let options = PortOptions { preference: preference.address_only(), ..options };

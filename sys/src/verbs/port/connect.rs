@@ -11,7 +11,7 @@ use super::{PathPreference, VerbsPort};
 use crate::cm::{CmAddress, CmAnswer, CmEvent, CmStage, Id, Side, Step, decode_address, step};
 use crate::rdma::{RETRIES, RNR_FOREVER, VerbsError};
 use crate::verbs::device::DeviceTransport;
-use crate::verbs::pair::{ACK_TIMEOUT, QueuePair, RNR_TIMER};
+use crate::verbs::pair::{QueuePair, RNR_TIMER};
 
 /// The time limit for resolving an address or a route; a deadline may come earlier.
 const LOOK_UP: Duration = Duration::from_secs(2);
@@ -372,6 +372,6 @@ fn bring_up(id: &Id, pair: &QueuePair, path: PathPreference) -> Result<(), Verbs
     }
     pair.modify(&mut attr, mask, "a queue pair to RTR")?;
     let (mut attr, mask) = id.attributes(raw::IBV_QPS_RTS)?;
-    (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (ACK_TIMEOUT, RETRIES, RNR_FOREVER);
+    (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (path.ack_timeout, RETRIES, RNR_FOREVER);
     pair.modify(&mut attr, mask, "a queue pair to RTS")
 }

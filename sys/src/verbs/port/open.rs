@@ -21,7 +21,7 @@ use crate::rdma::VerbsError;
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::device::{Device, DeviceTransport, PortAttributes};
 use crate::verbs::domain::Domain;
-use crate::verbs::pair::{Depths, QueuePair};
+use crate::verbs::pair::{Depths, QueuePair, ack_timeout};
 use crate::verbs::shared::SharedReceives;
 use crate::verbs::survey::choose;
 
@@ -111,7 +111,8 @@ fn path(is_infiniband: bool, options: &PortOptions) -> PathPreference {
     // Code 1 is 256 bytes, and each next one twice as many.
     let code = |bytes: u32| bytes.clamp(256, 4096).ilog2().saturating_sub(7) as u8;
     let mtu = options.path_mtu.filter(|_| is_infiniband).map_or(0, code);
-    PathPreference { mtu, traffic_class: options.traffic_class }
+    let ack_timeout = ack_timeout(options.silence);
+    PathPreference { mtu, traffic_class: options.traffic_class, ack_timeout }
 }
 
 /// Returns the requested limits, as far as the device has them.

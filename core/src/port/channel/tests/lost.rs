@@ -47,6 +47,22 @@ fn a_lost_rail_fails_only_its_peer_and_after_the_packets_that_arrived_in_order()
     }
 }
 
+#[test]
+fn the_reason_of_a_loss_is_reported_although_its_flush_is_seen_first() {
+    let mut channel = channel(3, 1, 64);
+    let connection = enter(&mut channel, &hello(0, 0));
+    channel.port_mut().flush(connection);
+    // The completions come first, and say nothing but that the connection has ended.
+    for _ in 0..3 {
+        assert!(matches!(channel.poll(), Polled::Idle));
+    }
+    channel.port_mut().events.push_back(Event::Lost { connection, error: LostError::Unreachable });
+    assert_eq!(channel.poll_event(core::time::Duration::ZERO), None);
+    let Polled::Fault(fault) = channel.poll() else { panic!("no fault") };
+    assert_eq!(fault, PeerFault { peer: 0, fault: PortFault::Lost(LostError::Unreachable) });
+    assert!(matches!(channel.poll(), Polled::Idle), "it is reported once");
+}
+
 /// Reconnects rank 0; packets of others stay in place.
 fn enter_again(channel: &mut super::script::TestChannel) -> crate::port::memory::Connection {
     let connection = ask(channel, &hello(0, 0));

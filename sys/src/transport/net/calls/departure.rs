@@ -70,7 +70,7 @@ impl NetCalls {
             let room = AT_ONCE - sockets.len();
             sockets.extend(to.by_ref().take(room).filter_map(|(address, at)| {
                 // A process that cannot be reached sees a death when it calls.
-                let socket = CallSocket::connect(at, self.class).ok()?;
+                let socket = CallSocket::connect(at, self.sockets).ok()?;
                 Some(DepartureSocket { socket, message: self.departure(&address, reason), sent: false })
             }));
             let before = sockets.len();

@@ -182,7 +182,7 @@ impl NetCalls {
         match &mut call.stage {
             NetCallStage::Due(due) if now < *due => None,
             NetCallStage::Due(_) => {
-                match CallSocket::connect(call.at, self.class) {
+                match CallSocket::connect(call.at, self.sockets) {
                     Ok(mut socket) => {
                         socket.attend(watch);
                         call.stage = NetCallStage::Connecting(socket);

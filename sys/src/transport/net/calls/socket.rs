@@ -8,7 +8,7 @@ use nemesia_core::wire::call::{CALL_MESSAGE_BYTES, CallBytes, CallMessage, CallM
 
 use super::refusal;
 use crate::os::Watch;
-use crate::tcp::{self, Socket};
+use crate::tcp::{self, Socket, SocketOptions};
 
 /// Why nothing more comes from a connection.
 #[derive(Debug)]
@@ -38,14 +38,17 @@ impl CallSocket {
         Self { socket, bytes: [0; CALL_MESSAGE_BYTES], have: 0, attended: false }
     }
 
-    /// Returns the connection that a listener has accepted, with packets of this traffic class.
-    pub(super) fn accepted((stream, from): (TcpStream, SocketAddr), class: Option<u8>) -> io::Result<Self> {
-        Socket::new(stream, from, class).map(Self::new)
+    /// Returns the connection that a listener has accepted, with these options.
+    pub(super) fn accepted(
+        (stream, from): (TcpStream, SocketAddr),
+        sockets: SocketOptions,
+    ) -> io::Result<Self> {
+        Socket::new(stream, from, sockets).map(Self::new)
     }
 
-    /// Begins to connect, with packets of this traffic class.
-    pub(super) fn connect(to: SocketAddr, class: Option<u8>) -> io::Result<Self> {
-        tcp::connect(to, class).map(Self::new)
+    /// Begins to connect, with these options.
+    pub(super) fn connect(to: SocketAddr, sockets: SocketOptions) -> io::Result<Self> {
+        tcp::connect(to, sockets).map(Self::new)
     }
 
     /// Returns the connection itself.
