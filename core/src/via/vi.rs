@@ -356,8 +356,8 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         self.is_blocked() || self.must_mirror()
     }
 
-    /// Returns whether half of a batch of receive descriptors is used up, and [`Vi::refill`] can mirror more. The caller
-    /// does so when it has nothing else to do: when the program polls in vain.
+    /// Returns whether half of a batch of receive descriptors is used up, and [`Vi::refill`] can mirror more. The
+    /// caller does so when it has nothing else to do: when the program polls in vain.
     #[inline(always)]
     pub fn can_refill(&self) -> bool {
         self.mirrored <= MIRROR_BATCH / 2 && self.state == ViState::Connected && self.unmirrored() > 0

@@ -56,8 +56,8 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     }
 
     /// Sends a message of one segment at once, if it is next in the queue and the other side has a receive descriptor
-    /// of one segment that can take it. Returns whether the message was sent, and its descriptor is in the queue and has
-    /// ended. If not, the caller posts the descriptor; nothing has happened to it.
+    /// of one segment that can take it. Returns whether the message was sent, and its descriptor is in the queue and
+    /// has ended. If not, the caller posts the descriptor; nothing has happened to it.
     ///
     /// For a carrier whose copies are complete when its calls return. The queue must have room.
     #[inline(always)]
