@@ -1,6 +1,6 @@
 /* The provider beside what it can be compared with, by the same two processes in the same run: latency beside that of
- * the engine (nemesia.h), bandwidth beside bare copies into shared memory. Short batches of both alternate, and the
- * best of each counts, so other programs disturb both alike. `beside BATCHES`. */
+ * the engine (nemesia.h), bandwidth beside bare copies into shared memory. Batches of both alternate, so other programs
+ * disturb both alike. The figures are medians over the batches; those of the best batches follow. `beside BATCHES`. */
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <time.h>
 
-enum { WINDOW = 32, LARGEST = 1 << 20, TRIPS = 100, COPIES = 64 };
-static const unsigned lens[] = {4096, 16384, 65536, 262144, LARGEST};
+enum { WINDOW = 32, LARGEST = 1 << 20, TRIPS = 100, MOST_BATCHES = 4096 };
+static const unsigned lens[] = {4096, 5000, 16384, 65536, 100000, 262144, LARGEST};
 
 static int batches = 200;
 
@@ -18,6 +18,7 @@ typedef struct {
     uint8_t addresses[2][NEMESIA_ADDRESS_BYTES];
     int written __attribute__((aligned(128)));
     int read __attribute__((aligned(128)));
+    int started __attribute__((aligned(128)));
     char bytes[] __attribute__((aligned(4096)));
 } shared_memory;
 
@@ -52,8 +53,25 @@ static VIP_DESCRIPTOR *ended(side *own, VIP_RETURN (*done)(VIP_VI_HANDLE, VIP_DE
     return found;
 }
 
-static double smaller(double best, double value) {
-    return best == 0 || value < best ? value : best;
+/* The seconds of all batches: of the provider, and of what it is compared with. */
+static double samples[2][MOST_BATCHES];
+
+static int compare(const void *one, const void *other) {
+    double difference = *(const double *)one - *(const double *)other;
+    return (difference > 0) - (difference < 0);
+}
+
+/* Orders the samples of both: the first is the best one, the middle one the median. */
+static void order(int count) {
+    qsort(samples[0], (size_t)count, sizeof **samples, compare);
+    qsort(samples[1], (size_t)count, sizeof **samples, compare);
+}
+
+/* Both processes begin at the same time: they wait for each other without a system call, which one of them would leave
+ * later than the other. */
+static void start_together(int batch) {
+    __atomic_add_fetch(&shared->started, 1, __ATOMIC_ACQ_REL);
+    await(&shared->started, 2 * batch);
 }
 
 /* Messages of 4 bytes back and forth by the provider: seconds in one direction. */
@@ -116,20 +134,22 @@ static nemesia_endpoint *meet_endpoint(side *own, int32_t *rank) {
 static void latency(side *own) {
     int batch, at;
     int32_t peer;
-    double best[2] = {0, 0};
     nemesia_endpoint *endpoint = meet_endpoint(own, &peer);
     open_side(own, VIP_SERVICE_RELIABLE_DELIVERY, 0);
     for (at = 0; at < 32; at++) post_receive(own, (unsigned)at * 64, 4);
     connect_side(own);
     for (batch = 0; batch < batches; batch++) {
         meet(own, 'p');
-        best[0] = smaller(best[0], provider_trips(own));
+        samples[0][batch] = provider_trips(own);
         meet(own, 'e');
-        best[1] = smaller(best[1], engine_trips(own, endpoint, peer));
+        samples[1][batch] = engine_trips(own, endpoint, peer);
     }
     if (own->is_server) {
-        printf("one way: provider, 4 bytes: %.3f us; engine, 8 bytes: %.3f us; ratio %.2f\n", best[0] * 1e6,
-               best[1] * 1e6, best[0] / best[1]);
+        double *provider = samples[0], *other = samples[1];
+        order(batches);
+        printf("one way: provider, 4 bytes: %.3f us; engine, 8 bytes: %.3f us; ratio %.2f (best %.3f, %.3f: %.2f)\n",
+               provider[batches / 2] * 1e6, other[batches / 2] * 1e6, provider[batches / 2] / other[batches / 2],
+               provider[0] * 1e6, other[0] * 1e6, provider[0] / other[0]);
         fflush(stdout);
     }
     meet(own, 'c');
@@ -137,15 +157,22 @@ static void latency(side *own) {
     close_side(own);
 }
 
+/* Copies in a batch: enough that its first ones do not matter. */
+static int copies_of(unsigned len) {
+    return len < LARGEST / 4 ? 256 : 64;
+}
+
 /* One batch in one direction, by the provider or by bare copies. The receiver counts what it has taken, in the shared
  * memory: the sender never has more than a window of messages under way. */
 static double batch_of(side *own, unsigned len, char *source, int is_bare) {
-    int at;
+    static int batch;
+    int at, copies = copies_of(len);
     double start;
     if (own->is_server) shared->written = shared->read = 0;
     meet(own, 'b');
+    start_together(++batch);
     start = now();
-    for (at = 0; at < COPIES; at++) {
+    for (at = 0; at < copies; at++) {
         if (own->is_server) {
             if (is_bare) await(&shared->written, at + 1);
             else OK(VipPostRecv(own->vi, ended(own, VipRecvDone), own->handle));
@@ -198,20 +225,22 @@ static void bandwidth(side *own) {
         unsigned len = lens[kind];
         /* Fewer batches of the large messages: they take longer, and vary less. */
         int at, batch, count = batches / (1 + (int)(len / 65536)) + 4;
-        double best[2] = {0, 0};
         for (at = 0; at < WINDOW && own->is_server; at++) {
             own->next = (unsigned)at;
             post_receive(own, (unsigned)at * len, len);
         }
         connect_side(own);
         for (batch = 0; batch < count; batch++) {
-            best[0] = smaller(best[0], batch_of(own, len, source, 0));
-            best[1] = smaller(best[1], batch_of(own, len, source, 1));
+            samples[0][batch] = batch_of(own, len, source, 0);
+            samples[1][batch] = batch_of(own, len, source, 1);
         }
         if (own->is_server) {
-            double bytes = (double)len * COPIES * 1e-9;
-            printf("%s memory: %u bytes: provider %.2f GB/s, bare copies %.2f GB/s, ratio %.2f\n",
-                   own->is_allocated ? "allocated" : "user", len, bytes / best[0], bytes / best[1], best[1] / best[0]);
+            double bytes = (double)len * copies_of(len) * 1e-9, *provider = samples[0], *bare = samples[1];
+            order(count);
+            printf("%s memory: %u bytes: provider %.2f GB/s, bare copies %.2f GB/s, ratio %.2f "
+                   "(best %.2f, %.2f: %.2f)\n",
+                   own->is_allocated ? "allocated" : "user", len, bytes / provider[count / 2], bytes / bare[count / 2],
+                   bare[count / 2] / provider[count / 2], bytes / provider[0], bytes / bare[0], bare[0] / provider[0]);
             fflush(stdout);
         }
         meet(own, 'e');
@@ -227,10 +256,13 @@ int main(int count, char **arguments) {
     int is_allocated;
     size_t len = sizeof *shared + (size_t)WINDOW * LARGEST;
     if (count > 1) batches = atoi(arguments[1]);
-    CHECK(batches >= 1);
+    CHECK(batches >= 1 && batches <= MOST_BATCHES - 4);
     shared = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
     two_processes("latency", 1, latency);
-    for (is_allocated = 1; is_allocated >= 0; is_allocated--) two_processes("bandwidth", is_allocated, bandwidth);
+    for (is_allocated = 1; is_allocated >= 0; is_allocated--) {
+        shared->started = 0;
+        two_processes("bandwidth", is_allocated, bandwidth);
+    }
     return 0;
 }

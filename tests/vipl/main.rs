@@ -195,7 +195,7 @@ fn latency_and_bandwidth_are_printed_beside_the_engine_and_bare_copies() -> Resu
     }
     let printed = output(Command::new(compile("beside", false, &["-lnemesia"])?).arg("1"))?;
     std::io::stdout().write_all(printed.as_bytes()).map_err(|error| error.to_string())?;
-    assert_eq!(printed.matches(", ratio ").count() + printed.matches("; ratio ").count(), 11, "{printed}");
+    assert_eq!(printed.matches(", ratio ").count() + printed.matches("; ratio ").count(), 15, "{printed}");
     Ok(())
 }
 

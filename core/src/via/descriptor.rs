@@ -64,6 +64,7 @@ pub struct ViaSegment {
 
 impl ViaSegment {
     /// Returns the segment in these bytes.
+    #[inline(always)]
     pub fn decode(bytes: &[u8; SEGMENT_BYTES]) -> Self {
         let word = u128::from_le_bytes(*bytes);
         Self { address: word as u64, handle: (word >> 64) as u32, length: (word >> 96) as u32 }
@@ -100,6 +101,7 @@ pub fn segment_count(control: &[u8; CONTROL_BYTES]) -> usize {
 
 impl ViaDescriptor {
     /// Returns the descriptor of a send queue or of a receive queue. `first` is the first segment, if there is one.
+    #[inline(always)]
     pub fn decode(control: &[u8; CONTROL_BYTES], first: Option<ViaSegment>, is_receive: bool) -> Self {
         let count = u16::from_le_bytes([control[12], control[13]]);
         let bits = u16::from_le_bytes([control[14], control[15]]);

@@ -17,31 +17,37 @@ pub struct Fifo<T, B: BorrowMut<[T]>> {
 
 impl<T: Copy, B: BorrowMut<[T]>> Fifo<T, B> {
     /// Returns an empty queue over the storage, whose content does not matter.
+    #[inline(always)]
     pub const fn new(storage: B) -> Self {
         Self { storage, first: 0, count: 0, item: core::marker::PhantomData }
     }
 
     /// Returns the number of items.
+    #[inline(always)]
     pub const fn len(&self) -> usize {
         self.count
     }
 
     /// Returns whether there is no item.
+    #[inline(always)]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
     /// Returns the number of items for which there is storage.
+    #[inline(always)]
     pub fn capacity(&self) -> usize {
         self.storage.borrow().len()
     }
 
+    #[inline(always)]
     fn place(&self, at: usize) -> usize {
         let place = self.first + at;
         if place >= self.capacity() { place - self.capacity() } else { place }
     }
 
     /// Appends an item. Returns whether there was storage for it.
+    #[inline(always)]
     pub fn push(&mut self, item: T) -> bool {
         if self.count == self.capacity() {
             return false;
@@ -53,6 +59,7 @@ impl<T: Copy, B: BorrowMut<[T]>> Fifo<T, B> {
     }
 
     /// Takes the first item.
+    #[inline(always)]
     pub fn pop(&mut self) -> Option<T> {
         let item = self.get(0)?;
         self.skip(1);
@@ -60,6 +67,7 @@ impl<T: Copy, B: BorrowMut<[T]>> Fifo<T, B> {
     }
 
     /// Removes the first `count` items, or all if there are fewer.
+    #[inline(always)]
     pub fn skip(&mut self, count: usize) {
         let count = count.min(self.count);
         if count == self.count {
@@ -71,14 +79,22 @@ impl<T: Copy, B: BorrowMut<[T]>> Fifo<T, B> {
     }
 
     /// Returns the item at this position, counted from the first.
+    #[inline(always)]
     pub fn get(&self, at: usize) -> Option<T> {
-        (at < self.count).then(|| self.storage.borrow()[self.place(at)])
+        self.peek(at).copied()
+    }
+
+    /// Returns a reference to the item at this position.
+    #[inline(always)]
+    pub fn peek(&self, at: usize) -> Option<&T> {
+        if at < self.count { self.storage.borrow().get(self.place(at)) } else { None }
     }
 
     /// Returns the item at this position, to be changed.
+    #[inline(always)]
     pub fn get_mut(&mut self, at: usize) -> Option<&mut T> {
         let place = self.place(at);
-        (at < self.count).then(|| &mut self.storage.borrow_mut()[place])
+        if at < self.count { self.storage.borrow_mut().get_mut(place) } else { None }
     }
 
     /// Moves the items to other storage and returns the old one.

@@ -25,6 +25,7 @@ pub struct ViaRegion {
 
 impl ViaRegion {
     /// Returns the offset of a range; `None` unless all of it lies in the region.
+    #[inline(always)]
     pub fn offset(&self, address: u64, len: u64) -> Option<u64> {
         let offset = address.checked_sub(self.base)?;
         (offset.checked_add(len)? <= self.len).then_some(offset)
@@ -94,6 +95,7 @@ impl<B: BorrowMut<[RegionSlot]>> RegionTable<B> {
     }
 
     /// Returns the region of a handle.
+    #[inline(always)]
     pub fn get(&self, handle: u32) -> Option<&ViaRegion> {
         let slot = self.slots.borrow().get(index_of(handle))?;
         slot.region.as_ref().filter(|_| u32::from(slot.generation) == handle >> INDEX_BITS)
@@ -119,6 +121,7 @@ impl<B: BorrowMut<[RegionSlot]>> RegionTable<B> {
 
     /// Returns the offset of a segment in its region, if the region exists, contains all of the segment, and has this
     /// protection tag.
+    #[inline(always)]
     pub fn check(&self, segment: ViaSegment, ptag: u64) -> Option<u64> {
         let region = self.get(segment.handle).filter(|region| region.attributes.ptag == ptag)?;
         region.offset(segment.address, segment.length.into())

@@ -174,6 +174,7 @@ const fn flag(set: bool, flag: u16) -> u16 {
 
 impl<'a> ViaRecord<'a> {
     /// Returns the encoded form.
+    #[inline(always)]
     pub fn encode(&self) -> EncodedRecord<'a> {
         let plain = |code, word, fixed| EncodedRecord { code, word, fixed, list: None };
         match *self {
@@ -203,6 +204,12 @@ impl<'a> ViaRecord<'a> {
             Self::Failure { error } => plain(12, error as u64, words([])),
             Self::Disconnect => plain(13, 0, words([])),
         }
+    }
+
+    /// Returns whether this is the code of a message, with any flags.
+    #[inline(always)]
+    pub const fn is_message(code: u16) -> bool {
+        code & 0xff == 1
     }
 
     /// Returns the record of these parts; `None` if they are no record.
@@ -256,6 +263,15 @@ impl<'a> ViaRecord<'a> {
         })
     }
 
+    /// Returns the message of these parts; `None` if they are no message.
+    #[inline(always)]
+    pub fn decode_message(code: u16, word: u64, bytes: &[u8]) -> Option<Self> {
+        let flags = code & !0xff;
+        let is_valid = Self::is_message(code) && flags & !(IMMEDIATE | RDMA | ACK) == 0;
+        if is_valid { Self::message(flags, word, bytes) } else { None }
+    }
+
+    #[inline(always)]
     fn message(flags: u16, word: u64, bytes: &[u8]) -> Option<Self> {
         let status = if bytes.is_empty() { 0 } else { number(bytes, 0)? };
         let has_immediate = flags & IMMEDIATE != 0;

@@ -30,6 +30,8 @@ use super::work_queue::{WorkEntry, WorkQueue};
 
 /// Receive descriptors that are mirrored at the other side, at most: the default of paper 2.
 pub const MIRROR_BATCH: usize = 32;
+/// Mirrored descriptors that are left when the next batch is sent at the latest.
+const MIRROR_LATEST: usize = MIRROR_BATCH * 3 / 8;
 /// Segments of all mirrored descriptors, at most, unless a single descriptor has more.
 pub const MIRROR_SEGMENTS: usize = 1024;
 /// Segments for which the storage of the mirror has room.
@@ -192,11 +194,13 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     }
 
     /// Returns the state.
+    #[inline(always)]
     pub const fn state(&self) -> ViState {
         self.state
     }
 
     /// Returns a queue, to be inspected or given more storage.
+    #[inline(always)]
     pub fn queue(&mut self, queue: ViQueue) -> &mut WorkQueue<E, S> {
         match queue {
             ViQueue::Send => &mut self.send,
@@ -205,6 +209,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     }
 
     /// Posts a descriptor. Nothing is sent before the next [`Vi::pump`]. The queue must have room.
+    #[inline(always)]
     pub fn post(
         &mut self,
         queue: ViQueue,
@@ -304,7 +309,11 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     }
 
     /// Takes the next error that no descriptor reports.
+    #[inline(always)]
     pub fn take_error(&mut self) -> Option<AsyncError> {
+        if self.errors == 0 {
+            return None;
+        }
         let error = AsyncError::ALL.into_iter().find(|error| self.errors & 1 << *error as u16 != 0)?;
         self.errors &= !(1 << error as u16);
         Some(error)
@@ -316,26 +325,53 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     }
 
     /// Reports the next descriptor of a queue that has ended: the caller writes it back to its memory.
+    #[inline(always)]
     pub fn report(&mut self, queue: ViQueue) -> Option<WorkEntry> {
         self.queue(queue).report()
     }
 
     /// Takes the oldest descriptor of a queue, if it was reported.
+    #[inline(always)]
     pub fn take(&mut self, queue: ViQueue) -> Option<WorkEntry> {
         self.queue(queue).take()
     }
 
-    /// Does all work that is possible now, apart from reading records.
+    /// Does all work that is possible now, apart from reading records. Sends go first: a batch of receive descriptors
+    /// can wait for a call of [`Vi::refill`] until the other side has few left.
     pub fn pump(&mut self, carrier: &mut impl ViaCarrier) {
         if self.state != ViState::Connected {
             return;
         }
-        self.pump_receive(carrier);
         self.pump_send(carrier);
+        if self.must_mirror() {
+            self.mirror_all(carrier);
+        }
+        self.answer_starved(carrier);
         self.pump_answers(carrier);
     }
 
+    /// Returns whether [`Vi::pump`] can have something to do: work waits, or receive descriptors must be mirrored now.
+    #[inline(always)]
+    pub fn must_pump(&self) -> bool {
+        self.is_blocked() || self.must_mirror()
+    }
+
+    /// Returns whether half of a batch of receive descriptors is used up, and [`Vi::refill`] can mirror more. The
+    /// caller does so when it has nothing else to do: when the program polls in vain.
+    #[inline(always)]
+    pub fn can_refill(&self) -> bool {
+        self.mirrored <= MIRROR_BATCH / 2 && self.state == ViState::Connected && self.unmirrored() > 0
+    }
+
+    /// Mirrors receive descriptors, if half of the last batch is used up.
+    pub fn refill(&mut self, carrier: &mut impl ViaCarrier) {
+        if self.can_refill() {
+            self.mirror_all(carrier);
+        }
+    }
+
     /// Returns whether work is left that waits for room in the connection or for the other side.
+    #[inline(always)]
     pub fn is_blocked(&self) -> bool {
         self.state == ViState::Connected
             && (self.send.next_posted().is_some()

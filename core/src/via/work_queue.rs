@@ -58,6 +58,7 @@ pub struct WorkEntry {
 
 impl WorkEntry {
     /// Returns whether the descriptor ended with an error.
+    #[inline(always)]
     pub const fn has_failed(&self) -> bool {
         self.status & STATUS_ERRORS != 0
     }
@@ -89,16 +90,19 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> WorkQueue<E, S> {
     }
 
     /// Returns the number of descriptors, finished ones included.
+    #[inline(always)]
     pub const fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Returns whether there is no descriptor.
+    #[inline(always)]
     pub const fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// Returns whether there is storage for a descriptor with this number of segments.
+    #[inline(always)]
     pub fn has_room(&self, segments: usize) -> bool {
         self.entries.len() < self.entries.capacity()
             && segments <= self.segments.capacity() - self.segments.len()
@@ -115,6 +119,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> WorkQueue<E, S> {
     }
 
     /// Appends a descriptor with its local segments. Returns whether there was storage for it.
+    #[inline(always)]
     pub fn post(
         &mut self,
         cookie: u64,
@@ -143,27 +148,50 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> WorkQueue<E, S> {
         })
     }
 
+    /// Appends a descriptor that has already ended, and whose segments are not needed. Returns whether there was
+    /// storage for it. All earlier descriptors are started.
+    #[inline(always)]
+    pub fn post_ended(&mut self, (cookie, handle): (u64, u32), status: u32, length: u32) -> bool {
+        let first_segment = self.removed + self.segments.len() as u64;
+        let (phase, status) = (WorkPhase::Ended, status | STATUS_DONE);
+        let entry =
+            WorkEntry { cookie, handle, phase, status, length, first_segment, ..WorkEntry::default() };
+        let is_posted = self.entries.push(entry);
+        self.started += usize::from(is_posted);
+        is_posted
+    }
+
     /// Returns the entry at a position, counted from the oldest.
+    #[inline(always)]
     pub fn get(&self, position: usize) -> Option<WorkEntry> {
         self.entries.get(position)
     }
 
+    /// Returns a reference to the entry at a position.
+    #[inline(always)]
+    pub fn peek(&self, position: usize) -> Option<&WorkEntry> {
+        self.entries.peek(position)
+    }
+
     /// Returns the local segments of an entry.
+    #[inline(always)]
     pub fn segments(&self, entry: &WorkEntry) -> impl Iterator<Item = ViaSegment> + Clone + '_ {
         let first = (entry.first_segment - self.removed) as usize;
         (first..first + usize::from(entry.descriptor.segments)).filter_map(|at| self.segments.get(at))
     }
 
     /// Returns the position of the oldest entry that has not ended.
+    #[inline(always)]
     pub fn oldest_open(&self) -> usize {
         let mut position = self.reported;
-        while self.entries.get(position).is_some_and(|entry| entry.phase == WorkPhase::Ended) {
+        while self.entries.peek(position).is_some_and(|entry| entry.phase == WorkPhase::Ended) {
             position += 1;
         }
         position
     }
 
     /// Returns the position of the oldest entry that is not started.
+    #[inline(always)]
     pub fn next_posted(&self) -> Option<usize> {
         (self.started < self.entries.len()).then_some(self.started)
     }
@@ -186,6 +214,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> WorkQueue<E, S> {
     }
 
     /// Ends an entry.
+    #[inline(always)]
     pub fn end(&mut self, position: usize, status: u32, length: u32, arrived: Option<u32>) {
         if let Some(entry) = self.entries.get_mut(position) {
             entry.phase = WorkPhase::Ended;
@@ -196,7 +225,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> WorkQueue<E, S> {
 
     /// Returns the positions of started entries, with what they wait for.
     pub fn issued(&self) -> impl Iterator<Item = (usize, Awaited)> + '_ {
-        (self.reported..self.started).filter_map(|position| match self.entries.get(position)?.phase {
+        (self.reported..self.started).filter_map(|position| match self.entries.peek(position)?.phase {
             WorkPhase::Issued(awaited) => Some((position, awaited)),
             _ => None,
         })
@@ -206,17 +235,19 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> WorkQueue<E, S> {
     /// `operation` returns the operation bits of an entry.
     pub fn flush(&mut self, is_lost: bool, operation: impl Fn(&WorkEntry) -> u32) {
         for position in self.reported..self.entries.len() {
-            let Some(entry) = self.entries.get(position) else { break };
+            let Some(entry) = self.entries.peek(position) else { break };
             let status = match entry.phase {
                 WorkPhase::Ended => continue,
                 WorkPhase::Issued(_) if is_lost => STATUS_TRANSPORT,
                 _ => STATUS_FLUSHED,
             };
-            self.end(position, status | operation(&entry), 0, None);
+            let status = status | operation(entry);
+            self.end(position, status, 0, None);
         }
     }
 
     /// Reports the next entry that has ended, in the order in which the entries were posted.
+    #[inline(always)]
     pub fn report(&mut self) -> Option<WorkEntry> {
         let entry = self.entries.get(self.reported).filter(|entry| entry.phase == WorkPhase::Ended)?;
         self.reported += 1;
@@ -224,11 +255,13 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> WorkQueue<E, S> {
     }
 
     /// Returns whether the oldest entry was reported.
+    #[inline(always)]
     pub const fn has_finished(&self) -> bool {
         self.reported > 0
     }
 
     /// Removes the oldest entry, if it was reported.
+    #[inline(always)]
     pub fn take(&mut self) -> Option<WorkEntry> {
         if self.reported == 0 {
             return None;

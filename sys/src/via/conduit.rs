@@ -56,16 +56,23 @@ impl Memory {
         Some((region, self.regions.get_mut(index_of(handle))?.take()?))
     }
 
-    /// Returns the address of a segment in the program's memory, if all of it is registered.
-    fn place(&self, segment: ViaSegment) -> Option<NonNull<u8>> {
-        let offset = self.table.get(segment.handle)?.offset(segment.address, segment.length.into())?;
-        self.get(segment.handle)?.program(offset, segment.length)
+    /// Returns the address of a segment in the program's memory, if all of it is registered under this protection tag.
+    #[inline(always)]
+    pub(super) fn place(&self, segment: ViaSegment, ptag: u64) -> Option<NonNull<u8>> {
+        let offset = self.table.check(segment, ptag)?;
+        self.regions.get(index_of(segment.handle))?.as_ref()?.program(offset, segment.length)
     }
 
-    fn with(&self, segment: ViaSegment, act: impl FnOnce(&RegionMemory, u64) -> bool) -> bool {
-        let offset = self.table.get(segment.handle);
-        let offset = offset.and_then(|region| region.offset(segment.address, segment.length.into()));
-        offset.zip(self.get(segment.handle)).is_some_and(|(offset, memory)| act(memory, offset))
+    /// Returns the memory of a segment and its offset there, if all of it is registered.
+    fn region_of(&self, segment: ViaSegment) -> Option<(&RegionMemory, u64)> {
+        let offset = self.table.get(segment.handle)?.offset(segment.address, segment.length.into())?;
+        Some((self.regions.get(index_of(segment.handle))?.as_ref()?, offset))
+    }
+
+    /// As [`Memory::place`], for a segment whose protection tag was checked before.
+    fn checked_place(&self, segment: ViaSegment) -> Option<NonNull<u8>> {
+        let (memory, offset) = self.region_of(segment)?;
+        memory.program(offset, segment.length)
     }
 }
 
@@ -96,10 +103,12 @@ impl Conduit<'_> {
 }
 
 impl ViaCarrier for Conduit<'_> {
+    #[inline(always)]
     fn is_local(&mut self, segment: ViaSegment, ptag: u64) -> bool {
         segment.length == 0 || self.memory.table.check(segment, ptag).is_some()
     }
 
+    #[inline(always)]
     fn remote(&mut self, segment: ViaSegment, purpose: RemoteUse) -> RemoteMemoryKind {
         let can_read = self.link.memory.is_some();
         let Some(import) = self.link.import_of(segment.handle) else { return RemoteMemoryKind::Refused };
@@ -119,8 +128,9 @@ impl ViaCarrier for Conduit<'_> {
         }
     }
 
+    #[inline(always)]
     fn write(&mut self, from: ViaSegment, to: ViaSegment) -> bool {
-        let Some(source) = self.memory.place(from) else { return false };
+        let Some(source) = self.memory.checked_place(from) else { return false };
         let Some(import) = self.link.import_of(to.handle) else { return false };
         let Some(offset) = import.offset(to) else { return false };
         let len = from.length as usize;
@@ -135,7 +145,7 @@ impl ViaCarrier for Conduit<'_> {
     }
 
     fn read(&mut self, from: ViaSegment, to: ViaSegment) -> bool {
-        let Some(target) = self.memory.place(to) else { return false };
+        let Some(target) = self.memory.checked_place(to) else { return false };
         let can_read = self.link.memory.is_some();
         let Some(import) = self.link.import_of(from.handle) else { return false };
         let Some(offset) = import.offset(from) else { return false };
@@ -175,14 +185,16 @@ impl ViaCarrier for Conduit<'_> {
             })
     }
 
+    #[inline(always)]
     fn settle(&mut self, segment: ViaSegment) -> bool {
-        self.memory.with(segment, |memory, offset| memory.settle(offset, segment.length))
+        self.memory.region_of(segment).is_some_and(|(memory, offset)| memory.settle(offset, segment.length))
     }
 
     fn refresh(&mut self, segment: ViaSegment) -> bool {
-        self.memory.with(segment, |memory, offset| memory.refresh(offset, segment.length))
+        self.memory.region_of(segment).is_some_and(|(memory, offset)| memory.refresh(offset, segment.length))
     }
 
+    #[inline(always)]
     fn push(&mut self, record: &ViaRecord<'_>) -> bool {
         self.link.push(record)
     }

@@ -161,6 +161,7 @@ impl Link {
     }
 
     /// Sends a record. Returns whether there was room.
+    #[inline(always)]
     pub(super) fn push(&mut self, record: &ViaRecord<'_>) -> bool {
         let encoded = record.encode();
         let bytes = encoded.bytes();
@@ -188,7 +189,13 @@ impl Link {
         }
     }
 
+    /// Returns whether [`Link::wake`] is due.
+    pub(super) fn must_wake(&self) -> bool {
+        self.wakes.0 || self.wakes.1
+    }
+
     /// Wakes the other process if that is needed after what was sent.
+    #[inline(always)]
     pub(super) fn wake(&mut self) {
         let (waiters, service) = std::mem::take(&mut self.wakes);
         if waiters {
@@ -203,6 +210,20 @@ impl Link {
     /// Returns whether a record of the other process is there.
     pub(super) fn has_next(&self) -> bool {
         self.receiver.has_next()
+    }
+
+    /// Takes the next record if it is a message without bytes: its code and its word. `None` in all other cases.
+    #[inline(always)]
+    pub(super) fn next_message(&mut self) -> Option<(u16, u64)> {
+        let packet = self.receiver.peek().ok()??;
+        let is_plain = packet.len == 0 && packet.cell.is_none() && packet.envelope.kind == Kind::Eager;
+        if !is_plain || !ViaRecord::is_message(packet.envelope.context) {
+            return None;
+        }
+        if self.receiver.advance(0) {
+            self.wakes = (true, true);
+        }
+        Some((packet.envelope.context, packet.envelope.tag))
     }
 
     /// Copies the next record to private memory and removes it.
@@ -269,6 +290,7 @@ impl Link {
     }
 
     /// Returns a region of the other process. Reads the packets if it is not known yet.
+    #[inline(always)]
     pub(super) fn import_of(&mut self, handle: u32) -> Option<&Import> {
         if self.known(handle).is_none() {
             self.has_taken_wake |= self.read_packets();
@@ -276,6 +298,7 @@ impl Link {
         self.known(handle)
     }
 
+    #[inline(always)]
     fn known(&self, handle: u32) -> Option<&Import> {
         self.imports.get(index_of(handle))?.as_ref().filter(|import| import.handle == handle)
     }

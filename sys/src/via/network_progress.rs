@@ -90,6 +90,7 @@ impl ViaState {
             let mut conduit =
                 NetworkConduit { link, network: &mut network, memory: &self.memory, attributes };
             object.model.pump(&mut conduit);
+            object.model.refill(&mut conduit);
             if link.issue(&mut network.port) {
                 network.port.push_out();
             }

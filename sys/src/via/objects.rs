@@ -6,11 +6,13 @@ use std::net::TcpStream;
 use std::time::Instant;
 
 use nemesia_core::via::completion::{CompletionEntry, ViaCompletionQueue};
+use nemesia_core::via::record::ViaRecord;
 use nemesia_core::via::setup::{SetupFrame, ViaAddress};
 use nemesia_core::via::vi::{MIRROR_STORAGE, ViQueue};
 use nemesia_core::via::work_queue::WorkEntry;
-use nemesia_core::via::{AsyncError, Vi, ViAttributes, ViaError, ViaSegment};
+use nemesia_core::via::{AsyncError, Vi, ViAttributes, ViState, ViaDescriptor, ViaError, ViaSegment};
 
+use super::conduit::{Conduit, Memory};
 use super::link::Link;
 use super::network::NetworkLink;
 
@@ -18,6 +20,10 @@ use super::network::NetworkLink;
 const FIRST_DESCRIPTORS: usize = 32;
 /// Segments likewise.
 const FIRST_SEGMENTS: usize = 64;
+/// Records that are read in one go: the lock is free in between.
+const MOST_RECORDS: usize = 256;
+/// Records that are read after the end of a connection: all that the ring can hold.
+const MOST_LAST_RECORDS: usize = 2048;
 
 /// A new connection: inside the machine, or to another one.
 #[derive(Debug)]
@@ -121,6 +127,85 @@ impl ViObject {
             remote: None,
             user: UserContext(std::ptr::null_mut()),
         }
+    }
+
+    /// Executes the records of the other process, if it is one of this machine. `bytes` holds one record at a time.
+    #[inline(always)]
+    pub(super) fn read_records(&mut self, memory: &Memory, bytes: &mut Vec<u8>) {
+        let Some(link) = &mut self.link else { return };
+        let attributes = self.model.attributes;
+        let most = if link.is_cut { MOST_LAST_RECORDS } else { MOST_RECORDS };
+        for _ in 0..most {
+            if !link.has_next() {
+                return;
+            }
+            if let Some((code, word)) = link.next_message() {
+                let record = ViaRecord::decode_message(code, word, &[]);
+                let mut conduit = Conduit { link, memory, attributes };
+                if record.is_none_or(|record| self.model.arrive(record, &mut conduit).is_err()) {
+                    link.is_cut = true;
+                    return;
+                }
+                continue;
+            }
+            let is_violated = match link.next(bytes) {
+                Ok(None) => return,
+                Ok(Some(read)) => {
+                    let bytes = bytes.get(..read.len).unwrap_or_default();
+                    let record = ViaRecord::decode(read.code, read.word, bytes);
+                    link.peer_waits |= record == Some(ViaRecord::Starved);
+                    let mut conduit = Conduit { link, memory, attributes };
+                    record.is_none_or(|record| self.model.arrive(record, &mut conduit).is_err())
+                }
+                Err(()) => true,
+            };
+            if is_violated {
+                link.is_cut = true;
+                return;
+            }
+        }
+    }
+
+    /// Returns whether there is work apart from reading records.
+    #[inline(always)]
+    pub(super) fn must_pump(&self) -> bool {
+        let Some(link) = &self.link else { return true };
+        link.is_cut
+            || link.has_taken_wake
+            || link.has_changes()
+            || link.must_wake()
+            || self.model.state() != ViState::Connected
+            || self.model.must_pump()
+    }
+
+    /// Sends a message of one segment at once to a process of this machine, if nothing comes before it. Returns whether
+    /// its descriptor has ended.
+    #[inline(always)]
+    pub(super) fn send_single(
+        &mut self,
+        memory: &Memory,
+        of: (u64, u32),
+        descriptor: &ViaDescriptor,
+        segment: ViaSegment,
+    ) -> bool {
+        let Some(link) = &mut self.link else { return false };
+        if link.has_next() || link.has_changes() || link.is_cut {
+            return false;
+        }
+        let attributes = self.model.attributes;
+        let is_sent =
+            self.model.send_single(of, descriptor, segment, &mut Conduit { link, memory, attributes });
+        link.wake();
+        is_sent
+    }
+
+    /// Sends the other process of this machine receive descriptors.
+    #[cold]
+    pub(super) fn refill(&mut self, memory: &Memory) {
+        let Some(link) = &mut self.link else { return };
+        let attributes = self.model.attributes;
+        self.model.refill(&mut Conduit { link, memory, attributes });
+        link.wake();
     }
 
     /// Makes room for a descriptor. False if the queue has as many descriptors as it may have.

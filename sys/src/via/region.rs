@@ -82,6 +82,7 @@ impl RegionMemory {
     }
 
     /// Returns the address of a range of the program's memory; `None` if it does not lie in the region.
+    #[inline(always)]
     pub(super) fn program(&self, offset: u64, len: u32) -> Option<NonNull<u8>> {
         let offset = usize::try_from(offset).ok()?;
         let end = offset.checked_add(len as usize)?;

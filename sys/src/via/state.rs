@@ -5,7 +5,6 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nemesia_core::via::completion::CompletionEntry;
-use nemesia_core::via::record::ViaRecord;
 use nemesia_core::via::vi::ViQueue;
 use nemesia_core::via::work_queue::WorkEntry;
 use nemesia_core::via::{AsyncError, ViaSegment};
@@ -20,10 +19,6 @@ use super::objects::{
 };
 use super::table::{HandleKind, HandleTable};
 
-/// Records that are read in one go: the lock is free in between.
-const MOST_RECORDS: usize = 256;
-/// Records that are read after the end of a connection: all that the ring can hold.
-const MOST_LAST_RECORDS: usize = 2048;
 const DESCRIPTOR_BYTES: u32 = 64;
 /// Errors that are kept for their handler; further ones are lost.
 const MOST_ERRORS: usize = 1024;
@@ -106,59 +101,65 @@ impl ViaState {
         }
     }
 
-    /// Makes progress on the connection of a VI.
-    pub(super) fn drive(&mut self, vi: u64) {
-        if self.vis.get(vi).is_some_and(|object| object.network.is_some()) {
-            self.drive_network();
-            self.nudge_network(vi);
-            return;
-        }
-        let Some(object) = self.vis.get_mut(vi) else { return };
-        let Some(link) = &mut object.link else { return };
+    /// Makes progress on the connection of a VI. Returns whether there was anything to do: if so, all that can be
+    /// started is started, and all that has ended is reported.
+    #[inline(always)]
+    pub(super) fn drive(&mut self, vi: u64) -> bool {
+        let Some(object) = self.vis.get_mut(vi) else { return false };
+        let Some(link) = &mut object.link else {
+            if object.network.is_some() {
+                self.drive_network();
+                self.nudge_network(vi);
+            }
+            return false;
+        };
         // The usual case of a program that polls.
         if !link.has_next() && !object.model.is_blocked() && !link.has_changes() && !link.is_cut {
-            return;
-        }
-        let attributes = object.model.attributes;
-        let mut is_violated = false;
-        let most = if link.is_cut { MOST_LAST_RECORDS } else { MOST_RECORDS };
-        for _ in 0..most {
-            match link.next(&mut self.bytes) {
-                Ok(None) => break,
-                Ok(Some(read)) => {
-                    let bytes = self.bytes.get(..read.len).unwrap_or_default();
-                    let record = ViaRecord::decode(read.code, read.word, bytes);
-                    link.peer_waits |= record == Some(ViaRecord::Starved);
-                    let mut conduit = Conduit { link, memory: &self.memory, attributes };
-                    is_violated =
-                        record.is_none_or(|record| object.model.arrive(record, &mut conduit).is_err());
-                }
-                Err(()) => is_violated = true,
+            if object.model.can_refill() {
+                object.refill(&self.memory);
             }
-            if is_violated {
-                break;
-            }
+            return false;
         }
-        link.is_cut |= is_violated;
-        self.pump(vi);
+        object.read_records(&self.memory, &mut self.bytes);
+        self.settle(vi);
+        true
+    }
+
+    /// Reports what has ended on a VI, and starts what can be started.
+    #[inline(always)]
+    pub(super) fn settle(&mut self, vi: u64) {
+        if self.vis.get(vi).is_some_and(ViObject::must_pump) {
+            self.pump(vi);
+        } else {
+            self.report(vi);
+        }
+    }
+
+    /// Starts what can be started after a descriptor was posted.
+    pub(super) fn advance(&mut self, vi: u64) {
+        let Some(object) = self.vis.get_mut(vi) else { return };
+        if object.must_pump() && !self.drive(vi) {
+            self.pump(vi);
+        }
     }
 
     /// Starts what can be started on a VI, and reports what has ended.
+    #[inline(never)]
     pub(super) fn pump(&mut self, vi: u64) {
-        if self.vis.get(vi).is_some_and(|object| object.network.is_some()) && self.pump_network(vi) {
-            self.cut(vi);
-        }
-        if let Some(object) = self.vis.get_mut(vi)
-            && let Some(link) = &mut object.link
-        {
+        let Some(object) = self.vis.get_mut(vi) else { return };
+        let mut is_cut = false;
+        if object.network.is_some() {
+            is_cut = self.pump_network(vi);
+        } else if let Some(link) = &mut object.link {
             link.send_changes();
             let attributes = object.model.attributes;
             object.model.pump(&mut Conduit { link, memory: &self.memory, attributes });
             link.wake();
             self.must_poke |= std::mem::take(&mut link.has_taken_wake);
-            if link.is_cut {
-                self.cut(vi);
-            }
+            is_cut = link.is_cut;
+        }
+        if is_cut {
+            self.cut(vi);
         }
         self.report(vi);
     }
@@ -251,57 +252,52 @@ impl ViaState {
     }
 
     /// Writes back the descriptors of a VI that have ended, and reports them and its errors.
+    #[inline(always)]
     pub(super) fn report(&mut self, vi: u64) {
+        let Some(object) = self.vis.get_mut(vi) else { return };
         for queue in [ViQueue::Send, ViQueue::Receive] {
-            while let Some(object) = self.vis.get_mut(vi)
-                && let Some(entry) = object.model.report(queue)
-            {
-                let ptag = object.model.attributes.ptag;
-                let queues = object.queues;
-                if !write_back(&self.memory, &entry, ptag) {
+            while let Some(entry) = object.model.report(queue) {
+                if !write_back(&self.memory, &entry, object.model.attributes.ptag) {
                     object.model.add_error(AsyncError::CompletionProtection);
                 }
                 self.is_changed = true;
-                if let Some(completion_queue) = queues[index(queue)] {
-                    self.complete(completion_queue, vi, queue);
+                let Some(completion_queue) = object.queues[index(queue)] else { continue };
+                let Some(to) = self.queues.get_mut(completion_queue) else { continue };
+                if !to.queue.push(CompletionEntry { vi, is_receive: queue == ViQueue::Receive }) {
+                    let overrun = report(to.nic, vi, AsyncError::Overrun);
+                    let completion_queue = pointer(completion_queue);
+                    keep(&mut self.errors, AsyncReport { completion_queue, resource: 2, ..overrun });
+                    self.has_callbacks = true;
                 }
             }
         }
-        while let Some(object) = self.vis.get_mut(vi)
-            && let Some(error) = object.model.take_error()
-        {
-            let nic = object.nic;
-            self.add_error(report(nic, vi, error));
-        }
-    }
-
-    fn complete(&mut self, completion_queue: u64, vi: u64, queue: ViQueue) {
-        let Some(object) = self.queues.get_mut(completion_queue) else { return };
-        if !object.queue.push(CompletionEntry { vi, is_receive: queue == ViQueue::Receive }) {
-            let overrun = report(object.nic, vi, AsyncError::Overrun);
-            let completion_queue = pointer(completion_queue);
-            self.add_error(AsyncReport { completion_queue, resource: 2, ..overrun });
+        while let Some(error) = object.model.take_error() {
+            keep(&mut self.errors, report(object.nic, vi, error));
+            (self.is_changed, self.has_callbacks) = (true, true);
         }
     }
 
     /// Keeps an error for its handler.
     pub(super) fn add_error(&mut self, error: AsyncReport) {
-        if self.errors.len() < MOST_ERRORS {
-            self.errors.push_back(error);
-        }
+        keep(&mut self.errors, error);
         (self.is_changed, self.has_callbacks) = (true, true);
+    }
+}
+
+/// Adds an error to those that wait for their handler, unless there are too many.
+#[cold]
+fn keep(errors: &mut VecDeque<AsyncReport>, error: AsyncReport) {
+    if errors.len() < MOST_ERRORS {
+        errors.push_back(error);
     }
 }
 
 /// Writes the result to the descriptor of the program: status last, so that a program that polls it sees the rest.
 /// False if the memory of the descriptor is not registered any more.
+#[inline(always)]
 fn write_back(memory: &Memory, entry: &WorkEntry, ptag: u64) -> bool {
     let range = ViaSegment { address: entry.cookie, handle: entry.handle, length: DESCRIPTOR_BYTES };
-    let Some(offset) = memory.table.check(range, ptag) else { return false };
-    let Some(place) = memory.get(entry.handle).and_then(|region| region.program(offset, DESCRIPTOR_BYTES))
-    else {
-        return false;
-    };
+    let Some(place) = memory.place(range, ptag) else { return false };
     // SAFETY: 64 registered bytes, which the program keeps mapped and writable; aligned to 64 bytes (`Provider::post`).
     let word = |at: usize| unsafe { place.as_ptr().add(at) }.cast::<u32>();
     if let Some(immediate) = entry.arrived {

@@ -50,16 +50,19 @@ impl<T> HandleTable<T> {
         Some(handle)
     }
 
+    #[inline(always)]
     fn index(&self, handle: u64) -> Option<usize> {
         let index = (handle & ((1 << INDEX_BITS) - 1)) as usize;
         let (generation, object) = self.slots.get(index)?;
         (object.is_some() && self.handle(index, *generation) == handle).then_some(index)
     }
 
+    #[inline(always)]
     pub(super) fn get(&self, handle: u64) -> Option<&T> {
         self.slots[self.index(handle)?].1.as_ref()
     }
 
+    #[inline(always)]
     pub(super) fn get_mut(&mut self, handle: u64) -> Option<&mut T> {
         let index = self.index(handle)?;
         self.slots[index].1.as_mut()

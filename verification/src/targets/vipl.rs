@@ -154,9 +154,10 @@ pub fn vipl_peer(input: &[u8]) -> Result<(), String> {
     vi.connected();
     let (mut posted, mut ended) = ([0_usize; 2], [0_usize; 2]);
     while !input.0.is_empty() {
-        match input.byte() % 4 {
-            0 => post(&mut vi, &mut input, &mut posted),
+        match input.byte() % 8 {
+            0 | 4 => post(&mut vi, &mut input, &mut carrier, &mut posted),
             1 => vi.pump(&mut carrier),
+            5 => vi.refill(&mut carrier),
             _ => {
                 if arrive(&mut vi, &mut input, &mut carrier) {
                     vi.lose(AsyncError::ConnectionLost);
@@ -188,8 +189,9 @@ pub(super) fn attributes(choice: u8) -> ViAttributes {
 
 pub(super) type TestedVi = Vi<Vec<WorkEntry>, Vec<ViaSegment>>;
 
-fn post(vi: &mut TestedVi, input: &mut Input<'_>, posted: &mut [usize; 2]) {
-    let queue = if input.byte().is_multiple_of(2) { ViQueue::Send } else { ViQueue::Receive };
+fn post(vi: &mut TestedVi, input: &mut Input<'_>, carrier: &mut AnyCarrier, posted: &mut [usize; 2]) {
+    let choice = input.byte();
+    let queue = if choice.is_multiple_of(2) { ViQueue::Send } else { ViQueue::Receive };
     let mut control: [u8; CONTROL_BYTES] = core::array::from_fn(|_| input.byte());
     // A small number of segments in most cases.
     if !control[0].is_multiple_of(8) {
@@ -201,7 +203,9 @@ fn post(vi: &mut TestedVi, input: &mut Input<'_>, posted: &mut [usize; 2]) {
         .collect();
     let descriptor = ViaDescriptor::decode(&control, segments.first().copied(), queue == ViQueue::Receive);
     let skipped = usize::from(descriptor.operation != ViaOperation::Send);
-    if vi.post(queue, (0, 1), descriptor, segments.into_iter().skip(skipped)) {
+    let is_sent = choice.is_multiple_of(4)
+        && segments.first().is_some_and(|only| vi.send_single((0, 1), &descriptor, *only, carrier));
+    if is_sent || vi.post(queue, (0, 1), descriptor, segments.into_iter().skip(skipped)) {
         posted[usize::from(queue == ViQueue::Receive)] += 1;
     }
 }

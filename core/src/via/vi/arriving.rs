@@ -4,7 +4,6 @@
 use core::borrow::BorrowMut;
 
 use super::{MIRROR_BATCH, RemoteUse, Vi, ViaCarrier, ViaViolation};
-use crate::via::blocks::prefix;
 use crate::via::codes::{
     AsyncError, OPERATION_RECEIVE, OPERATION_REMOTE_RDMA_WRITE, STATUS_IMMEDIATE, STATUS_PROTECTION, ViState,
 };
@@ -17,6 +16,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     ///
     /// # Errors
     /// The other side violated the protocol: the caller closes the connection and calls [`Vi::lose`].
+    #[inline(always)]
     pub fn arrive(
         &mut self,
         record: ViaRecord<'_>,
@@ -60,6 +60,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         Ok(())
     }
 
+    #[inline(always)]
     fn arrive_message(
         &mut self,
         (length, fault, is_rdma): (u32, u32, bool),
@@ -67,7 +68,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         carrier: &mut impl ViaCarrier,
     ) -> Result<(), ViaViolation> {
         let position = self.receive.oldest_open();
-        let Some(entry) = self.receive.get(position).filter(|_| self.mirrored > 0) else {
+        let Some(entry) = self.receive.peek(position).filter(|_| self.mirrored > 0) else {
             return Err(ViaViolation("a message without a receive descriptor"));
         };
         if !is_rdma && u64::from(length) > entry.total {
@@ -77,8 +78,13 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         self.mirrored_segments -= usize::from(entry.descriptor.segments);
         let mut status = fault;
         if !is_rdma && fault == 0 {
-            let mut arrived = prefix(self.receive.segments(&entry), length.into());
-            if !arrived.all(|segment| carrier.settle(segment)) {
+            let mut left = length;
+            let is_settled = self.receive.segments(entry).all(|segment| {
+                let length = segment.length.min(left);
+                left -= length;
+                length == 0 || carrier.settle(ViaSegment { length, ..segment })
+            });
+            if !is_settled {
                 status = STATUS_PROTECTION;
             }
         }
@@ -92,6 +98,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         Ok(())
     }
 
+    #[inline(never)]
     fn arrive_write(&mut self, segment: ViaSegment, carrier: &mut impl ViaCarrier) {
         let is_granted = self.attributes.rdma_write
             && carrier.is_granted(segment, self.attributes.ptag, RemoteUse::Write)
@@ -106,6 +113,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         }
     }
 
+    #[inline(never)]
     fn arrive_read(
         &mut self,
         segment: ViaSegment,
@@ -125,6 +133,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         }
     }
 
+    #[inline(never)]
     fn arrive_mirror(&mut self, count: u32, bytes: &[u8]) -> Result<(), ViaViolation> {
         self.remote.asked = false;
         self.remote.exhausted = false;

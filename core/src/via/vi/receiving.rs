@@ -4,7 +4,7 @@
 
 use core::borrow::BorrowMut;
 
-use super::{LendResult, MIRROR_BATCH, MIRROR_SEGMENTS, Vi, ViaCarrier};
+use super::{LendResult, MIRROR_BATCH, MIRROR_LATEST, MIRROR_SEGMENTS, Vi, ViaCarrier};
 use crate::via::codes::{AsyncError, OPERATION_RECEIVE, STATUS_LENGTH, STATUS_PROTECTION, ViState};
 use crate::via::descriptor::{MOST_SEGMENTS, SEGMENT_BYTES, ViaSegment};
 use crate::via::record::{MIRROR_HEAD_BYTES, MirrorWriter, ViaRecord};
@@ -17,27 +17,45 @@ const SHORT_LIST_BYTES: usize = MIRROR_BATCH * (MIRROR_HEAD_BYTES + SEGMENT_BYTE
 const SHORT_SEGMENTS: usize = 32;
 
 impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
-    /// Mirrors the next receive descriptors, if the other side has used up half of the last ones.
-    pub(super) fn pump_receive(&mut self, carrier: &mut impl ViaCarrier) {
-        if self.mirrored <= MIRROR_BATCH / 2 {
-            while self.state == ViState::Connected && self.mirror_batch(carrier) {}
-        }
+    /// Returns whether receive descriptors must be mirrored now: the other side has few left, or the program has posted
+    /// half a batch of them before it takes what has arrived, and may not poll in vain for some time.
+    #[inline(always)]
+    pub(super) fn must_mirror(&self) -> bool {
+        let least = match self.mirrored {
+            0..=MIRROR_LATEST => 1,
+            left if left < MIRROR_BATCH / 2 => MIRROR_BATCH / 2,
+            _ => return false,
+        };
+        self.unmirrored() >= least
+    }
+
+    /// Mirrors as many receive descriptors as the other side has room for.
+    #[inline(never)]
+    pub(super) fn mirror_all(&mut self, carrier: &mut impl ViaCarrier) {
+        while self.state == ViState::Connected && self.mirror_batch(carrier) {}
+    }
+
+    /// Informs the other side, which waits for a receive descriptor, that there is none.
+    #[inline(always)]
+    pub(super) fn answer_starved(&mut self, carrier: &mut impl ViaCarrier) {
         if self.peer_starves && self.state == ViState::Connected {
             // Anything mirrored has already answered the other side.
             let is_empty = self.mirrored == 0;
             let empty = ViaRecord::Empty { mirrored: self.mirrored_total };
-            self.peer_starves = is_empty && (self.has_unmirrored() || !carrier.push(&empty));
+            self.peer_starves = is_empty && (self.unmirrored() > 0 || !carrier.push(&empty));
         }
     }
 
-    fn has_unmirrored(&self) -> bool {
-        self.receive.len() > self.receive.oldest_open() + self.mirrored
+    /// Returns the number of open receive descriptors that the other side does not know.
+    #[inline(always)]
+    pub(super) fn unmirrored(&self) -> usize {
+        self.receive.len().saturating_sub(self.receive.oldest_open() + self.mirrored)
     }
 
     /// Mirrors descriptors in one record. Returns whether a further attempt is of use.
     fn mirror_batch(&mut self, carrier: &mut impl ViaCarrier) -> bool {
         let first = self.receive.oldest_open() + self.mirrored;
-        match self.receive.get(first) {
+        match self.receive.peek(first) {
             None => false,
             // Most descriptors have few segments: a small list costs less.
             Some(entry) if usize::from(entry.descriptor.segments) <= SHORT_SEGMENTS => {
@@ -112,6 +130,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     }
 
     /// Sends the acknowledgements and the answers that are due.
+    #[inline(always)]
     pub(super) fn pump_answers(&mut self, carrier: &mut impl ViaCarrier) {
         while let Some((number, is_permitted)) = self.answers.get(0)
             && carrier.push(&ViaRecord::ReadAnswer { number, is_permitted })

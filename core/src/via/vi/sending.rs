@@ -6,10 +6,10 @@ use core::borrow::BorrowMut;
 use super::{MOST_READS, RemoteMemoryKind, RemoteUse, Vi, ViaCarrier, send_bits};
 use crate::via::blocks::{Blocks, prefix};
 use crate::via::codes::{
-    AsyncError, Reliability, STATUS_LENGTH, STATUS_PROTECTION, STATUS_RDMA_PROTECTION,
+    AsyncError, OPERATION_SEND, Reliability, STATUS_LENGTH, STATUS_PROTECTION, STATUS_RDMA_PROTECTION,
     STATUS_REMOTE_DESCRIPTOR, STATUS_TRANSPORT, ViState,
 };
-use crate::via::descriptor::{ViaOperation, ViaSegment};
+use crate::via::descriptor::{ViaDescriptor, ViaOperation, ViaSegment};
 use crate::via::record::ViaRecord;
 use crate::via::work_queue::{Awaited, WorkEntry, WorkQueue};
 
@@ -28,6 +28,7 @@ enum Start {
 
 impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
     /// Starts the descriptors of the send queue that can be started.
+    #[inline(always)]
     pub(super) fn pump_send(&mut self, carrier: &mut impl ViaCarrier) {
         while self.state == ViState::Connected
             && let Some(position) = self.send.next_posted()
@@ -52,6 +53,51 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
                 }
             }
         }
+    }
+
+    /// Sends a message of one segment at once, if it is next in the queue and the other side has a receive descriptor
+    /// of one segment that can take it. Returns whether the message was sent, and its descriptor is in the queue and
+    /// has ended. If not, the caller posts the descriptor; nothing has happened to it.
+    ///
+    /// For a carrier whose copies are complete when its calls return. The queue must have room.
+    #[inline(always)]
+    pub fn send_single(
+        &mut self,
+        of: (u64, u32),
+        descriptor: &ViaDescriptor,
+        segment: ViaSegment,
+        carrier: &mut impl ViaCarrier,
+    ) -> bool {
+        let is_next = self.state == ViState::Connected && self.send.next_posted().is_none();
+        let is_plain = descriptor.operation == ViaOperation::Send
+            && descriptor.segments == 1
+            && descriptor.fault == 0
+            && !descriptor.fence
+            && self.attributes.reliability != Reliability::Reception
+            && u64::from(segment.length) <= self.attributes.max_transfer;
+        let target = self.remote.segments.get(0).filter(|target| segment.length <= target.length);
+        let (true, true, Some(1), Some(target)) = (is_next, is_plain, self.remote.counts.get(0), target)
+        else {
+            return false;
+        };
+        let to = ViaSegment { length: segment.length, ..target };
+        let is_written = segment.length == 0
+            || carrier.is_local(segment, self.attributes.ptag)
+                && carrier.remote(to, RemoteUse::Receive) != RemoteMemoryKind::Refused
+                && carrier.write(segment, to);
+        let message = ViaRecord::Message {
+            length: segment.length,
+            immediate: descriptor.immediate,
+            is_rdma: false,
+            status: 0,
+            wants_ack: false,
+        };
+        if !is_written || !self.send.has_room(0) || !carrier.push(&message) {
+            return false;
+        }
+        self.remote.counts.skip(1);
+        self.remote.segments.skip(1);
+        self.send.post_ended(of, OPERATION_SEND, segment.length)
     }
 
     fn start(&mut self, entry: &WorkEntry, carrier: &mut impl ViaCarrier) -> Start {

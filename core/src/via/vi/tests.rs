@@ -377,6 +377,45 @@ fn a_fence_waits_for_the_reads_before_it() {
 }
 
 #[test]
+fn a_message_of_one_segment_is_sent_at_once_and_only_if_nothing_else_is_due() {
+    let segment = |length| ViaSegment { address: 8, handle: HANDLE, length };
+    let single = ViaDescriptor { segments: 1, immediate: Some(5), ..Default::default() };
+    let send = |pair: &mut ViPair, descriptor: &ViaDescriptor, length| {
+        pair.vis[0].send_single((7, 1), descriptor, segment(length), &mut pair.sides[0])
+    };
+    let mut pair = pair(Reliability::Delivery, [false; 2], 20);
+    pair.fill(0, 8, b"one message");
+    assert!(!send(&mut pair, &single, 4), "no receive descriptor is known");
+    pair.receive(1, &[(40, 4), (60, 9)]);
+    pair.receive(1, &[(80, 10)]);
+    pair.settle();
+    assert!(!send(&mut pair, &single, 4), "a receive descriptor with two segments");
+    pair.send(0, &[(8, 4)]);
+    assert!(!send(&mut pair, &single, 4), "an earlier message");
+    pair.settle();
+    assert!(!send(&mut pair, &single, 11), "longer than the receive descriptor");
+    assert!(!send(&mut pair, &ViaDescriptor { fence: true, ..single }, 4), "fence");
+    assert!(!send(&mut pair, &ViaDescriptor { segments: 2, ..single }, 4), "two segments");
+    assert!(!send(&mut pair, &ViaDescriptor { operation: ViaOperation::RdmaWrite, ..single }, 4), "write");
+    assert!(!pair.vis[0].send_single(
+        (7, 1),
+        &single,
+        ViaSegment { handle: HANDLE - 1, ..segment(4) },
+        &mut pair.sides[0]
+    ));
+    assert_eq!(pair.vis[0].queue(ViQueue::Send).len(), 1, "the refused ones are not in the queue");
+    assert!(send(&mut pair, &single, 10));
+    assert!(!send(&mut pair, &single, 1), "the receive descriptor is used up");
+    pair.settle();
+    assert_eq!(
+        pair.ended(0, ViQueue::Send),
+        [(STATUS_DONE | OPERATION_SEND, 4), (STATUS_DONE | OPERATION_SEND, 10)]
+    );
+    assert_eq!(pair.ended(1, ViQueue::Receive), [(RECEIVED, 4), (RECEIVED | STATUS_IMMEDIATE, 10)]);
+    assert_eq!(&pair.sides[1].own.borrow().program[80..90], b"one messag");
+}
+
+#[test]
 fn receive_descriptors_are_mirrored_in_batches() {
     let mut pair = pair(Reliability::Delivery, [false; 2], 99);
     for _ in 0..60 {
@@ -388,7 +427,11 @@ fn receive_descriptors_are_mirrored_in_batches() {
         pair.send(0, &[(0, 4)]);
     }
     pair.settle();
+    assert_eq!(pair.vis[1].mirrored, MIRROR_BATCH / 2, "the next batch waits for an idle call");
+    assert!(pair.vis[1].can_refill() && !pair.vis[1].must_pump());
+    pair.vis[1].refill(&mut pair.sides[1]);
     assert_eq!(pair.vis[1].mirrored, MIRROR_BATCH);
+    assert!(!pair.vis[1].can_refill());
     for _ in MIRROR_BATCH / 2..60 {
         pair.send(0, &[(0, 4)]);
     }

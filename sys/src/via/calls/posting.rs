@@ -62,8 +62,9 @@ impl Provider {
     /// [`ViaError::InvalidParameter`].
     pub fn start_sends(&self, vi: u64) -> Result<bool, ViaError> {
         let mut state = self.lock();
-        state.drive(vi);
-        state.pump(vi);
+        if !state.drive(vi) {
+            state.pump(vi);
+        }
         let object = state.vis.get_mut(vi).ok_or(ViaError::InvalidParameter)?;
         Ok(object.model.queue(ViQueue::Send).next_posted().is_some())
     }
@@ -85,7 +86,7 @@ impl Provider {
             Err(ViaError::NotDone) => None,
             result => Some(result),
         };
-        self.0.wait(deadline(limit), |state| state.drive(vi), attempt)?
+        self.0.wait(deadline(limit), |state| _ = state.drive(vi), attempt)?
     }
 }
 
@@ -131,13 +132,20 @@ fn post_bytes(
     let descriptor = ViaDescriptor::decode(control, segments.clone().next(), queue == ViQueue::Receive);
     let skipped = usize::from(descriptor.operation != ViaOperation::Send);
     let object = state.vis.get_mut(vi).ok_or(ViaError::InvalidParameter)?;
-    if !object.grow(queue, descriptor.segments.into(), MOST_DESCRIPTORS)
-        || !object.model.post(queue, (address as u64, handle), descriptor, segments.skip(skipped))
-    {
+    if !object.grow(queue, descriptor.segments.into(), MOST_DESCRIPTORS) {
         return Err(ViaError::ErrorResource);
     }
-    state.drive(vi);
-    state.pump(vi);
+    if queue == ViQueue::Send
+        && let Some(segment) = segments.clone().next()
+        && object.send_single(&state.memory, (address as u64, handle), &descriptor, segment)
+    {
+        state.settle(vi);
+        return Ok(());
+    }
+    if !object.model.post(queue, (address as u64, handle), descriptor, segments.skip(skipped)) {
+        return Err(ViaError::ErrorResource);
+    }
+    state.advance(vi);
     Ok(())
 }
 
