@@ -227,7 +227,7 @@ impl Pipe {
 
     /// Reads available bytes; returns 0 at the end.
     fn read_some(&mut self, into: &mut ScatterList<'_>) -> io::Result<usize> {
-        for _ in 0..2 {
+        for looks_again in [true, false] {
             let count = self.take(into)?;
             if count > 0 {
                 self.report_room()?;
@@ -236,21 +236,28 @@ impl Pipe {
             if self.ended || self.finished {
                 return Ok(0);
             }
-            let mut any = false;
-            for _ in 0..PACKETS {
-                match self.packet()? {
-                    Some(FULL) => self.defers_room = true,
-                    Some(_) => {}
-                    None => break,
-                }
-                any = true;
-            }
-            if !any && !self.ended {
+            // The ring is looked at after every packet that is taken: the peer may have written its data, and sent the
+            // packet, since the last look. What is left in the socket keeps it readable.
+            if !looks_again || !self.take_packets()? && !self.ended {
                 break;
             }
         }
         self.report_room()?;
         Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Takes the packets that are there, within a limit. Returns whether there was one.
+    fn take_packets(&mut self) -> io::Result<bool> {
+        let mut any = false;
+        for _ in 0..PACKETS {
+            match self.packet()? {
+                Some(FULL) => self.defers_room = true,
+                Some(_) => {}
+                None => break,
+            }
+            any = true;
+        }
+        Ok(any)
     }
 
     /// Writes as much as fits.

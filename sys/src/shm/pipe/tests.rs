@@ -269,3 +269,43 @@ fn the_kernel_identifies_the_process_at_the_other_end() {
     port.close(connection);
     assert_eq!(port.origin(connection), None);
 }
+
+/// What a peer writes while its last signal is taken must be found: no other signal follows.
+#[test]
+fn no_burst_is_left_in_the_ring_beside_a_reader() {
+    const BURSTS: usize = 10_000;
+    const BURST: usize = 16;
+    let mut victim = Victim::new();
+    let (mut port, connection) = honest(&mut victim);
+    let (to, is_over) = (victim.open.1.at(0), std::sync::atomic::AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut room = [Completion::EMPTY; BURST];
+            let deadline = Instant::now() + Duration::from_secs(500);
+            let mut written = 0;
+            while written < BURSTS && Instant::now() < deadline {
+                let mut done = 0;
+                for at in 0..BURST {
+                    let bytes = CompletionSource::Inline(b"a burst of writes");
+                    port.write(Work::new(connection, 1), bytes, to, None).unwrap();
+                    if at % 3 == written % 3 {
+                        done += port.poll(&mut room);
+                    }
+                    // The reader comes to its last look at another moment each time.
+                    (0..written % 97).for_each(|_| std::hint::spin_loop());
+                }
+                while done < BURST && Instant::now() < deadline {
+                    done += port.poll(&mut room);
+                    std::thread::yield_now();
+                }
+                written += usize::from(done == BURST);
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            written
+        });
+        while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+            victim.turn();
+        }
+        assert_eq!(writer.join().unwrap(), BURSTS);
+    });
+}
