@@ -2,7 +2,7 @@
 //!
 //! Sockets never block. Bulk data go directly from and to user memory; small data leave at once (TCP_NODELAY).
 //! If a peer's process ends, the kernel closes its sockets and the end is noticed; if its machine or network is
-//! gone, within a limit ([`SocketOptions::silence`]).
+//! gone, within a limit ([`Config::net_silence`](crate::Config::net_silence)).
 //!
 //! An address is that of the listening socket and a random token, which a connecting peer must present. Nothing
 //! is encrypted: use it where the network is as trusted as an RDMA fabric must be.
