@@ -116,8 +116,8 @@ impl LearnedWays {
     }
 }
 
-/// The receiver's part: a buffer that the sender does not use is advertised in vain, which costs both ends. After each
-/// buffer that had to be withdrawn twice as many long runs pass without an advertisement.
+/// The receiver's part: a buffer that the sender does not use is advertised for nothing, which costs both ends. After
+/// each buffer that had to be withdrawn, twice as many long runs pass without an advertisement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AdvertisingPause {
     /// Runs that pass without an advertisement after the next withdrawal, and those that are still to pass.
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_that_are_advertised_in_vain_become_rare_until_one_is_used() {
+    fn buffers_that_the_peer_does_not_use_become_rare_until_it_uses_one() {
         let mut pause = AdvertisingPause::default();
         let mut advertised = 0_u64;
         for at in 0..1000 {
