@@ -132,8 +132,8 @@ fn reads(len: usize, penalty: f64) -> f64 {
     len as f64 / (price(&sender) + price(&receiver) + penalty * reads as f64)
 }
 
-/// Returns MB/s of a window of messages that the sender writes past the pipe, after a handshake for each. The handshakes
-/// of later messages travel while earlier ones are written, so the writes follow one another on the wire.
+/// Returns MB/s of a window of messages that the sender writes past the pipe, after a handshake for each. Handshakes of
+/// later messages travel while earlier ones are written, so the writes follow one another on the wire.
 fn writes_past(len: usize) -> f64 {
     let mut ends = ends(paper(Design::ZeroCopy));
     let (from, mut into, mut bytes) = (vec![5; len], vec![0; len], [0; 24]);
