@@ -10,7 +10,12 @@
 //! gets a value that its byte of the source had at some time during the call. Some implementations read a byte
 //! twice, where vectors overlap. That is harmless, because only the destination is read afterwards.
 //!
-//! The speed is that of `memcpy`: an ordinary copy of unknown length is a call of the same function.
+//! The speed is that of `memcpy`: an ordinary copy of unknown length is a call of the same function. There is one
+//! exception. Many C libraries copy some KiB by one repeating instruction. It is up to twenty times as slow where the
+//! destination begins 1 to 31 bytes behind the source within their pages: the processor takes each load for one of the
+//! bytes just stored. On a Zen 3, 4 KiB took 1.36 us instead of 0.05. This is the usual case, and no accident: cells
+//! begin with pages, and `malloc` places large buffers 16 bytes behind the beginning of a page. Such bytes are copied
+//! from the end to the beginning, where no load follows a store that it could be taken for.
 
 use core::ffi::c_void;
 
@@ -20,6 +25,16 @@ unsafe extern "C" {
     /// Every platform has it: the compiler itself emits calls of it.
     fn memcpy(to: *mut c_void, from: *const c_void, len: usize) -> *mut c_void;
 }
+
+/// The bytes from which on C libraries use the repeating instruction, or more.
+const LONG: usize = 2048;
+/// The lowest bits of an address, by which a processor compares loads with earlier stores at first.
+const COMPARED: usize = 4095;
+/// So many bytes behind the source, and fewer, loads are taken for what was just stored.
+const JUST_BEHIND: usize = 31;
+/// Bytes of a step of [`descending`].
+#[cfg(target_arch = "x86_64")]
+const STEP: usize = 64;
 
 /// The function that copies. It is read with volatile loads only, so that the compiler cannot know its value.
 static COPY: Copy = memcpy;
@@ -32,14 +47,94 @@ static COPY: Copy = memcpy;
 /// overlap.
 #[inline(always)]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    if cfg!(target_arch = "x86_64") && len >= LONG && is_just_behind(from, to) {
+        // SAFETY: the same contract.
+        return unsafe { descending(from, to, len) };
+    }
     // SAFETY: the static is initialised and never written. The function is `memcpy`, whose conditions the
     // caller guarantees.
     unsafe { (&raw const COPY).read_volatile()(to.cast(), from.cast(), len) };
 }
 
+/// Returns whether the destination begins a few bytes behind the source, as far as the processor compares.
+#[inline(always)]
+fn is_just_behind(from: *const u8, to: *mut u8) -> bool {
+    (to.addr().wrapping_sub(from.addr()) & COMPARED).wrapping_sub(1) < JUST_BEHIND
+}
+
+/// Copies from the end to the beginning. In assembly, for the same reason as [`copy`] calls an unknown function.
+///
+/// # Safety
+/// As for [`copy`].
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+unsafe fn descending(from: *const u8, to: *mut u8, len: usize) {
+    let whole = len - len % STEP;
+    // SAFETY: the last bytes of both ranges. They are few, so this does not come here again.
+    unsafe { copy(from.add(whole), to.add(whole), len - whole) };
+    for at in (0..whole).step_by(STEP).rev() {
+        // SAFETY: both addresses begin 64 bytes of the ranges that the caller guarantees; every x86-64 processor has
+        // the instructions.
+        unsafe {
+            core::arch::asm!(
+                "movdqu {a}, [{from} + 48]",
+                "movdqu {b}, [{from} + 32]",
+                "movdqu {c}, [{from} + 16]",
+                "movdqu {d}, [{from}]",
+                "movdqu [{to} + 48], {a}",
+                "movdqu [{to} + 32], {b}",
+                "movdqu [{to} + 16], {c}",
+                "movdqu [{to}], {d}",
+                from = in(reg) from.add(at),
+                to = in(reg) to.add(at),
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                c = out(xmm_reg) _,
+                d = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+/// Never called: [`copy`] asks for the processor.
+///
+/// # Safety
+/// As for [`copy`].
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn descending(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the same contract.
+    unsafe { (&raw const COPY).read_volatile()(to.cast(), from.cast(), len) };
+}
+
 #[cfg(test)]
 mod tests {
-    use super::copy;
+    use std::vec;
+    use std::vec::Vec;
+
+    use super::{LONG, copy, is_just_behind};
+
+    #[test]
+    fn long_copies_are_right_wherever_both_begin_within_their_pages() {
+        let source: Vec<u8> = (0..20_000).map(|at| (at * 7 + at / 251) as u8).collect();
+        let mut found = 0;
+        for (from, to) in (0..70).flat_map(|from| [0, 1, 16, 31, 32, 63].map(|to| (from, to))) {
+            for len in [LONG - 1, LONG, LONG + 1, LONG + 63, LONG + 65, 2 * LONG, 3 * LONG + 17] {
+                let mut there = vec![0xee; 12_000];
+                // The distance within pages is chosen, wherever the vectors are.
+                let at = (source.as_ptr().addr() + from).wrapping_sub(there.as_ptr().addr()) % 4096 + to;
+                // SAFETY: both ranges lie in their vectors, which are distinct.
+                unsafe {
+                    let (from, to) = (source.as_ptr().add(from), there.as_mut_ptr().add(at));
+                    found += usize::from(is_just_behind(from, to));
+                    copy(from, to, len);
+                }
+                assert_eq!(there[at..at + len], source[from..from + len], "{len} from {from} to {to}");
+                assert!(there[..at].iter().chain(&there[at + len..]).all(|byte| *byte == 0xee));
+            }
+        }
+        assert_eq!(found, 70 * 3 * 7);
+    }
 
     #[test]
     fn every_length_is_copied_and_nothing_else() {
