@@ -15,10 +15,8 @@
 //! that arrive one at a time. The result is the time of the run divided by its bytes; idle
 //! times are excluded. A run in which messages of several sizes overlap is discarded. Single and overlapping
 //! messages are learned separately, because the protocol with the lowest latency need not have the highest
-//! throughput. A pull keeps the receiver from the next message of a window. So messages that follow each other at once
-//! count as overlapping, too: otherwise the type would depend on the protocol. The selector predicts that a run is of
-//! the same type as the preceding run. Lists are learned separately from contiguous messages, because each run of a
-//! list costs the kernel additional time.
+//! throughput. The selector predicts that a run is of the same type as the preceding run. Lists are learned
+//! separately from contiguous messages, because each run of a list costs the kernel additional time.
 //!
 //! Messages of a window are announced at once. Only as many of them as a trial needs move by the protocol on
 //! trial; the others move by the preferred one.
@@ -52,9 +50,6 @@ const ALONE_BYTES: u64 = 256 << 10;
 const RUN_BYTES: u64 = 1 << 20;
 /// Most messages of a run. The shorter the runs, the sooner a change is noticed.
 const RUN_MESSAGES: u64 = 16;
-/// A message that begins within this part of the time of the one before follows it, as in a window. Between messages
-/// that travel alone the peer or this process has something else to do.
-const CLOSE: u64 = 4;
 /// A small message may cost this power of two more for each byte than a message of the next size.
 const OVERHEAD: u8 = 1;
 
@@ -91,11 +86,8 @@ pub(in crate::engine) struct ProtocolSelection {
     /// Messages in progress, and the number of them that began before the run, perhaps by another protocol.
     under_way: u32,
     stale: u32,
-    /// End time of the last transfer, and how long it took, apart from the time in which others were under way.
+    /// End time of the last transfer.
     ended: u64,
-    took: u64,
-    /// When the last message began.
-    began: u64,
     run: Option<ProtocolRun>,
     /// Whether messages of the run overlap.
     overlaps: bool,
@@ -121,7 +113,6 @@ impl ProtocolSelection {
         if self.under_way == 0 {
             self.begin_group(class, bytes, now);
         }
-        self.began = now;
         self.under_way = self.under_way.saturating_add(1);
         let preferred = self.known(self.overlap, class).preferred();
         let Some(run) = &mut self.run else { return Protocol::of(preferred) };
@@ -135,20 +126,12 @@ impl ProtocolSelection {
 
     /// Continues the run with a message that begins while no other is in progress, or starts a run.
     fn begin_group(&mut self, class: MessageClass, bytes: u64, now: u64) {
-        let (end, idle) = (self.ended, now.saturating_sub(self.ended));
-        // A pull keeps this process from the next message, which may have been there for long.
-        let follows = idle < self.took / CLOSE;
-        self.overlaps |= follows;
+        let end = self.ended;
         match &mut self.run {
-            Some(run) if run.class == class && !run.is_over(end) => {
-                if !follows {
-                    run.pause(idle);
-                }
-            }
+            Some(run) if run.class == class && !run.is_over(end) => run.pause(now.saturating_sub(end)),
             _ => {
                 self.close(end);
                 self.start(class, bytes, now);
-                self.overlaps = follows;
             }
         }
     }
@@ -217,7 +200,6 @@ impl ProtocolSelection {
     /// Records the end of a message that began with [`ProtocolSelection::begin`], and moved by `protocol`.
     pub(in crate::engine) fn end(&mut self, bytes: u64, protocol: Protocol, now: u64) {
         self.under_way = self.under_way.saturating_sub(1);
-        self.took = now.saturating_sub(self.began.max(self.ended));
         self.ended = now;
         let Some(run) = &mut self.run else { return };
         if self.stale > 0 {
