@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+/// The lines of a failed command's errors that are shown first.
+const LAST_LINES: usize = 4;
+
 /// How a program is linked with the library.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Linking {
@@ -70,14 +73,18 @@ pub(crate) fn missing<'a>(tools: &[&'a str]) -> Option<&'a str> {
     tools.iter().copied().find(|tool| Command::new(tool).arg("--version").output().is_err())
 }
 
-/// Runs a command and returns its output. A failure is an error that contains the whole output.
+/// Runs a command and returns its output. A failure is an error that contains the whole output, and before it the last
+/// lines of its errors: a report may cut it.
 pub(crate) fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if output.status.success() {
         return Ok(text);
     }
-    Err(format!("{command:?}: {}\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr)))
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let last = errors.lines().count().saturating_sub(LAST_LINES);
+    let last: Vec<&str> = errors.lines().skip(last).collect();
+    Err(format!("{}\n{command:?}: {}\n{text}{errors}", last.join("\n"), output.status))
 }
 
 /// Returns the path of a file of the repository.

@@ -277,9 +277,14 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         self.state = ViState::Idle;
     }
 
-    /// Takes note that the connection is lost.
+    /// Takes note that the connection is lost. The oldest descriptor of the send queue is then in progress, even if it
+    /// waits for word of the other side before its transfer.
     pub fn lose(&mut self, error: AsyncError) {
         if self.state == ViState::Connected {
+            let oldest = self.send.oldest_open();
+            if let Some(entry) = self.send.get(oldest) {
+                self.send.end(oldest, codes::STATUS_TRANSPORT | send_bits(&entry), 0, None);
+            }
             self.fail(error);
         }
     }

@@ -187,3 +187,16 @@ fn transfers_in_progress_are_lost_with_the_connection_and_flushed_by_a_disconnec
         assert_eq!(ended(&mut vi), [STATUS_DONE | OPERATION_SEND | status]);
     }
 }
+
+#[test]
+fn of_descriptors_that_wait_for_the_other_side_the_oldest_is_lost_with_the_connection() {
+    let (mut vi, mut carrier) = connected(Reliability::Delivery);
+    carrier.kind = RemoteMemoryKind::Unknown;
+    post(&mut vi, ViaOperation::RdmaRead, false);
+    post(&mut vi, ViaOperation::RdmaRead, false);
+    vi.pump(&mut carrier);
+    assert!(carrier.begun == 0 && ended(&mut vi).is_empty());
+    vi.lose(AsyncError::ConnectionLost);
+    let bits = STATUS_DONE | OPERATION_RDMA_READ;
+    assert_eq!(ended(&mut vi), [bits | STATUS_TRANSPORT, bits | STATUS_FLUSHED]);
+}
