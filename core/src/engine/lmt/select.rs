@@ -15,8 +15,11 @@
 //! that arrive one at a time. The result is the time of the run divided by its bytes; idle
 //! times are excluded. A run in which messages of several sizes overlap is discarded. Single and overlapping
 //! messages are learned separately, because the protocol with the lowest latency need not have the highest
-//! throughput. The selector predicts that a run is of the same type as the preceding run. Lists are learned
-//! separately from contiguous messages, because each run of a list costs the kernel additional time.
+//! throughput. A pull keeps the receiver from the next message of a window. So messages that follow each other at once
+//! count as overlapping, too: otherwise the type would depend on the protocol. For the same reason a pause is compared
+//! with the shortest time of such a message, whatever its protocol. The selector predicts that a run is of the same
+//! type as the preceding run. Lists are learned separately from contiguous messages, because each run of a list costs
+//! the kernel additional time.
 //!
 //! Messages of a window are announced at once. Only as many of them as a trial needs move by the protocol on
 //! trial; the others move by the preferred one.
@@ -50,6 +53,11 @@ const ALONE_BYTES: u64 = 256 << 10;
 const RUN_BYTES: u64 = 1 << 20;
 /// Most messages of a run. The shorter the runs, the sooner a change is noticed.
 const RUN_MESSAGES: u64 = 16;
+/// A message that begins within this part of the shortest time of such messages follows the one before, as in a window.
+/// Between messages that travel alone the peer or this process has something else to do.
+const CLOSE: u32 = 4;
+/// The shortest time grows by this part with each message, so that it follows a machine that became slower.
+const FORGET: u32 = 64;
 /// A small message may cost this power of two more for each byte than a message of the next size.
 const OVERHEAD: u8 = 1;
 
@@ -88,6 +96,10 @@ pub(in crate::engine) struct ProtocolSelection {
     stale: u32,
     /// End time of the last transfer.
     ended: u64,
+    /// When the message began that is under way alone; `None` if another was under way beside it.
+    alone_since: Option<u64>,
+    /// The shortest time of a message of each size that was under way alone; 0 if there was none.
+    shortest: [u32; CLASSES],
     run: Option<ProtocolRun>,
     /// Whether messages of the run overlap.
     overlaps: bool,
@@ -110,8 +122,10 @@ impl ProtocolSelection {
         let MessageForm { bytes, is_list } = message;
         let class = MessageClass { size: class_of(bytes), is_list };
         self.hear(class, protocol_number);
+        self.alone_since = None;
         if self.under_way == 0 {
             self.begin_group(class, bytes, now);
+            self.alone_since = Some(now);
         }
         self.under_way = self.under_way.saturating_add(1);
         let preferred = self.known(self.overlap, class).preferred();
@@ -126,12 +140,20 @@ impl ProtocolSelection {
 
     /// Continues the run with a message that begins while no other is in progress, or starts a run.
     fn begin_group(&mut self, class: MessageClass, bytes: u64, now: u64) {
-        let end = self.ended;
+        let (end, idle) = (self.ended, now.saturating_sub(self.ended));
+        // A pull keeps this process from the next message, which may have been there for long.
+        let follows = idle < u64::from(self.shortest[class.size] / CLOSE);
+        self.overlaps |= follows;
         match &mut self.run {
-            Some(run) if run.class == class && !run.is_over(end) => run.pause(now.saturating_sub(end)),
+            Some(run) if run.class == class && !run.is_over(end) => {
+                if !follows {
+                    run.pause(idle);
+                }
+            }
             _ => {
                 self.close(end);
                 self.start(class, bytes, now);
+                self.overlaps = follows;
             }
         }
     }
@@ -201,6 +223,9 @@ impl ProtocolSelection {
     pub(in crate::engine) fn end(&mut self, bytes: u64, protocol: Protocol, now: u64) {
         self.under_way = self.under_way.saturating_sub(1);
         self.ended = now;
+        if let Some(begun) = self.alone_since.take() {
+            self.shorten(class_of(bytes), now.saturating_sub(begun));
+        }
         let Some(run) = &mut self.run else { return };
         if self.stale > 0 {
             self.stale -= 1;
@@ -223,6 +248,16 @@ impl ProtocolSelection {
             // All messages in progress belong to the new run as well.
             self.stale = 0;
         }
+    }
+
+    /// Takes note of the time of a message that was under way alone.
+    fn shorten(&mut self, size: usize, took: u64) {
+        let took = u32::try_from(took).unwrap_or(u32::MAX);
+        let shortest = &mut self.shortest[size];
+        *shortest = match *shortest {
+            0 => took,
+            known => took.min(known.saturating_add(known / FORGET)),
+        };
     }
 
     /// Ends the run at time `end` and records its cost.

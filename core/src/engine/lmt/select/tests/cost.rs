@@ -240,3 +240,84 @@ proptest! {
         prop_assert!(ratio <= LIMIT + 10, "{ratio} %");
     }
 }
+
+/// Windows, and messages of each.
+const WINDOWS: usize = 150;
+const WINDOW: usize = 64;
+
+/// Two processes with a core each. A pulled message costs the receiver its time at once, before it looks for the next
+/// announcement. A streamed one is copied by the sender first, beside what the receiver does, and then by the receiver.
+struct TwoCores {
+    rng: Rng,
+    pull: u64,
+    fill: u64,
+    empty: u64,
+}
+
+impl TwoCores {
+    /// Returns a time with noise: others use the machine, too.
+    fn noisy(&mut self, ticks: u64) -> u64 {
+        match self.rng.below(100) {
+            0..75 => ticks + self.rng.below(1 + ticks as usize / 10) as u64,
+            75..97 => ticks + self.rng.below(1 + ticks as usize / 2) as u64,
+            _ => 3 * ticks,
+        }
+    }
+
+    /// Moves windows of messages, all by one protocol if `fixed` says whether they are streamed. Returns the time, and
+    /// how many were streamed.
+    fn windows(&mut self, message: MessageForm, fixed: Option<bool>) -> (u64, u64) {
+        let (mut selection, mut now, begun) = (ProtocolSelection::default(), 1_000_000, 1_000_000);
+        let mut streamed = 0;
+        for _ in 0..WINDOWS {
+            now += self.noisy(1000);
+            let mut filled = now;
+            let mut streams: std::collections::VecDeque<(Protocol, u64)> = std::collections::VecDeque::new();
+            for _ in 0..WINDOW {
+                // What has arrived of streams comes before the next announcement.
+                while let Some((protocol, ready)) =
+                    streams.front().copied().filter(|(_, ready)| *ready <= now)
+                {
+                    now = now.max(ready) + self.noisy(self.empty);
+                    selection.end(message.bytes, protocol, now);
+                    streams.pop_front();
+                }
+                let protocol = selection.begin(message, now, 0);
+                if fixed.unwrap_or((1..3).contains(&protocol.number())) {
+                    filled = filled.max(now) + self.noisy(self.fill);
+                    streams.push_back((protocol, filled));
+                    streamed += 1;
+                    now += 100;
+                } else {
+                    now += self.noisy(self.pull);
+                    selection.end(message.bytes, protocol, now);
+                }
+            }
+            for (protocol, ready) in streams {
+                now = now.max(ready) + self.noisy(self.empty);
+                selection.end(message.bytes, protocol, now);
+            }
+        }
+        (now - begun, streamed)
+    }
+}
+
+/// In windows, a protocol that keeps both cores busy is found, although pulled messages never overlap.
+#[test]
+fn windows_are_streamed_where_two_cores_are_faster_than_one() {
+    let mut excesses = Excesses::default();
+    for (bytes, pull) in [(16_u64 << 10, 5000_u64), (64 << 10, 8000)] {
+        for (fill, empty) in [(30, 30), (60, 60), (70, 50), (50, 70), (80, 80), (120, 120)] {
+            for seed in 0..4 {
+                let (fill, empty) = (pull * fill / 100, pull * empty / 100);
+                let mut machine = TwoCores { rng: Rng::new(seed), pull, fill, empty };
+                let (learned, streamed) = machine.windows(plain(bytes), None);
+                let fixed = [true, false].map(|way| machine.windows(plain(bytes), Some(way)).0);
+                if 100 * learned > LIMIT * fixed[0].min(fixed[1]) {
+                    let what = format!("{bytes} bytes, {fill} and {empty} instead of {pull}, seed {seed}");
+                    excesses.0.push(format!("{what}: {learned} of {fixed:?}, {streamed} streamed"));
+                }
+            }
+        }
+    }
+}
