@@ -11,6 +11,7 @@ use std::ffi::c_int;
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::time::Duration;
 
@@ -23,8 +24,9 @@ use crate::placement::{StreamSource, open, transferred};
 
 /// The default of the time after which a host that does not answer counts as gone.
 pub(crate) const DEFAULT_SILENCE: Duration = Duration::from_secs(10);
-/// The most seconds of that time: the kernel takes no longer pause before the first probe than 32767 s.
-const MOST_SILENCE: c_int = 3600;
+/// The limits of that time in seconds. The kernel probes a connection at most once a second, and takes no longer pause
+/// before the first probe than 32767 s.
+pub(crate) const SILENCE_SECONDS: RangeInclusive<u64> = 2..=3600;
 /// The prefix of an address.
 const MARK: &[u8; 4] = b"tcp1";
 /// The bytes of an address without prefix and token: family, 0, port, scope, IP address.
@@ -62,8 +64,8 @@ pub(crate) fn listen_as(at: SocketAddr, sockets: SocketOptions, options: &Option
 pub(crate) struct SocketOptions {
     /// The traffic class of packets; `None`: that of the system.
     pub(crate) class: Option<u8>,
-    /// The time without an answer of the other host's kernel after which a connection is lost. Whole seconds, at least
-    /// 2: the kernel sends its probes every second.
+    /// The time without an answer of the other host's kernel after which a connection is lost: whole seconds within
+    /// [`SILENCE_SECONDS`].
     pub(crate) silence: Duration,
 }
 
@@ -122,7 +124,7 @@ fn set_option<T: Copy>(socket: BorrowedFd<'_>, (level, name): (c_int, c_int), va
 /// Sets the time without an answer after which the kernel ends a connection. A connection without traffic is probed at
 /// most five times, beginning in the middle of that time; the last probe ends with it.
 fn set_silence(socket: BorrowedFd<'_>, silence: Duration) -> io::Result<()> {
-    let seconds = c_int::try_from(silence.as_secs()).unwrap_or(c_int::MAX).clamp(2, MOST_SILENCE);
+    let seconds = silence.as_secs().clamp(*SILENCE_SECONDS.start(), *SILENCE_SECONDS.end()) as c_int;
     let (every, probes) = ((seconds / 10).max(1), (seconds / 2).min(5));
     let option = |level, name, value: c_int| set_option(socket, (level, name), value);
     option(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;

@@ -70,7 +70,7 @@ pub(super) unsafe fn non_temporal(from: *const u8, to: *mut u8, len: usize) {
     unsafe { core::arch::x86_64::_mm_sfence() };
 }
 
-/// In assembly, so that the compiler cannot analyse the loads: see [`opaque`](mod@opaque).
+/// Copies whole lines past the caches.
 ///
 /// # Safety
 /// `lines` lines are readable at `from` and writable at `to`, which is aligned to a line; the ranges do not
@@ -78,27 +78,8 @@ pub(super) unsafe fn non_temporal(from: *const u8, to: *mut u8, len: usize) {
 #[cfg(target_arch = "x86_64")]
 unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
     for at in (0..lines).map(|line| line * LINE) {
-        // SAFETY: both addresses lie in the current line, and `to` is aligned; every x86-64 processor has the
-        // instructions.
-        unsafe {
-            core::arch::asm!(
-                "movdqu {a}, [{from}]",
-                "movdqu {b}, [{from} + 16]",
-                "movdqu {c}, [{from} + 32]",
-                "movdqu {d}, [{from} + 48]",
-                "movntdq [{to}], {a}",
-                "movntdq [{to} + 16], {b}",
-                "movntdq [{to} + 32], {c}",
-                "movntdq [{to} + 48], {d}",
-                from = in(reg) from.add(at),
-                to = in(reg) to.add(at),
-                a = out(xmm_reg) _,
-                b = out(xmm_reg) _,
-                c = out(xmm_reg) _,
-                d = out(xmm_reg) _,
-                options(nostack, preserves_flags),
-            );
-        }
+        // SAFETY: both addresses lie in the current line, and `to` is aligned.
+        unsafe { opaque::move_line!("movntdq", from.add(at), to.add(at)) };
     }
 }
 

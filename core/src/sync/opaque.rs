@@ -62,7 +62,34 @@ fn is_just_behind(from: *const u8, to: *mut u8) -> bool {
     (to.addr().wrapping_sub(from.addr()) & COMPARED).wrapping_sub(1) < JUST_BEHIND
 }
 
-/// Copies from the end to the beginning. In assembly, for the same reason as [`copy`] calls an unknown function.
+/// Copies 64 bytes by this instruction for the stores. All loads come before the stores. In assembly, for the same reason
+/// as [`copy`] calls an unknown function; every x86-64 processor has the instructions.
+#[cfg(target_arch = "x86_64")]
+macro_rules! move_line {
+    ($store:literal, $from:expr, $to:expr) => {
+        core::arch::asm!(
+            "movdqu {a}, [{from}]",
+            "movdqu {b}, [{from} + 16]",
+            "movdqu {c}, [{from} + 32]",
+            "movdqu {d}, [{from} + 48]",
+            concat!($store, " [{to}], {a}"),
+            concat!($store, " [{to} + 16], {b}"),
+            concat!($store, " [{to} + 32], {c}"),
+            concat!($store, " [{to} + 48], {d}"),
+            from = in(reg) $from,
+            to = in(reg) $to,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack, preserves_flags),
+        )
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use move_line;
+
+/// Copies from the end to the beginning.
 ///
 /// # Safety
 /// As for [`copy`].
@@ -73,27 +100,8 @@ unsafe fn descending(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the last bytes of both ranges. They are few, so this does not come here again.
     unsafe { copy(from.add(whole), to.add(whole), len - whole) };
     for at in (0..whole).step_by(STEP).rev() {
-        // SAFETY: both addresses begin 64 bytes of the ranges that the caller guarantees; every x86-64 processor has
-        // the instructions.
-        unsafe {
-            core::arch::asm!(
-                "movdqu {a}, [{from} + 48]",
-                "movdqu {b}, [{from} + 32]",
-                "movdqu {c}, [{from} + 16]",
-                "movdqu {d}, [{from}]",
-                "movdqu [{to} + 48], {a}",
-                "movdqu [{to} + 32], {b}",
-                "movdqu [{to} + 16], {c}",
-                "movdqu [{to}], {d}",
-                from = in(reg) from.add(at),
-                to = in(reg) to.add(at),
-                a = out(xmm_reg) _,
-                b = out(xmm_reg) _,
-                c = out(xmm_reg) _,
-                d = out(xmm_reg) _,
-                options(nostack, preserves_flags),
-            );
-        }
+        // SAFETY: both addresses begin 64 bytes of the ranges that the caller guarantees.
+        unsafe { move_line!("movdqu", from.add(at), to.add(at)) };
     }
 }
 

@@ -1,12 +1,12 @@
 //! Settings of the ranks on other machines.
 
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use nemesia_core::port::channel::{MOST_RAILS, MOST_RINGS, RendezvousChoice};
 
 use super::Config;
 use crate::regcache::Telling;
+use crate::tcp::SILENCE_SECONDS;
 
 /// The transport to ranks on other machines. All processes of a world use the same one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,10 +37,6 @@ pub enum FastPathChoice {
     /// Nowhere, in neither direction.
     Off,
 }
-
-/// The limits of the time after which a host that does not answer counts as gone, in seconds. The kernel probes a
-/// connection at most once a second.
-pub(super) const SILENCE_SECONDS: RangeInclusive<u64> = 2..=3600;
 
 impl Config {
     /// Sets whether ranks on other machines write small packets into the memory of this process.

@@ -4,14 +4,14 @@ use nemesia::{Completion, CompletionKind, Error, Status};
 
 use super::operations::Operation;
 use super::{Around, DATA, Port, RECV, SEND};
-
-const READ: u64 = fi::FI_READ as u64;
-const WRITE: u64 = fi::FI_WRITE as u64;
 use crate::bindings as fi;
 use crate::entries::{Entry, Queue};
 use crate::object::Errno;
 use crate::table::Table;
 use crate::vector::AddressVector;
+
+const READ: u64 = fi::FI_READ as u64;
+const WRITE: u64 = fi::FI_WRITE as u64;
 
 /// The completions that are taken at once.
 pub(super) const BATCH: usize = 16;
@@ -43,17 +43,7 @@ impl Port {
             self.copies -= usize::from(operation.copy.is_some()).min(self.copies);
             return self.report_message(&operation, &status, around);
         }
-        self.report_other(completion, &completion.result(), around);
-    }
-
-    /// As [`Port::report`], for other completions than those of messages that succeeded.
-    fn report_other(
-        &mut self,
-        completion: &Completion,
-        result: &Result<Status, Error>,
-        around: &mut Around<'_>,
-    ) {
-        let number = completion.context;
+        let result = &completion.result();
         match completion.kind {
             CompletionKind::MultiReceive => {
                 let Some(operation) = self.operations.get(number) else { return };

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{AUTO, Variable, meaning, or_auto, put, ranged, word_for};
-use crate::config::net::SILENCE_SECONDS;
 use crate::os::interfaces::{self, AddressFamily};
+use crate::tcp::SILENCE_SECONDS;
 
 const FAMILIES: &[(&str, Option<AddressFamily>)] =
     &[(AUTO, None), ("ipv4", Some(AddressFamily::Ipv4)), ("ipv6", Some(AddressFamily::Ipv6))];
