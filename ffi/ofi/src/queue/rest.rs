@@ -4,21 +4,28 @@
 //! processor that would send to it. So a reader gives its processor away after some failed reads. If no process has
 //! wanted it, this was for nothing, and is done less often. It is also done seldom as long as each process that this
 //! one knows can have a processor: then those that want it are programs of others, and the scheduler divides the time.
+//!
+//! Whether another process has had the processor shows in the time of the call, compared with the shortest one: a peer
+//! that only looks for messages gives it back within a microsecond.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// The failed reads before a process gives its processor away: if peers may have run the last time, and at most.
-const LEAST: u32 = 32;
+/// The failed reads before a process gives its processor away: at first, if peers may have run the last time, and at
+/// most.
+const FIRST: u32 = 32;
+const LEAST: u32 = 2;
 const MOST: u32 = 4096;
-/// A call that gives the processor away and takes longer than this has let another process run.
-const OTHERS_RAN: Duration = Duration::from_micros(3);
+/// A call that takes longer than this many of the shortest one has let another process run.
+const OTHERS_RAN: u32 = 2;
 
 /// The failed reads of a queue. Threads that read at the same time may count one too few.
 #[derive(Debug)]
 pub(super) struct Rest {
     failed: AtomicU32,
     patience: AtomicU32,
+    /// The nanoseconds of the shortest call that gave the processor away.
+    shortest: AtomicU32,
     /// The processors on which this process may run.
     processors: usize,
 }
@@ -26,8 +33,8 @@ pub(super) struct Rest {
 impl Rest {
     pub(super) fn new() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let (failed, patience) = (AtomicU32::new(0), AtomicU32::new(LEAST));
-        Self { failed, patience, processors }
+        let [failed, patience, shortest] = [0, FIRST, u32::MAX].map(AtomicU32::new);
+        Self { failed, patience, shortest, processors }
     }
 
     /// Notes a read that has found something.
@@ -50,8 +57,11 @@ impl Rest {
     pub(super) fn give_way(&self, peers: usize) {
         let begun = Instant::now();
         std::thread::yield_now();
+        let took = u32::try_from(begun.elapsed().as_nanos()).unwrap_or(u32::MAX);
+        let shortest = took.min(self.shortest.load(Ordering::Relaxed));
+        self.shortest.store(shortest, Ordering::Relaxed);
         let is_oversubscribed = peers >= self.processors;
-        let patience = match begun.elapsed() > OTHERS_RAN {
+        let patience = match took > shortest.saturating_mul(OTHERS_RAN) {
             true if is_oversubscribed => LEAST,
             true => MOST,
             false => MOST.min(2 * self.patience.load(Ordering::Relaxed)),
