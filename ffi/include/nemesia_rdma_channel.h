@@ -218,6 +218,19 @@ int32_t nemesia_channel_explain(struct nemesia_channel *channel,
                                 char *out_text,
                                 size_t *out_len);
 
+/**
+ * Returns a warning, about a setting that could not be applied: for example, a port that was refused, or flags that
+ * are not polled because the port does not place in order. There are none before `nemesia_channel_init`.
+ *
+ * - `channel`: a channel.
+ * - `index`: from 0; increment it until NULL is returned.
+ *
+ * Returns: one line of text; NULL if there is no warning with this index or the handle is invalid. Ownership: the text
+ * is the channel's and is valid until it is finalized. Threads: one at a time.
+ */
+const char *nemesia_channel_warning(struct nemesia_channel *channel,
+                                    size_t index);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

@@ -42,7 +42,7 @@ pub trait PipeFabric {
 pub enum PipeTrouble {
     /// Nothing: all bytes must arrive.
     None,
-    /// A process dies at a random step.
+    /// A process dies, at a random step or before [`PipeRun::calm`] steps have been taken.
     Death,
     /// A process writes random bytes and words into the inbox of another.
     Hostile,
@@ -57,10 +57,12 @@ pub struct PipeRun {
     pub seed: u64,
     /// Random steps before the world comes to its end.
     pub steps: usize,
-    /// Most processes.
+    /// Most processes. With 1 the world has one process without pipes, otherwise at least 2.
     pub processes: usize,
     /// What disturbs it.
     pub trouble: PipeTrouble,
+    /// The step before which the trouble begins; drawn if absent.
+    pub calm: Option<usize>,
     /// Turns in which a world must come to its end.
     pub most_turns: u64,
     /// Time in which it must come to its end where time is real; 0 in simulation. A world hangs beyond both limits.

@@ -225,7 +225,8 @@ pub(crate) struct PerfArgs {
     pub(crate) unexpected_size: u32,
     /// Measure instead the pipes of the RDMA Channel: latency, bandwidth in windows of 16 messages, and both ways at
     /// once. DESIGN is direct (shm only; the engine is measured beside it), basic, piggyback, pipelined, zero-copy,
-    /// zero-copy-push, learned, or all. Settings: NEMESIA_CHANNEL_*
+    /// zero-copy-push, learned, write-rendezvous (messages of at least NEMESIA_CHANNEL_ZERO_COPY_BYTES are written past
+    /// a zero-copy pipe), or all. Settings: NEMESIA_CHANNEL_*
     #[arg(long, value_name = "DESIGN", conflicts_with_all = ["tests", "matching", "unexpected", "memory", "list",
           "device", "last_byte", "inline", "second_through", "no_plot", "counters", "trace"])]
     pub(crate) channel: Option<String>,

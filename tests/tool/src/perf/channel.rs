@@ -3,6 +3,7 @@
 
 mod beside;
 mod chart;
+mod rendezvous;
 mod table;
 mod worker;
 
@@ -20,6 +21,8 @@ use crate::output::Destination;
 
 /// The word for all designs that a port can carry.
 pub(crate) const ALL: &str = "all";
+/// The word for rendezvous by RDMA write beside a pipe of the zero-copy design.
+const RENDEZVOUS: &str = "write-rendezvous";
 /// The chunk sizes of the sweep: those of the paper's figure 9, and one more on each side.
 const CHUNKS: [u32; 8] = [512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
 /// The message size of the sweep.
@@ -133,8 +136,8 @@ fn designs(name: &str, port: Port) -> Result<Vec<&'static str>, Failure> {
         return Err(Failure::unusable("--channel is for --port shm, tcp and verbs"));
     }
     let direct = (port == Port::Shm).then_some(ChannelDesign::Direct);
-    let all: Vec<&str> =
-        direct.into_iter().chain(Design::ALL.map(ChannelDesign::Paper)).map(ChannelDesign::name).collect();
+    let pipes = direct.into_iter().chain(Design::ALL.map(ChannelDesign::Paper)).map(ChannelDesign::name);
+    let all: Vec<&str> = pipes.chain([RENDEZVOUS]).collect();
     match all.iter().find(|it| **it == name) {
         _ if name == ALL => Ok(all),
         Some(design) => Ok(vec![design]),
