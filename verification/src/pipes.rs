@@ -16,6 +16,7 @@ use nemesia_core::rdma_channel::{ChunkFill, Design, PipeArrival, PipeShape};
 
 use crate::rng::{Rng, mix};
 
+pub mod cost;
 mod memory;
 mod node;
 mod world;

@@ -49,7 +49,8 @@ fn run_seed(design: Design, seed: u64, steps: usize) -> Result<PipeTally, String
         for trouble in [PipeTrouble::None, PipeTrouble::Death, PipeTrouble::Hostile] {
             let most_time = Duration::ZERO;
             // Every other seed has worlds of up to eight processes.
-            let processes = if seed % 2 == 0 { 3 } else { 8.min(conditions.facts.connections as usize) };
+            let processes =
+                if seed.is_multiple_of(2) { 3 } else { 8.min(conditions.facts.connections as usize) };
             let calm = None;
             let what =
                 PipeRun { design, seed, steps, processes, trouble, calm, most_turns: 100_000, most_time };

@@ -17,10 +17,11 @@ const ENDED: u8 = 3;
 
 type Packet = [u8; PACKET];
 
-/// The write in progress.
+/// A write in progress.
 #[derive(Debug)]
 struct PastInProgress {
     key: [u8; ADMISSION_BYTES],
+    /// Whether the packet that ends the message is put.
     is_ended: bool,
 }
 
@@ -41,7 +42,7 @@ pub(super) struct Rendezvous {
     /// Messages to write, and keys for the next of them.
     unsent: usize,
     keys: VecDeque<[u8; ADMISSION_BYTES]>,
-    write: Option<PastInProgress>,
+    writes: VecDeque<PastInProgress>,
     /// Messages to receive, those of them that are announced and not yet admitted, and the admissions.
     unreceived: usize,
     announced: usize,
@@ -72,7 +73,7 @@ impl Rendezvous {
             expected: 0,
             unsent: 0,
             keys: VecDeque::new(),
-            write: None,
+            writes: VecDeque::new(),
             unreceived: 0,
             announced: 0,
             admissions: VecDeque::new(),
@@ -158,25 +159,31 @@ impl Rendezvous {
         Ok(())
     }
 
+    /// Makes progress with the writes, in the order of the messages, until one waits.
     fn write(&mut self, group: &mut ChannelGroup) -> Result<(), Error> {
-        if self.write.is_none() {
-            self.write = self.keys.pop_front().map(|key| PastInProgress { key, is_ended: false });
+        let mut at = 0;
+        loop {
+            if at == self.writes.len() {
+                let Some(key) = self.keys.pop_front() else { return Ok(()) };
+                self.writes.push_back(PastInProgress { key, is_ended: false });
+            }
+            let write = &mut self.writes[at];
+            // SAFETY: the bytes are leaked and do not change, by the promise of `new`.
+            let progress = unsafe { group.write_raw(self.other, self.from, self.bytes, &write.key) }?;
+            let was_ended = std::mem::replace(&mut write.is_ended, progress != PastWrite::Waiting);
+            match progress {
+                PastWrite::Refused => return Err(refused()),
+                PastWrite::Waiting => return Ok(()),
+                PastWrite::Posted => at += 1,
+                PastWrite::Done => {
+                    self.writes.remove(at);
+                    self.unsent -= 1;
+                }
+            }
+            if !was_ended {
+                self.say(ENDED, &[]);
+            }
         }
-        let Some(write) = &mut self.write else { return Ok(()) };
-        // SAFETY: the bytes are leaked and do not change, by the promise of `new`.
-        let progress = unsafe { group.write_raw(self.other, self.from, self.bytes, &write.key) }?;
-        if progress == PastWrite::Refused {
-            return Err(refused());
-        }
-        if matches!(progress, PastWrite::Posted | PastWrite::Done) && !write.is_ended {
-            write.is_ended = true;
-            self.say(ENDED, &[]);
-        }
-        if progress == PastWrite::Done {
-            self.write = None;
-            self.unsent -= 1;
-        }
-        Ok(())
     }
 
     fn end_admissions(&mut self, group: &mut ChannelGroup) {
