@@ -38,7 +38,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Measures latency, bandwidth and message rate between two processes, beside the limits of the machine
-    Perf(PerfArgs),
+    Perf(Box<PerfArgs>),
     /// Prints the usable transports, why others are refused, the memory bill, and the configuration
     Info(InfoArgs),
     /// Starts N processes of a program on this machine, as one world
