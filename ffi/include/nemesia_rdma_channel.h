@@ -12,7 +12,7 @@
  *   nemesia_channel_get                  takes bytes from a pipe into a list of buffers
  *   nemesia_channel_finalize             flushes and disconnects
  *
- * Beside them: nemesia_channel_set_design, nemesia_channel_explain.
+ * Beside them: nemesia_channel_set_design, nemesia_channel_explain, nemesia_channel_warning.
  *
  * Example, for two processes: `nemesia run -n 2 PROGRAM` prints hello.
  *     #include <nemesia_rdma_channel.h>

@@ -266,9 +266,11 @@ impl ChannelGroup {
     /// # Errors
     /// [`Error::Members`] if these are not the peers of the group; [`Error::MemberFailed`] if one is gone, and
     /// [`Error::Timeout`] if one does not call this within the configured time (NEMESIA_TIMEOUT). Else as for
-    /// [`ChannelGroup::connect`]. The group must be dropped then. If a process cannot open its ports, or refuses the
-    /// design or port of another, all others return with its reason. If a process fails later, while the pipes are being
-    /// connected, those that wait for it return after the configured time.
+    /// [`ChannelGroup::connect`]. The group must be dropped then.
+    ///
+    /// If a process cannot open its ports, or refuses the design or the port of another, all return with its reason. If
+    /// a process fails later, while the pipes are being connected, those that wait for it return after the configured
+    /// time.
     pub fn connect_among(&mut self, endpoint: &mut Endpoint, peers: &PeerGroup) -> Result<(), Error> {
         self.check_origin()?;
         if self.is_connected {

@@ -235,7 +235,8 @@ pub(crate) struct PerfArgs {
     pub(crate) chunks: bool,
     /// With --channel: measure nothing, and show what the raw figures of the paper predict for each design, and the
     /// paper's other figures beside it
-    #[arg(long, requires = "channel", conflicts_with_all = ["port", "rounds", "iterations", "drop_registrations", "no_pin"])]
+    #[arg(long, requires = "channel",
+          conflicts_with_all = ["port", "rounds", "iterations", "drop_registrations", "no_pin"])]
     pub(crate) model: bool,
     /// With --model: the microseconds by which a read takes longer than a write
     #[arg(long, value_name = "US", default_value_t = 0.0, requires = "model")]

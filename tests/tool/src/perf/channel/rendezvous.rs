@@ -58,8 +58,8 @@ fn refused() -> Error {
 }
 
 impl Rendezvous {
-    /// Makes the messages of one length between these buffers, each of at least that length, leaked, and used by nothing
-    /// else meanwhile.
+    /// Makes the messages of one length between these buffers. Each has at least that length, is leaked, and is used by
+    /// nothing else meanwhile.
     pub(super) const fn new(other: usize, bytes: usize, (from, into): (*const u8, *mut u8)) -> Self {
         Self {
             other,
