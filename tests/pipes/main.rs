@@ -9,25 +9,11 @@ use nemesia::tcp::{self, TcpPort};
 use nemesia_core::rdma_channel::Design;
 use nemesia_tests::pipes::{HANGS, RealPipes, TROUBLES, all_pass, moves_long_runs_as};
 use nemesia_tests::quick;
-use nemesia_verification::pipes::{PipeFabric, PipeRun, PipeTally, PipeTrouble, run};
-use nemesia_verification::rdma::{Conditions, Fabric, Flaw, SimPort};
-
-struct SimulatedPipes(Fabric);
-
-impl PipeFabric for SimulatedPipes {
-    type Port = SimPort;
-
-    fn port(&mut self) -> Result<SimPort, String> {
-        Ok(self.0.port())
-    }
-
-    fn pass(&mut self) -> Duration {
-        self.0.pass()
-    }
-}
+use nemesia_verification::pipes::{PipeRun, PipeTally, PipeTrouble, run};
+use nemesia_verification::rdma::{Conditions, Fabric, Flaw};
 
 fn simulated(conditions: Conditions, seeds: u64) -> BTreeMap<&'static str, PipeTally> {
-    all_pass(seeds, (1500, 8, Duration::ZERO), |seed| SimulatedPipes(Fabric::new(seed, conditions)))
+    all_pass(seeds, (1500, 8, Duration::ZERO), |seed| Fabric::new(seed, conditions))
 }
 
 #[test]
@@ -51,14 +37,14 @@ fn pipes_pass_where_registrations_fail() {
     // Memory of the pipes of four processes, and hardly more.
     let mut conditions = Conditions::INFINIBAND;
     conditions.facts.regions = 8;
-    all_pass(10, (1500, 4, Duration::ZERO), |seed| SimulatedPipes(Fabric::new(seed, conditions)));
+    all_pass(10, (1500, 4, Duration::ZERO), |seed| Fabric::new(seed, conditions));
 }
 
 #[test]
 fn pipes_pass_over_the_least_that_a_fabric_may_have() {
     let mut conditions = Conditions::MEAGRE;
     conditions.facts.receive_depth = 3;
-    all_pass(15, (1500, 3, Duration::ZERO), |seed| SimulatedPipes(Fabric::new(seed, conditions)));
+    all_pass(15, (1500, 3, Duration::ZERO), |seed| Fabric::new(seed, conditions));
 }
 
 #[test]
@@ -73,7 +59,7 @@ fn a_port_with_too_few_receives_is_refused_with_the_reason() {
         most_turns: 1000,
         most_time: Duration::ZERO,
     };
-    let why = run(SimulatedPipes(Fabric::new(1, Conditions::MEAGRE)), &what).err().unwrap_or_default();
+    let why = run(Fabric::new(1, Conditions::MEAGRE), &what).err().unwrap_or_default();
     assert!(why.contains("2 receives") && why.contains("needs 3"), "{why}");
 }
 
@@ -110,7 +96,7 @@ fn a_process_alone_has_no_pipes_and_waits_for_nobody() {
     for (design, trouble) in Design::ALL.into_iter().flat_map(|it| TROUBLES.map(|trouble| (it, trouble))) {
         let processes = 1;
         let what = PipeRun { design, trouble, processes, ..short(0) };
-        let tally = run(SimulatedPipes(Fabric::new(1, Conditions::INFINIBAND)), &what).unwrap();
+        let tally = run(Fabric::new(1, Conditions::INFINIBAND), &what).unwrap();
         assert_eq!((tally.bytes, tally.lost), (0, 0), "{what:?}");
     }
 }
@@ -123,7 +109,7 @@ fn a_process_may_die_before_every_step() {
             let mut lost = 0;
             for calm in (0..short(0).steps).step_by(if quick() { 10 } else { 1 }) {
                 let what = PipeRun { design, trouble: PipeTrouble::Death, ..short(calm) };
-                match run(SimulatedPipes(Fabric::new(what.seed, conditions)), &what) {
+                match run(Fabric::new(what.seed, conditions), &what) {
                     Ok(tally) => lost += tally.lost,
                     Err(why) => assert!(why.is_empty(), "{what:?}: {why}"),
                 }
@@ -163,7 +149,7 @@ fn a_port_on_which_work_overtakes_writes_is_found() {
                 most_turns: 10_000,
                 most_time: Duration::ZERO,
             };
-            run(SimulatedPipes(Fabric::new(seed, conditions)), &what).is_err()
+            run(Fabric::new(seed, conditions), &what).is_err()
         });
         assert!(found, "{}", design.name());
     }

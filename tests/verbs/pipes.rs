@@ -18,20 +18,15 @@ fn steps() -> usize {
     std::env::var("NEMESIA_TEST_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(2000)
 }
 
-/// Returns whether the test may take long: `tests/vm/verbs --long` sets 10,000 steps.
-fn is_long() -> bool {
-    steps() >= 10_000
-}
-
+/// Returns the number of seeds: `tests/vm/verbs --long` sets 10,000 steps, and may take long.
 fn seeds() -> u64 {
-    if is_long() { 3 } else { 1 }
+    if steps() >= 10_000 { 3 } else { 1 }
 }
 
 #[test]
 fn pipes_pass_over_devices() {
     let Some(addresses) = usable("pipes_pass_over_devices") else { return };
-    // Worlds of eight processes need long for each step on an emulated processor.
-    let tallies = all_pass(seeds(), (steps(), if is_long() { 8 } else { 3 }, LIMIT), |_| {
+    let tallies = all_pass(seeds(), (steps(), 8, LIMIT), |_| {
         let mut devices = fabric::Devices::new(&addresses);
         RealPipes::new(move || devices.port())
     });

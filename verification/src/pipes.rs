@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use nemesia_core::port::memory::MemoryPort;
 use nemesia_core::rdma_channel::{ChunkFill, Design, PipeArrival, PipeShape};
 
+use crate::rdma::{Fabric, SimPort};
 use crate::rng::{Rng, mix};
 
 pub mod cost;
@@ -36,6 +37,18 @@ pub trait PipeFabric {
 
     /// Lets a little time pass. Returns the time.
     fn pass(&mut self) -> Duration;
+}
+
+impl PipeFabric for Fabric {
+    type Port = SimPort;
+
+    fn port(&mut self) -> Result<SimPort, String> {
+        Ok(Self::port(self))
+    }
+
+    fn pass(&mut self) -> Duration {
+        Self::pass(self)
+    }
 }
 
 /// What disturbs a world.
