@@ -431,7 +431,7 @@ impl BytePipe {
 
     /// Writes `buffer`, an address and a length, into a buffer to which the peer has admitted this end. The caller
     /// repeats the call with the same buffers until [`PastWrite::Done`]; the bytes stay as they are until then, or
-    /// until an error. One message is written at a time.
+    /// until an error. Up to eight messages are written at the same time, by calls of their own.
     ///
     /// # Errors
     /// The pipe has failed; the buffer is no longer in use.

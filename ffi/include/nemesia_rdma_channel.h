@@ -12,7 +12,7 @@
  *   nemesia_channel_get                  takes bytes from a pipe into a list of buffers
  *   nemesia_channel_finalize             flushes and disconnects
  *
- * Beside them: nemesia_channel_set_design, nemesia_channel_explain.
+ * Beside them: nemesia_channel_set_design, nemesia_channel_explain, nemesia_channel_warning.
  *
  * Example, for two processes: `nemesia run -n 2 PROGRAM` prints hello.
  *     #include <nemesia_rdma_channel.h>
@@ -217,6 +217,19 @@ int32_t nemesia_channel_explain(struct nemesia_channel *channel,
                                 size_t bytes,
                                 char *out_text,
                                 size_t *out_len);
+
+/**
+ * Returns a warning, about a setting that could not be applied: for example, a port that was refused, or flags that
+ * are not polled because the port does not place in order. There are none before `nemesia_channel_init`.
+ *
+ * - `channel`: a channel.
+ * - `index`: from 0; increment it until NULL is returned.
+ *
+ * Returns: one line of text; NULL if there is no warning with this index or the handle is invalid. Ownership: the text
+ * is the channel's and is valid until it is finalized. Threads: one at a time.
+ */
+const char *nemesia_channel_warning(struct nemesia_channel *channel,
+                                    size_t index);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,7 +1,7 @@
 //! The rules that every function follows at the boundary: pointers in, pointers out, and no panic across.
 
 use std::any::Any;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -72,6 +72,11 @@ pub(crate) fn guard(work: impl FnOnce() -> Result<i32, Fault>, poison: impl FnOn
             panicked(panic)
         }
     }
+}
+
+/// Returns texts that end with 0, for C.
+pub(crate) fn c_texts(texts: &[String]) -> Vec<CString> {
+    texts.iter().map(|text| CString::new(text.as_str()).unwrap_or_default()).collect()
 }
 
 /// Reports a panic. The payload is not dropped, because its drop could panic, too.

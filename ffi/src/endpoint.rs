@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nemesia::Failure;
 use nemesia::bootstrap::Prefixed;
 
-use crate::boundary::{Out, guard, read_versioned, write_text};
+use crate::boundary::{Out, c_texts, guard, read_versioned, write_text};
 use crate::config::{self, Config};
 use crate::exchange::{Exchange, Foreign, prefix_of};
 use crate::handle::{self, Kind, Object, Pinned, in_use, pin};
@@ -55,9 +55,7 @@ impl Object for Endpoint {
 impl Endpoint {
     /// Makes the handle of an endpoint.
     fn publish(inner: nemesia::Endpoint, multiple: bool) -> Result<*mut Self, Fault> {
-        let warnings =
-            inner.warnings().iter().map(|warning| CString::new(warning.as_str()).unwrap_or_default());
-        let warnings = warnings.collect();
+        let warnings = c_texts(inner.warnings());
         let owner = if multiple { Owner::All(inner.into_shared()) } else { Owner::One(Single::new(inner)) };
         handle::insert(Self { owner, warnings, poisoned: AtomicBool::new(false) })
     }

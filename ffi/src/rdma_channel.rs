@@ -1,13 +1,15 @@
 //! The five functions of the RDMA Channel, declared in a header of their own: `nemesia_rdma_channel.h`.
 
-use std::ffi::c_char;
+use std::ffi::{CString, c_char};
+use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use nemesia::bootstrap::Prefixed;
 use nemesia::rdma_channel::ChannelGroup;
 use nemesia::{ChannelDesign, PeerGroup, Segment};
 
-use crate::boundary::{Out, check_buffer, guard, read_versioned, text, write_text};
+use crate::boundary::{Out, c_texts, check_buffer, guard, read_versioned, text, write_text};
 use crate::config::{self, Config};
 use crate::endpoint::{self, Endpoint};
 use crate::exchange::{Exchange, Foreign, prefix_of};
@@ -25,6 +27,8 @@ pub struct Channel {
     /// A panic went through the channel; it can only be finalized.
     poisoned: AtomicBool,
     among: Option<ChannelPeers>,
+    /// Set by the first `nemesia_channel_init`, so that the texts stay where they are.
+    warnings: OnceLock<Vec<CString>>,
 }
 
 /// The endpoint by which a group connects that was begun among peers.
@@ -157,7 +161,7 @@ unsafe fn publish(
         size.write(rank_of(group.size()));
         has_parent.write(group.has_parent());
         let (group, poisoned) = (Single::new(group), AtomicBool::new(false));
-        out.write(handle::insert(Channel { group, poisoned, among })?);
+        out.write(handle::insert(Channel { group, poisoned, among, warnings: OnceLock::new() })?);
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
@@ -203,18 +207,24 @@ pub unsafe extern "C" fn nemesia_channel_init(channel: *mut Channel) -> i32 {
         let among = pinned.among.as_ref()?;
         Some((among.endpoint.load(Ordering::Relaxed), among.peers.clone()))
     };
-    let among = pin(channel, "channel").ok().and_then(|pinned: Pinned<Channel>| among(&pinned));
+    let pinned: Option<Pinned<Channel>> = pin(channel, "channel").ok();
+    let among = pinned.as_ref().and_then(|pinned| among(pinned));
     let work = |group: &mut ChannelGroup| {
-        let Some((endpoint, peers)) = among else {
-            group.connect()?;
-            return Ok(NEMESIA_OK);
+        let result = match among {
+            None => group.connect().map(|()| NEMESIA_OK).map_err(Fault::from),
+            Some((endpoint, peers)) => {
+                let connect = |endpoint: &mut nemesia::Endpoint| {
+                    group.connect_among(endpoint, &peers)?;
+                    Ok(NEMESIA_OK)
+                };
+                // SAFETY: the caller's endpoint, or another pointer.
+                Ok(unsafe { endpoint::on(endpoint, connect) })
+            }
         };
-        let connect = |endpoint: &mut nemesia::Endpoint| {
-            group.connect_among(endpoint, &peers)?;
-            Ok(NEMESIA_OK)
-        };
-        // SAFETY: the caller's endpoint, or another pointer.
-        Ok(unsafe { endpoint::on(endpoint, connect) })
+        if let Some(pinned) = &pinned {
+            pinned.warnings.get_or_init(|| c_texts(group.warnings()));
+        }
+        result
     };
     // SAFETY: the caller's channel, or null.
     unsafe { on(channel, work) }
@@ -246,19 +256,12 @@ pub unsafe extern "C" fn nemesia_channel_put(
     count: usize,
     out_bytes: *mut usize,
 ) -> i32 {
-    let work = |group: &mut ChannelGroup| {
-        // SAFETY: the caller's pointer, null or valid.
-        let out = unsafe { Out::required(out_bytes, "out_bytes") }?;
-        let peer = rank_in(group, peer)?;
-        check_buffer(list, count, "list")?;
-        // SAFETY: the caller has `count` runs there.
-        unsafe { check_list(list, count) }?;
+    let transfer = |group: &mut ChannelGroup, peer| {
         // SAFETY: the caller's promise; `Iovec` has the layout of `Segment`.
-        out.write(unsafe { group.put_raw(peer, list.cast::<Segment>(), count) }?);
-        Ok(NEMESIA_OK)
+        unsafe { group.put_raw(peer, list.cast::<Segment>(), count) }
     };
-    // SAFETY: the caller's channel, or null.
-    unsafe { on(channel, work) }
+    // SAFETY: the caller's pointers, null or valid.
+    unsafe { move_bytes(channel, peer, (list, count), out_bytes, transfer) }
 }
 
 /// Gets bytes from the pipe from a process into a list of buffers, from its beginning: the fourth of the five
@@ -287,19 +290,12 @@ pub unsafe extern "C" fn nemesia_channel_get(
     count: usize,
     out_bytes: *mut usize,
 ) -> i32 {
-    let work = |group: &mut ChannelGroup| {
-        // SAFETY: the caller's pointer, null or valid.
-        let out = unsafe { Out::required(out_bytes, "out_bytes") }?;
-        let peer = rank_in(group, peer)?;
-        check_buffer(list, count, "list")?;
-        // SAFETY: the caller has `count` runs there.
-        unsafe { check_list(list, count) }?;
+    let transfer = |group: &mut ChannelGroup, peer| {
         // SAFETY: the caller's promise; `Iovec` has the layout of `Segment`.
-        out.write(unsafe { group.get_raw(peer, list.cast::<Segment>(), count) }?);
-        Ok(NEMESIA_OK)
+        unsafe { group.get_raw(peer, list.cast::<Segment>(), count) }
     };
-    // SAFETY: the caller's channel, or null.
-    unsafe { on(channel, work) }
+    // SAFETY: the caller's pointers, null or valid.
+    unsafe { move_bytes(channel, peer, (list, count), out_bytes, transfer) }
 }
 
 /// Waits until the bytes that were put have left, disconnects, and frees the channel: the last of the five functions. A
@@ -348,6 +344,47 @@ pub unsafe extern "C" fn nemesia_channel_explain(
         let text = group.explain();
         // SAFETY: the caller's buffer of this size.
         unsafe { write_text(&text, bytes, out_text, out_len, "out_text") }
+    };
+    // SAFETY: the caller's channel, or null.
+    unsafe { on(channel, work) }
+}
+
+/// Returns a warning, about a setting that could not be applied: for example, a port that was refused, or flags that
+/// are not polled because the port does not place in order. There are none before `nemesia_channel_init`.
+///
+/// - `channel`: a channel.
+/// - `index`: from 0; increment it until NULL is returned.
+///
+/// Returns: one line of text; NULL if there is no warning with this index or the handle is invalid. Ownership: the text
+/// is the channel's and is valid until it is finalized. Threads: one at a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_channel_warning(channel: *mut Channel, index: usize) -> *const c_char {
+    let Ok(channel) = pin::<Channel>(channel, "channel") else { return ptr::null() };
+    let warning = channel.warnings.get().and_then(|warnings| warnings.get(index));
+    warning.map_or(ptr::null(), |warning| warning.as_ptr())
+}
+
+/// Checks rank and list, then puts or gets by `transfer`, and writes the number of bytes that were done.
+///
+/// # Safety
+/// The pointers are null or valid: `list` for `count` runs.
+#[inline(always)]
+unsafe fn move_bytes(
+    channel: *mut Channel,
+    peer: i32,
+    (list, count): (*const Iovec, usize),
+    out_bytes: *mut usize,
+    transfer: impl FnOnce(&mut ChannelGroup, usize) -> Result<usize, nemesia::Error>,
+) -> i32 {
+    let work = |group: &mut ChannelGroup| {
+        // SAFETY: the caller's pointer, null or valid.
+        let out = unsafe { Out::required(out_bytes, "out_bytes") }?;
+        let peer = rank_in(group, peer)?;
+        check_buffer(list, count, "list")?;
+        // SAFETY: the caller has `count` runs there.
+        unsafe { check_list(list, count) }?;
+        out.write(transfer(group, peer)?);
+        Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's channel, or null.
     unsafe { on(channel, work) }

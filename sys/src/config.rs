@@ -432,6 +432,18 @@ impl Config {
         Ok(())
     }
 
+    /// Returns the preferences that cannot be met, as warnings.
+    ///
+    /// # Errors
+    /// [`ConfigError::Strict`] if there is one, in strict mode.
+    pub(crate) fn given_up(&self) -> Result<Vec<String>, ConfigError> {
+        let mut warnings = Vec::new();
+        for preference in self.warnings() {
+            self.give_up(preference, &mut warnings)?;
+        }
+        Ok(warnings)
+    }
+
     fn assign_from_env(&mut self, variable: &Variable, value: &OsStr) -> Result<(), ConfigError> {
         let origin = Origin::Environment;
         match value.to_str() {

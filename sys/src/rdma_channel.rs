@@ -195,7 +195,7 @@ impl ChannelGroup {
             verbs: None,
             idle: 0,
             is_connected: false,
-            warnings: Vec::new(),
+            warnings: config.given_up()?,
             exchange,
             origin: ProcessOrigin::here(1)?,
         })
@@ -216,7 +216,8 @@ impl ChannelGroup {
         false
     }
 
-    /// Returns warnings about settings that could not be applied.
+    /// Returns warnings about settings that could not be applied, and about variables that do not exist. In strict mode
+    /// they are errors at start.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -266,6 +267,10 @@ impl ChannelGroup {
     /// [`Error::Members`] if these are not the peers of the group; [`Error::MemberFailed`] if one is gone, and
     /// [`Error::Timeout`] if one does not call this within the configured time (NEMESIA_TIMEOUT). Else as for
     /// [`ChannelGroup::connect`]. The group must be dropped then.
+    ///
+    /// If a process cannot open its ports, or refuses the design or the port of another, all return with its reason. If
+    /// a process fails later, while the pipes are being connected, those that wait for it return after the configured
+    /// time.
     pub fn connect_among(&mut self, endpoint: &mut Endpoint, peers: &PeerGroup) -> Result<(), Error> {
         self.check_origin()?;
         if self.is_connected {

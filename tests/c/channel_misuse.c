@@ -1,7 +1,9 @@
 /* Misuse of the handle of a channel, in a process group of one. Each one returns an error and has no other effect. */
+#define _GNU_SOURCE
 #include <nemesia_rdma_channel.h>
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
@@ -20,6 +22,7 @@ static void is_refused(nemesia_channel *channel) {
     GIVES(NEMESIA_ERR_HANDLE, nemesia_channel_explain(channel, sizeof bytes, bytes, NULL));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_channel_finalize(channel));
     CHECK(done == 77 && bytes[0] == 0);
+    CHECK(nemesia_channel_warning(channel, 0) == NULL);
 }
 
 int main(void) {
@@ -30,9 +33,12 @@ int main(void) {
     char bytes[8] = {0}, text[256];
     nemesia_iovec list = {bytes, sizeof bytes}, nowhere = {NULL, 8};
     size_t done = 77;
+    const char *warning;
 
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_channel_init_process_group(NULL, NULL, &rank, &size, &parent));
-    OK(nemesia_config_default(&config));
+    /* A variable that does not exist is a warning. */
+    CHECK(setenv("NEMESIA_CHANNEL_DESING", "basic", 1) == 0);
+    OK(nemesia_config_from_environment(&config));
     OK(nemesia_channel_init_process_group(config, &channel, &rank, &size, &parent));
     CHECK(rank == 0 && size == 1 && !parent);
 
@@ -47,8 +53,13 @@ int main(void) {
     says("zero-copy");
     CHECK(done == 77);
 
+    CHECK(nemesia_channel_warning(channel, 0) == NULL);
     OK(nemesia_channel_init(channel));
+    warning = nemesia_channel_warning(channel, 0);
+    CHECK(warning != NULL && strstr(warning, "NEMESIA_CHANNEL_DESING") != NULL);
+    CHECK(nemesia_channel_warning(channel, 1) == NULL);
     OK(nemesia_channel_init(channel));
+    CHECK(nemesia_channel_warning(channel, 0) == warning);
     GIVES(NEMESIA_ERR_PEER, nemesia_channel_put(channel, 0, &list, 1, &done));
     says("no pipe to itself");
     OK(nemesia_channel_explain(channel, sizeof text, text, &done));

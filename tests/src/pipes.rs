@@ -13,7 +13,8 @@ use crate::{quick, seed};
 
 /// The time in which a world over real ports must come to its end.
 pub const HANGS: Duration = Duration::from_secs(60);
-const TROUBLES: [PipeTrouble; 3] = [PipeTrouble::None, PipeTrouble::Death, PipeTrouble::Hostile];
+/// All troubles.
+pub const TROUBLES: [PipeTrouble; 3] = [PipeTrouble::None, PipeTrouble::Death, PipeTrouble::Hostile];
 
 /// Ports of this machine, whose time is real.
 pub struct RealPipes<O, P> {
@@ -62,7 +63,9 @@ pub fn all_pass<F: PipeFabric>(
         let tally: &mut PipeTally = tallies.entry(design.name()).or_default();
         for (at, trouble) in (0..seeds).flat_map(|at| TROUBLES.map(|trouble| (at, trouble))) {
             let seed = seed().wrapping_add(at);
-            let what = PipeRun { design, seed, steps, processes, trouble, most_turns: 100_000, most_time };
+            let calm = None;
+            let what =
+                PipeRun { design, seed, steps, processes, trouble, calm, most_turns: 100_000, most_time };
             match run(fabric(seed), &what) {
                 Ok(one) => tally.add(&one),
                 Err(why) => assert!(why.is_empty(), "{what:?}: {why}"),

@@ -18,10 +18,15 @@ fn steps() -> usize {
     std::env::var("NEMESIA_TEST_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(2000)
 }
 
+/// Returns the number of seeds: `tests/vm/verbs --long` sets 10,000 steps, and may take long.
+fn seeds() -> u64 {
+    if steps() >= 10_000 { 3 } else { 1 }
+}
+
 #[test]
 fn pipes_pass_over_devices() {
     let Some(addresses) = usable("pipes_pass_over_devices") else { return };
-    let tallies = all_pass(1, (steps(), 3, LIMIT), |_| {
+    let tallies = all_pass(seeds(), (steps(), 8, LIMIT), |_| {
         let mut devices = fabric::Devices::new(&addresses);
         RealPipes::new(move || devices.port())
     });

@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 use nemesia_core::port::memory::MemoryPort;
 use nemesia_core::rdma_channel::{ChunkFill, Design, PipeArrival, PipeShape};
 
+use crate::rdma::{Fabric, SimPort};
 use crate::rng::{Rng, mix};
 
+pub mod cost;
 mod memory;
 mod node;
 mod world;
@@ -37,12 +39,24 @@ pub trait PipeFabric {
     fn pass(&mut self) -> Duration;
 }
 
+impl PipeFabric for Fabric {
+    type Port = SimPort;
+
+    fn port(&mut self) -> Result<SimPort, String> {
+        Ok(Self::port(self))
+    }
+
+    fn pass(&mut self) -> Duration {
+        Self::pass(self)
+    }
+}
+
 /// What disturbs a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PipeTrouble {
     /// Nothing: all bytes must arrive.
     None,
-    /// A process dies at a random step.
+    /// A process dies, at a random step or before [`PipeRun::calm`] steps have been taken.
     Death,
     /// A process writes random bytes and words into the inbox of another.
     Hostile,
@@ -57,10 +71,12 @@ pub struct PipeRun {
     pub seed: u64,
     /// Random steps before the world comes to its end.
     pub steps: usize,
-    /// Most processes.
+    /// Most processes. With 1 the world has one process without pipes, otherwise at least 2.
     pub processes: usize,
     /// What disturbs it.
     pub trouble: PipeTrouble,
+    /// The step before which the trouble begins; drawn if absent.
+    pub calm: Option<usize>,
     /// Turns in which a world must come to its end.
     pub most_turns: u64,
     /// Time in which it must come to its end where time is real; 0 in simulation. A world hangs beyond both limits.

@@ -20,6 +20,7 @@ mod operation;
 mod port;
 mod world;
 
+pub use operation::Posted;
 pub use port::SimPort;
 use world::World;
 
@@ -182,6 +183,11 @@ impl Fabric {
     /// Adds a port. Dropping the port is the death of its process.
     pub fn port(&self) -> SimPort {
         SimPort::new(Rc::clone(&self.0))
+    }
+
+    /// Returns whether a work request is under way or its completion was not taken.
+    pub fn is_busy(&self) -> bool {
+        self.0.borrow().links.iter().flat_map(|link| &link.ends).any(|end| !end.operations.is_empty())
     }
 
     /// Lets a little time pass. Returns the time.

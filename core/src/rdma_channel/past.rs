@@ -7,6 +7,8 @@
 //!    then puts a packet that ends the message.
 //! 4. The receiver gets that packet, ends the admission, and has the message.
 //!
+//! Several messages may be written at the same time; each one is posted after those before it.
+//!
 //! What is put after the last write was posted arrives after its bytes: chunks are written on the same connection, and
 //! pointers are written or sent there. So no completion is awaited between the data and the last packet.
 #![forbid(unsafe_code)]
@@ -21,7 +23,8 @@ use crate::port::memory::MemoryKey;
 pub enum PastWrite {
     /// The buffer cannot be registered, or the peer's is too short: send the message through the pipe.
     Refused,
-    /// A part waits for room in the queue: call again. Nothing may be put that must follow the data.
+    /// A part waits for room in the queue, or all of it for earlier writes: call again. Nothing may be put that must
+    /// follow the data.
     Waiting,
     /// All of it is posted: what is put from now on arrives after it. The buffer is in use: call again.
     Posted,
@@ -37,10 +40,16 @@ struct BegunWrite {
     run: RunWrite,
 }
 
-/// The writes past a pipe, at one end: one at a time.
+/// The most messages that are written at the same time. The writes of a window follow one another on the wire only if
+/// no write waits for the completion of the one before.
+const MOST_WRITES: usize = 8;
+
+/// The writes past a pipe, at one end.
 #[derive(Debug, Default)]
 pub(super) struct PastWrites {
-    begun: Option<BegunWrite>,
+    begun: [Option<BegunWrite>; MOST_WRITES],
+    /// The bytes of all writes that were begun.
+    bytes: u64,
 }
 
 impl PastWrites {
@@ -52,41 +61,59 @@ impl PastWrites {
         buffer: (u64, u64),
         to: MemoryKey,
     ) -> Result<PastWrite, PipeError> {
-        let (_, len) = buffer;
-        if self.begun.is_none() {
-            if len == 0 || to.len < len || to.address.checked_add(to.len).is_none() {
-                return Ok(PastWrite::Refused);
-            }
-            let Some(run) = RunWrite::begin(host, buffer, to) else { return Ok(PastWrite::Refused) };
-            self.begun = Some(BegunWrite { buffer, run });
-        }
-        let Some(write) = self.begun.as_mut().filter(|it| it.buffer == buffer && it.run.to == to) else {
-            // Another message is being written.
-            return Ok(PastWrite::Waiting);
+        let is_this = |it: &BegunWrite| it.buffer == buffer && it.run.to == to;
+        let at = match self.begun.iter().position(|it| it.as_ref().is_some_and(is_this)) {
+            Some(at) => at,
+            None => match self.begin(host, buffer, to) {
+                Ok(at) => at,
+                Err(progress) => return Ok(progress),
+            },
         };
+        let Some(write) = &mut self.begun[at] else { return Ok(PastWrite::Waiting) };
         if !write.run.post(host.port(), link, PipeWork::Past)? {
             return Ok(PastWrite::Waiting);
         }
         if !write.run.is_written() || !write.run.release(host) {
             return Ok(PastWrite::Posted);
         }
-        self.begun = None;
+        self.begun[at] = None;
         Ok(PastWrite::Done)
     }
 
-    /// Takes note that the port no longer uses the first bytes of the buffer.
-    pub(super) const fn on_written(&mut self, position: u64) {
-        if let Some(write) = &mut self.begun {
-            write.run.on_written(position);
+    /// Begins a write. Returns its place, or the reason why it does not begin now.
+    fn begin<H: PipeHost>(
+        &mut self,
+        host: &mut H,
+        buffer: (u64, u64),
+        to: MemoryKey,
+    ) -> Result<usize, PastWrite> {
+        let (_, len) = buffer;
+        if len == 0 || to.len < len || to.address.checked_add(to.len).is_none() {
+            return Err(PastWrite::Refused);
         }
+        // Completions are counted in the order in which work was posted, so one write is posted after the other.
+        let is_posted = self.begun.iter().flatten().all(|it| it.run.is_posted());
+        let free = self.begun.iter().position(Option::is_none);
+        let at = free.filter(|_| is_posted).ok_or(PastWrite::Waiting)?;
+        let run = RunWrite::begin(host, buffer, to, self.bytes).ok_or(PastWrite::Refused)?;
+        self.bytes += len;
+        self.begun[at] = Some(BegunWrite { buffer, run });
+        Ok(at)
     }
 
-    /// Ends the use of the buffer after the connection was lost. `None` if it is still in use.
+    /// Takes note that the port no longer uses the bytes of all writes before a position.
+    pub(super) fn on_written(&mut self, position: u64) {
+        self.begun.iter_mut().flatten().for_each(|write| write.run.on_written(position));
+    }
+
+    /// Ends the use of the buffers after the connection was lost. `None` if one is still in use.
     pub(super) fn abandon<H: PipeHost>(&mut self, host: &mut H) -> Option<()> {
-        if self.begun.is_some_and(|write| !write.run.release(host)) {
-            return None;
+        for write in &mut self.begun {
+            if write.is_some_and(|it| !it.run.release(host)) {
+                return None;
+            }
+            *write = None;
         }
-        self.begun = None;
         Some(())
     }
 }

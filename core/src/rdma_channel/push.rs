@@ -123,7 +123,7 @@ impl PushSender {
         }
         let len = offer.key.len.min(len as u64);
         // If the run cannot be registered, the caller goes on as without the advertisement.
-        let run = RunWrite::begin(host, (address, len), offer.key)?;
+        let run = RunWrite::begin(host, (address, len), offer.key, 0)?;
         self.write = Some(PushWrite { run, announced: false });
         Some(len)
     }

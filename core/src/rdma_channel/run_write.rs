@@ -13,20 +13,29 @@ pub(super) struct RunWrite {
     /// Offset of the run in the region.
     offset: u64,
     pub(super) len: u64,
+    /// The number that the work requests of this kind begin with: the bytes of earlier runs.
+    base: u64,
     /// Bytes that were posted, and bytes that the port no longer reads.
     posted: u64,
     written: u64,
 }
 
 impl RunWrite {
-    /// Begins to write `len` bytes at an address; `None` if they cannot be registered.
+    /// Begins to write `len` bytes at an address, after `base` bytes of earlier runs whose work requests may be in
+    /// progress; `None` if the bytes cannot be registered.
     pub(super) fn begin<H: PipeHost>(
         host: &mut H,
         (address, len): (u64, u64),
         to: MemoryKey,
+        base: u64,
     ) -> Option<Self> {
         let (region, offset) = host.source(address, len)?;
-        Some(Self { to, region, offset, len, posted: 0, written: 0 })
+        Some(Self { to, region, offset, len, base, posted: 0, written: 0 })
+    }
+
+    /// Returns whether all is posted.
+    pub(super) const fn is_posted(&self) -> bool {
+        self.posted == self.len
     }
 
     /// Posts what has room in the queue. Returns whether all is posted.
@@ -39,7 +48,7 @@ impl RunWrite {
         while self.posted < self.len {
             let count = (self.len - self.posted).min(link.most_bytes.into());
             let part = [Slice { region: self.region, offset: self.offset + self.posted, len: count as u32 }];
-            let work = Work::new(link.connection, kind.id(self.posted + count));
+            let work = Work::new(link.connection, kind.id(self.base + self.posted + count));
             let to = self.to.at(self.posted);
             if !posted(port.write(work, CompletionSource::Gather(&part), to, None))? {
                 return Ok(false);
@@ -49,9 +58,10 @@ impl RunWrite {
         Ok(true)
     }
 
-    /// Takes note that the port no longer reads the first bytes.
+    /// Takes note that the port no longer reads the bytes before a position, which counts those of earlier runs.
     pub(super) const fn on_written(&mut self, position: u64) {
-        self.written = position;
+        let written = position.saturating_sub(self.base);
+        self.written = if written < self.len { written } else { self.len };
     }
 
     /// Returns whether the port no longer reads any byte.

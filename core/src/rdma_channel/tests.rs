@@ -5,12 +5,13 @@ mod port;
 mod push;
 
 use std::vec;
+use std::vec::Vec;
 
 use super::chunk::{ChunkHeader, ChunkKind};
 use super::{Design, PastWrite, PipeArrival, PipeError};
-use crate::port::memory::MemoryPort as _;
+use crate::port::memory::{Completion, MemoryKey, MemoryPort as _};
 use port::PipeRecord::{Read, Send, Write};
-use port::{ends, shape};
+use port::{TestEnd, ends, shape};
 
 #[test]
 fn a_put_and_its_get_of_the_basic_design_are_three_writes() {
@@ -204,9 +205,9 @@ fn a_rendezvous_writes_past_the_pipe_and_what_follows_arrives_after_it() {
         a.port.queue_is_full = true;
         assert_eq!(a.write_past(&long, key), Ok(PastWrite::Waiting), "{design:?}");
         a.port.queue_is_full = false;
-        assert_eq!(a.write_past(&long, key), Ok(PastWrite::Posted));
-        // Another message waits for this one.
+        // Another message waits until this one is posted.
         assert_eq!(a.write_past(&[1; 8], key), Ok(PastWrite::Waiting));
+        assert_eq!(a.write_past(&long, key), Ok(PastWrite::Posted));
         assert_eq!(a.put(&[3]), Ok(1));
         assert_eq!(a.recorded()[0], Write(5000));
         assert_eq!(a.write_past(&long, key), Ok(PastWrite::Done));
@@ -216,13 +217,42 @@ fn a_rendezvous_writes_past_the_pipe_and_what_follows_arrives_after_it() {
     }
 }
 
+/// Nine messages: eight are written at the same time. Completions come in the order of the writes.
+#[test]
+fn several_messages_are_written_past_the_pipe_at_the_same_time() {
+    let [mut a, mut b] = ends(shape(Design::Basic));
+    let from: Vec<Vec<u8>> = (1..=9).map(|byte| vec![byte; 100 * usize::from(byte)]).collect();
+    let mut into = vec![vec![0_u8; 900]; 9];
+    let keys: Vec<MemoryKey> = into.iter_mut().map(|into| b.admit(into).1).collect();
+    let write = |a: &mut TestEnd, at: usize| a.write_past(&from[at], keys[at]);
+    for at in 0..8 {
+        assert_eq!(write(&mut a, at), Ok(PastWrite::Posted));
+    }
+    assert_eq!(write(&mut a, 8), Ok(PastWrite::Waiting));
+    // The first three are written.
+    for _ in 0..3 {
+        let mut done = [Completion::EMPTY];
+        assert_eq!(a.port.poll(&mut done), 1);
+        assert_eq!(a.pipe.on_completion(&mut a.port, &done[0]), Ok(()));
+    }
+    let progress = [0, 2, 3, 7].map(|at| write(&mut a, at));
+    assert_eq!(progress, [PastWrite::Done, PastWrite::Done, PastWrite::Posted, PastWrite::Posted].map(Ok));
+    assert_eq!(write(&mut a, 8), Ok(PastWrite::Posted));
+    a.drain();
+    let progress = [1, 3, 4, 5, 6, 7, 8].map(|at| write(&mut a, at));
+    assert_eq!(progress, [Ok(PastWrite::Done); 7]);
+    for (from, into) in from.iter().zip(&into) {
+        assert!(into.starts_with(from) && into[from.len()..].iter().all(|byte| *byte == 0));
+    }
+}
+
 #[test]
 fn a_write_past_the_pipe_that_does_not_fit_is_refused() {
     let [mut a, mut b] = ends(shape(Design::Pipelined));
     let (_, key) = b.admit(&mut [0; 10]);
     assert_eq!(a.write_past(&[1; 11], key), Ok(PastWrite::Refused));
     assert_eq!(a.write_past(&[], key), Ok(PastWrite::Refused));
-    let wraps = crate::port::memory::MemoryKey { address: u64::MAX - 3, ..key };
+    let wraps = MemoryKey { address: u64::MAX - 3, ..key };
     assert_eq!(a.write_past(&[1; 8], wraps), Ok(PastWrite::Refused));
     assert_eq!(a.recorded(), vec![]);
 }

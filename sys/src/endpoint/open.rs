@@ -158,7 +158,7 @@ impl Endpoint {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });
         }
         let _inside = events::open(rank, size);
-        let mut warnings = given_up(config)?;
+        let mut warnings = config.given_up()?;
         // This comes before the first contact with a peer: a local lack of memory must not end the peers' world.
         let (units, stored) = memory::room(config)?;
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
@@ -290,18 +290,6 @@ impl Endpoint {
             explanation.warnings.iter().for_each(|warning| events::warning(warning));
         }
     }
-}
-
-/// Returns the preferences that cannot be met, as warnings.
-///
-/// # Errors
-/// There is one, and strict mode.
-fn given_up(config: &Config) -> Result<Vec<String>, Error> {
-    let mut warnings = Vec::new();
-    for preference in config.warnings() {
-        config.give_up(preference, &mut warnings)?;
-    }
-    Ok(warnings)
 }
 
 /// Opens the port to other machines: that of a world, or that of an endpoint that opens alone.

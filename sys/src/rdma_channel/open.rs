@@ -1,6 +1,7 @@
 //! Connecting: which port reaches which rank, and a pipe to each.
 //!
-//! Each process publishes its place, and then a card with a token and the addresses of the ports that some rank needs:
+//! Each process publishes its place, then a card with a token and the addresses of the ports that some rank needs, and
+//! then that it has found a port for each rank:
 //!
 //! | rank | design | port |
 //! |---|---|---|
@@ -32,7 +33,7 @@ use crate::transport::net::{NotOpen, listen_tcp, open_device};
 use crate::verbs::PortOptions;
 
 /// The version of the card.
-const CARD_VERSION: u32 = 1;
+const CARD_VERSION: u32 = 2;
 /// The longest text of another process that is looked at.
 const MOST_TEXT: usize = 2048;
 /// Connections of a port beyond one for each rank: of processes that are refused.
@@ -41,6 +42,10 @@ const SPARE: u32 = 16;
 const RECEIVES: u32 = 8;
 /// Stands for an address that a process does not have.
 const NOTHING: &str = "-";
+/// Begins the text of a process that has failed; the reason follows, as hexadecimal digits.
+const FAILED: char = '!';
+/// The most bytes of a reason: keys of launchers hold about a thousand bytes.
+const MOST_REASON: usize = 400;
 /// The byte that each process sends first over a port.
 const FIRST_BYTE: u8 = 0x4e;
 
@@ -99,45 +104,27 @@ pub(super) fn connect(group: &mut ChannelGroup, spread: Spread<'_>) -> Result<()
     }
     let limit = Duration::from_secs(group.config.timeout_seconds.into());
     let deadline = Instant::now() + limit;
-    let listener = HandoffListener::bind()?;
-    let own = HostAddress::of(listener.name(), &group.config);
-    let places = exchange(spread, "channel-place", &own.encode(), HostAddress::decode)?;
+    let bound = HandoffListener::bind().map_err(Error::from).map(|listener| {
+        let own = HostAddress::of(listener.name(), &group.config);
+        (listener, own)
+    });
+    let ((listener, own), places) =
+        exchange(spread, "channel-place", bound, |(_, own)| own.encode(), HostAddress::decode)?;
     let local = |place: &HostAddress| place.may_share(&own) && place.network == own.network;
     let is_local: Vec<bool> = places.iter().map(local).collect();
-    open_ports(group, &is_local)?;
-    let token = u64::from_le_bytes(os::random::<8>()?);
-    let card = ChannelCard {
-        token,
-        shm: group.shm.as_mut().and_then(ChannelFabric::address),
-        tcp: group.tcp.as_mut().and_then(ChannelFabric::address),
-        verbs: group.verbs.as_mut().and_then(ChannelFabric::address),
-    };
-    let cards = exchange(spread, "channel-card", &card.encode(), ChannelCard::decode)?;
-    let ports = (0..group.size).map(|rank| {
-        (rank != group.rank).then(|| choose(group, rank, is_local[rank], [&card, &cards[rank]])).transpose()
-    });
-    let ports: Vec<Option<(ChannelPort, Design)>> = ports.collect::<Result<_, Error>>()?;
-    if let Some(unmet) = unmet_device(&group.config, group.verbs.is_some(), &ports) {
-        group.config.give_up(unmet, &mut group.warnings)?;
-    }
+    let card = open_ports(group, &is_local);
+    let (card, cards) = exchange(spread, "channel-card", card, ChannelCard::encode, ChannelCard::decode)?;
+    let ports = choose_all(group, &is_local, &card, &cards);
+    let ready = |_: &Vec<_>| NOTHING.to_owned();
+    let (ports, _) = exchange(spread, "channel-ports", ports, ready, |_| Ok(()))?;
     connect_direct(group, &listener, &places, &ports, deadline)?;
-    let own = Introduction { rank: group.rank, token };
+    let own = Introduction { rank: group.rank, token: card.token };
     let to = |port: ChannelPort, rank: usize| match port {
         ChannelPort::Direct => None,
         ChannelPort::Shm => cards[rank].shm,
         ChannelPort::Tcp => cards[rank].tcp,
         ChannelPort::Verbs => cards[rank].verbs,
     };
-    if let Some(fabric) = &mut group.verbs {
-        for (rank, _) in
-            (0..).zip(&ports).filter(|(_, of)| of.is_some_and(|(it, _)| it == ChannelPort::Verbs))
-        {
-            let problem = cards[rank].verbs.and_then(|address| fabric.difference(&address));
-            if let Some(problem) = problem {
-                return Err(Error::Net { rank, transport: "verbs", problem });
-            }
-        }
-    }
     let peers_of = |port: ChannelPort| -> Vec<FabricPeer> {
         let reached = (0..)
             .zip(&ports)
@@ -156,16 +143,64 @@ pub(super) fn connect(group: &mut ChannelGroup, spread: Spread<'_>) -> Result<()
     Ok(())
 }
 
-/// Publishes a text, and returns the meaning of the texts of all ranks.
-fn exchange<T>(
+/// Publishes a text about `own`, and returns `own` with the meanings of the texts of all ranks. If this process has
+/// failed, it publishes the reason instead: then all ranks return it, and none waits for this process later.
+fn exchange<O, T>(
     spread: Spread<'_>,
     key: &str,
-    own: &str,
+    own: Result<O, Error>,
+    encode: impl Fn(&O) -> String,
     decode: impl Fn(&str) -> Result<T, String>,
-) -> Result<Vec<T>, Error> {
-    let decoded =
-        |(rank, text): (usize, String)| decode(&text).map_err(|problem| Error::Peer { rank, problem });
-    (0..).zip(spread(key, own)?).map(decoded).collect()
+) -> Result<(O, Vec<T>), Error> {
+    let text = own.as_ref().map_or_else(failure, encode);
+    let texts = spread(key, &text);
+    let own = own?;
+    let decoded = |(rank, text): (usize, String)| match text.strip_prefix(FAILED) {
+        Some(reason) => Err(failed_elsewhere(rank, reason)),
+        None => decode(&text).map_err(|problem| Error::Peer { rank, problem }),
+    };
+    Ok((own, (0..).zip(texts?).map(decoded).collect::<Result<_, Error>>()?))
+}
+
+/// Returns the text of a process that has failed.
+fn failure(error: &Error) -> String {
+    let reason = error.to_string();
+    format!("{FAILED}{}", hex(&reason.as_bytes()[..reason.len().min(MOST_REASON)]))
+}
+
+/// Returns the error for the text of another process that has failed.
+fn failed_elsewhere(rank: usize, reason: &str) -> Error {
+    let pairs = reason.as_bytes().chunks_exact(2).take(MOST_REASON);
+    let bytes: Vec<u8> = pairs.filter_map(|pair| unhex(str::from_utf8(pair).ok()?)).flatten().collect();
+    let reason = String::from_utf8_lossy(&bytes).replace(char::is_control, " ");
+    Error::Net { rank, transport: "RDMA Channel", problem: format!("it cannot connect: {reason}") }
+}
+
+/// Chooses port and design for each other rank, before any pipe is opened.
+fn choose_all(
+    group: &mut ChannelGroup,
+    is_local: &[bool],
+    card: &ChannelCard,
+    cards: &[ChannelCard],
+) -> Result<Vec<Option<(ChannelPort, Design)>>, Error> {
+    let ports = (0..group.size).map(|rank| {
+        (rank != group.rank).then(|| choose(group, rank, is_local[rank], [card, &cards[rank]])).transpose()
+    });
+    let ports: Vec<Option<(ChannelPort, Design)>> = ports.collect::<Result<_, Error>>()?;
+    if let Some(unmet) = unmet_device(&group.config, group.verbs.is_some(), &ports) {
+        group.config.give_up(unmet, &mut group.warnings)?;
+    }
+    if let Some(fabric) = &mut group.verbs {
+        for (rank, _) in
+            (0..).zip(&ports).filter(|(_, of)| of.is_some_and(|(it, _)| it == ChannelPort::Verbs))
+        {
+            let problem = cards[rank].verbs.and_then(|address| fabric.difference(&address));
+            if let Some(problem) = problem {
+                return Err(Error::Net { rank, transport: "verbs", problem });
+            }
+        }
+    }
+    Ok(ports)
 }
 
 /// Returns the design for a rank by the settings.
@@ -173,8 +208,18 @@ fn design_for(group: &ChannelGroup, rank: usize) -> ChannelDesign {
     group.designs[rank].unwrap_or(group.config.channel.design)
 }
 
-/// Opens the ports that the ranks may need.
-fn open_ports(group: &mut ChannelGroup, is_local: &[bool]) -> Result<(), Error> {
+/// Opens the ports that the ranks may need. Returns the card of this process.
+fn open_ports(group: &mut ChannelGroup, is_local: &[bool]) -> Result<ChannelCard, Error> {
+    open_near_and_far(group, is_local)?;
+    Ok(ChannelCard {
+        token: u64::from_le_bytes(os::random::<8>()?),
+        shm: group.shm.as_mut().and_then(ChannelFabric::address),
+        tcp: group.tcp.as_mut().and_then(ChannelFabric::address),
+        verbs: group.verbs.as_mut().and_then(ChannelFabric::address),
+    })
+}
+
+fn open_near_and_far(group: &mut ChannelGroup, is_local: &[bool]) -> Result<(), Error> {
     let others = (0..group.size).filter(|rank| *rank != group.rank);
     let (near, far): (Vec<usize>, Vec<usize>) = others.partition(|rank| is_local[*rank]);
     let ranks = u32::try_from(group.size).unwrap_or(u32::MAX);
@@ -444,11 +489,23 @@ mod tests {
         let card = ChannelCard { token: u64::MAX, shm: None, tcp: address, verbs: None };
         let text = card.encode();
         assert_eq!(ChannelCard::decode(&text), Ok(card));
-        for text in ["", "1", "2.0.-.-.-", "1.x.-.-.-", "1.0.0.-.-", "1.0.-.-.-.-", "1.0.-.zz.-", "1.0..-.-"]
+        for text in ["", "2", "1.0.-.-.-", "2.x.-.-.-", "2.0.0.-.-", "2.0.-.-.-.-", "2.0.-.zz.-", "2.0..-.-"]
         {
             assert!(ChannelCard::decode(text).is_err(), "{text}");
         }
     }
+
+    #[test]
+    fn the_reason_of_another_process_is_cut_and_has_no_control_characters() {
+        let long = failure(&Error::Transport { transport: "tcp", problem: "no\x1b[2J\n".repeat(1000) });
+        assert!(long.len() <= 1 + 2 * MOST_REASON, "{}", long.len());
+        let told = |text: &str| failed_elsewhere(3, text.strip_prefix(FAILED).unwrap()).to_string();
+        assert!(told(&long).contains("rank 3") && told(&long).contains("no [2J no"), "{}", told(&long));
+        for text in ["!", "!zz", "!abc", "!\u{e9}\u{e9}"] {
+            assert!(told(text).contains("it cannot connect"), "{text}");
+        }
+    }
+
     #[test]
     fn a_preference_for_a_device_is_unmet_if_a_rank_is_reached_over_tcp() {
         let wishes = Config::default().net_port(Some(2));

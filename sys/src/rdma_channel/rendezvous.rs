@@ -67,7 +67,8 @@ impl ChannelGroup {
 
     /// Writes a buffer past the pipe, into the one to which the peer has admitted this process. The caller repeats the
     /// call with the same arguments until [`PastWrite::Done`]. From [`PastWrite::Posted`] on it may put the packet that
-    /// ends the message.
+    /// ends the message. Up to eight buffers are written to a rank at the same time, by calls of their own in turn, so
+    /// that no write waits for the completion of an earlier one.
     ///
     /// # Errors
     /// There is no such rank, or its pipe has failed.

@@ -149,6 +149,53 @@ fn processes_that_know_each_others_addresses_need_no_launcher() {
     }
 }
 
+/// Makes a group among three peers in which one process or pair cannot connect. All return the reason at once.
+fn all_are_told(prepare: impl Fn(&mut ChannelGroup) -> Result<(), Error> + Sync, words: [&str; 3]) {
+    let tcp = config().local(false).net(NetChoice::Tcp);
+    let results = among(&tcp, |mut group, endpoint, peers| {
+        prepare(&mut group)?;
+        Ok(group.connect_among(endpoint, peers).unwrap_err().to_string())
+    });
+    for (rank, (result, words)) in results.into_iter().zip(words).enumerate() {
+        let why = result.unwrap();
+        assert!(why.contains(words), "rank {rank}: {why}");
+    }
+}
+
+#[test]
+fn a_process_that_cannot_open_its_ports_tells_all_others() {
+    // An address for documentation, which no machine has.
+    let prepare = |group: &mut ChannelGroup| {
+        if group.rank() == 1 {
+            group.config = group.config.clone().net_address(Some("203.0.113.1"));
+        }
+        Ok(())
+    };
+    all_are_told(prepare, ["rank 1, RDMA Channel: it cannot connect", "203.0.113.1", "rank 1, RDMA Channel"]);
+}
+
+#[test]
+fn a_process_that_refuses_a_design_tells_all_others() {
+    let prepare = |group: &mut ChannelGroup| match group.rank() {
+        2 => Ok(()),
+        rank => group.set_design(1 - rank, ChannelDesign::Direct),
+    };
+    all_are_told(prepare, ["needs shared memory", "needs shared memory", "rank 0, RDMA Channel: it cannot"]);
+}
+
+#[test]
+fn a_variable_that_does_not_exist_is_a_warning_and_in_strict_mode_an_error() {
+    // Without the first, the files of the user who runs the tests would count.
+    let variables = [("NEMESIA_CONFIG", ""), ("NEMESIA_CHANNEL_DESING", "basic")];
+    let of = |strict: bool| {
+        let config = Config::from_vars(variables.map(|(name, value)| (name.into(), value.into()))).unwrap();
+        ChannelGroup::of(&config.strict(strict), (0, 1), None)
+    };
+    let warnings = of(false).unwrap().warnings().to_vec();
+    assert!(warnings.iter().any(|it| it.contains("NEMESIA_CHANNEL_DESING")), "{warnings:?}");
+    assert!(matches!(of(true), Err(Error::Config(_))));
+}
+
 #[test]
 fn several_groups_among_the_same_peers_are_apart() {
     let results = among(&config(), |mut group, endpoint, peers| {

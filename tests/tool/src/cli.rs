@@ -38,7 +38,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Measures latency, bandwidth and message rate between two processes, beside the limits of the machine
-    Perf(PerfArgs),
+    Perf(Box<PerfArgs>),
     /// Prints the usable transports, why others are refused, the memory bill, and the configuration
     Info(InfoArgs),
     /// Starts N processes of a program on this machine, as one world
@@ -225,13 +225,22 @@ pub(crate) struct PerfArgs {
     pub(crate) unexpected_size: u32,
     /// Measure instead the pipes of the RDMA Channel: latency, bandwidth in windows of 16 messages, and both ways at
     /// once. DESIGN is direct (shm only; the engine is measured beside it), basic, piggyback, pipelined, zero-copy,
-    /// zero-copy-push, learned, or all. Settings: NEMESIA_CHANNEL_*
+    /// zero-copy-push, learned, write-rendezvous (messages of at least NEMESIA_CHANNEL_ZERO_COPY_BYTES are written past
+    /// a zero-copy pipe), or all. Settings: NEMESIA_CHANNEL_*
     #[arg(long, value_name = "DESIGN", conflicts_with_all = ["tests", "matching", "unexpected", "memory", "list",
           "device", "last_byte", "inline", "second_through", "no_plot", "counters", "trace"])]
     pub(crate) channel: Option<String>,
     /// With --channel: the bandwidth of the pipelined design by chunk size, too
     #[arg(long, requires = "channel")]
     pub(crate) chunks: bool,
+    /// With --channel: measure nothing, and show what the raw figures of the paper predict for each design, and the
+    /// paper's other figures beside it
+    #[arg(long, requires = "channel",
+          conflicts_with_all = ["port", "rounds", "iterations", "drop_registrations", "no_pin"])]
+    pub(crate) model: bool,
+    /// With --model: the microseconds by which a read takes longer than a write
+    #[arg(long, value_name = "US", default_value_t = 0.0, requires = "model")]
+    pub(crate) read_penalty: f64,
     /// With --channel: keep no registrations with an RDMA device
     #[arg(long, requires = "channel")]
     pub(crate) drop_registrations: bool,

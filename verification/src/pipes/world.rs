@@ -34,7 +34,7 @@ pub(super) struct PipeWorld<F: PipeFabric> {
 impl<F: PipeFabric> PipeWorld<F> {
     pub(super) fn new(mut fabric: F, run: &PipeRun) -> Result<Self, String> {
         let mut rng = Rng::new(run.seed, 0x7069_7065);
-        let count = 2 + rng.below(run.processes.max(2) - 1);
+        let count = if run.processes < 2 { 1 } else { 2 + rng.below(run.processes - 1) };
         let nodes = (0..count).map(|_| fabric.port().map(|port| Some(PipeNode::new(port))));
         let nodes = nodes.collect::<Result<Vec<_>, _>>()?;
         let facts = *nodes.iter().flatten().next().ok_or("no process")?.host.port.facts();
@@ -44,7 +44,7 @@ impl<F: PipeFabric> PipeWorld<F> {
             PipeArrival::Polled => tally.polled = 1,
             PipeArrival::Announced => tally.announced = 1,
         }
-        let calm = rng.below(run.steps.max(1));
+        let calm = run.calm.unwrap_or_else(|| rng.below(run.steps.max(1)));
         let slow = if rng.one_in(2) { 1 + rng.below(24) as u64 } else { 0 };
         let (now, begun_by_dead) = (fabric.pass(), Vec::new());
         let (hostile, run) = (None, *run);

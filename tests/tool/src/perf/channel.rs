@@ -1,8 +1,11 @@
 //! `nemesia perf --channel DESIGN`: latency, bandwidth and two-way exchange of the pipes of the RDMA Channel, and the
-//! bandwidth by chunk size. Over shared memory the engine's send and receive are measured beside them.
+//! bandwidth by chunk size. Over shared memory the engine's send and receive are measured beside them. With `--model`,
+//! what the paper's raw figures predict.
 
 mod beside;
 mod chart;
+mod model;
+mod rendezvous;
 mod table;
 mod worker;
 
@@ -10,6 +13,7 @@ use std::os::fd::RawFd;
 
 use nemesia::ChannelDesign;
 use nemesia::rdma_channel::Design;
+use nemesia_verification::pipes::cost::CostModel;
 use serde::{Deserialize, Serialize};
 
 use super::worker::{Report, astray, report};
@@ -20,6 +24,8 @@ use crate::output::Destination;
 
 /// The word for all designs that a port can carry.
 pub(crate) const ALL: &str = "all";
+/// The word for rendezvous by RDMA write beside a pipe of the zero-copy design.
+const RENDEZVOUS: &str = "write-rendezvous";
 /// The chunk sizes of the sweep: those of the paper's figure 9, and one more on each side.
 const CHUNKS: [u32; 8] = [512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
 /// The message size of the sweep.
@@ -83,14 +89,52 @@ struct ChannelDocument<'a> {
 /// # Errors
 /// What cannot be used, or what failed.
 pub(super) fn measure(args: &PerfArgs, name: &str) -> Result<(), Failure> {
-    let names = designs(name, args.port)?;
     let json = Json::open(args.json.as_deref())?;
     let picture = args.plot.as_deref().map(Destination::open).transpose()?;
+    let (port, runs, swept) = if args.model { predicted(args, name)? } else { measured(args, name)? };
+    let mut text = table::table(port, &runs, &swept);
+    if args.model {
+        text += &model::figures(cost_model(args))?;
+    }
+    if let Some(picture) = picture {
+        text += &format!("\npicture: {}\n", picture.path().display());
+        let drawn = chart::svg(port, &runs)
+            .map_err(|error| Failure::failed(format!("cannot draw the picture: {error}")))?;
+        picture.write(&drawn)?;
+    }
+    let document = ChannelDocument { channel: &runs, chunks: &swept };
+    json.write(&text, || {
+        serde_json::to_string_pretty(&document).map(|text| text + "\n").map_err(Failure::failed)
+    })
+}
+
+/// The name of what was measured, the runs of the designs, and those of the sweep of chunk sizes.
+type ChannelResults = (&'static str, Vec<ChannelRun>, Vec<ChannelRun>);
+
+/// Returns the message sizes. A pipe carries no empty messages.
+fn sizes(args: &PerfArgs) -> Vec<usize> {
+    args.sizes.0.iter().copied().filter(|bytes| *bytes > 0).collect()
+}
+
+fn cost_model(args: &PerfArgs) -> CostModel {
+    CostModel { read_penalty: args.read_penalty }
+}
+
+fn predicted(args: &PerfArgs, name: &str) -> Result<ChannelResults, Failure> {
+    let (model, sizes) = (cost_model(args), sizes(args));
+    let names = chosen(name, &model::names(), "--model")?;
+    let runs = names.iter().map(|name| model::run(model, name, None, &sizes));
+    let swept = if args.chunks { model::sweep(model)? } else { Vec::new() };
+    Ok(("model", runs.collect::<Result<_, Failure>>()?, swept))
+}
+
+fn measured(args: &PerfArgs, name: &str) -> Result<ChannelResults, Failure> {
+    let names = designs(name, args.port)?;
     let pin = pins(args.no_pin)?.is_some();
     let plan = |design: &str, reports: [RawFd; 2]| ChannelPlan {
         design: design.to_owned(),
         port: args.port,
-        sizes: args.sizes.0.iter().copied().filter(|bytes| *bytes > 0).collect(),
+        sizes: sizes(args),
         rounds: args.rounds as usize,
         iterations: args.iterations,
         keep: !args.drop_registrations,
@@ -114,17 +158,7 @@ pub(super) fn measure(args: &PerfArgs, name: &str) -> Result<(), Failure> {
             swept.push(run(pin, plan)?);
         }
     }
-    let mut text = table::table(args.port.name(), &runs, &swept);
-    if let Some(picture) = picture {
-        text += &format!("\npicture: {}\n", picture.path().display());
-        let drawn = chart::svg(args.port.name(), &runs)
-            .map_err(|error| Failure::failed(format!("cannot draw the picture: {error}")))?;
-        picture.write(&drawn)?;
-    }
-    let document = ChannelDocument { channel: &runs, chunks: &swept };
-    json.write(&text, || {
-        serde_json::to_string_pretty(&document).map(|text| text + "\n").map_err(Failure::failed)
-    })
+    Ok((args.port.name(), runs, swept))
 }
 
 /// Returns the names of the designs to measure.
@@ -133,14 +167,18 @@ fn designs(name: &str, port: Port) -> Result<Vec<&'static str>, Failure> {
         return Err(Failure::unusable("--channel is for --port shm, tcp and verbs"));
     }
     let direct = (port == Port::Shm).then_some(ChannelDesign::Direct);
-    let all: Vec<&str> =
-        direct.into_iter().chain(Design::ALL.map(ChannelDesign::Paper)).map(ChannelDesign::name).collect();
+    let pipes = direct.into_iter().chain(Design::ALL.map(ChannelDesign::Paper)).map(ChannelDesign::name);
+    let all: Vec<&str> = pipes.chain([RENDEZVOUS]).collect();
+    chosen(name, &all, &format!("--port {}", port.name()))
+}
+
+/// Returns the design of this name, or all.
+fn chosen(name: &str, all: &[&'static str], with: &str) -> Result<Vec<&'static str>, Failure> {
     match all.iter().find(|it| **it == name) {
-        _ if name == ALL => Ok(all),
+        _ if name == ALL => Ok(all.to_vec()),
         Some(design) => Ok(vec![design]),
         None => Err(Failure::unusable(format!(
-            "--channel {name}: with --port {} it must be {ALL}, {}",
-            port.name(),
+            "--channel {name}: with {with} it must be {ALL}, {}",
             all.join(", ")
         ))),
     }

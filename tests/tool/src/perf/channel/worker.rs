@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use nemesia::rdma_channel::ChannelGroup;
+use nemesia::rdma_channel::{ChannelGroup, Design};
 use nemesia::{ChannelDesign, Config, Endpoint, Error, NetChoice, Segment, Source, Tag};
 
 use super::beside::{OverEndpoint, SharedEnd, on};
-use super::{ChannelPlan, ChannelRow, ChannelRun};
+use super::rendezvous::Rendezvous;
+use super::{ChannelPlan, ChannelRow, ChannelRun, RENDEZVOUS};
 use crate::cli::Port;
 use crate::perf::stats::median;
 use crate::perf::timer::Timer;
@@ -32,6 +33,8 @@ struct ChannelPair {
     into: *mut u8,
     end: Option<SharedEnd>,
     timer: Timer,
+    /// The messages of at least so many bytes go past the pipe, by rendezvous.
+    past_from: Option<usize>,
 }
 
 /// Takes part as the rank that the launcher assigned.
@@ -39,6 +42,9 @@ pub(super) fn take_part(plan: &ChannelPlan) -> Report<Option<ChannelRun>> {
     let config = config(plan)?;
     let most = plan.sizes.iter().copied().max().unwrap_or(0).max(8);
     let mut pair = ChannelPair::open(&config, plan.port, most).map_err(text)?;
+    if plan.design == RENDEZVOUS {
+        pair.past_from = Some(number(&config, "NEMESIA_CHANNEL_ZERO_COPY_BYTES")? as usize);
+    }
     let mut rows = Vec::new();
     for &bytes in &plan.sizes {
         rows.push(pair.row(plan, bytes).map_err(text)?);
@@ -73,17 +79,15 @@ fn text(error: Error) -> String {
 
 fn config(plan: &ChannelPlan) -> Result<Config, String> {
     let config = Config::from_env().map_err(|error| error.to_string())?;
-    let design = ChannelDesign::named(&plan.design).ok_or("an unknown design")?;
+    // The packets of a rendezvous, and messages that are too short for one, go through the pipe of that design.
+    let pipe = if plan.design == RENDEZVOUS { Design::ZeroCopy.name() } else { &plan.design };
+    let design = ChannelDesign::named(pipe).ok_or("an unknown design")?;
     let mut config = config.channel_design(design);
     if !plan.keep {
         config = config.channel_keeps_registrations(false);
     }
     if let Some(chunk) = plan.chunk {
-        let ring: u32 = config
-            .get("NEMESIA_CHANNEL_RING_BYTES")
-            .map_err(|error| error.to_string())?
-            .parse()
-            .map_err(|_| "a ring without a size")?;
+        let ring = number(&config, "NEMESIA_CHANNEL_RING_BYTES")?;
         config = config.channel_sizes(ring, chunk);
     }
     Ok(match plan.port {
@@ -98,6 +102,12 @@ fn config(plan: &ChannelPlan) -> Result<Config, String> {
     })
 }
 
+/// Returns the value of a setting that is a number of bytes.
+fn number(config: &Config, name: &str) -> Result<u32, String> {
+    let value = config.get(name).map_err(|error| error.to_string())?;
+    value.parse().map_err(|_| format!("{name}={value} is not a number"))
+}
+
 impl ChannelPair {
     /// Connects the two processes. Over shared memory they connect by an endpoint, which is measured too.
     fn open(config: &Config, port: Port, most: usize) -> Result<Self, Error> {
@@ -110,7 +120,8 @@ impl ChannelPair {
         };
         group.connect()?;
         let [out, into] = [1, 2].map(|byte| vec![byte; most].leak().as_mut_ptr());
-        Ok(Self { other: 1 - group.rank(), group, out, into, end, timer: Timer::new() })
+        let (other, timer) = (1 - group.rank(), Timer::new());
+        Ok(Self { group, other, out, into, end, timer, past_from: None })
     }
 
     fn put_some(&mut self, done: usize, bytes: usize) -> Result<usize, Error> {
@@ -125,8 +136,22 @@ impl ChannelPair {
         unsafe { self.group.get_raw(self.other, &raw const rest, 1) }
     }
 
+    /// Sends and receives as many messages by rendezvous, if they are long enough. Returns whether they are.
+    #[inline]
+    fn pass_by(&mut self, bytes: usize, sends: usize, receives: usize) -> Result<bool, Error> {
+        if self.past_from.is_none_or(|least| bytes < least) {
+            return Ok(false);
+        }
+        let buffers = (self.out.cast_const(), self.into);
+        Rendezvous::new(self.other, bytes, buffers).run(&mut self.group, (sends, receives))?;
+        Ok(true)
+    }
+
     #[inline]
     fn put(&mut self, bytes: usize) -> Result<(), Error> {
+        if self.pass_by(bytes, 1, 0)? {
+            return Ok(());
+        }
         let mut done = 0;
         while done < bytes {
             let count = self.put_some(done, bytes)?;
@@ -141,6 +166,9 @@ impl ChannelPair {
 
     #[inline]
     fn get(&mut self, bytes: usize) -> Result<(), Error> {
+        if self.pass_by(bytes, 0, 1)? {
+            return Ok(());
+        }
         let mut done = 0;
         while done < bytes {
             done += self.get_some(done, bytes)?;
@@ -150,6 +178,9 @@ impl ChannelPair {
 
     /// Puts and gets a message at the same time.
     fn exchange(&mut self, bytes: usize) -> Result<(), Error> {
+        if self.pass_by(bytes, 1, 1)? {
+            return Ok(());
+        }
         let (mut put, mut got) = (0, 0);
         while put < bytes || got < bytes {
             if put < bytes {
@@ -240,10 +271,14 @@ impl ChannelPair {
         let begun = self.timer.now();
         for _ in 0..count {
             if self.group.rank() == 0 {
-                (0..WINDOW).try_for_each(|_| self.put(bytes))?;
+                if !self.pass_by(bytes, WINDOW, 0)? {
+                    (0..WINDOW).try_for_each(|_| self.put(bytes))?;
+                }
                 self.get(1)?;
             } else {
-                (0..WINDOW).try_for_each(|_| self.get(bytes))?;
+                if !self.pass_by(bytes, 0, WINDOW)? {
+                    (0..WINDOW).try_for_each(|_| self.get(bytes))?;
+                }
                 self.put(1)?;
             }
         }
