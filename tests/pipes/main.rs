@@ -18,7 +18,7 @@ fn simulated(conditions: Conditions, seeds: u64) -> BTreeMap<&'static str, PipeT
 
 #[test]
 fn pipes_pass_where_placement_is_in_order() {
-    for (design, tally) in simulated(Conditions::INFINIBAND, 30) {
+    for (design, tally) in simulated(Conditions::INFINIBAND, 20) {
         let seen = [tally.polled, tally.announced, tally.violated, tally.lost];
         assert!(quick() || seen.iter().all(|count| *count > 0), "{design}: {tally:?}");
         assert!(moves_long_runs_as(design, &tally), "{design}: {tally:?}");
@@ -27,7 +27,7 @@ fn pipes_pass_where_placement_is_in_order() {
 
 #[test]
 fn pipes_pass_where_bytes_are_placed_in_any_order() {
-    for (design, tally) in simulated(Conditions::IWARP, 30) {
+    for (design, tally) in simulated(Conditions::IWARP, 20) {
         assert!(tally.polled == 0 && tally.announced > 0, "{design}: {tally:?}");
     }
 }
@@ -124,7 +124,7 @@ fn short(calm: usize) -> PipeRun {
     PipeRun {
         design: Design::Basic,
         seed: nemesia_tests::seed(),
-        steps: 400,
+        steps: 150,
         processes: 3,
         trouble: PipeTrouble::None,
         calm: Some(calm),

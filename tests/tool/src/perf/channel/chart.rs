@@ -11,13 +11,15 @@ use crate::sizes::short;
 const PANEL: (u32, u32) = (640, 480);
 const HEADING: u32 = 40;
 const FONT: &str = "sans-serif";
-const COLOURS: [RGBColor; 6] = [
+const COLOURS: [RGBColor; 8] = [
     RGBColor(31, 119, 180),
     RGBColor(200, 60, 40),
     RGBColor(44, 160, 44),
     RGBColor(148, 103, 189),
     RGBColor(255, 127, 14),
     RGBColor(90, 90, 90),
+    RGBColor(227, 119, 194),
+    RGBColor(23, 170, 190),
 ];
 
 /// Returns the value of a row that a panel shows.
