@@ -62,8 +62,8 @@ fn is_just_behind(from: *const u8, to: *mut u8) -> bool {
     (to.addr().wrapping_sub(from.addr()) & COMPARED).wrapping_sub(1) < JUST_BEHIND
 }
 
-/// Copies 64 bytes by this instruction for the stores. All loads come before the stores. In assembly, for the same reason
-/// as [`copy`] calls an unknown function; every x86-64 processor has the instructions.
+/// Copies 64 bytes by this instruction for the stores. All loads come before the stores. In assembly, for the same
+/// reason as [`copy`] calls an unknown function; every x86-64 processor has the instructions.
 #[cfg(target_arch = "x86_64")]
 macro_rules! move_line {
     ($store:literal, $from:expr, $to:expr) => {
