@@ -2,7 +2,9 @@
  * keeps nothing. `kills ROUNDS SEED`.
  *
  * In every second round both processes are new. In the others one process is the survivor of all rounds: after each
- * round it must have as many descriptors, threads and mapped segments as after its first one. */
+ * round it must have as many descriptors, threads and mapped segments as after its first one. In that one both
+ * processes are connected before the other one kills itself, so that the survivor has opened everything that a process
+ * keeps: it listens, and has its threads and the memory port for other machines. */
 #include "common.h"
 
 #include <dirent.h>
@@ -15,11 +17,12 @@ static unsigned random_number(unsigned below) {
     return (seed >> 8) % below;
 }
 
-/* Connects and transfers until the other process is gone. */
-static void live(side *own) {
+/* Connects and transfers until the other process is gone. In the first round both are connected in any case. */
+static void live(side *own, int is_first) {
     address local, remote;
     VIP_DESCRIPTOR *found;
     VIP_RETURN code;
+    VIP_ULONG limit = is_first ? LIMIT : 700;
     unsigned at;
     open_side(own, VIP_SERVICE_RELIABLE_DELIVERY << random_number(2), 1);
     /* The other process, or nothing: the connection may fail in every way. */
@@ -27,12 +30,17 @@ static void live(side *own) {
     for (at = 0; at < 32; at++) post_receive(own, at * 1024, 1024);
     if (own->is_server) {
         VIP_CONN_HANDLE connection;
-        code = VipConnectWait(own->nic, &local.net, 700, NULL, NULL, &connection);
+        code = VipConnectWait(own->nic, &local.net, limit, NULL, NULL, &connection);
         if (code == VIP_SUCCESS) code = VipConnectAccept(connection, own->vi);
     } else {
-        code = VipConnectRequest(own->vi, &local.net, &remote.net, 700, NULL);
+        code = VipConnectRequest(own->vi, &local.net, &remote.net, limit, NULL);
     }
-    CHECK(code == VIP_SUCCESS || code == VIP_TIMEOUT || code == VIP_NOT_REACHABLE);
+    CHECK(code == VIP_SUCCESS || (!is_first && (code == VIP_TIMEOUT || code == VIP_NOT_REACHABLE)));
+    /* The client of the first round: the server has accepted when a message arrives. */
+    if (is_first && !own->is_server) {
+        OK(VipRecvWait(own->vi, LIMIT, &found));
+        CHECK(kill(getpid(), SIGKILL) == 0);
+    }
     while (state_of(own) == VIP_STATE_CONNECTED) {
         own->next = 100;
         post_send(own, 100000, random_number(1024));
@@ -51,7 +59,7 @@ static void live(side *own) {
 typedef struct {
     unsigned long number;
     unsigned seed;
-    int is_server, is_allocated;
+    int is_server, is_allocated, is_first;
 } kill_round;
 
 static side begin(const kill_round *round, int is_server) {
@@ -71,7 +79,7 @@ static pid_t start(const kill_round *round, int is_server) {
         side own = begin(round, is_server);
         alarm(300);
         CHECK(enter_host(is_server));
-        live(&own);
+        live(&own, round->is_first);
         _exit(0);
     }
     return pid;
@@ -83,12 +91,16 @@ static void ends_well(pid_t pid) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-static void kill_soon(pid_t pid) {
+static void killed(pid_t pid) {
     int status;
-    usleep(random_number(30000));
-    CHECK(kill(pid, SIGKILL) == 0 || errno == ESRCH);
     CHECK(waitpid(pid, &status, 0) == pid);
     CHECK(WIFSIGNALED(status) || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
+}
+
+static void kill_soon(pid_t pid) {
+    usleep(random_number(30000));
+    CHECK(kill(pid, SIGKILL) == 0 || errno == ESRCH);
+    killed(pid);
 }
 
 /* Both processes are new, and one of them is killed. */
@@ -141,6 +153,17 @@ static void settle(const holdings *first) {
     CHECK(!"everything of a round is released");
 }
 
+/* Looks when nothing has ended for a while: the first round leaves nothing that ends later. */
+static holdings look_twice(void) {
+    holdings now = look(), before;
+    do {
+        before = now;
+        usleep(300000);
+        now = look();
+    } while (memcmp(&now, &before, sizeof now) != 0);
+    return now;
+}
+
 /* The process that survives all rounds: reads each round from a pipe, and answers when nothing of it is left. */
 static void survive(int rounds, int answers) {
     kill_round round;
@@ -149,12 +172,8 @@ static void survive(int rounds, int answers) {
     for (count = 0; read(rounds, &round, sizeof round) == (ssize_t)sizeof round; count++) {
         side own = begin(&round, round.is_server);
         alarm(300);
-        live(&own);
-        if (count == 0) {
-            /* From now on the process listens, and has its threads. */
-            usleep(100000);
-            first = look();
-        }
+        live(&own, round.is_first);
+        if (count == 0) first = look_twice();
         settle(&first);
         CHECK(write(answers, "d", 1) == 1);
     }
@@ -192,10 +211,12 @@ int main(int count, char **arguments) {
         } else {
             pid_t victim;
             /* The survivor listens in its first round, and always if the processes have hosts of their own. */
+            round.is_first = number == 0;
             round.is_server = number == 0 || has_hosts() || random_number(2);
             CHECK(write(to_survivor[1], &round, sizeof round) == (ssize_t)sizeof round);
             victim = start(&round, !round.is_server);
-            kill_soon(victim);
+            if (round.is_first) killed(victim);
+            else kill_soon(victim);
             CHECK(read(from_survivor[0], &done, 1) == 1);
         }
     }
