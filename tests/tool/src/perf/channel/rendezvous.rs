@@ -53,7 +53,10 @@ pub(super) struct Rendezvous {
 fn refused() -> Error {
     Error::Transport {
         transport: "RDMA Channel",
-        problem: "a buffer cannot be registered for a rendezvous".to_owned(),
+        problem:
+            "a buffer cannot be registered for a rendezvous; a device may need a higher limit of locked \
+                  memory (ulimit -l)"
+                .to_owned(),
     }
 }
 
