@@ -66,6 +66,25 @@ impl Found {
         let (events, tally) = (Vec::new(), Tally::default());
         Self { subject, seed, worlds: 0, operations: 0, violation: None, events, tally }
     }
+
+    /// Lets a world live from start to end, and takes its result. A world that cannot be made is a finding, too.
+    fn live<W>(
+        &mut self,
+        made: Result<W, Violation>,
+        live: impl FnOnce(&mut W) -> Check,
+        result: impl FnOnce(&mut W) -> (Tally, Vec<String>),
+    ) {
+        match made {
+            Ok(mut world) => {
+                let outcome = catch_unwind(AssertUnwindSafe(|| live(&mut world)));
+                self.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
+                let (tally, events) = result(&mut world);
+                self.events = events;
+                self.tally.add(&tally);
+            }
+            Err(violation) => self.violation = Some(violation),
+        }
+    }
 }
 
 /// Runs the worlds of one seed.
@@ -102,19 +121,11 @@ fn run_direct(options: &Options, seed: u64, traced: bool) -> Found {
         let mut rng = Rng::new(seed, found.worlds as u64);
         found.worlds += 1;
         let limit = rng.pick(&CHANNEL_WORLDS);
-        match DirectWorld::new(rng, Trace::new(traced)) {
-            Ok(mut world) => {
-                let outcome = catch_unwind(AssertUnwindSafe(|| {
-                    (0..limit).try_for_each(|_| world.step())?;
-                    world.finish()
-                }));
-                found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
-                let (tally, events) = world.result();
-                found.events = events;
-                found.tally.add(&tally);
-            }
-            Err(violation) => found.violation = Some(violation),
-        }
+        let live = |world: &mut DirectWorld| {
+            (0..limit).try_for_each(|_| world.step())?;
+            world.finish()
+        };
+        found.live(DirectWorld::new(rng, Trace::new(traced)), live, DirectWorld::result);
         found.operations += limit;
     }
     found
@@ -127,15 +138,11 @@ fn run_peers(options: &Options, seed: u64, traced: bool) -> Found {
         let mut rng = Rng::new(seed, found.worlds as u64);
         found.worlds += 1;
         let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
-        let mut world = PeersWorld::new(rng, Trace::new(traced));
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let live = |world: &mut PeersWorld| {
             (0..limit).try_for_each(|_| world.step())?;
             world.finish()
-        }));
-        found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
-        let (tally, events) = world.result();
-        found.events = events;
-        found.tally.add(&tally);
+        };
+        found.live(Ok(PeersWorld::new(rng, Trace::new(traced))), live, PeersWorld::result);
         found.operations += limit;
     }
     found
@@ -149,18 +156,14 @@ fn run_cells(options: &Options, seed: u64, traced: bool) -> Found {
         found.worlds += 1;
         let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
         let memory = CellsMemory::new(&mut rng, MOST_PROCESSES, MOST_CONNECTIONS);
-        let mut world = CellsWorld::new(rng, &memory, Trace::new(traced));
         let mut done = 0;
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let live = |world: &mut CellsWorld<'_>| {
             while done < limit && world.step()? {
                 done += 1;
             }
             world.finish()
-        }));
-        found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
-        let (tally, events) = world.result();
-        found.events = events;
-        found.tally.add(&tally);
+        };
+        found.live(Ok(CellsWorld::new(rng, &memory, Trace::new(traced))), live, CellsWorld::result);
         found.operations += done.max(1);
     }
     found
@@ -173,19 +176,11 @@ fn run_keys(options: &Options, seed: u64, traced: bool) -> Found {
         let mut rng = Rng::new(seed, found.worlds as u64);
         found.worlds += 1;
         let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
-        match KeysWorld::new(rng, Trace::new(traced)) {
-            Ok(mut world) => {
-                let outcome = catch_unwind(AssertUnwindSafe(|| {
-                    (0..limit).try_for_each(|_| world.step())?;
-                    world.finish()
-                }));
-                found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
-                let (tally, events) = world.result();
-                found.events = events;
-                found.tally.add(&tally);
-            }
-            Err(violation) => found.violation = Some(violation),
-        }
+        let live = |world: &mut KeysWorld| {
+            (0..limit).try_for_each(|_| world.step())?;
+            world.finish()
+        };
+        found.live(KeysWorld::new(rng, Trace::new(traced)), live, KeysWorld::result);
         found.operations += limit;
     }
     found
@@ -195,18 +190,12 @@ fn run_keys(options: &Options, seed: u64, traced: bool) -> Found {
 fn live_channels<F: ChannelFabric>(found: &mut Found, limit: usize, traced: bool) {
     let stream = found.worlds as u64;
     found.worlds += 1;
-    match ChannelWorld::<F>::new(found.seed, stream, Trace::new(traced)) {
-        Ok(mut world) => {
-            let outcome = catch_unwind(AssertUnwindSafe(|| {
-                (0..limit).try_for_each(|_| world.step())?;
-                world.finish()
-            }));
-            found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
-            found.events = world.trace.take();
-            found.tally.add(&world.tally);
-        }
-        Err(violation) => found.violation = Some(violation),
-    }
+    let live = |world: &mut ChannelWorld<F>| {
+        (0..limit).try_for_each(|_| world.step())?;
+        world.finish()
+    };
+    let result = |world: &mut ChannelWorld<F>| (std::mem::take(&mut world.tally), world.trace.take());
+    found.live(ChannelWorld::new(found.seed, stream, Trace::new(traced)), live, result);
     found.operations += limit;
 }
 
@@ -218,19 +207,15 @@ fn live_collecting(
     bug: Option<Bug>,
     traced: bool,
 ) {
-    match CollectWorld::new(rng, shape, bug, Trace::new(traced)) {
-        Ok(mut world) => {
-            let outcome = catch_unwind(AssertUnwindSafe(|| {
-                (0..limit).try_for_each(|_| world.step())?;
-                world.finish()
-            }));
-            found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
-            let mut fabric = world.world.fabric();
-            found.events = fabric.trace.take();
-            found.tally.add(&fabric.tally);
-        }
-        Err(violation) => found.violation = Some(violation),
-    }
+    let live = |world: &mut CollectWorld| {
+        (0..limit).try_for_each(|_| world.step())?;
+        world.finish()
+    };
+    let result = |world: &mut CollectWorld| {
+        let mut fabric = world.world.fabric();
+        (std::mem::take(&mut fabric.tally), fabric.trace.take())
+    };
+    found.live(CollectWorld::new(rng, shape, bug, Trace::new(traced)), live, result);
     found.operations += limit;
 }
 
@@ -247,16 +232,12 @@ fn run_engines(options: &Options, seed: u64, bug: Option<Bug>, traced: bool) -> 
             continue;
         }
         let mut done = 0;
-        match Simulation::new(rng, shape, bug, Trace::new(traced)) {
-            Ok(mut simulation) => {
-                let outcome = catch_unwind(AssertUnwindSafe(|| live(&mut simulation, limit, &mut done)));
-                found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
-                let mut fabric = simulation.world.fabric();
-                found.events = fabric.trace.take();
-                found.tally.add(&fabric.tally);
-            }
-            Err(violation) => found.violation = Some(violation),
-        }
+        let result = |simulation: &mut Simulation| {
+            let mut fabric = simulation.world.fabric();
+            (std::mem::take(&mut fabric.tally), fabric.trace.take())
+        };
+        let simulation = Simulation::new(rng, shape, bug, Trace::new(traced));
+        found.live(simulation, |simulation| live(simulation, limit, &mut done), result);
         found.operations += done.max(1);
     }
     found
