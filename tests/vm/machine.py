@@ -16,6 +16,7 @@ import packages
 TIMED_OUT = 124
 DIED = 125
 KVM_PROBE = 20  # seconds for a guest under KVM that does nothing; normal is 3 s
+READY = "ready"  # the file that a guest makes in its directory when it runs the user's command
 TCG = "tcg,thread=multi"
 KERNEL = ("console=ttyS0 quiet loglevel=4 panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check "
           "random.trust_cpu=on audit=0 apparmor=0 net.ifnames=0")
@@ -74,6 +75,17 @@ class Guest:
         with contextlib.suppress(OSError, ValueError):
             return int((self.directory / "status").read_text())
         return DIED
+
+    def is_ready(self):
+        return (self.directory / READY).exists()
+
+    def begins(self, deadline):
+        """Returns whether the guest runs the user's command, or has ended, before the deadline."""
+        while self.process.poll() is None and not self.is_ready():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
 
     def stop(self):
         self.process.kill()
@@ -139,7 +151,7 @@ def script(directory, environment, arguments, before=()):
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     for step in map(shlex.join, before):
         lines.append(f"{step} || {{ echo {shlex.quote('the guest failed: ' + step)} >&2; exit {DIED}; }}")
-    lines += [f"cd {shlex.quote(directory)} || exit {DIED}"]
+    lines += [f": >/mnt/run/{READY}", f"cd {shlex.quote(directory)} || exit {DIED}"]
     lines += [f"exec {shlex.join(arguments)}", ""]
     return os.fsencode("\n".join(lines))
 

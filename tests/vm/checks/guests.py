@@ -18,6 +18,7 @@ def tests():
             ("success_is_success_and_nothing_is_written_here", success_is_success_and_nothing_is_written_here),
             ("a_command_that_hangs_times_out", a_command_that_hangs_times_out),
             ("a_guest_that_dies_is_reported", a_guest_that_dies_is_reported),
+            ("a_guest_that_hangs_at_its_start_is_started_again", a_guest_that_hangs_at_its_start_is_started_again),
             ("no_guest_outlives_its_runner", no_guest_outlives_its_runner),
             ("a_reader_that_stops_reading_does_no_harm", a_reader_that_stops_reading_does_no_harm),
             ("rxe_hosts", lambda: hosts(12, "rxe")), ("siw_hosts", lambda: hosts(12, "siw")),
@@ -96,6 +97,19 @@ def status_of(pid):
         return ""
 
 
+def a_guest_that_hangs_at_its_start_is_started_again():
+    command = [RUN, "--timeout", str(LIMIT), "--patience", "5", "echo", "done"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as runner:
+        try:
+            until(lambda: children(runner.pid), "QEMU starts")
+            os.kill(children(runner.pid)[0], signal.SIGSTOP)
+            out, err = runner.communicate(timeout=LIMIT * 2)
+        finally:
+            runner.kill()
+    expect(runner.returncode == 0 and out == b"done\n", f"status {runner.returncode}, {out!r}, {err!r}")
+    expect(b"a guest hangs" in err, f"the reason is missing: {err!r}")
+
+
 def no_guest_outlives_its_runner():
     for number in (signal.SIGTERM, signal.SIGKILL):
         runner = subprocess.Popen([RUN, "sleep", "100000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -125,6 +139,10 @@ def a_reader_that_stops_reading_does_no_harm():
 def hosts(count, *words, guests=1):
     """Runs `guest/selftest`: at least `count` checks run, and all pass."""
     done = run("--timeout", str(LIMIT), "--guests", str(guests), "selftest", *words)
+    if done.returncode == 124 and not done.stdout:
+        # Emulated kernels hung so once, in 500 s: before the first check, so it says nothing of what is tested.
+        print(failure(done, "hangs before the first check, and is started again"))
+        done = run("--timeout", str(LIMIT), "--guests", str(guests), "selftest", *words)
     lines = done.stdout.decode(errors="replace").splitlines()
     print("\n".join(f"  {line}" for line in lines))
     expect(done.returncode == 0, failure(done, "selftest"))
