@@ -185,11 +185,17 @@ pub enum InjectedFault {
     KeepCellHeaders,
     /// A process that ends a connection does not say that it reads no more cells.
     ForgetEndOfReading,
+    /// A descriptor ends when its transfers have begun.
+    EndTransferEarly,
+    /// A descriptor with a fence starts before earlier ones have ended.
+    ForgetQueueFence,
+    /// A receive descriptor of the other side is used for one more message.
+    KeepMirrored,
 }
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 87] = [
+    pub const ALL: [InjectedFault; 90] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -277,6 +283,9 @@ impl InjectedFault {
         InjectedFault::FreeLeftNumber,
         InjectedFault::KeepCellHeaders,
         InjectedFault::ForgetEndOfReading,
+        InjectedFault::EndTransferEarly,
+        InjectedFault::ForgetQueueFence,
+        InjectedFault::KeepMirrored,
     ];
 
     /// Returns whether the fault concerns a [channel](crate::port::channel) or what is below it, and not the engine.
@@ -299,12 +308,18 @@ impl InjectedFault {
 
     /// Returns whether the fault concerns [`peers`](crate::peers).
     pub const fn is_of_peers(self) -> bool {
-        self as u32 >= InjectedFault::CountBothCalls as u32 && !self.is_of_cells()
+        let number = self as u32;
+        number >= InjectedFault::CountBothCalls as u32 && number < InjectedFault::RefillUnmarked as u32
     }
 
     /// Returns whether the fault concerns the end of a connection over shared memory.
     pub const fn is_of_cells(self) -> bool {
-        self as u32 >= InjectedFault::RefillUnmarked as u32
+        self as u32 >= InjectedFault::RefillUnmarked as u32 && !self.is_of_vipl()
+    }
+
+    /// Returns whether the fault concerns [`via`](crate::via).
+    pub const fn is_of_vipl(self) -> bool {
+        self as u32 >= InjectedFault::EndTransferEarly as u32
     }
 }
 

@@ -1,4 +1,5 @@
-/* What the VI Provider Library over Nemesia adds to vipl.h: memory that is allocated and registered without a copy.
+/* What the VI Provider Library over Nemesia adds to vipl.h: memory that is allocated and registered without a copy, and
+ * the transport of a connection.
  *
  * Memory that a program registers itself (VipRegisterMem) has a shadow of the same length in shared memory: other
  * processes write to the shadow, and the library copies what arrives. Memory that the library allocates is itself in
@@ -34,6 +35,19 @@ VIP_RETURN VipQueryMemKind(VIP_NIC_HANDLE NicHandle, VIP_PVOID Address, VIP_MEM_
  * the memory is lent from now on. */
 VIP_RETURN VipSetMemReadable(VIP_NIC_HANDLE NicHandle, VIP_PVOID Address, VIP_MEM_HANDLE MemHandle,
                              VIP_BOOLEAN IsReadable);
+
+/* How a VI reaches the other side. */
+typedef enum {
+    VIP_TRANSPORT_NONE = 0, /* It is not connected. */
+    VIP_TRANSPORT_SHARED_MEMORY = 1,
+    VIP_TRANSPORT_TCP = 2,
+    VIP_TRANSPORT_VERBS = 3 /* An RDMA device. */
+} VIP_VI_TRANSPORT;
+
+/* Explanation, if it is not NULL, has room for Length bytes: it gets a line with the place, and the reason why no RDMA
+ * device is used, as much of it as fits, and a final zero. */
+VIP_RETURN VipQueryViTransport(VIP_VI_HANDLE ViHandle, VIP_VI_TRANSPORT *Transport, VIP_CHAR *Explanation,
+                               VIP_ULONG Length);
 
 #ifdef __cplusplus
 }

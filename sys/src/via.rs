@@ -21,7 +21,7 @@
 //! | `service.rs` | the thread that executes what other processes need | 1.4.4 |
 //! | `listener.rs` | requests for connections that arrive by TCP | 1.4.1 |
 //! | `client.rs`, `server.rs`, `peers.rs` | connecting | 1.4.1 |
-//! | `network.rs` and its directory | connections between machines | 1.4.3 |
+//! | `network.rs` and its directory | connections between machines, over TCP or an RDMA device | 1.4.3 |
 //! | `network_progress.rs`, `network_connect.rs` | their progress, and connecting | 1.4.3 |
 //! | `names.rs` | the names of hosts | |
 //! | `calls.rs` and its directory | what the C interface calls | |
@@ -57,7 +57,7 @@ mod table;
 mod tests;
 mod trust;
 
-pub use calls::{CompletedDescriptor, NicFacts, Provider, ViSnapshot};
+pub use calls::{CompletedDescriptor, NicFacts, Provider, ViSnapshot, ViTransport};
 pub use names::name_of_host;
 pub use objects::{AsyncReport, Callback, ErrorHandler};
 pub use region::MemoryKind;

@@ -132,17 +132,28 @@ static void memory(side *own) {
     GIVES(VIP_ERROR_RESOURCE, VipRegisterMem(own->nic, bytes, 1UL << 40, &attributes, &handle));
 }
 
-/* statement: recv-done-error, recv-done-not-done, vi-states, user-data */
+/* The transport of connected VIs is checked in every program.
+ * statement: recv-done-error, recv-done-not-done, vi-states, user-data, transport */
 static void vis(side *own) {
     VIP_VI_ATTRIBUTES attributes = own->attributes, found;
     VIP_VI_HANDLE vi;
     VIP_VI_STATE state;
     VIP_BOOLEAN send_empty, receive_empty;
     VIP_DESCRIPTOR *descriptor;
+    VIP_VI_TRANSPORT transport;
+    char text[4] = "????";
     GIVES(VIP_INVALID_PARAMETER, VipCreateVi(own->nic, NULL, NULL, NULL, &vi));
     GIVES(VIP_INVALID_PARAMETER, VipCreateVi(own->nic, &attributes, NULL, NULL, NULL));
     GIVES(VIP_INVALID_PARAMETER, VipCreateVi(own->ptag, &attributes, NULL, NULL, &vi));
     GIVES(VIP_INVALID_PARAMETER, VipCreateVi(own->nic, &attributes, own->vi, NULL, &vi));
+    OK(VipQueryViTransport(own->vi, &transport, NULL, 100));
+    CHECK(transport == VIP_TRANSPORT_NONE);
+    OK(VipQueryViTransport(own->vi, &transport, text, 0));
+    CHECK(text[0] == '?');
+    OK(VipQueryViTransport(own->vi, &transport, text, 3));
+    CHECK(memcmp(text, "no\0?", 4) == 0);
+    GIVES(VIP_INVALID_PARAMETER, VipQueryViTransport(own->vi, NULL, text, 3));
+    GIVES(VIP_INVALID_PARAMETER, VipQueryViTransport(own->nic, &transport, text, 3));
     attributes.ReliabilityLevel = 3;
     GIVES(VIP_INVALID_RELIABILITY_LEVEL, VipCreateVi(own->nic, &attributes, NULL, NULL, &vi));
     GIVES(VIP_INVALID_RELIABILITY_LEVEL, VipSetViAttributes(own->vi, &attributes));

@@ -152,6 +152,28 @@ static VIP_VI_STATE state_of(const side *own) {
     return state;
 }
 
+/* Returns whether the hosts have RDMA devices: then VIPL_TEST_TRANSPORT is `verbs`. */
+static int is_over_verbs(void) {
+    const char *expected = getenv("VIPL_TEST_TRANSPORT");
+    return has_hosts() && expected != NULL && strcmp(expected, "verbs") == 0;
+}
+
+/* Checks how a VI is connected. */
+static void check_transport(VIP_VI_HANDLE vi) {
+    int is_verbs = is_over_verbs();
+    VIP_VI_TRANSPORT found;
+    char text[512] = "";
+    OK(VipQueryViTransport(vi, &found, text, sizeof text));
+    /* The other side may have ended the connection already. */
+    if (found == VIP_TRANSPORT_NONE) return;
+    if (!has_hosts()) CHECK(found == VIP_TRANSPORT_SHARED_MEMORY);
+    else if (found != (is_verbs ? VIP_TRANSPORT_VERBS : VIP_TRANSPORT_TCP)) {
+        fprintf(stderr, "transport %d: %s\n", (int)found, text);
+        CHECK(!"the transport is the expected one");
+    }
+    CHECK(text[0] != 0);
+}
+
 static void connect_side(side *own) {
     address local = address_of(own, own->is_server ? 1 : 2), remote = address_of(own, own->is_server ? 2 : 1);
     VIP_VI_ATTRIBUTES theirs;
@@ -164,6 +186,7 @@ static void connect_side(side *own) {
     } else {
         OK(VipConnectRequest(own->vi, &local.net, &remote.net, LIMIT, &theirs));
     }
+    check_transport(own->vi);
     CHECK(theirs.ReliabilityLevel == own->attributes.ReliabilityLevel);
     /* The other side may already have caused an error. */
     CHECK(state_of(own) == VIP_STATE_CONNECTED || state_of(own) == VIP_STATE_ERROR);

@@ -95,5 +95,6 @@ static void cover_status(const char *queue, VIP_UINT32 status) {
 #define VipFreeRegisteredMem(...) COVERED(VipFreeRegisteredMem, VipFreeRegisteredMem(__VA_ARGS__))
 #define VipQueryMemKind(...) COVERED(VipQueryMemKind, VipQueryMemKind(__VA_ARGS__))
 #define VipSetMemReadable(...) COVERED(VipSetMemReadable, VipSetMemReadable(__VA_ARGS__))
+#define VipQueryViTransport(...) COVERED(VipQueryViTransport, VipQueryViTransport(__VA_ARGS__))
 
 #endif

@@ -36,6 +36,7 @@ static void live(side *own, int is_first) {
         code = VipConnectRequest(own->vi, &local.net, &remote.net, limit, NULL);
     }
     CHECK(code == VIP_SUCCESS || (!is_first && (code == VIP_TIMEOUT || code == VIP_NOT_REACHABLE)));
+    if (code == VIP_SUCCESS) check_transport(own->vi);
     /* The client of the first round: the server has accepted when a message arrives. */
     if (is_first && !own->is_server) {
         OK(VipRecvWait(own->vi, LIMIT, &found));

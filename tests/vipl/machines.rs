@@ -11,7 +11,7 @@ use nemesia::tcp::{Options, TcpPort, listen};
 use nemesia_core::port::memory::{
     Completion, CompletionSource, Connection, Event, MemoryPort, Offer, Private, Work,
 };
-use nemesia_core::via::setup::{SETUP_BYTES, SetupFrame, SetupKind, SetupNetwork};
+use nemesia_core::via::setup::{PORT_TCP, SETUP_BYTES, SetupFrame, SetupKind, SetupNetwork};
 use nemesia_core::wire::vipl::{LentRegion, MOST_VIPL_BYTES, ViplMessage};
 use nemesia_tests::hosts::{Hosts, namespaces};
 
@@ -53,7 +53,7 @@ fn the_programs_run_between_two_machines_as_inside_of_one() -> Result<(), String
     let key = key("between", 'a')?;
     let kills = std::env::var("VIPL_KILLS").unwrap_or_else(|_| "10".into());
     for (name, arguments, lines) in [
-        ("transfer", vec![], 88),
+        ("transfer", vec![], 90),
         ("connect", vec![], 12),
         ("complete", vec![], 12),
         ("kills", vec![kills.as_str()], 2),
@@ -108,7 +108,8 @@ fn violations() -> Vec<Vec<Vec<u8>>> {
         bytes
     };
     let record = |code, word, bytes: &[u8]| encoded(&ViplMessage::Record { code, word, bytes });
-    let lent = LentRegion { handle: 7, rights: 3, base: 0, len: 1 << 40, key: [0xff; 24] };
+    let (write_key, read_key) = ([0xff; 24], [0xff; 24]);
+    let lent = LentRegion { handle: 7, rights: 3, base: 0, len: 1 << 40, write_key, read_key };
     let region = |lent| encoded(&ViplMessage::Region(lent));
     vec![
         vec![vec![]],
@@ -121,6 +122,8 @@ fn violations() -> Vec<Vec<Vec<u8>>> {
         vec![record(9, 1 << 40, &[])],
         vec![record(8, 3, &[1, 0, 0, 0])],
         vec![encoded(&ViplMessage::Synced); 2],
+        // A report of messages that were not sent, and one of fewer than before.
+        vec![encoded(&ViplMessage::Taken(1 << 40))],
         // A write to memory that is not there, and reads without end.
         vec![record(2, 1 << 50, &[9; 8])],
         [vec![record(7, 0, &[1; 12]); 60], vec![record(99, 0, &[])]].concat(),
@@ -188,7 +191,7 @@ impl HostileServer {
         let pending = SetupFrame { kind: SetupKind::Pending, network: SetupNetwork::new(machine), ..request };
         stream.write_all(&pending.encode()).map_err(text)?;
         let confirm = Self::frame(&mut stream)?;
-        let network = SetupNetwork { port: self.port.address(), ..pending.network };
+        let network = SetupNetwork { ports: PORT_TCP, port: self.port.address(), ..pending.network };
         let accepted = SetupFrame { kind: SetupKind::Accepted, meeting: [5; 16], network, ..confirm };
         stream.write_all(&accepted.encode()).map_err(text)
     }

@@ -143,7 +143,7 @@ fn each_transfer_has_its_status_at_each_level_with_each_kind_of_memory() -> Resu
         return Ok(());
     }
     let (printed, _) = suite("transfer")?;
-    assert_eq!(printed.lines().count(), 88, "{printed}");
+    assert_eq!(printed.lines().count(), 90, "{printed}");
     Ok(())
 }
 

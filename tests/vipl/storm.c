@@ -45,6 +45,7 @@ static void storm(side *own) {
         }
         for (at = 0; at < connections; at++) {
             VIP_DESCRIPTOR *found;
+            check_transport(vis[at]);
             own->next = (unsigned)at * 2 + 1;
             OK(VipPostSend(vis[at], describe(own, 100000, (unsigned)at % 65), own->handle));
             OK(VipSendWait(vis[at], LIMIT, &found));

@@ -66,7 +66,11 @@ pub enum ViaRecord<'a> {
         bytes: &'a [u8],
     },
     /// The sender needs receive descriptors.
-    Starved,
+    Starved {
+        /// The descriptors that the other side has been informed of since the start of the connection. If it was
+        /// informed of more meanwhile, they are the answer.
+        mirrored: u64,
+    },
     /// No more receive descriptors are posted.
     Empty {
         /// The number of those that were mirrored since the connection.
@@ -189,7 +193,7 @@ impl<'a> ViaRecord<'a> {
             Self::Mirror { count, bytes } => {
                 EncodedRecord { code: 3, word: count.into(), fixed: words([]), list: Some(bytes) }
             }
-            Self::Starved => plain(4, 0, words([])),
+            Self::Starved { mirrored } => plain(4, mirrored, words([])),
             Self::Empty { mirrored } => plain(5, mirrored, words([])),
             Self::Dropped { length } => plain(6, length.into(), words([])),
             Self::ReadRequest { segment, number } => {
@@ -233,7 +237,7 @@ impl<'a> ViaRecord<'a> {
                 Self::Written { segment, wants_ack: flags & ACK != 0 }
             }
             (3, _) => Self::Mirror { count: low?, bytes },
-            (4, 0) if word == 0 => Self::Starved,
+            (4, 0) => Self::Starved { mirrored: word },
             (5, 0) => Self::Empty { mirrored: word },
             (6, 0) => Self::Dropped { length: low? },
             (7, 12) => {
@@ -364,7 +368,7 @@ mod tests {
 
     fn all() -> Vec<ViaRecord<'static>> {
         let mut all = std::vec![
-            ViaRecord::Starved,
+            ViaRecord::Starved { mirrored: 1 << 41 },
             ViaRecord::Empty { mirrored: 1 << 40 },
             ViaRecord::Dropped { length: 3 },
             ViaRecord::ReadRequest { segment: SEGMENT, number: 6 },

@@ -28,14 +28,16 @@
 //! | 264 | 8 | nonce |
 //! | 272 | 16 | proof |
 //! | 288 | 1 | bytes of the address of the memory port |
+//! | 289 | 1 | kinds of memory ports: [`PORT_TCP`], [`PORT_VERBS`] |
 //! | 292 | 64 | that address |
 //!
 //! # Between machines
 //! Processes of one machine meet there, and the kernel tells them which user the other one is. Between machines, both
 //! prove that they know the key of the job ([`crate::job_key`]): the first answer has a challenge, the confirmation has
 //! a nonce and the caller's proof, and the acceptance has the proof of the called process. Each proof covers all bytes
-//! of its frame. The acceptance names the address of a memory port, and its `meeting` is the ticket that the caller
-//! presents there.
+//! of its frame. The confirmation names the kinds of memory ports that the caller has, and the address of its port over
+//! an RDMA device. The called process chooses one of these kinds. The acceptance names it and the address of the memory
+//! port, and its `meeting` is the ticket that the caller presents there.
 #![forbid(unsafe_code)]
 
 use super::attributes::ViAttributes;
@@ -47,7 +49,7 @@ use crate::wire::hello::{CALL_BYTES, Challenge, Proof};
 /// The first word of a frame.
 pub const SETUP_MAGIC: u64 = u64::from_le_bytes(*b"nemesiav");
 /// The version of the frames.
-pub const SETUP_VERSION: u16 = 2;
+pub const SETUP_VERSION: u16 = 3;
 /// Bytes of a frame.
 pub const SETUP_BYTES: usize = 384;
 /// Bytes of a host address.
@@ -56,6 +58,10 @@ pub const HOST_BYTES: usize = 4;
 pub const MOST_DISCRIMINATOR_BYTES: usize = 64;
 /// Most bytes of the address of a memory port in a frame.
 pub const MOST_PORT_BYTES: usize = 64;
+/// A memory port over TCP.
+pub const PORT_TCP: u8 = 1;
+/// A memory port over an RDMA device.
+pub const PORT_VERBS: u8 = 2;
 const ADDRESS_BYTES: usize = 8 + MOST_DISCRIMINATOR_BYTES;
 
 /// The address of a waiting or requesting VI: a host, and a discriminator that programs choose.
@@ -155,7 +161,10 @@ pub struct SetupNetwork {
     pub nonce: u64,
     /// In a confirmation and in an acceptance: the proof that the sender knows the key of the job.
     pub proof: Proof,
-    /// In an acceptance: the memory port of the called process; at most [`MOST_PORT_BYTES`].
+    /// In a confirmation: the kinds of memory ports that the caller has. In an acceptance: the kind of the connection.
+    pub ports: u8,
+    /// In a confirmation: the memory port of the caller over an RDMA device, if it has one. In an acceptance: the
+    /// memory port of the called process. At most [`MOST_PORT_BYTES`].
     pub port: Option<Address>,
 }
 
@@ -163,7 +172,7 @@ impl SetupNetwork {
     /// Returns the part without challenge, proof and port.
     pub const fn new(machine: [u8; 16]) -> Self {
         let challenge = Challenge { number: 0, random: [0; 16] };
-        Self { machine, challenge, nonce: 0, proof: Proof([0; 16]), port: None }
+        Self { machine, challenge, nonce: 0, proof: Proof([0; 16]), ports: 0, port: None }
     }
 
     fn encode(&self, bytes: &mut [u8; SETUP_BYTES]) {
@@ -172,6 +181,7 @@ impl SetupNetwork {
         bytes[256..260].copy_from_slice(&self.challenge.number.to_le_bytes());
         bytes[264..272].copy_from_slice(&self.nonce.to_le_bytes());
         bytes[272..288].copy_from_slice(&self.proof.0);
+        bytes[289] = self.ports;
         let port = self.port.as_ref().map_or(&[][..], Address::bytes);
         // A longer address is left out.
         if let Some(place) = bytes[292..292 + MOST_PORT_BYTES].get_mut(..port.len()) {
@@ -191,6 +201,7 @@ impl SetupNetwork {
             challenge: Challenge { number, random: *bytes[240..].first_chunk()? },
             nonce: u64::from_le_bytes(*bytes[264..].first_chunk()?),
             proof: Proof(*bytes[272..].first_chunk()?),
+            ports: bytes[289],
             port,
         })
     }
@@ -250,7 +261,8 @@ impl SetupFrame {
             network: SetupNetwork::decode(bytes)?,
         };
         // Whatever is not listed is zero, also the magic number and the version are those that would be written.
-        (frame.encode() == *bytes && frame.attributes.check().is_ok()).then_some(frame)
+        let is_known = frame.network.ports & !(PORT_TCP | PORT_VERBS) == 0;
+        (is_known && frame.encode() == *bytes && frame.attributes.check().is_ok()).then_some(frame)
     }
 
     /// Returns the bytes that a proof covers: all of them, without the proof.
@@ -325,15 +337,16 @@ mod tests {
                 challenge: Challenge { number: 6, random: [8; 16] },
                 nonce: 0x0102,
                 proof: Proof([4; 16]),
+                ports: PORT_TCP,
                 port: Address::new(b"tcp1 and a place"),
             },
         }
     }
 
     #[test]
-    fn the_bytes_of_a_frame_are_those_of_version_2() {
+    fn the_bytes_of_a_frame_are_those_of_version_3() {
         let bytes = frame().encode();
-        assert_eq!(bytes[..12], *b"nemesiav\x02\0\x04\x06");
+        assert_eq!(bytes[..12], *b"nemesiav\x03\0\x04\x06");
         assert_eq!((&bytes[16..32], &bytes[32..40]), (&[7; 16][..], &[0, 0, 0, 0, 0, 1, 0, 0][..]));
         assert_eq!(bytes[40..64], *b"\0\x10\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\x04\0\x01\0\0\0\0\0");
         assert_eq!((&bytes[64..80], &bytes[80..84]), (&[9; 16][..], &[4, 12, 0, 0][..]));
@@ -341,7 +354,7 @@ mod tests {
         assert_eq!(bytes[152..160], [4, 0, 0, 0, 10, 0, 0, 1]);
         assert_eq!((&bytes[224..240], &bytes[240..256]), (&[5; 16][..], &[8; 16][..]));
         assert_eq!(bytes[256..272], [6, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
-        assert_eq!((&bytes[272..288], &bytes[288..292]), (&[4; 16][..], &[16, 0, 0, 0][..]));
+        assert_eq!((&bytes[272..288], &bytes[288..292]), (&[4; 16][..], &[16, 1, 0, 0][..]));
         assert_eq!(bytes[292..308], *b"tcp1 and a place");
     }
 

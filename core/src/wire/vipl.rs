@@ -6,15 +6,21 @@
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
-//! | 0 | 2 | code: that of a [record](crate::via::record), [`REGION_CODE`], [`SYNC_CODE`] or [`SYNCED_CODE`] |
-//! | 8 | 8 | word: that of the record; for a region, its virtual address; else 0 |
+//! | 0 | 2 | code: that of a [record](crate::via::record), or one of the following constants |
+//! | 8 | 8 | word: that of the record; for a region, its virtual address; a count; else 0 |
 //! | 16 | | the bytes of the record, or those of the region |
 //!
 //! The bytes of a region: handle (4), rights of the other side (4, bit 0: RDMA writes, bit 1: RDMA reads), length (8),
-//! and the key of the memory port ([`KEY_BYTES`]).
+//! and two keys of the memory port ([`KEY_BYTES`] each): for messages and RDMA writes, and for RDMA reads. A key that
+//! the other side does not need is zero. With one key for each, a right to read can be withdrawn while a message is
+//! under way to the same memory.
 //!
 //! A process that does not know a region asks its owner by a message without bytes ([`SYNC_CODE`]), which the owner
 //! answers by another one ([`SYNCED_CODE`]). All regions that were lent before the answer arrive before it.
+//!
+//! A process sends no message for which the other one may have no receive: each has [`VIPL_RECEIVES`], and reports
+//! now and then how many messages it has taken since the connection began ([`TAKEN_CODE`], the count is the word). The
+//! last receive is for such a report alone.
 //!
 //! A connection begins with a [`ViplHello`] as its private data: `"vipl"` (4), [`VIPL_VERSION`] (2), 0 (2), and the
 //! ticket (16) that the accepting process has named in its last frame ([`crate::via::setup`]).
@@ -23,7 +29,7 @@
 #![forbid(unsafe_code)]
 
 /// The version of the messages.
-pub const VIPL_VERSION: u16 = 1;
+pub const VIPL_VERSION: u16 = 2;
 /// Most bytes of a message: a receive descriptor with the most segments fits.
 pub const MOST_VIPL_BYTES: usize = 4096;
 /// Bytes of the head of a message.
@@ -34,12 +40,16 @@ pub const REGION_CODE: u16 = 0x80;
 pub const SYNC_CODE: u16 = 0x81;
 /// The code of its answer.
 pub const SYNCED_CODE: u16 = 0x82;
+/// The code of a report of the messages that were taken.
+pub const TAKEN_CODE: u16 = 0x83;
+/// Messages that a process can receive before it takes one.
+pub const VIPL_RECEIVES: u64 = 16;
 /// Bytes of a key of a memory port.
 pub const KEY_BYTES: usize = 24;
 /// Bytes of a [`ViplHello`].
 pub const VIPL_HELLO_BYTES: usize = 24;
 const MARK: [u8; 4] = *b"vipl";
-const REGION_BYTES: usize = 16 + KEY_BYTES;
+const REGION_BYTES: usize = 16 + 2 * KEY_BYTES;
 
 /// The private data of a connection: it belongs to the request with this ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,8 +88,10 @@ pub struct LentRegion {
     pub base: u64,
     /// Bytes, not 0.
     pub len: u64,
-    /// The key of the memory port.
-    pub key: [u8; KEY_BYTES],
+    /// The key of the memory port for messages and RDMA writes.
+    pub write_key: [u8; KEY_BYTES],
+    /// The key of the memory port for RDMA reads.
+    pub read_key: [u8; KEY_BYTES],
 }
 
 /// A message.
@@ -94,12 +106,14 @@ pub enum ViplMessage<'a> {
         /// Its bytes.
         bytes: &'a [u8],
     },
-    /// A region is lent, or its key has changed.
+    /// A region is lent, or its rights or keys have changed.
     Region(LentRegion),
     /// The other process asks whether it knows all regions.
     Sync,
     /// The answer: all regions that were lent before it have arrived.
     Synced,
+    /// The messages that the sender has taken since the connection began.
+    Taken(u64),
 }
 
 impl<'a> ViplMessage<'a> {
@@ -112,11 +126,13 @@ impl<'a> ViplMessage<'a> {
                 region[..4].copy_from_slice(&lent.handle.to_le_bytes());
                 region[4..8].copy_from_slice(&lent.rights.to_le_bytes());
                 region[8..16].copy_from_slice(&lent.len.to_le_bytes());
-                region[16..].copy_from_slice(&lent.key);
+                region[16..16 + KEY_BYTES].copy_from_slice(&lent.write_key);
+                region[16 + KEY_BYTES..].copy_from_slice(&lent.read_key);
                 (REGION_CODE, lent.base, region.as_slice())
             }
             Self::Sync => (SYNC_CODE, 0, &[][..]),
             Self::Synced => (SYNCED_CODE, 0, &[][..]),
+            Self::Taken(count) => (TAKEN_CODE, *count, &[][..]),
         };
         let len = VIPL_HEAD_BYTES + bytes.len();
         let (head, rest) = to.get_mut(..len)?.split_first_chunk_mut::<VIPL_HEAD_BYTES>()?;
@@ -139,7 +155,8 @@ impl<'a> ViplMessage<'a> {
             REGION_CODE => {}
             SYNC_CODE if rest.is_empty() && word == 0 => return Some(Self::Sync),
             SYNCED_CODE if rest.is_empty() && word == 0 => return Some(Self::Synced),
-            SYNC_CODE | SYNCED_CODE => return None,
+            TAKEN_CODE if rest.is_empty() => return Some(Self::Taken(word)),
+            SYNC_CODE | SYNCED_CODE | TAKEN_CODE => return None,
             _ => return Some(Self::Record { code, word, bytes: rest }),
         }
         let rest: &[u8; REGION_BYTES] = rest.try_into().ok()?;
@@ -150,7 +167,8 @@ impl<'a> ViplMessage<'a> {
             rights: number(4)?,
             base: word,
             len,
-            key: *rest[16..].first_chunk()?,
+            write_key: *rest[16..].first_chunk()?,
+            read_key: *rest[16 + KEY_BYTES..].first_chunk()?,
         };
         let is_valid = lent.handle != 0 && lent.rights <= 3 && len > 0 && word.checked_add(len).is_some();
         is_valid.then_some(Self::Region(lent))
@@ -165,8 +183,14 @@ mod tests {
 
     use super::*;
 
-    const LENT: LentRegion =
-        LentRegion { handle: 0x3_0007, rights: 1, base: 0x7f00_0000_1000, len: 0x2000, key: [9; KEY_BYTES] };
+    const LENT: LentRegion = LentRegion {
+        handle: 0x3_0007,
+        rights: 1,
+        base: 0x7f00_0000_1000,
+        len: 0x2000,
+        write_key: [9; KEY_BYTES],
+        read_key: [8; KEY_BYTES],
+    };
 
     fn encoded(message: &ViplMessage<'_>) -> Vec<u8> {
         let mut bytes = [0xee; 100];
@@ -175,25 +199,28 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_those_of_version_1() {
+    fn the_bytes_are_those_of_version_2() {
         let record = ViplMessage::Record { code: 0x401, word: 0x0102_0304, bytes: &[5, 6] };
         assert_eq!(encoded(&record), [1, 4, 0, 0, 0, 0, 0, 0, 4, 3, 2, 1, 0, 0, 0, 0, 5, 6]);
         let mut region =
             std::vec![0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0x7f, 0, 0, 7, 0, 3, 0, 1, 0, 0, 0];
         region.extend([0, 0x20, 0, 0, 0, 0, 0, 0]);
-        region.extend([9; KEY_BYTES]);
+        region.extend([[9; KEY_BYTES], [8; KEY_BYTES]].concat());
         assert_eq!(encoded(&ViplMessage::Region(LENT)), region);
         assert_eq!(encoded(&ViplMessage::Sync), [0x81, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(encoded(&ViplMessage::Synced), [0x82, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let taken = encoded(&ViplMessage::Taken(0x0506));
+        assert_eq!(taken, [0x83, 0, 0, 0, 0, 0, 0, 0, 6, 5, 0, 0, 0, 0, 0, 0]);
         let hello = ViplHello { ticket: [3; 16] };
-        assert_eq!(hello.encode()[..8], [b'v', b'i', b'p', b'l', 1, 0, 0, 0]);
+        assert_eq!(hello.encode()[..8], [b'v', b'i', b'p', b'l', 2, 0, 0, 0]);
         assert_eq!(hello.encode()[8..], [3; 16]);
     }
 
     #[test]
     fn messages_are_decoded_as_they_were_encoded() {
         let record = ViplMessage::Record { code: 13, word: 0, bytes: &[] };
-        for message in [ViplMessage::Region(LENT), record, ViplMessage::Sync, ViplMessage::Synced] {
+        let plain = [ViplMessage::Sync, ViplMessage::Synced, ViplMessage::Taken(7)];
+        for message in [ViplMessage::Region(LENT), record].into_iter().chain(plain) {
             assert_eq!(ViplMessage::decode(&encoded(&message)), Some(message));
             assert_eq!(message.encode(&mut [0; VIPL_HEAD_BYTES - 1]), None);
         }
@@ -224,6 +251,8 @@ mod tests {
             other[8] = 1;
             assert_eq!(ViplMessage::decode(&other[..VIPL_HEAD_BYTES]), None, "with a word");
         }
+        let taken = [encoded(&ViplMessage::Taken(7)), std::vec![0]].concat();
+        assert_eq!(ViplMessage::decode(&taken), None, "with a byte");
         for (range, byte) in [(16..20, 0), (24..32, 0), (8..16, 0xff)] {
             let mut other = region.clone();
             other[range.clone()].fill(byte);
@@ -239,8 +268,8 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_decoded_is_encoded_to_the_same_bytes(
-            code in prop_oneof![REGION_CODE..=SYNCED_CODE, any::<u16>()],
-            rest in prop::collection::vec(prop_oneof![Just(0), Just(1), any::<u8>()], 0..60),
+            code in prop_oneof![REGION_CODE..=TAKEN_CODE, any::<u16>()],
+            rest in prop::collection::vec(prop_oneof![Just(0), Just(1), any::<u8>()], 0..80),
         ) {
             let mut bytes = std::vec![0; 8];
             bytes[..2].copy_from_slice(&code.to_le_bytes());

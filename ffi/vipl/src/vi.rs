@@ -1,8 +1,8 @@
 //! VIs and their descriptors.
 
-use std::ffi::{c_int, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_ulong, c_void};
 
-use nemesia::internals::via::{Callback, CompletedDescriptor};
+use nemesia::internals::via::{Callback, CompletedDescriptor, ViTransport};
 use nemesia_core::via::ViaError;
 use nemesia_core::via::vi::ViQueue;
 
@@ -198,4 +198,40 @@ pub extern "C" fn VipRecvNotify(
     callback: Option<DescriptorCallback>,
 ) -> i32 {
     notify(vi, ViQueue::Receive, context, callback)
+}
+
+/// Returns how a VI reaches the other side, and a line that explains it.
+///
+/// # Safety
+/// The pointers are null or valid, and the explanation has the given room.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn VipQueryViTransport(
+    vi: Handle,
+    transport: *mut c_int,
+    explanation: *mut c_char,
+    len: c_ulong,
+) -> i32 {
+    call(|provider| {
+        let (found, text) = provider.transport(number(vi))?;
+        let code = match found {
+            ViTransport::None => 0,
+            ViTransport::SharedMemory => 1,
+            ViTransport::Tcp => 2,
+            ViTransport::Verbs => 3,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { give(transport, code) }?;
+        let room = usize::try_from(len).unwrap_or(usize::MAX);
+        if explanation.is_null() || room == 0 {
+            return Ok(());
+        }
+        let bytes = text.as_bytes();
+        let count = bytes.len().min(room - 1);
+        // SAFETY: the caller's promise: room for these bytes and a zero.
+        unsafe {
+            explanation.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), count);
+            explanation.add(count).write(0);
+        }
+        Ok(())
+    })
 }

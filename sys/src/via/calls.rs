@@ -26,7 +26,7 @@ use super::{peers, service};
 
 use callbacks::notify;
 pub use posting::CompletedDescriptor;
-pub use vis::{NicFacts, ViSnapshot};
+pub use vis::{NicFacts, ViSnapshot, ViTransport};
 
 /// The provider of this process, which is opened with its first NIC.
 #[derive(Clone, Copy, Debug)]

@@ -55,7 +55,7 @@ pub(super) fn call(
                 let link = if shared.trust.is_elsewhere(&answer) {
                     // The caller's limit counts, but what the other process has accepted gets a little time.
                     let end = deadline.map_or(limit, |end| end.max(Instant::now() + LAST_STEP).min(limit));
-                    NewViLink::Network(Box::new(network_connect::go(shared, &answer, end, &waits)?))
+                    network_connect::go(shared, &answer, end, &waits)?
                 } else {
                     NewViLink::Shared(Box::new(meeting::go(answer.meeting, &shared.bell, limit)?))
                 };
@@ -171,7 +171,8 @@ fn confirm(
         _ => SetupKind::Confirm,
     };
     let is_elsewhere = shared.trust.is_elsewhere(pending);
-    let confirm = shared.trust.confirm(&SetupFrame { kind, ..*frame }, pending)?;
+    let own = |network| shared.lock().networks.offer(network);
+    let confirm = shared.trust.confirm(&SetupFrame { kind, ..*frame }, pending, own)?;
     let is_sent = stream.set_nonblocking(false).is_ok() && listener::send(&mut stream, &confirm).is_ok();
     if !is_sent {
         return Ok(Round::Nothing);

@@ -6,9 +6,10 @@ use nemesia_core::via::{ViAttributes, ViState};
 use nemesia_core::wire::vipl::ViplMessage;
 
 use super::conduit::{Memory, rights};
-use super::network::{Network, NetworkConduit, NetworkLink, RegionSync};
+use super::network::{Network, NetworkConduit, NetworkLink, PortTicket, RegionSync};
 use super::objects::ViObject;
 use super::state::ViaState;
+use crate::transport::net::Transport;
 
 /// Completions that are polled at once, and how often: the lock is free in between.
 const COMPLETIONS: usize = 32;
@@ -17,19 +18,28 @@ const ROUNDS: usize = 8;
 impl ViaState {
     /// Makes progress on all connections to other machines.
     pub(super) fn drive_network(&mut self) {
-        let Some(mut network) = self.network.take() else { return };
+        for transport in Transport::ALL {
+            self.drive_transport(transport);
+        }
+    }
+
+    fn drive_transport(&mut self, transport: Transport) {
+        let Some(mut network) = self.networks.take(transport) else { return };
         let mut changed = Vec::new();
-        self.take_completions(&mut network, &mut changed);
+        self.take_completions(&mut network, &mut changed, ROUNDS);
         let (lost, has_events) = network.progress_connections();
         self.is_changed |= has_events;
         for vi in &lost {
             self.network_of(*vi).into_iter().for_each(|link| link.is_cut = true);
         }
-        // What the other side sent before the end says why the connection ended.
-        if changed.iter().chain(&lost).any(|vi| self.network_of(*vi).is_some_and(|link| link.is_cut)) {
-            self.take_completions(&mut network, &mut changed);
+        // What the other side sent before the end says why the connection ended, also one that no VI has taken yet. It
+        // may be the last of all completions.
+        let is_cut = |vi: &u64| self.network_of(*vi).is_some_and(|link| link.is_cut);
+        if has_events || changed.iter().any(is_cut) {
+            let rounds = network.most_completions() / COMPLETIONS + 1;
+            self.take_completions(&mut network, &mut changed, rounds);
         }
-        self.network = Some(network);
+        self.networks.put(network);
         changed.extend(lost);
         for vi in changed {
             self.pump(vi);
@@ -40,12 +50,12 @@ impl ViaState {
         self.vis.get_mut(vi)?.network.as_mut()
     }
 
-    /// Takes completions of the memory port. Adds the VIs that they belong to.
-    fn take_completions(&mut self, network: &mut Network, changed: &mut Vec<u64>) {
+    /// Takes completions of a memory port, at most so many rounds. Adds the VIs that they belong to.
+    fn take_completions(&mut self, network: &mut Network, changed: &mut Vec<u64>, rounds: usize) {
         let mut bytes = std::mem::take(&mut self.bytes);
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             let mut completions = [Completion::EMPTY; COMPLETIONS];
-            let count = network.port.poll(&mut completions);
+            let count = network.poll(&mut completions);
             for completion in completions.iter().take(count) {
                 match network.owners.get(&completion.connection).copied() {
                     Some(vi) => {
@@ -56,7 +66,8 @@ impl ViaState {
                             changed.push(vi);
                         }
                     }
-                    None => network.complete_closing(completion),
+                    None if network.keep_early(completion) => {}
+                    None => network.complete_closing(completion, &mut bytes),
                 }
             }
             if count < COMPLETIONS {
@@ -77,10 +88,16 @@ impl ViaState {
         true
     }
 
+    /// Takes the memory port of a VI's connection out of the state.
+    fn take_network(&mut self, vi: u64) -> Option<Network> {
+        let transport = self.network_of(vi)?.transport;
+        self.networks.take(transport)
+    }
+
     /// Starts what can be started on a VI whose connection goes to another machine. Returns whether the connection is
     /// over.
     pub(super) fn pump_network(&mut self, vi: u64) -> bool {
-        let Some(mut network) = self.network.take() else { return false };
+        let Some(mut network) = self.take_network(vi) else { return false };
         let mut is_cut = false;
         if let Some(object) = self.vis.get_mut(vi)
             && let Some(link) = &mut object.network
@@ -97,34 +114,50 @@ impl ViaState {
             // The descriptors of a VI that has failed are the program's again: nothing may use their memory.
             is_cut = link.is_cut || object.model.state() == ViState::Error;
         }
-        self.network = Some(network);
+        self.networks.put(network);
         is_cut
     }
 
     /// Gives a VI its connection to another machine, and lends what the other process may use by RDMA.
-    pub(super) fn link_network(&mut self, vi: u64, mut link: NetworkLink) {
-        let Some(mut network) = self.network.take() else { return };
-        if let Some(object) = self.vis.get_mut(vi) {
+    pub(super) fn link_network(&mut self, vi: u64, of: PortTicket, explanation: String) {
+        let Some(mut network) = self.networks.take(of.transport) else { return };
+        if let Some(object) = self.vis.get_mut(vi)
+            && let Some(mut link) = network.take_link(of.ticket, vi)
+        {
             let attributes = object.model.attributes;
+            link.explanation = explanation;
             link.lends_later = true;
             link.lend_and_answer(&mut network, &self.memory, &attributes);
-            network.owners.insert(link.connection, vi);
-            link.start(&mut network.port);
+            let early = link.take_early();
             object.network = Some(link);
+            let mut bytes = std::mem::take(&mut self.bytes);
+            for completion in &early {
+                complete(object, &mut network, &self.memory, completion, &mut bytes);
+            }
+            self.bytes = bytes;
         }
-        self.network = Some(network);
+        self.networks.put(network);
+    }
+
+    /// Ends an attempt to connect, or a connection that no VI has taken.
+    pub(super) fn abandon_network(&mut self, of: PortTicket) {
+        if let Some(network) = self.networks.get_mut(of.transport) {
+            network.abandon(of.ticket);
+        }
+        self.must_poke = true;
     }
 
     /// Ends the connection of a VI to another machine.
     pub(super) fn unlink_network(&mut self, link: NetworkLink) {
-        if let Some(network) = &mut self.network {
+        if let Some(mut network) = self.networks.take(link.transport) {
             network.shut(link);
+            self.networks.put(network);
         }
     }
 
     /// Informs the other process of a VI of a region that is new, changed, or about to go.
     pub(super) fn publish_on_network(&mut self, vi: u64, handle: u32, is_gone: bool) {
-        let Some(mut network) = self.network.take() else { return };
+        let Some(mut network) = self.take_network(vi) else { return };
         let region = self.memory.table.get(handle).copied().zip(self.memory.get(handle));
         if let Some((region, memory)) = region
             && let Some(object) = self.vis.get_mut(vi)
@@ -138,38 +171,38 @@ impl ViaState {
                 }
                 false => true,
             };
-            // A right that cannot be withdrawn ends the connection; a new region is lent when there is room.
-            link.is_cut |= !done && link.has_lent(handle);
+            // What was withdrawn is withdrawn by now. The other process is told when there is room.
             link.lends_later |= !done;
         }
-        self.network = Some(network);
+        self.networks.put(network);
     }
 }
 
 impl ViaState {
     /// Withdraws a region that does not exist any more from all memory ports.
     pub(super) fn withdraw_from_network(&mut self, handle: u32) {
-        let Some(mut network) = self.network.take() else { return };
-        for at in 0..self.connected.len() {
-            let object = self.connected.get(at).and_then(|vi| self.vis.get_mut(*vi));
-            if let Some(link) = object.and_then(|object| object.network.as_mut()) {
-                link.forget(&mut network, handle);
+        for transport in Transport::ALL {
+            let Some(mut network) = self.networks.take(transport) else { continue };
+            let links = self.connected.iter().filter_map(|vi| {
+                let object = self.vis.get_mut(*vi)?;
+                object.network.take_if(|link| link.transport == transport).map(|link| (*vi, link))
+            });
+            let mut links: Vec<(u64, NetworkLink)> = links.collect();
+            links.iter_mut().for_each(|(_, link)| _ = link.forget(&mut network, handle));
+            for region in network.forget(handle) {
+                // The device still reads for operations in progress: only the end of their connections ends that.
+                for (_, link) in links.iter_mut().filter(|(_, link)| link.uses(region)) {
+                    network.port.close(link.connection);
+                    link.is_cut = true;
+                }
+                network.retire(region);
             }
-        }
-        network.forget(handle);
-        self.network = Some(network);
-    }
-}
-
-impl Network {
-    /// Takes a completion of a connection that is being closed.
-    fn complete_closing(&mut self, completion: &Completion) {
-        let mut closing = self.closing.iter_mut().map(|closing| &mut closing.link);
-        if let Some(link) = closing.find(|link| link.connection == completion.connection)
-            && !NetworkLink::is_receive(completion.id)
-        {
-            link.end_oldest();
-            link.issue(&mut self.port);
+            for (vi, link) in links {
+                if let Some(object) = self.vis.get_mut(vi) {
+                    object.network = Some(link);
+                }
+            }
+            self.networks.put(network);
         }
     }
 }
@@ -181,9 +214,8 @@ impl NetworkLink {
         if std::mem::take(&mut self.lends_later) {
             for (handle, region) in memory.table.iter() {
                 let granted = rights(&region, attributes);
-                let Some(lent) = memory.get(handle).filter(|_| granted.write || granted.read) else {
-                    continue;
-                };
+                let is_due = granted.write || granted.read || self.has_lent(handle);
+                let Some(lent) = memory.get(handle).filter(|_| is_due) else { continue };
                 let done = self.lend(network, (handle, &region), lent, (granted, false));
                 self.lends_later |= !done;
                 // The port has no more regions.
@@ -229,6 +261,7 @@ fn complete(
                     link.sync = next;
                     was_asked
                 }
+                Some(ViplMessage::Taken(count)) => link.taken_there(count),
                 Some(ViplMessage::Record { code, word, bytes }) => {
                     let attributes = object.model.attributes;
                     let mut conduit = NetworkConduit { link, network, memory, attributes };

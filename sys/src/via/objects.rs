@@ -14,7 +14,7 @@ use nemesia_core::via::{AsyncError, Vi, ViAttributes, ViState, ViaDescriptor, Vi
 
 use super::conduit::{Conduit, Memory};
 use super::link::Link;
-use super::network::NetworkLink;
+use super::network::{NetworkLink, PortTicket};
 
 /// Descriptors of a queue for which a new VI has storage; it grows when needed.
 const FIRST_DESCRIPTORS: usize = 32;
@@ -30,8 +30,8 @@ const MOST_LAST_RECORDS: usize = 2048;
 pub(super) enum NewViLink {
     /// Through shared memory.
     Shared(Box<Link>),
-    /// Through the memory port.
-    Network(Box<NetworkLink>),
+    /// Through a memory port, with the reasons for its choice.
+    Network(PortTicket, String),
 }
 
 /// The model of a VI over growing storage.
@@ -153,7 +153,7 @@ impl ViObject {
                 Ok(Some(read)) => {
                     let bytes = bytes.get(..read.len).unwrap_or_default();
                     let record = ViaRecord::decode(read.code, read.word, bytes);
-                    link.peer_waits |= record == Some(ViaRecord::Starved);
+                    link.peer_waits |= matches!(record, Some(ViaRecord::Starved { .. }));
                     let mut conduit = Conduit { link, memory, attributes };
                     record.is_none_or(|record| self.model.arrive(record, &mut conduit).is_err())
                 }

@@ -33,7 +33,10 @@ pub(super) fn serve_requests(shared: &Shared, state: &mut ViaState) {
     let Some(listener) = &mut state.listener else { return };
     for (mut stream, frame) in listener.read() {
         let is_confirmation = matches!(frame.kind, SetupKind::Confirm | SetupKind::PeerConfirm);
-        if is_confirmation && shared.trust.check(&frame).is_err() {
+        let is_refused = is_confirmation
+            && (shared.trust.check(&frame).is_err()
+                || shared.trust.is_elsewhere(&frame) && state.networks.choose(&frame.network).is_none());
+        if is_refused {
             refuse(shared, &mut stream, &frame);
             continue;
         }
@@ -74,7 +77,8 @@ pub(super) fn serve_requests(shared: &Shared, state: &mut ViaState) {
     }
 }
 
-/// Refuses a process of another machine that has not proven that it knows the key of the job.
+/// Refuses a process of another machine that has not proven that it knows the key of the job, or that has no memory
+/// port which this process can use.
 fn refuse(shared: &Shared, stream: &mut TcpStream, frame: &SetupFrame) {
     let reason = ViaError::NotReachable.code() as u8;
     // A process that has left needs no answer.
@@ -211,9 +215,8 @@ fn set_calling(shared: &Shared, of: (u64, u64), is_calling: bool) {
 fn finish(shared: &Shared, of: (u64, u64), result: Result<(NewViLink, ViAttributes), ViaError>) {
     let mut state = shared.lock();
     if attempt(&mut state, of).is_none_or(|attempt| attempt.result.is_some()) {
-        if let Ok((NewViLink::Network(link), _)) = result {
-            state.unlink_network(*link);
-            state.must_poke = true;
+        if let Ok((NewViLink::Network(ticket, _), _)) = result {
+            state.abandon_network(ticket);
         }
         return;
     }

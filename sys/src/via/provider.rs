@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 use nemesia_core::via::ViaError;
 
 use super::bell::Bell;
+use super::network::Networks;
 use super::settings::Settings;
 use super::state::ViaState;
 use super::trust::HostTrust;
+use crate::config::Config;
 use crate::os::{ProcessOrigin, ShmError};
 
 /// Polls before a waiting thread sleeps, and how many of them yield the processor.
@@ -49,8 +51,9 @@ impl Shared {
             return Err(ShmError::system("making an event descriptor", std::io::Error::last_os_error()));
         }
         let settings = Settings::from_env();
+        let networks = Networks::new(Config::from_env().unwrap_or_default(), settings.address);
         let shared = Arc::new(Self {
-            state: Mutex::new(ViaState::new(crate::config::Config::default().non_temporal_from())),
+            state: Mutex::new(ViaState::new(Config::default().non_temporal_from(), networks)),
             changed: Condvar::new(),
             callbacks: Condvar::new(),
             bell: Bell::create()?,
@@ -119,7 +122,8 @@ impl Shared {
     /// Informs other threads of what changed under the lock.
     fn after(&self, state: &mut ViaState) {
         // No thread may poll the memory port again before the service thread sleeps.
-        let has_work = state.network.as_mut().is_some_and(|network| !network.arm());
+        let mut has_work = false;
+        state.networks.iter_mut().for_each(|network| has_work |= !network.arm(false));
         if std::mem::take(&mut state.must_poke) || has_work {
             self.poke();
         }

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use nemesia_core::via::setup::{SetupFrame, SetupKind, SetupNetwork};
 use nemesia_core::via::{ViAttributes, ViaError};
 
+use super::network::PortTicket;
 use super::objects::NewViLink;
 use super::provider::Shared;
-use super::{listener, meeting, network_connect};
+use super::{listener, meeting, network, network_connect};
 use crate::os::HandoffListener;
 
 /// The limit of a meeting.
@@ -81,16 +82,19 @@ fn accept_elsewhere(
         meeting: ticket,
         ..answer(shared, request, SetupKind::Accepted, 0)
     };
+    let transport = shared.lock().networks.choose(&request.network).ok_or(ViaError::NotReachable)?;
     let mut sender = stream.try_clone().map_err(|_| ViaError::ErrorResource)?;
     let accept = |port| {
-        let network = SetupNetwork { port: Some(port), ..answer.network };
+        let ports = network::code_of(transport);
+        let network = SetupNetwork { ports, port: Some(port), ..answer.network };
         let accepted = shared.trust.prove(SetupFrame { network, ..answer }, request);
         let has_gone = has_left(&sender) || listener::send(&mut sender, &accepted).is_err();
         if has_gone { Err(ViaError::Timeout) } else { Ok(()) }
     };
     let deadline = Instant::now() + MEETING_LIMIT;
-    let link = network_connect::receive(shared, ticket, deadline, accept, || !has_left(stream))?;
-    Ok(NewViLink::Network(Box::new(link)))
+    let place = PortTicket { transport, ticket };
+    let theirs = Some(&request.network);
+    network_connect::receive(shared, (place, theirs), deadline, accept, || !has_left(stream))
 }
 
 /// Returns whether the other side has closed its end.

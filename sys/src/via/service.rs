@@ -27,9 +27,9 @@ pub(super) fn serve(shared: &Shared) {
             if let Some(listener) = &state.listener {
                 fds.extend(listener.descriptors().map(poll_entry));
             }
-            if let Some(network) = &mut state.network {
+            for network in state.networks.iter_mut() {
                 fds.extend(network.descriptor().map(poll_entry));
-                if !network.arm() {
+                if !network.arm(true) {
                     limit = 0;
                 }
             }

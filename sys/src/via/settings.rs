@@ -1,9 +1,6 @@
 //! Addresses, ports and limits. The variables that belong to `libvipl` alone do not begin with `NEMESIA_`.
 
 use std::net::Ipv4Addr;
-use std::time::Duration;
-
-use crate::config::Config;
 
 /// The variable with the IPv4 address under which other processes reach this one: 127.0.0.1 by default.
 const ADDRESS: &str = "VIPL_ADDRESS";
@@ -23,8 +20,6 @@ pub(super) struct Settings {
     pub(super) port_count: u16,
     /// Whether processes of other machines are connected if there is no key of the job.
     pub(super) trusts_any: bool,
-    /// The time after which another machine that does not answer counts as gone (`NEMESIA_NET_SILENCE`).
-    pub(super) silence: Duration,
 }
 
 impl Settings {
@@ -32,8 +27,7 @@ impl Settings {
     pub(super) fn from_env() -> Self {
         let variable = |name| std::env::var(name).ok();
         let trusts_any = variable(TRUST).as_deref() == Some("any");
-        let silence = Config::from_env().unwrap_or_default().net_silence;
-        Self { trusts_any, silence, ..Self::new(variable(ADDRESS).as_deref(), variable(PORTS).as_deref()) }
+        Self { trusts_any, ..Self::new(variable(ADDRESS).as_deref(), variable(PORTS).as_deref()) }
     }
 
     fn new(address: Option<&str>, ports: Option<&str>) -> Self {
@@ -45,8 +39,7 @@ impl Settings {
             })
             .unwrap_or((21100, 64));
         let address = address.and_then(|text| text.parse().ok()).unwrap_or(Ipv4Addr::LOCALHOST);
-        let silence = Config::default().net_silence;
-        Self { address, first_port, port_count, trusts_any: false, silence }
+        Self { address, first_port, port_count, trusts_any: false }
     }
 
     /// Returns the ports.

@@ -12,7 +12,7 @@ use nemesia_core::via::{AsyncError, ViaSegment};
 use super::conduit::{Conduit, Memory, rights};
 use super::link::Link;
 use super::listener::Listener;
-use super::network::Network;
+use super::network::Networks;
 use super::objects::{
     AsyncReport, ConnectWaiter, NewViLink, NicObject, QueueObject, Requested, ViObject, index, pointer,
     report,
@@ -38,8 +38,8 @@ pub(super) struct ViaState {
     pub(super) next_waiter: u64,
     pub(super) errors: VecDeque<AsyncReport>,
     pub(super) listener: Option<Listener>,
-    /// The memory port for other machines, once it was needed.
-    pub(super) network: Option<Network>,
+    /// The memory ports for other machines, once they were needed.
+    pub(super) networks: Networks,
     /// Number of callbacks that are registered.
     pub(super) notifies: usize,
     /// Whether the thread of callbacks must look.
@@ -55,7 +55,7 @@ pub(super) struct ViaState {
 }
 
 impl ViaState {
-    pub(super) fn new(non_temporal_from: u64) -> Self {
+    pub(super) fn new(non_temporal_from: u64, networks: Networks) -> Self {
         Self {
             nics: HandleTable::new(HandleKind::Nic),
             ptags: HandleTable::new(HandleKind::Ptag),
@@ -68,7 +68,7 @@ impl ViaState {
             next_waiter: 0,
             errors: VecDeque::new(),
             listener: None,
-            network: None,
+            networks,
             notifies: 0,
             has_callbacks: false,
             is_changed: false,
@@ -194,8 +194,10 @@ impl ViaState {
         let is_connected = self.vis.get_mut(vi).is_some_and(|object| object.model.connected());
         match link {
             NewViLink::Shared(link) if is_connected => self.link_shared(vi, *link),
-            NewViLink::Network(link) if is_connected => self.link_network(vi, *link),
-            NewViLink::Network(link) => self.unlink_network(*link),
+            NewViLink::Network(ticket, explanation) if is_connected => {
+                self.link_network(vi, ticket, explanation);
+            }
+            NewViLink::Network(ticket, _) => self.abandon_network(ticket),
             NewViLink::Shared(_) => {}
         }
         if is_connected {

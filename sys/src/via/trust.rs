@@ -78,21 +78,28 @@ impl HostTrust {
         Ok(SetupNetwork { challenge, ..self.plain() })
     }
 
-    /// Caller: returns the confirmation of a request, as the answer to the first answer.
+    /// Caller: returns the confirmation of a request, as the answer to the first answer. `own` returns the part of this
+    /// process with its memory ports.
     ///
     /// # Errors
     /// [`ViaError::NotReachable`]: the other process is on another machine, and only one of both has a key, or none and
     /// this one may not do without.
-    pub(super) fn confirm(&self, request: &SetupFrame, answer: &SetupFrame) -> Result<SetupFrame, ViaError> {
+    pub(super) fn confirm(
+        &self,
+        request: &SetupFrame,
+        answer: &SetupFrame,
+        own: impl FnOnce(SetupNetwork) -> SetupNetwork,
+    ) -> Result<SetupFrame, ViaError> {
         let confirm = SetupFrame { network: self.plain(), ..*request };
         if !self.is_elsewhere(answer) {
             return Ok(confirm);
         }
+        let confirm = SetupFrame { network: own(confirm.network), ..confirm };
         let challenge = answer.network.challenge;
         match &self.key {
             Some(key) if challenge != NO_CHALLENGE => {
                 let nonce = self.drawn().1.draw();
-                let network = SetupNetwork { challenge, nonce, ..self.plain() };
+                let network = SetupNetwork { challenge, nonce, ..confirm.network };
                 Ok(SetupFrame { network, ..confirm }.prove_request(key))
             }
             None if self.permits_any && challenge == NO_CHALLENGE => Ok(confirm),
@@ -191,7 +198,8 @@ mod tests {
         let request = request(caller);
         let pending =
             SetupFrame { kind: SetupKind::Pending, network: called.challenge(&request)?, ..request };
-        let confirm = caller.confirm(&SetupFrame { kind: SetupKind::Confirm, ..request }, &pending)?;
+        let confirm =
+            caller.confirm(&SetupFrame { kind: SetupKind::Confirm, ..request }, &pending, |own| own)?;
         called.check(&confirm)?;
         let answer = SetupFrame { kind: SetupKind::Accepted, network: called.plain(), ..request };
         let is_elsewhere = caller.is_elsewhere(&pending);
@@ -223,7 +231,7 @@ mod tests {
         let (caller, called) = (trust(1, Some(KEY), false), trust(2, Some(KEY), false));
         let request = request(&caller);
         let network = called.challenge(&request).unwrap();
-        let confirm = caller.confirm(&request, &SetupFrame { network, ..request }).unwrap();
+        let confirm = caller.confirm(&request, &SetupFrame { network, ..request }, |own| own).unwrap();
         let changed = SetupFrame { vi: 3, ..confirm };
         assert_eq!(called.check(&changed), Err(ViaError::NotReachable));
         assert_eq!(called.check(&confirm), Ok(()));

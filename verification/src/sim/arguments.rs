@@ -5,7 +5,7 @@ use crate::bug::{Bug, Subject};
 /// The text that `--help` prints.
 pub(crate) const HELP: &str = "\
 Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--channels] [--direct]
-           [--peers] [--cells] [--keys] [--verbose]
+           [--peers] [--cells] [--keys] [--vipl] [--verbose]
        cargo sim --long | --bugs | --list
 
 Runs worlds of engines over a simulated message port, in one process and in virtual time, against an oracle of MPI's
@@ -26,6 +26,7 @@ Every world is drawn from its seed. Fails when a promise is broken, with the com
   --peers          only processes that call each other; --ranks does not go with it
   --cells          only ends of connections over shared memory; --ranks does not go with it
   --keys           only proofs of the key; --ranks does not go with it
+  --vipl           only virtual interfaces; --ranks does not go with it
   --long           100 seeds of 100000 operations
   --bug NAME       makes this mistake now and then; see --list
   --bugs           makes each mistake in turn, and fails unless every one is found
@@ -67,6 +68,8 @@ pub(crate) struct Options {
     pub(crate) cells: bool,
     /// Whether to run proofs of the key only.
     pub(crate) keys: bool,
+    /// Whether to run virtual interfaces only.
+    pub(crate) vipl: bool,
     /// Whether nothing was chosen: then every event must happen.
     pub(crate) is_whole: bool,
 }
@@ -80,6 +83,7 @@ impl Options {
             _ if self.peers => &[Subject::Peers],
             _ if self.cells => &[Subject::Cells],
             _ if self.keys => &[Subject::Keys],
+            _ if self.vipl => &[Subject::Vipl],
             None if self.ranks.is_none() => {
                 const ALL: &[Subject] = &[
                     Subject::Engines,
@@ -88,6 +92,7 @@ impl Options {
                     Subject::Peers,
                     Subject::Cells,
                     Subject::Keys,
+                    Subject::Vipl,
                 ];
                 ALL
             }
@@ -96,6 +101,7 @@ impl Options {
             Some(Subject::Peers) => &[Subject::Peers],
             Some(Subject::Cells) => &[Subject::Cells],
             Some(Subject::Keys) => &[Subject::Keys],
+            Some(Subject::Vipl) => &[Subject::Vipl],
             _ => &[Subject::Engines],
         }
     }
@@ -121,6 +127,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         peers: false,
         cells: false,
         keys: false,
+        vipl: false,
         is_whole: false,
     };
     while let Some(argument) = arguments.next() {
@@ -137,6 +144,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
             "--peers" => options.peers = true,
             "--cells" => options.cells = true,
             "--keys" => options.keys = true,
+            "--vipl" => options.vipl = true,
             "--verbose" => options.verbose = true,
             "--seed" => seed = Some(number(&argument, &value()?, 0, u64::MAX)?),
             "--seeds" => seeds = Some(number(&argument, &value()?, 1, u64::MAX)?),
@@ -148,7 +156,8 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         }
     }
     let chosen = seed.is_some() || seeds.is_some() || operations.is_some() || options.ranks.is_some();
-    let is_part = options.channels || options.direct || options.peers || options.cells || options.keys;
+    let is_part =
+        options.channels || options.direct || options.peers || options.cells || options.keys || options.vipl;
     options.is_whole = !chosen && !is_part && options.bug.is_none();
     if is_part && options.ranks.is_some() {
         return Err("the number of processes is the seed's choice there".into());

@@ -20,6 +20,8 @@ pub(crate) enum Subject {
     Cells,
     /// Processes that prove that they know the key of the job, on a network that an adversary owns.
     Keys,
+    /// Virtual interfaces.
+    Vipl,
 }
 
 /// One injected fault, triggered now and then while a simulation runs.
@@ -116,6 +118,8 @@ impl Bug {
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_keys() => Subject::Keys,
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_cells() => Subject::Cells,
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_vipl() => Subject::Vipl,
             _ => Subject::Engines,
         }
     }
@@ -178,6 +182,10 @@ impl fmt::Display for Bug {
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_cells() => {
                 write!(out, "cells:{injected_fault:?}")
+            }
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_vipl() => {
+                write!(out, "vipl:{injected_fault:?}")
             }
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) => write!(out, "engine:{injected_fault:?}"),

@@ -35,6 +35,7 @@ mod tally;
 mod trace;
 mod unmet;
 mod violation;
+mod vipl;
 mod world;
 
 use std::io::Write;

@@ -27,6 +27,7 @@ use crate::simulation::Simulation;
 use crate::tally::Tally;
 use crate::trace::Trace;
 use crate::violation::{Check, Violation};
+use crate::vipl::ViplWorld;
 use crate::{complain, print};
 
 /// The number of events shown before a failure.
@@ -96,6 +97,7 @@ fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced:
         Subject::Peers => run_peers(options, seed, traced),
         Subject::Cells => run_cells(options, seed, traced),
         Subject::Keys => run_keys(options, seed, traced),
+        Subject::Vipl => run_vipl(options, seed, traced),
     }
 }
 
@@ -181,6 +183,23 @@ fn run_keys(options: &Options, seed: u64, traced: bool) -> Found {
             world.finish()
         };
         found.live(KeysWorld::new(rng, Trace::new(traced)), live, KeysWorld::result);
+        found.operations += limit;
+    }
+    found
+}
+
+/// Runs worlds of two processes with virtual interfaces.
+fn run_vipl(options: &Options, seed: u64, traced: bool) -> Found {
+    let mut found = Found::new(Subject::Vipl, seed);
+    while found.operations < options.operations && found.violation.is_none() {
+        let mut rng = Rng::new(seed, found.worlds as u64);
+        found.worlds += 1;
+        let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
+        let live = |world: &mut ViplWorld| {
+            (0..limit).try_for_each(|_| world.step())?;
+            world.finish()
+        };
+        found.live(ViplWorld::new(rng, Trace::new(traced)), live, ViplWorld::result);
         found.operations += limit;
     }
     found
@@ -366,6 +385,7 @@ fn replay(options: &Options, found: &Found) -> String {
         Subject::Peers => line += " --peers",
         Subject::Cells => line += " --cells",
         Subject::Keys => line += " --keys",
+        Subject::Vipl => line += " --vipl",
     }
     if let Some(bug) = options.bug {
         line += &format!(" --bug {bug}");

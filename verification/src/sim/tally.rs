@@ -148,10 +148,18 @@ pub(crate) enum Event {
     CellNumbersFull,
     CellNumberAgain,
     CellDeath,
+    /// Virtual interfaces: a message, a write, a read and a fenced message were posted; a message waited for a receive
+    /// of the other side; a process died.
+    ViplMessage,
+    ViplWrite,
+    ViplRead,
+    ViplFenced,
+    ViplNoCredit,
+    ViplDeath,
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 103] = [
+const EVENTS: [(Event, &str); 109] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -255,6 +263,12 @@ const EVENTS: [(Event, &str); 103] = [
     (Event::CellNumbersFull, "no number"),
     (Event::CellNumberAgain, "numbers again"),
     (Event::CellDeath, "deaths"),
+    (Event::ViplMessage, "interfaces: messages"),
+    (Event::ViplWrite, "writes"),
+    (Event::ViplRead, "reads"),
+    (Event::ViplFenced, "fenced"),
+    (Event::ViplNoCredit, "no credit"),
+    (Event::ViplDeath, "deaths"),
 ];
 
 /// The count of each event.

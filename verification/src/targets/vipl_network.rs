@@ -26,9 +26,9 @@ pub fn vipl_network(input: &[u8]) -> Result<(), String> {
     check_message(input)?;
     let mut region = input.to_vec();
     if let Some(head) = region.first_chunk_mut::<8>() {
-        *head = u64::from(REGION_CODE + u16::from(head[0] % 3)).to_le_bytes();
+        *head = u64::from(REGION_CODE + u16::from(head[0] % 4)).to_le_bytes();
     }
-    region.truncate(56);
+    region.truncate(80);
     check_message(&region)?;
     let mut script = LateScript(input);
     let level = [Reliability::Unreliable, Reliability::Delivery, Reliability::Reception];

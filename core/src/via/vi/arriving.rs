@@ -35,7 +35,14 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
                 self.arrive_write(segment, carrier);
             }
             ViaRecord::Mirror { count, bytes } => return self.arrive_mirror(count, bytes),
-            ViaRecord::Starved => self.peer_starves = true,
+            ViaRecord::Starved { mirrored } => {
+                if mirrored > self.mirrored_total {
+                    return Err(ViaViolation("more receive descriptors than were mirrored"));
+                }
+                // A question from before the last descriptors is answered by them, although they may be used up by now:
+                // the program may be about to post more.
+                self.peer_starves = mirrored == self.mirrored_total;
+            }
             ViaRecord::Empty { mirrored } => {
                 self.remote.asked = false;
                 self.remote.exhausted = mirrored == self.remote.total && self.remote.counts.is_empty();

@@ -200,3 +200,23 @@ fn of_descriptors_that_wait_for_the_other_side_the_oldest_is_lost_with_the_conne
     let bits = STATUS_DONE | OPERATION_RDMA_READ;
     assert_eq!(ended(&mut vi), [bits | STATUS_TRANSPORT, bits | STATUS_FLUSHED]);
 }
+
+#[test]
+fn a_question_is_answered_by_descriptors_that_were_mirrored_after_it() {
+    let (mut vi, mut carrier) = connected(Reliability::Delivery);
+    let descriptor = ViaDescriptor { segments: 0, ..ViaDescriptor::default() };
+    assert!(vi.post(ViQueue::Receive, (1, 1), descriptor, core::iter::empty()));
+    vi.pump(&mut carrier);
+    vi.refill(&mut carrier);
+    let message =
+        ViaRecord::Message { length: 0, immediate: None, is_rdma: false, status: 0, wants_ack: false };
+    vi.arrive(message, &mut carrier).unwrap();
+    let before = carrier.begun;
+    vi.arrive(ViaRecord::Starved { mirrored: 0 }, &mut carrier).unwrap();
+    vi.pump(&mut carrier);
+    assert_eq!(carrier.begun, before);
+    vi.arrive(ViaRecord::Starved { mirrored: 1 }, &mut carrier).unwrap();
+    vi.pump(&mut carrier);
+    assert_eq!(carrier.begun, before + 1);
+    assert!(vi.arrive(ViaRecord::Starved { mirrored: 2 }, &mut carrier).is_err());
+}

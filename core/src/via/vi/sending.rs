@@ -4,6 +4,8 @@
 use core::borrow::BorrowMut;
 
 use super::{MOST_READS, RemoteMemoryKind, RemoteUse, Vi, ViaCarrier, send_bits};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::via::blocks::{Blocks, prefix};
 use crate::via::codes::{
     AsyncError, OPERATION_SEND, Reliability, STATUS_LENGTH, STATUS_PROTECTION, STATUS_RDMA_PROTECTION,
@@ -34,7 +36,10 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
             && let Some(position) = self.send.next_posted()
             && let Some(entry) = self.send.get(position)
         {
-            if entry.descriptor.fence && self.send.oldest_open() < position {
+            let is_fenced = entry.descriptor.fence;
+            #[cfg(nemesia_injected_fault)]
+            let is_fenced = is_fenced && !injected(InjectedFault::ForgetQueueFence);
+            if is_fenced && self.send.oldest_open() < position {
                 return;
             }
             let length = u32::try_from(entry.total).unwrap_or(u32::MAX);
@@ -135,7 +140,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         }
         if !self.remote.exhausted {
             if !self.remote.asked {
-                self.remote.asked = carrier.push(&ViaRecord::Starved);
+                self.remote.asked = carrier.push(&ViaRecord::Starved { mirrored: self.remote.total });
             }
             return Err(Start::Wait);
         }
@@ -198,6 +203,10 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         let immediate = entry.descriptor.immediate;
         if !carrier.push(&ViaRecord::Message { length, immediate, is_rdma, status, wants_ack }) {
             return Start::Wait;
+        }
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::KeepMirrored) {
+            return self.acknowledged(wants_ack, carrier);
         }
         if let Some(count) = self.remote.counts.pop() {
             self.remote.segments.skip(count.into());
@@ -334,6 +343,10 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
 
 /// Returns the start of a descriptor whose transfers the connection has taken over: it ended if they have.
 fn begun(carrier: &mut impl ViaCarrier) -> Start {
+    #[cfg(nemesia_injected_fault)]
+    if injected(InjectedFault::EndTransferEarly) {
+        return Start::Ended(0);
+    }
     carrier.pending().map_or(Start::Ended(0), |number| Start::Issued(Awaited::Transfer(number)))
 }
 

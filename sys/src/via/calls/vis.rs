@@ -8,6 +8,7 @@ use nemesia_core::via::vi::ViQueue;
 use nemesia_core::via::{ViAttributes, ViState, ViaError};
 
 use super::Provider;
+use crate::transport::net::Transport;
 use crate::via::objects::{NicObject, UserContext, ViObject, index};
 use crate::via::state::ViaState;
 
@@ -64,6 +65,19 @@ pub struct ViSnapshot {
     pub is_send_empty: bool,
     /// Whether its receive queue is empty.
     pub is_receive_empty: bool,
+}
+
+/// How a VI reaches the other side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ViTransport {
+    /// It is not connected.
+    None,
+    /// Through shared memory, inside of one machine.
+    SharedMemory,
+    /// Over TCP.
+    Tcp,
+    /// Over an RDMA device.
+    Verbs,
 }
 
 impl Provider {
@@ -267,6 +281,26 @@ impl Provider {
             attributes: object.model.attributes,
             is_send_empty: object.model.queue(ViQueue::Send).is_empty(),
             is_receive_empty: object.model.queue(ViQueue::Receive).is_empty(),
+        })
+    }
+
+    /// Returns the transport of a VI's connection, and a line that explains it.
+    ///
+    /// # Errors
+    /// [`ViaError::InvalidParameter`].
+    pub fn transport(&self, vi: u64) -> Result<(ViTransport, String), ViaError> {
+        let state = self.lock();
+        let object = state.vis.get(vi).ok_or(ViaError::InvalidParameter)?;
+        Ok(match (&object.link, &object.network) {
+            (Some(_), _) => (ViTransport::SharedMemory, "shared memory".to_owned()),
+            (None, Some(link)) => {
+                let transport = match link.transport {
+                    Transport::Tcp => ViTransport::Tcp,
+                    Transport::Verbs => ViTransport::Verbs,
+                };
+                (transport, link.explanation.clone())
+            }
+            (None, None) => (ViTransport::None, "not connected".to_owned()),
         })
     }
 

@@ -4,10 +4,10 @@ use std::ptr::NonNull;
 
 use nemesia_core::payload::LentMemory;
 use nemesia_core::port::memory::{PortRegion, RegionAccess, Slice};
-use nemesia_core::wire::vipl::MOST_VIPL_BYTES;
+use nemesia_core::wire::vipl::{MOST_VIPL_BYTES, VIPL_RECEIVES};
 
 /// Receives of a connection.
-pub(super) const RECEIVES: usize = 16;
+pub(super) const RECEIVES: usize = VIPL_RECEIVES as usize;
 /// Messages in progress that do not fit into a work request.
 pub(super) const SENDS: usize = 8;
 const WORDS: usize = (RECEIVES + SENDS) * MOST_VIPL_BYTES / 8;

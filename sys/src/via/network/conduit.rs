@@ -6,8 +6,7 @@ use nemesia_core::via::record::{RegionRights, ViaRecord};
 use nemesia_core::via::vi::{LendResult, RemoteMemoryKind, RemoteUse, ViaCarrier};
 use nemesia_core::via::{ViAttributes, ViaSegment};
 
-use super::link::RegionSync;
-use super::{Network, NetworkLink};
+use super::{Network, NetworkLink, RegionSync};
 use crate::via::conduit::{Memory, rights};
 
 /// A VI's connection to another machine and the memory of the process.
@@ -21,10 +20,10 @@ pub(in crate::via) struct NetworkConduit<'a> {
 
 impl NetworkConduit<'_> {
     /// Returns a local segment as a part of a region of the port.
-    fn local(&mut self, segment: ViaSegment) -> Option<Slice> {
+    fn local(&mut self, segment: ViaSegment, is_sink: bool) -> Option<Slice> {
         let region = self.memory.table.get(segment.handle)?;
         let offset = region.offset(segment.address, segment.length.into())?;
-        let region = self.network.local(segment.handle, self.memory.get(segment.handle)?)?;
+        let region = self.network.local(segment.handle, self.memory.get(segment.handle)?, is_sink)?;
         Some(Slice { region, offset, len: segment.length })
     }
 
@@ -41,7 +40,7 @@ impl ViaCarrier for NetworkConduit<'_> {
 
     fn remote(&mut self, segment: ViaSegment, purpose: RemoteUse) -> RemoteMemoryKind {
         let is_permitted = self.link.import_of(segment.handle).is_some_and(|import| {
-            import.range(segment).is_some()
+            import.holds(segment)
                 && match purpose {
                     RemoteUse::Receive => true,
                     RemoteUse::Write => import.rights().write,
@@ -84,16 +83,16 @@ impl ViaCarrier for NetworkConduit<'_> {
     }
 
     fn write(&mut self, from: ViaSegment, to: ViaSegment) -> bool {
-        let range = self.link.import_of(to.handle).and_then(|import| import.range(to));
-        match (self.local(from), range) {
+        let range = self.link.import_of(to.handle).and_then(|import| import.write_range(to));
+        match (self.local(from, false), range) {
             (Some(from), Some(to)) => self.link.write(from, to),
             _ => false,
         }
     }
 
     fn read(&mut self, from: ViaSegment, to: ViaSegment) -> bool {
-        let range = self.link.import_of(from.handle).and_then(|import| import.range(from));
-        match (self.local(to), range) {
+        let range = self.link.import_of(from.handle).and_then(|import| import.read_range(from));
+        match (self.local(to, true), range) {
             (Some(to), Some(from)) => self.link.read(to, from),
             _ => false,
         }

@@ -1,62 +1,36 @@
-//! One connection between VIs of two machines: its messages, its transfers, and the regions that each process lent.
+//! One connection between VIs of two machines: its messages and its transfers.
+//!
+//! A message is sent only if the other process has a receive for it, because on iWARP a connection ends without one,
+//! and on InfiniBand it pauses. Each process reports now and then how many messages it has taken
+//! ([`nemesia_core::wire::vipl`]). Such a report overtakes the operations that wait.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use nemesia_core::port::memory::{
-    CompletionSource, Connection, ConnectionState, MemoryKey, MemoryPort as _, PortRegion, PostError,
-    ReceiveQueue, RegionAccess, RemoteRange, Slice, Work,
+    Completion, CompletionSource, Connection, ConnectionState, MemoryPort as _, PortRegion, PostError,
+    ReceiveQueue, RemoteRange, Slice, Work, WorkOutcome,
 };
-use nemesia_core::via::memory::{ViaRegion, index_of};
-use nemesia_core::via::record::{RegionRights, ViaRecord};
-use nemesia_core::via::{ViaError, ViaMemAttributes, ViaSegment};
-use nemesia_core::wire::vipl::{LentRegion, MOST_VIPL_BYTES, ViplMessage};
+use nemesia_core::via::ViaError;
+use nemesia_core::via::record::ViaRecord;
+use nemesia_core::wire::vipl::{MOST_VIPL_BYTES, VIPL_HEAD_BYTES, VIPL_RECEIVES, ViplMessage};
 
 use super::buffers::{MessageBuffers, RECEIVES};
-use super::{ClosingLink, Network};
-use crate::tcp::TcpPort;
-use crate::via::region::RegionMemory;
+use super::lending::{Lending, RegionSync};
+use super::{AnyViaPort, ClosingLink, Network};
+use crate::transport::net::Transport;
 
 /// Operations that wait for the port before no further descriptor is started.
 const SOFT_OPERATIONS: usize = 256;
-/// Operations that can wait: a descriptor of 252 segments for one with 252 segments begins 503 and two messages.
+/// Operations that can wait: a descriptor of 252 segments for one with 252 segments begins 503 and two messages; some
+/// more if they are longer than a transfer of the port.
 const MOST_OPERATIONS: usize = SOFT_OPERATIONS + 768;
-/// Regions that one process may lend to a VI.
-const MOST_IMPORTS: usize = 1 << 14;
 /// A bit of the number of a receive.
 const RECEIVE: u64 = 1 << 63;
+/// Messages that are taken before they are reported.
+const REPORT_AFTER: u64 = VIPL_RECEIVES / 2;
 /// The time for which the last messages of a connection may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
-
-/// A region of the other process.
-#[derive(Debug)]
-pub(in crate::via) struct NetworkImport {
-    handle: u32,
-    region: ViaRegion,
-    key: MemoryKey,
-}
-
-impl NetworkImport {
-    /// Returns the range of the port; `None` if the segment does not lie in the region.
-    pub(in crate::via) fn range(&self, segment: ViaSegment) -> Option<RemoteRange> {
-        self.region.offset(segment.address, segment.length.into()).map(|offset| self.key.at(offset))
-    }
-
-    pub(in crate::via) const fn rights(&self) -> RegionRights {
-        RegionRights { write: self.region.attributes.rdma_write, read: self.region.attributes.rdma_read }
-    }
-}
-
-/// A region of this process that the other one has.
-#[derive(Debug)]
-struct LentEntry {
-    rights: RegionRights,
-    access: RegionAccess,
-    /// Whether it is lent for messages, too.
-    for_receives: bool,
-    /// The region of the port, and former ones with fewer rights, whose keys the other process may still use.
-    regions: Vec<PortRegion>,
-}
 
 /// Something that the port must execute, in order.
 #[derive(Debug)]
@@ -66,52 +40,73 @@ enum NetworkOperation {
     Message(Vec<u8>),
 }
 
-impl NetworkOperation {
-    /// Returns whether it is the message by which a connection ends.
-    fn ends_connection(&self) -> bool {
-        let Self::Message(bytes) = self else { return false };
-        let record = match ViplMessage::decode(bytes) {
-            Some(ViplMessage::Record { code, word, bytes }) => ViaRecord::decode(code, word, bytes),
-            _ => None,
-        };
-        matches!(record, Some(ViaRecord::Failure { .. } | ViaRecord::Disconnect))
-    }
-}
-
-/// Whether this process knows all regions of the other one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::via) enum RegionSync {
-    /// It has not asked.
-    Idle,
-    /// It waits for the answer.
-    Asked,
-    /// It waits for an answer that nothing needs any more.
-    Unneeded,
-    /// It has the answer, which is good for the oldest descriptor.
-    Answered,
+/// Returns whether a message is that by which a connection ends.
+fn ends_connection(bytes: &[u8]) -> bool {
+    let record = match ViplMessage::decode(bytes) {
+        Some(ViplMessage::Record { code, word, bytes }) => ViaRecord::decode(code, word, bytes),
+        _ => None,
+    };
+    matches!(record, Some(ViaRecord::Failure { .. } | ViaRecord::Disconnect))
 }
 
 /// An operation in progress.
 #[derive(Clone, Copy, Debug)]
 enum PostedOperation {
-    Write,
-    Read,
+    /// A write or a read, with the local region.
+    Transfer(PortRegion),
     /// A message, with the number of its memory.
     Message(Option<usize>),
+    /// A report, which is none of the operations that are counted.
+    Report(Option<usize>),
 }
 
-/// A connection to the VI of a process on another machine. It ends by [`Network::shut`] or [`NetworkLink::close`].
+/// The messages of a connection, counted.
+#[derive(Clone, Copy, Debug, Default)]
+struct MessageCounts {
+    /// Sent, and those of them that the other process has reported as taken.
+    sent: u64,
+    taken_there: u64,
+    /// Taken here, and reported.
+    taken: u64,
+    reported: u64,
+}
+
+impl MessageCounts {
+    /// Returns whether the other process has a receive for one more message. Its last one is for a report.
+    const fn has_credit(&self, is_report: bool) -> bool {
+        self.sent - self.taken_there < VIPL_RECEIVES - if is_report { 0 } else { 1 }
+    }
+
+    const fn must_report(&self) -> bool {
+        self.taken - self.reported >= REPORT_AFTER
+    }
+}
+
+/// A connection to the VI of a process on another machine. It ends by [`Network::shut`] or [`Network::close`].
 #[derive(Debug)]
 pub(in crate::via) struct NetworkLink {
     pub(in crate::via) connection: Connection,
+    pub(in crate::via) transport: Transport,
+    /// The transport, with the reasons of the choice.
+    pub(in crate::via) explanation: String,
     buffers: MessageBuffers,
-    imports: Vec<Option<NetworkImport>>,
-    lent: HashMap<u32, LentEntry>,
+    pub(super) lending: Lending,
     waiting: VecDeque<NetworkOperation>,
     posted: VecDeque<PostedOperation>,
     /// Operations since the connection: all, and those that have ended.
     begun: u64,
     ended: u64,
+    counts: MessageCounts,
+    /// Most bytes of one transfer.
+    transfer_bytes: u32,
+    /// Whether this process must send something at once, and whether it must not send anything yet: the side that
+    /// connects speaks first.
+    must_speak: bool,
+    must_listen: bool,
+    /// Whether the other process has announced the end of the connection.
+    has_peer_ended: bool,
+    /// Completions from the time before a VI had the connection.
+    pub(super) early: Vec<Completion>,
     pub(in crate::via) sync: RegionSync,
     /// Whether regions wait for room to be lent, and whether the other process waits for the answer that all are.
     pub(in crate::via) lends_later: bool,
@@ -120,38 +115,46 @@ pub(in crate::via) struct NetworkLink {
     pub(in crate::via) is_cut: bool,
 }
 
-/// Deregisters a region of a port whose peers cannot pull: it never has to wait.
-pub(in crate::via) fn deregister(port: &mut TcpPort, region: PortRegion) -> bool {
-    port.deregister(region).is_ok()
-}
-
 impl NetworkLink {
-    /// Returns the link of a new connection. Nothing arrives before [`NetworkLink::start`].
-    pub(in crate::via) fn new(network: &mut Network, connection: Connection) -> Result<Self, ViaError> {
+    /// Returns the link of a connection that is being made, with its receives posted.
+    pub(super) fn new(
+        network: &mut Network,
+        connection: Connection,
+        is_caller: bool,
+    ) -> Result<Self, ViaError> {
         let port = &mut network.port;
         let buffers = MessageBuffers::new(|memory, access| port.register(memory, access).ok());
-        Ok(Self {
+        let facts = *port.facts();
+        let link = Self {
             connection,
+            transport: port.transport(),
+            explanation: String::new(),
             buffers: buffers.ok_or(ViaError::ErrorResource)?,
-            imports: Vec::new(),
-            lent: HashMap::new(),
+            lending: Lending::default(),
             waiting: VecDeque::new(),
             posted: VecDeque::new(),
             begun: 0,
             ended: 0,
+            counts: MessageCounts::default(),
+            // A long transfer takes several places of the send queue.
+            transfer_bytes: (facts.transfer_bytes / 4).max(facts.message_bytes),
+            must_speak: is_caller && facts.active_speaks_first,
+            must_listen: !is_caller && facts.active_speaks_first,
+            has_peer_ended: false,
+            early: Vec::new(),
             sync: RegionSync::Idle,
             lends_later: false,
             answers_later: false,
             is_cut: false,
-        })
+        };
+        if (0..RECEIVES).all(|number| link.post_receive(port, number)) {
+            return Ok(link);
+        }
+        network.close(link);
+        Err(ViaError::ErrorResource)
     }
 
-    /// Posts all receives. The caller takes their completions.
-    pub(in crate::via) fn start(&mut self, port: &mut TcpPort) {
-        self.is_cut |= !(0..RECEIVES).all(|number| self.post_receive(port, number));
-    }
-
-    fn post_receive(&self, port: &mut TcpPort, number: usize) -> bool {
+    fn post_receive(&self, port: &mut AnyViaPort, number: usize) -> bool {
         let into = [self.buffers.receive(number)];
         port.receive(ReceiveQueue::Of(self.connection), RECEIVE | number as u64, &into).is_ok()
     }
@@ -161,14 +164,19 @@ impl NetworkLink {
         self.waiting.len() < SOFT_OPERATIONS
     }
 
-    /// Returns whether operations wait for the port.
+    /// Returns whether operations wait for the port, or a report does.
     pub(in crate::via) fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() || self.must_speak || self.counts.must_report()
     }
 
     /// Returns the number of the last operation, if not all have ended.
     pub(in crate::via) fn pending(&self) -> Option<u64> {
         (self.ended < self.begun).then_some(self.begun)
+    }
+
+    /// Returns whether a work request with this local region is in progress.
+    pub(in crate::via) fn uses(&self, region: PortRegion) -> bool {
+        self.posted.iter().any(|posted| matches!(posted, PostedOperation::Transfer(of) if *of == region))
     }
 
     fn begin(&mut self, operation: NetworkOperation) -> bool {
@@ -180,19 +188,35 @@ impl NetworkLink {
         has_room
     }
 
+    /// Begins the transfers of a block, each at most as long as the port permits.
+    fn transfer(
+        &mut self,
+        local: Slice,
+        remote: RemoteRange,
+        operation: impl Fn(Slice, RemoteRange) -> NetworkOperation,
+    ) -> bool {
+        let mut done = 0;
+        loop {
+            let len = (local.len - done).min(self.transfer_bytes);
+            let offset = u64::from(done);
+            let part = Slice { offset: local.offset + offset, len, ..local };
+            let range = RemoteRange { address: remote.address.wrapping_add(offset), ..remote };
+            if !self.begin(operation(part, range)) {
+                return false;
+            }
+            done += len;
+            if done == local.len {
+                return true;
+            }
+        }
+    }
+
     pub(in crate::via) fn write(&mut self, from: Slice, to: RemoteRange) -> bool {
-        self.begin(NetworkOperation::Write(from, to))
+        self.transfer(from, to, NetworkOperation::Write)
     }
 
     pub(in crate::via) fn read(&mut self, into: Slice, from: RemoteRange) -> bool {
-        self.begin(NetworkOperation::Read(into, from))
-    }
-
-    /// Asks the other process whether all its regions have arrived.
-    pub(in crate::via) fn ask(&mut self) {
-        if self.message(&ViplMessage::Sync) {
-            self.sync = RegionSync::Asked;
-        }
+        self.transfer(into, from, NetworkOperation::Read)
     }
 
     /// Sends a message. Returns whether there was room.
@@ -210,40 +234,32 @@ impl NetworkLink {
     }
 
     /// Passes waiting operations to the port. Returns whether it took any.
-    pub(in crate::via) fn issue(&mut self, port: &mut TcpPort) -> bool {
+    pub(in crate::via) fn issue(&mut self, port: &mut AnyViaPort) -> bool {
         let before = self.posted.len();
-        while let Some(operation) = self.waiting.front() {
-            let work = Work::new(self.connection, 0);
-            let (result, posted) = match operation {
+        if self.must_listen || !self.report(port) {
+            return false;
+        }
+        while let Some(operation) = self.waiting.pop_front() {
+            let result = match &operation {
+                NetworkOperation::Message(_) if !self.counts.has_credit(false) => Err(PostError::QueueFull),
+                NetworkOperation::Message(bytes) => {
+                    self.post_message(port, bytes).map(PostedOperation::Message)
+                }
                 NetworkOperation::Write(from, to) => {
-                    (port.write(work, CompletionSource::Gather(&[*from]), *to, None), PostedOperation::Write)
+                    let source = CompletionSource::Gather(std::slice::from_ref(from));
+                    let posted = port.write(Work::new(self.connection, 0), source, *to, None);
+                    posted.map(|()| PostedOperation::Transfer(from.region))
                 }
                 NetworkOperation::Read(into, from) => {
-                    (port.read(work, &[*into], *from), PostedOperation::Read)
-                }
-                NetworkOperation::Message(bytes) if bytes.len() <= port.facts().inline_bytes as usize => {
-                    let source = CompletionSource::Inline(bytes);
-                    (port.send(work, source, None), PostedOperation::Message(None))
-                }
-                NetworkOperation::Message(bytes) => {
-                    let Some((number, slice)) = self.buffers.fill(bytes) else { break };
-                    let result = port.send(work, CompletionSource::Gather(&[slice]), None);
-                    if result.is_err() {
-                        self.buffers.release(number);
-                    }
-                    (result, PostedOperation::Message(Some(number)))
+                    let posted = port.read(Work::new(self.connection, 0), &[*into], *from);
+                    posted.map(|()| PostedOperation::Transfer(into.region))
                 }
             };
             match result {
-                Ok(()) => {
-                    self.waiting.pop_front();
-                    self.posted.push_back(posted);
-                }
-                // An event or a failed receive tells that the connection is lost, after the last messages.
-                Err(PostError::QueueFull | PostError::NotReady) => break,
-                Err(_) => {
-                    // Memory was deregistered before its transfer, or the connection is lost.
-                    self.is_cut = true;
+                Ok(posted) => self.posted.push_back(posted),
+                Err(error) => {
+                    self.waiting.push_front(operation);
+                    self.refused(error);
                     break;
                 }
             }
@@ -251,12 +267,58 @@ impl NetworkLink {
         self.posted.len() > before
     }
 
+    /// An event or a failed receive tells that the connection is lost, after the last messages. Other errors: memory
+    /// was deregistered before its transfer, or the device has failed.
+    fn refused(&mut self, error: PostError) {
+        self.is_cut |= !matches!(error, PostError::QueueFull | PostError::NotReady);
+    }
+
+    /// Posts a message, for which the other process has a receive. Returns the number of its memory, if it needs any.
+    fn post_message(&mut self, port: &mut AnyViaPort, bytes: &[u8]) -> Result<Option<usize>, PostError> {
+        let work = Work::new(self.connection, 0);
+        let number = if bytes.len() <= port.facts().inline_bytes as usize {
+            port.send(work, CompletionSource::Inline(bytes), None)?;
+            None
+        } else {
+            let (number, slice) = self.buffers.fill(bytes).ok_or(PostError::QueueFull)?;
+            let result = port.send(work, CompletionSource::Gather(&[slice]), None);
+            result.inspect_err(|_| self.buffers.release(number))?;
+            Some(number)
+        };
+        self.counts.sent += 1;
+        Ok(number)
+    }
+
+    /// Reports the messages that were taken, if that is due. False if the port takes nothing now.
+    fn report(&mut self, port: &mut AnyViaPort) -> bool {
+        if !self.must_speak && !self.counts.must_report() || !self.counts.has_credit(true) {
+            return true;
+        }
+        let mut bytes = [0; VIPL_HEAD_BYTES];
+        let taken = self.counts.taken;
+        if ViplMessage::Taken(taken).encode(&mut bytes).is_none() {
+            return true;
+        }
+        match self.post_message(port, &bytes) {
+            Ok(number) => {
+                self.posted.push_back(PostedOperation::Report(number));
+                (self.must_speak, self.counts.reported) = (false, taken);
+                true
+            }
+            Err(error) => {
+                self.refused(error);
+                false
+            }
+        }
+    }
+
     /// Takes note that the oldest operation has ended. Returns the number of those that have.
     pub(in crate::via) fn end_oldest(&mut self) -> u64 {
-        if let Some(PostedOperation::Message(Some(number))) = self.posted.pop_front() {
+        let posted = self.posted.pop_front();
+        if let Some(PostedOperation::Message(Some(number)) | PostedOperation::Report(Some(number))) = posted {
             self.buffers.release(number);
         }
-        self.ended += 1;
+        self.ended += u64::from(!matches!(posted, Some(PostedOperation::Report(_))));
         self.ended
     }
 
@@ -264,144 +326,59 @@ impl NetworkLink {
     /// may be over: its last messages count.
     pub(in crate::via) fn take_message(
         &mut self,
-        port: &mut TcpPort,
+        port: &mut AnyViaPort,
         id: u64,
         len: u32,
         to: &mut Vec<u8>,
     ) -> bool {
         let number = (id & !RECEIVE) as usize;
         let is_taken = self.buffers.message(number, len as usize, to);
-        self.is_cut |= is_taken && !self.post_receive(port, number);
+        self.must_listen = false;
+        if is_taken {
+            self.has_peer_ended |= ends_connection(to);
+            self.counts.taken += 1;
+            self.is_cut |= !self.post_receive(port, number);
+        }
         is_taken
     }
 
-    /// Returns whether a completion is that of a receive.
-    pub(in crate::via) const fn is_receive(id: u64) -> bool {
-        id & RECEIVE != 0
+    /// Takes note of the messages that the other process has taken. False if it cannot have taken so many.
+    pub(in crate::via) fn taken_there(&mut self, count: u64) -> bool {
+        let is_possible = (self.counts.taken_there..=self.counts.sent).contains(&count);
+        if is_possible {
+            self.counts.taken_there = count;
+        }
+        is_possible
     }
 
-    /// Takes a region that the other process lends; `None` if it has too many.
-    pub(in crate::via) fn import(&mut self, lent: &LentRegion) -> Option<()> {
-        let rights = RegionRights::from_bits(lent.rights)?;
-        let attributes = ViaMemAttributes { ptag: 0, rdma_write: rights.write, rdma_read: rights.read };
-        let region = ViaRegion { base: lent.base, len: lent.len, attributes };
-        let index = index_of(lent.handle);
-        if index >= MOST_IMPORTS {
-            return None;
-        }
-        if index >= self.imports.len() {
-            self.imports.resize_with(index + 1, || None);
-        }
-        let key = MemoryKey::from_bytes(&lent.key);
-        self.imports[index] = Some(NetworkImport { handle: lent.handle, region, key });
-        Some(())
+    /// Returns whether a message has arrived before a VI has taken the connection.
+    pub(in crate::via) fn has_message(&self) -> bool {
+        self.early.iter().any(|completion| matches!(completion.outcome, WorkOutcome::Received { .. }))
     }
 
-    pub(in crate::via) fn import_of(&self, handle: u32) -> Option<&NetworkImport> {
-        self.imports.get(index_of(handle))?.as_ref().filter(|import| import.handle == handle)
-    }
-
-    /// Changes the rights of a region of the other process, or removes it.
-    pub(in crate::via) fn change_import(&mut self, handle: u32, rights: Option<RegionRights>) {
-        let Some(place) = self.imports.get_mut(index_of(handle)) else { return };
-        let Some(import) = place.as_mut().filter(|import| import.handle == handle) else { return };
-        match rights {
-            Some(rights) => {
-                import.region.attributes.rdma_write = rights.write;
-                import.region.attributes.rdma_read = rights.read;
-            }
-            None => *place = None,
-        }
-    }
-
-    /// Lends a region to the other process with these rights, and to be written by messages if it is `for_receives`.
-    /// Does nothing if the other process has it so. False if that is not possible now.
-    pub(in crate::via) fn lend(
-        &mut self,
-        network: &mut Network,
-        (handle, region): (u32, &ViaRegion),
-        memory: &RegionMemory,
-        (rights, for_receives): (RegionRights, bool),
-    ) -> bool {
-        let for_receives = for_receives || self.lent.get(&handle).is_some_and(|had| had.for_receives);
-        let access = RegionAccess {
-            local_write: true,
-            remote_write: rights.write || for_receives,
-            remote_read: rights.read,
-            remote_atomic: false,
-        };
-        if let Some(had) = self.lent.get_mut(&handle) {
-            had.for_receives = for_receives;
-            if had.rights == rights && had.access == access {
-                return true;
-            }
-        }
-        if !access.is_remote() {
-            // There is nothing to lend; what was lent is only read until now.
-            return self.forget(network, handle);
-        }
-        if !self.has_room() {
-            return false;
-        }
-        // Another right of the peer needs no other region of the port if the port's accesses are the same.
-        let same = self.lent.get(&handle).filter(|had| had.access == access);
-        let kept = same.and_then(|had| had.regions.last().copied());
-        let Some(port_region) = kept.or_else(|| network.register(memory, access)) else { return false };
-        let Some(key) = network.port.key(port_region) else { return false };
-        let new = || LentEntry { rights, access, for_receives, regions: Vec::new() };
-        let entry = self.lent.entry(handle).or_insert_with(new);
-        let had = entry.access;
-        if had.remote_read && !access.remote_read || had.remote_write && !access.remote_write {
-            // A right was withdrawn: accesses that are under way fail.
-            entry.regions.drain(..).for_each(|old| _ = deregister(&mut network.port, old));
-        }
-        (entry.rights, entry.access, entry.for_receives) = (rights, access, for_receives);
-        if kept.is_none() {
-            entry.regions.push(port_region);
-        }
-        let (rights, base, len, key) = (rights.bits(), region.base, region.len, key.to_bytes());
-        self.message(&ViplMessage::Region(LentRegion { handle, rights, base, len, key }))
-    }
-
-    /// Returns whether the other process has this region.
-    pub(in crate::via) fn has_lent(&self, handle: u32) -> bool {
-        self.lent.contains_key(&handle)
-    }
-
-    /// Withdraws a region from the other process.
-    pub(in crate::via) fn forget(&mut self, network: &mut Network, handle: u32) -> bool {
-        let Some(entry) = self.lent.remove(&handle) else { return true };
-        entry.regions.into_iter().for_each(|region| _ = deregister(&mut network.port, region));
-        if !self.push(&ViaRecord::RegionGone { handle }) {
-            self.is_cut = true;
-        }
-        true
-    }
-
-    /// Withdraws all regions from the other process.
-    fn release(&mut self, port: &mut TcpPort) {
-        for region in self.lent.drain().flat_map(|(_, entry)| entry.regions) {
-            deregister(port, region);
-        }
+    /// Takes the completions from the time before a VI had the connection.
+    pub(in crate::via) fn take_early(&mut self) -> Vec<Completion> {
+        std::mem::take(&mut self.early)
     }
 
     /// Returns whether nothing is left to send, or nothing can be sent.
-    pub(in crate::via) fn is_idle(&self, port: &TcpPort) -> bool {
-        self.pending().is_none() || port.state(self.connection) != ConnectionState::Ready
-    }
-
-    /// Closes the connection and releases its memory.
-    pub(in crate::via) fn close(mut self, port: &mut TcpPort) {
-        self.release(port);
-        port.close(self.connection);
-        if deregister(port, self.buffers.region) {
-            // SAFETY: deregistered.
-            unsafe { self.buffers.free() };
-        }
+    pub(super) fn is_idle(&self, port: &AnyViaPort) -> bool {
+        // Where the end of a send does not prove that it has arrived, the other process closes first.
+        let has_left =
+            self.pending().is_none() && (self.has_peer_ended || port.facts().write_proves_placement);
+        has_left || self.is_cut || port.state(self.connection) != ConnectionState::Ready
     }
 }
 
 impl Network {
+    /// Closes a connection and releases its memory.
+    pub(super) fn close(&mut self, mut link: NetworkLink) {
+        link.lending.release(&mut *self.port);
+        self.port.close(link.connection);
+        let region = link.buffers.region;
+        self.retire_with(region, Some(link.buffers));
+    }
+
     /// Ends a connection whose VI does not use it any more. The messages that were pushed before leave first, within
     /// [`CLOSE_LIMIT`]; transfers of the program's memory end at once.
     pub(in crate::via) fn shut(&mut self, mut link: NetworkLink) {
@@ -409,22 +386,45 @@ impl Network {
         let before = link.waiting.len();
         let mut is_whole = true;
         link.waiting.retain(|operation| {
-            let is_message = matches!(operation, NetworkOperation::Message(_));
-            is_whole &= is_message;
+            let NetworkOperation::Message(bytes) = operation else {
+                is_whole = false;
+                return false;
+            };
             // Behind a transfer that is left out, only the end of the connection is true.
-            is_message && (is_whole || operation.ends_connection())
+            is_whole || ends_connection(bytes)
         });
         link.begun -= (before - link.waiting.len()) as u64;
         link.is_cut = false;
         link.issue(&mut self.port);
         self.port.push_out();
-        link.release(&mut self.port);
-        if !link.posted.iter().all(|posted| matches!(posted, PostedOperation::Message(_))) {
+        link.lending.release(&mut *self.port);
+        if link.posted.iter().any(|posted| matches!(posted, PostedOperation::Transfer(_))) {
             // Only the end of the connection keeps transfers from the memory of the program, which is the program's
             // again.
-            return link.close(&mut self.port);
+            return self.close(link);
         }
         self.closing.push(ClosingLink { link, until: Instant::now() + CLOSE_LIMIT });
         self.finish_closing();
+    }
+
+    /// Takes a completion of a connection that is being closed. `bytes` has room for a message.
+    pub(in crate::via) fn complete_closing(&mut self, completion: &Completion, bytes: &mut Vec<u8>) {
+        use nemesia_core::port::memory::WorkOutcome;
+        let mut closing = self.closing.iter_mut().map(|closing| &mut closing.link);
+        let Some(link) = closing.find(|link| link.connection == completion.connection) else { return };
+        match completion.outcome {
+            WorkOutcome::Failed(_) => link.is_cut = true,
+            WorkOutcome::Done => {
+                link.end_oldest();
+            }
+            WorkOutcome::Received { len, .. } => {
+                if link.take_message(&mut self.port, completion.id, len, bytes)
+                    && let Some(ViplMessage::Taken(count)) = ViplMessage::decode(bytes)
+                {
+                    link.is_cut |= !link.taken_there(count);
+                }
+            }
+        }
+        link.issue(&mut self.port);
     }
 }

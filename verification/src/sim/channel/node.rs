@@ -16,19 +16,20 @@ const BUFFERS: usize = 512;
 
 /// Memory that only raw pointers refer to.
 #[derive(Debug)]
-pub(super) struct Land {
+pub(crate) struct Land {
     words: NonNull<u128>,
     count: usize,
 }
 
 impl Land {
-    pub(super) fn new(bytes: u64) -> Self {
+    pub(crate) fn new(bytes: u64) -> Self {
         let words = vec![0_u128; bytes.div_ceil(16) as usize].into_boxed_slice();
         let count = words.len();
         Self { words: NonNull::from(Box::leak(words)).cast(), count }
     }
 
-    fn lent(&self, len: u64) -> LentMemory {
+    /// Returns a view of the first bytes.
+    pub(crate) fn lent(&self, len: u64) -> LentMemory {
         // SAFETY: allocated with at least that length, and initialised; freed after the port is dropped. No
         // reference to the memory exists.
         unsafe { LentMemory::from_raw(self.words.as_ptr().cast(), len as usize) }
