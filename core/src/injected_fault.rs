@@ -185,6 +185,8 @@ pub enum InjectedFault {
     KeepCellHeaders,
     /// A process that ends a connection does not say that it reads no more cells.
     ForgetEndOfReading,
+    /// A process that ends a connection does not say that its buffers are its own again.
+    ForgetEnd,
     /// A descriptor ends when its transfers have begun.
     EndTransferEarly,
     /// A descriptor with a fence starts before earlier ones have ended.
@@ -195,7 +197,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 90] = [
+    pub const ALL: [InjectedFault; 91] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -283,6 +285,7 @@ impl InjectedFault {
         InjectedFault::FreeLeftNumber,
         InjectedFault::KeepCellHeaders,
         InjectedFault::ForgetEndOfReading,
+        InjectedFault::ForgetEnd,
         InjectedFault::EndTransferEarly,
         InjectedFault::ForgetQueueFence,
         InjectedFault::KeepMirrored,

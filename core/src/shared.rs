@@ -29,6 +29,7 @@ pub mod assist;
 pub mod end_mark;
 pub mod fastbox;
 pub mod layout;
+pub mod life;
 pub mod pool;
 pub mod port;
 pub mod queue;

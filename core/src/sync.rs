@@ -404,8 +404,8 @@ pub fn sleeper_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// Executes the owner's side of [`Edge::Withdrawal`]: between taking cells back and filling them again, also by
-/// non-temporal stores.
+/// Executes the owner's side of [`Edge::Withdrawal`]: between taking cells or buffers back and filling them
+/// again, also by non-temporal stores.
 #[inline]
 pub fn withdrawal_fence() {
     step();
@@ -416,7 +416,8 @@ pub fn withdrawal_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// Executes the receiver's side of [`Edge::Withdrawal`]: between reading a cell and looking whether it was taken back.
+/// Executes the receiver's side of [`Edge::Withdrawal`]: between reading a cell or a buffer and looking whether it was
+/// taken back.
 #[inline(always)]
 pub fn withdrawn_fence() {
     step();

@@ -51,6 +51,7 @@ pub(crate) use calls::{CallOutcome, Calls, HeardCall, failure_of};
 pub(crate) use connect::RankProcess;
 pub(crate) use joining::JoiningProcess;
 pub(crate) use lent::{LentRange, Loan};
+pub(crate) use oversubscription::lack_processors;
 pub(crate) use regions::{PeerRegion, share_of, window_of};
 pub(crate) use rejoin::{RejoinAnswer, RejoinListener};
 use segments::OwnSegments;
@@ -67,9 +68,6 @@ pub(crate) struct Kernel {
     memories: Vec<Option<RemoteMemory>>,
     /// The connections, one per number; those of departed peers are closed.
     connections: Vec<Weak<HandoffConnection>>,
-    /// Peers with this number or a larger one may disconnect while both processes live, and use their buffers for
-    /// something else.
-    pub(crate) checked_from: u32,
     /// The memory of this process that peers can map.
     pub(crate) lent: LentRanges,
     /// The regions of peers that are mapped here.
@@ -90,7 +88,6 @@ impl Kernel {
         Self {
             memories,
             connections,
-            checked_from: u32::MAX,
             lent: LentRanges::default(),
             regions: MappedRegions::new(config.segments.backing),
             non_temporal_bytes: config.non_temporal_from(),
@@ -113,7 +110,6 @@ impl Kernel {
         let Some(memory) = self.memories.get_mut(peer as usize) else { return Err(AccessError::Refused) };
         let read = memory.as_mut().map(read);
         match read {
-            Some(Ok(())) if !self.may_trust(peer) => Err(AccessError::Refused),
             Some(Ok(())) => Ok(()),
             Some(Err(CopyError::Unreadable)) => Err(AccessError::Range),
             _ => {
@@ -123,13 +119,6 @@ impl Kernel {
                 Err(AccessError::Refused)
             }
         }
-    }
-
-    /// Returns whether bytes that were read from a peer's buffer just now are those of its message. A peer that lives
-    /// disconnects before it uses a buffer again: while the connection is open, what was read is right.
-    fn may_trust(&self, peer: u32) -> bool {
-        let connection = || self.connections.get(peer as usize).and_then(Weak::upgrade);
-        peer < self.checked_from || connection().is_some_and(|connection| !connection.has_disconnected())
     }
 
     /// Returns the window of memory that a peer has described.
@@ -190,8 +179,7 @@ impl Host for Kernel {
         let (Some(window), Some(at)) = (self.window(peer, from), from.offset.checked_add(at)) else {
             return false;
         };
-        let copied = if non_temporal { window.get_non_temporal(at, to) } else { window.get(at, to) };
-        copied && self.may_trust(peer)
+        if non_temporal { window.get_non_temporal(at, to) } else { window.get(at, to) }
     }
 
     fn put_mapped(&mut self, peer: u32, to: &MappableBytes, at: u64, from: &[u8]) -> bool {
@@ -501,15 +489,8 @@ mod tests {
         let mappings = views::Mappings::of(Arc::new(ours));
         let (lent, regions) = (LentRanges::default(), MappedRegions::new(options.backing));
         let connections = Vec::new();
-        let mut kernel = Kernel {
-            memories,
-            connections,
-            checked_from: u32::MAX,
-            lent,
-            regions,
-            non_temporal_bytes: u64::MAX,
-            mappings,
-        };
+        let mut kernel =
+            Kernel { memories, connections, lent, regions, non_temporal_bytes: u64::MAX, mappings };
         assert!(kernel.can_pull(1234));
         assert_eq!(kernel.pull(1234, 4096, &mut [0; 8]), Err(AccessError::Refused));
         assert!(!kernel.can_pull(1234) && heard(&["WARN", "single copy refused", "rank=1234"]));

@@ -54,6 +54,8 @@ pub(crate) const ALL: &[Model] = &[
     cells::PREFETCHED,
     cells::SWEEP,
     ends::WITHDRAWN,
+    ends::ENDED,
+    ends::DIED,
     ends::READ,
     queue::PRODUCERS,
     queue::HINT,

@@ -7,6 +7,7 @@
 //! | mark | meaning | for the other side |
 //! |---|---|---|
 //! | withdrawn | The owner has taken its cells back, and fills them again. | What it reads of a cell from now on may be parts of other messages. It looks at the mark after it has read ([`Edge::Withdrawal`]), and then the bytes count as not received. It finds the mark in its cache, so that costs next to nothing. |
+//! | ended | The buffers that the owner has offered for reading are its own again. | As for cells, but of the buffers: what it reads of them from now on does not count ([`Edge::Withdrawal`]). |
 //! | read | The process reads no cells any more. | It may take its own cells back at once ([`Edge::CellReturn`]). |
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ use crate::sync::{Edge, Word64, withdrawal_fence, withdrawn_fence};
 
 const WITHDRAWN: u64 = 1;
 const READ: u64 = 2;
+const ENDED: u64 = 4;
 
 /// The mark of one side of a connection. Only that side writes it.
 #[derive(Clone, Copy, Debug)]
@@ -27,15 +29,36 @@ impl<'a> EndMark<'a> {
 
     /// Owner: takes all cells back. It may fill them when this call has returned.
     pub fn withdraw(self) {
-        self.0.store_relaxed(self.0.load_relaxed() | WITHDRAWN);
-        withdrawal_fence();
+        self.take_back(WITHDRAWN);
     }
 
     /// Peer: returns whether the cells were taken back. What was read before this call then does not count.
     #[inline(always)]
     pub fn is_withdrawn(self) -> bool {
+        self.is_taken_back(WITHDRAWN)
+    }
+
+    /// Owner: ends the connection. Buffers that were offered to the peer may be written when this call has returned.
+    pub fn end(self) {
+        self.take_back(ENDED);
+    }
+
+    /// Peer: returns whether the owner has ended the connection. What was read of its buffers before this call then
+    /// does not count.
+    #[inline(always)]
+    pub fn has_ended(self) -> bool {
+        self.is_taken_back(ENDED)
+    }
+
+    fn take_back(self, what: u64) {
+        self.0.store_relaxed(self.0.load_relaxed() | what);
+        withdrawal_fence();
+    }
+
+    #[inline(always)]
+    fn is_taken_back(self, what: u64) -> bool {
         withdrawn_fence();
-        self.0.load_relaxed() & WITHDRAWN != 0
+        self.0.load_relaxed() & what != 0
     }
 
     /// Owner: states that it reads no cells of the peer any more.

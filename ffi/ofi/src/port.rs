@@ -128,7 +128,7 @@ pub(crate) struct Around<'a> {
 
 /// The endpoint behind one of libfabric.
 pub(crate) struct Port {
-    endpoint: Endpoint,
+    pub(crate) endpoint: Endpoint,
     own: PeerAddress,
     pub(crate) vector: Option<usize>,
     pub(crate) send_queue: Option<BoundQueue>,
@@ -137,8 +137,6 @@ pub(crate) struct Port {
     destinations: Vec<Destination>,
     /// The copies of injected messages that have not left.
     copies: usize,
-    /// The peers that this endpoint has called.
-    pub(crate) peers: usize,
     /// By number of the endpoint: the peer, and its address in the vector.
     sources: Vec<Option<(PeerRef, u64)>>,
     operations: Operations,
@@ -196,7 +194,6 @@ impl Port {
             counters: Vec::new(),
             destinations: Vec::new(),
             copies: 0,
-            peers: 0,
             sources: Vec::new(),
             operations: Operations::default(),
             claimed: Vec::new(),
@@ -249,9 +246,8 @@ impl Port {
     /// Forgets what is known of a number of the vector, which may become that of another address.
     pub(crate) fn forget(&mut self, number: u64) {
         let known = usize::try_from(number).ok().and_then(|at| self.destinations.get_mut(at));
-        let known = known.map(|known| std::mem::replace(known, Destination::Unknown));
-        if matches!(known, Some(Destination::Peer(_))) {
-            self.peers -= 1;
+        if let Some(known) = known {
+            *known = Destination::Unknown;
         }
         for source in &mut self.sources {
             *source = source.filter(|(_, known)| *known != number);
@@ -277,9 +273,7 @@ impl Port {
         let destination = if *address == self.own {
             Destination::Own
         } else {
-            let peer = self.endpoint.connect(address)?;
-            self.peers += 1;
-            Destination::Peer(peer)
+            Destination::Peer(self.endpoint.connect(address)?)
         };
         let at = usize::try_from(number).map_err(|_| Errno::INVALID)?;
         if at >= self.destinations.len() {

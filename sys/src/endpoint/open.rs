@@ -109,7 +109,6 @@ impl Endpoint {
         let mut exchange = Singleton::default();
         let mut endpoint = Self::open_in(&config, &mut exchange, Some(config.connections))?;
         let (calls, across) = endpoint.listen()?;
-        endpoint.check_further_peers();
         endpoint.peers = Some(Box::new(PeerTable::alone(calls, across, &config)?));
         Ok(endpoint)
     }
@@ -135,14 +134,7 @@ impl Endpoint {
             let table = PeerTable::of_world((calls, across), (0, false), &[], config)?;
             endpoint.peers = Some(Box::new(table));
         }
-        endpoint.check_further_peers();
         Ok(endpoint)
-    }
-
-    /// Takes precautions against peers that may disconnect and live on. The ranks of a world do not.
-    fn check_further_peers(&mut self) {
-        let ranks = self.engine.ranks();
-        self.engine.port_mut().local_mut().host_mut().checked_from = ranks;
     }
 
     /// Joins the world of the exchange. With `growing` the world has one process, and the endpoint has up to so many
@@ -258,6 +250,18 @@ impl Endpoint {
     /// ([`Endpoint::connect`]) this is [`Endpoint::size`].
     pub fn numbers(&self) -> usize {
         self.engine.size() as usize
+    }
+
+    /// Returns the number of peers on this machine that this process is connected with.
+    pub fn neighbours(&self) -> usize {
+        self.waiter.neighbours().len()
+    }
+
+    /// Returns whether this process and its [neighbours](Self::neighbours) are more than the processors on which they
+    /// may run: then one that polls without a pause keeps others from running, and should yield. Makes a system call
+    /// for each of them.
+    pub fn lacks_processors(&self) -> bool {
+        shm::lack_processors(self.waiter.neighbours())
     }
 
     /// Returns why a rank is gone; `None` if it is not.

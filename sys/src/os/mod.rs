@@ -9,6 +9,7 @@
 //! | [`borrow`] | opening a segment of a peer that has not sent its descriptor |
 //! | [`wake`] | sleeping and waking through shared memory; the one-sided fence |
 //! | [`memory`] | reading and writing a peer's memory in one copy |
+//! | `life` | whether a process number still means the same process |
 //! | [`mapping`] | detecting that addresses get other pages |
 //! | [`clock`] | comparing times |
 //! | `interfaces` | the addresses of this machine |
@@ -34,6 +35,7 @@ pub(crate) mod closer;
 pub mod error;
 pub mod handoff;
 pub(crate) mod interfaces;
+pub(crate) mod life;
 pub mod limits;
 pub mod mapping;
 pub mod memory;

@@ -89,11 +89,19 @@ unsafe fn prefer_node(base: NonNull<u8>, len: usize, node: usize) -> Result<bool
 /// # Errors
 /// A sandbox refuses the system call.
 pub fn allowed_cpus() -> Result<Vec<usize>, ShmError> {
+    allowed_cpus_of(0)
+}
+
+/// Returns the CPUs on which the first thread of a process may run, by its number; 0 is the calling thread.
+///
+/// # Errors
+/// The process is gone, or a sandbox refuses the system call.
+pub(crate) fn allowed_cpus_of(pid: i32) -> Result<Vec<usize>, ShmError> {
     // The raw call: the C library's `cpu_set_t` ends at 1024 CPUs.
     let mut mask: [c_ulong; CPU_WORDS] = [0; CPU_WORDS];
     // SAFETY: the kernel writes at most the size announced into `mask`.
     let result =
-        unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
+        unsafe { libc::syscall(libc::SYS_sched_getaffinity, pid, size_of_val(&mask), mask.as_mut_ptr()) };
     checked_long(result).map_err(|errno| ShmError::system("reading the CPU affinity", errno))?;
     let allowed = |cpu: &usize| mask[cpu / BITS] >> (cpu % BITS) & 1 == 1;
     Ok((0..CPU_WORDS * BITS).filter(allowed).collect())

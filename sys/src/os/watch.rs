@@ -139,6 +139,12 @@ impl Watch {
         Some(watched.connection.peer().pid).filter(|pid| *pid > 0)
     }
 
+    /// Returns the processes of all watched peers; 0 for one that is in a pid namespace whose numbers have no meaning
+    /// here.
+    pub(crate) fn pids(&self) -> impl ExactSizeIterator<Item = i32> {
+        self.watched.values().map(|watched| watched.connection.peer().pid)
+    }
+
     /// Makes the set readable periodically even without events, until it is dropped: for callers that wait for it and
     /// cannot rely on being woken.
     ///

@@ -18,11 +18,26 @@ use crate::os::numa;
 
 /// Returns the processors on which this process may run.
 pub(super) fn allowed() -> Cpus {
+    mask(&numa::allowed_cpus().unwrap_or_default())
+}
+
+fn mask(list: &[usize]) -> Cpus {
     let mut cpus = Cpus::default();
-    for cpu in numa::allowed_cpus().unwrap_or_default() {
+    for cpu in list {
         cpus[cpu / 64 % cpus.len()] |= 1 << (cpu % 64);
     }
     cpus
+}
+
+/// Returns whether we and these processes, directly or through others of them, are more than the processors on which we
+/// may run now. Those of a process whose processors are unknown count as ours.
+pub(crate) fn lack_processors(peers: impl Iterator<Item = i32>) -> bool {
+    let ours = allowed();
+    let of = |pid: i32| {
+        let known = (pid > 0).then(|| numa::allowed_cpus_of(pid).ok());
+        known.flatten().map_or(ours, |list| mask(&list))
+    };
+    lacks_processors(ours, peers.map(of))
 }
 
 /// Returns how we share our processors with the peers, given their processors and their process ids (0 if

@@ -142,9 +142,9 @@ pub(super) fn admit(
     let ShmHandshake { epoch, number, expedited, cpus, .. } = *handshake;
     let expected =
         Expected { config: &world.config, sizes: world.geometry, sealed: world.sealed, epoch, number };
-    let segments = PeerSegments::attach(&expected, fds)?;
+    let (segments, life) = PeerSegments::attach(&expected, fds)?;
     let stamp = IdentityStamp { address: handshake.stamp, value: epoch };
-    let memory = RemoteMemory::new(connection.peer().pid, stamp);
+    let memory = RemoteMemory::of_living(connection.peer().pid, stamp, life);
     Ok(Peer { segments, link, expedited, cpus, memory, connection: Weak::new() })
 }
 

@@ -7,14 +7,15 @@ use nemesia_core::shared::layout::{Geometry, Identity, MAX_QUEUES, SegmentKind, 
 
 use super::extent::header;
 use super::{ORDINARY, unsealed};
-use crate::config::Config;
+use crate::config::{Config, SingleCopy};
 use crate::error::Error;
+use crate::os::life::{LifeMark, PeerLife};
 use crate::os::{Access, AttachLimits, ForeignFd, Segment, SegmentBacking, SegmentOptions};
 
 /// Slack in a segment's size: it may be rounded up to huge pages.
 const ROUNDING: usize = 1 << 30;
-/// Most descriptors of a handshake: own segment, first inbox, link segment, and perhaps a further inbox.
-pub(super) const MOST_DESCRIPTORS: usize = 4;
+/// Most descriptors of a handshake: own segment, first inbox, link segment, and perhaps a further inbox and a life mark.
+pub(super) const MOST_DESCRIPTORS: usize = 5;
 
 /// The segments of this process that its connections share.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub(crate) struct OwnSegments {
     pub(super) sizes: Geometry,
     epoch: u64,
     options: SegmentOptions,
+    /// The life mark, if peers may read the memory of this process.
+    life: Option<LifeMark>,
 }
 
 /// The segment with the structures of this process for one peer.
@@ -63,7 +66,10 @@ impl OwnSegments {
             config.give_up(unsealed(config.segments.backing).into(), warnings)?;
         }
         let options = config.segments.for_foreign_writers();
-        let this = Self { own, inboxes: [const { OnceLock::new() }; MAX_QUEUES], sizes, epoch, options };
+        let is_read = config.single_copy != SingleCopy::Off;
+        let life = is_read.then(LifeMark::own).flatten();
+        let this =
+            Self { own, inboxes: [const { OnceLock::new() }; MAX_QUEUES], sizes, epoch, options, life };
         warnings.extend(this.inbox(0)?.warnings().iter().cloned());
         Ok(this)
     }
@@ -96,12 +102,13 @@ impl OwnSegments {
         Ok(())
     }
 
-    /// Returns the descriptors of all segments that the peer of this link maps.
+    /// Returns the descriptors of all segments that the peer of this link maps, and of the life mark.
     pub(super) fn descriptors<'a>(&'a self, link: &'a OwnLink) -> Vec<BorrowedFd<'a>> {
         let queue = queue_of(link.number);
         let further = if queue > 0 { self.inboxes[queue].get() } else { None };
         let all = [Some(&self.own), self.inboxes[0].get(), Some(&link.segment), further];
-        all.into_iter().flatten().filter_map(Segment::fd).collect()
+        let life = self.life.as_ref().and_then(LifeMark::fd);
+        all.into_iter().flatten().filter_map(Segment::fd).chain(life).collect()
     }
 }
 
@@ -131,20 +138,25 @@ pub(super) struct Expected<'a> {
 }
 
 impl PeerSegments {
-    /// Maps and validates the segments of a peer. The segments that only it writes are mapped read-only.
-    pub(super) fn attach(expected: &Expected<'_>, fds: Vec<ForeignFd>) -> Result<Self, String> {
+    /// Maps and validates the segments of a peer, and its life mark. What only it writes is mapped read-only.
+    pub(super) fn attach(
+        expected: &Expected<'_>,
+        mut fds: Vec<ForeignFd>,
+    ) -> Result<(Self, Option<PeerLife>), String> {
         let queue = queue_of(expected.number);
         let (sent, wanted) = (fds.len(), if queue > 0 { 4 } else { 3 });
-        if sent != wanted {
+        if sent != wanted && sent != wanted + 1 {
             return Err(format!("it sent {sent} descriptors instead of {wanted}"));
         }
+        let life = if sent > wanted { fds.pop().map(PeerLife::attach) } else { None };
+        let life = life.transpose().map_err(|error| error.to_string())?.flatten();
         let mut fds = fds.into_iter();
         let mut attach = |kind, number, total| {
             let fd = fds.next().ok_or("it sent too few descriptors")?;
             expected.attach(fd, kind, number, total)
         };
         let (sizes, number) = (expected.sizes, expected.number);
-        Ok(Self {
+        let segments = Self {
             number,
             own: attach(SegmentKind::Own, 0, sizes.own().total)?,
             first_inbox: attach(SegmentKind::Inbox, 0, sizes.inbox(0).total)?,
@@ -153,7 +165,8 @@ impl PeerSegments {
                 0 => None,
                 queue => Some(attach(SegmentKind::Inbox, queue as u32, sizes.inbox(queue).total)?),
             },
-        })
+        };
+        Ok((segments, life))
     }
 }
 

@@ -107,6 +107,7 @@ impl<'a> CellsWorld<'a> {
             50..54 => node.disconnect_some(desk, rng),
             54..60 => node.notice_some(desk, rng),
             60..66 => node.free_numbers(desk, Some(rng)),
+            67..71 => node.pull_some(desk, rng),
             66 if rng.one_in(10) => return self.replace(index),
             _ => node.receive(desk, rng),
         }?;

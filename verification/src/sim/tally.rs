@@ -145,6 +145,9 @@ pub(crate) enum Event {
     CellsLeft,
     CellsTaken,
     CellLate,
+    /// A buffer of a peer was read, or was found to be its owner's again.
+    CellBuffer,
+    CellBufferLate,
     CellNumbersFull,
     CellNumberAgain,
     CellDeath,
@@ -159,7 +162,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 109] = [
+const EVENTS: [(Event, &str); 111] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -260,6 +263,8 @@ const EVENTS: [(Event, &str); 109] = [
     (Event::CellsLeft, "left"),
     (Event::CellsTaken, "taken back"),
     (Event::CellLate, "read too late"),
+    (Event::CellBuffer, "buffers read"),
+    (Event::CellBufferLate, "buffers read too late"),
     (Event::CellNumbersFull, "no number"),
     (Event::CellNumberAgain, "numbers again"),
     (Event::CellDeath, "deaths"),

@@ -35,7 +35,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         // RTS would take five cache lines instead of one. With data in the RTS, pulled messages of 12, 16, 32
         // and 64 KiB took 19, 17, 17 and 30 % longer (medians of 5 interleaved rounds of
         // `nemesia perf --tests latency`; no round was faster).
-        let along = synchronous || !self.port.can_get(to);
+        let is_whole = synchronous && buf.len() <= FIRST_BYTES;
+        let along = is_whole || !self.port.can_get(to);
         let last_run = buf.last_run(FIRST_BYTES);
         let origin = last_run.as_ref().map_or(0, |(before, _)| *before);
         let first = if along { FIRST_BYTES.min(buf.len()) } else { origin };

@@ -96,9 +96,20 @@ where
         self.pool.free() > before
     }
 
+    /// Tells all peers that the buffers that were offered to them are this process's own again. Call this when all
+    /// requests end, before their buffers are used again.
+    #[cold]
+    pub fn end_offers(&self) {
+        for link in self.links.borrow().iter().flatten() {
+            end(link.ends.end_mark);
+        }
+    }
+
     /// Ends a link that has left the table.
     pub(super) fn end_link(&mut self, peer: PeerId, link: Link<'a>) {
         let Link { ends, traffic } = link;
+        // The owner's buffers are used again when its requests have failed, after this call.
+        end(ends.end_mark);
         end_reading(ends.end_mark);
         let place = self.left.iter_mut().find(|place| place.is_none());
         match place {
@@ -123,6 +134,14 @@ where
         self.pool.reclaim(peer);
         self.pool.forget(peer);
     }
+}
+
+fn end(mine: EndMark<'_>) {
+    #[cfg(nemesia_injected_fault)]
+    if injected(InjectedFault::ForgetEnd) {
+        return;
+    }
+    mine.end();
 }
 
 fn end_reading(mine: EndMark<'_>) {

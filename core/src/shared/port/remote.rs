@@ -61,7 +61,10 @@ where
         let len = to.len() as u64;
         // SAFETY: the port may use the ranges during this call.
         let mut to = unsafe { to.as_list() };
-        let copied = self.pull_ranges(peer, from, at, &mut to);
+        let copied = match self.pull_ranges(peer, from, at, &mut to) {
+            Ok(()) if self.has_ended(peer) => Err(AccessError::Refused),
+            copied => copied,
+        };
         let begun = if copied.is_ok() { len } else { 0 };
         let last = copied.map_or_else(Accessed::Failed, |()| Accessed::Done);
         AccessedRanges { last, under_way: 0, begun }
@@ -75,10 +78,12 @@ where
         let to = unsafe { to.as_mut_slice() };
         if let Some(bytes) = from.mappable()
             && self.host.get_mapped(peer, &bytes, at, to)
+            && !self.has_ended(peer)
         {
             return Accessed::Done;
         }
         match self.host.pull(peer, address, to) {
+            Ok(()) if self.has_ended(peer) => Accessed::Failed(AccessError::Refused),
             Ok(()) => Accessed::Done,
             Err(error) => Accessed::Failed(error),
         }
@@ -91,6 +96,14 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
+    /// Returns whether a peer that may live has ended the connection. What was read of its buffers just now then does
+    /// not count, because the peer may have been using them for something else.
+    #[inline]
+    fn has_ended(&self, peer: PeerId) -> bool {
+        let link = self.links.borrow().get(peer as usize).and_then(Option::as_ref);
+        link.is_none_or(|link| link.ends.cells.end_mark().has_ended())
+    }
+
     /// Copies bytes of a peer's buffer or list, from `at` on.
     fn pull_ranges(
         &mut self,

@@ -50,12 +50,17 @@ impl QueueObject {
     /// Lets others run, after many failed reads.
     #[cold]
     fn give_way(&self) {
-        let peers = self.domain.with(|state| {
+        self.domain.with(|state| {
             let DomainState { ports, queues, .. } = state;
-            let bound = queues.get(self.number).map_or(&[][..], |queue| &queue.ports);
-            bound.iter().filter_map(|port| ports.get(*port).map(|it| it.peers)).sum()
+            let numbers = queues.get(self.number).map_or(&[][..], |queue| &queue.ports);
+            let count = |number: &usize| ports.get(*number).map_or(0, |port| port.endpoint.neighbours());
+            let neighbours = numbers.iter().map(count).sum();
+            let lacks =
+                |number: &usize| ports.get(*number).is_some_and(|port| port.endpoint.lacks_processors());
+            let are_more = || numbers.iter().any(lacks);
+            self.rest.learn(neighbours, are_more);
         });
-        self.rest.give_way(peers);
+        self.rest.give_way();
     }
 
     /// Waits until there may be something to read, for a short time. Returns whether a wait must end.

@@ -2,13 +2,14 @@
 //!
 //! MPIs poll without a pause. If there are more processes than processors, the one that polls keeps the one from the
 //! processor that would send to it. So a reader gives its processor away after some failed reads. If no process has
-//! wanted it, this was for nothing, and is done less often. It is also done seldom as long as each process that this
-//! one knows can have a processor: then those that want it are programs of others, and the scheduler divides the time.
+//! wanted it, this was for nothing, and is done less often. It is also done seldom as long as this process and those on
+//! this machine that it knows can have a processor each: then those that want it are programs of others, and the
+//! scheduler divides the time. MPIs often bind each process to a processor, so those of all of them count.
 //!
 //! Whether another process has had the processor shows in the time of the call, compared with the shortest one: a peer
 //! that only looks for messages gives it back within a microsecond.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// The failed reads before a process gives its processor away: at first, if peers may have run the last time, and at
@@ -26,15 +27,16 @@ pub(super) struct Rest {
     patience: AtomicU32,
     /// The nanoseconds of the shortest call that gave the processor away.
     shortest: AtomicU32,
-    /// The processors on which this process may run.
-    processors: usize,
+    /// The number of peers on this machine when it was found whether there are more processes than processors, and whether there were.
+    known: AtomicUsize,
+    is_oversubscribed: AtomicBool,
 }
 
 impl Rest {
     pub(super) fn new() -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let [failed, patience, shortest] = [0, FIRST, u32::MAX].map(AtomicU32::new);
-        Self { failed, patience, shortest, processors }
+        let (known, is_oversubscribed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Self { failed, patience, shortest, known, is_oversubscribed }
     }
 
     /// Notes a read that has found something.
@@ -51,16 +53,23 @@ impl Rest {
         failed >= self.patience.load(Ordering::Relaxed)
     }
 
-    /// Gives the processor away. `peers` is the number of peers of the queue's endpoints. Those of other machines count
-    /// as well: if no other program runs, this costs an empty yield now and then.
+    /// Learns whether there are more processes than processors, by `are_more`, if the number of peers on this
+    /// machine has changed.
+    pub(super) fn learn(&self, peers: usize, are_more: impl FnOnce() -> bool) {
+        if self.known.swap(peers, Ordering::Relaxed) != peers {
+            self.is_oversubscribed.store(are_more(), Ordering::Relaxed);
+        }
+    }
+
+    /// Gives the processor away.
     #[cold]
-    pub(super) fn give_way(&self, peers: usize) {
+    pub(super) fn give_way(&self) {
         let begun = Instant::now();
         std::thread::yield_now();
         let took = u32::try_from(begun.elapsed().as_nanos()).unwrap_or(u32::MAX);
         let shortest = took.min(self.shortest.load(Ordering::Relaxed));
         self.shortest.store(shortest, Ordering::Relaxed);
-        let is_oversubscribed = peers >= self.processors;
+        let is_oversubscribed = self.is_oversubscribed.load(Ordering::Relaxed);
         let patience = match took > shortest.saturating_mul(OTHERS_RAN) {
             true if is_oversubscribed => LEAST,
             true => MOST,

@@ -88,6 +88,11 @@ impl Waiter {
         self.watch.pid(peer)
     }
 
+    /// Returns the processes of the peers on this machine; 0 for one that this process cannot name.
+    pub(in crate::endpoint) fn neighbours(&self) -> impl ExactSizeIterator<Item = i32> {
+        self.watch.pids()
+    }
+
     /// Closes the connection to a peer, which sees its end. Returns whether it was open.
     pub(in crate::endpoint) fn release(&mut self, peer: usize) -> bool {
         self.watch.remove(peer).is_some()

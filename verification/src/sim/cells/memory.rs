@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use nemesia_core::port::PeerId;
+use nemesia_core::port::{AccessError, PeerId};
 use nemesia_core::shared::assist::{AssistLine, AssistReceiver, AssistSender, Pieces};
 use nemesia_core::shared::end_mark::EndMark;
 use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot, max_payload};
@@ -14,6 +14,7 @@ use nemesia_core::shared::port::{Ends, Host, Link, PortConfig, ShmPort};
 use nemesia_core::shared::queue::{CellQueue, Consumer, Producer};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::sync::{FenceMode, PayloadMut, Word64};
+use nemesia_core::wire::rendezvous::Descriptor;
 
 use crate::rng::Rng;
 
@@ -66,20 +67,35 @@ struct LinkSegment {
     line: Line,
     assist: AssistLine,
     end_mark: Word64,
+    /// A buffer of the process that is offered to the other side. The process writes it once the connection has ended.
+    buffer: Word64,
     returns: Vec<ReturnSlot>,
     fastbox: Vec<FastboxSlot>,
 }
 
-/// Wakes nobody: no process sleeps.
-#[derive(Debug)]
-pub(super) struct Awake;
+/// The bytes of a buffer that is offered.
+pub(super) const BUFFER: usize = 8;
+/// The content of a buffer that is offered, and of one that its process uses for something else.
+pub(super) const OFFERED: u64 = 1;
+const REUSED: u64 = 2;
 
-impl Host for Awake {
+/// Wakes nobody, because no process sleeps. Reads the buffers of other processes.
+#[derive(Debug)]
+pub(super) struct CellsHost<'a>(&'a CellsMemory);
+
+impl Host for CellsHost<'_> {
     fn wake(&mut self, _: PeerId, _: &SleepWord, _: Sleep) {}
+
+    fn pull(&mut self, _: PeerId, address: u64, to: &mut [u8]) -> Result<(), AccessError> {
+        let (at, buffers) = (address as usize, self.0.connections.iter().flatten());
+        let side = buffers.skip(at - 1).next().ok_or(AccessError::Range)?;
+        to.copy_from_slice(&side.buffer.load_relaxed().to_le_bytes());
+        Ok(())
+    }
 }
 
 /// The port that ships, over the memory of this process.
-pub(super) type CellsPort<'a> = ShmPort<'a, Awake, Vec<Option<Link<'a>>>, Vec<CellRecord>>;
+pub(super) type CellsPort<'a> = ShmPort<'a, CellsHost<'a>, Vec<Option<Link<'a>>>, Vec<CellRecord>>;
 
 /// The memory of all processes and connections that a world will have.
 #[derive(Debug)]
@@ -114,6 +130,7 @@ impl CellsMemory {
             line: Line::new(0),
             assist: AssistLine::empty(),
             end_mark: Word64::new(0),
+            buffer: Word64::new(OFFERED),
             returns: several(cells, ReturnSlot::empty),
             fastbox: several(slots, FastboxSlot::empty),
         };
@@ -151,6 +168,17 @@ impl CellsMemory {
     /// Returns the mark of one side of a connection.
     pub(super) fn end_mark(&self, connection: usize, side: usize) -> EndMark<'_> {
         EndMark::new(&self.connections[connection][side].end_mark)
+    }
+
+    /// Returns the descriptor of the buffer of one side of a connection.
+    pub(super) fn buffer(&self, connection: usize, side: usize) -> Descriptor {
+        // 0 is no address.
+        Descriptor::of_address((1 + 2 * connection + side) as u64)
+    }
+
+    /// Writes the buffer of a side that has ended its connection.
+    pub(super) fn reuse(&self, connection: usize, side: usize) {
+        self.connections[connection][side].buffer.store_relaxed(REUSED);
     }
 
     /// Returns the link of one side of a connection with a process, which knows this one by `number`.
@@ -193,6 +221,6 @@ impl CellsMemory {
         };
         let links = several(numbers, || None);
         let inbox = Consumer::new(self.queue(process));
-        Some(ShmPort::new(config, links, pool, cells as u32, inbox, Awake))
+        Some(ShmPort::new(config, links, pool, cells as u32, inbox, CellsHost(self)))
     }
 }

@@ -1,11 +1,15 @@
 //! One process: the port that ships, and what a layer above does for it.
 
-use nemesia_core::payload::{BorrowedRecv, RecvBuf};
-use nemesia_core::port::{Arrival, PacketPieces, PacketPort as _, Polled, ShortPath as _};
+use std::ptr::NonNull;
+
+use nemesia_core::payload::{BorrowedRecv, ReceiveRange, RecvBuf};
+use nemesia_core::port::{
+    AccessError, Accessed, Arrival, PacketPieces, PacketPort as _, Polled, RemoteAccess as _, ShortPath as _,
+};
 use nemesia_core::shared::port::PacketPlace;
 use nemesia_core::wire::{Envelope, Kind};
 
-use super::memory::{CellSizes, CellsPort};
+use super::memory::{BUFFER, CellSizes, CellsPort, OFFERED};
 use super::{CellsDesk, SideState, byte_of};
 use crate::rng::Rng;
 use crate::tally::Event;
@@ -133,6 +137,26 @@ impl<'a> CellsNode<'a> {
         Ok(())
     }
 
+    /// Reads the buffer that some peer has offered.
+    pub(super) fn pull_some(&mut self, desk: &mut CellsDesk<'a>, rng: &mut Rng) -> Check {
+        let open = self.some(rng, |side| state_of(desk, side) == SideState::Open);
+        let Some((number, (connection, side))) = open else { return Ok(()) };
+        let mut room = [0; BUFFER];
+        // SAFETY: the room outlives the access, which ends before `get` returns.
+        let to = unsafe { ReceiveRange::from_raw(NonNull::from(&mut room).cast(), BUFFER) };
+        let accessed = self.port.get(number, &desk.memory.buffer(connection, 1 - side), 0, to, 0);
+        let is_refused = accessed == Accessed::Failed(AccessError::Refused);
+        ensure!(
+            is_refused || accessed == Accessed::Done && u64::from_le_bytes(room) == OFFERED,
+            "process {} reads {room:?} of a buffer of connection {connection}: {accessed:?}",
+            self.process
+        );
+        let is_left = desk.is_left((connection, side));
+        ensure!(!is_refused || is_left, "process {}: connection {connection} goes on", self.process);
+        desk.tally.count(if is_refused { Event::CellBufferLate } else { Event::CellBuffer });
+        Ok(())
+    }
+
     /// Disconnects from some peer that has not disconnected.
     pub(super) fn disconnect_some(&mut self, desk: &mut CellsDesk<'a>, rng: &mut Rng) -> Check {
         let open = self.some(rng, |side| state_of(desk, side) == SideState::Open && !desk.is_left(side));
@@ -153,6 +177,7 @@ impl<'a> CellsNode<'a> {
 
     fn close(&mut self, desk: &mut CellsDesk<'a>, number: u32, (connection, side): PortLife) {
         self.port.close(number);
+        desk.memory.reuse(connection, side);
         desk.connections[connection].sides[side].state = SideState::Closed;
         self.numbers[number as usize] = NumberUse::Ending((connection, side));
         desk.note(|| format!("process {} ends connection {connection}", self.process));
