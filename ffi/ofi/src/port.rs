@@ -259,7 +259,10 @@ impl Port {
     fn rank_of(&mut self, number: u64, around: &mut Around<'_>) -> Result<usize, Errno> {
         let known = usize::try_from(number).ok().and_then(|at| self.destinations.get(at));
         match known {
-            Some(Destination::Peer(peer)) => Ok(self.endpoint.rank_of(*peer)?),
+            Some(Destination::Peer(peer)) => match self.endpoint.connected_rank(*peer) {
+                Some(rank) => Ok(rank),
+                None => Ok(self.endpoint.rank_of(*peer)?),
+            },
             Some(Destination::Own) => Ok(self.endpoint.rank()),
             Some(Destination::Unknown) | None => self.learn(number, around),
         }

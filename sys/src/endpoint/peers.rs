@@ -176,6 +176,13 @@ impl Endpoint {
         }
     }
 
+    /// As [`Endpoint::rank_of`], for a peer with which this process is connected; `None` in all other cases.
+    #[inline]
+    pub fn connected_rank(&self, peer: PeerRef) -> Option<usize> {
+        let peers = self.peers.as_ref().filter(|_| !self.is_forked())?;
+        peers.connected_rank(peer).map(|rank| rank as usize)
+    }
+
     /// Returns the peer that other calls name by this number: for instance the sender of a message. `None` if no peer
     /// has the number, which is also so for the number of this process.
     ///

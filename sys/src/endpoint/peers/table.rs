@@ -193,6 +193,15 @@ impl PeerTable {
         }
     }
 
+    /// Returns the number of a peer that is connected.
+    #[inline]
+    pub(super) fn connected_rank(&self, peer: PeerRef) -> Option<u32> {
+        match self.table.stage(peer) {
+            Ok(PeerStage::Connected(number)) => Some(self.rank(number)),
+            _ => None,
+        }
+    }
+
     /// Returns the number of a rank whose connection has ended. It has the number for ever.
     pub(super) fn ended_rank(&self, peer: PeerRef) -> Option<u32> {
         let has_ended = self.is_rank(peer) && matches!(self.table.stage(peer), Ok(PeerStage::Ended(_)));
