@@ -171,12 +171,20 @@ fn copy<P: Port>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part:
     if incoming.phase == TransferPhase::Broken {
         return;
     }
-    let mut to = buf.ranges(part.start as usize, (part.end - part.start) as usize);
+    let (start, len) = (part.start as usize, (part.end - part.start) as usize);
     let Incoming { from, rts: Rts { ref descriptor, origin, .. }, .. } = *incoming;
     #[cfg(nemesia_injected_fault)]
     let origin = if injected(InjectedFault::WrongOrigin) { 0 } else { origin };
     let accessed = match part.start.checked_sub(origin.into()) {
-        Some(at) => port.get_ranges(from, descriptor, at, &mut to, operation),
+        // The usual case, without the long table of ranges.
+        Some(at) if buf.address() != 0 => {
+            let mut only = AccessedRanges::NONE;
+            if let Some(range) = buf.range_from(start, len) {
+                only.next(range.len() as u64, || port.get(from, descriptor, at, range, operation));
+            }
+            only
+        }
+        Some(at) => port.get_ranges(from, descriptor, at, &mut buf.ranges(start, len), operation),
         None => AccessedRanges { last: Accessed::Failed(AccessError::Range), ..AccessedRanges::NONE },
     };
     incoming.accesses.record(part.start, &accessed);
