@@ -86,7 +86,7 @@ macro_rules! move_line {
         )
     };
 }
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(nemesia_loom)))]
 pub(super) use move_line;
 
 /// Copies from the end to the beginning.

@@ -6,9 +6,9 @@
 //! endpoint holds it. When that thread ends, peers use the identity stamp instead ([`RemoteMemory`]), and the next
 //! endpoint makes another mark.
 //!
-//! The mutex lies in memory of its own that peers can only read, because the C library keeps a list of the mutexes of a
-//! thread in them. Only the thread that holds a mutex can take it out of that list. So if another thread closes the last
-//! endpoint, the mark stays, and the next endpoint finds it.
+//! The mutex lies in memory of its own that peers can only read, because the C library keeps a list of a thread's
+//! mutexes in them. Only the thread that holds a mutex can take it out of that list. So if another thread closes the
+//! last endpoint, the mark stays, and the next endpoint finds it.
 //!
 //! [`RemoteMemory`]: super::RemoteMemory
 
@@ -22,13 +22,13 @@ use nemesia_core::sync::Word32;
 use super::segment::{Access, AttachLimits, Segment, SegmentOptions};
 use super::{ForeignFd, ShmError};
 
-/// Marks that a process leaves behind at most, each because its thread ended while the mark was in use. Each costs a
-/// page and a descriptor until the process ends.
+/// Marks that a process leaves behind at most, each because its thread ended while the mark was in use, or because it
+/// could not be made. Each costs a page and a descriptor until the process ends.
 const MOST_LEFT: usize = 16;
 /// The largest size of a page with a mark.
 const MOST_BYTES: usize = 1 << 16;
-/// Attempts to reach the mark of the process. Others use it for microseconds, or, in a process that was forked then, for
-/// ever.
+/// Attempts to reach the mark of the process. Others use it for microseconds, or, in a process that was forked then,
+/// for ever.
 const ATTEMPTS: usize = 1000;
 
 /// The mark of this process. A forked child inherits the words, without the memory.
@@ -55,7 +55,7 @@ impl HeldMark {
     fn hold() -> Option<Self> {
         let len = size_of::<libc::pthread_mutex_t>();
         let segment = Segment::create_sealed("nemesia-life", len, &SegmentOptions::default()).ok()?;
-        if !segment.write_sealed() {
+        if !segment.write_sealed() || cfg!(not(target_env = "gnu")) {
             return None;
         }
         // From here on the memory stays, unless this thread lets go.
@@ -69,10 +69,10 @@ impl HeldMark {
     }
 
     /// Takes the mark away, if the calling thread holds it; else it stays.
-    fn let_go(self) -> Result<(), Self> {
+    fn take_away(self) -> Result<(), Self> {
         // SAFETY: takes nothing.
         let thread = unsafe { libc::syscall(libc::SYS_gettid) };
-        if !self.is_held() || thread != i64::from(self.holder) {
+        if !self.is_held() || thread as u32 != self.holder {
             return Err(self);
         }
         // SAFETY: this thread holds the mutex, and nobody waits for it. The segment was leaked by `hold`, and this
@@ -97,8 +97,7 @@ impl OwnMark {
             })
         })?;
         if locked.process != std::process::id() {
-            // The memory of the parent is not here.
-            std::mem::forget(locked.mark.take());
+            // The memory of the parent's mark is not here.
             *locked = Self { process: std::process::id(), uses: 0, left: 0, mark: None };
         }
         Some(locked)
@@ -112,6 +111,7 @@ impl OwnMark {
         }
         if self.mark.is_none() && self.left < MOST_LEFT {
             self.mark = HeldMark::hold();
+            self.left += usize::from(self.mark.is_none());
         }
         self.mark.as_ref().map(|mark| mark.segment)
     }
@@ -150,7 +150,7 @@ impl Drop for LifeMark {
         if own.uses == 0
             && let Some(mark) = own.mark.take()
         {
-            own.mark = mark.let_go().err();
+            own.mark = mark.take_away().err();
         }
     }
 }
@@ -242,9 +242,9 @@ mod tests {
     fn only_the_thread_that_holds_a_mark_takes_it_away() {
         let mark = HeldMark::hold().unwrap();
         let life = seen(mark.segment);
-        let mark = std::thread::spawn(|| mark.let_go().unwrap_err()).join().unwrap();
+        let mark = std::thread::spawn(|| mark.take_away().unwrap_err()).join().unwrap();
         assert!(life.goes_on());
-        mark.let_go().unwrap();
+        mark.take_away().unwrap();
         assert!(!life.goes_on());
     }
 
@@ -260,7 +260,7 @@ mod tests {
         let second = own.held().unwrap();
         assert!(seen(second).goes_on() && std::ptr::eq(second, own.held().unwrap()));
         assert_eq!(own.left, 1);
-        own.mark.take().unwrap().let_go().unwrap();
+        own.mark.take().unwrap().take_away().unwrap();
         (own.left, own.mark) = (MOST_LEFT, None);
         assert!(own.held().is_none());
     }

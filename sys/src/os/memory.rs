@@ -8,7 +8,7 @@
 //!   once per call, so both come from the same address space. If the stamp is wrong, the bytes are wiped and the
 //!   read fails. The stamp comes last. So if a process overwrites its stamp before it reuses a buffer, no read of
 //!   the new content succeeds. From the second read on, the stamp is left out as long as the peer's life mark says that
-//!   the process has not changed since the first ([`PeerLife`]).
+//!   the process has not changed since the first (`life.rs`).
 //! - A write cannot be validated afterwards, and no single call reads the stamp and writes. So writes go to
 //!   `/proc/PID/mem`. That file is opened once, and the stamp is read in it once: an open descriptor refers to
 //!   one address space for ever, even if the process number is reused. When that address space is gone (its

@@ -5,7 +5,8 @@
 //! epoch (8), processes of the world (4), the number by which it knows the receiver (4), cells (4), cell bytes (4),
 //! fastbox slots (4), flags (4: bit 0, registered for `membarrier`), processors on which it may run (64, one bit each,
 //! modulo 512), address of a copy of the epoch in its memory (8; 0 if it must not be read), incarnation (8), number of
-//! the next agreement (8). The last descriptor is that of the life mark, if the process has one. Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
+//! the next agreement (8). The last descriptor is that of the life mark, if the process has one. Refusal: magic
+//! "NEMESIAX", then at most 240 bytes of UTF-8.
 //!
 //! Processes that take calls send *calls* and their *answers*: a handshake, then the address of the sender (64) and
 //! the number of the call, or in an answer the number of calls that the sender has made (8). The caller confirms the

@@ -14,7 +14,8 @@ use crate::os::{Access, AttachLimits, ForeignFd, Segment, SegmentBacking, Segmen
 
 /// Slack in a segment's size: it may be rounded up to huge pages.
 const ROUNDING: usize = 1 << 30;
-/// Most descriptors of a handshake: own segment, first inbox, link segment, and perhaps a further inbox and a life mark.
+/// Most descriptors of a handshake: own segment, first inbox, link segment, and perhaps a further inbox and a life
+/// mark.
 pub(super) const MOST_DESCRIPTORS: usize = 5;
 
 /// The segments of this process that its connections share.

@@ -27,7 +27,8 @@ pub(super) struct Rest {
     patience: AtomicU32,
     /// The nanoseconds of the shortest call that gave the processor away.
     shortest: AtomicU32,
-    /// The number of peers on this machine when it was found whether there are more processes than processors, and whether there were.
+    /// The number of peers on this machine when it was found whether there are more processes than processors, and
+    /// whether there were.
     known: AtomicUsize,
     is_oversubscribed: AtomicBool,
 }

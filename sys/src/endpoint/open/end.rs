@@ -10,7 +10,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Endpoint {
     /// Marks the ends of all connections, and clears the identity stamp, before buffers of unfinished sends return to
-    /// their owners. A peer that reads such a buffer later then finds the mark or another stamp, and discards the bytes.
+    /// their owners. A peer that reads such a buffer later finds the mark or another stamp, and discards the bytes.
     pub(in crate::endpoint) fn forbid_reading(&mut self) {
         self.engine.port_mut().local_mut().end_offers();
         // SAFETY: only this process writes the stamp. The write is volatile, because other processes read it.

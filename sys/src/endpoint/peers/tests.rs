@@ -442,10 +442,23 @@ fn connected(one: &mut Endpoint, two: &mut Endpoint) -> [usize; 2] {
 /// A sender that disconnects owns its buffer again, although it stays mapped in the receiver's process.
 #[test]
 fn a_mapped_buffer_of_a_sender_that_has_disconnected_gives_no_bytes() {
-    const LEN: usize = 1 << 20;
-    let (mut one, mut two) = (alone(), alone());
+    let (one, mut two) = (alone(), alone());
+    let mut sent = two.allocate_buffer(OFFERED).unwrap();
+    disconnect_after_an_offer(one, two, &mut sent);
+}
+
+/// As above, of a buffer that the kernel reads.
+#[test]
+fn a_buffer_of_a_sender_that_has_disconnected_gives_no_bytes() {
+    disconnect_after_an_offer(alone(), alone(), &mut vec![0; OFFERED]);
+}
+
+const OFFERED: usize = 1 << 20;
+
+/// Sends a buffer, offers it again, disconnects, and writes it.
+fn disconnect_after_an_offer(mut one: Endpoint, mut two: Endpoint, sent: &mut [u8]) {
+    const LEN: usize = OFFERED;
     let [from, to] = connected(&mut one, &mut two);
-    let mut sent = two.allocate_buffer(LEN).unwrap();
     for round in 0..2 {
         sent.fill(round);
         let mut received = vec![9; LEN];
@@ -455,7 +468,7 @@ fn a_mapped_buffer_of_a_sender_that_has_disconnected_gives_no_bytes() {
             (receive, two.isend(to, 1, sent.as_ptr(), LEN).unwrap())
         };
         if round == 0 {
-            // The first one maps the buffer.
+            // The first one maps the buffer, or finds the stamp.
             while one.test(receive).unwrap().is_none() {
                 two.progress();
             }

@@ -87,8 +87,8 @@ impl Host for CellsHost<'_> {
     fn wake(&mut self, _: PeerId, _: &SleepWord, _: Sleep) {}
 
     fn pull(&mut self, _: PeerId, address: u64, to: &mut [u8]) -> Result<(), AccessError> {
-        let (at, buffers) = (address as usize, self.0.connections.iter().flatten());
-        let side = buffers.skip(at - 1).next().ok_or(AccessError::Range)?;
+        let mut buffers = self.0.connections.iter().flatten();
+        let side = buffers.nth(address as usize - 1).ok_or(AccessError::Range)?;
         to.copy_from_slice(&side.buffer.load_relaxed().to_le_bytes());
         Ok(())
     }
