@@ -2,8 +2,8 @@
 //!
 //! A process holds a robust mutex for as long as it lives. The kernel takes the mutex from the thread that holds it
 //! when this thread ends or its process executes another program, before the thread's memory goes. So bytes that were
-//! read from the memory of that process number are those of the process, if the word is the same before and after. If it
-//! is not, the process may still live without that thread, and the reader must find out in another way.
+//! read from the memory of that process number are those of the process, if the word is the same before and after. If
+//! it is not, the process may still live without that thread, and the reader must find out in another way.
 //!
 //! The word lies in memory that only the process itself can write. One that sets it falsely gives its readers bytes of
 //! its own choice, as it always can. (The idea is in none of the papers.)
