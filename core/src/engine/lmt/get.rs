@@ -177,7 +177,7 @@ fn copy<P: Port>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part:
     let origin = if injected(InjectedFault::WrongOrigin) { 0 } else { origin };
     let accessed = match part.start.checked_sub(origin.into()) {
         // The usual case, without the long table of ranges.
-        Some(at) if buf.address() != 0 => {
+        Some(at) if buf.address() != 0 && !descriptor.is_list() => {
             let mut only = AccessedRanges::NONE;
             if let Some(range) = buf.range_from(start, len) {
                 only.next(range.len() as u64, || port.get(from, descriptor, at, range, operation));
