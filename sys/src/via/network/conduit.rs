@@ -110,6 +110,8 @@ impl ViaCarrier for NetworkConduit<'_> {
         if self.link.lend(self.network, (segment.handle, region), memory, how) {
             LendResult::Done
         } else {
+            // With room for the record, the port has no more regions: the descriptor would wait without limit.
+            self.link.is_cut |= self.link.has_room();
             LendResult::Later
         }
     }

@@ -74,15 +74,23 @@ impl Networks {
         self.open.iter_mut().flatten()
     }
 
+    /// Returns whether the settings permit a transport, whatever the other process asks for.
+    fn permits(&self, transport: Transport) -> bool {
+        // A preference for a device that cannot be met is an error in strict mode.
+        let is_bound = self.config.strict && !self.config.place.of_devices().is_empty();
+        match (self.config.net, transport) {
+            (NetChoice::Auto | NetChoice::Tcp, Transport::Tcp) => !is_bound,
+            (NetChoice::Auto | NetChoice::Verbs, Transport::Verbs) => true,
+            _ => false,
+        }
+    }
+
     /// Returns the port of a transport. Opens it if it is not open.
     ///
     /// # Errors
     /// [`ViaError::NotReachable`]: it cannot be used, or is not permitted.
     pub(in crate::via) fn open(&mut self, transport: Transport) -> Result<&mut Network, ViaError> {
-        let is_permitted = match transport {
-            Transport::Verbs => matches!(self.config.net, NetChoice::Auto | NetChoice::Verbs),
-            Transport::Tcp => matches!(self.config.net, NetChoice::Auto | NetChoice::Tcp),
-        };
+        let is_permitted = self.permits(transport);
         let is_tried = transport == Transport::Verbs && self.refused.is_some();
         if self.get_mut(transport).is_none() && is_permitted && !is_tried {
             let port = match transport {
@@ -117,9 +125,7 @@ impl Networks {
     /// Caller: returns the part of a confirmation that names the own ports.
     pub(in crate::via) fn offer(&mut self, network: SetupNetwork) -> SetupNetwork {
         let port = self.device_address();
-        // A preference for a device that cannot be met is an error in strict mode.
-        let is_bound = self.config.strict && !self.config.place.of_devices().is_empty();
-        let has_tcp = matches!(self.config.net, NetChoice::Auto | NetChoice::Tcp) && !is_bound;
+        let has_tcp = self.permits(Transport::Tcp);
         let ports = port.map_or(0, |_| PORT_VERBS) | if has_tcp { PORT_TCP } else { 0 };
         SetupNetwork { ports, port, ..network }
     }
@@ -224,6 +230,8 @@ mod tests {
         let config = Config::default().net_device(Some("no-such-device")).strict(true);
         let mut networks = Networks::new(config, Ipv4Addr::LOCALHOST);
         assert_eq!(networks.offer(SetupNetwork::new([1; 16])).ports, 0);
+        // Nor if an acceptance names it nevertheless.
+        assert!(networks.open(Transport::Tcp).is_err());
     }
 
     #[test]
