@@ -149,6 +149,13 @@ pub trait PacketPort {
     /// Returns the largest payload of one packet in bytes, at least 256. The number never changes.
     fn packet_bytes(&self) -> usize;
 
+    /// Returns the most bytes of a message to this peer that are better sent at once, in one packet, than announced,
+    /// at most [`PacketPort::packet_bytes`]. 0: the port prefers neither.
+    fn eager_bytes(&self, peer: PeerId) -> usize {
+        let _ = peer;
+        0
+    }
+
     /// Sends a packet: `envelope`, and the bytes of `pieces`. Returns `false` if there is no space now; the
     /// engine then tries again later, with no other packet to this peer in between.
     ///

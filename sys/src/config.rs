@@ -200,6 +200,8 @@ pub struct Config {
     pub(crate) place: PlacePreference,
     /// `None`: as a cell.
     pub(crate) net_packet_bytes: Option<u32>,
+    /// `None`: chosen by the transport.
+    pub(crate) net_eager_bytes: Option<u32>,
     pub(crate) net_receives: u32,
     pub(crate) net_streams: u32,
     /// Whole seconds.
@@ -269,6 +271,7 @@ impl Default for Config {
             net_address: None,
             place: PlacePreference::default(),
             net_packet_bytes: None,
+            net_eager_bytes: None,
             net_receives: 32,
             net_streams: 1,
             net_silence: DEFAULT_SILENCE,

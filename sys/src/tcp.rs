@@ -221,18 +221,28 @@ unsafe impl ByteStream for Socket {
     }
 
     fn read(&mut self, into: &mut ScatterList<'_>) -> StreamResult {
+        let fd = self.stream.as_raw_fd();
+        if let [piece] = into.pieces() {
+            // SAFETY: `ScatterList` guarantees that its pieces may be written.
+            return transferred(counted(unsafe { libc::recv(fd, piece.base.cast(), piece.len, 0) }));
+        }
         let mut header = header(into.pieces());
         // SAFETY: `ScatterList` guarantees that its pieces may be written; the header outlives the call.
-        transferred(counted(unsafe { libc::recvmsg(self.stream.as_raw_fd(), &raw mut header, 0) }))
+        transferred(counted(unsafe { libc::recvmsg(fd, &raw mut header, 0) }))
     }
 
     fn write(&mut self, from: &GatherList<'_>) -> StreamResult {
+        let fd = self.stream.as_raw_fd();
+        if let [piece] = from.pieces() {
+            // SAFETY: `GatherList` guarantees that its pieces may be read. No signal is raised if the peer is gone.
+            return transferred(counted(unsafe {
+                libc::send(fd, piece.base.cast(), piece.len, libc::MSG_NOSIGNAL)
+            }));
+        }
         let header = header(from.pieces());
         // SAFETY: `GatherList` guarantees that its pieces may be read; the header outlives the call. No signal
         // is raised if the peer is gone.
-        transferred(counted(unsafe {
-            libc::sendmsg(self.stream.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
-        }))
+        transferred(counted(unsafe { libc::sendmsg(fd, &raw const header, libc::MSG_NOSIGNAL) }))
     }
 
     fn unconfirmed(&self) -> usize {

@@ -58,6 +58,10 @@ impl PacketPort for FaultyPort {
         self.port.packet_bytes()
     }
 
+    fn eager_bytes(&self, peer: PeerId) -> usize {
+        self.port.eager_bytes(peer)
+    }
+
     fn send(
         &mut self,
         peer: PeerId,

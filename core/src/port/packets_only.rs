@@ -22,6 +22,10 @@ impl<P: PacketPort> PacketPort for PacketsOnly<P> {
         self.0.packet_bytes()
     }
 
+    fn eager_bytes(&self, peer: PeerId) -> usize {
+        self.0.eager_bytes(peer)
+    }
+
     #[inline]
     fn send(
         &mut self,

@@ -52,13 +52,15 @@ pub struct Pair<L, R, T> {
     routes: T,
     /// Packets of the local port since the remote port was polled.
     burst: u32,
+    /// Whether the last packet that a poll found came through the remote port.
+    is_remote_recent: bool,
 }
 
 impl<L: PacketPort, R: PacketPort, T: Borrow<[Route]>> Pair<L, R, T> {
     /// Returns the port. The local port must have no connection to the remote peers. Without a remote port, all peers
     /// are local, whatever their routes.
     pub const fn new(local: L, remote: Option<R>, routes: T) -> Self {
-        Self { local, remote, routes, burst: 0 }
+        Self { local, remote, routes, burst: 0, is_remote_recent: false }
     }
 
     /// Returns the local port.
@@ -126,7 +128,9 @@ impl<L: PacketPort, R: PacketPort, T: Borrow<[Route]>> Pair<L, R, T> {
 
     fn poll_remote(&mut self) -> Polled<Either<L::Token, R::Token>> {
         self.burst = 0;
-        self.remote.as_mut().map_or(Polled::Idle, |remote| from_remote(remote.poll()))
+        let polled = self.remote.as_mut().map_or(Polled::Idle, |remote| from_remote(remote.poll()));
+        self.is_remote_recent |= matches!(polled, Polled::Packet(_));
+        polled
     }
 }
 
@@ -166,6 +170,12 @@ impl<L: PacketPort, R: PacketPort, T: Borrow<[Route]>> PacketPort for Pair<L, R,
         self.remote.as_ref().map_or(local, |remote| local.min(remote.packet_bytes()))
     }
 
+    #[inline]
+    fn eager_bytes(&self, peer: PeerId) -> usize {
+        let wanted = self.remote_to(peer).map(|remote| remote.eager_bytes(peer));
+        wanted.map_or_else(|| self.local.eager_bytes(peer), |wanted| wanted.min(self.packet_bytes()))
+    }
+
     #[inline(always)]
     fn send(
         &mut self,
@@ -194,6 +204,7 @@ impl<L: PacketPort, R: PacketPort, T: Borrow<[Route]>> PacketPort for Pair<L, R,
             Polled::Idle => self.poll_remote(),
             polled => {
                 self.burst += 1;
+                self.is_remote_recent = false;
                 from_local(polled)
             }
         }
@@ -294,7 +305,9 @@ impl<L: ShortPath, R: ShortPath, T: Borrow<[Route]>> ShortPath for Pair<L, R, T>
         wanted: impl FnOnce(PeerId, &Envelope) -> bool,
         to: &mut BorrowedRecv<'_>,
     ) -> Option<(PeerId, Envelope)> {
-        self.local.take(wanted, to)
+        let taken = self.local.take(wanted, to)?;
+        self.is_remote_recent = false;
+        Some(taken)
     }
 
     #[inline(always)]
@@ -325,6 +338,11 @@ impl<L: ShortPath, R: ShortPath, T: Borrow<[Route]>> ShortPath for Pair<L, R, T>
     #[inline(always)]
     fn has_next(&self) -> bool {
         self.local.has_next()
+    }
+
+    #[inline(always)]
+    fn expects_next(&self) -> bool {
+        !self.is_remote_recent && self.local.expects_next()
     }
 
     #[inline(always)]

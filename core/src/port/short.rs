@@ -99,6 +99,12 @@ pub trait ShortPath: PacketPort {
         false
     }
 
+    /// Returns whether packets are expected where [`ShortPath::has_next`] looks. If not, a waiting caller makes whole
+    /// polls only.
+    fn expects_next(&self) -> bool {
+        false
+    }
+
     /// Pauses between two polls that found nothing: the core idles for some ten nanoseconds, or does work of
     /// about that length that speeds up later calls.
     fn pause(&mut self) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nemesia_core::port::channel::{MOST_RAILS, MOST_RINGS, RendezvousChoice};
 
-use super::Config;
+use super::{Config, Origin};
 use crate::regcache::Telling;
 use crate::tcp::SILENCE_SECONDS;
 
@@ -81,6 +81,14 @@ impl Config {
         self.with(["NEMESIA_NET_PACKET_BYTES"], |config| config.net_packet_bytes = bytes)
     }
 
+    /// Sets the largest message, in bytes, that is sent eagerly to ranks on other machines, if more than
+    /// [`Config::eager_bytes`]. It has at most the bytes of the largest packet. `None`: over TCP those of the largest
+    /// packet, unless [`Config::eager_bytes`] was set; over RDMA devices no more than [`Config::eager_bytes`].
+    #[must_use]
+    pub fn net_eager(self, bytes: Option<u32>) -> Self {
+        self.with(["NEMESIA_NET_EAGER_BYTES"], |config| config.net_eager_bytes = bytes)
+    }
+
     /// Sets the most packets that each rank on another machine may send before this process has taken one: 3 to
     /// 1024. Memory is taken as busy ranks need it.
     #[must_use]
@@ -129,6 +137,16 @@ impl Config {
     #[must_use]
     pub fn registrations(self, telling: Telling) -> Self {
         self.with(["NEMESIA_REGISTRATIONS"], |config| config.registrations = telling)
+    }
+
+    /// Returns the largest message that is sent eagerly to another machine, over TCP or over an RDMA device, if more
+    /// than NEMESIA_EAGER_BYTES. Over TCP a rendezvous costs several system calls and two more ways of a packet, and
+    /// saves a copy.
+    pub(crate) fn net_eager_bytes(&self, is_tcp: bool) -> usize {
+        let is_free = is_tcp && self.origin("NEMESIA_EAGER_BYTES") == Origin::Default;
+        let most = self.net_packet_bytes();
+        let chosen = if is_free { most } else { 0 };
+        self.net_eager_bytes.unwrap_or(chosen).min(most) as usize
     }
 
     /// Returns the payload bytes of the largest packet to another machine.

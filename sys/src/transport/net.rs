@@ -86,6 +86,8 @@ pub(crate) struct NetPort {
     begun: Instant,
     rejoin: NetRejoin,
     streams: FurtherStreams,
+    /// The largest message that is sent eagerly, if more than to ranks of this machine.
+    eager_bytes: usize,
     /// The peers, if they are connected one by one.
     growing: Option<Box<GrowingPeers>>,
     /// The process to which the connections belong. In a forked child no call has an effect.
@@ -202,6 +204,11 @@ impl PacketPort for NetPort {
 
     fn packet_bytes(&self) -> usize {
         with!(&self.any, it => it.channel.packet_bytes())
+    }
+
+    #[inline]
+    fn eager_bytes(&self, _: PeerId) -> usize {
+        self.eager_bytes
     }
 
     fn send(

@@ -224,6 +224,10 @@ impl ShortPath for SimPort {
         true
     }
 
+    fn expects_next(&self) -> bool {
+        true
+    }
+
     fn take(
         &mut self,
         wanted: impl FnOnce(PeerId, &Envelope) -> bool,

@@ -212,6 +212,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.port.has_next()
     }
 
+    /// Returns whether calls of [`Engine::receive_next`] between two whole polls are worth their time.
+    #[inline(always)]
+    pub fn expects_next(&self) -> bool {
+        self.port.expects_next()
+    }
+
     /// Pauses between two calls of [`Engine::receive_next`] that found nothing.
     #[inline(always)]
     pub fn pause(&mut self) {

@@ -95,7 +95,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         to: PeerId,
         message: &SendMessage,
     ) -> Result<Option<RequestId>, StartError> {
-        let Some(len) = message.eager_len(self.eager_bytes) else { return Ok(None) };
+        let Some(len) = message.eager_len(self.most_eager(to)) else { return Ok(None) };
         if to == self.rank || !self.peer(to).is_free() || !self.has_credit(to, cost(len)) {
             return Ok(None);
         }

@@ -50,11 +50,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
         prefix: EagerPrefix,
         body: &[u8],
     ) -> bool {
+        let most = self.most_eager(to);
         let (Some(words), Some(peer)) = (prefix.words(), self.peers.borrow().get(to as usize)) else {
             return false;
         };
         let len = words.bytes() + body.len();
-        if !peer.is_free() || len > self.eager_bytes || !peer.allowance.may(cost(len)) {
+        if !peer.is_free() || len > most || !peer.allowance.may(cost(len)) {
             return false;
         }
         let envelope = Envelope { kind: prefix.kind(), context, tag, total: len as u64 };

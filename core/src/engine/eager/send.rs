@@ -111,7 +111,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
     #[inline(always)]
     fn may_send_now(&mut self, to: PeerId, len: usize) -> bool {
         let free = self.peers.borrow().get(to as usize);
-        free.is_some_and(|peer| peer.is_free()) && len <= self.eager_bytes && self.has_credit(to, cost(len))
+        free.is_some_and(|peer| peer.is_free())
+            && (len <= self.eager_bytes || len <= self.port.eager_bytes(to))
+            && self.has_credit(to, cost(len))
+    }
+
+    /// Returns the most bytes of an eager message to this peer, with its prefix: those that the settings prefer, or
+    /// those that the port to the peer prefers.
+    #[inline(always)]
+    pub(in crate::engine) fn most_eager(&self, to: PeerId) -> usize {
+        self.eager_bytes.max(self.port.eager_bytes(to))
     }
 
     #[inline(always)]
@@ -239,7 +248,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if to == self.rank {
             return Ok(self.send_to_self(index, &message));
         }
-        if let Some(len) = message.eager_len(self.eager_bytes) {
+        if let Some(len) = message.eager_len(self.most_eager(to)) {
             if self.has_credit(to, cost(len)) {
                 return self.send_whole(to, index, &message);
             }

@@ -74,7 +74,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let sent = sent?;
         if sent {
             let units = cost(len);
-            let demoted = message.eager_len(self.eager_bytes).is_some();
+            let demoted = message.eager_len(self.most_eager(to)).is_some();
             let peer = self.peer(to);
             peer.allowance.spend(units);
             peer.tally.sent(Kind::Rts, len);

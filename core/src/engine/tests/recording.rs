@@ -216,6 +216,10 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
         self.port.has_next()
     }
 
+    fn expects_next(&self) -> bool {
+        self.port.expects_next()
+    }
+
     fn pause(&mut self) {
         self.port.pause();
     }

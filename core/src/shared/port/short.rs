@@ -106,6 +106,11 @@ where
     }
 
     #[inline(always)]
+    fn expects_next(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
     fn pause(&mut self) {
         if self.write_prefetch.is_on() { self.prefetch() } else { spin_hint() }
     }

@@ -101,7 +101,7 @@ impl Endpoint {
                     break;
                 }
             }
-            if packets == 0 && self.waiter.spin_policy.polls() > GLANCES {
+            if packets == 0 && self.waiter.spin_policy.polls() > GLANCES && self.engine.expects_next() {
                 for _ in 0..GLANCES {
                     self.engine.pause();
                     if let Some(outcome) = self.engine.receive_next(pattern, &mut buf) {
@@ -155,6 +155,9 @@ impl Endpoint {
     /// Polls the most likely place some times, which costs less than whole polls.
     #[inline(always)]
     fn glance(&mut self, wait: &mut Wait) {
+        if !self.engine.expects_next() {
+            return;
+        }
         for _ in 0..GLANCES {
             if self.engine.has_next() {
                 return;

@@ -174,6 +174,7 @@ impl NetPort {
             begun: Instant::now(),
             rejoin: NetRejoin::default(),
             streams: FurtherStreams::new(config.net_streams),
+            eager_bytes: config.net_eager_bytes(true),
             growing: Some(Box::new(growing)),
             origin: Arc::clone(origin),
         })

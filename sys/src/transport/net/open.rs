@@ -145,7 +145,9 @@ impl OpenedPorts {
         let origin = Arc::clone(origin);
         let rejoin = NetRejoin::default();
         let streams = FurtherStreams::new(config.net_streams);
-        let mut port = NetPort { any, rank, place, addresses, begun, rejoin, streams, growing: None, origin };
+        let eager_bytes = config.net_eager_bytes(transport == Transport::Tcp);
+        let mut port =
+            NetPort { any, rank, place, addresses, begun, rejoin, streams, eager_bytes, growing: None, origin };
         for peer in (0..port.ranks()).filter(|peer| *peer != rank) {
             if !port.reaches(peer) {
                 super::with!(&mut port.any, it => it.refuse(peer));
