@@ -164,6 +164,8 @@ pub struct Engine<P: Port, S: Storage> {
     /// The number of ranks of the world. Smaller numbers are ranks, and the others peers that are added one by one. 0
     /// if the engine was opened alone ([`Engine::alone`]).
     ranks: u32,
+    /// The sends that were started since pending work was continued, and wait to leave together.
+    gathered: u32,
     /// The multi-receive buffer that the message at hand has matched without a slot, and the length of the message.
     unplaced: Option<(u32, usize)>,
 }
@@ -241,6 +243,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             failures: Failures::default(),
             unmet: UnmetRanks::default(),
             unplaced: None,
+            gathered: 0,
             ranks,
         })
     }

@@ -174,6 +174,19 @@ pub trait PacketPort {
         pieces: PacketPieces<'_>,
     ) -> Result<bool, PeerFault>;
 
+    /// Returns whether a message of `len` bytes to this peer had better wait for the next progress step, because others
+    /// were sent just before: those that wait leave together. The engine asks only for operations whose caller waits
+    /// for their end.
+    fn gathers(&self, peer: PeerId, len: usize) -> bool {
+        let _ = (peer, len);
+        false
+    }
+
+    /// Begins or ends a batch: packets to this peer may leave as late as the end of the batch.
+    fn set_batch(&mut self, peer: PeerId, is_batch: bool) {
+        let _ = (peer, is_batch);
+    }
+
     /// Returns the next packet, a fault, or nothing.
     fn poll(&mut self) -> Polled<Self::Token>;
 

@@ -34,6 +34,16 @@ pub(crate) unsafe fn send_now(
     Some(endpoint.send_now(rank as u32 as usize, tag, bytes))
 }
 
+/// Returns whether a message that is started now leaves together with others.
+///
+/// # Safety
+/// As [`at_hand`].
+#[inline(always)]
+pub(crate) unsafe fn gathers(endpoint: *mut Endpoint, rank: i32, len: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { at_hand(endpoint) }.is_some_and(|endpoint| endpoint.gathers(rank as u32 as usize, len))
+}
+
 /// Returns whether a short message has left, as [`send_now`] does. Also returns `false` if the message is longer.
 ///
 /// # Safety

@@ -8,7 +8,7 @@ use nemesia::{Endpoint as Inner, Error, Request, Source, Tag, Truncation};
 use crate::boundary::{Out, bytes, check_buffer, room};
 use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
-use crate::now::{irecv_now, recv_now, send_now, send_short_now};
+use crate::now::{gathers, irecv_now, recv_now, send_now, send_short_now};
 use crate::rank::{rank_in, rank_of};
 use crate::request::{named, number};
 use crate::status::{Fault, NEMESIA_ERR_TRUNCATED, NEMESIA_OK, NEMESIA_PENDING, timed_out};
@@ -203,7 +203,9 @@ unsafe fn isend_any(
     len: usize,
     out_request: *mut u64,
 ) -> i32 {
-    let left = match out_request.is_null() {
+    // SAFETY: the caller's endpoint, or null.
+    let waits = out_request.is_null() || unsafe { gathers(endpoint, rank, len) };
+    let left = match waits {
         true => None,
         // SAFETY: the caller's endpoint, or null, and a buffer that does not change.
         false => unsafe { send_now(endpoint, rank, tag, buffer, len) },

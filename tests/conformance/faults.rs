@@ -62,6 +62,14 @@ impl PacketPort for FaultyPort {
         self.port.eager_bytes(peer)
     }
 
+    fn gathers(&self, peer: PeerId, len: usize) -> bool {
+        self.port.gathers(peer, len)
+    }
+
+    fn set_batch(&mut self, peer: PeerId, is_batch: bool) {
+        self.port.set_batch(peer, is_batch);
+    }
+
     fn send(
         &mut self,
         peer: PeerId,

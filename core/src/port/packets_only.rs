@@ -26,6 +26,14 @@ impl<P: PacketPort> PacketPort for PacketsOnly<P> {
         self.0.eager_bytes(peer)
     }
 
+    fn gathers(&self, peer: PeerId, len: usize) -> bool {
+        self.0.gathers(peer, len)
+    }
+
+    fn set_batch(&mut self, peer: PeerId, is_batch: bool) {
+        self.0.set_batch(peer, is_batch);
+    }
+
     #[inline]
     fn send(
         &mut self,

@@ -189,6 +189,19 @@ impl<L: PacketPort, R: PacketPort, T: Borrow<[Route]>> PacketPort for Pair<L, R,
         self.local.send(peer, envelope, pieces)
     }
 
+    #[inline]
+    fn gathers(&self, peer: PeerId, len: usize) -> bool {
+        self.remote_to(peer).map_or_else(|| self.local.gathers(peer, len), |remote| remote.gathers(peer, len))
+    }
+
+    #[inline]
+    fn set_batch(&mut self, peer: PeerId, is_batch: bool) {
+        if let Some(remote) = self.remote_to_mut(peer) {
+            return remote.set_batch(peer, is_batch);
+        }
+        self.local.set_batch(peer, is_batch);
+    }
+
     #[inline(always)]
     fn poll(&mut self) -> Polled<Self::Token> {
         if self.remote.is_none() {

@@ -73,6 +73,28 @@ macro_rules! with {
 }
 use with;
 
+/// The longest packet that is sent together with others: a longer one gains nothing by that.
+const MOST_GATHERED_BYTES: usize = 2048;
+/// The packets to a peer that leave at once although no poll came in between. Those that follow leave together.
+const PROMPT_PACKETS: u32 = 2;
+
+/// The packets that were sent since the last poll.
+#[derive(Clone, Copy, Debug, Default)]
+struct Burst {
+    /// The peer to which the last ones went, and their number.
+    peer: PeerId,
+    packets: u32,
+    /// Whether packets may wait for the end of a batch.
+    is_batch: bool,
+}
+
+impl Burst {
+    const fn add(&mut self, peer: PeerId) {
+        self.packets = if self.peer == peer { self.packets.saturating_add(1) } else { 1 };
+        self.peer = peer;
+    }
+}
+
 /// The port to ranks on other machines.
 #[derive(Debug)]
 pub(crate) struct NetPort {
@@ -88,6 +110,7 @@ pub(crate) struct NetPort {
     streams: FurtherStreams,
     /// The largest message that is sent eagerly, if more than to ranks of this machine.
     eager_bytes: usize,
+    burst: Burst,
     /// The peers, if they are connected one by one.
     growing: Option<Box<GrowingPeers>>,
     /// The process to which the connections belong. In a forked child no call has an effect.
@@ -220,14 +243,32 @@ impl PacketPort for NetPort {
         if self.origin.is_elsewhere() {
             return Ok(false);
         }
+        self.burst.add(peer);
+        let waits = self.burst.is_batch && pieces.len() <= MOST_GATHERED_BYTES;
         with!(&mut self.any, it => {
             let sent = it.channel.send(peer, envelope, pieces);
-            it.channel.port_mut().push_out();
+            if !waits {
+                it.channel.port_mut().push_out();
+            }
             sent
         })
     }
 
+    #[inline]
+    fn gathers(&self, peer: PeerId, len: usize) -> bool {
+        let Burst { peer: recent, packets, .. } = self.burst;
+        recent == peer && packets >= PROMPT_PACKETS && len <= MOST_GATHERED_BYTES
+    }
+
+    fn set_batch(&mut self, _: PeerId, is_batch: bool) {
+        self.burst.is_batch = is_batch;
+        if !is_batch && !self.origin.is_elsewhere() {
+            with!(&mut self.any, it => it.channel.port_mut().push_out());
+        }
+    }
+
     fn poll(&mut self) -> Polled<Token> {
+        self.burst.packets = 0;
         if self.origin.is_elsewhere() {
             return Polled::Idle;
         }

@@ -18,6 +18,9 @@ use crate::store::cost;
 use crate::trace::Recorder as _;
 use crate::wire::{Envelope, Kind};
 
+/// The most sends that wait to leave together. The next one makes them leave.
+const MOST_GATHERED: u32 = 64;
+
 impl<P: Port, S: Storage> Engine<P, S> {
     /// As [`Engine::send_now`], for a short message: the critical path. Returns `false` if nothing was sent, or
     /// the message is not short: the caller takes the slow path. The rank is compared as the caller has it, before it
@@ -184,6 +187,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
     ) -> Result<RequestId, StartError> {
         self.reach(to)?;
         if to != self.rank {
+            if self.gathers(to, buf.len()) {
+                return self.start_later(to, context, tag, buf);
+            }
             let sent = match buf.whole(0, buf.len()) {
                 Some(bytes) => self.send_now(to, context, tag, bytes),
                 None => self.send_list_now(to, context, tag, &buf),
@@ -193,6 +199,28 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
         }
         self.isend_queued(to, context, tag, buf)
+    }
+
+    /// Returns whether a message of `len` bytes that is started now leaves together with others in the next progress
+    /// step.
+    #[inline]
+    pub fn gathers(&self, to: PeerId, len: usize) -> bool {
+        self.gathered < MOST_GATHERED && self.port.gathers(to, len)
+    }
+
+    /// Starts a send that leaves in the next progress step.
+    fn start_later(
+        &mut self,
+        to: PeerId,
+        context: u16,
+        tag: u64,
+        buf: SendBuf,
+    ) -> Result<RequestId, StartError> {
+        let message = SendMessage { context, tag, buf, synchronous: false, immediate: None };
+        let index = self.start(State::Sending { to, message })?;
+        self.enqueue(to, PeerQueue::Pending, index);
+        self.gathered += 1;
+        Ok(self.id(index))
     }
 
     /// As [`Engine::isend`], for a message that [`Engine::send_now`] refused. The message goes directly to

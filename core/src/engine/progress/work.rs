@@ -27,23 +27,19 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     fn work_now(&mut self, peer: PeerId) -> usize {
+        self.gathered = 0;
         let mut moved = self.rma_work_for(peer);
         if self.peer(peer).accesses > 0 {
             moved += self.settle_accesses();
         }
         for queue in PeerQueue::WORK {
-            // The loop is bounded, because the peer may free space while this process sends.
-            for _ in 0..PACKETS_A_TURN {
-                let Some(index) = self.first(peer, queue) else { break };
-                match self.work_on(peer, queue, index) {
-                    Ok(true) => moved += 1,
-                    Ok(false) => break,
-                    Err(fault) => self.fault(fault),
-                }
-                if queue == PeerQueue::Pulling {
-                    // One piece of a pull is enough work for one call.
-                    break;
-                }
+            let is_batch = queue == PeerQueue::Pending && self.first(peer, queue).is_some();
+            if is_batch {
+                self.port.set_batch(peer, true);
+            }
+            moved += self.work_through(peer, queue);
+            if is_batch {
+                self.port.set_batch(peer, false);
             }
         }
         let it = self.peer(peer);
@@ -54,6 +50,24 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         if self.peer(peer).has_work() {
             self.list_work(peer);
+        }
+        moved
+    }
+
+    /// Continues the work of one queue. The loop is bounded, because the peer may free space while this process sends.
+    fn work_through(&mut self, peer: PeerId, queue: PeerQueue) -> usize {
+        let mut moved = 0;
+        for _ in 0..PACKETS_A_TURN {
+            let Some(index) = self.first(peer, queue) else { break };
+            match self.work_on(peer, queue, index) {
+                Ok(true) => moved += 1,
+                Ok(false) => break,
+                Err(fault) => self.fault(fault),
+            }
+            if queue == PeerQueue::Pulling {
+                // One piece of a pull is enough work for one call.
+                break;
+            }
         }
         moved
     }

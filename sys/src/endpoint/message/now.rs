@@ -56,6 +56,13 @@ impl Endpoint {
         self.in_context(0).send_now(to, tag, bytes)
     }
 
+    /// Returns whether a message of `len` bytes that [`Endpoint::isend`] starts now leaves together with others, in the
+    /// next call that makes progress. Such a message is not for [`Endpoint::send_now`], which sends each one alone.
+    #[inline]
+    pub fn gathers(&self, to: usize, len: usize) -> bool {
+        self.engine.gathers(u32::try_from(to).unwrap_or(u32::MAX), len)
+    }
+
     /// Sends a short message, of at most [`Endpoint::SHORT_BYTES`], as [`Endpoint::send_now`] does. This is
     /// the critical path. Also returns false if the message is longer.
     #[inline(always)]

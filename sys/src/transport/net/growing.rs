@@ -21,7 +21,7 @@ use super::fabric::FabricChannel;
 use super::open::{WorldMember, channel_sizes, open_tcp};
 use super::rejoin::NetRejoin;
 use super::streams::FurtherStreams;
-use super::{AnyChannel, NetPort, Transport, with};
+use super::{AnyChannel, Burst, NetPort, Transport, with};
 use crate::config::Config;
 use crate::os::ProcessOrigin;
 use crate::tcp::TcpPort;
@@ -175,6 +175,7 @@ impl NetPort {
             rejoin: NetRejoin::default(),
             streams: FurtherStreams::new(config.net_streams),
             eager_bytes: config.net_eager_bytes(true),
+            burst: Burst::default(),
             growing: Some(Box::new(growing)),
             origin: Arc::clone(origin),
         })

@@ -13,7 +13,7 @@ use super::choice::{NotOpen, OpenedPort, listen_tcp, open_device};
 use super::fabric::{ChannelSizes, FabricChannel, try_memory};
 use super::rejoin::NetRejoin;
 use super::streams::FurtherStreams;
-use super::{AnyChannel, NetPort};
+use super::{AnyChannel, Burst, NetPort};
 use crate::config::{Config, ConfigError, FastPathChoice, NetChoice};
 use crate::os::ProcessOrigin;
 use crate::tcp::{self, TcpPort};
@@ -146,8 +146,20 @@ impl OpenedPorts {
         let rejoin = NetRejoin::default();
         let streams = FurtherStreams::new(config.net_streams);
         let eager_bytes = config.net_eager_bytes(transport == Transport::Tcp);
-        let mut port =
-            NetPort { any, rank, place, addresses, begun, rejoin, streams, eager_bytes, growing: None, origin };
+        let (burst, growing) = (Burst::default(), None);
+        let mut port = NetPort {
+            any,
+            rank,
+            place,
+            addresses,
+            begun,
+            rejoin,
+            streams,
+            eager_bytes,
+            burst,
+            growing,
+            origin,
+        };
         for peer in (0..port.ranks()).filter(|peer| *peer != rank) {
             if !port.reaches(peer) {
                 super::with!(&mut port.any, it => it.refuse(peer));
