@@ -106,6 +106,11 @@ impl<T: StreamSource> StreamTransport for PolledStreams<T> {
         let _ = self.control(stream.as_fd(), what, (events, word));
     }
 
+    fn unwatch(&mut self, stream: &T::Stream) {
+        // It is registered, so that this does not fail.
+        let _ = self.control(stream.as_fd(), libc::EPOLL_CTL_DEL, (0, LISTENER));
+    }
+
     fn ready(&mut self, words: &mut [u64]) -> usize {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         let most = words.len().min(EVENTS);

@@ -172,6 +172,12 @@ impl StreamTransport for SimStreams {
         }
     }
 
+    fn unwatch(&mut self, stream: &SimStream) {
+        if let Some(pair) = self.network.borrow_mut().pair(stream.pair) {
+            pair.ends[stream.side].word = None;
+        }
+    }
+
     fn ready(&mut self, words: &mut [u64]) -> usize {
         self.network.borrow_mut().ready(self.node, words)
     }

@@ -10,7 +10,7 @@ use super::link::{ConnectionPlace, LinkEnd, PendingReports, PlacementLink};
 use super::regions::PlacementRegions;
 use super::send::Flow;
 use super::stream::{ByteStream, Interest, LISTENER, StreamResult, StreamTransport};
-use super::{LOOKS_AT_RECENT, PlacementPort, PlacementStorage};
+use super::{LOOKS_AT_RECENT, PlacementPort, PlacementStorage, STEADY_LOOKS};
 use crate::port::memory::{ConnectError, Connection, ConnectionState, Event, LostError, Private};
 use crate::wire::placement::{
     FIXED_BYTES, Frame, HANDSHAKE_BYTES, Handshake, HandshakeError, PLACEMENT_VERSION, PlacementAnswer,
@@ -110,10 +110,39 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
     }
 
     /// Requests events for the stream of a connection.
-    pub(super) fn watch(&mut self, at: u32, interest: Interest) {
+    pub(super) fn watch(&mut self, at: u32, mut interest: Interest) {
+        if self.is_unwatched && self.recent == Some(at) {
+            (self.is_unwatched, self.sightings, interest.new) = (false, 0, true);
+        }
         let link = self.links.borrow().get(at as usize).and_then(|place| place.link.as_ref());
         if let Some(stream) = link.and_then(|link| link.stream.as_ref()) {
             self.transport.watch(stream, StreamOwner::Link(at).encode(), interest);
+        }
+    }
+
+    /// Watches the connection that was readable last, if it is not watched.
+    pub(super) fn watch_recent(&mut self) {
+        if let Some(at) = self.recent.filter(|_| self.is_unwatched) {
+            let writable = self.link_at(at).is_some_and(|link| link.writable_wanted);
+            self.watch(at, Interest { new: true, writable });
+        }
+    }
+
+    /// Takes note that a look at all has found this connection, alone or with others.
+    fn see(&mut self, at: u32, is_alone: bool) {
+        if self.recent != Some(at) {
+            self.watch_recent();
+            (self.recent, self.sightings) = (Some(at), 0);
+        }
+        self.sightings = if is_alone { self.sightings + 1 } else { 0 };
+        if self.sightings < STEADY_LOOKS || !T::Stream::REPORTS_REST {
+            return;
+        }
+        let link = self.links.borrow().get(at as usize).and_then(|place| place.link.as_ref());
+        let link = link.filter(|link| link.state == ConnectionState::Ready && !link.writable_wanted);
+        if let Some(stream) = link.and_then(|link| link.stream.as_ref()) {
+            self.transport.unwatch(stream);
+            self.is_unwatched = true;
         }
     }
 
@@ -135,12 +164,15 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
             match StreamOwner::decode(word) {
                 StreamOwner::Listener => self.welcome(),
                 StreamOwner::Link(at) => {
-                    self.recent = Some(at);
+                    self.see(at, count == 1);
                     self.move_on(at, true);
                 }
                 StreamOwner::Unauthenticated(at) => self.listen(at),
                 StreamOwner::LingeringClose(at) => self.part(at),
             }
+        }
+        if let Some(at) = self.recent.filter(|_| self.is_unwatched) {
+            self.move_on(at, true);
         }
     }
 
@@ -298,6 +330,11 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
 
     /// Ends a connection.
     pub(super) fn end(&mut self, at: u32, end: LinkEnd) {
+        if self.recent == Some(at) {
+            // The stream may linger.
+            self.watch_recent();
+            self.recent = None;
+        }
         let Self { links, reports, shared, .. } = self;
         let Some(link) = link_at(links.borrow_mut(), at) else { return };
         self.sharers -= u32::from(link.is_sharer());

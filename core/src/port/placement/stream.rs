@@ -128,6 +128,10 @@ pub trait StreamTransport {
     /// request fails, the stream seems silent, and deadlines end it.
     fn watch(&mut self, stream: &Self::Stream, word: u64, interest: Interest);
 
+    /// Ends a request to report this stream, whose owner reads it in every poll, until it is watched as a new one.
+    /// A report that nobody needs costs time for every arrival.
+    fn unwatch(&mut self, stream: &Self::Stream);
+
     /// Fills `words` with the words of streams that can make progress, or [`LISTENER`], and returns their
     /// number. A stream is reported again as long as it has unread bytes, if it has [`ByteStream::REPORTS_REST`].
     fn ready(&mut self, words: &mut [u64]) -> usize;
