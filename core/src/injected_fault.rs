@@ -139,6 +139,8 @@ pub enum InjectedFault {
     AckEarly,
     /// The placement forgets a report that it holds back.
     ForgetHeld,
+    /// The placement does not watch a connection again when another one is readable.
+    ForgetWatch,
     /// A process does not check the proof of a caller.
     SkipProof,
     /// A challenge can be answered more than once.
@@ -262,6 +264,7 @@ impl InjectedFault {
         InjectedFault::ForgetRoom,
         InjectedFault::AckEarly,
         InjectedFault::ForgetHeld,
+        InjectedFault::ForgetWatch,
         InjectedFault::SkipProof,
         InjectedFault::ReuseChallenge,
         InjectedFault::RepeatNonce,

@@ -102,6 +102,9 @@ pub struct Rendezvous {
 pub struct AccessShape {
     /// Most bytes of one access, at least 1.
     pub most_bytes: u64,
+    /// A rest of a message of at most so many bytes is one access, even if the engine prefers shorter ones: each costs
+    /// a round trip.
+    pub whole_bytes: u64,
     /// An access that ends before the end of the message should end at a local address that is a multiple of this
     /// number. At least 1.
     pub alignment: u64,
@@ -109,12 +112,13 @@ pub struct AccessShape {
 
 impl AccessShape {
     /// Any access is as good as any other.
-    pub const ANY: Self = Self { most_bytes: u64::MAX, alignment: 1 };
+    pub const ANY: Self = Self { most_bytes: u64::MAX, whole_bytes: 0, alignment: 1 };
 
     /// Returns the end of the access that begins with the byte `start`, whose local address is `address`, or 0 if the
     /// address is unknown. `most` and `end` limit the access.
     pub fn end_of(&self, (start, end): (u64, u64), most: u64, address: u64) -> u64 {
-        let most = most.min(self.most_bytes).max(1);
+        let whole = if end.saturating_sub(start) <= self.whole_bytes { self.whole_bytes } else { 0 };
+        let most = most.max(whole).min(self.most_bytes).max(1);
         let next = end.min(start.saturating_add(most));
         if next == end || address == 0 {
             return next;

@@ -8,6 +8,11 @@ use super::{Config, Origin};
 use crate::regcache::Telling;
 use crate::tcp::SILENCE_SECONDS;
 
+/// The longest rest of a message that one access reads over TCP, unless NEMESIA_PULL_BYTES is set. Longer messages are
+/// read in pieces of that setting: other packets of the connection wait for a piece, and congestion control with pacing
+/// (BBR) delays longer ones.
+const TCP_ACCESS_BYTES: u64 = 512 << 10;
+
 /// The transport to ranks on other machines. All processes of a world use the same one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NetChoice {
@@ -147,6 +152,13 @@ impl Config {
         let most = self.net_packet_bytes();
         let chosen = if is_free { most } else { 0 };
         self.net_eager_bytes.unwrap_or(chosen).min(most) as usize
+    }
+
+    /// Returns the longest rest of a message that is read from the memory of another machine in one access, over TCP or
+    /// over an RDMA device, if more than NEMESIA_PULL_BYTES. Over TCP an access costs a round trip and system calls.
+    pub(crate) fn net_whole_access(&self, is_tcp: bool) -> u64 {
+        let is_free = is_tcp && self.origin("NEMESIA_PULL_BYTES") == Origin::Default;
+        if is_free { TCP_ACCESS_BYTES } else { 0 }
     }
 
     /// Returns the payload bytes of the largest packet to another machine.

@@ -69,6 +69,7 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_STRANGERS" => "refuse",
         "NEMESIA_CONNECT" => "start",
         "NEMESIA_NET_PACKET_BYTES" => "4096",
+        "NEMESIA_NET_EAGER_BYTES" => "4096",
         "NEMESIA_CHANNEL_DESIGN" => "basic",
         "NEMESIA_CHANNEL_FILL" => "bottom",
         "NEMESIA_CHANNEL_RING_BYTES" => "65536",

@@ -110,6 +110,8 @@ pub(crate) struct NetPort {
     streams: FurtherStreams,
     /// The largest message that is sent eagerly, if more than to ranks of this machine.
     eager_bytes: usize,
+    /// The longest rest of a message that is one access to memory of a peer, whatever the engine prefers.
+    whole_access: u64,
     burst: Burst,
     /// The peers, if they are connected one by one.
     growing: Option<Box<GrowingPeers>>,

@@ -45,6 +45,10 @@ pub(crate) struct Conditions {
     pub(crate) delay: usize,
     /// One send in so many finds no room, without any visible reason; 0 means never.
     pub(crate) refusal: usize,
+    /// Whether the ports prefer eager messages of a whole packet to some peers.
+    pub(crate) prefers_eager: bool,
+    /// Whether some messages wait for the next progress step, so that they leave together.
+    pub(crate) gathers: bool,
     /// How often a single copy of remote memory succeeds.
     pub(crate) pull: Pull,
     /// The most accesses to remote memory that a process has under way; 0 if each ends at once.

@@ -18,7 +18,7 @@ use nemesia_core::wire::rendezvous::Descriptor;
 use nemesia_core::wire::{Envelope, Kind};
 
 use crate::fabric::access::Parts;
-use crate::fabric::{self, Class, DuePacket, Fabric, Path, Taken};
+use crate::fabric::{self, Class, Conditions, DuePacket, Fabric, Path, Taken};
 use crate::tally::Event;
 
 /// The method of descriptors of buffers that a peer may write.
@@ -133,6 +133,15 @@ impl PacketPort for SimPort {
 
     fn packet_bytes(&self) -> usize {
         self.fabric.borrow().conditions.packet_bytes
+    }
+
+    fn eager_bytes(&self, peer: PeerId) -> usize {
+        let Conditions { packet_bytes, prefers_eager, .. } = self.fabric.borrow().conditions;
+        if prefers_eager && peer.is_multiple_of(2) { packet_bytes } else { 0 }
+    }
+
+    fn gathers(&self, _: PeerId, len: usize) -> bool {
+        self.fabric.borrow().conditions.gathers && len.is_multiple_of(2)
     }
 
     fn poll(&mut self) -> Polled<Path> {

@@ -119,6 +119,8 @@ impl Shape {
             puts: rng.one_in(2),
             assists: !rng.one_in(3),
             scatter: rng.one_in(3),
+            prefers_eager: rng.one_in(3),
+            gathers: rng.one_in(3),
         };
         let requests = rng.pick(&[8, 32, 256]);
         let packet = cost(packet_bytes) as usize;

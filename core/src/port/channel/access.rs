@@ -285,7 +285,8 @@ unsafe impl<M: MemoryPort, S: ChannelStorage> RemoteAccess for Channel<M, S> {
     fn access_shape(&self, _: PeerId) -> AccessShape {
         let facts = self.facts();
         let alignment = if facts.registration_pins { PAGE } else { 1 };
-        AccessShape { most_bytes: facts.message_bytes.min(facts.transfer_bytes).into(), alignment }
+        let most_bytes = facts.message_bytes.min(facts.transfer_bytes).into();
+        AccessShape { most_bytes, whole_bytes: 0, alignment }
     }
 
     fn is_accessible(&self, _: PeerId, descriptor: &Descriptor) -> bool {

@@ -11,6 +11,8 @@ use super::regions::PlacementRegions;
 use super::send::Flow;
 use super::stream::{ByteStream, Interest, LISTENER, StreamResult, StreamTransport};
 use super::{LOOKS_AT_RECENT, PlacementPort, PlacementStorage, STEADY_LOOKS};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::port::memory::{ConnectError, Connection, ConnectionState, Event, LostError, Private};
 use crate::wire::placement::{
     FIXED_BYTES, Frame, HANDSHAKE_BYTES, Handshake, HandshakeError, PLACEMENT_VERSION, PlacementAnswer,
@@ -122,6 +124,11 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
 
     /// Watches the connection that was readable last, if it is not watched.
     pub(super) fn watch_recent(&mut self) {
+        #[cfg(nemesia_injected_fault)]
+        if self.is_unwatched && injected(InjectedFault::ForgetWatch) {
+            self.is_unwatched = false;
+            return;
+        }
         if let Some(at) = self.recent.filter(|_| self.is_unwatched) {
             let writable = self.link_at(at).is_some_and(|link| link.writable_wanted);
             self.watch(at, Interest { new: true, writable });

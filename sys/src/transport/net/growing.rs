@@ -175,6 +175,7 @@ impl NetPort {
             rejoin: NetRejoin::default(),
             streams: FurtherStreams::new(config.net_streams),
             eager_bytes: config.net_eager_bytes(true),
+            whole_access: config.net_whole_access(true),
             burst: Burst::default(),
             growing: Some(Box::new(growing)),
             origin: Arc::clone(origin),

@@ -146,6 +146,7 @@ impl OpenedPorts {
         let rejoin = NetRejoin::default();
         let streams = FurtherStreams::new(config.net_streams);
         let eager_bytes = config.net_eager_bytes(transport == Transport::Tcp);
+        let whole_access = config.net_whole_access(transport == Transport::Tcp);
         let (burst, growing) = (Burst::default(), None);
         let mut port = NetPort {
             any,
@@ -156,6 +157,7 @@ impl OpenedPorts {
             rejoin,
             streams,
             eager_bytes,
+            whole_access,
             burst,
             growing,
             origin,

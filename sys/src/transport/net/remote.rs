@@ -101,7 +101,10 @@ unsafe impl RemoteAccess for NetPort {
     }
 
     fn access_shape(&self, peer: PeerId) -> AccessShape {
-        with!(&self.any, it => it.channel.access_shape(peer))
+        AccessShape {
+            whole_bytes: self.whole_access,
+            ..with!(&self.any, it => it.channel.access_shape(peer))
+        }
     }
 
     fn is_accessible(&self, peer: PeerId, descriptor: &Descriptor) -> bool {
