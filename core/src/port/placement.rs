@@ -68,8 +68,8 @@ const LOOKS_AT_RECENT: u32 = 3;
 
 /// The looks at all that have found only one connection, after which that one is not watched any more: every poll
 /// reads it, and a message then costs less on both sides. It is watched again before the caller sleeps, and as soon as
-/// another one is readable.
-const STEADY_LOOKS: u32 = 16;
+/// another one is readable. The simulation has few looks at all.
+const STEADY_LOOKS: u32 = if cfg!(nemesia_injected_fault) { 2 } else { 16 };
 
 /// The storage that the caller lends to a port.
 pub trait PlacementStorage {

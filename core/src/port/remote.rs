@@ -330,3 +330,23 @@ pub unsafe trait RemoteAccess {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_access_ends_after_the_preferred_bytes_or_at_the_end_of_a_short_rest() {
+        let shape = AccessShape { most_bytes: 600, whole_bytes: 500, alignment: 1 };
+        for (range, most, end) in [
+            ((0, 500), 100, 500),
+            ((0, 501), 100, 100),
+            ((100, 501), 100, 501),
+            ((0, 5000), 4000, 600),
+            ((7, 8), 100, 8),
+            ((3, 3), 100, 3),
+        ] {
+            assert_eq!(shape.end_of(range, most, 0), end, "{range:?} by {most}");
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Endpoints that share no memory call each other over TCP, as if they ran on two machines.
 
 use super::*;
+use crate::endpoint::Request;
 
 const KEY: [u8; 32] = [7; 32];
 
@@ -236,6 +237,39 @@ fn groups_of_two_machines_meet() {
     let (from, value) = receive(&mut one, 4);
     assert_eq!((one.peer_of(from), value), (met.peer(0), 4));
     one.send(from, 5, &5_u64.to_le_bytes()).unwrap();
+    other.join().unwrap();
+    one.close().unwrap();
+}
+
+#[test]
+fn small_messages_that_are_started_one_after_another_leave_with_the_next_progress_in_order() {
+    let mut one = lone();
+    let address = *one.address().unwrap();
+    let other = thread::spawn(move || {
+        let mut two = lone();
+        let peer = two.connect(&address).unwrap();
+        let rank = two.rank_of(peer).unwrap();
+        two.wait_connected(peer, LIMIT).unwrap();
+        let values: Vec<[u8; 8]> = (0..200_u64).map(u64::to_le_bytes).collect();
+        let start = |two: &mut Endpoint, value: &[u8; 8]| {
+            // SAFETY: the values live until every request is complete.
+            unsafe { two.isend(rank, 5, value.as_ptr(), value.len()) }.unwrap()
+        };
+        two.progress();
+        let requests: Vec<Request> = values.iter().map(|value| start(&mut two, value)).collect();
+        // Without credit even the first ones would wait.
+        assert!(requests.iter().any(|request| !request.is_complete()), "the last ones wait for progress");
+        for request in requests {
+            two.wait(request).unwrap();
+        }
+        // A blocking send does not wait for others.
+        two.send(rank, 5, &200_u64.to_le_bytes()).unwrap();
+        assert_eq!(receive(&mut two, 6), (rank, 0));
+        two.close().unwrap();
+    });
+    let values: Vec<(usize, u64)> = (0..=200).map(|_| receive(&mut one, 5)).collect();
+    assert!(values.iter().map(|(_, value)| *value).eq(0..=200), "{values:?}");
+    one.send(values[0].0, 6, &0_u64.to_le_bytes()).unwrap();
     other.join().unwrap();
     one.close().unwrap();
 }
