@@ -384,15 +384,12 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "NEMESIA_NET_EAGER_BYTES",
-        values: "bytes, at most 16777216, or auto",
+        values: "bytes, or auto",
         help: "largest message that is sent eagerly to another machine, if more than NEMESIA_EAGER_BYTES; at most a \
             packet; auto is a packet over TCP, unless NEMESIA_EAGER_BYTES is set, and NEMESIA_EAGER_BYTES over RDMA \
             devices",
         get: |config| config.net_eager_bytes.map_or_else(|| AUTO.to_owned(), |bytes| bytes.to_string()),
-        set: |config, value| {
-            let bytes = if value == AUTO { None } else { Some(ranged(value, 0, 16 << 20)?) };
-            put(&mut config.net_eager_bytes, Some(bytes))
-        },
+        set: |config, value| put(&mut config.net_eager_bytes, or_auto(value)),
     },
     number!(
         "NEMESIA_NET_RECEIVES",

@@ -138,10 +138,7 @@ impl Shape {
             most_peers: None,
             unmet: false,
         };
-        let mut weights = OPERATIONS.map(|(_, weight)| weight);
-        for weight in &mut weights {
-            *weight = (*weight * rng.pick(&[0, 1, 2, 2, 2, 6])).div_ceil(2);
-        }
+        let mut weights = OPERATIONS.map(|(_, weight)| (weight * rng.pick(&[0, 1, 2, 2, 2, 6])).div_ceil(2));
         // A world that never makes progress tests nothing.
         weights[Operation::Progress as usize] += 1;
         let blocking = rng.one_in(4);
