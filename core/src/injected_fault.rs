@@ -199,7 +199,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 91] = [
+    pub const ALL: [InjectedFault; 92] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
