@@ -162,7 +162,7 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
 /// rank 1, which connects, is the impostor. `OURS` is the version of the layout, `NEXT` the one after it. An
 /// incomprehensible rank 1 does not end the world: it counts as an unauthenticated connection, and rank 1 as
 /// missing.
-const IMPOSTORS: [(&str, &str, &str); 30] = [
+const IMPOSTORS: [(&str, &str, &str); 31] = [
     (
         "address-version",
         "layout is version NEXT, ours is OURS: build both",
@@ -182,6 +182,7 @@ const IMPOSTORS: [(&str, &str, &str); 30] = [
     ("closes", "is gone", "gone"),
     ("descriptors-none", "0 descriptors instead of 3", "0 descriptors instead of 3"),
     ("descriptors-many", "too many descriptors", "it never connected"),
+    ("life-writable", "could remove pages from it", "could remove pages from it"),
     ("segment-short", "segment of", "segment of"),
     ("segment-swapped", "segment of", "segment of"),
     ("segment-file", "not a file in memory", "not a file in memory"),

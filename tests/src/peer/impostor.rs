@@ -131,10 +131,13 @@ fn answer(kind: &str, rank: u32, connection: &HandoffConnection, deadline: Insta
     let own = segment(kind, 0, 1, own_bytes)?;
     let inbox = segment("", 0, 2, inbox_bytes)?;
     let link = segment("", 1 - rank + u32::from(kind == "header-number"), 3, GEOMETRY.link().total)?;
+    let life = Segment::create("impostor", 40, &SegmentOptions::default())
+        .map_err(|error| Fault::Broken(error.to_string()))?;
     let stand_in = stand_in(kind, &own, &inbox, own_bytes)?;
     let missing = || Fault::Broken("a segment without descriptor".into());
     let (mut own, mut inbox) = (own.fd().ok_or_else(missing)?, inbox.fd().ok_or_else(missing)?);
     let link = link.fd().ok_or_else(missing)?;
+    let life = life.fd().ok_or_else(missing)?;
     match (&stand_in, kind) {
         (Some(fd), "segment-unwritable") => inbox = fd.as_fd(),
         (Some(fd), _) => own = fd.as_fd(),
@@ -143,7 +146,8 @@ fn answer(kind: &str, rank: u32, connection: &HandoffConnection, deadline: Insta
     }
     let fds: Vec<BorrowedFd<'_>> = match kind {
         "descriptors-none" => Vec::new(),
-        "descriptors-many" => vec![own, inbox, own, inbox, link],
+        "descriptors-many" => vec![own, inbox, own, inbox, own, link],
+        "life-writable" => vec![own, inbox, link, life],
         _ => vec![own, inbox, link],
     };
     // A connection of another user is closed before anything is sent.
