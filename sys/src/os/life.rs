@@ -58,7 +58,7 @@ impl HeldMark {
         if !segment.write_sealed() || cfg!(not(target_env = "gnu")) {
             return None;
         }
-        // From here on the memory stays, unless this thread lets go.
+        // From here on the C library may point to the memory. Only `take_away` frees it.
         let segment: &'static Segment = Box::leak(Box::new(segment));
         hold_robustly(segment.as_ptr().cast())?;
         Some(Self { segment, holder: life::holder_of(word_of(segment))? })
@@ -75,8 +75,8 @@ impl HeldMark {
         if !self.is_held() || thread as u32 != self.holder {
             return Err(self);
         }
-        // SAFETY: this thread holds the mutex, and nobody waits for it. The segment was leaked by `hold`, and this
-        // is the only reference to it: the borrows of its descriptor end with the `LifeMark`s.
+        // SAFETY: this thread holds the mutex, and no thread waits for it. `hold` has leaked the segment. No other
+        // reference to it is left: `LifeMark`s borrow it, and the caller has counted that none exists.
         unsafe {
             let mutex: *mut libc::pthread_mutex_t = self.segment.as_ptr().as_ptr().cast();
             libc::pthread_mutex_unlock(mutex);

@@ -133,21 +133,33 @@ fn run_direct(options: &Options, seed: u64, traced: bool) -> Found {
     found
 }
 
-/// Runs worlds of processes that call each other.
-fn run_peers(options: &Options, seed: u64, traced: bool) -> Found {
-    let mut found = Found::new(Subject::Peers, seed);
+/// Runs worlds of one kind, each with a random number of steps. `step` makes one, and `finish` ends a world.
+fn run_worlds<W>(
+    options: &Options,
+    mut found: Found,
+    new: impl Fn(Rng) -> Result<W, Violation>,
+    [step, finish]: [fn(&mut W) -> Check; 2],
+    result: fn(&mut W) -> (Tally, Vec<String>),
+) -> Found {
     while found.operations < options.operations && found.violation.is_none() {
-        let mut rng = Rng::new(seed, found.worlds as u64);
+        let mut rng = Rng::new(found.seed, found.worlds as u64);
         found.worlds += 1;
         let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
-        let live = |world: &mut PeersWorld| {
-            (0..limit).try_for_each(|_| world.step())?;
-            world.finish()
+        let live = |world: &mut W| {
+            (0..limit).try_for_each(|_| step(world))?;
+            finish(world)
         };
-        found.live(Ok(PeersWorld::new(rng, Trace::new(traced))), live, PeersWorld::result);
+        found.live(new(rng), live, result);
         found.operations += limit;
     }
     found
+}
+
+/// Runs worlds of processes that call each other.
+fn run_peers(options: &Options, seed: u64, traced: bool) -> Found {
+    let new = |rng| Ok(PeersWorld::new(rng, Trace::new(traced)));
+    let live = [PeersWorld::step, PeersWorld::finish];
+    run_worlds(options, Found::new(Subject::Peers, seed), new, live, PeersWorld::result)
 }
 
 /// Runs worlds of processes that disconnect while messages lie in cells.
@@ -173,36 +185,16 @@ fn run_cells(options: &Options, seed: u64, traced: bool) -> Found {
 
 /// Runs worlds of processes that prove that they know the key.
 fn run_keys(options: &Options, seed: u64, traced: bool) -> Found {
-    let mut found = Found::new(Subject::Keys, seed);
-    while found.operations < options.operations && found.violation.is_none() {
-        let mut rng = Rng::new(seed, found.worlds as u64);
-        found.worlds += 1;
-        let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
-        let live = |world: &mut KeysWorld| {
-            (0..limit).try_for_each(|_| world.step())?;
-            world.finish()
-        };
-        found.live(KeysWorld::new(rng, Trace::new(traced)), live, KeysWorld::result);
-        found.operations += limit;
-    }
-    found
+    let new = |rng| KeysWorld::new(rng, Trace::new(traced));
+    let live = [KeysWorld::step, KeysWorld::finish];
+    run_worlds(options, Found::new(Subject::Keys, seed), new, live, KeysWorld::result)
 }
 
 /// Runs worlds of two processes with virtual interfaces.
 fn run_vipl(options: &Options, seed: u64, traced: bool) -> Found {
-    let mut found = Found::new(Subject::Vipl, seed);
-    while found.operations < options.operations && found.violation.is_none() {
-        let mut rng = Rng::new(seed, found.worlds as u64);
-        found.worlds += 1;
-        let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
-        let live = |world: &mut ViplWorld| {
-            (0..limit).try_for_each(|_| world.step())?;
-            world.finish()
-        };
-        found.live(ViplWorld::new(rng, Trace::new(traced)), live, ViplWorld::result);
-        found.operations += limit;
-    }
-    found
+    let new = |rng| ViplWorld::new(rng, Trace::new(traced));
+    let live = [ViplWorld::step, ViplWorld::finish];
+    run_worlds(options, Found::new(Subject::Vipl, seed), new, live, ViplWorld::result)
 }
 
 /// Runs one world of channels.

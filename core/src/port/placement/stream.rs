@@ -129,7 +129,7 @@ pub trait StreamTransport {
     fn watch(&mut self, stream: &Self::Stream, word: u64, interest: Interest);
 
     /// Ends a request to report this stream, whose owner reads it in every poll, until it is watched as a new one.
-    /// A report that nobody needs costs time for every arrival.
+    /// The transport spends time on each report, also on one that its owner does not need.
     fn unwatch(&mut self, stream: &Self::Stream);
 
     /// Fills `words` with the words of streams that can make progress, or [`LISTENER`], and returns their

@@ -347,7 +347,7 @@ fn a_rank_may_leave_before_all_its_connections_are_made() {
         while begun.elapsed() < Duration::from_millis(200) {
             other.progress();
         }
-        // A request that found nobody, because the rank had left by then, may have been the last one.
+        // The last request may have reached the place of the rank after the rank had left: then the reason follows.
         let left = streams(&other, leaver);
         assert!(left.starts_with("0 of 4 connections"), "{left}");
         other.close().unwrap();

@@ -79,7 +79,7 @@ pub(super) const BUFFER: usize = 8;
 pub(super) const OFFERED: u64 = 1;
 const REUSED: u64 = 2;
 
-/// Wakes nobody, because no process sleeps. Reads the buffers of other processes.
+/// The system of a process. It has no sleepers to wake. It copies the buffers of other processes.
 #[derive(Debug)]
 pub(super) struct CellsHost<'a>(&'a CellsMemory);
 
