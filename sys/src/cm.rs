@@ -18,4 +18,5 @@ pub use address::{CmAddress, decode_address, encode_address};
 pub use channel::Channel;
 pub use event::CmEvent;
 pub use id::{CmAnswer, DevicePlace, Id, local_addresses, place_of};
+pub(crate) use id::{MOST_PLACES, is_taken};
 pub use stage::{CmStage, Side, Step, step};

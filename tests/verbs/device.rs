@@ -1,6 +1,7 @@
 //! Properties of devices: their descriptions, queue pairs that are joined by an exchange of bytes, forks, and
 //! leftovers.
 
+use std::net::{IpAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use nemesia::verbs::{
@@ -98,6 +99,44 @@ fn the_manager_reports_the_origin_of_the_other_end() {
     let at = |port: usize| Some(Origin::Host(addresses[port % addresses.len()]));
     assert_eq!(bench.port(0).unwrap().origin(a), at(1));
     assert_eq!(bench.port(1).unwrap().origin(b), at(0));
+}
+
+/// Takes ports of TCP at these addresses, evenly among those that the kernel gives out.
+fn occupy(addresses: &[IpAddr]) -> Vec<TcpListener> {
+    const OCCUPIED: usize = 2000;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure can be written, and read.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+    }
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let ends: Vec<usize> = range.split_whitespace().map(|end| end.parse().unwrap()).collect();
+    let ports = (ends[0]..=ends[1]).step_by(((ends[1] - ends[0]) / OCCUPIED).max(2));
+    let places = ports.flat_map(|port| addresses.iter().map(move |address| (*address, port as u16)));
+    places.filter_map(|place| TcpListener::bind(place).ok()).collect()
+}
+
+/// An iWARP device takes a port of TCP for each identifier, and the manager does not ask whether a socket has it.
+#[test]
+fn ports_of_tcp_that_sockets_have_are_left_out() {
+    const TIMES: usize = 60;
+    let name = "ports_of_tcp_that_sockets_have_are_left_out";
+    let Some(addresses) = usable(name) else { return };
+    let sockets = occupy(&addresses);
+    println!("{} sockets", sockets.len());
+    if sockets.len() < 1000 {
+        return nemesia_tests::skip(name, "too few sockets: raise the limit of descriptors (ulimit -n)");
+    }
+    let mut bench = Bench::new(Devices::new(&addresses));
+    bench.open(2).unwrap();
+    for _ in 0..TIMES {
+        drop(VerbsPort::open(&Devices::new(&addresses).options()).unwrap());
+        let (a, b) = bench.connect(0, 1).unwrap();
+        bench.close(0, a).unwrap();
+        bench.close(1, b).unwrap();
+    }
 }
 
 /// Makes a queue pair in INIT.

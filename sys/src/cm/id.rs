@@ -44,6 +44,15 @@ impl fmt::Debug for Id {
     }
 }
 
+/// The ports that are tried for one identifier.
+pub(crate) const MOST_PLACES: u8 = 32;
+
+/// Returns whether a port of TCP is in use. An iWARP device needs that of the number which the manager has chosen, and
+/// the manager knows only its own.
+pub(crate) fn is_taken(error: &VerbsError) -> bool {
+    matches!(error.code(), libc::EADDRINUSE | libc::EADDRNOTAVAIL)
+}
+
 fn checked(what: &'static str, code: i32) -> Result<(), VerbsError> {
     if code == 0 { Ok(()) } else { Err(VerbsError::manager(what)) }
 }
@@ -98,6 +107,32 @@ impl Id {
         checked("binding an address", unsafe {
             (manager()?.rdma_bind_addr)(self.raw(), (&raw mut address).cast())
         })
+    }
+
+    /// Makes an identifier that listens at any port of a local address, as [`Id::new`], [`Id::set_traffic_class`],
+    /// [`Id::bind`] and [`Id::listen`] do. It takes another port if a socket has the one that the manager chose.
+    ///
+    /// # Errors
+    /// There is no such address, or the kernel has no more.
+    pub fn listen_at(
+        channel: &Arc<Channel>,
+        token: usize,
+        (address, class): (IpAddr, Option<u8>),
+        backlog: u32,
+    ) -> Result<Self, VerbsError> {
+        let mut places = 0;
+        loop {
+            places += 1;
+            let id = Self::new(channel, token)?;
+            if let Some(class) = class {
+                id.set_traffic_class(class)?;
+            }
+            let listens = id.bind(SocketAddr::new(address, 0)).and_then(|()| id.listen(backlog));
+            match listens {
+                Err(error) if is_taken(&error) && places < MOST_PLACES => {}
+                done => return done.map(|()| id),
+            }
+        }
     }
 
     /// Listens for requests, at most `backlog` at once.

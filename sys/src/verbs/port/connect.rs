@@ -1,5 +1,6 @@
 //! Connections: made, refused, lost, closed.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use nemesia_core::port::memory::{Address, ConnectError, Connection, Event, LostError, Offer, Private};
@@ -8,7 +9,9 @@ use rdma_core_sys as raw;
 use super::link::VerbsLink;
 use super::tag::{Queue, WorkTag};
 use super::{PathPreference, VerbsPort};
-use crate::cm::{CmAddress, CmAnswer, CmEvent, CmStage, Id, Side, Step, decode_address, step};
+use crate::cm::{
+    CmAddress, CmAnswer, CmEvent, CmStage, Id, MOST_PLACES, Side, Step, decode_address, is_taken, step,
+};
 use crate::rdma::{RETRIES, RNR_FOREVER, VerbsError};
 use crate::verbs::device::DeviceTransport;
 use crate::verbs::pair::{QueuePair, RNR_TIMER};
@@ -59,12 +62,13 @@ impl VerbsPort {
             (self.facts.send_depth, self.facts.receive_depth),
         );
         link.shared = offer.shared_receive;
+        link.to = Some(to);
         link.private = offer.private;
         link.deadline = offer.deadline;
         link.reads = self.reads;
         let limit = self.facts.connections;
         let connection = self.links.add(link).ok_or(ConnectError::Full { limit })?;
-        let made = self.make_active(connection, to);
+        let made = self.make_active(connection);
         if let Err(error) = made {
             self.links.remove(connection);
             return Err(refused(&error));
@@ -73,19 +77,28 @@ impl VerbsPort {
         Ok(connection)
     }
 
-    fn make_active(&mut self, connection: Connection, to: std::net::SocketAddr) -> Result<(), VerbsError> {
+    fn make_active(&mut self, connection: Connection) -> Result<(), VerbsError> {
         let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
         let shared = self.shared.as_ref().filter(|_| link.shared).map(|shared| &shared.queue);
         let pair = QueuePair::new(&self.domain, &self.queue, shared, self.depths)?;
         pair.prepare(self.selection.port)?;
+        self.by_pair.insert(pair.number(), connection.index);
+        link.pair = Some(pair);
+        self.resolve(connection).inspect_err(|_| self.destroy_pair(connection))
+    }
+
+    /// Begins a request from our own address, with any port.
+    fn resolve(&mut self, connection: Connection) -> Result<(), VerbsError> {
+        let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
+        let Some(to) = link.to else { return Ok(()) };
         let id = Id::new(&self.channel, token(connection))?;
         if let Some(class) = self.path.traffic_class {
             id.set_traffic_class(class)?;
         }
-        // From our own address, with any port.
-        id.resolve(std::net::SocketAddr::new(self.local.ip(), 0), to, LOOK_UP)?;
-        self.by_pair.insert(pair.number(), connection.index);
-        (link.pair, link.id) = (Some(pair), Some(id));
+        id.resolve(SocketAddr::new(self.local.ip(), 0), to, LOOK_UP)?;
+        link.stage = CmStage::Resolving;
+        link.places += 1;
+        link.id = Some(id);
         Ok(())
     }
 
@@ -241,7 +254,13 @@ impl VerbsPort {
             depth,
             shared: link.shared,
         };
-        id.connect(&answer)
+        match id.connect(&answer) {
+            // The queue pair has no part in the attempt until the device has the port.
+            Err(error) if !is_infiniband && is_taken(&error) && link.places < MOST_PLACES => {
+                self.resolve(connection)
+            }
+            done => done,
+        }
     }
 
     /// Handles the peer's acceptance, if this side must bring the queue pair up.

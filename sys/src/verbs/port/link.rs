@@ -1,5 +1,6 @@
 //! A port's connections.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use nemesia_core::port::memory::{Connection, ConnectionState, LostError, Private};
@@ -26,6 +27,10 @@ pub(super) struct VerbsLink {
     pub(super) early: Vec<Vec<raw::ibv_sge>>,
     /// Whether receives come from the shared queue.
     pub(super) shared: bool,
+    /// The address of the peer, if this side requests.
+    pub(super) to: Option<SocketAddr>,
+    /// The identifiers that this request has had.
+    pub(super) places: u8,
     /// The private data of our request.
     pub(super) private: Private,
     /// The time by which it must be ready.
@@ -52,6 +57,8 @@ impl VerbsLink {
             receives: Ring::new(depths.1),
             early: Vec::new(),
             shared: false,
+            to: None,
+            places: 0,
             private: Private::EMPTY,
             deadline: Duration::MAX,
             reads: (0, 0),

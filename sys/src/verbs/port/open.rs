@@ -59,12 +59,8 @@ impl VerbsPort {
         facts.ordered_among_writes = asserted;
         let shared = share(&domain, &mut facts);
         let channel = Channel::new()?;
-        let listener = Id::new(&channel, LISTENER)?;
-        if let Some(class) = options.traffic_class {
-            listener.set_traffic_class(class)?;
-        }
-        listener.bind(SocketAddr::new(selection.address, 0))?;
-        listener.listen(facts.connections)?;
+        let place = (selection.address, options.traffic_class);
+        let listener = Id::listen_at(&channel, LISTENER, place, facts.connections)?;
         let local = listener.local_address().unwrap_or(SocketAddr::new(selection.address, 0));
         let epoll = watch(&[queue.descriptor(), channel.descriptor(), device.event_descriptor()])?;
         let limits = device.attributes();
