@@ -79,6 +79,17 @@ impl Id {
         Ok(Self { channel: Arc::clone(channel), id })
     }
 
+    /// As [`Id::new`], with the traffic class of its packets, if there is one.
+    pub(crate) fn with_class(
+        channel: &Arc<Channel>,
+        token: usize,
+        class: Option<u8>,
+    ) -> Result<Self, VerbsError> {
+        let id = Self::new(channel, token)?;
+        class.map_or(Ok(()), |class| id.set_traffic_class(class))?;
+        Ok(id)
+    }
+
     /// Takes over the identifier of a request.
     ///
     /// # Safety
@@ -123,12 +134,9 @@ impl Id {
         let mut places = 0;
         loop {
             places += 1;
-            let id = Self::new(channel, token)?;
-            if let Some(class) = class {
-                id.set_traffic_class(class)?;
-            }
-            let listens = id.bind(SocketAddr::new(address, 0)).and_then(|()| id.listen(backlog));
-            match listens {
+            let id = Self::with_class(channel, token, class)?;
+            id.bind(SocketAddr::new(address, 0))?;
+            match id.listen(backlog) {
                 Err(error) if is_taken(&error) && places < MOST_PLACES => {}
                 done => return done.map(|()| id),
             }

@@ -91,10 +91,7 @@ impl VerbsPort {
     fn resolve(&mut self, connection: Connection) -> Result<(), VerbsError> {
         let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
         let Some(to) = link.to else { return Ok(()) };
-        let id = Id::new(&self.channel, token(connection))?;
-        if let Some(class) = self.path.traffic_class {
-            id.set_traffic_class(class)?;
-        }
+        let id = Id::with_class(&self.channel, token(connection), self.path.traffic_class)?;
         id.resolve(SocketAddr::new(self.local.ip(), 0), to, LOOK_UP)?;
         link.stage = CmStage::Resolving;
         link.places += 1;
