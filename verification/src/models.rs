@@ -79,6 +79,7 @@ pub(crate) const ALL: &[Model] = &[
     sleep::COUNTED,
     sleep::ASKED,
     sleep::ASKED_AGAIN,
+    sleep::ROOM,
     threads::LOCK,
     threads::AGAIN,
     threads::TWICE,

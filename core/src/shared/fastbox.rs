@@ -13,6 +13,7 @@
 
 mod payload;
 mod place;
+mod room;
 mod short;
 
 use crate::sync::{Edge, PayloadWord, Word64, spin_hint};

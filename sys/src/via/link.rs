@@ -171,7 +171,7 @@ impl Link {
             tag: encoded.word,
             total: bytes.len() as u64,
         };
-        match self.sender.push(self.sent & SEQUENCE_MASK, &envelope, bytes) {
+        match self.sender.push_or_sleep(self.sent & SEQUENCE_MASK, &envelope, bytes) {
             Ok(true) => {
                 self.sent += 1;
                 self.wakes.0 = true;
@@ -221,9 +221,17 @@ impl Link {
             return None;
         }
         if self.receiver.advance(0) {
-            self.wakes = (true, true);
+            self.wake_if_full();
         }
         Some((packet.envelope.context, packet.envelope.tag))
+    }
+
+    /// After half of the ring was released: wakes the other process, if it may wait for that.
+    #[cold]
+    fn wake_if_full(&mut self) {
+        if self.receiver.must_wake_sender() {
+            self.wakes = (true, true);
+        }
     }
 
     /// Copies the next record to private memory and removes it.
@@ -240,8 +248,7 @@ impl Link {
         }
         self.receiver.read(packet.len, 0, &mut bytes[..packet.len]);
         if self.receiver.advance(packet.len) {
-            // Half of the ring is free again: the other process may wait for that.
-            self.wakes = (true, true);
+            self.wake_if_full();
         }
         Ok(Some(ReadRecord { code: packet.envelope.context, word: packet.envelope.tag, len: packet.len }))
     }

@@ -88,6 +88,15 @@ pub(super) struct FastboxSending<'a> {
 }
 
 impl FastboxSending<'_> {
+    /// Sends the next message. The sender sleeps if there is no room.
+    pub(super) fn push_or_sleep(&mut self) -> bool {
+        let (envelope, payload) = (envelope(self.next, self.len), bytes(self.next, self.len));
+        let sent = self.sender.push_or_sleep(self.next.into(), &envelope, &payload);
+        let pushed = sent.expect("the receiver is honest");
+        self.next += u8::from(pushed);
+        pushed
+    }
+
     /// Sends the next message if there is room.
     pub(super) fn push(&mut self) -> bool {
         let (envelope, payload) = (envelope(self.next, self.len), bytes(self.next, self.len));
@@ -114,11 +123,20 @@ pub(super) struct FastboxTaking<'a> {
     pub(super) next: u8,
     len: usize,
     quick: bool,
+    /// Whether a sender that sleeps until there is space was to be woken.
+    pub(super) has_woken: bool,
 }
 
 impl<'a> FastboxTaking<'a> {
     pub(super) fn new(slots: &'a [FastboxSlot], ack: &'a Word64, len: usize, quick: bool) -> Self {
-        Self { receiver: FastboxReceiver::new(slots, ack), blunderer: None, next: 1, len, quick }
+        Self {
+            receiver: FastboxReceiver::new(slots, ack),
+            blunderer: None,
+            next: 1,
+            len,
+            quick,
+            has_woken: false,
+        }
     }
 
     fn that_acknowledges_early(self, slots: &'a [FastboxSlot], ack: &'a Word64, nowhere: &'a Word64) -> Self {
@@ -147,7 +165,9 @@ impl<'a> FastboxTaking<'a> {
         let mut payload = vec![0; packet.len];
         self.receiver.read(packet.len, 0, &mut payload);
         assert_whole(self.next, &packet.envelope, &payload);
-        self.receiver.advance(packet.len);
+        if self.receiver.advance(packet.len) {
+            self.has_woken |= self.receiver.must_wake_sender();
+        }
         self.next += 1;
         true
     }

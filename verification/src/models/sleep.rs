@@ -83,8 +83,40 @@ pub(super) const ASKED_AGAIN: Model = Model {
     run: asked_again,
 };
 
+/// A sender that sleeps until the fastbox has space, and a receiver that wakes it only if packets are left.
+pub(super) const ROOM: Model = Model {
+    name: "sleep/room",
+    structure: "fastbox (4 slots)",
+    property: "a sender that sleeps although there is space is woken",
+    edges: &[Edge::Sleep],
+    injected_faults: &[],
+    run: room,
+};
+
 /// Bytes of a message.
 const LEN: usize = 8;
+
+/// Half of the ring was released. The receiver releases the other half, and finds nothing more, while the sender fills
+/// the first half again, and sleeps.
+fn room(run: &Run) {
+    run.explore(3, move || {
+        let (slots, ack) = (several(4, FastboxSlot::empty), Word64::new(0));
+        let sender = nemesia_core::shared::fastbox::FastboxSender::new(&slots, &ack);
+        let mut sending = FastboxSending { sender, next: 1, len: LEN, quick: false };
+        let mut taking = FastboxTaking::new(&slots, &ack, LEN, false);
+        while sending.push() {}
+        while taking.next <= 2 {
+            assert!(taking.take(), "a message that was sent is there");
+        }
+        taking.has_woken = false;
+        let (sleeps, ()) = both(
+            || (0..3).any(|_| !sending.push_or_sleep()),
+            || (0..2).for_each(|_| assert!(taking.take(), "a message that was sent is there")),
+        );
+        let has_woken = taking.has_woken;
+        assert!(!sleeps || has_woken || !sending.push(), "there is space, and the sender sleeps");
+    });
+}
 
 fn wake(run: &Run, messages: u8) {
     let early = run.injected_faults(InjectedFault::CheckBeforeAnnounce);

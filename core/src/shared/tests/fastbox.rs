@@ -287,6 +287,27 @@ fn largest_packet_fits_as_soon_as_the_ring_was_read_empty() {
 }
 
 #[test]
+fn a_sender_is_woken_only_if_packets_are_left_when_space_is_reported() {
+    let region = region(8);
+    let (mut sender, mut receiver) = ends(&region, 8);
+    let take = |receiver: &mut FastboxReceiver<'_>| {
+        assert!(receiver.peek().unwrap().is_some());
+        receiver.advance(0).then(|| receiver.must_wake_sender())
+    };
+    for lap in 0..5 {
+        // The receiver keeps up: half of the ring is reported, and nothing is left.
+        for number in 1..=4 {
+            assert!(sender.push_or_sleep(0, &eager(1, 2, 0), &[]).unwrap());
+            assert_eq!(take(&mut receiver), (number == 4).then_some(false), "packet {number} of lap {lap}");
+        }
+    }
+    while sender.push_or_sleep(0, &eager(1, 2, 0), &[]).unwrap() {}
+    let reports: Vec<_> = (0..8).map(|_| take(&mut receiver)).collect();
+    let (nothing, woken, empty) = (None, Some(true), Some(false));
+    assert_eq!(reports, [nothing, nothing, nothing, woken, nothing, nothing, nothing, empty]);
+}
+
+#[test]
 fn impossible_positions_are_faults() {
     let region = region(8);
     let (mut sender, _) = ends(&region, 8);
