@@ -1,6 +1,8 @@
 /* Each function and each return code that one process alone can see. */
 #include "common.h"
 
+#include <sys/resource.h>
+
 static void nothing(VIP_PVOID context, VIP_NIC_HANDLE nic, VIP_VI_HANDLE vi, VIP_DESCRIPTOR *descriptor) {
     (void)context, (void)nic, (void)vi, (void)descriptor;
 }
@@ -130,6 +132,38 @@ static void memory(side *own) {
     /* More than there is memory. */
     GIVES(VIP_ERROR_RESOURCE, VipAllocRegisterMem(own->nic, &allocated, 1UL << 40, &attributes, &handle));
     GIVES(VIP_ERROR_RESOURCE, VipRegisterMem(own->nic, bytes, 1UL << 40, &attributes, &handle));
+}
+
+/* A region has a descriptor of the process, so there can be no more of them than that. Those that are registered stay,
+ * and the place of one that goes is free again. */
+static void regions(side *own) {
+    enum { DESCRIPTORS = 200 };
+    static char bytes[64];
+    VIP_MEM_ATTRIBUTES attributes = {0}, found;
+    VIP_MEM_HANDLE handles[DESCRIPTORS], handle;
+    VIP_PVOID allocated;
+    VIP_RETURN code;
+    struct rlimit limit, lower;
+    int round, count;
+    attributes.Ptag = own->ptag;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    lower = limit;
+    lower.rlim_cur = DESCRIPTORS;
+    CHECK(setrlimit(RLIMIT_NOFILE, &lower) == 0);
+    for (round = 0; round < 3; round++) {
+        for (count = 0; count < DESCRIPTORS; count++) {
+            code = VipRegisterMem(own->nic, bytes, sizeof bytes, &attributes, &handles[count]);
+            if (code != VIP_SUCCESS) break;
+        }
+        CHECK(code == VIP_ERROR_RESOURCE && count > DESCRIPTORS / 2);
+        GIVES(VIP_ERROR_RESOURCE, VipAllocRegisterMem(own->nic, &allocated, 64, &attributes, &handle));
+        OK(VipQueryMem(own->nic, bytes, handles[count - 1], &found));
+        OK(VipDeregisterMem(own->nic, bytes, handles[--count]));
+        OK(VipAllocRegisterMem(own->nic, &allocated, 64, &attributes, &handle));
+        OK(VipFreeRegisteredMem(own->nic, allocated, handle));
+        while (count > 0) OK(VipDeregisterMem(own->nic, bytes, handles[--count]));
+    }
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 }
 
 /* The transport of connected VIs is checked in every program.
@@ -390,8 +424,8 @@ int main(void) {
         side_function run;
     } cases[] = {
         {"sizes", sizes},     {"nics", nics},     {"ptags", ptags}, {"memory", memory},       {"vis", vis},
-        {"descriptors", descriptors}, {"queues", queues}, {"names", names}, {"leftovers", leftovers},
-        {"errors", errors},   {"default-errors", default_errors},
+        {"regions", regions}, {"descriptors", descriptors}, {"queues", queues}, {"names", names},
+        {"leftovers", leftovers}, {"errors", errors},   {"default-errors", default_errors},
     };
     size_t at;
     side own;

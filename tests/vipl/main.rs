@@ -132,7 +132,7 @@ fn each_call_of_one_process_has_its_return_codes() -> Result<(), String> {
         return Ok(());
     }
     for printed in [suite("calls")?.0, output(&mut Command::new(compile("calls", true, &[])?))?] {
-        assert_eq!(printed.lines().count(), 11, "{printed}");
+        assert_eq!(printed.lines().count(), 12, "{printed}");
     }
     Ok(())
 }
