@@ -69,6 +69,8 @@ pub enum InjectedFault {
     AcknowledgeUnmatched,
     /// An acknowledgement for which there is no space is never sent.
     ForgetAcknowledgement,
+    /// A message that waits to leave together with others is not in the queue of its peer.
+    ForgetGathered,
     /// The immediate data of an announced message are lost.
     DropImmediate,
     /// A peer that is added does not take a reserve from those that are left.
@@ -199,7 +201,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 92] = [
+    pub const ALL: [InjectedFault; 93] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -229,6 +231,7 @@ impl InjectedFault {
         InjectedFault::KeepRuns,
         InjectedFault::AcknowledgeUnmatched,
         InjectedFault::ForgetAcknowledgement,
+        InjectedFault::ForgetGathered,
         InjectedFault::DropImmediate,
         InjectedFault::ForgetReserve,
         InjectedFault::PromiseUncommitted,

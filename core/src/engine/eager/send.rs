@@ -11,6 +11,8 @@ use crate::engine::lmt::{Pull, Transfer, send_part};
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{CompletionError, SendMessage, State};
 use crate::engine::{Engine, RequestId, SendOptions, StartError, Status, Storage};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{BorrowedGather, Gather, SendBuf};
 use crate::port::{PacketPieces, PeerFault, PeerId, Port};
 use crate::shared::fastbox::SHORT_BYTES;
@@ -218,6 +220,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
     ) -> Result<RequestId, StartError> {
         let message = SendMessage { context, tag, buf, synchronous: false, immediate: None };
         let index = self.start(State::Sending { to, message })?;
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::ForgetGathered) {
+            return Ok(self.id(index));
+        }
         self.enqueue(to, PeerQueue::Pending, index);
         self.gathered += 1;
         Ok(self.id(index))

@@ -1,12 +1,14 @@
 //! Sleep until there is space: a sender sleeps only if the receiver will see that it must wake it.
 //!
 //! The receiver reports its position once per half of the ring. Most senders do not wait for it, and to wake one is a
-//! system call for each half. If no packet is at the head after a report, the sender does not wait: less than half of
-//! the ring was in use before, and the largest packet takes a quarter.
+//! system call for each half. If no packet is at the head after a report, the sender does not wait: since the report
+//! before, it has filled less than three quarters of the ring (half, and the rest of the last packet), and the largest
+//! packet takes the last quarter.
 //!
 //! The two decisions are a case of [`crate::sync::Edge::Sleep`]: the flag of the sleeper is its packets, and the work
 //! that the waker publishes is the position. A fence on each side ensures that either the receiver sees the packets, or
 //! the sender sees the position.
+#![forbid(unsafe_code)]
 
 use super::{FastboxReceiver, FastboxSender};
 use crate::sync::{FenceMode, sleeper_fence, waker_fence};
