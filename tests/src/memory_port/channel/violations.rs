@@ -10,7 +10,7 @@ use nemesia_core::port::memory::{
 };
 use nemesia_core::port::{PacketPort as _, Polled, PortFault};
 use nemesia_core::wire::channel::{ChannelRefusal, Header, Numbered, PacketKind};
-use nemesia_core::wire::hello::{Challenge, HELLO_BYTES, Hello, HelloContent, Proof};
+use nemesia_core::wire::hello::{Challenge, Hello, HelloContent, Proof};
 use nemesia_core::wire::{Envelope, Kind};
 
 use super::super::bench::{Bench, Memory};
@@ -320,8 +320,9 @@ pub(super) fn strangers<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     // A proof that is cut off, or sent under another name.
     let request = prove_right(bench, &mut hall, &HELLO)?;
     let said = request.encode();
-    let cut = said.bytes().get(..HELLO_BYTES - 1).and_then(Private::new).unwrap_or(Private::EMPTY);
-    // A fabric may append zeros to what is cut off.
+    // A fabric may append zeros to what is cut off, so what is missing is no zero.
+    let last = said.bytes().iter().rposition(|byte| *byte != 0).unwrap_or_default();
+    let cut = said.bytes().get(..last).and_then(Private::new).unwrap_or(Private::EMPTY);
     let active = intrude(bench, &mut hall, &cut)?;
     ensure(answer(bench, &mut hall, active)?.is_err(), || "a part of a proof was accepted".into())?;
     bench.close(0, active)?;
