@@ -123,8 +123,8 @@ pub(super) struct FastboxTaking<'a> {
     pub(super) next: u8,
     len: usize,
     quick: bool,
-    /// Whether a sender that sleeps until there is space was to be woken.
-    pub(super) has_woken: bool,
+    /// Whether the last message ended with a report of the position.
+    has_reported: bool,
 }
 
 impl<'a> FastboxTaking<'a> {
@@ -135,7 +135,7 @@ impl<'a> FastboxTaking<'a> {
             next: 1,
             len,
             quick,
-            has_woken: false,
+            has_reported: false,
         }
     }
 
@@ -165,11 +165,15 @@ impl<'a> FastboxTaking<'a> {
         let mut payload = vec![0; packet.len];
         self.receiver.read(packet.len, 0, &mut payload);
         assert_whole(self.next, &packet.envelope, &payload);
-        if self.receiver.advance(packet.len) {
-            self.has_woken |= self.receiver.must_wake_sender();
-        }
+        self.has_reported = self.receiver.advance(packet.len);
         self.next += 1;
         true
+    }
+
+    /// After [`FastboxTaking::take`]: returns whether a sender that sleeps until there is space is to be woken. In a
+    /// method of its own, because its fence would help models that have none.
+    pub(super) fn must_wake_sender(&self) -> bool {
+        self.has_reported && self.receiver.must_wake_sender()
     }
 
     /// Takes a short message that is present, and checks it.
