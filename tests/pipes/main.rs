@@ -7,7 +7,7 @@ use std::time::Duration;
 use nemesia::shm::pipe::{self, Copying, ShmMemoryPort};
 use nemesia::tcp::{self, TcpPort};
 use nemesia_core::rdma_channel::Design;
-use nemesia_tests::pipes::{HANGS, RealPipes, TROUBLES, all_pass, moves_long_runs_as};
+use nemesia_tests::pipes::{HANGS, RealPipes, TROUBLES, all_pass, all_pass_until, moves_long_runs_as};
 use nemesia_tests::quick;
 use nemesia_verification::pipes::{PipeRun, PipeTally, PipeTrouble, run};
 use nemesia_verification::rdma::{Conditions, Fabric, Flaw};
@@ -18,7 +18,8 @@ fn simulated(conditions: Conditions, seeds: u64) -> BTreeMap<&'static str, PipeT
 
 #[test]
 fn pipes_pass_where_placement_is_in_order() {
-    for (design, tally) in simulated(Conditions::INFINIBAND, 20) {
+    let open = |seed| Fabric::new(seed, Conditions::INFINIBAND);
+    for (design, tally) in all_pass_until(20, (1500, 8, Duration::ZERO), open, moves_long_runs_as) {
         let seen = [tally.polled, tally.announced, tally.violated, tally.lost];
         assert!(quick() || seen.iter().all(|count| *count > 0), "{design}: {tally:?}");
         assert!(moves_long_runs_as(design, &tally), "{design}: {tally:?}");
@@ -104,11 +105,12 @@ fn a_process_alone_has_no_pipes_and_waits_for_nobody() {
 /// The same history each time, in which a process dies one step later each time.
 #[test]
 fn a_process_may_die_before_every_step() {
+    let seed = nemesia_tests::seed();
     for design in Design::ALL {
         for conditions in [Conditions::INFINIBAND, Conditions::IWARP] {
             let mut lost = 0;
             for calm in (0..short(0).steps).step_by(if quick() { 10 } else { 1 }) {
-                let what = PipeRun { design, trouble: PipeTrouble::Death, ..short(calm) };
+                let what = PipeRun { design, seed, trouble: PipeTrouble::Death, ..short(calm) };
                 match run(Fabric::new(what.seed, conditions), &what) {
                     Ok(tally) => lost += tally.lost,
                     Err(why) => assert!(why.is_empty(), "{what:?}: {why}"),

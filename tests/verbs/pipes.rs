@@ -7,7 +7,7 @@ use nemesia::bootstrap::threads;
 use nemesia::rdma_channel::{ChannelGroup, Design};
 use nemesia::{ChannelDesign, Config, Error, FastPathChoice, NetChoice, Segment};
 use nemesia_tests::memory_port::Fabric as _;
-use nemesia_tests::pipes::{RealPipes, all_pass, moves_long_runs_as};
+use nemesia_tests::pipes::{RealPipes, all_pass_until, moves_long_runs_as};
 
 use crate::{fabric, usable};
 
@@ -26,10 +26,11 @@ fn seeds() -> u64 {
 #[test]
 fn pipes_pass_over_devices() {
     let Some(addresses) = usable("pipes_pass_over_devices") else { return };
-    let tallies = all_pass(seeds(), (steps(), 8, LIMIT), |_| {
+    let open = |_| {
         let mut devices = fabric::Devices::new(&addresses);
         RealPipes::new(move || devices.port())
-    });
+    };
+    let tallies = all_pass_until(seeds(), (steps(), 8, LIMIT), open, moves_long_runs_as);
     for (design, tally) in tallies {
         println!("{design}: {tally:?}");
         assert!(moves_long_runs_as(design, &tally), "{design}: {tally:?}");
