@@ -93,6 +93,9 @@ fn trusting_callers_see_every_change_that_is_over() {
 
 #[test]
 fn page_that_was_replaced_moved_or_discarded_is_registered_anew() {
+    if !alone("page_that_was_replaced_moved_or_discarded_is_registered_anew") {
+        return;
+    }
     let Some(mut cache) = watched() else {
         return;
     };

@@ -180,8 +180,9 @@ fn a_request_that_is_only_tested_can_be_asked_for_the_reason() {
 
 #[test]
 fn the_close_of_a_sender_whose_receiver_has_no_room_names_the_receiver() {
-    let (mut zero, mut one) = pair(&small().timeout_seconds(1));
+    let (mut zero, mut one) = pair(&small());
     let _ = fill(&mut zero, &mut one, &[1; 8]);
+    one.config.timeout_seconds = 1;
     let error = one.close().unwrap_err();
     assert!(matches!(error, Error::Held { rank: 0, limit } if limit == Duration::from_secs(1)), "{error}");
     assert!(error.to_string().contains("NEMESIA_UNEXPECTED_BYTES"), "{error}");

@@ -11,6 +11,9 @@ use std::string::String;
 use std::vec::Vec;
 use std::{format, vec};
 
+use proptest::prelude::ProptestConfig;
+use proptest::test_runner::RngSeed;
+
 use super::*;
 use crate::shared::tests::{Rng, cases};
 
@@ -206,7 +209,8 @@ fn lists_do_not_spoil_what_is_known_of_contiguous_messages() {
 }
 
 proptest! {
-    #![proptest_config(cases(96))]
+    // The limit is one of statistics, so that one case of many thousands exceeds it: always the same cases.
+    #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..cases(96) })]
 
     /// Constant random factors up to ten, random sizes and windows. The limit is higher than that of the scenarios
     /// above: of 4,000 random cases two exceeded it, with 116 and 117 %, in windows of two sizes.
