@@ -18,6 +18,10 @@ has them:
 - `siw_try_1seg()` copies a payload of at most 32 bytes in two steps if a page ends within the payload. The first step
   takes the number of bytes that belongs to the second step, so the payload is wrong unless both steps have equally
   many bytes.
+
+The module corrects one mistake in taking a device down. `siw_netdev_down()` goes through the list of queue pairs without
+a lock and without references, while a process that has noticed the end destroys its queue pairs: the kernel follows the
+link of one that was freed, and dies.
 """
 
 import os
@@ -69,6 +73,15 @@ int siw_accept(struct iw_cm_id *id,"""),
     # siw_try_1seg(): the first step ends where the page ends.
     ("siw_qp_tx.c", "unsigned long part = bytes - (PAGE_SIZE - off);",
      f"unsigned long part = {DATA_MENDS} ? PAGE_SIZE - off : bytes - (PAGE_SIZE - off);"),
+    # siw_netdev_down(): each queue pair is found by its number, and held while it is changed.
+    ("siw_main.c", "\tstruct list_head *pos, *tmp;\n\n\tmemset(&qp_attrs",
+     "\tstruct siw_qp *entry;\n\tunsigned long id;\n\n\tmemset(&qp_attrs"),
+    ("siw_main.c", "\tlist_for_each_safe(pos, tmp, &sdev->qp_list) {\n"
+                   "\t\tstruct siw_qp *qp = list_entry(pos, struct siw_qp, devq);\n",
+     "\txa_for_each(&sdev->qp_xa, id, entry) {\n\t\tstruct siw_qp *qp = siw_qp_id2obj(sdev, id);\n\n"
+     "\t\tif (!qp)\n\t\t\tcontinue;\n"),
+    ("siw_main.c", "\t\tup_write(&qp->state_lock);\n\t}\n\tib_device_put(&sdev->base_dev);\n}",
+     "\t\tup_write(&qp->state_lock);\n\t\tsiw_qp_put(qp);\n\t}\n\tib_device_put(&sdev->base_dev);\n}"),
     # siw_get_hdr(): a header has arrived.
     ("siw_qp_rx.c", "\tint bytes;\n\n\tif (srx->fpdu_part_rcvd < MIN_DDP_HDR) {",
      "\tint bytes;\n\n\tqp->must_listen = false;\n\tif (srx->fpdu_part_rcvd < MIN_DDP_HDR) {"),
