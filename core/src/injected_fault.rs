@@ -197,11 +197,17 @@ pub enum InjectedFault {
     ForgetQueueFence,
     /// A receive descriptor of the other side is used for one more message.
     KeepMirrored,
+    /// A datagram that joins queue pairs is not sent again.
+    SendOnce,
+    /// A datagram for another connection is heard.
+    HearAny,
+    /// A repeated acceptance is not confirmed again.
+    ConfirmOnce,
 }
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 93] = [
+    pub const ALL: [InjectedFault; 96] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -295,6 +301,9 @@ impl InjectedFault {
         InjectedFault::EndTransferEarly,
         InjectedFault::ForgetQueueFence,
         InjectedFault::KeepMirrored,
+        InjectedFault::SendOnce,
+        InjectedFault::HearAny,
+        InjectedFault::ConfirmOnce,
     ];
 
     /// Returns whether the fault concerns a [channel](crate::port::channel) or what is below it, and not the engine.
@@ -323,12 +332,17 @@ impl InjectedFault {
 
     /// Returns whether the fault concerns the end of a connection over shared memory.
     pub const fn is_of_cells(self) -> bool {
-        self as u32 >= InjectedFault::RefillUnmarked as u32 && !self.is_of_vipl()
+        self as u32 >= InjectedFault::RefillUnmarked as u32 && !self.is_of_vipl() && !self.is_of_joining()
     }
 
     /// Returns whether the fault concerns [`via`](crate::via).
     pub const fn is_of_vipl(self) -> bool {
-        self as u32 >= InjectedFault::EndTransferEarly as u32
+        self as u32 >= InjectedFault::EndTransferEarly as u32 && !self.is_of_joining()
+    }
+
+    /// Returns whether the fault concerns [`joining`](crate::joining).
+    pub const fn is_of_joining(self) -> bool {
+        self as u32 >= InjectedFault::SendOnce as u32
     }
 }
 

@@ -35,6 +35,7 @@ pub use nemesia_core::shared::port::Stores;
 use crate::os::SegmentOptions;
 use crate::regcache::Telling;
 use crate::tcp::DEFAULT_SILENCE;
+use crate::verbs::SetUpChoice;
 
 pub use channel::ChannelDesign;
 pub(crate) use channel::ChannelSettings;
@@ -207,6 +208,7 @@ pub struct Config {
     /// Whole seconds.
     pub(crate) net_silence: Duration,
     pub(crate) net_rendezvous: RendezvousChoice,
+    pub(crate) net_set_up: SetUpChoice,
     pub(crate) net_fast_path: FastPathChoice,
     pub(crate) net_fast_peers: u32,
     pub(crate) net_direct_bytes: Option<u64>,
@@ -276,6 +278,7 @@ impl Default for Config {
             net_streams: 1,
             net_silence: DEFAULT_SILENCE,
             net_rendezvous: RendezvousChoice::Auto,
+            net_set_up: SetUpChoice::Auto,
             net_fast_path: FastPathChoice::Auto,
             net_fast_peers: 8,
             net_direct_bytes: None,

@@ -2,8 +2,9 @@
 //!
 //! A thin layer that owns the objects of the library and drops them in the right order: a [`Device`] has
 //! [`Domain`]s, which have [`MemoryRegion`]s, [`SharedReceives`] and [`QueuePair`]s. Completions arrive in a
-//! [`CompletionQueue`]. [`VerbsPort`] is the memory port over these, connected by RDMA-CM (librdmacm). Queue
-//! pairs can also be joined by bytes that travel by any other means ([`PairInfo`]).
+//! [`CompletionQueue`]. [`VerbsPort`] is the memory port over these, connected by RDMA-CM (librdmacm) or
+//! by datagrams ([`SetUpChoice`]). Queue pairs can also be joined by bytes that travel by any other means
+//! ([`PairInfo`]).
 //!
 //! The library is opened at run time. Codes of the device (status, opcode, event) are kept as numbers. An
 //! unknown code is a failure with that number, never a panic.
@@ -30,12 +31,14 @@
 
 mod code;
 mod completion;
+mod datagram;
 mod device;
 mod domain;
 mod exchange;
 mod fork;
 mod pair;
 mod port;
+mod setup;
 mod shared;
 mod survey;
 
@@ -48,6 +51,7 @@ pub use exchange::{INFO_BYTES, InfoError, PairInfo};
 pub use fork::{ForkSafety, fork_safety, prepare_fork};
 pub use pair::{Depths, PathAttributes, QueuePair};
 pub use port::{PortOptions, VerbsPort};
+pub use setup::SetUpChoice;
 pub use shared::SharedReceives;
 pub use survey::{DevicePreference, DeviceSelection, Seen, choose, survey};
 

@@ -74,6 +74,12 @@ pub trait Fabric {
         false
     }
 
+    /// Returns whether nothing answers a request to a port that is gone, so that only the deadline ends it: datagrams
+    /// to nobody are lost.
+    fn is_silent(&self) -> bool {
+        false
+    }
+
     /// Returns the longest message that the tests send here, to limit their time. The facts have the real
     /// limit.
     fn most_bytes(&self) -> u32 {

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use nemesia::verbs::survey;
 use nemesia_tests::conformance::RunPlan;
 use nemesia_tests::conformance::cases::Need;
 use nemesia_tests::conformance::launched::{arguments, pass};
@@ -250,6 +251,50 @@ fn endpoints_use_the_device_and_the_path_that_the_settings_choose() -> Verdict {
     let refuses =
         |rank: &Rank| !rank.kind.is_success() && rank.errors.contains("set NEMESIA_NET_PATH_MTU alike");
     assert!(ranks.iter().all(refuses), "{}", report(&ranks));
+    Ok(())
+}
+
+/// Ranks on both devices of rxe, whose connections are set up by datagrams, with these settings besides.
+fn joined(words: &str) -> Job {
+    let job =
+        Job::new(PEER, SCRATCH, words).wrapper("fabric on $((PMI_RANK % 2))").env("NEMESIA_TIMEOUT", "120");
+    let job = job.env("NEMESIA_LOCAL", "off").env("NEMESIA_NET", "verbs").env("NEMESIA_EXPLAIN", "1");
+    job.env("NEMESIA_NET_SETUP", "datagrams").before("export NEMESIA_NET_DEVICE=rxe$((PMI_RANK % 2))")
+}
+
+/// With the addresses that `tests/vm/verbs` takes away for one of its parts, and without: those that are left are valid
+/// on their link only, so that no peer elsewhere could use them.
+#[test]
+fn devices_without_ip_addresses_carry_worlds() -> Verdict {
+    const NAME: &str = "endpoints::devices_without_ip_addresses_carry_worlds";
+    let has_none = std::env::var_os("FABRIC_NETWORK").is_some();
+    if std::env::var_os("VM_KIND").is_none_or(|kind| kind != "rxe") {
+        return usable(NAME).map_or(Ok(()), |_| Ok(()));
+    }
+    let seen = survey().map_err(|error| error.to_string())?;
+    assert!(seen.iter().all(|it| it.verdict.is_err() == has_none && !it.joined.is_empty()), "{seen:?}");
+    let line = seen.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    assert_eq!(
+        line.matches("with NEMESIA_NET_SETUP=datagrams").count(),
+        if has_none { 2 } else { 0 },
+        "{line}"
+    );
+    let ranks = joined("ring 100").spawn(4)?.wait(LIMIT)?;
+    let is_right = |rank: &Rank| {
+        let place = if has_none { " port 1 without an IP address (GID " } else { " port 1 at 10.7.0." };
+        rank.kind.is_success()
+            && [place, "connections set up by datagrams"].iter().all(|it| rank.errors.contains(it))
+    };
+    assert!(ranks.iter().all(is_right), "{}", report(&ranks));
+    // RDMA-CM has no way, and says so with the remedy; processes that differ name the setting.
+    let job = joined("ring 3").env("NEMESIA_TIMEOUT", "20");
+    let device = "export NEMESIA_NET_DEVICE=rxe$((PMI_RANK % 2))";
+    let differ = format!("{device}\n[ $PMI_RANK = 1 ] && export NEMESIA_NET_SETUP=rdmacm");
+    let ranks = job.before(&differ).spawn(2)?.wait(LIMIT)?;
+    let wanted =
+        if has_none { "no IP address leads to it" } else { "set NEMESIA_NET_SETUP alike in all processes" };
+    let is_named = ranks.iter().any(|rank| rank.errors.contains(wanted));
+    assert!(is_named && ranks.iter().all(|rank| !rank.kind.is_success()), "{}", report(&ranks));
     Ok(())
 }
 

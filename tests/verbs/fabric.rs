@@ -3,15 +3,15 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use nemesia::verbs::{DevicePreference, PortOptions, VerbsPort, survey};
+use nemesia::verbs::{DevicePreference, PortOptions, SetUpChoice, VerbsPort, survey};
 use nemesia_tests::memory_port::Fabric;
 
 /// Returns an address of each usable port.
 pub(crate) fn addresses() -> Result<Vec<IpAddr>, String> {
     raise_limit();
     let seen = survey().map_err(|error| error.to_string())?;
-    let mut found: Vec<IpAddr> =
-        seen.iter().filter_map(|seen| seen.verdict.as_ref().ok()).map(|choices| choices[0].address).collect();
+    let usable = seen.iter().filter_map(|seen| seen.verdict.as_ref().ok());
+    let mut found: Vec<IpAddr> = usable.filter_map(|choices| choices[0].address).collect();
     if found.is_empty() {
         let lines: Vec<String> = seen.iter().map(ToString::to_string).collect();
         return Err(if lines.is_empty() { "no RDMA device".into() } else { lines.join("; ") });
@@ -20,6 +20,12 @@ pub(crate) fn addresses() -> Result<Vec<IpAddr>, String> {
     // last.
     found.sort_unstable();
     Ok(found)
+}
+
+/// Returns how connections are set up: by datagrams if the setting of endpoints says so, otherwise by RDMA-CM.
+pub(crate) fn set_up() -> SetUpChoice {
+    let setting = std::env::var_os("NEMESIA_NET_SETUP");
+    if setting.is_some_and(|it| it == "datagrams") { SetUpChoice::Datagrams } else { SetUpChoice::Manager }
 }
 
 /// The devices.
@@ -61,6 +67,7 @@ impl Devices {
         // The tests assert of rxe what its library does not promise; of siw nothing can be asserted.
         PortOptions {
             preference,
+            set_up: set_up(),
             work_bytes: self.work_bytes,
             assert_order: true,
             path_mtu: self.path_mtu,
@@ -83,6 +90,10 @@ impl Fabric for Devices {
     /// happens to the registration meanwhile (`siw_tx_hdt`, `siw_dereg_mr`, Linux 6.1).
     fn answers_late(&self) -> bool {
         self.is_siw
+    }
+
+    fn is_silent(&self) -> bool {
+        set_up() == SetUpChoice::Datagrams
     }
 
     fn pass(&mut self) -> Duration {

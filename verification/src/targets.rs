@@ -11,6 +11,7 @@ mod channel;
 // Its memory is that of real processes, which loom cannot model.
 #[cfg(not(nemesia_loom))]
 mod direct;
+mod joining;
 mod list;
 mod meeting;
 mod one_sided;
@@ -27,6 +28,7 @@ pub use call::call_decoder;
 pub use channel::channel_decoder;
 #[cfg(not(nemesia_loom))]
 pub use direct::direct_pipe;
+pub use joining::joining;
 pub use list::list_of_runs;
 pub use meeting::meeting_decoder;
 pub use one_sided::one_sided_decoder;
@@ -65,6 +67,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "vipl-descriptor", run: vipl_descriptor },
     Target { name: "vipl-page", run: vipl_page },
     Target { name: "vipl-network", run: vipl_network },
+    Target { name: "joining", run: joining },
     #[cfg(not(nemesia_loom))]
     Target { name: "direct-pipe", run: direct_pipe },
 ];

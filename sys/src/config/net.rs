@@ -7,6 +7,7 @@ use nemesia_core::port::channel::{MOST_RAILS, MOST_RINGS, RendezvousChoice};
 use super::{Config, Origin};
 use crate::regcache::Telling;
 use crate::tcp::SILENCE_SECONDS;
+use crate::verbs::SetUpChoice;
 
 /// The longest rest of a message that one access reads over TCP, unless NEMESIA_PULL_BYTES is set. Longer messages are
 /// read in pieces of that setting: other packets of the connection wait for a piece, and congestion control with pacing
@@ -44,6 +45,12 @@ pub enum FastPathChoice {
 }
 
 impl Config {
+    /// Sets how connections over RDMA devices are set up. All processes must agree.
+    #[must_use]
+    pub fn net_set_up(self, choice: SetUpChoice) -> Self {
+        self.with(["NEMESIA_NET_SETUP"], |config| config.net_set_up = choice)
+    }
+
     /// Sets whether ranks on other machines write small packets into the memory of this process.
     #[must_use]
     pub fn net_fast_path(self, choice: FastPathChoice) -> Self {

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::os::{HugePages, SegmentBacking};
 use crate::regcache::Telling;
+use crate::verbs::SetUpChoice;
 
 /// A setting with a name: in the environment, in a file, and for [`Config::set`](super::Config::set).
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +87,8 @@ const RENDEZVOUS: &[(&str, RendezvousChoice)] = &[
     ("write-notify", RendezvousChoice::WriteNotify),
     ("stream", RendezvousChoice::Stream),
 ];
+const SET_UP: &[(&str, SetUpChoice)] =
+    &[("auto", SetUpChoice::Auto), ("rdmacm", SetUpChoice::Manager), ("datagrams", SetUpChoice::Datagrams)];
 const FAST_PATH: &[(&str, FastPathChoice)] =
     &[("auto", FastPathChoice::Auto), ("on", FastPathChoice::On), ("off", FastPathChoice::Off)];
 const TELLING: &[(&str, Telling)] = &[
@@ -423,6 +426,15 @@ pub const VARIABLES: &[Variable] = &[
         get: |config| config.net_direct_bytes.map_or_else(|| NEVER.to_owned(), |bytes| bytes.to_string()),
         set: |config, value| put(&mut config.net_direct_bytes, or_never(value)),
     },
+    words!(
+        "NEMESIA_NET_SETUP",
+        "auto, rdmacm or datagrams",
+        SET_UP,
+        net_set_up,
+        "how connections over RDMA devices are set up: by RDMA-CM, which needs an IP address on each device, or by \
+        datagrams of the processes, on InfiniBand and RoCE; auto takes datagrams on an InfiniBand fabric if no IP \
+        address leads to a device"
+    ),
     words!(
         "NEMESIA_NET_FAST_PATH",
         "auto, on or off",

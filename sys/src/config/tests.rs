@@ -55,6 +55,7 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_LOCAL" => "off",
         "NEMESIA_NET" => "tcp",
         "NEMESIA_NET_RENDEZVOUS" => "read",
+        "NEMESIA_NET_SETUP" => "datagrams",
         "NEMESIA_NET_FAST_PATH" => "on",
         "NEMESIA_NET_FAST_PEERS" => "3",
         "NEMESIA_NET_STREAMS" => "4",

@@ -289,6 +289,7 @@ fn device_options(config: &Config, ranks: u32) -> PortOptions {
         connections: ranks.saturating_add(SPARE),
         receive_depth: RECEIVES,
         shared_receive_depth: 0,
+        set_up: config.net_set_up,
         assert_order: config.net_fast_path == FastPathChoice::On,
         ..PortOptions::default()
     }

@@ -266,6 +266,17 @@ impl QueuePair {
     /// # Errors
     /// It is not in INIT, or there is no route.
     pub fn join(&self, port: u8, gid: u32, ours: &PairInfo, theirs: &PairInfo) -> Result<(), VerbsError> {
+        self.join_by((port, gid), ours, theirs, (None, ACK_TIMEOUT))
+    }
+
+    /// Does the same with this traffic class, and with this code of the time for which the device waits for an answer.
+    pub(super) fn join_by(
+        &self,
+        (port, gid): (u8, u32),
+        ours: &PairInfo,
+        theirs: &PairInfo,
+        (traffic_class, ack_timeout): (Option<u8>, u8),
+    ) -> Result<(), VerbsError> {
         let attributes_of_port = self.device().port(port)?;
         let mut attr = attributes(raw::IBV_QPS_RTR);
         attr.path_mtu = u32::from(ours.mtu.min(theirs.mtu));
@@ -281,6 +292,7 @@ impl QueuePair {
             attr.ah_attr.grh.dgid = raw::ibv_gid { raw: theirs.gid };
             attr.ah_attr.grh.sgid_index = u8::try_from(gid).unwrap_or(u8::MAX);
             attr.ah_attr.grh.hop_limit = 64;
+            attr.ah_attr.grh.traffic_class = traffic_class.unwrap_or(0);
         }
         let mask = raw::IBV_QP_STATE
             | raw::IBV_QP_AV
@@ -293,7 +305,7 @@ impl QueuePair {
         let mut attr = attributes(raw::IBV_QPS_RTS);
         attr.sq_psn = ours.psn;
         attr.max_rd_atomic = ours.reads.min(theirs.reads);
-        attr.timeout = ACK_TIMEOUT;
+        attr.timeout = ack_timeout;
         attr.retry_cnt = RETRIES;
         attr.rnr_retry = RNR_FOREVER;
         let mask = raw::IBV_QP_STATE

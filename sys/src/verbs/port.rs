@@ -1,4 +1,4 @@
-//! The memory port over an RDMA device: InfiniBand, `RoCE` or iWARP, connected by RDMA-CM.
+//! The memory port over an RDMA device: InfiniBand, `RoCE` or iWARP, connected by RDMA-CM or by datagrams ([`SetUp`]).
 //!
 //! Each connection is a reliable queue pair; all of them complete in one queue. The number of a work request in
 //! the device names its connection, the connection's generation and its place in a [`Ring`] ([`tag`]). So a
@@ -9,6 +9,8 @@
 mod complete;
 mod connect;
 mod held;
+mod idle;
+mod join;
 mod link;
 mod long;
 mod open;
@@ -39,10 +41,13 @@ use super::completion::CompletionQueue;
 use super::device::Device;
 use super::domain::Domain;
 use super::pair::{Depths, PathAttributes};
+use super::setup::{JoinAddress, SetUpChoice};
 use super::shared::SharedReceives;
 use super::survey::{DevicePreference, DeviceSelection};
 use crate::cm::{Channel, CmAddress, Id, decode_address, encode_address};
 use held::Holding;
+use idle::Probing;
+use join::Joins;
 use link::VerbsLinks;
 use regions::VerbsRegions;
 use ring::Slab;
@@ -53,6 +58,8 @@ use ring::Slab;
 pub struct PortOptions {
     /// The preferred device; by default any usable one.
     pub preference: DevicePreference,
+    /// How connections are set up. Both ends of a connection must agree.
+    pub set_up: SetUpChoice,
     /// The number of connections at once.
     pub connections: u32,
     /// The work requests in a connection's send queue.
@@ -80,7 +87,8 @@ pub struct PortOptions {
     /// The traffic class of packets; `None`: that of the system. iWARP devices may ignore it.
     pub traffic_class: Option<u8>,
     /// The time within which a connection is lost whose peer confirms nothing, although something was sent to it. The
-    /// device takes a part of it, at least a tenth, and never more than 30 s. iWARP devices have limits of their own.
+    /// device takes a part of it, at least a tenth, and never more than 30 s. If nothing is under way, the port sends a
+    /// probe each half of this time, at most 15 s. iWARP devices have limits of their own, and no probes.
     pub silence: Duration,
 }
 
@@ -88,6 +96,7 @@ impl Default for PortOptions {
     fn default() -> Self {
         Self {
             preference: DevicePreference::default(),
+            set_up: SetUpChoice::Auto,
             connections: 128,
             send_depth: 64,
             receive_depth: 64,
@@ -109,20 +118,20 @@ impl PortOptions {
     pub(crate) const fn completion_entries(&self) -> u32 {
         let Self { connections, send_depth, receive_depth, shared_receive_depth, .. } = *self;
         connections
-            .saturating_mul(send_depth.saturating_add(receive_depth))
+            .saturating_mul(send_depth.saturating_add(receive_depth).saturating_add(PROBES))
             .saturating_add(shared_receive_depth)
     }
 }
+
+/// The probes that a connection may have under way, beside the requests of the caller.
+const PROBES: u32 = 1;
 
 /// A memory port over an RDMA device. After [`Event::PortFailed`] it must be dropped: the kernel may wait for
 /// that before it releases the device.
 pub struct VerbsPort {
     // In the order of dropping: users before the objects that they use.
     links: VerbsLinks,
-    /// Identifiers of closed connections, kept until the peer has confirmed the end, or until that time.
-    leaving: Vec<(Id, Connection, Duration)>,
-    listener: Option<Id>,
-    channel: Arc<Channel>,
+    set_up: SetUp,
     shared: Option<SharedDevice>,
     regions: VerbsRegions,
     queue: Arc<CompletionQueue>,
@@ -132,7 +141,6 @@ pub struct VerbsPort {
     selection: DeviceSelection,
     facts: Facts,
     depths: Depths,
-    local: SocketAddr,
     path: PathPreference,
     /// The reads that a queue pair serves at once, and has in progress at once.
     reads: (u8, u8),
@@ -156,9 +164,27 @@ pub struct VerbsPort {
     /// The time of the last query to kernel and device for events, and the number of calls without a query
     /// since.
     heard: (Duration, u32),
+    probing: Probing,
     /// The time since which the device's port has been down, and the event's code.
     down: Option<(Duration, u32)>,
     failed: bool,
+}
+
+/// How a port sets connections up.
+enum SetUp {
+    /// By RDMA-CM.
+    Manager(Manager),
+    /// By datagrams.
+    Datagrams(Box<Joins>),
+}
+
+/// A port's part of the connection manager.
+struct Manager {
+    /// Identifiers of closed connections, kept until the peer has confirmed the end, or until that time.
+    leaving: Vec<(Id, Connection, Duration)>,
+    listener: Option<Id>,
+    channel: Arc<Channel>,
+    local: SocketAddr,
 }
 
 /// The preferences for the path of every connection.
@@ -192,6 +218,11 @@ impl VerbsPort {
         &self.selection
     }
 
+    /// Returns whether datagrams set up its connections, and not RDMA-CM.
+    pub fn is_joined(&self) -> bool {
+        matches!(self.set_up, SetUp::Datagrams(_))
+    }
+
     /// Returns the device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
@@ -213,25 +244,37 @@ impl VerbsPort {
     /// cannot be made for that reason. One line, with the remedy.
     pub(crate) fn difference(&self, address: &Address) -> Option<String> {
         let bytes = |code: u8| if code == 0 { "auto".into() } else { (128_u32 << code).to_string() };
-        let Some(theirs) = decode_address(address) else {
-            return Some("its address has another version: use one release in all processes".into());
+        let (manager, joined) = (decode_address(address), JoinAddress::decode(address));
+        let theirs = match (&self.set_up, manager, joined) {
+            (SetUp::Manager(manager), Some(theirs), _) => {
+                if theirs.socket.is_ipv4() != manager.local.is_ipv4() {
+                    let (ours, theirs) = (manager.local.ip(), theirs.socket.ip());
+                    return Some(format!(
+                        "its address is {theirs}, and that of this process {ours}: set NEMESIA_NET_FAMILY alike in all \
+                         processes"
+                    ));
+                }
+                theirs.path_mtu
+            }
+            (SetUp::Datagrams(_), _, Some(theirs)) => theirs.path_mtu,
+            (SetUp::Manager(_), None, Some(_)) => return Some(other_set_up("datagrams", "RDMA-CM")),
+            (SetUp::Datagrams(_), Some(_), None) => return Some(other_set_up("RDMA-CM", "datagrams")),
+            _ => return Some("its address has another version: use one release in all processes".into()),
         };
-        if theirs.socket.is_ipv4() != self.local.is_ipv4() {
-            let ours = self.local.ip();
-            let theirs = theirs.socket.ip();
-            return Some(format!(
-                "its address is {theirs}, and that of this process {ours}: set NEMESIA_NET_FAMILY alike in all \
-                 processes"
-            ));
-        }
-        (theirs.path_mtu != self.path.mtu).then(|| {
-            let (theirs, ours) = (bytes(theirs.path_mtu), bytes(self.path.mtu));
+        (theirs != self.path.mtu).then(|| {
+            let (theirs, ours) = (bytes(theirs), bytes(self.path.mtu));
             format!(
                 "its path MTU is {theirs}, and that of this process {ours}: set NEMESIA_NET_PATH_MTU alike in all \
                  processes"
             )
         })
     }
+}
+
+fn other_set_up(theirs: &str, ours: &str) -> String {
+    format!(
+        "it sets connections up by {theirs}, and this process by {ours}: set NEMESIA_NET_SETUP alike in all processes"
+    )
 }
 
 // SAFETY: the device uses memory only by regions registered with it, for which it checks bounds and rights in
@@ -271,8 +314,14 @@ unsafe impl MemoryPort for VerbsPort {
     }
 
     fn address(&self) -> Option<Address> {
-        let address = CmAddress { socket: self.local, path_mtu: self.path.mtu };
-        self.listener.as_ref().and_then(|_| encode_address(address))
+        let path_mtu = self.path.mtu;
+        match &self.set_up {
+            SetUp::Manager(Manager { listener: Some(_), local, .. }) => {
+                encode_address(CmAddress { socket: *local, path_mtu })
+            }
+            SetUp::Datagrams(joins) if !self.failed => JoinAddress { place: *joins.own(), path_mtu }.encode(),
+            _ => None,
+        }
     }
 
     fn connect(&mut self, to: &Address, offer: &Offer) -> Result<Connection, ConnectError> {
@@ -355,7 +404,7 @@ unsafe impl MemoryPort for VerbsPort {
 
     fn arm(&mut self) -> Armed {
         // Armed first: completions from here on make the descriptor readable.
-        let armed = self.queue.arm().is_ok();
+        let armed = self.queue.arm().is_ok() && self.is_quiet();
         if armed && self.pending.is_empty() && self.events.is_empty() { Armed::Sleep } else { Armed::Poll }
     }
 
@@ -368,5 +417,6 @@ impl Drop for VerbsPort {
     fn drop(&mut self) {
         // The peers learn of the end at once, and not only when the kernel has cleaned up.
         self.links.each(|_, link| link.disconnect());
+        self.say_farewell();
     }
 }

@@ -1,9 +1,11 @@
 //! The choice of a device, and the reasons against each other one.
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::net::IpAddr;
 
-use super::device::{Device, DeviceTransport, Gid, LinkLayer};
+use super::device::{Device, DeviceTransport, Gid, LinkLayer, PortAttributes};
+use super::setup::SetUpChoice;
 use crate::cm::{self, DevicePlace};
 use crate::os::interfaces::AddressFamily;
 use crate::rdma::VerbsError;
@@ -59,8 +61,8 @@ pub struct DeviceSelection {
     pub device: String,
     /// Its port.
     pub port: u8,
-    /// The IP address that leads to it.
-    pub address: IpAddr,
+    /// The IP address that leads to it; `None` if none does, so that only datagrams set connections up.
+    pub address: Option<IpAddr>,
     /// The entry of the table of GIDs from which connections come; `None` on iWARP, and if it is unknown.
     pub gid_index: Option<u32>,
     /// The partition of the interface with the address; `None` on iWARP.
@@ -69,7 +71,11 @@ pub struct DeviceSelection {
 
 impl fmt::Display for DeviceSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} port {} at {}", self.device, self.port, self.address)?;
+        write!(f, "{} port {}", self.device, self.port)?;
+        match self.address {
+            Some(address) => write!(f, " at {address}")?,
+            None => f.write_str(" without an IP address")?,
+        }
         self.write_entries(f)
     }
 }
@@ -90,12 +96,15 @@ impl DeviceSelection {
         let partition = |key: u16| key & !FULL_MEMBER;
         device.as_ref().is_none_or(|device| *device == self.device)
             && port.is_none_or(|port| port == self.port)
-            && address.is_none_or(|address| address == self.address)
+            && address.is_none_or(|address| Some(address) == self.address)
             && gid_index.is_none_or(|index| self.gid_index == Some(index))
             && partition_key.is_none_or(|key| self.partition_key.map(partition) == Some(partition(key)))
-            && family.is_none_or(|family| family.has(self.address))
+            && family.is_none_or(|family| self.address.is_some_and(|address| family.has(address)))
     }
 }
+
+/// The first bytes of a GID that is valid on its link only.
+const LINK_LOCAL: [u8; 2] = [0xfe, 0x80];
 
 /// The bit of a partition key that distinguishes full members.
 const FULL_MEMBER: u16 = 1 << 15;
@@ -114,6 +123,11 @@ pub struct Seen {
     pub about: String,
     /// How it is reached, by one address after the other, or why it cannot be used.
     pub verdict: Result<Vec<DeviceSelection>, String>,
+    /// The ways to use it without RDMA-CM, one for each GID: [`SetUpChoice::Datagrams`]. Empty if there is none.
+    pub joined: Vec<DeviceSelection>,
+    /// Whether its link is one of an InfiniBand fabric, where every active port reaches the others. Only there
+    /// [`SetUpChoice::Auto`] means datagrams: an Ethernet port without an address may be unused.
+    pub is_fabric: bool,
 }
 
 impl fmt::Display for Seen {
@@ -125,12 +139,22 @@ impl fmt::Display for Seen {
         match &self.verdict {
             Ok(selections) => {
                 for (at, selection) in selections.iter().enumerate() {
-                    write!(f, "{} {}", if at == 0 { "usable at" } else { " and" }, selection.address)?;
+                    f.write_str(if at == 0 { "usable at" } else { " and" })?;
+                    if let Some(address) = selection.address {
+                        write!(f, " {address}")?;
+                    }
                     selection.write_entries(f)?;
                 }
                 Ok(())
             }
-            Err(why) => write!(f, "not usable: {why}"),
+            Err(why) => match self.joined.first() {
+                None => write!(f, "not usable: {why}"),
+                Some(joined) => {
+                    write!(f, "not usable by RDMA-CM: {why}; usable by datagrams")?;
+                    joined.write_entries(f)?;
+                    f.write_str(if self.is_fabric { "" } else { ", with NEMESIA_NET_SETUP=datagrams" })
+                }
+            },
         }
     }
 }
@@ -144,13 +168,14 @@ pub fn survey() -> Result<Vec<Seen>, VerbsError> {
     if names.is_empty() {
         return Ok(Vec::new());
     }
-    let reached = cm::local_addresses()?;
+    // Without the connection manager, datagrams may still set connections up.
+    let reached = cm::local_addresses();
     let mut seen = Vec::new();
     for name in names {
         match Device::open(&name) {
             Ok(device) => {
                 for port in 1..=device.attributes().phys_port_cnt {
-                    seen.push(look(&device, port, &reached));
+                    seen.push(look(&device, port, reached.as_deref()));
                 }
             }
             Err(error) => {
@@ -159,15 +184,27 @@ pub fn survey() -> Result<Vec<Seen>, VerbsError> {
                     port: 0,
                     about: String::new(),
                     verdict: Err(error.to_string()),
+                    joined: Vec::new(),
+                    is_fabric: false,
                 });
             }
         }
     }
-    Ok(seen)
+    match reached {
+        Err(error) if seen.iter().all(|seen| seen.joined.is_empty()) => Err(error),
+        _ => Ok(seen),
+    }
 }
 
-fn look(device: &Device, port: u8, reached: &[(IpAddr, DevicePlace)]) -> Seen {
-    let seen = |about, verdict| Seen { device: device.name().into(), port, about, verdict };
+fn look(device: &Device, port: u8, reached: Result<&[(IpAddr, DevicePlace)], &VerbsError>) -> Seen {
+    let seen = |about, verdict| Seen {
+        device: device.name().into(),
+        port,
+        about,
+        verdict,
+        joined: Vec::new(),
+        is_fabric: false,
+    };
     let attributes = match device.port(port) {
         Ok(attributes) => attributes,
         Err(error) => return seen(String::new(), Err(error.to_string())),
@@ -191,15 +228,55 @@ fn look(device: &Device, port: u8, reached: &[(IpAddr, DevicePlace)]) -> Seen {
     if !attributes.is_active() {
         return seen(about, Err(format!("its state is {}: bring its link up", state(attributes.state))));
     }
+    let joined = joined((device, port), attributes, &gids, reached.unwrap_or(&[]));
+    let is_fabric = attributes.link == LinkLayer::InfiniBand;
+    let seen = |verdict| Seen { joined, is_fabric, ..seen(about, verdict) };
+    let reached = match reached {
+        Ok(reached) => reached,
+        Err(error) => return seen(Err(error.to_string())),
+    };
     let mine = reached.iter().filter(|(_, place)| place.device == device.name() && place.port == port);
     let selections: Vec<_> = mine
         .map(|(address, place)| selection((device.transport(), attributes.link, &gids), *address, place))
         .collect();
     if selections.is_empty() {
         let why = "no IP address leads to it: give its network interface one, with `ip address add`";
-        return seen(about, Err(why.into()));
+        return seen(Err(why.into()));
     }
-    seen(about, Ok(selections))
+    seen(Ok(selections))
+}
+
+/// Returns the ways to use a port without RDMA-CM, the best first. Ethernet needs a GID: one of version 2 of `RoCE`,
+/// which routers forward, before version 1, and one that is valid beyond the link before others.
+/// An IP address that a GID stands for can still choose it.
+fn joined(
+    (device, port): (&Device, u8),
+    attributes: PortAttributes,
+    gids: &[Gid],
+    reached: &[(IpAddr, DevicePlace)],
+) -> Vec<DeviceSelection> {
+    if device.transport() != DeviceTransport::InfiniBand {
+        return Vec::new();
+    }
+    let way = |address, gid_index| {
+        let (device, partition_key) = (device.name().into(), None);
+        DeviceSelection { device, port, address, gid_index, partition_key }
+    };
+    if attributes.link == LinkLayer::InfiniBand && attributes.lid != 0 && gids.is_empty() {
+        return vec![way(None, None)];
+    }
+    let address = |gid: &Gid| {
+        let is_here = |place: &DevicePlace| {
+            (place.device == device.name(), place.port, place.gid) == (true, port, gid.bytes)
+        };
+        reached.iter().find(|(_, place)| is_here(place)).map(|(address, _)| *address)
+    };
+    let mut gids: Vec<&Gid> = gids.iter().collect();
+    let is_of_link = |gid: &Gid| gid.bytes[..2] == LINK_LOCAL;
+    if attributes.link == LinkLayer::Ethernet {
+        gids.sort_by_key(|gid| (Reverse(gid.kind), is_of_link(gid), gid.index));
+    }
+    gids.into_iter().map(|gid| way(address(gid), Some(gid.index))).collect()
 }
 
 /// Returns a usable port with an address that leads to it. The table may have two entries with the same GID, for both
@@ -216,7 +293,7 @@ fn selection(
     DeviceSelection {
         device: place.device.clone(),
         port: place.port,
-        address,
+        address: Some(address),
         gid_index: entry.filter(|_| has_entries).map(|gid| gid.index),
         partition_key: has_entries.then_some(key),
     }
@@ -232,11 +309,20 @@ fn state(code: u32) -> String {
 /// # Errors
 /// There is none. The error names what each port has, or why it cannot be used.
 pub fn choose(preference: &DevicePreference) -> Result<DeviceSelection, VerbsError> {
+    choose_for(preference, SetUpChoice::Manager).map(|(selection, _)| selection)
+}
+
+/// Returns the first usable port that meets the preferences, with one of its addresses, or with one of its GIDs, and
+/// whether connections are set up by RDMA-CM, which comes first if both are allowed.
+pub(super) fn choose_for(
+    preference: &DevicePreference,
+    set_up: SetUpChoice,
+) -> Result<(DeviceSelection, bool), VerbsError> {
     let mut seen = survey()?;
     if let Some(address) = preference.address {
         add_address(&mut seen, address);
     }
-    pick(preference, &seen)
+    pick(preference, &seen, set_up)
 }
 
 /// Adds a named address that the survey leaves out, such as a loopback address, to the port to which it leads.
@@ -249,15 +335,26 @@ fn add_address(seen: &mut [Seen], address: IpAddr) {
     let Some(device) = device else { return };
     let (Ok(gids), Ok(attributes)) = (device.gids(place.port), device.port(place.port)) else { return };
     let Ok(selections) = &mut seen.verdict else { return };
-    if selections.iter().all(|it| it.address != address) {
+    if selections.iter().all(|it| it.address != Some(address)) {
         selections.push(selection((device.transport(), attributes.link, &gids), address, &place));
     }
 }
 
-fn pick(preference: &DevicePreference, seen: &[Seen]) -> Result<DeviceSelection, VerbsError> {
-    let usable = || seen.iter().filter_map(|seen| seen.verdict.as_ref().ok()).flatten();
-    if let Some(selection) = usable().find(|selection| selection.meets(preference)) {
-        return Ok(selection.clone());
+fn pick(
+    preference: &DevicePreference,
+    seen: &[Seen],
+    set_up: SetUpChoice,
+) -> Result<(DeviceSelection, bool), VerbsError> {
+    let managed = || seen.iter().filter_map(|seen| seen.verdict.as_ref().ok()).flatten().map(|it| (it, true));
+    let is_joined = |seen: &&Seen| match set_up {
+        SetUpChoice::Auto => seen.is_fabric,
+        SetUpChoice::Manager => false,
+        SetUpChoice::Datagrams => true,
+    };
+    let joined = || seen.iter().filter(is_joined).flat_map(|seen| &seen.joined).map(|it| (it, false));
+    let usable = || managed().filter(|_| set_up != SetUpChoice::Datagrams).chain(joined());
+    if let Some((selection, is_managed)) = usable().find(|(selection, _)| selection.meets(preference)) {
+        return Ok((selection.clone(), is_managed));
     }
     let lines: Vec<String> = seen.iter().map(ToString::to_string).collect();
     let why = if lines.is_empty() { NONE.into() } else { lines.join("; ") };
@@ -272,13 +369,20 @@ mod tests {
     use super::*;
 
     fn at(device: &str, port: u8, address: &str, index: u32) -> DeviceSelection {
-        let address = address.parse().unwrap();
+        let address = Some(address.parse().unwrap());
         let (gid_index, partition_key) = (Some(index), Some(0x8001));
         DeviceSelection { device: device.into(), port, address, gid_index, partition_key }
     }
 
     fn seen(device: &str, port: u8, verdict: Result<Vec<DeviceSelection>, &str>) -> Seen {
-        Seen { device: device.into(), port, about: "RoCE".into(), verdict: verdict.map_err(Into::into) }
+        Seen {
+            device: device.into(),
+            port,
+            about: "RoCE".into(),
+            verdict: verdict.map_err(Into::into),
+            joined: Vec::new(),
+            is_fabric: false,
+        }
     }
 
     fn all() -> Vec<Seen> {
@@ -292,8 +396,9 @@ mod tests {
     #[test]
     fn the_first_that_meets_every_preference_is_chosen() {
         let any = DevicePreference::default();
-        let chosen =
-            |preference: DevicePreference| pick(&preference, &all()).map(|it| it.address.to_string());
+        let chosen = |preference: DevicePreference| {
+            pick(&preference, &all(), SetUpChoice::Auto).map(|(it, _)| it.address.unwrap().to_string())
+        };
         assert_eq!(chosen(any.clone()).unwrap(), "10.0.0.1");
         assert_eq!(chosen(DevicePreference { port: Some(2), ..any.clone() }).unwrap(), "10.0.0.2");
         assert_eq!(chosen(DevicePreference { gid_index: Some(3), ..any.clone() }).unwrap(), "fd00::1");
@@ -319,7 +424,7 @@ mod tests {
     fn an_unmet_preference_names_what_each_port_has() {
         let preference =
             DevicePreference { device: Some("a".into()), gid_index: Some(7), ..DevicePreference::default() };
-        let text = pick(&preference, &all()).unwrap_err().to_string();
+        let text = pick(&preference, &all(), SetUpChoice::Auto).unwrap_err().to_string();
         for part in [
             "has the name a and GID 7: ",
             "a port 1: RoCE; not usable: its state is DOWN",
@@ -327,9 +432,9 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
-        let none = pick(&preference, &[]).unwrap_err().to_string();
+        let none = pick(&preference, &[], SetUpChoice::Auto).unwrap_err().to_string();
         assert!(none.contains("there is none"), "{none}");
-        let unusable = pick(&preference, &all()[..1]).unwrap_err();
+        let unusable = pick(&preference, &all()[..1], SetUpChoice::Auto).unwrap_err();
         assert!(matches!(unusable, VerbsError::NoDevice { .. }), "{unusable}");
     }
 

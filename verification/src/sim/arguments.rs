@@ -5,7 +5,7 @@ use crate::bug::{Bug, Subject};
 /// The text that `--help` prints.
 pub(crate) const HELP: &str = "\
 Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--channels] [--direct]
-           [--peers] [--cells] [--keys] [--vipl] [--verbose]
+           [--peers] [--cells] [--keys] [--vipl] [--joins] [--verbose]
        cargo sim --long | --bugs | --list
 
 Runs worlds of engines over a simulated message port, in one process and in virtual time, against an oracle of MPI's
@@ -13,7 +13,7 @@ matching; and worlds of channels over a simulated RDMA fabric, or over the place
 that ships and simulated byte streams, after every interleaving of the credits of two small ends; and processes that
 meet by address, call each other, part, die and return; and processes that disconnect while messages lie in their
 shared memory; and processes that prove to each other that they know the key of their job, on a network that an
-adversary owns.
+adversary owns; and ports that join queue pairs by datagrams, which the network loses, repeats and reorders.
 Every world is drawn from its seed. Fails when a promise is broken, with the command that shows it again.
 
   --seed S         the first seed (default 1)
@@ -27,6 +27,7 @@ Every world is drawn from its seed. Fails when a promise is broken, with the com
   --cells          only ends of connections over shared memory; --ranks does not go with it
   --keys           only proofs of the key; --ranks does not go with it
   --vipl           only virtual interfaces; --ranks does not go with it
+  --joins          only ports that join queue pairs by datagrams; --ranks does not go with it
   --long           100 seeds of 100000 operations
   --bug NAME       makes this mistake now and then; see --list
   --bugs           makes each mistake in turn, and fails unless every one is found
@@ -70,11 +71,19 @@ pub(crate) struct Options {
     pub(crate) keys: bool,
     /// Whether to run virtual interfaces only.
     pub(crate) vipl: bool,
+    /// Whether to run ports that join queue pairs by datagrams only.
+    pub(crate) joins: bool,
     /// Whether nothing was chosen: then every event must happen.
     pub(crate) is_whole: bool,
 }
 
 impl Options {
+    /// Returns whether one kind of worlds was chosen.
+    const fn is_part(&self) -> bool {
+        let is_below = self.channels || self.direct || self.cells || self.vipl || self.joins;
+        is_below || self.peers || self.keys
+    }
+
     /// Returns the kinds of worlds that each seed runs.
     pub(crate) fn subjects(&self) -> &'static [Subject] {
         match self.bug.map(Bug::subject) {
@@ -84,6 +93,7 @@ impl Options {
             _ if self.cells => &[Subject::Cells],
             _ if self.keys => &[Subject::Keys],
             _ if self.vipl => &[Subject::Vipl],
+            _ if self.joins => &[Subject::Joins],
             None if self.ranks.is_none() => {
                 const ALL: &[Subject] = &[
                     Subject::Engines,
@@ -93,6 +103,7 @@ impl Options {
                     Subject::Cells,
                     Subject::Keys,
                     Subject::Vipl,
+                    Subject::Joins,
                 ];
                 ALL
             }
@@ -102,6 +113,7 @@ impl Options {
             Some(Subject::Cells) => &[Subject::Cells],
             Some(Subject::Keys) => &[Subject::Keys],
             Some(Subject::Vipl) => &[Subject::Vipl],
+            Some(Subject::Joins) => &[Subject::Joins],
             _ => &[Subject::Engines],
         }
     }
@@ -128,6 +140,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         cells: false,
         keys: false,
         vipl: false,
+        joins: false,
         is_whole: false,
     };
     while let Some(argument) = arguments.next() {
@@ -145,6 +158,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
             "--cells" => options.cells = true,
             "--keys" => options.keys = true,
             "--vipl" => options.vipl = true,
+            "--joins" => options.joins = true,
             "--verbose" => options.verbose = true,
             "--seed" => seed = Some(number(&argument, &value()?, 0, u64::MAX)?),
             "--seeds" => seeds = Some(number(&argument, &value()?, 1, u64::MAX)?),
@@ -156,10 +170,8 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         }
     }
     let chosen = seed.is_some() || seeds.is_some() || operations.is_some() || options.ranks.is_some();
-    let is_part =
-        options.channels || options.direct || options.peers || options.cells || options.keys || options.vipl;
-    options.is_whole = !chosen && !is_part && options.bug.is_none();
-    if is_part && options.ranks.is_some() {
+    options.is_whole = !chosen && !options.is_part() && options.bug.is_none();
+    if options.is_part() && options.ranks.is_some() {
         return Err("the number of processes is the seed's choice there".into());
     }
     if seed.is_some() && !options.bugs {

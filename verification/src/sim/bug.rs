@@ -22,6 +22,8 @@ pub(crate) enum Subject {
     Keys,
     /// Virtual interfaces.
     Vipl,
+    /// Ports that join queue pairs by datagrams.
+    Joins,
 }
 
 /// One injected fault, triggered now and then while a simulation runs.
@@ -120,6 +122,8 @@ impl Bug {
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_cells() => Subject::Cells,
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_vipl() => Subject::Vipl,
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_joining() => Subject::Joins,
             _ => Subject::Engines,
         }
     }
@@ -186,6 +190,10 @@ impl fmt::Display for Bug {
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_vipl() => {
                 write!(out, "vipl:{injected_fault:?}")
+            }
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_joining() => {
+                write!(out, "joins:{injected_fault:?}")
             }
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) => write!(out, "engine:{injected_fault:?}"),

@@ -15,6 +15,7 @@ mod credit;
 mod death;
 mod desk;
 mod fabric;
+mod joining;
 mod keys;
 mod meet;
 mod memory;

@@ -19,6 +19,7 @@ use crate::channel::direct::DirectWorld;
 use crate::channel::fabric::ChannelFabric;
 use crate::channel::world::ChannelWorld;
 use crate::collect::CollectWorld;
+use crate::joining::JoinsWorld;
 use crate::keys::KeysWorld;
 use crate::peers::PeersWorld;
 use crate::rng::Rng;
@@ -98,6 +99,7 @@ fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced:
         Subject::Cells => run_cells(options, seed, traced),
         Subject::Keys => run_keys(options, seed, traced),
         Subject::Vipl => run_vipl(options, seed, traced),
+        Subject::Joins => run_joins(options, seed, traced),
     }
 }
 
@@ -195,6 +197,13 @@ fn run_vipl(options: &Options, seed: u64, traced: bool) -> Found {
     let new = |rng| ViplWorld::new(rng, Trace::new(traced));
     let live = [ViplWorld::step, ViplWorld::finish];
     run_worlds(options, Found::new(Subject::Vipl, seed), new, live, ViplWorld::result)
+}
+
+/// Runs worlds of ports that join queue pairs by datagrams.
+fn run_joins(options: &Options, seed: u64, traced: bool) -> Found {
+    let new = |rng| JoinsWorld::new(rng, Trace::new(traced));
+    let live = [JoinsWorld::step, JoinsWorld::finish];
+    run_worlds(options, Found::new(Subject::Joins, seed), new, live, JoinsWorld::result)
 }
 
 /// Runs one world of channels.
@@ -378,6 +387,7 @@ fn replay(options: &Options, found: &Found) -> String {
         Subject::Cells => line += " --cells",
         Subject::Keys => line += " --keys",
         Subject::Vipl => line += " --vipl",
+        Subject::Joins => line += " --joins",
     }
     if let Some(bug) = options.bug {
         line += &format!(" --bug {bug}");

@@ -159,10 +159,28 @@ pub(crate) enum Event {
     ViplFenced,
     ViplNoCredit,
     ViplDeath,
+    /// Joints: a request was accepted, or refused; a connection was established at both ends; its end was learned; an
+    /// owner ended one; a queue pair could not be joined; an attempt to connect failed, or came to its deadline; a
+    /// request was reported again after its end; a datagram was lost, repeated, forged, or sent to a port that is dead;
+    /// a port died.
+    JoinAccepted,
+    JoinRefused,
+    JoinEstablished,
+    JoinLost,
+    JoinClosed,
+    JoinFailed,
+    JoinUnanswered,
+    JoinExpired,
+    JoinAgain,
+    JoinDropped,
+    JoinRepeated,
+    JoinForged,
+    JoinNowhere,
+    JoinDeath,
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 111] = [
+const EVENTS: [(Event, &str); 125] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -274,6 +292,20 @@ const EVENTS: [(Event, &str); 111] = [
     (Event::ViplFenced, "fenced"),
     (Event::ViplNoCredit, "no credit"),
     (Event::ViplDeath, "deaths"),
+    (Event::JoinAccepted, "joints: accepted"),
+    (Event::JoinRefused, "refused"),
+    (Event::JoinEstablished, "established"),
+    (Event::JoinLost, "ended by the peer"),
+    (Event::JoinClosed, "ended"),
+    (Event::JoinFailed, "not joined"),
+    (Event::JoinUnanswered, "failed"),
+    (Event::JoinExpired, "expired"),
+    (Event::JoinAgain, "requested again"),
+    (Event::JoinDropped, "datagrams lost"),
+    (Event::JoinRepeated, "repeated"),
+    (Event::JoinForged, "forged"),
+    (Event::JoinNowhere, "to dead ports"),
+    (Event::JoinDeath, "deaths"),
 ];
 
 /// The count of each event.

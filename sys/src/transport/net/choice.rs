@@ -168,6 +168,9 @@ fn device_place(config: &Config, port: &VerbsPort, preference: &DevicePreference
     };
     // Writing to a string cannot fail.
     let _ = write!(place, ", {why}");
+    if port.is_joined() {
+        place += ", connections set up by datagrams";
+    }
     if let Some(bytes) = config.place.path_mtu {
         let _ = write!(place, ", path MTU at most {bytes}");
     }

@@ -259,6 +259,7 @@ pub(super) fn device_options(config: &Config, ranks: u32) -> PortOptions {
         connections: connections(config, ranks),
         receive_depth: config.net_receives,
         shared_receive_depth: 0,
+        set_up: config.net_set_up,
         assert_order: config.net_fast_path == FastPathChoice::On,
         ..PortOptions::default()
     }

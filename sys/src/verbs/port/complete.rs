@@ -66,6 +66,7 @@ impl VerbsPort {
         // Device and connection manager may have reported the reason.
         self.hear_device();
         self.hear_manager();
+        self.hear_datagrams();
         for index in std::mem::take(&mut self.suspects) {
             let Some((connection, link)) = self.links.at(index) else { continue };
             // A connection that is being made belongs to the manager: the manager or the deadline decides its
@@ -126,11 +127,11 @@ impl Taking<'_> {
     /// Translates a completion of the device for the caller; `None` if its connection or request has ended.
     #[inline]
     fn translate(&mut self, polled: &Polled) {
-        let Some(tag) = WorkTag::decode(polled.id) else { return };
+        let tag = WorkTag::decode(polled.id);
         let failed = (polled.status != raw::IBV_WC_SUCCESS).then(|| work_error(polled.status));
         let outcome = match (failed, tag.queue) {
             (Some(error), _) => WorkOutcome::Failed(error),
-            (None, Queue::Send) => WorkOutcome::Done,
+            (None, Queue::Send | Queue::Probe) => WorkOutcome::Done,
             (None, Queue::Receive | Queue::Shared) => received(polled),
         };
         let pending = &mut *self.pending;
@@ -149,6 +150,14 @@ impl Taking<'_> {
                     link.unpolled += 1;
                     (connection, link)
                 })
+            }
+            Queue::Probe => {
+                let mut link =
+                    self.links.at(tag.index).filter(|(connection, _)| tag.is_of(connection.generation));
+                if let Some((_, link)) = &mut link {
+                    link.probed = false;
+                }
+                link
             }
             Queue::Send | Queue::Receive => {
                 let link =

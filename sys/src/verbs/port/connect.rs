@@ -3,18 +3,20 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use nemesia_core::joining::JoinPlace;
 use nemesia_core::port::memory::{Address, ConnectError, Connection, Event, LostError, Offer, Private};
 use rdma_core_sys as raw;
 
 use super::link::VerbsLink;
 use super::tag::{Queue, WorkTag};
-use super::{PathPreference, VerbsPort};
+use super::{PathPreference, SetUp, VerbsPort};
 use crate::cm::{
     CmAddress, CmAnswer, CmEvent, CmStage, Id, MOST_PLACES, Side, Step, decode_address, is_taken, step,
 };
 use crate::rdma::{RETRIES, RNR_FOREVER, VerbsError};
 use crate::verbs::device::DeviceTransport;
 use crate::verbs::pair::{QueuePair, RNR_TIMER};
+use crate::verbs::setup::JoinAddress;
 
 /// The time limit for resolving an address or a route; a deadline may come earlier.
 const LOOK_UP: Duration = Duration::from_secs(2);
@@ -32,7 +34,7 @@ fn owner(token: usize) -> Connection {
     Connection { index: token as u32, generation: (token >> 32) as u32 }
 }
 
-fn refused(error: &VerbsError) -> ConnectError {
+pub(super) fn refused(error: &VerbsError) -> ConnectError {
     match error.code() {
         libc::ECONNREFUSED => ConnectError::NotListening,
         libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ETIMEDOUT | libc::EADDRNOTAVAIL => {
@@ -45,16 +47,12 @@ fn refused(error: &VerbsError) -> ConnectError {
 
 impl VerbsPort {
     pub(super) fn begin_connect(&mut self, to: &Address, offer: &Offer) -> Result<Connection, ConnectError> {
-        let CmAddress { socket: to, path_mtu } = decode_address(to).ok_or(ConnectError::Address)?;
+        let to = self.destination(to).ok_or(ConnectError::Address)?;
         if offer.shared_receive && self.shared.is_none() {
             return Err(ConnectError::Unsupported);
         }
         if self.failed {
             return Err(ConnectError::System(libc::ENODEV));
-        }
-        // With packets of two sizes, each end would refuse those of the other.
-        if to.is_ipv4() != self.local.is_ipv4() || path_mtu != self.path.mtu {
-            return Err(ConnectError::Address);
         }
         let mut link = VerbsLink::new(
             Side::Active,
@@ -62,13 +60,15 @@ impl VerbsPort {
             (self.facts.send_depth, self.facts.receive_depth),
         );
         link.shared = offer.shared_receive;
-        link.to = Some(to);
+        if let Destination::Socket(to) = to {
+            link.to = Some(to);
+        }
         link.private = offer.private;
         link.deadline = offer.deadline;
         link.reads = self.reads;
         let limit = self.facts.connections;
         let connection = self.links.add(link).ok_or(ConnectError::Full { limit })?;
-        let made = self.make_active(connection);
+        let made = self.make_active(connection, to);
         if let Err(error) = made {
             self.links.remove(connection);
             return Err(refused(&error));
@@ -77,22 +77,42 @@ impl VerbsPort {
         Ok(connection)
     }
 
-    fn make_active(&mut self, connection: Connection) -> Result<(), VerbsError> {
+    /// Returns where a peer's address leads; `None` if no connection can be made from this port to there.
+    fn destination(&self, address: &Address) -> Option<Destination> {
+        // With packets of two sizes, each end would refuse those of the other.
+        match &self.set_up {
+            SetUp::Manager(manager) => {
+                let CmAddress { socket, path_mtu } = decode_address(address)?;
+                let is_alike = socket.is_ipv4() == manager.local.is_ipv4() && path_mtu == self.path.mtu;
+                is_alike.then_some(Destination::Socket(socket))
+            }
+            SetUp::Datagrams(_) => {
+                let JoinAddress { place, path_mtu } = JoinAddress::decode(address)?;
+                (path_mtu == self.path.mtu).then_some(Destination::Place(place))
+            }
+        }
+    }
+
+    fn make_active(&mut self, connection: Connection, to: Destination) -> Result<(), VerbsError> {
         let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
         let shared = self.shared.as_ref().filter(|_| link.shared).map(|shared| &shared.queue);
         let pair = QueuePair::new(&self.domain, &self.queue, shared, self.depths)?;
         pair.prepare(self.selection.port)?;
         self.by_pair.insert(pair.number(), connection.index);
         link.pair = Some(pair);
-        self.resolve(connection).inspect_err(|_| self.destroy_pair(connection))
+        let begun = match to {
+            Destination::Socket(_) => self.resolve(connection),
+            Destination::Place(place) => self.ask_by_datagram(connection, place),
+        };
+        begun.inspect_err(|_| self.destroy_pair(connection))
     }
 
     /// Begins a request from our own address, with any port.
     fn resolve(&mut self, connection: Connection) -> Result<(), VerbsError> {
         let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
-        let Some(to) = link.to else { return Ok(()) };
-        let id = Id::with_class(&self.channel, token(connection), self.path.traffic_class)?;
-        id.resolve(SocketAddr::new(self.local.ip(), 0), to, LOOK_UP)?;
+        let (Some(to), SetUp::Manager(manager)) = (link.to, &self.set_up) else { return Ok(()) };
+        let id = Id::with_class(&manager.channel, token(connection), self.path.traffic_class)?;
+        id.resolve(SocketAddr::new(manager.local.ip(), 0), to, LOOK_UP)?;
         link.stage = CmStage::Resolving;
         link.places += 1;
         link.id = Some(id);
@@ -139,7 +159,11 @@ impl VerbsPort {
         link.shared = offer.shared_receive;
         let number = pair.number();
         self.by_pair.insert(number, connection.index);
-        if let Err(error) = accept(link, connection, &pair, (self.selection.port, self.path), offer) {
+        let accepted = match &self.set_up {
+            SetUp::Manager(_) => accept(link, connection, &pair, (self.selection.port, self.path), offer),
+            SetUp::Datagrams(joins) => joins.accept((link, connection), &pair, self.path, (offer, self.now)),
+        };
+        if let Err(error) = accepted {
             self.by_pair.remove(&number);
             return Err(refused(&error));
         }
@@ -148,6 +172,7 @@ impl VerbsPort {
         link.deadline = offer.deadline;
         link.stage = CmStage::Accepting;
         self.alarm = self.alarm.min(offer.deadline);
+        self.send_due();
         Ok(())
     }
 
@@ -162,6 +187,7 @@ impl VerbsPort {
         }
         let id = self.links.get(connection).and_then(|link| link.id.as_ref());
         let said = id.map_or(Ok(()), |id| id.reject(private.bytes()));
+        self.refuse_by_datagram(connection, private);
         self.destroy_pair(connection);
         // Only posted requests are still reported.
         if let Some(link) = self.links.get_mut(connection) {
@@ -179,7 +205,8 @@ impl VerbsPort {
     pub(super) fn hear_manager(&mut self) {
         // A peer that requests all the time must not hold this loop.
         for _ in 0..32 {
-            let Some(event) = self.channel.next() else { return };
+            let SetUp::Manager(manager) = &self.set_up else { return };
+            let Some(event) = manager.channel.next() else { return };
             if event.kind == raw::RDMA_CM_EVENT_CONNECT_REQUEST {
                 self.requested(event);
                 continue;
@@ -189,8 +216,9 @@ impl VerbsPort {
                 return;
             }
             let connection = owner(event.token);
-            if event.kind == raw::RDMA_CM_EVENT_DISCONNECTED {
-                self.leaving.retain(|(_, which, _)| *which != connection);
+            if let (raw::RDMA_CM_EVENT_DISCONNECTED, SetUp::Manager(manager)) = (event.kind, &mut self.set_up)
+            {
+                manager.leaving.retain(|(_, which, _)| *which != connection);
             }
             let Some(link) = self.links.get(connection) else { continue };
             let step = step(link.stage, event.kind, event.status);
@@ -268,7 +296,7 @@ impl VerbsPort {
         id.establish()
     }
 
-    fn establish(&mut self, connection: Connection, private: Private) {
+    pub(super) fn establish(&mut self, connection: Connection, private: Private) {
         let Some(link) = self.links.get_mut(connection) else { return };
         link.stage = CmStage::Ready;
         link.deadline = Duration::MAX;
@@ -282,8 +310,7 @@ impl VerbsPort {
         if link.stage == CmStage::Over {
             return;
         }
-        link.disconnect();
-        link.stage = CmStage::Over;
+        self.part(connection);
         self.destroy_pair(connection);
         if let Some(link) = self.links.get_mut(connection) {
             link.id = None;
@@ -299,8 +326,8 @@ impl VerbsPort {
             CmStage::Over => return,
             _ => return self.fail_link(connection, ConnectError::Unreachable, Private::EMPTY),
         }
-        link.disconnect();
-        link.stage = CmStage::Over;
+        self.part(connection);
+        let Some(link) = self.links.get_mut(connection) else { return };
         // Failures must be detected before flushes. The device may be gone and report no states.
         if let Some(pair) = &link.pair {
             let _ = pair.fail();
@@ -317,16 +344,37 @@ impl VerbsPort {
         }
         link.closing = true;
         self.closing += 1;
-        link.disconnect();
-        link.stage = CmStage::Over;
+        self.part(connection);
         self.destroy_pair(connection);
         // Pending events of the connection are dropped.
         self.events.retain(|event| !is_about(event, connection));
         let until = self.now + LINGER;
-        if let Some(id) = self.links.get_mut(connection).and_then(|link| link.id.take()) {
-            self.leaving.push((id, connection, until));
+        let id = self.links.get_mut(connection).and_then(|link| link.id.take());
+        if let (Some(id), SetUp::Manager(manager)) = (id, &mut self.set_up) {
+            manager.leaving.push((id, connection, until));
         }
     }
+
+    /// Ends a connection as far as its peer is concerned.
+    fn part(&mut self, connection: Connection) {
+        let Some(link) = self.links.get_mut(connection) else { return };
+        link.disconnect();
+        link.stage = CmStage::Over;
+        let joint = link.joint.take();
+        if let (Some(joint), SetUp::Datagrams(joins)) = (joint, &mut self.set_up) {
+            joins.leave(&joint, self.now);
+            self.send_due();
+        }
+    }
+}
+
+/// Where a peer's address leads.
+#[derive(Clone, Copy, Debug)]
+enum Destination {
+    /// To the listener of a connection manager.
+    Socket(SocketAddr),
+    /// To the datagrams of a port.
+    Place(JoinPlace),
 }
 
 fn is_about(event: &Event, which: Connection) -> bool {
@@ -348,11 +396,23 @@ fn accept(
     (port, path): (u8, PathPreference),
     offer: &Offer,
 ) -> Result<(), VerbsError> {
-    let Some(id) = &link.id else {
-        return Err(VerbsError::Manager { what: "accepting", code: libc::EINVAL });
-    };
+    let missing = || VerbsError::Manager { what: "accepting", code: libc::EINVAL };
     pair.prepare(port)?;
-    initialise(id, pair)?;
+    initialise(link.id.as_ref().ok_or_else(missing)?, pair)?;
+    post_early(link, connection, pair)?;
+    let id = link.id.as_ref().ok_or_else(missing)?;
+    bring_up(id, pair, path)?;
+    let (reads, depth) = link.reads;
+    let shared = offer.shared_receive;
+    id.accept(&CmAnswer { private: offer.private.bytes(), pair: pair.number(), reads, depth, shared })
+}
+
+/// Posts the receives that were posted before the queue pair existed.
+pub(super) fn post_early(
+    link: &mut VerbsLink,
+    connection: Connection,
+    pair: &QueuePair,
+) -> Result<(), VerbsError> {
     for (parts, sequence) in link.early.iter_mut().zip(0..) {
         let (index, generation) = (connection.index, connection.generation);
         let tag = WorkTag { queue: Queue::Receive, index, generation, sequence };
@@ -361,10 +421,7 @@ fn accept(
         unsafe { pair.post_receive(tag.encode(), parts) }
             .map_err(|code| VerbsError::Manager { what: "posting a receive", code })?;
     }
-    bring_up(id, pair, path)?;
-    let (reads, depth) = link.reads;
-    let shared = offer.shared_receive;
-    id.accept(&CmAnswer { private: offer.private.bytes(), pair: pair.number(), reads, depth, shared })
+    Ok(())
 }
 
 /// Moves to INIT with the attributes of the connection manager.

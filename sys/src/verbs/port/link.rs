@@ -8,6 +8,7 @@ use rdma_core_sys as raw;
 
 use super::VerbsPort;
 use super::held::HeldQueue;
+use super::join::LinkJoint;
 use super::ring::Ring;
 use crate::cm::{CmStage, Id, Side};
 use crate::verbs::pair::QueuePair;
@@ -27,8 +28,10 @@ pub(super) struct VerbsLink {
     pub(super) early: Vec<Vec<raw::ibv_sge>>,
     /// Whether receives come from the shared queue.
     pub(super) shared: bool,
-    /// The address of the peer, if this side requests.
+    /// The address of the peer, if this side requests by RDMA-CM.
     pub(super) to: Option<SocketAddr>,
+    /// This end, if datagrams set the connection up and it is not over.
+    pub(super) joint: Option<Box<LinkJoint>>,
     /// The identifiers that this request has had.
     pub(super) places: u8,
     /// The private data of our request.
@@ -37,6 +40,8 @@ pub(super) struct VerbsLink {
     pub(super) deadline: Duration,
     /// The reads that this side serves at once, and has in progress at once.
     pub(super) reads: (u8, u8),
+    /// Whether a probe is under way.
+    pub(super) probed: bool,
     /// Completions that the caller has not polled yet.
     pub(super) unpolled: u32,
     /// The device's reason, reported before any request failed.
@@ -58,10 +63,12 @@ impl VerbsLink {
             early: Vec::new(),
             shared: false,
             to: None,
+            joint: None,
             places: 0,
             private: Private::EMPTY,
             deadline: Duration::MAX,
             reads: (0, 0),
+            probed: false,
             unpolled: 0,
             cause: None,
             closing: false,

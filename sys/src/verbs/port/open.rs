@@ -1,7 +1,7 @@
 //! Opens a port: the limits of the device, and how much of them is used.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,13 @@ use rdma_core_sys as raw;
 
 use super::connect::LISTENER;
 use super::held::Holding;
+use super::idle::Probing;
+use super::join::Joins;
 use super::link::VerbsLinks;
 use super::regions::{MOST_PARTS, VerbsRegions};
 use super::ring::Slab;
 use super::tag::MOST_LINKS;
-use super::{PathPreference, PortOptions, SharedDevice, VerbsPort};
+use super::{Manager, PROBES, PathPreference, PortOptions, SetUp, SharedDevice, VerbsPort};
 use crate::cm::{Channel, Id};
 use crate::rdma::VerbsError;
 use crate::verbs::completion::CompletionQueue;
@@ -23,7 +25,7 @@ use crate::verbs::device::{Device, DeviceTransport, PortAttributes};
 use crate::verbs::domain::Domain;
 use crate::verbs::pair::{Depths, QueuePair, ack_timeout};
 use crate::verbs::shared::SharedReceives;
-use crate::verbs::survey::choose;
+use crate::verbs::survey::choose_for;
 
 /// The inline payloads to try, largest first: a device does not report its limit. rxe takes 512, siw 80.
 const INLINE: [u32; 9] = [1024, 512, 256, 220, 128, 80, 64, 32, 0];
@@ -44,7 +46,7 @@ impl VerbsPort {
     /// # Errors
     /// The library, the device or the right to it is missing. The error names the reason for each device.
     pub fn open(options: &PortOptions) -> Result<Self, VerbsError> {
-        let selection = choose(&options.preference)?;
+        let (selection, is_managed) = choose_for(&options.preference, options.set_up)?;
         let device = Device::open(&selection.device)?;
         let attributes = device.port(selection.port)?;
         let domain = Domain::new(&device)?;
@@ -58,11 +60,16 @@ impl VerbsPort {
         facts.ordered_within_write = order.unwrap_or(false) || asserted;
         facts.ordered_among_writes = asserted;
         let shared = share(&domain, &mut facts);
-        let channel = Channel::new()?;
-        let place = (selection.address, options.traffic_class);
-        let listener = Id::listen_at(&channel, LISTENER, place, facts.connections)?;
-        let local = listener.local_address().unwrap_or(SocketAddr::new(selection.address, 0));
-        let epoll = watch(&[queue.descriptor(), channel.descriptor(), device.event_descriptor()])?;
+        let (set_up, descriptor) = match selection.address {
+            Some(address) if is_managed => listen(address, &facts, options)?,
+            _ => {
+                let gid = selection.gid_index.unwrap_or(0);
+                let joins = Joins::new(&domain, (selection.port, gid), options.traffic_class)?;
+                let descriptor = joins.descriptor();
+                (SetUp::Datagrams(Box::new(joins)), descriptor)
+            }
+        };
+        let epoll = watch(&[queue.descriptor(), descriptor, device.event_descriptor()])?;
         let limits = device.attributes();
         let holding = Holding::of(limits.vendor_id);
         let reads = (
@@ -71,9 +78,7 @@ impl VerbsPort {
         );
         Ok(Self {
             links: VerbsLinks::new(facts.connections),
-            leaving: Vec::new(),
-            listener: Some(listener),
-            channel,
+            set_up,
             shared,
             regions: VerbsRegions::new(facts.regions),
             queue,
@@ -83,7 +88,6 @@ impl VerbsPort {
             selection,
             facts,
             depths,
-            local,
             path: path(is_infiniband, options),
             reads,
             by_pair: HashMap::new(),
@@ -96,10 +100,22 @@ impl VerbsPort {
             alarm: Duration::MAX,
             closing: 0,
             heard: (Duration::ZERO, u32::MAX),
+            probing: Probing::new(options.silence, is_infiniband),
             down: None,
             failed: false,
         })
     }
+}
+
+/// Makes an endpoint of the connection manager, and listens. Returns its descriptor too.
+fn listen(address: IpAddr, facts: &Facts, options: &PortOptions) -> Result<(SetUp, i32), VerbsError> {
+    let channel = Channel::new()?;
+    let place = (address, options.traffic_class);
+    let listener = Id::listen_at(&channel, LISTENER, place, facts.connections)?;
+    let local = listener.local_address().unwrap_or(SocketAddr::new(address, 0));
+    let descriptor = channel.descriptor();
+    let listener = Some(listener);
+    Ok((SetUp::Manager(Manager { leaving: Vec::new(), listener, channel, local }), descriptor))
 }
 
 /// Returns the preferences for the paths, as far as the transport has them.
@@ -115,14 +131,14 @@ fn path(is_infiniband: bool, options: &PortOptions) -> PathPreference {
 fn facts(device: &Device, port: PortAttributes, options: &PortOptions) -> Facts {
     let limits = device.attributes();
     let is_infiniband = device.transport() == DeviceTransport::InfiniBand;
-    let most_work = count(limits.max_qp_wr).max(1);
+    let most_work = count(limits.max_qp_wr).saturating_sub(PROBES).max(1);
     let slices = options.slices.min(count(limits.max_sge)).clamp(1, MOST_PARTS as u32);
     let (send_depth, receive_depth) =
         (options.send_depth.clamp(1, most_work), options.receive_depth.clamp(1, most_work));
     let has_shared = limits.max_srq > 0 && count(limits.max_srq_sge) >= slices;
     let shared = if has_shared { options.shared_receive_depth.min(count(limits.max_srq_wr)) } else { 0 };
     // All requests in progress must fit the completion queue.
-    let room = count(limits.max_cqe).saturating_sub(shared) / (send_depth + receive_depth);
+    let room = count(limits.max_cqe).saturating_sub(shared) / (send_depth + receive_depth + PROBES);
     let message_bytes = port.message_bytes.min(options.work_bytes).max(1);
     let connections = options.connections.min(count(limits.max_qp)).min(room).clamp(1, MOST_LINKS);
     let atomics = is_infiniband && limits.atomic_cap != raw::IBV_ATOMIC_NONE;
@@ -171,7 +187,7 @@ fn probe(
     facts: &Facts,
     options: &PortOptions,
 ) -> Result<(Depths, Option<bool>), VerbsError> {
-    let (send, receive, parts) = (facts.send_depth, facts.receive_depth, facts.slices);
+    let (send, receive, parts) = (facts.send_depth + PROBES, facts.receive_depth, facts.slices);
     let mut refused = None;
     let tried = std::iter::once(options.inline_bytes)
         .chain(INLINE.into_iter().filter(|it| *it < options.inline_bytes));

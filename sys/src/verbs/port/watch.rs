@@ -5,7 +5,7 @@ use std::time::Duration;
 use nemesia_core::port::memory::{ConnectError, Event, LostError, Private};
 use rdma_core_sys as raw;
 
-use super::VerbsPort;
+use super::{SetUp, VerbsPort};
 use crate::cm::CmStage;
 use crate::verbs::code::pair_error;
 use crate::verbs::device::AsyncEvent;
@@ -24,7 +24,9 @@ impl VerbsPort {
                 self.end_suspects();
             }
             self.hear_manager();
+            self.hear_datagrams();
             self.look_at_time();
+            self.probe_idle();
         }
         self.events.pop_front().or_else(|| self.next_closed())
     }
@@ -64,7 +66,9 @@ impl VerbsPort {
             self.links
                 .each(|_, link| *alarm = if link.is_unready() { link.deadline.min(*alarm) } else { *alarm });
         }
-        self.leaving.retain(|(_, _, until)| *until > now);
+        if let SetUp::Manager(manager) = &mut self.set_up {
+            manager.leaving.retain(|(_, _, until)| *until > now);
+        }
         if let Some((since, code)) = self.down
             && now >= since + PATIENCE
         {
@@ -111,8 +115,10 @@ impl VerbsPort {
             self.lose(connection, LostError::Port);
         }
         self.links.each(|_, link| link.id = None);
-        self.leaving.clear();
-        self.listener = None;
+        if let SetUp::Manager(manager) = &mut self.set_up {
+            manager.leaving.clear();
+            manager.listener = None;
+        }
         self.events.push_back(Event::PortFailed { code });
     }
 }

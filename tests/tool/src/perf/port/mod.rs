@@ -98,7 +98,6 @@ pub(super) fn over_verbs(
         ..usual
     };
     let port = VerbsPort::open(&options).map_err(text)?;
-    let choice = port.selection();
-    let place = format!("{} port {} at {}", choice.device, choice.port, choice.address);
+    let place = port.selection().to_string();
     PortLink::new(bootstrap, port, most, plan.last_byte, &place)
 }

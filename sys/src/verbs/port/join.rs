@@ -1,0 +1,370 @@
+//! Connections that datagrams set up: requests, answers, ends. [`nemesia_core::joining`] has the protocol.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nemesia_core::joining::{JoinKind, JoinMessage, JoinPlace, JoinStage, JoinStep, Joint, unknown};
+use nemesia_core::port::memory::{ConnectError, Connection, Event, LostError, Offer, Private};
+
+use super::connect::{post_early, refused};
+use super::link::VerbsLink;
+use super::{PathPreference, SetUp, VerbsPort};
+use crate::cm::{CmStage, Side};
+use crate::os::random;
+use crate::rdma::VerbsError;
+use crate::verbs::datagram::{DatagramQueue, DatagramSite};
+use crate::verbs::domain::Domain;
+use crate::verbs::exchange::PairInfo;
+use crate::verbs::pair::QueuePair;
+
+/// The most ended connections whose ends are repeated. Of further ones the peers learn by their first failed operation.
+const MOST_LEAVING: usize = 1024;
+/// How long a port that is dropped waits until its last datagrams have left.
+const FAREWELL: Duration = Duration::from_millis(20);
+
+/// This end of a connection, before it is over.
+pub(super) struct LinkJoint {
+    joint: Joint,
+    /// The queue pair of the requesting end: our own one if this end requests, otherwise the peer's.
+    info: PairInfo,
+}
+
+/// The datagrams of a port.
+pub(super) struct Joins {
+    datagrams: DatagramQueue,
+    own: JoinPlace,
+    site: DatagramSite,
+    /// The connection of each joint, by the joint's number.
+    by_number: HashMap<u64, Connection>,
+    /// The number of the joint of each request, by the peer's place and number.
+    by_request: HashMap<(JoinPlace, u64), u64>,
+    /// Joints of connections that are over, which repeat that.
+    leaving: HashMap<u64, Joint>,
+    /// The earliest time at which a datagram is due.
+    next: Duration,
+}
+
+/// Returns a random number; errors are those of the kernel.
+fn draw<const N: usize>() -> Result<[u8; N], VerbsError> {
+    random().map_err(|_| VerbsError::System { what: "drawing random bytes", code: libc::EAGAIN })
+}
+
+impl Joins {
+    /// Makes the queue pair for datagrams of a port of a device.
+    pub(super) fn new(
+        domain: &Arc<Domain>,
+        (port, gid): (u8, u32),
+        class: Option<u8>,
+    ) -> Result<Self, VerbsError> {
+        // The highest bit has another meaning.
+        let key = u32::from_le_bytes(draw()?) >> 1;
+        let site = DatagramSite { port, gid, class, key };
+        let datagrams = DatagramQueue::new(domain, site)?;
+        let device = domain.device();
+        let entry = device.gids(port)?.into_iter().find(|entry| entry.index == gid);
+        let (lid, gid) = (device.port(port)?.lid, entry.map_or([0; 16], |entry| entry.bytes));
+        let own = JoinPlace { number: datagrams.number(), key, lid, gid };
+        let (by_number, by_request, leaving) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Ok(Self { datagrams, own, site, by_number, by_request, leaving, next: Duration::MAX })
+    }
+
+    /// Returns where the port receives datagrams.
+    pub(super) fn own(&self) -> &JoinPlace {
+        &self.own
+    }
+
+    /// Returns the descriptor that becomes readable with the next datagram after [`VerbsPort::arm`].
+    pub(super) fn descriptor(&self) -> i32 {
+        self.datagrams.queue().descriptor()
+    }
+
+    /// Describes our queue pair to a peer.
+    fn describe(&self, pair: &QueuePair, path: PathPreference) -> Result<PairInfo, VerbsError> {
+        let info = pair.describe(self.site.port, self.site.gid, u32::from_le_bytes(draw()?))?;
+        let mtu = if path.mtu == 0 { info.mtu } else { info.mtu.min(path.mtu) };
+        Ok(PairInfo { mtu, ..info })
+    }
+
+    fn join(
+        &self,
+        link: &mut VerbsLink,
+        pair: &QueuePair,
+        (ours, theirs): (&PairInfo, &PairInfo),
+        path: PathPreference,
+    ) -> Result<(), VerbsError> {
+        link.reads = (ours.reads, ours.reads.min(theirs.reads));
+        let (site, with) = ((self.site.port, self.site.gid), (path.traffic_class, path.ack_timeout));
+        pair.join_by(site, ours, theirs, with)
+    }
+
+    /// Prepares a queue pair for a request, joins it, and accepts the request.
+    pub(super) fn accept(
+        &self,
+        (link, connection): (&mut VerbsLink, Connection),
+        pair: &QueuePair,
+        path: PathPreference,
+        (offer, now): (&Offer, Duration),
+    ) -> Result<(), VerbsError> {
+        let Some(theirs) = link.joint.as_ref().map(|it| it.info) else {
+            return Err(VerbsError::System { what: "accepting", code: libc::EINVAL });
+        };
+        let ours = self.describe(pair, path)?;
+        pair.prepare(self.site.port)?;
+        post_early(link, connection, pair)?;
+        self.join(link, pair, (&ours, &theirs), path)?;
+        if let Some(it) = &mut link.joint {
+            it.joint.accept(ours.to_bytes(), offer.private, now);
+        }
+        Ok(())
+    }
+
+    /// Ends this end of a connection; the peer is told until it answers.
+    pub(super) fn leave(&mut self, ending: &LinkJoint, now: Duration) {
+        let mut joint = ending.joint;
+        joint.end(now);
+        self.keep(joint);
+    }
+
+    /// Keeps a joint that says farewell.
+    fn keep(&mut self, joint: Joint) {
+        self.by_number.remove(&joint.number());
+        if joint.stage() != JoinStage::Over && self.leaving.len() < MOST_LEAVING {
+            self.leaving.insert(joint.number(), joint);
+        } else {
+            self.forget(&joint);
+        }
+    }
+
+    fn forget(&mut self, joint: &Joint) {
+        let request = (*joint.peer(), joint.peer_number());
+        if self.by_request.get(&request) == Some(&joint.number()) {
+            self.by_request.remove(&request);
+        }
+    }
+
+    /// Returns the number of the joint that a datagram is for.
+    fn addressee(&self, message: &JoinMessage) -> Option<u64> {
+        let number = match message.to {
+            0 => *self.by_request.get(&(message.place, message.from))?,
+            number => number,
+        };
+        (self.by_number.contains_key(&number) || self.leaving.contains_key(&number)).then_some(number)
+    }
+
+    fn send(&mut self, to: &JoinPlace, message: &JoinMessage) {
+        self.datagrams.send(to, &message.to_bytes());
+    }
+
+    /// Takes datagrams that have arrived.
+    fn take(&mut self) -> Result<Vec<JoinMessage>, VerbsError> {
+        let mut arrived = Vec::new();
+        self.datagrams.poll(|bytes| arrived.extend(JoinMessage::from_bytes(&bytes)))?;
+        Ok(arrived)
+    }
+
+    /// Handles a datagram for a joint that says farewell.
+    fn hear_leaving(&mut self, number: u64, message: &JoinMessage) {
+        let Some(joint) = self.leaving.get_mut(&number) else { return };
+        let (_, answer) = joint.hear(message);
+        let joint = *joint;
+        if let Some(answer) = answer {
+            self.send(joint.peer(), &answer);
+        }
+        if joint.stage() == JoinStage::Over {
+            self.leaving.remove(&number);
+            self.forget(&joint);
+        }
+    }
+
+    /// Sends what joints of ended connections are due to send.
+    fn send_farewells(&mut self, now: Duration) {
+        let Self { leaving, datagrams, next, .. } = self;
+        let mut over = Vec::new();
+        for joint in leaving.values_mut() {
+            if let Some(message) = joint.due(now) {
+                datagrams.send(joint.peer(), &message.to_bytes());
+            }
+            *next = joint.next().min(*next);
+            if joint.stage() == JoinStage::Over {
+                over.push(*joint);
+            }
+        }
+        for joint in over {
+            self.leaving.remove(&joint.number());
+            self.forget(&joint);
+        }
+    }
+}
+
+impl VerbsPort {
+    /// Requests a connection by a datagram.
+    pub(super) fn ask_by_datagram(
+        &mut self,
+        connection: Connection,
+        peer: JoinPlace,
+    ) -> Result<(), VerbsError> {
+        let (Some(link), SetUp::Datagrams(joins)) = (self.links.get_mut(connection), &mut self.set_up) else {
+            return Ok(());
+        };
+        let Some(pair) = &link.pair else { return Ok(()) };
+        let info = joins.describe(pair, self.path)?;
+        let number = u64::from_le_bytes(draw()?).max(1);
+        let joint = Joint::ask((joins.own, peer), number, info.to_bytes(), link.private, self.now);
+        link.joint = Some(Box::new(LinkJoint { joint, info }));
+        link.stage = CmStage::Asking;
+        joins.by_number.insert(number, connection);
+        self.send_due();
+        Ok(())
+    }
+
+    /// Refuses a request that came by a datagram.
+    pub(super) fn refuse_by_datagram(&mut self, connection: Connection, private: Private) {
+        let joint = self.links.get_mut(connection).and_then(|link| link.joint.take());
+        if let (Some(it), SetUp::Datagrams(joins)) = (joint, &mut self.set_up) {
+            let mut joint = it.joint;
+            joint.refuse(private, self.now);
+            joins.keep(joint);
+            self.send_due();
+        }
+    }
+
+    /// Handles the datagrams that have arrived, and sends those that are due.
+    pub(super) fn hear_datagrams(&mut self) {
+        if self.failed {
+            return;
+        }
+        let SetUp::Datagrams(joins) = &mut self.set_up else { return };
+        match joins.take() {
+            Ok(arrived) => {
+                for message in arrived {
+                    self.hear_datagram(&message);
+                }
+            }
+            Err(error) => return self.fail_port(error.code().unsigned_abs()),
+        }
+        if matches!(&self.set_up, SetUp::Datagrams(joins) if joins.next <= self.now) {
+            self.send_due();
+        }
+    }
+
+    fn hear_datagram(&mut self, message: &JoinMessage) {
+        let SetUp::Datagrams(joins) = &mut self.set_up else { return };
+        let Some(number) = joins.addressee(message) else {
+            match unknown(&joins.own, message) {
+                Some(answer) => joins.send(&message.place, &answer),
+                None if message.kind == JoinKind::Request => self.requested_by_datagram(message),
+                None => {}
+            }
+            return;
+        };
+        let Some(connection) = joins.by_number.get(&number).copied() else {
+            return joins.hear_leaving(number, message);
+        };
+        let Some(joint) = self.links.get_mut(connection).and_then(|link| link.joint.as_mut()) else { return };
+        let (step, answer) = joint.joint.hear(message);
+        let peer = *joint.joint.peer();
+        if let Some(answer) = answer {
+            joins.send(&peer, &answer);
+        }
+        self.take_join_step(connection, step, message);
+    }
+
+    /// Handles a request of a peer.
+    fn requested_by_datagram(&mut self, message: &JoinMessage) {
+        let SetUp::Datagrams(joins) = &mut self.set_up else { return };
+        let (Ok(info), Ok(number)) = (PairInfo::from_bytes(&message.pair), draw()) else { return };
+        let number = u64::from_le_bytes(number).max(1);
+        let mut joint = Joint::requested(joins.own, number, message);
+        let depths = (self.facts.send_depth, self.facts.receive_depth);
+        let mut link = VerbsLink::new(Side::Passive, CmStage::Requested, depths);
+        link.joint = Some(Box::new(LinkJoint { joint, info }));
+        joins.by_request.insert((message.place, message.from), number);
+        let Some(connection) = self.links.add(link) else {
+            // All places are taken.
+            joint.refuse(Private::EMPTY, self.now);
+            joins.keep(joint);
+            return self.send_due();
+        };
+        joins.by_number.insert(number, connection);
+        self.events.push_back(Event::Requested { connection, private: message.private });
+    }
+
+    fn take_join_step(&mut self, connection: Connection, step: JoinStep, message: &JoinMessage) {
+        match step {
+            JoinStep::Stay => {}
+            JoinStep::Join => match self.join_accepted(connection, message) {
+                Ok(()) => self.establish(connection, message.private),
+                Err(error) => self.fail_link(connection, error, Private::EMPTY),
+            },
+            JoinStep::Establish => self.establish(connection, Private::EMPTY),
+            JoinStep::Fail(error) => self.fail_link(connection, error, message.private),
+            JoinStep::Lose => self.lose(connection, LostError::Closed),
+        }
+    }
+
+    /// Joins our queue pair to that of the peer that has accepted.
+    fn join_accepted(&mut self, connection: Connection, message: &JoinMessage) -> Result<(), ConnectError> {
+        let (Some(link), SetUp::Datagrams(joins)) = (self.links.get_mut(connection), &mut self.set_up) else {
+            return Err(ConnectError::State);
+        };
+        let theirs = PairInfo::from_bytes(&message.pair).map_err(|_| ConnectError::System(libc::EPROTO))?;
+        let (Some(pair), Some(mut it)) = (link.pair.take(), link.joint.take()) else {
+            return Err(ConnectError::State);
+        };
+        let joined = joins.join(link, &pair, (&it.info, &theirs), self.path);
+        if joined.is_ok() {
+            let confirm = it.joint.confirm();
+            joins.send(it.joint.peer(), &confirm);
+        }
+        (link.pair, link.joint) = (Some(pair), Some(it));
+        joined.map_err(|error| refused(&error))
+    }
+
+    /// Sends the datagrams that are due.
+    pub(super) fn send_due(&mut self) {
+        let now = self.now;
+        let SetUp::Datagrams(joins) = &mut self.set_up else { return };
+        joins.next = Duration::MAX;
+        let Joins { datagrams, next, .. } = &mut **joins;
+        self.links.each(|_, link| {
+            let Some(it) = &mut link.joint else { return };
+            if let Some(message) = it.joint.due(now) {
+                datagrams.send(it.joint.peer(), &message.to_bytes());
+            }
+            *next = it.joint.next().min(*next);
+        });
+        joins.send_farewells(now);
+    }
+
+    /// Returns whether no datagram must be repeated, after arming the queue of the datagrams.
+    pub(super) fn is_quiet(&self) -> bool {
+        match &self.set_up {
+            SetUp::Manager(_) => true,
+            SetUp::Datagrams(joins) => {
+                joins.datagrams.queue().arm().is_ok() && (self.failed || joins.next == Duration::MAX)
+            }
+        }
+    }
+
+    /// Tells every peer once that its connection ends, because the port is dropped.
+    pub(super) fn say_farewell(&mut self) {
+        let now = self.now;
+        let SetUp::Datagrams(joins) = &mut self.set_up else { return };
+        let until = Instant::now() + FAREWELL;
+        let mut left = Vec::new();
+        self.links.each(|_, link| left.extend(link.joint.take()));
+        for mut it in left {
+            it.joint.end(now);
+            while joins.datagrams.is_full() && Instant::now() < until {
+                let _ = joins.datagrams.poll(|_| {});
+            }
+            if let Some(message) = it.joint.due(now) {
+                joins.send(it.joint.peer(), &message);
+            }
+        }
+        while joins.datagrams.is_sending() && Instant::now() < until {
+            let _ = joins.datagrams.poll(|_| {});
+        }
+    }
+}
