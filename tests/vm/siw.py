@@ -19,9 +19,9 @@ has them:
   takes the number of bytes that belongs to the second step, so the payload is wrong unless both steps have equally
   many bytes.
 
-The module corrects one mistake in taking a device down. `siw_netdev_down()` goes through the list of queue pairs without
-a lock and without references, while a process that has noticed the end destroys its queue pairs: the kernel follows the
-link of one that was freed, and dies.
+The module corrects one mistake in taking a device down. `siw_netdev_down()` goes through the list of queue pairs
+without a lock and without references, while a process that has noticed the end destroys its queue pairs: the kernel
+follows the link of one that was freed, and dies.
 """
 
 import os

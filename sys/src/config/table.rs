@@ -17,7 +17,6 @@ use super::{
 };
 use crate::os::{HugePages, SegmentBacking};
 use crate::regcache::Telling;
-use crate::verbs::SetUpChoice;
 
 /// A setting with a name: in the environment, in a file, and for [`Config::set`](super::Config::set).
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +86,6 @@ const RENDEZVOUS: &[(&str, RendezvousChoice)] = &[
     ("write-notify", RendezvousChoice::WriteNotify),
     ("stream", RendezvousChoice::Stream),
 ];
-const SET_UP: &[(&str, SetUpChoice)] =
-    &[("auto", SetUpChoice::Auto), ("rdmacm", SetUpChoice::Manager), ("datagrams", SetUpChoice::Datagrams)];
 const FAST_PATH: &[(&str, FastPathChoice)] =
     &[("auto", FastPathChoice::Auto), ("on", FastPathChoice::On), ("off", FastPathChoice::Off)];
 const TELLING: &[(&str, Telling)] = &[
@@ -359,6 +356,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     place::ADDRESS,
     place::FAMILY,
+    place::SET_UP,
     place::DEVICE,
     place::PORT,
     place::GID_INDEX,
@@ -417,24 +415,7 @@ pub const VARIABLES: &[Variable] = &[
         "how large messages of other machines reach this process: it reads them, the sender writes them and reports \
         the end by a packet or by the last write, or they travel in packets; auto measures for each peer and size"
     ),
-    Variable {
-        name: "NEMESIA_NET_DIRECT_BYTES",
-        values: "bytes, or never",
-        help: "smallest put or get on memory of another machine that is done by remote memory access; smaller ones, \
-               and with never all, travel in packets; never also keeps other machines from accessing regions of this \
-               process in that way",
-        get: |config| config.net_direct_bytes.map_or_else(|| NEVER.to_owned(), |bytes| bytes.to_string()),
-        set: |config, value| put(&mut config.net_direct_bytes, or_never(value)),
-    },
-    words!(
-        "NEMESIA_NET_SETUP",
-        "auto, rdmacm or datagrams",
-        SET_UP,
-        net_set_up,
-        "how connections over RDMA devices are set up: by RDMA-CM, which needs an IP address on each device, or by \
-        datagrams of the processes, on InfiniBand and RoCE; auto takes datagrams on an InfiniBand fabric if no IP \
-        address leads to a device"
-    ),
+    place::DIRECT_BYTES,
     words!(
         "NEMESIA_NET_FAST_PATH",
         "auto, on or off",

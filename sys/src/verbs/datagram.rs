@@ -49,9 +49,9 @@ pub(super) struct DatagramSite {
 }
 
 /// A route to a peer's port.
-struct Route(NonNull<raw::ibv_ah>);
+struct AddressHandle(NonNull<raw::ibv_ah>);
 
-impl Drop for Route {
+impl Drop for AddressHandle {
     fn drop(&mut self) {
         if let Ok(verbs) = verbs() {
             // SAFETY: it is this value's own, and the queue pair that used it has nothing under way.
@@ -104,7 +104,7 @@ impl Drop for DatagramPair {
 pub(super) struct DatagramQueue {
     // In the order of dropping: the queue pair first, then its routes, its region, its memory.
     pair: DatagramPair,
-    routes: HashMap<(u16, [u8; 16]), Route>,
+    routes: HashMap<(u16, [u8; 16]), AddressHandle>,
     region: MemoryRegion,
     memory: DatagramMemory,
     queue: Arc<CompletionQueue>,
@@ -244,7 +244,7 @@ impl DatagramQueue {
         }
         // SAFETY: the domain is in use, and the attributes may be read.
         let route = unsafe { (verbs().ok()?.ibv_create_ah)(self.domain.raw(), &raw mut attr) };
-        let route = Route(NonNull::new(route)?);
+        let route = AddressHandle(NonNull::new(route)?);
         Some(self.routes.entry(name).or_insert(route).0.as_ptr())
     }
 

@@ -417,6 +417,6 @@ impl Drop for VerbsPort {
     fn drop(&mut self) {
         // The peers learn of the end at once, and not only when the kernel has cleaned up.
         self.links.each(|_, link| link.disconnect());
-        self.say_farewell();
+        self.end_all();
     }
 }

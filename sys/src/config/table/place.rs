@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::{AUTO, Variable, meaning, or_auto, put, ranged, word_for};
+use super::{AUTO, NEVER, Variable, meaning, or_auto, or_never, put, ranged, word_for};
 use crate::os::interfaces::{self, AddressFamily};
 use crate::tcp::SILENCE_SECONDS;
+use crate::verbs::SetUpChoice;
 
 const FAMILIES: &[(&str, Option<AddressFamily>)] =
     &[(AUTO, None), ("ipv4", Some(AddressFamily::Ipv4)), ("ipv6", Some(AddressFamily::Ipv6))];
@@ -26,6 +27,19 @@ pub(super) const FAMILY: Variable = Variable {
            address; all processes must agree for verbs",
     get: |config| word_for(config.place.family, FAMILIES),
     set: |config, value| put(&mut config.place.family, meaning(value, FAMILIES)),
+};
+
+const SET_UPS: &[(&str, SetUpChoice)] =
+    &[(AUTO, SetUpChoice::Auto), ("rdmacm", SetUpChoice::Manager), ("datagrams", SetUpChoice::Datagrams)];
+
+pub(super) const SET_UP: Variable = Variable {
+    name: "NEMESIA_NET_SETUP",
+    values: "auto, rdmacm or datagrams",
+    help: "how connections over RDMA devices are set up: by RDMA-CM, which needs an IP address on each device, or by \
+           datagrams of the processes, on InfiniBand and RoCE; auto takes datagrams on an InfiniBand fabric if no IP \
+           address leads to a device",
+    get: |config| word_for(config.net_set_up, SET_UPS),
+    set: |config, value| put(&mut config.net_set_up, meaning(value, SET_UPS)),
 };
 
 pub(super) const DEVICE: Variable = Variable {
@@ -91,6 +105,16 @@ pub(super) const TRAFFIC_CLASS: Variable = Variable {
            is 104; auto is that of the system",
     get: |config| shown(config.place.traffic_class.as_ref()),
     set: |config, value| put(&mut config.place.traffic_class, or_auto(value)),
+};
+
+pub(super) const DIRECT_BYTES: Variable = Variable {
+    name: "NEMESIA_NET_DIRECT_BYTES",
+    values: "bytes, or never",
+    help: "smallest put or get on memory of another machine that is done by remote memory access; smaller ones, \
+           and with never all, travel in packets; never also keeps other machines from accessing regions of this \
+           process in that way",
+    get: |config| config.net_direct_bytes.map_or_else(|| NEVER.to_owned(), |bytes| bytes.to_string()),
+    set: |config, value| put(&mut config.net_direct_bytes, or_never(value)),
 };
 
 pub(super) const SILENCE: Variable = Variable {

@@ -8,7 +8,7 @@ use nemesia_core::joining::{JoinKind, JoinMessage, JoinPlace, JoinStage, JoinSte
 use nemesia_core::port::memory::{ConnectError, Connection, Event, LostError, Offer, Private};
 
 use super::connect::{post_early, refused};
-use super::link::VerbsLink;
+use super::link::{LinkJoint, VerbsLink};
 use super::{PathPreference, SetUp, VerbsPort};
 use crate::cm::{CmStage, Side};
 use crate::os::random;
@@ -21,14 +21,7 @@ use crate::verbs::pair::QueuePair;
 /// The most ended connections whose ends are repeated. Of further ones the peers learn by their first failed operation.
 const MOST_LEAVING: usize = 1024;
 /// How long a port that is dropped waits until its last datagrams have left.
-const FAREWELL: Duration = Duration::from_millis(20);
-
-/// This end of a connection, before it is over.
-pub(super) struct LinkJoint {
-    joint: Joint,
-    /// The queue pair of the requesting end: our own one if this end requests, otherwise the peer's.
-    info: PairInfo,
-}
+const LAST_WAIT: Duration = Duration::from_millis(20);
 
 /// The datagrams of a port.
 pub(super) struct Joins {
@@ -119,14 +112,14 @@ impl Joins {
         Ok(())
     }
 
-    /// Ends this end of a connection; the peer is told until it answers.
+    /// Ends this end of a connection. The end is repeated until the peer answers.
     pub(super) fn leave(&mut self, ending: &LinkJoint, now: Duration) {
         let mut joint = ending.joint;
         joint.end(now);
         self.keep(joint);
     }
 
-    /// Keeps a joint that says farewell.
+    /// Keeps a joint that repeats the end of its connection.
     fn keep(&mut self, joint: Joint) {
         self.by_number.remove(&joint.number());
         if joint.stage() != JoinStage::Over && self.leaving.len() < MOST_LEAVING {
@@ -163,7 +156,7 @@ impl Joins {
         Ok(arrived)
     }
 
-    /// Handles a datagram for a joint that says farewell.
+    /// Handles a datagram for a joint whose connection is over.
     fn hear_leaving(&mut self, number: u64, message: &JoinMessage) {
         let Some(joint) = self.leaving.get_mut(&number) else { return };
         let (_, answer) = joint.hear(message);
@@ -178,7 +171,7 @@ impl Joins {
     }
 
     /// Sends what joints of ended connections are due to send.
-    fn send_farewells(&mut self, now: Duration) {
+    fn send_ends(&mut self, now: Duration) {
         let Self { leaving, datagrams, next, .. } = self;
         let mut over = Vec::new();
         for joint in leaving.values_mut() {
@@ -334,7 +327,7 @@ impl VerbsPort {
             }
             *next = it.joint.next().min(*next);
         });
-        joins.send_farewells(now);
+        joins.send_ends(now);
     }
 
     /// Returns whether no datagram must be repeated, after arming the queue of the datagrams.
@@ -347,11 +340,11 @@ impl VerbsPort {
         }
     }
 
-    /// Tells every peer once that its connection ends, because the port is dropped.
-    pub(super) fn say_farewell(&mut self) {
+    /// Sends the end of every connection once, because the port is dropped.
+    pub(super) fn end_all(&mut self) {
         let now = self.now;
         let SetUp::Datagrams(joins) = &mut self.set_up else { return };
-        let until = Instant::now() + FAREWELL;
+        let until = Instant::now() + LAST_WAIT;
         let mut left = Vec::new();
         self.links.each(|_, link| left.extend(link.joint.take()));
         for mut it in left {

@@ -3,15 +3,23 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use nemesia_core::joining::Joint;
 use nemesia_core::port::memory::{Connection, ConnectionState, LostError, Private};
 use rdma_core_sys as raw;
 
 use super::VerbsPort;
 use super::held::HeldQueue;
-use super::join::LinkJoint;
 use super::ring::Ring;
 use crate::cm::{CmStage, Id, Side};
+use crate::verbs::exchange::PairInfo;
 use crate::verbs::pair::QueuePair;
+
+/// This end of a connection that datagrams set up, before it is over.
+pub(super) struct LinkJoint {
+    pub(super) joint: Joint,
+    /// The queue pair of the requesting end: our own one if this end requests, otherwise the peer's.
+    pub(super) info: PairInfo,
+}
 
 /// A connection.
 pub(super) struct VerbsLink {
