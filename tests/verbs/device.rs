@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use nemesia::verbs::{
     CompletionQueue, Depths, Device, DeviceTransport, Domain, INFO_BYTES, PairInfo, PortOptions, QueuePair,
-    SharedReceives, VerbsPort, survey,
+    SetUpChoice, SharedReceives, VerbsPort, survey,
 };
 use nemesia_core::port::memory::{CompletionSource, MemoryPort, Origin, ReceiveQueue, RegionAccess, Work};
 use nemesia_tests::memory_port::bench::Bench;
 
-use crate::fabric::Devices;
+use crate::fabric::{Devices, set_up};
 use crate::usable;
 
 #[test]
@@ -87,6 +87,27 @@ fn the_facts_are_those_of_the_device() {
         _ => {}
     }
     assert!(facts.shared_receive_depth > 0 && facts.send_depth > 0 && facts.connections > 1);
+}
+
+/// An error of the device ends neither the port nor what asks for a connection meanwhile.
+#[test]
+fn datagrams_go_on_after_their_queue_pair_has_failed() {
+    const NAME: &str = "datagrams_go_on_after_their_queue_pair_has_failed";
+    let Some(addresses) = usable(NAME) else { return };
+    let mut bench = Bench::new(Devices::new(&addresses));
+    if set_up() != SetUpChoice::Datagrams {
+        // With RDMA-CM nothing fails, and nothing is to be repaired.
+        return;
+    }
+    bench.open(2).unwrap();
+    for failing in 0..4 {
+        let (a, b) = bench.connect(0, 1).unwrap();
+        bench.works((0, a), (1, b)).unwrap();
+        bench.port(failing % 2).unwrap().fail_datagrams().unwrap();
+        bench.close(0, a).unwrap();
+        bench.lost(1, b).unwrap();
+        bench.close(1, b).unwrap();
+    }
 }
 
 #[test]

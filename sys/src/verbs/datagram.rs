@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nemesia_core::joining::{JOIN_BYTES, JoinPlace};
 use nemesia_core::port::memory::RegionAccess;
@@ -28,6 +29,8 @@ const PLACE: usize = 256;
 const PAGE: usize = 4096;
 /// The most peers whose routes are kept.
 const MOST_ROUTES: usize = 4096;
+/// The time after which a peer is tried again to which no route led: a search may take a second.
+const NO_ROUTE: Duration = Duration::from_secs(5);
 /// The highest bit of a key means the sender's own key, so no place has it.
 const OWN_KEY: u32 = 1 << 31;
 /// The bit of a work request's number that distinguishes sends.
@@ -104,7 +107,8 @@ impl Drop for DatagramPair {
 pub(super) struct DatagramQueue {
     // In the order of dropping: the queue pair first, then its routes, its region, its memory.
     pair: DatagramPair,
-    routes: HashMap<(u16, [u8; 16]), AddressHandle>,
+    /// By LID and GID; without a route, when none was found.
+    routes: HashMap<(u16, [u8; 16]), Result<AddressHandle, Instant>>,
     region: MemoryRegion,
     memory: DatagramMemory,
     queue: Arc<CompletionQueue>,
@@ -139,13 +143,8 @@ impl DatagramQueue {
         // SAFETY: the region is dropped before the memory, to which no references are made.
         let region = unsafe { domain.register(memory.0.as_ptr(), bytes, RegionAccess::LOCAL) }?;
         let pair = make(domain, &queue)?;
-        prepare(device, &pair, site)?;
-        let (routes, free) = (HashMap::new(), (RECEIVES..RECEIVES + SENDS).collect());
-        let domain = Arc::clone(domain);
-        let made = Self { pair, routes, region, memory, queue, domain, site, is_global, free };
-        for place in 0..RECEIVES {
-            made.post_receive(place)?;
-        }
+        let (routes, free, domain) = (HashMap::new(), Vec::new(), Arc::clone(domain));
+        let mut made = Self { pair, routes, region, memory, queue, domain, site, is_global, free };
         made.start()?;
         Ok(made)
     }
@@ -165,12 +164,42 @@ impl DatagramQueue {
         self.domain.device()
     }
 
-    /// Moves it to the states in which it receives and sends.
-    fn start(&self) -> Result<(), VerbsError> {
+    /// Moves it from RESET to the states in which it receives and sends, and posts its receives.
+    fn start(&mut self) -> Result<(), VerbsError> {
+        prepare(self.device(), &self.pair, self.site)?;
+        self.free = (RECEIVES..RECEIVES + SENDS).collect();
+        for place in 0..RECEIVES {
+            self.post_receive(place)?;
+        }
         let mut attr = attributes(raw::IBV_QPS_RTR);
         modify(self.device(), &self.pair, &mut attr, raw::IBV_QP_STATE)?;
         let mut attr = attributes(raw::IBV_QPS_RTS);
         modify(self.device(), &self.pair, &mut attr, raw::IBV_QP_STATE | raw::IBV_QP_SQ_PSN)
+    }
+
+    /// Starts it again after an error, for instance while the link was down: the datagrams under way are lost, and
+    /// their senders repeat them.
+    fn restart(&mut self) -> Result<(), VerbsError> {
+        self.drain()?;
+        modify(self.device(), &self.pair, &mut attributes(raw::IBV_QPS_RESET), raw::IBV_QP_STATE)?;
+        // In RESET nothing completes any more.
+        self.drain()?;
+        self.start()
+    }
+
+    fn drain(&self) -> Result<(), VerbsError> {
+        for _ in 0..=self.queue.entries() as usize / super::completion::BATCH {
+            if self.queue.poll(super::completion::BATCH, |_| {})? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves it to the error state, for tests.
+    #[cfg(feature = "internals")]
+    pub(super) fn fail(&self) -> Result<(), VerbsError> {
+        modify(self.device(), &self.pair, &mut attributes(raw::IBV_QPS_ERR), raw::IBV_QP_STATE)
     }
 
     fn part(&self, place: usize, len: usize) -> raw::ibv_sge {
@@ -223,8 +252,10 @@ impl DatagramQueue {
     /// Returns the route to a peer's port; `None` if there is none now.
     fn route(&mut self, to: &JoinPlace) -> Option<*mut raw::ibv_ah> {
         let name = (to.lid, to.gid);
-        if let Some(route) = self.routes.get(&name) {
-            return Some(route.0.as_ptr());
+        match self.routes.get(&name) {
+            Some(Ok(route)) => return Some(route.0.as_ptr()),
+            Some(Err(since)) if since.elapsed() < NO_ROUTE => return None,
+            Some(Err(_)) | None => {}
         }
         if self.routes.len() >= MOST_ROUTES {
             if self.is_sending() {
@@ -244,8 +275,10 @@ impl DatagramQueue {
         }
         // SAFETY: the domain is in use, and the attributes may be read.
         let route = unsafe { (verbs().ok()?.ibv_create_ah)(self.domain.raw(), &raw mut attr) };
-        let route = AddressHandle(NonNull::new(route)?);
-        Some(self.routes.entry(name).or_insert(route).0.as_ptr())
+        let route = NonNull::new(route).map(AddressHandle).ok_or_else(Instant::now);
+        let found = route.as_ref().ok().map(|route| route.0.as_ptr());
+        self.routes.insert(name, route);
+        found
     }
 
     /// Returns whether datagrams are under way.
@@ -263,11 +296,13 @@ impl DatagramQueue {
     /// # Errors
     /// The queue is broken.
     pub(super) fn poll(&mut self, mut each: impl FnMut([u8; JOIN_BYTES])) -> Result<(), VerbsError> {
+        let mut failed = false;
         for _ in 0..RECEIVES / super::completion::BATCH {
             let queue = Arc::clone(&self.queue);
             let mut arrived = [(0, 0); super::completion::BATCH];
             let mut count = 0;
             let taken = queue.poll(super::completion::BATCH, |polled| {
+                failed |= polled.status != raw::IBV_WC_SUCCESS;
                 if polled.id & SEND != 0 {
                     self.free.push((polled.id & !SEND) as usize);
                     return;
@@ -285,13 +320,14 @@ impl DatagramQueue {
                     unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), JOIN_BYTES) };
                     each(bytes);
                 }
-                self.post_receive(place)?;
+                // If it fails, the queue pair has failed, or the device.
+                failed |= self.post_receive(place).is_err();
             }
             if taken == 0 {
                 break;
             }
         }
-        Ok(())
+        if failed { self.restart() } else { Ok(()) }
     }
 }
 

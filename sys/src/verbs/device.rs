@@ -1,8 +1,10 @@
 //! An open device, its ports, and its asynchronous events.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -126,6 +128,8 @@ pub struct Device {
     name: String,
     attributes: raw::ibv_device_attr,
     transport: DeviceTransport,
+    /// The directory by which the kernel shows that processes can use it; `None` if there was none from the start.
+    shown: Option<PathBuf>,
 }
 
 // SAFETY: libibverbs may be called from any thread (`ibv_alloc_td(3)`: "by default all verbs objects are safe for
@@ -219,7 +223,10 @@ impl Device {
             raw::IBV_TRANSPORT_IWARP => DeviceTransport::Iwarp,
             other => DeviceTransport::Other(other),
         };
-        let mut device = Self { context, name: name.into(), attributes, transport };
+        // SAFETY: as above; the library terminates the path with zero.
+        let shown = unsafe { CStr::from_ptr((*device).dev_path.as_ptr()) };
+        let shown = Some(PathBuf::from(OsStr::from_bytes(shown.to_bytes()))).filter(|path| path.exists());
+        let mut device = Self { context, name: name.into(), attributes, transport, shown };
         // SAFETY: the context is open and the attributes may be written.
         let code = unsafe { (verbs.ibv_query_device)(context.as_ptr(), &raw mut device.attributes) };
         if code != 0 {
@@ -237,6 +244,12 @@ impl Device {
     /// Returns its name, such as `mlx5_0`.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns whether the kernel has begun to remove it. Most devices report that as an event; the software devices do
+    /// not, and only RDMA-CM tells.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.shown.as_ref().is_some_and(|path| !path.exists())
     }
 
     /// Returns its transport.

@@ -56,6 +56,10 @@ impl VerbsPort {
             return;
         }
         self.probing.next = self.now + interval;
+        // RDMA-CM reports that.
+        if self.is_joined() && self.device.is_removed() {
+            return self.fail_port(raw::IBV_EVENT_DEVICE_FATAL);
+        }
         let suspects = &mut self.suspects;
         self.links.each(|connection, link| {
             // What is under way shows by itself that the peer is gone.

@@ -340,6 +340,16 @@ impl VerbsPort {
         }
     }
 
+    /// Makes the queue pair of the datagrams fail, as an error of the device would. For tests.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
+    pub fn fail_datagrams(&self) -> Result<(), VerbsError> {
+        match &self.set_up {
+            SetUp::Manager(_) => Ok(()),
+            SetUp::Datagrams(joins) => joins.datagrams.fail(),
+        }
+    }
+
     /// Sends the end of every connection once, because the port is dropped.
     pub(super) fn end_all(&mut self) {
         let now = self.now;
