@@ -8,8 +8,8 @@
 //! Datagrams may be lost, repeated and overtaken. Each end of a connection has a [`Joint`], a state machine that
 //! repeats what may be lost and ignores what it has seen. The owner draws a random number for each joint. Every
 //! datagram names the number of its receiver, except a request, and an end that follows a request before any answer.
-//! So nobody outside the two ports can forge one, and a late datagram of an earlier connection finds no joint
-//! ([`unknown`] answers it).
+//! So a process that does not know the number cannot forge one, and a late datagram of an earlier connection finds no
+//! joint ([`unknown`] answers it).
 //!
 //! | datagram | repeated until |
 //! |---|---|
@@ -81,7 +81,7 @@ pub struct Joint {
     ours: u64,
     /// The peer's number; 0 if it is unknown.
     theirs: u64,
-    /// What is repeated.
+    /// The description of the queue pair, which each request and each acceptance repeats.
     pair: [u8; PAIR_BYTES],
     private: Private,
     next: Duration,

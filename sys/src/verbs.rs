@@ -56,4 +56,5 @@ pub use shared::SharedReceives;
 pub use survey::{DevicePreference, DeviceSelection, Seen, choose, survey};
 
 pub(crate) use port::DESCRIPTORS;
+pub(crate) use setup::is_joined_address;
 pub(crate) use survey::NONE;

@@ -27,7 +27,7 @@ pub struct JoinPlace {
     pub key: u32,
     /// The address of its port in an InfiniBand fabric; 0 on Ethernet.
     pub lid: u16,
-    /// The identifier of its port, by which Ethernet, and another subnet, find it; zeros: none.
+    /// The identifier of its port, by which Ethernet finds it; zeros: none.
     pub gid: [u8; 16],
 }
 

@@ -226,7 +226,11 @@ impl<P: MemoryPort> ChannelFabric<P> {
                 }
             }
             Event::Failed { connection, error, private } => {
-                let Some(end) = self.end(connection) else { return Ok(()) };
+                let Some(end) = self.end(connection) else {
+                    // A request that ended before it was answered.
+                    self.port().close(connection);
+                    return Ok(());
+                };
                 // A refusal has the card of the peer, unless it refuses the process: another shape is the likeliest
                 // reason. RDMA-CM fills an empty answer with zeros, and no card begins with version 0.
                 let shape = *end.pipe.shape();

@@ -30,6 +30,7 @@ use crate::bootstrap::Exchange;
 use crate::config::{Config, NetChoice, key_from_hex};
 use crate::error::Error;
 use crate::os::{HandoffConnection, ProcessOrigin, interfaces, random};
+use crate::verbs::is_joined_address;
 
 /// Version of the card.
 const CARD_VERSION: u32 = 3;
@@ -397,6 +398,20 @@ fn cards(exchange: &mut dyn Exchange, size: usize) -> Result<Vec<Card>, Error> {
     (0..size).map(card).collect()
 }
 
+/// The reason against devices of which some are reached by an IP address and others are not.
+const DIFFERENT_SET_UPS: &str =
+    "the processes set connections up in two ways: set NEMESIA_NET_SETUP alike in all processes";
+
+/// Returns whether all devices are connected by RDMA-CM, or all by datagrams.
+fn sets_up_alike(cards: &[Card]) -> bool {
+    let mut kinds = cards
+        .iter()
+        .filter_map(|card| card.address(Transport::Verbs))
+        .map(|address| is_joined_address(&address));
+    let first = kinds.next();
+    kinds.all(|kind| Some(kind) == first)
+}
+
 /// Chooses the transport of the world, and opens the port to the ranks that do not share this machine. With a listener
 /// for calls, the ranks connect on demand if they can.
 fn choose(
@@ -414,7 +429,10 @@ fn choose(
     let remote: Vec<bool> = (0..hosts.len()).map(is_remote).collect();
     // A transport that serves all processes is used by all: two processes thus choose the same one.
     let serves_all = |transport: &Transport| cards.iter().all(|card| card.address(*transport).is_some());
-    let chosen = Transport::ALL.into_iter().find(serves_all);
+    // Devices whose connections are set up in two ways can't be connected, so that another transport comes first.
+    let is_alike = |transport: &Transport| *transport != Transport::Verbs || sets_up_alike(cards);
+    let served = || Transport::ALL.into_iter().filter(serves_all);
+    let chosen = served().find(is_alike).or_else(|| served().next());
     let called: Option<Vec<PeerAddress>> = cards.iter().map(|card| card.called).collect();
     let demand = listener.zip(called.filter(|_| chosen == Some(Transport::Tcp)));
     let first = remote.iter().position(|it| *it);
@@ -444,7 +462,8 @@ fn choose(
     };
     let unused = format!("{transport} is preferred, and all processes have it");
     let refused = Transport::ALL.into_iter().zip(reasons).filter(|(it, _)| *it != transport);
-    let refused = refused.map(|(it, why)| (it, why.unwrap_or_else(|| unused.clone())));
+    let unused = |it: &Transport| if is_alike(it) { unused.clone() } else { DIFFERENT_SET_UPS.to_owned() };
+    let refused = refused.map(|(it, why)| (it, why.unwrap_or_else(|| unused(&it))));
     let (refused, members) = (refused.collect(), Vec::new());
     Ok(RemoteRanks { port: Some(port), refused, members, demand, warnings })
 }
@@ -530,6 +549,17 @@ mod tests {
         let called = Some(PeerAddress::from_bytes([0xc4; 64]));
         let (world, packet_bytes) = (0x0123_4567_89ab_cdef, 4096);
         Card { world, key, addresses, unreached: vec![0, 3], called, packet_bytes }
+    }
+
+    #[test]
+    fn devices_whose_connections_are_set_up_in_two_ways_do_not_serve_a_world() {
+        // Versions and kinds of the addresses, as `encode_address` and `JoinAddress` write them.
+        let managed = [2, 4, 0, 1, 0, 10, 0, 0, 1].to_vec();
+        let joined = [[2, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0, 7, 0].as_slice(), &[0; 16]].concat();
+        let of = |bytes: &[u8]| Card { addresses: [Address::new(bytes), None], ..card() };
+        assert!(sets_up_alike(&[of(&managed), of(&managed), Card { addresses: [None, None], ..card() }]));
+        assert!(sets_up_alike(&[of(&joined), of(&joined)]) && sets_up_alike(&[]));
+        assert!(!sets_up_alike(&[of(&managed), of(&joined)]));
     }
 
     #[test]

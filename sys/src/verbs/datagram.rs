@@ -13,18 +13,21 @@ use rdma_core_sys as raw;
 use rdma_core_sys::inline::{ibv_post_recv, ibv_post_send};
 
 use super::completion::CompletionQueue;
-use super::device::{Device, LinkLayer};
+use super::device::Device;
 use super::domain::{Domain, MemoryRegion};
 use crate::rdma::{VerbsError, attributes, last_errno, verbs};
 
 /// The receives that wait for datagrams. If more come between two polls, they are lost, and their senders repeat them.
 const RECEIVES: usize = 256;
 /// The datagrams under way at once.
-const SENDS: usize = 64;
+const SENDS: usize = 256;
 /// The bytes before each received datagram, which the device writes: the global routing header, or nothing useful.
 const HEADER: usize = 40;
-/// The bytes of the memory of one datagram.
-const PLACE: usize = 256;
+/// The bytes of the memory of a datagram that is sent.
+const SEND_PLACE: usize = 256;
+/// The bytes of the memory of a datagram that is received. It holds the longest one of any port, because one that is
+/// too long for its receive would end the queue pair.
+const RECEIVE_PLACE: usize = 4096 + SEND_PLACE;
 /// The alignment of the memory: a page of its own, because a device pins whole pages.
 const PAGE: usize = 4096;
 /// The most peers whose routes are kept.
@@ -36,7 +39,7 @@ const OWN_KEY: u32 = 1 << 31;
 /// The bit of a work request's number that distinguishes sends.
 const SEND: u64 = 1 << 32;
 
-const _: () = assert!(HEADER + JOIN_BYTES <= PLACE);
+const _: () = assert!(JOIN_BYTES <= SEND_PLACE && HEADER + 4096 <= RECEIVE_PLACE);
 
 /// Where the queue pair is on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +52,22 @@ pub(super) struct DatagramSite {
     pub(super) class: Option<u8>,
     /// The key that datagrams to it must have.
     pub(super) key: u32,
+    /// Whether packets have the header of IPv4 (`RoCE` v2), or that of InfiniBand, which is that of IPv6. `None` if
+    /// that is unknown, and where packets have no global header.
+    pub(super) is_ipv4: Option<bool>,
+}
+
+/// Returns the GID of the sender of a datagram, from the header that the device has written. A header of IPv4 is in the
+/// last 20 bytes.
+fn source(header: &[u8; HEADER], is_ipv4: bool) -> [u8; 16] {
+    let mut gid = [0; 16];
+    if is_ipv4 {
+        gid[10..12].fill(0xff);
+        gid[12..].copy_from_slice(&header[32..36]);
+    } else {
+        gid.copy_from_slice(&header[8..24]);
+    }
+    gid
 }
 
 /// A route to a peer's port.
@@ -67,7 +86,8 @@ impl Drop for AddressHandle {
 struct DatagramMemory(NonNull<u8>);
 
 impl DatagramMemory {
-    const LAYOUT: Layout = match Layout::from_size_align((RECEIVES + SENDS) * PLACE, PAGE) {
+    const LAYOUT: Layout = match Layout::from_size_align(RECEIVES * RECEIVE_PLACE + SENDS * SEND_PLACE, PAGE)
+    {
         Ok(layout) => layout,
         Err(_) => panic!("the layout is constant"),
     };
@@ -80,7 +100,8 @@ impl DatagramMemory {
     /// Returns the memory of a datagram: the receives come first.
     fn at(&self, place: usize) -> *mut u8 {
         debug_assert!(place < RECEIVES + SENDS);
-        self.0.as_ptr().wrapping_add(place % (RECEIVES + SENDS) * PLACE)
+        let (received, sent) = (place.min(RECEIVES), place.saturating_sub(RECEIVES).min(SENDS - 1));
+        self.0.as_ptr().wrapping_add(received * RECEIVE_PLACE + sent * SEND_PLACE)
     }
 }
 
@@ -114,7 +135,9 @@ pub(super) struct DatagramQueue {
     queue: Arc<CompletionQueue>,
     domain: Arc<Domain>,
     site: DatagramSite,
-    is_global: bool,
+    needs_gid: bool,
+    /// The time before which no further route is searched: a search may take a second, and must not take all the time.
+    search_again: Instant,
     /// The places of datagrams that may be sent.
     free: Vec<usize>,
 }
@@ -135,7 +158,7 @@ impl DatagramQueue {
     /// The device has no such queue pair, or the memory cannot be pinned.
     pub(super) fn new(domain: &Arc<Domain>, site: DatagramSite) -> Result<Self, VerbsError> {
         let device = domain.device();
-        let is_global = device.port(site.port)?.link != LinkLayer::InfiniBand;
+        let needs_gid = device.port(site.port)?.needs_gid;
         let queue = CompletionQueue::new(device, (RECEIVES + SENDS) as u32)?;
         let bytes = DatagramMemory::LAYOUT.size();
         let memory = DatagramMemory::new()
@@ -144,7 +167,9 @@ impl DatagramQueue {
         let region = unsafe { domain.register(memory.0.as_ptr(), bytes, RegionAccess::LOCAL) }?;
         let pair = make(domain, &queue)?;
         let (routes, free, domain) = (HashMap::new(), Vec::new(), Arc::clone(domain));
-        let mut made = Self { pair, routes, region, memory, queue, domain, site, is_global, free };
+        let search_again = Instant::now();
+        let mut made =
+            Self { pair, routes, region, memory, queue, domain, site, needs_gid, search_again, free };
         made.start()?;
         Ok(made)
     }
@@ -208,7 +233,7 @@ impl DatagramQueue {
     }
 
     fn post_receive(&self, place: usize) -> Result<(), VerbsError> {
-        let mut part = self.part(place, PLACE);
+        let mut part = self.part(place, RECEIVE_PLACE);
         let mut wr = raw::ibv_recv_wr {
             wr_id: place as u64,
             next: ptr::null_mut(),
@@ -227,7 +252,7 @@ impl DatagramQueue {
 
     /// Sends a datagram. It may be lost: also here, if no place is free or no route leads there.
     pub(super) fn send(&mut self, to: &JoinPlace, bytes: &[u8; JOIN_BYTES]) {
-        if to.key & OWN_KEY != 0 {
+        if to.key & OWN_KEY != 0 || (!self.needs_gid && to.lid == 0) {
             return;
         }
         let Some(route) = self.route(to) else { return };
@@ -257,6 +282,10 @@ impl DatagramQueue {
             Some(Err(since)) if since.elapsed() < NO_ROUTE => return None,
             Some(Err(_)) | None => {}
         }
+        let begun = Instant::now();
+        if begun < self.search_again {
+            return None;
+        }
         if self.routes.len() >= MOST_ROUTES {
             if self.is_sending() {
                 return None;
@@ -266,7 +295,7 @@ impl DatagramQueue {
         // SAFETY: zeros are a value of every field.
         let mut attr: raw::ibv_ah_attr = unsafe { std::mem::zeroed() };
         (attr.dlid, attr.port_num) = (to.lid, self.site.port);
-        if self.is_global {
+        if self.needs_gid {
             attr.is_global = 1;
             attr.grh.dgid = raw::ibv_gid { raw: to.gid };
             attr.grh.sgid_index = u8::try_from(self.site.gid).unwrap_or(u8::MAX);
@@ -277,6 +306,9 @@ impl DatagramQueue {
         let route = unsafe { (verbs().ok()?.ibv_create_ah)(self.domain.raw(), &raw mut attr) };
         let route = NonNull::new(route).map(AddressHandle).ok_or_else(Instant::now);
         let found = route.as_ref().ok().map(|route| route.0.as_ptr());
+        if found.is_none() {
+            self.search_again = Instant::now() + 10 * begun.elapsed();
+        }
         self.routes.insert(name, route);
         found
     }
@@ -291,11 +323,15 @@ impl DatagramQueue {
         self.free.is_empty()
     }
 
-    /// Takes datagrams that have arrived, a bounded number of them, and hands each to `each`.
+    /// Takes datagrams that have arrived, a bounded number of them, and hands each to `each`, with the GID of the
+    /// sender if packets have one.
     ///
     /// # Errors
     /// The queue is broken.
-    pub(super) fn poll(&mut self, mut each: impl FnMut([u8; JOIN_BYTES])) -> Result<(), VerbsError> {
+    pub(super) fn poll(
+        &mut self,
+        mut each: impl FnMut([u8; JOIN_BYTES], Option<[u8; 16]>),
+    ) -> Result<(), VerbsError> {
         let mut failed = false;
         for _ in 0..RECEIVES / super::completion::BATCH {
             let queue = Arc::clone(&self.queue);
@@ -313,12 +349,15 @@ impl DatagramQueue {
             })?;
             for (place, len) in arrived.into_iter().take(count) {
                 if len == HEADER + JOIN_BYTES {
-                    let mut bytes = [0; JOIN_BYTES];
-                    let from = self.memory.at(place).wrapping_add(HEADER);
-                    // SAFETY: the datagram lies in this place, and the device does not use the place until its receive
-                    // is posted again.
-                    unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), JOIN_BYTES) };
-                    each(bytes);
+                    let (mut header, mut bytes) = ([0; HEADER], [0; JOIN_BYTES]);
+                    let from = self.memory.at(place);
+                    // SAFETY: header and datagram lie in this place, and the device does not use the place until its
+                    // receive is posted again.
+                    unsafe {
+                        ptr::copy_nonoverlapping(from, header.as_mut_ptr(), HEADER);
+                        ptr::copy_nonoverlapping(from.wrapping_add(HEADER), bytes.as_mut_ptr(), JOIN_BYTES);
+                    }
+                    each(bytes, self.site.is_ipv4.map(|is_ipv4| source(&header, is_ipv4)));
                 }
                 // If it fails, the queue pair has failed, or the device.
                 failed |= self.post_receive(place).is_err();

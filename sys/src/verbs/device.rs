@@ -4,7 +4,7 @@ use std::ffi::{CStr, OsStr};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -83,6 +83,9 @@ pub struct PortAttributes {
     pub lid: u16,
     /// The size of the GID table.
     pub gids: u32,
+    /// Whether every packet needs a global header, by which GIDs find the peer: on Ethernet, and on some ports of
+    /// InfiniBand, such as virtual functions.
+    pub needs_gid: bool,
 }
 
 impl PortAttributes {
@@ -246,10 +249,14 @@ impl Device {
         &self.name
     }
 
-    /// Returns whether the kernel has begun to remove it. Most devices report that as an event; the software devices do
-    /// not, and only RDMA-CM tells.
+    /// Returns whether the kernel has begun to remove it. Most devices report that as an event. Of the software devices
+    /// only RDMA-CM reports it.
     pub(crate) fn is_removed(&self) -> bool {
-        self.shown.as_ref().is_some_and(|path| !path.exists())
+        // Without the directory above it, nothing is known: this process may have left that root.
+        let is_gone = |path: &PathBuf| {
+            matches!(path.try_exists(), Ok(false)) && path.parent().is_some_and(Path::exists)
+        };
+        self.shown.as_ref().is_some_and(is_gone)
     }
 
     /// Returns its transport.
@@ -299,6 +306,8 @@ impl Device {
             message_bytes: attr.max_msg_sz,
             lid: attr.lid,
             gids: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
+            needs_gid: link != LinkLayer::InfiniBand
+                || u32::from(attr.flags) & raw::IBV_QPF_GRH_REQUIRED != 0,
         })
     }
 

@@ -269,7 +269,8 @@ impl QueuePair {
         self.join_by((port, gid), ours, theirs, (None, ACK_TIMEOUT))
     }
 
-    /// Does the same with this traffic class, and with this code of the time for which the device waits for an answer.
+    /// Joins another queue pair with this traffic class and this code of the time for which the device waits for an
+    /// answer.
     pub(super) fn join_by(
         &self,
         (port, gid): (u8, u32),
@@ -286,8 +287,8 @@ impl QueuePair {
         attr.min_rnr_timer = RNR_TIMER;
         attr.ah_attr.port_num = port;
         attr.ah_attr.dlid = theirs.lid;
-        // RoCE has no LIDs. Elsewhere the GID is needed only between subnets, and is then present.
-        if attributes_of_port.link == LinkLayer::Ethernet {
+        // RoCE has no LIDs. Elsewhere the LID suffices inside a subnet.
+        if attributes_of_port.needs_gid {
             attr.ah_attr.is_global = 1;
             attr.ah_attr.grh.dgid = raw::ibv_gid { raw: theirs.gid };
             attr.ah_attr.grh.sgid_index = u8::try_from(gid).unwrap_or(u8::MAX);
@@ -304,7 +305,8 @@ impl QueuePair {
         self.modify(&mut attr, mask, "a queue pair to RTR")?;
         let mut attr = attributes(raw::IBV_QPS_RTS);
         attr.sq_psn = ours.psn;
-        attr.max_rd_atomic = ours.reads.min(theirs.reads);
+        let most_asked = self.device().attributes().max_qp_init_rd_atom.clamp(0, 16) as u8;
+        attr.max_rd_atomic = ours.reads.min(theirs.reads).min(most_asked);
         attr.timeout = ack_timeout;
         attr.retry_cnt = RETRIES;
         attr.rnr_retry = RNR_FOREVER;

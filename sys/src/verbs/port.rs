@@ -87,8 +87,9 @@ pub struct PortOptions {
     /// The traffic class of packets; `None`: that of the system. iWARP devices may ignore it.
     pub traffic_class: Option<u8>,
     /// The time within which a connection is lost whose peer confirms nothing, although something was sent to it. The
-    /// device takes a part of it, at least a tenth, and never more than 30 s. If nothing is under way, the port sends a
-    /// probe each half of this time, at most 15 s. iWARP devices have limits of their own, and no probes.
+    /// device takes a part of it, at least a tenth, and never more than 30 s. Each half of this time, but at least each
+    /// 15 s, the port sends a probe on each connection on which the device has nothing to report. iWARP devices have
+    /// limits of their own, and no probes.
     pub silence: Duration,
 }
 
@@ -404,7 +405,7 @@ unsafe impl MemoryPort for VerbsPort {
 
     fn arm(&mut self) -> Armed {
         // Armed first: completions from here on make the descriptor readable.
-        let armed = self.queue.arm().is_ok() && self.is_quiet();
+        let armed = self.queue.arm().is_ok() && self.may_sleep();
         if armed && self.pending.is_empty() && self.events.is_empty() { Armed::Sleep } else { Armed::Poll }
     }
 

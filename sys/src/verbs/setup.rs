@@ -21,6 +21,11 @@ const HEAD: [u8; 2] = [2, 0];
 /// The largest code of a path MTU: 4096 bytes.
 const MOST_MTU: u8 = 5;
 
+/// Returns whether an address is that of a port whose connections are set up by datagrams.
+pub(crate) fn is_joined_address(address: &Address) -> bool {
+    JoinAddress::decode(address).is_some()
+}
+
 /// The address of a port whose connections are set up by datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct JoinAddress {

@@ -45,9 +45,12 @@ fn info_shows_what_connections_between_hosts_cost() -> Result<(), String> {
         assert!(number("first_buffers")? < number("most_buffers")?);
         let [verbs, tcp] = [0, 1].map(|at| it["transports"][at].clone());
         assert_eq!((&verbs["name"], &verbs["queue_pairs"]), (&"verbs".into(), &remote.into()));
-        // One queue for all connections, and some that end or are refused.
+        // One queue for all connections, and some that end or are refused, with a probe for each.
         let depth = |name: &str| verbs[name].as_u64().unwrap_or(0);
-        assert_eq!(depth("completion_entries"), (8 + 16) * (depth("send_depth") + depth("receive_depth")));
+        assert_eq!(
+            depth("completion_entries"),
+            (8 + 16) * (depth("send_depth") + depth("receive_depth") + 1)
+        );
         assert_eq!((&tcp["name"], &tcp["descriptors_per_connection"]), (&"tcp".into(), &1.into()));
     }
     let text = nemesia(&["info", "--processes", "8", "--hosts", "2"])?.stdout;
@@ -55,7 +58,7 @@ fn info_shows_what_connections_between_hosts_cost() -> Result<(), String> {
     for line in [
         "Between hosts, for each process in a world of 8 on 2 hosts: 4 connections with 4 ranks",
         "over verbs  5 descriptors; queues of 64 sends and 32 receives in each of 4 queue pairs, one completion queue \
-         of 2304 entries; rings, if the device keeps the order of bytes: 256.0 KiB",
+         of 2328 entries; rings, if the device keeps the order of bytes: 256.0 KiB",
         "over tcp    7 descriptors; queues of 64 sends and 32 receives\n",
     ] {
         assert!(text.contains(line), "{line}\n{text}");

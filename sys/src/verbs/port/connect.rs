@@ -172,7 +172,7 @@ impl VerbsPort {
         link.deadline = offer.deadline;
         link.stage = CmStage::Accepting;
         self.alarm = self.alarm.min(offer.deadline);
-        self.send_due();
+        self.send_acceptance(connection);
         Ok(())
     }
 
@@ -363,7 +363,6 @@ impl VerbsPort {
         let joint = link.joint.take();
         if let (Some(joint), SetUp::Datagrams(joins)) = (joint, &mut self.set_up) {
             joins.leave(&joint, self.now);
-            self.send_due();
         }
     }
 }

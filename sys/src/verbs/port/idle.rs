@@ -1,4 +1,4 @@
-//! Probes of idle connections: a device notices that a peer is gone only if it sends something.
+//! Probes of connections: a device notices that a peer is gone only if it sends something.
 
 use std::ptr;
 use std::time::Duration;
@@ -49,21 +49,21 @@ fn probe(connection: Connection, link: &mut VerbsLink) -> Result<(), i32> {
 }
 
 impl VerbsPort {
-    /// Probes the connections on which nothing is under way.
+    /// Probes the connections on which the device has no request to report. A probe behind a long read would fail on
+    /// rxe (see `long.rs`), and the report of that read shows by itself that the peer is there.
     pub(super) fn probe_idle(&mut self) {
         let Some(interval) = self.probing.interval else { return };
         if self.now < self.probing.next || self.failed {
             return;
         }
         self.probing.next = self.now + interval;
-        // RDMA-CM reports that.
+        // RDMA-CM reports the removal of a device.
         if self.is_joined() && self.device.is_removed() {
             return self.fail_port(raw::IBV_EVENT_DEVICE_FATAL);
         }
         let suspects = &mut self.suspects;
         self.links.each(|connection, link| {
-            // What is under way shows by itself that the peer is gone.
-            if link.stage != CmStage::Ready || link.probed || link.sends.len() > 0 {
+            if link.stage != CmStage::Ready || link.probed || link.sends.awaits_report() {
                 return;
             }
             if let Err(code) = probe(connection, link) {

@@ -1,6 +1,7 @@
 //! Connections that datagrams set up: requests, answers, ends. [`nemesia_core::joining`] has the protocol.
 
 use std::collections::HashMap;
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,12 @@ use crate::verbs::domain::Domain;
 use crate::verbs::exchange::PairInfo;
 use crate::verbs::pair::QueuePair;
 
-/// The most ended connections whose ends are repeated. Of further ones the peers learn by their first failed operation.
+/// The most ended connections whose ends are repeated. The ends of further ones are sent once.
 const MOST_LEAVING: usize = 1024;
+/// The kind of a GID of version 2 of `RoCE`: [`Gid::kind`](crate::verbs::Gid::kind).
+const ROCE_V2: u32 = 2;
+/// The most reads that a queue pair serves at once: more bring no gain.
+const MOST_READS: i32 = 16;
 /// How long a port that is dropped waits until its last datagrams have left.
 const LAST_WAIT: Duration = Duration::from_millis(20);
 
@@ -27,6 +32,8 @@ const LAST_WAIT: Duration = Duration::from_millis(20);
 pub(super) struct Joins {
     datagrams: DatagramQueue,
     own: JoinPlace,
+    /// What describes every queue pair of this port.
+    template: PairInfo,
     site: DatagramSite,
     /// The connection of each joint, by the joint's number.
     by_number: HashMap<u64, Connection>,
@@ -52,14 +59,26 @@ impl Joins {
     ) -> Result<Self, VerbsError> {
         // The highest bit has another meaning.
         let key = u32::from_le_bytes(draw()?) >> 1;
-        let site = DatagramSite { port, gid, class, key };
-        let datagrams = DatagramQueue::new(domain, site)?;
         let device = domain.device();
+        let (attributes, limits) = (device.port(port)?, device.attributes());
         let entry = device.gids(port)?.into_iter().find(|entry| entry.index == gid);
-        let (lid, gid) = (device.port(port)?.lid, entry.map_or([0; 16], |entry| entry.bytes));
-        let own = JoinPlace { number: datagrams.number(), key, lid, gid };
+        let bytes = entry.map_or([0; 16], |entry| entry.bytes);
+        let is_mapped = Ipv6Addr::from(bytes).to_ipv4_mapped().is_some();
+        let is_ipv4 = entry.filter(|_| attributes.needs_gid).and_then(|entry| entry.kind);
+        let is_ipv4 = is_ipv4.map(|kind| is_mapped && kind == ROCE_V2);
+        let site = DatagramSite { port, gid, class, key, is_ipv4 };
+        let datagrams = DatagramQueue::new(domain, site)?;
+        let own = JoinPlace { number: datagrams.number(), key, lid: attributes.lid, gid: bytes };
+        let template = PairInfo {
+            number: 0,
+            psn: 0,
+            mtu: attributes.mtu.clamp(1, 5) as u8,
+            reads: limits.max_qp_rd_atom.clamp(0, MOST_READS) as u8,
+            lid: own.lid,
+            gid: own.gid,
+        };
         let (by_number, by_request, leaving) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Ok(Self { datagrams, own, site, by_number, by_request, leaving, next: Duration::MAX })
+        Ok(Self { datagrams, own, template, site, by_number, by_request, leaving, next: Duration::MAX })
     }
 
     /// Returns where the port receives datagrams.
@@ -74,9 +93,9 @@ impl Joins {
 
     /// Describes our queue pair to a peer.
     fn describe(&self, pair: &QueuePair, path: PathPreference) -> Result<PairInfo, VerbsError> {
-        let info = pair.describe(self.site.port, self.site.gid, u32::from_le_bytes(draw()?))?;
-        let mtu = if path.mtu == 0 { info.mtu } else { info.mtu.min(path.mtu) };
-        Ok(PairInfo { mtu, ..info })
+        let mtu = if path.mtu == 0 { self.template.mtu } else { self.template.mtu.min(path.mtu) };
+        let psn = u32::from_le_bytes(draw()?) & 0xff_ffff;
+        Ok(PairInfo { number: pair.number(), psn, mtu, ..self.template })
     }
 
     fn join(
@@ -86,7 +105,7 @@ impl Joins {
         (ours, theirs): (&PairInfo, &PairInfo),
         path: PathPreference,
     ) -> Result<(), VerbsError> {
-        link.reads = (ours.reads, ours.reads.min(theirs.reads));
+        link.reads = (ours.reads, link.reads.1.min(ours.reads).min(theirs.reads));
         let (site, with) = ((self.site.port, self.site.gid), (path.traffic_class, path.ack_timeout));
         pair.join_by(site, ours, theirs, with)
     }
@@ -116,11 +135,12 @@ impl Joins {
     pub(super) fn leave(&mut self, ending: &LinkJoint, now: Duration) {
         let mut joint = ending.joint;
         joint.end(now);
-        self.keep(joint);
+        self.keep(joint, now);
     }
 
-    /// Keeps a joint that repeats the end of its connection.
-    fn keep(&mut self, joint: Joint) {
+    /// Sends the end of a connection, and keeps the joint that repeats the end.
+    fn keep(&mut self, mut joint: Joint, now: Duration) {
+        self.send_due_of(&mut joint, now);
         self.by_number.remove(&joint.number());
         if joint.stage() != JoinStage::Over && self.leaving.len() < MOST_LEAVING {
             self.leaving.insert(joint.number(), joint);
@@ -145,14 +165,28 @@ impl Joins {
         (self.by_number.contains_key(&number) || self.leaving.contains_key(&number)).then_some(number)
     }
 
+    /// Sends what this joint is due to send. What finds no place stays due.
+    fn send_due_of(&mut self, joint: &mut Joint, now: Duration) {
+        if !self.datagrams.is_full()
+            && let Some(message) = joint.due(now)
+        {
+            self.datagrams.send(joint.peer(), &message.to_bytes());
+        }
+        self.next = self.next.min(joint.next());
+    }
+
     fn send(&mut self, to: &JoinPlace, message: &JoinMessage) {
         self.datagrams.send(to, &message.to_bytes());
     }
 
-    /// Takes datagrams that have arrived.
+    /// Takes datagrams that have arrived. Those that name another sender than their packets do are dropped: answers
+    /// would go to a port that has sent nothing.
     fn take(&mut self) -> Result<Vec<JoinMessage>, VerbsError> {
         let mut arrived = Vec::new();
-        self.datagrams.poll(|bytes| arrived.extend(JoinMessage::from_bytes(&bytes)))?;
+        self.datagrams.poll(|bytes, source| {
+            let message = JoinMessage::from_bytes(&bytes);
+            arrived.extend(message.filter(|it| source.is_none_or(|source| source == it.place.gid)));
+        })?;
         Ok(arrived)
     }
 
@@ -175,7 +209,9 @@ impl Joins {
         let Self { leaving, datagrams, next, .. } = self;
         let mut over = Vec::new();
         for joint in leaving.values_mut() {
-            if let Some(message) = joint.due(now) {
+            if !datagrams.is_full()
+                && let Some(message) = joint.due(now)
+            {
                 datagrams.send(joint.peer(), &message.to_bytes());
             }
             *next = joint.next().min(*next);
@@ -188,6 +224,13 @@ impl Joins {
             self.forget(&joint);
         }
     }
+}
+
+/// Returns the queue pair that a datagram describes, which is untrusted; `None` if it describes none, or one of another
+/// port than the sender's.
+fn described(message: &JoinMessage) -> Option<PairInfo> {
+    let info = PairInfo::from_bytes(&message.pair).ok()?;
+    ((info.lid, info.gid) == (message.place.lid, message.place.gid)).then_some(info)
 }
 
 impl VerbsPort {
@@ -203,11 +246,11 @@ impl VerbsPort {
         let Some(pair) = &link.pair else { return Ok(()) };
         let info = joins.describe(pair, self.path)?;
         let number = u64::from_le_bytes(draw()?).max(1);
-        let joint = Joint::ask((joins.own, peer), number, info.to_bytes(), link.private, self.now);
+        let mut joint = Joint::ask((joins.own, peer), number, info.to_bytes(), link.private, self.now);
+        joins.send_due_of(&mut joint, self.now);
         link.joint = Some(Box::new(LinkJoint { joint, info }));
         link.stage = CmStage::Asking;
         joins.by_number.insert(number, connection);
-        self.send_due();
         Ok(())
     }
 
@@ -217,8 +260,7 @@ impl VerbsPort {
         if let (Some(it), SetUp::Datagrams(joins)) = (joint, &mut self.set_up) {
             let mut joint = it.joint;
             joint.refuse(private, self.now);
-            joins.keep(joint);
-            self.send_due();
+            joins.keep(joint, self.now);
         }
     }
 
@@ -231,6 +273,9 @@ impl VerbsPort {
         match joins.take() {
             Ok(arrived) => {
                 for message in arrived {
+                    if self.failed {
+                        return;
+                    }
                     self.hear_datagram(&message);
                 }
             }
@@ -266,19 +311,23 @@ impl VerbsPort {
     /// Handles a request of a peer.
     fn requested_by_datagram(&mut self, message: &JoinMessage) {
         let SetUp::Datagrams(joins) = &mut self.set_up else { return };
-        let (Ok(info), Ok(number)) = (PairInfo::from_bytes(&message.pair), draw()) else { return };
+        let (Some(info), Ok(number)) = (described(message), draw()) else { return };
         let number = u64::from_le_bytes(number).max(1);
         let mut joint = Joint::requested(joins.own, number, message);
+        if self.links.is_full() {
+            // Nothing is kept: the peer repeats its request until this answer has arrived.
+            joint.refuse(Private::EMPTY, self.now);
+            if let Some(refusal) = joint.due(self.now) {
+                joins.send(&message.place, &refusal);
+            }
+            return;
+        }
         let depths = (self.facts.send_depth, self.facts.receive_depth);
         let mut link = VerbsLink::new(Side::Passive, CmStage::Requested, depths);
         link.joint = Some(Box::new(LinkJoint { joint, info }));
+        link.reads = self.reads;
+        let Some(connection) = self.links.add(link) else { return };
         joins.by_request.insert((message.place, message.from), number);
-        let Some(connection) = self.links.add(link) else {
-            // All places are taken.
-            joint.refuse(Private::EMPTY, self.now);
-            joins.keep(joint);
-            return self.send_due();
-        };
         joins.by_number.insert(number, connection);
         self.events.push_back(Event::Requested { connection, private: message.private });
     }
@@ -301,43 +350,53 @@ impl VerbsPort {
         let (Some(link), SetUp::Datagrams(joins)) = (self.links.get_mut(connection), &mut self.set_up) else {
             return Err(ConnectError::State);
         };
-        let theirs = PairInfo::from_bytes(&message.pair).map_err(|_| ConnectError::System(libc::EPROTO))?;
+        let theirs = described(message).ok_or(ConnectError::System(libc::EPROTO))?;
         let (Some(pair), Some(mut it)) = (link.pair.take(), link.joint.take()) else {
             return Err(ConnectError::State);
         };
         let joined = joins.join(link, &pair, (&it.info, &theirs), self.path);
         if joined.is_ok() {
             let confirm = it.joint.confirm();
+            // Twice, because this process may compute now, and answer repeated acceptances late.
+            joins.send(it.joint.peer(), &confirm);
             joins.send(it.joint.peer(), &confirm);
         }
         (link.pair, link.joint) = (Some(pair), Some(it));
         joined.map_err(|error| refused(&error))
     }
 
+    /// Sends the acceptance of a connection.
+    pub(super) fn send_acceptance(&mut self, connection: Connection) {
+        let (Some(link), SetUp::Datagrams(joins)) = (self.links.get_mut(connection), &mut self.set_up) else {
+            return;
+        };
+        if let Some(it) = &mut link.joint {
+            joins.send_due_of(&mut it.joint, self.now);
+        }
+    }
+
     /// Sends the datagrams that are due.
-    pub(super) fn send_due(&mut self) {
+    fn send_due(&mut self) {
         let now = self.now;
         let SetUp::Datagrams(joins) = &mut self.set_up else { return };
         joins.next = Duration::MAX;
-        let Joins { datagrams, next, .. } = &mut **joins;
         self.links.each(|_, link| {
-            let Some(it) = &mut link.joint else { return };
-            if let Some(message) = it.joint.due(now) {
-                datagrams.send(it.joint.peer(), &message.to_bytes());
+            if let Some(it) = &mut link.joint {
+                joins.send_due_of(&mut it.joint, now);
             }
-            *next = it.joint.next().min(*next);
         });
         joins.send_ends(now);
     }
 
-    /// Returns whether no datagram must be repeated, after arming the queue of the datagrams.
-    pub(super) fn is_quiet(&self) -> bool {
-        match &self.set_up {
-            SetUp::Manager(_) => true,
-            SetUp::Datagrams(joins) => {
-                joins.datagrams.queue().arm().is_ok() && (self.failed || joins.next == Duration::MAX)
-            }
+    /// Arms the queue of the datagrams. Returns whether a datagram that arrives from now on wakes a sleeping caller,
+    /// and none is due. A datagram that has arrived before wakes nobody, so it is handled here.
+    pub(super) fn may_sleep(&mut self) -> bool {
+        let SetUp::Datagrams(joins) = &self.set_up else { return true };
+        if joins.datagrams.queue().arm().is_err() {
+            return false;
         }
+        self.hear_datagrams();
+        matches!(&self.set_up, SetUp::Datagrams(joins) if self.failed || joins.next > self.now)
     }
 
     /// Makes the queue pair of the datagrams fail, as an error of the device would. For tests.
@@ -360,14 +419,14 @@ impl VerbsPort {
         for mut it in left {
             it.joint.end(now);
             while joins.datagrams.is_full() && Instant::now() < until {
-                let _ = joins.datagrams.poll(|_| {});
+                let _ = joins.datagrams.poll(|_, _| {});
             }
             if let Some(message) = it.joint.due(now) {
                 joins.send(it.joint.peer(), &message);
             }
         }
         while joins.datagrams.is_sending() && Instant::now() < until {
-            let _ = joins.datagrams.poll(|_| {});
+            let _ = joins.datagrams.poll(|_, _| {});
         }
     }
 }

@@ -141,6 +141,11 @@ impl VerbsLinks {
         Self { places: Vec::new(), free: Vec::new(), limit }
     }
 
+    /// Returns whether all places are taken.
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_empty() && self.places.len() as u32 >= self.limit
+    }
+
     /// Takes a place; `None` if all are taken.
     pub(super) fn add(&mut self, link: VerbsLink) -> Option<Connection> {
         let index = match self.free.pop() {

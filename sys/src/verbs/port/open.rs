@@ -30,7 +30,7 @@ use crate::verbs::survey::choose_for;
 /// The inline payloads to try, largest first: a device does not report its limit. rxe takes 512, siw 80.
 const INLINE: [u32; 9] = [1024, 512, 256, 220, 128, 80, 64, 32, 0];
 /// The descriptors of a port, without those of librdmacm: of the device for commands and for events, of the completion
-/// queue, of the connection manager's channel, and epoll.
+/// queue, of the connection manager's channel or of the queue of datagrams, and epoll.
 pub(crate) const DESCRIPTORS: u32 = 5;
 /// The largest number of reads in progress at once: more bring no gain.
 const MOST_READS: i32 = 16;

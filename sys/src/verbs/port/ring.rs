@@ -59,6 +59,11 @@ impl Ring {
         self.posted.iter().take(before).filter(waits).nth(most as usize).is_some()
     }
 
+    /// Returns whether the device will report a request that is under way.
+    pub(super) fn awaits_report(&self) -> bool {
+        self.posted.iter().any(|posted| posted.signalled && posted.outcome.is_none())
+    }
+
     pub(super) fn push(&mut self, posted: PostedWork) {
         self.posted.push_back(posted);
     }
