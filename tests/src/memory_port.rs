@@ -74,8 +74,8 @@ pub trait Fabric {
         false
     }
 
-    /// Returns whether nothing answers a request to a port that is gone, so that only the deadline ends it: datagrams
-    /// to nobody are lost.
+    /// Returns whether nothing answers a request to a port that is gone, so that only the deadline ends it: a
+    /// datagram to a port that is gone is lost.
     fn is_silent(&self) -> bool {
         false
     }

@@ -74,7 +74,9 @@ pub enum JoinKind {
 }
 
 impl JoinKind {
-    const ALL: [Self; 6] = [Self::Request, Self::Accept, Self::Confirm, Self::Refuse, Self::End, Self::Ended];
+    /// All kinds.
+    pub const ALL: [Self; 6] =
+        [Self::Request, Self::Accept, Self::Confirm, Self::Refuse, Self::End, Self::Ended];
 }
 
 /// A datagram.

@@ -13,15 +13,6 @@ const A: u64 = 0xaaaa;
 const B: u64 = 0xbbbb;
 const OTHER: u64 = 0xcccc;
 
-const ALL_KINDS: [JoinKind; 6] = [
-    JoinKind::Request,
-    JoinKind::Accept,
-    JoinKind::Confirm,
-    JoinKind::Refuse,
-    JoinKind::End,
-    JoinKind::Ended,
-];
-
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
@@ -328,7 +319,7 @@ fn every_datagram_in_every_stage_fits_the_stage() {
         let stage = joint.stage();
         let is_up = stage == JoinStage::Ready;
         let is_final = matches!(stage, JoinStage::Refusing | JoinStage::Ending | JoinStage::Over);
-        for kind in ALL_KINDS {
+        for kind in JoinKind::ALL {
             for (to, from) in
                 [(joint.number(), peer), (0, peer), (joint.number(), OTHER), (joint.number(), 0), (0, 0)]
             {
@@ -371,7 +362,7 @@ fn every_datagram_in_every_stage_fits_the_stage() {
 fn datagrams_of_other_connections_change_nothing() {
     for (joint, peer) in every_stage() {
         let knows_peer = joint.peer_number() != 0;
-        for kind in ALL_KINDS {
+        for kind in JoinKind::ALL {
             for (to, from) in [(OTHER, peer), (OTHER, OTHER), (0, OTHER), (joint.number(), OTHER)] {
                 let is_first = to == joint.number() && (!knows_peer || kind == JoinKind::Ended);
                 if is_first || joint.stage() == JoinStage::Over {
@@ -395,7 +386,7 @@ fn only_requests_and_ends_may_leave_out_the_number_of_their_receiver() {
             assert_eq!(state(&heard), state(&joint), "{kind:?}");
         }
     }
-    // An answer from nobody does not end an end that has not learned the number of its peer.
+    // An end repeats itself until its peer answers. An answer without a number is not the answer of a peer.
     let mut ending = ended(asking());
     assert_eq!(ending.hear(&datagram(JoinKind::Ended, 0, 0)), (JoinStep::Stay, None));
     assert_eq!(ending.stage(), JoinStage::Ending);
@@ -405,7 +396,7 @@ fn only_requests_and_ends_may_leave_out_the_number_of_their_receiver() {
 fn a_port_without_joint_answers_so_that_the_peer_stops() {
     let answers =
         [None, Some(JoinKind::End), Some(JoinKind::End), Some(JoinKind::Ended), Some(JoinKind::Ended), None];
-    for (kind, expected) in ALL_KINDS.into_iter().zip(answers) {
+    for (kind, expected) in JoinKind::ALL.into_iter().zip(answers) {
         let answer = unknown(&CALLED, &datagram(kind, B, A));
         assert_eq!(answer.map(|it| it.kind), expected, "{kind:?}");
         assert!(answer.is_none_or(|it| (it.to, it.from, it.place) == (A, B, CALLED)));

@@ -15,7 +15,8 @@ use rdma_core_sys::inline::{ibv_post_recv, ibv_post_send};
 use super::completion::CompletionQueue;
 use super::device::Device;
 use super::domain::{Domain, MemoryRegion};
-use crate::rdma::{VerbsError, attributes, last_errno, verbs};
+use super::pair::modify_raw;
+use crate::rdma::{VerbsError, attributes, verbs};
 
 /// The receives that wait for datagrams. If more come between two polls, they are lost, and their senders repeat them.
 const RECEIVES: usize = 256;
@@ -408,10 +409,6 @@ fn modify(
     attr: &mut raw::ibv_qp_attr,
     mask: u32,
 ) -> Result<(), VerbsError> {
-    // SAFETY: the queue pair exists, and the attributes may be read.
-    match unsafe { (verbs()?.ibv_modify_qp)(pair.0.as_ptr(), attr, mask.cast_signed()) } {
-        0 => Ok(()),
-        -1 => Err(device.error("starting a queue pair for datagrams", last_errno())),
-        code => Err(device.error("starting a queue pair for datagrams", code)),
-    }
+    // SAFETY: the queue pair exists, and is one of this device.
+    unsafe { modify_raw(device, pair.0.as_ptr(), attr, mask, "starting a queue pair for datagrams") }
 }

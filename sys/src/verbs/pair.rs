@@ -23,6 +23,9 @@ const MOST_ACK_TIMEOUT: u8 = 18;
 /// The code of the time after which the other side tries again if no receive was posted: 0.64 ms.
 pub(crate) const RNR_TIMER: u8 = 12;
 
+/// The largest number of reads in progress at once: more bring no gain.
+pub(super) const MOST_READS: i32 = 16;
+
 /// The depths of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depths {
@@ -77,6 +80,26 @@ pub(crate) fn ack_timeout(silence: Duration) -> u8 {
     let code = (silence.as_nanos() / longest).checked_ilog2().unwrap_or(1);
     // Zero would mean without limit.
     u8::try_from(code).unwrap_or(MOST_ACK_TIMEOUT).clamp(1, MOST_ACK_TIMEOUT)
+}
+
+/// Changes the attributes of a queue pair of any kind.
+///
+/// # Safety
+/// The queue pair exists, and is one of this device.
+pub(super) unsafe fn modify_raw(
+    device: &Device,
+    pair: *mut raw::ibv_qp,
+    attr: &mut raw::ibv_qp_attr,
+    mask: u32,
+    what: &'static str,
+) -> Result<(), VerbsError> {
+    // SAFETY: the caller's promise; the attributes may be read.
+    match unsafe { (verbs()?.ibv_modify_qp)(pair, attr, mask.cast_signed()) } {
+        0 => Ok(()),
+        // A provider that returns -1 has stored the reason in `errno`.
+        -1 => Err(device.error(what, last_errno())),
+        code => Err(device.error(what, code)),
+    }
 }
 
 impl QueuePair {
@@ -201,13 +224,8 @@ impl QueuePair {
         if mask == 0 {
             return Ok(());
         }
-        // SAFETY: the queue pair exists, and the attributes may be read.
-        match unsafe { (verbs()?.ibv_modify_qp)(self.raw(), attr, mask.cast_signed()) } {
-            0 => Ok(()),
-            // A provider that returns -1 has stored the reason in `errno`.
-            -1 => Err(self.device().error(what, last_errno())),
-            code => Err(self.device().error(what, code)),
-        }
+        // SAFETY: the queue pair exists.
+        unsafe { modify_raw(self.device(), self.raw(), attr, mask, what) }
     }
 
     /// Returns the access that peers have through it: what their keys allow, as far as the device supports it.
@@ -249,7 +267,7 @@ impl QueuePair {
             None if attributes.link == LinkLayer::InfiniBand => [0; 16],
             None => return Err(self.device().error("a GID of its port", libc::ENOENT)),
         };
-        let reads = self.device().attributes().max_qp_rd_atom.clamp(0, 16) as u8;
+        let reads = self.device().attributes().max_qp_rd_atom.clamp(0, MOST_READS) as u8;
         Ok(PairInfo {
             number: self.number(),
             psn: psn & 0xff_ffff,
@@ -305,7 +323,7 @@ impl QueuePair {
         self.modify(&mut attr, mask, "a queue pair to RTR")?;
         let mut attr = attributes(raw::IBV_QPS_RTS);
         attr.sq_psn = ours.psn;
-        let most_asked = self.device().attributes().max_qp_init_rd_atom.clamp(0, 16) as u8;
+        let most_asked = self.device().attributes().max_qp_init_rd_atom.clamp(0, MOST_READS) as u8;
         attr.max_rd_atomic = ours.reads.min(theirs.reads).min(most_asked);
         attr.timeout = ack_timeout;
         attr.retry_cnt = RETRIES;

@@ -125,15 +125,7 @@ fn check_due(joint: &mut Joint, now: Duration) -> Result<(), String> {
 
 /// Passes a datagram to an end.
 fn hear(end: &mut FuzzedJoint, at: usize, input: &mut Input<'_>, now: Duration) -> Result<(), String> {
-    let kinds = [
-        JoinKind::Request,
-        JoinKind::Accept,
-        JoinKind::Confirm,
-        JoinKind::Refuse,
-        JoinKind::End,
-        JoinKind::Ended,
-    ];
-    let kind = kinds[usize::from(input.byte()) % kinds.len()];
+    let kind = JoinKind::ALL[usize::from(input.byte()) % JoinKind::ALL.len()];
     let (to, from) = (number(at, input), number(at, input));
     let mut bytes = datagram(kind, to, from).to_bytes();
     if input.byte().is_multiple_of(8) {

@@ -152,17 +152,14 @@ impl Taking<'_> {
                 })
             }
             Queue::Probe => {
-                let mut link =
-                    self.links.at(tag.index).filter(|(connection, _)| tag.is_of(connection.generation));
+                let mut link = self.links.tagged(tag);
                 if let Some((_, link)) = &mut link {
                     link.probed = false;
                 }
                 link
             }
             Queue::Send | Queue::Receive => {
-                let link =
-                    self.links.at(tag.index).filter(|(connection, _)| tag.is_of(connection.generation));
-                let Some((connection, link)) = link else { return };
+                let Some((connection, link)) = self.links.tagged(tag) else { return };
                 let ring = if tag.queue == Queue::Send { &mut link.sends } else { &mut link.receives };
                 let unpolled = &mut link.unpolled;
                 let is_here = ring.complete(tag.sequence, outcome, |id, outcome| {

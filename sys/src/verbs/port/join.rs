@@ -17,14 +17,12 @@ use crate::rdma::VerbsError;
 use crate::verbs::datagram::{DatagramQueue, DatagramSite};
 use crate::verbs::domain::Domain;
 use crate::verbs::exchange::PairInfo;
-use crate::verbs::pair::QueuePair;
+use crate::verbs::pair::{MOST_READS, QueuePair};
 
 /// The most ended connections whose ends are repeated. The ends of further ones are sent once.
 const MOST_LEAVING: usize = 1024;
 /// The kind of a GID of version 2 of `RoCE`: [`Gid::kind`](crate::verbs::Gid::kind).
 const ROCE_V2: u32 = 2;
-/// The most reads that a queue pair serves at once: more bring no gain.
-const MOST_READS: i32 = 16;
 /// How long a port that is dropped waits until its last datagrams have left.
 const LAST_WAIT: Duration = Duration::from_millis(20);
 
@@ -206,23 +204,16 @@ impl Joins {
 
     /// Sends what joints of ended connections are due to send.
     fn send_ends(&mut self, now: Duration) {
-        let Self { leaving, datagrams, next, .. } = self;
-        let mut over = Vec::new();
-        for joint in leaving.values_mut() {
-            if !datagrams.is_full()
-                && let Some(message) = joint.due(now)
-            {
-                datagrams.send(joint.peer(), &message.to_bytes());
+        let mut leaving = std::mem::take(&mut self.leaving);
+        leaving.retain(|_, joint| {
+            self.send_due_of(joint, now);
+            let is_over = joint.stage() == JoinStage::Over;
+            if is_over {
+                self.forget(joint);
             }
-            *next = joint.next().min(*next);
-            if joint.stage() == JoinStage::Over {
-                over.push(*joint);
-            }
-        }
-        for joint in over {
-            self.leaving.remove(&joint.number());
-            self.forget(&joint);
-        }
+            !is_over
+        });
+        self.leaving = leaving;
     }
 }
 
@@ -389,7 +380,7 @@ impl VerbsPort {
     }
 
     /// Arms the queue of the datagrams. Returns whether a datagram that arrives from now on wakes a sleeping caller,
-    /// and none is due. A datagram that has arrived before wakes nobody, so it is handled here.
+    /// and none is due. A datagram that has arrived before causes no wake-up, so this function handles it.
     pub(super) fn may_sleep(&mut self) -> bool {
         let SetUp::Datagrams(joins) = &self.set_up else { return true };
         if joins.datagrams.queue().arm().is_err() {

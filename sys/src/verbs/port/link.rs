@@ -10,6 +10,7 @@ use rdma_core_sys as raw;
 use super::VerbsPort;
 use super::held::HeldQueue;
 use super::ring::Ring;
+use super::tag::WorkTag;
 use crate::cm::{CmStage, Id, Side};
 use crate::verbs::exchange::PairInfo;
 use crate::verbs::pair::QueuePair;
@@ -193,6 +194,12 @@ impl VerbsLinks {
         let place = self.places.get_mut(index as usize)?;
         let connection = Connection { index, generation: place.generation };
         place.link.as_mut().map(|link| (connection, link))
+    }
+
+    /// Returns the connection to which the number of a work request belongs.
+    #[inline]
+    pub(super) fn tagged(&mut self, tag: WorkTag) -> Option<(Connection, &mut VerbsLink)> {
+        self.at(tag.index).filter(|(connection, _)| tag.is_of(connection.generation))
     }
 
     /// Returns the connections that satisfy a condition.

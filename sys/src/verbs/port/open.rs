@@ -23,7 +23,7 @@ use crate::rdma::VerbsError;
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::device::{Device, DeviceTransport, PortAttributes};
 use crate::verbs::domain::Domain;
-use crate::verbs::pair::{Depths, QueuePair, ack_timeout};
+use crate::verbs::pair::{Depths, MOST_READS, QueuePair, ack_timeout};
 use crate::verbs::shared::SharedReceives;
 use crate::verbs::survey::choose_for;
 
@@ -32,8 +32,6 @@ const INLINE: [u32; 9] = [1024, 512, 256, 220, 128, 80, 64, 32, 0];
 /// The descriptors of a port, without those of librdmacm: of the device for commands and for events, of the completion
 /// queue, of the connection manager's channel or of the queue of datagrams, and epoll.
 pub(crate) const DESCRIPTORS: u32 = 5;
-/// The largest number of reads in progress at once: more bring no gain.
-const MOST_READS: i32 = 16;
 
 /// Converts a number of C that is at least 0.
 fn count(value: i32) -> u32 {

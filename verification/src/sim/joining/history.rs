@@ -1,4 +1,4 @@
-//! What has happened to each end of a connection, as somebody knows who sees all ports.
+//! The history of each end of a connection, as the simulation records it from all ports.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -59,7 +59,7 @@ impl JoinNetwork {
         }
     }
 
-    /// Returns a datagram of another port that nobody must obey, to the destination of this datagram.
+    /// Returns a forged datagram to the destination of this datagram. The receiver must not act on it.
     fn forge(&mut self, message: &JoinMessage) -> Option<JoinMessage> {
         if !matches!(message.kind, JoinKind::Request | JoinKind::Confirm) || !self.rng.one_in(FORGED_ONE_IN) {
             return None;
