@@ -135,6 +135,10 @@ pub enum InjectedFault {
     SleepUnheard,
     /// The placement takes a payload for sent of which the stream has taken a part.
     DropRest,
+    /// Bytes that were read ahead into a receive, and are no message for it, are forgotten.
+    ForgetAhead,
+    /// A port reports that it has taken bytes which it has not.
+    ForgetUntaken,
     /// The placement reports to its peer only the first receives.
     ForgetRoom,
     /// The placement acknowledges an operation before its payload has arrived.
@@ -207,7 +211,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 96] = [
+    pub const ALL: [InjectedFault; 98] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -270,6 +274,8 @@ impl InjectedFault {
         InjectedFault::ForgetSlots,
         InjectedFault::SleepUnheard,
         InjectedFault::DropRest,
+        InjectedFault::ForgetAhead,
+        InjectedFault::ForgetUntaken,
         InjectedFault::ForgetRoom,
         InjectedFault::AckEarly,
         InjectedFault::ForgetHeld,

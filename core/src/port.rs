@@ -19,7 +19,7 @@
 use core::time::Duration;
 
 use crate::counters::TrafficCounters;
-use crate::payload::{BorrowedGather, Exposed};
+use crate::payload::{BorrowedGather, Exposed, GatherList};
 use crate::wire::Envelope;
 pub use crate::wire::PeerId;
 pub use crate::wire::rendezvous::Stores;
@@ -99,6 +99,19 @@ impl PacketPieces<'_> {
         self.len() == 0
     }
 
+    /// Adds the pieces to a list; `false`, with nothing added, if they are not one or two.
+    pub fn gather<'b>(&'b self, list: &mut GatherList<'b>) -> bool {
+        match self {
+            Self::Whole(bytes) => list.push(bytes),
+            Self::Parts(head, body) => {
+                list.push(head);
+                list.push(body);
+            }
+            Self::List(..) | Self::Exposed(..) => return false,
+        }
+        true
+    }
+
     /// Calls `each` with the pieces in order. Pieces may be empty.
     #[inline]
     pub fn each(&mut self, mut each: impl FnMut(&[u8])) {
@@ -136,7 +149,8 @@ impl PacketPieces<'_> {
 ///   Everything else in a packet is checked by the engine.
 ///
 /// # What the engine guarantees
-/// - It sends only to peers of the world other than itself, at most [`PacketPort::packet_bytes`] in a packet.
+/// - It sends only to peers of the world other than itself, at most [`PacketPort::packet_bytes`] in a packet, or
+///   [`PacketPort::eager_bytes`].
 /// - It reads and releases a packet that [`PacketPort::poll`] returned before the next poll.
 ///
 /// # Memory and threads
@@ -149,8 +163,9 @@ pub trait PacketPort {
     /// Returns the largest payload of one packet in bytes, at least 256. The number never changes.
     fn packet_bytes(&self) -> usize;
 
-    /// Returns the most bytes of a message to this peer that are better sent at once, in one packet, than announced,
-    /// at most [`PacketPort::packet_bytes`]. 0: the port prefers neither.
+    /// Returns the most bytes of a message to this peer that are better sent at once, in one packet, than announced. A
+    /// packet to this peer carries them, even if they are more than [`PacketPort::packet_bytes`], which all peers have
+    /// in common. 0: the port prefers neither.
     fn eager_bytes(&self, peer: PeerId) -> usize {
         let _ = peer;
         0

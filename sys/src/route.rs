@@ -9,6 +9,9 @@ use crate::Failure;
 use crate::config::Config;
 use crate::explain::{Verdict, local};
 
+/// The transport over sockets, whose packets are larger.
+const TCP: &str = "tcp";
+
 /// The route of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
@@ -141,7 +144,8 @@ impl Facts {
         beside: Vec<Verdict>,
         failure: Option<Failure>,
     ) -> Route {
-        let packets = format!("up to {} bytes, {} ahead", config.net_packet_bytes(), config.net_receives);
+        let packet_bytes = config.net_packet_bytes(transport == TCP);
+        let packets = format!("up to {packet_bytes} bytes, {} ahead", config.net_receives);
         let why = if config.local {
             "the place that it published, and its hand-over socket, show that it does not share this machine"
         } else {

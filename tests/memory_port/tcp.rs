@@ -79,7 +79,7 @@ fn tcp_over_ipv6_passes() {
     if let Err(why) = listen(SocketAddr::new(ip, 0), &Options::default()) {
         return skip("tcp_over_ipv6_passes", &format!("no IPv6 here: {why}"));
     }
-    passes(ip, Options { shared_receive_depth: 0, ..Options::default() });
+    passes(ip, Options { shared_receive_depth: 0, reads_ahead: true, ..Options::default() });
 }
 
 #[test]

@@ -49,6 +49,7 @@ impl StreamConditions {
             receive_depth: 32,
             shared_receive_depth: 64,
             patience: Duration::from_millis(1),
+            reads_ahead: true,
         },
         delay: 2,
         capacity: 1 << 20,

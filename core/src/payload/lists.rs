@@ -51,6 +51,11 @@ impl<'a> ScatterList<'a> {
         self.pieces.get(..self.count).unwrap_or(&[])
     }
 
+    /// Returns the number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.pieces().iter().map(|piece| piece.len).sum()
+    }
+
     /// Copies bytes in, from the beginning of the first piece on. Returns the number of bytes that had room.
     pub fn fill(&mut self, from: &[u8]) -> usize {
         // SAFETY: `push` took the pieces from exclusive slices, `push_lent` from writable lent memory; both are
@@ -82,6 +87,16 @@ impl<'a> GatherList<'a> {
     /// as raw memory: no reference to lent memory may be made.
     pub fn pieces(&self) -> &[Segment] {
         self.pieces.get(..self.count).unwrap_or(&[])
+    }
+
+    /// Adds the pieces of another list. Pieces that do not fit are left out.
+    pub fn append(&mut self, more: &Self) {
+        more.pieces().iter().for_each(|piece| push(&mut self.pieces, &mut self.count, piece.base, piece.len));
+    }
+
+    /// Returns the number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.pieces().iter().map(|piece| piece.len).sum()
     }
 
     /// Returns whether the list has no byte.

@@ -521,7 +521,7 @@ impl<M: MemoryPort, S: ChannelStorage> PacketPort for Channel<M, S> {
         envelope: &Envelope,
         mut pieces: PacketPieces<'_>,
     ) -> Result<bool, PeerFault> {
-        self.transmit(peer, envelope, pieces.len(), |to| pieces.each(|piece| to.put(piece)))
+        self.transmit(peer, envelope, &mut pieces)
     }
 
     #[inline]

@@ -50,7 +50,7 @@
 
 use core::time::Duration;
 
-use crate::payload::LentMemory;
+use crate::payload::{GatherList, LentMemory};
 
 mod bytes;
 mod error;
@@ -420,6 +420,28 @@ pub unsafe trait MemoryPort {
         from: CompletionSource<'_>,
         immediate: Option<u32>,
     ) -> Result<(), PostError>;
+
+    /// Returns whether [`MemoryPort::send_at_once`] may do anything.
+    fn sends_at_once(&self) -> bool {
+        false
+    }
+
+    /// Sends a message of the bytes of `from`, as far as the port can take them within this call. It returns their
+    /// number. Before the next call of the port, the caller copies the others to their places in `room`, which has as
+    /// many bytes as the message and belongs to the port until the completion. So what a byte stream takes at once is
+    /// not copied before. `None`: nothing was posted; the caller copies all bytes and calls [`MemoryPort::send`].
+    ///
+    /// # Errors
+    /// See [`PostError`]. [`PostError::Bounds`] also if `room` and `from` have different lengths.
+    fn send_at_once(
+        &mut self,
+        work: Work,
+        from: &GatherList<'_>,
+        room: Slice,
+    ) -> Result<Option<usize>, PostError> {
+        let _ = (work, from, room);
+        Ok(None)
+    }
 
     /// Adds to eight aligned bytes in the peer's memory, in the byte order of its processor, wrapping. The
     /// old value is placed in `into`, eight bytes in the local byte order (`IBV_WR_ATOMIC_FETCH_AND_ADD` in

@@ -172,8 +172,7 @@ impl<L: PacketPort, R: PacketPort, T: Borrow<[Route]>> PacketPort for Pair<L, R,
 
     #[inline]
     fn eager_bytes(&self, peer: PeerId) -> usize {
-        let wanted = self.remote_to(peer).map(|remote| remote.eager_bytes(peer));
-        wanted.map_or_else(|| self.local.eager_bytes(peer), |wanted| wanted.min(self.packet_bytes()))
+        self.remote_to(peer).map_or_else(|| self.local.eager_bytes(peer), |remote| remote.eager_bytes(peer))
     }
 
     #[inline(always)]

@@ -12,22 +12,29 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | `options` | the limits of a port |
 //! | `stream` | what is asked of the streams |
 //! | `queue` | queues over lent storage |
 //! | `buffers` | a connection's bytes to send, and to execute |
 //! | `regions` | registered memory |
 //! | `link` | a connection: its queues, and how it ends |
 //! | `send` | outgoing bytes |
+//! | `at_once` | messages that leave from where their bytes are |
 //! | `arrive` | incoming bytes |
+//! | `expected`, `ahead` | large messages are read to where they belong before their frame is known |
 //! | `handshake` | streams without a connection: before the request, and after a refusal |
 //! | `drive` | polling: connections are made, make progress, and end |
 #![deny(unsafe_code)]
 
+mod ahead;
 mod arrive;
+mod at_once;
 mod buffers;
 mod drive;
+mod expected;
 mod handshake;
 mod link;
+mod options;
 mod queue;
 mod regions;
 mod send;
@@ -37,6 +44,7 @@ use core::borrow::{Borrow as _, BorrowMut};
 use core::fmt;
 use core::time::Duration;
 
+pub use options::PlacementOptions;
 pub use stream::{ByteStream, Interest, LISTENER, StreamResult, StreamTransport};
 
 use super::memory::{
@@ -44,7 +52,7 @@ use super::memory::{
     LostError, MemoryKey, MemoryPort, Offer, Origin, PortRegion, PostError, Private, ReceiveQueue,
     RegionAccess, RegisterError, RemoteRange, Slice, Work,
 };
-use crate::payload::LentMemory;
+use crate::payload::{GatherList, LentMemory};
 use crate::slab::NONE;
 use crate::wire::placement::{Handshake, PlacementAnswer};
 use handshake::{LingeringClose, UnauthenticatedConnection};
@@ -53,7 +61,7 @@ use link::{
     PlacementReceive, PlacementWork, WorkBytes,
 };
 use queue::{IndexQueue, LentQueue};
-use regions::{MOST_PARTS, MOST_REGIONS, PlacementParts, PlacementRegions};
+use regions::{MOST_PARTS, PlacementParts, PlacementRegions};
 
 /// The bytes of each of a connection's two buffers, for outgoing and for incoming bytes.
 const STAGE_BYTES: usize = 16 << 10;
@@ -66,6 +74,9 @@ const POLLS_BEFORE_SLEEP: u32 = 64;
 /// conversation then costs one system call less. Others wait for so many polls at most.
 const LOOKS_AT_RECENT: u32 = 3;
 
+/// The same while the looks at all find nothing but that connection. The simulation has few looks at all.
+const LOOKS_WHEN_STEADY: u32 = if cfg!(nemesia_injected_fault) { 3 } else { 15 };
+
 /// The looks at all that have found only one connection, after which that one is not watched any more: every poll
 /// reads it, and a message then costs less on both sides. It is watched again before the caller sleeps, and as soon as
 /// another one is readable. The simulation has few looks at all.
@@ -77,65 +88,6 @@ pub trait PlacementStorage {
     /// [`PlacementOptions`]. If a table does not grow as requested, the port reports that it is full. Places are
     /// never removed; a connection's tables are dropped with it.
     type Table<V>: BorrowMut<[V]> + Extend<V> + Default;
-}
-
-/// The limits of a port. Memory is taken when it is needed, and bounded by these.
-#[derive(Clone, Copy, Debug)]
-pub struct PlacementOptions {
-    /// Connections.
-    pub connections: u32,
-    /// Regions, at most 65536.
-    pub regions: u32,
-    /// Work requests of a connection's send queue.
-    pub send_depth: u32,
-    /// Receives of a connection's own queue.
-    pub receive_depth: u32,
-    /// Receives of the shared queue. With one for each connection that uses it, no peer can keep another from
-    /// sending.
-    pub shared_receive_depth: u32,
-    /// How long a peer may go on reading memory that is being deregistered. After that its connection ends.
-    pub patience: Duration,
-}
-
-impl Default for PlacementOptions {
-    fn default() -> Self {
-        Self {
-            connections: 1024,
-            regions: 16384,
-            send_depth: 64,
-            receive_depth: 64,
-            shared_receive_depth: 256,
-            patience: Duration::from_secs(10),
-        }
-    }
-}
-
-impl PlacementOptions {
-    fn facts(&self, name: &'static str) -> Facts {
-        Facts {
-            name,
-            ordered_within_write: true,
-            ordered_among_writes: true,
-            active_speaks_first: false,
-            write_proves_placement: true,
-            waits_for_receive: true,
-            read_needs_remote_write: false,
-            registration_pins: false,
-            immediates: true,
-            atomics: true,
-            atomics_exclude_processor: true,
-            inline_bytes: MOST_INLINE as u32,
-            message_bytes: 1 << 30,
-            transfer_bytes: 1 << 30,
-            slices: MOST_PARTS as u32,
-            read_slices: MOST_PARTS as u32,
-            send_depth: self.send_depth.max(1),
-            receive_depth: self.receive_depth.max(1),
-            shared_receive_depth: self.shared_receive_depth,
-            connections: self.connections.max(1),
-            regions: self.regions.clamp(1, MOST_REGIONS),
-        }
-    }
 }
 
 type Lingering<T, P> = LingeringClose<<T as StreamTransport>::Stream, <P as PlacementStorage>::Table<u8>>;
@@ -160,6 +112,7 @@ pub struct PlacementPort<T: StreamTransport, P: PlacementStorage> {
     listed: IndexQueue,
     closing: IndexQueue,
     patience: Duration,
+    reads_ahead: bool,
     /// Connections with a deadline: to be made, or to give memory back.
     timed: IndexQueue,
     unauthenticated: P::Table<Option<UnauthenticatedConnection<T::Stream>>>,
@@ -207,6 +160,7 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
             listed: queue(LinkQueue::Listed),
             closing: queue(LinkQueue::Closing),
             patience: options.patience,
+            reads_ahead: options.reads_ahead,
             timed: queue(LinkQueue::Timed),
             unauthenticated: P::Table::default(),
             lingering_closes: P::Table::default(),
@@ -251,7 +205,9 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
         let index = self.free;
         let place = self.links.borrow_mut().get_mut(index as usize).ok_or(full)?;
         let connection = Connection { index, generation: place.generation.wrapping_add(1) };
-        place.link = Some(PlacementLink::new(connection, state, (sends, receives)).ok_or(full)?);
+        let mut link = PlacementLink::new(connection, state, (sends, receives)).ok_or(full)?;
+        link.ahead.is_on = self.reads_ahead;
+        place.link = Some(link);
         place.generation = connection.generation;
         self.free = place.next;
         Ok(connection)
@@ -492,6 +448,19 @@ unsafe impl<T: StreamTransport, P: PlacementStorage> MemoryPort for PlacementPor
         self.post(work, PlacementKind::Send { immediate }, source)
     }
 
+    fn sends_at_once(&self) -> bool {
+        true
+    }
+
+    fn send_at_once(
+        &mut self,
+        work: Work,
+        from: &GatherList<'_>,
+        room: Slice,
+    ) -> Result<Option<usize>, PostError> {
+        self.post_at_once(work, from, room)
+    }
+
     fn fetch_add(&mut self, work: Work, into: Slice, at: RemoteRange, add: u64) -> Result<(), PostError> {
         self.change(work, into, PlacementKind::Add { at, add }, at)
     }
@@ -574,7 +543,7 @@ unsafe impl<T: StreamTransport, P: PlacementStorage> MemoryPort for PlacementPor
         // The caller may poll once more before it sleeps. A report that is held back then would wait for the wake-up.
         self.awake = POLLS_BEFORE_SLEEP;
         // The next poll looks at all connections: it may be the only one.
-        self.looks = LOOKS_AT_RECENT;
+        self.looks = LOOKS_WHEN_STEADY;
         self.watch_recent();
         let idle = self.reports.is_empty() && self.listed.is_empty() && self.descriptor().is_some();
         if idle { Armed::Sleep } else { Armed::Poll }

@@ -244,6 +244,15 @@ impl Frame {
         (bytes, if long { MOST_FRAME_BYTES } else { FRAME_BYTES })
     }
 
+    /// Returns whether a payload follows in the stream, or lies in the sender's memory.
+    pub const fn has_payload(&self) -> bool {
+        match self {
+            Self::Write { len, .. } | Self::Send { len, .. } | Self::ReadReply { len } => *len > 0,
+            Self::WriteFrom { .. } | Self::ReadFrom { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Parses the frame at the start of a stream.
     pub fn parse(bytes: &[u8]) -> Parsed {
         let Some(head) = bytes.first_chunk::<FRAME_BYTES>() else { return Parsed::Short };

@@ -376,8 +376,9 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NEMESIA_NET_PACKET_BYTES",
         values: "bytes, 256 to 16777216, or auto",
-        help: "payload of the largest packet to another machine; auto is that of a cell; all processes must agree",
-        get: |config| config.net_packet_bytes().to_string(),
+        help: "payload of the largest packet to another machine; auto is that of a cell, over TCP at least 64 KiB; all \
+               processes must agree",
+        get: |config| config.net_packet_bytes.map_or_else(|| AUTO.to_owned(), |bytes| bytes.to_string()),
         set: |config, value| {
             let bytes = if value == AUTO { None } else { Some(ranged(value, 256, 16 << 20)?) };
             put(&mut config.net_packet_bytes, Some(bytes))

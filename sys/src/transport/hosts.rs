@@ -306,7 +306,8 @@ pub(crate) fn meet(
     let addresses = Transport::ALL.map(|transport| opened.address(transport).ok());
     let own = given_key(config)?;
     let drawn = if me == 0 && own.is_none() { Some(JobKey::from_bytes(random()?)) } else { None };
-    let (called, packet_bytes) = (listener.as_ref().map(|(_, address)| *address), config.net_packet_bytes());
+    let (called, packet_bytes) =
+        (listener.as_ref().map(|(_, address)| *address), config.net_packet_bytes(true));
     let world = u64::from_le_bytes(random()?);
     let card = Card { world, key: drawn, addresses, unreached, called, packet_bytes };
     exchange.put(&key(me), &card.encode())?;
@@ -499,7 +500,7 @@ fn unserved(config: &Config, rank: usize, reasons: [Option<String>; 2]) -> Error
 
 /// Checks that the ranks on other machines have packets of the size of this process's.
 fn check_packets(config: &Config, remote: &[bool], cards: &[Card]) -> Result<(), Error> {
-    let ours = config.net_packet_bytes();
+    let ours = config.net_packet_bytes(true);
     let differs = |(rank, card): &(usize, &Card)| remote[*rank] && card.packet_bytes != ours;
     let Some((rank, card)) = cards.iter().enumerate().find(differs) else { return Ok(()) };
     let theirs = card.packet_bytes;

@@ -49,9 +49,10 @@ const STREAM_BYTES: u64 = 2 * (16 << 10);
 /// The longest wait between two looks at connections that close.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Returns the most bytes that each rank on another machine adds to this process for packets, on any transport.
+/// Returns the most bytes that each rank on another machine adds to this process for packets, on any transport: over
+/// TCP.
 pub(crate) fn bytes_per_peer(config: &Config) -> u64 {
-    let packet = channel::buffer_bytes(config.net_packet_bytes());
+    let packet = channel::buffer_bytes(config.net_packet_bytes(true));
     let stream = u64::from(fabric::buffers_per_stream(config.net_receives)) * packet + STREAM_BYTES;
     u64::from(config.net_streams) * stream
 }

@@ -1,5 +1,6 @@
 //! Every operation, of every size, with its contents.
 
+use nemesia_core::payload::GatherList;
 use nemesia_core::port::memory::{
     CompletionSource, MemoryPort, PostError, ReceiveQueue, RegionAccess, Slice, Work, WorkOutcome,
 };
@@ -13,6 +14,7 @@ pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
         ("writes_of_all_sizes", writes),
         ("reads_of_all_sizes", reads),
         ("sends_of_all_sizes", sends),
+        ("messages_that_leave_from_where_their_bytes_are", at_once),
         ("immediates", immediates),
         ("inline_bytes_are_copied_by_the_call", inline),
         ("lists_of_parts", lists),
@@ -121,6 +123,50 @@ fn sends<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         bench.succeeds(0, id)?;
     }
     Ok(())
+}
+
+/// Bytes that the port does not take at once are found in the room of the message.
+fn at_once<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
+    bench.open(2)?;
+    let (a, b) = bench.connect(0, 1)?;
+    let most = bench.most_bytes()?;
+    let room = most as usize + 2 * MARGIN as usize;
+    let (from, to) =
+        (bench.memory(0, room, RegionAccess::LOCAL)?, bench.memory(1, room, RegionAccess::LOCAL)?);
+    let (can, mut left) = (bench.port(0)?.sends_at_once(), 0);
+    for (id, len) in (1..).zip(sizes(most)) {
+        frame(&to, len);
+        let into = [to.slice(MARGIN, len)];
+        let posted = bench.port(1)?.receive(ReceiveQueue::Of(b), id, &into);
+        posted.map_err(|error| format!("receive of {len} bytes: {error}"))?;
+        // The peer reports that there is room for a message.
+        if can {
+            bench.rest();
+        }
+        let bytes = filled(id, len as usize);
+        let (head, body) = bytes.split_at(bytes.len().min(40));
+        let mut list = GatherList::new();
+        list.push(head);
+        list.push(body);
+        let (work, part) = (Work::new(a, id), from.slice(1, len));
+        let taken = bench.port(0)?.send_at_once(work, &list, part);
+        match taken.map_err(|error| format!("{len} bytes: {error}"))? {
+            Some(taken) => {
+                from.put(1 + taken as u64, &bytes[taken..]);
+                left += 1;
+            }
+            None => {
+                from.put(1, &bytes);
+                let posted = bench.port(0)?.send(work, CompletionSource::Gather(&[part]), None);
+                posted.map_err(|error| format!("{len} bytes: {error}"))?;
+            }
+        }
+        equal("message", bench.received(1, id)?, (len, None, false))?;
+        check_frame(&to, id, len)?;
+        bench.succeeds(0, id)?;
+    }
+    ensure(can == (left > 0), || format!("{left} messages left at once"))?;
+    bench.works((0, a), (1, b))
 }
 
 fn immediates<F: Fabric>(bench: &mut Bench<F>) -> Verdict {

@@ -77,7 +77,7 @@ fn compare(bill: &NetBill, usage: &NetUsage) -> Outcome {
     let Some(it) = bill.transports.iter().find(|it| it.transport == usage.transport) else {
         return super::broken(wrong("transport"));
     };
-    let buffers = u64::from(usage.buffers) * bill.buffer_bytes;
+    let buffers = u64::from(usage.buffers) * it.buffer_bytes;
     ensure([buffers, buffers + it.ring_bytes].contains(&usage.bytes), || wrong("bytes"))?;
     ensure((usage.send_depth, usage.receive_depth) == (it.send_depth, it.receive_depth), || wrong("depths"))?;
     ensure(usage.completion_entries >= it.completion_entries, || wrong("completions"))?;

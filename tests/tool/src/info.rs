@@ -58,7 +58,6 @@ struct HostsOverview {
     hosts: u32,
     remote_ranks: u32,
     connections: u32,
-    buffer: u64,
     first_buffers: u32,
     most_buffers: u32,
     state_per_remote_rank: u64,
@@ -68,6 +67,7 @@ struct HostsOverview {
 #[derive(Debug, Serialize)]
 struct TransportOverview {
     name: &'static str,
+    buffer: u64,
     rings: u64,
     queue_pairs: u32,
     send_depth: u32,
@@ -145,6 +145,7 @@ fn between_hosts(config: &Config, processes: u32, hosts: u32) -> Option<HostsOve
     let bill = NetBill::new(config, processes, hosts);
     let transport = |it: &TransportBill| TransportOverview {
         name: it.transport,
+        buffer: it.buffer_bytes,
         rings: it.ring_bytes,
         queue_pairs: it.queue_pairs,
         send_depth: it.send_depth,
@@ -157,7 +158,6 @@ fn between_hosts(config: &Config, processes: u32, hosts: u32) -> Option<HostsOve
         hosts: bill.hosts,
         remote_ranks: bill.remote,
         connections: bill.connections,
-        buffer: bill.buffer_bytes,
         first_buffers: bill.first_buffers,
         most_buffers: bill.most_buffers,
         state_per_remote_rank: bill.state_per_peer,
@@ -224,14 +224,13 @@ fn write_hosts(out: &mut String, processes: u32, it: &HostsOverview) -> std::fmt
         "\nBetween hosts, for each process in a world of {processes} on {hosts} hosts: {connections} connections with \
          {remote_ranks} ranks"
     )?;
-    let buffers = |count: u32| u64::from(count) * it.buffer;
-    for (what, bytes) in [
-        ("a buffer of the process for a packet", it.buffer),
-        ("all buffers, if it is connected with all", buffers(it.first_buffers)),
-        ("all buffers at most, if all send at once", buffers(it.most_buffers)),
-        ("state of each rank before its connection", it.state_per_remote_rank),
-    ] {
-        writeln!(out, "  {what:<56} {:>10} {bytes:>12} bytes", human(bytes))?;
+    let mut line = |what: &str, bytes| writeln!(out, "  {what:<56} {:>10} {bytes:>12} bytes", human(bytes));
+    line("state of each rank before its connection", it.state_per_remote_rank)?;
+    for TransportOverview { name, buffer, .. } in &it.transports {
+        let buffers = |count: u32| u64::from(count) * buffer;
+        line(&format!("over {name}: a buffer of the process for a packet"), *buffer)?;
+        line("  all buffers, if it is connected with all", buffers(it.first_buffers))?;
+        line("  all buffers at most, if all send at once", buffers(it.most_buffers))?;
     }
     for it in &it.transports {
         let TransportOverview { name, send_depth, receive_depth, descriptors, .. } = it;

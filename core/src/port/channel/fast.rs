@@ -44,7 +44,7 @@ use super::{Channel, ChannelStorage, LendError, RING_PACKET, Token};
 use crate::order::Placed;
 use crate::payload::LentMemory;
 use crate::port::memory::MemoryPort;
-use crate::port::{Arrival, PeerId, PortFault};
+use crate::port::{Arrival, PacketPieces, PeerId, PortFault};
 use crate::wire::Envelope;
 use crate::wire::channel::{HEADER_BYTES, Header, Numbered, PacketKind, RingNotice};
 use crate::wire::ring::{OFFER_BYTES, RingOffer, RingShape, SLOT_PAYLOAD};
@@ -157,7 +157,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             let offer = offer.and_then(|place| self.rings.offer(&self.port, place)).map(|it| it.encode());
             let bytes = offer.as_ref().map_or(&[][..], |bytes| bytes);
             let kind = PacketKind::Ring(notice);
-            match self.transmit_on_any(peer, (kind, 0, 0), bytes.len(), |room| room.put(bytes)) {
+            match self.transmit_on_any(peer, (kind, 0, 0), &mut PacketPieces::Whole(bytes)) {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(error) => {

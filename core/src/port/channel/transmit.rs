@@ -7,8 +7,9 @@ use super::buffers::{Buffers, Use};
 use super::fast::SMALL_RAIL;
 use super::peer::{ChannelPeer, ChannelStage, MOST_RAILS, Rail};
 use super::{Channel, ChannelStorage, INLINE, SENDS};
+use crate::payload::GatherList;
 use crate::port::memory::{CompletionSource, MemoryPort, PostError, RemoteRange, Work};
-use crate::port::{PeerFault, PeerId, PortFault};
+use crate::port::{PacketPieces, PeerFault, PeerId, PortFault};
 use crate::wire::Envelope;
 use crate::wire::channel::{CloseReason, HEADER_BYTES, Header, Numbered, PacketKind};
 use crate::wire::ring::{SLOT_PAYLOAD, TRAILER_BYTES};
@@ -36,8 +37,10 @@ struct SlotWrite {
 }
 
 /// The memory in which a packet is assembled.
-pub(super) struct SendRoom<'a, S: ChannelStorage> {
+struct SendRoom<'a, S: ChannelStorage> {
     at: usize,
+    /// The bytes at the beginning that the port has taken already.
+    taken: usize,
     place: SendPlace<'a, S>,
 }
 
@@ -49,7 +52,10 @@ enum SendPlace<'a, S: ChannelStorage> {
 impl<S: ChannelStorage> SendRoom<'_, S> {
     /// Appends bytes. They fit, because the length was checked before.
     #[inline]
-    pub(super) fn put(&mut self, bytes: &[u8]) {
+    fn put(&mut self, bytes: &[u8]) {
+        let skipped = self.taken.saturating_sub(self.at).min(bytes.len());
+        self.at += skipped;
+        let bytes = bytes.get(skipped..).unwrap_or(&[]);
         let fits = match &mut self.place {
             SendPlace::Stack(stack) => {
                 let to = stack.get_mut(self.at..self.at + bytes.len());
@@ -60,6 +66,13 @@ impl<S: ChannelStorage> SendRoom<'_, S> {
         debug_assert!(fits);
         self.at += bytes.len();
     }
+
+    #[inline]
+    fn put_all(&mut self, header: &[u8], content: &mut PacketPieces<'_>, trailer: &[u8]) {
+        self.put(header);
+        content.each(|piece| self.put(piece));
+        self.put(trailer);
+    }
 }
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
@@ -68,11 +81,10 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        len: usize,
-        write: impl FnMut(&mut SendRoom<'_, S>),
+        content: &mut PacketPieces<'_>,
     ) -> Result<bool, PeerFault> {
         let Envelope { kind, context, tag, .. } = *envelope;
-        let sent = self.transmit_on_any(peer, (PacketKind::Engine(kind), context, tag), len, write)?;
+        let sent = self.transmit_on_any(peer, (PacketKind::Engine(kind), context, tag), content)?;
         if let Some(it) = self.peer(peer) {
             let held = !sent && !it.has_failed();
             it.sent += u64::from(sent);
@@ -98,7 +110,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         if crate::injected_fault::injected(crate::injected_fault::InjectedFault::ForgetClose) {
             return Ok(true);
         }
-        let sent = self.transmit_on_any(peer, (PacketKind::Close(reason), 0, 0), 0, |_| ())?;
+        let sent =
+            self.transmit_on_any(peer, (PacketKind::Close(reason), 0, 0), &mut PacketPieces::Whole(&[]))?;
         if let Some(it) = self.peer(peer) {
             it.fast.has_left |= sent;
         }
@@ -117,10 +130,9 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         &mut self,
         peer: PeerId,
         (kind, context, tag): (PacketKind, u16, u64),
-        len: usize,
-        mut write: impl FnMut(&mut SendRoom<'_, S>),
+        content: &mut PacketPieces<'_>,
     ) -> Result<bool, PeerFault> {
-        let limit = self.config.packet_bytes;
+        let (limit, len) = (self.config.packet_bytes, content.len());
         if len > limit as usize {
             return Err(PeerFault { peer, fault: PortFault::Post(PostError::Length { limit }) });
         }
@@ -128,7 +140,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let Some(it) = self.peer(peer).filter(|it| !it.has_failed()) else { return Ok(false) };
         let packet = Numbered { kind, context, tag, sequence: it.next };
         if matches!(kind, PacketKind::Engine(_)) && len <= SLOT_PAYLOAD {
-            match self.write_to_ring(peer, packet, len, &mut write) {
+            match self.write_to_ring(peer, packet, content) {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
                 Err(error) => return Err(PeerFault { peer, fault: PortFault::Post(error) }),
@@ -150,7 +162,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
                 is_starved = true;
                 continue;
             }
-            match self.post_packet((peer, rail), Some(packet), len, None, &mut write) {
+            match self.post_packet((peer, rail), Some(packet), content, None) {
                 Ok(true) => {
                     if let Some(it) = self.peer(peer) {
                         it.is_starved = false;
@@ -174,9 +186,9 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         &mut self,
         peer: PeerId,
         packet: Numbered,
-        len: usize,
-        write: &mut impl FnMut(&mut SendRoom<'_, S>),
+        content: &mut PacketPieces<'_>,
     ) -> Result<bool, PostError> {
+        let len = content.len();
         let facts = self.facts();
         let (first, every) = (facts.active_speaks_first, facts.send_depth / 4);
         let (is_on, inline_bytes) = (self.config.fast.is_on(), facts.inline_bytes as usize);
@@ -194,7 +206,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let at = (offer.shape.end(number) - total as u64).wrapping_add(offer.address);
         let to = RemoteRange { address: at, key: offer.key };
         let slot = SlotWrite { to, trailer: offer.shape.trailer(number, len), quiet };
-        let written = self.post_packet((peer, SMALL_RAIL), Some(packet), len, Some(slot), write)?;
+        let written = self.post_packet((peer, SMALL_RAIL), Some(packet), content, Some(slot))?;
         if written && let Some(it) = self.peer(peer) {
             it.next = it.next.wrapping_add(1);
             it.fast.wrote(len, quiet);
@@ -208,10 +220,10 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         &mut self,
         (peer, rail): (PeerId, u32),
         packet: Option<Numbered>,
-        len: usize,
+        content: &mut PacketPieces<'_>,
         slot: Option<SlotWrite>,
-        write: &mut impl FnMut(&mut SendRoom<'_, S>),
     ) -> Result<bool, PostError> {
+        let len = content.len();
         let inline_bytes = INLINE.min(self.facts().inline_bytes as usize);
         let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) else { return Ok(false) };
         let ((units, _), is_starved, slots) = (it.promise(), it.is_starved, it.fast.taken());
@@ -224,22 +236,14 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let total = HEADER_BYTES + len + trailer.len();
         let mut stack = [0; INLINE];
         let (posted, buffered) = if total <= inline_bytes {
-            let mut room = SendRoom::<S> { at: 0, place: SendPlace::Stack(&mut stack) };
-            room.put(&header);
-            write(&mut room);
-            room.put(trailer);
+            let mut room = SendRoom::<S> { at: 0, taken: 0, place: SendPlace::Stack(&mut stack) };
+            room.put_all(&header, content, trailer);
             let bytes = CompletionSource::Inline(stack.get(..total).unwrap_or(&[]));
             (self.post_bytes(Work::new(connection, inline_id(peer, rail)), bytes, slot), false)
         } else {
             let Some(index) = self.buffers.take(own, Use::Sending, peer, rail) else { return Ok(false) };
-            let mut room = SendRoom::<S> { at: 0, place: SendPlace::Buffer(&self.buffers, index) };
-            room.put(&header);
-            write(&mut room);
-            room.put(trailer);
-            let slice = self.buffers.slice(index, total as u32).ok_or(PostError::NotReady);
             let work = Work::new(connection, index.into());
-            let posted =
-                slice.and_then(|slice| self.post_bytes(work, CompletionSource::Gather(&[slice]), slot));
+            let posted = self.post_buffered(work, index, (&header, content, trailer), slot);
             if posted.is_err() {
                 self.buffers.put(index, own);
             }
@@ -251,6 +255,34 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             Err(error) => return Err(error),
         }
         Ok(true)
+    }
+
+    /// Posts a packet of these bytes from a buffer, in which lie those that the port does not take at once.
+    fn post_buffered(
+        &mut self,
+        work: Work,
+        index: u32,
+        (header, content, trailer): (&[u8], &mut PacketPieces<'_>, &[u8]),
+        slot: Option<SlotWrite>,
+    ) -> Result<(), PostError> {
+        let total = header.len() + content.len() + trailer.len();
+        let slice = self.buffers.slice(index, total as u32).ok_or(PostError::NotReady)?;
+        let taken = if self.port.sends_at_once() && slot.is_none() {
+            let mut list = GatherList::new();
+            list.push(header);
+            if content.gather(&mut list) { self.port.send_at_once(work, &list, slice)? } else { None }
+        } else {
+            None
+        };
+        if taken != Some(total) {
+            let place = SendPlace::Buffer(&self.buffers, index);
+            let mut room = SendRoom::<S> { at: 0, taken: taken.unwrap_or(0), place };
+            room.put_all(header, content, trailer);
+        }
+        match taken {
+            Some(_) => Ok(()),
+            None => self.post_bytes(work, CompletionSource::Gather(&[slice]), slot),
+        }
     }
 
     /// Posts the bytes of a packet.
@@ -321,7 +353,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         if !(update || due && credits.can_send()) {
             return;
         }
-        match self.post_packet((peer, rail), None, 0, None, &mut |_| ()) {
+        match self.post_packet((peer, rail), None, &mut PacketPieces::Whole(&[]), None) {
             Ok(sent) => {
                 if let Some(it) = self.peer(peer) {
                     it.updates += u64::from(sent);

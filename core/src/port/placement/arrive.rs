@@ -1,6 +1,7 @@
 //! Incoming bytes of a connection. All of them are untrusted.
 #![forbid(unsafe_code)]
 
+use super::expected::DIRECT;
 use super::link::{
     AwaitedReport, IncomingFrame, IncomingKind, LinkEnd, PendingReports, PlacementKind, PlacementLink,
     PlacementReply, PlacementWork, WorkBytes,
@@ -17,8 +18,6 @@ use crate::wire::placement::{Frame, MOST_ASKED, Parsed, Reason};
 const CALLS: usize = 8;
 /// The bytes copied at once from the peer's memory.
 const PULLED: u64 = 1 << 20;
-/// From this length on, payloads are read directly to their destination.
-const DIRECT: u64 = 4096;
 
 impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
     /// Reads available bytes, and executes them. A short read ends this if the stream is reported again when more is
@@ -35,35 +34,45 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
                 self.pull(regions, reports)?;
                 continue;
             }
+            let (ahead, is_between) = (self.expected(), self.incoming.is_none() && self.input.is_empty());
             let direct = self.incoming.filter(|it| self.input.is_empty() && it.len - it.done >= DIRECT);
             let mut list = ScatterList::new();
             let mut wanted = 0;
-            if let Some(incoming) = direct {
-                wanted = incoming.len - incoming.done;
-                if !regions.destinations(&incoming.parts, incoming.done, wanted, &mut list) {
-                    return Err(gone(incoming.what, self.next_reply));
+            if let (Some(expected), Some(receive)) = (ahead, self.receives.front()) {
+                if !expected.list(&receive.parts, &mut self.input, regions, &mut list) {
+                    self.ahead.forget();
+                    continue;
                 }
+            } else {
+                if let Some(incoming) = direct {
+                    wanted = incoming.len - incoming.done;
+                    if !regions.destinations(&incoming.parts, incoming.done, wanted, &mut list) {
+                        return Err(gone(incoming.what, self.next_reply));
+                    }
+                }
+                self.input.compact();
+                list.push(self.input.room(usize::MAX));
             }
-            self.input.compact();
-            let room = self.input.room(usize::MAX);
-            let most = wanted.saturating_add(room.len() as u64);
-            list.push(room);
+            let most = list.bytes();
             let Some(stream) = &mut self.stream else { return Ok(()) };
             let count = match stream.read(&mut list) {
-                StreamResult::Bytes(count) => {
-                    let placed = wanted.min(count as u64);
-                    self.input.add(count - placed as usize);
-                    if let Some(incoming) = &mut self.incoming {
-                        incoming.done += placed;
-                    }
-                    count
-                }
+                StreamResult::Bytes(count) => count,
                 StreamResult::Blocked => return Ok(()),
                 StreamResult::Ended => return Err(LinkEnd::new(LostError::Closed)),
                 StreamResult::Failed(error) => return Err(LinkEnd::new(error)),
             };
+            self.ahead.begin(is_between);
+            if let Some(expected) = ahead {
+                self.take_ahead(expected, count, regions, reports)?;
+            } else {
+                let placed = wanted.min(count as u64);
+                self.input.add(count - placed as usize);
+                if let Some(incoming) = &mut self.incoming {
+                    incoming.done += placed;
+                }
+            }
             self.digest(regions, reports)?;
-            let is_short = S::REPORTS_REST && !is_last && (count as u64) < most;
+            let is_short = S::REPORTS_REST && !is_last && count < most;
             if is_short && self.incoming.is_none_or(|it| it.source.is_none()) {
                 return Ok(());
             }
@@ -134,6 +143,7 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
                 Parsed::Malformed => return Err(LinkEnd::PROTOCOL),
                 Parsed::Frame(frame, count) => {
                     self.input.remove(count);
+                    self.ahead.see(&frame, count);
                     self.begin(frame, regions, reports)?;
                 }
             }
@@ -301,7 +311,7 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
     }
 
     /// Handles a payload whose bytes are all placed.
-    fn arrived(&mut self, incoming: IncomingFrame, reports: &mut PendingReports<P>) {
+    pub(super) fn arrived(&mut self, incoming: IncomingFrame, reports: &mut PendingReports<P>) {
         let len = incoming.len as u32;
         match incoming.what {
             IncomingKind::Reply => return self.have_reply(reports),

@@ -94,6 +94,22 @@ impl<B: BorrowMut<[u8]>> InputBuffer<B> {
         bytes.get_mut(end..most).unwrap_or(&mut [])
     }
 
+    /// Returns the first `before` bytes of an empty buffer, and those behind the `left_out` that follow.
+    pub(super) fn room_around(&mut self, before: usize, left_out: usize) -> (&mut [u8], &mut [u8]) {
+        debug_assert!(self.is_empty(), "the places of the bytes are counted from the beginning");
+        (self.start, self.end) = (0, 0);
+        let Some((first, rest)) = self.bytes.borrow_mut().split_at_mut_checked(before) else {
+            return (&mut [], &mut []);
+        };
+        (first, rest.get_mut(left_out..).unwrap_or(&mut []))
+    }
+
+    /// Makes these bytes the content.
+    pub(super) fn skip_to(&mut self, start: usize, count: usize) {
+        self.end = (start + count).min(self.bytes.borrow().len());
+        self.start = start.min(self.end);
+    }
+
     /// Adds `count` bytes that were stored in the room.
     pub(super) fn add(&mut self, count: usize) {
         self.end = (self.end + count).min(self.bytes.borrow().len());

@@ -10,7 +10,7 @@ use super::link::{ConnectionPlace, LinkEnd, PendingReports, PlacementLink};
 use super::regions::PlacementRegions;
 use super::send::Flow;
 use super::stream::{ByteStream, Interest, LISTENER, StreamResult, StreamTransport};
-use super::{LOOKS_AT_RECENT, PlacementPort, PlacementStorage, STEADY_LOOKS};
+use super::{LOOKS_AT_RECENT, LOOKS_WHEN_STEADY, PlacementPort, PlacementStorage, STEADY_LOOKS};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::port::memory::{ConnectError, Connection, ConnectionState, Event, LostError, Private};
@@ -157,8 +157,9 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
     pub(super) fn progress(&mut self) {
         self.awake = self.awake.saturating_sub(1);
         self.move_listed(true);
+        let most = if self.is_unwatched { LOOKS_WHEN_STEADY } else { LOOKS_AT_RECENT };
         if T::Stream::REPORTS_REST
-            && self.looks < LOOKS_AT_RECENT
+            && self.looks < most
             && let Some(at) = self.recent
         {
             self.looks += 1;

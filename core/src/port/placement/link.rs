@@ -5,6 +5,7 @@ use core::borrow::{Borrow as _, BorrowMut as _};
 use core::time::Duration;
 
 use super::buffers::{InputBuffer, StageBuffer};
+use super::expected::ReadAhead;
 use super::queue::{Hooked, LentQueue, QueueHook};
 use super::regions::PlacementParts;
 use super::{PlacementStorage, STAGE_BYTES};
@@ -268,6 +269,8 @@ pub(super) struct PlacementLink<S, P: PlacementStorage> {
     /// Whether replies or requests are next; they alternate.
     pub(super) turn: bool,
     pub(super) incoming: Option<IncomingFrame>,
+    /// What the next read probably brings.
+    pub(super) ahead: ReadAhead,
     pub(super) input: InputBuffer<P::Table<u8>>,
 }
 
@@ -399,6 +402,7 @@ impl<S, P: PlacementStorage> PlacementLink<S, P> {
             body: None,
             turn: false,
             incoming: None,
+            ahead: ReadAhead::default(),
             input: InputBuffer::new(input),
         })
     }

@@ -14,7 +14,7 @@ use crate::port::memory::{ConnectionState, LostError, WorkError};
 use crate::wire::placement::{FRAME_BYTES, Frame, MOST_ASKED, MOST_FRAME_BYTES, MOST_REPLIES, Reason};
 
 /// Payloads up to this length are copied, and go out with their frame and with others.
-const COPIED: usize = 2048;
+pub(super) const COPIED: usize = 2048;
 /// Payloads from this length on are read by the peer from their place, if the peer can do that.
 const LENT: u32 = 32 << 10;
 /// The system calls of one connection in one poll.
@@ -66,6 +66,9 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
 
     /// Writes outgoing bytes as long as the stream takes them.
     pub(super) fn send_out(&mut self, regions: &PlacementRegions<P>) -> Result<Flow, LinkEnd> {
+        if !self.has_output() {
+            return Ok(Flow::Idle);
+        }
         for _ in 0..CALLS {
             self.fill(regions)?;
             let mut list = GatherList::new();
@@ -93,7 +96,23 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
         Ok(Flow::More)
     }
 
-    fn gone_out(&mut self, count: usize, staged: usize) {
+    /// Returns whether anything is to be sent, now or when the peer has room for it.
+    fn has_output(&mut self) -> bool {
+        self.sent < self.posted
+            || self.body.is_some()
+            || !self.replies.is_empty()
+            || !self.stage.rest().is_empty()
+            || self.is_report_due()
+    }
+
+    fn is_report_due(&mut self) -> bool {
+        self.executed > self.executed_reported
+            || self.granted > self.granted_reported
+            || self.pulled > self.pulled_reported
+            || !self.reported_pulls && self.stream.as_mut().is_some_and(ByteStream::can_pull)
+    }
+
+    pub(super) fn gone_out(&mut self, count: usize, staged: usize) {
         let first = count.min(staged);
         self.stage.advance(first);
         if let Some(body) = &mut self.body {
@@ -114,25 +133,7 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
             && self.body.is_none()
             && self.has_stage_room(MOST_FRAME_BYTES + COPIED)
         {
-            if self.executed > self.executed_reported || self.granted > self.granted_reported {
-                (self.executed_reported, self.granted_reported) = (self.executed, self.granted);
-                self.awaited = AwaitedReport::Nothing;
-                let room = self.granted;
-                // Of the receives that were posted later, the peer never learns.
-                #[cfg(nemesia_injected_fault)]
-                let room = if injected(InjectedFault::ForgetRoom) { room.min(INITIAL_ROOM) } else { room };
-                self.stage_frame(&Frame::Ack { executed: self.executed, room });
-                self.held = 0;
-                continue;
-            }
-            if self.pulled > self.pulled_reported {
-                self.pulled_reported = self.pulled;
-                self.stage_frame(&Frame::Pulled { count: self.pulled });
-                continue;
-            }
-            if !self.reported_pulls && self.stream.as_mut().is_some_and(ByteStream::can_pull) {
-                self.reported_pulls = true;
-                self.stage_frame(&Frame::CanPull);
+            if self.fill_report() {
                 continue;
             }
             self.turn = !self.turn;
@@ -144,6 +145,29 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
             }
         }
         Ok(())
+    }
+
+    /// Adds a report to the peer, for which there is room. Returns false if none is due.
+    pub(super) fn fill_report(&mut self) -> bool {
+        if self.executed > self.executed_reported || self.granted > self.granted_reported {
+            (self.executed_reported, self.granted_reported) = (self.executed, self.granted);
+            self.awaited = AwaitedReport::Nothing;
+            let room = self.granted;
+            // Of the receives that were posted later, the peer never learns.
+            #[cfg(nemesia_injected_fault)]
+            let room = if injected(InjectedFault::ForgetRoom) { room.min(INITIAL_ROOM) } else { room };
+            self.stage_frame(&Frame::Ack { executed: self.executed, room });
+            self.held = 0;
+        } else if self.pulled > self.pulled_reported {
+            self.pulled_reported = self.pulled;
+            self.stage_frame(&Frame::Pulled { count: self.pulled });
+        } else if !self.reported_pulls && self.stream.as_mut().is_some_and(ByteStream::can_pull) {
+            self.reported_pulls = true;
+            self.stage_frame(&Frame::CanPull);
+        } else {
+            return false;
+        }
+        true
     }
 
     /// Adds the next reply. Returns false if there is none.
@@ -248,7 +272,7 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
     }
 
     /// Returns whether the peer should read a payload of this length from its place.
-    const fn lends(&self, len: u32) -> bool {
+    pub(super) const fn lends(&self, len: u32) -> bool {
         self.peer_pulls && len >= LENT
     }
 

@@ -23,8 +23,6 @@ pub struct NetBill {
     pub remote: u32,
     /// The connections with them.
     pub connections: u32,
-    /// Bytes of a buffer for a packet. The buffers belong to the process, and serve all connections.
-    pub buffer_bytes: u64,
     /// The buffers when all are connected and nothing was sent.
     pub first_buffers: u32,
     /// The most buffers, if all peers send at once.
@@ -40,6 +38,8 @@ pub struct NetBill {
 pub struct TransportBill {
     /// `verbs` or `tcp`.
     pub transport: &'static str,
+    /// Bytes of a buffer for a packet. The buffers belong to the process, and serve all connections.
+    pub buffer_bytes: u64,
     /// Bytes of the rings into which peers write small packets, if the device promises the order that they need.
     pub ring_bytes: u64,
     /// The queue pairs when all are connected; 0 over TCP.
@@ -72,7 +72,6 @@ impl NetBill {
             hosts,
             remote,
             connections,
-            buffer_bytes: channel::buffer_bytes(config.net_packet_bytes()),
             first_buffers: first,
             most_buffers: most,
             state_per_peer: (size_of::<ChannelPeer<Vec<Option<u32>>>>() + window_bytes) as u64,
@@ -85,6 +84,7 @@ fn device_bill(config: &Config, processes: u32, connections: u32) -> TransportBi
     let options = device_options(config, processes);
     TransportBill {
         transport: Transport::Verbs.name(),
+        buffer_bytes: channel::buffer_bytes(config.net_packet_bytes(false)),
         ring_bytes: fast_path(Transport::Verbs, config).bytes(),
         queue_pairs: connections,
         send_depth: options.send_depth,
@@ -99,6 +99,7 @@ fn tcp_bill(config: &Config, processes: u32) -> TransportBill {
     let options = tcp_options(config, processes);
     TransportBill {
         transport: Transport::Tcp.name(),
+        buffer_bytes: channel::buffer_bytes(config.net_packet_bytes(true)),
         ring_bytes: fast_path(Transport::Tcp, config).bytes(),
         queue_pairs: 0,
         send_depth: options.send_depth,

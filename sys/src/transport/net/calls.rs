@@ -182,7 +182,7 @@ impl NetCalls {
             key,
             listener,
             channel,
-            packet_bytes: config.net_packet_bytes(),
+            packet_bytes: config.net_packet_bytes(true),
             sockets,
             limit: Duration::from_secs(config.timeout_seconds.into()),
             challenges: Challenges::new(seed()?),

@@ -194,7 +194,7 @@ pub(super) fn channel_sizes(
         incarnation,
         size,
         remote,
-        packet_bytes: config.net_packet_bytes(),
+        packet_bytes: config.net_packet_bytes(transport == Transport::Tcp),
         receives: config.net_receives,
         world,
         key,
@@ -249,6 +249,7 @@ pub(super) fn tcp_options(config: &Config, ranks: u32) -> tcp::Options {
         connections: connections(config, ranks),
         receive_depth: config.net_receives,
         shared_receive_depth: 0,
+        reads_ahead: true,
         ..tcp::Options::default()
     }
 }
@@ -280,6 +281,6 @@ fn open_verbs(
             auto or off"
         )));
     }
-    try_memory(port, remote.saturating_mul(config.net_streams), config.net_packet_bytes())?;
+    try_memory(port, remote.saturating_mul(config.net_streams), config.net_packet_bytes(false))?;
     Ok(opened)
 }

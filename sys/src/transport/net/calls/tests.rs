@@ -56,7 +56,7 @@ fn challenged(calls: &mut NetCalls, watch: &Watch, place: SocketAddr) -> (TcpStr
 
 /// Returns the request of a process with this address for process 1, with a proof by this key.
 fn request(own: u8, challenge: Challenge, key: [u8; 32]) -> CallRequest {
-    let packet_bytes = Config::default().net_packet_bytes();
+    let packet_bytes = Config::default().net_packet_bytes(true);
     let introduction = CallIntroduction { calls: 1, token: 5, number: 6, packet_bytes };
     let address = [own; 64];
     let terms = CallTerms {

@@ -1,0 +1,102 @@
+//! Reading ahead: what comes next is probably like what came last. If that was a large message behind certain frames,
+//! the next read puts the bytes behind as many frames at once where such a message belongs. A message of a
+//! conversation is then not copied on its way into its receive. If something else has come, its bytes are copied to
+//! where they would have been read, and nothing has happened but that.
+#![forbid(unsafe_code)]
+
+use super::buffers::InputBuffer;
+use super::regions::{PlacementParts, PlacementRegions};
+use super::{PlacementStorage, STAGE_BYTES};
+use crate::payload::ScatterList;
+use crate::wire::placement::{Frame, Parsed};
+
+/// From this length on, payloads are read directly to their destination.
+pub(super) const DIRECT: u64 = 4096;
+/// The room that stays behind an expected message, so that a read shows whether more has come.
+const ROOM_BEHIND: usize = 1024;
+
+/// A message that the next read probably brings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExpectedMessage {
+    /// The bytes of the frames before its payload, its own included.
+    pub(super) before: usize,
+    /// The bytes of the payload.
+    pub(super) len: usize,
+}
+
+impl ExpectedMessage {
+    /// Returns the message that will follow a read which has brought this frame first of those with a payload, behind
+    /// so many bytes of frames.
+    fn after(frame: &Frame, before: usize) -> Option<Self> {
+        let Frame::Send { len, .. } = *frame else { return None };
+        let len = len as usize;
+        (len as u64 >= DIRECT && before + len + ROOM_BEHIND <= STAGE_BYTES).then_some(Self { before, len })
+    }
+
+    /// Adds the places of the frames, of the payload and of what follows to a list. Returns false if the memory of
+    /// the receive is gone.
+    pub(super) fn list<'a, P: PlacementStorage>(
+        self,
+        parts: &PlacementParts,
+        input: &'a mut InputBuffer<P::Table<u8>>,
+        regions: &'a PlacementRegions<P>,
+        list: &mut ScatterList<'a>,
+    ) -> bool {
+        let (frames, rest) = input.room_around(self.before, self.len);
+        list.push(frames);
+        let is_there = regions.destinations(parts, 0, self.len as u64, list);
+        list.push(rest);
+        is_there
+    }
+
+    /// Returns whether these bytes are the frames before the payload.
+    pub(super) fn is_announced_by(self, mut frames: &[u8]) -> bool {
+        loop {
+            match Frame::parse(frames) {
+                Parsed::Frame(Frame::Send { len, .. }, count) => {
+                    return count == frames.len() && len as usize == self.len;
+                }
+                Parsed::Frame(frame, count) if !frame.has_payload() => {
+                    frames = frames.get(count..).unwrap_or(&[]);
+                }
+                _ => return false,
+            }
+        }
+    }
+}
+
+/// What a connection expects.
+#[derive(Debug, Default)]
+pub(super) struct ReadAhead {
+    /// Whether the port reads ahead at all.
+    pub(super) is_on: bool,
+    expected: Option<ExpectedMessage>,
+    /// The bytes of the frames that the last read has brought, as long as no payload was among them.
+    frames: Option<usize>,
+}
+
+impl ReadAhead {
+    pub(super) fn expected(&self) -> Option<ExpectedMessage> {
+        self.expected.filter(|_| self.is_on)
+    }
+
+    /// Expects nothing.
+    pub(super) const fn forget(&mut self) {
+        self.expected = None;
+    }
+
+    /// Begins with what a read has brought; `is_between` if it began with a frame.
+    pub(super) const fn begin(&mut self, is_between: bool) {
+        self.frames = if is_between { Some(0) } else { None };
+    }
+
+    /// Takes note of a frame of this length.
+    pub(super) fn see(&mut self, frame: &Frame, count: usize) {
+        self.frames = self.frames.map(|before| before + count);
+        if frame.has_payload()
+            && let Some(before) = self.frames.take()
+        {
+            self.expected = ExpectedMessage::after(frame, before);
+        }
+    }
+}
