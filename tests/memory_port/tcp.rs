@@ -26,6 +26,11 @@ impl Tcp {
         Self::new(Ipv4Addr::LOCALHOST.into(), Options { connections: 8, ..Options::default() })
     }
 
+    /// Ports with room for many connections.
+    pub(crate) fn large() -> Self {
+        Self::new(Ipv4Addr::LOCALHOST.into(), Options { connections: 256, ..Options::default() })
+    }
+
     /// Moves the clock of the ports forward.
     pub(crate) fn skip_to(&mut self, now: Duration) {
         let missing = now.saturating_sub(self.pass());

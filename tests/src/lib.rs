@@ -7,6 +7,7 @@
 //! |
 //! | [`leftovers`] | names, System V objects and processes that a test leaves behind |
 //! | [`conformance`] | the promises of the engine over every transport |
+//! | [`hostile_ranks`] | ranks that use their connections against the protocol, over any fabric |
 //! | [`hosts`] | two hosts for worlds under Hydra |
 //! | [`content`] | payloads that can be checked |
 //! | [`memory_port`] | the requirements of every memory port |
@@ -16,6 +17,7 @@
 
 pub mod conformance;
 pub mod content;
+pub mod hostile_ranks;
 pub mod hosts;
 pub mod job;
 pub mod kills;

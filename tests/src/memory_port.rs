@@ -74,6 +74,11 @@ pub trait Fabric {
         false
     }
 
+    /// Returns whether a device lets a peer read memory that the peer may only write (a mistake of the device).
+    fn ignores_read_rights(&self) -> bool {
+        false
+    }
+
     /// Returns whether nothing answers a request to a port that is gone, so that only the deadline ends it: a
     /// datagram to a port that is gone is lost.
     fn is_silent(&self) -> bool {

@@ -92,6 +92,11 @@ impl Fabric for Devices {
         self.is_siw
     }
 
+    /// siw answers reads without a look at the right to read (`siw_qp_sq_proc_tx`, Linux 6.1).
+    fn ignores_read_rights(&self) -> bool {
+        self.is_siw
+    }
+
     fn is_silent(&self) -> bool {
         set_up() == SetUpChoice::Datagrams
     }

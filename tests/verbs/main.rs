@@ -19,6 +19,8 @@ mod ends;
 #[cfg(test)]
 mod fabric;
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod large;
 #[cfg(test)]
 mod pipes;

@@ -454,11 +454,16 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     }
 
     /// Returns an unreported fault of a peer that has no packet left to deliver.
+    ///
+    /// A peer may leave as soon as it has all bytes that this process writes. The completion of the write can be seen
+    /// after the peer's last packet, because a fabric orders no completions of the two queues of a connection. So the
+    /// end of a peer that leaves is reported when no access to its memory is under way.
     #[cold]
     fn next_fault(&mut self, only: Option<PeerId>) -> Option<PeerFault> {
         let mut reported = None;
         for (peer, it) in (0..).zip(self.peers.borrow_mut().iter_mut()) {
             if only.is_none_or(|only| only == peer)
+                && !(it.has_left() && self.accesses.is_unsettled(peer))
                 && let Some(fault) = it.tell()
             {
                 reported = Some(PeerFault { peer, fault });

@@ -351,7 +351,12 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
 
     /// Returns whether packets of the peer must be ignored: it violated the protocol, or has sent its last packet.
     pub(super) const fn is_ignored(&self) -> bool {
-        self.violated || matches!(self.fault, Some(PortFault::Left(_)))
+        self.violated || self.has_left()
+    }
+
+    /// Returns whether the peer has announced that it leaves.
+    pub(super) const fn has_left(&self) -> bool {
+        matches!(self.fault, Some(PortFault::Left(_)))
     }
 
     /// Returns the fault once, after all earlier packets were delivered. A flush of requests is no reason: the event of

@@ -70,11 +70,12 @@ impl NetPort {
         Ok(())
     }
 
-    /// Takes the completions of receives of requests that were refused: only then is their end reported.
+    /// Takes the completions of receives of connections that were not made, because the peer has refused the request,
+    /// or because this process could not accept it. Only then is their end reported, and another request accepted.
     fn flush_receives(&mut self, meetings: &[OpeningStage]) {
         for (peer, meeting) in (0..).zip(meetings) {
-            if matches!(meeting, OpeningStage::Requested | OpeningStage::Closing) {
-                // A peer that is not connected has sent no packet.
+            if *meeting != OpeningStage::Ready {
+                // A peer that is not connected has sent no packet that is delivered.
                 let _ = self.poll_peer(peer);
             }
         }

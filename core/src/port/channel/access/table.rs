@@ -303,6 +303,16 @@ impl<T: BorrowMut<[AccessSlot]> + Extend<AccessSlot>> AccessTable<T> {
         self.slots.borrow().iter().any(works)
     }
 
+    /// Returns whether a work request to this peer is under way, or has ended and its end was not taken
+    /// ([`AccessTable::next_ended`]).
+    pub(in crate::port::channel) fn is_unsettled(&self, peer: PeerId) -> bool {
+        let is_of_peer = |slot: &AccessSlot| match slot.usage {
+            AccessUse::Working { peer: of, .. } | AccessUse::Ended { peer: of, .. } => of == peer,
+            _ => false,
+        };
+        self.slots.borrow().iter().any(is_of_peer)
+    }
+
     /// Frees the next slot of a peer from `from` on. Returns its index, and the registration of its memory. `None` if
     /// there is none.
     pub(in crate::port::channel) fn forget_next(

@@ -1,14 +1,20 @@
 //! Peers that announce that they leave.
 
 use core::time::Duration;
+use std::vec;
 use std::vec::Vec;
 
 use super::ChannelEvent;
 use super::script::{channel, enter, hello, packet, settle};
 use crate::flow::posted::{FIRST, LEAST, Stamp};
+use crate::payload::SendBuf;
 use crate::port::memory::{Event, LostError};
-use crate::port::{PacketPieces, PacketPort as _, PeerFault, Polled, PortFault};
+use crate::port::{
+    Accessed, CompletedAccess, PacketPieces, PacketPort as _, PeerFault, Polled, PortFault, RemoteAccess as _,
+};
 use crate::wire::channel::{CloseReason, Header, Numbered, PacketKind};
+use crate::wire::region::RegionBytes;
+use crate::wire::rendezvous::Descriptor;
 use crate::wire::{Envelope, Kind};
 
 const ENVELOPE: Envelope = Envelope { kind: Kind::Eager, context: 0, tag: 0, total: 4 };
@@ -91,4 +97,25 @@ fn a_close_needs_no_more_than_the_reserved_credit() {
     channel.close(0);
     assert_eq!(channel.send_close(0, CloseReason::Finished), Ok(true));
     assert_eq!(settle(&mut channel), [ChannelEvent::Closed { peer: 0, rail: 0 }]);
+}
+
+/// The completions of a send queue and of a receive queue are in no order.
+#[test]
+fn a_peer_that_leaves_is_reported_after_the_ends_of_all_writes_to_it() {
+    let mut channel = channel(2, 1, 64);
+    let first = enter(&mut channel, &hello(0, 0));
+    let bytes = vec![7; 64].leak();
+    // SAFETY: the bytes are never freed, and no reference to them is left.
+    #[allow(unsafe_code, reason = "the memory of a message is lent")]
+    let message = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
+    let range = message.range_of(0, 64).unwrap();
+    let region = Descriptor::of_region(&RegionBytes { address: 4096, len: 64, key: 1, notice: None });
+    assert_eq!(channel.put(0, &region, 0, range, 5), Accessed::Later);
+    channel.port_mut().arrive(first, &close(0, CloseReason::Finished, &[]));
+    channel.port_mut().done.rotate_left(1);
+    assert_eq!(fault(&channel.poll()), None);
+    assert!(channel.port().done.is_empty(), "both completions were seen");
+    assert_eq!(fault(&channel.poll()), None, "the engine has not taken the end of the write");
+    assert_eq!(channel.poll_access(), Some(CompletedAccess { operation: 5, result: Ok(()) }));
+    assert_eq!(fault(&channel.poll()), Some(PortFault::Left(CloseReason::Finished)));
 }
