@@ -318,10 +318,7 @@ impl Port {
             // SAFETY: the caller's promise.
             unsafe { std::slice::from_raw_parts(base, len) }
         };
-        if it.data.is_none()
-            && it.flags & DELIVERED == 0
-            && self.endpoint.in_context(it.kind.context()).send_now(rank, it.tag, bytes)
-        {
+        if self.send_now(rank, bytes, it) {
             self.report_sent(it, len, around);
             return Ok(());
         }
@@ -330,6 +327,19 @@ impl Port {
         }
         let operation = self.sending(it);
         self.start_send(rank, (base, len), it, operation)
+    }
+
+    /// Sends a message if it can leave at once and its end is not that of its receive. False: nothing was sent.
+    #[inline]
+    fn send_now(&mut self, rank: usize, bytes: &[u8], it: &Sending) -> bool {
+        if it.flags & DELIVERED != 0 {
+            return false;
+        }
+        let context = self.endpoint.in_context(it.kind.context());
+        match it.data {
+            None => context.send_now(rank, it.tag, bytes),
+            Some(data) => context.send_immediate_now(rank, it.tag, bytes, data),
+        }
     }
 
     /// Sends a message now, or keeps a copy that leaves with the next progress. The application takes it for sent, and
