@@ -396,6 +396,20 @@ impl<'a> FastboxReceiver<'a> {
         Some(packet(Kind::Eager, stamp, len, slot))
     }
 
+    /// As [`FastboxReceiver::due`], for a packet of any kind whose payload lies in the fastbox.
+    #[inline(always)]
+    pub fn due_of_any_kind(&self, sequence: u64) -> Option<FastboxPacket> {
+        const KIND_BITS: u64 = 0xff << (KIND_AT - LAP_AT);
+        let slot = self.head.run.as_slice().first()?;
+        let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
+        let len = stamp as u16 as usize;
+        if ((stamp ^ self.head.eager_stamp(sequence, 0)) >> LAP_AT) & !KIND_BITS != 0 || len > self.most {
+            return None;
+        }
+        // The code of a packet in a cell, or of a further slot, is that of no kind.
+        Some(packet(Kind::from_code((stamp >> KIND_AT) as u8)?, stamp, len, slot))
+    }
+
     /// As [`FastboxReceiver::due`], for a packet whose payload lies in a cell.
     #[inline(always)]
     pub fn due_in_cell(&self, sequence: u64) -> Option<FastboxPacket> {

@@ -18,19 +18,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nemesia::{
-    Arm, Completion, Config, Endpoint, Error, Message, Origin, PeerAddress, PeerRef, PeerStage, Segment,
-    SendOp,
+    Arm, Config, Endpoint, Error, Message, Origin, PeerAddress, PeerRef, PeerStage, Segment, SendOp,
 };
 
 use crate::bindings as fi;
 use crate::counts::Counts;
-use crate::entries::{Entry, Queue};
+use crate::entries::{Entry, Queue, Reader};
 use crate::info;
 use crate::object::Errno;
 use crate::table::Table;
 use crate::vector::AddressVector;
 pub(crate) use atomic::{AtomicAction, AtomicCall, AtomicRuns};
-use collect::BATCH;
+pub(crate) use collect::Batch;
 pub(crate) use one_sided::Accessing;
 use operations::{Operation, Operations};
 use written::Inbox;
@@ -124,6 +123,25 @@ enum Destination {
 pub(crate) struct Around<'a> {
     pub(crate) queues: &'a mut Table<Queue>,
     pub(crate) vectors: &'a mut Table<AddressVector>,
+    /// The call that reads a queue, if this is one.
+    pub(crate) reader: Option<&'a mut Reader>,
+}
+
+impl Around<'_> {
+    /// Puts an entry into a queue, or into the memory of the application that reads it.
+    #[inline]
+    fn put(&mut self, number: usize, entry: &Entry) {
+        let Some(queue) = self.queues.get(number) else { return };
+        // No entry overtakes another one.
+        if let Some(reader) = &mut self.reader
+            && reader.queue == number
+            && queue.entries.is_empty()
+            && reader.take(entry)
+        {
+            return;
+        }
+        queue.entries.push_back(*entry);
+    }
 }
 
 /// The endpoint behind one of libfabric.
@@ -142,8 +160,6 @@ pub(crate) struct Port {
     operations: Operations,
     /// Messages that a look has claimed, by the context of the application.
     claimed: Vec<(usize, Message)>,
-    /// The completions that were taken last.
-    batch: [Completion; BATCH],
     inbox: Arc<Inbox>,
     /// A peer has written with data.
     has_written: bool,
@@ -197,7 +213,6 @@ impl Port {
             sources: Vec::new(),
             operations: Operations::default(),
             claimed: Vec::new(),
-            batch: [Completion::default(); BATCH],
             inbox,
             has_written: false,
             unsent: VecDeque::new(),
@@ -258,11 +273,20 @@ impl Port {
     #[inline]
     fn rank_of(&mut self, number: u64, around: &mut Around<'_>) -> Result<usize, Errno> {
         let known = usize::try_from(number).ok().and_then(|at| self.destinations.get(at));
+        if let Some(Destination::Peer(peer)) = known
+            && let Some(rank) = self.endpoint.connected_rank(*peer)
+        {
+            return Ok(rank);
+        }
+        self.rank_of_other(number, around)
+    }
+
+    /// As [`Port::rank_of`], for a peer that is not connected.
+    #[cold]
+    fn rank_of_other(&mut self, number: u64, around: &mut Around<'_>) -> Result<usize, Errno> {
+        let known = usize::try_from(number).ok().and_then(|at| self.destinations.get(at));
         match known {
-            Some(Destination::Peer(peer)) => match self.endpoint.connected_rank(*peer) {
-                Some(rank) => Ok(rank),
-                None => Ok(self.endpoint.rank_of(*peer)?),
-            },
+            Some(Destination::Peer(peer)) => Ok(self.endpoint.rank_of(*peer)?),
             Some(Destination::Own) => Ok(self.endpoint.rank()),
             Some(Destination::Unknown) | None => self.learn(number, around),
         }
@@ -362,7 +386,8 @@ impl Port {
             return Ok(());
         }
         if self.copies < MOST_COPIES && self.is_reached(rank)? {
-            let operation = Operation { copy: Some(bytes.into()), ..self.sending(it) };
+            let mut operation = self.sending(it);
+            operation.keep_copy(bytes.into());
             self.start_send(rank, (std::ptr::null(), bytes.len()), it, operation)?;
             self.copies += 1;
             return Ok(());
@@ -414,7 +439,8 @@ impl Port {
             return Err(Errno::BAD_STATE);
         }
         let rank = self.rank_of(it.to, around)?;
-        let operation = Operation { list, ..self.sending(it) };
+        let mut operation = self.sending(it);
+        operation.keep_list(list);
         self.start_send(rank, (std::ptr::null(), 0), it, operation)
     }
 
@@ -434,11 +460,12 @@ impl Port {
     ) -> Result<(), Errno> {
         let number = self.operations.insert(operation);
         let Some(operation) = self.operations.get(number) else { return Err(Errno::OTHER) };
-        let op = if !operation.list.is_empty() {
+        let list = operation.list();
+        let op = if !list.is_empty() {
             // SAFETY: the list is kept until the completion is taken; the runs by the promise of `send_runs`.
-            unsafe { SendOp::from_raw_list(rank, it.tag, operation.list.as_ptr(), operation.list.len()) }
+            unsafe { SendOp::from_raw_list(rank, it.tag, list.as_ptr(), list.len()) }
         } else {
-            let base = operation.copy.as_ref().map_or(base, |copy| copy.as_ptr());
+            let base = operation.copy().map_or(base, <[u8]>::as_ptr);
             // SAFETY: as above, for a copy; by the promise of `send` otherwise.
             unsafe { SendOp::from_raw(rank, it.tag, base, len) }
         };
@@ -465,12 +492,9 @@ impl Port {
             self.count(SEND, true);
         }
         let Some(bound) = self.send_queue else { return };
-        if !it.is_silent
-            && (!bound.is_selective || it.flags & COMPLETION != 0)
-            && let Some(queue) = around.queues.get(bound.queue)
-        {
+        if !it.is_silent && (!bound.is_selective || it.flags & COMPLETION != 0) {
             let flags = it.kind.flag() | SEND;
-            queue.entries.push_back(Entry { context: it.context, flags, len, ..Entry::default() });
+            around.put(bound.queue, &Entry { context: it.context, flags, len, ..Entry::default() });
         }
     }
 

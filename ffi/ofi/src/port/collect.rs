@@ -5,32 +5,31 @@ use nemesia::{Completion, CompletionKind, Error, Status};
 use super::operations::Operation;
 use super::{Around, DATA, Port, RECV, SEND};
 use crate::bindings as fi;
-use crate::entries::{Entry, Queue};
+use crate::entries::Entry;
 use crate::object::Errno;
-use crate::table::Table;
-use crate::vector::AddressVector;
 
 const READ: u64 = fi::FI_READ as u64;
 const WRITE: u64 = fi::FI_WRITE as u64;
 
 /// The completions that are taken at once.
-pub(super) const BATCH: usize = 16;
+const BATCH: usize = 16;
+
+/// The completions that were taken last.
+pub(crate) type Batch = [Completion; BATCH];
 
 impl Port {
-    /// Makes progress, and takes completions into the queues that they belong to.
+    /// Makes progress, and takes completions into the queues that they belong to. `batch` is a place for them.
     #[inline]
-    pub(crate) fn collect(&mut self, queues: &mut Table<Queue>, vectors: &mut Table<AddressVector>) {
-        if self.is_flooded(queues) {
+    pub(crate) fn collect(&mut self, batch: &mut Batch, around: &mut Around<'_>) {
+        if self.is_flooded(around.queues) {
             return;
         }
         // Most calls find nothing, and must not even clear the memory for what they could find.
-        let taken = self.endpoint.completions(&mut self.batch);
-        let mut around = Around { queues, vectors };
-        for at in 0..taken.min(BATCH) {
-            let completion = self.batch[at];
-            self.report(&completion, &mut around);
+        let taken = self.endpoint.completions(batch);
+        for completion in batch.iter().take(taken) {
+            self.report(completion, around);
         }
-        self.attend_written(&mut around);
+        self.attend_written(around);
     }
 
     /// Writes an entry for a completion.
@@ -40,7 +39,7 @@ impl Port {
             (completion.kind, completion.status())
         {
             let Some(operation) = self.operations.remove(number) else { return };
-            self.copies -= usize::from(operation.copy.is_some()).min(self.copies);
+            self.copies -= usize::from(operation.copy().is_some()).min(self.copies);
             return self.report_message(&operation, &status, around);
         }
         let result = &completion.result();
@@ -67,7 +66,7 @@ impl Port {
             }
             _ => {
                 let Some(operation) = self.operations.remove(number) else { return };
-                self.copies -= usize::from(operation.copy.is_some()).min(self.copies);
+                self.copies -= usize::from(operation.copy().is_some()).min(self.copies);
                 self.report_end(&operation, result, around);
             }
         }
@@ -82,7 +81,7 @@ impl Port {
         if operation.parts > 0 {
             return;
         }
-        if operation.notice.is_some() && operation.error.is_none() {
+        if operation.has_notice() && operation.error.is_none() {
             self.send_notice(number, around);
         } else {
             let error = operation.error;
@@ -166,10 +165,11 @@ impl Port {
         entry.source = self.source_of(status.rank, around);
     }
 
+    #[inline]
     pub(super) fn write(&self, entry: &Entry, is_send: bool, around: &mut Around<'_>) {
         let bound = if is_send { self.send_queue } else { self.receive_queue };
-        if let Some(queue) = bound.and_then(|bound| around.queues.get(bound.queue)) {
-            queue.entries.push_back(*entry);
+        if let Some(bound) = bound {
+            around.put(bound.queue, entry);
         }
     }
 
