@@ -65,7 +65,7 @@ impl Reader {
     }
 
     /// Writes an entry. `false`: there is no room, or the application must ask for its error.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self, entry: &Entry) -> bool {
         if self.taken >= self.room || entry.error.is_some() {
             return false;

@@ -129,7 +129,7 @@ pub(crate) struct Around<'a> {
 
 impl Around<'_> {
     /// Puts an entry into a queue, or into the memory of the application that reads it.
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, number: usize, entry: &Entry) {
         let Some(queue) = self.queues.get(number) else { return };
         // No entry overtakes another one.

@@ -124,8 +124,8 @@ impl Port {
         self.write(&entry, operation.flags & SEND != 0, around);
     }
 
-    /// Reports the end of a message that succeeded.
-    #[inline]
+    /// Reports the end of a message that succeeded: the critical path.
+    #[inline(always)]
     fn report_message(&mut self, operation: &Operation, status: &Status, around: &mut Around<'_>) {
         let is_send = operation.flags & SEND != 0;
         if !self.counters.is_empty() {
@@ -140,7 +140,10 @@ impl Port {
         } else {
             self.describe(&mut entry, status, around);
         }
-        self.write(&entry, is_send, around);
+        let bound = if is_send { self.send_queue } else { self.receive_queue };
+        if let Some(bound) = bound {
+            around.put(bound.queue, &entry);
+        }
     }
 
     /// Reports that a buffer for many messages is free.
@@ -156,6 +159,7 @@ impl Port {
     }
 
     /// Describes a message that was received.
+    #[inline(always)]
     fn describe(&mut self, entry: &mut Entry, status: &Status, around: &mut Around<'_>) {
         (entry.len, entry.tag) = (status.len, status.tag);
         if let Some(data) = status.immediate {
@@ -165,7 +169,7 @@ impl Port {
         entry.source = self.source_of(status.rank, around);
     }
 
-    #[inline]
+    #[inline(never)]
     pub(super) fn write(&self, entry: &Entry, is_send: bool, around: &mut Around<'_>) {
         let bound = if is_send { self.send_queue } else { self.receive_queue };
         if let Some(bound) = bound {
@@ -174,10 +178,13 @@ impl Port {
     }
 
     /// Returns the address of a sender in the vector; FI_ADDR_NOTAVAIL if it is not there, or nobody asks for it.
+    #[inline]
     pub(super) fn source_of(&mut self, rank: usize, around: &mut Around<'_>) -> u64 {
-        if self.caps & fi::FI_SOURCE == 0 {
-            return u64::MAX;
-        }
+        if self.caps & fi::FI_SOURCE == 0 { u64::MAX } else { self.find_source(rank, around) }
+    }
+
+    #[inline(never)]
+    fn find_source(&mut self, rank: usize, around: &mut Around<'_>) -> u64 {
         let peer = self.endpoint.peer_of(rank);
         if let (Some(peer), Some(Some((known, number)))) = (peer, self.sources.get(rank))
             && peer == *known
