@@ -523,19 +523,20 @@ impl Runs {
         }
         // SAFETY: the caller's promise.
         let list = unsafe { std::slice::from_raw_parts(self.first, self.count) };
-        let segment = |run: &libc::iovec| Segment { base: run.iov_base.cast(), len: run.iov_len };
-        let is_right = |run: &libc::iovec| {
-            run.iov_len <= isize::MAX as usize && (run.iov_len == 0 || !run.iov_base.is_null())
-        };
-        if !list.iter().all(is_right) {
-            return Err(Errno::INVALID);
-        }
         // Most messages have one run, for which nothing is allocated.
         Ok(match list {
-            [run] => (Some(segment(run)), Box::default()),
-            list => (None, list.iter().map(segment).collect()),
+            [run] => (Some(segment(run)?), Box::default()),
+            list => (None, list.iter().map(segment).collect::<Result<_, _>>()?),
         })
     }
+}
+
+/// Returns a run of the application's memory.
+#[inline]
+fn segment(run: &libc::iovec) -> Result<Segment, Errno> {
+    let (base, len) = (run.iov_base.cast(), run.iov_len);
+    let is_right = len <= isize::MAX as usize && (len == 0 || !run.iov_base.is_null());
+    if is_right { Ok(Segment { base, len }) } else { Err(Errno::INVALID) }
 }
 
 /// Returns whether an operation with these flags is reported in the queue of its direction.

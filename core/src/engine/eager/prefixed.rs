@@ -192,6 +192,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Completes a receive whose message arrived whole with this prefix. If the sender waits for an acknowledgement,
     /// the receive completes when the acknowledgement has left.
+    #[inline]
     pub(in crate::engine) fn complete_prefixed(
         &mut self,
         index: u32,
@@ -240,7 +241,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         match buf.whole(0, message.len()) {
             Some(to) => to.copy_from_slice(&message[..to.len()]),
             None => {
-                buf.each(0, message.len(), |done, to| to.copy_from_slice(&message[done..done + to.len()]))
+                buf.each(0, message.len(), |done, to| to.copy_from_slice(&message[done..done + to.len()]));
             }
         }
         true

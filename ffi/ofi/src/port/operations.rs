@@ -99,7 +99,7 @@ impl Operations {
     }
 
     /// Keeps an operation. Returns its number.
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, operation: Operation) -> u64 {
         let number = self.next();
         self.free.pop();

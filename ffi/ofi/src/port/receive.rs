@@ -3,7 +3,7 @@
 use nemesia::{Message, MultiReceiveOptions, RecvOp, Segment, Source, Tag};
 
 use super::operations::Operation;
-use super::{Around, DATA, Kind, Port, RECV, Receiving, Runs, is_reported};
+use super::{Around, DATA, Kind, Port, RECV, Receiving, Runs, is_reported, segment};
 use crate::bindings as fi;
 use crate::entries::Entry;
 use crate::object::Errno;
@@ -20,6 +20,24 @@ impl Port {
             return Ok(Source::Any);
         }
         Ok(Source::Rank(self.rank_of(number, around)?))
+    }
+
+    /// Posts a receive into one run: the critical path.
+    ///
+    /// # Safety
+    /// The memory of the run belongs to the receive until its completion was read.
+    #[inline(always)]
+    pub(crate) unsafe fn receive_one(
+        &mut self,
+        run: &libc::iovec,
+        it: &Receiving,
+        around: &mut Around<'_>,
+    ) -> Result<(), Errno> {
+        if it.flags & UNUSUAL != 0 || !self.is_enabled {
+            // SAFETY: the caller's promise.
+            return unsafe { self.receive(Runs { first: run, count: 1 }, it, around) };
+        }
+        self.receive_run(segment(run)?, it, around)
     }
 
     /// Posts a receive.
@@ -56,8 +74,8 @@ impl Port {
         self.start_receive(operation, run, (source, tag), (message, it.kind))
     }
 
-    /// Posts a receive into one run: the critical path.
-    #[inline]
+    /// Posts a receive into one run, without unusual flags.
+    #[inline(always)]
     fn receive_run(&mut self, run: Segment, it: &Receiving, around: &mut Around<'_>) -> Result<(), Errno> {
         let source = self.source(it.from, around)?;
         let is_wanted = is_reported(self.receive_queue, it.flags);
