@@ -171,6 +171,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
     }
 
+    /// Returns whether no receive is posted.
+    pub const fn awaits_no_message(&self) -> bool {
+        self.posted.is_empty()
+    }
+
     /// Returns whether a completion is in the queue.
     pub const fn has_completions(&self) -> bool {
         !self.completions.is_empty()

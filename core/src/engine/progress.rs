@@ -32,7 +32,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     #[inline]
     pub fn progress_to_completions(&mut self) -> Progress {
         let happened = |done: &Progress| *done != Progress::default();
-        let is_enough = |engine: &Self| engine.has_completions() && engine.posted.is_empty();
+        let is_enough = |engine: &Self| engine.has_completions() && engine.awaits_no_message();
         self.traced(("progress", 0), |engine| engine.progress_now(is_enough), happened)
     }
 

@@ -65,8 +65,9 @@ const RECV: u64 = fi::FI_RECV as u64;
 const DATA: u64 = fi::FI_REMOTE_CQ_DATA as u64;
 const DELIVERED: u64 = fi::FI_DELIVERY_COMPLETE as u64;
 
-/// The most injected messages that wait to leave.
-const MOST_COPIES: usize = 1024;
+/// The most injected messages that wait to leave: few, because each one, and all that follow it, costs several times as
+/// much as a message that leaves at once.
+const MOST_COPIES: usize = 8;
 /// The bytes that unexpected messages may fill. An MPI cannot receive other messages first, so that the ceiling must
 /// grow. Memory is taken when it is needed, as long as the machine has some.
 const MOST_UNEXPECTED: usize = 16 << 30;
@@ -161,6 +162,8 @@ pub(crate) struct Port {
     /// Messages that a look has claimed, by the context of the application.
     claimed: Vec<(usize, Message)>,
     inbox: Arc<Inbox>,
+    /// The last look has found completions.
+    has_taken: bool,
     /// A peer has written with data.
     has_written: bool,
     /// The writes that were executed, and whose data could not leave yet.
@@ -214,6 +217,7 @@ impl Port {
             operations: Operations::default(),
             claimed: Vec::new(),
             inbox,
+            has_taken: false,
             has_written: false,
             unsent: VecDeque::new(),
             least_multi: 1,

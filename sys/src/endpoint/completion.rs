@@ -144,6 +144,12 @@ impl Endpoint {
         count
     }
 
+    /// Returns whether no receive is posted, so that a message that comes now is unexpected.
+    #[inline]
+    pub const fn awaits_no_message(&self) -> bool {
+        self.engine.awaits_no_message()
+    }
+
     /// Waits until a completion is in the queue, for at most `limit`, and takes completions as
     /// [`Endpoint::completions`] does. Returns 0 if the limit has passed, or `into` is empty. It spins, then sleeps.
     ///

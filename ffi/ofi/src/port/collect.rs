@@ -24,8 +24,14 @@ impl Port {
         if self.is_flooded(around.queues) {
             return;
         }
+        // MPIs read until there is nothing, and only then look at what they have read. They may post receives for the
+        // messages that follow.
+        if std::mem::take(&mut self.has_taken) && self.endpoint.awaits_no_message() {
+            return;
+        }
         // Most calls find nothing, and must not even clear the memory for what they could find.
         let taken = self.endpoint.completions(batch);
+        self.has_taken = taken > 0;
         for completion in batch.iter().take(taken) {
             self.report(completion, around);
         }
