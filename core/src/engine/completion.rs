@@ -92,8 +92,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         Ok(self.id(index))
     }
 
-    /// Posts a receive whose completion enters the queue, if no message is stored and a slot is free: the critical path.
-    /// `None` if nothing was posted: the caller takes the slow path. Otherwise as [`Engine::collect`].
+    /// Posts a receive whose completion enters the queue, if no message is stored and a slot is free: the critical
+    /// path. `None` if nothing was posted: the caller takes the slow path. Otherwise as [`Engine::collect`].
     #[inline(always)]
     pub fn post_collected_now(
         &mut self,

@@ -26,9 +26,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.traced(("progress", 0), |engine| engine.progress_now(|_| false), happened)
     }
 
-    /// As [`Engine::progress`], for a caller that takes completions next: it stops early if there is one, and no receive
-    /// is posted. The next messages then stay where they are until the caller has seen this one. It may post a receive
-    /// for them, and they need not be stored as unexpected messages.
+    /// As [`Engine::progress`], for a caller that takes completions next: it stops early if there is one, and no
+    /// receive is posted. The next messages then stay where they are until the caller has seen this one. It may post a
+    /// receive for them, and they need not be stored as unexpected messages.
     #[inline]
     pub fn progress_to_completions(&mut self) -> Progress {
         let happened = |done: &Progress| *done != Progress::default();

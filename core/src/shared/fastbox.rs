@@ -11,6 +11,7 @@
 //! The first stamp of a packet publishes it and is stored last ([`Edge::FastboxPublish`]). The position releases the
 //! slots ([`Edge::FastboxAck`]).
 
+mod inbound;
 mod payload;
 mod place;
 mod room;
@@ -20,6 +21,7 @@ use crate::sync::{Edge, PayloadWord, Word64, spin_hint};
 pub use crate::wire::fault::FastboxFault;
 use crate::wire::prefix::{MOST_PREFIX_BYTES, PrefixWords};
 use crate::wire::{Envelope, Kind};
+pub use inbound::InboundShort;
 pub use short::SHORT_BYTES;
 
 use payload::PrefixedPayload;
@@ -305,24 +307,6 @@ impl<'a> FastboxSender<'a> {
             left -= 1;
             spin_hint();
         }
-    }
-}
-
-/// A short message that was taken, and must be read before the next packet is looked at.
-#[derive(Debug)]
-pub struct InboundShort<'a> {
-    slot: &'a FastboxSlot,
-    /// The tag.
-    pub tag: u64,
-    /// Payload bytes.
-    pub len: usize,
-}
-
-impl InboundShort<'_> {
-    /// Copies the message to the beginning of `to`.
-    #[inline(always)]
-    pub fn read(&self, to: &mut [u8]) {
-        payload::load_short(self.slot, self.len).write(to);
     }
 }
 

@@ -115,8 +115,9 @@ impl From<engine::OperationCompletion> for Completion {
 impl Endpoint {
     /// Takes completions out of the queue, the oldest first, into the first elements of `into`. Returns their number.
     ///
-    /// If the queue is empty, the call makes progress as [`Endpoint::progress`] does, at most until there is a completion
-    /// and no receive is posted. It never blocks. A buffer whose completion was taken belongs to its owner again.
+    /// If the queue is empty, the call makes progress as [`Endpoint::progress`] does, at most until there is a
+    /// completion and no receive is posted. It never blocks. A buffer whose completion was taken belongs to its owner
+    /// again.
     ///
     /// For an event loop, call [`Endpoint::arm`] when this returns 0: it does not arm while a completion is in the
     /// queue. In a forked child the result is 0.
