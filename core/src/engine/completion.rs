@@ -11,6 +11,8 @@ use super::state::{CompletionKind, CompletionMark};
 use super::{Engine, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
+use crate::matching::Pattern;
+use crate::payload::RecvBuf;
 use crate::port::Port;
 
 /// One entry of the completion queue.
@@ -90,6 +92,21 @@ impl<P: Port, S: Storage> Engine<P, S> {
         Ok(self.id(index))
     }
 
+    /// Posts a receive whose completion enters the queue, if no message is stored and a slot is free: the critical
+    /// path. `None` if nothing was posted: the caller takes the slow path. Otherwise as [`Engine::collect`].
+    #[inline(always)]
+    pub fn post_collected_now(
+        &mut self,
+        pattern: &Pattern,
+        buf: &mut RecvBuf,
+        context: u64,
+    ) -> Option<RequestId> {
+        let id = self.post_now(pattern, buf)?;
+        self.requests.get_mut(id.index).1 = CompletionMark::new(context, CompletionKind::Receive);
+        self.requests.hide(id.index);
+        Some(id)
+    }
+
     /// Moves completions out of the queue, the oldest first, into the first elements of `into`. Returns their number.
     /// The slots of their requests are then free.
     #[inline]
@@ -111,9 +128,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
             let Some(index) = self.completions.take(&mut self.requests) else { break };
             let request = self.requests.get(index);
             let CompletionMark { context, kind, .. } = request.1;
-            let outcome = match request.0 {
+            // The outcome is copied once, and late: it was written a short time ago, field by field.
+            let outcome = match &request.0 {
                 State::Done(outcome) => outcome,
-                _ => Err(CompletionError::Stale),
+                _ => &Err(CompletionError::Stale),
             };
             let immediate = match outcome {
                 Ok(status) => status.immediate,
@@ -124,13 +142,14 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 CompletionKind::MultiReceive | CompletionKind::MultiReceiveEnd => self.multi_place(index),
                 _ => (context, MultiPlace::None),
             };
-            let completion = OperationCompletion { context, kind, immediate, place: multi, outcome };
-            *place = completion.into();
+            let completion =
+                || OperationCompletion { context, kind, immediate, place: multi, outcome: *outcome };
+            *place = completion().into();
             #[cfg(nemesia_injected_fault)]
             if injected(InjectedFault::RepeatCompletion)
                 && let Some(place) = places.next()
             {
-                *place = completion.into();
+                *place = completion().into();
                 count += 1;
             }
             self.requests.remove(index);
@@ -150,6 +169,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
             _ => (context, MultiPlace::End(self.id(index))),
         }
+    }
+
+    /// Returns whether no receive is posted.
+    pub const fn awaits_no_message(&self) -> bool {
+        self.posted.is_empty()
     }
 
     /// Returns whether a completion is in the queue.

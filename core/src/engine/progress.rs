@@ -23,11 +23,21 @@ impl<P: Port, S: Storage> Engine<P, S> {
     #[inline]
     pub fn progress(&mut self) -> Progress {
         let happened = |done: &Progress| *done != Progress::default();
-        self.traced(("progress", 0), |engine| engine.progress_now(), happened)
+        self.traced(("progress", 0), |engine| engine.progress_now(|_| false), happened)
+    }
+
+    /// As [`Engine::progress`], for a caller that takes completions next: it stops early if there is one, and no
+    /// receive is posted. The next messages then stay where they are until the caller has seen this one. It may post a
+    /// receive for them, and they need not be stored as unexpected messages.
+    #[inline]
+    pub fn progress_to_completions(&mut self) -> Progress {
+        let happened = |done: &Progress| *done != Progress::default();
+        let is_enough = |engine: &Self| engine.has_completions() && engine.awaits_no_message();
+        self.traced(("progress", 0), |engine| engine.progress_now(is_enough), happened)
     }
 
     #[inline(always)]
-    fn progress_now(&mut self) -> Progress {
+    fn progress_now(&mut self, is_enough: impl Fn(&Self) -> bool) -> Progress {
         let mut done = Progress::default();
         while done.packets < PACKETS_A_TURN {
             let step = self.step();
@@ -35,6 +45,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
             done.failed = step.failed.or(done.failed);
             if step == Progress::default() {
                 return done;
+            }
+            if is_enough(self) {
+                break;
             }
         }
         // Packets may arrive without end; pending work must progress nevertheless.

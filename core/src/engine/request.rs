@@ -459,7 +459,7 @@ pub(super) fn complete<B: BorrowMut<[Slot<Request>]>>(
 }
 
 /// Puts a complete request into the completion queue; with it the multi-receive buffer that waits for it alone.
-#[cold]
+#[inline(never)]
 pub(super) fn enter<B: BorrowMut<[Slot<Request>]>>(
     requests: &mut Slab<Request, B>,
     completions: &mut CompletionQueue,

@@ -11,6 +11,7 @@
 //! The first stamp of a packet publishes it and is stored last ([`Edge::FastboxPublish`]). The position releases the
 //! slots ([`Edge::FastboxAck`]).
 
+mod inbound;
 mod payload;
 mod place;
 mod room;
@@ -20,6 +21,7 @@ use crate::sync::{Edge, PayloadWord, Word64, spin_hint};
 pub use crate::wire::fault::FastboxFault;
 use crate::wire::prefix::{MOST_PREFIX_BYTES, PrefixWords};
 use crate::wire::{Envelope, Kind};
+pub use inbound::InboundShort;
 pub use short::SHORT_BYTES;
 
 use payload::PrefixedPayload;
@@ -308,24 +310,6 @@ impl<'a> FastboxSender<'a> {
     }
 }
 
-/// A short message that was taken, and must be read before the next packet is looked at.
-#[derive(Debug)]
-pub struct InboundShort<'a> {
-    slot: &'a FastboxSlot,
-    /// The tag.
-    pub tag: u64,
-    /// Payload bytes.
-    pub len: usize,
-}
-
-impl InboundShort<'_> {
-    /// Copies the message to the beginning of `to`.
-    #[inline(always)]
-    pub fn read(&self, to: &mut [u8]) {
-        payload::load_short(self.slot, self.len).write(to);
-    }
-}
-
 /// A packet that the receiver has seen but not yet released.
 #[derive(Clone, Copy, Debug)]
 pub struct FastboxPacket {
@@ -394,6 +378,20 @@ impl<'a> FastboxReceiver<'a> {
             return None;
         }
         Some(packet(Kind::Eager, stamp, len, slot))
+    }
+
+    /// As [`FastboxReceiver::due`], for a packet of any kind whose payload lies in the fastbox.
+    #[inline(always)]
+    pub fn due_of_any_kind(&self, sequence: u64) -> Option<FastboxPacket> {
+        const KIND_BITS: u64 = 0xff << (KIND_AT - LAP_AT);
+        let slot = self.head.run.as_slice().first()?;
+        let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
+        let len = stamp as u16 as usize;
+        if ((stamp ^ self.head.eager_stamp(sequence, 0)) >> LAP_AT) & !KIND_BITS != 0 || len > self.most {
+            return None;
+        }
+        // The code of a packet in a cell, or of a further slot, is that of no kind.
+        Some(packet(Kind::from_code((stamp >> KIND_AT) as u8)?, stamp, len, slot))
     }
 
     /// As [`FastboxReceiver::due`], for a packet whose payload lies in a cell.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::bindings::{self as fi, fi_cntr_attr, fi_ops_cntr, fid, fid_cntr, fid_domain};
 use crate::counts::Counts;
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
-use crate::state::{Domain, domain_of};
+use crate::state::{Domain, DomainState, domain_of};
 
 #[repr(C)]
 pub(crate) struct CounterObject {
@@ -68,11 +68,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
 impl CounterObject {
     /// Makes progress.
     fn progress(&self) {
-        self.domain.with(|state| {
-            for port in state.ports.iter_mut() {
-                port.collect(&mut state.queues, &mut state.vectors);
-            }
-        });
+        self.domain.with(DomainState::collect_all);
     }
 }
 

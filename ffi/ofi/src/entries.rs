@@ -1,9 +1,10 @@
 //! The completions that wait to be read.
 
 use std::collections::VecDeque;
+use std::ffi::c_void;
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 
-use crate::bindings as fi;
+use crate::bindings::{self as fi, fi_cq_tagged_entry};
 use crate::object::Errno;
 
 /// An operation that has ended.
@@ -20,6 +21,71 @@ pub(crate) struct Entry {
     pub(crate) source: u64,
     /// Why it has failed, and how many bytes did not fit.
     pub(crate) error: Option<(Errno, usize)>,
+}
+
+impl Entry {
+    /// Returns the entry in the longest format.
+    #[inline]
+    pub(crate) const fn tagged(&self) -> fi_cq_tagged_entry {
+        fi_cq_tagged_entry {
+            op_context: self.context as *mut c_void,
+            flags: self.flags,
+            len: self.len,
+            buf: self.buffer as *mut c_void,
+            data: self.data,
+            tag: self.tag,
+        }
+    }
+}
+
+/// The memory of the application that a call fills with completions of a queue.
+pub(crate) struct Reader {
+    pub(crate) queue: usize,
+    to: *mut u8,
+    sources: *mut u64,
+    entry_bytes: usize,
+    room: usize,
+    pub(crate) taken: usize,
+}
+
+impl Reader {
+    /// Returns the memory for `room` completions of a queue.
+    ///
+    /// # Safety
+    /// As long as this is used, `to` has room for so many entries of the queue's format, and `sources` is null or has
+    /// room for as many numbers.
+    #[inline]
+    pub(crate) const unsafe fn new(
+        (queue, entry_bytes): (usize, usize),
+        to: *mut u8,
+        room: usize,
+        sources: *mut u64,
+    ) -> Self {
+        Self { queue, to, sources, entry_bytes, room, taken: 0 }
+    }
+
+    /// Writes an entry. `false`: there is no room, or the application must ask for its error.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, entry: &Entry) -> bool {
+        if self.taken >= self.room || entry.error.is_some() {
+            return false;
+        }
+        let tagged = entry.tagged();
+        // SAFETY: the promise of `new`. All formats are the first bytes of this one, which most applications use.
+        unsafe {
+            let to = self.to.add(self.taken * self.entry_bytes);
+            if self.entry_bytes == size_of::<fi_cq_tagged_entry>() {
+                to.cast::<fi_cq_tagged_entry>().write_unaligned(tagged);
+            } else {
+                to.copy_from_nonoverlapping((&raw const tagged).cast(), self.entry_bytes);
+            }
+            if !self.sources.is_null() {
+                self.sources.add(self.taken).write(entry.source);
+            }
+        }
+        self.taken += 1;
+        true
+    }
 }
 
 /// The completions that wait to be read.

@@ -18,19 +18,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nemesia::{
-    Arm, Completion, Config, Endpoint, Error, Message, Origin, PeerAddress, PeerRef, PeerStage, Segment,
-    SendOp,
+    Arm, Config, Endpoint, Error, Message, Origin, PeerAddress, PeerRef, PeerStage, Segment, SendOp,
 };
 
 use crate::bindings as fi;
 use crate::counts::Counts;
-use crate::entries::{Entry, Queue};
+use crate::entries::{Entry, Queue, Reader};
 use crate::info;
 use crate::object::Errno;
 use crate::table::Table;
 use crate::vector::AddressVector;
 pub(crate) use atomic::{AtomicAction, AtomicCall, AtomicRuns};
-use collect::BATCH;
+pub(crate) use collect::Batch;
 pub(crate) use one_sided::Accessing;
 use operations::{Operation, Operations};
 use written::Inbox;
@@ -66,8 +65,9 @@ const RECV: u64 = fi::FI_RECV as u64;
 const DATA: u64 = fi::FI_REMOTE_CQ_DATA as u64;
 const DELIVERED: u64 = fi::FI_DELIVERY_COMPLETE as u64;
 
-/// The most injected messages that wait to leave.
-const MOST_COPIES: usize = 1024;
+/// The most injected messages that wait to leave: few, because each one, and all that follow it, costs several times as
+/// much as a message that leaves at once.
+const MOST_COPIES: usize = 8;
 /// The bytes that unexpected messages may fill. An MPI cannot receive other messages first, so that the ceiling must
 /// grow. Memory is taken when it is needed, as long as the machine has some.
 const MOST_UNEXPECTED: usize = 16 << 30;
@@ -124,6 +124,25 @@ enum Destination {
 pub(crate) struct Around<'a> {
     pub(crate) queues: &'a mut Table<Queue>,
     pub(crate) vectors: &'a mut Table<AddressVector>,
+    /// The call that reads a queue, if this is one.
+    pub(crate) reader: Option<&'a mut Reader>,
+}
+
+impl Around<'_> {
+    /// Puts an entry into a queue, or into the memory of the application that reads it.
+    #[inline(always)]
+    fn put(&mut self, number: usize, entry: &Entry) {
+        let Some(queue) = self.queues.get(number) else { return };
+        // No entry overtakes another one.
+        if let Some(reader) = &mut self.reader
+            && reader.queue == number
+            && queue.entries.is_empty()
+            && reader.take(entry)
+        {
+            return;
+        }
+        queue.entries.push_back(*entry);
+    }
 }
 
 /// The endpoint behind one of libfabric.
@@ -142,9 +161,9 @@ pub(crate) struct Port {
     operations: Operations,
     /// Messages that a look has claimed, by the context of the application.
     claimed: Vec<(usize, Message)>,
-    /// The completions that were taken last.
-    batch: [Completion; BATCH],
     inbox: Arc<Inbox>,
+    /// The last look has found completions.
+    has_taken: bool,
     /// A peer has written with data.
     has_written: bool,
     /// The writes that were executed, and whose data could not leave yet.
@@ -197,8 +216,8 @@ impl Port {
             sources: Vec::new(),
             operations: Operations::default(),
             claimed: Vec::new(),
-            batch: [Completion::default(); BATCH],
             inbox,
+            has_taken: false,
             has_written: false,
             unsent: VecDeque::new(),
             least_multi: 1,
@@ -258,11 +277,20 @@ impl Port {
     #[inline]
     fn rank_of(&mut self, number: u64, around: &mut Around<'_>) -> Result<usize, Errno> {
         let known = usize::try_from(number).ok().and_then(|at| self.destinations.get(at));
+        if let Some(Destination::Peer(peer)) = known
+            && let Some(rank) = self.endpoint.connected_rank(*peer)
+        {
+            return Ok(rank);
+        }
+        self.rank_of_other(number, around)
+    }
+
+    /// As [`Port::rank_of`], for a peer that is not connected.
+    #[cold]
+    fn rank_of_other(&mut self, number: u64, around: &mut Around<'_>) -> Result<usize, Errno> {
+        let known = usize::try_from(number).ok().and_then(|at| self.destinations.get(at));
         match known {
-            Some(Destination::Peer(peer)) => match self.endpoint.connected_rank(*peer) {
-                Some(rank) => Ok(rank),
-                None => Ok(self.endpoint.rank_of(*peer)?),
-            },
+            Some(Destination::Peer(peer)) => Ok(self.endpoint.rank_of(*peer)?),
             Some(Destination::Own) => Ok(self.endpoint.rank()),
             Some(Destination::Unknown) | None => self.learn(number, around),
         }
@@ -318,10 +346,7 @@ impl Port {
             // SAFETY: the caller's promise.
             unsafe { std::slice::from_raw_parts(base, len) }
         };
-        if it.data.is_none()
-            && it.flags & DELIVERED == 0
-            && self.endpoint.in_context(it.kind.context()).send_now(rank, it.tag, bytes)
-        {
+        if self.send_now(rank, bytes, it) {
             self.report_sent(it, len, around);
             return Ok(());
         }
@@ -330,6 +355,19 @@ impl Port {
         }
         let operation = self.sending(it);
         self.start_send(rank, (base, len), it, operation)
+    }
+
+    /// Sends a message if it can leave at once and its end is not that of its receive. False: nothing was sent.
+    #[inline]
+    fn send_now(&mut self, rank: usize, bytes: &[u8], it: &Sending) -> bool {
+        if it.flags & DELIVERED != 0 {
+            return false;
+        }
+        let context = self.endpoint.in_context(it.kind.context());
+        match it.data {
+            None => context.send_now(rank, it.tag, bytes),
+            Some(data) => context.send_immediate_now(rank, it.tag, bytes, data),
+        }
     }
 
     /// Sends a message now, or keeps a copy that leaves with the next progress. The application takes it for sent, and
@@ -352,7 +390,8 @@ impl Port {
             return Ok(());
         }
         if self.copies < MOST_COPIES && self.is_reached(rank)? {
-            let operation = Operation { copy: Some(bytes.into()), ..self.sending(it) };
+            let mut operation = self.sending(it);
+            operation.keep_copy(bytes.into());
             self.start_send(rank, (std::ptr::null(), bytes.len()), it, operation)?;
             self.copies += 1;
             return Ok(());
@@ -404,7 +443,8 @@ impl Port {
             return Err(Errno::BAD_STATE);
         }
         let rank = self.rank_of(it.to, around)?;
-        let operation = Operation { list, ..self.sending(it) };
+        let mut operation = self.sending(it);
+        operation.keep_list(list);
         self.start_send(rank, (std::ptr::null(), 0), it, operation)
     }
 
@@ -424,11 +464,12 @@ impl Port {
     ) -> Result<(), Errno> {
         let number = self.operations.insert(operation);
         let Some(operation) = self.operations.get(number) else { return Err(Errno::OTHER) };
-        let op = if !operation.list.is_empty() {
+        let list = operation.list();
+        let op = if !list.is_empty() {
             // SAFETY: the list is kept until the completion is taken; the runs by the promise of `send_runs`.
-            unsafe { SendOp::from_raw_list(rank, it.tag, operation.list.as_ptr(), operation.list.len()) }
+            unsafe { SendOp::from_raw_list(rank, it.tag, list.as_ptr(), list.len()) }
         } else {
-            let base = operation.copy.as_ref().map_or(base, |copy| copy.as_ptr());
+            let base = operation.copy().map_or(base, <[u8]>::as_ptr);
             // SAFETY: as above, for a copy; by the promise of `send` otherwise.
             unsafe { SendOp::from_raw(rank, it.tag, base, len) }
         };
@@ -455,12 +496,9 @@ impl Port {
             self.count(SEND, true);
         }
         let Some(bound) = self.send_queue else { return };
-        if !it.is_silent
-            && (!bound.is_selective || it.flags & COMPLETION != 0)
-            && let Some(queue) = around.queues.get(bound.queue)
-        {
+        if !it.is_silent && (!bound.is_selective || it.flags & COMPLETION != 0) {
             let flags = it.kind.flag() | SEND;
-            queue.entries.push_back(Entry { context: it.context, flags, len, ..Entry::default() });
+            around.put(bound.queue, &Entry { context: it.context, flags, len, ..Entry::default() });
         }
     }
 
@@ -489,19 +527,20 @@ impl Runs {
         }
         // SAFETY: the caller's promise.
         let list = unsafe { std::slice::from_raw_parts(self.first, self.count) };
-        let segment = |run: &libc::iovec| Segment { base: run.iov_base.cast(), len: run.iov_len };
-        let is_right = |run: &libc::iovec| {
-            run.iov_len <= isize::MAX as usize && (run.iov_len == 0 || !run.iov_base.is_null())
-        };
-        if !list.iter().all(is_right) {
-            return Err(Errno::INVALID);
-        }
         // Most messages have one run, for which nothing is allocated.
         Ok(match list {
-            [run] => (Some(segment(run)), Box::default()),
-            list => (None, list.iter().map(segment).collect()),
+            [run] => (Some(segment(run)?), Box::default()),
+            list => (None, list.iter().map(segment).collect::<Result<_, _>>()?),
         })
     }
+}
+
+/// Returns a run of the application's memory.
+#[inline]
+fn segment(run: &libc::iovec) -> Result<Segment, Errno> {
+    let (base, len) = (run.iov_base.cast(), run.iov_len);
+    let is_right = len <= isize::MAX as usize && (len == 0 || !run.iov_base.is_null());
+    if is_right { Ok(Segment { base, len }) } else { Err(Errno::INVALID) }
 }
 
 /// Returns whether an operation with these flags is reported in the queue of its direction.

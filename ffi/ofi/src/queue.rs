@@ -152,7 +152,7 @@ pub(crate) unsafe extern "C" fn try_wait(_: *mut fid_fabric, fids: *mut *mut fid
             // SAFETY: a queue of this provider, by its class.
             let it: &QueueObject = unsafe { object(fid) }?;
             it.domain.with(|state| {
-                state.fill(it.number)?;
+                state.fill(it.number, None)?;
                 let queue = state.queues.get(it.number).ok_or(Errno::INVALID)?;
                 let is_quiet = queue.entries.is_empty()
                     && queue.ports.iter().all(|port| state.ports.get(*port).is_none_or(|port| port.arm()));

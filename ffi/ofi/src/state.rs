@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::bindings::{fid_domain, fid_ep};
-use crate::entries::Queue;
+use crate::entries::{Queue, Reader};
 use crate::memory::DomainRegion;
 use crate::object::{Errno, object};
-use crate::port::{Around, Port};
+use crate::port::{Around, Batch, Port};
 use crate::table::Table;
 use crate::vector::AddressVector;
 
@@ -21,29 +21,41 @@ pub(crate) struct DomainState {
     pub(crate) queues: Table<Queue>,
     pub(crate) vectors: Table<AddressVector>,
     pub(crate) regions: Table<DomainRegion>,
+    /// The completions that an endpoint has given last.
+    batch: Batch,
 }
 
 impl DomainState {
     /// Returns a domain without objects.
-    const fn new() -> Self {
-        Self { ports: Table::new(), queues: Table::new(), vectors: Table::new(), regions: Table::new() }
+    fn new() -> Self {
+        let (ports, queues, vectors, regions) = (Table::new(), Table::new(), Table::new(), Table::new());
+        Self { ports, queues, vectors, regions, batch: Batch::default() }
     }
 
-    /// Takes completions if there are none.
+    /// Takes completions if there are none. Those of this queue may go to its reader.
     #[inline]
-    pub(crate) fn fill(&mut self, number: usize) -> Result<(), Errno> {
-        let Self { ports, queues, vectors, .. } = self;
+    pub(crate) fn fill(&mut self, number: usize, reader: Option<&mut Reader>) -> Result<(), Errno> {
+        let Self { ports, queues, vectors, batch, .. } = self;
         let queue = queues.get(number).ok_or(Errno::INVALID)?;
         if !queue.entries.is_empty() {
             return Ok(());
         }
-        for at in 0..queue.ports.len() {
-            let port = queues.get(number).and_then(|queue| queue.ports.get(at).copied());
+        let count = queue.ports.len();
+        let mut around = Around { queues, vectors, reader };
+        for at in 0..count {
+            let port = around.queues.get(number).and_then(|queue| queue.ports.get(at).copied());
             if let Some(port) = port.and_then(|port| ports.get(port)) {
-                port.collect(queues, vectors);
+                port.collect(batch, &mut around);
             }
         }
         Ok(())
+    }
+
+    /// Makes progress with all endpoints, and takes their completions into the queues.
+    pub(crate) fn collect_all(&mut self) {
+        let Self { ports, queues, vectors, batch, .. } = self;
+        let mut around = Around { queues, vectors, reader: None };
+        ports.iter_mut().for_each(|port| port.collect(batch, &mut around));
     }
 
     /// Exposes all regions on an endpoint that was opened.
@@ -79,7 +91,7 @@ unsafe impl Send for Domain {}
 
 impl Domain {
     /// Returns a domain without objects. `is_shared`: several threads may call its functions at the same time.
-    pub(crate) const fn new(is_shared: bool) -> Self {
+    pub(crate) fn new(is_shared: bool) -> Self {
         let state = UnsafeCell::new(DomainState::new());
         Self { state, lock: Mutex::new(()), is_shared, open: AtomicUsize::new(0) }
     }
@@ -138,7 +150,7 @@ impl EndpointObject {
         self.domain.with(|state| {
             let DomainState { ports, queues, vectors, .. } = state;
             let port = ports.get(self.number).ok_or(Errno::INVALID)?;
-            work(port, &mut Around { queues, vectors })
+            work(port, &mut Around { queues, vectors, reader: None })
         })
     }
 }

@@ -50,12 +50,11 @@ unsafe extern "C" fn receive(
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         let run = iovec { iov_base: buffer, iov_len: len };
-        let runs = Runs { first: &raw const run, count: 1 };
         it.with(|port, around| {
             let (flags, context) = (port.default_flags(false), context as usize);
             let receiving = Receiving { kind: KIND, from, tag, ignore, flags, context };
             // SAFETY: the application's buffer, until the completion.
-            unsafe { port.receive(runs, &receiving, around) }
+            unsafe { port.receive_one(&run, &receiving, around) }
         })?;
         Ok(0)
     })

@@ -115,8 +115,9 @@ impl From<engine::OperationCompletion> for Completion {
 impl Endpoint {
     /// Takes completions out of the queue, the oldest first, into the first elements of `into`. Returns their number.
     ///
-    /// If the queue is empty, the call makes progress as [`Endpoint::progress`] does. It never blocks. A buffer whose
-    /// completion was taken belongs to its owner again.
+    /// If the queue is empty, the call makes progress as [`Endpoint::progress`] does, at most until there is a
+    /// completion and no receive is posted. It never blocks. A buffer whose completion was taken belongs to its owner
+    /// again.
     ///
     /// For an event loop, call [`Endpoint::arm`] when this returns 0: it does not arm while a completion is in the
     /// queue. In a forked child the result is 0.
@@ -134,7 +135,7 @@ impl Endpoint {
             }
             return count;
         }
-        let packets = self.advance();
+        let packets = self.advance_to_completions();
         let count = self.take_completions(into);
         if count > 0 {
             self.call_succeeded();
@@ -142,6 +143,12 @@ impl Endpoint {
             self.count_call(packets);
         }
         count
+    }
+
+    /// Returns whether no receive is posted, so that a message that comes now is unexpected.
+    #[inline]
+    pub const fn awaits_no_message(&self) -> bool {
+        self.engine.awaits_no_message()
     }
 
     /// Waits until a completion is in the queue, for at most `limit`, and takes completions as

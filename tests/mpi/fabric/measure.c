@@ -1,12 +1,13 @@
 /* Measures a provider of libfabric without an MPI: `measure PROVIDER SIZE,SIZE,... NANOSECONDS CORE CORE`.
  *
- * A ping-pong of messages with tags between two processes, a core each. Each line of the output has a size and the
- * nanoseconds one way: the 5th percentile of batches, because others use the machine, too. */
+ * Messages with tags between two processes, a core each. Each line of the output has a test, a size and a value:
+ * nanoseconds one way for latency, and messages a second of windows of 64. Values are the 5th percentile of batches,
+ * because others use the machine, too. */
 #include "sides.h"
 
 #include <sched.h>
 
-enum { BATCHES = 40, NAME = 256 };
+enum { BATCHES = 40, NAME = 256, WINDOW = 64 };
 
 static struct side it;
 static unsigned char *bytes[2];
@@ -50,20 +51,26 @@ static void send_one(void) {
     OK(sent);
 }
 
-/* Waits for completions: of the send before, and of the receive. */
+static void receive_one(void) {
+    static struct fi_context2 contexts[WINDOW];
+    static int next;
+    next = (next + 1) % WINDOW;
+    OK(fi_trecv(it.ep, bytes[1], length, NULL, FI_ADDR_UNSPEC, 1, 0, &contexts[next]));
+}
+
+/* Waits for completions of sends and receives. */
 static void wait_for(int count) {
-    struct fi_cq_tagged_entry entries[2];
+    struct fi_cq_tagged_entry entries[16];
     while (count > 0) {
-        const ssize_t done = fi_cq_read(it.cq, entries, (size_t)count);
+        const ssize_t done = fi_cq_read(it.cq, entries, count < 16 ? (size_t)count : 16);
         CHECK(done > 0 || done == -FI_EAGAIN);
         if (done > 0) count -= (int)done;
     }
 }
 
 static void round_trip(void) {
-    static struct fi_context2 context;
     if (rank == 0) send_one();
-    OK(fi_trecv(it.ep, bytes[1], length, NULL, FI_ADDR_UNSPEC, 1, 0, &context));
+    receive_one();
     if (rank == 0) {
         wait_for(2);
     } else {
@@ -73,17 +80,30 @@ static void round_trip(void) {
     }
 }
 
+/* Sends a window of messages to the other process, which answers it. */
+static void window(void) {
+    for (int at = 0; at < WINDOW; at++) {
+        if (rank == 0) send_one();
+        else receive_one();
+    }
+    wait_for(WINDOW);
+    if (rank == 0) receive_one();
+    else send_one();
+    wait_for(1);
+}
+
 static int order(const void *one, const void *two) {
     const double left = *(const double *)one, right = *(const double *)two;
     return (left > right) - (left < right);
 }
 
-static double measured(double budget) {
+/* Returns the nanoseconds of one step. */
+static double measured(void (*step)(void), double budget) {
     double batches[BATCHES], begun;
     int count;
-    for (int at = 0; at < 20; at++) round_trip();
+    for (int at = 0; at < 20; at++) step();
     begun = now();
-    for (int at = 0; at < 5; at++) round_trip();
+    for (int at = 0; at < 5; at++) step();
     const double mine = 1e9 * (now() - begun) / 5;
     double theirs;
     exchange(NULL, &mine, &theirs, sizeof mine);
@@ -92,8 +112,8 @@ static double measured(double budget) {
     count = count < 1 ? 1 : count > 100000 ? 100000 : count;
     for (int batch = 0; batch < BATCHES; batch++) {
         begun = now();
-        for (int at = 0; at < count; at++) round_trip();
-        batches[batch] = 1e9 * (now() - begun) / count / 2;
+        for (int at = 0; at < count; at++) step();
+        batches[batch] = 1e9 * (now() - begun) / count;
     }
     qsort(batches, BATCHES, sizeof *batches, order);
     return batches[BATCHES / 20];
@@ -116,8 +136,9 @@ int main(int count, char **words) {
         length = (size_t)strtol(next, &next, 10);
         next += *next == ',';
         for (int at = 0; at < 2; at++) CHECK((bytes[at] = calloc(1, length + 1)) != NULL);
-        const double value = measured(atof(words[3]));
-        if (rank == 0) printf("latency %zu %.6g\n", length, value);
+        const double both_ways = measured(round_trip, atof(words[3]));
+        const double each = measured(window, atof(words[3])) / WINDOW;
+        if (rank == 0) printf("latency %zu %.6g\nrate %zu %.6g\n", length, both_ways / 2, length, 1e9 / each);
         free(bytes[0]), free(bytes[1]);
         meet(NULL);
     }

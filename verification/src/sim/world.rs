@@ -282,7 +282,11 @@ impl World {
     /// Makes progress once.
     pub(crate) fn progress(&mut self, rank: u32, whole: bool) -> Progress {
         let engine = self.engine(rank);
-        if whole { engine.progress() } else { engine.step() }
+        match whole {
+            true if rank.is_multiple_of(2) => engine.progress_to_completions(),
+            true => engine.progress(),
+            false => engine.step(),
+        }
     }
 
     pub(crate) fn probe(&mut self, rank: u32, pattern: &Pattern) -> Option<Status> {

@@ -10,7 +10,7 @@
 
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{Outcome, SendMessage, State, outcome, with_immediate};
-use crate::engine::unload::{TAKEN_BACK, read, unload};
+use crate::engine::unload::{read, unload};
 use crate::engine::{Engine, RequestId, SendOptions, StartError, Status, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
@@ -192,6 +192,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Completes a receive whose message arrived whole with this prefix. If the sender waits for an acknowledgement,
     /// the receive completes when the acknowledgement has left.
+    #[inline]
     pub(in crate::engine) fn complete_prefixed(
         &mut self,
         index: u32,
@@ -209,37 +210,41 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Copies the message of a packet into a buffer, as far as it fits. Returns the prefix.
+    /// Reads the prefix of a packet that has arrived, and with it the message behind it if the packet is small.
     #[inline(always)]
-    fn unload_prefixed(
+    fn read_head(
         &self,
         arrival: &Arrival<P::Token>,
-        buf: &mut RecvBuf,
+        packet: &mut [u8; SMALL_BYTES],
     ) -> Result<EagerPrefix, PortFault> {
         let (kind, len) = (arrival.envelope.kind, arrival.len);
-        if len > SMALL_BYTES {
-            let prefix = self.read_prefix(arrival)?;
-            let whole = unload(&self.port, arrival, prefix.bytes(), buf, (0, len - prefix.bytes()));
-            return if whole { Ok(prefix) } else { Err(TAKEN_BACK) };
-        }
-        let mut packet = [0; SMALL_BYTES];
-        read(&self.port, arrival, 0, &mut packet[..len])?;
-        let prefix = EagerPrefix::decode(kind, &packet[..len]).ok_or(PortFault::Protocol { kind })?;
-        let body = &packet[prefix.bytes()..len];
-        match buf.whole(0, body.len()) {
-            Some(to) => to.copy_from_slice(&body[..to.len()]),
-            None => buf.each(0, body.len(), |done, to| to.copy_from_slice(&body[done..done + to.len()])),
-        }
-        Ok(prefix)
-    }
-
-    /// Returns the prefix of a packet that has arrived.
-    fn read_prefix(&self, arrival: &Arrival<P::Token>) -> Result<EagerPrefix, PortFault> {
-        let kind = arrival.envelope.kind;
-        let mut head = [0; MOST_PREFIX_BYTES];
-        let head = &mut head[..EagerPrefix::bytes_of(kind).min(arrival.len)];
+        let head = if len <= SMALL_BYTES { len } else { EagerPrefix::bytes_of(kind) };
+        let head = &mut packet[..head];
         read(&self.port, arrival, 0, head)?;
         EagerPrefix::decode(kind, head).ok_or(PortFault::Protocol { kind })
+    }
+
+    /// Copies the message behind a prefix of `skip` bytes into a buffer, as far as it fits. `packet` is what
+    /// [`Engine::read_head`] has read. Returns `false` if the peer has taken the packet back.
+    #[inline(always)]
+    fn unload_behind(
+        &self,
+        arrival: &Arrival<P::Token>,
+        packet: &[u8; SMALL_BYTES],
+        skip: usize,
+        buf: &mut RecvBuf,
+    ) -> bool {
+        let len = arrival.len;
+        let Some(message) = packet.get(skip..len) else {
+            return unload(&self.port, arrival, skip, buf, (0, len - skip));
+        };
+        match buf.whole(0, message.len()) {
+            Some(to) => to.copy_from_slice(&message[..to.len()]),
+            None => {
+                buf.each(0, message.len(), |done, to| to.copy_from_slice(&message[done..done + to.len()]));
+            }
+        }
+        true
     }
 
     /// Delivers an eager message with a prefix.
@@ -248,14 +253,15 @@ impl<P: Port, S: Storage> Engine<P, S> {
         arrival: Arrival<P::Token>,
     ) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
-        let prefix = match self.read_prefix(&arrival) {
+        let mut packet = [0; SMALL_BYTES];
+        let prefix = match self.read_head(&arrival, &mut packet) {
             Ok(prefix) => prefix,
             Err(fault) => {
                 self.port.release(arrival);
                 return Err(fault);
             }
         };
-        let (skip, head) = (prefix.bytes(), prefix.encode());
+        let skip = prefix.bytes();
         let total = len - skip;
         let Some((index, mut buf)) = self.take_posted(from, &envelope, total as u64) else {
             #[cfg(nemesia_injected_fault)]
@@ -264,10 +270,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
             {
                 let _ = self.send_fin(from, sender);
             }
-            return self.keep(arrival, &head[..skip]);
+            return self.keep(arrival, &packet[..skip]);
         };
         let room = buf.len();
-        let whole = unload(&self.port, &arrival, skip, &mut buf, (0, total));
+        let whole = self.unload_behind(&arrival, &packet, skip, &mut buf);
         self.port.release(arrival);
         if !whole {
             return self.end_taken_back(index, from);
@@ -289,7 +295,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if !pattern.matches(from, &envelope) {
             return None;
         }
-        let prefix = self.unload_prefixed(arrival, buf).ok()?;
+        let mut packet = [0; SMALL_BYTES];
+        let prefix = self.read_head(arrival, &mut packet).ok()?;
+        if !self.unload_behind(arrival, &packet, prefix.bytes(), buf) {
+            return None;
+        }
         let total = len - prefix.bytes();
         if let Some(sender) = prefix.sender {
             // An acknowledgement does not overtake those that wait, and a failure is left to the caller.

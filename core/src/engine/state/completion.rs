@@ -61,7 +61,7 @@ pub(in crate::engine) struct CompletionQueue {
 
 impl CompletionQueue {
     /// Appends a request that is complete.
-    #[cold]
+    #[inline]
     pub(in crate::engine) fn enter<T, B: BorrowMut<[Slot<T>]>>(
         &mut self,
         requests: &mut Slab<T, B>,

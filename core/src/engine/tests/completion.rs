@@ -10,6 +10,7 @@ use crate::engine::{
     Status, Storage, Truncation,
 };
 use crate::matching::Source;
+use crate::payload::RecvBuf;
 use crate::port::{PeerId, Port};
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
@@ -339,4 +340,32 @@ fn held_completions_are_found() {
     assert!(!world.engine(1).are_completions_held(), "a completion is in the queue");
     assert_eq!(take(&mut world, 1, 4).len(), 1);
     world.lender.end(received.loan);
+}
+
+#[test]
+fn messages_wait_for_receives_while_a_completion_was_not_taken() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    for tag in 1..=4 {
+        send(&mut world, tag, 0, 1, 8);
+    }
+    for tag in 1..=3 {
+        let mut buf = [0; 8];
+        // SAFETY: the message is received in this turn, and the buffer lives until its end.
+        let mut room = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
+        let posted = world.engine(1).post_collected_now(&pattern(Source::Rank(0), tag), &mut room, 70 + tag);
+        assert_eq!(world.engine(1).test(posted.unwrap()), Some(Err(CompletionError::Stale)));
+        assert!(!world.engine(1).awaits_no_message());
+        assert_eq!(world.engine(1).progress_to_completions().packets, 1);
+        assert!(world.engine(1).awaits_no_message());
+        assert_eq!(world.engine(1).unexpected_messages(), 0);
+        let status = Status { peer: 0, tag, len: 8, immediate: None };
+        assert_eq!(take(&mut world, 1, 4), [(70 + tag, CompletionKind::Receive, Ok(status))]);
+        assert_eq!(buf[..], contents(tag, 8)[..]);
+    }
+    // Without a completion, all are taken.
+    assert_eq!(world.engine(1).progress_to_completions().packets, 1);
+    assert_eq!(world.engine(1).unexpected_messages(), 1);
+    let mut room = RecvBuf::empty();
+    assert_eq!(world.engine(1).post_collected_now(&pattern(Source::Any, 4), &mut room, 0), None);
 }

@@ -130,7 +130,8 @@ where
         let peer = self.hot[self.turn % HOT];
         if self.burst > 0
             && let Some(Some(link)) = self.links.borrow().get(peer as usize)
-            && let Some(packet) = link.ends.inbound.due(link.traffic.expected)
+            && let (inbound, expected) = (&link.ends.inbound, link.traffic.expected)
+            && let Some(packet) = inbound.due(expected).or_else(|| inbound.due_of_any_kind(expected))
         {
             self.burst -= 1;
             return Polled::Packet(poll::small(peer, packet));

@@ -128,6 +128,9 @@ impl<'a> FastboxPair<'a> {
         let due = self.receiver.due(sent.sequence).unwrap();
         assert_eq!((due.sequence, due.envelope, due.len), (packet.sequence, packet.envelope, packet.len));
         assert!(self.receiver.due(sent.sequence + 1).is_none());
+        let any = self.receiver.due_of_any_kind(sent.sequence).unwrap();
+        assert_eq!((any.sequence, any.envelope, any.len), (packet.sequence, packet.envelope, packet.len));
+        assert!(self.receiver.due_of_any_kind(sent.sequence + 1).is_none());
         let mut got = vec![0xee; sent.bytes.len()];
         let before = self.reported;
         let reported = match self.take_short(packet.len, &mut got) {
@@ -337,16 +340,23 @@ fn impossible_stamps_are_faults() {
         stamp.store_relaxed(value);
         assert_eq!(receiver.peek().unwrap_err(), FastboxFault::Kind(value));
     }
+    for code in 0..=255 {
+        stamp.store_relaxed(1 << 32 | code << 40);
+        let due = receiver.due_of_any_kind(0).map(|packet| packet.envelope.kind);
+        assert_eq!(due, Kind::from_code(code as u8), "a packet in a cell, or of no kind, is not due");
+    }
     let most = max_payload(16);
     stamp.store_relaxed(1 << 32 | 1 << 40 | most as u64);
     assert_eq!(receiver.peek().unwrap().unwrap().len, most);
     for len in [most + 1, 0xffff] {
         stamp.store_relaxed(1 << 32 | 1 << 40 | len as u64);
         assert_eq!(receiver.peek().unwrap_err(), FastboxFault::Length { len, most });
+        assert!(receiver.due_of_any_kind(0).is_none());
     }
     for lap in (0..=255).filter(|&lap| lap != 1) {
         stamp.store_relaxed(lap << 32 | 1 << 40);
         assert!(receiver.peek().unwrap().is_none(), "lap {lap} is not this lap");
+        assert!(receiver.due_of_any_kind(0).is_none(), "lap {lap} is not this lap");
     }
 }
 

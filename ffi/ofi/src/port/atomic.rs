@@ -94,9 +94,9 @@ impl Port {
         let mut values = unsafe { Values::new(&runs) };
         let is_one = runs.operands.len() == 1;
         if let ([_, _, ..], _) | (_, true) = (runs.operands, it.flags & INJECT != 0) {
-            operation.copy = Some(values.operands().into());
+            operation.keep_copy(values.operands().into());
         }
-        let base = match &operation.copy {
+        let base = match operation.copy() {
             Some(copy) => copy.as_ptr(),
             None if is_one => runs.operands[0].base.cast_const(),
             None => std::ptr::null(),

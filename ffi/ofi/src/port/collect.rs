@@ -5,32 +5,37 @@ use nemesia::{Completion, CompletionKind, Error, Status};
 use super::operations::Operation;
 use super::{Around, DATA, Port, RECV, SEND};
 use crate::bindings as fi;
-use crate::entries::{Entry, Queue};
+use crate::entries::Entry;
 use crate::object::Errno;
-use crate::table::Table;
-use crate::vector::AddressVector;
 
 const READ: u64 = fi::FI_READ as u64;
 const WRITE: u64 = fi::FI_WRITE as u64;
 
 /// The completions that are taken at once.
-pub(super) const BATCH: usize = 16;
+const BATCH: usize = 16;
+
+/// The completions that were taken last.
+pub(crate) type Batch = [Completion; BATCH];
 
 impl Port {
-    /// Makes progress, and takes completions into the queues that they belong to.
+    /// Makes progress, and takes completions into the queues that they belong to. `batch` is a place for them.
     #[inline]
-    pub(crate) fn collect(&mut self, queues: &mut Table<Queue>, vectors: &mut Table<AddressVector>) {
-        if self.is_flooded(queues) {
+    pub(crate) fn collect(&mut self, batch: &mut Batch, around: &mut Around<'_>) {
+        if self.is_flooded(around.queues) {
+            return;
+        }
+        // MPIs read until there is nothing, and only then look at what they have read. They may post receives for the
+        // messages that follow.
+        if std::mem::take(&mut self.has_taken) && self.endpoint.awaits_no_message() {
             return;
         }
         // Most calls find nothing, and must not even clear the memory for what they could find.
-        let taken = self.endpoint.completions(&mut self.batch);
-        let mut around = Around { queues, vectors };
-        for at in 0..taken.min(BATCH) {
-            let completion = self.batch[at];
-            self.report(&completion, &mut around);
+        let taken = self.endpoint.completions(batch);
+        self.has_taken = taken > 0;
+        for completion in batch.iter().take(taken) {
+            self.report(completion, around);
         }
-        self.attend_written(&mut around);
+        self.attend_written(around);
     }
 
     /// Writes an entry for a completion.
@@ -40,7 +45,7 @@ impl Port {
             (completion.kind, completion.status())
         {
             let Some(operation) = self.operations.remove(number) else { return };
-            self.copies -= usize::from(operation.copy.is_some()).min(self.copies);
+            self.copies -= usize::from(operation.copy().is_some()).min(self.copies);
             return self.report_message(&operation, &status, around);
         }
         let result = &completion.result();
@@ -67,7 +72,7 @@ impl Port {
             }
             _ => {
                 let Some(operation) = self.operations.remove(number) else { return };
-                self.copies -= usize::from(operation.copy.is_some()).min(self.copies);
+                self.copies -= usize::from(operation.copy().is_some()).min(self.copies);
                 self.report_end(&operation, result, around);
             }
         }
@@ -82,7 +87,7 @@ impl Port {
         if operation.parts > 0 {
             return;
         }
-        if operation.notice.is_some() && operation.error.is_none() {
+        if operation.has_notice() && operation.error.is_none() {
             self.send_notice(number, around);
         } else {
             let error = operation.error;
@@ -125,8 +130,8 @@ impl Port {
         self.write(&entry, operation.flags & SEND != 0, around);
     }
 
-    /// Reports the end of a message that succeeded.
-    #[inline]
+    /// Reports the end of a message that succeeded: the critical path.
+    #[inline(always)]
     fn report_message(&mut self, operation: &Operation, status: &Status, around: &mut Around<'_>) {
         let is_send = operation.flags & SEND != 0;
         if !self.counters.is_empty() {
@@ -141,7 +146,10 @@ impl Port {
         } else {
             self.describe(&mut entry, status, around);
         }
-        self.write(&entry, is_send, around);
+        let bound = if is_send { self.send_queue } else { self.receive_queue };
+        if let Some(bound) = bound {
+            around.put(bound.queue, &entry);
+        }
     }
 
     /// Reports that a buffer for many messages is free.
@@ -157,6 +165,7 @@ impl Port {
     }
 
     /// Describes a message that was received.
+    #[inline(always)]
     fn describe(&mut self, entry: &mut Entry, status: &Status, around: &mut Around<'_>) {
         (entry.len, entry.tag) = (status.len, status.tag);
         if let Some(data) = status.immediate {
@@ -166,18 +175,22 @@ impl Port {
         entry.source = self.source_of(status.rank, around);
     }
 
+    #[inline(never)]
     pub(super) fn write(&self, entry: &Entry, is_send: bool, around: &mut Around<'_>) {
         let bound = if is_send { self.send_queue } else { self.receive_queue };
-        if let Some(queue) = bound.and_then(|bound| around.queues.get(bound.queue)) {
-            queue.entries.push_back(*entry);
+        if let Some(bound) = bound {
+            around.put(bound.queue, entry);
         }
     }
 
     /// Returns the address of a sender in the vector; FI_ADDR_NOTAVAIL if it is not there, or nobody asks for it.
+    #[inline]
     pub(super) fn source_of(&mut self, rank: usize, around: &mut Around<'_>) -> u64 {
-        if self.caps & fi::FI_SOURCE == 0 {
-            return u64::MAX;
-        }
+        if self.caps & fi::FI_SOURCE == 0 { u64::MAX } else { self.find_source(rank, around) }
+    }
+
+    #[inline(never)]
+    fn find_source(&mut self, rank: usize, around: &mut Around<'_>) -> u64 {
         let peer = self.endpoint.peer_of(rank);
         if let (Some(peer), Some(Some((known, number)))) = (peer, self.sources.get(rank))
             && peer == *known

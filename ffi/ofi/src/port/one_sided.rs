@@ -78,16 +78,16 @@ impl Port {
             // SAFETY: the caller's promise.
             let mut copy = unsafe { copied(&list) }?;
             list = [Segment { base: copy.as_mut_ptr(), len: copy.len() }].into();
-            operation.copy = Some(copy);
+            operation.keep_copy(copy);
         }
         if list.is_empty() {
             list = [Segment { base: std::ptr::null_mut(), len: 0 }].into();
         }
         operation.parts = list.len() as u32;
-        operation.notice = it.data.map(|data| {
+        if let Some(data) = it.data {
             let len = list.iter().map(|run| run.len as u64).sum();
-            Box::new(Notice { rank, peer: self.endpoint.peer_of(rank), data, len })
-        });
+            operation.keep_notice(Notice { rank, peer: self.endpoint.peer_of(rank), data, len });
+        }
         let (number, key) = (self.operations.insert(operation), RemoteKey::new(rank, it.key));
         // Only the target knows whether it refuses: an error must reach the completion. Data must not overtake bytes.
         let complete =

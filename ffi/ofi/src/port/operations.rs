@@ -18,16 +18,57 @@ pub(super) struct Operation {
     pub(super) buffer: usize,
     /// The request of a receive.
     pub(super) request: Option<Request>,
-    /// The bytes of a send, if they were copied.
-    pub(super) copy: Option<Box<[u8]>>,
     /// The parts of a one-sided operation that are under way; 0 for a message.
     pub(super) parts: u32,
-    /// What the target of a write reports, when the write is executed.
-    pub(super) notice: Option<Box<Notice>>,
     /// Why a part of it has failed.
     pub(super) error: Option<Errno>,
-    /// The runs of its memory, if there are several.
-    pub(super) list: Box<[Segment]>,
+    /// What most operations do not have: they are small, because each one is moved in and out.
+    pub(super) rare: Option<Box<Rare>>,
+}
+
+#[derive(Default)]
+pub(super) struct Rare {
+    copy: Option<Box<[u8]>>,
+    notice: Option<Notice>,
+    list: Box<[Segment]>,
+}
+
+impl Operation {
+    /// Keeps a copy of the bytes of a send. Returns its address, which is valid as long as the operation is kept.
+    pub(super) fn keep_copy(&mut self, bytes: Box<[u8]>) -> *const [u8] {
+        &raw const **self.rare.get_or_insert_default().copy.insert(bytes)
+    }
+
+    /// Returns the bytes of a send, if they were copied.
+    pub(super) fn copy(&self) -> Option<&[u8]> {
+        self.rare.as_ref()?.copy.as_deref()
+    }
+
+    /// Keeps the runs of the operation's memory, if there are several.
+    pub(super) fn keep_list(&mut self, list: Box<[Segment]>) {
+        if !list.is_empty() {
+            self.rare.get_or_insert_default().list = list;
+        }
+    }
+
+    /// Returns the runs of the operation's memory, if there are several.
+    pub(super) fn list(&self) -> &[Segment] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.list)
+    }
+
+    /// Keeps what the target of a write reports, when the write is executed.
+    pub(super) fn keep_notice(&mut self, notice: Notice) {
+        self.rare.get_or_insert_default().notice = Some(notice);
+    }
+
+    pub(super) fn has_notice(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.notice.is_some())
+    }
+
+    /// Takes what the target of a write reports.
+    pub(super) fn take_notice(&mut self) -> Option<Notice> {
+        self.rare.as_mut()?.notice.take()
+    }
 }
 
 /// The data of a write, for its target.
@@ -51,14 +92,22 @@ pub(super) struct Operations {
 }
 
 impl Operations {
+    /// Returns the number that the next operation has.
+    #[inline]
+    pub(super) fn next(&self) -> u64 {
+        self.free.last().map_or(self.places.len() as u64, |at| u64::from(*at))
+    }
+
     /// Keeps an operation. Returns its number.
+    #[inline(always)]
     pub(super) fn insert(&mut self, operation: Operation) -> u64 {
-        let at = self.free.pop().unwrap_or(self.places.len() as u32);
-        if at as usize == self.places.len() {
-            self.places.push(None);
+        let number = self.next();
+        self.free.pop();
+        match self.places.get_mut(number as usize) {
+            Some(place) => *place = Some(operation),
+            None => self.places.push(Some(operation)),
         }
-        self.places[at as usize] = Some(operation);
-        at.into()
+        number
     }
 
     pub(super) fn get(&mut self, number: u64) -> Option<&mut Operation> {
@@ -66,6 +115,7 @@ impl Operations {
     }
 
     /// Forgets an operation that has ended.
+    #[inline]
     pub(super) fn remove(&mut self, number: u64) -> Option<Operation> {
         let removed = self.places.get_mut(usize::try_from(number).ok()?)?.take()?;
         self.free.push(number as u32);

@@ -3,10 +3,15 @@
 use nemesia::{Message, MultiReceiveOptions, RecvOp, Segment, Source, Tag};
 
 use super::operations::Operation;
-use super::{Around, DATA, Kind, Port, RECV, Receiving, Runs, is_reported};
+use super::{Around, DATA, Kind, Port, RECV, Receiving, Runs, is_reported, segment};
 use crate::bindings as fi;
 use crate::entries::Entry;
 use crate::object::Errno;
+
+/// The flags of receives that are not posted as one run.
+const UNUSUAL: u64 = fi::FI_MULTI_RECV as u64 | fi::FI_CLAIM;
+/// The run of a receive without memory.
+const EMPTY: Segment = Segment { base: std::ptr::null_mut(), len: 0 };
 
 impl Port {
     /// Returns the source of the messages that a receive takes.
@@ -15,6 +20,24 @@ impl Port {
             return Ok(Source::Any);
         }
         Ok(Source::Rank(self.rank_of(number, around)?))
+    }
+
+    /// Posts a receive into one run: the critical path.
+    ///
+    /// # Safety
+    /// The memory of the run belongs to the receive until its completion was read.
+    #[inline(always)]
+    pub(crate) unsafe fn receive_one(
+        &mut self,
+        run: &libc::iovec,
+        it: &Receiving,
+        around: &mut Around<'_>,
+    ) -> Result<(), Errno> {
+        if it.flags & UNUSUAL != 0 || !self.is_enabled {
+            // SAFETY: the caller's promise.
+            return unsafe { self.receive(Runs { first: run, count: 1 }, it, around) };
+        }
+        self.receive_run(segment(run)?, it, around)
     }
 
     /// Posts a receive.
@@ -32,6 +55,9 @@ impl Port {
         }
         // SAFETY: the caller's promise.
         let (run, list) = unsafe { runs.copy() }?;
+        if it.flags & UNUSUAL == 0 && list.is_empty() {
+            return self.receive_run(run.unwrap_or(EMPTY), it, around);
+        }
         if it.flags & u64::from(fi::FI_MULTI_RECV) != 0 {
             return self.receive_many(run, it, around);
         }
@@ -41,10 +67,30 @@ impl Port {
         let is_wanted = is_reported(self.receive_queue, it.flags);
         let flags = it.kind.flag() | RECV;
         let buffer = run.or(list.first().copied()).map_or(0, |run| run.base as usize);
-        let operation =
-            Operation { context: it.context, flags, is_wanted, buffer, list, ..Operation::default() };
+        let mut operation =
+            Operation { context: it.context, flags, is_wanted, buffer, ..Operation::default() };
+        operation.keep_list(list);
         let tag = Tag::Masked { value: it.tag, ignore: it.ignore };
         self.start_receive(operation, run, (source, tag), (message, it.kind))
+    }
+
+    /// Posts a receive into one run, without unusual flags.
+    #[inline(always)]
+    fn receive_run(&mut self, run: Segment, it: &Receiving, around: &mut Around<'_>) -> Result<(), Errno> {
+        let source = self.source(it.from, around)?;
+        let is_wanted = is_reported(self.receive_queue, it.flags);
+        let (context, flags, buffer) = (it.context, it.kind.flag() | RECV, run.base as usize);
+        let mut operation = Operation { context, flags, is_wanted, buffer, ..Operation::default() };
+        let tag = Tag::Masked { value: it.tag, ignore: it.ignore };
+        let endpoint = self.endpoint.with_completion(self.operations.next());
+        // SAFETY: the promise of `receive`.
+        let posted = unsafe { endpoint.irecv_now(it.kind.context(), source, tag, run.base, run.len) };
+        if let Some(started) = posted {
+            operation.request = Some(started.request());
+            self.operations.insert(operation);
+            return Ok(());
+        }
+        self.start_receive(operation, Some(run), (source, tag), (None, it.kind))
     }
 
     /// Posts a receive into this run, or into the list of the operation.
@@ -57,13 +103,14 @@ impl Port {
     ) -> Result<(), Errno> {
         let number = self.operations.insert(operation);
         let Some(operation) = self.operations.get(number) else { return Err(Errno::OTHER) };
-        let op = if operation.list.is_empty() {
+        let list = operation.list();
+        let op = if list.is_empty() {
             let (base, len) = run.map_or((std::ptr::null_mut(), 0), |run| (run.base, run.len));
             // SAFETY: the promise of `receive`.
             unsafe { RecvOp::from_raw(source, tag, base, len) }
         } else {
             // SAFETY: the list is kept until the completion is taken; the runs by the promise of `receive`.
-            unsafe { RecvOp::from_raw_list(source, tag, operation.list.as_ptr(), operation.list.len()) }
+            unsafe { RecvOp::from_raw_list(source, tag, list.as_ptr(), list.len()) }
         };
         let op = match message {
             Some(message) => op.matched(message),

@@ -107,9 +107,9 @@ impl Port {
     /// Sends the data of a write that the target has executed.
     pub(super) fn send_notice(&mut self, number: u64, around: &mut Around<'_>) {
         let Some(operation) = self.operations.get(number) else { return };
-        let Some(notice) = operation.notice.take() else { return };
+        let Some(notice) = operation.take_notice() else { return };
         let header: Box<[u8]> = [notice.data.to_le_bytes(), notice.len.to_le_bytes()].concat().into();
-        let bytes = &raw const **operation.copy.insert(header);
+        let bytes = operation.keep_copy(header);
         let sent = if self.endpoint.peer_of(notice.rank) == notice.peer {
             let endpoint = self.endpoint.with_completion(number);
             // SAFETY: the operation keeps the bytes until the completion was taken.
@@ -121,7 +121,7 @@ impl Port {
         match sent {
             Ok(()) => {}
             Err(Error::Requests { .. }) => {
-                operation.notice = Some(notice);
+                operation.keep_notice(notice);
                 self.unsent.push_back(number);
             }
             Err(Error::Cancelled) => self.end_part(number, Some(Errno::ENDED), around),

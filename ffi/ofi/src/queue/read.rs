@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::QueueObject;
 use crate::bindings::{self as fi, fi_cq_err_entry, fi_cq_tagged_entry, fid_cq};
-use crate::entries::Entry;
+use crate::entries::Reader;
 use crate::object::{Errno, call, object};
 use crate::state::DomainState;
 
@@ -20,27 +20,18 @@ impl QueueObject {
     #[inline]
     unsafe fn take(&self, to: *mut u8, count: usize, sources: *mut u64) -> Result<isize, Errno> {
         self.domain.with(|state| {
-            state.fill(self.number)?;
             let queue = state.queues.get(self.number).ok_or(Errno::INVALID)?;
-            let mut taken = 0;
-            while let Some(entry) =
-                queue.entries.front().filter(|entry| taken < count && entry.error.is_none())
+            // SAFETY: the caller's promise.
+            let mut reader = unsafe { Reader::new((self.number, queue.entry_bytes), to, count, sources) };
+            state.fill(self.number, Some(&mut reader))?;
+            let queue = state.queues.get(self.number).ok_or(Errno::INVALID)?;
+            while let Some(entry) = queue.entries.front()
+                && reader.take(entry)
             {
-                // The other formats are the first bytes of this one.
-                let tagged = tagged_of(entry);
-                // SAFETY: the caller's promise; the entry has so many bytes.
-                unsafe {
-                    let from = (&raw const tagged).cast::<u8>();
-                    to.add(taken * queue.entry_bytes).copy_from_nonoverlapping(from, queue.entry_bytes);
-                    if !sources.is_null() {
-                        sources.add(taken).write(entry.source);
-                    }
-                }
                 queue.pop();
-                taken += 1;
             }
             match queue.entries.front() {
-                _ if taken > 0 => Ok(taken as isize),
+                _ if reader.taken > 0 => Ok(reader.taken as isize),
                 Some(entry) if entry.error.is_some() => Err(Errno::AVAILABLE),
                 _ => Err(Errno::AGAIN),
             }
@@ -123,19 +114,6 @@ impl QueueObject {
     }
 }
 
-/// Returns an entry in the longest format.
-#[inline]
-const fn tagged_of(entry: &Entry) -> fi_cq_tagged_entry {
-    fi_cq_tagged_entry {
-        op_context: entry.context as *mut c_void,
-        flags: entry.flags,
-        len: entry.len,
-        buf: entry.buffer as *mut c_void,
-        data: entry.data,
-        tag: entry.tag,
-    }
-}
-
 pub(super) unsafe extern "C" fn read(queue: *mut fid_cq, to: *mut c_void, count: usize) -> isize {
     // SAFETY: the same contract.
     unsafe { read_from(queue, to, count, std::ptr::null_mut()) }
@@ -209,7 +187,7 @@ pub(super) unsafe extern "C" fn read_error(
             let (entry, (Errno(error), left)) =
                 queue.entries.front().and_then(|entry| Some((*entry, entry.error?))).ok_or(Errno::AGAIN)?;
             queue.pop();
-            let fi_cq_tagged_entry { op_context, flags, len, buf, data, tag } = tagged_of(&entry);
+            let fi_cq_tagged_entry { op_context, flags, len, buf, data, tag } = entry.tagged();
             (out.op_context, out.flags, out.len, out.buf) = (op_context, flags, len, buf);
             (out.data, out.tag, out.olen) = (data, tag, left);
             (out.err, out.prov_errno) = (error as c_int, error as c_int);

@@ -1,9 +1,11 @@
 //! The operations whose completions enter the queue.
 
 use nemesia_core::engine::{self, CompletionKind};
+use nemesia_core::payload::RecvBuf;
 
 use crate::endpoint::{
     Comparison, CompleteAt, Datatype, Endpoint, RecvOp, Reduction, Region, RemoteKey, Request, SendOp,
+    Source, Tag, pattern,
 };
 use crate::error::Error;
 
@@ -106,6 +108,31 @@ impl WithCompletion<'_> {
             // SAFETY: the caller's promise.
             unsafe { endpoint.irecv_op(op) }
         })
+    }
+
+    /// Posts a receive in a matching context if it can be posted at once; see [`Endpoint::irecv_now`].
+    ///
+    /// # Safety
+    /// As for [`Endpoint::irecv_op`], until the completion was taken.
+    #[inline]
+    pub unsafe fn irecv_now(
+        self,
+        context: u16,
+        from: Source,
+        tag: Tag,
+        base: *mut u8,
+        len: usize,
+    ) -> Option<StartedOperation> {
+        let Self { endpoint, context: number } = self;
+        // SAFETY: the caller's promise.
+        let mut buf = unsafe { RecvBuf::from_raw(base, len) };
+        let pattern = pattern(from, context, tag).ok()?;
+        endpoint.check_origin().ok()?;
+        let posted = match number {
+            Some(number) => endpoint.engine.post_collected_now(&pattern, &mut buf, number),
+            None => endpoint.engine.post_now(&pattern, &mut buf),
+        };
+        posted.map(|id| StartedOperation(Request(id)))
     }
 
     /// Starts an active message; see [`Endpoint::isend_active`]. The length of its status is that of the payload.

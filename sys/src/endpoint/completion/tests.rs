@@ -499,3 +499,30 @@ fn probed_message_is_received_into_a_list() {
         one = endpoint;
     }
 }
+
+#[test]
+fn receives_and_messages_with_immediate_data_start_at_once() {
+    let (mut zero, mut one) = pair(&Config::default());
+    let mut got = [[0; 8]; 2];
+    for (number, buf) in (1..).zip(&mut got) {
+        // SAFETY: the buffers live until their completions are taken, or the endpoint is dropped.
+        let posted = unsafe {
+            one.with_completion(number).irecv_now(3, ZERO, Tag::Exactly(number), buf.as_mut_ptr(), buf.len())
+        };
+        assert!(posted.is_some());
+    }
+    assert!(!one.awaits_no_message());
+    // The first message learns how much may be sent.
+    zero.send(1, 9, b"").unwrap();
+    assert!(!zero.in_context(0xffff).send_immediate_now(1, 1, b"reserved", 5));
+    assert!(!zero.in_context(3).send_immediate_now(7, 1, b"no peer!", 5));
+    assert!(zero.in_context(3).send_immediate_now(1, 2, b"second", 6));
+    assert!(zero.in_context(3).send_immediate_now(1, 1, b"nemesia!", 5));
+    let done = take(&mut one, 2)
+        .iter()
+        .map(|it| (it.context, it.immediate, it.result().unwrap().len))
+        .collect::<Vec<_>>();
+    assert_eq!(done, [(2, Some(6), 6), (1, Some(5), 8)]);
+    assert!(one.awaits_no_message());
+    assert_eq!((&got[0], &got[1][..6]), (b"nemesia!", &b"second"[..]));
+}

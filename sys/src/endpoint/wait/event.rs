@@ -80,6 +80,19 @@ impl Endpoint {
         packets
     }
 
+    /// As [`Endpoint::advance`], for a caller that takes completions next.
+    #[inline]
+    pub(in crate::endpoint) fn advance_to_completions(&mut self) -> usize {
+        if self.is_forked() {
+            return 0;
+        }
+        let packets = self.engine.progress_to_completions().packets;
+        if self.is_clock_due(packets) {
+            self.look_at_clock();
+        }
+        packets
+    }
+
     /// Returns the descriptor for `poll`, `epoll` or an asynchronous runtime.
     ///
     /// If the endpoint is armed, the descriptor becomes readable when a message has come, when there is room
