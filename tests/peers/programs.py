@@ -15,6 +15,7 @@ LIMIT = 600  # seconds, for an installation or a build
 # The package with the wrapper of a compiler may lack the headers.
 NEEDS = {
     "bare": {"cc": "gcc"},
+    "rings": {"cc liburing.h": "liburing-dev"},
     "sockets": {"cc": "gcc", "mpiexec.hydra": "mpich"},
     "ours": {"cc": "gcc", "mpiexec.hydra": "mpich"},
     "mpich": {"mpicc.mpich mpi.h": "libmpich-dev", "mpiexec.hydra": "mpich"},
@@ -89,6 +90,8 @@ def build(name, program, scratch):
         job.run([str(REPOSITORY / "ffi" / "install.sh"), str(prefix)], LIMIT, env=with_cargo())
         link = [f"-I{prefix}/include", f"-L{prefix}/lib", "-lnemesia", f"-Wl,-rpath,{prefix}/lib"]
         job.run(["cc", *FLAGS, "-DNEMESIA", source, "-o", program, *link], LIMIT)
+    elif name == "rings":
+        job.run(["cc", *FLAGS, source, "-o", program, "-luring"], LIMIT)
     elif name in ("bare", "sockets"):
         job.run(["cc", *FLAGS, f"-D{name.upper()}", source, "-o", program], LIMIT)
     elif name in ("mpich", "openmpi"):
