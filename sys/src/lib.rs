@@ -134,6 +134,7 @@ mod explain;
 #[doc(hidden)]
 pub mod internals;
 #[cfg_attr(not(feature = "internals"), allow(unreachable_pub, unused_imports, reason = "for `internals`"))]
+mod opening;
 mod os;
 mod placement;
 mod rdma;

@@ -293,7 +293,7 @@ impl ChannelGroup {
         let result = open::connect(self, spread);
         self.is_connected = result.is_ok();
         if self.is_connected && self.config.explain {
-            crate::route::say(&self.explain());
+            crate::opening::say(&self.explain());
         }
         result
     }

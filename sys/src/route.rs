@@ -1,13 +1,13 @@
 //! The route of each peer, the facilities in use, and why others were refused: no silent swap.
 
 use std::fmt;
-use std::io::Write;
 
 use nemesia_core::port::channel::RendezvousChoice;
 
 use crate::Failure;
 use crate::config::Config;
 use crate::explain::{Verdict, local};
+use crate::opening::ranges;
 
 /// The transport over sockets, whose packets are larger.
 const TCP: &str = "tcp";
@@ -70,17 +70,6 @@ impl fmt::Display for Explanation {
         }
         self.warnings.iter().try_for_each(|warning| writeln!(f, "{us}: warning: {warning}"))
     }
-}
-
-/// Formats ranks: `rank 3`, or `ranks 0-2, 5`.
-fn ranges(ranks: &[usize]) -> String {
-    let runs = ranks.chunk_by(|before, after| before + 1 == *after);
-    let run = |run: &[usize]| match run {
-        [first, .., last] => format!("{first}-{last}"),
-        _ => run.iter().map(usize::to_string).collect(),
-    };
-    let text = runs.map(run).collect::<Vec<_>>().join(", ");
-    if ranks.len() == 1 { format!("rank {text}") } else { format!("ranks {text}") }
 }
 
 /// The facts about a peer that the handshake established.
@@ -200,12 +189,6 @@ impl Facts {
     }
 }
 
-/// Prints requested text on the standard error output, in one piece.
-pub(crate) fn say(text: &impl fmt::Display) {
-    // If the output is closed, the text is lost.
-    let _ = std::io::stderr().write_all(text.to_string().as_bytes());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -268,11 +251,5 @@ mod tests {
         };
         assert_eq!(reason(Some("Yama says no")), "Yama says no");
         assert_eq!(reason(None), "the kernel has come to refuse it");
-    }
-
-    #[test]
-    fn ranks_are_written_as_ranges() {
-        assert_eq!(ranges(&[4]), "rank 4");
-        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "ranks 0-2, 5, 7-8");
     }
 }

@@ -17,6 +17,7 @@ NEEDS = {
     "bare": {"cc": "gcc"},
     "rings": {"cc liburing.h": "liburing-dev"},
     "sockets": {"cc": "gcc", "mpiexec.hydra": "mpich"},
+    "threads": {"cc": "gcc", "mpiexec.hydra": "mpich"},
     "ours": {"cc": "gcc", "mpiexec.hydra": "mpich"},
     "mpich": {"mpicc.mpich mpi.h": "libmpich-dev", "mpiexec.hydra": "mpich"},
     "openmpi": {"mpicc.openmpi mpi.h": "libopenmpi-dev", "mpiexec.openmpi": "openmpi-bin"},
@@ -92,8 +93,8 @@ def build(name, program, scratch):
         job.run(["cc", *FLAGS, "-DNEMESIA", source, "-o", program, *link], LIMIT)
     elif name == "rings":
         job.run(["cc", *FLAGS, source, "-o", program, "-luring"], LIMIT)
-    elif name in ("bare", "sockets"):
-        job.run(["cc", *FLAGS, f"-D{name.upper()}", source, "-o", program], LIMIT)
+    elif name in ("bare", "sockets", "threads"):
+        job.run(["cc", *FLAGS, f"-D{name.upper()}", source, "-o", program, "-pthread"], LIMIT)
     elif name in ("mpich", "openmpi"):
         job.run([f"mpicc.{name}", *FLAGS, source, "-o", program], LIMIT)
 

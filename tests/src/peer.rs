@@ -33,6 +33,7 @@ mod one_sided;
 mod replies;
 mod restart;
 mod shrink;
+mod slow;
 mod unexpected;
 
 use std::io::{Write, stdout};
@@ -165,6 +166,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("leaves", [how]) => ending::leaves(*how),
         ("flush", [own]) => ending::flush(*own != 0),
         ("idle", [millis]) => idle::run(*millis),
+        ("slow", [seconds]) => slow::run(*seconds),
         ("woken", [count, waker]) => idle::woken(*count, *waker as usize),
         _ => Err(Fault::Usage(format!("no such mode: {}", words.join(" ")))),
     }

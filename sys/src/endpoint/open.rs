@@ -37,6 +37,7 @@ use crate::config::{Config, FIRST_REQUESTS};
 use crate::error::Error;
 use crate::events;
 use crate::explain::Verdict;
+use crate::opening;
 use crate::os::{ProcessOrigin, Watch};
 use crate::route;
 use crate::shm::{self, Attached, Calls};
@@ -286,7 +287,7 @@ impl Endpoint {
     /// prints it if the configuration asks for it.
     fn report_routes(&self) {
         if self.config.explain {
-            route::say(&self.explain());
+            opening::say(&self.explain());
         }
         if cfg!(feature = "tracing") {
             let explanation = self.explain();
@@ -324,7 +325,8 @@ fn connect_remote(
     if port.is_growing() {
         // Each is called when it is first needed.
     } else if incarnation == 0 {
-        port.meet(Instant::now() + Duration::from_secs(config.timeout_seconds.into()))?;
+        let deadline = Instant::now() + Duration::from_secs(config.timeout_seconds.into());
+        port.meet(deadline, config.explain)?;
     } else {
         port.hold_requests();
         remote.members.iter().for_each(|member| port.call(member));

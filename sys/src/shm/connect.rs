@@ -25,6 +25,7 @@ use crate::bootstrap::Exchange;
 use crate::config::NetChoice;
 use crate::error::Error;
 use crate::events;
+use crate::opening::OpeningReport;
 use crate::os::{HandoffConnection, HandoffListener, ProcessOrigin, ShmError, Watch, limits};
 use crate::transport::hosts::{self, DemandRanks, HostAddress, MemberAddress, OUTSIDE, RemoteRanks};
 use crate::transport::net::{NetPort, RemoteMember};
@@ -298,8 +299,9 @@ fn meet(
         awaited.push((rank, link, connection));
     }
     let mut arrivals = Arrivals::new(size);
+    let mut report = OpeningReport::new(world.config.explain, (me, size));
     for _ in (me + 1..size).filter(|rank| !remote.contains(*rank)) {
-        let sources = (listener, &mut arrivals);
+        let sources = (listener, &mut arrivals, &mut report);
         let (rank, mut peer, connection) = answer(world, ours, sources, (&peers, hosts, remote), deadline)?;
         peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
@@ -388,7 +390,7 @@ fn call(rank: usize, host: &HostAddress, deadline: Instant) -> Result<Option<Han
 fn answer(
     world: &ShmWorld,
     ours: &OwnSegments,
-    (listener, arrivals): (&HandoffListener, &mut Arrivals),
+    (listener, arrivals, report): (&HandoffListener, &mut Arrivals, &mut OpeningReport),
     (peers, hosts, remote): (&[Option<Peer>], &[HostAddress], &RemoteRanks),
     deadline: Instant,
 ) -> Result<(usize, Peer, HandoffConnection), Error> {
@@ -407,6 +409,8 @@ fn answer(
                 let error = ShmError::TimedOut { doing: "waiting for a peer to connect" };
                 return Err(missing(world, peers, remote, &error));
             }
+            let is_missing = |rank: &usize| peers[*rank].is_none() && !remote.contains(*rank);
+            report.look(|| (later..peers.len()).filter(is_missing).collect());
             if now >= next_probe {
                 probe(world, peers, hosts, remote)?;
                 next_probe = Instant::now() + PROBE_EVERY;

@@ -9,6 +9,7 @@ use nemesia_core::wire::channel::ChannelRefusal;
 
 use super::{LOOK_EVERY, NetPort, with};
 use crate::error::Error;
+use crate::opening::OpeningReport;
 use crate::os::wait_any;
 
 /// The most connections that this process requests at once. The other side can only hold a limited number of
@@ -31,11 +32,13 @@ enum OpeningStage {
 }
 
 impl NetPort {
-    /// Connects with every rank that this port reaches, by the deadline.
+    /// Connects with every rank that this port reaches, by the deadline. If that takes long and `explains`, it says
+    /// which ranks are missing.
     ///
     /// # Errors
     /// [`Error::Net`] names the first rank that cannot be reached, the reason and the remedy.
-    pub(crate) fn meet(&mut self, deadline: Instant) -> Result<(), Error> {
+    pub(crate) fn meet(&mut self, deadline: Instant, explains: bool) -> Result<(), Error> {
+        let mut report = OpeningReport::new(explains, (self.rank as usize, self.ranks() as usize));
         let now = Instant::now();
         let begin = |peer: PeerId| match (self.reaches(peer), peer < self.rank) {
             (false, _) => OpeningStage::Ready,
@@ -53,6 +56,7 @@ impl NetPort {
             }
             self.widen(&events);
             self.flush_receives(&meetings);
+            report.look(|| absent(&meetings).collect());
             let now = Instant::now();
             if now >= deadline {
                 return Err(self.missing(&meetings, &last_failures));
@@ -146,9 +150,7 @@ impl NetPort {
 
     /// Names the first rank with which there is no connection by the deadline.
     fn missing(&self, meetings: &[OpeningStage], last_failures: &[Option<String>]) -> Error {
-        let absent = |at: &usize| meetings[*at] != OpeningStage::Ready;
-        let rank = (0..meetings.len()).find(absent).unwrap_or(0);
-        let count = (0..meetings.len()).filter(absent).count();
+        let (rank, count) = (absent(meetings).next().unwrap_or(0), absent(meetings).count());
         let what = if (rank as PeerId) < self.rank { "it did not answer" } else { "it never connected" };
         let last = last_failures[rank].as_deref().map_or_else(String::new, |last| format!(": {last}"));
         let problem = format!("{what} in time ({count} ranks are missing){last}; did it fail at start?");
@@ -160,6 +162,11 @@ impl NetPort {
             format!("{problem}; check the network between both machines, or set NEMESIA_NET_ADDRESS");
         Error::Net { rank: peer as usize, transport: self.transport().name(), problem }
     }
+}
+
+/// Returns the ranks that are not connected yet.
+fn absent(meetings: &[OpeningStage]) -> impl Iterator<Item = usize> {
+    (0..meetings.len()).filter(|at| meetings[*at] != OpeningStage::Ready)
 }
 
 /// Returns whether a later request may succeed: the other side had no room.
