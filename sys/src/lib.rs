@@ -133,8 +133,8 @@ mod explain;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
-#[cfg_attr(not(feature = "internals"), allow(unreachable_pub, unused_imports, reason = "for `internals`"))]
 mod opening;
+#[cfg_attr(not(feature = "internals"), allow(unreachable_pub, unused_imports, reason = "for `internals`"))]
 mod os;
 mod placement;
 mod rdma;
