@@ -160,6 +160,22 @@ fn ports_of_tcp_that_sockets_have_are_left_out() {
     }
 }
 
+/// The queues of this depth take a page each on siw, so that each page from the first one on begins a queue.
+#[test]
+fn many_connections_of_small_queues_can_be_made_at_the_same_time() {
+    const MOST: usize = 72;
+    let Some(addresses) = usable("many_connections_of_small_queues_can_be_made_at_the_same_time") else {
+        return;
+    };
+    let mut devices = Devices::new(&addresses);
+    devices.depth = Some(8);
+    let mut bench = Bench::new(devices);
+    bench.open(2).unwrap();
+    for made in 0..MOST {
+        bench.connect(0, 1).unwrap_or_else(|why| panic!("after {made}: {why}"));
+    }
+}
+
 /// Makes a queue pair in INIT.
 fn pair(domain: &std::sync::Arc<Domain>, queue: &std::sync::Arc<CompletionQueue>) -> QueuePair {
     let pair =

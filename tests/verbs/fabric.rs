@@ -39,6 +39,8 @@ pub(crate) struct Devices {
     /// The preferred path MTU and traffic class.
     pub(crate) path_mtu: Option<u32>,
     pub(crate) traffic_class: Option<u8>,
+    /// The depth of each queue of a connection, if not the default.
+    pub(crate) depth: Option<u32>,
     /// Whether the devices are soft iWARP.
     is_siw: bool,
 }
@@ -55,6 +57,7 @@ impl Devices {
             work_bytes: u32::MAX,
             path_mtu: None,
             traffic_class: None,
+            depth: None,
             is_siw: false,
         }
     }
@@ -65,14 +68,17 @@ impl Devices {
         self.next += 1;
         let preference = DevicePreference { address: Some(address), ..DevicePreference::default() };
         // The tests assert of rxe what its library does not promise; of siw nothing can be asserted.
+        let usual = PortOptions::default();
         PortOptions {
             preference,
             set_up: set_up(),
+            send_depth: self.depth.unwrap_or(usual.send_depth),
+            receive_depth: self.depth.unwrap_or(usual.receive_depth),
             work_bytes: self.work_bytes,
             assert_order: true,
             path_mtu: self.path_mtu,
             traffic_class: self.traffic_class,
-            ..PortOptions::default()
+            ..usual
         }
     }
 }

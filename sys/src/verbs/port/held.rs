@@ -25,7 +25,7 @@ use crate::verbs::pair::QueuePair;
 const RXE: u32 = 0xff_ffff;
 
 /// The vendor of soft iWARP: `SIW_VENDOR_ID`.
-const SIW: u32 = 0x62_6d74;
+pub(super) const SIW: u32 = 0x62_6d74;
 
 /// The kinds of work requests that the port holds back in place of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use nemesia_core::port::memory::Facts;
 use rdma_core_sys as raw;
 
 use super::connect::LISTENER;
-use super::held::Holding;
+use super::held::{Holding, SIW};
 use super::idle::Probing;
 use super::join::Joins;
 use super::link::VerbsLinks;
@@ -49,7 +49,7 @@ impl VerbsPort {
         let attributes = device.port(selection.port)?;
         let domain = Domain::new(&device)?;
         let mut facts = facts(&device, attributes, options);
-        let queue = CompletionQueue::new(&device, entries(&facts))?;
+        let queue = CompletionQueue::new(&device, entries(&facts).max(least_entries(&device)))?;
         let (depths, order) = probe(&domain, &queue, &facts, options)?;
         facts.inline_bytes = depths.inline.min(facts.message_bytes);
         // A library that answers 0 promises nothing: it may not know.
@@ -176,6 +176,18 @@ fn entries(facts: &Facts) -> u32 {
         ..PortOptions::default()
     };
     granted.completion_entries()
+}
+
+/// Returns the least entries of a completion queue.
+///
+/// libsiw refuses the queue that the kernel lets it map at offset 0x90000: there its number for no offset
+/// (`SIW_INVAL_UOBJ_KEY`) lies in the middle of those that the kernel gives to the queues of a context, one after the
+/// other (rdma-core 44, Linux 6.1). So one of some 16 to 140 queue pairs could not be made. The completion queue is the
+/// first one: with so many entries, of 32 bytes, it contains this offset.
+fn least_entries(device: &Device) -> u32 {
+    const NO_OFFSET: u32 = 0x9_0000;
+    let limits = device.attributes();
+    if limits.vendor_id == SIW { (NO_OFFSET / 32).min(count(limits.max_cqe)) } else { 0 }
 }
 
 /// Determines the device's limit of inline payload, by making queue pairs, and the order that it guarantees.
