@@ -244,13 +244,17 @@ impl Frame {
         (bytes, if long { MOST_FRAME_BYTES } else { FRAME_BYTES })
     }
 
-    /// Returns whether a payload follows in the stream, or lies in the sender's memory.
-    pub const fn has_payload(&self) -> bool {
-        match self {
-            Self::Write { len, .. } | Self::Send { len, .. } | Self::ReadReply { len } => *len > 0,
-            Self::WriteFrom { .. } | Self::ReadFrom { .. } => true,
-            _ => false,
-        }
+    /// Returns whether this is a message, or has a payload: in the stream or in the sender's memory. A message without
+    /// bytes takes a receive, too.
+    pub const fn is_transfer(&self) -> bool {
+        matches!(
+            self,
+            Self::Write { .. }
+                | Self::Send { .. }
+                | Self::ReadReply { .. }
+                | Self::WriteFrom { .. }
+                | Self::ReadFrom { .. }
+        )
     }
 
     /// Parses the frame at the start of a stream.

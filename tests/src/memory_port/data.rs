@@ -15,6 +15,7 @@ pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
         ("reads_of_all_sizes", reads),
         ("sends_of_all_sizes", sends),
         ("messages_that_leave_from_where_their_bytes_are", at_once),
+        ("a_message_behind_an_empty_write_takes_the_next_receive", behind_empty),
         ("immediates", immediates),
         ("inline_bytes_are_copied_by_the_call", inline),
         ("lists_of_parts", lists),
@@ -167,6 +168,42 @@ fn at_once<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     }
     ensure(can == (left > 0), || format!("{left} messages left at once"))?;
     bench.works((0, a), (1, b))
+}
+
+/// A port may expect what came last. An empty write with an immediate has no bytes, but takes a receive.
+fn behind_empty<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
+    bench.open(2)?;
+    let (a, b) = bench.connect(0, 1)?;
+    let (facts, len) = (bench.facts()?, bench.most_bytes()?.min(5000));
+    if !facts.immediates || facts.send_depth.min(facts.receive_depth) < 2 {
+        return bench.works((0, a), (1, b));
+    }
+    let room = 2 * (len as usize + 2 * MARGIN as usize);
+    let (from, to) = (bench.memory(0, room, RegionAccess::NONE)?, bench.open_memory(1, room)?);
+    let (empty, second) = (to.slice(0, len), u64::from(len) + MARGIN);
+    for round in 0..8 {
+        let (write, send) = (2 * round + 1, 2 * round + 2);
+        to.put(0, &vec![0; room]);
+        from.put(0, &filled(send, len as usize));
+        for (id, part) in [(write, empty), (send, to.slice(second, len))] {
+            let posted = bench.port(1)?.receive(ReceiveQueue::Of(b), id, &[part]);
+            posted.map_err(|error| format!("round {round}: a receive: {error}"))?;
+        }
+        bench.rest();
+        let port = bench.port(0)?;
+        let written = port.write(Work::new(a, write), CompletionSource::Gather(&[]), to.at(0), Some(7));
+        let part = [from.slice(0, len)];
+        let sent = port.send(Work::new(a, send), CompletionSource::Gather(&part), None);
+        written.and(sent).map_err(|error| format!("round {round}: {error}"))?;
+        bench.received(1, write)?;
+        equal("message", bench.received(1, send)?, (len, None, false))?;
+        let found = difference(send, &to.get(second, len as usize));
+        ensure(found.is_none(), || format!("round {round}: byte {found:?} is wrong"))?;
+        equal("the receive of the empty write", to.get(0, len as usize), vec![0; len as usize])?;
+        bench.succeeds(0, write)?;
+        bench.succeeds(0, send)?;
+    }
+    Ok(())
 }
 
 fn immediates<F: Fabric>(bench: &mut Bench<F>) -> Verdict {

@@ -25,7 +25,7 @@ pub(super) struct ExpectedMessage {
 }
 
 impl ExpectedMessage {
-    /// Returns the message that will follow a read which has brought this frame first of those with a payload, behind
+    /// Returns the message that will follow a read which has brought this frame as its first transfer, behind
     /// so many bytes of frames.
     fn after(frame: &Frame, before: usize) -> Option<Self> {
         let Frame::Send { len, .. } = *frame else { return None };
@@ -56,7 +56,7 @@ impl ExpectedMessage {
                 Parsed::Frame(Frame::Send { len, .. }, count) => {
                     return count == frames.len() && len as usize == self.len;
                 }
-                Parsed::Frame(frame, count) if !frame.has_payload() => {
+                Parsed::Frame(frame, count) if !frame.is_transfer() => {
                     frames = frames.get(count..).unwrap_or(&[]);
                 }
                 _ => return false,
@@ -71,7 +71,7 @@ pub(super) struct ReadAhead {
     /// Whether the port reads ahead at all.
     pub(super) is_on: bool,
     expected: Option<ExpectedMessage>,
-    /// The bytes of the frames that the last read has brought, as long as no payload was among them.
+    /// The bytes of the frames that the last read has brought, as long as no transfer was among them.
     frames: Option<usize>,
 }
 
@@ -93,7 +93,7 @@ impl ReadAhead {
     /// Takes note of a frame of this length.
     pub(super) fn see(&mut self, frame: &Frame, count: usize) {
         self.frames = self.frames.map(|before| before + count);
-        if frame.has_payload()
+        if frame.is_transfer()
             && let Some(before) = self.frames.take()
         {
             self.expected = ExpectedMessage::after(frame, before);
