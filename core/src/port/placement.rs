@@ -267,6 +267,17 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
         self.regions.check(parts, (MOST_PARTS as u32, self.facts.message_bytes), to_write)
     }
 
+    /// Returns a connection that can take another work request.
+    #[inline]
+    fn link_for_work(
+        &mut self,
+        connection: Connection,
+    ) -> Result<&mut PlacementLink<T::Stream, P>, PostError> {
+        let link = self.link_mut(connection).filter(|link| link.state == ConnectionState::Ready);
+        let link = link.ok_or(PostError::NotReady)?;
+        if link.has_place() { Ok(link) } else { Err(PostError::QueueFull) }
+    }
+
     #[inline]
     fn post(
         &mut self,
@@ -274,13 +285,7 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
         kind: PlacementKind,
         (local, len): (WorkBytes, u32),
     ) -> Result<(), PostError> {
-        let link = self.link_mut(work.connection).ok_or(PostError::NotReady)?;
-        if link.state != ConnectionState::Ready {
-            return Err(PostError::NotReady);
-        }
-        if !link.has_place() {
-            return Err(PostError::QueueFull);
-        }
+        let link = self.link_for_work(work.connection)?;
         let Work { id, quiet, fence, .. } = work;
         link.post(PlacementWork { id, quiet, fence, kind, local, len, answered: false, lent: false });
         self.list(work.connection.index);

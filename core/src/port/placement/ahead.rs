@@ -9,10 +9,14 @@ use super::{ByteStream, PlacementStorage};
 use crate::injected_fault::{InjectedFault, injected};
 
 impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
+    /// Returns whether the next byte of the stream begins a frame.
+    pub(super) fn is_between_frames(&self) -> bool {
+        self.incoming.is_none() && self.input.is_empty()
+    }
+
     /// Returns the message that is expected, if there is a receive for it and nothing of another one was read.
     pub(super) fn expected(&self) -> Option<ExpectedMessage> {
-        let is_between = self.incoming.is_none() && self.input.is_empty();
-        let expected = self.ahead.expected().filter(|_| is_between)?;
+        let expected = self.ahead.expected().filter(|_| self.is_between_frames())?;
         let receive = self.receives.front()?;
         (receive.parts.len() >= expected.len as u64).then_some(expected)
     }

@@ -34,7 +34,7 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
                 self.pull(regions, reports)?;
                 continue;
             }
-            let (ahead, is_between) = (self.expected(), self.incoming.is_none() && self.input.is_empty());
+            let (ahead, is_between) = (self.expected(), self.is_between_frames());
             let direct = self.incoming.filter(|it| self.input.is_empty() && it.len - it.done >= DIRECT);
             let mut list = ScatterList::new();
             let mut wanted = 0;

@@ -9,7 +9,7 @@ use super::{ByteStream, PlacementPort, PlacementStorage, StreamResult, StreamTra
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::GatherList;
-use crate::port::memory::{ConnectionState, PostError, Slice, Work};
+use crate::port::memory::{PostError, Slice, Work};
 use crate::wire::placement::{Frame, MOST_FRAME_BYTES};
 
 impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
@@ -69,19 +69,12 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
         if len as usize != from.bytes() {
             return Err(PostError::Bounds { part: 0 });
         }
-        let link = self.link_mut(connection).ok_or(PostError::NotReady)?;
-        if link.state != ConnectionState::Ready {
-            return Err(PostError::NotReady);
-        }
-        if !link.has_place() {
-            return Err(PostError::QueueFull);
-        }
+        let link = self.link_for_work(connection)?;
         let (kind, local) =
             (PlacementKind::Send { immediate: None }, WorkBytes::Parts(PlacementParts::new(&[room])));
         let work = PlacementWork { id, quiet, fence, kind, local, len, answered: false, lent: false };
         let taken = link.send_at_once(work, from);
-        let is_rest = link.body.is_some();
-        if is_rest {
+        if link.body.is_some() {
             self.list(connection.index);
         }
         Ok(taken)

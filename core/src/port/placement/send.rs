@@ -30,6 +30,17 @@ const HOLD_MOST: u64 = 8;
 #[cfg(nemesia_injected_fault)]
 const INITIAL_ROOM: u64 = 8;
 
+/// What a peer is told beside replies and requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DueReport {
+    /// What was executed, and the receives that there are.
+    Progress,
+    /// The replies that were read from the peer's memory.
+    Pulled,
+    /// That this process can read the peer's memory.
+    CanPull,
+}
+
 /// Whether more can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
@@ -102,14 +113,20 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
             || self.body.is_some()
             || !self.replies.is_empty()
             || !self.stage.rest().is_empty()
-            || self.is_report_due()
+            || self.due_report().is_some()
     }
 
-    fn is_report_due(&mut self) -> bool {
-        self.executed > self.executed_reported
-            || self.granted > self.granted_reported
-            || self.pulled > self.pulled_reported
-            || !self.reported_pulls && self.stream.as_mut().is_some_and(ByteStream::can_pull)
+    /// Returns the next report that the peer must get.
+    fn due_report(&mut self) -> Option<DueReport> {
+        if self.executed > self.executed_reported || self.granted > self.granted_reported {
+            Some(DueReport::Progress)
+        } else if self.pulled > self.pulled_reported {
+            Some(DueReport::Pulled)
+        } else if !self.reported_pulls && self.stream.as_mut().is_some_and(ByteStream::can_pull) {
+            Some(DueReport::CanPull)
+        } else {
+            None
+        }
     }
 
     pub(super) fn gone_out(&mut self, count: usize, staged: usize) {
@@ -149,23 +166,26 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
 
     /// Adds a report to the peer, for which there is room. Returns false if none is due.
     pub(super) fn fill_report(&mut self) -> bool {
-        if self.executed > self.executed_reported || self.granted > self.granted_reported {
-            (self.executed_reported, self.granted_reported) = (self.executed, self.granted);
-            self.awaited = AwaitedReport::Nothing;
-            let room = self.granted;
-            // Of the receives that were posted later, the peer never learns.
-            #[cfg(nemesia_injected_fault)]
-            let room = if injected(InjectedFault::ForgetRoom) { room.min(INITIAL_ROOM) } else { room };
-            self.stage_frame(&Frame::Ack { executed: self.executed, room });
-            self.held = 0;
-        } else if self.pulled > self.pulled_reported {
-            self.pulled_reported = self.pulled;
-            self.stage_frame(&Frame::Pulled { count: self.pulled });
-        } else if !self.reported_pulls && self.stream.as_mut().is_some_and(ByteStream::can_pull) {
-            self.reported_pulls = true;
-            self.stage_frame(&Frame::CanPull);
-        } else {
-            return false;
+        match self.due_report() {
+            Some(DueReport::Progress) => {
+                (self.executed_reported, self.granted_reported) = (self.executed, self.granted);
+                self.awaited = AwaitedReport::Nothing;
+                let room = self.granted;
+                // Of the receives that were posted later, the peer never learns.
+                #[cfg(nemesia_injected_fault)]
+                let room = if injected(InjectedFault::ForgetRoom) { room.min(INITIAL_ROOM) } else { room };
+                self.stage_frame(&Frame::Ack { executed: self.executed, room });
+                self.held = 0;
+            }
+            Some(DueReport::Pulled) => {
+                self.pulled_reported = self.pulled;
+                self.stage_frame(&Frame::Pulled { count: self.pulled });
+            }
+            Some(DueReport::CanPull) => {
+                self.reported_pulls = true;
+                self.stage_frame(&Frame::CanPull);
+            }
+            None => return false,
         }
         true
     }
