@@ -115,6 +115,8 @@ pub enum InjectedFault {
     ForgetClose,
     /// The last packet of a process that leaves is obeyed before earlier packets have arrived.
     CloseEarly,
+    /// The last packet of a process that leaves has no completion, so that the process does not wait for it.
+    QuietClose,
     /// A process that was started again is accepted at once.
     AcceptUnasked,
     /// A further connection is accepted from a process that has no first one.
@@ -211,7 +213,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 98] = [
+    pub const ALL: [InjectedFault; 99] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -264,6 +266,7 @@ impl InjectedFault {
         InjectedFault::GrowGreedily,
         InjectedFault::ForgetClose,
         InjectedFault::CloseEarly,
+        InjectedFault::QuietClose,
         InjectedFault::AcceptUnasked,
         InjectedFault::AcceptFurther,
         InjectedFault::EndAccessEarly,

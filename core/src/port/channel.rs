@@ -274,9 +274,9 @@ pub struct Channel<M: MemoryPort, S: ChannelStorage> {
     rings: fast::Rings,
     /// The packet that was delivered and not yet released.
     out: Option<u32>,
-    /// Peer and rail of the packet that was released last. If the engine sends an answer, it may replace the
-    /// update.
-    released: Option<(PeerId, u32)>,
+    /// The packet that was released last, whose buffer the next poll posts again. If the engine sends an answer before,
+    /// it may replace the update.
+    released: Option<u32>,
     /// Number of peers with an unreported fault.
     pending: u32,
     /// Number of connections in any state.
@@ -422,11 +422,9 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Completes the last packet first: recycles its buffer and returns its credits.
     #[inline]
     fn settle_released(&mut self) {
-        if let Some(buffer) = self.out.take() {
-            // The packet was not released, because its peer failed meanwhile or because it was not wanted.
-            self.released = self.finish_with(buffer);
-        }
-        if let Some((peer, rail)) = self.released.take() {
+        // A packet that was not released is one whose peer failed meanwhile, or that was not wanted.
+        let last = self.out.take().or_else(|| self.released.take());
+        if let Some((peer, rail)) = last.and_then(|buffer| self.finish_with(buffer)) {
             self.settle(peer, rail);
         }
     }
@@ -552,8 +550,8 @@ impl<M: MemoryPort, S: ChannelStorage> PacketPort for Channel<M, S> {
     fn release(&mut self, arrival: Arrival<Token>) {
         let Token(buffer) = arrival.token;
         if self.out == Some(buffer) {
-            self.out = None;
-            self.released = self.finish_with(buffer);
+            // The next poll does the rest: an answer of the caller's is on its way by then.
+            self.released = self.out.take();
         }
     }
 

@@ -51,6 +51,7 @@ use join::Joins;
 use link::VerbsLinks;
 use regions::VerbsRegions;
 use ring::Slab;
+use watch::Queries;
 
 /// The options of a port. Depths that the device does not have are lowered; [`MemoryPort::facts`] reports the
 /// result.
@@ -162,9 +163,8 @@ pub struct VerbsPort {
     alarm: Duration,
     /// The number of closed connections that are not reported as closed yet.
     closing: u32,
-    /// The time of the last query to kernel and device for events, and the number of calls without a query
-    /// since.
-    heard: (Duration, u32),
+    /// The queries to kernel and device for events.
+    queries: Queries,
     probing: Probing,
     /// The time since which the device's port has been down, and the event's code.
     down: Option<(Duration, u32)>,

@@ -389,12 +389,12 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
 
     fn was_closed(&mut self, connection: Connection) -> Option<ChannelEvent> {
         let (peer, rail) = self.find(connection)?;
-        if let Some(out) = self.out
-            && let Some(&ChannelBuffer { peer: whose, rail: of, .. }) = self.buffers.get(out)
+        if let Some(last) = self.out.or(self.released)
+            && let Some(&ChannelBuffer { peer: whose, rail: of, .. }) = self.buffers.get(last)
             && (whose, of) == (peer, rail)
         {
-            self.out = None;
-            self.recycle(out);
+            (self.out, self.released) = (None, None);
+            self.recycle(last);
         }
         // All work requests have completed, so all buffers are back, as the port guarantees. If a port
         // violates this, its buffers are never reused and count as used.

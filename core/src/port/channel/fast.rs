@@ -210,7 +210,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         if self.rings.is_empty() {
             return None;
         }
-        for _ in 0..self.rings.places() {
+        for _ in 0..self.rings.used() {
             let place = self.rings.turn();
             let Some((peer, len)) = self.rings.arrived(place) else { continue };
             if only.is_some_and(|only| only != peer) {

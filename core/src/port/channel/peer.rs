@@ -59,8 +59,10 @@ pub(super) struct Rail {
     pub(super) receiving: u32,
     /// Buffers that are being sent.
     pub(super) sending: u32,
-    /// Posted packets and accesses that have not completed.
+    /// Posted packets and accesses that complete and have not.
     pub(super) outstanding: u32,
+    /// Packets posted without a completion since the last packet with one.
+    quiet: u32,
     /// The accesses to the peer's memory among them.
     pub(super) accesses: u32,
     /// Packets that arrived before the connection was ready.
@@ -81,6 +83,7 @@ impl Rail {
             receiving: 0,
             sending: 0,
             outstanding: 0,
+            quiet: 0,
             accesses: 0,
             early: BufferQueue::new(),
         }
@@ -89,6 +92,17 @@ impl Rail {
     /// Returns the number of free buffers that are reserved for this connection.
     pub(super) fn kept(&self) -> u32 {
         OWN - self.credits.size().min(LEAST) - self.sending.min(SENDS)
+    }
+
+    /// Returns whether the next inline packet needs no completion: of `depth` work requests in a row, four complete.
+    pub(super) const fn may_be_quiet(&self, depth: u32) -> bool {
+        self.quiet + 1 < depth / 4
+    }
+
+    /// Records a posted packet.
+    pub(super) const fn was_posted(&mut self, is_quiet: bool) {
+        self.outstanding += !is_quiet as u32;
+        self.quiet = if is_quiet { self.quiet + 1 } else { 0 };
     }
 
     /// Returns whether the state of the connection allows sending.

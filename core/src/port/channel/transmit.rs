@@ -32,8 +32,18 @@ pub(super) const fn inline(id: u64) -> Option<(PeerId, u32)> {
 struct SlotWrite {
     to: RemoteRange,
     trailer: u64,
-    /// Whether the write completes only if it fails.
-    quiet: bool,
+}
+
+/// A packet that was posted.
+#[derive(Clone, Copy, Debug)]
+struct PostedPacket {
+    /// The totals of this process that it carries.
+    units: u64,
+    slots: u32,
+    /// Its length if it uses a buffer.
+    buffered: Option<usize>,
+    is_in_slot: bool,
+    is_quiet: bool,
 }
 
 /// The memory in which a packet is assembled.
@@ -118,7 +128,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         Ok(sent)
     }
 
-    /// Returns whether a posted packet to this peer has not completed.
+    /// Returns whether a posted packet to this peer has not completed. Small packets that complete only if they fail do
+    /// not count. They precede a later packet that counts, for instance that of [`Channel::send_close`].
     pub fn is_sending(&self, peer: PeerId) -> bool {
         let peers = self.peers.borrow();
         let is_open = |it: &&Rail| matches!(it.stage, ChannelStage::Ready);
@@ -151,7 +162,9 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let is_last = matches!(kind, PacketKind::Close(_));
         let is_small = len <= SLOT_PAYLOAD;
         let (mut at, mut is_starved) = (if is_small { SMALL_RAIL as usize } else { it.turn }, false);
-        for _ in 0..rails.min(MOST_RAILS) {
+        // A close proves the arrival of what was sent on its connection, so it takes that of the small packets.
+        let rails_tried = if is_last { 1 } else { rails.min(MOST_RAILS) };
+        for _ in 0..rails_tried {
             let rail = at as u32;
             at = if at + 1 < rails { at + 1 } else { 0 };
             let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)).filter(|it| it.may_speak(first))
@@ -190,8 +203,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     ) -> Result<bool, PostError> {
         let len = content.len();
         let facts = self.facts();
-        let (first, every) = (facts.active_speaks_first, facts.send_depth / 4);
-        let (is_on, inline_bytes) = (self.config.fast.is_on(), facts.inline_bytes as usize);
+        let (first, is_on) = (facts.active_speaks_first, self.config.fast.is_on());
         // A packet may report the end of writes to the peer's memory, and must not be seen before them.
         let (is_ordered, proves) = (facts.ordered_among_writes, facts.write_proves_placement);
         let is_behind = |it: &Rail| is_ordered || proves && it.accesses == 0;
@@ -201,15 +213,13 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         }
         let Some((offer, number)) = it.fast.next_slot() else { return Ok(false) };
         let total = HEADER_BYTES + len + TRAILER_BYTES;
-        // A write from a buffer must complete before the buffer is free.
-        let quiet = total <= INLINE.min(inline_bytes) && it.fast.is_quiet(every);
         let at = (offer.shape.end(number) - total as u64).wrapping_add(offer.address);
         let to = RemoteRange { address: at, key: offer.key };
-        let slot = SlotWrite { to, trailer: offer.shape.trailer(number, len), quiet };
+        let slot = SlotWrite { to, trailer: offer.shape.trailer(number, len) };
         let written = self.post_packet((peer, SMALL_RAIL), Some(packet), content, Some(slot))?;
         if written && let Some(it) = self.peer(peer) {
             it.next = it.next.wrapping_add(1);
-            it.fast.wrote(len, quiet);
+            it.fast.wrote(len);
         }
         Ok(written)
     }
@@ -224,7 +234,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         slot: Option<SlotWrite>,
     ) -> Result<bool, PostError> {
         let len = content.len();
-        let inline_bytes = INLINE.min(self.facts().inline_bytes as usize);
+        let facts = self.facts();
+        let (inline_bytes, depth) = (INLINE.min(facts.inline_bytes as usize), facts.send_depth);
         let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) else { return Ok(false) };
         let ((units, _), is_starved, slots) = (it.promise(), it.is_starved, it.fast.taken());
         let Some(it) = it.rail(rail) else { return Ok(false) };
@@ -234,12 +245,20 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let trailer = trailer.as_ref().map_or(&[][..], |trailer| trailer);
         let (connection, own) = (it.connection, it.sending < SENDS);
         let total = HEADER_BYTES + len + trailer.len();
+        // A packet from a buffer must complete before the buffer is free. The completion of a close shows that all
+        // packets before it on its connection have arrived.
+        let is_plain = packet.is_none_or(|packet| matches!(packet.kind, PacketKind::Engine(_)));
+        #[cfg(nemesia_injected_fault)]
+        let is_plain =
+            is_plain || crate::injected_fault::injected(crate::injected_fault::InjectedFault::QuietClose);
+        let is_quiet = total <= inline_bytes && is_plain && rail == SMALL_RAIL && it.may_be_quiet(depth);
         let mut stack = [0; INLINE];
         let (posted, buffered) = if total <= inline_bytes {
             let mut room = SendRoom::<S> { at: 0, taken: 0, place: SendPlace::Stack(&mut stack) };
             room.put_all(&header, content, trailer);
             let bytes = CompletionSource::Inline(stack.get(..total).unwrap_or(&[]));
-            (self.post_bytes(Work::new(connection, inline_id(peer, rail)), bytes, slot), false)
+            let work = Work { quiet: is_quiet, ..Work::new(connection, inline_id(peer, rail)) };
+            (self.post_bytes(work, bytes, slot), None)
         } else {
             let Some(index) = self.buffers.take(own, Use::Sending, peer, rail) else { return Ok(false) };
             let work = Work::new(connection, index.into());
@@ -247,10 +266,11 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             if posted.is_err() {
                 self.buffers.put(index, own);
             }
-            (posted, true)
+            (posted, Some(len))
         };
+        let packet = PostedPacket { units, slots, buffered, is_in_slot: slot.is_some(), is_quiet };
         match posted {
-            Ok(()) => self.was_posted((peer, rail), (units, slots), buffered.then_some(len), slot),
+            Ok(()) => self.was_posted((peer, rail), packet),
             Err(PostError::QueueFull | PostError::NotReady) => return Ok(false),
             Err(error) => return Err(error),
         }
@@ -294,30 +314,23 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     ) -> Result<(), PostError> {
         match slot {
             None => self.port.send(work, bytes, None),
-            Some(slot) => self.port.write(Work { quiet: slot.quiet, ..work }, bytes, slot.to, None),
+            Some(slot) => self.port.write(work, bytes, slot.to, None),
         }
     }
 
-    /// Records a posted packet, which carries this process's totals. `buffered` is its length if it uses a
-    /// buffer.
-    fn was_posted(
-        &mut self,
-        (peer, rail): (PeerId, u32),
-        (units, slots): (u64, u32),
-        buffered: Option<usize>,
-        slot: Option<SlotWrite>,
-    ) {
+    fn was_posted(&mut self, (peer, rail): (PeerId, u32), packet: PostedPacket) {
+        let PostedPacket { units, slots, buffered, is_in_slot, is_quiet } = packet;
         let Some(it) = self.peer(peer) else { return };
         it.reported_units(units);
         it.fast.reported(slots);
-        if let Some(len) = buffered.filter(|_| slot.is_none()) {
+        if let Some(len) = buffered.filter(|_| !is_in_slot) {
             it.buffered.add(len);
         }
         if let Some(it) = it.rail(rail) {
             it.sending += u32::from(buffered.is_some());
-            it.outstanding += u32::from(slot.is_none_or(|slot| !slot.quiet));
+            it.was_posted(is_quiet);
             it.hello = false;
-            if slot.is_some() {
+            if is_in_slot {
                 it.credits.reported_beside();
             } else {
                 it.credits.sent();

@@ -50,6 +50,9 @@ where
     /// Polls all sources in rotation.
     #[inline(never)]
     pub(super) fn poll_all(&mut self) -> Polled<PacketPlace> {
+        if self.linked == 0 {
+            return Polled::Idle;
+        }
         if self.burst == 0 {
             let last = self.hot[self.turn % HOT];
             self.burst = BURST;

@@ -74,6 +74,7 @@ impl VerbsPort {
             return Err(refused(&error));
         }
         self.alarm = self.alarm.min(offer.deadline);
+        self.queries.hasten();
         Ok(connection)
     }
 
@@ -172,6 +173,7 @@ impl VerbsPort {
         link.deadline = offer.deadline;
         link.stage = CmStage::Accepting;
         self.alarm = self.alarm.min(offer.deadline);
+        self.queries.hasten();
         self.send_acceptance(connection);
         Ok(())
     }
@@ -207,6 +209,7 @@ impl VerbsPort {
         for _ in 0..32 {
             let SetUp::Manager(manager) = &self.set_up else { return };
             let Some(event) = manager.channel.next() else { return };
+            self.queries.hasten();
             if event.kind == raw::RDMA_CM_EVENT_CONNECT_REQUEST {
                 self.requested(event);
                 continue;

@@ -264,6 +264,7 @@ impl VerbsPort {
         match joins.take() {
             Ok(arrived) => {
                 for message in arrived {
+                    self.queries.hasten();
                     if self.failed {
                         return;
                     }

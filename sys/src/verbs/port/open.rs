@@ -17,6 +17,7 @@ use super::link::VerbsLinks;
 use super::regions::{MOST_PARTS, VerbsRegions};
 use super::ring::Slab;
 use super::tag::MOST_LINKS;
+use super::watch::Queries;
 use super::{Manager, PROBES, PathPreference, PortOptions, SetUp, SharedDevice, VerbsPort};
 use crate::cm::{Channel, Id};
 use crate::rdma::VerbsError;
@@ -97,7 +98,7 @@ impl VerbsPort {
             now: Duration::ZERO,
             alarm: Duration::MAX,
             closing: 0,
-            heard: (Duration::ZERO, u32::MAX),
+            queries: Queries::new(),
             probing: Probing::new(options.silence, is_infiniband),
             down: None,
             failed: false,

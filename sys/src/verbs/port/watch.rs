@@ -10,15 +10,55 @@ use crate::cm::CmStage;
 use crate::verbs::code::pair_error;
 use crate::verbs::device::AsyncEvent;
 
-/// The interval at which kernel and device are queried for events, which are rare.
-const RARELY: Duration = Duration::from_micros(50);
+/// The shortest and the longest interval at which kernel and device are queried for events. A query costs system calls.
+const MOST_OFTEN: Duration = Duration::from_micros(50);
+const LEAST_OFTEN: Duration = Duration::from_millis(1);
+/// The number of calls with one and the same time after which they are queried nevertheless.
+const MOST_CALLS: u32 = 1024;
 /// How long the device's port may be down before it counts as failed: cables are moved, and links retrained.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// When kernel and device are queried next. The interval doubles while they report nothing, so that a step of a
+/// connection's set-up is noticed after at most twice its time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queries {
+    last: Duration,
+    interval: Duration,
+    /// The time at the last call, and the number of calls with it.
+    seen: (Duration, u32),
+}
+
+impl Queries {
+    /// The first call makes a query.
+    pub(super) const fn new() -> Self {
+        Self { last: Duration::ZERO, interval: MOST_OFTEN, seen: (Duration::ZERO, MOST_CALLS) }
+    }
+
+    /// Returns whether a query is due: after the interval, or after so many calls while time stands still.
+    fn are_due(&mut self, now: Duration) -> bool {
+        let (seen, calls) = &mut self.seen;
+        if now != *seen {
+            (*seen, *calls) = (now, 0);
+        }
+        *calls += 1;
+        let due = now >= self.last + self.interval || *calls > MOST_CALLS;
+        if due {
+            (self.last, *calls) = (now, 0);
+            self.interval = (2 * self.interval).min(LEAST_OFTEN);
+        }
+        due
+    }
+
+    /// Makes queries frequent again, because something was reported, or is expected soon.
+    pub(super) const fn hasten(&mut self) {
+        self.interval = MOST_OFTEN;
+    }
+}
 
 impl VerbsPort {
     pub(super) fn next_event(&mut self, now: Duration) -> Option<Event> {
         self.now = self.now.max(now);
-        if self.events.is_empty() && self.is_time_to_ask() {
+        if self.events.is_empty() && self.queries.are_due(self.now) {
             self.hear_device();
             if !self.suspects.is_empty() {
                 self.end_suspects();
@@ -29,18 +69,6 @@ impl VerbsPort {
             self.probe_idle();
         }
         self.events.pop_front().or_else(|| self.next_closed())
-    }
-
-    /// Returns whether to query. A query costs system calls, so it happens every [`RARELY`], or every so many
-    /// calls if time stands still.
-    fn is_time_to_ask(&mut self) -> bool {
-        let (last, skipped) = &mut self.heard;
-        if self.now < *last + RARELY && *skipped < 64 {
-            *skipped += 1;
-            return false;
-        }
-        (*last, *skipped) = (self.now, 0);
-        true
     }
 
     /// Returns a closed connection whose completions were all polled.
@@ -82,7 +110,11 @@ impl VerbsPort {
             return;
         }
         for _ in 0..32 {
-            match self.device.next_event() {
+            let event = self.device.next_event();
+            if event.is_some() {
+                self.queries.hasten();
+            }
+            match event {
                 None => return,
                 Some(AsyncEvent::Pair { number, code }) => {
                     let Some(cause) = pair_error(code) else { continue };
@@ -120,5 +152,37 @@ impl VerbsPort {
             manager.listener = None;
         }
         self.events.push_back(Event::PortFailed { code });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the number of queries in so many calls, between which this time passes.
+    fn count(queries: &mut Queries, now: &mut Duration, calls: u32, step: Duration) -> usize {
+        let mut made = 0;
+        for _ in 0..calls {
+            *now += step;
+            made += usize::from(queries.are_due(*now));
+        }
+        made
+    }
+
+    #[test]
+    fn queries_become_rare_while_nothing_happens_and_frequent_again_when_something_does() {
+        let (mut queries, mut now) = (Queries::new(), Duration::ZERO);
+        let step = Duration::from_micros(1);
+        assert!((5..15).contains(&count(&mut queries, &mut now, 10_000, step)), "from 50 us to 1 ms");
+        assert_eq!(count(&mut queries, &mut now, 100_000, step), 100);
+        queries.hasten();
+        assert_eq!(count(&mut queries, &mut now, 50, step), 1);
+    }
+
+    #[test]
+    fn time_that_stands_still_is_no_reason_to_wait_for_ever() {
+        let (mut queries, mut now) = (Queries::new(), Duration::ZERO);
+        assert_eq!(count(&mut queries, &mut now, 1, Duration::ZERO), 1, "the first call");
+        assert_eq!(count(&mut queries, &mut now, 4 * (MOST_CALLS + 1), Duration::ZERO), 4);
     }
 }

@@ -1,5 +1,6 @@
 //! Processes that leave in good order: each peer receives all packets that were sent before, and then the reason.
 
+use nemesia_core::port::memory::MemoryPort as _;
 use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};
 
 use super::fabric::ChannelFabric;
@@ -50,14 +51,22 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             let sent = node.channel.send_close(peer as u32, reason);
             let sent =
                 sent.map_err(|fault| Violation(format!("rank {rank} cannot leave {peer}: {fault}")))?;
+            told &= sent && !node.channel.is_sending(peer as u32);
             if sent {
                 self.pairs[rank][peer].told = true;
                 self.pairs[peer][rank].parting = Some(reason);
             }
-            told = false;
         }
         if told && (is_hasty || known) {
             self.trace.note(self.now.as_micros() as u64, || format!("rank {rank} has left"));
+            // On other fabrics a completion does not show that a packet has arrived.
+            let proves =
+                self.nodes[rank].as_ref().is_some_and(|it| it.channel.port().facts().write_proves_placement)
+                    && self.config.rails == 1;
+            for peer in (0..self.ranks()).filter(|peer| *peer != rank) {
+                self.pairs[peer][rank].has_left =
+                    proves && self.pairs[rank][peer].told && !self.died[peer][rank];
+            }
             self.end(rank);
         }
         Ok(())

@@ -12,7 +12,7 @@ use std::time::Duration;
 use nemesia_core::port::channel::{
     ChannelEvent, Config, FastPath, Introduction, JoinError, OWN, RendezvousChoice,
 };
-use nemesia_core::port::memory::MemoryPort as _;
+use nemesia_core::port::memory::{LostError, MemoryPort as _};
 use nemesia_core::port::{PacketPort as _, PeerFault, Polled, PortFault};
 use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};
 use nemesia_core::wire::{Envelope, Kind};
@@ -62,6 +62,8 @@ pub(super) struct ChannelPair {
     pub(super) parting: Option<CloseReason>,
     /// Whether this process has announced to the peer that it leaves.
     pub(super) told: bool,
+    /// Whether the peer has left after its announcement was complete, so that this process has that.
+    pub(super) has_left: bool,
     /// Whether this process has accepted the peer's restarted process, and the number that it has sent with that.
     pub(super) accepted: Option<u64>,
 }
@@ -330,6 +332,10 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         if self.has_parted(rank, from) || self.has_lied(from, rank, fault.fault) {
             return Ok(());
         }
+        // Work of this process that was under way may fail before.
+        let is_end = matches!(fault.fault, PortFault::Lost(LostError::Closed | LostError::Unreachable));
+        let is_late = is_end && self.pairs[rank][from].has_left;
+        ensure!(!is_late, "rank {rank} has not learned that {from} leaves: {fault}");
         let is_end = matches!(fault.fault, PortFault::Lost(_) | PortFault::Work(_));
         ensure!(is_end, "rank {rank} accuses {from}: {fault}");
         // The process may have died while its request was on its way.
@@ -354,6 +360,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         self.pairs[from][rank].flying.clear();
         self.pairs[rank][from].granted = 0;
         self.pairs[rank][from].parting = None;
+        self.pairs[rank][from].has_left = false;
         self.pairs[rank][from].accepted = None;
     }
 
@@ -429,6 +436,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
                         // The process died before it was connected.
                         self.pairs[rank][peer as usize].flying.clear();
                         self.pairs[rank][peer as usize].parting = None;
+                        self.pairs[rank][peer as usize].has_left = false;
                         self.pairs[peer as usize][rank].flying.clear();
                     }
                 }
@@ -498,7 +506,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         for pair in &mut self.pairs[rank] {
             (pair.granted, pair.asked) = (0, vec![false; self.config.rails as usize]);
             pair.backlog.clear();
-            (pair.parting, pair.accepted, pair.told) = (None, None, false);
+            (pair.parting, pair.accepted, pair.told, pair.has_left) = (None, None, false, false);
         }
         self.pairs.iter_mut().for_each(|of| of[rank].accepted = None);
         self.died[rank].fill(false);

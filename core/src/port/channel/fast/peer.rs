@@ -56,8 +56,6 @@ pub(in crate::port::channel) struct FastPeer {
     answers: bool,
     /// Whether this process has sent its last packet.
     pub(in crate::port::channel) has_left: bool,
-    /// Packets written without a completion since the last one with a completion.
-    quiet: u32,
     pub(in crate::port::channel) sent: Count,
     pub(in crate::port::channel) received: Count,
     /// Packets that were sent because the ring was full.
@@ -77,7 +75,6 @@ impl FastPeer {
             out: None,
             answers: false,
             has_left: false,
-            quiet: 0,
             sent: Count { count: 0, bytes: 0 },
             received: Count { count: 0, bytes: 0 },
             overflows: 0,
@@ -207,14 +204,8 @@ impl FastPeer {
         self.out.map_or(0, |out| out.sent.wrapping_sub(out.acked))
     }
 
-    /// Returns whether the next write needs no completion. At least one in `every` writes has one.
-    pub(in crate::port::channel) const fn is_quiet(&self, every: u32) -> bool {
-        self.quiet + 1 < every
-    }
-
     /// Records a written packet.
-    pub(in crate::port::channel) fn wrote(&mut self, len: usize, is_quiet: bool) {
-        self.quiet = if is_quiet { self.quiet + 1 } else { 0 };
+    pub(in crate::port::channel) fn wrote(&mut self, len: usize) {
         self.sent.add(len);
         if let Some(out) = &mut self.out {
             out.sent = out.sent.wrapping_add(1);

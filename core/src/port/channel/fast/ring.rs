@@ -51,6 +51,8 @@ pub(in crate::port::channel) struct Rings {
     count: u32,
     open: u32,
     leaving: u32,
+    /// The number of the first places among which are all that a peer may write.
+    used: u32,
     /// The place that is polled next.
     cursor: u32,
     streak: u32,
@@ -68,6 +70,7 @@ impl Rings {
             count: 0,
             open: 0,
             leaving: 0,
+            used: 0,
             cursor: 0,
             streak: 0,
             packet: [0; HEADER_BYTES + SLOT_PAYLOAD],
@@ -94,6 +97,12 @@ impl Rings {
 
     pub(super) const fn places(&self) -> u32 {
         self.count
+    }
+
+    /// Returns the number of places that have to be polled.
+    #[inline]
+    pub(super) const fn used(&self) -> u32 {
+        self.used
     }
 
     /// Returns whether no peer may write.
@@ -152,6 +161,7 @@ impl Rings {
             && core::mem::replace(&mut it.stage, PlaceStage::Open) == PlaceStage::Closed
         {
             self.open += 1;
+            self.follow_open();
         }
     }
 
@@ -159,7 +169,14 @@ impl Rings {
         if let Some(it) = self.place(place).filter(|it| it.stage == PlaceStage::Open) {
             it.stage = PlaceStage::Closed;
             self.open -= 1;
+            self.follow_open();
         }
+    }
+
+    /// Sets what depends on the places that peers may write.
+    fn follow_open(&mut self) {
+        let last = self.places.iter().rposition(|it| it.stage == PlaceStage::Open);
+        self.used = last.map_or(0, |last| last as u32 + 1);
     }
 
     /// Takes a ring from its peer, whose connections are closed.
@@ -190,8 +207,8 @@ impl Rings {
     /// Returns the place whose turn it is to be polled.
     #[inline]
     pub(super) const fn turn(&mut self) -> u32 {
-        let place = self.cursor;
-        self.cursor = if place + 1 < self.count { place + 1 } else { 0 };
+        let place = if self.cursor < self.used { self.cursor } else { 0 };
+        self.cursor = place + 1;
         place
     }
 

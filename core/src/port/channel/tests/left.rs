@@ -86,8 +86,8 @@ fn a_close_needs_no_more_than_the_reserved_credit() {
     enter(&mut channel, &hello(0, 0));
     while channel.send(0, &ENVELOPE, PacketPieces::Whole(b"full")).unwrap() {}
     let before = channel.port().sent.len();
-    assert!(channel.is_sending(0));
     assert_eq!(channel.send_close(0, CloseReason::Finished), Ok(true));
+    assert!(channel.is_sending(0), "the close completes, and shows that the packets before it have arrived");
     let (_, _, bytes) = channel.port().sent.last().unwrap();
     let header = Header::decode(bytes.first_chunk().unwrap()).unwrap();
     assert_eq!(header.packet.unwrap().kind, PacketKind::Close(CloseReason::Finished));
