@@ -274,9 +274,11 @@ pub struct Channel<M: MemoryPort, S: ChannelStorage> {
     rings: fast::Rings,
     /// The packet that was delivered and not yet released.
     out: Option<u32>,
-    /// The packet that was released last, whose buffer the next poll posts again. If the engine sends an answer before,
-    /// it may replace the update.
+    /// The packet that was released last, if the next poll posts its buffer again.
     released: Option<u32>,
+    /// Peer and rail of the packet whose buffer was posted again last. If the engine sends an answer, it may replace the
+    /// update.
+    finished: Option<(PeerId, u32)>,
     /// Number of peers with an unreported fault.
     pending: u32,
     /// Number of connections in any state.
@@ -334,6 +336,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             rings: fast::Rings::new(shape),
             out: None,
             released: None,
+            finished: None,
             pending: 0,
             connections: 0,
             cursor: 0,
@@ -423,8 +426,10 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     #[inline]
     fn settle_released(&mut self) {
         // A packet that was not released is one whose peer failed meanwhile, or that was not wanted.
-        let last = self.out.take().or_else(|| self.released.take());
-        if let Some((peer, rail)) = last.and_then(|buffer| self.finish_with(buffer)) {
+        if let Some(buffer) = self.out.take().or_else(|| self.released.take()) {
+            self.finished = self.finish_with(buffer);
+        }
+        if let Some((peer, rail)) = self.finished.take() {
             self.settle(peer, rail);
         }
     }
@@ -550,8 +555,13 @@ impl<M: MemoryPort, S: ChannelStorage> PacketPort for Channel<M, S> {
     fn release(&mut self, arrival: Arrival<Token>) {
         let Token(buffer) = arrival.token;
         if self.out == Some(buffer) {
-            // The next poll does the rest: an answer of the caller's is on its way by then.
-            self.released = self.out.take();
+            self.out = None;
+            if self.port.reports_receives() {
+                self.finished = self.finish_with(buffer);
+            } else {
+                // An answer of the caller's is on its way before the next poll posts the buffer.
+                self.released = Some(buffer);
+            }
         }
     }
 

@@ -421,6 +421,12 @@ pub unsafe trait MemoryPort {
         immediate: Option<u32>,
     ) -> Result<(), PostError>;
 
+    /// Returns whether the port itself tells the peer of posted receives, together with what it sends next. If not, a
+    /// receive takes nothing with it that is posted before an answer, and is better posted after it.
+    fn reports_receives(&self) -> bool {
+        false
+    }
+
     /// Returns whether [`MemoryPort::send_at_once`] may do anything.
     fn sends_at_once(&self) -> bool {
         false

@@ -453,6 +453,10 @@ unsafe impl<T: StreamTransport, P: PlacementStorage> MemoryPort for PlacementPor
         self.post(work, PlacementKind::Send { immediate }, source)
     }
 
+    fn reports_receives(&self) -> bool {
+        true
+    }
+
     fn sends_at_once(&self) -> bool {
         true
     }
