@@ -10,7 +10,9 @@ use crate::engine::unload::read;
 use crate::engine::{Engine, RequestId, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
-use crate::port::{Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port, PortFault, Stores};
+use crate::port::{
+    Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port, PortFault, Rendezvous, Stores,
+};
 use crate::store::cost;
 use crate::wire::listed::MOST_RUNS;
 use crate::wire::rendezvous::{
@@ -180,8 +182,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let may_pull =
             self.port.is_accessible(from, &rts.descriptor) && is_worth_pulling(incoming, buf, run_bytes);
         let may_put = buf.address() != 0;
+        let Rendezvous { get, put, .. } = self.port.rendezvous(from);
         let message = MessageForm {
             bytes: rts.total.min(buf.len() as u64),
+            can_put: get && put,
             is_list: buf.address() == 0 || rts.origin > 0 || rts.descriptor.is_list(),
         };
         let protocol = self.choose(from, index, message, &rts, (may_pull, may_put));

@@ -24,6 +24,9 @@
 //! Messages of a window are announced at once. Only as many of them as a trial needs move by the protocol on
 //! trial; the others move by the preferred one.
 //!
+//! The messages of a window begin before any has ended, so all of them move by the protocol with which the selector
+//! starts. For a peer that can put, that is the put: devices have many writes of a connection under way, and few reads.
+//!
 //! The first message of a size takes over what is known of the nearest size, so that a protocol that is slow
 //! for all sizes is not tested with each. All of a peer's trials share one [`TrialBudget`].
 #![forbid(unsafe_code)]
@@ -72,11 +75,12 @@ struct MessageClass {
     is_list: bool,
 }
 
-/// A message that begins: its bytes, and whether a buffer at either side is a list.
+/// A message that begins: its bytes, whether a buffer at either side is a list, and whether the sender can put.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct MessageForm {
     pub(in crate::engine) bytes: u64,
     pub(in crate::engine) is_list: bool,
+    pub(in crate::engine) can_put: bool,
 }
 
 /// The receiver's measurements of one peer.
@@ -85,6 +89,8 @@ pub(in crate::engine) struct ProtocolSelection {
     /// The selectors of single and of overlapping messages, each for contiguous messages and for lists.
     selectors: [[[ProtocolSelector; CLASSES]; 2]; 2],
     budget: TrialBudget,
+    /// The protocol with which overlapping messages start.
+    first_beside: u8,
     /// The protocol that the peer last reported for messages from this process that travel alone, plus one.
     heard: [u8; CLASSES],
     /// Whether the last message of each size was a list. The report to the peer is about messages of that form.
@@ -119,7 +125,8 @@ pub(super) const fn is_large(bytes: u64) -> bool {
 impl ProtocolSelection {
     /// Returns the protocol for a message that begins at `now`.
     fn begin(&mut self, message: MessageForm, now: u64, protocol_number: u8) -> Protocol {
-        let MessageForm { bytes, is_list } = message;
+        let MessageForm { bytes, is_list, can_put } = message;
+        self.first_beside = u8::from(can_put);
         let class = MessageClass { size: class_of(bytes), is_list };
         self.hear(class, protocol_number);
         self.alone_since = None;
@@ -132,10 +139,18 @@ impl ProtocolSelection {
         let Some(run) = &mut self.run else { return Protocol::of(preferred) };
         self.overlaps |= self.under_way > 1;
         if run.class == class {
-            return Protocol::of(run.begin(bytes));
+            let planned = run.begin(bytes);
+            let is_unforeseen = can_put && self.under_way > 1 && !self.overlap;
+            return Protocol::of(if is_unforeseen { self.overlapping(class) } else { planned });
         }
         run.spoil();
         Protocol::of(preferred)
+    }
+
+    /// Returns the protocol for messages of this class that overlap although they were not expected to.
+    fn overlapping(&mut self, class: MessageClass) -> u8 {
+        self.inherit(true, class);
+        self.known(true, class).preferred()
     }
 
     /// Continues the run with a message that begins while no other is in progress, or starts a run.
@@ -204,11 +219,15 @@ impl ProtocolSelection {
         let complete = classes.filter(|other| self.known(overlap, *other).is_complete());
         let nearest =
             complete.min_by_key(|other| (other.size.abs_diff(class.size), other.is_list != class.is_list));
-        let Some(nearest) = nearest else { return };
-        let smaller = nearest.size.saturating_sub(class.size) as u8;
-        let from = *self.known(overlap, nearest);
+        let from = nearest.map(|nearest| (nearest.size, *self.known(overlap, nearest)));
         let selector = &mut self.selectors[usize::from(overlap)][usize::from(class.is_list)][class.size];
-        selector.inherit(&from, OVERHEAD.max(smaller));
+        match from {
+            Some((size, from)) => {
+                selector.inherit(&from, OVERHEAD.max(size.saturating_sub(class.size) as u8))
+            }
+            None if overlap => *selector = ProtocolSelector::preferring(self.first_beside),
+            None => {}
+        }
     }
 
     /// Excludes the current run from the measurement: a message did not move by the selected protocol, or an

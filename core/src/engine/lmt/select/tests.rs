@@ -20,7 +20,7 @@ const fn is_stream(protocol: Protocol) -> bool {
 }
 
 fn plain(bytes: u64) -> MessageForm {
-    MessageForm { bytes, is_list: false }
+    MessageForm { bytes, is_list: false, can_put: false }
 }
 
 /// A machine on which each protocol has a cost per message, in ticks, and each message is preceded by a gap.
@@ -63,6 +63,29 @@ impl ProtocolMachine {
             })
             .sum()
     }
+}
+
+/// All messages of a window begin before one has ended.
+#[test]
+fn overlapping_messages_of_a_sender_that_can_put_are_put_until_another_protocol_is_faster() {
+    let message = MessageForm { can_put: true, ..plain(1 << 20) };
+    let put = |pull: u64, put: u64, windows: usize| {
+        let (mut selection, mut now, mut count) = (ProtocolSelection::default(), 1_000_000, 0);
+        for _ in 0..windows {
+            let window: Vec<_> = (0..64).map(|_| selection.begin(message, now, 0)).collect();
+            for protocol in window {
+                let is_put = protocol.number() == 1;
+                count += usize::from(is_put);
+                now += if is_put { put } else { pull };
+                selection.end(message.bytes, protocol, now);
+            }
+            now += 555_555;
+        }
+        count
+    };
+    assert!(put(9000, 6000, 1) >= 62, "{}", put(9000, 6000, 1));
+    assert!(put(9000, 6000, 40) >= 40 * 60, "{}", put(9000, 6000, 40));
+    assert!(put(3000, 9000, 400) < 400 * 32, "{}", put(3000, 9000, 400));
 }
 
 #[test]

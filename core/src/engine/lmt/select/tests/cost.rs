@@ -128,7 +128,7 @@ fn a_learned_choice_costs_at_most_115_percent_of_the_best_fixed_one() {
     let mut excesses = Excesses::default();
     for factors in FACTORS {
         for (bytes, is_list) in SIZES.into_iter().flat_map(|bytes| [(bytes, false), (bytes, true)]) {
-            for (kind, groups) in each_kind(MessageForm { bytes, is_list }) {
+            for (kind, groups) in each_kind(MessageForm { bytes, is_list, can_put: false }) {
                 let what = format!("{kind}, {bytes} bytes, list {is_list}, {factors:?}");
                 excesses.check(&what, &groups, &|_, message| linear(message, factors));
             }
@@ -191,6 +191,7 @@ fn mixed_sizes_and_forms_are_learned() {
             let mixed = groups(width, pause, |_| MessageForm {
                 bytes: 8 << rng.below(7) << 10,
                 is_list: rng.below(2) == 0,
+                can_put: false,
             });
             let what = format!("mixed, {width} at once, pause {pause}, {factors:?}");
             excesses.check(&what, &mixed, &|_, message| linear(message, factors));
@@ -201,7 +202,8 @@ fn mixed_sizes_and_forms_are_learned() {
 /// A list costs the receiver more by one protocol, a contiguous message by the other.
 #[test]
 fn lists_do_not_spoil_what_is_known_of_contiguous_messages() {
-    let both = groups(1, 7_777_777, |at| MessageForm { bytes: 64 << 10, is_list: at % 2 == 0 });
+    let both =
+        groups(1, 7_777_777, |at| MessageForm { bytes: 64 << 10, is_list: at % 2 == 0, can_put: false });
     let (learned, fixed) = costs(&both, &|_, message| {
         linear(message, if message.is_list { [300, 100, 100, 300] } else { [100, 300, 300, 100] })
     });
