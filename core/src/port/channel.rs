@@ -276,8 +276,8 @@ pub struct Channel<M: MemoryPort, S: ChannelStorage> {
     out: Option<u32>,
     /// The packet that was released last, if the next poll posts its buffer again.
     released: Option<u32>,
-    /// Peer and rail of the packet whose buffer was posted again last. If the engine sends an answer, it may replace the
-    /// update.
+    /// Peer and rail of the packet whose buffer was posted again last. If the engine sends an answer, it may replace
+    /// the update.
     finished: Option<(PeerId, u32)>,
     /// Number of peers with an unreported fault.
     pending: u32,

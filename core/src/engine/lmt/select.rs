@@ -223,7 +223,7 @@ impl ProtocolSelection {
         let selector = &mut self.selectors[usize::from(overlap)][usize::from(class.is_list)][class.size];
         match from {
             Some((size, from)) => {
-                selector.inherit(&from, OVERHEAD.max(size.saturating_sub(class.size) as u8))
+                selector.inherit(&from, OVERHEAD.max(size.saturating_sub(class.size) as u8));
             }
             None if overlap => *selector = ProtocolSelector::preferring(self.first_beside),
             None => {}
