@@ -19,6 +19,12 @@
 //! arrives too early waits in its receive buffer, in a [`Window`](crate::order::ReorderWindow) that has a
 //! place for every receive of the peer's rails. Updates have no number and never wait.
 //!
+//! **Completions.** A small packet that the port copies when it is posted has no buffer. Most such packets complete
+//! only if they fail, because each completion costs the device and a later poll. The packet by which a process leaves
+//! ([`Channel::send_close`]) always completes. It takes the rail of the small packets, so that its completion proves
+//! that all of them have completed. The receive that a packet has used is posted again by the next poll, when an answer
+//! has left; at once if the port reports its receives itself ([`MemoryPort::reports_receives`]).
+//!
 //! **Large messages** move by remote memory access: see `channel/access.rs`.
 //!
 //! **Memory.** All connections share one pool of buffers, for receives and sends. The caller lends and

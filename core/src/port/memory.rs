@@ -421,8 +421,8 @@ pub unsafe trait MemoryPort {
         immediate: Option<u32>,
     ) -> Result<(), PostError>;
 
-    /// Returns whether the port itself tells the peer of posted receives, together with what it sends next. If not, a
-    /// receive takes nothing with it that is posted before an answer, and is better posted after it.
+    /// Returns whether the port reports posted receives to the peer, together with the next message. The caller then
+    /// posts a receive before it answers. Otherwise the answer is better sent first, because posting takes time.
     fn reports_receives(&self) -> bool {
         false
     }

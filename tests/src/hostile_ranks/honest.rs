@@ -17,7 +17,7 @@ use crate::memory_port::{Verdict, ensure};
 const LENS: [usize; 4] = [0, 8, 3000, 70_000];
 /// The bytes of the buffers that rank 0 offers. They end inside a page.
 pub(super) const TRAP_BYTES: usize = 6000;
-/// The bytes before and behind these buffers, which belong to nobody else.
+/// The number of bytes before and behind each of these buffers to which no rank has a right.
 pub(super) const GUARD_BYTES: usize = 2 * PAGE;
 /// The bytes of the messages that rank 0 sends to an attacker.
 pub(super) const LONG: usize = TRAP_BYTES;

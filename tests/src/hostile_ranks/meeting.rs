@@ -9,7 +9,7 @@ use nemesia::bootstrap::{BootstrapError, Exchange};
 
 use super::{HOSTILE, PATIENCE};
 
-/// What was published, and who waits.
+/// The published values, and the number of ranks that wait at a barrier.
 #[derive(Debug, Default)]
 struct Published {
     values: HashMap<String, String>,
