@@ -182,13 +182,13 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let may_pull =
             self.port.is_accessible(from, &rts.descriptor) && is_worth_pulling(incoming, buf, run_bytes);
         let may_put = buf.address() != 0;
-        let Rendezvous { get, put, .. } = self.port.rendezvous(from);
+        let offered = self.port.rendezvous(from);
         let message = MessageForm {
             bytes: rts.total.min(buf.len() as u64),
-            can_put: get && put,
+            can_put: offered.get && offered.put,
             is_list: buf.address() == 0 || rts.origin > 0 || rts.descriptor.is_list(),
         };
-        let protocol = self.choose(from, index, message, &rts, (may_pull, may_put));
+        let protocol = self.choose(from, index, message, &rts, (may_pull, may_put), offered);
         if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
             incoming.protocol = protocol;
         }
@@ -206,8 +206,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         message: MessageForm,
         rts: &Rts,
         (may_pull, may_put): (bool, bool),
+        offered: Rendezvous,
     ) -> Protocol {
-        let offered = self.port.rendezvous(from);
         let (may_pull, may_put) = (may_pull, may_put && offered.put);
         let usual = match (may_pull, may_put) {
             (true, _) => Protocol::Pull,

@@ -89,8 +89,8 @@ pub(in crate::engine) struct ProtocolSelection {
     /// The selectors of single and of overlapping messages, each for contiguous messages and for lists.
     selectors: [[[ProtocolSelector; CLASSES]; 2]; 2],
     budget: TrialBudget,
-    /// The protocol with which overlapping messages start.
-    first_beside: u8,
+    /// The option with which overlapping messages start: 1, the put of [`Protocol::offered`], if the peer can put.
+    first_overlapping: u8,
     /// The protocol that the peer last reported for messages from this process that travel alone, plus one.
     heard: [u8; CLASSES],
     /// Whether the last message of each size was a list. The report to the peer is about messages of that form.
@@ -126,7 +126,7 @@ impl ProtocolSelection {
     /// Returns the protocol for a message that begins at `now`.
     fn begin(&mut self, message: MessageForm, now: u64, protocol_number: u8) -> Protocol {
         let MessageForm { bytes, is_list, can_put } = message;
-        self.first_beside = u8::from(can_put);
+        self.first_overlapping = u8::from(can_put);
         let class = MessageClass { size: class_of(bytes), is_list };
         self.hear(class, protocol_number);
         self.alone_since = None;
@@ -225,7 +225,7 @@ impl ProtocolSelection {
             Some((size, from)) => {
                 selector.inherit(&from, OVERHEAD.max(size.saturating_sub(class.size) as u8));
             }
-            None if overlap => *selector = ProtocolSelector::preferring(self.first_beside),
+            None if overlap => *selector = ProtocolSelector::preferring(self.first_overlapping),
             None => {}
         }
     }

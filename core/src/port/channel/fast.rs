@@ -207,9 +207,6 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Returns the next packet of the rings that is due, of peer `only` or of any.
     #[inline]
     pub(super) fn next_from_rings(&mut self, only: Option<PeerId>) -> Option<Arrival<Token>> {
-        if self.rings.is_empty() {
-            return None;
-        }
         for _ in 0..self.rings.used() {
             let place = self.rings.turn();
             let Some((peer, len)) = self.rings.arrived(place) else { continue };

@@ -73,8 +73,7 @@ impl VerbsPort {
             self.links.remove(connection);
             return Err(refused(&error));
         }
-        self.alarm = self.alarm.min(offer.deadline);
-        self.queries.hasten();
+        self.expect_by(offer.deadline);
         Ok(connection)
     }
 
@@ -172,8 +171,7 @@ impl VerbsPort {
         link.pair = Some(pair);
         link.deadline = offer.deadline;
         link.stage = CmStage::Accepting;
-        self.alarm = self.alarm.min(offer.deadline);
-        self.queries.hasten();
+        self.expect_by(offer.deadline);
         self.send_acceptance(connection);
         Ok(())
     }

@@ -71,6 +71,12 @@ impl VerbsPort {
         self.events.pop_front().or_else(|| self.next_closed())
     }
 
+    /// Waits for the next step of a connection that is being made, until this time at the latest.
+    pub(super) fn expect_by(&mut self, deadline: Duration) {
+        self.alarm = self.alarm.min(deadline);
+        self.queries.hasten();
+    }
+
     /// Returns a closed connection whose completions were all polled.
     fn next_closed(&mut self) -> Option<Event> {
         if self.closing == 0 {
@@ -110,13 +116,10 @@ impl VerbsPort {
             return;
         }
         for _ in 0..32 {
-            let event = self.device.next_event();
-            if event.is_some() {
-                self.queries.hasten();
-            }
+            let Some(event) = self.device.next_event() else { return };
+            self.queries.hasten();
             match event {
-                None => return,
-                Some(AsyncEvent::Pair { number, code }) => {
+                AsyncEvent::Pair { number, code } => {
                     let Some(cause) = pair_error(code) else { continue };
                     let index = self.by_pair.get(&number).copied();
                     if let Some((_, link)) = index.and_then(|index| self.links.at(index)) {
@@ -124,14 +127,13 @@ impl VerbsPort {
                         self.suspects.extend(index);
                     }
                 }
-                Some(AsyncEvent::Port { port, code }) if port == u32::from(self.selection.port) => match code
-                {
+                AsyncEvent::Port { port, code } if port == u32::from(self.selection.port) => match code {
                     raw::IBV_EVENT_PORT_ERR => self.down = self.down.or(Some((self.now, code))),
                     raw::IBV_EVENT_PORT_ACTIVE => self.down = None,
                     _ => {}
                 },
-                Some(AsyncEvent::Device { code }) => return self.fail_port(code),
-                Some(AsyncEvent::Port { .. } | AsyncEvent::Other { .. }) => {}
+                AsyncEvent::Device { code } => return self.fail_port(code),
+                AsyncEvent::Port { .. } | AsyncEvent::Other { .. } => {}
             }
         }
     }

@@ -54,7 +54,8 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             told &= sent && !node.channel.is_sending(peer as u32);
             if sent {
                 self.pairs[rank][peer].told = true;
-                self.pairs[peer][rank].parting = Some(reason);
+                let theirs = &mut self.pairs[peer][rank];
+                (theirs.parting, theirs.has_left) = (Some(reason), false);
             }
         }
         if told && (is_hasty || known) {

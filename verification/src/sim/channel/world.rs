@@ -60,10 +60,10 @@ pub(super) struct ChannelPair {
     pub(super) asked: Vec<bool>,
     /// How the peer announced to this process that it leaves, until this process has learned of it.
     pub(super) parting: Option<CloseReason>,
+    /// Whether the peer has left after that announcement was complete, so that this process has the announcement.
+    pub(super) has_left: bool,
     /// Whether this process has announced to the peer that it leaves.
     pub(super) told: bool,
-    /// Whether the peer has left after its announcement was complete, so that this process has that.
-    pub(super) has_left: bool,
     /// Whether this process has accepted the peer's restarted process, and the number that it has sent with that.
     pub(super) accepted: Option<u64>,
 }
@@ -333,8 +333,10 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             return Ok(());
         }
         // Work of this process that was under way may fail before.
-        let is_end = matches!(fault.fault, PortFault::Lost(LostError::Closed | LostError::Unreachable));
-        let is_late = is_end && self.pairs[rank][from].has_left;
+        let pair = &self.pairs[rank][from];
+        let is_late = matches!(fault.fault, PortFault::Lost(LostError::Closed | LostError::Unreachable))
+            && pair.parting.is_some()
+            && pair.has_left;
         ensure!(!is_late, "rank {rank} has not learned that {from} leaves: {fault}");
         let is_end = matches!(fault.fault, PortFault::Lost(_) | PortFault::Work(_));
         ensure!(is_end, "rank {rank} accuses {from}: {fault}");
@@ -360,7 +362,6 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         self.pairs[from][rank].flying.clear();
         self.pairs[rank][from].granted = 0;
         self.pairs[rank][from].parting = None;
-        self.pairs[rank][from].has_left = false;
         self.pairs[rank][from].accepted = None;
     }
 
@@ -436,7 +437,6 @@ impl<F: ChannelFabric> ChannelWorld<F> {
                         // The process died before it was connected.
                         self.pairs[rank][peer as usize].flying.clear();
                         self.pairs[rank][peer as usize].parting = None;
-                        self.pairs[rank][peer as usize].has_left = false;
                         self.pairs[peer as usize][rank].flying.clear();
                     }
                 }
@@ -506,7 +506,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         for pair in &mut self.pairs[rank] {
             (pair.granted, pair.asked) = (0, vec![false; self.config.rails as usize]);
             pair.backlog.clear();
-            (pair.parting, pair.accepted, pair.told, pair.has_left) = (None, None, false, false);
+            (pair.parting, pair.accepted, pair.told) = (None, None, false);
         }
         self.pairs.iter_mut().for_each(|of| of[rank].accepted = None);
         self.died[rank].fill(false);

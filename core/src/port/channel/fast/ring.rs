@@ -47,9 +47,8 @@ pub(in crate::port::channel) struct Rings {
     memory: Option<LentMemory>,
     shape: RingShape,
     places: [RingPlace; MOST_RINGS as usize],
-    /// The number of places that have memory, of those in use, and of those whose memory the port still uses.
+    /// The number of places that have memory, and of those whose memory the port still uses.
     count: u32,
-    open: u32,
     leaving: u32,
     /// The number of the first places among which are all that a peer may write.
     used: u32,
@@ -68,7 +67,6 @@ impl Rings {
             shape,
             places: [RingPlace::FREE; MOST_RINGS as usize],
             count: 0,
-            open: 0,
             leaving: 0,
             used: 0,
             cursor: 0,
@@ -99,16 +97,10 @@ impl Rings {
         self.count
     }
 
-    /// Returns the number of places that have to be polled.
+    /// Returns the number of places that have to be polled; 0 if no peer may write.
     #[inline]
     pub(super) const fn used(&self) -> u32 {
         self.used
-    }
-
-    /// Returns whether no peer may write.
-    #[inline]
-    pub(super) const fn is_empty(&self) -> bool {
-        self.open == 0
     }
 
     pub(in crate::port::channel) const fn slots(&self) -> u32 {
@@ -160,7 +152,6 @@ impl Rings {
         if let Some(it) = self.place(place)
             && core::mem::replace(&mut it.stage, PlaceStage::Open) == PlaceStage::Closed
         {
-            self.open += 1;
             self.follow_open();
         }
     }
@@ -168,7 +159,6 @@ impl Rings {
     pub(super) fn close(&mut self, place: u32) {
         if let Some(it) = self.place(place).filter(|it| it.stage == PlaceStage::Open) {
             it.stage = PlaceStage::Closed;
-            self.open -= 1;
             self.follow_open();
         }
     }
