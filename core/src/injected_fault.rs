@@ -131,6 +131,8 @@ pub enum InjectedFault {
     TrustDisorder,
     /// A packet of the lap before is taken for the next one of a ring.
     ForgetLap,
+    /// Of the headers of a ring, only the first one is kept for those that are cached.
+    StaleHeader,
     /// The free slots of a ring are never reported by themselves.
     ForgetSlots,
     /// A process sleeps although a peer may still write into its ring.
@@ -213,7 +215,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 99] = [
+    pub const ALL: [InjectedFault; 100] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -274,6 +276,7 @@ impl InjectedFault {
         InjectedFault::TrustNotice,
         InjectedFault::TrustDisorder,
         InjectedFault::ForgetLap,
+        InjectedFault::StaleHeader,
         InjectedFault::ForgetSlots,
         InjectedFault::SleepUnheard,
         InjectedFault::DropRest,

@@ -4,7 +4,7 @@ use nemesia_core::port::channel::OFFER_AFTER;
 use nemesia_core::port::memory::RemoteRange;
 use nemesia_core::wire::Kind;
 use nemesia_core::wire::channel::{HEADER_BYTES, Header, PacketKind, RingNotice};
-use nemesia_core::wire::ring::{RingOffer, RingShape, SLOT_BYTES, SLOT_PAYLOAD, TRAILER_BYTES};
+use nemesia_core::wire::ring::{ArrivedSlot, RingOffer, RingShape, SLOT_BYTES, SLOT_PAYLOAD, TRAILER_BYTES};
 
 use super::attacker::Attacker;
 use super::packets::half_a_header;
@@ -14,15 +14,25 @@ const ACTIVE: (PacketKind, u16, u64) = (PacketKind::Engine(Kind::Active), 77, 0)
 /// Bytes of a packet without payload in a slot.
 const LEAST: usize = HEADER_BYTES + TRAILER_BYTES;
 
-/// Sends small packets until the victim opens a ring, and one packet through it.
-fn ring<F: Fabric>(it: &mut Attacker<'_, F>) -> Result<RingOffer, String> {
+/// What the trailer of a packet with a whole header says.
+const fn whole(len: usize) -> ArrivedSlot {
+    ArrivedSlot { len, is_cached: false }
+}
+
+/// Sends small packets until the victim opens a ring.
+fn opened<F: Fabric>(it: &mut Attacker<'_, F>) -> Result<RingOffer, String> {
     for _ in 0..OFFER_AFTER {
         it.engine((Kind::Active, 77, 0), &[])?;
     }
-    let ring = it.hear("a ring", |header, payload| {
+    it.hear("a ring", |header, payload| {
         let notice = header.packet?.kind;
         RingOffer::decode(payload.try_into().ok()?).filter(|_| notice == PacketKind::Ring(RingNotice::Open))
-    })?;
+    })
+}
+
+/// Sends small packets until the victim opens a ring, and one packet through it.
+fn ring<F: Fabric>(it: &mut Attacker<'_, F>) -> Result<RingOffer, String> {
+    let ring = opened(it)?;
     let header = it.header(ACTIVE);
     packet(it, &ring, 0, &header)?;
     Ok(ring)
@@ -42,7 +52,7 @@ fn write<F: Fabric>(it: &mut Attacker<'_, F>, ring: &RingOffer, number: u32, byt
 
 /// Writes a packet without payload.
 fn packet<F: Fabric>(it: &mut Attacker<'_, F>, ring: &RingOffer, number: u32, header: &Header) -> Verdict {
-    let trailer = ring.shape.trailer(number, 0).to_le_bytes();
+    let trailer = ring.shape.trailer(number, whole(0)).to_le_bytes();
     write(it, ring, number, &[&header.encode()[..], &trailer].concat())
 }
 
@@ -55,14 +65,14 @@ fn second<F: Fabric>(it: &mut Attacker<'_, F>, header: impl Fn(&mut Attacker<'_,
 
 pub(super) fn long_packet<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {
     let ring = ring(it)?;
-    let trailer = ring.shape.trailer(1, SLOT_PAYLOAD + 1);
+    let trailer = ring.shape.trailer(1, whole(SLOT_PAYLOAD + 1));
     let bytes = [&[0x11; SLOT_BYTES as usize - TRAILER_BYTES][..], &trailer.to_le_bytes()].concat();
     write(it, &ring, 1, &bytes)
 }
 
 fn filled_with<F: Fabric>(it: &mut Attacker<'_, F>, byte: u8) -> Verdict {
     let ring = ring(it)?;
-    let trailer = ring.shape.trailer(1, 0);
+    let trailer = ring.shape.trailer(1, whole(0));
     write(it, &ring, 1, &[&[byte; HEADER_BYTES][..], &trailer.to_le_bytes()].concat())
 }
 
@@ -72,6 +82,32 @@ pub(super) fn zeros<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {
 
 pub(super) fn ones<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {
     filled_with(it, 0xff)
+}
+
+/// Writes a packet with a cached header as the second one.
+fn cached<F: Fabric>(it: &mut Attacker<'_, F>, word: u64, len: usize) -> Verdict {
+    let ring = ring(it)?;
+    let trailer = ring.shape.trailer(1, ArrivedSlot { len, is_cached: true });
+    write(it, &ring, 1, &[word.to_le_bytes(), trailer.to_le_bytes()].concat())
+}
+
+pub(super) fn cached_reserved<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {
+    cached(it, 1 << 63, 0)
+}
+
+pub(super) fn cached_report<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {
+    cached(it, 0xffff << 32, 0)
+}
+
+pub(super) fn cached_long<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {
+    cached(it, 0, SLOT_PAYLOAD + 1)
+}
+
+/// The first packet of a ring has none before.
+pub(super) fn cached_first<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {
+    let ring = opened(it)?;
+    let trailer = ring.shape.trailer(0, ArrivedSlot { len: 0, is_cached: true });
+    write(it, &ring, 0, &[0_u64.to_le_bytes(), trailer.to_le_bytes()].concat())
 }
 
 pub(super) fn update<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {

@@ -104,9 +104,10 @@ pub(crate) enum Event {
     ChannelAccepted,
     /// A packet was sent over the placement.
     Placed,
-    /// A packet was written into a ring; one was sent because the ring was full; a process has made its peers stop
-    /// writing.
+    /// A packet was written into a ring; its header was cached; one was sent because the ring was full; a process has
+    /// made its peers stop writing.
     RingWritten,
+    RingCached,
     RingFull,
     RingQuiet,
     /// An access to a peer's memory has begun; a peer's last put reported the end; an access came too late, and a
@@ -180,7 +181,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 125] = [
+const EVENTS: [(Event, &str); 126] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -252,6 +253,7 @@ const EVENTS: [(Event, &str); 125] = [
     (Event::ChannelAccepted, "accepted"),
     (Event::Placed, "by placement"),
     (Event::RingWritten, "in rings"),
+    (Event::RingCached, "with cached headers"),
     (Event::RingFull, "rings full"),
     (Event::RingQuiet, "rings quiet"),
     (Event::Accessed, "accesses"),

@@ -25,6 +25,10 @@
 //! sequence number of the answer is higher than those of all packets in the ring. After more small packets from the
 //! peer, the process opens the ring again. If few packets came through the ring before, it waits for more of them.
 //!
+//! **Cached headers.** A packet with kind, context and tag of the one before in its ring, and the next sequence number,
+//! carries eight bytes instead of its header ([`ring`](crate::wire::ring)): the card's work request is
+//! smaller. Both sides keep the last header of a ring; a packet that was sent in between needs a whole one.
+//!
 //! **Trust.** A packet is copied out of the ring once. Its length is checked before, its header as that of any packet,
 //! and only the copy is used. A peer that writes nonsense fails, and no other peer.
 //!
@@ -47,7 +51,7 @@ use crate::port::memory::MemoryPort;
 use crate::port::{Arrival, PacketPieces, PeerId, PortFault};
 use crate::wire::Envelope;
 use crate::wire::channel::{HEADER_BYTES, Header, Numbered, PacketKind, RingNotice};
-use crate::wire::ring::{OFFER_BYTES, RingOffer, RingShape, SLOT_PAYLOAD};
+use crate::wire::ring::{ArrivedSlot, OFFER_BYTES, RingOffer, RingShape, SLOT_PAYLOAD};
 
 /// The number of small packets after which a peer gets a ring.
 pub const OFFER_AFTER: u32 = 4;
@@ -209,11 +213,11 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     pub(super) fn next_from_rings(&mut self, only: Option<PeerId>) -> Option<Arrival<Token>> {
         for _ in 0..self.rings.used() {
             let place = self.rings.turn();
-            let Some((peer, len)) = self.rings.arrived(place) else { continue };
+            let Some((peer, slot)) = self.rings.arrived(place) else { continue };
             if only.is_some_and(|only| only != peer) {
                 continue;
             }
-            match self.take_from_ring(place, peer, len) {
+            match self.take_from_ring(place, peer, slot) {
                 Ok(None) => {}
                 Ok(Some(arrival)) => return Some(arrival),
                 Err(fault) => self.fail(peer, fault),
@@ -227,14 +231,14 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         &mut self,
         place: u32,
         peer: PeerId,
-        len: usize,
+        slot: ArrivedSlot,
     ) -> Result<Option<Arrival<Token>>, PortFault> {
         if self.peer(peer).is_none_or(|it| it.is_ignored()) {
             return Ok(None);
         }
+        let len = slot.len;
         let fits = len <= SLOT_PAYLOAD && len <= self.config.packet_bytes as usize;
-        let header = fits.then(|| self.rings.copy(place, len)).flatten();
-        let header = header.and_then(|bytes| Header::decode(&bytes)).ok_or(PortFault::Header)?;
+        let header = fits.then(|| self.rings.copy(place, slot)).flatten().ok_or(PortFault::Header)?;
         let Header { packet, stamp, units, waited: _, slots } = header;
         let Some(Numbered { kind: PacketKind::Engine(kind), context, tag, sequence }) = packet else {
             return Err(PortFault::Header);
@@ -257,7 +261,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             (rail.heard, rail.used) = (true, true);
             rail.credits.hear_beside(stamp).map_err(|_| PortFault::Header)?;
         }
-        self.rings.took(place);
+        self.rings.took(place, header);
         self.hand_on_waiting(peer);
         self.out = Some(RING_PACKET);
         let envelope = Envelope { kind, context, tag, total: len as u64 };

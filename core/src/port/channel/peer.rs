@@ -141,6 +141,8 @@ pub struct Report {
     pub in_ring: u32,
     /// Packets written into the peer's ring.
     pub written: u64,
+    /// Of them, those with a cached header ([`ring`](crate::wire::ring)).
+    pub cached: u64,
     /// Packets taken out of the ring that the peer writes.
     pub taken: u64,
     /// Small packets that were sent because the peer's ring was full.
@@ -433,6 +435,7 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
             has_ring: self.fast.stage() != RingStage::Stopped,
             in_ring: self.fast.in_flight(),
             written: self.fast.sent.count,
+            cached: self.fast.cached,
             taken: self.fast.received.count,
             overflows: self.fast.overflows,
             ..Report::default()

@@ -11,8 +11,8 @@ use crate::payload::GatherList;
 use crate::port::memory::{CompletionSource, MemoryPort, PostError, RemoteRange, Work};
 use crate::port::{PacketPieces, PeerFault, PeerId, PortFault};
 use crate::wire::Envelope;
-use crate::wire::channel::{CloseReason, HEADER_BYTES, Header, Numbered, PacketKind};
-use crate::wire::ring::{SLOT_PAYLOAD, TRAILER_BYTES};
+use crate::wire::channel::{CloseReason, Header, Numbered, PacketKind};
+use crate::wire::ring::{ArrivedSlot, RingOffer, SLOT_PAYLOAD, SlotHeader, TRAILER_BYTES};
 
 /// Flag in the numbers of work requests without a buffer.
 const NO_BUFFER: u64 = 1 << 63;
@@ -30,8 +30,22 @@ pub(super) const fn inline(id: u64) -> Option<(PeerId, u32)> {
 /// The slot of a ring into which a packet is written.
 #[derive(Clone, Copy, Debug)]
 struct SlotWrite {
-    to: RemoteRange,
-    trailer: u64,
+    offer: RingOffer,
+    number: u32,
+    /// The header of the packet before in the ring.
+    before: Option<Header>,
+}
+
+impl SlotWrite {
+    /// Returns where a packet with this header and `len` bytes of payload begins, and its trailer.
+    fn place(&self, header: &SlotHeader, len: usize) -> (RemoteRange, [u8; TRAILER_BYTES]) {
+        let Self { offer, number, .. } = self;
+        let total = header.bytes().len() + len + TRAILER_BYTES;
+        let address = (offer.shape.end(*number) - total as u64).wrapping_add(offer.address);
+        let said = ArrivedSlot { len, is_cached: matches!(header, SlotHeader::Cached(_)) };
+        let to = RemoteRange { address, key: offer.key };
+        (to, offer.shape.trailer(*number, said).to_le_bytes())
+    }
 }
 
 /// A packet that was posted.
@@ -42,7 +56,8 @@ struct PostedPacket {
     slots: u32,
     /// Its length if it uses a buffer.
     buffered: Option<usize>,
-    is_in_slot: bool,
+    /// If it is in a slot: the bytes of its payload, its header, and whether that is cached.
+    in_slot: Option<(usize, Header, bool)>,
     is_quiet: bool,
 }
 
@@ -201,7 +216,6 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         packet: Numbered,
         content: &mut PacketPieces<'_>,
     ) -> Result<bool, PostError> {
-        let len = content.len();
         let facts = self.facts();
         let (first, is_on) = (facts.active_speaks_first, self.config.fast.is_on());
         // A packet may report the end of writes to the peer's memory, and must not be seen before them.
@@ -211,15 +225,11 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         if !it.fast.writes() || !it.rail(SMALL_RAIL).is_some_and(|it| it.may_speak(first) && is_behind(it)) {
             return Ok(false);
         }
-        let Some((offer, number)) = it.fast.next_slot() else { return Ok(false) };
-        let total = HEADER_BYTES + len + TRAILER_BYTES;
-        let at = (offer.shape.end(number) - total as u64).wrapping_add(offer.address);
-        let to = RemoteRange { address: at, key: offer.key };
-        let slot = SlotWrite { to, trailer: offer.shape.trailer(number, len) };
+        let Some((offer, number, before)) = it.fast.next_slot() else { return Ok(false) };
+        let slot = SlotWrite { offer, number, before };
         let written = self.post_packet((peer, SMALL_RAIL), Some(packet), content, Some(slot))?;
         if written && let Some(it) = self.peer(peer) {
             it.next = it.next.wrapping_add(1);
-            it.fast.wrote(len);
         }
         Ok(written)
     }
@@ -240,11 +250,13 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let ((units, _), is_starved, slots) = (it.promise(), it.is_starved, it.fast.taken());
         let Some(it) = it.rail(rail) else { return Ok(false) };
         let waited = is_starved && packet.is_some() && slot.is_none();
-        let header = Header { packet, stamp: it.credits.stamp(), units, waited, slots }.encode();
-        let trailer = slot.map(|slot| slot.trailer.to_le_bytes());
-        let trailer = trailer.as_ref().map_or(&[][..], |trailer| trailer);
+        let plain = Header { packet, stamp: it.credits.stamp(), units, waited, slots };
+        let header = SlotHeader::new(&plain, slot.as_ref().and_then(|slot| slot.before.as_ref()));
+        let place = slot.map(|slot| slot.place(&header, len));
+        let trailer = place.as_ref().map_or(&[][..], |(_, trailer)| trailer);
+        let (head, to) = (header.bytes(), place.map(|(to, _)| to));
         let (connection, own) = (it.connection, it.sending < SENDS);
-        let total = HEADER_BYTES + len + trailer.len();
+        let total = head.len() + len + trailer.len();
         // A packet from a buffer must complete before the buffer is free. The completion of a close shows that all
         // packets before it on its connection have arrived.
         let is_plain = packet.is_none_or(|packet| matches!(packet.kind, PacketKind::Engine(_)));
@@ -255,20 +267,21 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let mut stack = [0; INLINE];
         let (posted, buffered) = if total <= inline_bytes {
             let mut room = SendRoom::<S> { at: 0, taken: 0, place: SendPlace::Stack(&mut stack) };
-            room.put_all(&header, content, trailer);
+            room.put_all(head, content, trailer);
             let bytes = CompletionSource::Inline(stack.get(..total).unwrap_or(&[]));
             let work = Work { quiet: is_quiet, ..Work::new(connection, inline_id(peer, rail)) };
-            (self.post_bytes(work, bytes, slot), None)
+            (self.post_bytes(work, bytes, to), None)
         } else {
             let Some(index) = self.buffers.take(own, Use::Sending, peer, rail) else { return Ok(false) };
             let work = Work::new(connection, index.into());
-            let posted = self.post_buffered(work, index, (&header, content, trailer), slot);
+            let posted = self.post_buffered(work, index, (head, content, trailer), to);
             if posted.is_err() {
                 self.buffers.put(index, own);
             }
             (posted, Some(len))
         };
-        let packet = PostedPacket { units, slots, buffered, is_in_slot: slot.is_some(), is_quiet };
+        let in_slot = slot.map(|_| (len, plain, matches!(header, SlotHeader::Cached(_))));
+        let packet = PostedPacket { units, slots, buffered, in_slot, is_quiet };
         match posted {
             Ok(()) => self.was_posted((peer, rail), packet),
             Err(PostError::QueueFull | PostError::NotReady) => return Ok(false),
@@ -283,11 +296,11 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         work: Work,
         index: u32,
         (header, content, trailer): (&[u8], &mut PacketPieces<'_>, &[u8]),
-        slot: Option<SlotWrite>,
+        to: Option<RemoteRange>,
     ) -> Result<(), PostError> {
         let total = header.len() + content.len() + trailer.len();
         let slice = self.buffers.slice(index, total as u32).ok_or(PostError::NotReady)?;
-        let taken = if self.port.sends_at_once() && slot.is_none() {
+        let taken = if self.port.sends_at_once() && to.is_none() {
             let mut list = GatherList::new();
             list.push(header);
             if content.gather(&mut list) { self.port.send_at_once(work, &list, slice)? } else { None }
@@ -301,36 +314,39 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         }
         match taken {
             Some(_) => Ok(()),
-            None => self.post_bytes(work, CompletionSource::Gather(&[slice]), slot),
+            None => self.post_bytes(work, CompletionSource::Gather(&[slice]), to),
         }
     }
 
-    /// Posts the bytes of a packet.
+    /// Posts the bytes of a packet, which is written to this place, or sent.
     fn post_bytes(
         &mut self,
         work: Work,
         bytes: CompletionSource<'_>,
-        slot: Option<SlotWrite>,
+        to: Option<RemoteRange>,
     ) -> Result<(), PostError> {
-        match slot {
+        match to {
             None => self.port.send(work, bytes, None),
-            Some(slot) => self.port.write(work, bytes, slot.to, None),
+            Some(to) => self.port.write(work, bytes, to, None),
         }
     }
 
     fn was_posted(&mut self, (peer, rail): (PeerId, u32), packet: PostedPacket) {
-        let PostedPacket { units, slots, buffered, is_in_slot, is_quiet } = packet;
+        let PostedPacket { units, slots, buffered, in_slot, is_quiet } = packet;
         let Some(it) = self.peer(peer) else { return };
         it.reported_units(units);
         it.fast.reported(slots);
-        if let Some(len) = buffered.filter(|_| !is_in_slot) {
+        if let Some((len, header, is_cached)) = in_slot {
+            it.fast.wrote(len, header, is_cached);
+        }
+        if let Some(len) = buffered.filter(|_| in_slot.is_none()) {
             it.buffered.add(len);
         }
         if let Some(it) = it.rail(rail) {
             it.sending += u32::from(buffered.is_some());
             it.was_posted(is_quiet);
             it.hello = false;
-            if is_in_slot {
+            if in_slot.is_some() {
                 it.credits.reported_beside();
             } else {
                 it.credits.sent();

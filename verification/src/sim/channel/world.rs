@@ -220,11 +220,16 @@ impl<F: ChannelFabric> ChannelWorld<F> {
         }
         let most = self.config.packet_bytes as usize + 1;
         let short = if self.rng.one_in(2) { 40 } else { most };
+        let mut last: Option<Envelope> = None;
         for _ in 0..1 + self.rng.below(4) {
             if self.pairs[rank][to].backlog.len() < BACKLOG {
                 let total = self.rng.below(short) as u64;
                 let (context, tag, key) = (self.rng.below(5) as u16, self.rng.next(), self.rng.next());
                 let envelope = Envelope { kind: self.rng.pick(&KINDS), context, tag, total };
+                // A packet that differs from the one before only in its content may have a cached header.
+                let like = last.filter(|_| key & 3 != 0).map(|like| Envelope { total, ..like });
+                let envelope = like.unwrap_or(envelope);
+                last = Some(envelope);
                 self.pairs[rank][to].backlog.push_back(ChannelPacket { envelope, key });
             }
         }
@@ -544,6 +549,7 @@ impl<F: ChannelFabric> ChannelWorld<F> {
             self.tally.add_to(Event::Grown, report.grown);
             self.tally.add_to(Event::Shrunk, report.shrunk);
             self.tally.add_to(Event::RingWritten, report.written);
+            self.tally.add_to(Event::RingCached, report.cached);
             self.tally.add_to(Event::RingFull, report.overflows);
         }
     }

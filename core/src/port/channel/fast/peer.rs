@@ -3,7 +3,7 @@
 
 use super::OFFER_AFTER;
 use crate::counters::Count;
-use crate::wire::channel::RingNotice;
+use crate::wire::channel::{Header, RingNotice};
 use crate::wire::ring::RingOffer;
 
 /// The most small packets that a peer must send before its ring is opened again.
@@ -35,6 +35,8 @@ struct OutRing {
     acked: u32,
     /// Whether the peer has asked this process to stop.
     is_stopped: bool,
+    /// The header of the packet that was written last: that of the next one may be cached.
+    last: Option<Header>,
 }
 
 /// The state of the fast path with a peer, in both directions.
@@ -58,6 +60,8 @@ pub(in crate::port::channel) struct FastPeer {
     pub(in crate::port::channel) has_left: bool,
     pub(in crate::port::channel) sent: Count,
     pub(in crate::port::channel) received: Count,
+    /// Written packets with a cached header.
+    pub(in crate::port::channel) cached: u64,
     /// Packets that were sent because the ring was full.
     pub(in crate::port::channel) overflows: u64,
 }
@@ -77,14 +81,15 @@ impl FastPeer {
             has_left: false,
             sent: Count { count: 0, bytes: 0 },
             received: Count { count: 0, bytes: 0 },
+            cached: 0,
             overflows: 0,
         }
     }
 
     /// Forgets the rings of a process that has left. The counters are reset with those of the other packets.
     pub(in crate::port::channel) fn reset(&mut self) {
-        let Self { sent, received, overflows, .. } = *self;
-        *self = Self { sent, received, overflows, ..Self::new() };
+        let Self { sent, received, cached, overflows, .. } = *self;
+        *self = Self { sent, received, cached, overflows, ..Self::new() };
     }
 
     /// Returns the place of the ring that the peer has got.
@@ -155,7 +160,7 @@ impl FastPeer {
     pub(super) fn opened(&mut self, offer: RingOffer) -> bool {
         match &mut self.out {
             None => {
-                self.out = Some(OutRing { offer, sent: 0, acked: 0, is_stopped: false });
+                self.out = Some(OutRing { offer, sent: 0, acked: 0, is_stopped: false, last: None });
                 true
             }
             Some(out) => {
@@ -188,15 +193,15 @@ impl FastPeer {
         true
     }
 
-    /// Returns the ring of the peer, and the number of the next packet there, if a slot is free. Counts an overflow
-    /// otherwise.
-    pub(in crate::port::channel) fn next_slot(&mut self) -> Option<(RingOffer, u32)> {
+    /// Returns the ring of the peer, the number of the next packet there and the header of the one before, if a slot is
+    /// free. Counts an overflow otherwise.
+    pub(in crate::port::channel) fn next_slot(&mut self) -> Option<(RingOffer, u32, Option<Header>)> {
         let out = self.out.filter(|out| !out.is_stopped)?;
         if out.sent.wrapping_sub(out.acked) >= out.offer.shape.slots() {
             self.overflows += 1;
             return None;
         }
-        Some((out.offer, out.sent))
+        Some((out.offer, out.sent, out.last))
     }
 
     /// Returns the packets in the ring of the peer, as far as this process knows.
@@ -205,10 +210,11 @@ impl FastPeer {
     }
 
     /// Records a written packet.
-    pub(in crate::port::channel) fn wrote(&mut self, len: usize) {
+    pub(in crate::port::channel) fn wrote(&mut self, len: usize, header: Header, is_cached: bool) {
         self.sent.add(len);
+        self.cached += u64::from(is_cached);
         if let Some(out) = &mut self.out {
-            out.sent = out.sent.wrapping_add(1);
+            (out.sent, out.last) = (out.sent.wrapping_add(1), Some(header));
         }
     }
 

@@ -6,8 +6,10 @@ use crate::payload::LentMemory;
 use crate::port::PeerId;
 use crate::port::channel::LendError;
 use crate::port::memory::{MemoryPort, PortRegion, RegionAccess, RegisterError};
-use crate::wire::channel::HEADER_BYTES;
-use crate::wire::ring::{RingOffer, RingShape, SLOT_BYTES, SLOT_PAYLOAD, TRAILER_BYTES};
+use crate::wire::channel::{HEADER_BYTES, Header};
+use crate::wire::ring::{
+    ArrivedSlot, CACHED_BYTES, RingOffer, RingShape, SLOT_BYTES, SLOT_PAYLOAD, SlotHeader, TRAILER_BYTES,
+};
 
 /// Most rings of a channel. Every poll reads a word of each ring that is in use.
 pub const MOST_RINGS: u32 = 32;
@@ -47,6 +49,8 @@ pub(in crate::port::channel) struct Rings {
     memory: Option<LentMemory>,
     shape: RingShape,
     places: [RingPlace; MOST_RINGS as usize],
+    /// The header of the packet that was taken last from each place: that of the next one may be cached.
+    headers: [Option<Header>; MOST_RINGS as usize],
     /// The number of places that have memory, and of those whose memory the port still uses.
     count: u32,
     leaving: u32,
@@ -66,6 +70,7 @@ impl Rings {
             memory: None,
             shape,
             places: [RingPlace::FREE; MOST_RINGS as usize],
+            headers: [None; MOST_RINGS as usize],
             count: 0,
             leaving: 0,
             used: 0,
@@ -139,6 +144,7 @@ impl Rings {
         let region = port.register(part, access).ok()?;
         let stage = PlaceStage::Closed;
         *self.place(place)? = RingPlace { stage, peer, region: Some(region), next: 0 };
+        *self.headers.get_mut(place as usize)? = None;
         Some(place)
     }
 
@@ -202,39 +208,54 @@ impl Rings {
         place
     }
 
-    /// Returns the peer of a ring whose next packet has arrived, and the bytes of its payload, which are unchecked.
+    /// Returns the peer of a ring whose next packet has arrived, and what its trailer says, which is unchecked.
     #[inline]
-    pub(super) fn arrived(&self, place: u32) -> Option<(PeerId, usize)> {
+    pub(super) fn arrived(&self, place: u32) -> Option<(PeerId, ArrivedSlot)> {
         let it = self.places.get(place as usize).filter(|it| it.stage == PlaceStage::Open)?;
         let end = self.base(place) + self.shape.end(it.next);
         let trailer = self.memory.as_ref()?.load(end - TRAILER_BYTES as u64)?;
         let trailer = u64::from_le(trailer);
         #[cfg(nemesia_injected_fault)]
         if trailer != 0 && crate::injected_fault::injected(crate::injected_fault::InjectedFault::ForgetLap) {
-            return Some((it.peer, (trailer & 0xffff) as usize));
+            return Some((it.peer, ArrivedSlot { len: (trailer & 0xffff) as usize, is_cached: false }));
         }
         Some((it.peer, self.shape.arrived(trailer, it.next)?))
     }
 
-    /// Copies the next packet of a ring, with so many bytes of payload, and returns its header. `None` if it is too
-    /// long.
-    pub(super) fn copy(&mut self, place: u32, len: usize) -> Option<[u8; HEADER_BYTES]> {
+    /// Copies the next packet of a ring, and returns its header. `None` if the packet is too long, or violates the
+    /// protocol.
+    pub(super) fn copy(&mut self, place: u32, slot: ArrivedSlot) -> Option<Header> {
         let it = *self.places.get(place as usize)?;
-        let total = HEADER_BYTES + len;
+        let header_bytes = if slot.is_cached { CACHED_BYTES } else { HEADER_BYTES };
+        // The payload is always at the same place.
+        let total = header_bytes + slot.len;
         let end = self.base(place) + self.shape.end(it.next) - TRAILER_BYTES as u64;
-        let to = self.packet.get_mut(..total)?;
+        let to = self.packet.get_mut(HEADER_BYTES - header_bytes..)?.get_mut(..total)?;
         if !self.memory.as_ref()?.read(end - total as u64, to) {
             return None;
         }
+        let header = match slot.is_cached {
+            true => SlotHeader::Cached(*to.first_chunk()?),
+            false => SlotHeader::Whole(*to.first_chunk()?),
+        };
         self.from = it.peer;
-        self.packet.first_chunk().copied()
+        header.decode(self.headers.get(place as usize)?.as_ref())
     }
 
-    /// Records that the next packet was taken.
-    pub(super) fn took(&mut self, place: u32) {
+    /// Records that the next packet, with this header, was taken.
+    pub(super) fn took(&mut self, place: u32, header: Header) {
         self.streak += 1;
         if let Some(it) = self.place(place) {
             it.next = it.next.wrapping_add(1);
+        }
+        if let Some(last) = self.headers.get_mut(place as usize) {
+            #[cfg(nemesia_injected_fault)]
+            if last.is_some()
+                && crate::injected_fault::injected(crate::injected_fault::InjectedFault::StaleHeader)
+            {
+                return;
+            }
+            *last = Some(header);
         }
     }
 

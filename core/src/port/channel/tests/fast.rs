@@ -8,7 +8,7 @@ use crate::flow::posted::{FIRST, LEAST, Stamp};
 use crate::port::memory::{Connection, WorkOutcome};
 use crate::port::{PacketPieces, PacketPort as _, PeerId, Polled, PortFault};
 use crate::wire::channel::{HEADER_BYTES, Header, Numbered, PacketKind, RingNotice};
-use crate::wire::ring::{RingOffer, RingShape, SLOT_PAYLOAD, TRAILER_BYTES};
+use crate::wire::ring::{ArrivedSlot, RingOffer, RingShape, SLOT_PAYLOAD, SlotHeader, TRAILER_BYTES};
 use crate::wire::{Envelope, Kind};
 
 /// Writes something invalid into the ring of an offer.
@@ -76,6 +76,19 @@ fn offered(channel: &mut TestChannel, peer: PeerId) -> (Connection, RingOffer) {
     (connection, RingOffer::decode(&offer.expect("an offer")).unwrap())
 }
 
+/// What the trailer of a packet with a whole header says.
+const fn whole(len: usize) -> ArrivedSlot {
+    ArrivedSlot { len, is_cached: false }
+}
+
+/// Writes a packet with a cached header as packet `at` of the ring of a peer.
+fn write_cached(channel: &mut TestChannel, offer: RingOffer, at: u32, cached: u64, payload: &[u8]) {
+    let said = ArrivedSlot { len: payload.len(), is_cached: true };
+    let trailer = shape().trailer(at, said).to_le_bytes();
+    let bytes = [&cached.to_le_bytes()[..], payload, &trailer].concat();
+    channel.port_mut().place(offer.key, shape().end(at) - bytes.len() as u64, &bytes);
+}
+
 /// Writes packet `number` of the peer as packet `at` of its ring, and of its trailer only so many bytes.
 fn write(
     channel: &mut TestChannel,
@@ -87,7 +100,7 @@ fn write(
     let bytes = packet(number, 20, payload);
     let end = shape().end(at) - TRAILER_BYTES as u64;
     channel.port_mut().place(offer.key, end - bytes.len() as u64, &bytes);
-    let trailer = shape().trailer(at, payload.len()).to_le_bytes();
+    let trailer = shape().trailer(at, whole(payload.len())).to_le_bytes();
     channel.port_mut().place(offer.key, end, &trailer[..placed]);
 }
 
@@ -131,13 +144,34 @@ fn packets_of_both_paths_are_delivered_in_order() {
 }
 
 #[test]
+fn a_cached_header_is_that_of_the_packet_before_with_the_next_number() {
+    let mut channel = fast_channel(3, 1, 64, FAST);
+    let (_, offer) = offered(&mut channel, 0);
+    write(&mut channel, offer, (0, OFFER_AFTER), b"whole", TRAILER_BYTES);
+    // It reports one more receive and unit.
+    write_cached(&mut channel, offer, 1, 1 | 1 << 16, b"cached");
+    write_cached(&mut channel, offer, 2, 0, b"");
+    write(&mut channel, offer, (3, OFFER_AFTER + 3), b"whole again", TRAILER_BYTES);
+    // In these tests the tag of a whole header is its number.
+    for (after, expected) in [(0, &b"whole"[..]), (0, b"cached"), (0, b""), (3, b"whole again")] {
+        assert_eq!(next(&mut channel), Some(((OFFER_AFTER + after).into(), expected.to_vec())));
+    }
+    assert_eq!(next(&mut channel), None);
+}
+
+#[test]
 fn nonsense_in_a_ring_fails_its_peer_and_no_other() {
-    let trailer = |len| shape().trailer(0, len).to_le_bytes();
+    let trailer = |len| shape().trailer(0, whole(len)).to_le_bytes();
     let end = shape().end(0) - TRAILER_BYTES as u64;
-    let wrong: [(&str, Corrupt<'_>); 4] = [
+    let wrong: [(&str, Corrupt<'_>); 6] = [
         ("too long", &|channel, offer| channel.port_mut().place(offer.key, end, &trailer(SLOT_PAYLOAD + 1))),
         ("longer than packets", &|channel, offer| channel.port_mut().place(offer.key, end, &trailer(300))),
         ("no header", &|channel, offer| channel.port_mut().place(offer.key, end, &trailer(9))),
+        ("a cached header without one before", &|channel, offer| write_cached(channel, offer, 0, 0, b"")),
+        ("a cached header with a reserved bit", &|channel, offer| {
+            write(channel, offer, (0, OFFER_AFTER), b"", TRAILER_BYTES);
+            write_cached(channel, offer, 1, 1 << 48, b"");
+        }),
         ("an old number", &|channel, offer| write(channel, offer, (0, 0), b"", TRAILER_BYTES)),
     ];
     for (what, place) in wrong {
@@ -148,6 +182,9 @@ fn nonsense_in_a_ring_fails_its_peer_and_no_other() {
             channel.port_mut().place(offer.key, 0, &[0xff; 500]);
         }
         place(&mut channel, offer);
+        if what.ends_with("reserved bit") {
+            assert_eq!(next(&mut channel), Some((OFFER_AFTER.into(), Vec::new())));
+        }
         let Polled::Fault(fault) = channel.poll() else { panic!("{what}") };
         let is_expected = matches!(fault.fault, PortFault::Header | PortFault::Sequence { .. });
         assert!(fault.peer == 0 && is_expected, "{what}: {fault:?}");
@@ -215,7 +252,7 @@ fn small_packets_are_written_while_slots_are_free_and_sent_otherwise() {
     for (at, (to, bytes)) in (0..).zip(&written) {
         let (end, len) = (ring.address + shape().end(at), HEADER_BYTES + 3 + TRAILER_BYTES);
         assert_eq!((to.key, to.address + len as u64, bytes.len()), (77, end, len));
-        assert_eq!(bytes[len - TRAILER_BYTES..], shape().trailer(at, 3).to_le_bytes());
+        assert_eq!(bytes[len - TRAILER_BYTES..], shape().trailer(at, whole(3)).to_le_bytes());
         let header = Header::decode(bytes.first_chunk().unwrap()).unwrap();
         assert_eq!(header.packet.unwrap().sequence, FIRST.wrapping_add(1 + at));
     }
@@ -232,6 +269,44 @@ fn small_packets_are_written_while_slots_are_free_and_sent_otherwise() {
     assert_eq!(answers, [PacketKind::Ring(RingNotice::Stopped)]);
     assert!(send(&mut channel, 6));
     assert_eq!(channel.port().written.len(), 0);
+}
+
+#[test]
+fn a_packet_like_the_one_before_in_its_ring_has_a_cached_header() {
+    let mut channel = fast_channel(3, 1, 64, FAST);
+    let connection = enter(&mut channel, &hello(0, 0));
+    let ring = RingOffer { address: 1 << 20, key: 77, shape: shape() };
+    channel.port_mut().arrive(connection, &notice(0, RingNotice::Open, 0, &ring.encode()));
+    settle(&mut channel);
+    // Another tag needs a whole header, and so does a packet behind one that was sent.
+    for tag in [7, 7, 8, 8] {
+        assert!(send(&mut channel, tag));
+    }
+    assert!(send(&mut channel, 8), "the ring is full, so this one is sent");
+    let stamp = Stamp { posted: FIRST.wrapping_add(LEAST + 40), target: LEAST };
+    let update = Header { packet: None, stamp, units: 0, waited: false, slots: 3 };
+    channel.port_mut().arrive(connection, &update.encode());
+    settle(&mut channel);
+    for tag in [8, 8] {
+        assert!(send(&mut channel, tag));
+    }
+    let written = core::mem::take(&mut channel.port_mut().written);
+    let whole = |bytes: &[u8]| bytes.len() == HEADER_BYTES + 3 + TRAILER_BYTES;
+    let forms: Vec<_> = written.iter().map(|(_, bytes)| whole(bytes)).collect();
+    assert_eq!(forms, [true, false, true, false, true, false]);
+    assert_eq!((channel.report(0).written, channel.report(0).cached), (6, 3));
+    let mut before: Option<Header> = None;
+    for ((at, sequence), (to, bytes)) in (0..).zip([0, 1, 2, 3, 5, 6]).zip(&written) {
+        assert_eq!(to.address + bytes.len() as u64, ring.address + shape().end(at));
+        let said = ArrivedSlot { len: 3, is_cached: !whole(bytes) };
+        assert_eq!(bytes[bytes.len() - TRAILER_BYTES..], shape().trailer(at, said).to_le_bytes());
+        let header = match said.is_cached {
+            true => SlotHeader::Cached(*bytes.first_chunk().unwrap()),
+            false => SlotHeader::Whole(*bytes.first_chunk().unwrap()),
+        };
+        before = header.decode(before.as_ref());
+        assert_eq!(before.unwrap().packet.unwrap().sequence, FIRST.wrapping_add(sequence));
+    }
 }
 
 #[test]
