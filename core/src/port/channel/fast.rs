@@ -26,8 +26,9 @@
 //! peer, the process opens the ring again. If few packets came through the ring before, it waits for more of them.
 //!
 //! **Cached headers.** A packet with kind, context and tag of the one before in its ring, and the next sequence number,
-//! carries eight bytes instead of its header ([`ring`](crate::wire::ring)): the card's work request is
-//! smaller. Both sides keep the last header of a ring; a packet that was sent in between needs a whole one.
+//! carries eight bytes instead of its header ([`ring`](crate::wire::ring)), so that the device has to fetch and to
+//! transport less. Both sides keep the last header of a ring. The first packet after one that was sent needs a whole
+//! header, because a number is left out.
 //!
 //! **Trust.** A packet is copied out of the ring once. Its length is checked before, its header as that of any packet,
 //! and only the copy is used. A peer that writes nonsense fails, and no other peer.
