@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-Usage: ffi/install.sh [--debug] PREFIX
+Usage: ffi/install.sh [--debug] [--built] PREFIX
 
 Builds the C interface and the program `nemesia` with cargo, also in a fresh clone, and installs under PREFIX:
 
@@ -24,6 +24,7 @@ Builds the C interface and the program `nemesia` with cargo, also in a fresh clo
   lib/cmake/Nemesia/             find_package(Nemesia): Nemesia::Nemesia, Nemesia::shared, Nemesia::static
 
   --debug   the unoptimised build, with every assertion
+  --built   do not build: install what cargo has built before
   --help    print this
 
 Programs that are linked with the flags of nemesia.pc, or by CMake in its build directory, find the library under PREFIX
@@ -42,10 +43,12 @@ TEXT
 }
 
 profile=release
+must_build=yes
 prefix=
 for argument in "$@"; do
     case $argument in
         --debug) profile=dev ;;
+        --built) must_build=no ;;
         --help | -h) usage && exit 0 ;;
         -*) printf 'ffi/install.sh: unknown argument `%s`; see ffi/install.sh --help\n' "$argument" >&2 && exit 2 ;;
         *) prefix=$argument ;;
@@ -58,8 +61,10 @@ fi
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 cargo=${CARGO:-cargo}
-"$cargo" build --package nemesia-ffi --package nemesia-interpose --package nemesia-ofi --package nemesia-vipl \
-    --package nemesia-tool --profile "$profile"
+if [[ $must_build == yes ]]; then
+    "$cargo" build --package nemesia-ffi --package nemesia-interpose --package nemesia-ofi --package nemesia-vipl \
+        --package nemesia-tool --profile "$profile"
+fi
 target=$("$cargo" metadata --no-deps --format-version 1 | sed -nE 's/.*"target_directory":"([^"]*)".*/\1/p')
 built=$target/${profile/dev/debug}
 version=$("$cargo" pkgid --package nemesia-ffi | sed -E 's/.*[#@]//')

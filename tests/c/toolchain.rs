@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use nemesia_tests::built;
+
 /// The lines of a failed command's errors that are shown first.
 const LAST_LINES: usize = 4;
 
@@ -39,16 +41,17 @@ impl Linking {
 }
 
 /// Returns the prefix of the installation by `ffi/install.sh`, which runs once per test process.
+///
+/// Several test programs install what one build has made. Each has a prefix of its own, because they may run at the
+/// same time.
 pub(crate) fn installed() -> Result<PathBuf, String> {
     static INSTALLED: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     INSTALLED
         .get_or_init(|| {
-            // A separate target directory: the build of these tests may hold the lock of its own.
-            let target = scratch().with_file_name("ffi");
-            let prefix = target.join("prefix");
+            built::workspace()?;
+            let prefix = scratch().join(concat!("prefix-", env!("CARGO_CRATE_NAME")));
             let mut install = Command::new(source("ffi/install.sh"));
-            install.arg("--debug").arg(&prefix).env("CARGO_TARGET_DIR", &target);
-            output(&mut install).map(|_| prefix)
+            output(install.args(["--debug", "--built"]).arg(&prefix)).map(|_| prefix)
         })
         .clone()
 }

@@ -172,7 +172,14 @@ fn every_mistake_of_a_port_is_found() {
         PortMistake::Retags,
         PortMistake::Holds,
     ] {
-        let found = run_cases("faults", ABILITIES, 2, |case| run(case, 1, mistake));
+        let mut verdict = Ok(());
+        // One case that fails is enough.
+        let found = run_cases("faults", ABILITIES, 2, |case| {
+            if verdict.is_ok() {
+                verdict = run(case, 1, mistake);
+            }
+            verdict.clone()
+        });
         assert!(found.is_err(), "{mistake:?} is not found");
     }
     let found = run_cases("no fault", ABILITIES, 2, |case| run(case, 1, PortMistake::Nothing));

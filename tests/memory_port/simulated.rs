@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nemesia_tests::memory_port::{Fabric, run};
+use nemesia_tests::memory_port::{Fabric, finds, run};
 use nemesia_tests::quick;
 use nemesia_verification::rdma::{self, Conditions, Flaw, SimPort};
 use nemesia_verification::streams::{StreamConditions, StreamFabric, StreamPort};
@@ -138,7 +138,7 @@ fn every_flaw_is_found() {
             let conditions = Conditions { flaw: Some(flaw), ..kind };
             let fabric =
                 || Simulated { fabric: rdma::Fabric::new(seed, conditions), seed, most_bytes: 65536 };
-            run(|| Ok(fabric())).is_err()
+            finds(|| Ok(fabric())).unwrap()
         });
         assert!(found, "{flaw:?} is not found");
     }

@@ -3,22 +3,14 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use nemesia_tests::built;
 use nemesia_tests::job::{Job, report};
 
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// Builds an example of the package `nemesia`.
+/// Returns the path of an example of the package `nemesia`.
 fn example(name: &str) -> Result<PathBuf, String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // A target directory of its own: the build of these tests may hold the other one.
-    let target = PathBuf::from(SCRATCH).with_file_name("examples");
-    let mut build = Command::new(cargo);
-    build.args(["build", "--quiet", "--package", "nemesia", "--example", name, "--target-dir"]).arg(&target);
-    let output = build.output().map_err(|error| error.to_string())?;
-    if output.status.success() {
-        return Ok(target.join("debug/examples").join(name));
-    }
-    Err(format!("{build:?}: {}", String::from_utf8_lossy(&output.stderr)))
+    built::workspace().map(|directory| directory.join("examples").join(name))
 }
 
 #[test]

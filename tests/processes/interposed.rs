@@ -9,32 +9,20 @@ mod snapshot;
 use std::path::PathBuf;
 use std::process::Command;
 use std::ptr;
-use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::{Mutex, PoisonError, mpsc};
 
 use nemesia::regcache::{
     Held, MappingError, Range, Registrar, RegistrationCache, Size, Telling, memory_released,
 };
-use nemesia_tests::skip;
+use nemesia_tests::{built, skip};
 use snapshot::{PAGE, Snapshot, TestCache, map_with, place, seen, touch, unmap};
 
 /// Set in a process with the library preloaded.
 const PRELOADED: &str = "NEMESIA_TEST_PRELOADED";
 
-/// Builds the library once in a run of these tests, in a target directory of its own: the build of these tests
-/// may hold the other one.
+/// Returns the path of the library.
 fn library() -> Result<PathBuf, String> {
-    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let build = || {
-        let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).with_file_name("interpose");
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
-        command.args(["build", "--quiet", "--package", "nemesia-interpose", "--target-dir"]).arg(&target);
-        command.current_dir(env!("CARGO_MANIFEST_DIR"));
-        let built = command.status().map_err(|error| error.to_string())?;
-        let library = target.join("debug/libnemesia_interpose.so");
-        if built.success() { Ok(library) } else { Err(format!("{command:?}: {built}")) }
-    };
-    BUILT.get_or_init(build).clone()
+    built::workspace().map(|directory| directory.join("libnemesia_interpose.so"))
 }
 
 /// Returns whether this is the process with the library preloaded; if not, runs the test in one.

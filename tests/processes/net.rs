@@ -61,24 +61,40 @@ fn the_smallest_packets_and_fewest_receives_suffice() -> Result<(), String> {
 }
 
 #[test]
-fn lists_active_messages_and_one_sided_operations_work_over_tcp() -> Result<(), String> {
+fn lists_and_active_messages_work_over_tcp() -> Result<(), String> {
     job(&format!("lists {}", seed())).succeed(2)?;
     job(&format!("active {}", seed())).succeed(3)?;
     job(&format!("many {}", seed())).succeed(3)?;
-    mixed(&format!("many {}", seed())).succeed(4)?;
-    for own in [0, 1] {
-        job(&format!("one-sided {} {own}", seed())).succeed(3)?;
-    }
-    Ok(())
+    mixed(&format!("many {}", seed())).succeed(4).map(drop)
+}
+
+/// Returns what a rank of `one-sided` has reported of its puts and gets: all bytes, those that moved directly, and
+/// those that travelled in packets.
+fn moved(rank: &Rank) -> Option<[u64; 3]> {
+    let (_, line) = rank.output.lines().find_map(|line| line.split_once(" put into and got from "))?;
+    let (_, counts) = line.split_once(": ")?;
+    let mut counts = counts.split(", ").map(|count| count.split(' ').next()?.parse().ok());
+    Some([counts.next()??, counts.next()??, counts.next()??])
 }
 
 #[test]
-fn one_sided_operations_work_directly_over_tcp() -> Result<(), String> {
+fn one_sided_operations_work_over_tcp_directly_or_in_packets_as_the_setting_says() -> Result<(), String> {
     let direct = |job: Job| job.env("NEMESIA_NET_DIRECT_BYTES", "16");
+    // The first operations travel in packets, until the region is described.
+    let is_direct = |rank: &Rank| {
+        moved(rank).is_some_and(|[all, direct, packets]| direct > all / 10 * 9 && packets < all / 10)
+    };
     for own in [0, 1] {
-        direct(job(&format!("one-sided {} {own}", seed()))).succeed(3)?;
+        let one_sided = format!("one-sided {} {own}", seed());
+        let ranks = direct(job(&one_sided)).succeed(3)?;
+        assert!(ranks.iter().all(is_direct), "{}", report(&ranks));
+        let ranks = job(&one_sided).succeed(3)?;
+        let is_in_packets =
+            |rank: &Rank| moved(rank).is_some_and(|[all, direct, packets]| direct == 0 && packets >= all);
+        assert!(ranks.iter().all(is_in_packets), "{}", report(&ranks));
     }
-    direct(mixed(&format!("one-sided {} 0", seed()))).succeed(4)?;
+    let ranks = direct(mixed(&format!("one-sided {} 0", seed()))).succeed(4)?;
+    assert!(ranks.iter().all(is_direct), "{}", report(&ranks));
     direct(mixed(&format!("many {}", seed()))).succeed(4).map(drop)
 }
 

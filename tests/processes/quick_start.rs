@@ -4,6 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use nemesia_tests::built;
+
 const README: &str = include_str!("../../README.md");
 const QUICK_START_C: &str = include_str!("../../ffi/examples/quickstart.c");
 /// The place of the clone in the README, relative to the reader's crate.
@@ -48,19 +50,12 @@ fn make_crate(directory: &Path) -> PathBuf {
 }
 
 fn build(manifest: &Path, target: &Path) {
-    let mut cargo = Command::new(env!("CARGO"));
-    run(cargo.args(["build", "--manifest-path"]).arg(manifest).env("CARGO_TARGET_DIR", target));
+    run(built::cargo().args(["build", "--manifest-path"]).arg(manifest).env("CARGO_TARGET_DIR", target));
 }
 
-/// Returns the program `nemesia`: the release build that `tests/run` made, else one built here.
-fn launcher(target: &Path) -> PathBuf {
-    std::env::var_os("NEMESIA_BIN").map_or_else(
-        || {
-            build(&repository().join("tests/tool/Cargo.toml"), target);
-            target.join("debug/nemesia")
-        },
-        PathBuf::from,
-    )
+/// Returns the program `nemesia`.
+fn launcher() -> PathBuf {
+    std::env::var_os("NEMESIA_BIN").map_or_else(|| built::workspace().unwrap().join("nemesia"), PathBuf::from)
 }
 
 #[test]
@@ -68,7 +63,7 @@ fn the_quick_start_in_rust_runs_in_a_crate_outside_of_the_repository() {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("quick_start");
     let target = directory.join("target");
     build(&make_crate(&directory), &target);
-    let said = run(Command::new(launcher(&target)).args(["run", "-n", "3"]).arg(target.join("debug/hello")));
+    let said = run(Command::new(launcher()).args(["run", "-n", "3"]).arg(target.join("debug/hello")));
     assert_eq!(said, "rank 1 says: hello from rank 1 of 3\nrank 2 says: hello from rank 2 of 3\n");
 }
 

@@ -29,7 +29,7 @@
 //! | [`active`] | active messages in one packet and in several |
 //! | [`failure`] | a rank that dies, a rank that finishes |
 //! | [`restart`] | a rank that comes back |
-//! | [`random`] | everything at once, against an [`oracle`] |
+//! | [`random`] | everything at once, against an [oracle](nemesia_verification::oracle) |
 
 pub mod active;
 pub mod actor;
@@ -44,7 +44,6 @@ pub mod launched;
 pub mod matching;
 pub mod one_sided;
 mod open;
-pub mod oracle;
 pub mod over_channels;
 pub mod probes;
 pub mod program;

@@ -3,6 +3,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`built`] | what tests build with cargo |
 //! | [`job`] | starting a world of processes, waiting for it under a deadline, reading the output of each rank
 //! |
 //! | [`leftovers`] | names, System V objects and processes that a test leaves behind |
@@ -15,6 +16,7 @@
 //! | [`piped`] | processes without a launcher, each with a pipe for commands |
 //! | [`pipes`] | the suite of the RDMA Channel's pipes |
 
+pub mod built;
 pub mod conformance;
 pub mod content;
 pub mod hostile_ranks;
@@ -46,7 +48,7 @@ pub fn say(line: &str) {
     let _ = writeln!(stderr(), "{line}");
 }
 
-/// Returns whether `tests/run --quick` asks for the short form.
+/// Returns whether `tests/run` asks for the short form, which is its suite for every change.
 pub fn quick() -> bool {
     std::env::var_os("NEMESIA_QUICK").is_some()
 }

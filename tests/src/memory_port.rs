@@ -139,6 +139,19 @@ pub fn run<F: Fabric>(mut fabric: impl FnMut() -> Result<F, String>) -> Verdict 
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
+/// Returns whether a check that is [`wanted`] fails, each on a new fabric.
+///
+/// # Errors
+/// No fabric can be made.
+pub fn finds<F: Fabric>(mut fabric: impl FnMut() -> Result<F, String>) -> Result<bool, String> {
+    for (_, check) in wanted() {
+        if check(&mut Bench::new(fabric()?)).is_err() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Returns an error with the text of `what` unless `so` holds.
 pub(crate) fn ensure(so: bool, what: impl FnOnce() -> String) -> Verdict {
     if so { Ok(()) } else { Err(what()) }

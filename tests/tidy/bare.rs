@@ -5,8 +5,9 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
-use nemesia_tests::skip;
+use nemesia_tests::{built, skip};
 
 /// The functions that the compiler may call on any target, and that every target supplies.
 const SUPPLIED: [&str; 6] = ["memcpy", "memmove", "memset", "memcmp", "bcmp", "strlen"];
@@ -74,10 +75,13 @@ fn undefined(test: &str, entry: &str, features: &[&str]) -> Result<Option<Vec<St
             return Ok(None);
         }
     }
+    // One directory, so that the core is built once; each build replaces the archive of the other one.
+    static BUILD: Mutex<()> = Mutex::new(());
+    let _turn = BUILD.lock().unwrap_or_else(PoisonError::into_inner);
     let build = [&["build", "--release"], features].concat();
-    run(cargo(&build, "verification/bare/Cargo.toml").arg("--target-dir").arg(directory(entry)))?;
-    let archive = directory(entry).join("release/libnemesia_bare.a");
-    let linked = directory(entry).join("linked.so");
+    run(cargo(&build, "verification/bare/Cargo.toml").arg("--target-dir").arg(directory()))?;
+    let archive = directory().join("release/libnemesia_bare.a");
+    let linked = directory().join(format!("{entry}.so"));
     let flags = ["-nostdlib", "-shared", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL"];
     let keep = [format!("-Wl,--undefined={entry}"), format!("-Wl,--entry={entry}")];
     run(Command::new("cc").args(flags).args(keep).arg("-o").arg(&linked).arg(&archive))?;
@@ -113,14 +117,13 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Returns a directory beside the target directory, one for each way of building, so that no build waits for
-/// another.
-fn directory(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bare").join(name)
+/// Returns a directory beside the target directory.
+fn directory() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bare")
 }
 
 fn cargo(arguments: &[impl AsRef<OsStr>], manifest: &str) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = built::cargo();
     command.args(arguments).arg("--manifest-path").arg(root().join(manifest));
     command
 }

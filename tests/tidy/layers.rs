@@ -1,5 +1,4 @@
 //! Dependencies run one way: `core` <- `sys` <- `ffi`. Only `tests` depends on `verification`, and nothing on `tests`.
-//! The tool is of `tests`: `nemesia perf --channel --model` shows what the simulator predicts.
 
 use std::process::Command;
 
@@ -8,13 +7,12 @@ use serde_json::Value;
 use crate::source::{Finding, root};
 
 /// Each layer with the layers on which it may depend. A layer is the directory of a package.
-const MAY: [(&str, &[&str]); 7] = [
+const MAY: [(&str, &[&str]); 6] = [
     ("core", &[]),
     ("sys/rdma-core-sys", &[]),
     ("sys", &["core", "sys/rdma-core-sys"]),
     ("ffi", &["core", "sys", "ffi"]),
     ("verification", &["core", "sys"]),
-    ("tests/tool", &["core", "sys", "sys/rdma-core-sys", "ffi", "verification", "tests"]),
     ("tests", &["core", "sys", "sys/rdma-core-sys", "ffi", "verification", "tests"]),
 ];
 
@@ -101,7 +99,7 @@ mod tests {
             ("ffi", "verification"),
             ("verification", "ffi"),
             ("sys", "tests"),
-            ("verification", "tests/tool"),
+            ("verification", "tests"),
         ] {
             assert!(is_refused(from, on), "{from} on {on}");
         }

@@ -30,6 +30,7 @@ mod length;
 mod readme;
 mod soundness;
 mod source;
+mod steps;
 mod syntax;
 mod terms;
 mod top_level;
@@ -94,6 +95,11 @@ fn top_level_holds_only_what_it_may() {
 #[test]
 fn retired_terms_are_not_used() {
     assert_none(&each(&tree(), terms::retired));
+}
+
+#[test]
+fn the_table_of_contributing_has_each_step_of_the_suite() {
+    assert_none(&steps::check(&tree()));
 }
 
 #[test]

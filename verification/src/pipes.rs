@@ -17,7 +17,6 @@ use nemesia_core::rdma_channel::{ChunkFill, Design, PipeArrival, PipeShape};
 use crate::rdma::{Fabric, SimPort};
 use crate::rng::{Rng, mix};
 
-pub mod cost;
 mod memory;
 mod node;
 mod world;

@@ -20,7 +20,6 @@ mod operation;
 mod port;
 mod world;
 
-pub use operation::Posted;
 pub use port::SimPort;
 use world::World;
 

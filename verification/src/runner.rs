@@ -63,16 +63,21 @@ pub(crate) fn prove(options: &Options) -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Returns each chosen model unchanged, then with each chosen mutant that it must kill.
+/// Returns each chosen model unchanged, then with each chosen mutant that it must kill; with `--once` only with those
+/// that no earlier model must kill.
 fn tasks(options: &Options) -> VecDeque<Task> {
     let mut tasks = VecDeque::new();
+    let mut seen = Vec::new();
     let chosen =
         |model: &&Model| options.models.is_empty() || options.models.iter().any(|m| m.name == model.name);
     for model in models::ALL.iter().filter(chosen) {
         let task = |mutant| Task { model, mutant, long: options.long };
         if options.mutants.is_empty() {
             tasks.push_back(task(None));
-            tasks.extend(model.mutants().map(|mutant| task(Some(mutant))));
+            let mutants: Vec<_> =
+                model.mutants().filter(|mutant| !options.once || !seen.contains(mutant)).collect();
+            tasks.extend(mutants.iter().map(|mutant| task(Some(*mutant))));
+            seen.extend(mutants);
         } else {
             let asked = options.mutants.iter().copied();
             let claims =

@@ -1,10 +1,10 @@
-//! The cost of finding a posted receive, in receives compared.
+//! The posted receives against a list in the order of posting, and the cost of finding one, in receives compared.
 
 use std::cell::Cell;
 use std::vec;
 use std::vec::Vec;
 
-use super::{MOST_COMPARED, Pattern, Posted, Posting, Source};
+use super::{MOST_COMPARED, Pattern, Posted, Posting, Source, hash};
 use crate::shared::tests::Rng;
 use crate::slab::{List, Slab, Slot};
 use crate::wire::{Envelope, Kind};
@@ -221,5 +221,154 @@ fn comparison_with_many_posted_receives_is_bounded() {
             assert!(queue.looks() <= 2 * MOST_COMPARED as u64);
         }
         assert!(!apart(&Pattern { ignore: u64::MAX, ..any }));
+    }
+}
+
+/// An operation on the posted receives.
+#[derive(Clone, Copy, Debug)]
+enum PostedOp {
+    Post,
+    Take,
+    /// Takes a receive and puts it back.
+    Restore,
+    Find,
+    Remove,
+    /// Takes a receive with source and whole tag without a search.
+    First,
+    /// Removes all receives of a context.
+    Extract,
+    Grow,
+}
+
+/// The posted receives beside a list of them in the order of posting.
+struct MatchingTwin {
+    queue: PostedQueue,
+    /// Pattern, number and slot of each.
+    model: Vec<(Pattern, u64, u32)>,
+    patterns: Vec<Pattern>,
+    /// Whether all receives with source and whole tag share one list.
+    has_one_list: bool,
+}
+
+impl MatchingTwin {
+    fn new(lists: usize) -> Self {
+        let slots = (0..40).map(|_| Slot::default()).collect();
+        let queue = PostedQueue { slots: Slab::new(slots), posted: Posted::new(vec![List::new(); lists]) };
+        Self { queue, model: vec![], patterns: small_patterns(), has_one_list: lists < 2 }
+    }
+
+    /// Returns the position of the first receive that a message matches.
+    fn place(&self, from: u32, envelope: &Envelope) -> Option<usize> {
+        self.model.iter().position(|(pattern, ..)| pattern.matches(from, envelope))
+    }
+
+    /// Returns how many receives are compared with a message, one after the other in two lists.
+    fn steps(&self, from: u32, envelope: &Envelope) -> usize {
+        let of = |is_exact: bool| {
+            let list = self.model.iter().filter(|(pattern, ..)| pattern.hash().is_some() == is_exact);
+            let before = list.clone().take_while(|(pattern, ..)| !pattern.matches(from, envelope)).count();
+            (before + 1).min(list.count())
+        };
+        of(true) + of(false)
+    }
+
+    /// Takes a receive without a search, if it is the first. The answer may be no if receives share a list.
+    fn take_first(&mut self, rng: &mut Rng) {
+        let Self { queue: PostedQueue { slots, posted }, model, has_one_list, .. } = self;
+        let at = rng.below(model.len());
+        let (pattern, _, index) = model[at];
+        let Pattern { source: Source::Rank(rank), context, tag, ignore: 0 } = pattern else { return };
+        let has_wild = model.iter().any(|(pattern, ..)| pattern.hash().is_none());
+        let taken = posted.first(hash(rank, context, tag), index).map(|first| first.take(slots));
+        if taken.is_some() {
+            assert!(!has_wild && model.iter().position(|it| it.0 == pattern) == Some(at));
+            slots.remove(index);
+            model.remove(at);
+        } else {
+            assert!(has_wild || !*has_one_list || at > 0);
+        }
+    }
+
+    fn apply(&mut self, op: PostedOp, rng: &mut Rng) {
+        let pattern = self.patterns[rng.below(self.patterns.len())];
+        let (from, message) = (rng.below(3) as u32, envelope(rng.below(2) as u16, rng.below(4) as u64));
+        let place = self.place(from, &message);
+        let Self { queue, model, has_one_list, .. } = self;
+        let PostedQueue { slots, posted } = queue;
+        match op {
+            PostedOp::Post if model.len() < 40 => {
+                let index = queue.post(pattern);
+                model.push((pattern, queue.slots.get(index).number, index));
+            }
+            PostedOp::Take => assert_eq!(queue.take(from, &message), place.map(|at| model.remove(at).2)),
+            PostedOp::Restore => {
+                let taken = posted.take(slots, from, &message);
+                assert_eq!(taken, place.map(|at| model[at].2));
+                if let Some(at) = place {
+                    posted.restore(slots, model[at].2, &model[at].0);
+                }
+            }
+            PostedOp::Find => {
+                let is_odd = |receive: &PostedReceive| receive.number % 2 == 1;
+                let odd = |(pattern, number, _): &&(Pattern, u64, u32)| {
+                    pattern.matches(from, &message) && number % 2 == 1
+                };
+                let wanted = model.iter().find(odd).map(|(.., index)| *index);
+                assert_eq!(posted.find(slots, (from, &message), is_odd), wanted);
+            }
+            PostedOp::Remove if !model.is_empty() => {
+                let (pattern, _, index) = model.remove(rng.below(model.len()));
+                posted.remove(slots, index, &pattern);
+                slots.remove(index);
+            }
+            PostedOp::First if !model.is_empty() => self.take_first(rng),
+            PostedOp::Extract => {
+                let mut taken = vec![];
+                posted.extract(
+                    slots,
+                    |it| it.context == message.context,
+                    |slots, index| {
+                        slots.remove(index);
+                        taken.push(index);
+                    },
+                );
+                let gone = model.extract_if(.., |(it, ..)| it.context == message.context);
+                let mut gone: Vec<u32> = gone.map(|(.., index)| index).collect();
+                taken.sort_unstable();
+                gone.sort_unstable();
+                assert_eq!(taken, gone);
+            }
+            PostedOp::Grow if !*has_one_list => posted.grow(slots, |lists| {
+                let more = (lists.len() * 2).min(64);
+                lists.resize(more, List::new());
+            }),
+            _ => {}
+        }
+        assert_eq!(self.queue.posted.is_empty(), self.model.is_empty());
+        if self.has_one_list {
+            let steps = self.queue.posted.steps(&self.queue.slots, from, &message);
+            assert_eq!(steps, self.steps(from, &message), "{from} {message:?}");
+        }
+    }
+}
+
+#[test]
+fn every_message_takes_the_receive_that_was_posted_first() {
+    use PostedOp::{Extract, Find, First, Grow, Post, Remove, Restore, Take};
+    let often = [Post, Post, Post, Post, Take, Take, Restore, Find, Remove, First, First];
+    for seed in 0..60 {
+        let (mut rng, mut twin) = (Rng::new(seed), MatchingTwin::new([0, 1, 2, 5][seed as usize % 4]));
+        for _ in 0..300 {
+            let op = if rng.one_in(30) { rng.pick(&[Extract, Grow]) } else { rng.pick(&often) };
+            twin.apply(op, &mut rng);
+        }
+        // What is left is taken in the order of posting, too.
+        while let Some(&(pattern, ..)) = twin.model.first() {
+            let from = if let Source::Rank(rank) = pattern.source { rank } else { 0 };
+            let message = envelope(pattern.context, pattern.tag);
+            let at = twin.place(from, &message).unwrap();
+            assert_eq!(twin.queue.take(from, &message), Some(twin.model.remove(at).2));
+        }
+        assert!(twin.queue.posted.is_empty());
     }
 }

@@ -159,3 +159,18 @@ fn window_of_more_than_half_the_numbers_is_refused() {
         assert!(ReorderWindow::new(vec![None::<u64>; size], bits, 0).is_some(), "{size} of {bits} bits");
     }
 }
+
+#[test]
+fn a_window_that_restarts_begins_with_the_given_number() {
+    let mut window = window(8, 8, 254);
+    assert_eq!(window.arrive(255, 255), Placed::Waits);
+    assert_eq!((window.drain(), window.drain()), (Some(255), None));
+    // Of the number only the bits on the wire count.
+    window.restart(0x103);
+    assert_eq!((window.due(), window.waiting(), window.size()), (3, 0, 8));
+    let mut out = vec![];
+    let arrived = [4, 10, 3].map(|number| arrive(&mut window, number, &mut out));
+    assert_eq!(arrived, [Placed::Waits, Placed::Waits, Placed::Due(3)]);
+    assert_eq!((out, window.due(), window.waiting()), (vec![3, 4], 5, 1));
+    assert_eq!((window.arrive(2, 2), window.arrive(13, 13)), (Placed::Twice(2), Placed::Beyond(13)));
+}

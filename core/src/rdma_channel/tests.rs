@@ -1,6 +1,5 @@
 //! Each design over ports that place at once: the operations that the paper counts, and values that no peer sends.
 
-mod cost;
 mod port;
 mod push;
 

@@ -10,11 +10,11 @@ use std::collections::VecDeque;
 
 use nemesia_core::engine::{SendOptions, Status};
 use nemesia_core::matching::{Pattern, Source};
+use nemesia_verification::oracle::{ExpectedMessage, MatchingOracle};
 
 use super::RunPlan;
 use super::actor::{Actor, ClaimId, Ended, OperationId, Trouble};
 use super::buffer::Buffer;
-use super::oracle::{ExpectedMessage, MatchingOracle};
 use super::script::{CONTEXT, barrier, content, exactly, text, until};
 use crate::content::{Random, seed_of};
 use crate::memory_port::{Verdict, equal};

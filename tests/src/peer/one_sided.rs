@@ -4,8 +4,8 @@
 //! `one-sided-crash SEED`: two ranks use each other's memory for ever.
 
 use nemesia::{
-    Access, Addressing, Comparison, CompleteAt, Endpoint, Error, ExposeOptions, KEY_BYTES, Path, Reduction,
-    Refusal, Region, RemoteKey, Source, Tag,
+    Access, Addressing, Comparison, CompleteAt, Endpoint, Error, ExposeOptions, KEY_BYTES, Path,
+    PeerCounters, Reduction, Refusal, Region, RemoteKey, Source, Tag,
 };
 
 use super::{Fault, Outcome, barrier, broken, ensure, open, tell};
@@ -37,7 +37,7 @@ struct KeyPlace {
 pub(super) fn run(seed: u64, own: bool) -> Outcome {
     let mut place = KeyPlace::open(seed, own)?;
     place.path(own)?;
-    place.bytes()?;
+    place.paths_of_bytes()?;
     place.counters()?;
     place.tickets()?;
     place.locked()?;
@@ -81,6 +81,24 @@ impl KeyPlace {
     fn barrier(&mut self) -> Outcome {
         self.barriers += 1;
         barrier(&mut self.endpoint, self.barriers)
+    }
+
+    /// Checks puts and gets, and reports by the counters how many of their bytes travelled in packets.
+    fn paths_of_bytes(&mut self) -> Outcome {
+        let (rank, size) = (self.endpoint.rank(), self.endpoint.size());
+        let next = (rank + 1) % size;
+        let before = self.endpoint.peer_counters(next);
+        self.bytes()?;
+        let Some((before, after)) = before.zip(self.endpoint.peer_counters(next)) else {
+            return broken("there are no counters");
+        };
+        let moved = |of: fn(&PeerCounters) -> u64| of(&after) - of(&before);
+        tell(&format!(
+            "rank {rank} put into and got from rank {next}: {} bytes, {} directly, {} in packets",
+            moved(|it| it.put_bytes + it.get_bytes),
+            moved(|it| it.direct_bytes),
+            moved(|it| it.rma_sent_bytes + it.rma_reply_received_bytes)
+        ))
     }
 
     /// Every rank writes into the next rank's memory and reads it back, in sizes around every limit.

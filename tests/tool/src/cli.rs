@@ -233,14 +233,6 @@ pub(crate) struct PerfArgs {
     /// With --channel: the bandwidth of the pipelined design by chunk size, too
     #[arg(long, requires = "channel")]
     pub(crate) chunks: bool,
-    /// With --channel: measure nothing, and show what the raw figures of the paper predict for each design, and the
-    /// paper's other figures beside it
-    #[arg(long, requires = "channel",
-          conflicts_with_all = ["port", "rounds", "iterations", "drop_registrations", "no_pin"])]
-    pub(crate) model: bool,
-    /// With --model: the microseconds by which a read takes longer than a write
-    #[arg(long, value_name = "US", default_value_t = 0.0, requires = "model")]
-    pub(crate) read_penalty: f64,
     /// With --channel: keep no registrations with an RDMA device
     #[arg(long, requires = "channel")]
     pub(crate) drop_registrations: bool,

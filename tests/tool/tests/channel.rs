@@ -1,4 +1,4 @@
-//! `perf --channel`: every design is measured end to end over ports that every machine has, and predicted.
+//! `perf --channel`: each design runs end to end over ports that every machine has. What is measured is not checked.
 
 use std::process::{Command, Output};
 
@@ -7,6 +7,10 @@ use serde_json::Value;
 /// What is measured over ports.
 const NAMES: [&str; 7] =
     ["basic", "piggyback", "pipelined", "zero-copy", "zero-copy-push", "learned", "write-rendezvous"];
+
+/// The messages of one process in a measurement of one size with two iterations: 8 trips and 8 exchanges for a trial, 2
+/// of each measured, and 3 windows of 16.
+const LONG: u64 = 2 * (8 + 2) + 3 * 16;
 
 fn perf(words: &[&str]) -> Result<Output, String> {
     let program = std::env::var_os("NEMESIA_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_nemesia").into());
@@ -44,59 +48,65 @@ fn is_complete(document: &Value, names: &[&str], sizes: &[u64]) {
     }
 }
 
+/// Returns the number before these words in the explanation of a pipe; 0 if the words are not there.
+fn count(about: &str, words: &str) -> u64 {
+    let before = about.split_once(words).map_or("", |(before, _)| before);
+    before.rsplit(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// Checks by the explanation of a pipe that its messages moved as the design of this name moves them.
+fn moved_as(name: &str, about: &str) {
+    let pipe = match name {
+        "direct" => ", direct; ",
+        // The packets of a rendezvous go through such a pipe.
+        "write-rendezvous" => ", zero-copy, rings of ",
+        _ => &format!(", {name}, rings of "),
+    };
+    assert!(about.contains(pipe), "{name}: {about}");
+    let words = [
+        " long runs of this process were read by the peer",
+        " written into its buffers",
+        " copied",
+        " buffers of this process were advertised",
+    ];
+    let [read, written, copied, advertised] = words.map(|words| count(about, words));
+    let is_right = match name {
+        "zero-copy" => (read, written + copied + advertised) == (LONG, 0),
+        "zero-copy-push" => (read + written, copied) == (LONG, 0),
+        "learned" => read + written + copied == LONG,
+        // All bytes are copied, or no long message goes through the pipe.
+        _ => read + written + copied + advertised == 0,
+    };
+    assert!(is_right, "{name}: {about}");
+}
+
+/// Measures all designs with messages below and above NEMESIA_CHANNEL_ZERO_COPY_BYTES.
 fn measures(port: &str, names: &[&str]) -> Result<(), String> {
-    // Long messages go past the pipe, short ones through it.
     let sizes = ["--sizes", "8,40000", "--rounds", "1", "--iterations", "2", "--no-pin"];
     let document = results(&[&["--channel", "all", "--port", port], &sizes[..]].concat())?;
     is_complete(&document, names, &[8, 40_000]);
+    for run in list(&document["channel"]) {
+        moved_as(run["design"].as_str().unwrap_or_default(), run["about"].as_str().unwrap_or_default());
+    }
     Ok(())
 }
 
 #[test]
-fn every_design_is_measured_over_shared_memory() -> Result<(), String> {
+fn every_design_moves_its_messages_in_its_own_way_over_shared_memory() -> Result<(), String> {
     measures("shm", &[&["direct"], &NAMES[..]].concat())
 }
 
 #[test]
-fn every_design_is_measured_over_tcp() -> Result<(), String> {
+fn every_design_moves_its_messages_in_its_own_way_over_tcp() -> Result<(), String> {
     measures("tcp", &NAMES)
 }
 
 #[test]
-fn the_papers_raw_figures_predict_its_others() -> Result<(), String> {
-    let words = ["--channel", "all", "--model", "--sizes", "44,65536,1048576", "--chunks"];
-    let document = results(&words)?;
-    let names: Vec<_> = NAMES.into_iter().filter(|name| *name != "learned").collect();
-    is_complete(&document, &names, &[44, 65_536, 1_048_576]);
-    let of = |name: &str, at: usize, what: &str| {
-        let run = list(&document["channel"]).iter().find(|run| run["design"] == name).unwrap();
-        run["rows"][at][what].as_f64().unwrap()
-    };
-    // Figures 5 and 11 of the paper, within a fifth; and figure 13: the write rendezvous is ahead.
-    assert!((of("basic", 2, "bandwidth") / 230.0 - 1.0).abs() < 0.2);
-    assert!((of("zero-copy", 2, "bandwidth") / 857.0 - 1.0).abs() < 0.2);
-    assert!(of("write-rendezvous", 1, "bandwidth") > 1.1 * of("zero-copy", 1, "bandwidth"));
-    assert_eq!(document["chunks"].as_array().map(Vec::len), Some(8));
-    // A slow read makes messages slower that are read, and no others.
-    let slow = results(&[&words[..], &["--read-penalty", "10"]].concat())?;
-    let latency =
-        |document: &Value, at: usize| document["channel"][at]["rows"][2]["latency_ns"].as_f64().unwrap();
-    let zero_copy = names.iter().position(|name| *name == "zero-copy").unwrap();
-    assert!((latency(&slow, zero_copy) - latency(&document, zero_copy) - 10_000.0).abs() < 1.0);
-    assert!((latency(&slow, 0) - latency(&document, 0)).abs() < 1.0);
-    let text = perf(&words)?.stdout;
-    let text = String::from_utf8_lossy(&text);
-    assert!(text.contains("figure of the paper") && text.contains("basic, us"), "{text}");
-    Ok(())
-}
-
-#[test]
-fn what_cannot_be_predicted_or_measured_is_refused() -> Result<(), String> {
+fn what_cannot_be_measured_is_refused() -> Result<(), String> {
     for (words, why) in [
-        (&["--channel", "learned", "--model"][..], "must be all, basic"),
-        (&["--channel", "direct", "--port", "tcp"], "must be all, basic"),
-        (&["--channel", "all", "--model", "--port", "tcp"], "cannot be used with"),
-        (&["--model"], "--channel"),
+        (&["--channel", "direct", "--port", "tcp"][..], "must be all, basic"),
+        (&["--channel", "all", "--matching"], "cannot be used with"),
+        (&["--chunks"], "--channel"),
     ] {
         let output = perf(words)?;
         let errors = String::from_utf8_lossy(&output.stderr);

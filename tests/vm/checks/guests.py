@@ -26,6 +26,13 @@ def tests():
             ("siw_guests", lambda: hosts(7, "siw", "briefly", guests=2))]
 
 
+def every_change():
+    """Returns the tests of what tests/vm/verbs relies on, beside the devices that it uses itself."""
+    return [entry for entry in tests() if entry[0] in ("output_words_and_status_pass_through",
+                                                       "a_guest_that_dies_is_reported",
+                                                       "a_command_that_hangs_times_out")]
+
+
 def run(*arguments, **more):
     """Runs `tests/vm/run` to its end."""
     return subprocess.run([RUN, *arguments], capture_output=True, check=False, timeout=LIMIT * 2, **more)

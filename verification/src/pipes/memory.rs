@@ -119,12 +119,6 @@ impl BufferList {
         Self { entries: entries.collect(), old: Vec::new(), segments: Vec::new() }
     }
 
-    /// Returns the address of the first entry, which stays there.
-    pub(super) fn first_address(&mut self) -> u64 {
-        self.describe();
-        self.segments.first().map_or(0, |segment| segment.base as u64)
-    }
-
     /// Returns the number of bytes left.
     pub(super) fn left(&self) -> usize {
         self.entries.iter().map(|it| it.len - it.done).sum()

@@ -16,27 +16,7 @@ pub(super) enum Kind {
     Swap { at: RemoteRange, expected: u64, new: u64 },
 }
 
-/// A work request that a port has accepted, with its bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Posted {
-    /// A write.
-    Write(u64),
-    /// A read, or an atomic operation.
-    Read(u64),
-    /// A message.
-    Send,
-}
-
 impl Kind {
-    /// Describes a work request of this kind.
-    pub(super) const fn posted(self, len: u64) -> Posted {
-        match self {
-            Self::Write { .. } => Posted::Write(len),
-            Self::Send { .. } => Posted::Send,
-            Self::Read { .. } | Self::Add { .. } | Self::Swap { .. } => Posted::Read(len),
-        }
-    }
-
     /// Returns the access to the target's memory, and its place.
     pub(super) const fn reach(self) -> Option<(RemoteRange, Reach)> {
         match self {

@@ -12,7 +12,7 @@ use nemesia_core::port::memory::{
 };
 
 use super::Flaw;
-use super::operation::{Kind, Local, Operation, Posted, Receive, Stage};
+use super::operation::{Kind, Local, Operation, Receive, Stage};
 use super::world::World;
 
 /// A port of a simulated fabric.
@@ -21,25 +21,13 @@ pub struct SimPort {
     world: Rc<RefCell<World>>,
     node: usize,
     facts: Facts,
-    /// The work that was posted, if it is recorded.
-    recorded: Option<Vec<Posted>>,
 }
 
 impl SimPort {
     pub(super) fn new(world: Rc<RefCell<World>>) -> Self {
         let node = world.borrow_mut().add_node();
         let facts = world.borrow().conditions.facts;
-        Self { world, node, facts, recorded: None }
-    }
-
-    /// Records from now on the work that is posted.
-    pub fn record(&mut self) {
-        self.recorded = Some(Vec::new());
-    }
-
-    /// Returns the work that was recorded since the last call.
-    pub fn take_posted(&mut self) -> Vec<Posted> {
-        self.recorded.as_mut().map(std::mem::take).unwrap_or_default()
+        Self { world, node, facts }
     }
 
     fn source(&self, from: CompletionSource<'_>) -> Result<(Local, u64), PostError> {
@@ -103,9 +91,6 @@ impl SimPort {
             receive: None,
         });
         end.posted += places;
-        if let Some(recorded) = &mut self.recorded {
-            recorded.push(kind.posted(len));
-        }
         if early {
             end.doom = Some((LostError::Protocol, WorkError::Flushed));
             world.links[link].broken = true;

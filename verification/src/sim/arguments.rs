@@ -4,16 +4,17 @@ use crate::bug::{Bug, Subject};
 
 /// The text that `--help` prints.
 pub(crate) const HELP: &str = "\
-Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--channels] [--direct]
-           [--peers] [--cells] [--keys] [--vipl] [--joins] [--verbose]
+Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--shared] [--channels]
+           [--direct] [--peers] [--cells] [--keys] [--vipl] [--joins] [--verbose]
        cargo sim --long | --bugs | --list
 
 Runs worlds of engines over a simulated message port, in one process and in virtual time, against an oracle of MPI's
-matching; and worlds of channels over a simulated RDMA fabric, or over the placement \
-that ships and simulated byte streams, after every interleaving of the credits of two small ends; and processes that
-meet by address, call each other, part, die and return; and processes that disconnect while messages lie in their
-shared memory; and processes that prove to each other that they know the key of their job, on a network that an
-adversary owns; and ports that join queue pairs by datagrams, which the network loses, repeats and reorders.
+matching; and worlds of engines over the port for shared memory; and worlds of channels over a simulated RDMA fabric,
+or over the placement that ships and simulated byte streams, after every interleaving of the credits of two small
+ends; and processes that meet by address, call each other, part, die and return; and processes that disconnect while
+messages lie in their shared memory; and processes that prove to each other that they know the key of their job, on a
+network that an adversary owns; and ports that join queue pairs by datagrams, which the network loses, repeats and
+reorders.
 Every world is drawn from its seed. Fails when a promise is broken, with the command that shows it again.
 
   --seed S         the first seed (default 1)
@@ -21,6 +22,7 @@ Every world is drawn from its seed. Fails when a promise is broken, with the com
                    500 for --bugs)
   --operations N   random operations of each seed (default 20000; with --bugs 5000)
   --ranks N        processes in each world (default: a few, by the seed)
+  --shared         only engines over shared memory
   --channels       only channels; --ranks does not go with it
   --direct         only one-sided operations by remote memory access; --ranks does not go with it
   --peers          only processes that call each other; --ranks does not go with it
@@ -59,6 +61,8 @@ pub(crate) struct Options {
     pub(crate) bugs: bool,
     pub(crate) jobs: usize,
     pub(crate) verbose: bool,
+    /// Whether to run engines over shared memory only.
+    pub(crate) shared: bool,
     /// Whether to run channels only.
     pub(crate) channels: bool,
     /// Whether to run one-sided operations by remote memory access only.
@@ -80,13 +84,14 @@ pub(crate) struct Options {
 impl Options {
     /// Returns whether one kind of worlds was chosen.
     const fn is_part(&self) -> bool {
-        let is_below = self.channels || self.direct || self.cells || self.vipl || self.joins;
+        let is_below = self.shared || self.channels || self.direct || self.cells || self.vipl || self.joins;
         is_below || self.peers || self.keys
     }
 
     /// Returns the kinds of worlds that each seed runs.
     pub(crate) fn subjects(&self) -> &'static [Subject] {
         match self.bug.map(Bug::subject) {
+            _ if self.shared => &[Subject::Shared],
             _ if self.channels => &[Subject::Channels],
             _ if self.direct => &[Subject::Direct],
             _ if self.peers => &[Subject::Peers],
@@ -97,6 +102,7 @@ impl Options {
             None if self.ranks.is_none() => {
                 const ALL: &[Subject] = &[
                     Subject::Engines,
+                    Subject::Shared,
                     Subject::Channels,
                     Subject::Direct,
                     Subject::Peers,
@@ -134,6 +140,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         bugs: false,
         jobs: 2,
         verbose: false,
+        shared: false,
         channels: false,
         direct: false,
         peers: false,
@@ -152,6 +159,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
             "--list" => return Ok(Command::List),
             "--long" => (options.seeds, options.operations) = (100, 100_000),
             "--bugs" => options.bugs = true,
+            "--shared" => options.shared = true,
             "--channels" => options.channels = true,
             "--direct" => options.direct = true,
             "--peers" => options.peers = true,
@@ -171,7 +179,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
     }
     let chosen = seed.is_some() || seeds.is_some() || operations.is_some() || options.ranks.is_some();
     options.is_whole = !chosen && !options.is_part() && options.bug.is_none();
-    if options.is_part() && options.ranks.is_some() {
+    if options.is_part() && !options.shared && options.ranks.is_some() {
         return Err("the number of processes is the seed's choice there".into());
     }
     if seed.is_some() && !options.bugs {

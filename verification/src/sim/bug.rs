@@ -10,6 +10,8 @@ use nemesia_core::injected_fault::{self, InjectedFault};
 pub(crate) enum Subject {
     /// Engines over a simulated message port.
     Engines,
+    /// Engines over the port for shared memory.
+    Shared,
     /// Channels over a simulated RDMA fabric, or over the placement.
     Channels,
     /// Engines that use regions by remote memory access, over such channels.

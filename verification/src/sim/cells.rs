@@ -13,10 +13,11 @@ mod node;
 pub(crate) use memory::CellsMemory;
 
 use crate::rng::Rng;
+use crate::segments::ConnectionSide;
 use crate::tally::{Event, Tally};
 use crate::trace::Trace;
 use crate::violation::{Check, Violation, ensure};
-use node::{CellsNode, PortLife};
+use node::CellsNode;
 
 /// The processes and the connections of a world, those that have ended included.
 pub(crate) const MOST_PROCESSES: usize = 24;
@@ -117,7 +118,7 @@ impl<'a> CellsWorld<'a> {
     /// Connects two processes that have numbers for each other.
     fn connect(&mut self, index: usize) -> Result<bool, Violation> {
         let other = self.rng.below(self.nodes.len());
-        if self.desk.connections.len() == self.desk.memory.connections() {
+        if self.desk.connections.len() == self.desk.memory.segments.connections() {
             return Ok(false);
         }
         let connection = self.desk.connections.len();
@@ -148,7 +149,7 @@ impl<'a> CellsWorld<'a> {
 
     /// Kills a process. Another one starts in its place.
     fn replace(&mut self, index: usize) -> Result<bool, Violation> {
-        if self.desk.lives.len() == self.desk.memory.processes() {
+        if self.desk.lives.len() == self.desk.memory.segments.processes() {
             return Ok(false);
         }
         let process = self.nodes[index].process;
@@ -188,7 +189,7 @@ impl<'a> CellsWorld<'a> {
                 node.free_numbers(desk, None)?;
             }
         }
-        nodes.iter().try_for_each(|node| node.check_rest(desk.memory.sizes))
+        nodes.iter().try_for_each(|node| node.check_rest(desk.memory.segments.sizes))
     }
 
     /// Returns the counts, and the events if they were recorded.
@@ -198,7 +199,7 @@ impl<'a> CellsWorld<'a> {
 }
 
 /// Returns the byte at a position of a message.
-fn byte_of((connection, side): PortLife, message: u64, at: usize) -> u8 {
+fn byte_of((connection, side): ConnectionSide, message: u64, at: usize) -> u8 {
     let name = (connection as u64) << 33 | (side as u64) << 32 | message;
     crate::rng::mix(name ^ (at as u64).rotate_left(40)) as u8
 }

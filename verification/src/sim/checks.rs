@@ -1,12 +1,15 @@
 //! Checks after every call: order of matching, contents, and which requests may be complete or must be.
 
+use nemesia_core::wire::{Envelope, Kind};
+use nemesia_verification::oracle::{MessageEnd as Expected, Name, Waiting};
+
+use crate::fabric::{Conditions, Taken};
 use crate::memory::{BLANK, first_difference};
-use crate::oracle::{MessageEnd as Expected, Name, Waiting};
 use crate::port::{is_matched, is_offer, is_remote};
 use crate::simulation::{Arrival, Message, Rank, Receive, Report, Sending, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
-use crate::world::{CompletionError, Failure, Outcome, Pattern, Status, Truncation};
+use crate::world::{CompletionError, Failure, Outcome, Pattern, Status, Truncation, WorldPort};
 
 /// Whether a request is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +19,7 @@ enum DueCheck {
     Now,
 }
 
-impl Simulation {
+impl<P: WorldPort> Simulation<P> {
     /// Reports to the oracle what a rank has taken since the last call. Checks that it was sent, and that the
     /// engine keeps what it must keep.
     pub(crate) fn listen(&mut self, rank: u32) -> Check {
@@ -51,12 +54,33 @@ impl Simulation {
                 "rank {rank} takes message {number} of rank {}, which sent {known}",
                 packet.peer
             );
-            let offered = is_offer(packet.envelope.kind);
-            let early = self.message(rank, name).sent;
-            ensure!(!offered || !early, "the send of {name:?} to {rank} was complete before it was answered");
-            let arrival = if offered { Arrival::Offered } else { Arrival::Whole };
-            self.arrive(rank, name, arrival, packet.len, packet.along);
+            self.check_first(rank, name, &packet)?;
+            let arrival = if is_offer(packet.envelope.kind) { Arrival::Offered } else { Arrival::Whole };
+            self.arrive(rank, name, arrival, packet.len, packet.is_along());
         }
+        Ok(())
+    }
+
+    /// Checks the first packet of a message: it describes the message, and announces it if it must.
+    fn check_first(&mut self, rank: u32, name: Name, packet: &Taken) -> Check {
+        let Message { is, sent, .. } = *self.message(rank, name);
+        let Envelope { kind, context, tag, .. } = packet.envelope;
+        ensure!(
+            (context, tag, packet.total()) == (is.context, is.tag, is.len as u64),
+            "{name:?} to {rank} is {is:?}, but arrives as {packet:?}"
+        );
+        let Conditions { prefers_eager, packet_bytes, .. } = self.shape.conditions;
+        let preferred = if prefers_eager { packet_bytes } else { 0 };
+        let is_long = is.len > self.shape.terms.eager_bytes.max(preferred);
+        ensure!(!is_long || kind == Kind::Rts, "{name:?} to {rank}, {is:?}, is not announced: {kind:?}");
+        ensure!(
+            !is.synchronous || is_offer(kind),
+            "{name:?} to {rank} is synchronous, but its sender waits for no answer: {kind:?}"
+        );
+        ensure!(
+            !is_offer(kind) || !sent,
+            "the send of {name:?} to {rank} was complete before it was answered"
+        );
         Ok(())
     }
 

@@ -8,18 +8,18 @@
 mod model;
 
 use nemesia_core::engine::{MultiPlace, MultiReceiveOptions, OperationCompletion};
+use nemesia_verification::oracle::Name;
 
 use crate::bug::Bug;
 use crate::fabric::Fabric;
 use crate::memory::first_difference;
-use crate::oracle::Name;
 use crate::port::{is_matched, is_offer};
 use crate::rng::Rng;
 use crate::shape::{Shape, Terms};
 use crate::tally::Event;
 use crate::trace::Trace;
 use crate::violation::{Check, Violation, ensure};
-use crate::world::{CompletionError, Outgoing, Pattern, RequestHandle, Source, StartError, World};
+use crate::world::{CompletionError, Outgoing, Pattern, RequestHandle, Source, StartError, World, WorldPort};
 use model::{ModelMessage, ModelReceive, QueueModel};
 
 /// The rounds after which a world counts as restless for ever.
@@ -47,23 +47,29 @@ struct Actor {
 
 /// A running world.
 #[derive(Debug)]
-pub(crate) struct CollectWorld {
+pub(crate) struct CollectWorld<P: WorldPort> {
     rng: Rng,
-    pub(crate) world: World,
+    pub(crate) world: World<P>,
     actors: Vec<Actor>,
     /// The messages by source and destination, and how many of them have arrived.
     sent: Vec<Vec<Vec<Outgoing>>>,
     arrived: Vec<Vec<usize>>,
 }
 
-impl CollectWorld {
-    pub(crate) fn new(mut rng: Rng, shape: Shape, bug: Option<Bug>, trace: Trace) -> Result<Self, Violation> {
+impl<P: WorldPort> CollectWorld<P> {
+    pub(crate) fn new(
+        mut rng: Rng,
+        shape: Shape,
+        medium: P::Medium,
+        bug: Option<Bug>,
+        trace: Trace,
+    ) -> Result<Self, Violation> {
         let fabric = Fabric::new(shape.conditions, Rng::new(rng.next(), 0), bug, trace);
         let count = shape.conditions.ranks as usize;
         Ok(Self {
             rng,
             // These actors know each other from the start.
-            world: World::new(fabric, Terms { most_peers: None, unmet: false, ..shape.terms })?,
+            world: World::new(fabric, medium, Terms { most_peers: None, unmet: false, ..shape.terms })?,
             actors: std::iter::repeat_with(Actor::default).take(count).collect(),
             sent: vec![vec![Vec::new(); count]; count],
             arrived: vec![vec![0; count]; count],
@@ -300,6 +306,9 @@ impl CollectWorld {
         for turn in 0.. {
             let mut moved = 0;
             for rank in 0..self.actors.len() as u32 {
+                if !P::WAKES {
+                    self.world.sweep(rank);
+                }
                 moved += self.world.progress(rank, true).packets;
                 self.hear(rank)?;
                 moved += self.take(rank, 7)?;

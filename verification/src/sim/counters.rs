@@ -2,7 +2,7 @@
 
 use crate::simulation::{Report, Simulation};
 use crate::violation::{Check, ensure};
-use crate::world::PeerCounters;
+use crate::world::{PeerCounters, WorldPort};
 
 /// Pairs of counters: what left one end, and what arrived at the other, by kind and by path.
 const BOTH_ENDS: [(&str, &str); 20] = [
@@ -34,7 +34,7 @@ fn value(counters: &PeerCounters, name: &str) -> Option<u64> {
     found
 }
 
-impl Simulation {
+impl<P: WorldPort> Simulation<P> {
     /// Checks the counters of the living ranks when nothing is under way any more.
     pub(crate) fn check_counters(&mut self) -> Check {
         let alive = self.alive();

@@ -1,15 +1,16 @@
 //! Credit and memory: no rank promises memory that is not there, no rank sends more than it was granted, and no
 //! credit is lost.
 
-use crate::oracle::Name;
+use nemesia_verification::oracle::Name;
+
 use crate::simulation::{Arrival, CreditView, Rank, Report, Simulation};
 use crate::violation::{Check, ensure};
-use crate::world::{Outgoing, Pattern, Source, cost, limits};
+use crate::world::{Outgoing, Pattern, Source, WorldPort, cost, limits};
 
 /// The size, in units, of the largest store that is filled unit by unit.
 const MEASURED: u64 = 1000;
 
-impl Simulation {
+impl<P: WorldPort> Simulation<P> {
     /// Returns the units that a peer may still send, as far as the rank has granted them. That memory must be
     /// there.
     fn promised(&self, rank: u32, peer: u32) -> u64 {

@@ -1,12 +1,13 @@
 //! Processes that die at any packet, and how the others are notified.
 
-use crate::oracle::Name;
+use nemesia_verification::oracle::Name;
+
 use crate::simulation::{Arrival, Report, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, ensure};
-use crate::world::Failure;
+use crate::world::{Failure, WorldPort};
 
-impl Simulation {
+impl<P: WorldPort> Simulation<P> {
     /// Lets one rank die, now or at one of its next packets; or lets it finish, if it has nothing left to send.
     pub(crate) fn one_dies(&mut self) -> Check {
         let alive = self.alive();
@@ -176,7 +177,7 @@ impl Simulation {
     }
 
     /// Returns the messages from one rank to another that have not arrived, in order.
-    pub(crate) fn outstanding(&self, from: u32, to: u32) -> impl Iterator<Item = Name> + use<> {
+    pub(crate) fn outstanding(&self, from: u32, to: u32) -> impl Iterator<Item = Name> + use<P> {
         let known = self.sent[from as usize][to as usize].len();
         (self.ranks[to as usize].arrived[from as usize]..known)
             .map(move |number| Name { source: from, number })

@@ -12,6 +12,7 @@ mod remote;
 use std::collections::VecDeque;
 
 use nemesia_core::counters::{Count, TrafficCounters};
+use nemesia_core::wire::prefix::EagerPrefix;
 use nemesia_core::wire::rendezvous::Rts;
 use nemesia_core::wire::{Envelope, Kind};
 
@@ -147,9 +148,23 @@ pub(crate) struct Taken {
     pub(crate) peer: u32,
     pub(crate) envelope: Envelope,
     pub(crate) len: usize,
-    /// Whether the sender waits for an answer, although the packet carries the whole message. Known when the packet
-    /// is released.
-    pub(crate) along: bool,
+    /// Its content, if it is an RTS. Known when the packet is released.
+    pub(crate) rts: Option<Rts>,
+}
+
+impl Taken {
+    /// Returns the length of the message of which this is the first packet.
+    pub(crate) fn total(&self) -> u64 {
+        let whole = self.len - EagerPrefix::bytes_of(self.envelope.kind);
+        self.rts.map_or(whole as u64, |rts| rts.total)
+    }
+
+    /// Returns whether the sender waits for an answer, although the packet carries the whole message.
+    pub(crate) fn is_along(&self) -> bool {
+        let is_whole = |rts: Rts| rts.total == (self.len - rts.bytes()) as u64;
+        let kind = self.envelope.kind;
+        kind.is_eager() && kind.is_answered() || self.rts.is_some_and(is_whole)
+    }
 }
 
 /// The next packet of a sender, and its place.
@@ -267,28 +282,46 @@ impl Fabric {
         self.calls = 0;
     }
 
-    fn count_call(&mut self) {
+    /// Counts a call of a port within one engine call.
+    pub(crate) fn count_call(&mut self) {
         self.calls += 1;
         assert!(self.calls < ENDLESS, "a call of the engine does not end");
     }
 
-    /// Returns whether a process still has effects on others, and counts one.
-    fn acts(&mut self, rank: u32) -> bool {
+    /// Returns whether a process still has effects on others. It dies if it had the last one.
+    pub(crate) fn may_act(&mut self, rank: u32) -> bool {
         self.count_call();
         let process = &mut self.processes[rank as usize];
-        if process.dead {
-            return false;
+        if !process.dead && process.fuse == Some(0) {
+            process.dead = true;
+            self.trace.note(self.now, || format!("rank {rank} dies within a call"));
         }
-        if let Some(left) = &mut process.fuse {
-            if *left == 0 {
-                process.dead = true;
-                self.trace.note(self.now, || format!("rank {rank} dies within a call"));
-                return false;
-            }
-            *left -= 1;
+        !self.processes[rank as usize].dead
+    }
+
+    /// Returns whether a process still has effects on others, and counts one.
+    pub(crate) fn acts(&mut self, rank: u32) -> bool {
+        let acts = self.may_act(rank);
+        if acts {
+            let fuse = &mut self.processes[rank as usize].fuse;
+            *fuse = fuse.map(|left| left - 1);
+            self.activity += 1;
         }
-        self.activity += 1;
-        true
+        acts
+    }
+
+    /// Returns true once in so many times; never if the number is 0.
+    pub(crate) fn one_in(&mut self, times: usize) -> bool {
+        self.rng.one_in(times)
+    }
+
+    /// Returns whether a process cannot send a packet now: the two are not connected, or the fabric refuses at random.
+    pub(crate) fn refuses(&mut self, from: u32, to: u32, len: usize) -> bool {
+        let Conditions { refusal, packet_bytes, .. } = self.conditions;
+        if len > packet_bytes {
+            self.misuse(format!("rank {from} sends a packet of {len} bytes"));
+        }
+        self.pair(from, to).closed || !self.calm && self.rng.one_in(refusal)
     }
 
     /// Sends a packet. Returns false if there is no room.
@@ -301,11 +334,8 @@ impl Fabric {
         payload: &[u8],
     ) -> bool {
         self.count_call();
-        let Conditions { small, places, refusal, packet_bytes, .. } = self.conditions;
-        if payload.len() > packet_bytes {
-            self.misuse(format!("rank {from} sends a packet of {} bytes", payload.len()));
-        }
-        if self.pair(from, to).closed || !self.calm && self.rng.one_in(refusal) {
+        let Conditions { small, places, .. } = self.conditions;
+        if self.refuses(from, to, payload.len()) {
             return false;
         }
         let free = self.free_cells(from);
@@ -406,7 +436,7 @@ impl Fabric {
             let len = packet.payload.len();
             let is_due = packet.sequence == pair.expected && packet.visible <= now;
             is_due.then_some(DuePacket {
-                taken: Taken { peer, envelope: packet.envelope, len, along: false },
+                taken: Taken { peer, envelope: packet.envelope, len, rts: None },
                 path,
             })
         };
@@ -441,13 +471,7 @@ impl Fabric {
         let pair = self.pair(peer, me);
         let seen = pair.returned.back().map_or(seen, |&last| last.max(seen));
         let packet = pair.paths[due.path as usize].pop_front();
-        let rts = packet.filter(|packet| packet.envelope.kind == Kind::Rts);
-        let is_whole = due.taken.envelope.kind.is_eager() && due.taken.envelope.kind.is_answered();
-        let along = is_whole
-            || rts.is_some_and(|packet| {
-                let rts = Rts::decode(&packet.payload, len);
-                rts.is_some_and(|rts| rts.total == (len - rts.bytes()) as u64)
-            });
+        let rts = packet.and_then(|packet| rts_of(&due.taken.envelope, &packet.payload));
         pair.expected += 1;
         if due.path == Path::Cell {
             pair.cells[1].add(len);
@@ -456,6 +480,11 @@ impl Fabric {
             pair.returned.push_back(seen);
         }
         self.doorbells[peer as usize].push(seen);
-        self.taken[me as usize].push(Taken { along, ..due.taken });
+        self.taken[me as usize].push(Taken { rts, ..due.taken });
     }
+}
+
+/// Returns the content of a packet if it is an RTS.
+pub(crate) fn rts_of(envelope: &Envelope, payload: &[u8]) -> Option<Rts> {
+    if envelope.kind == Kind::Rts { Rts::decode(payload, payload.len()) } else { None }
 }

@@ -1,4 +1,5 @@
-//! `cargo sim`: the engine that ships, many times in one process, over a simulated message port and in virtual time.
+//! `cargo sim`: the engine that ships, many times in one process and in virtual time, over a simulated message port and
+//! over the port for shared memory that ships.
 //!
 //! A seed determines everything that happens, and an oracle of MPI's matching rules checks it. A failure
 //! prints the command that repeats it. See `README.md` beside this crate.
@@ -20,7 +21,6 @@ mod keys;
 mod meet;
 mod memory;
 mod operations;
-mod oracle;
 mod peers;
 mod port;
 mod remote;
@@ -30,7 +30,9 @@ mod rest;
 mod restart;
 mod rng;
 mod runner;
+mod segments;
 mod shape;
+mod shared;
 mod simulation;
 mod tally;
 mod trace;

@@ -7,12 +7,14 @@
 use crate::simulation::{CreditView, Report, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
-use crate::world::{CeilingError, CompletionError, Failure, Pattern, RequestHandle, Source, limits};
+use crate::world::{
+    CeilingError, CompletionError, Failure, Pattern, RequestHandle, Source, WorldPort, limits,
+};
 
 /// A context in which no message is sent.
 const UNUSED: u16 = 999;
 
-impl Simulation {
+impl<P: WorldPort> Simulation<P> {
     /// Lets one rank add another, or finish what the other has begun.
     pub(crate) fn one_meets(&mut self) -> Check {
         let alive = self.alive();

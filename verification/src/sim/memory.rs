@@ -157,6 +157,11 @@ impl Memory {
         found.map(|(block, at)| to.copy_from_slice(block.run(at, to.len()))).is_some()
     }
 
+    /// Returns whether the list of a buffer that a process has lent for a send lies at this address.
+    pub(crate) fn has_table(&self, owner: u32, address: u64) -> bool {
+        self.pull_table(owner, address, &mut [])
+    }
+
     /// Copies the first entries of the list of a buffer that a process has lent for a send. Returns false if there is
     /// no such list.
     pub(crate) fn pull_table(&self, owner: u32, address: u64, to: &mut [u8]) -> bool {

@@ -1,14 +1,15 @@
 //! The operations of a rank, and their consequences for the oracle.
 
+use nemesia_verification::oracle::{MessageEnd as Expected, Waiting};
+
 use crate::bug::Slip;
-use crate::oracle::{MessageEnd as Expected, Waiting};
 use crate::shape::Shape;
 use crate::simulation::{Arrival, Message, Rank, Receive, Report, Sending, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
-use crate::world::{BypassCall, Outgoing, Pattern, RequestHandle, Source, StartError, Step};
+use crate::world::{BypassCall, Outgoing, Pattern, RequestHandle, Source, StartError, Step, WorldPort};
 
-impl Simulation {
+impl<P: WorldPort> Simulation<P> {
     fn length(&mut self) -> usize {
         let Shape { usual, largest, conditions, terms, .. } = self.shape;
         let (packet, eager) = (conditions.packet_bytes, terms.eager_bytes);
@@ -71,6 +72,25 @@ impl Simulation {
         let ignore = self.rng.pick(&[0, 0, 1, 2, u64::MAX]) << self.shape.shift;
         let (context, tag) = (self.context(), self.tag());
         Pattern { source, context, tag, ignore }
+    }
+
+    /// Returns a pattern that matches one of the next messages of another rank, if there are any.
+    fn pattern_to_come(&mut self, rank: u32) -> Option<Pattern> {
+        let ranks = self.shape.conditions.ranks;
+        let senders =
+            (0..ranks).filter(|&from| from != rank && self.outstanding(from, rank).next().is_some());
+        let senders: Vec<u32> = senders.collect();
+        if senders.is_empty() {
+            return None;
+        }
+        let from = self.rng.pick(&senders);
+        let at = self.rng.pick(&[0, 0, 0, 1, 2]).min(self.outstanding(from, rank).count() - 1);
+        let name = self.outstanding(from, rank).nth(at)?;
+        let Outgoing { context, tag, .. } = self.message(rank, name).is;
+        let ignore = self.rng.pick(&[0, 0, 0, 1 << self.shape.shift, u64::MAX]);
+        let is_named = ignore == 0 || self.rng.one_in(2);
+        let source = if is_named { Source::Rank(from) } else { Source::Any };
+        Some(Pattern { source, context, tag: tag ^ (ignore & self.rng.next()), ignore })
     }
 
     fn context(&mut self) -> u16 {
@@ -310,7 +330,8 @@ impl Simulation {
 
     /// Receives in a blocking way for a few rounds, and posts the receive only if necessary.
     pub(crate) fn bypass(&mut self, rank: u32) -> Check {
-        let pattern = self.pattern(rank);
+        let to_come = if self.rng.one_in(4) { None } else { self.pattern_to_come(rank) };
+        let pattern = to_come.unwrap_or_else(|| self.pattern(rank));
         let room = self.room();
         for _ in 0..=self.rng.below(6) {
             if self.rank(rank).gone.is_some() {
@@ -349,6 +370,12 @@ impl Simulation {
                 }
                 Step::Done(outcome, loan) => {
                     self.count(if beside { Event::BypassBeside } else { Event::Bypass });
+                    self.count(match look {
+                        BypassCall::Short => Event::BypassShort,
+                        BypassCall::Packet => Event::BypassPacket,
+                        BypassCall::Next => Event::BypassNext,
+                        BypassCall::Step => Event::BypassStep,
+                    });
                     (None, loan, Some(outcome))
                 }
                 Step::Posted(handle) => (Some(handle), handle.loan, None),

@@ -20,6 +20,7 @@ use nemesia_core::wire::{Envelope, Kind};
 use crate::fabric::access::Parts;
 use crate::fabric::{self, Class, Conditions, DuePacket, Fabric, Path, Taken};
 use crate::tally::Event;
+use crate::world::WorldPort;
 
 /// The method of descriptors of buffers that a peer may write.
 const WRITABLE: u8 = 200;
@@ -41,7 +42,7 @@ pub(crate) struct SimPort {
 }
 
 /// Returns the result of a single copy.
-const fn copied(pulled: fabric::Pulled) -> Result<(), AccessError> {
+pub(crate) const fn copied(pulled: fabric::Pulled) -> Result<(), AccessError> {
     match pulled {
         fabric::Pulled::Done => Ok(()),
         fabric::Pulled::Unreadable => Err(AccessError::Range),
@@ -49,9 +50,15 @@ const fn copied(pulled: fabric::Pulled) -> Result<(), AccessError> {
     }
 }
 
-impl SimPort {
-    pub(crate) fn new(rank: PeerId, fabric: Rc<RefCell<Fabric>>) -> Self {
-        Self { rank, fabric, runs: Box::default(), lists: 0 }
+impl WorldPort for SimPort {
+    type Medium = ();
+
+    fn start(rank: PeerId, fabric: Rc<RefCell<Fabric>>, (): ()) -> Option<Self> {
+        Some(Self { rank, fabric, runs: Box::default(), lists: 0 })
+    }
+
+    fn free_cells(&mut self) -> usize {
+        self.fabric.borrow_mut().free_cells(self.rank)
     }
 }
 
@@ -68,6 +75,22 @@ pub(crate) const fn is_remote(kind: Kind) -> bool {
 /// Returns whether the sender waits for an answer: the packet's bytes follow later, or the receiver acknowledges them.
 pub(crate) const fn is_offer(kind: Kind) -> bool {
     kind.is_answered()
+}
+
+/// Counts a packet that was sent, or could not be sent.
+pub(crate) fn record_sent(
+    fabric: &mut Fabric,
+    (rank, peer): (u32, u32),
+    envelope: &Envelope,
+    len: usize,
+    sent: bool,
+) {
+    if let Some(event) = event(sent, envelope.kind) {
+        fabric.tally.count(event);
+    }
+    if sent && is_matched(envelope.kind) {
+        fabric.spend(rank, peer, cost(len));
+    }
 }
 
 const fn class(kind: Kind) -> Class {
@@ -100,19 +123,14 @@ fn polled(due: Option<DuePacket>) -> Polled<Path> {
 
 const fn due(arrival: &Arrival<Path>) -> DuePacket {
     let Arrival { peer, envelope, len, token } = *arrival;
-    DuePacket { taken: Taken { peer, envelope, len, along: false }, path: token }
+    DuePacket { taken: Taken { peer, envelope, len, rts: None }, path: token }
 }
 
 impl SimPort {
     fn send_bytes(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
         let mut fabric = self.fabric.borrow_mut();
         let sent = fabric.send(self.rank, peer, class(envelope.kind), envelope, payload);
-        if let Some(event) = event(sent, envelope.kind) {
-            fabric.tally.count(event);
-        }
-        if sent && is_matched(envelope.kind) {
-            fabric.spend(self.rank, peer, cost(payload.len()));
-        }
+        record_sent(&mut fabric, (self.rank, peer), envelope, payload.len(), sent);
         Ok(sent)
     }
 }

@@ -8,10 +8,10 @@ use crate::remotes::{Open, Remote, RemoteState, Remotes};
 use crate::simulation::{Report, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
-use crate::world::{CompletionError, Failure, Handled, Order, Outcome, StartError, Verb};
+use crate::world::{CompletionError, Failure, Handled, Order, Outcome, StartError, Verb, WorldPort};
 use model::{execute, some_order};
 
-impl Simulation {
+impl<P: WorldPort> Simulation<P> {
     fn side(&mut self, rank: u32) -> &mut RemoteState {
         &mut self.remotes.sides[rank as usize]
     }

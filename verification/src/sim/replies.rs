@@ -6,11 +6,12 @@ use nemesia_core::flow::replies::ReplyAccount;
 use crate::desk::{POOL, SHARE};
 use crate::simulation::Simulation;
 use crate::violation::{Check, ensure};
+use crate::world::WorldPort;
 
 /// A peer takes a reply in one of this many calls.
 const TAKEN: usize = 3;
 
-impl Simulation {
+impl<P: WorldPort> Simulation<P> {
     /// Checks that no peer was refused its own share of slots, and that no more replies are kept than there are
     /// slots. Some peers take a reply. The peers of the next rank but one take none until the world comes to
     /// rest.

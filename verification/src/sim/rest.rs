@@ -3,18 +3,19 @@
 //! A rank that finds nothing to do sleeps until another rank does something visible to it, as a process does.
 //! An engine that reports no work while there is work is therefore detected.
 
-use crate::oracle::{MessageEnd as Expected, Waiting};
+use nemesia_verification::oracle::{MessageEnd as Expected, Waiting};
+
 use crate::simulation::{Arrival, Message, Rank, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, ensure};
-use crate::world::{Pattern, Source};
+use crate::world::{Pattern, Source, WorldPort};
 
 /// The number of rounds after which a world counts as restless for ever.
 const RESTLESS: usize = 200_000;
 /// The number of rounds without any effect, over the longest delay, after which a world is at rest.
 const STILL: usize = 4;
 
-impl Simulation {
+impl<P: WorldPort> Simulation<P> {
     /// Lets every rank make progress until nothing happens any more. Then whatever can be complete must be.
     pub(crate) fn come_to_rest(&mut self) -> Check {
         self.all_learn()?;
@@ -48,7 +49,10 @@ impl Simulation {
             if self.rank(rank).asleep && !self.world.fabric().is_woken(rank) {
                 continue;
             }
-            self.rank(rank).asleep = !self.progress(rank)?;
+            if !P::WAKES {
+                self.world.sweep(rank);
+            }
+            self.rank(rank).asleep = !self.progress(rank)? && P::WAKES;
             self.settle_call(rank, true)?;
         }
         // A rank may have died of an earlier decision.
@@ -216,10 +220,8 @@ impl Simulation {
             let stored = self.world.stored(rank);
             ensure!(stored == 0, "rank {rank} stores {stored} messages in the end");
             ensure!(!self.world.sends_pending(rank), "rank {rank} reports pending sends");
-            let (free, lent) = {
-                let mut fabric = self.world.fabric();
-                (fabric.free_cells(rank), fabric.memory.count(rank))
-            };
+            let free = self.world.free_cells(rank);
+            let lent = self.world.fabric().memory.count(rank);
             let cells = self.shape.conditions.cells;
             ensure!(free == cells, "{free} of {cells} cells of rank {rank} are free in the end");
             ensure!(lent == 0, "{lent} buffers of rank {rank} are lent in the end");

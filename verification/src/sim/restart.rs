@@ -4,19 +4,20 @@
 //! processes apart by the number of each process's first message. When a process is readmitted, nothing of
 //! the former one may be left.
 
-use crate::oracle::Name;
+use nemesia_verification::oracle::Name;
+
 use crate::simulation::{Arrival, Rank, Report, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, ensure};
-use crate::world::Failure;
+use crate::world::{Failure, WorldPort};
 
-impl Simulation {
+impl<P: WorldPort> Simulation<P> {
     /// Starts one dead rank again, if there is one. The others have learned of its end before, because a rank
     /// that has not learned of it cannot readmit it.
     pub(crate) fn one_restarts(&mut self) -> Check {
         let ranks = self.shape.conditions.ranks;
         let gone: Vec<u32> = (0..ranks).filter(|&rank| self.ranks[rank as usize].gone.is_some()).collect();
-        if gone.is_empty() {
+        if gone.is_empty() || !self.world.has_process() {
             return Ok(());
         }
         let rank = self.rng.pick(&gone);
@@ -137,7 +138,7 @@ impl Simulation {
 
     /// Returns the claimed messages that a rank still stores. A message that was only announced is lost with
     /// its sender.
-    pub(crate) fn claims_kept(&self, rank: u32) -> impl Iterator<Item = Name> + use<'_> {
+    pub(crate) fn claims_kept(&self, rank: u32) -> impl Iterator<Item = Name> + use<'_, P> {
         let Rank { claims, first, .. } = &self.ranks[rank as usize];
         claims.iter().map(|(_, name)| *name).filter(move |name| {
             let message = &self.sent[name.source as usize][rank as usize][name.number];

@@ -22,19 +22,25 @@ use crate::collect::CollectWorld;
 use crate::joining::JoinsWorld;
 use crate::keys::KeysWorld;
 use crate::peers::PeersWorld;
+use crate::port::SimPort;
 use crate::rng::Rng;
 use crate::shape::Shape;
+use crate::shared::{SharedMedium, SharedPort};
 use crate::simulation::Simulation;
 use crate::tally::Tally;
 use crate::trace::Trace;
 use crate::violation::{Check, Violation};
 use crate::vipl::ViplWorld;
+use crate::world::WorldPort;
 use crate::{complain, print};
 
 /// The number of events shown before a failure.
 const SHOWN: usize = 30;
 /// The operations of one world, by kind; after that the same seed goes on with another world.
 const WORLDS: [usize; 4] = [300, 2000, 10_000, usize::MAX];
+
+/// The same for worlds over shared memory, which have memory for few processes.
+const SHARED_WORLDS: [usize; 3] = [300, 1000, 2000];
 
 thread_local! {
     /// The message of the last panic. A panic is a finding and is reported as one.
@@ -93,6 +99,7 @@ impl Found {
 fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced: bool) -> Found {
     match subject {
         Subject::Engines => run_engines(options, seed, bug, traced),
+        Subject::Shared => run_shared(options, seed, bug, traced),
         Subject::Channels => run_channels(options, seed, traced),
         Subject::Direct => run_direct(options, seed, traced),
         Subject::Peers => run_peers(options, seed, traced),
@@ -219,52 +226,60 @@ fn live_channels<F: ChannelFabric>(found: &mut Found, limit: usize, traced: bool
     found.operations += limit;
 }
 
-/// Runs one world whose actors use the completion queue.
-fn live_collecting(
-    found: &mut Found,
-    (rng, shape): (Rng, Shape),
-    limit: usize,
-    bug: Option<Bug>,
-    traced: bool,
-) {
-    let live = |world: &mut CollectWorld| {
-        (0..limit).try_for_each(|_| world.step())?;
-        world.finish()
-    };
-    let result = |world: &mut CollectWorld| {
-        let mut fabric = world.world.fabric();
-        (std::mem::take(&mut fabric.tally), fabric.trace.take())
-    };
-    found.live(CollectWorld::new(rng, shape, bug, Trace::new(traced)), live, result);
-    found.operations += limit;
-}
-
-/// Runs worlds of engines.
+/// Runs worlds of engines over the simulated message port.
 fn run_engines(options: &Options, seed: u64, bug: Option<Bug>, traced: bool) -> Found {
     let mut found = Found::new(Subject::Engines, seed);
     while found.operations < options.operations && found.violation.is_none() {
         let mut rng = Rng::new(seed, found.worlds as u64);
-        found.worlds += 1;
         let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
         let shape = Shape::new(&mut rng, options.ranks);
-        if shape.conditions.ranks > 1 && rng.one_in(COLLECT) {
-            live_collecting(&mut found, (rng, shape), limit.min(COLLECT_LIMIT), bug, traced);
-            continue;
-        }
-        let mut done = 0;
-        let result = |simulation: &mut Simulation| {
-            let mut fabric = simulation.world.fabric();
-            (std::mem::take(&mut fabric.tally), fabric.trace.take())
-        };
-        let simulation = Simulation::new(rng, shape, bug, Trace::new(traced));
-        found.live(simulation, |simulation| live(simulation, limit, &mut done), result);
-        found.operations += done.max(1);
+        live_engines::<SimPort>(&mut found, (rng, shape), (), limit, (bug, traced));
     }
     found
 }
 
+/// Runs worlds of engines over the port for shared memory.
+fn run_shared(options: &Options, seed: u64, bug: Option<Bug>, traced: bool) -> Found {
+    let mut found = Found::new(Subject::Shared, seed);
+    while found.operations < options.operations && found.violation.is_none() {
+        let mut rng = Rng::new(seed, found.worlds as u64);
+        let limit = rng.pick(&SHARED_WORLDS).min(options.operations - found.operations);
+        let shape = Shape::shared(&mut rng, options.ranks);
+        let medium = SharedMedium::new(&mut rng, &shape);
+        live_engines::<SharedPort<'_>>(&mut found, (rng, shape), &medium, limit, (bug, traced));
+    }
+    found
+}
+
+/// Runs one world of engines. In some, all completions are taken from the completion queue.
+fn live_engines<P: WorldPort>(
+    found: &mut Found,
+    (mut rng, shape): (Rng, Shape),
+    medium: P::Medium,
+    limit: usize,
+    (bug, traced): (Option<Bug>, bool),
+) {
+    found.worlds += 1;
+    let trace = Trace::new(traced);
+    if shape.conditions.ranks > 1 && rng.one_in(COLLECT) {
+        let limit = limit.min(COLLECT_LIMIT);
+        let live = |world: &mut CollectWorld<P>| {
+            (0..limit).try_for_each(|_| world.step())?;
+            world.finish()
+        };
+        let world = CollectWorld::<P>::new(rng, shape, medium, bug, trace);
+        found.live(world, live, |world| world.world.result());
+        found.operations += limit;
+        return;
+    }
+    let mut done = 0;
+    let simulation = Simulation::<P>::new(rng, shape, medium, bug, trace);
+    found.live(simulation, |simulation| live(simulation, limit, &mut done), |it| it.world.result());
+    found.operations += done.max(1);
+}
+
 /// Runs one world from start to end.
-fn live(simulation: &mut Simulation, operations: usize, done: &mut usize) -> Check {
+fn live<P: WorldPort>(simulation: &mut Simulation<P>, operations: usize, done: &mut usize) -> Check {
     let rest = simulation.shape.rest;
     while *done < operations && !simulation.is_desolate() {
         *done += usize::from(simulation.step()?);
@@ -388,6 +403,7 @@ fn replay(options: &Options, found: &Found) -> String {
         Subject::Keys => line += " --keys",
         Subject::Vipl => line += " --vipl",
         Subject::Joins => line += " --joins",
+        Subject::Shared => line += " --shared",
     }
     if let Some(bug) = options.bug {
         line += &format!(" --bug {bug}");
@@ -442,10 +458,11 @@ mod tests {
     fn a_seed_replays_itself_event_by_event() {
         let options = options("--operations 3000");
         for seed in 0..6 {
-            let (one, two) =
-                (run_engines(&options, seed, None, true), run_engines(&options, seed, None, true));
-            assert_eq!(one.violation, None, "seed {seed}");
-            assert!(one.events == two.events && one.events.len() > 100, "seed {seed}");
+            for run in [run_engines, run_shared] {
+                let (one, two) = (run(&options, seed, None, true), run(&options, seed, None, true));
+                assert_eq!(one.violation, None, "seed {seed}");
+                assert!(one.events == two.events && one.events.len() > 100, "seed {seed}");
+            }
         }
     }
 

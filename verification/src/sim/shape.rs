@@ -1,5 +1,6 @@
 //! The properties of a world, drawn from the seed, so that every seed has other scarcities.
 
+use nemesia_core::engine::Tuning;
 use nemesia_core::store::cost;
 
 use crate::fabric::{Conditions, Pull};
@@ -30,6 +31,9 @@ pub(crate) struct Terms {
     pub(crate) window: u32,
     pub(crate) pull_bytes: u64,
     pub(crate) run_bytes: u64,
+    /// The size from which both sides copy a message, and that from which copies pass by the caches.
+    pub(crate) assist_bytes: u64,
+    pub(crate) non_temporal_bytes: u64,
     /// The most peers of an engine at the same time, if it is opened alone and peers are added while traffic runs.
     pub(crate) most_peers: Option<u32>,
     /// No rank is connected with another until an operation names it.
@@ -135,6 +139,8 @@ impl Shape {
             window: rng.pick(&[1, 8, 64, 4096]),
             pull_bytes: rng.pick(&[1000, 256 << 10, u64::MAX]),
             run_bytes: rng.pick(&[16, 16, 4 << 10]),
+            assist_bytes: Tuning::default().assist_bytes,
+            non_temporal_bytes: Tuning::default().non_temporal_bytes,
             most_peers: None,
             unmet: false,
         };
@@ -166,6 +172,38 @@ impl Shape {
             rest: rng.pick(&[200, 1000, 5000]),
             weights,
         }
+    }
+
+    /// Draws a world over shared memory. What happens there is visible at once, and copies end before they return.
+    pub(crate) fn shared(rng: &mut Rng, ranks: Option<u32>) -> Self {
+        let mut shape = Self::new(rng, ranks);
+        let conditions = &mut shape.conditions;
+        conditions.cells = rng.pick(&[4, 4, 8, 32]);
+        (conditions.delay, conditions.accesses) = (0, 0);
+        (conditions.puts, conditions.prefers_eager, conditions.gathers) = (false, false, false);
+        let terms = &mut shape.terms;
+        terms.pull_bytes = rng.pick(&[0, 1, 512, 6000, u64::MAX]);
+        terms.run_bytes = rng.pick(&[0, 16, u64::MAX]);
+        terms.assist_bytes = rng.pick(&[1 << 10, 8 << 10]);
+        terms.non_temporal_bytes = rng.pick(&[0, 500, u64::MAX]);
+        (shape.largest, shape.long) = rng.pick(&[(9 * 256, 4), (20_000, 8), (80_000, 20)]);
+        shape.usual = shape.usual.min(shape.largest);
+        if rng.one_in(3) {
+            // Small messages for receives that are not posted. Other progress would take the messages first.
+            terms.eager_bytes = conditions.packet_bytes;
+            shape.largest = conditions.packet_bytes;
+            shape.usual = rng.pick(&[8, 60, conditions.packet_bytes]);
+            (shape.many, shape.rest) = (12, 1000);
+            for (operation, weight) in [
+                (Operation::Receive, 4),
+                (Operation::Progress, 2),
+                (Operation::Remote, 2),
+                (Operation::Bypass, 60),
+            ] {
+                shape.weights[operation as usize] = weight;
+            }
+        }
+        shape
     }
 
     /// Lets a third of the worlds grow from engines that are opened alone. In most of these, processes come and go, so

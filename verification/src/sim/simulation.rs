@@ -1,16 +1,17 @@
 //! One world from one seed: random operations at random ranks, each checked against the oracles.
 
+use nemesia_verification::oracle::{Name, Oracle};
+
 use crate::bug::Bug;
 use crate::fabric::Fabric;
 use crate::memory::Loan;
-use crate::oracle::{Name, Oracle};
 use crate::remotes::Remotes;
 use crate::rng::Rng;
 use crate::shape::{Operation, Shape};
 use crate::tally::Event;
 use crate::trace::Trace;
 use crate::violation::{Check, Violation};
-use crate::world::{Claim, Failure, Outcome, Outgoing, RequestHandle, World};
+use crate::world::{Claim, Failure, Outcome, Outgoing, RequestHandle, World, WorldPort};
 
 /// How the first packet of a message arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,19 +177,25 @@ impl Rank {
 
 /// A running world.
 #[derive(Debug)]
-pub(crate) struct Simulation {
+pub(crate) struct Simulation<P: WorldPort> {
     pub(crate) rng: Rng,
     pub(crate) shape: Shape,
-    pub(crate) world: World,
+    pub(crate) world: World<P>,
     pub(crate) ranks: Vec<Rank>,
     /// Messages by source and destination.
     pub(crate) sent: Vec<Vec<Vec<Message>>>,
     pub(crate) remotes: Remotes,
 }
 
-impl Simulation {
+impl<P: WorldPort> Simulation<P> {
     /// Makes a world of this shape in which nothing has happened.
-    pub(crate) fn new(mut rng: Rng, shape: Shape, bug: Option<Bug>, trace: Trace) -> Result<Self, Violation> {
+    pub(crate) fn new(
+        mut rng: Rng,
+        shape: Shape,
+        medium: P::Medium,
+        bug: Option<Bug>,
+        trace: Trace,
+    ) -> Result<Self, Violation> {
         let mut fabric = Fabric::new(shape.conditions, Rng::new(rng.next(), 0), bug, trace);
         fabric.trace.note(0, || format!("{shape:?}"));
         let count = shape.conditions.ranks as usize;
@@ -196,7 +203,7 @@ impl Simulation {
         Ok(Self {
             rng,
             shape,
-            world: World::new(fabric, shape.terms)?,
+            world: World::new(fabric, medium, shape.terms)?,
             ranks: (0..shape.conditions.ranks).map(|rank| Rank::started(&shape, rank)).collect(),
             sent: std::iter::repeat_with(none).take(count).collect(),
             remotes: Remotes::new(shape.conditions.ranks),

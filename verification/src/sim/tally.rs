@@ -37,6 +37,11 @@ pub(crate) enum Event {
     Bypass,
     /// The same, while other receives were posted.
     BypassBeside,
+    /// The same, by function: for a word, for a message from a named source, for any message, and for any everywhere.
+    BypassShort,
+    BypassPacket,
+    BypassNext,
+    BypassStep,
     Probe,
     Truncated,
     Cancelled,
@@ -79,6 +84,24 @@ pub(crate) enum Event {
     MultiPlaced,
     MultiEnd,
     Starved,
+    /// Shared memory: a packet was sent; a message was copied at once; a packet was found in a fastbox, in a cell by
+    /// the queue or a scan, and in a cell by the fastbox; one with a prefix was taken at once; one was a part of a
+    /// stream.
+    SharedPacket,
+    SharedCopied,
+    SharedFastbox,
+    SharedCell,
+    SharedAnnounced,
+    SharedPrefixed,
+    SharedStreamed,
+    /// Bytes were read past the caches, copied by the kernel in both directions, and copied through mappings in both
+    /// directions; a sender-assisted copy was offered.
+    SharedNonTemporal,
+    SharedPull,
+    SharedPush,
+    SharedMappedGet,
+    SharedMappedPut,
+    SharedAssist,
     /// Channels: a packet with content was sent; a connection is ready; a packet had to wait for credit, or for room.
     ChannelPacket,
     ChannelUp,
@@ -181,7 +204,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 126] = [
+const EVENTS: [(Event, &str); 143] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -206,6 +229,10 @@ const EVENTS: [(Event, &str); 126] = [
     (Event::Expected, "expected"),
     (Event::Bypass, "bypassed"),
     (Event::BypassBeside, "bypassed beside"),
+    (Event::BypassShort, "as a word"),
+    (Event::BypassPacket, "as a packet"),
+    (Event::BypassNext, "as the next"),
+    (Event::BypassStep, "in a step"),
     (Event::Probe, "probed"),
     (Event::Truncated, "truncated"),
     (Event::Cancelled, "cancelled"),
@@ -235,6 +262,19 @@ const EVENTS: [(Event, &str); 126] = [
     (Event::MultiPlaced, "in buffers for many"),
     (Event::MultiEnd, "used up"),
     (Event::Starved, "starved"),
+    (Event::SharedPacket, "shared memory: packets"),
+    (Event::SharedCopied, "copied at once"),
+    (Event::SharedFastbox, "in fastboxes"),
+    (Event::SharedCell, "in cells"),
+    (Event::SharedAnnounced, "announced"),
+    (Event::SharedPrefixed, "with prefixes"),
+    (Event::SharedStreamed, "streamed"),
+    (Event::SharedNonTemporal, "past the caches"),
+    (Event::SharedPull, "by the kernel"),
+    (Event::SharedPush, "to receivers"),
+    (Event::SharedMappedGet, "mapped"),
+    (Event::SharedMappedPut, "mapped for writing"),
+    (Event::SharedAssist, "assisted"),
     (Event::ChannelPacket, "channel: packets"),
     (Event::ChannelUp, "connections"),
     (Event::NoCredit, "no credit"),

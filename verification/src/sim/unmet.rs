@@ -7,8 +7,9 @@
 use crate::simulation::Simulation;
 use crate::tally::Event;
 use crate::violation::Check;
+use crate::world::WorldPort;
 
-impl Simulation {
+impl<P: WorldPort> Simulation<P> {
     /// Connects one rank with those that it wants.
     pub(crate) fn one_calls(&mut self) -> Check {
         let alive = self.alive();

@@ -5,6 +5,7 @@ mod collect;
 mod remote;
 
 use std::cell::{RefCell, RefMut};
+use std::fmt::Debug;
 use std::rc::Rc;
 
 pub(crate) use nemesia_core::counters::PeerCounters;
@@ -16,6 +17,7 @@ pub(crate) use nemesia_core::flow::CeilingError;
 use nemesia_core::flow::Ledger;
 pub(crate) use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::port::Port;
 use nemesia_core::slab::List;
 pub(crate) use nemesia_core::store::cost;
 use nemesia_core::store::most;
@@ -23,20 +25,63 @@ use nemesia_verification::storage::EngineVectors;
 
 use crate::fabric::Fabric;
 use crate::memory::{Loan, Place};
-use crate::port::SimPort;
 use crate::shape::{Shape, Terms};
+use crate::tally::Tally;
 use crate::violation::Violation;
 pub(crate) use remote::{Comparison, Datatype, Handled, Order, Reduction, Verb, combine, swap};
 use remote::{Desk, Exposure};
 
-type SimEngine = Engine<SimPort, EngineVectors<Desk>>;
+type WorldEngine<P> = Engine<P, EngineVectors<Desk>>;
+
+/// A port over which engines make a world. Two ports exchange packets only if the fabric has connected them.
+pub(crate) trait WorldPort: Port + Debug {
+    /// What all ports of a world share, besides the fabric.
+    type Medium: Copy + Debug;
+    /// Whether the fabric wakes a process that sleeps, for what others have done to it.
+    const WAKES: bool = true;
+
+    /// Gives a rank a new process, which has no connection. Its port starts next.
+    fn begin(medium: Self::Medium, rank: u32) {
+        _ = (medium, rank);
+    }
+
+    /// Starts the port of a new process, and opens the connections that were made for it. `None` if there is no memory
+    /// for it.
+    fn start(rank: u32, fabric: Rc<RefCell<Fabric>>, medium: Self::Medium) -> Option<Self>
+    where
+        Self: Sized;
+
+    /// Returns whether a further process can start.
+    fn has_process(medium: Self::Medium) -> bool {
+        _ = medium;
+        true
+    }
+
+    /// Makes a new connection of two processes.
+    fn connect(medium: Self::Medium, one: u32, other: u32) {
+        _ = (medium, one, other);
+    }
+
+    /// Opens the newest connection with a peer. Returns false if an older one is open.
+    fn open(&mut self, peer: u32) -> bool {
+        _ = peer;
+        true
+    }
+
+    /// Searches for packets wherever they may be: the process has slept, and no other process has woken it.
+    fn sweep(&mut self) {}
+
+    /// Returns the number of cells that the process can fill.
+    fn free_cells(&mut self) -> usize;
+}
 
 /// The engines of a world.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct World<P: WorldPort> {
     /// `None` for a process that is gone. Dropped before the fabric, which owns the memory that they were lent.
-    engines: Vec<Option<SimEngine>>,
+    engines: Vec<Option<WorldEngine<P>>>,
     fabric: Rc<RefCell<Fabric>>,
+    medium: P::Medium,
     terms: Terms,
     exposed: Vec<Exposure>,
 }
@@ -111,13 +156,28 @@ pub(crate) fn limits(shape: &Shape) -> Limits {
 }
 
 /// Starts the engine of a process.
-fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEngine, Violation> {
+fn start<P: WorldPort>(
+    rank: u32,
+    fabric: &Rc<RefCell<Fabric>>,
+    medium: P::Medium,
+    terms: Terms,
+) -> Result<WorldEngine<P>, Violation> {
     let ranks = fabric.borrow().conditions.ranks as usize;
     let Terms { requests, units, buckets, most_peers, .. } = terms;
     let mut lent = EngineVectors::lent(ranks, requests, units, buckets, Desk::default());
-    let Terms { eager_bytes, window, pull_bytes, run_bytes, .. } = terms;
-    let tuning = Tuning { eager_bytes, window, pull_bytes, run_bytes, ..Tuning::default() };
-    let port = SimPort::new(rank, Rc::clone(fabric));
+    let Terms { eager_bytes, window, pull_bytes, run_bytes, assist_bytes, non_temporal_bytes, .. } = terms;
+    let tuning = Tuning {
+        eager_bytes,
+        window,
+        pull_bytes,
+        run_bytes,
+        assist_bytes,
+        lent_assist_bytes: assist_bytes / 2,
+        non_temporal_bytes,
+        ..Tuning::default()
+    };
+    let port = P::start(rank, Rc::clone(fabric), medium);
+    let port = port.ok_or_else(|| Violation(format!("rank {rank} has no memory for a port")))?;
     let started = match most_peers {
         Some(most) => {
             lent.peers.truncate(rank as usize + 1);
@@ -146,16 +206,22 @@ pub(crate) enum BypassCall {
     Step,
 }
 
-impl World {
-    pub(crate) fn new(fabric: Fabric, terms: Terms) -> Result<Self, Violation> {
+impl<P: WorldPort> World<P> {
+    pub(crate) fn new(fabric: Fabric, medium: P::Medium, terms: Terms) -> Result<Self, Violation> {
         let ranks = fabric.conditions.ranks;
         let fabric = Rc::new(RefCell::new(fabric));
-        if terms.most_peers.is_some() || terms.unmet {
+        let are_strangers = terms.most_peers.is_some() || terms.unmet;
+        if are_strangers {
             (0..ranks).for_each(|rank| fabric.borrow_mut().restart(rank));
         }
-        let engines =
-            (0..ranks).map(|rank| start(rank, &fabric, terms).map(Some)).collect::<Result<_, _>>()?;
-        let mut world = Self { engines, fabric, terms, exposed: Vec::new() };
+        (0..ranks).for_each(|rank| P::begin(medium, rank));
+        if !are_strangers {
+            let pairs = (0..ranks).flat_map(|one| (one + 1..ranks).map(move |other| (one, other)));
+            pairs.for_each(|(one, other)| P::connect(medium, one, other));
+        }
+        let engine = |rank| start(rank, &fabric, medium, terms).map(Some);
+        let engines = (0..ranks).map(engine).collect::<Result<_, _>>()?;
+        let mut world = Self { engines, fabric, medium, terms, exposed: Vec::new() };
         for rank in 0..ranks {
             let exposure =
                 world.expose(rank).ok_or_else(|| Violation(format!("rank {rank} can't expose memory")))?;
@@ -164,12 +230,29 @@ impl World {
         Ok(world)
     }
 
+    /// Returns the counts, and the events if they were recorded.
+    pub(crate) fn result(&mut self) -> (Tally, Vec<String>) {
+        let mut fabric = self.fabric();
+        (std::mem::take(&mut fabric.tally), fabric.trace.take())
+    }
+
     pub(crate) fn fabric(&self) -> RefMut<'_, Fabric> {
         self.fabric.borrow_mut()
     }
 
+    /// Connects two processes that have exchanged nothing yet.
+    fn connect(&mut self, one: u32, other: u32) {
+        self.fabric().connect(one, other);
+        P::connect(self.medium, one, other);
+        for (me, peer) in [(one, other), (other, one)] {
+            if !self.engine(me).port_mut().open(peer) {
+                self.fabric().misuse(format!("rank {me} has another connection with rank {peer}"));
+            }
+        }
+    }
+
     /// Returns the engine of a living rank for one call.
-    fn engine(&mut self, rank: u32) -> &mut SimEngine {
+    fn engine(&mut self, rank: u32) -> &mut WorldEngine<P> {
         self.fabric.borrow_mut().begin_call();
         let Some(engine) = &mut self.engines[rank as usize] else { unreachable!("rank {rank} is gone") };
         engine
@@ -289,6 +372,16 @@ impl World {
         }
     }
 
+    /// Lets a rank search for packets wherever they may be, as a process does that no other process has woken.
+    pub(crate) fn sweep(&mut self, rank: u32) {
+        self.engine(rank).port_mut().sweep();
+    }
+
+    /// Returns the number of cells that a rank can fill.
+    pub(crate) fn free_cells(&mut self, rank: u32) -> usize {
+        self.engine(rank).port_mut().free_cells()
+    }
+
     pub(crate) fn probe(&mut self, rank: u32, pattern: &Pattern) -> Option<Status> {
         self.engine(rank).iprobe(pattern)
     }
@@ -379,10 +472,16 @@ impl World {
         self.engine(rank).fail(peer, failure);
     }
 
+    /// Returns whether a dead rank can start again.
+    pub(crate) fn has_process(&self) -> bool {
+        P::has_process(self.medium)
+    }
+
     /// Starts a dead rank again.
     pub(crate) fn restart(&mut self, rank: u32) -> Result<(), Violation> {
         self.fabric().restart(rank);
-        self.engines[rank as usize] = Some(start(rank, &self.fabric, self.terms)?);
+        P::begin(self.medium, rank);
+        self.engines[rank as usize] = Some(start(rank, &self.fabric, self.medium, self.terms)?);
         let exposure = self.expose(rank);
         self.exposed[rank as usize] =
             exposure.ok_or_else(|| Violation(format!("rank {rank} can't expose memory")))?;
@@ -391,7 +490,7 @@ impl World {
 
     /// Lets a rank readmit a restarted one, which then learns of it.
     pub(crate) fn readmit(&mut self, rank: u32, joining: u32) -> bool {
-        self.fabric().connect(rank, joining);
+        self.connect(rank, joining);
         let reconnected = self.engine(rank).reconnect(joining);
         self.engine(joining).connected(rank);
         reconnected
@@ -400,7 +499,7 @@ impl World {
     /// Lets a rank add a peer. If the peer has added it, `connects` connects the two.
     pub(crate) fn add_peer(&mut self, rank: u32, peer: u32, connects: bool) -> Result<(), CeilingError> {
         if connects {
-            self.fabric().connect(rank, peer);
+            self.connect(rank, peer);
         }
         self.engine(rank).add_peer(peer)?;
         if connects {
@@ -423,7 +522,7 @@ impl World {
             let paid = self.engine(me).meet_paid(other);
             paid.map_err(|error| Violation(format!("rank {me} can't pay for rank {other}: {error}")))?;
         }
-        self.fabric().connect(rank, peer);
+        self.connect(rank, peer);
         self.engine(rank).connected(peer);
         self.engine(peer).connected(rank);
         Ok(true)

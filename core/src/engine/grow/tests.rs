@@ -1,7 +1,6 @@
 //! Engines that are opened alone: their peers come one by one, are refused at limits, leave, and come again.
 
 mod cost;
-mod random;
 
 use std::vec::Vec;
 

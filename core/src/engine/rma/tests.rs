@@ -1,11 +1,10 @@
-//! One-sided operations: each by itself, refusals, waiting, failures; then random worlds and forged packets.
+//! One-sided operations: each by itself, refusals, waiting, failures; then forged packets.
 
 mod account;
 mod arrays;
 mod delivered;
 mod forged;
 mod keys;
-mod random;
 
 use std::vec;
 use std::vec::Vec;

@@ -1,4 +1,4 @@
-//! A recording port: it records the packets that arrive, for the oracle.
+//! A recording port: it counts what the engine asks of its port, and records faults.
 
 use core::cell::Cell;
 use std::vec::Vec;
@@ -10,31 +10,15 @@ use crate::port::{
     PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath, Stores,
 };
 use crate::wire::prefix::PrefixWords;
-use crate::wire::rendezvous::{Cts, Descriptor, MOST_CTS_BYTES, Rts};
+use crate::wire::rendezvous::Descriptor;
 use crate::wire::{Envelope, Kind};
-
-/// A packet that the engine received.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct Recorded {
-    pub(in crate::engine) peer: PeerId,
-    pub(in crate::engine) envelope: Envelope,
-    pub(in crate::engine) len: usize,
-    /// Its content, if it is an RTS.
-    pub(in crate::engine) rts: Option<Rts>,
-}
 
 #[derive(Debug)]
 pub(in crate::engine) struct RecordingPort<P> {
     pub(in crate::engine) port: P,
-    pub(in crate::engine) seen: Vec<Recorded>,
     pub(in crate::engine) faults: Vec<PeerFault>,
-    /// Number of `Data` packets, and of CTS that request only the rest of a message.
-    pub(in crate::engine) streamed: usize,
-    pub(in crate::engine) resumed: usize,
     /// Packets sent, and pieces that were read from peers or written to them.
     pub(in crate::engine) sent: usize,
-    /// Packets that took the path of large eager messages.
-    pub(in crate::engine) copied: usize,
     /// Number of attempts to send a packet, successful or not.
     pub(in crate::engine) attempts: usize,
     pub(in crate::engine) pulls: usize,
@@ -51,12 +35,8 @@ impl<P: PacketPort> RecordingPort<P> {
     pub(in crate::engine) const fn new(port: P) -> Self {
         Self {
             port,
-            seen: Vec::new(),
             faults: Vec::new(),
-            streamed: 0,
-            resumed: 0,
             sent: 0,
-            copied: 0,
             attempts: 0,
             pulls: 0,
             twist: false,
@@ -67,21 +47,8 @@ impl<P: PacketPort> RecordingPort<P> {
     }
 
     fn note(&mut self, polled: &Polled<P::Token>) {
-        match polled {
-            Polled::Idle => {}
-            Polled::Packet(arrival) => {
-                let Arrival { peer, envelope, len, .. } = *arrival;
-                let mut head = [0; MOST_CTS_BYTES];
-                let head = &mut head[..len.min(MOST_CTS_BYTES)];
-                assert!(self.port.read(arrival, 0, head));
-                let rts = Rts::decode(head, len);
-                let rts = rts.filter(|_| envelope.kind == Kind::Rts);
-                self.seen.push(Recorded { peer, envelope, len, rts });
-                self.streamed += usize::from(envelope.kind == Kind::Data);
-                let cts = Cts::decode(head).filter(|cts| envelope.kind == Kind::Cts && cts.start > 0);
-                self.resumed += usize::from(cts.is_some());
-            }
-            Polled::Fault(fault) => self.faults.push(*fault),
+        if let Polled::Fault(fault) = polled {
+            self.faults.push(*fault);
         }
     }
 }
@@ -177,7 +144,6 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
         let sent = self.port.send_copy(peer, context, tag, bytes);
         self.attempts += usize::from(sent.is_some());
         self.sent += usize::from(sent.is_some());
-        self.copied += usize::from(sent.is_some());
         sent
     }
 
@@ -197,9 +163,7 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
         wanted: impl FnOnce(PeerId, &Envelope) -> bool,
         to: &mut BorrowedRecv<'_>,
     ) -> Option<(PeerId, Envelope)> {
-        let (peer, envelope) = self.port.take(wanted, to)?;
-        self.seen.push(Recorded { peer, envelope, len: envelope.total as usize, rts: None });
-        Some((peer, envelope))
+        self.port.take(wanted, to)
     }
 
     fn take_prefixed(
@@ -207,9 +171,7 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
         wanted: impl FnOnce(PeerId, &Envelope, PrefixWords) -> bool,
         to: &mut BorrowedRecv<'_>,
     ) -> Option<(PeerId, Envelope, PrefixWords)> {
-        let (peer, envelope, words) = self.port.take_prefixed(wanted, to)?;
-        self.seen.push(Recorded { peer, envelope, len: envelope.total as usize, rts: None });
-        Some((peer, envelope, words))
+        self.port.take_prefixed(wanted, to)
     }
 
     fn has_next(&self) -> bool {
@@ -231,10 +193,7 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
         wanted: impl FnOnce(u64) -> bool,
         to: &mut [u8],
     ) -> Option<(PeerId, u64, usize, bool)> {
-        let (peer, tag, len, unsettled) = self.port.take_short(from, context, wanted, to)?;
-        let envelope = Envelope { kind: Kind::Eager, context, tag, total: len as u64 };
-        self.seen.push(Recorded { peer, envelope, len, rts: None });
-        Some((peer, tag, len, unsettled))
+        self.port.take_short(from, context, wanted, to)
     }
 
     fn settle_take(&mut self, peer: PeerId) {

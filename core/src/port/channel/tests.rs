@@ -5,6 +5,7 @@ mod claim;
 mod fairness;
 mod fast;
 mod grow;
+mod kept;
 mod left;
 mod lost;
 mod opening;

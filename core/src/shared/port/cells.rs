@@ -296,8 +296,12 @@ where
         Ok(())
     }
 
+    /// Collects the cells that all peers have returned.
+    ///
+    /// # Errors
+    /// A peer has returned a cell that it did not hold.
     #[cold]
-    pub(in super::super) fn collect_all(&mut self) -> Result<(), PeerFault> {
+    pub fn collect_all(&mut self) -> Result<(), PeerFault> {
         (0..self.peers()).try_for_each(|peer| self.collect(peer))
     }
 }

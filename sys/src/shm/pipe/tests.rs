@@ -273,17 +273,19 @@ fn the_kernel_identifies_the_process_at_the_other_end() {
 /// What a peer writes while its last signal is taken must be found: no other signal follows.
 #[test]
 fn no_burst_is_left_in_the_ring_beside_a_reader() {
-    const BURSTS: usize = 10_000;
     const BURST: usize = 16;
+    // A burst takes some switches of threads where the processors have other work.
+    let bursts = if std::env::var_os("NEMESIA_QUICK").is_some() { 300 } else { 10_000 };
     let mut victim = Victim::new();
     let (mut port, connection) = honest(&mut victim);
     let (to, is_over) = (victim.open.1.at(0), std::sync::atomic::AtomicBool::new(false));
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             let mut room = [Completion::EMPTY; BURST];
-            let deadline = Instant::now() + Duration::from_secs(500);
             let mut written = 0;
-            while written < BURSTS && Instant::now() < deadline {
+            while written < bursts {
+                // Each burst has a limit, because all of them may take long on a busy machine.
+                let deadline = Instant::now() + Duration::from_secs(60);
                 let mut done = 0;
                 for at in 0..BURST {
                     let bytes = CompletionSource::Inline(b"a burst of writes");
@@ -298,7 +300,10 @@ fn no_burst_is_left_in_the_ring_beside_a_reader() {
                     done += port.poll(&mut room);
                     std::thread::yield_now();
                 }
-                written += usize::from(done == BURST);
+                if done < BURST {
+                    break;
+                }
+                written += 1;
             }
             is_over.store(true, std::sync::atomic::Ordering::Relaxed);
             written
@@ -306,6 +311,6 @@ fn no_burst_is_left_in_the_ring_beside_a_reader() {
         while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
             victim.turn();
         }
-        assert_eq!(writer.join().unwrap(), BURSTS);
+        assert_eq!(writer.join().unwrap(), bursts);
     });
 }

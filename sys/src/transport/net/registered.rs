@@ -163,43 +163,172 @@ impl<M: MemoryPort> Registrar for MessageRegistrar<'_, M> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use nemesia_core::port::memory::{
+        Address, Armed, Completion, CompletionSource, ConnectError, Connection, ConnectionState, Event,
+        Facts, MemoryKey, Offer, PostError, Private, ReceiveQueue, RemoteRange, Slice, Work,
+    };
+
     use super::*;
     use crate::tcp::{Options, listen};
 
-    /// A port whose registrations cost nothing, taken for one that pins.
-    fn cached(telling: Telling) -> UserRegistrations {
-        UserRegistrations::Cached(Box::new(CachedRegistrations { telling, kept: None, left: Vec::new() }))
+    /// A port that records its regions, and can do nothing else.
+    #[derive(Debug)]
+    struct RegionPort {
+        facts: Facts,
+        /// The address and the length of each region, and whether it is registered now.
+        regions: Vec<(u64, u64, bool)>,
+    }
+
+    impl RegionPort {
+        fn new(registration_pins: bool) -> Self {
+            let port = listen(([127, 0, 0, 1], 0).into(), &Options::default()).unwrap();
+            Self { facts: Facts { registration_pins, ..*port.facts() }, regions: Vec::new() }
+        }
+
+        fn registered(&self) -> usize {
+            self.regions.iter().filter(|(.., registered)| *registered).count()
+        }
+    }
+
+    // SAFETY: it never uses memory.
+    unsafe impl MemoryPort for RegionPort {
+        fn facts(&self) -> &Facts {
+            &self.facts
+        }
+
+        fn register(&mut self, memory: LentMemory, _: RegionAccess) -> Result<PortRegion, RegisterError> {
+            self.regions.push((memory.address(), memory.len() as u64, true));
+            Ok(PortRegion { index: self.regions.len() as u32 - 1, generation: 0 })
+        }
+
+        fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError> {
+            let registered = &mut self.regions[region.index as usize].2;
+            if std::mem::replace(registered, false) { Ok(()) } else { Err(RegisterError::Unknown) }
+        }
+
+        fn key(&self, _: PortRegion) -> Option<MemoryKey> {
+            None
+        }
+
+        fn address(&self) -> Option<Address> {
+            None
+        }
+
+        fn connect(&mut self, _: &Address, _: &Offer) -> Result<Connection, ConnectError> {
+            Err(ConnectError::State)
+        }
+
+        fn accept(&mut self, _: Connection, _: &Offer) -> Result<(), ConnectError> {
+            Err(ConnectError::State)
+        }
+
+        fn refuse(&mut self, _: Connection, _: Private) -> Result<(), ConnectError> {
+            Err(ConnectError::State)
+        }
+
+        fn close(&mut self, _: Connection) {}
+
+        fn state(&self, _: Connection) -> ConnectionState {
+            ConnectionState::Gone
+        }
+
+        fn write(
+            &mut self,
+            _: Work,
+            _: CompletionSource<'_>,
+            _: RemoteRange,
+            _: Option<u32>,
+        ) -> Result<(), PostError> {
+            Err(PostError::Unsupported)
+        }
+
+        fn read(&mut self, _: Work, _: &[Slice], _: RemoteRange) -> Result<(), PostError> {
+            Err(PostError::Unsupported)
+        }
+
+        fn send(&mut self, _: Work, _: CompletionSource<'_>, _: Option<u32>) -> Result<(), PostError> {
+            Err(PostError::Unsupported)
+        }
+
+        fn fetch_add(&mut self, _: Work, _: Slice, _: RemoteRange, _: u64) -> Result<(), PostError> {
+            Err(PostError::Unsupported)
+        }
+
+        fn compare_swap(
+            &mut self,
+            _: Work,
+            _: Slice,
+            _: RemoteRange,
+            _: u64,
+            _: u64,
+        ) -> Result<(), PostError> {
+            Err(PostError::Unsupported)
+        }
+
+        fn receive(&mut self, _: ReceiveQueue, _: u64, _: &[Slice]) -> Result<(), PostError> {
+            Err(PostError::Unsupported)
+        }
+
+        fn poll(&mut self, _: &mut [Completion]) -> usize {
+            0
+        }
+
+        fn poll_event(&mut self, _: Duration) -> Option<Event> {
+            None
+        }
+
+        fn arm(&mut self) -> Armed {
+            Armed::Poll
+        }
+
+        fn descriptor(&self) -> Option<i32> {
+            None
+        }
     }
 
     fn lend(bytes: &mut [u8]) -> LentMemory {
-        // SAFETY: the vector outlives the port's use, and nothing else uses it.
+        // SAFETY: the port never uses the memory.
         unsafe { LentMemory::from_raw(bytes.as_mut_ptr(), bytes.len()) }
     }
 
-    #[test]
-    fn a_buffer_is_registered_once_if_releases_are_reported() {
-        let mut port = listen(([127, 0, 0, 1], 0).into(), &Options::default()).unwrap();
+    /// Uses three parts of one buffer, one after the other: all of it, then two that lie within it.
+    fn use_parts(port: &mut RegionPort, registrations: &mut UserRegistrations) {
         let mut bytes = vec![0; 100_000];
-        for (telling, hits) in [(Telling::Program, 2), (Telling::Nobody, 0)] {
-            let mut registrations = cached(telling);
-            for part in [0..100_000, 5000..60_000, 99_000..99_001] {
-                let buffer = &mut bytes[part];
-                // The region begins with a page: the offset says where in it the buffer lies, wherever the heap is.
-                let in_page = buffer.as_ptr().addr() as u64 % 4096;
-                let registered = registrations.acquire(&mut port, lend(buffer), RegionAccess::LOCAL).unwrap();
-                assert!(registered.held.is_some());
-                assert_eq!(registered.offset % 4096, in_page);
-                registrations.release(&mut port, registered).unwrap();
-            }
-            assert_eq!(registrations.counts().hits, hits, "{telling:?}");
-            assert_eq!(registrations.keeps(), hits > 0);
+        for part in [0..100_000, 5000..60_000, 99_000..99_001] {
+            let buffer = &mut bytes[part];
+            let (address, len) = (buffer.as_ptr().addr() as u64, buffer.len() as u64);
+            let registered = registrations.acquire(port, lend(buffer), RegionAccess::LOCAL).unwrap();
+            let (start, region_len, is_registered) = port.regions[registered.region.index as usize];
+            assert!(is_registered && start + registered.offset == address);
+            assert!(registered.offset + len <= region_len);
+            registrations.release(port, registered).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_buffer_is_registered_once_with_a_port_that_pins_if_releases_are_reported() {
+        for (telling, made, kept) in [(Telling::Program, 1, 1), (Telling::Nobody, 3, 0)] {
+            let mut port = RegionPort::new(true);
+            let mut registrations = UserRegistrations::new(&port, telling);
+            use_parts(&mut port, &mut registrations);
+            assert_eq!((port.regions.len(), port.registered()), (made, kept), "{telling:?}");
+            let counts = registrations.counts();
+            assert_eq!((counts.misses, counts.hits), (made as u64, 3 - made as u64), "{telling:?}");
+            assert_eq!(registrations.keeps(), kept > 0);
             assert_eq!(registrations.refused(), None);
         }
     }
 
     #[test]
-    fn ports_without_costs_keep_nothing() {
-        let port = listen(([127, 0, 0, 1], 0).into(), &Options::default()).unwrap();
-        assert!(matches!(UserRegistrations::new(&port, Telling::Program), UserRegistrations::Exact(_)));
+    fn a_buffer_is_registered_for_each_use_with_a_port_that_does_not_pin() {
+        let mut port = RegionPort::new(false);
+        let mut registrations = UserRegistrations::new(&port, Telling::Program);
+        use_parts(&mut port, &mut registrations);
+        assert_eq!((port.regions.len(), port.registered()), (3, 0));
+        // Nothing but the bytes of each use: peers could access the rest of the pages.
+        assert_eq!([0, 1, 2].map(|at| port.regions[at].1), [100_000, 55_000, 1]);
+        assert!(!registrations.keeps());
     }
 }

@@ -1,10 +1,8 @@
 //! `nemesia perf --channel DESIGN`: latency, bandwidth and two-way exchange of the pipes of the RDMA Channel, and the
-//! bandwidth by chunk size. Over shared memory the engine's send and receive are measured beside them. With `--model`,
-//! what the paper's raw figures predict.
+//! bandwidth by chunk size. Over shared memory the engine's send and receive are measured beside them.
 
 mod beside;
 mod chart;
-mod model;
 mod rendezvous;
 mod table;
 mod worker;
@@ -13,7 +11,6 @@ use std::os::fd::RawFd;
 
 use nemesia::ChannelDesign;
 use nemesia::rdma_channel::Design;
-use nemesia_verification::pipes::cost::CostModel;
 use serde::{Deserialize, Serialize};
 
 use super::worker::{Report, astray, report};
@@ -91,11 +88,9 @@ struct ChannelDocument<'a> {
 pub(super) fn measure(args: &PerfArgs, name: &str) -> Result<(), Failure> {
     let json = Json::open(args.json.as_deref())?;
     let picture = args.plot.as_deref().map(Destination::open).transpose()?;
-    let (port, runs, swept) = if args.model { predicted(args, name)? } else { measured(args, name)? };
+    let (runs, swept) = measured(args, name)?;
+    let port = args.port.name();
     let mut text = table::table(port, &runs, &swept);
-    if args.model {
-        text += &model::figures(cost_model(args))?;
-    }
     if let Some(picture) = picture {
         text += &format!("\npicture: {}\n", picture.path().display());
         let drawn = chart::svg(port, &runs)
@@ -108,24 +103,12 @@ pub(super) fn measure(args: &PerfArgs, name: &str) -> Result<(), Failure> {
     })
 }
 
-/// The name of what was measured, the runs of the designs, and those of the sweep of chunk sizes.
-type ChannelResults = (&'static str, Vec<ChannelRun>, Vec<ChannelRun>);
+/// The runs of the designs, and those of the sweep of chunk sizes.
+type ChannelResults = (Vec<ChannelRun>, Vec<ChannelRun>);
 
 /// Returns the message sizes. A pipe carries no empty messages.
 fn sizes(args: &PerfArgs) -> Vec<usize> {
     args.sizes.0.iter().copied().filter(|bytes| *bytes > 0).collect()
-}
-
-fn cost_model(args: &PerfArgs) -> CostModel {
-    CostModel { read_penalty: args.read_penalty }
-}
-
-fn predicted(args: &PerfArgs, name: &str) -> Result<ChannelResults, Failure> {
-    let (model, sizes) = (cost_model(args), sizes(args));
-    let names = chosen(name, &model::names(), "--model")?;
-    let runs = names.iter().map(|name| model::run(model, name, None, &sizes));
-    let swept = if args.chunks { model::sweep(model)? } else { Vec::new() };
-    Ok(("model", runs.collect::<Result<_, Failure>>()?, swept))
 }
 
 fn measured(args: &PerfArgs, name: &str) -> Result<ChannelResults, Failure> {
@@ -158,7 +141,7 @@ fn measured(args: &PerfArgs, name: &str) -> Result<ChannelResults, Failure> {
             swept.push(run(pin, plan)?);
         }
     }
-    Ok((args.port.name(), runs, swept))
+    Ok((runs, swept))
 }
 
 /// Returns the names of the designs to measure.

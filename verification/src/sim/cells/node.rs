@@ -9,23 +9,21 @@ use nemesia_core::port::{
 use nemesia_core::shared::port::PacketPlace;
 use nemesia_core::wire::{Envelope, Kind};
 
-use super::memory::{BUFFER, CellSizes, CellsPort, OFFERED};
+use super::memory::{BUFFER, CellsPort, OFFERED};
 use super::{CellsDesk, SideState, byte_of};
 use crate::rng::Rng;
+use crate::segments::{ConnectionSide, SegmentSizes};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
-
-/// One side of a connection: the connection, and 0 or 1.
-pub(super) type PortLife = (usize, usize);
 
 /// What a number of a process stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NumberUse {
     Free,
     /// A connection: its side of this process.
-    Chosen(PortLife),
+    Chosen(ConnectionSide),
     /// A connection that this process has ended: its side of this process.
-    Ending(PortLife),
+    Ending(ConnectionSide),
 }
 
 /// A packet that was found, and is being read.
@@ -51,12 +49,12 @@ impl<'a> CellsNode<'a> {
     /// Starts a process. `None` if there is no memory for another one.
     pub(super) fn new(desk: &mut CellsDesk<'a>) -> Option<Self> {
         let process = desk.lives.len();
-        if process == desk.memory.processes() {
+        if process == desk.memory.segments.processes() {
             return None;
         }
         let port = desk.memory.port(process)?;
         desk.lives.push(true);
-        let numbers = vec![NumberUse::Free; desk.memory.sizes.numbers];
+        let numbers = vec![NumberUse::Free; desk.memory.segments.sizes.numbers];
         Some(Self { process, port, numbers, highest: None, in_hand: None })
     }
 
@@ -68,7 +66,7 @@ impl<'a> CellsNode<'a> {
     }
 
     /// Uses the number that a side of a connection has for its peer.
-    pub(super) fn choose(&mut self, desk: &mut CellsDesk<'a>, (connection, side): PortLife) {
+    pub(super) fn choose(&mut self, desk: &mut CellsDesk<'a>, (connection, side): ConnectionSide) {
         let number = desk.connections[connection].sides[side].number;
         self.numbers[number as usize] = NumberUse::Chosen((connection, side));
         if self.highest.is_some_and(|highest| number <= highest) {
@@ -78,7 +76,7 @@ impl<'a> CellsNode<'a> {
         desk.note(|| format!("process {}: number {number} is connection {connection}", self.process));
     }
 
-    fn some(&self, rng: &mut Rng, is_it: impl Fn(PortLife) -> bool) -> Option<(u32, PortLife)> {
+    fn some(&self, rng: &mut Rng, is_it: impl Fn(ConnectionSide) -> bool) -> Option<(u32, ConnectionSide)> {
         let uses = self.numbers.iter().enumerate().filter_map(|(number, it)| match *it {
             NumberUse::Chosen(side) if is_it(side) => Some((number as u32, side)),
             _ => None,
@@ -93,12 +91,12 @@ impl<'a> CellsNode<'a> {
         chosen.map_or(Ok(()), |(number, side)| self.open(desk, number, side))
     }
 
-    fn open(&mut self, desk: &mut CellsDesk<'a>, number: u32, (connection, side): PortLife) -> Check {
+    fn open(&mut self, desk: &mut CellsDesk<'a>, number: u32, (connection, side): ConnectionSide) -> Check {
         if self.in_hand.is_some() {
             return Ok(());
         }
         let other = desk.connections[connection].sides[1 - side];
-        let link = desk.memory.link((connection, side), other.process, other.number);
+        let link = desk.memory.segments.link((connection, side), other.process, other.number);
         ensure!(self.port.open(number, link), "process {}: number {number} is not free", self.process);
         desk.connections[connection].sides[side].state = SideState::Open;
         desk.note(|| format!("process {}: number {number} is open", self.process));
@@ -109,8 +107,8 @@ impl<'a> CellsNode<'a> {
     pub(super) fn send_some(&mut self, desk: &mut CellsDesk<'a>, rng: &mut Rng) -> Check {
         let open = self.some(rng, |side| state_of(desk, side) == SideState::Open);
         let Some((number, (connection, side))) = open else { return Ok(()) };
-        let CellSizes { cell_bytes, .. } = desk.memory.sizes;
-        let most = if rng.one_in(3) { desk.memory.sizes.small() } else { cell_bytes };
+        let SegmentSizes { cell_bytes, .. } = desk.memory.segments.sizes;
+        let most = if rng.one_in(3) { desk.memory.segments.sizes.small() } else { cell_bytes };
         let len = 1 + rng.below(most);
         let message = desk.connections[connection].sides[side].sent + 1;
         let bytes: Vec<_> = (0..len).map(|at| byte_of((connection, side), message, at)).collect();
@@ -163,7 +161,7 @@ impl<'a> CellsNode<'a> {
         open.map_or(Ok(()), |(number, side)| self.disconnect(desk, number, side))
     }
 
-    fn disconnect(&mut self, desk: &mut CellsDesk<'a>, number: u32, side: PortLife) -> Check {
+    fn disconnect(&mut self, desk: &mut CellsDesk<'a>, number: u32, side: ConnectionSide) -> Check {
         if self.in_hand.is_some() {
             return Ok(());
         }
@@ -175,7 +173,7 @@ impl<'a> CellsNode<'a> {
         Ok(())
     }
 
-    fn close(&mut self, desk: &mut CellsDesk<'a>, number: u32, (connection, side): PortLife) {
+    fn close(&mut self, desk: &mut CellsDesk<'a>, number: u32, (connection, side): ConnectionSide) {
         self.port.close(number);
         desk.memory.reuse(connection, side);
         desk.connections[connection].sides[side].state = SideState::Closed;
@@ -189,7 +187,7 @@ impl<'a> CellsNode<'a> {
         left.map_or(Ok(()), |(number, side)| self.notice(desk, number, side))
     }
 
-    fn notice(&mut self, desk: &mut CellsDesk<'a>, number: u32, side: PortLife) -> Check {
+    fn notice(&mut self, desk: &mut CellsDesk<'a>, number: u32, side: ConnectionSide) -> Check {
         if self.in_hand.is_some() {
             return Ok(());
         }
@@ -201,7 +199,7 @@ impl<'a> CellsNode<'a> {
             let (connection, at) = side;
             let (own, other) =
                 (desk.connections[connection].sides[at], desk.connections[connection].sides[1 - at]);
-            let is_withdrawn = desk.memory.end_mark(connection, 1 - at).is_withdrawn();
+            let is_withdrawn = desk.memory.segments.end_mark((connection, 1 - at)).is_withdrawn();
             ensure!(
                 is_withdrawn || own.received == other.sent,
                 "process {} has received {} messages of connection {connection}, of {}, which were not taken back",
@@ -219,7 +217,7 @@ impl<'a> CellsNode<'a> {
         &mut self,
         desk: &mut CellsDesk<'a>,
         number: u32,
-        side: PortLife,
+        side: ConnectionSide,
     ) -> Result<bool, Violation> {
         if state_of(desk, side) != SideState::Open {
             return Ok(false);
@@ -256,7 +254,7 @@ impl<'a> CellsNode<'a> {
 
     /// Takes a message in one step, if there is one where the port looks first.
     fn take(&mut self, desk: &mut CellsDesk<'a>) -> Result<bool, Violation> {
-        let mut room = vec![0; desk.memory.sizes.cell_bytes];
+        let mut room = vec![0; desk.memory.segments.sizes.cell_bytes];
         // SAFETY: the room lives longer than the buffer, and is used again only after the last use of the buffer.
         let mut buf = unsafe { RecvBuf::from_raw(room.as_mut_ptr(), room.len()) };
         let Some((peer, envelope)) = self.port.take(|_, _| true, &mut BorrowedRecv::new(&mut buf)) else {
@@ -303,7 +301,7 @@ impl<'a> CellsNode<'a> {
         self.count(desk, arrival.peer)
     }
 
-    fn side_of(&self, peer: u32) -> Result<PortLife, Violation> {
+    fn side_of(&self, peer: u32) -> Result<ConnectionSide, Violation> {
         match self.numbers.get(peer as usize) {
             Some(NumberUse::Chosen(side)) => Ok(*side),
             other => {
@@ -398,7 +396,7 @@ impl<'a> CellsNode<'a> {
     }
 
     /// Checks that all numbers and cells are free.
-    pub(super) fn check_rest(&self, sizes: CellSizes) -> Check {
+    pub(super) fn check_rest(&self, sizes: SegmentSizes) -> Check {
         let (process, free) = (self.process, self.port.free_cells());
         ensure!(free == sizes.cells, "process {process} has {free} free cells of {}", sizes.cells);
         ensure!(!self.port.inbox_damaged(), "process {process} takes its receive queue for damaged");
@@ -408,6 +406,6 @@ impl<'a> CellsNode<'a> {
     }
 }
 
-fn state_of(desk: &CellsDesk<'_>, (connection, side): PortLife) -> SideState {
+fn state_of(desk: &CellsDesk<'_>, (connection, side): ConnectionSide) -> SideState {
     desk.connections[connection].sides[side].state
 }

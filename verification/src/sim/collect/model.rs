@@ -1,7 +1,8 @@
 //! What a process that posts buffers for many messages must be told: two plain vectors, obviously correct, and slow.
 
-use crate::oracle::Name;
-use crate::world::{CompletionError, Outgoing, Pattern, Source, Status};
+use nemesia_verification::oracle::{Name, matches};
+
+use crate::world::{CompletionError, Outgoing, Pattern, Status};
 
 /// A message that has arrived.
 #[derive(Clone, Copy, Debug)]
@@ -54,12 +55,8 @@ impl ModelReceive {
 
     /// Offers a message. Returns whether it is taken.
     fn offer(&mut self, message: ModelMessage) -> bool {
-        let Pattern { source, tag, ignore, .. } = self.pattern;
-        let from = match source {
-            Source::Any => true,
-            Source::Rank(rank) => rank == message.name.source,
-        };
-        if !self.is_open || !from || (tag | ignore) != (message.is.tag | ignore) {
+        let ModelMessage { name, is, .. } = message;
+        if !self.is_open || !matches(&self.pattern, name.source, (is.context, is.tag)) {
             return false;
         }
         let place = ModelPlace { offset: self.offset, message, is_reported: false };

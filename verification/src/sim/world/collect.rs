@@ -2,9 +2,9 @@
 
 use nemesia_core::engine::{CompletionKind, MultiReceiveOptions, OperationCompletion, StartError, Status};
 
-use super::{Outgoing, Pattern, RequestHandle, World};
+use super::{Outgoing, Pattern, RequestHandle, World, WorldPort};
 
-impl World {
+impl<P: WorldPort> World<P> {
     /// Sends a message whose completion enters the queue.
     pub(crate) fn send_queued(
         &mut self,

@@ -8,7 +8,7 @@ use nemesia_core::engine::rma::{Access, Addressing, CompleteAt, RegionId, Remote
 pub(crate) use nemesia_core::engine::rma::{Comparison, Datatype, Reduction, combine, swap};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
 
-use super::{RequestHandle, World};
+use super::{RequestHandle, World, WorldPort};
 use crate::desk::ReplyDesk;
 use crate::memory::{Loan, Place};
 use crate::shape::{HANDLERS, region_bytes};
@@ -107,7 +107,7 @@ pub(super) struct Exposure {
     loan: Loan,
 }
 
-impl World {
+impl<P: WorldPort> World<P> {
     /// Exposes memory of a rank to the others.
     pub(super) fn expose(&mut self, rank: u32) -> Option<Exposure> {
         let len = region_bytes(self.engines.len() as u32);

@@ -1,7 +1,5 @@
 //! Blocking receives without a posted request.
 
-mod random;
-
 use std::vec;
 use std::vec::Vec;
 

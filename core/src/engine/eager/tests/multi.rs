@@ -1,7 +1,5 @@
 //! Buffers that receive one message after the other.
 
-mod random;
-
 use std::vec::Vec;
 
 use crate::engine::tests::world::{AMPLE, RequestHandle, World, WorldRoom, pattern};

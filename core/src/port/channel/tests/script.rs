@@ -7,12 +7,13 @@ use std::vec::Vec;
 use core::mem;
 use core::time::Duration;
 
+use super::kept::TestRegistrations;
 use crate::flow::posted::{FIRST, LEAST, Stamp};
 use crate::job_key::{CallTerms, JobKey};
 use crate::payload::LentMemory;
 use crate::port::channel::{
-    AccessSlot, BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage, Config, ExactRegistrations,
-    FastPath, Parts, RendezvousChoice,
+    AccessSlot, BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage, Config, FastPath, Parts,
+    RendezvousChoice,
 };
 use crate::port::memory::{
     Address, Armed, Completion, CompletionSource, ConnectError, Connection, ConnectionState, Event, Facts,
@@ -81,7 +82,7 @@ pub(super) struct Script {
     pub(super) written: Vec<(RemoteRange, Vec<u8>)>,
     connections: u32,
     /// The memory of each region; the first is that of the buffers.
-    regions: Vec<Option<LentMemory>>,
+    pub(super) regions: Vec<Option<LentMemory>>,
 }
 
 impl Script {
@@ -271,7 +272,7 @@ impl ChannelStorage for ScriptStorage {
     type Buffers = Vec<ChannelBuffer>;
     type Slabs = Vec<Option<BufferSlab>>;
     type Accesses = Vec<AccessSlot>;
-    type Registrations = ExactRegistrations;
+    type Registrations = TestRegistrations;
 }
 
 pub(super) type TestChannel = Channel<Script, ScriptStorage>;
@@ -303,7 +304,7 @@ pub(super) fn fast_channel(ranks: usize, rails: u32, buffers: usize, fast: FastP
         buffers: vec![ChannelBuffer::default(); buffers],
         slabs: vec![None],
         accesses: vec![],
-        registrations: ExactRegistrations::new(),
+        registrations: TestRegistrations::exact(),
     };
     let mut channel = TestChannel::new(Script::default(), config, parts).unwrap();
     let [memory, own] = LentMemory::leaked(buffers * channel.buffer_bytes() as usize);

@@ -8,7 +8,9 @@
 //!   earlier receive;
 //! - a message that a later receive has taken did not match an earlier one that was still posted.
 
-use nemesia_core::matching::{Pattern, Source};
+use nemesia_core::matching::Pattern;
+
+use super::{Name, matches};
 
 /// A message that a sender sends to this rank.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +36,8 @@ impl ExpectedMessage {
 #[derive(Clone, Copy, Debug)]
 struct PostedPattern {
     pattern: Pattern,
-    /// The message that it has taken: sender, and number in the order sent.
-    taken: Option<(usize, usize)>,
+    /// The message that it has taken.
+    taken: Option<Name>,
     /// The time at which it was withdrawn.
     withdrawn: Option<u64>,
 }
@@ -48,8 +50,9 @@ pub struct MatchingOracle {
     now: u64,
 }
 
-fn accepts(pattern: &Pattern, from: usize, tag: u64) -> bool {
-    pattern.source.accepts(from as u32) && pattern.accepts(tag)
+/// Returns whether a pattern matches a message in its context.
+fn accepts(pattern: &Pattern, from: u32, tag: u64) -> bool {
+    matches(pattern, from, (pattern.context, tag))
 }
 
 impl MatchingOracle {
@@ -78,8 +81,7 @@ impl MatchingOracle {
     pub fn take(&mut self, receive: usize, from: u32, tag: u64) -> Result<usize, String> {
         self.now += 1;
         let what = || format!("a message of {from} with tag {tag:#x}");
-        let from = from as usize;
-        let messages = self.messages.get_mut(from).ok_or_else(what)?;
+        let messages = self.messages.get_mut(from as usize).ok_or_else(what)?;
         let number = messages.iter().position(|message| message.tag == tag);
         let number = number.ok_or_else(|| format!("{}, which was not sent", what()))?;
         let PostedPattern { pattern, taken, .. } = &mut self.posted[receive];
@@ -89,7 +91,7 @@ impl MatchingOracle {
         if messages[number].taken.is_some() {
             return Err(format!("{} is received twice", what()));
         }
-        *taken = Some((from, number));
+        *taken = Some(Name { source: from, number });
         (messages[number].taken, messages[number].seen) = (Some(receive), self.now);
         Ok(messages[number].len)
     }
@@ -109,7 +111,7 @@ impl MatchingOracle {
         let what = || format!("a probe finds a message of {from} with tag {tag:#x}");
         let messages = self.messages.get(from as usize).ok_or_else(what)?;
         let found = messages.iter().find(|message| message.tag == tag && message.taken.is_none());
-        let found = found.filter(|_| accepts(pattern, from as usize, tag));
+        let found = found.filter(|_| accepts(pattern, from, tag));
         found.map(|message| message.len).ok_or_else(what)
     }
 
@@ -119,8 +121,8 @@ impl MatchingOracle {
     /// The rule that was broken.
     pub fn check(&self) -> Result<(), String> {
         for (receive, it) in self.posted.iter().enumerate() {
-            if let Some((from, number)) = it.taken {
-                self.check_earlier(receive, from, number)?;
+            if let Some(name) = it.taken {
+                self.check_earlier(receive, name)?;
             }
             if let Some(withdrawn) = it.withdrawn {
                 self.check_withdrawn(receive, withdrawn)?;
@@ -130,13 +132,13 @@ impl MatchingOracle {
     }
 
     /// Checks that no earlier message of the same sender was left over for a later receive.
-    fn check_earlier(&self, receive: usize, from: usize, number: usize) -> Result<(), String> {
+    fn check_earlier(&self, receive: usize, name: Name) -> Result<(), String> {
         let PostedPattern { pattern, .. } = self.posted[receive];
-        for earlier in &self.messages[from][..number] {
+        for earlier in &self.messages[name.source as usize][..name.number] {
             let overtaken = earlier.taken.is_none_or(|by| by > receive);
-            if overtaken && accepts(&pattern, from, earlier.tag) {
+            if overtaken && accepts(&pattern, name.source, earlier.tag) {
                 return Err(format!(
-                    "receive {receive} for {pattern:?} took message {number} of {from}, but {earlier:?} came first"
+                    "receive {receive} for {pattern:?} took {name:?}, but {earlier:?} came first"
                 ));
             }
         }
@@ -146,12 +148,8 @@ impl MatchingOracle {
     /// Checks that no message that a receive matched while it was posted went to a later one.
     fn check_withdrawn(&self, receive: usize, withdrawn: u64) -> Result<(), String> {
         let PostedPattern { pattern, .. } = self.posted[receive];
-        let senders: Vec<usize> = match pattern.source {
-            Source::Rank(rank) => vec![rank as usize],
-            Source::Any => (0..self.messages.len()).collect(),
-        };
-        for from in senders {
-            for message in self.messages.get(from).into_iter().flatten() {
+        for (from, messages) in (0..).zip(&self.messages) {
+            for message in messages {
                 let later = message.taken.is_some_and(|by| by > receive) && message.seen < withdrawn;
                 if later && accepts(&pattern, from, message.tag) {
                     return Err(format!(
@@ -166,6 +164,8 @@ impl MatchingOracle {
 
 #[cfg(test)]
 mod tests {
+    use nemesia_core::matching::Source;
+
     use super::*;
 
     fn oracle() -> MatchingOracle {

@@ -1,32 +1,49 @@
-//! MPI's matching rules (MPI 4.1, section 3.5) over two plain vectors: obviously correct, and slow.
+//! MPI's matching rules (MPI 4.1, section 3.5), for all programs that check an engine against them.
 //!
-//! The oracle of a rank gets the posted receives and the source of each message that arrives. Only the choice
-//! between two senders is taken from the fabric. The sender has declared the message itself.
+//! | oracle | knows | used by |
+//! |---|---|---|
+//! | [`Oracle`] | the order of arrival of all messages of a rank | the simulation (`src/sim`) |
+//! | [`MatchingOracle`] | what each sender sends to a rank, and no order between senders | the conformance suite |
+//!
+//! [`Oracle`] is two plain vectors, obviously correct and slow. It gets the posted receives and the source of each
+//! message that arrives. Only the choice between two senders is taken from the port. The sender has declared the
+//! message itself.
+#![forbid(unsafe_code)]
 
-use crate::world::{Pattern, Source};
+mod after;
+
+pub use after::{ExpectedMessage, MatchingOracle};
+
+use nemesia_core::matching::{Pattern, Source};
 
 /// A message, by its source and its number among those that the source sent to this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Name {
-    pub(crate) source: u32,
-    pub(crate) number: usize,
+pub struct Name {
+    /// The rank that has sent it.
+    pub source: u32,
+    /// Its number among the messages of the source to this rank.
+    pub number: usize,
 }
 
 /// A message that has arrived and was not received.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiting {
-    pub(crate) name: Name,
-    pub(crate) context: u16,
-    pub(crate) tag: u64,
+pub struct Waiting {
+    /// The message.
+    pub name: Name,
+    /// Its matching context.
+    pub context: u16,
+    /// Its tag.
+    pub tag: u64,
 }
 
 /// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MessageEnd {
+pub enum MessageEnd {
     /// No result yet.
     Posted,
     /// It has matched this message.
     Matched(Name),
+    /// It was withdrawn before a message has matched it.
     Withdrawn,
     /// Its source is gone.
     Failed,
@@ -34,7 +51,7 @@ pub(crate) enum MessageEnd {
 
 /// The state of one rank.
 #[derive(Debug, Default)]
-pub(crate) struct Oracle {
+pub struct Oracle {
     /// Posted receives by number, in the order of posting.
     posted: Vec<(usize, Pattern)>,
     /// Waiting messages, in the order of arrival.
@@ -43,21 +60,26 @@ pub(crate) struct Oracle {
     message_ends: Vec<MessageEnd>,
 }
 
-fn matches(pattern: &Pattern, message: &Waiting) -> bool {
-    let source = match pattern.source {
+/// Returns whether a receive with this pattern may take a message. No code of the engine decides that.
+pub fn matches(pattern: &Pattern, source: u32, (context, tag): (u16, u64)) -> bool {
+    let accepts = match pattern.source {
         Source::Any => true,
-        Source::Rank(rank) => rank == message.name.source,
+        Source::Rank(rank) => rank == source,
     };
-    source
-        && pattern.context == message.context
-        && (pattern.tag | pattern.ignore) == (message.tag | pattern.ignore)
+    accepts && pattern.context == context && (pattern.tag | pattern.ignore) == (tag | pattern.ignore)
+}
+
+impl Waiting {
+    fn is_for(&self, pattern: &Pattern) -> bool {
+        matches(pattern, self.name.source, (self.context, self.tag))
+    }
 }
 
 impl Oracle {
     /// Posts a receive. Returns its number.
-    pub(crate) fn post(&mut self, pattern: Pattern) -> usize {
+    pub fn post(&mut self, pattern: Pattern) -> usize {
         let number = self.message_ends.len();
-        match self.waiting.iter().position(|message| matches(&pattern, message)) {
+        match self.waiting.iter().position(|message| message.is_for(&pattern)) {
             Some(at) => self.message_ends.push(MessageEnd::Matched(self.waiting.remove(at).name)),
             None => {
                 self.message_ends.push(MessageEnd::Posted);
@@ -68,13 +90,13 @@ impl Oracle {
     }
 
     /// Posts a receive that has its message already. Returns its number.
-    pub(crate) fn matched(&mut self, name: Name) -> usize {
+    pub fn matched(&mut self, name: Name) -> usize {
         self.message_ends.push(MessageEnd::Matched(name));
         self.message_ends.len() - 1
     }
 
     /// Delivers a message. Returns the receive that takes it.
-    pub(crate) fn arrive(&mut self, message: Waiting) -> Option<usize> {
+    pub fn arrive(&mut self, message: Waiting) -> Option<usize> {
         let Some(at) = self.would_take(&message) else {
             self.waiting.push(message);
             return None;
@@ -85,26 +107,26 @@ impl Oracle {
     }
 
     fn would_take(&self, message: &Waiting) -> Option<usize> {
-        self.posted.iter().position(|(_, pattern)| matches(pattern, message))
+        self.posted.iter().position(|(_, pattern)| message.is_for(pattern))
     }
 
     /// Returns the receive that a message would match if it arrived now.
-    pub(crate) fn awaits(&self, message: &Waiting) -> Option<usize> {
+    pub fn awaits(&self, message: &Waiting) -> Option<usize> {
         self.would_take(message).map(|at| self.posted[at].0)
     }
 
     /// Returns the message that a receive would take if it were posted now.
-    pub(crate) fn find(&self, pattern: &Pattern) -> Option<Name> {
-        self.waiting.iter().find(|message| matches(pattern, message)).map(|message| message.name)
+    pub fn find(&self, pattern: &Pattern) -> Option<Name> {
+        self.waiting.iter().find(|message| message.is_for(pattern)).map(|message| message.name)
     }
 
     /// Returns the result of a receive.
-    pub(crate) fn message_end(&self, receive: usize) -> MessageEnd {
+    pub fn message_end(&self, receive: usize) -> MessageEnd {
         self.message_ends[receive]
     }
 
     /// Withdraws a receive. Returns false if it is too late.
-    pub(crate) fn withdraw(&mut self, receive: usize) -> bool {
+    pub fn withdraw(&mut self, receive: usize) -> bool {
         let withdrawn = self.message_ends[receive] == MessageEnd::Posted;
         if withdrawn {
             self.message_ends[receive] = MessageEnd::Withdrawn;
@@ -114,14 +136,14 @@ impl Oracle {
     }
 
     /// Removes a receive that was never posted after all: the newest message, which it would have taken, waits.
-    pub(crate) fn undo(&mut self, receive: usize, message: Waiting) {
+    pub fn undo(&mut self, receive: usize, message: Waiting) {
         self.message_ends[receive] = MessageEnd::Withdrawn;
         self.waiting.push(message);
     }
 
     /// Fails a rank: receives from it fail, and receives from any source too if its failure means that.
     /// Receives that have matched are unaffected.
-    pub(crate) fn fail(&mut self, peer: u32, concerns_any: bool) {
+    pub fn fail(&mut self, peer: u32, concerns_any: bool) {
         let listens = |pattern: &Pattern| match pattern.source {
             Source::Any => concerns_any,
             Source::Rank(rank) => rank == peer,
@@ -133,22 +155,22 @@ impl Oracle {
     }
 
     /// Removes a waiting message: it was claimed, or will never be whole.
-    pub(crate) fn forget(&mut self, name: Name) {
+    pub fn forget(&mut self, name: Name) {
         self.waiting.retain(|message| message.name != name);
     }
 
     /// Returns the number of receives that wait for a message.
-    pub(crate) fn posted(&self) -> usize {
+    pub fn posted(&self) -> usize {
         self.posted.len()
     }
 
     /// Returns whether a receive with this context waits.
-    pub(crate) fn listens_in(&self, context: u16) -> bool {
+    pub fn listens_in(&self, context: u16) -> bool {
         self.posted.iter().any(|(_, pattern)| pattern.context == context)
     }
 
     /// Returns the messages that wait for a receive, in the order of arrival.
-    pub(crate) fn waiting(&self) -> &[Waiting] {
+    pub fn waiting(&self) -> &[Waiting] {
         &self.waiting
     }
 }
