@@ -1,7 +1,17 @@
 """Results of tests in Python, in the form of cargo, so that `tests/run` counts and lists them."""
 
 import os
+import shlex
 import sys
+
+# What tests see of the suite's size (tests/run --help): with the same values a test does the same again.
+VARIABLES = ("NEMESIA_QUICK", "NEMESIA_TEST_SEED", "NEMESIA_TEST_STEPS", "NEMESIA_TEST_PART")
+
+
+def repeat(name):
+    """Returns the command that runs the test with this name again."""
+    words = [f"{variable}={shlex.quote(os.environ[variable])}" for variable in VARIABLES if variable in os.environ]
+    return " ".join([*words, os.path.relpath(sys.argv[0]), shlex.quote(name)])
 
 
 def skip(test, reason):
@@ -14,7 +24,7 @@ def skip(test, reason):
 
 
 def conclude(passed, failed):
-    """Prints the number of tests that passed, and of each that failed its name and why once more.
+    """Prints the number of tests that passed, and of each that failed its name, why, and how to repeat it.
 
     Of a long output only the end may be kept, and the report of `tests/run` repeats these lines. Returns the status
     for `sys.exit`.
@@ -22,6 +32,6 @@ def conclude(passed, failed):
     if failed:
         print("\nfailures:\n")
         for name, why in failed:
-            print(f"---- {name}\n{why}\n")
+            print(f"---- {name}\n{why}\nto repeat it: {repeat(name)}\n")
     print(f"test result: {'FAILED' if failed else 'ok'}. {passed} passed; {len(failed)} failed; 0 ignored")
     return 1 if failed else 0

@@ -1,8 +1,9 @@
 //! Installs the C interface into a directory of this build, and compiles programs against it.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use nemesia_tests::built;
 
@@ -56,7 +57,8 @@ pub(crate) fn installed() -> Result<PathBuf, String> {
         .clone()
 }
 
-/// Compiles and links one source; the program is named after `name` and the linking.
+/// Compiles and links one source, once in this process for the same flags; the program is named after the first `name`
+/// and the linking. To link the static library takes seconds.
 pub(crate) fn compile(
     compiler: &str,
     flags: &[&str],
@@ -64,11 +66,21 @@ pub(crate) fn compile(
     linking: Linking,
     name: &str,
 ) -> Result<PathBuf, String> {
+    type Programs = HashMap<String, Arc<OnceLock<Result<PathBuf, String>>>>;
+    static PROGRAMS: OnceLock<Mutex<Programs>> = OnceLock::new();
+
     let prefix = installed()?;
-    let program = scratch().join(format!("{name}-{linking:?}"));
-    let mut command = Command::new(compiler);
-    command.args(flags).arg("-I").arg(prefix.join("include")).arg(source).arg("-o").arg(&program);
-    output(command.args(linking.arguments(&prefix))).map(|_| program)
+    let key = format!("{compiler} {flags:?} {} {linking:?}", source.display());
+    let mut programs = PROGRAMS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    let program = Arc::clone(programs.entry(key).or_default());
+    drop(programs);
+    let compiled = program.get_or_init(|| {
+        let program = scratch().join(format!("{name}-{linking:?}"));
+        let mut command = Command::new(compiler);
+        command.args(flags).arg("-I").arg(prefix.join("include")).arg(source).arg("-o").arg(&program);
+        output(command.args(linking.arguments(&prefix))).map(|_| program)
+    });
+    compiled.clone()
 }
 
 /// Returns the first tool that is not installed.

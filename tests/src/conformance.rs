@@ -8,12 +8,12 @@
 //! - one engine in this process over a port of a test ([`world::complete`]);
 //! - real processes with their endpoints ([`endpoint`], the program `conformance`), under any launcher.
 //!
-//! `NEMESIA_CHECK` selects cases by words in their names, `NEMESIA_TEST_SEED` repeats a run (exactly, where the
+//! `NEMESIA_TEST_CHECK` selects cases by words in their names, `NEMESIA_TEST_SEED` repeats a run (exactly, where the
 //! fabric is simulated or in memory), and `NEMESIA_TEST_STEPS` is the number of random operations of all ranks
 //! together. A run of 10^6 in the simulator, in optimised code:
 //!
 //! ```sh
-//! NEMESIA_CHECK=random NEMESIA_TEST_STEPS=1000000 NEMESIA_TEST_SEED=1 \
+//! NEMESIA_TEST_CHECK=random NEMESIA_TEST_STEPS=1000000 NEMESIA_TEST_SEED=1 \
 //!     cargo test --profile proofs -p nemesia-tests --test conformance -- --nocapture simulated
 //! ```
 //!

@@ -1,5 +1,7 @@
 //! Payloads that can be checked, and the random numbers behind them (SplitMix64: reproducible from one seed).
 
+use std::sync::LazyLock;
+
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -42,11 +44,26 @@ pub fn seed_of(facts: &[u64]) -> u64 {
     facts.iter().fold(0x6e65_6d65_7369_6121, |seed, fact| mix(seed ^ mix(fact.wrapping_add(1))))
 }
 
-/// Fills a buffer with the content of this seed.
-pub fn fill(seed: u64, buf: &mut [u8]) {
-    let mut random = Random::new(seed);
-    for chunk in buf.chunks_mut(8) {
+/// The random bytes of which every content is a part, from a place that the seed decides. They are a prime number: no
+/// block, packet or page of a transport has such a size, so misplaced bytes are wrong bytes.
+///
+/// Contents are copies: one number after the other would take most of the time of tests, which are not optimised.
+static BYTES: LazyLock<[u8; 65_521]> = LazyLock::new(|| {
+    let (mut random, mut bytes) = (Random::new(1), [0; 65_521]);
+    for chunk in bytes.chunks_mut(8) {
         chunk.copy_from_slice(&random.next().to_le_bytes()[..chunk.len()]);
+    }
+    bytes
+});
+
+/// Fills a buffer with the content of this seed. The content of a shorter buffer is the beginning of it.
+pub fn fill(seed: u64, buf: &mut [u8]) {
+    let mut from = Random::new(seed).below(BYTES.len() as u64) as usize;
+    let mut filled = 0;
+    while filled < buf.len() {
+        let len = (buf.len() - filled).min(BYTES.len() - from);
+        buf[filled..filled + len].copy_from_slice(&BYTES[from..from + len]);
+        (filled, from) = (filled + len, 0);
     }
 }
 

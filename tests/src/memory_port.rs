@@ -112,16 +112,21 @@ pub fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     all
 }
 
-/// Returns all checks, or those whose names contain one of the comma-separated words in `NEMESIA_CHECK`.
+/// Returns all checks, or those whose names contain one of the comma-separated words in `NEMESIA_TEST_CHECK`.
 ///
 /// # Panics
 /// No check has such a name, so that nothing would be checked.
 pub fn wanted<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
-    let words = std::env::var("NEMESIA_CHECK").unwrap_or_default();
-    let is_wanted = |name: &str| words.split(',').any(|word| name.contains(word));
     let found: Vec<_> = checks().into_iter().filter(|(name, _)| is_wanted(name)).collect();
-    assert!(!found.is_empty(), "no check has one of `{words}` in its name");
+    assert!(!found.is_empty(), "no check has one of the words of NEMESIA_TEST_CHECK in its name");
     found
+}
+
+/// Returns whether a check or a case is wanted: all are, unless `NEMESIA_TEST_CHECK` has comma-separated words, of
+/// which the name contains one.
+pub fn is_wanted(name: &str) -> bool {
+    let words = std::env::var("NEMESIA_TEST_CHECK").unwrap_or_default();
+    words.split(',').any(|word| name.contains(word))
 }
 
 /// Runs every check, or those that are [`wanted`], each on a new fabric.

@@ -35,16 +35,16 @@ mod syntax;
 mod terms;
 mod top_level;
 
-use source::{assert_none, each, names, tree};
+use source::{assert_keeps, assert_none, each, names};
 
 #[test]
 fn functions_are_at_most_70_lines() {
-    assert_none(&each(&tree(), length::functions));
+    assert_keeps(|files| each(files, length::functions));
 }
 
 #[test]
 fn files_are_at_most_600_lines() {
-    assert_none(&each(&tree(), length::file));
+    assert_keeps(|files| each(files, length::file));
 }
 
 #[test]
@@ -54,37 +54,37 @@ fn dependencies_run_one_way() {
 
 #[test]
 fn modules_form_no_circle_of_imports() {
-    assert_none(&circles::check(&tree()));
+    assert_keeps(circles::check);
 }
 
 #[test]
 fn what_is_no_interface_for_users_is_private() {
-    assert_none(&api::check(&tree()));
+    assert_keeps(api::check);
 }
 
 #[test]
 fn core_modules_forbid_unsafe_code() {
-    assert_none(&forbid::check(&tree()));
+    assert_keeps(forbid::check);
 }
 
 #[test]
 fn atomics_cells_and_spinning_come_from_sync() {
-    assert_none(&doors::check_doors(&tree()));
+    assert_keeps(doors::check_doors);
 }
 
 #[test]
 fn core_uses_neither_std_nor_alloc() {
-    assert_none(&doors::check_std(&tree()));
+    assert_keeps(doors::check_std);
 }
 
 #[test]
 fn each_release_has_an_acquire_of_the_same_name() {
-    assert_none(&edges::check(&tree()));
+    assert_keeps(edges::check);
 }
 
 #[test]
 fn text_files_name_no_machine_and_no_registry_host() {
-    assert_none(&each(&tree(), hosts::check));
+    assert_keeps(|files| each(files, hosts::check));
 }
 
 #[test]
@@ -94,30 +94,30 @@ fn top_level_holds_only_what_it_may() {
 
 #[test]
 fn retired_terms_are_not_used() {
-    assert_none(&each(&tree(), terms::retired));
+    assert_keeps(|files| each(files, terms::retired));
 }
 
 #[test]
 fn the_table_of_contributing_has_each_step_of_the_suite() {
-    assert_none(&steps::check(&tree()));
+    assert_keeps(steps::check);
 }
 
 #[test]
 fn lines_are_at_most_120_columns() {
-    assert_none(&each(&tree(), terms::columns));
+    assert_keeps(|files| each(files, terms::columns));
 }
 
 #[test]
 fn a_type_name_is_used_once_in_a_crate() {
-    assert_none(&terms::homonyms(&tree()));
+    assert_keeps(terms::homonyms);
 }
 
 #[test]
 fn soundness_documents_are_complete_and_current() {
-    assert_none(&soundness::check(&tree()));
+    assert_keeps(soundness::check);
 }
 
 #[test]
 fn commands_of_the_readme_exist() {
-    assert_none(&readme::check(&tree(), &readme::executables()));
+    assert_keeps(|files| readme::check(files, &readme::executables()));
 }

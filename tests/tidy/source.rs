@@ -1,8 +1,12 @@
 //! The files of the repository, and the findings of the rules.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
 
 /// A text file; `path` is relative to the repository and uses `/`.
 pub(crate) struct File {
@@ -47,6 +51,36 @@ impl fmt::Display for Finding {
 pub(crate) fn assert_none(findings: &[Finding]) {
     let list: Vec<String> = findings.iter().map(Finding::to_string).collect();
     assert!(list.is_empty(), "{} found\n{}", list.len(), list.join("\n"));
+}
+
+/// A rule that waits for the thread that has read the repository.
+type Job = Box<dyn FnOnce(&[File]) + Send>;
+
+/// Applies a rule to every text file of the repository.
+///
+/// One thread applies the rules of all tests: it reads each file once, and [`crate::syntax::parse`] parses it once. The
+/// parsed files can't go to another thread.
+#[track_caller]
+pub(crate) fn assert_keeps(rule: impl FnOnce(&[File]) -> Vec<Finding> + Send + 'static) {
+    static READER: LazyLock<Sender<Job>> = LazyLock::new(|| {
+        let (sender, jobs) = mpsc::channel::<Job>();
+        thread::spawn(move || {
+            let files = tree();
+            jobs.iter().for_each(|job| job(&files));
+        });
+        sender
+    });
+    let (result, found) = mpsc::channel();
+    let job: Job = Box::new(move |files| {
+        // The test that asked may have ended by its limit.
+        let _ = result.send(catch_unwind(AssertUnwindSafe(|| rule(files))));
+    });
+    // If that thread has ended, the answer never comes, and that is reported.
+    let _ = READER.send(job);
+    match found.recv().unwrap_or_else(|_| Err(Box::new("the thread that reads the repository has ended"))) {
+        Ok(findings) => assert_none(&findings),
+        Err(panic) => resume_unwind(panic),
+    }
 }
 
 /// Applies a rule that checks one file at a time.

@@ -1,6 +1,9 @@
 //! Rust syntax for the rules: parsed files, lines that only tests see, and named paths.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
+use std::rc::Rc;
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::spanned::Spanned;
@@ -12,10 +15,19 @@ use crate::source::{File, Finding};
 /// Lines, counted from one.
 pub(crate) type Lines = RangeInclusive<usize>;
 
-/// Parses a file. A file that does not parse is a finding.
-pub(crate) fn parse(path: &str, text: &str) -> Result<syn::File, Finding> {
-    syn::parse_file(text)
-        .map_err(|e| Finding::new(path, e.span().start().line, format!("does not parse: {e}")))
+/// Parses a file, once in this thread. A file that does not parse is a finding.
+pub(crate) fn parse(path: &str, text: &str) -> Result<Rc<syn::File>, Finding> {
+    thread_local! {
+        static PARSED: RefCell<HashMap<String, Rc<syn::File>>> = RefCell::default();
+    }
+    if let Some(file) = PARSED.with_borrow(|parsed| parsed.get(text).cloned()) {
+        return Ok(file);
+    }
+    let file = syn::parse_file(text)
+        .map_err(|e| Finding::new(path, e.span().start().line, format!("does not parse: {e}")))?;
+    let file = Rc::new(file);
+    PARSED.with_borrow_mut(|parsed| parsed.insert(text.into(), Rc::clone(&file)));
+    Ok(file)
 }
 
 /// Returns whether code with these attributes exists only if one of `cfgs` is set, or is a test function.

@@ -21,6 +21,8 @@ TRIES, GRACE = 3, 240
 GUEST_FAILED = (machine.TIMED_OUT, machine.DIED, 128 + signal.SIGTERM)
 # The options of test programs; the last ones, which show how long each test took, need RUSTC_BOOTSTRAP.
 HARNESS = "--test-threads 1 --nocapture -Z unstable-options --report-time"
+# The name of a part as a test begins so.
+PREFIX = "verbs_on_"
 # What tests/vm/guest/parts prints when a part begins and when it has ended.
 MARK = re.compile(r"=== part (\S+) (?:begins|ends with status (\d+) after (\d+) s)")
 
@@ -127,7 +129,7 @@ class Group:
             skipped = ", skipped some" if "SKIPPED: " in text else ""
             print(f"{part.name}: status {status}, {ran} tests passed{skipped}")
         self.results[part.name] = None if is_well else why(text)
-        print(f"test verbs_on_{part.name} ... {'ok' if is_well else 'FAILED'} <{seconds}.0s>", flush=True)
+        print(f"test {PREFIX}{part.name} ... {'ok' if is_well else 'FAILED'} <{seconds}.0s>", flush=True)
 
 
 def why(text):

@@ -3,10 +3,11 @@
 use crate::child::Task;
 use crate::models::{self, Model};
 use crate::mutant::Mutant;
+use crate::stage::Extent;
 
 /// The text that `--help` prints.
 pub(crate) const HELP: &str = "\
-Usage: cargo proofs [--model NAME]... [--mutant MUTANT]... [--once] [--long] [--jobs N]
+Usage: cargo proofs [--model NAME]... [--mutant MUTANT]... [--short | --long] [--jobs N]
        cargo proofs --list
 
 Runs every loom model of the shared structures, and every mutant that it must catch: a weakened end of an edge of
@@ -15,7 +16,7 @@ core/src/sync.rs, or an injected fault of logic. Fails when a model fails or a m
   --model NAME      this model only (may be repeated); see --list
   --mutant MUTANT   this mutant only, such as QueueTail:Acquire or InjectedFault:AckBeforeRead (may be repeated);
                     with --model, also a mutant that the model does not claim
-  --once            each mutant in the first model only that claims it
+  --short           unchanged models with one preemption less; each mutant in the first model only that claims it
   --long            more preemptions and more messages: hours instead of minutes
   --jobs N          models that run at the same time (default 2)
   --list            the models and the mutants that each must kill
@@ -37,23 +38,22 @@ pub(crate) struct Options {
     pub(crate) models: Vec<&'static Model>,
     /// The mutants to run; empty stands for all mutants and for the unchanged code.
     pub(crate) mutants: Vec<Mutant>,
-    /// Whether each mutant runs only in the first model that claims it.
-    pub(crate) once: bool,
-    pub(crate) long: bool,
+    /// How much each model explores. In a short run each mutant runs only in the first model that claims it.
+    pub(crate) extent: Extent,
     pub(crate) jobs: usize,
 }
 
 /// Parses the arguments after the program's name.
 pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command, String> {
-    let mut options = Options { models: Vec::new(), mutants: Vec::new(), once: false, long: false, jobs: 2 };
+    let mut options = Options { models: Vec::new(), mutants: Vec::new(), extent: Extent::Usual, jobs: 2 };
     let mut child = false;
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
         match argument.as_str() {
             "--help" | "-h" => return Ok(Command::Help),
             "--list" => return Ok(Command::List),
-            "--once" => options.once = true,
-            "--long" => options.long = true,
+            "--short" => options.extent = Extent::Short,
+            "--long" => options.extent = Extent::Long,
             "--child" => child = true,
             "--jobs" => options.jobs = jobs(&value()?)?,
             "--model" => options.models.push(model(&value()?)?),
@@ -64,7 +64,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
     match options.models[..] {
         [model] if child => {
             let mutant = options.mutants.first().copied();
-            Ok(Command::Child(Task { model, mutant, long: options.long }))
+            Ok(Command::Child(Task { model, mutant, extent: options.extent }))
         }
         _ if child => Err("--child needs one --model".into()),
         _ => Ok(Command::Prove(options)),

@@ -8,7 +8,7 @@ use nemesia_core::sync::model::set_mutant;
 use crate::complain;
 use crate::models::Model;
 use crate::mutant::Mutant;
-use crate::stage::{self, Run};
+use crate::stage::{self, Extent, Run};
 use crate::table;
 
 /// Exit code: an assertion of the model failed, or loom found a violation.
@@ -23,7 +23,7 @@ pub(crate) const EXECUTIONS: &str = "executions ";
 pub(crate) struct Task {
     pub(crate) model: &'static Model,
     pub(crate) mutant: Option<Mutant>,
-    pub(crate) long: bool,
+    pub(crate) extent: Extent,
 }
 
 /// Runs the model. If the model fails, the panic hook ends the process and this function does not return.
@@ -41,7 +41,7 @@ pub(crate) fn run(task: &Task) -> ExitCode {
         }
         None => None,
     };
-    (task.model.run)(&Run { long: task.long, injected_fault });
+    (task.model.run)(&Run { extent: task.extent, injected_fault });
     table::print(&format!("{EXECUTIONS}{}\n", stage::executions()))
 }
 

@@ -11,6 +11,7 @@ use crate::child::{EXECUTIONS, Task, UNDECIDED, VIOLATED};
 use crate::complain;
 use crate::models::{self, Model};
 use crate::mutant::Mutant;
+use crate::stage::Extent;
 use crate::table;
 
 /// The time limit of a child. A child that takes longer is undecided. `tests/run` lets the models run at low priority
@@ -63,7 +64,7 @@ pub(crate) fn prove(options: &Options) -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Returns each chosen model unchanged, then with each chosen mutant that it must kill; with `--once` only with those
+/// Returns each chosen model unchanged, then with each chosen mutant that it must kill; in a short run only with those
 /// that no earlier model must kill.
 fn tasks(options: &Options) -> VecDeque<Task> {
     let mut tasks = VecDeque::new();
@@ -71,11 +72,18 @@ fn tasks(options: &Options) -> VecDeque<Task> {
     let chosen =
         |model: &&Model| options.models.is_empty() || options.models.iter().any(|m| m.name == model.name);
     for model in models::ALL.iter().filter(chosen) {
-        let task = |mutant| Task { model, mutant, long: options.long };
+        // Some mutants need all preemptions.
+        let extent = |mutant: Option<_>| match options.extent {
+            Extent::Short if mutant.is_some() => Extent::Usual,
+            extent => extent,
+        };
+        let task = |mutant| Task { model, mutant, extent: extent(mutant) };
         if options.mutants.is_empty() {
             tasks.push_back(task(None));
-            let mutants: Vec<_> =
-                model.mutants().filter(|mutant| !options.once || !seen.contains(mutant)).collect();
+            let mutants: Vec<_> = model
+                .mutants()
+                .filter(|mutant| options.extent != Extent::Short || !seen.contains(mutant))
+                .collect();
             tasks.extend(mutants.iter().map(|mutant| task(Some(*mutant))));
             seen.extend(mutants);
         } else {
@@ -110,7 +118,7 @@ fn run(tasks: VecDeque<Task>, jobs: usize) -> Vec<Outcome> {
 }
 
 fn judge(task: &Task) -> Verdict {
-    let limit = if task.long { LONG_LIMIT } else { LIMIT };
+    let limit = if task.extent == Extent::Long { LONG_LIMIT } else { LIMIT };
     let child = match spawn(task) {
         Ok(child) => child,
         Err(error) => return Verdict::Undecided(format!("cannot start: {error}")),
@@ -128,8 +136,10 @@ fn spawn(task: &Task) -> std::io::Result<Child> {
     if let Some(mutant) = task.mutant {
         command.args(["--mutant", &mutant.to_string()]);
     }
-    if task.long {
-        command.arg("--long");
+    match task.extent {
+        Extent::Short => _ = command.arg("--short"),
+        Extent::Usual => {}
+        Extent::Long => _ = command.arg("--long"),
     }
     // Loom reads limits from its environment; a stray limit would make the proof worthless.
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LOOM_")) {

@@ -26,10 +26,21 @@ pub(crate) fn executions() -> u64 {
     EXECUTIONS.load(Ordering::Relaxed)
 }
 
+/// How much a model explores.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// One preemption less.
+    Short,
+    /// The preemptions and messages that it has.
+    Usual,
+    /// More preemptions and messages.
+    Long,
+}
+
 /// How a model runs.
 pub(crate) struct Run {
-    /// Whether to explore more preemptions and messages.
-    pub(crate) long: bool,
+    /// How much it explores.
+    pub(crate) extent: Extent,
     /// The injected fault that the model enables.
     pub(crate) injected_fault: Option<InjectedFault>,
 }
@@ -42,15 +53,19 @@ impl Run {
 
     /// Returns the first value, or in a long run the second.
     pub(crate) fn size<T>(&self, normal: T, long: T) -> T {
-        if self.long { long } else { normal }
+        if self.extent == Extent::Long { long } else { normal }
     }
 
-    /// Runs `body` under every schedule with at most `preemptions` preemptions (one more in a long run), and
-    /// with every value that each load may return.
+    /// Runs `body` under every schedule with at most `preemptions` preemptions (one more in a long run, one less in
+    /// a short one), and with every value that each load may return.
     pub(crate) fn explore(&self, preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.max_branches = BRANCHES;
-        builder.preemption_bound = Some(self.size(preemptions, preemptions + 1));
+        builder.preemption_bound = Some(match self.extent {
+            Extent::Short => preemptions.saturating_sub(1),
+            Extent::Usual => preemptions,
+            Extent::Long => preemptions + 1,
+        });
         builder.check(move || {
             EXECUTIONS.fetch_add(1, Ordering::Relaxed);
             interleave();

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::actor::{Abilities, Actor, Script};
 use super::endpoint::EndpointActor;
 use super::{RunPlan, active, failure, large, matching, one_sided, probes, random, restart};
-use crate::memory_port::Verdict;
+use crate::memory_port::{Verdict, is_wanted};
 
 /// What a case needs from its world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ pub fn script_of<A: Actor>(name: &str) -> Result<Case<A>, String> {
     found.ok_or_else(|| format!("no case {name}"))
 }
 
-/// Runs every case, or those whose names contain one of the comma-separated words in `NEMESIA_CHECK`, on worlds
+/// Runs every case, or those whose names contain one of the comma-separated words in `NEMESIA_TEST_CHECK`, on worlds
 /// of `ranks` ranks. What a world cannot run is left out; [`skip_unfit`] reports it.
 ///
 /// # Errors
@@ -110,13 +110,9 @@ pub fn run_cases(
     ranks: usize,
     mut run: impl FnMut(CaseFacts) -> Verdict,
 ) -> Verdict {
-    let words = std::env::var("NEMESIA_CHECK").unwrap_or_default();
     let mut failures = Vec::new();
     for Case { facts: case, .. } in cases::<EndpointActor>() {
-        if !words.split(',').any(|word| case.name.contains(word)) {
-            continue;
-        }
-        if unfit(case, abilities, ranks).is_some() {
+        if !is_wanted(case.name) || unfit(case, abilities, ranks).is_some() {
             continue;
         }
         let start = Instant::now();

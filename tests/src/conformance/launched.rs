@@ -7,17 +7,18 @@ use super::actor::Abilities;
 use super::cases::{CaseFacts, Need, cases, unfit};
 use super::endpoint::EndpointActor;
 use crate::job::{Rank, report};
-use crate::memory_port::Verdict;
+use crate::memory_port::{Verdict, is_wanted};
 
-/// Returns the arguments of the program for the cases of these names, or for the quiet ones.
+/// Returns the arguments of the program for the cases of these names, or for the quiet ones that are [`is_wanted`].
 pub fn arguments(RunPlan { seed, steps }: RunPlan, cases: Option<&str>) -> String {
-    let names = cases.map_or_else(String::new, |names| format!(" --cases {names}"));
-    format!("--seed {seed} --steps {steps}{names}")
+    let quiet = || all().into_iter().filter(|case| case.need == Need::Nothing).map(|case| case.name);
+    let names = cases.map_or_else(|| quiet().collect::<Vec<_>>().join(","), str::to_owned);
+    format!("--seed {seed} --steps {steps} --cases {names}")
 }
 
-/// Returns all cases.
+/// Returns all cases that are [`is_wanted`].
 pub fn all() -> Vec<CaseFacts> {
-    cases::<EndpointActor>().into_iter().map(|case| case.facts).collect()
+    cases::<EndpointActor>().into_iter().map(|case| case.facts).filter(|case| is_wanted(case.name)).collect()
 }
 
 /// Checks that every rank has passed these cases, and that no other rank than `mortal` has died.

@@ -13,7 +13,11 @@ const BARRIER: u64 = 1;
 const ASK: u16 = 1;
 const ANSWER: u16 = 2;
 const NOBODY: u16 = 900;
-const QUESTIONS: u64 = 3000;
+
+/// The messages that each rank sends to each.
+fn questions() -> u64 {
+    if crate::quick() { 300 } else { 3000 }
+}
 
 /// The arrivals at the handlers of a rank.
 #[derive(Debug, Default)]
@@ -35,11 +39,11 @@ pub(super) fn run(seed: u64) -> Outcome {
     barrier(&mut endpoint, BARRIER)?;
     let most = endpoint.active_bytes();
     let mut random = Random::new(seed_of(&[seed, rank as u64]));
-    for number in 1..=QUESTIONS {
+    for number in 1..=questions() {
         for to in 0..size {
             // Most fit into one packet, some take several.
             let usual = if number % 100 == 0 { 100_000 } else { 2000 };
-            let longest = if number == QUESTIONS { most - 16 } else { usual };
+            let longest = if number == questions() { most - 16 } else { usual };
             let len = random.pick(&[0, 1, 8, 40, 500, 2000, longest]).min(most - 16);
             let content = filled(seed_of(&[number, len as u64]), len);
             endpoint.send_active(to, ASK, &header(number, len), &content)?;
@@ -49,8 +53,8 @@ pub(super) fn run(seed: u64) -> Outcome {
         let finished = {
             let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
             ensure(seen.wrong.is_empty(), || seen.wrong.join("\n"))?;
-            seen.answered.iter().all(|last| *last == QUESTIONS)
-                && seen.asked.iter().all(|last| *last == QUESTIONS)
+            seen.answered.iter().all(|last| *last == questions())
+                && seen.asked.iter().all(|last| *last == questions())
                 && seen.later.is_empty()
         };
         if finished {
@@ -67,7 +71,7 @@ pub(super) fn run(seed: u64) -> Outcome {
         endpoint.progress();
     }
     barrier(&mut endpoint, BARRIER + 2)?;
-    tell(&format!("rank {rank}: {QUESTIONS} questions for each of {size}, all answered"))?;
+    tell(&format!("rank {rank}: {} questions for each of {size}, all answered", questions()))?;
     Ok(endpoint.close()?)
 }
 

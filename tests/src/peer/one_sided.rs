@@ -23,7 +23,11 @@ const SUM: u64 = BYTES as u64 - 40;
 /// An array of counters that takes several packets.
 const TICKETS: u64 = BYTES as u64 - 1024;
 const TICKET_COUNT: usize = 40;
-const ROUNDS: u64 = 200;
+
+/// The repetitions of each kind of operation, for each rank.
+fn rounds() -> u64 {
+    if crate::quick() { 40 } else { 200 }
+}
 
 /// A rank, its region, and the keys of all.
 struct KeyPlace {
@@ -134,7 +138,7 @@ impl KeyPlace {
         self.endpoint.write_region(self.region, COUNTER as usize, &zeros)?;
         self.barrier()?;
         let mut given = Vec::new();
-        for round in 0..ROUNDS {
+        for round in 0..rounds() {
             for key in self.keys.clone() {
                 let old: u64 = self.endpoint.fetch_add(&key, COUNTER, 1)?;
                 if key.rank() == 0 {
@@ -147,12 +151,13 @@ impl KeyPlace {
         ensure(given.is_sorted_by(|one, next| one < next), || "a number was given twice".into())?;
         self.barrier()?;
         let counted: u64 = self.value(COUNTER)?;
-        ensure(counted == size * ROUNDS, || format!("{counted} counted"))?;
+        ensure(counted == size * rounds(), || format!("{counted} counted"))?;
         let key = self.keys[self.endpoint.rank()];
         let sum: f64 = self.endpoint.fetch(&key, SUM, Reduction::Nothing, 0.0)?;
         let other: f64 = self.endpoint.fetch(&key, SUM + 8, Reduction::Nothing, 0.0)?;
-        let (halves, rounds) = ((size * ROUNDS) as f64 / 2.0, (size * ROUNDS * (ROUNDS - 1)) as f64 / 2.0);
-        ensure((sum, other) == (halves, rounds), || format!("{sum} and {other} accumulated"))
+        let count = size * rounds();
+        let (halves, numbers) = (count as f64 / 2.0, (count * (rounds() - 1)) as f64 / 2.0);
+        ensure((sum, other) == (halves, numbers), || format!("{sum} and {other} accumulated"))
     }
 
     /// The same for an array of counters, each by itself.
@@ -162,7 +167,7 @@ impl KeyPlace {
         self.barrier()?;
         let mut given = [None; TICKET_COUNT];
         let mut old = [0_u64; TICKET_COUNT];
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds() {
             for key in self.keys.clone() {
                 let one = [1; TICKET_COUNT];
                 self.endpoint.fetch_accumulate(&key, TICKETS, Reduction::Sum, &one, &mut old)?;
@@ -175,7 +180,7 @@ impl KeyPlace {
         self.barrier()?;
         for key in self.keys.clone() {
             self.endpoint.fetch_accumulate(&key, TICKETS, Reduction::Nothing, &[], &mut old)?;
-            ensure(old == [size * ROUNDS; TICKET_COUNT], || format!("{old:?} were given"))?;
+            ensure(old == [size * rounds(); TICKET_COUNT], || format!("{old:?} were given"))?;
         }
         self.barrier()
     }
@@ -190,7 +195,7 @@ impl KeyPlace {
     fn locked(&mut self) -> Outcome {
         let (me, size) = (self.endpoint.rank() as i64 + 1, self.endpoint.size() as u64);
         let key = self.keys[0];
-        for _ in 0..ROUNDS / 4 {
+        for _ in 0..rounds() / 4 {
             while self.endpoint.compare_swap(&key, LOCK, 0_i64, me)? != 0 {}
             let mut bytes = [0; 8];
             self.endpoint.get(&key, GUARDED, &mut bytes)?;
@@ -203,7 +208,7 @@ impl KeyPlace {
         self.barrier()?;
         if me == 1 {
             let counted = self.value(GUARDED)?;
-            ensure(counted == size * (ROUNDS / 4), || format!("{counted} counted under the lock"))?;
+            ensure(counted == size * (rounds() / 4), || format!("{counted} counted under the lock"))?;
         }
         self.barrier()
     }
@@ -216,7 +221,7 @@ impl KeyPlace {
         let start = self.endpoint.notifications(self.region)?;
         self.barrier()?;
         let mut random = Random::new(self.seed);
-        for round in 1..=ROUNDS {
+        for round in 1..=rounds() {
             let len = random.pick(&[0, 8, 1000, 70_000]);
             let content = |from: usize| seed_of(&[self.seed, from as u64, round]);
             // The places alternate: the next rank may be as many rounds behind as there are other ranks.

@@ -6,7 +6,7 @@ use nemesia_core::sync::{Edge, Word64};
 
 use super::Model;
 use crate::mutant::InjectedFault;
-use crate::stage::{Run, both, three};
+use crate::stage::{Extent, Run, both, three};
 
 /// One thread reports a range, then takes its pages away.
 pub(super) const REPORTED: Model = Model {
@@ -49,7 +49,7 @@ fn listen<const N: usize>(releases: &Releases<N>, seen: &mut SeenReleases, known
 fn reported(run: &Run) {
     let late = run.injected_faults(InjectedFault::ReportLate);
     one_reports::<1>(run, late);
-    if run.long {
+    if run.extent == Extent::Long {
         one_reports::<2>(run, late);
     }
 }
