@@ -218,8 +218,12 @@ impl Endpoint {
     ///
     /// Operations under way with it end with [`Error::PeerFailed`]. Messages whose sends have completed still arrive if
     /// the peer reads them within 5 s, and if this process does not need its cells for others before: so wait for an
-    /// answer to what must arrive. Its messages that were not received are dropped. The call does not wait for the
-    /// peer, except for the end of a copy of a part of a large message that the peer has begun.
+    /// answer to what must arrive. Its messages that were not received are dropped.
+    ///
+    /// The call does not wait for the peer. If the peer was stopped (SIGSTOP, a debugger) while it was writing a
+    /// part of a large message into a buffer of this process, the connection, and the receive of that message, end
+    /// when it goes on or is dead; until then the buffer is not its owner's. The drop of the endpoint waits for
+    /// that.
     ///
     /// # Errors
     /// [`Error::NoPeer`] if the peer was released before, or is a rank of this world ([`PeerError::Pinned`]).

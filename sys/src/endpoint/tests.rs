@@ -14,7 +14,7 @@ mod worlds;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nemesia_core::port::{RemoteAccess as _, SharedCopy as _};
+use nemesia_core::port::RemoteAccess as _;
 
 use self::meeting::TestMeeting;
 use super::wait::{Awaited, Wait};
@@ -292,37 +292,6 @@ fn replies_are_bounded_and_leave_in_order_before_what_is_sent_later() {
     assert_eq!(answers.pop(), Some(u32::MAX));
     assert_eq!(answers, (0..answers.len() as u32).collect::<Vec<_>>());
     assert_eq!(answers.len() as u32 + *refused.lock().unwrap(), ANSWERS);
-}
-
-#[test]
-fn a_peer_that_claims_to_copy_forever_does_not_delay_the_end() {
-    let (mut zero, mut one) = pair(&Config::default());
-    // Only now: the connection of the pair may take longer on a machine with other work.
-    (zero.config.timeout_seconds, one.config.timeout_seconds) = (1, 1);
-    let (bytes, mut room) = (vec![7; 4 << 20], vec![0; 4 << 20]);
-    // SAFETY: the bytes outlive both endpoints.
-    let _send = unsafe { one.isend(0, 1, bytes.as_ptr(), bytes.len()) }.unwrap();
-    // SAFETY: as above, and no other code uses them.
-    let _receive = unsafe { zero.irecv(Source::Rank(1), Tag::Any, room.as_mut_ptr(), room.len()) }.unwrap();
-    if !zero.engine.port().can_get(1) {
-        crate::os::testing::skipped("the kernel lets no process read another's memory");
-        return;
-    }
-    let claimed = (0..100).find_map(|_| {
-        zero.engine.step();
-        let assist = one.engine.port_mut().find_assist(0)?;
-        one.engine.port_mut().join_assist(0, assist.end)
-    });
-    assert!(claimed.is_some(), "no chunk was claimed");
-    // The peer never writes the bytes that it has claimed, and never leaves.
-    let (done, ended) = std::sync::mpsc::channel();
-    let end = std::thread::spawn(move || {
-        drop(zero);
-        done.send(()).unwrap();
-    });
-    ended.recv_timeout(Duration::from_secs(60)).expect("the drop of the endpoint has not ended");
-    end.join().unwrap();
-    drop(one);
 }
 
 #[test]

@@ -18,7 +18,7 @@ impl Endpoint {
     pub(in crate::endpoint) fn is_calling(&self) -> bool {
         self.peers.as_ref().is_some_and(|peers| {
             let is_busy_across = || peers.across.as_ref().is_some_and(|across| across.is_busy());
-            peers.calls.is_busy() || self.engine.has_wanted() || is_busy_across()
+            peers.calls.is_busy() || self.engine.has_wanted() || !peers.parting.is_empty() || is_busy_across()
         })
     }
 
@@ -42,7 +42,8 @@ impl PeerTable {
     fn attend(&mut self, endpoint: &mut Endpoint) -> bool {
         self.note_failures(endpoint);
         self.free_numbers(endpoint);
-        let mut changed = self.calls.is_full() && self.give_up_one(endpoint);
+        let mut changed = self.part_later(endpoint);
+        changed |= self.calls.is_full() && self.give_up_one(endpoint);
         changed |= self.call_wanted(endpoint);
         changed |= self.hear(endpoint);
         // Each call once, as some are postponed.

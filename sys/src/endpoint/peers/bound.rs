@@ -117,7 +117,7 @@ impl PeerTable {
         let Some(peer) = self.table.peer_by(address) else { return };
         self.note_failure(peer, endpoint);
         if self.table.stage(peer).is_ok_and(|stage| stage.number().is_some()) {
-            self.part_from(peer, endpoint);
+            self.part_from(peer, false, endpoint);
         }
     }
 

@@ -54,6 +54,14 @@ struct EndingNumber {
     left_until: Instant,
 }
 
+/// A peer from which this process parts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PartingPeer {
+    peer: PeerRef,
+    /// Its place is released then.
+    is_released: bool,
+}
+
 /// The peers of an endpoint that takes calls: all, if it was opened alone; else the other ranks of its world, and the
 /// further peers of this process.
 #[derive(Debug)]
@@ -77,6 +85,8 @@ pub(in crate::endpoint) struct PeerTable {
     pub(super) numbered: Vec<Option<NumberedPeer>>,
     /// The numbers of ended connections that are not free yet.
     ending: Vec<EndingNumber>,
+    /// Peers from which this process parts as soon as they have ended a copy into a buffer of this process.
+    pub(super) parting: Vec<PartingPeer>,
     /// Peers that have called this process, and whose address it was not given.
     pub(super) strangers: Vec<PeerRef>,
     /// The meetings so far of each group that has met another one.
@@ -110,6 +120,7 @@ impl PeerTable {
             grows: AtomicBool::new(true),
             numbered: Vec::new(),
             ending: Vec::new(),
+            parting: Vec::new(),
             strangers: Vec::new(),
             meetings: BTreeMap::new(),
             collectives: BTreeMap::new(),
@@ -166,6 +177,7 @@ impl PeerTable {
             grows: AtomicBool::new(false),
             numbered,
             ending: Vec::new(),
+            parting: Vec::new(),
             strangers: Vec::new(),
             meetings: BTreeMap::new(),
             collectives: BTreeMap::new(),
@@ -458,16 +470,24 @@ impl PeerTable {
         }
     }
 
-    /// Ends the connection with a peer, which sees that this process has disconnected.
-    pub(super) fn part_from(&mut self, peer: PeerRef, endpoint: &mut Endpoint) {
+    /// Ends the connection with a peer, which sees that this process has disconnected. Returns whether it has
+    /// ended: a peer that lives may be writing its part of a message into a buffer of this process. The connection
+    /// then ends when the peer has done so, or is dead ([`PeerTable::part_later`]), because only then the buffer is
+    /// its owner's again.
+    pub(super) fn part_from(&mut self, peer: PeerRef, is_released: bool, endpoint: &mut Endpoint) -> bool {
         let stage = self.table.stage(peer);
+        if let Ok(PeerStage::Connected(number)) = stage
+            && !endpoint.end_assist(self.rank(number))
+        {
+            self.parting.retain(|parting| parting.peer != peer);
+            self.parting.push(PartingPeer { peer, is_released });
+            return false;
+        }
         self.calls.send_goodbye_to(peer);
         if let Some(across) = &mut self.across {
             across.send_goodbye_to(peer);
         }
         if let Ok(PeerStage::Connected(number)) = stage {
-            // The peer lives, and may be writing its part of a message into a buffer of this process.
-            endpoint.end_assist(self.rank(number));
             endpoint.waiter.watch.send_goodbye_to(self.rank(number) as usize);
             if let Some(net) = endpoint.net_mut() {
                 net.disconnect(self.rank(number));
@@ -478,6 +498,28 @@ impl PeerTable {
             }
         }
         self.end(peer, PeerEnd::Disconnected, Failure::Finished, endpoint);
+        true
+    }
+
+    /// Parts from the peers that have ended their copies. Returns whether there was one.
+    pub(super) fn part_later(&mut self, endpoint: &mut Endpoint) -> bool {
+        let mut parted = false;
+        for PartingPeer { peer, is_released } in std::mem::take(&mut self.parting) {
+            let copies = self.connected_rank(peer).is_some_and(|rank| {
+                endpoint.engine.failure(rank).is_none() && !endpoint.engine.end_assist(rank)
+            });
+            if copies {
+                self.parting.push(PartingPeer { peer, is_released });
+                continue;
+            }
+            parted = true;
+            // An error says that the peer was released meanwhile.
+            let _ = match is_released {
+                true => self.disconnect(peer, endpoint),
+                false => Ok(_ = self.part_from(peer, false, endpoint)),
+            };
+        }
+        parted
     }
 
     pub(super) fn disconnect(&mut self, peer: PeerRef, endpoint: &mut Endpoint) -> Result<(), Error> {
@@ -485,7 +527,9 @@ impl PeerTable {
         if self.is_rank(peer) {
             return Err(PeerError::Pinned.into());
         }
-        self.part_from(peer, endpoint);
+        if !self.part_from(peer, true, endpoint) {
+            return Ok(());
+        }
         // Those of its earlier connections are among them.
         for EndingNumber { number, .. } in &self.ending {
             if self.numbered.get(*number as usize).copied().flatten().is_some_and(|it| it.peer == peer) {

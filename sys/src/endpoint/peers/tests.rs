@@ -3,13 +3,13 @@ mod cells;
 mod flood;
 mod groups;
 mod meeting;
+mod parting;
 mod worlds;
 
 use std::thread;
 use std::time::Duration;
 
 use nemesia_core::peers::PeerError;
-use nemesia_core::port::SharedCopy as _;
 
 use super::*;
 use crate::{Config, Source, Tag};
@@ -493,51 +493,6 @@ fn disconnect_after_an_offer(mut one: Endpoint, mut two: Endpoint, sent: &mut [u
     }
     one.close().unwrap();
     two.close().unwrap();
-}
-
-/// A receiver that disconnects waits until its sender does not write into its buffer any more.
-#[test]
-fn a_buffer_is_not_returned_while_the_former_peer_writes_into_it() {
-    const LEN: usize = 4 << 20;
-    let config =
-        || Config::default().assist_bytes(Some(1 << 20)).assist_pieces(4096, 4096).timeout_seconds(3600);
-    let (mut one, mut two) = (Endpoint::alone(&config()).unwrap(), Endpoint::alone(&config()).unwrap());
-    let [from, to] = connected(&mut one, &mut two);
-    let (sent, mut received) = (vec![3_u8; LEN], vec![0_u8; LEN]);
-    // SAFETY: the buffers outlive the requests, and no other code uses them meanwhile.
-    let (receive, send) = unsafe {
-        let receive = one.irecv(Source::Rank(from), Tag::Exactly(1), received.as_mut_ptr(), LEN).unwrap();
-        (receive, two.isend(to, 1, sent.as_ptr(), LEN).unwrap())
-    };
-    let assist = loop {
-        if one.test(receive).unwrap().is_some() {
-            crate::os::testing::skipped("no message is copied by both sides here");
-            return;
-        }
-        if let Some(assist) = two.engine.port_mut().local_mut().find_assist(to as u32) {
-            break assist;
-        }
-    };
-    // The sender begins to write a part, and is stopped.
-    let part = two.engine.port_mut().local_mut().join_assist(to as u32, assist.end).unwrap();
-    let returned = std::sync::atomic::AtomicBool::new(false);
-    thread::scope(|scope| {
-        let disconnecting = scope.spawn(|| {
-            let peer = one.peer_of(from).unwrap();
-            one.disconnect(peer).unwrap();
-            returned.store(true, std::sync::atomic::Ordering::Release);
-        });
-        for _ in 0..1000 {
-            thread::yield_now();
-            assert!(!returned.load(std::sync::atomic::Ordering::Acquire), "the sender is about to write");
-        }
-        two.engine.port_mut().local_mut().end_part(to as u32, part, true);
-        disconnecting.join().unwrap();
-    });
-    assert!(matches!(one.test(receive), Err(Error::PeerFailed { .. })));
-    let _ = two.test(send);
-    one.close().unwrap();
-    drop(two);
 }
 
 /// The credit of a caller comes with the answer, so its first messages do not wait until the callee has processed the

@@ -18,6 +18,11 @@ use crate::error::Error;
 /// The number of polls of the likeliest place between two full polls of a blocking receive.
 const GLANCES: u32 = 4;
 
+/// The time in which a peer that was not stopped has ended a copy of its part of a message, and the interval at which a
+/// process that waits for longer looks.
+const COPY_ENDS_IN: Duration = Duration::from_millis(100);
+const COPY_LOOKED_AT: Duration = Duration::from_millis(1);
+
 /// A request that uses a buffer of the caller's while code runs that may panic: the handler of an active
 /// message, or a subscriber of `tracing`. It is dropped only if that code panics, and forgotten otherwise.
 struct BorrowedRequest<'a> {
@@ -247,31 +252,39 @@ impl Endpoint {
     }
 
     /// Waits until no peer copies into a buffer of this process. The buffer then belongs to its owner again. A
-    /// peer finishes such a copy within microseconds, or it is gone. The wait has a limit, in case a peer
-    /// claims to copy forever.
+    /// peer finishes such a copy within microseconds, or it is dead. A peer that is stopped in the middle is waited
+    /// for without a limit: the memory of the buffer can't be taken from it.
     pub(in crate::endpoint) fn end_assists(&mut self) {
-        self.wait_for_copies(|endpoint| endpoint.engine.end_assists());
+        self.wait_for_copies(None, |endpoint| endpoint.engine.end_assists());
     }
 
-    /// As [`Endpoint::end_assists`], for one peer. The wait also ends when the peer is found dead.
-    pub(in crate::endpoint) fn end_assist(&mut self, peer: u32) {
-        self.wait_for_copies(|endpoint| {
+    /// As [`Endpoint::end_assists`], for one peer and for at most [`COPY_ENDS_IN`]. Returns whether the peer copies
+    /// nothing, or is dead.
+    pub(in crate::endpoint) fn end_assist(&mut self, peer: u32) -> bool {
+        self.wait_for_copies(Some(COPY_ENDS_IN), |endpoint| {
             endpoint.engine.failure(peer).is_some() || endpoint.engine.end_assist(peer)
-        });
+        })
     }
 
-    fn wait_for_copies(&mut self, mut have_ended: impl FnMut(&mut Self) -> bool) {
-        let mut wait = Wait::new(Some(self.patience()));
+    /// Returns whether that has come within the limit.
+    fn wait_for_copies(
+        &mut self,
+        limit: Option<Duration>,
+        mut have_ended: impl FnMut(&mut Self) -> bool,
+    ) -> bool {
+        let mut wait = Wait::new(limit);
         while !have_ended(self) {
             spin_hint();
             if !self.keep_polling(&mut wait, 0) {
-                // A sleep has no use here.
                 match self.rest(&mut wait) {
+                    Ok(SpinAction::Poll) => {}
                     Ok(SpinAction::Yield) => self.give_way(&mut wait),
-                    Ok(_) => {}
-                    Err(_) => return,
+                    // The peer wakes nobody when it has ended.
+                    Ok(_) => std::thread::sleep(COPY_LOOKED_AT),
+                    Err(_) => return false,
                 }
             }
         }
+        true
     }
 }
