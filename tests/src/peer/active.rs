@@ -31,6 +31,7 @@ struct Seen {
 }
 
 pub(super) fn run(seed: u64) -> Outcome {
+    let questions = questions();
     let mut endpoint = open()?;
     let (rank, size) = (endpoint.rank(), endpoint.size());
     let seen =
@@ -39,11 +40,11 @@ pub(super) fn run(seed: u64) -> Outcome {
     barrier(&mut endpoint, BARRIER)?;
     let most = endpoint.active_bytes();
     let mut random = Random::new(seed_of(&[seed, rank as u64]));
-    for number in 1..=questions() {
+    for number in 1..=questions {
         for to in 0..size {
             // Most fit into one packet, some take several.
             let usual = if number % 100 == 0 { 100_000 } else { 2000 };
-            let longest = if number == questions() { most - 16 } else { usual };
+            let longest = if number == questions { most - 16 } else { usual };
             let len = random.pick(&[0, 1, 8, 40, 500, 2000, longest]).min(most - 16);
             let content = filled(seed_of(&[number, len as u64]), len);
             endpoint.send_active(to, ASK, &header(number, len), &content)?;
@@ -53,8 +54,8 @@ pub(super) fn run(seed: u64) -> Outcome {
         let finished = {
             let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
             ensure(seen.wrong.is_empty(), || seen.wrong.join("\n"))?;
-            seen.answered.iter().all(|last| *last == questions())
-                && seen.asked.iter().all(|last| *last == questions())
+            seen.answered.iter().all(|last| *last == questions)
+                && seen.asked.iter().all(|last| *last == questions)
                 && seen.later.is_empty()
         };
         if finished {
@@ -71,7 +72,7 @@ pub(super) fn run(seed: u64) -> Outcome {
         endpoint.progress();
     }
     barrier(&mut endpoint, BARRIER + 2)?;
-    tell(&format!("rank {rank}: {} questions for each of {size}, all answered", questions()))?;
+    tell(&format!("rank {rank}: {questions} questions for each of {size}, all answered"))?;
     Ok(endpoint.close()?)
 }
 

@@ -513,11 +513,12 @@ impl PeerTable {
                 continue;
             }
             parted = true;
-            // An error says that the peer was released meanwhile.
-            let _ = match is_released {
-                true => self.disconnect(peer, endpoint),
-                false => Ok(_ = self.part_from(peer, false, endpoint)),
-            };
+            if is_released {
+                // An error says that the peer was released meanwhile.
+                let _ = self.disconnect(peer, endpoint);
+            } else {
+                self.part_from(peer, false, endpoint);
+            }
         }
         parted
     }

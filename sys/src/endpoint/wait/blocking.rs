@@ -279,7 +279,7 @@ impl Endpoint {
                 match self.rest(&mut wait) {
                     Ok(SpinAction::Poll) => {}
                     Ok(SpinAction::Yield) => self.give_way(&mut wait),
-                    // The peer wakes nobody when it has ended.
+                    // A peer that ends its copy wakes no thread that waits for that.
                     Ok(_) => std::thread::sleep(COPY_LOOKED_AT),
                     Err(_) => return false,
                 }
