@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | connected | Requests with it proceed. | [`Engine::depart`], [`Engine::fail`] |
 //! | departed | Nothing can be sent to it. Packets that it sent before may still be delivered ([`Engine::drain`]). | [`Engine::fail`] |
-//! | failed | All requests that only it could complete have ended. Messages that arrived whole can be received. | [`Engine::reconnect`], [`Engine::add_peer`] |
+//! | failed | All requests that only it could complete have ended, but for one ([`Engine::writes_late`]). Messages that arrived whole can be received. | [`Engine::reconnect`], [`Engine::add_peer`] |
 //!
 //! | file | contents |
 //! |---|---|
@@ -74,11 +74,25 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// order, or was the last peer, receives from any source fail too, until [`Engine::acknowledge`] (as in
     /// MPI's ULFM); unless they outlive failures ([`Engine::outlive_failures`]). Messages of the peer that arrived
     /// whole can still be received. The other peers are not affected.
+    ///
+    /// A peer that fails by [`Failure::Fault`] lives, and may be writing its part of a message into the buffer of a
+    /// receive. That receive ends when the peer has done so, or when this is called for another failure: the peer is
+    /// dead, or has left. Until then [`Engine::writes_late`].
     pub fn fail(&mut self, peer: PeerId, failure: Failure) {
-        if peer >= self.size() || self.failure(peer).is_some() {
+        if peer >= self.size() {
+            return;
+        }
+        let lives = matches!(failure, Failure::Fault(_));
+        if self.failure(peer).is_some() {
+            if !lives {
+                self.end_late(peer);
+            }
             return;
         }
         self.meet(peer);
+        if lives {
+            self.keep_late(peer);
+        }
         self.trace.note("fail", peer.into());
         self.peer(peer).failure = Some(failure);
         self.peer(peer).assist = None;
@@ -97,9 +111,20 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.peer(peer).unacknowledged = true;
         }
         self.close_account(peer);
-        if !self.is_rank(peer) {
+        self.report_ended(peer);
+    }
+
+    /// Makes [`Engine::next_ended`] return a failed peer, once it writes no more.
+    pub(in crate::engine) fn report_ended(&mut self, peer: PeerId) {
+        if !self.is_rank(peer) && !self.writes_late(peer) {
             self.failures.ended.add(peer, &mut self.peers.borrow_mut()[peer as usize].next_ended);
         }
+    }
+
+    /// Returns whether a failed peer may be writing into the buffer of a receive that has not ended. The connection
+    /// shows whether the peer is dead, so the layer above keeps it, and the peer's segments.
+    pub fn writes_late(&self, peer: PeerId) -> bool {
+        self.peers.borrow().get(peer as usize).is_some_and(|it| it.late.is_some())
     }
 
     #[cold]

@@ -75,6 +75,8 @@ pub struct Peer {
     pub(super) accesses: u32,
     /// The send that this process currently assists.
     pub(super) assist: Option<Assist>,
+    /// The receive into whose buffer the peer may be writing although it has failed.
+    pub(super) late: Option<u32>,
     /// The next peer in the list of peers with work.
     pub(super) next_work: WorkLink,
     /// The next peer in the list of peers that have failed.
@@ -101,6 +103,7 @@ impl Peer {
             || self.sharable > 0
             || self.assist.is_some()
             || self.accesses > 0
+            || self.late.is_some()
             || PeerQueue::WORK.iter().any(|&queue| !self.queue(queue).is_empty())
     }
 

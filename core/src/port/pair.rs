@@ -555,6 +555,10 @@ impl<L: SharedCopy, R, T> SharedCopy for Pair<L, R, T> {
         self.local.close_assist(peer);
     }
 
+    fn keep_assist(&mut self, peer: PeerId) {
+        self.local.keep_assist(peer);
+    }
+
     fn find_assist(&mut self, peer: PeerId) -> Option<AssistedCopy> {
         self.local.find_assist(peer)
     }

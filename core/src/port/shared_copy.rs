@@ -67,6 +67,12 @@ pub trait SharedCopy {
         let _ = peer;
     }
 
+    /// Keeps the share of a peer whose connection is closed next although the peer may be writing.
+    /// [`SharedCopy::next_chunk`] goes on until the connection is closed once more.
+    fn keep_assist(&mut self, peer: PeerId) {
+        let _ = peer;
+    }
+
     /// Returns a share that the peer, as receiver, has opened and that was not returned before. Its fields
     /// are unchecked.
     fn find_assist(&mut self, peer: PeerId) -> Option<AssistedCopy> {

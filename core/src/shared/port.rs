@@ -33,6 +33,7 @@ use link::Condition;
 pub use link::{Ends, Link};
 use prefetch::WritePrefetch;
 use queues::ReceiveQueues;
+use remote::{KeptShare, MOST_KEPT};
 
 use super::pool::{CellPool, CellRecord};
 use super::queue::Consumer;
@@ -120,6 +121,8 @@ where
     lists: u64,
     /// The closed links whose peers still have cells.
     left: [Option<LeftCells<'a>>; MOST_LEFT],
+    /// The shares of closed links whose peers may be writing.
+    kept: [Option<KeptShare<'a>>; MOST_KEPT],
 }
 
 impl<'a, H, L, R> ShmPort<'a, H, L, R>
@@ -167,6 +170,7 @@ where
             runs: RunTable::new(),
             lists: 0,
             left: [const { None }; MOST_LEFT],
+            kept: [const { None }; MOST_KEPT],
         };
         port.follow_links();
         for peer in (0..port.peers()).take(HOT) {

@@ -414,6 +414,12 @@ impl SharedCopy for SharedPort<'_> {
         }
     }
 
+    fn keep_assist(&mut self, peer: PeerId) {
+        if self.may_act() {
+            self.port.keep_assist(peer);
+        }
+    }
+
     fn find_assist(&mut self, peer: PeerId) -> Option<AssistedCopy> {
         self.port.find_assist(peer)
     }

@@ -36,8 +36,8 @@ impl Peer {
 
 impl<P: Port, S: Storage> Engine<P, S> {
     /// Reconnects a failed peer whose new process the port is connected to. All operations started from now on refer to
-    /// the new process. Returns `false` without any effect if the peer has not failed, or if its credit belongs to
-    /// another peer by now, in an engine that was opened alone.
+    /// the new process. Returns `false` without any effect if the peer has not failed, if it may be writing
+    /// ([`Engine::writes_late`]), or if its credit belongs to another peer by now, in an engine that was opened alone.
     ///
     /// Messages of the former process that were not received are dropped. A message that a matched probe has removed
     /// from the queue can still be received if it arrived whole and its sender did not wait for the receive. The
@@ -46,7 +46,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// zero.
     #[cold]
     pub fn reconnect(&mut self, peer: PeerId) -> bool {
-        if peer == self.rank || matches!(self.failure(peer), None | Some(Failure::Absent)) {
+        if peer == self.rank
+            || matches!(self.failure(peer), None | Some(Failure::Absent))
+            || self.writes_late(peer)
+        {
             return false;
         }
         let has_reserve = self.peer(peer).account.has_reserve();

@@ -2,11 +2,12 @@
 //! message from the end. [`crate::shared::assist`] assigns the parts, so that no byte is written twice.
 //!
 //! The receiver opens the shared copy (`lmt/get.rs`), and may end it ([`Engine::end_assists`]). The sender looks for it
-//! whenever it works for the peer. The state of the sender is [`Assist`].
+//! whenever it works for the peer. The state of the sender is [`Assist`]. A receive does not end while the sender may be
+//! writing into its buffer, not even if the sender violates the protocol ([`Engine::keep_late`]).
 #![forbid(unsafe_code)]
 
 use crate::engine::peer::PeerQueue;
-use crate::engine::request::{SendMessage, State};
+use crate::engine::request::{CompletionError, SendMessage, State};
 use crate::engine::state::{Assist, TransferPhase};
 use crate::engine::{Engine, Storage};
 use crate::port::{NextChunk, PeerId, Port};
@@ -21,18 +22,44 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// As [`Engine::end_assists`], for the copies of one peer.
     pub fn end_assist(&mut self, peer: PeerId) -> bool {
-        let Some(index) = self.first(peer, PeerQueue::Pulling) else { return true };
-        let State::Receiving { incoming, .. } = &self.requests.get(index).0 else { return true };
-        if !matches!(incoming.phase, TransferPhase::Assist | TransferPhase::Broken) {
-            return true;
+        if self.peer(peer).late.is_none() {
+            let Some(index) = self.first(peer, PeerQueue::Pulling) else { return true };
+            let State::Receiving { incoming, .. } = &self.requests.get(index).0 else { return true };
+            if !matches!(incoming.phase, TransferPhase::Assist | TransferPhase::Broken) {
+                return true;
+            }
+            self.port.close_assist(peer);
         }
-        self.port.close_assist(peer);
         loop {
             match self.port.next_chunk(peer) {
                 NextChunk::Copy(_) => {}
                 NextChunk::Wait => return false,
                 NextChunk::Done => return true,
             }
+        }
+    }
+
+    /// Keeps the receive into whose buffer a peer that fails may be writing, until the peer has ended its part
+    /// ([`Engine::end_late`]). The peer lives, so only then the buffer is its owner's again.
+    pub(in crate::engine) fn keep_late(&mut self, peer: PeerId) {
+        if !self.end_assist(peer)
+            && let Some(index) = self.first(peer, PeerQueue::Pulling)
+        {
+            self.dequeue(peer, PeerQueue::Pulling, index);
+            self.peer(peer).late = Some(index);
+            self.port.keep_assist(peer);
+            self.list_work(peer);
+        }
+    }
+
+    /// Ends the receive that [`Engine::keep_late`] has kept, if there is one.
+    #[cold]
+    pub(in crate::engine) fn end_late(&mut self, peer: PeerId) {
+        let late = self.peer(peer).late.take();
+        if let (Some(index), Some(failure)) = (late, self.failure(peer)) {
+            self.port.close(peer);
+            self.complete(index, Err(CompletionError::PeerFailed { peer, failure }));
+            self.report_ended(peer);
         }
     }
 

@@ -48,6 +48,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 self.traced(("help", peer.into()), |engine| engine.assist(peer), |assisted| *assisted);
             moved += usize::from(assisted);
         }
+        if self.peer(peer).late.is_some() && self.end_assist(peer) {
+            self.end_late(peer);
+            moved += 1;
+        }
         if self.peer(peer).has_work() {
             self.list_work(peer);
         }

@@ -288,6 +288,10 @@ impl<P: SharedCopy> SharedCopy for RecordingPort<P> {
         self.port.close_assist(peer);
     }
 
+    fn keep_assist(&mut self, peer: PeerId) {
+        self.port.keep_assist(peer);
+    }
+
     fn find_assist(&mut self, peer: PeerId) -> Option<AssistedCopy> {
         self.port.find_assist(peer)
     }

@@ -111,6 +111,10 @@ where
         // The owner's buffers are used again when its requests have failed, after this call.
         end(ends.end_mark);
         end_reading(ends.end_mark);
+        let kept = self.kept.iter_mut().find(|place| place.is_none());
+        if let Some(place) = kept.filter(|_| traffic.conditions.has(Condition::KeepsShare)) {
+            *place = Some((peer, ends.assist));
+        }
         let place = self.left.iter_mut().find(|place| place.is_none());
         match place {
             Some(place) if traffic.conditions.has(Condition::LeavesCells) && traffic.lent > 0 => {

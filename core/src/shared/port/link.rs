@@ -56,6 +56,8 @@ pub(super) enum Condition {
     Waits = 4,
     /// Its close leaves the peer the cells that it holds.
     LeavesCells = 8,
+    /// Its close keeps the share that the peer may be writing.
+    KeepsShare = 16,
 }
 
 /// The conditions that hold, in one byte.

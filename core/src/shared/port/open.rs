@@ -16,10 +16,10 @@ where
 {
     /// Connects a peer that has no link. The link segments of both sides are new. The peer may have opened its link
     /// already, and may have sent packets. Returns `false` if a link already exists, if a former one has left cells to
-    /// its peer, or if there is no place for it.
+    /// its peer or keeps a share, or if there is no place for it.
     #[cold]
     pub fn open(&mut self, peer: PeerId, mut link: Link<'a>) -> bool {
-        if self.has_left_cells(peer) {
+        if self.is_open(peer) {
             return false;
         }
         let Some(place @ None) = self.links.borrow_mut().get_mut(peer as usize) else { return false };
@@ -33,9 +33,11 @@ where
     }
 
     /// Returns whether the port has views of the peer's segments: it has a link with this peer, or a closed one has
-    /// left the peer cells.
+    /// left the peer cells, or keeps a share.
     pub fn is_open(&self, peer: PeerId) -> bool {
-        self.links.borrow().get(peer as usize).is_some_and(Option::is_some) || self.has_left_cells(peer)
+        self.links.borrow().get(peer as usize).is_some_and(Option::is_some)
+            || self.has_left_cells(peer)
+            || self.kept.iter().flatten().any(|(writer, _)| *writer == peer)
     }
 
     /// Lets `grow` make places for the links of more peers. Places are never taken away.

@@ -212,6 +212,8 @@ where
             self.linked -= 1;
             self.follow_links();
             self.end_link(peer, link);
+        } else if let Some(place) = self.kept_place(peer) {
+            *place = None;
         }
         self.runs.forget(peer);
         if let Some(at) = self.hot[..self.hot_count].iter().position(|&hot| hot == peer) {

@@ -5,17 +5,25 @@
 
 use core::borrow::BorrowMut;
 
-use super::{Host, Link, ShmPort};
+use super::{Condition, Host, Link, ShmPort};
 use crate::payload::{ReceiveList, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
 use crate::port::{
     AccessError, Accessed, AccessedRanges, AssistedCopy, Exposure, NextChunk, Part, PeerId, RemoteAccess,
     RemoteRun, SharedCopy, describe_runs,
 };
+use crate::shared::assist::AssistReceiver;
 use crate::shared::pool::CellRecord;
 use crate::shared::sleep::WakeReason;
 use crate::sync::Word64;
 use crate::wire::mappable::MappableBytes;
 use crate::wire::rendezvous::Descriptor;
+
+/// Most closed links of which a port keeps a share that the peer may be writing. The receives of others end when their
+/// peers are dead, or have left.
+pub(super) const MOST_KEPT: usize = 8;
+
+/// The share of a closed link, and its peer.
+pub(super) type KeptShare<'a> = (PeerId, AssistReceiver<'a>);
 
 // SAFETY: an access ends before `get` returns. Peers only read by what `expose` describes: an address, and memory
 // that the owner has lent them.
@@ -124,6 +132,11 @@ where
         host.pull_runs(peer, part, to)
     }
 
+    /// Returns the place of the share of a closed link.
+    pub(super) fn kept_place(&mut self, peer: PeerId) -> Option<&mut Option<KeptShare<'a>>> {
+        self.kept.iter_mut().find(|place| place.as_ref().is_some_and(|(writer, _)| *writer == peer))
+    }
+
     /// Returns the description of a receive buffer, if it lies in memory that peers may map for writing.
     fn lent(&self, assist: &AssistedCopy) -> Option<MappableBytes> {
         let len = usize::try_from(assist.end).ok()?;
@@ -156,12 +169,23 @@ where
     }
 
     fn next_chunk(&mut self, peer: PeerId) -> NextChunk {
-        self.link(peer).map_or(NextChunk::Wait, |link| link.ends.assist.next_chunk())
+        if let Some(link) = self.link(peer) {
+            return link.ends.assist.next_chunk();
+        }
+        // Without a place for the share, it is not known whether the peer has left it.
+        let kept = self.kept_place(peer).and_then(Option::as_mut);
+        kept.map_or(NextChunk::Wait, |(_, share)| share.next_chunk())
     }
 
     fn close_assist(&mut self, peer: PeerId) {
         if let Some(link) = self.link(peer) {
             link.ends.assist.close();
+        }
+    }
+
+    fn keep_assist(&mut self, peer: PeerId) {
+        if let Some(link) = self.link(peer) {
+            link.traffic.conditions.set(Condition::KeepsShare, true);
         }
     }
 

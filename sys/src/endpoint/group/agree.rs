@@ -429,6 +429,7 @@ impl Endpoint {
     pub(in crate::endpoint) fn disconnect_faulty(&mut self) {
         for rank in 0..self.numbers() {
             if let Some(failure @ Failure::Fault(_)) = self.failure(rank)
+                && !self.engine.writes_late(rank as u32)
                 && self.waiter.release(rank)
             {
                 events::failed(rank, failure);

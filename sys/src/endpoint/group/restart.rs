@@ -219,9 +219,9 @@ impl Endpoint {
     /// changed anything.
     pub(in crate::endpoint) fn attend_rejoin(&mut self) -> bool {
         self.rejoin.open();
-        let Self { rejoin, engine, waiter, leaving, .. } = self;
+        let Self { rejoin, waiter, leaving, .. } = self;
         rejoin.hear(|rank| {
-            if engine.failure(rank as u32).is_some() || !waiter.watch.is_watched(rank) {
+            if !waiter.watch.is_watched(rank) {
                 return false;
             }
             // A process that was started again connects only after its predecessor has ended, so the end is visible by

@@ -147,10 +147,11 @@ impl PeerTable {
         }
     }
 
-    /// Records the end of a peer's connection, if the engine has reported it as failed.
+    /// Records the end of a peer's connection, if the engine has reported it as failed, and the peer writes no more.
     pub(super) fn note_failure(&mut self, peer: PeerRef, endpoint: &mut Endpoint) {
         if let Ok(PeerStage::Connected(number)) = self.table.stage(peer)
             && let Some(failure) = endpoint.engine.failure(self.rank(number))
+            && !endpoint.engine.writes_late(self.rank(number))
         {
             self.end(peer, end_of(failure), failure, endpoint);
         }

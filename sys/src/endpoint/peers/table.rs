@@ -505,10 +505,7 @@ impl PeerTable {
     pub(super) fn part_later(&mut self, endpoint: &mut Endpoint) -> bool {
         let mut parted = false;
         for PartingPeer { peer, is_released } in std::mem::take(&mut self.parting) {
-            let copies = self.connected_rank(peer).is_some_and(|rank| {
-                endpoint.engine.failure(rank).is_none() && !endpoint.engine.end_assist(rank)
-            });
-            if copies {
+            if self.connected_rank(peer).is_some_and(|rank| !endpoint.engine.end_assist(rank)) {
                 self.parting.push(PartingPeer { peer, is_released });
                 continue;
             }

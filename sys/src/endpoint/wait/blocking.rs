@@ -255,15 +255,15 @@ impl Endpoint {
     /// peer finishes such a copy within microseconds, or it is dead. A peer that is stopped in the middle is waited
     /// for without a limit: the memory of the buffer can't be taken from it.
     pub(in crate::endpoint) fn end_assists(&mut self) {
-        self.wait_for_copies(None, |endpoint| endpoint.engine.end_assists());
+        let mut wait = || self.wait_for_copies(None, |endpoint| endpoint.engine.end_assists());
+        // A panic of a subscriber of `tracing` does not end the wait. The drop of its payload may panic again.
+        while catch_unwind(AssertUnwindSafe(&mut wait)).map_err(std::mem::forget).is_err() {}
     }
 
     /// As [`Endpoint::end_assists`], for one peer and for at most [`COPY_ENDS_IN`]. Returns whether the peer copies
     /// nothing, or is dead.
     pub(in crate::endpoint) fn end_assist(&mut self, peer: u32) -> bool {
-        self.wait_for_copies(Some(COPY_ENDS_IN), |endpoint| {
-            endpoint.engine.failure(peer).is_some() || endpoint.engine.end_assist(peer)
-        })
+        self.wait_for_copies(Some(COPY_ENDS_IN), |endpoint| endpoint.engine.end_assist(peer))
     }
 
     /// Returns whether that has come within the limit.

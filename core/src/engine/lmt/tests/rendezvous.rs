@@ -7,7 +7,7 @@ use std::vec::Vec;
 use crate::engine::tests::world::{AMPLE, ASSIST, RequestHandle, TUNING, World, WorldRoom, pattern};
 use crate::engine::{CompletionError, Failure, PACKETS_A_TURN, RequestId, Status, Truncation, Tuning};
 use crate::matching::{Pattern, Source};
-use crate::port::{PeerId, PortFault};
+use crate::port::{Part, PeerId, PortFault};
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::WorldShape;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
@@ -193,6 +193,71 @@ fn sender_copies_nothing_more_after_its_receiver_has_failed_it() {
         world.engine(0).step();
     }
     assert_eq!(pushed(), before, "bytes were copied into a buffer of another owner");
+}
+
+/// Makes each of these ranks announce a message to `to`, and claim a part that it does not write. Returns the receives,
+/// and the parts.
+fn stopped_copies(world: &mut World<'_>, from: &[PeerId], to: PeerId) -> Vec<(RequestHandle, Part)> {
+    let mut claim = |from: PeerId| {
+        let receive = world.recv(to, from, 1, 100_000);
+        world.isend(from, to, 1, contents(1, 100_000));
+        let assist = loop {
+            world.engine(to).step();
+            if let Some(assist) = world.engine(from).port_mut().find_assist(to) {
+                break assist;
+            }
+        };
+        (receive, world.engine(from).port_mut().join_assist(to, assist.end).unwrap())
+    };
+    from.iter().map(|from| claim(*from)).collect()
+}
+
+#[test]
+fn receive_from_a_faulty_peer_ends_when_the_peer_has_ended_its_part_or_is_dead() {
+    let fault = Failure::Fault(PortFault::Memory { len: 1 });
+    for end in [None, Some(Failure::Died)] {
+        let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
+        let mut world = World::new(&fabric, AMPLE);
+        let (receive, part) = stopped_copies(&mut world, &[0], 1)[0];
+        let posted = world.recv(1, 0, 2, 8);
+        world.engine(1).fail(0, fault);
+        let failed = Err(CompletionError::PeerFailed { peer: 0, failure: fault });
+        assert_eq!(world.done(posted).0, failed, "all others end at once");
+        for _ in 0..100 {
+            world.engine(1).progress();
+            assert!(world.test(receive).is_none(), "the sender is about to write");
+        }
+        assert!(world.engine(1).writes_late(0) && !world.engine(1).end_assists());
+        assert!(!world.engine(1).reconnect(0), "the segments are in use");
+        match end {
+            None => world.engine(0).port_mut().end_part(1, part, true),
+            Some(failure) => world.engine(1).fail(0, failure),
+        }
+        world.engine(1).progress();
+        assert_eq!(world.done(receive).0, failed);
+        assert!(!world.engine(1).writes_late(0) && world.engine(1).end_assists());
+        assert!(world.engine(1).reconnect(0));
+    }
+}
+
+#[test]
+fn receives_for_whose_shares_there_is_no_place_end_when_their_peers_are_dead() {
+    let fabric = Fabric::reading(tiny(12), Reading::Always, 1);
+    let mut world = World::new(&fabric, AMPLE);
+    let from: Vec<_> = (0..11).collect();
+    let copies = stopped_copies(&mut world, &from, 11);
+    for from in from {
+        world.engine(11).fail(from, Failure::Fault(PortFault::Memory { len: 1 }));
+    }
+    for (from, (_, part)) in (0..).zip(&copies) {
+        world.engine(from).port_mut().end_part(11, *part, true);
+    }
+    world.engine(11).progress();
+    assert_eq!((0..11).filter(|from| world.engine(11).writes_late(*from)).count(), 3);
+    (0..11).for_each(|from| world.engine(11).fail(from, Failure::Died));
+    for (receive, _) in copies {
+        assert!(matches!(world.done(receive).0, Err(CompletionError::PeerFailed { .. })));
+    }
 }
 
 #[test]

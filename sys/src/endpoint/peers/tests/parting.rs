@@ -1,6 +1,6 @@
 //! The end of a connection while the peer writes into a buffer of this process.
 
-use nemesia_core::port::{Part, SharedCopy as _};
+use nemesia_core::port::{Part, PortFault, SharedCopy as _};
 
 use super::*;
 use crate::endpoint::Request;
@@ -80,6 +80,49 @@ fn a_buffer_is_not_returned_while_the_former_peer_writes_into_it() {
     }
     [receiver, sender, other].into_iter().for_each(drop);
     drop(buffers);
+}
+
+/// So does the receive from a peer that has violated the protocol, or that a local error has cut off: it lives.
+#[test]
+fn a_buffer_is_not_returned_while_a_faulty_peer_writes_into_it() {
+    for leaves in [false, true] {
+        let Some(StoppedCopy { mut receiver, mut sender, ranks: [from, to], receive, part, buffers }) =
+            StoppedCopy::new()
+        else {
+            return;
+        };
+        let mut other = alone();
+        let [third, back] = connected(&mut receiver, &mut other);
+        let peer = receiver.peer_of(from).unwrap();
+        receiver.fault(from as u32, PortFault::Memory { len: 1 });
+        for round in 0..3 {
+            receiver.send(third, round, b"goes on").unwrap();
+            let mut buf = [0; 7];
+            other.recv(Source::Rank(back), Tag::Exactly(round), &mut buf).unwrap();
+            receiver.check_liveness();
+            assert!(receiver.test(receive).unwrap().is_none(), "the sender is about to write");
+        }
+        assert!(matches!(receiver.send(from, 1, b"no"), Err(Error::PeerFailed { .. })));
+        // An endpoint that is dropped writes no more.
+        let sender = if leaves {
+            drop(sender);
+            None
+        } else {
+            sender.engine.port_mut().local_mut().end_part(to as u32, part, true);
+            Some(sender)
+        };
+        let end = loop {
+            receiver.check_liveness();
+            match receiver.test(receive) {
+                Ok(None) => {}
+                end => break end,
+            }
+        };
+        assert!(matches!(end, Err(Error::PeerFailed { .. })), "{end:?}");
+        receiver.disconnect(peer).unwrap();
+        assert!(receiver.stage_of(peer).is_err(), "the connection has ended");
+        drop((receiver, sender, other, buffers));
+    }
 }
 
 /// An endpoint that is dropped waits for that as well, for longer than its limit of time.
