@@ -87,7 +87,7 @@ fn single_copy(config: &Config) -> Verdict {
     let stamp = IdentityStamp { address: std::ptr::from_ref(&value) as u64, value };
     let memory = RemoteMemory::new(std::process::id() as i32, stamp);
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    let probed = memory.map_or(Err(CopyError::OtherProcess), |memory| memory.check());
+    let probed = memory.map_or(Err(CopyError::OtherProcess), |memory| memory.permitted());
     let where_ = match config.single_copy {
         SingleCopy::Auto => " where that is faster than a stream",
         _ => "",

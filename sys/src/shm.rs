@@ -392,7 +392,7 @@ fn ask_for_all(config: &Config, origin: &ProcessOrigin, warnings: &mut Vec<Strin
     Ok(())
 }
 
-/// Returns the memory of each peer that the kernel lets us read, after a trial read, or the reason for the refusal.
+/// Returns the memory of each peer that the kernel lets us read, or the reason for the refusal.
 fn readable(
     config: &Config,
     peers: &mut [Option<Peer>],
@@ -417,7 +417,7 @@ fn readable(
     Ok(readable)
 }
 
-/// Returns the memory of one peer if the kernel lets us read it, after a trial read, or the reason for the refusal.
+/// Returns the memory of one peer if the kernel lets us read it, or the reason for the refusal.
 fn readable_one(config: &Config, peer: &mut Peer) -> Result<RemoteMemory, String> {
     if config.single_copy == SingleCopy::Off {
         return Err(OFF.to_owned());
@@ -427,7 +427,7 @@ fn readable_one(config: &Config, peer: &mut Peer) -> Result<RemoteMemory, String
          the same NEMESIA_SINGLE_COPY"
             .to_owned()
     })?;
-    memory.check().map(|()| memory).map_err(CopyError::explain)
+    memory.permitted().map(|()| memory).map_err(CopyError::explain)
 }
 
 /// Not an unmet preference: no setting changes it.

@@ -14,6 +14,10 @@
 //!   one address space for ever, even if the process number is reused. When that address space is gone (its
 //!   process has ended, or has called `exec`), writes fail.
 //!
+//! A copy waits for the pages of the other process, which may hold them back (`userfaultfd(2)`, FUSE), until that process
+//! is dead. So nothing is read at first contact, when any process of this user may be the caller
+//! ([`RemoteMemory::permitted`]).
+//!
 //! The kernel copies each page twice through `/proc/PID/mem`. Measured on one machine, a write takes 1.7 to 1.9
 //! times as long as by `process_vm_writev`, and a read 1.5 times as long as by `process_vm_readv`: so reads do
 //! not use it. The stamp costs a read 0.1 to 0.3 us.
@@ -31,6 +35,8 @@ use super::life::PeerLife;
 
 /// The bytes of an [`IdentityStamp`].
 const STAMP_BYTES: usize = 8;
+/// An address at which no process can have memory: the last page belongs to the kernel.
+const NOWHERE: u64 = u64::MAX - 4095;
 
 /// The address and value by which a process's memory is identified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,11 +114,25 @@ impl RemoteMemory {
         Self::new(pid, stamp).map(|memory| Self { life, ..memory })
     }
 
-    /// Checks that the memory still belongs to that process.
+    /// Checks that the kernel permits to read the memory. It accesses no page of the process, which could keep this
+    /// thread waiting for one (`userfaultfd(2)`, FUSE): a process that has only called this one must not. Each read
+    /// checks the stamp.
     ///
     /// # Errors
     /// See [`CopyError`].
-    pub fn check(&self) -> Result<(), CopyError> {
+    pub fn permitted(&self) -> Result<(), CopyError> {
+        let mut byte = 0;
+        // SAFETY: the local part names our own variable.
+        match unsafe { self.transfer(&[part(&raw mut byte, 1)], &[remote(NOWHERE, 1)]) } {
+            // The kernel checks the permission first.
+            Err(CopyError::Unreadable) => Ok(()),
+            Ok(_) => Err(CopyError::OtherProcess),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Checks that the memory still belongs to that process.
+    fn check(&self) -> Result<(), CopyError> {
         let mut stamp = [0; STAMP_BYTES];
         let own = part(stamp.as_mut_ptr(), STAMP_BYTES);
         // SAFETY: `own` names our own array.
@@ -384,6 +404,17 @@ mod tests {
         let mut remote = RemoteMemory::new(std::process::id() as i32, stamp).unwrap();
         assert_eq!(remote.read(bytes.as_ptr() as u64, &mut [0; 5]), Err(CopyError::OtherProcess));
         assert_eq!(remote.check(), Err(CopyError::OtherProcess));
+    }
+
+    #[test]
+    fn permission_is_tested_without_access_to_the_stamp() {
+        let permitted = |pid, address| {
+            let stamp = IdentityStamp { address, value: 77 };
+            RemoteMemory::new(pid, stamp).unwrap().permitted()
+        };
+        // An access would fail.
+        assert_eq!(permitted(std::process::id() as i32, 8), Ok(()));
+        assert_eq!(permitted(i32::MAX, 8), Err(CopyError::Refused(libc::ESRCH)));
     }
 
     #[test]

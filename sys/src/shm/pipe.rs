@@ -352,7 +352,7 @@ unsafe impl ByteStream for Pipe {
         let Some(memory) = self.memory.as_mut().filter(|_| self.copying == Copying::Kernel) else {
             return false;
         };
-        let can = memory.check().is_ok();
+        let can = memory.permitted().is_ok();
         if !can {
             // The kernel is not asked again.
             self.copying = Copying::Rings;

@@ -69,7 +69,7 @@ fn exchange(
     let Ok([theirs, their_bell]) = <[_; 2]>::try_from(fds) else { return Err(ViaError::NotReachable) };
     let stamp = stamp_in(&bytes[..len]).ok_or(ViaError::NotReachable)?;
     let their_bell = Bell::attach(their_bell).map_err(|_| ViaError::NotReachable)?;
-    let memory = RemoteMemory::new(connection.peer().pid, stamp).filter(|memory| memory.check().is_ok());
+    let memory = RemoteMemory::new(connection.peer().pid, stamp).filter(|memory| memory.permitted().is_ok());
     half.close_descriptor();
     Link::new(half, theirs, their_bell, connection, memory).map_err(|_| ViaError::NotReachable)
 }
