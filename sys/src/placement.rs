@@ -18,10 +18,19 @@ const EVENTS: usize = 32;
 /// A memory port by software placement over the streams of a source.
 pub type PlacementPort<T> = placement::PlacementPort<PolledStreams<T>, PlacementVectors>;
 
+/// A stream that has a descriptor.
+pub trait PolledStream: ByteStream + AsFd {
+    /// Returns a descriptor that becomes readable when the process at the other end has ended, if there is one: a child
+    /// of that process may hold copies of its sockets.
+    fn process(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
 /// A source of streams that have descriptors.
 pub trait StreamSource {
     /// The type of its streams.
-    type Stream: ByteStream + AsFd;
+    type Stream: PolledStream;
 
     /// Its name.
     const NAME: &'static str;
@@ -104,11 +113,17 @@ impl<T: StreamSource> StreamTransport for PolledStreams<T> {
         let what = if interest.new { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
         // This fails only for lack of memory; the stream then seems silent, and deadlines end it.
         let _ = self.control(stream.as_fd(), what, (events, word));
+        if let Some(process) = stream.process() {
+            // Reported once: if a child of this process holds a copy, the descriptor stays in the set when it is closed.
+            let _ = self.control(process, what, (libc::EPOLLIN | libc::EPOLLONESHOT, word));
+        }
     }
 
     fn unwatch(&mut self, stream: &T::Stream) {
         // It is registered, so that this does not fail.
-        let _ = self.control(stream.as_fd(), libc::EPOLL_CTL_DEL, (0, LISTENER));
+        for fd in [Some(stream.as_fd()), stream.process()].into_iter().flatten() {
+            let _ = self.control(fd, libc::EPOLL_CTL_DEL, (0, LISTENER));
+        }
     }
 
     fn ready(&mut self, words: &mut [u64]) -> usize {

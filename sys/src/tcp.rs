@@ -19,8 +19,9 @@ use nemesia_core::payload::{GatherList, ScatterList, Segment};
 use nemesia_core::port::memory::{Address, ConnectError, Origin};
 use nemesia_core::port::placement::{ByteStream, StreamResult};
 
+use crate::os;
 pub use crate::placement::{Options, PlacementPort};
-use crate::placement::{StreamSource, open, transferred};
+use crate::placement::{PolledStream, StreamSource, open, transferred};
 
 /// The default of the time after which a host that does not answer counts as gone.
 pub(crate) const DEFAULT_SILENCE: Duration = Duration::from_secs(10);
@@ -53,6 +54,7 @@ pub(crate) fn listen_as(at: SocketAddr, sockets: SocketOptions, options: &Option
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     let listener = TcpListener::bind(at)?;
+    os::close_in_children(listener.as_fd());
     listener.set_nonblocking(true)?;
     set_traffic_class(listener.as_fd(), at, sockets.class)?;
     let address = listener.local_addr()?;
@@ -105,6 +107,7 @@ impl Socket {
 
     /// Prepares a socket of the family of this address, with these options.
     pub(crate) fn new(stream: TcpStream, of: SocketAddr, sockets: SocketOptions) -> io::Result<Self> {
+        os::close_in_children(stream.as_fd());
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         set_traffic_class(stream.as_fd(), of, sockets.class)?;
@@ -300,6 +303,8 @@ fn unreached(error: &io::Error) -> ConnectError {
     }
 }
 
+impl PolledStream for Socket {}
+
 impl StreamSource for Tcp {
     type Stream = Socket;
 
@@ -421,7 +426,7 @@ mod tests {
         for (at, option) in [("127.0.0.1:0", ipv4), ("[::1]:0", ipv6)] {
             let at: SocketAddr = at.parse().unwrap();
             if TcpListener::bind(at).is_err() {
-                crate::os::testing::skipped("this machine has no IPv6");
+                os::testing::skipped("this machine has no IPv6");
                 continue;
             }
             for class in [None, Some(0x68)] {

@@ -1,5 +1,6 @@
 //! The ways in which a process leaves its world, and what the remaining processes observe.
 
+use nemesia::bootstrap::ExitKind;
 use nemesia_tests::job::{Job, report};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
@@ -40,6 +41,33 @@ fn a_flush_after_the_owner_has_closed_reports_executed_operations_as_done() -> R
         for _ in 0..5 {
             job(&format!("flush {own}")).succeed(2)?;
         }
+    }
+    Ok(())
+}
+
+/// Rank 1 dies while a child of it lives, which has copies of its descriptors unless a handler of `fork` took them.
+fn a_death_is_noticed(by_pipe: bool, raw: bool, settings: &[(&str, &str)]) -> Result<(), String> {
+    let job = job(&format!("outlived {} {}", u8::from(by_pipe), u8::from(raw)));
+    let ranks = settings.iter().fold(job, |job, (name, value)| job.env(name, value)).run(2)?;
+    assert_eq!(ranks[1].kind, ExitKind::Signaled(libc::SIGKILL), "{}", report(&ranks));
+    assert!(ranks[0].kind.is_success(), "{settings:?}\n{}", report(&ranks));
+    Ok(())
+}
+
+const OVER_TCP: [(&str, &str); 2] = [("NEMESIA_LOCAL", "off"), ("NEMESIA_NET", "tcp")];
+
+#[test]
+fn a_death_is_noticed_over_tcp_while_a_child_lives() -> Result<(), String> {
+    a_death_is_noticed(false, false, &OVER_TCP)?;
+    a_death_is_noticed(true, false, &OVER_TCP)
+}
+
+#[test]
+fn a_death_is_noticed_inside_a_machine_while_a_child_lives() -> Result<(), String> {
+    for raw in [false, true] {
+        a_death_is_noticed(false, raw, &[])?;
+        a_death_is_noticed(true, raw, &[])?;
+        a_death_is_noticed(true, raw, &[("NEMESIA_CHANNEL_DESIGN", "piggyback")])?;
     }
     Ok(())
 }

@@ -161,6 +161,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("net-costs", [hosts]) => net_costs::run(*hosts),
         ("fast-path", [rounds]) => fast_path::run(*rounds),
         ("fork", [shared]) => fork::run(*shared != 0),
+        ("outlived", [by_pipe, raw]) => fork::outlived(*by_pipe != 0, *raw != 0),
         ("cut", [per_host, how]) => cut::run((*per_host).max(1) as usize, *how),
         ("computes", [seconds]) => cut::computes(*seconds),
         ("leaves", [how]) => ending::leaves(*how),

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use super::call::{checked, checked_long, effective_uid, left, process_id, ready_now, wait_ready};
 use super::closer::{self, ForeignFd, Unwanted};
 use super::error::ShmError;
+use super::forked::close_in_children;
 use super::message::{self, Packet};
 use super::random::random;
 
@@ -137,7 +138,9 @@ fn accept(listener: BorrowedFd<'_>) -> io::Result<HandoffConnection> {
         libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
     })?;
     // SAFETY: a new descriptor, given to us alone.
-    HandoffConnection::new(unsafe { OwnedFd::from_raw_fd(fd) })
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    close_in_children(fd.as_fd());
+    HandoffConnection::new(fd)
 }
 
 /// Readable when a process wants to connect.
@@ -551,7 +554,9 @@ fn socket(flags: c_int) -> Result<OwnedFd, ShmError> {
     let fd = checked(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
         .map_err(|errno| ShmError::system("making a Unix socket", errno))?;
     // SAFETY: a new descriptor, given to us alone.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    close_in_children(fd.as_fd());
+    Ok(fd)
 }
 
 fn random_name() -> Result<String, ShmError> {

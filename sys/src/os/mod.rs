@@ -9,6 +9,7 @@
 //! | [`borrow`] | opening a segment of a peer that has not sent its descriptor |
 //! | [`wake`] | sleeping and waking through shared memory; the one-sided fence |
 //! | [`memory`] | reading and writing a peer's memory in one copy |
+//! | `forked` | sockets that a forked child does not keep |
 //! | `life` | whether a process number still means the same process |
 //! | [`mapping`] | detecting that addresses get other pages |
 //! | [`clock`] | comparing times |
@@ -18,7 +19,7 @@
 //! | [`numa`] | processors, memory nodes, caches, pages |
 //!
 //! Nothing in these modules leaves a name behind, installs a signal handler, prints, or waits past its
-//! deadline. Two start threads: [`mapping`] on request, and `closer` when another process has sent a descriptor
+//! deadline. `forked` installs a handler of `fork`. Two start threads: [`mapping`] on request, and `closer` when another process has sent a descriptor
 //! whose close may block. Every error is one line with the failure and the remedy. Descriptors are
 //! close-on-exec, and segments are not inherited by `fork`.
 //!
@@ -33,6 +34,7 @@ mod call;
 pub mod clock;
 pub(crate) mod closer;
 pub mod error;
+mod forked;
 pub mod handoff;
 pub(crate) mod interfaces;
 pub(crate) mod life;
@@ -57,6 +59,7 @@ pub(crate) use call::wait_any;
 pub(crate) use call::wait_ready;
 pub use closer::ForeignFd;
 pub use error::{Bytes, ShmError};
+pub(crate) use forked::close_in_children;
 pub use handoff::{Credentials, Departure, HandoffConnection, HandoffListener};
 pub use memory::{CopyError, IdentityStamp, RemoteMemory, allow_any_reader};
 pub(crate) use origin::ProcessOrigin;

@@ -1,6 +1,6 @@
 //! The process that an object belongs to, by a page that the kernel empties in a forked child (`MADV_WIPEONFORK`).
 //!
-//! Reading the page costs one load and no system call. No `fork` handler is installed.
+//! Reading the page costs one load and no system call.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};

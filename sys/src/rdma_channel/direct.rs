@@ -10,7 +10,7 @@
 //! | 2 | rank of the sender |
 //! | 3 | bytes of the ring of each direction; 0 in an answer refuses |
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ use nemesia_core::shared::ring::{ByteReader, ByteRing, ByteWriter};
 use nemesia_core::sync::{PayloadMut, Word64};
 
 use crate::config::Config;
-use crate::os::{Access, HandoffConnection, HandoffListener, Segment, ShmError};
+use crate::os::{Access, HandoffConnection, HandoffListener, Segment, ShmError, Watch};
 use crate::transport::hosts::HostAddress;
 
 /// The magic number of a first packet.
@@ -50,6 +50,8 @@ pub(super) struct DirectLink {
     pipe: DirectPipe<'static>,
     idle: u32,
     connection: HandoffConnection,
+    /// Shows the end of the peer, of whose socket a child may hold a copy.
+    pidfd: Option<OwnedFd>,
     #[expect(dead_code, reason = "the pipe points into it")]
     segment: Segment,
 }
@@ -59,7 +61,7 @@ const _: () = assert!(!std::mem::needs_drop::<DirectPipe<'static>>());
 impl DirectLink {
     fn new(connection: HandoffConnection, segment: Segment, ring: usize, made: bool) -> Result<Self, String> {
         let pipe = pipe(&segment, ring, made).map_err(|error| error.to_string())?;
-        Ok(Self { pipe, idle: 0, connection, segment })
+        Ok(Self { pipe, idle: 0, pidfd: connection.pidfd(), connection, segment })
     }
 
     /// Returns the pipe.
@@ -87,7 +89,8 @@ impl DirectLink {
     /// Looks whether the peer is gone.
     #[cold]
     pub(super) fn look(&mut self) {
-        if self.connection.has_disconnected() {
+        let has_died = self.pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
+        if has_died || self.connection.has_disconnected() {
             self.pipe.on_lost(LostError::Closed);
         }
     }

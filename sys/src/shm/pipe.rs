@@ -23,7 +23,7 @@
 //! room.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -37,10 +37,10 @@ use nemesia_core::sync::{PayloadMut, Word64};
 pub use crate::os::allow_any_reader;
 use crate::os::{
     self, Access, HandoffConnection, HandoffListener, IdentityStamp, RemoteMemory, Segment, SegmentOptions,
-    ShmError,
+    ShmError, Watch,
 };
 pub use crate::placement::{Options, PlacementPort};
-use crate::placement::{StreamSource, open, transferred};
+use crate::placement::{PolledStream, StreamSource, open, transferred};
 
 /// The magic number of the first packet.
 const MAGIC: u64 = u64::from_le_bytes(*b"nemesiam");
@@ -112,6 +112,10 @@ pub struct Pipes {
 pub struct Pipe {
     ends: Option<Ends>,
     connection: HandoffConnection,
+    /// Shows the end of the peer, of whose socket a child may hold a copy.
+    pidfd: Option<OwnedFd>,
+    /// The system has reported the stream: a packet is there, or the peer is gone.
+    is_reported: bool,
     stamp: IdentityStamp,
     copying: Copying,
     memory: Option<RemoteMemory>,
@@ -140,7 +144,9 @@ impl Pipe {
     fn new(connection: HandoffConnection, stamp: IdentityStamp, copying: Copying) -> Self {
         Self {
             ends: None,
+            pidfd: connection.pidfd(),
             connection,
+            is_reported: false,
             stamp,
             copying,
             memory: None,
@@ -238,12 +244,19 @@ impl Pipe {
             }
             // The ring is looked at after every packet that is taken: the peer may have written its data, and sent the
             // packet, since the last look. What is left in the socket keeps it readable.
-            if !looks_again || !self.take_packets()? && !self.ended {
+            if !looks_again || !self.take_packets()? && !self.has_ended() {
                 break;
             }
         }
         self.report_room()?;
         Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Returns whether the peer is gone. Its process is looked at only after a report of the system.
+    fn has_ended(&mut self) -> bool {
+        let is_reported = std::mem::take(&mut self.is_reported);
+        self.ended |= is_reported && self.pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
+        self.ended
     }
 
     /// Takes the packets that are there, within a limit. Returns whether there was one.
@@ -344,6 +357,10 @@ unsafe impl ByteStream for Pipe {
         transferred(self.write_some(from))
     }
 
+    fn was_reported(&mut self) {
+        self.is_reported = true;
+    }
+
     fn wants_writable(&self) -> bool {
         self.waits
     }
@@ -382,6 +399,12 @@ unsafe impl ByteStream for Pipe {
 
     fn finish(&mut self) {
         self.finished = true;
+    }
+}
+
+impl PolledStream for Pipe {
+    fn process(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().map(OwnedFd::as_fd)
     }
 }
 

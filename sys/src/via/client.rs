@@ -3,6 +3,7 @@
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use nemesia_core::via::setup::{SetupFrame, SetupKind};
@@ -12,6 +13,7 @@ use super::listener::{FrameInbox, Inbound};
 use super::objects::NewViLink;
 use super::provider::Shared;
 use super::{listener, meeting, network_connect};
+use crate::os::close_in_children;
 
 /// The pause after an attempt at all ports.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -102,6 +104,7 @@ fn round(
                 is_refused |= answer.kind == SetupKind::Refused;
                 if answer.kind == SetupKind::Pending && found.is_none() {
                     found = process.stream.try_clone().ok().map(|stream| (stream, answer));
+                    found.iter().for_each(|(stream, _)| close_in_children(stream.as_fd()));
                 }
                 false
             }
@@ -151,6 +154,7 @@ fn ask(
                 _ => continue,
             },
         };
+        close_in_children(stream.as_fd());
         if stream.set_nonblocking(true).is_ok() && listener::send_now(&mut stream, frame).is_ok() {
             asked.push(Asked { stream, inbox: FrameInbox::default() });
         }

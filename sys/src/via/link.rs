@@ -5,6 +5,7 @@
 //! meeting, with their descriptors, before the first record that uses them.
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
@@ -17,7 +18,9 @@ use nemesia_core::wire::{Envelope, Kind, SEQUENCE_MASK};
 
 use super::bell::Bell;
 use super::region::RegionMemory;
-use crate::os::{Access, ForeignFd, HandoffConnection, RemoteMemory, Segment, SegmentOptions, ShmError};
+use crate::os::{
+    Access, ForeignFd, HandoffConnection, RemoteMemory, Segment, SegmentOptions, ShmError, Watch,
+};
 
 /// Slots of a fastbox: the longest record is a receive descriptor with 252 segments.
 const SLOTS: usize = 1024;
@@ -105,6 +108,8 @@ pub(super) struct Link {
     _theirs: Segment,
     bell: Bell,
     pub(super) connection: HandoffConnection,
+    /// Shows the end of the other process, of whose socket a child may hold a copy.
+    pidfd: Option<OwnedFd>,
     pub(super) memory: Option<RemoteMemory>,
     imports: Vec<Option<Import>>,
     /// Own regions that the other process has, with the rights that it knows.
@@ -146,6 +151,7 @@ impl Link {
             _own: own,
             _theirs: theirs,
             bell,
+            pidfd: connection.pidfd(),
             connection,
             memory,
             imports: Vec::new(),
@@ -277,6 +283,16 @@ impl Link {
             }
         }
         is_woken
+    }
+
+    /// Returns a descriptor that becomes readable when the other process ends, if the kernel has one.
+    pub(super) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().map(OwnedFd::as_fd)
+    }
+
+    /// Ends the connection if the other process has ended.
+    pub(super) fn look(&mut self) {
+        self.is_cut |= self.pidfd().is_some_and(Watch::has_ended);
     }
 
     /// Maps a region that the other process lends.

@@ -5,13 +5,14 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd as _, AsRawFd};
 use std::time::{Duration, Instant};
 
 use nemesia_core::via::ViaError;
 use nemesia_core::via::setup::{SETUP_BYTES, SetupFrame};
 
 use super::settings::Settings;
+use crate::os::close_in_children;
 
 /// Unauthenticated connections at once.
 const MOST_UNAUTHENTICATED: usize = 128;
@@ -42,6 +43,7 @@ impl Listener {
     pub(super) fn bind(settings: Settings) -> Result<Self, ViaError> {
         for port in settings.ports() {
             let Ok(socket) = TcpListener::bind(SocketAddr::from((settings.address, port))) else { continue };
+            close_in_children(socket.as_fd());
             socket.set_nonblocking(true).map_err(|_| ViaError::ErrorResource)?;
             return Ok(Self { socket, unauthenticated: Vec::new() });
         }
@@ -61,6 +63,7 @@ impl Listener {
         while self.unauthenticated.len() < MOST_UNAUTHENTICATED
             && let Ok((stream, _)) = self.socket.accept()
         {
+            close_in_children(stream.as_fd());
             if stream.set_nonblocking(true).is_ok() {
                 self.keep(stream);
             }

@@ -1,6 +1,7 @@
 //! The side that answers (paper 2, section 1.4.1): it opens a meeting place, names it by TCP, and waits there.
 
 use std::net::TcpStream;
+use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use nemesia_core::via::setup::{SetupFrame, SetupKind, SetupNetwork};
@@ -10,7 +11,7 @@ use super::network::PortTicket;
 use super::objects::NewViLink;
 use super::provider::Shared;
 use super::{listener, meeting, network, network_connect};
-use crate::os::HandoffListener;
+use crate::os::{self, HandoffListener};
 
 /// The limit of a meeting.
 const MEETING_LIMIT: Duration = Duration::from_secs(30);
@@ -75,7 +76,7 @@ fn accept_elsewhere(
     request: &SetupFrame,
     (vi, attributes): (u64, ViAttributes),
 ) -> Result<NewViLink, ViaError> {
-    let ticket = crate::os::random().map_err(|_| ViaError::ErrorResource)?;
+    let ticket = os::random().map_err(|_| ViaError::ErrorResource)?;
     let answer = SetupFrame {
         vi,
         attributes: ViAttributes { ptag: 0, ..attributes },
@@ -84,6 +85,7 @@ fn accept_elsewhere(
     };
     let transport = shared.lock().networks.choose(&request.network).ok_or(ViaError::NotReachable)?;
     let mut sender = stream.try_clone().map_err(|_| ViaError::ErrorResource)?;
+    os::close_in_children(sender.as_fd());
     let accept = |port| {
         let ports = network::code_of(transport);
         let network = SetupNetwork { ports, port: Some(port), ..answer.network };

@@ -14,6 +14,8 @@ const LONGEST_SLEEP: i32 = 1000;
 pub(super) fn serve(shared: &Shared) {
     loop {
         let mut fds = vec![poll_entry(shared.poke.as_raw_fd())];
+        // The entries of other processes, and the VIs that are connected to them.
+        let mut processes = Vec::new();
         let mut limit = LONGEST_SLEEP;
         {
             let mut state = shared.lock();
@@ -22,6 +24,10 @@ pub(super) fn serve(shared: &Shared) {
             for vi in state.connected.clone() {
                 if let Some(link) = state.vis.get(vi).and_then(|object| object.link.as_ref()) {
                     fds.push(poll_entry(link.connection.as_fd().as_raw_fd()));
+                    if let Some(pidfd) = link.pidfd() {
+                        processes.push((fds.len(), vi));
+                        fds.push(poll_entry(pidfd.as_raw_fd()));
+                    }
                 }
             }
             if let Some(listener) = &state.listener {
@@ -46,6 +52,11 @@ pub(super) fn serve(shared: &Shared) {
             let link = state.vis.get_mut(vi).and_then(|object| object.link.as_mut());
             if let Some(link) = link {
                 link.read_packets();
+            }
+        }
+        for (_, vi) in processes.into_iter().filter(|(at, _)| fds[*at].revents != 0) {
+            if let Some(link) = state.vis.get_mut(vi).and_then(|object| object.link.as_mut()) {
+                link.look();
             }
         }
         peers::serve_requests(shared, &mut state);

@@ -1,9 +1,11 @@
 //! `fork OWNER`: rank 0 forks with an open endpoint, its own (0) or one that several threads share (1). In the
 //! child the endpoint is dead for every call; the child drops or closes it. The parent's world continues.
 
+use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
 use nemesia::bootstrap::Singleton;
+use nemesia::rdma_channel::ChannelGroup;
 use nemesia::{Access, Arm, Config, Endpoint, Error, RemoteKey, SendOp, SharedEndpoint, Source, Tag};
 
 use super::{Fault, Outcome, broken, ensure, open};
@@ -207,4 +209,98 @@ fn reap(pid: libc::pid_t) -> Outcome {
     let reaped = unsafe { libc::waitpid(pid, &raw mut status, 0) };
     let good = reaped == pid && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
     ensure(good, || format!("the forked child ended with status {status:#x}"))
+}
+
+/// `outlived CHANNEL RAW`: rank 1 forks a child that sleeps, and is killed. Rank 0 notices that while the child lives, by
+/// its endpoint (0) or by a pipe (1). No handler of `fork` runs in a raw child (1), which has all descriptors.
+pub(super) fn outlived(by_pipe: bool, raw: bool) -> Outcome {
+    let mut way = Way::open(by_pipe)?;
+    if way.rank() == 0 {
+        let child = libc::pid_t::from_ne_bytes(way.take()?);
+        let noticed = way.take();
+        // SAFETY: takes no pointers. The child sleeps until this signal.
+        let lived = unsafe { libc::kill(child, libc::SIGKILL) } == 0;
+        let told = noticed.map_err(|fault| fault.to_string());
+        let named = told.as_ref().is_err_and(|why| why.contains("rank 1"));
+        return ensure(lived && named, || format!("the child lived: {lived}; {told:?}"));
+    }
+    let child = if raw { raw_fork()? } else { fork()? };
+    if child == 0 {
+        // SAFETY: takes no pointers. If rank 0 does not end the child, the alarm does.
+        unsafe { libc::alarm(300) };
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    }
+    way.give(&child.to_ne_bytes())?;
+    // SAFETY: takes no pointers.
+    unsafe { libc::raise(libc::SIGKILL) };
+    broken("it was not killed")
+}
+
+/// What carries four bytes from rank 1 to rank 0.
+enum Way {
+    Endpoint(Box<Endpoint>),
+    Pipe(Box<ChannelGroup>),
+}
+
+impl Way {
+    fn open(by_pipe: bool) -> Outcome<Self> {
+        if !by_pipe {
+            return Ok(Self::Endpoint(Box::new(open()?)));
+        }
+        let mut group = ChannelGroup::begin(&Config::from_env().map_err(Error::from)?)?;
+        group.connect()?;
+        Ok(Self::Pipe(Box::new(group)))
+    }
+
+    fn rank(&self) -> usize {
+        match self {
+            Self::Endpoint(endpoint) => endpoint.rank(),
+            Self::Pipe(group) => group.rank(),
+        }
+    }
+
+    /// Returns when the bytes have left this process.
+    fn give(&mut self, bytes: &[u8]) -> Outcome {
+        match self {
+            Self::Endpoint(endpoint) => {
+                endpoint.send(0, KEY, bytes)?;
+                Ok(endpoint.recv(Source::Rank(0), Tag::Exactly(KEY), &mut [0; 1]).map(drop)?)
+            }
+            Self::Pipe(group) => {
+                while group.put(0, &[IoSlice::new(bytes)])? == 0 {}
+                while group.get(0, &mut [IoSliceMut::new(&mut [0; 1])])? == 0 {}
+                Ok(())
+            }
+        }
+    }
+
+    fn take(&mut self) -> Outcome<[u8; 4]> {
+        let mut bytes = [0; 4];
+        match self {
+            Self::Endpoint(endpoint) => {
+                endpoint.recv(Source::Rank(1), Tag::Exactly(KEY), &mut bytes)?;
+                endpoint.send(1, KEY, &[1])?;
+            }
+            Self::Pipe(group) => {
+                let mut got = 0;
+                while got < bytes.len() {
+                    got += group.get(1, &mut [IoSliceMut::new(&mut bytes[got..])])?;
+                }
+                while group.put(1, &[IoSlice::new(&[1])])? == 0 {}
+                while !group.is_flushed() {}
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+/// Makes a child past the C library, as `clone(2)` does.
+fn raw_fork() -> Outcome<libc::pid_t> {
+    // SAFETY: without a stack of its own the child has a copy of this one, and it makes only system calls.
+    match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
+        -1 => broken("clone failed"),
+        pid => Ok(libc::pid_t::try_from(pid).unwrap_or(-1)),
+    }
 }

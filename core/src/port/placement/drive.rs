@@ -172,6 +172,9 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
             match StreamOwner::decode(word) {
                 StreamOwner::Listener => self.welcome(),
                 StreamOwner::Link(at) => {
+                    if let Some(stream) = self.link_at(at).and_then(|link| link.stream.as_mut()) {
+                        stream.was_reported();
+                    }
                     self.see(at, count == 1);
                     self.move_on(at, true);
                 }

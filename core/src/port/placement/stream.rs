@@ -55,6 +55,9 @@ pub unsafe trait ByteStream {
     /// Writes as much as fits.
     fn write(&mut self, from: &GatherList<'_>) -> StreamResult;
 
+    /// Takes note that [`StreamTransport::ready`] has reported this stream.
+    fn was_reported(&mut self) {}
+
     /// Returns whether a write is to be tried again when the stream is reported as writable. If not, the peer
     /// notifies in another way.
     fn wants_writable(&self) -> bool {

@@ -46,7 +46,7 @@ use nemesia_core::wire::hello::Proof;
 use super::LinkStage;
 use super::choice::socket_options;
 use crate::config::Config;
-use crate::os::{ShmError, Watch, random};
+use crate::os::{self, ShmError, Watch, random};
 use crate::tcp::{SocketOptions, set_traffic_class};
 use outgoing::OutgoingNetCall;
 pub(crate) use outgoing::{NetCallOutcome, UnansweredCall};
@@ -162,6 +162,7 @@ impl NetCalls {
     pub(crate) fn bind(ip: IpAddr) -> Result<TcpListener, String> {
         let refused = |error: std::io::Error| format!("listening for calls at {ip}: {error}");
         let listener = TcpListener::bind(SocketAddr::new(ip, 0)).map_err(refused)?;
+        os::close_in_children(listener.as_fd());
         listener.set_nonblocking(true).map_err(refused)?;
         Ok(listener)
     }
