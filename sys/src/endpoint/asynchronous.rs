@@ -18,6 +18,7 @@ mod tests;
 
 use std::future::Future;
 use std::os::fd::OwnedFd;
+use std::panic::resume_unwind;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
@@ -172,14 +173,15 @@ impl AsyncEndpoint {
     }
 
     /// Closes the endpoint; see [`Endpoint::close`]. Operations under way that are no sends end with
-    /// [`Error::Cancelled`]. Drivers return. Other clones stay, and their calls return [`Error::Stale`].
+    /// [`Error::Cancelled`]. Drivers return. Other clones stay, and their calls return [`Error::Stale`]. All this holds
+    /// also if a handler panics meanwhile, and this call with it.
     ///
     /// # Errors
     /// As for [`Endpoint::close`]; [`Error::Stale`] if the endpoint was closed before.
     pub fn close(self) -> Result<(), Error> {
         let (closed, wakers) = self.shared.locked(AsyncState::close)?;
         wakers.into_iter().for_each(Waker::wake);
-        closed
+        closed.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Returns the endpoint for blocking use. Receives under way are withdrawn; this call waits for other operations

@@ -1,6 +1,7 @@
 //! The slots of operations under way: buffers, results and wakers.
 
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
 use nemesia_core::payload::{RecvBuf, SendBuf};
@@ -239,10 +240,11 @@ impl AsyncState {
         fd.map_err(|error| crate::os::ShmError::system("duplicating the event descriptor", error).into())
     }
 
-    /// Closes the endpoint. Returns the tasks to wake.
-    pub(super) fn close(&mut self) -> (Result<(), Error>, Vec<Waker>) {
-        // The buffers stay in their slots until the sends have left.
-        let closed = self.endpoint.take().map_or(Err(Error::Stale), Endpoint::close);
+    /// Closes the endpoint. Returns the tasks to wake, and the panic of a handler that unwound.
+    pub(super) fn close(&mut self) -> (std::thread::Result<Result<(), Error>>, Vec<Waker>) {
+        let endpoint = self.endpoint.take().ok_or(Error::Stale);
+        // The buffers stay in their slots until the sends have left. After a panic the endpoint is dropped as well.
+        let closed = catch_unwind(AssertUnwindSafe(|| endpoint.and_then(Endpoint::close)));
         (closed, self.end())
     }
 

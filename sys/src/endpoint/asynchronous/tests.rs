@@ -1,6 +1,11 @@
 //! Operations as futures.
 
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use tokio::io::Interest;
@@ -165,7 +170,7 @@ fn closing_ends_receives_and_gives_back_their_buffers() {
 
 /// Returns the output of a future that is ready.
 fn output_now<F: Future>(future: F) -> F::Output {
-    let mut task = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut task = std::task::Context::from_waker(Waker::noop());
     match std::pin::pin!(future).poll(&mut task) {
         std::task::Poll::Ready(output) => output,
         std::task::Poll::Pending => panic!("it is not ready"),
@@ -208,4 +213,35 @@ fn a_failed_peer_ends_the_future() {
     let (outcome, buf) = endpoint.block_on(receive).unwrap();
     assert!(matches!(outcome, Err(Error::PeerFailed { rank: 1, .. })), "{outcome:?}");
     assert_eq!(buf.len(), 3);
+}
+
+#[test]
+fn a_handler_that_panics_while_the_endpoint_is_closed_leaves_no_future_pending() {
+    let (mut zero, mut one) = pair(&Config::default());
+    zero.set_handler(3, |_| panic!("a handler panics, as it should"));
+    let endpoint = zero.into_async();
+    let clone = endpoint.clone();
+    let mut receive = endpoint.recv(Source::Any, Tag::Any, vec![7; 3]);
+    // The end waits for it, and makes progress meanwhile.
+    let send = endpoint.send(1, 1, vec![8; 4 << 20]);
+    let woken = Arc::new(CountedWakes(AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&woken));
+    assert!(Pin::new(&mut receive).poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+    one.send_active(0, 3, b"", b"").unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| endpoint.close())).is_err(), "the handler has run");
+    assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+    let (outcome, buf) = output_now(receive);
+    assert!(matches!(outcome, Err(Error::Cancelled)) && buf == [7; 3], "{outcome:?}");
+    let (outcome, buf) = output_now(send);
+    assert!(matches!(outcome, Err(Error::Cancelled)) && buf.len() == 4 << 20, "{outcome:?}");
+    assert!(matches!(clone.with(|_| ()), Err(Error::Stale)));
+}
+
+/// Counts how often a task was woken.
+struct CountedWakes(AtomicUsize);
+
+impl Wake for CountedWakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }

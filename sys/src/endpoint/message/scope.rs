@@ -8,7 +8,13 @@ use crate::error::Error;
 
 /// An operation that a [`Scope`] has started. It names no operation of another scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pending(usize, Request);
+pub struct Pending {
+    /// The place in [`Scope::open`]; meaningless if the operation was complete at its start.
+    at: usize,
+    /// The number of the operation in its scope.
+    number: u64,
+    request: Request,
+}
 
 /// A buffer that an operation of a [`Scope`] uses. [`Scope::reclaim`] returns it for another operation.
 #[derive(Debug)]
@@ -26,7 +32,10 @@ pub struct ScopeLoan<'env> {
 #[derive(Debug)]
 pub struct Scope<'scope, 'env> {
     pub(in crate::endpoint) endpoint: &'scope mut Endpoint,
+    /// The operations under way. Their places are used again.
     open: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    started: u64,
     /// Buffers are borrowed for all of `'env`. The type is invariant, as `std::thread::Scope` is.
     buffers: PhantomData<&'scope mut &'env ()>,
 }
@@ -67,7 +76,8 @@ impl Endpoint {
         &mut self,
         work: impl for<'scope> FnOnce(&mut Scope<'scope, 'env>) -> Result<R, Error>,
     ) -> Result<R, Error> {
-        let mut scope = Scope { endpoint: self, open: Vec::new(), buffers: PhantomData };
+        let (open, free) = (Vec::new(), Vec::new());
+        let mut scope = Scope { endpoint: self, open, free, started: 0, buffers: PhantomData };
         let result = work(&mut scope)?;
         scope.wait_all()?;
         Ok(result)
@@ -268,19 +278,35 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         Ok((status, unsafe { std::slice::from_raw_parts_mut(base, len) }))
     }
 
-    /// Refuses the name of an operation that is complete or belongs to another scope. Taken for an operation of
-    /// this scope, it would release that operation's buffer too early.
+    /// Refuses the name of an operation that has ended or belongs to another scope. Taken for an operation of
+    /// this scope, it would release that operation's buffer too early. An operation that was complete at its start uses
+    /// no buffer.
     fn check(&self, pending: Pending) -> Result<(), Error> {
-        match self.open.get(pending.0) {
+        match self.open.get(pending.at) {
+            _ if pending.request.is_complete() => Ok(()),
             Some(Some(open)) if *open == pending => Ok(()),
             _ => Err(Error::Stale),
         }
     }
 
     pub(in crate::endpoint) fn keep(&mut self, request: Request) -> Pending {
-        let pending = Pending(self.open.len(), request);
-        self.open.push(Some(pending));
+        if request.is_complete() {
+            return Pending { at: usize::MAX, number: 0, request };
+        }
+        self.started += 1;
+        let at = self.free.pop().unwrap_or(self.open.len());
+        let pending = Pending { at, number: self.started, request };
+        match self.open.get_mut(at) {
+            Some(place) => *place = Some(pending),
+            None => self.open.push(Some(pending)),
+        }
         pending
+    }
+
+    /// Returns the number of places for operations under way.
+    #[cfg(test)]
+    pub(in crate::endpoint) const fn places(&self) -> usize {
+        self.open.len()
     }
 
     /// Waits for one operation.
@@ -289,17 +315,21 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// See [`Endpoint::wait`].
     pub fn wait(&mut self, pending: Pending) -> Result<Status, Error> {
         self.check(pending)?;
-        let outcome = self.endpoint.wait(pending.1);
-        self.forget(pending.0, &outcome);
+        let outcome = self.endpoint.wait(pending.request);
+        self.forget_after(pending, &outcome);
         outcome
     }
 
     /// Forgets an operation after a wait for it, unless it is still under way.
-    fn forget(&mut self, at: usize, outcome: &Result<Status, Error>) {
-        if !matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_)))
-            && let Some(entry) = self.open.get_mut(at)
-        {
-            *entry = None;
+    fn forget_after(&mut self, pending: Pending, outcome: &Result<Status, Error>) {
+        if !matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_))) {
+            self.forget(pending);
+        }
+    }
+
+    fn forget(&mut self, pending: Pending) {
+        if self.open.get_mut(pending.at).is_some_and(|place| place.take().is_some()) {
+            self.free.push(pending.at);
         }
     }
 
@@ -309,11 +339,9 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// See [`Endpoint::test`].
     pub fn test(&mut self, pending: Pending) -> Result<Option<Status>, Error> {
         self.check(pending)?;
-        let outcome = self.endpoint.test(pending.1);
-        if !matches!(outcome, Ok(None))
-            && let Some(entry) = self.open.get_mut(pending.0)
-        {
-            *entry = None;
+        let outcome = self.endpoint.test(pending.request);
+        if !matches!(outcome, Ok(None)) {
+            self.forget(pending);
         }
         outcome
     }
@@ -323,13 +351,15 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// The first error of an operation. The operations after it are completed at the end of the scope.
     pub fn wait_all(&mut self) -> Result<(), Error> {
-        for at in 0..self.open.len() {
-            let Some(pending) = self.open[at] else { continue };
-            let rest = &self.open[at + 1..];
-            let others = |at: usize| rest.get(at).map(|next| next.map_or(Request::DONE, |next| next.1));
-            let outcome = self.endpoint.wait_before(pending.1, &others, None);
-            self.forget(at, &outcome);
+        let mut all: Vec<Pending> = self.open.iter().copied().flatten().collect();
+        all.sort_unstable_by_key(|pending| pending.number);
+        let mut rest = &all[..];
+        while let Some((pending, later)) = rest.split_first() {
+            let others = |at: usize| later.get(at).map(|next| next.request);
+            let outcome = self.endpoint.wait_before(pending.request, &others, None);
+            self.forget_after(*pending, &outcome);
             outcome?;
+            rest = later;
         }
         Ok(())
     }
@@ -338,7 +368,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 impl Drop for Scope<'_, '_> {
     fn drop(&mut self) {
         for pending in self.open.drain(..).flatten() {
-            self.endpoint.release(pending.1);
+            self.endpoint.release(pending.request);
         }
     }
 }

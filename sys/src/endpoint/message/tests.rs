@@ -350,3 +350,23 @@ fn a_message_that_was_taken_out_is_received_into_a_list() {
     assert!(matches!(stale, Err(Error::Stale)), "{stale:?}");
     assert_eq!(zero.recv(Source::Rank(1), Tag::Any, &mut buf).unwrap().len, 10, "the third message is there");
 }
+
+#[test]
+fn a_scope_keeps_places_for_what_is_under_way_and_not_for_what_was() {
+    let mut endpoint = world(1, &Config::default()).pop().unwrap();
+    let mut buffers = vec![[0; 8]; 200];
+    endpoint
+        .scope(|scope| {
+            for buffer in &mut buffers {
+                let received = scope.irecv(Source::Any, Tag::Exactly(1), buffer)?;
+                // Complete at once, and never waited for.
+                scope.isend(0, 1, b"12345678")?;
+                scope.wait(received)?;
+                assert!(matches!(scope.wait(received), Err(Error::Stale)), "it has ended");
+            }
+            assert!(scope.places() <= 2, "{} places", scope.places());
+            Ok(())
+        })
+        .unwrap();
+    assert!(buffers.iter().all(|buffer| buffer == b"12345678"));
+}
