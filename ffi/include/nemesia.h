@@ -364,7 +364,8 @@
 #define NEMESIA_FAILURE_ABSENT 5
 
 /**
- * The peer could not be connected with: it refuses, or does not answer. Only for an endpoint that was opened alone.
+ * The peer cannot be connected with: it refuses, or does not answer. The message of a failed call has the reason
+ * (`nemesia_last_error_message`), and so has a warning (`nemesia_endpoint_warning`).
  */
 #define NEMESIA_FAILURE_UNREACHABLE 6
 
@@ -1829,10 +1830,11 @@ int32_t nemesia_endpoint_rank(struct nemesia_endpoint *endpoint, int32_t *out_ra
 int32_t nemesia_endpoint_size(struct nemesia_endpoint *endpoint, int32_t *out_size);
 
 /**
- * Returns a warning about a feature that was requested and is not available: huge pages, seals, cheap fences, or about
- * a variable that does not exist.
+ * Returns a warning about a feature that was requested and is not available (huge pages, seals, cheap fences), about a
+ * variable that does not exist, or about a peer that cannot be connected with. Warnings come while the endpoint is in
+ * use: each gets the next index and keeps it.
  *
- * - `endpoint`: an open endpoint.
+ * - `endpoint`: an open endpoint. In one of its handlers, the call returns only warnings that it has returned before.
  * - `index`: from 0; increment it until NULL is returned.
  *
  * Returns: one line of text; NULL if there is no warning with this index or the handle is invalid. Ownership: the text

@@ -3,6 +3,7 @@
 use std::ffi::{CString, c_char};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nemesia::Failure;
 use nemesia::bootstrap::Prefixed;
@@ -29,14 +30,16 @@ pub const NEMESIA_FAILURE_FAULT: i32 = 3;
 pub const NEMESIA_FAILURE_DROPPED: i32 = 4;
 /// No peer has this rank. Only for an endpoint that was opened alone.
 pub const NEMESIA_FAILURE_ABSENT: i32 = 5;
-/// The peer could not be connected with: it refuses, or does not answer. Only for an endpoint that was opened alone.
+/// The peer cannot be connected with: it refuses, or does not answer. The message of a failed call has the reason
+/// (`nemesia_last_error_message`), and so has a warning (`nemesia_endpoint_warning`).
 pub const NEMESIA_FAILURE_UNREACHABLE: i32 = 6;
 
 /// The membership of a process in a world.
 #[derive(Debug)]
 pub struct Endpoint {
     owner: Owner,
-    warnings: Vec<CString>,
+    /// Those that `nemesia_endpoint_warning` has returned, or those of the opening. Only more of them come.
+    warnings: Mutex<Vec<CString>>,
     /// A panic went through the endpoint; it can only be closed.
     poisoned: AtomicBool,
 }
@@ -55,9 +58,13 @@ impl Object for Endpoint {
 impl Endpoint {
     /// Makes the handle of an endpoint.
     fn publish(inner: nemesia::Endpoint, multiple: bool) -> Result<*mut Self, Fault> {
-        let warnings = c_texts(inner.warnings());
+        let warnings = Mutex::new(c_texts(inner.warnings()));
         let owner = if multiple { Owner::All(inner.into_shared()) } else { Owner::One(Single::new(inner)) };
         handle::insert(Self { owner, warnings, poisoned: AtomicBool::new(false) })
+    }
+
+    fn warnings(&self) -> MutexGuard<'_, Vec<CString>> {
+        self.warnings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -222,10 +229,11 @@ pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size
     unsafe { on(endpoint, work) }
 }
 
-/// Returns a warning about a feature that was requested and is not available: huge pages, seals, cheap fences, or about
-/// a variable that does not exist.
+/// Returns a warning about a feature that was requested and is not available (huge pages, seals, cheap fences), about a
+/// variable that does not exist, or about a peer that cannot be connected with. Warnings come while the endpoint is in
+/// use: each gets the next index and keeps it.
 ///
-/// - `endpoint`: an open endpoint.
+/// - `endpoint`: an open endpoint. In one of its handlers, the call returns only warnings that it has returned before.
 /// - `index`: from 0; increment it until NULL is returned.
 ///
 /// Returns: one line of text; NULL if there is no warning with this index or the handle is invalid. Ownership: the text
@@ -233,8 +241,24 @@ pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size
 /// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_warning(endpoint: *mut Endpoint, index: usize) -> *const c_char {
-    let Ok(endpoint) = pin(endpoint, "endpoint") else { return ptr::null() };
-    endpoint.warnings.get(index).map_or(ptr::null(), |warning| warning.as_ptr())
+    let Ok(pinned) = pin(endpoint, "endpoint") else { return ptr::null() };
+    let known = pinned.warnings().len();
+    if index >= known && !is_in_handler(endpoint) {
+        let mut later = Vec::new();
+        let look = |inner: &mut nemesia::Endpoint| {
+            later = c_texts(inner.warnings().get(known..).unwrap_or_default());
+            Ok(NEMESIA_OK)
+        };
+        // SAFETY: the caller's endpoint.
+        unsafe { on(endpoint, look) };
+        let mut warnings = pinned.warnings();
+        // Otherwise another thread has added them.
+        if warnings.len() == known {
+            warnings.append(&mut later);
+        }
+    }
+    // The text lies on the heap, where it stays when the list grows.
+    pinned.warnings().get(index).map_or(ptr::null(), |warning| warning.as_ptr())
 }
 
 /// Writes how each rank is reached, which mechanisms are used with it, and why others were refused. The text includes
@@ -430,7 +454,8 @@ fn poison() -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::NEMESIA_ERR_RANK;
+    use crate::status::{NEMESIA_ERR_PEER_FAILED, NEMESIA_ERR_RANK, nemesia_last_error_message};
+    use std::ffi::CStr;
 
     /// Returns an endpoint of a world of one, which every test process can have.
     fn alone() -> *mut Endpoint {
@@ -451,6 +476,41 @@ mod tests {
         assert_eq!(rank, -7);
         // SAFETY: open, and not used after this.
         assert_eq!(unsafe { nemesia_endpoint_close(endpoint) }, NEMESIA_ERR_PANIC);
+    }
+
+    #[test]
+    fn a_refused_call_has_its_reason_in_the_error_and_in_a_warning_that_comes_later() {
+        let config = nemesia::Config::default();
+        let mut closed = nemesia::Endpoint::alone(&config.clone().strangers(false)).unwrap();
+        let address = *closed.address().unwrap();
+        let caller = nemesia::Endpoint::alone(&config).unwrap();
+        let known = caller.warnings().len();
+        let endpoint = Endpoint::publish(caller, false).unwrap();
+        // SAFETY: open, and not used elsewhere.
+        let warning = |index| unsafe { nemesia_endpoint_warning(endpoint, index) };
+        // SAFETY: the library's texts are terminated, and valid while the endpoint is open.
+        let text = |text| unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned();
+        assert!(warning(known).is_null());
+        let call = |inner: &mut nemesia::Endpoint| {
+            let peer = inner.connect(&address)?;
+            let rank = inner.rank_of(peer)?;
+            while inner.failure(rank).is_none() {
+                inner.progress();
+                closed.progress();
+            }
+            inner.send(rank, 1, b"late")?;
+            Ok(NEMESIA_OK)
+        };
+        // SAFETY: open, and not used elsewhere.
+        assert_eq!(unsafe { on(endpoint, call) }, NEMESIA_ERR_PEER_FAILED);
+        let error = text(nemesia_last_error_message());
+        assert!(error.contains("admits no unknown peers"), "{error}");
+        let later = warning(known);
+        assert!(text(later).contains("admits no unknown peers"), "{}", text(later));
+        assert!(warning(known + 1).is_null());
+        assert_eq!(warning(known), later, "its text stays where it is");
+        // SAFETY: open, and not used after this.
+        assert_eq!(unsafe { nemesia_endpoint_close(endpoint) }, NEMESIA_OK);
     }
 
     #[test]

@@ -389,7 +389,7 @@ fn wait_connected(mut endpoint: Lent<'_>, peer: PeerRef, limit: Option<Duration>
     let rank = endpoint.with(|endpoint| endpoint.rank_of(peer))?;
     loop {
         let connected = endpoint.with(|endpoint| match endpoint.failure(rank) {
-            Some(failure) => Err(Error::PeerFailed { rank, failure }),
+            Some(failure) => Err(endpoint.with_reason(Error::PeerFailed { rank, failure, reason: None })),
             None => Ok(matches!(endpoint.stage_of(peer)?, PeerStage::Connected(_))),
         })?;
         if connected {

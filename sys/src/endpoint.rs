@@ -54,12 +54,14 @@ mod observe;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use nemesia_core::engine::rma::{ExposedRegion as Exposure, Reply};
 use nemesia_core::engine::{
-    Engine, Peer, PeerSelection, Request as Operation, RequestId, SendOptions, StartError, Storage,
+    CompletionError, Engine, Failure, Peer, PeerSelection, Request as Operation, RequestId, SendOptions,
+    StartError, Storage,
 };
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
@@ -263,6 +265,8 @@ pub struct Endpoint {
     finished: bool,
     config: Config,
     warnings: Vec<String>,
+    /// Why ranks cannot be connected with ([`Endpoint::with_reason`]).
+    unreached: BTreeMap<usize, Box<str>>,
     /// The number of polls and packets since the clock was last read.
     turns: u32,
     /// The time of the last liveness check.
@@ -340,13 +344,16 @@ impl Endpoint {
     #[inline(never)]
     fn outcome(&mut self, request: Request) -> Option<Result<Status, Error>> {
         let outcome = self.engine.try_finish(request.0)?;
-        Some(outcome.map(status).map_err(Error::from))
+        Some(outcome.map(status).map_err(|error| self.error_of(error)))
     }
 
     /// Returns the outcome of a request if it is complete, for a caller that has just polled.
     #[inline]
     fn outcome_without_poll(&mut self, request: Request) -> Result<Option<Status>, Error> {
-        Ok(self.engine.test(request.0).transpose()?.map(status))
+        match self.engine.test(request.0) {
+            Some(outcome) => outcome.map(|it| Some(status(it))).map_err(|error| self.error_of(error)),
+            None => Ok(None),
+        }
     }
 
     /// Grows the storage of requests up to its limit, or returns the reason why a request could not start.
@@ -369,10 +376,20 @@ impl Endpoint {
             StartError::Rank { rank, size } => {
                 Err(Error::Rank { rank: rank as usize, last: size.saturating_sub(1) as usize })
             }
-            StartError::PeerFailed { peer, failure } => {
-                Err(Error::PeerFailed { rank: peer as usize, failure })
-            }
+            StartError::PeerFailed { peer, failure } => Err(self.peer_failed(peer as usize, failure)),
         }
+    }
+
+    /// Returns the error of a request, with what is known about its reason.
+    #[cold]
+    fn error_of(&self, error: CompletionError) -> Error {
+        self.with_reason(error.into())
+    }
+
+    /// Returns the error of a call that needs a peer that has failed.
+    #[cold]
+    fn peer_failed(&self, rank: usize, failure: Failure) -> Error {
+        self.with_reason(Error::PeerFailed { rank, failure, reason: None })
     }
 
     fn ceiling(&self) -> Error {

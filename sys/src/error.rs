@@ -57,13 +57,15 @@ pub enum Error {
         /// The problem, and the remedy.
         problem: String,
     },
-    /// The peer is gone.
-    #[error("rank {rank} is gone: {failure}")]
+    /// The peer is gone, or cannot be connected with.
+    #[error("rank {rank} {}", ending(*.failure, .reason.as_deref()))]
     PeerFailed {
         /// The peer.
         rank: usize,
-        /// The reason.
+        /// The kind of the failure.
         failure: Failure,
+        /// Why the peer cannot be connected with, and the remedy, if this process found that out.
+        reason: Option<Box<str>>,
     },
     /// A pipe of the RDMA Channel has failed.
     #[error("rank {rank}, RDMA Channel: {problem}")]
@@ -85,13 +87,16 @@ pub enum Error {
     },
     /// A member of a group of peers is gone ([`Endpoint::among_peers`](crate::Endpoint::among_peers)).
     #[error(
-        "the member at position {place} of the group is gone: {failure}; call shrink, and go on among the survivors"
+        "the member at position {place} of the group {}; call shrink, and go on among the survivors",
+        ending(*.failure, .reason.as_deref())
     )]
     MemberFailed {
         /// Its position in the group.
         place: usize,
-        /// The reason.
+        /// The kind of the failure.
         failure: Failure,
+        /// As in [`Error::PeerFailed`].
+        reason: Option<Box<str>>,
     },
     /// Another member of a group of peers found during a barrier that a member is gone.
     #[error(
@@ -287,6 +292,15 @@ pub enum Error {
     Timeout(std::time::Duration),
 }
 
+/// Returns the part of a message about a peer that has failed.
+fn ending(failure: Failure, reason: Option<&str>) -> String {
+    match (failure, reason) {
+        (Failure::Unreachable, Some(reason)) => format!("cannot be connected with: {reason}"),
+        (Failure::Unreachable, None) => "cannot be connected with: it refuses, or does not answer".into(),
+        (failure, _) => format!("is gone: {failure}"),
+    }
+}
+
 /// Returns the part of a message about memory that could not be reserved.
 fn lacking(reserved: Option<usize>) -> String {
     reserved.map_or_else(String::new, |bytes| format!(", of which only {bytes} could be reserved"))
@@ -328,7 +342,7 @@ impl From<CompletionError> for Error {
         match completion_error {
             CompletionError::Truncated(truncation) => Error::Truncated(truncation),
             CompletionError::PeerFailed { peer, failure } => {
-                Error::PeerFailed { rank: peer as usize, failure }
+                Error::PeerFailed { rank: peer as usize, failure, reason: None }
             }
             CompletionError::Refused { peer, refusal, count } => {
                 Error::Refused { rank: peer as usize, refusal, count }
@@ -346,7 +360,7 @@ mod tests {
     #[test]
     fn debug_of_an_error_is_its_one_line() {
         let errors = [
-            Error::PeerFailed { rank: 3, failure: Failure::Died },
+            Error::PeerFailed { rank: 3, failure: Failure::Died, reason: None },
             crate::Config::default().set("NEMESIA_CELS", "1").unwrap_err().into(),
             Error::Bootstrap(BootstrapError::NoRestart),
             Error::Timeout(std::time::Duration::from_secs(1)),

@@ -13,6 +13,7 @@ mod memory;
 mod network;
 mod ports;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -195,6 +196,7 @@ impl Endpoint {
             finished: false,
             config: config.clone(),
             warnings,
+            unreached: BTreeMap::new(),
             turns: 0,
             liveness_checked: Instant::now(),
             facts,
@@ -275,8 +277,18 @@ impl Endpoint {
         self.engine.acknowledge();
     }
 
-    /// Returns warnings about settings that could not be applied: huge pages with fallback, seals, cheap fences,
-    /// unknown variables. In strict mode all but the first are errors at start.
+    /// Returns an error, with the reason and the remedy if it is that of a peer that cannot be connected with. The calls
+    /// of an endpoint return such errors; those of [`Completion::result`](crate::Completion::result) lack the reason.
+    pub fn with_reason(&self, mut error: Error) -> Error {
+        if let Error::PeerFailed { rank, failure: crate::Failure::Unreachable, reason } = &mut error {
+            *reason = self.unreached.get(rank).cloned();
+        }
+        error
+    }
+
+    /// Returns warnings about settings that could not be applied (huge pages with fallback, seals, cheap fences), about
+    /// unknown variables, and about peers that could not be connected with. In strict mode all those of the opening but
+    /// the first are errors at start. Later warnings follow the earlier ones.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

@@ -203,7 +203,7 @@ impl Endpoint {
         let mut wait = Wait::new(limit);
         loop {
             if let Some(failure) = self.failure(rank) {
-                return Err(Error::PeerFailed { rank, failure });
+                return Err(self.peer_failed(rank, failure));
             }
             if let PeerStage::Connected(_) = self.stage_of(peer)? {
                 return Ok(rank);

@@ -34,7 +34,7 @@ use crate::os::{ProcessOrigin, wait_any};
 use crate::tcp::TcpPort;
 use crate::verbs::VerbsPort;
 pub use bill::{NetBill, NetUsage, TransportBill};
-pub(crate) use calls::{HeardNetCall, NetCallOutcome, NetCalls, UnansweredCall};
+pub(crate) use calls::{CHECK_NETWORK, HeardNetCall, NetCallOutcome, NetCalls, UnansweredCall};
 pub(crate) use choice::{NotOpen, device_preference, listen_tcp, open_device, tcp_place};
 use fabric::{Fabric as _, FabricChannel};
 use growing::GrowingPeers;

@@ -42,7 +42,7 @@ struct EndpointExposure {
 
 fn trouble(error: Error) -> Trouble {
     match error {
-        Error::PeerFailed { rank, failure } => Trouble::PeerFailed { peer: rank as u32, failure },
+        Error::PeerFailed { rank, failure, .. } => Trouble::PeerFailed { peer: rank as u32, failure },
         Error::Truncated(it) => Trouble::Truncated { status: it.status, message: it.message },
         Error::Cancelled => Trouble::Cancelled,
         Error::Refused { refusal, count, .. } => Trouble::Refused { refusal, count },

@@ -244,7 +244,9 @@ impl Victim {
     fn check_failures(&mut self, rank: usize, words: &[&str]) -> Verdict {
         let never = (Source::Rank(rank), Tag::Exactly(NEVER));
         let error = match self.endpoint.recv(never.0, never.1, &mut []) {
-            Err(error @ Error::PeerFailed { rank: failed, failure: Failure::Fault(_) }) if failed == rank => {
+            Err(error @ Error::PeerFailed { rank: failed, failure: Failure::Fault(_), .. })
+                if failed == rank =>
+            {
                 error.to_string()
             }
             other => return Err(format!("{other:?} instead of a fault of rank {rank}")),

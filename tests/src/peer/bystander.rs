@@ -98,7 +98,8 @@ pub(super) fn flood() -> Outcome {
             let request = unsafe { endpoint.isend(0, 1, base.cast(), FLOOD) }?;
             let outcome = endpoint.wait(request);
             let dropped = Failure::Dropped;
-            let ended = matches!(outcome, Err(Error::PeerFailed { rank: 0, failure }) if failure == dropped);
+            let ended =
+                matches!(outcome, Err(Error::PeerFailed { rank: 0, failure, .. }) if failure == dropped);
             ensure(ended, || format!("the flood ended with {outcome:?}"))
         }
         _ => {
@@ -149,7 +150,7 @@ fn beside_a_flood(mut endpoint: Endpoint) -> Outcome {
     endpoint.send(2, 3, &[])?;
     let start = Instant::now();
     let outcome = endpoint.wait_timeout(never, generous);
-    let died = matches!(outcome, Err(Error::PeerFailed { rank: 2, failure: Failure::Died }));
+    let died = matches!(outcome, Err(Error::PeerFailed { rank: 2, failure: Failure::Died, .. }));
     ensure(died, || format!("rank 2 has died: {outcome:?} after {:?}", start.elapsed()))?;
     ensure(endpoint.test(flooded)?.is_none() && arena.intact(), || "the flood has ended early".into())?;
     // Without a flush: the flood is cut off.

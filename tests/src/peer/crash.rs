@@ -177,6 +177,7 @@ fn is_death(endpoint: &Endpoint, rank: usize, failure: Failure) -> bool {
     let transport = explanation.routes.get(rank).map(|route| route.transport);
     match failure {
         Failure::Died => matches!(transport, Some("shm" | "tcp")),
+        Failure::Unreachable => transport == Some("tcp"),
         Failure::Fault(PortFault::Lost(_) | PortFault::Work(_)) => matches!(transport, Some("tcp" | "verbs")),
         _ => false,
     }
@@ -187,7 +188,7 @@ fn is_death(endpoint: &Endpoint, rank: usize, failure: Failure) -> bool {
 fn bereaved(endpoint: &mut Endpoint, victim: usize, message: u64) -> Outcome<bool> {
     match turn(endpoint, victim, Activity::Both, message, SIZES[message as usize % 5]) {
         Ok(()) => return Ok(false),
-        Err(Fault::Library(Error::PeerFailed { rank, failure }))
+        Err(Fault::Library(Error::PeerFailed { rank, failure, .. }))
             if rank == victim && is_death(endpoint, victim, failure) => {}
         Err(fault) => return Err(fault),
     }
@@ -227,7 +228,7 @@ pub(super) fn notice() -> Outcome {
             }
             endpoint.send(1, 1, &[0])?;
             let death = endpoint.wait(from_dead);
-            let named = matches!(death, Err(Error::PeerFailed { rank: 2, failure }) if is_death(&endpoint, 2, failure));
+            let named = matches!(death, Err(Error::PeerFailed { rank: 2, failure, .. }) if is_death(&endpoint, 2, failure));
             ensure(named, || format!("{death:?}"))?;
         }
         1 => loop {

@@ -111,7 +111,7 @@ impl Exchange {
         let mut failed = GoneRanks::new();
         for other in others {
             match self.endpoint.recv(Source::Rank(other), Tag::Exactly(NEVER_SENT), &mut []) {
-                Err(Error::PeerFailed { rank, failure }) if rank == other => {
+                Err(Error::PeerFailed { rank, failure, .. }) if rank == other => {
                     failed.insert(rank, failure);
                 }
                 outcome => return broken(format!("from rank {other}: {outcome:?}")),
@@ -213,7 +213,7 @@ fn transfer(
         for (other, started) in pending {
             match started.and_then(|operation| scope.wait(operation)) {
                 Ok(_) => {}
-                Err(Error::PeerFailed { rank, failure }) if rank == other => {
+                Err(Error::PeerFailed { rank, failure, .. }) if rank == other => {
                     failed.insert(rank, failure);
                 }
                 Err(error) => return Err(error),

@@ -119,6 +119,8 @@ pub(super) fn ends(how: u64) -> Outcome {
         (_, 1) => Failure::Dropped,
         _ => Failure::Died,
     };
+    // Over TCP, a refused connection does not show whether the process died or a firewall refuses.
+    let is_refused = |failure| wanted == Failure::Died && failure == Failure::Unreachable;
     if rank != 2 {
         hear(&mut endpoint, 2, LEFT)?;
     }
@@ -127,7 +129,8 @@ pub(super) fn ends(how: u64) -> Outcome {
             0 => endpoint.recv(Source::Rank(3), Tag::Any, &mut [0; 8]).map(drop),
             _ => endpoint.send(3, 0, &[1; 100_000]),
         };
-        let is_wanted = matches!(&outcome, Err(Error::PeerFailed { rank: 3, failure }) if *failure == wanted);
+        let is_wanted = matches!(&outcome, Err(Error::PeerFailed { rank: 3, failure, .. })
+            if *failure == wanted || is_refused(*failure));
         ensure(is_wanted, || format!("{outcome:?} instead of {wanted:?}"))?;
     }
     if rank == 2 {
@@ -155,11 +158,13 @@ pub(super) fn apart() -> Outcome {
     let other = (rank + 2) % 4;
     let outcome = endpoint.send(other, 0, &[1; 100_000]);
     let failure = match &outcome {
-        Err(Error::PeerFailed { rank, failure }) if *rank == other => Some(*failure),
+        Err(Error::PeerFailed { rank, failure, .. }) if *rank == other => Some(*failure),
         _ => None,
     };
     ensure(failure == Some(Failure::Unreachable), || format!("{outcome:?}"))?;
-    let named = format!("rank {other}, tcp: ");
+    let has_reason = format!("{outcome:?}").contains("set NEMESIA_NET_ADDRESS");
+    ensure(has_reason, || format!("no reason in the error: {outcome:?}"))?;
+    let named = format!("rank {other} cannot be connected with: ");
     let is_named = |warning: &String| warning.contains(&named) && warning.contains("NEMESIA_NET_ADDRESS");
     ensure(endpoint.warnings().iter().any(is_named), || format!("{:?}", endpoint.warnings()))?;
     // Those that share the host talk on.

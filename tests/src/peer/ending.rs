@@ -12,7 +12,7 @@ pub(super) fn leaves(how: u64) -> Outcome {
     let mut endpoint = open()?;
     if endpoint.rank() > 0 {
         let outcome = endpoint.recv(Source::Rank(0), Tag::Any, &mut [0; 8]);
-        let Err(Error::PeerFailed { rank: 0, failure }) = &outcome else {
+        let Err(Error::PeerFailed { rank: 0, failure, .. }) = &outcome else {
             return broken(format!("rank 0 has left, and this came: {outcome:?}"));
         };
         let wanted = if how == 2 { Failure::Finished } else { Failure::Dropped };

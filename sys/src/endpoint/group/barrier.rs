@@ -99,10 +99,12 @@ impl Barrier {
             None => Ok(()),
             Some(Broken::Heard { name: place, from: by }) if is_group => Err(Error::MemberLost { place, by }),
             Some(Broken::Seen { name: place, failure }) if is_group => {
-                Err(Error::MemberFailed { place, failure })
+                Err(Error::MemberFailed { place, failure, reason: None })
             }
             Some(Broken::Heard { name: rank, from: by }) => Err(Error::BarrierBroken { rank, by }),
-            Some(Broken::Seen { name: rank, failure }) => Err(Error::PeerFailed { rank, failure }),
+            Some(Broken::Seen { name: rank, failure }) => {
+                Err(Error::PeerFailed { rank, failure, reason: None })
+            }
         }
     }
 }
@@ -211,7 +213,7 @@ impl Endpoint {
         if let Some((request, ..)) = barrier.sends.last() {
             return Ok(BarrierStep::Wait(*request));
         }
-        Ok(BarrierStep::Leave(barrier.outcome()))
+        Ok(BarrierStep::Leave(barrier.outcome().map_err(|error| self.with_reason(error))))
     }
 
     fn send_of_barrier(&mut self, at: usize, barrier: &mut Barrier) -> Result<(), Error> {

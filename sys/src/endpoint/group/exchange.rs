@@ -145,7 +145,7 @@ impl Endpoint {
 /// Names the member's position in the failure of a peer.
 fn at_place(error: Error, place: usize) -> Error {
     match error {
-        Error::PeerFailed { failure, .. } => Error::MemberFailed { place, failure },
+        Error::PeerFailed { failure, reason, .. } => Error::MemberFailed { place, failure, reason },
         error => error,
     }
 }

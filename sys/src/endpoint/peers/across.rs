@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use nemesia_core::engine::Failure;
-use nemesia_core::peers::{CallAnswer, PeerAddress, PeerEnd, PeerRef};
+use nemesia_core::peers::{CallAnswer, PeerAddress, PeerEnd, PeerRef, PeerStage};
 use nemesia_core::port::Route;
 
 use super::end_of;
@@ -12,7 +12,9 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::{Departure, random};
 use crate::shm::{failure_of, make_places};
-use crate::transport::net::{HeardNetCall, LinkStage, NetCallOutcome, NetCalls, UnansweredCall};
+use crate::transport::net::{
+    CHECK_NETWORK, HeardNetCall, LinkStage, NetCallOutcome, NetCalls, UnansweredCall,
+};
 
 impl Endpoint {
     /// Sends packets for this number to another machine from now on.
@@ -152,7 +154,7 @@ impl PeerTable {
             Ok(token) => token,
             Err(problem) => {
                 NetCalls::refuse(call, &problem);
-                endpoint.warn(format!("a call was refused: {problem}"));
+                self.blame(peer, &format!("its call was refused: {problem}"), endpoint);
                 return self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
             }
         };
@@ -179,7 +181,7 @@ impl PeerTable {
                     Ok::<(), String>(())
                 });
                 if let Some(Err(problem)) = introduced {
-                    self.warn_of(peer, &problem, endpoint);
+                    self.blame(peer, &problem, endpoint);
                     return self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
                 }
                 if let Some(across) = &mut self.across {
@@ -187,37 +189,28 @@ impl PeerTable {
                 }
             }
             NetCallOutcome::Unanswered(call) => {
-                if self.repeat_across(peer, call).is_err() {
+                if let Err(error) = self.repeat_across(peer, call) {
+                    self.blame(peer, &error.to_string(), endpoint);
                     self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
                 }
             }
-            NetCallOutcome::Gone => {
+            NetCallOutcome::Gone(problem) => {
                 // If it has left in order, it has announced that before.
                 self.hear_leavers_across(endpoint);
-                self.end(peer, PeerEnd::Lost, Failure::Died, endpoint);
+                if matches!(self.table.stage(peer), Ok(PeerStage::Calling(_))) {
+                    self.blame(peer, &problem, endpoint);
+                    self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
+                }
             }
             NetCallOutcome::Left(finished) => {
                 let failure = departure_of(finished);
                 self.end(peer, end_of(failure), failure, endpoint);
             }
             NetCallOutcome::Refused(problem) => {
-                self.warn_of(peer, &problem, endpoint);
+                self.blame(peer, &problem, endpoint);
                 self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
             }
         }
-    }
-
-    /// Keeps a warning about a peer that is not reached.
-    fn warn_of(&self, peer: PeerRef, problem: &str, endpoint: &mut Endpoint) {
-        endpoint.warn(if self.is_rank(peer) {
-            let rank = self.rank(peer.index());
-            format!(
-                "rank {rank}, tcp: it cannot be connected with: {problem}; check the network between both machines, \
-                 or set NEMESIA_NET_ADDRESS"
-            )
-        } else {
-            format!("a peer cannot be connected with: {problem}")
-        });
     }
 
     /// Calls a peer once more whose connection has ended before an answer.
@@ -245,8 +238,12 @@ impl PeerTable {
                 continue;
             }
             let failure = across.lost(at, &stage);
-            if let (Some(Failure::Unreachable), LinkStage::Failed { problem, .. }) = (failure, &stage) {
-                self.warn_of(peer, problem, endpoint);
+            if failure == Some(Failure::Unreachable) {
+                let problem = match &stage {
+                    LinkStage::Failed { problem, .. } => problem,
+                    _ => "the connection was not made in time",
+                };
+                self.blame(peer, &format!("{problem}{CHECK_NETWORK}"), endpoint);
             }
             let Some(across) = &mut self.across else { break };
             match failure {

@@ -36,6 +36,12 @@ impl Endpoint {
             self.warnings.push(warning);
         }
     }
+
+    /// Keeps the reason why a rank cannot be connected with: as a warning, and for the errors of its operations.
+    fn blame(&mut self, rank: u32, name: &str, problem: &str) {
+        self.warn(format!("{name} cannot be connected with: {problem}"));
+        self.unreached.insert(rank as usize, problem.into());
+    }
 }
 
 impl PeerTable {
@@ -70,6 +76,13 @@ impl PeerTable {
         changed | self.attend_across(endpoint)
     }
 
+    /// As [`Endpoint::blame`], for a peer whose connection is under way.
+    pub(super) fn blame(&self, peer: PeerRef, problem: &str, endpoint: &mut Endpoint) {
+        let Some(rank) = self.number_of(peer) else { return endpoint.warn(problem.to_owned()) };
+        let name = if self.is_rank(peer) { format!("rank {rank}") } else { "a peer".to_owned() };
+        endpoint.blame(rank as u32, &name, problem);
+    }
+
     /// Calls the ranks that operations have named for the first time.
     fn call_wanted(&mut self, endpoint: &mut Endpoint) -> bool {
         let mut changed = false;
@@ -89,7 +102,7 @@ impl PeerTable {
             None => Err(Error::NoWorld),
         };
         if let Err(error) = begun {
-            endpoint.warn(format!("rank {rank} cannot be connected with: {error}"));
+            endpoint.blame(rank, &format!("rank {rank}"), &error.to_string());
             endpoint.engine.fail(rank, Failure::Unreachable);
         }
     }
@@ -225,7 +238,7 @@ impl PeerTable {
         self.abandon(peer, endpoint);
         if let Err(error) = self.begin(peer, rank, endpoint) {
             self.calls.refuse(&call, &error.to_string());
-            endpoint.warn(format!("a call was refused: {error}"));
+            self.blame(peer, &format!("its call was refused: {error}"), endpoint);
             return self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
         }
         let granted = endpoint.engine.granted(rank);
@@ -234,7 +247,7 @@ impl PeerTable {
             Ok(false) if self.is_rank(peer) => self.lose_call(peer, Failure::Died, endpoint),
             Ok(false) => self.end(peer, PeerEnd::Lost, Failure::Finished, endpoint),
             Err(problem) => {
-                endpoint.warn(format!("a call was refused: {problem}"));
+                self.blame(peer, &format!("its call was refused: {problem}"), endpoint);
                 self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
             }
         }
@@ -267,7 +280,7 @@ impl PeerTable {
                 self.end(peer, end_of(failure), failure, endpoint);
             }
             CallOutcome::Refused(problem) => {
-                endpoint.warn(format!("a peer cannot be connected with: {problem}"));
+                self.blame(peer, &problem, endpoint);
                 self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
             }
         }
@@ -278,7 +291,7 @@ impl PeerTable {
         let Some((number, call)) = self.table.call_again(peer) else { return };
         let Ok(address) = self.table.address_of(peer).copied() else { return };
         if let Err(error) = self.calls.call(peer, &address, (self.rank(number), call), attempts) {
-            endpoint.warn(format!("a peer cannot be called: {error}"));
+            self.blame(peer, &error.to_string(), endpoint);
             self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
         }
     }
@@ -301,7 +314,7 @@ impl PeerTable {
         match endpoint.connect_process(joining) {
             Ok(_) => endpoint.engine.connected(rank as u32),
             Err(error) => {
-                endpoint.warn(format!("a peer cannot be connected with: {error}"));
+                self.blame(peer, &error.to_string(), endpoint);
                 self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
             }
         }

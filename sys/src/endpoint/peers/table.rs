@@ -392,6 +392,7 @@ impl PeerTable {
         }
         self.numbered[at] = Some(NumberedPeer { peer, ended: false, connection: self.begun });
         self.begun += 1;
+        endpoint.unreached.remove(&(rank as usize));
         if self.is_rank(peer) {
             return endpoint.engine.meet_paid(rank).map_err(Error::Unpaid);
         }

@@ -154,7 +154,7 @@ fn a_peer_that_has_gone_is_reported_and_its_last_message_is_received() {
     let mut buf = [0; 8];
     let end = one.recv(Source::Rank(from), Tag::Any, &mut buf);
     assert!(
-        matches!(end, Err(Error::PeerFailed { rank, failure: Failure::Finished }) if rank == from),
+        matches!(end, Err(Error::PeerFailed { rank, failure: Failure::Finished, .. }) if rank == from),
         "{end:?}"
     );
     let peer = one.connect(&gone).unwrap();

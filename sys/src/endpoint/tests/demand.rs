@@ -30,7 +30,7 @@ fn failure_of_inject(world: &mut [Endpoint], from: usize, to: usize) -> Failure 
     let mut found = None;
     until(world, |world| {
         match world[from].inject(to, 1, b"x") {
-            Err(Error::PeerFailed { rank, failure }) if rank == to => found = Some(failure),
+            Err(Error::PeerFailed { rank, failure, .. }) if rank == to => found = Some(failure),
             Err(error) => panic!("{error}"),
             Ok(_) => {}
         }
@@ -123,7 +123,7 @@ fn a_rank_that_has_left_before_it_was_named_has_finished_or_was_dropped() {
     assert_eq!(failure_of_inject(&mut world, 0, 3), Failure::Finished);
     assert_eq!(failure_of_inject(&mut world, 0, 2), Failure::Dropped);
     let error = world[1].recv(Source::Rank(3), Tag::Any, &mut [0]).unwrap_err();
-    assert!(matches!(error, Error::PeerFailed { rank: 3, failure: Failure::Finished }), "{error}");
+    assert!(matches!(error, Error::PeerFailed { rank: 3, failure: Failure::Finished, .. }), "{error}");
     until(&mut world, |world| world[1].inject(0, 1, b"x").unwrap());
     until(&mut world, |world| connections(world) == [1, 1]);
 }

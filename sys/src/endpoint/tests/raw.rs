@@ -113,7 +113,7 @@ fn converse(endpoint: &mut Endpoint, other: usize, rounds: u64) {
 fn failure(endpoint: &mut Endpoint, hostile: usize) -> (Failure, String) {
     match endpoint.recv(Source::Rank(hostile), Tag::Exactly(99), &mut []) {
         Err(error) => match error {
-            Error::PeerFailed { rank, failure } if rank == hostile => (failure, error.to_string()),
+            Error::PeerFailed { rank, failure, .. } if rank == hostile => (failure, error.to_string()),
             other => panic!("{other} instead of the failure of rank {hostile}"),
         },
         Ok(message) => panic!("{message:?} instead of the failure of rank {hostile}"),

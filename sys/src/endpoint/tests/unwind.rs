@@ -225,11 +225,11 @@ fn a_dropped_endpoint_is_a_failure_to_its_peers() {
     });
     barrier.wait();
     let error = zero.recv(Source::Any, Tag::Any, &mut [0; 8]).unwrap_err();
-    assert!(matches!(error, Error::PeerFailed { rank: 1, failure: Failure::Dropped }), "{error}");
+    assert!(matches!(error, Error::PeerFailed { rank: 1, failure: Failure::Dropped, .. }), "{error}");
     assert!(error.to_string().contains("rank 1") && error.to_string().contains("without closing it"));
     assert!(panics.join().is_err());
     zero.acknowledge_failures();
     two.close().unwrap();
     let error = zero.recv(Source::Rank(2), Tag::Any, &mut [0; 8]).unwrap_err();
-    assert!(matches!(error, Error::PeerFailed { rank: 2, failure: Failure::Finished }), "{error}");
+    assert!(matches!(error, Error::PeerFailed { rank: 2, failure: Failure::Finished, .. }), "{error}");
 }

@@ -80,7 +80,9 @@ impl Endpoint {
         let mut wait = Wait::new(None);
         loop {
             let packets = match step {
-                Bypass::Done(outcome) => return outcome.map(status).map_err(Error::from),
+                Bypass::Done(outcome) => {
+                    return outcome.map(status).map_err(|error| self.error_of(error));
+                }
                 Bypass::Posted(id) => return self.finish_after(Request(id), wait),
                 Bypass::Post => break,
                 Bypass::Busy if !self.engine.can_bypass(pattern) => break,
@@ -110,7 +112,7 @@ impl Endpoint {
                 for _ in 0..GLANCES {
                     self.engine.pause();
                     if let Some(outcome) = self.engine.receive_next(pattern, &mut buf) {
-                        return outcome.map(status).map_err(Error::from);
+                        return outcome.map(status).map_err(|error| self.error_of(error));
                     }
                     if self.engine.has_next() {
                         break;

@@ -49,7 +49,7 @@ use crate::config::Config;
 use crate::os::{self, ShmError, Watch, random};
 use crate::tcp::{SocketOptions, set_traffic_class};
 use outgoing::OutgoingNetCall;
-pub(crate) use outgoing::{NetCallOutcome, UnansweredCall};
+pub(crate) use outgoing::{CHECK_NETWORK, NetCallOutcome, UnansweredCall};
 use socket::{CallLoss, CallSocket};
 
 /// The number of the world of calls: they are made outside of any.

@@ -349,7 +349,7 @@ fn an_invalid_message_of_a_barrier_fails_its_sender_only() {
         let group = honest.group(&addresses).unwrap();
         let broken = honest.among_peers(&group).unwrap().barrier();
         assert!(
-            matches!(broken, Err(Error::MemberFailed { place: 1, failure: Failure::Fault(_) })),
+            matches!(broken, Err(Error::MemberFailed { place: 1, failure: Failure::Fault(_), .. })),
             "{broken:?}"
         );
         helper.join().unwrap();

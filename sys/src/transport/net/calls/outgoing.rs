@@ -16,6 +16,9 @@ use super::socket::{CallLoss, CallSocket};
 use super::{CALLS_WORLD, NO_RANK, NetCalls, OpeningLink};
 use crate::os::Watch;
 
+/// The remedy if the network between two processes is at fault.
+pub(crate) const CHECK_NETWORK: &str =
+    "; check the network between both machines and their firewalls, or set NEMESIA_NET_ADDRESS";
 /// The time before a call that met an overloaded process, or a lost network, is repeated.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
@@ -56,8 +59,8 @@ pub(crate) enum NetCallOutcome {
     /// The connection has ended before the callee has answered: the call is to be repeated, with another number
     /// ([`NetCalls::call_again`]). The callee had no room for it; if it has died instead, the next call shows that.
     Unanswered(UnansweredCall),
-    /// The callee's process is gone.
-    Gone,
+    /// No process takes calls at its address, or a firewall says so; the text names the possible causes.
+    Gone(String),
     /// The callee has disconnected or finished (`true`), or has dropped its endpoint.
     Left(bool),
     /// The callee refuses, or never answered; the text says why.
@@ -170,7 +173,8 @@ impl NetCalls {
             return None;
         }
         let last = call.problem.take().map_or_else(String::new, |problem| format!(": {problem}"));
-        let problem = format!("it has not answered within {limit:?}{last}: does it progress?");
+        let remedy = if call.is_connected() { ": does it progress?" } else { CHECK_NETWORK };
+        let problem = format!("it has not answered within {limit:?}{last}{remedy}");
         Some(NetCallOutcome::Refused(problem))
     }
 
@@ -211,7 +215,7 @@ impl NetCalls {
                     call.again(format!("{}: {error}", call.at), watch);
                     None
                 }
-                Err(CallLoss::NotListening) => Some(NetCallOutcome::Gone),
+                Err(CallLoss::NotListening) => Some(NetCallOutcome::Gone(refused_connection(call.at))),
                 Err(CallLoss::Nonsense(error)) => Some(NetCallOutcome::Refused(error.to_string())),
             },
             NetCallStage::Requested(socket, nonce, proof) => {
@@ -234,7 +238,7 @@ impl NetCalls {
                     }
                 }
             }
-            NetCallStage::Ended => Some(NetCallOutcome::Gone),
+            NetCallStage::Ended => Some(lost_call()),
         }
     }
 
@@ -276,7 +280,7 @@ impl NetCalls {
         watch: &Watch,
     ) -> NetCallOutcome {
         let refused = |problem: &str| NetCallOutcome::Refused(problem.into());
-        let Some(call) = self.outgoing.get_mut(at) else { return NetCallOutcome::Gone };
+        let Some(call) = self.outgoing.get_mut(at) else { return lost_call() };
         if !self.key.accepts_answer(&proof, nonce, &answer.proven(), &answer.proof) {
             return refused("it has another key: check NEMESIA_JOB_KEY_FILE in both processes");
         }
@@ -289,7 +293,7 @@ impl NetCalls {
             );
         }
         let stage = std::mem::replace(&mut call.stage, NetCallStage::Ended);
-        let NetCallStage::Requested(mut socket, ..) = stage else { return NetCallOutcome::Gone };
+        let NetCallStage::Requested(mut socket, ..) = stage else { return lost_call() };
         socket.stop(watch);
         let expected = answer.introduction.token;
         let known = Acquaintance { token: call.token, expected, number: answer.introduction.number };
@@ -306,4 +310,17 @@ impl NetCalls {
         let until = self.opening_limit(peer);
         self.opening.push(OpeningLink { peer, number, socket, until });
     }
+}
+
+/// Returns the possible causes of a refused connection, which only its user can tell apart.
+fn refused_connection(at: SocketAddr) -> String {
+    format!(
+        "{at} refuses the connection: its process has ended, or a firewall rejects it, or another machine has the \
+         address as well (docker0, virbr0: set NEMESIA_NET_ADDRESS to another network)"
+    )
+}
+
+/// Returns the outcome of a call whose connection is lost in a way that no rule of the calls permits.
+fn lost_call() -> NetCallOutcome {
+    NetCallOutcome::Refused("the connection of the call was lost".into())
 }
