@@ -18,10 +18,10 @@
 //! | `origin` | telling a forked child from the process that opened an object |
 //! | [`numa`] | processors, memory nodes, caches, pages |
 //!
-//! Nothing in these modules leaves a name behind, installs a signal handler, prints, or waits past its
-//! deadline. `forked` installs a handler of `fork`. Two start threads: [`mapping`] on request, and `closer` when another process has sent a descriptor
-//! whose close may block. Every error is one line with the failure and the remedy. Descriptors are
-//! close-on-exec, and segments are not inherited by `fork`.
+//! Nothing in these modules leaves a name behind, installs a signal handler, prints, or waits past its deadline.
+//! `forked` installs a handler of `fork`. Two start threads: [`mapping`] on request, and `closer` when another process
+//! has sent a descriptor whose close may block. Every error is one line with the failure and the remedy. Descriptors
+//! are close-on-exec, and segments are not inherited by `fork`.
 //!
 //! Not public, because some functions are safe only as this crate uses them:
 //!
