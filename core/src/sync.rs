@@ -15,6 +15,7 @@
 
 #[cfg(not(nemesia_loom))]
 mod copy;
+pub mod in_order;
 pub mod opaque;
 #[cfg(not(nemesia_loom))]
 mod real;
@@ -69,8 +70,8 @@ pub enum Edge {
     /// Sender-assisted copy: each side publishes its claim, then reads the other's. A fence on each side
     /// ensures that at least one sees the other's claim.
     AssistClaim,
-    /// Exposed memory: bytes put before an atomic operation on a value are readable for a process that
-    /// observes the value by another atomic operation.
+    /// Exposed memory: bytes put before an atomic operation on a value, or before the last word of a write, are
+    /// readable for a process that observes the value, or the word.
     Region,
     /// Released memory: a reported range is complete when its stamp is seen, for readers and for the slot's
     /// next writer.
@@ -308,6 +309,30 @@ macro_rules! word {
                 let _ = edge;
                 // SAFETY: the caller guarantees a valid word.
                 unsafe { word.read() }
+            }
+
+            /// As `store_release`, for a word at an address.
+            ///
+            /// # Safety
+            /// The word is aligned, mapped and writable. This process accesses it meanwhile only by atomic
+            /// operations, or by copies that make no reference.
+            #[cfg(not(nemesia_loom))]
+            #[inline(always)]
+            pub unsafe fn store_release_at(word: core::ptr::NonNull<$int>, value: $int, edge: Edge) {
+                // SAFETY: the caller guarantees a valid word, and this type is only an atomic; the reference
+                // does not outlive this call.
+                unsafe { word.cast::<Self>().as_ref() }.store_release(value, edge);
+            }
+
+            /// As `store_release`, which models use, because they have no addresses.
+            ///
+            /// # Safety
+            /// As in production.
+            #[cfg(nemesia_loom)]
+            pub unsafe fn store_release_at(word: core::ptr::NonNull<$int>, value: $int, edge: Edge) {
+                let _ = edge;
+                // SAFETY: the caller guarantees a valid word.
+                unsafe { word.write(value) };
             }
 
             /// Adds one without ordering, and returns the old value.

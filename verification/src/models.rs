@@ -65,6 +65,7 @@ pub(crate) const ALL: &[Model] = &[
     ring::RECORDS,
     header::READY,
     region::HANDED_OVER,
+    region::LAST_WORD,
     region::COUNTED,
     region::NON_TEMPORAL,
     releases::REPORTED,

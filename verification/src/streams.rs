@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -101,8 +102,99 @@ impl StreamFabric {
         SimStreams::new(Rc::clone(&self.0))
     }
 
+    /// Sets the addresses to which no stream may copy, because streams do not copy in order. A stream that tries it
+    /// panics.
+    pub fn keep_off(&self, addresses: Range<u64>) {
+        self.0.borrow_mut().kept_off = addresses;
+    }
+
     /// Lets a little time pass. Returns the time.
     pub fn pass(&self) -> Duration {
         self.0.borrow_mut().pass()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nemesia_core::payload::LentMemory;
+    use nemesia_core::port::memory::{
+        Completion, CompletionSource, Connection, Event, MemoryPort, Offer, Private, RegionAccess, Slice,
+        Work, WorkOutcome,
+    };
+
+    use super::*;
+
+    /// Bytes of the memory of each side.
+    const ROOM: usize = 1 << 18;
+
+    /// Returns new memory twice: to be registered, and to be inspected. It is never freed.
+    #[allow(unsafe_code, reason = "memory is lent by its address")]
+    fn memory() -> [LentMemory; 2] {
+        let base = Vec::leak(vec![0_u64; ROOM / 8]).as_mut_ptr().cast::<u8>();
+        // SAFETY: never freed, and the only reference to it has ended.
+        [(), ()].map(|()| unsafe { LentMemory::from_raw(base, ROOM) })
+    }
+
+    fn offer() -> Offer {
+        Offer { private: Private::EMPTY, shared_receive: false, deadline: Duration::from_secs(1000) }
+    }
+
+    fn connect(fabric: &StreamFabric, ports: &mut [StreamPort; 2]) -> Connection {
+        let active = ports[0].connect(&ports[1].address().unwrap(), &offer()).unwrap();
+        loop {
+            let now = fabric.pass();
+            for at in [1, 0] {
+                ports[at].poll(&mut [Completion::EMPTY; 4]);
+                match ports[at].poll_event(now) {
+                    Some(Event::Requested { connection, .. }) => {
+                        ports[at].accept(connection, &offer()).unwrap()
+                    }
+                    Some(Event::Established { connection, .. }) if at == 0 && connection == active => {
+                        return active;
+                    }
+                    Some(Event::Failed { .. }) => panic!("no connection"),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_word_of_a_write_is_placed_last_and_by_no_stream() {
+        for conditions in [StreamConditions::WIDE, StreamConditions::NARROW, StreamConditions::PULLING] {
+            let fabric = StreamFabric::new(1, conditions);
+            let mut ports = [(), ()].map(|()| fabric.port().unwrap());
+            let ([lent, source], [theirs, target]) = (memory(), memory());
+            let from = ports[0].register(lent, RegionAccess::LOCAL).unwrap();
+            let to = ports[1].register(theirs, RegionAccess::ALL).unwrap();
+            let key = ports[1].key(to).unwrap();
+            let connection = connect(&fabric, &mut ports);
+            let lens = [1, 3, 8, 9, 100, 4095, 4096, 4103, 5000, 65_541, 200_000];
+            let of_each = lens.into_iter().flat_map(|len: u32| [0_u64, 1, 6, 60].map(|at| (len, at)));
+            for (value, (len, at)) in (1_u8..).zip(of_each) {
+                assert!(source.write(3, &vec![value; len as usize]));
+                let end = at + u64::from(len);
+                let last = end - u64::from(len.min(8))..end;
+                fabric.keep_off(target.address() + last.start..target.address() + last.end);
+                let part = [Slice { region: from, offset: 3, len }];
+                let work = Work::new(connection, value.into());
+                ports[0].write(work, CompletionSource::Gather(&part), key.at(at), None).unwrap();
+                let mut is_done = false;
+                while !is_done {
+                    fabric.pass();
+                    let mut done = [Completion::EMPTY; 4];
+                    let count = ports[0].poll(&mut done);
+                    is_done = done[..count].iter().any(|it| it.outcome == WorkOutcome::Done);
+                    ports[1].poll(&mut [Completion::EMPTY; 4]);
+                    let mut found = vec![0; len as usize];
+                    assert!(target.read(at, &mut found));
+                    let (rest, last) = found.split_at((last.start - at) as usize);
+                    let is_here = last.contains(&value);
+                    let all = |bytes: &[u8]| bytes.iter().all(|byte| *byte == value);
+                    assert!(!is_here || all(last) && all(rest), "{len} bytes at {at}");
+                    assert!(!is_done || is_here, "{len} bytes at {at}");
+                }
+            }
+        }
     }
 }

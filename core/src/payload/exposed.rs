@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 
 use super::{BOUNCE, Bounce, LentMemory};
-use crate::sync::{Edge, Word8, Word16, Word32, Word64, opaque};
+use crate::sync::{Edge, Word8, Word16, Word32, Word64, in_order, opaque};
 
 /// The largest number of bytes that are written to exposed memory at once, also through a buffer.
 const CHUNK: usize = 8192;
@@ -150,15 +150,15 @@ impl Exposed {
         true
     }
 
-    /// Copies bytes in, from `at` on. Returns `false`, with nothing copied, if they do not all fit. Only for memory
-    /// that peers may write.
+    /// Copies bytes in, from `at` on, so that the last ones become visible last ([`in_order`]). Returns `false`, with
+    /// nothing copied, if they do not all fit. Only for memory that peers may write.
     pub fn write(&mut self, at: usize, from: &[u8]) -> bool {
         if at.checked_add(from.len()).is_none_or(|end| end > self.len) {
             return false;
         }
         // SAFETY: as for `read`, and writable where peers may write; `from` is a reference, so it is no part of the
         // memory.
-        unsafe { opaque::copy(from.as_ptr(), self.base.as_ptr().add(at), from.len()) };
+        unsafe { in_order::copy(NonNull::from(from).cast(), self.base.add(at), from.len()) };
         true
     }
 

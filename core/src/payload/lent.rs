@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 
-use crate::sync::{Edge, Word64, opaque};
+use crate::sync::{Edge, Word64, in_order, opaque};
 
 /// One contiguous range that a memory port may access, and through the port every peer with its key. No
 /// reference to the bytes is made here: they are copied, changed eight at a time, or passed to the kernel or
@@ -98,13 +98,13 @@ impl LentMemory {
         true
     }
 
-    /// Copies bytes in, from `at` on. Returns `false`, with nothing copied, if they do not all fit, or may
-    /// not be written.
+    /// Copies bytes in, from `at` on, so that the last ones become visible last ([`in_order`]). Returns `false`, with
+    /// nothing copied, if they do not all fit, or may not be written.
     pub fn write(&self, at: u64, from: &[u8]) -> bool {
         let Some(to) = self.part(at, from.len() as u64).filter(|_| self.writable) else { return false };
         // SAFETY: as for `read`, and writable, as the maker guarantees. `from` is a reference, so it is no
         // part of the memory.
-        unsafe { opaque::copy(from.as_ptr(), to.as_ptr(), from.len()) };
+        unsafe { in_order::copy(NonNull::from(from).cast(), to, from.len()) };
         true
     }
 

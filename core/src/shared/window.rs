@@ -61,16 +61,24 @@ impl<'a> SharedWindow<'a> {
     #[must_use]
     pub fn put(&self, at: u64, from: &[u8]) -> bool {
         let Ok(at) = usize::try_from(at) else { return false };
-        // SAFETY: in the mapping, which the constructor's caller keeps; writable is checked first.
-        self.writable && unsafe { PayloadMut::from_raw(self.base, self.len) }.write(at, from)
+        self.put_in_order(at, from, false)
     }
 
     /// As [`SharedWindow::put`], with non-temporal stores: for data that exceeds the caches.
     #[must_use]
     pub fn put_non_temporal(&self, at: u64, from: &[u8]) -> bool {
         let Ok(at) = usize::try_from(at) else { return false };
-        // SAFETY: as for `put`.
-        self.writable && unsafe { PayloadMut::from_raw(self.base, self.len) }.write_non_temporal(at, from)
+        self.put_in_order(at, from, true)
+    }
+
+    /// The owner may poll the last word.
+    #[inline]
+    fn put_in_order(&self, at: usize, from: &[u8], is_long: bool) -> bool {
+        // SAFETY: in the mapping, which the constructor's caller keeps; it is used only if it is writable.
+        let bytes = unsafe { PayloadMut::from_raw(self.base, self.len) };
+        let source = NonNull::from(from).cast();
+        // SAFETY: a reference, so readable, and no part of the mapping.
+        self.writable && unsafe { bytes.write_in_order_from(at, source, from.len(), is_long) }
     }
 
     /// Copies bytes out of the region. Returns `false`, with nothing copied, if they do not all lie in it.

@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::{copy, opaque};
+use super::{copy, in_order, opaque};
 
 /// Eight bytes of payload that another process may see or write.
 ///
@@ -98,6 +98,19 @@ impl<'a> Payload<'a> {
         let Some(from) = self.slice(at, len) else { return false };
         // SAFETY: `from` is in view and mapped (constructor); of `to`, the caller's promise.
         unsafe { opaque::copy(from.base.as_ptr(), to, len) };
+        true
+    }
+
+    /// As [`Payload::read_into`], so that the last bytes become visible last ([`in_order`]).
+    ///
+    /// # Safety
+    /// As [`Payload::read_into`].
+    #[inline]
+    #[must_use]
+    pub unsafe fn read_in_order_into(&self, at: usize, to: NonNull<u8>, len: usize) -> bool {
+        let Some(from) = self.slice(at, len) else { return false };
+        // SAFETY: `from` is in view and mapped (constructor); of `to`, the caller's promise.
+        unsafe { in_order::copy(from.base, to, len) };
         true
     }
 
@@ -202,16 +215,27 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
-    /// As [`PayloadMut::write_from`], with non-temporal stores: for data that exceeds the caches. The copy is
-    /// complete before anything is published after it.
+    /// As [`PayloadMut::write_from`], so that the last bytes become visible last ([`in_order`]). The others are copied
+    /// with non-temporal stores if they exceed the caches (`is_long`).
     ///
     /// # Safety
     /// As [`PayloadMut::write_from`].
+    #[inline]
     #[must_use]
-    pub unsafe fn write_non_temporal_from(&self, at: usize, from: *const u8, len: usize) -> bool {
+    pub unsafe fn write_in_order_from(
+        &self,
+        at: usize,
+        from: NonNull<u8>,
+        len: usize,
+        is_long: bool,
+    ) -> bool {
         let Some(to) = self.0.slice(at, len) else { return false };
-        // SAFETY: as for `write`; of `from`, the caller's promise.
-        unsafe { copy::non_temporal(from, to.base.as_ptr(), len) };
+        let rest = |from: *const u8, to: *mut u8, len: usize| {
+            // SAFETY: as for `write`; of `from`, the caller's promise.
+            unsafe { if is_long { copy::non_temporal(from, to, len) } else { opaque::copy(from, to, len) } };
+        };
+        // SAFETY: as above.
+        unsafe { in_order::copy_with(from, to.base, len, rest) };
         true
     }
 }

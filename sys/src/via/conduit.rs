@@ -136,12 +136,9 @@ impl ViaCarrier for Conduit<'_> {
         let len = from.length as usize;
         // SAFETY: the segment is mapped writable, and no reference to its bytes exists.
         let target = unsafe { PayloadMut::from_raw(import.segment.as_ptr(), import.segment.len()) };
-        if u64::from(from.length) >= self.memory.non_temporal_from {
-            // SAFETY: registered memory of the program, which keeps it mapped and readable.
-            return unsafe { target.write_non_temporal_from(offset, source.as_ptr(), len) };
-        }
-        // SAFETY: as above.
-        unsafe { target.write_from(offset, source.as_ptr(), len) }
+        let is_long = u64::from(from.length) >= self.memory.non_temporal_from;
+        // SAFETY: registered memory of the program, which keeps it mapped and readable.
+        unsafe { target.write_in_order_from(offset, source, len, is_long) }
     }
 
     fn read(&mut self, from: ViaSegment, to: ViaSegment) -> bool {

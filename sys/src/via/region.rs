@@ -90,7 +90,8 @@ impl RegionMemory {
         (end <= self.len).then(|| unsafe { self.address().add(offset) })
     }
 
-    /// Copies a range from the shadow to the user memory, if there is a shadow.
+    /// Copies a range from the shadow to the user memory, if there is a shadow, so that its last bytes become visible
+    /// last: the program may poll them.
     pub(super) fn settle(&self, offset: u64, len: u32) -> bool {
         let Some(program) = self.program(offset, len) else { return false };
         if self.user.is_none() {
@@ -99,7 +100,7 @@ impl RegionMemory {
         // SAFETY: the segment is mapped, and no reference to its bytes exists.
         let shadow = unsafe { Payload::from_raw(self.segment.as_ptr(), self.len) };
         // SAFETY: the range lies in user memory, which the program keeps mapped and writable; it is not the segment.
-        unsafe { shadow.read_into(offset as usize, program.as_ptr(), len as usize) }
+        unsafe { shadow.read_in_order_into(offset as usize, program, len as usize) }
     }
 
     /// Copies a range from the user memory to the shadow, if there is a shadow.

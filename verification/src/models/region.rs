@@ -17,6 +17,16 @@ pub(super) const HANDED_OVER: Model = Model {
     run: handed_over,
 };
 
+/// A process that sees the last word of a write also sees the bytes before it.
+pub(super) const LAST_WORD: Model = Model {
+    name: "region/last-word",
+    structure: "write to exposed memory",
+    property: "a thread that sees the last word of a write sees all of it, also where another one copies it on",
+    edges: &[Edge::Region],
+    injected_faults: &[],
+    run: last_word,
+};
+
 /// Several processes operate on one value.
 pub(super) const COUNTED: Model = Model {
     name: "region/counted",
@@ -70,6 +80,31 @@ fn handed_over(run: &Run) {
             }
         };
         both(origin, reader);
+    });
+}
+
+fn last_word(run: &Run) {
+    run.explore(2, move || {
+        let (bytes, word) = (PayloadWord::new(0), Word64::new(0));
+        let (copied, copied_word) = (PayloadWord::new(0), Word64::new(0));
+        let writer = || {
+            bytes.set(7);
+            word.store_release(7, Edge::Region);
+        };
+        // The owner copies a shadow to the memory of the program: the last word is read first and written last.
+        let owner = || {
+            let last = word.load_acquire(Edge::Region);
+            if last == 7 {
+                copied.set(bytes.get());
+                copied_word.store_release(last, Edge::Region);
+            }
+        };
+        let reader = || {
+            if copied_word.load_acquire(Edge::Region) == 7 {
+                assert_eq!(copied.get(), 7, "the last word is here, and the bytes are not");
+            }
+        };
+        three(writer, owner, reader);
     });
 }
 

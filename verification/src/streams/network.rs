@@ -1,6 +1,7 @@
 //! All streams of a simulation, and their time.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 
 use nemesia_core::port::memory::ConnectError;
@@ -19,6 +20,8 @@ const SPURIOUS: usize = 50;
 pub(super) struct Network {
     pub(super) conditions: StreamConditions,
     pub(super) rng: Rng,
+    /// Addresses to which no stream may copy.
+    pub(super) kept_off: Range<u64>,
     now: Duration,
     nodes: Vec<NetworkNode>,
     /// A place is used again when both ends are gone.
@@ -65,7 +68,7 @@ pub(super) struct StreamEnd {
 impl Network {
     pub(super) const fn new(seed: u64, conditions: StreamConditions) -> Self {
         let rng = Rng::new(seed, 1);
-        Self { conditions, rng, now: Duration::ZERO, nodes: Vec::new(), pairs: Vec::new() }
+        Self { conditions, rng, kept_off: 0..0, now: Duration::ZERO, nodes: Vec::new(), pairs: Vec::new() }
     }
 
     pub(super) fn add_node(&mut self) -> usize {

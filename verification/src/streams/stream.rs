@@ -1,6 +1,7 @@
 //! The ends of simulated streams, and their source.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 use nemesia_core::payload::{GatherList, LentMemory, ScatterList};
@@ -63,6 +64,7 @@ unsafe impl ByteStream for SimStream {
     fn read(&mut self, into: &mut ScatterList<'_>) -> StreamResult {
         let mut network = self.network.borrow_mut();
         let network = &mut *network;
+        check(&network.kept_off, into);
         let most = network.conditions.most;
         let most = 1 + network.rng.below(most);
         let Some(pair) = network.pair(self.pair) else { return StreamResult::Failed(LostError::Closed) };
@@ -106,6 +108,7 @@ unsafe impl ByteStream for SimStream {
 
     fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> bool {
         let mut network = self.network.borrow_mut();
+        check(&network.kept_off, into);
         let other = network.pair(self.pair).map(|pair| &pair.ends[1 - self.side]);
         if other.is_none_or(|other| other.gone || other.withdrawn) {
             return false;
@@ -134,6 +137,15 @@ unsafe impl ByteStream for SimStream {
         if let Some(pair) = self.network.borrow_mut().pair(self.pair) {
             pair.ends[self.side].finished = true;
         }
+    }
+}
+
+/// Checks that a stream does not copy to these addresses.
+fn check(kept_off: &Range<u64>, into: &ScatterList<'_>) {
+    for piece in into.pieces() {
+        let start = piece.base.addr() as u64;
+        let is_apart = start >= kept_off.end || start + piece.len as u64 <= kept_off.start;
+        assert!(is_apart, "a stream copies to {kept_off:#x?}: {} bytes at {start:#x}", piece.len);
     }
 }
 

@@ -12,6 +12,7 @@ use super::{ByteStream, PlacementStorage, StreamResult};
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::ScatterList;
 use crate::port::memory::{LostError, RemoteRange, Slice, WorkError, WorkOutcome};
+use crate::sync::in_order::LAST;
 use crate::wire::placement::{Frame, MOST_ASKED, Parsed, Reason};
 
 /// The system calls of one connection in one poll.
@@ -45,7 +46,7 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
                 }
             } else {
                 if let Some(incoming) = direct {
-                    wanted = incoming.len - incoming.done;
+                    wanted = incoming.len - incoming.done - incoming.held();
                     if !regions.destinations(&incoming.parts, incoming.done, wanted, &mut list) {
                         return Err(gone(incoming.what, self.next_reply));
                     }
@@ -90,10 +91,13 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
         let (Some(mut incoming), Some(stream)) = (self.incoming, self.stream.as_mut()) else { return Ok(()) };
         let Some(source) = incoming.source else { return Ok(()) };
         let count = (incoming.len - incoming.done).min(PULLED);
-        let mut list = ScatterList::new();
-        if !regions.destinations(&incoming.parts, incoming.done, count, &mut list) {
+        let (mut list, mut last) = (ScatterList::new(), [0; LAST]);
+        let held = if incoming.done + count == incoming.len { incoming.held() } else { 0 };
+        if !regions.destinations(&incoming.parts, incoming.done, count - held, &mut list) {
             return Err(gone(incoming.what, self.next_reply));
         }
+        let last = &mut last[..held as usize];
+        list.push(last);
         if !stream.pull(source.wrapping_add(incoming.done), &mut list) {
             return Err(match incoming.what {
                 IncomingKind::Reply => LinkEnd::work(self.next_reply, WorkError::RemoteOperation),
@@ -101,6 +105,9 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
             });
         }
         incoming.done += count;
+        if !regions.scatter(&incoming.parts, incoming.done - held, last) {
+            return Err(gone(incoming.what, self.next_reply));
+        }
         self.incoming = Some(incoming);
         if incoming.done == incoming.len {
             self.incoming = None;
@@ -123,7 +130,9 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
                     return Ok(());
                 }
                 let here = self.input.get();
-                let count = (here.len() as u64).min(incoming.len - incoming.done) as usize;
+                let left = incoming.len - incoming.done;
+                let whole = if here.len() as u64 >= left { left } else { left - incoming.held() };
+                let count = (here.len() as u64).min(whole) as usize;
                 let bytes = here.get(..count).unwrap_or(here);
                 if !regions.scatter(&incoming.parts, incoming.done, bytes) {
                     return Err(gone(incoming.what, self.next_reply));

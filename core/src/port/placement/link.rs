@@ -14,6 +14,7 @@ use crate::port::memory::{
     WorkError, WorkOutcome,
 };
 use crate::slab::NONE;
+use crate::sync::in_order::LAST;
 use crate::wire::placement::{FRAME_BYTES, Frame, MOST_ASKED, MOST_REPLIES, Reason};
 
 /// The longest inline source in bytes.
@@ -96,6 +97,17 @@ pub(super) struct IncomingFrame {
     pub(super) what: IncomingKind,
     /// The place of the bytes in the peer's memory; `None` if they follow in the stream.
     pub(super) source: Option<u64>,
+}
+
+impl IncomingFrame {
+    /// Returns the number of bytes at the end of a write that are placed last, all at once: its owner may poll them, and
+    /// streams do not copy in order.
+    pub(super) fn held(&self) -> u64 {
+        match self.what {
+            IncomingKind::Write { .. } => (self.len - self.done).min(LAST as u64),
+            IncomingKind::Send { .. } | IncomingKind::Reply => 0,
+        }
+    }
 }
 
 /// The destination of arriving bytes.
