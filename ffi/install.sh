@@ -15,6 +15,7 @@ Builds the C interface and the program `nemesia` with cargo, also in a fresh clo
   lib/libnemesia.so -> libnemesia.so.0 -> libnemesia.so.VERSION
   lib/libnemesia.a
   lib/libvipl.so -> libvipl.so.1 -> libvipl.so.1.VERSION
+  lib/vipl.so -> libvipl.so.1    the name that some old programs open at run time
   lib/libvipl.a                  the VI Provider Library: see ffi/vipl.md
   lib/libfabric/libnemesia-fi.so    a provider of libfabric: for FI_PROVIDER_PATH, see ffi/ofi/README.md
   lib/libnemesia_interpose.so    for LD_PRELOAD, only if the user requests it (glibc on x86-64 and AArch64)
@@ -37,7 +38,7 @@ To uninstall, remove these files:
 
   rm -f PREFIX/bin/nemesia PREFIX/include/nemesia.h PREFIX/include/nemesia_rdma_channel.h PREFIX/include/vipl*.h \
       PREFIX/lib/libnemesia.* PREFIX/lib/libnemesia_interpose.so PREFIX/lib/libfabric/libnemesia-fi.so \
-      PREFIX/lib/libvipl.* PREFIX/lib/pkgconfig/vipl.pc \
+      PREFIX/lib/libvipl.* PREFIX/lib/vipl.so PREFIX/lib/pkgconfig/vipl.pc \
       PREFIX/lib/pkgconfig/nemesia.pc PREFIX/lib/pkgconfig/nemesia-static.pc PREFIX/lib/cmake/Nemesia/*
 TEXT
 }
@@ -91,6 +92,7 @@ install -m 644 "$built/libvipl.a" "$to/lib/libvipl.a"
 install -m 755 "$built/libvipl.so" "$to/lib/$vipl_soname.$version"
 ln -sf "$vipl_soname.$version" "$to/lib/$vipl_soname"
 ln -sf "$vipl_soname" "$to/lib/libvipl.so"
+ln -sf "$vipl_soname" "$to/lib/vipl.so"
 # A package installs into a directory that the loader searches by default, so it needs no -rpath.
 rpath=
 [[ -n ${DESTDIR:-} ]] || rpath=' -Wl,-rpath,${libdir}'

@@ -37,6 +37,7 @@ static void nics(side *own) {
     GIVES(VIP_INVALID_PARAMETER, VipOpenNic(NULL, &other));
     GIVES(VIP_INVALID_PARAMETER, VipOpenNic("", &other));
     GIVES(VIP_INVALID_PARAMETER, VipOpenNic("nic0", NULL));
+    GIVES(VIP_INVALID_PARAMETER, VipOpenNic("nic1", &other));
     OK(VipOpenNic("/dev/via_eth0", &other));
     CHECK(other != own->nic);
     OK(VipQueryNic(other, &nic));

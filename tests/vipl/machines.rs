@@ -58,6 +58,9 @@ fn the_programs_run_between_two_machines_as_inside_of_one() -> Result<(), String
         ("complete", vec![], 12),
         ("kills", vec![kills.as_str()], 2),
         ("storm", vec!["20"], 2),
+        ("clients", vec!["last-word"], 0),
+        ("clients", vec!["no-tag"], 0),
+        ("clients", vec!["past-end"], 0),
     ] {
         // Linked statically, so that no other test has the same file.
         let program = compile(name, true, &[])?;

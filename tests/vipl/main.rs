@@ -13,6 +13,7 @@
 //! | `connect.c` | connections of both kinds, time limits, false servers, unauthenticated connections |
 //! | `complete.c` | completion queues, callbacks, errors without a descriptor, threads |
 //! | `kills.c` | processes that are killed at random times |
+//! | `clients.c` | what programs of that time rely on, beyond the text of the interface |
 //! | `trust.c`, `hostile.c` | whom a process connects on other machines, and a process that violates the protocol |
 //! | `machines.rs` | the programs between two network namespaces; `hosts.h` moves their processes there |
 //! | `storm.c` | many connections |
@@ -178,6 +179,31 @@ fn many_connections_exist_at_once() -> Result<(), String> {
         return Ok(());
     }
     suite("storm").map(drop)
+}
+
+#[test]
+fn old_programs_find_what_they_rely_on_beyond_the_text_of_the_interface() -> Result<(), String> {
+    const TEST: &str = "old_programs_find_what_they_rely_on_beyond_the_text_of_the_interface";
+    if !can_run(TEST, &["cc"]) {
+        return Ok(());
+    }
+    let program = compile("clients", false, &["-ldl"])?;
+    for case in ["last-word", "no-tag", "past-end", "names"] {
+        output(Command::new(&program).arg(case))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_connection_that_ends_in_good_order_prints_nothing() -> Result<(), String> {
+    const TEST: &str = "a_connection_that_ends_in_good_order_prints_nothing";
+    if !can_run(TEST, &["cc"]) {
+        return Ok(());
+    }
+    let program = compile("clients", true, &[])?;
+    let ended = Command::new(program).arg("quiet-end").output().map_err(|error| error.to_string())?;
+    assert!(ended.status.success() && ended.stderr.is_empty(), "{}", String::from_utf8_lossy(&ended.stderr));
+    Ok(())
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub struct ViAttributes {
     pub max_transfer: u64,
     /// The quality of service, which this provider compares and does not interpret.
     pub qos: u64,
-    /// The protection tag, by the number that the layer above gave it.
+    /// The protection tag, by the number that the layer above gave it, or [`NO_PTAG`].
     pub ptag: u64,
     /// Whether the other side may write to memory of this VI's protection tag.
     pub rdma_write: bool,
@@ -56,6 +56,9 @@ impl ViAttributes {
     }
 }
 
+/// The protection tag of a VI that has none: it uses memory of every tag.
+pub const NO_PTAG: u64 = 0;
+
 /// The attributes of registered memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ViaMemAttributes {
@@ -65,6 +68,14 @@ pub struct ViaMemAttributes {
     pub rdma_write: bool,
     /// Whether VIs of the same tag permit the other side to read here.
     pub rdma_read: bool,
+}
+
+impl ViaMemAttributes {
+    /// Returns whether a VI with this protection tag may use the memory.
+    #[inline(always)]
+    pub const fn is_open_to(&self, ptag: u64) -> bool {
+        ptag == self.ptag || ptag == NO_PTAG
+    }
 }
 
 #[cfg(test)]

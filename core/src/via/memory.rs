@@ -119,11 +119,11 @@ impl<B: BorrowMut<[RegionSlot]>> RegionTable<B> {
         region
     }
 
-    /// Returns the offset of a segment in its region, if the region exists, contains all of the segment, and has this
-    /// protection tag.
+    /// Returns the offset of a segment in its region, if the region exists, contains all of the segment, and is open to
+    /// a VI of this protection tag.
     #[inline(always)]
     pub fn check(&self, segment: ViaSegment, ptag: u64) -> Option<u64> {
-        let region = self.get(segment.handle).filter(|region| region.attributes.ptag == ptag)?;
+        let region = self.get(segment.handle).filter(|region| region.attributes.is_open_to(ptag))?;
         region.offset(segment.address, segment.length.into())
     }
 
@@ -154,6 +154,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::via::attributes::NO_PTAG;
 
     const REGION: ViaRegion = ViaRegion {
         base: 1000,
@@ -174,6 +175,7 @@ mod tests {
             assert_eq!(check(address, length, 3), None, "{length} bytes at {address}");
         }
         assert_eq!(check(1000, 1, 4), None, "another tag");
+        assert_eq!((check(1000, 1, NO_PTAG), check(1100, 1, NO_PTAG)), (Some(0), None));
     }
 
     #[test]

@@ -95,7 +95,8 @@ pub trait ViaCarrier {
     fn write(&mut self, from: ViaSegment, to: ViaSegment) -> bool;
     /// Copies a block of the other side to a local block; false if one of them is not there any more.
     fn read(&mut self, from: ViaSegment, to: ViaSegment) -> bool;
-    /// Lends the memory of a receive segment to the other side, if that has not happened before.
+    /// Lends the memory of a receive segment to the other side, if that has not happened before. The segment may reach
+    /// past its registration: the sender checks the bytes that it places.
     fn lend(&mut self, segment: ViaSegment, ptag: u64) -> LendResult;
     /// Returns whether the other side may use this local range by RDMA under this protection tag.
     fn is_granted(&mut self, segment: ViaSegment, ptag: u64, purpose: RemoteUse) -> bool;
@@ -163,6 +164,8 @@ pub struct Vi<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> {
     answers: Fifo<(u32, bool), [(u32, bool); MOST_READS]>,
     /// Errors that no descriptor reports, one bit each.
     errors: u16,
+    /// Whether the other side has disconnected.
+    is_left: bool,
 }
 
 impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
@@ -190,6 +193,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
             next_read: 0,
             answers: Fifo::new([(0, false); MOST_READS]),
             errors: 0,
+            is_left: false,
         }
     }
 
@@ -229,6 +233,11 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         is_posted
     }
 
+    /// Returns whether the last connection ended because the program of the other side has disconnected.
+    pub const fn is_left(&self) -> bool {
+        self.is_left
+    }
+
     /// Begins to connect.
     ///
     /// # Errors
@@ -265,7 +274,7 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         (self.mirrored, self.mirrored_segments, self.mirrored_total) = (0, 0, 0);
         (self.acks_wanted, self.acks_due, self.acks_sent) = (0, 0, 0);
         self.answers.skip(MOST_READS);
-        (self.next_read, self.peer_starves) = (0, false);
+        (self.next_read, self.peer_starves, self.is_left) = (0, false, false);
     }
 
     /// Disconnects: all descriptors that have not ended are flushed, and the VI is idle. The caller closes the

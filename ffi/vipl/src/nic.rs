@@ -25,7 +25,7 @@ fn stable(address: [u8; 4]) -> *const u8 {
     place.as_ptr()
 }
 
-/// Opens a NIC. Every name is one.
+/// Opens a NIC. There is one, under every name that does not end in a number other than 0.
 ///
 /// # Safety
 /// As `vipl.h` demands: the name is a string, and the pointers are null or valid.

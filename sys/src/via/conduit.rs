@@ -63,6 +63,11 @@ impl Memory {
         self.regions.get(index_of(segment.handle))?.as_ref()?.program(offset, segment.length)
     }
 
+    /// Returns whether the first byte of a segment is registered under this protection tag.
+    pub(super) fn begins(&self, segment: ViaSegment, ptag: u64) -> bool {
+        self.table.check(ViaSegment { length: 1, ..segment }, ptag).is_some()
+    }
+
     /// Returns the memory of a segment and its offset there, if all of it is registered.
     fn region_of(&self, segment: ViaSegment) -> Option<(&RegionMemory, u64)> {
         let offset = self.table.get(segment.handle)?.offset(segment.address, segment.length.into())?;
@@ -78,10 +83,10 @@ impl Memory {
 
 /// Returns the rights of the other side in a region, through a VI with these attributes.
 pub(super) fn rights(region: &ViaRegion, vi: &nemesia_core::via::ViAttributes) -> RegionRights {
-    let is_same = region.attributes.ptag == vi.ptag;
+    let is_open = region.attributes.is_open_to(vi.ptag);
     RegionRights {
-        write: is_same && region.attributes.rdma_write && vi.rdma_write,
-        read: is_same && region.attributes.rdma_read && vi.rdma_read,
+        write: is_open && region.attributes.rdma_write && vi.rdma_write,
+        read: is_open && region.attributes.rdma_read && vi.rdma_read,
     }
 }
 
@@ -156,7 +161,7 @@ impl ViaCarrier for Conduit<'_> {
     }
 
     fn lend(&mut self, segment: ViaSegment, ptag: u64) -> LendResult {
-        if self.memory.table.check(segment, ptag).is_none() {
+        if !self.memory.begins(segment, ptag) {
             return LendResult::Refused;
         }
         if self.link.has_lent(segment.handle) {

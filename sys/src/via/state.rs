@@ -274,6 +274,11 @@ impl ViaState {
             }
         }
         while let Some(error) = object.model.take_error() {
+            let has_handler = self.nics.get(object.nic).is_some_and(|nic| nic.handler.is_some());
+            if error == AsyncError::ConnectionLost && object.model.is_left() && !has_handler {
+                // The default handler writes a line. The end of a connection in good order is no reason for one.
+                continue;
+            }
             keep(&mut self.errors, report(object.nic, vi, error));
             (self.is_changed, self.has_callbacks) = (true, true);
         }

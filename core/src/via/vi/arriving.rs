@@ -62,7 +62,10 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
             ViaRecord::RegionGone { handle } => carrier.change_region(handle, None),
             ViaRecord::RegionRights { handle, rights } => carrier.change_region(handle, Some(rights)),
             ViaRecord::Failure { error } => self.fail(error),
-            ViaRecord::Disconnect => self.fail(AsyncError::ConnectionLost),
+            ViaRecord::Disconnect => {
+                self.is_left = true;
+                self.fail(AsyncError::ConnectionLost);
+            }
         }
         Ok(())
     }

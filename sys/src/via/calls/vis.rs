@@ -1,6 +1,6 @@
 //! NICs, VIs and protection tags.
 
-use nemesia_core::via::attributes::MOST_TRANSFER_BYTES;
+use nemesia_core::via::attributes::{MOST_TRANSFER_BYTES, NO_PTAG};
 use nemesia_core::via::descriptor::MOST_SEGMENTS;
 use nemesia_core::via::memory::MOST_REGIONS;
 use nemesia_core::via::setup::{HOST_BYTES, MOST_DISCRIMINATOR_BYTES};
@@ -81,12 +81,15 @@ pub enum ViTransport {
 }
 
 impl Provider {
-    /// Opens a NIC. Any name is a NIC of its own, over the same provider.
+    /// Opens a NIC. There is one, with number 0: a name that ends in another number is refused, because programs count
+    /// NICs by opening one after the other. Old programs have names of many vendors, and each of them is accepted.
     ///
     /// # Errors
-    /// [`ViaError::InvalidParameter`] for an empty name, [`ViaError::ErrorResource`].
+    /// [`ViaError::InvalidParameter`] for an empty name, and for a number other than 0; [`ViaError::ErrorResource`].
     pub fn open_nic(&self, name: &[u8]) -> Result<u64, ViaError> {
-        if name.is_empty() {
+        let number = name.iter().rev().take_while(|byte| byte.is_ascii_digit());
+        let is_first = number.into_iter().all(|digit| *digit == b'0');
+        if name.is_empty() || !is_first {
             return Err(ViaError::InvalidParameter);
         }
         let nic = NicObject { name: name.to_vec(), handler: None, has_names: false };
@@ -214,7 +217,7 @@ impl Provider {
         for queue in queues.into_iter().flatten() {
             state.queues.get(queue).filter(|queue| queue.nic == nic).ok_or(ViaError::InvalidParameter)?;
         }
-        require_ptag(&state, nic, attributes.ptag)?;
+        require_vi_ptag(&state, nic, attributes.ptag)?;
         attributes.check()?;
         if state.vis.len() >= MOST_VIS {
             return Err(ViaError::ErrorResource);
@@ -260,7 +263,7 @@ impl Provider {
         if !is_idle {
             return Err(ViaError::InvalidState);
         }
-        require_ptag(&state, nic, attributes.ptag)?;
+        require_vi_ptag(&state, nic, attributes.ptag)?;
         attributes.check()?;
         if let Some(object) = state.vis.get_mut(vi) {
             object.model.attributes = attributes;
@@ -325,6 +328,11 @@ impl Provider {
 /// Checks that a protection tag belongs to a NIC.
 pub(super) fn require_ptag(state: &ViaState, nic: u64, ptag: u64) -> Result<(), ViaError> {
     state.ptags.get(ptag).filter(|owner| **owner == nic).map(drop).ok_or(ViaError::InvalidPtag)
+}
+
+/// Checks the protection tag of a VI, which may have none.
+fn require_vi_ptag(state: &ViaState, nic: u64, ptag: u64) -> Result<(), ViaError> {
+    if ptag == NO_PTAG { Ok(()) } else { require_ptag(state, nic, ptag) }
 }
 
 /// Disconnects a VI: its descriptors are flushed, and it is idle.

@@ -103,7 +103,7 @@ impl ViaCarrier for NetworkConduit<'_> {
         let Some((region, memory)) = region.zip(self.memory.get(segment.handle)) else {
             return LendResult::Refused;
         };
-        if self.memory.table.check(segment, ptag).is_none() {
+        if !self.memory.begins(segment, ptag) {
             return LendResult::Refused;
         }
         let how = (rights(region, &self.attributes), true);
