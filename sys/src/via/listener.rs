@@ -1,7 +1,8 @@
 //! Requests for connections that arrive by TCP (paper 2, section 1.4.1).
 //!
 //! Any process can connect. Each connection may send one frame of a fixed size, within a time limit, and there are only
-//! so many at once.
+//! so many at once: a new one takes the place of the oldest that has not sent its frame, after that one was read once
+//! more. So processes that send nothing, or little at a time, keep nobody out.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,7 +15,7 @@ use nemesia_core::via::setup::{SETUP_BYTES, SetupFrame};
 use super::settings::Settings;
 use crate::os::close_in_children;
 
-/// Unauthenticated connections at once.
+/// Unauthenticated connections at once, and those that are accepted before they are read.
 const MOST_UNAUTHENTICATED: usize = 128;
 /// The time in which a connection must send its frame.
 const FRAME_LIMIT: Duration = Duration::from_secs(10);
@@ -35,6 +36,7 @@ struct UnauthenticatedStream {
 #[derive(Debug)]
 pub(super) struct Listener {
     socket: TcpListener,
+    /// In the order in which they were accepted, or sent their last frame.
     unauthenticated: Vec<UnauthenticatedStream>,
 }
 
@@ -53,16 +55,13 @@ impl Listener {
     /// Returns the descriptors that become readable when something arrives.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = i32> + '_ {
         let unauthenticated = self.unauthenticated.iter().map(|waiting| waiting.stream.as_raw_fd());
-        // While there are too many, nothing is accepted, so new ones must not end the sleep.
-        let can_accept = self.unauthenticated.len() < MOST_UNAUTHENTICATED;
-        unauthenticated.chain(can_accept.then(|| self.socket.as_raw_fd()))
+        unauthenticated.chain([self.socket.as_raw_fd()])
     }
 
     /// Accepts connections and reads what is there. Returns the frames that are complete; the streams do not block.
     pub(super) fn read(&mut self) -> Vec<(TcpStream, SetupFrame)> {
-        while self.unauthenticated.len() < MOST_UNAUTHENTICATED
-            && let Ok((stream, _)) = self.socket.accept()
-        {
+        for _ in 0..MOST_UNAUTHENTICATED {
+            let Ok((stream, _)) = self.socket.accept() else { break };
             close_in_children(stream.as_fd());
             if stream.set_nonblocking(true).is_ok() {
                 self.keep(stream);
@@ -80,6 +79,8 @@ impl Listener {
                 }
             })
             .collect();
+        let excess = self.unauthenticated.len().saturating_sub(MOST_UNAUTHENTICATED);
+        self.unauthenticated.drain(..excess);
         frames
     }
 
@@ -175,5 +176,96 @@ pub(super) fn receive(
             Inbound::Closed => return Ok(None),
             Inbound::Partial => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use nemesia_core::via::ViAttributes;
+    use nemesia_core::via::codes::Reliability;
+    use nemesia_core::via::setup::{SetupKind, SetupNetwork, ViaAddress};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn listener() -> (Listener, SocketAddr) {
+        let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let address = socket.local_addr().unwrap();
+        (Listener { socket, unauthenticated: Vec::new() }, address)
+    }
+
+    fn frame(vi: u64) -> SetupFrame {
+        let attributes = ViAttributes {
+            reliability: Reliability::Delivery,
+            max_transfer: 64,
+            qos: 0,
+            ptag: 0,
+            rdma_write: false,
+            rdma_read: false,
+        };
+        let address = ViaAddress::new([127, 0, 0, 1], b"here").unwrap();
+        SetupFrame {
+            kind: SetupKind::Request,
+            reason: 0,
+            process: [1; 16],
+            vi,
+            attributes,
+            meeting: [0; 16],
+            local: address,
+            remote: address,
+            network: SetupNetwork::new([2; 16]),
+        }
+    }
+
+    /// Reads until a frame of this VI arrives.
+    fn wait_for(listener: &mut Listener, vi: u64) -> TcpStream {
+        let limit = Instant::now() + LIMIT;
+        while Instant::now() < limit {
+            if let Some((stream, _)) = listener.read().into_iter().find(|(_, frame)| frame.vi == vi) {
+                return stream;
+            }
+        }
+        panic!("the frame of VI {vi} does not arrive");
+    }
+
+    #[test]
+    fn connections_that_send_nothing_or_little_at_a_time_keep_nobody_out() {
+        let (mut listener, address) = listener();
+        let mut silent = Vec::new();
+        for round in 0..3 {
+            for number in 0..MOST_UNAUTHENTICATED {
+                let mut stream = TcpStream::connect(address).unwrap();
+                if number % 2 == 0 {
+                    stream.write_all(&frame(0).encode()[..7]).unwrap();
+                }
+                silent.push(stream);
+                listener.read();
+            }
+            let mut honest = TcpStream::connect(address).unwrap();
+            honest.write_all(&frame(7 + round).encode()).unwrap();
+            let stream = wait_for(&mut listener, 7 + round);
+            // Its next frame is read, too.
+            listener.keep(stream);
+            honest.write_all(&frame(70 + round).encode()).unwrap();
+            wait_for(&mut listener, 70 + round);
+            assert!(listener.unauthenticated.len() <= MOST_UNAUTHENTICATED);
+        }
+    }
+
+    #[test]
+    fn a_frame_that_is_there_is_read_before_its_connection_makes_room() {
+        let (mut listener, address) = listener();
+        let mut honest = TcpStream::connect(address).unwrap();
+        listener.read();
+        honest.write_all(&frame(9).encode()).unwrap();
+        // Without a read in between, more connections than there is room for.
+        let silent: Vec<TcpStream> =
+            (0..MOST_UNAUTHENTICATED).map(|_| TcpStream::connect(address).unwrap()).collect();
+        wait_for(&mut listener, 9);
+        drop(silent);
     }
 }
