@@ -72,6 +72,19 @@ fn the_programs_run_between_two_machines_as_inside_of_one() -> Result<(), String
 }
 
 #[test]
+fn a_process_without_the_key_that_claims_to_be_on_the_same_machine_reaches_no_program() -> Result<(), String>
+{
+    const TEST: &str = "a_process_without_the_key_that_claims_to_be_on_the_same_machine_reaches_no_program";
+    if !can_run(TEST, &["cc"]) {
+        return Ok(());
+    }
+    let Some(hosts) = namespaces(TEST, scratch()) else { return Ok(()) };
+    let (program, key) = (compile("strangers", true, &[])?, key("stranger", '3')?);
+    output(between(&hosts, &program).arg("request").env("NEMESIA_JOB_KEY_FILE", &key))?;
+    std::fs::remove_file(key).map_err(|error| error.to_string())
+}
+
+#[test]
 fn machines_are_connected_with_the_same_key_or_if_both_trust_any() -> Result<(), String> {
     const TEST: &str = "machines_are_connected_with_the_same_key_or_if_both_trust_any";
     const NOT_REACHABLE: &str = "15";

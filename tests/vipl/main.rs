@@ -14,6 +14,7 @@
 //! | `complete.c` | completion queues, callbacks, errors without a descriptor, threads |
 //! | `kills.c` | processes that are killed at random times |
 //! | `clients.c` | what programs of that time rely on, beyond the text of the interface |
+//! | `strangers.c` | processes that claim to be on this machine, or that a call waits in them |
 //! | `trust.c`, `hostile.c` | whom a process connects on other machines, and a process that violates the protocol |
 //! | `machines.rs` | the programs between two network namespaces; `hosts.h` moves their processes there |
 //! | `storm.c` | many connections |
@@ -203,6 +204,24 @@ fn a_connection_that_ends_in_good_order_prints_nothing() -> Result<(), String> {
     let program = compile("clients", true, &[])?;
     let ended = Command::new(program).arg("quiet-end").output().map_err(|error| error.to_string())?;
     assert!(ended.status.success() && ended.stderr.is_empty(), "{}", String::from_utf8_lossy(&ended.stderr));
+    Ok(())
+}
+
+#[test]
+fn another_user_reaches_no_program_and_holds_up_none() -> Result<(), String> {
+    use std::os::unix::fs::MetadataExt as _;
+    const TEST: &str = "another_user_reaches_no_program_and_holds_up_none";
+    if !can_run(TEST, &["cc"]) {
+        return Ok(());
+    }
+    if std::fs::metadata("/proc/self").map_err(|error| error.to_string())?.uid() != 0 {
+        skip(TEST, "only root can start a process of another user");
+        return Ok(());
+    }
+    let program = compile("strangers", false, &[])?;
+    for case in ["request", "squatter"] {
+        output(Command::new(&program).arg(case))?;
+    }
     Ok(())
 }
 

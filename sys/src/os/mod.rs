@@ -15,6 +15,7 @@
 //! | [`clock`] | comparing times |
 //! | `interfaces` | the addresses of this machine |
 //! | [`limits`] | checks before reservations: memory, locked memory, descriptors |
+//! | `owner` | the user of the other end of a TCP connection |
 //! | `origin` | telling a forked child from the process that opened an object |
 //! | [`numa`] | processors, memory nodes, caches, pages |
 //!
@@ -44,6 +45,7 @@ pub mod memory;
 mod message;
 pub mod numa;
 mod origin;
+pub(crate) mod owner;
 mod random;
 pub(crate) mod released;
 pub(crate) mod reserve;

@@ -100,9 +100,14 @@ fn round(
             Inbound::Partial => true,
             Inbound::Closed => false,
             Inbound::Frame(answer) => {
-                is_busy |= answer.kind == SetupKind::Busy;
-                is_refused |= answer.kind == SetupKind::Refused;
-                if answer.kind == SetupKind::Pending && found.is_none() {
+                let kind = match shared.trust.believe(&answer, frame, &process.stream) {
+                    Ok(()) => answer.kind,
+                    Err(ViaError::NotReachable) => SetupKind::Refused,
+                    Err(_) => SetupKind::NoMatch,
+                };
+                is_busy |= kind == SetupKind::Busy;
+                is_refused |= kind == SetupKind::Refused;
+                if kind == SetupKind::Pending && found.is_none() {
                     found = process.stream.try_clone().ok().map(|stream| (stream, answer));
                     found.iter().for_each(|(stream, _)| close_in_children(stream.as_fd()));
                 }

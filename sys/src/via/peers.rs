@@ -34,7 +34,7 @@ pub(super) fn serve_requests(shared: &Shared, state: &mut ViaState) {
     for (mut stream, frame) in listener.read() {
         let is_confirmation = matches!(frame.kind, SetupKind::Confirm | SetupKind::PeerConfirm);
         let is_refused = is_confirmation
-            && (shared.trust.check(&frame).is_err()
+            && (shared.trust.check(&frame, &stream).is_err()
                 || shared.trust.is_elsewhere(&frame) && state.networks.choose(&frame.network).is_none());
         if is_refused {
             refuse(shared, &mut stream, &frame);
@@ -67,6 +67,8 @@ pub(super) fn serve_requests(shared: &Shared, state: &mut ViaState) {
             continue;
         };
         let answer = SetupFrame { network, ..server::answer(shared, &frame, kind, 0) };
+        let is_checked = kind == SetupKind::Pending && shared.trust.is_elsewhere(&frame);
+        let answer = if is_checked { shared.trust.prove(answer, &frame) } else { answer };
         let is_sent = listener::send_now(&mut stream, &answer).is_ok();
         if kind == SetupKind::Pending
             && is_sent
@@ -77,8 +79,8 @@ pub(super) fn serve_requests(shared: &Shared, state: &mut ViaState) {
     }
 }
 
-/// Refuses a process of another machine that has not proven that it knows the key of the job, or that has no memory
-/// port which this process can use.
+/// Refuses a process of another user, one of another machine that has not proven that it knows the key of the job, or
+/// one that has no memory port which this process can use.
 fn refuse(shared: &Shared, stream: &mut TcpStream, frame: &SetupFrame) {
     let reason = ViaError::NotReachable.code() as u8;
     // A process that has left needs no answer.

@@ -1,20 +1,25 @@
 //! Which processes of other machines are connected (paper 2 leaves this to the network of SCI).
 //!
-//! Inside a machine the kernel tells which user another process is. Between machines a process must prove that it knows
-//! the key of the job ([`nemesia_core::job_key`]). Without a key, nothing is connected, unless `VIPL_TRUST=any` permits
-//! it in both processes.
+//! Inside a machine the kernel reports the user of the other end of a TCP connection. Between machines a process must
+//! prove that it knows the key of the job ([`nemesia_core::job_key`]). Without a key, nothing is connected, unless
+//! `VIPL_TRUST=any` permits it in both processes.
+//!
+//! A process that says that it is on this machine must have an end of the connection here. So a request reaches the
+//! program, and an answer is believed, only after the other process was checked.
 
+use std::net::TcpStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use nemesia_core::job_key::{Challenges, JobKey, Nonces};
 use nemesia_core::via::ViaError;
-use nemesia_core::via::setup::{SetupFrame, SetupNetwork};
+use nemesia_core::via::setup::{SetupFrame, SetupKind, SetupNetwork};
 use nemesia_core::wire::hello::Challenge;
 
 use super::settings::Settings;
 use crate::config::Config;
 use crate::os::ShmError;
+use crate::os::owner::is_peer_of_same_user;
 use crate::transport::hosts;
 
 /// No challenge: the process has no key.
@@ -45,6 +50,11 @@ impl HostTrust {
     fn with(machine: [u8; 16], key: Option<JobKey>, permits_any: bool) -> Result<Self, ShmError> {
         let drawn = (Challenges::new(crate::os::random()?), Nonces::new(crate::os::random()?));
         Ok(Self { machine, key, permits_any, start: Instant::now(), drawn: Mutex::new(drawn) })
+    }
+
+    /// Caller: returns the part of a request, with a number that is used once.
+    pub(super) fn begin(&self) -> SetupNetwork {
+        SetupNetwork { nonce: self.drawn().1.draw(), ..self.plain() }
     }
 
     /// Returns the part of a frame that has only the number of this machine.
@@ -78,6 +88,29 @@ impl HostTrust {
         Ok(SetupNetwork { challenge, ..self.plain() })
     }
 
+    /// Caller: checks the first answer to a request, which came by this stream. Any process can listen on a port: only
+    /// one that is checked may hold up the caller.
+    ///
+    /// # Errors
+    /// [`ViaError::NoMatch`]: a process of another user of this machine. [`ViaError::NotReachable`]: it has not proven
+    /// that it knows the key, or only one of both has a key, or none and this one may not do without.
+    pub(super) fn believe(
+        &self,
+        answer: &SetupFrame,
+        request: &SetupFrame,
+        stream: &TcpStream,
+    ) -> Result<(), ViaError> {
+        if !self.is_elsewhere(answer) {
+            return if is_peer_of_same_user(stream) { Ok(()) } else { Err(ViaError::NoMatch) };
+        }
+        let is_proven = match &self.key {
+            _ if answer.kind != SetupKind::Pending => true,
+            Some(key) => answer.is_answer_proven(key, request),
+            None => self.permits_any && answer.network.challenge == NO_CHALLENGE,
+        };
+        if is_proven { Ok(()) } else { Err(ViaError::NotReachable) }
+    }
+
     /// Caller: returns the confirmation of a request, as the answer to the first answer. `own` returns the part of this
     /// process with its memory ports.
     ///
@@ -107,13 +140,13 @@ impl HostTrust {
         }
     }
 
-    /// Called process: checks a confirmation. A proof is accepted once.
+    /// Called process: checks a confirmation, which came by this stream. A proof is accepted once.
     ///
     /// # Errors
-    /// [`ViaError::NotReachable`]: it is not proven.
-    pub(super) fn check(&self, confirm: &SetupFrame) -> Result<(), ViaError> {
+    /// [`ViaError::NotReachable`]: it is not proven, or comes from another user of this machine.
+    pub(super) fn check(&self, confirm: &SetupFrame, stream: &TcpStream) -> Result<(), ViaError> {
         if !self.is_elsewhere(confirm) {
-            return Ok(());
+            return if is_peer_of_same_user(stream) { Ok(()) } else { Err(ViaError::NotReachable) };
         }
         let Some(key) = &self.key else {
             return if self.permits_any { Ok(()) } else { Err(ViaError::NotReachable) };
@@ -128,9 +161,9 @@ impl HostTrust {
         Ok(())
     }
 
-    /// Called process: returns an acceptance with its proof, if there is a key.
-    pub(super) fn prove(&self, answer: SetupFrame, confirm: &SetupFrame) -> SetupFrame {
-        self.key.map_or(answer, |key| answer.prove_answer(&key, confirm))
+    /// Called process: returns a first answer, or an acceptance, with its proof, if there is a key.
+    pub(super) fn prove(&self, answer: SetupFrame, to: &SetupFrame) -> SetupFrame {
+        self.key.map_or(answer, |key| answer.prove_answer(&key, to))
     }
 
     /// Caller: checks an acceptance.
@@ -162,7 +195,9 @@ fn machine(boot: &str, namespace: &str) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nemesia_core::via::setup::{SetupKind, ViaAddress};
+    use std::net::TcpListener;
+
+    use nemesia_core::via::setup::ViaAddress;
     use nemesia_core::via::{Reliability, ViAttributes};
 
     const KEY: JobKey = JobKey::from_bytes([7; 32]);
@@ -189,18 +224,32 @@ mod tests {
             meeting: [0; 16],
             local: ViaAddress::new([10, 0, 0, 1], b"a").unwrap(),
             remote: ViaAddress::new([10, 0, 0, 2], b"b").unwrap(),
-            network: from.plain(),
+            network: from.begin(),
         }
+    }
+
+    /// Returns the two ends of a connection inside of this process.
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (caller, listener.accept().unwrap().0)
+    }
+
+    /// Returns the first answer of a process in which a call waits.
+    fn pending(called: &HostTrust, request: &SetupFrame) -> Result<SetupFrame, ViaError> {
+        let pending =
+            SetupFrame { kind: SetupKind::Pending, network: called.challenge(request)?, ..*request };
+        Ok(called.prove(pending, request))
     }
 
     /// Returns the result of the four frames.
     fn handshake(caller: &HostTrust, called: &HostTrust) -> Result<(), ViaError> {
-        let request = request(caller);
-        let pending =
-            SetupFrame { kind: SetupKind::Pending, network: called.challenge(&request)?, ..request };
+        let (request, (there, here)) = (request(caller), pair());
+        let pending = pending(called, &request)?;
+        caller.believe(&pending, &request, &there)?;
         let confirm =
             caller.confirm(&SetupFrame { kind: SetupKind::Confirm, ..request }, &pending, |own| own)?;
-        called.check(&confirm)?;
+        called.check(&confirm, &here)?;
         let answer = SetupFrame { kind: SetupKind::Accepted, network: called.plain(), ..request };
         let is_elsewhere = caller.is_elsewhere(&pending);
         caller.check_answer(&called.prove(answer, &confirm), &confirm, is_elsewhere)
@@ -232,10 +281,35 @@ mod tests {
         let request = request(&caller);
         let network = called.challenge(&request).unwrap();
         let confirm = caller.confirm(&request, &SetupFrame { network, ..request }, |own| own).unwrap();
-        let changed = SetupFrame { vi: 3, ..confirm };
-        assert_eq!(called.check(&changed), Err(ViaError::NotReachable));
-        assert_eq!(called.check(&confirm), Ok(()));
-        assert_eq!(called.check(&confirm), Err(ViaError::NotReachable));
+        let (changed, (_there, here)) = (SetupFrame { vi: 3, ..confirm }, pair());
+        assert_eq!(called.check(&changed, &here), Err(ViaError::NotReachable));
+        assert_eq!(called.check(&confirm, &here), Ok(()));
+        assert_eq!(called.check(&confirm, &here), Err(ViaError::NotReachable));
+    }
+
+    #[test]
+    fn a_process_whose_end_of_the_connection_is_not_on_this_machine_is_refused() {
+        let (caller, called) = (trust(1, Some(KEY), false), trust(1, Some(KEY), false));
+        let (request, (there, here)) = (request(&caller), pair());
+        // To the kernel, an end that no process has is the same as one in another machine.
+        drop(there);
+        assert_eq!(called.check(&request, &here), Err(ViaError::NotReachable));
+        for kind in [SetupKind::Pending, SetupKind::Busy, SetupKind::Refused] {
+            let answer = SetupFrame { kind, ..request };
+            assert_eq!(caller.believe(&answer, &request, &here), Err(ViaError::NoMatch));
+        }
+    }
+
+    #[test]
+    fn a_first_answer_of_another_machine_is_believed_only_with_a_proof_for_this_request() {
+        let (caller, called) = (trust(1, Some(KEY), false), trust(2, Some(KEY), false));
+        let (first, next, (there, _here)) = (request(&caller), request(&caller), pair());
+        let answer = pending(&called, &first).unwrap();
+        assert_eq!(caller.believe(&answer, &first, &there), Ok(()));
+        assert_eq!(caller.believe(&answer, &next, &there), Err(ViaError::NotReachable), "recorded before");
+        let network = SetupNetwork { proof: first.network.proof, ..answer.network };
+        let without = SetupFrame { network, ..answer };
+        assert_eq!(caller.believe(&without, &first, &there), Err(ViaError::NotReachable));
     }
 
     #[test]

@@ -138,7 +138,7 @@ impl Provider {
             meeting: [0; 16],
             local,
             remote,
-            network: self.0.trust.plain(),
+            network: self.0.trust.begin(),
         }
     }
 
