@@ -14,7 +14,7 @@ use crate::object::{Errno, call_int};
 
 /// Format of our addresses: one of the formats that providers define, "NM".
 pub(crate) const ADDRESS_FORMAT: u32 = fi::FI_PROV_SPECIFIC | 0x4e4d;
-/// All that endpoints can do.
+/// All that endpoints can do, and what an application gets that asks for nothing: what is left out is hidden from it.
 pub(crate) const CAPS: u64 = fi::FI_MSG as u64
     | fi::FI_TAGGED as u64
     | fi::FI_SEND as u64
@@ -41,15 +41,14 @@ const ORDERS: u64 = fi::FI_ORDER_SAS as u64
     | fi::FI_ORDER_ATOMIC_RAW
     | fi::FI_ORDER_ATOMIC_WAR
     | fi::FI_ORDER_ATOMIC_WAW;
-/// Of these, what an application gets only if it asks: it costs time.
-const ON_REQUEST: u64 = fi::FI_SOURCE | fi::FI_DIRECTED_RECV;
 /// What only a sender or origin, and what only a receiver or target needs.
 const SENDERS: u64 = fi::FI_SEND as u64 | fi::FI_READ as u64 | fi::FI_WRITE as u64;
 const RECEIVERS: u64 = fi::FI_RECV as u64
     | fi::FI_REMOTE_READ as u64
     | fi::FI_REMOTE_WRITE as u64
     | fi::FI_MULTI_RECV as u64
-    | ON_REQUEST;
+    | fi::FI_SOURCE
+    | fi::FI_DIRECTED_RECV;
 /// The flags that operations may have by default.
 pub(crate) const OP_FLAGS: u64 = fi::FI_COMPLETION as u64
     | fi::FI_INJECT as u64
@@ -244,7 +243,7 @@ fn name() -> Result<*mut c_char, Errno> {
 }
 
 fn offer(wanted: &Wanted) -> Result<*mut fi_info, Errno> {
-    let caps = if wanted.caps == 0 { CAPS & !ON_REQUEST } else { complete(wanted.caps) };
+    let caps = if wanted.caps == 0 { CAPS } else { complete(wanted.caps) };
     let info: *mut fi_info = allocate()?;
     // SAFETY: the structures are zeroed, which is valid for all of them, and belong to this call. If memory lacks, what
     // is there stays allocated: the process has a few bytes less.

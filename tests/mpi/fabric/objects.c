@@ -20,12 +20,22 @@ static void information(void) {
                              FI_TAGGED | FI_LOCAL_COMM | FI_REMOTE_COMM};
     const uint64_t lacking[] = {FI_MULTICAST, FI_NAMED_RX_CTX, FI_HMEM, FI_TRIGGER, FI_FENCE, FI_RMA_EVENT,
                                 FI_SHARED_AV, FI_COLLECTIVE, FI_VARIABLE_MSG, FI_RMA_PMEM, FI_SOURCE_ERR};
+    const uint64_t all = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | FI_SEND | FI_RECV | FI_READ | FI_WRITE |
+                         FI_REMOTE_READ | FI_REMOTE_WRITE | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE |
+                         FI_LOCAL_COMM | FI_REMOTE_COMM;
     struct fi_info *hints = new_hints(), *info;
     OK(fi_getinfo(API, NULL, NULL, 0, hints, &info));
     CHECK(strcmp(info->fabric_attr->prov_name, "nemesia") == 0 && info->next == NULL);
     CHECK(info->ep_attr->type == FI_EP_RDM && info->mode == 0 && info->domain_attr->mr_mode == 0);
     CHECK(info->tx_attr->inject_size >= 64 && info->ep_attr->max_msg_size >= (size_t)1 << 32);
     CHECK(info->domain_attr->data_progress == FI_PROGRESS_MANUAL);
+    /* Who asks for nothing finds all that can be had. */
+    CHECK((info->caps & all) == all && (info->rx_attr->caps & FI_DIRECTED_RECV) != 0);
+    fi_freeinfo(info);
+    OK(fi_getinfo(API, NULL, NULL, 0, NULL, &info));
+    const struct fi_info *ours = info;
+    while (ours != NULL && strcmp(ours->fabric_attr->prov_name, "nemesia") != 0) ours = ours->next;
+    CHECK(ours != NULL && (ours->caps & all) == all);
     fi_freeinfo(info);
     for (size_t at = 0; at < sizeof caps / sizeof *caps; at++) {
         hints->caps = caps[at];
