@@ -3,13 +3,12 @@
 use nemesia::{Access, Region};
 
 use crate::object::Errno;
-use crate::port::Port;
+use crate::port::{ExposedMemory, Port};
 use crate::table::Table;
 
 /// A region of a domain.
 pub(crate) struct DomainRegion {
-    pub(crate) base: usize,
-    pub(crate) len: usize,
+    pub(crate) memory: ExposedMemory,
     pub(crate) access: Access,
     pub(crate) key: u64,
     /// The endpoints that expose it.
@@ -22,9 +21,8 @@ impl DomainRegion {
     /// # Safety
     /// The memory of the region is valid until the region is closed.
     pub(crate) unsafe fn expose(&mut self, number: usize, port: &mut Port) -> Result<(), Errno> {
-        let memory = (self.base as *mut u8, self.len);
         // SAFETY: the caller's promise.
-        let region = unsafe { port.expose(memory, self.access, self.key) }?;
+        let region = unsafe { port.expose(&self.memory, self.access, self.key) }?;
         self.exposed.push((number, region));
         Ok(())
     }

@@ -30,7 +30,7 @@ use crate::table::Table;
 use crate::vector::AddressVector;
 pub(crate) use atomic::{AtomicAction, AtomicCall, AtomicRuns};
 pub(crate) use collect::Batch;
-pub(crate) use one_sided::Accessing;
+pub(crate) use one_sided::{Accessing, ExposedMemory};
 use operations::{Operation, Operations};
 use written::Inbox;
 pub(crate) use written::LEAST_ROOM;

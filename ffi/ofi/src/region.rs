@@ -2,6 +2,10 @@
 //!
 //! The application chooses the keys, and peers name a byte by its offset in the region. Memory of messages, and the own
 //! memory of one-sided operations, needs no registration; a region for these only is not exposed.
+//!
+//! A region from the null pointer to the end is the whole memory of the process, and peers name its bytes by their
+//! addresses: MPIs register it for windows to which memory is attached later. The application has exposed all that it
+//! has, so an operation on an address without memory ends the process, as it does over other providers.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -12,6 +16,7 @@ use nemesia::Access;
 use crate::bindings::{self as fi, fi_mr_attr, fi_ops_mr, fid, fid_domain, fid_mr};
 use crate::memory::DomainRegion;
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
+use crate::port::ExposedMemory;
 use crate::state::{Domain, DomainState, domain_of};
 
 const REMOTE_READ: u64 = fi::FI_REMOTE_READ as u64;
@@ -44,9 +49,7 @@ unsafe fn register_run(
     out: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> Result<(), Errno> {
-    if out.is_null() || base.is_null() && len > 0 || len > isize::MAX as usize {
-        return Err(Errno::INVALID);
-    }
+    let memory = ExposedMemory::of(base as usize, len).filter(|_| !out.is_null()).ok_or(Errno::INVALID)?;
     // SAFETY: the caller's promise.
     let domain = unsafe { domain_of(domain) }?;
     let access = match (access & REMOTE_READ != 0, access & REMOTE_WRITE != 0) {
@@ -59,7 +62,7 @@ unsafe fn register_run(
         None => None,
         Some(access) => Some(domain.with(|state| {
             let DomainState { ports, regions, .. } = state;
-            let mut region = DomainRegion { base: base as usize, len, access, key, exposed: Vec::new() };
+            let mut region = DomainRegion { memory, access, key, exposed: Vec::new() };
             for number in 0..ports.places() {
                 let Some(port) = ports.get(number) else { continue };
                 // SAFETY: the caller's promise.

@@ -307,6 +307,9 @@ static void not_offered(void) {
     RETURNS(fi_accept(it.ep, NULL, 0), -FI_ENOSYS);
     RETURNS(fi_shutdown(it.ep, 0), -FI_ENOSYS);
     RETURNS(fi_setname(&it.ep->fid, bytes, sizeof bytes), -FI_ENOSYS);
+    /* From null to the end is all memory. */
+    OK(fi_mr_reg(it.domain, NULL, SIZE_MAX, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, 1, 0, &region, NULL));
+    OK(fi_close(&region->fid));
     RETURNS(fi_join(it.ep, bytes, 0, &group, NULL), -FI_ENOSYS);
     RETURNS(fi_mr_reg(it.domain, NULL, 8, FI_REMOTE_READ, 0, 1, 0, &region, NULL), -FI_EINVAL);
     CHECK(fi_mr_reg(it.domain, bytes, 8, FI_REMOTE_READ, 0, 1, FI_RMA_EVENT, &region, NULL) < 0);

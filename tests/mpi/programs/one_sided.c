@@ -59,6 +59,47 @@ static void swapped(long *memory, MPI_Win window) {
     (void)memory;
 }
 
+/* Memory that is attached to a window later, by all ranks at the same time, or by each for itself. MPICH registers the
+ * whole memory of the process for such a window. */
+static void attached(int collectively) {
+    const int ranks = size;
+    long *memory = calloc(WORDS, sizeof *memory), *ones = malloc(sizeof *ones * WORDS), old = -1;
+    MPI_Aint *places = malloc(sizeof *places * (size_t)ranks), here;
+    MPI_Info info;
+    MPI_Win window;
+    CHECK(memory != NULL && ones != NULL && places != NULL);
+    for (int at = 0; at < WORDS; at++) ones[at] = 1;
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "coll_attach", collectively ? "true" : "false");
+    MPI_Win_create_dynamic(info, MPI_COMM_WORLD, &window);
+    MPI_Win_attach(window, memory, (MPI_Aint)(sizeof *memory * WORDS));
+    MPI_Get_address(memory, &here);
+    MPI_Allgather(&here, 1, MPI_AINT, places, 1, MPI_AINT, MPI_COMM_WORLD);
+    for (int round = 0; round < ROUNDS; round++) {
+        MPI_Win_fence(0, window);
+        for (int to = 0; to < ranks; to++) {
+            const int length = round % 2 ? WORDS : 1;
+            MPI_Accumulate(ones, length, MPI_LONG, to, places[to], length, MPI_LONG, MPI_SUM, window);
+        }
+        MPI_Win_fence(0, window);
+    }
+    CHECK(memory[0] == (long)ranks * ROUNDS && memory[WORDS - 1] == (long)ranks * ROUNDS / 2);
+    MPI_Win_fence(0, window);
+    MPI_Get(&old, 1, MPI_LONG, (rank + 1) % ranks, places[(rank + 1) % ranks], 1, MPI_LONG, window);
+    MPI_Win_fence(0, window);
+    CHECK(old == (long)ranks * ROUNDS);
+    MPI_Win_fence(0, window);
+    MPI_Put(ones, WORDS, MPI_LONG, (rank + 1) % ranks, places[(rank + 1) % ranks], WORDS, MPI_LONG, window);
+    MPI_Win_fence(0, window);
+    CHECK(memory[0] == 1 && memory[WORDS - 1] == 1);
+    MPI_Win_detach(window, memory);
+    MPI_Win_free(&window);
+    MPI_Info_free(&info);
+    free(places);
+    free(ones);
+    free(memory);
+}
+
 int main(int count, char **words) {
     long *memory;
     MPI_Win window;
@@ -71,5 +112,7 @@ int main(int count, char **words) {
     swapped(memory, window);
     MPI_Win_free(&window);
     free(memory);
+    attached(0);
+    attached(1);
     return end("one_sided");
 }

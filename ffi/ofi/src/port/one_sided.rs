@@ -28,17 +28,38 @@ pub(crate) struct Accessing {
 }
 
 impl Port {
+/// The memory of a region, and how peers name its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExposedMemory {
+    pub(crate) base: usize,
+    pub(crate) len: usize,
+    pub(crate) addressing: Addressing,
+}
+
+impl ExposedMemory {
+    /// Returns the memory that an application names; `None` if there is no such memory.
+    pub(crate) fn of(base: usize, len: usize) -> Option<Self> {
+        let most = isize::MAX as usize;
+        match base {
+            // The whole memory of the process. The null pointer leads to none of it, and no process has the upper half.
+            0 if len > most => Some(Self { base: 1, len: most - 1, addressing: Addressing::Address }),
+            0 if len > 0 => None,
+            _ => (len <= most).then_some(Self { base, len, addressing: Addressing::Offset }),
+        }
+    }
+}
+
     /// Exposes memory to peers.
     ///
     /// # Safety
     /// The memory is valid until [`Port::hide`], or until the endpoint is closed.
     pub(crate) unsafe fn expose(
         &mut self,
-        (base, len): (*mut u8, usize),
+        &ExposedMemory { base, len, addressing }: &ExposedMemory,
         access: Access,
         key: u64,
     ) -> Result<Region, Errno> {
-        let options = ExposeOptions { key: Some(key), addressing: Addressing::Offset };
+        let (base, options) = (base as *mut u8, ExposeOptions { key: Some(key), addressing });
         // SAFETY: the caller's promise.
         match unsafe { self.endpoint.expose_as(base, len, access, options) } {
             Err(Error::KeyInUse { .. }) => Err(Errno::NO_KEY),
@@ -138,4 +159,23 @@ unsafe fn copied(list: &[Segment]) -> Result<Box<[u8]>, Errno> {
         bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(run.base, run.len) });
     }
     Ok(bytes.into_boxed_slice())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_from_null_to_the_end_is_the_whole_memory_by_its_addresses() {
+        for len in [usize::MAX, usize::MAX - 1, isize::MAX as usize + 1] {
+            let all = ExposedMemory::of(0, len).unwrap();
+            assert_eq!((all.base, all.addressing), (1, Addressing::Address));
+            assert!(all.base + all.len == isize::MAX as usize);
+        }
+        assert_eq!(ExposedMemory::of(0, 8), None);
+        assert_eq!(ExposedMemory::of(4096, usize::MAX), None);
+        let one = ExposedMemory { base: 4096, len: 8, addressing: Addressing::Offset };
+        assert_eq!(ExposedMemory::of(4096, 8), Some(one));
+        assert_eq!(ExposedMemory::of(0, 0).map(|none| none.len), Some(0));
+    }
 }
