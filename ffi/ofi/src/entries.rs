@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 
 use crate::bindings::{self as fi, fi_cq_tagged_entry};
+use crate::failure::Failure;
 use crate::object::Errno;
 
 /// An operation that has ended.
@@ -20,7 +21,7 @@ pub(crate) struct Entry {
     /// The sender.
     pub(crate) source: u64,
     /// Why it has failed, and how many bytes did not fit.
-    pub(crate) error: Option<(Errno, usize)>,
+    pub(crate) error: Option<(Failure, usize)>,
 }
 
 impl Entry {

@@ -14,6 +14,7 @@
 //! | `message.rs`, `tagged.rs` | the calls for messages without and with a tag |
 //! | `one_sided.rs`, `atomic.rs`; `region.rs`, `memory.rs` | one-sided operations; memory that peers may use |
 //! | `object.rs` | what all objects have; the boundary to C |
+//! | `failure.rs`, `note.rs` | why operations fail: texts for the application, lines for the user |
 //! | `bindings.rs` | the headers of libfabric, made by bindgen |
 //!
 //! The manual pages of libfabric apply. Nothing of libfabric is linked: its structures grow at their ends only, so the
@@ -33,9 +34,11 @@ mod endpoint;
 mod entries;
 mod event;
 mod info;
+mod failure;
 mod memory;
 mod message;
 mod object;
+mod note;
 mod one_sided;
 mod port;
 mod queue;

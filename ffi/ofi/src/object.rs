@@ -6,12 +6,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use nemesia::{Error, PeerError, Refusal};
 
 use crate::bindings::{self, fi_ops, fid};
+use crate::note;
 
 /// An error number of libfabric, positive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) u32);
 
 impl Errno {
+    /// Returns the number of an argument that is wrong, for this reason.
+    #[cold]
+    pub(crate) fn invalid(reason: &str) -> Self {
+        note::keep(reason);
+        Self::INVALID
+    }
+
     pub(crate) const AGAIN: Self = Self(bindings::FI_EAGAIN);
     pub(crate) const INVALID: Self = Self(bindings::FI_EINVAL);
     pub(crate) const NO_DATA: Self = Self(bindings::FI_ENODATA);
@@ -58,7 +66,11 @@ impl From<&Error> for Errno {
 
 impl From<Error> for Errno {
     fn from(error: Error) -> Self {
-        Self::from(&error)
+        let number = Self::from(&error);
+        if number != Self::AGAIN {
+            note::keep(&error);
+        }
+        number
     }
 }
 
@@ -67,7 +79,11 @@ impl From<Error> for Errno {
 pub(crate) fn call(work: impl FnOnce() -> Result<isize, Errno>) -> isize {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => value,
-        Ok(Err(Errno(number))) => -(number as isize),
+        Ok(Err(Errno(number))) => {
+            // A reason that nobody has taken is not that of a later error.
+            note::take();
+            -(number as isize)
+        }
         Err(_) => -(bindings::FI_EOTHER as isize),
     }
 }

@@ -9,10 +9,10 @@ mod collect;
 mod one_sided;
 mod operations;
 mod receive;
+mod refused;
 mod written;
 
 use std::collections::VecDeque;
-use std::io::Write as _;
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +25,7 @@ use crate::bindings as fi;
 use crate::counts::Counts;
 use crate::entries::{Entry, Queue, Reader};
 use crate::info;
+use crate::note;
 use crate::object::Errno;
 use crate::table::Table;
 use crate::vector::AddressVector;
@@ -71,6 +72,9 @@ const MOST_COPIES: usize = 8;
 /// The bytes that unexpected messages may fill. An MPI cannot receive other messages first, so that the ceiling must
 /// grow. Memory is taken when it is needed, as long as the machine has some.
 const MOST_UNEXPECTED: usize = 16 << 30;
+/// Why a buffer is refused. An MPI may pass the null pointer for MPI_BOTTOM.
+const NO_MEMORY: &str = "its buffer is the null pointer, or longer than memory can be; if an MPI has passed MPI_BOTTOM \
+                         on, name a buffer instead, with offsets from it in the datatype";
 
 /// The completion queue of one direction.
 #[derive(Clone, Copy, Debug)]
@@ -188,13 +192,10 @@ fn open_alone() -> Result<Endpoint, Errno> {
     Endpoint::alone(&config).map_err(|error| refused(&error))
 }
 
-/// Returns the number of an error that says why there is no endpoint. Its text, which names the remedy, is written if
-/// the user has asked libfabric for messages.
+/// Returns the number of an error that says why there is no endpoint. Its text, which names the remedy, is a line for
+/// the user.
 fn refused(error: &Error) -> Errno {
-    if std::env::var_os("FI_LOG_LEVEL").is_some_and(|level| !level.is_empty()) {
-        // Without an output there is no one to tell.
-        let _ = writeln!(std::io::stderr(), "nemesia: no endpoint: {error}");
-    }
+    note::warn(format_args!("no endpoint: {error}"));
     error.into()
 }
 
@@ -323,7 +324,7 @@ impl Port {
     /// The bytes are readable and do not change until the completion was read, or until this returns if `flags` has
     /// FI_INJECT.
     #[inline]
-    pub(crate) unsafe fn send(
+    unsafe fn send_run(
         &mut self,
         base: *const u8,
         len: usize,
@@ -334,7 +335,7 @@ impl Port {
             return Err(Errno::BAD_STATE);
         }
         if base.is_null() && len > 0 || len > isize::MAX as usize {
-            return Err(Errno::INVALID);
+            return Err(Errno::invalid(NO_MEMORY));
         }
         if it.flags & INJECT != 0 && len > info::INJECT_BYTES {
             return Err(Errno::INVALID);
@@ -414,18 +415,13 @@ impl Port {
     ///
     /// # Safety
     /// As for [`Port::send`]; the list is valid during the call.
-    pub(crate) unsafe fn send_runs(
-        &mut self,
-        runs: Runs,
-        it: &Sending,
-        around: &mut Around<'_>,
-    ) -> Result<(), Errno> {
+    unsafe fn send_list(&mut self, runs: Runs, it: &Sending, around: &mut Around<'_>) -> Result<(), Errno> {
         // SAFETY: the caller's promise.
         let (run, list) = unsafe { runs.copy() }?;
         if list.is_empty() {
             let (base, len) = run.map_or((std::ptr::null(), 0), |run| (run.base.cast_const(), run.len));
             // SAFETY: the caller's promise.
-            return unsafe { self.send(base, len, it, around) };
+            return unsafe { self.send_run(base, len, it, around) };
         }
         if it.flags & INJECT != 0 {
             if list.iter().fold(0, |sum: usize, run| sum.saturating_add(run.len)) > info::INJECT_BYTES {
@@ -437,7 +433,7 @@ impl Port {
                 bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(run.base, run.len) });
             }
             // SAFETY: the bytes live during the call, and the flag says that they are copied.
-            return unsafe { self.send(bytes.as_ptr(), bytes.len(), it, around) };
+            return unsafe { self.send_run(bytes.as_ptr(), bytes.len(), it, around) };
         }
         if !self.is_enabled {
             return Err(Errno::BAD_STATE);
@@ -540,7 +536,7 @@ impl Runs {
 fn segment(run: &libc::iovec) -> Result<Segment, Errno> {
     let (base, len) = (run.iov_base.cast(), run.iov_len);
     let is_right = len <= isize::MAX as usize && (len == 0 || !run.iov_base.is_null());
-    if is_right { Ok(Segment { base, len }) } else { Err(Errno::INVALID) }
+    if is_right { Ok(Segment { base, len }) } else { Err(Errno::invalid(NO_MEMORY)) }
 }
 
 /// Returns whether an operation with these flags is reported in the queue of its direction.

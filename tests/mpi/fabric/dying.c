@@ -173,6 +173,7 @@ static void killed(void) {
             RETURNS(next_from(&it, &entry, NULL), -FI_EAVAIL);
             RETURNS(fi_cq_readerr(it.cq, &error, 0), 1);
             RETURNS(error.err, FI_ECONNABORTED);
+            CHECK(strstr(fi_cq_strerror(it.cq, error.prov_errno, NULL, NULL, 0), "is gone: ") != NULL);
             CHECK(error.op_context == place[0] || error.op_context == place[1] || error.op_context == bytes);
         }
         ended(&all[at], 1);

@@ -321,13 +321,93 @@ static void not_offered(void) {
     RETURNS(fi_sendmsg(it.ep, &message, FI_MULTICAST), -FI_EBADFLAGS);
     RETURNS(fi_tsendmsg(it.ep, &tagged, FI_TRIGGER), -FI_EBADFLAGS);
     RETURNS(fi_recvmsg(it.ep, &message, FI_PEEK), -FI_EBADFLAGS);
+/* Returns what a call writes to the standard error output. */
+static const char *line_of(struct side *it, void (*call)(struct side *)) {
+    static char line[4096];
+    int ends[2], before = dup(2);
+    ssize_t length;
+    CHECK(pipe(ends) == 0 && dup2(ends[1], 2) == 2);
+    call(it);
+    CHECK(dup2(before, 2) == 2);
+    close(before), close(ends[1]);
+    length = read(ends[0], line, sizeof line - 1);
+    CHECK(length >= 0);
+    line[length] = 0;
+    close(ends[0]);
+    return line;
+}
+
+static void sends_from_null(struct side *it) {
+    RETURNS(fi_tsend(it->ep, NULL, 4, NULL, it->me, 0x2a, NULL), -FI_EINVAL);
+}
+
+static void receives_into_null(struct side *it) {
+    RETURNS(fi_trecv(it->ep, NULL, 4, NULL, FI_ADDR_UNSPEC, 0x2b, 0, NULL), -FI_EINVAL);
+}
+
+static void sends_to_nobody(struct side *it) {
+    char byte = 0;
+    CHECK(fi_send(it->ep, &byte, 1, NULL, it->peer, NULL) < 0);
+}
+
+static void reads_without_key(struct side *it) {
+    static char byte;
+    POSTED(it, fi_read(it->ep, &byte, 1, NULL, it->me, 0, 4711, &byte));
+    const struct fi_cq_err_entry error = failed(it, &byte, FI_ENOKEY);
+    /* The text is that of the failure, and not that of its number. */
+    CHECK(error.prov_errno != error.err);
+    CHECK(strstr(fi_cq_strerror(it->cq, error.prov_errno, NULL, NULL, 0), "key") != NULL);
+}
+
+static void sends_too_long_for_its_receive(struct side *it) {
+    static char from[8], to[4];
+    OK(fi_trecv(it->ep, to, sizeof to, NULL, FI_ADDR_UNSPEC, 1, 0, to));
+    POSTED(it, fi_tinject(it->ep, from, sizeof from, it->me, 1));
+    failed(it, to, FI_ETRUNC);
+}
+
+/* A failure is a line for the user, if the user has asked for messages: an MPI may ignore the error. */
+static void lines(void) {
+    struct side it;
+    unsigned char made[ADDRESS];
+    memset(&it, 0, sizeof it);
+    unsetenv("FI_LOG_LEVEL");
+    open_domain(&it, &(struct options){0});
+    open_endpoint(&it, &(struct options){0});
+    RETURNS(fi_av_insert(it.av, it.own, 1, &it.me, 0, NULL), 1);
+    RETURNS(fi_av_insert(it.av, filled(made, ADDRESS, 1), 1, &it.peer, 0, NULL), 1);
+    CHECK(line_of(&it, sends_from_null)[0] == 0);
+    setenv("FI_LOG_LEVEL", "warn", 1);
+    const struct {
+        void (*call)(struct side *);
+        const char *words[4]; /* the operation, the peer, the reason, the remedy */
+    } all[] = {
+        {sends_from_null, {"a send", "to address 0, tag 0x2a", "null pointer", "name a buffer"}},
+        {receives_into_null, {"a receive", "from any address, tag 0x2b", "null pointer", "name a buffer"}},
+        {sends_to_nobody, {"a send", "to address 1", "cannot connect", "is it an address of nemesia"}},
+        {reads_without_key, {"a read", "", "key", ""}},
+        {sends_too_long_for_its_receive, {"a receive", "", "truncated", ""}},
+    };
+    for (size_t at = 0; at < sizeof all / sizeof *all; at++) {
+        const char *line = line_of(&it, all[at].call);
+        for (int word = 0; word < 4; word++) {
+            if (strstr(line, all[at].words[word]) == NULL) {
+                fprintf(stderr, "`%s` is not in `%s`\n", all[at].words[word], line);
+                CHECK(0);
+            }
+        }
+        CHECK(strncmp(line, "nemesia: ", 9) == 0 && strchr(line, '\n') == line + strlen(line) - 1);
+    }
+    close_side(&it);
+}
+
     close_side(&it);
 }
 
 static const struct test TESTS[] = {
     {"information", information, 1}, {"addresses", addresses, 1}, {"queues_and_counters", queues_and_counters, 1},
     {"event_queues", event_queues, 1}, {"freed", freed, 1}, {"wrong_uses", wrong_uses, 1},
-    {"not_offered", not_offered, 1},
+    {"not_offered", not_offered, 1}, {"lines", lines, 1},
 };
 
 int main(int count, char **words) { return run_test(count, words, TESTS, sizeof TESTS / sizeof *TESTS); }

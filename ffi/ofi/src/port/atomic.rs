@@ -75,7 +75,7 @@ impl Port {
     /// # Safety
     /// The runs are valid: those of results until the completion was read, and those of operands, too, unless the flags
     /// have FI_INJECT.
-    pub(crate) unsafe fn atomic(
+    pub(super) unsafe fn change(
         &mut self,
         runs: AtomicRuns<'_>,
         it: &AtomicCall,

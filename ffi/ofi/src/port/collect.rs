@@ -6,6 +6,7 @@ use super::operations::Operation;
 use super::{Around, DATA, Port, RECV, SEND};
 use crate::bindings as fi;
 use crate::entries::Entry;
+use crate::failure::Failure;
 use crate::object::Errno;
 
 const READ: u64 = fi::FI_READ as u64;
@@ -68,7 +69,8 @@ impl Port {
             }
             // The data of a write has left.
             CompletionKind::Active => {
-                self.end_part(number, result.as_ref().err().map(Errno::from), around);
+                let error = self.failure_of(number, result, around);
+                self.end_part(number, error, around);
             }
             _ => {
                 let Some(operation) = self.operations.remove(number) else { return };
@@ -80,9 +82,9 @@ impl Port {
 
     /// Reports the end of a one-sided operation, if this is its last part.
     fn report_part(&mut self, number: u64, result: &Result<Status, Error>, around: &mut Around<'_>) {
+        let error = self.failure_of(number, result, around);
         let Some(operation) = self.operations.get(number) else { return };
         operation.parts -= 1;
-        let error = result.as_ref().err().map(Errno::from);
         operation.error = operation.error.or(error);
         if operation.parts > 0 {
             return;
@@ -96,7 +98,7 @@ impl Port {
     }
 
     /// Reports the end of a one-sided operation.
-    pub(super) fn end_part(&mut self, number: u64, error: Option<Errno>, around: &mut Around<'_>) {
+    pub(super) fn end_part(&mut self, number: u64, error: Option<Failure>, around: &mut Around<'_>) {
         let Some(operation) = self.operations.remove(number) else { return };
         if !self.counters.is_empty() {
             self.count(operation.flags & (READ | WRITE), error.is_none());
@@ -123,9 +125,10 @@ impl Port {
             let status = truncation.status;
             (entry.len, entry.tag) = (status.len, status.tag);
             let left = truncation.message.saturating_sub(status.len as u64);
-            entry.error = Some((Errno::TRUNCATED, left as usize));
+            entry.error = Some((Errno::TRUNCATED.into(), left as usize));
+            self.name_failure(operation.flags, error, around);
         } else {
-            entry.error = Some((error.into(), 0));
+            entry.error = Some((self.name_failure(operation.flags, error, around), 0));
         }
         self.write(&entry, operation.flags & SEND != 0, around);
     }
@@ -154,12 +157,13 @@ impl Port {
 
     /// Reports that a buffer for many messages is free.
     fn report_released(
-        &self,
+        &mut self,
         operation: &Operation,
         result: &Result<Status, Error>,
         around: &mut Around<'_>,
     ) {
-        let error = result.as_ref().err().map(|error| (error.into(), 0));
+        let failed = result.as_ref().err();
+        let error = failed.map(|error| (self.name_failure(operation.flags, error, around), 0));
         let (context, flags) = (operation.context, operation.flags);
         self.write(&Entry { context, flags, source: u64::MAX, error, ..Entry::default() }, false, around);
     }
@@ -190,7 +194,7 @@ impl Port {
     }
 
     #[inline(never)]
-    fn find_source(&mut self, rank: usize, around: &mut Around<'_>) -> u64 {
+    pub(super) fn find_source(&mut self, rank: usize, around: &mut Around<'_>) -> u64 {
         let peer = self.endpoint.peer_of(rank);
         if let (Some(peer), Some(Some((known, number)))) = (peer, self.sources.get(rank))
             && peer == *known

@@ -6,6 +6,7 @@ use super::operations::{Notice, Operation};
 use super::{Around, INJECT, Port, Runs, is_reported};
 use crate::bindings as fi;
 use crate::info;
+use crate::note;
 use crate::object::Errno;
 
 /// With one of these flags a write is complete as soon as its bytes have left.
@@ -27,7 +28,6 @@ pub(crate) struct Accessing {
     pub(crate) is_silent: bool,
 }
 
-impl Port {
 /// The memory of a region, and how peers name its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExposedMemory {
@@ -49,6 +49,7 @@ impl ExposedMemory {
     }
 }
 
+impl Port {
     /// Exposes memory to peers.
     ///
     /// # Safety
@@ -78,7 +79,7 @@ impl ExposedMemory {
     /// # Safety
     /// The memory of the runs is valid until the completion was read, or during the call if the flags have FI_INJECT;
     /// that of a read belongs to it. The list is valid during the call.
-    pub(crate) unsafe fn access(
+    pub(super) unsafe fn access_runs(
         &mut self,
         runs: Runs,
         it: &Accessing,
@@ -140,7 +141,9 @@ impl ExposedMemory {
             return Err(error);
         }
         operation.parts -= missing;
-        operation.error = Some(error);
+        operation.error = Some(error.into());
+        // The completion reports the error, with the text of its number.
+        note::take();
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use nemesia::{PeerRef, Request, Segment};
 
 use crate::bindings as fi;
-use crate::object::Errno;
+use crate::failure::Failure;
 
 /// An operation under way.
 #[derive(Default)]
@@ -21,7 +21,7 @@ pub(super) struct Operation {
     /// The parts of a one-sided operation that are under way; 0 for a message.
     pub(super) parts: u32,
     /// Why a part of it has failed.
-    pub(super) error: Option<Errno>,
+    pub(super) error: Option<Failure>,
     /// What most operations do not have: they are small, because each one is moved in and out.
     pub(super) rare: Option<Box<Rare>>,
 }

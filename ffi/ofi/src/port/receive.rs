@@ -37,14 +37,15 @@ impl Port {
             // SAFETY: the caller's promise.
             return unsafe { self.receive(Runs { first: run, count: 1 }, it, around) };
         }
-        self.receive_run(segment(run)?, it, around)
+        let posted = segment(run).and_then(|run| self.receive_run(run, it, around));
+        posted.inspect_err(|error| it.fails(*error))
     }
 
     /// Posts a receive.
     ///
     /// # Safety
     /// The memory of the runs belongs to the receive until its completion was read. The list is valid during the call.
-    pub(crate) unsafe fn receive(
+    pub(super) unsafe fn receive_list(
         &mut self,
         runs: Runs,
         it: &Receiving,
@@ -203,7 +204,7 @@ impl Port {
                 ..Entry::default()
             },
             None => {
-                let error = Some((Errno::NO_MESSAGE, 0));
+                let error = Some((Errno::NO_MESSAGE.into(), 0));
                 Entry { context: it.context, flags, tag: it.tag, error, ..Entry::default() }
             }
         };

@@ -124,8 +124,11 @@ impl Port {
                 operation.keep_notice(notice);
                 self.unsent.push_back(number);
             }
-            Err(Error::Cancelled) => self.end_part(number, Some(Errno::ENDED), around),
-            Err(error) => self.end_part(number, Some((&error).into()), around),
+            Err(Error::Cancelled) => self.end_part(number, Some(Errno::ENDED.into()), around),
+            Err(error) => {
+                let failure = self.failure_of(number, &Err(error), around);
+                self.end_part(number, failure, around);
+            }
         }
     }
 }

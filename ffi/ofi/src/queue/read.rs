@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::QueueObject;
 use crate::bindings::{self as fi, fi_cq_err_entry, fi_cq_tagged_entry, fid_cq};
 use crate::entries::Reader;
+use crate::failure::text_of;
 use crate::object::{Errno, call, object};
 use crate::state::DomainState;
 
@@ -184,13 +185,13 @@ pub(super) unsafe extern "C" fn read_error(
         let out = unsafe { out.as_mut() }.ok_or(Errno::INVALID)?;
         it.domain.with(|state| {
             let queue = state.queues.get(it.number).ok_or(Errno::INVALID)?;
-            let (entry, (Errno(error), left)) =
+            let (entry, (failure, left)) =
                 queue.entries.front().and_then(|entry| Some((*entry, entry.error?))).ok_or(Errno::AGAIN)?;
             queue.pop();
             let fi_cq_tagged_entry { op_context, flags, len, buf, data, tag } = entry.tagged();
             (out.op_context, out.flags, out.len, out.buf) = (op_context, flags, len, buf);
             (out.data, out.tag, out.olen) = (data, tag, left);
-            (out.err, out.prov_errno) = (error as c_int, error as c_int);
+            (out.err, out.prov_errno) = (failure.errno() as c_int, failure.number() as c_int);
             out.err_data_size = 0;
             Ok(1)
         })
@@ -205,13 +206,5 @@ pub(super) unsafe extern "C" fn text(
     _: *mut c_char,
     _: usize,
 ) -> *const c_char {
-    let text = match u32::try_from(error).unwrap_or(fi::FI_EOTHER) {
-        fi::FI_ETRUNC => c"the message is longer than its buffer",
-        fi::FI_ECANCELED => c"the operation was cancelled",
-        fi::FI_ECONNABORTED => c"the peer is gone, or cannot be reached",
-        fi::FI_ENOMSG => c"there is no such message",
-        fi::FI_ENOSPC => c"unexpected messages fill NEMESIA_UNEXPECTED_BYTES",
-        _ => c"the operation has failed",
-    };
-    text.as_ptr()
+    text_of(u32::try_from(error).unwrap_or(fi::FI_EOTHER)).as_ptr()
 }
