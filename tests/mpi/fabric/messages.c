@@ -407,7 +407,7 @@ static void peeked(void) {
         CHECK(look(&it, 2, 0, FI_PEEK, &context).op_context == NULL);
         CHECK(look(&it, 3, 0, FI_PEEK | FI_CLAIM, &context).len == 60);
         OK(fi_trecvmsg(it.ep, &claim, FI_CLAIM | FI_DISCARD));
-        completed(&it, &context);
+        CHECK(completed(&it, &context).tag == 3);
         /* A long one: its sender completes when it was received. */
         CHECK(look(&it, 4, 0, FI_PEEK | FI_CLAIM, &context).len == 300001);
         OK(fi_trecvmsg(it.ep, &claim, FI_CLAIM));

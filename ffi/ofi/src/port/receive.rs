@@ -214,10 +214,10 @@ impl Port {
 
     /// Discards the message that an operation with this context has claimed.
     pub(crate) fn discard(&mut self, it: &Receiving, around: &mut Around<'_>) -> Result<(), Errno> {
-        drop(self.claimed_by(it.context)?);
+        let tag = self.claimed_by(it.context)?.status().tag;
         let bound = self.receive_queue.ok_or(Errno::NO_QUEUE)?;
         let flags = it.kind.flag() | RECV;
-        let entry = Entry { context: it.context, flags, ..Entry::default() };
+        let entry = Entry { context: it.context, flags, tag, ..Entry::default() };
         around.queues.get(bound.queue).ok_or(Errno::NO_QUEUE)?.entries.push_back(entry);
         Ok(())
     }
