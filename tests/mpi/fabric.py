@@ -11,6 +11,7 @@ fabtests is in no package. Its groups, and the test that stands for each:
 | rma_bw, rdm_rma_pingpong, rdm_atomic, multi_mr, unmap_mem | one_sided |
 | rdm_stress, and the waits of msg_epoll and dgram_waitset | waiting |
 | rdm_multi_client, multinode, av_xfer | dying |
+| the start of each test of two processes: a host and a port | services |
 | ubertest (all combinations of the settings) | messages: formats, selective; waiting |
 
 | groups that do not apply | reason |
@@ -34,7 +35,7 @@ import time
 
 from installed import Unavailable
 
-PROGRAMS = ("objects", "messages", "one_sided", "waiting", "dying")
+PROGRAMS = ("objects", "messages", "one_sided", "services", "waiting", "dying")
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT = 300  # seconds for one test, on a machine that does other work
 CONNECTED = 60  # seconds until a server listens

@@ -1,6 +1,7 @@
 //! Address vectors: the addresses that an application has inserted, by number.
 //!
-//! An `fi_addr_t` is an index, for both types of vectors. An address that is inserted again has its first index.
+//! An `fi_addr_t` is an index, for both types of vectors. An address that is inserted again has its first index. The
+//! place of a service (`service.rs`) is exchanged for the address of its endpoint when it is inserted.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use crate::bindings::{
 };
 use crate::info::write_address;
 use crate::object::{Constant, Errno, FidOps, call, call_int, fid_of, lend, object, reclaim};
+use crate::service::{ServicePlace, endpoint_at};
 use crate::state::{Domain, domain_of};
 use crate::vector::AddressVector;
 
@@ -26,7 +28,7 @@ static FID: FidOps = FidOps::new(close, bind, crate::object::no_control);
 static OPS: Constant<fi_ops_av> = Constant(fi_ops_av {
     size: size_of::<fi_ops_av>(),
     insert: Some(insert),
-    insertsvc: Some(no_insert_by_service),
+    insertsvc: Some(insert_by_service),
     insertsym: Some(no_insert_by_name),
     remove: Some(remove),
     lookup: Some(lookup),
@@ -100,20 +102,50 @@ unsafe extern "C" fn insert(
         if count > 0 && addresses.is_null() {
             return Err(Errno::INVALID);
         }
-        it.domain.with(|state| {
-            let vector = state.vectors.get(it.number).ok_or(Errno::INVALID)?;
-            for at in 0..count {
-                // SAFETY: the application's array of so many addresses.
-                let bytes = unsafe { addresses.cast::<[u8; ADDRESS_BYTES]>().add(at).read_unaligned() };
-                let number = vector.insert(PeerAddress::from_bytes(bytes)) as u64;
+        let found = (0..count).map(|at| {
+            // SAFETY: the application's array of so many addresses.
+            endpoint_at(unsafe { addresses.cast::<[u8; ADDRESS_BYTES]>().add(at).read_unaligned() })
+        });
+        // SAFETY: the application's array of as many numbers.
+        unsafe { it.insert(&found.collect::<Vec<_>>(), out) }
+    }) as c_int
+}
+
+/// Inserts the address of the endpoint that was opened for a service.
+unsafe extern "C" fn insert_by_service(
+    vector: *mut fid_av,
+    node: *const c_char,
+    service: *const c_char,
+    out: *mut u64,
+    _flags: u64,
+    _context: *mut c_void,
+) -> c_int {
+    call(|| {
+        // SAFETY: the application's vector.
+        let it: &VectorObject = unsafe { object(vector) }?;
+        // SAFETY: the application's strings, null or valid, and its number.
+        unsafe { it.insert(&[ServicePlace::named(node, service, false)?.find()], out) }
+    }) as c_int
+}
+
+impl VectorObject {
+    /// Inserts the addresses that were found. Returns their number.
+    ///
+    /// # Safety
+    /// `out` is null or has room for as many numbers.
+    unsafe fn insert(&self, found: &[Result<PeerAddress, Errno>], out: *mut u64) -> Result<isize, Errno> {
+        self.domain.with(|state| {
+            let vector = state.vectors.get(self.number).ok_or(Errno::INVALID)?;
+            for (at, address) in found.iter().enumerate() {
+                let number = address.map_or(u64::MAX, |address| vector.insert(address) as u64);
                 if !out.is_null() {
-                    // SAFETY: the application's array of as many numbers.
+                    // SAFETY: the caller's promise.
                     unsafe { out.add(at).write(number) };
                 }
             }
-            Ok(count as isize)
+            Ok(found.iter().flatten().count() as isize)
         })
-    }) as c_int
+    }
 }
 
 unsafe extern "C" fn remove(vector: *mut fid_av, numbers: *mut u64, count: usize, _flags: u64) -> c_int {
@@ -179,17 +211,6 @@ unsafe extern "C" fn text(
     }
     *length = text.len() + 1;
     out
-}
-
-unsafe extern "C" fn no_insert_by_service(
-    _: *mut fid_av,
-    _: *const c_char,
-    _: *const c_char,
-    _: *mut u64,
-    _: u64,
-    _: *mut c_void,
-) -> c_int {
-    -(fi::FI_ENOSYS as c_int)
 }
 
 unsafe extern "C" fn no_insert_by_name(

@@ -13,6 +13,7 @@ use crate::info::{self, write_address};
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
 use crate::port::{BoundQueue, Port};
 use crate::queue::QueueObject;
+use crate::service::{ServiceListener, ServicePlace};
 use crate::state::{Domain, EndpointObject, domain_of};
 use crate::{atomic, message, one_sided, tagged};
 
@@ -66,7 +67,11 @@ pub(crate) unsafe extern "C" fn open(
         if !matches!(kind, fi::FI_EP_UNSPEC | fi::FI_EP_RDM) || info.caps & !info::CAPS != 0 {
             return Err(Errno::INVALID);
         }
+        // SAFETY: as above.
+        let place = unsafe { info::address_at(info.src_addr, info.src_addrlen) }?;
+        let place = place.map(|it| ServicePlace::decode(&it).ok_or(Errno::INVALID)).transpose()?;
         let port = Port::open(info.caps, [sends, receives])?;
+        let listener = place.map(|place| ServiceListener::open(place, port.address())).transpose()?.flatten();
         let number = domain.with(|state| {
             let number = state.ports.insert(port);
             let exposed = state.expose_all(number);
@@ -83,7 +88,7 @@ pub(crate) unsafe extern "C" fn open(
             atomic: atomic::OPS.get(),
             collective: std::ptr::null_mut(),
         };
-        lend(EndpointObject { endpoint, domain, number }, out)
+        lend(EndpointObject { endpoint, domain, number, _listener: listener }, out)
     })
 }
 

@@ -11,6 +11,7 @@ use crate::bindings::{
     self as fi, fi_domain_attr, fi_ep_attr, fi_fabric_attr, fi_info, fi_rx_attr, fi_tx_attr,
 };
 use crate::object::{Errno, call_int};
+use crate::service::ServicePlace;
 
 /// Format of our addresses: one of the formats that providers define, "NM".
 pub(crate) const ADDRESS_FORMAT: u32 = fi::FI_PROV_SPECIFIC | 0x4e4d;
@@ -88,13 +89,18 @@ pub(crate) unsafe extern "C" fn getinfo(
         if out.is_null() {
             return Err(Errno::INVALID);
         }
-        // Addresses are those that endpoints have: no name of a host leads to one.
-        if flags & CORE_ONLY != 0 || !node.is_null() || !service.is_null() {
+        if flags & CORE_ONLY != 0 {
             return Err(Errno::NO_DATA);
         }
         // SAFETY: the application's structure, null or valid.
-        let wanted = unsafe { Wanted::read(hints) };
+        let mut wanted = unsafe { Wanted::read(hints) };
         wanted.check()?;
+        if !node.is_null() || !service.is_null() {
+            let is_source = flags & fi::FI_SOURCE != 0;
+            // SAFETY: the application's strings, null or valid.
+            let place = Some(unsafe { ServicePlace::named(node, service, is_source) }?.encode());
+            *(if is_source { &mut wanted.source } else { &mut wanted.destination }) = place;
+        }
         // Before version 1.5 the mode was one of two; later it has a bit for each thing that is asked of applications.
         let is_old = version != 0 && version < crate::version(1, 5);
         if is_old && wanted.mr_mode == MR_BASIC {
@@ -133,11 +139,13 @@ struct Wanted {
     /// Orders of completions.
     completions: u64,
     mr_mode: c_int,
-    /// An address that this endpoint shall have, or a key of a job.
-    has_address: bool,
-    /// The address of a peer.
+    /// The place at which this endpoint shall be found.
+    source: Option<[u8; ADDRESS_BYTES]>,
+    /// The address of a peer, or the place at which it is found.
     destination: Option<[u8; ADDRESS_BYTES]>,
-    is_destination_wrong: bool,
+    is_address_wrong: bool,
+    /// A key of a job.
+    has_key: bool,
 }
 
 impl Wanted {
@@ -148,22 +156,22 @@ impl Wanted {
         // SAFETY: the caller's promise.
         let Some(hints) = (unsafe { hints.as_ref() }) else { return wanted };
         (wanted.caps, wanted.address_format) = (hints.caps, hints.addr_format);
-        wanted.has_address = !hints.src_addr.is_null();
-        if !hints.dest_addr.is_null() {
-            wanted.is_destination_wrong = hints.dest_addrlen != ADDRESS_BYTES;
-            if !wanted.is_destination_wrong {
-                // SAFETY: the application's address of so many bytes.
-                wanted.destination =
-                    Some(unsafe { hints.dest_addr.cast::<[u8; ADDRESS_BYTES]>().read_unaligned() });
-            }
-        }
+        // SAFETY: the application's addresses of so many bytes.
+        let [source, destination] = unsafe {
+            [address_at(hints.src_addr, hints.src_addrlen), address_at(hints.dest_addr, hints.dest_addrlen)]
+        };
+        // An endpoint cannot choose its address, but the place at which it is found.
+        let is_place =
+            |source: &Option<_>| source.as_ref().is_none_or(|it| ServicePlace::decode(it).is_some());
+        wanted.is_address_wrong = destination.is_err() || !source.as_ref().is_ok_and(is_place);
+        (wanted.source, wanted.destination) = (source.unwrap_or(None), destination.unwrap_or(None));
         // SAFETY: the caller's promise, for this and the following structures.
         if let Some(it) = unsafe { hints.ep_attr.as_ref() } {
             (wanted.endpoint, wanted.protocol, wanted.message_bytes) =
                 (it.type_, it.protocol, it.max_msg_size);
             // Values that stand for a shared context are larger.
             wanted.limits[2] = it.tx_ctx_cnt.max(it.rx_ctx_cnt);
-            wanted.has_address |= it.auth_key_size != 0;
+            wanted.has_key = it.auth_key_size != 0;
         }
         // SAFETY: as above.
         if let Some(it) = unsafe { hints.tx_attr.as_ref() } {
@@ -214,10 +222,35 @@ impl Wanted {
             && self.names == [false; 2]
             && self.limits.into_iter().zip(LIMITS).all(|(wanted, offered)| wanted <= offered)
             && self.completions == 0
-            && !self.has_address
-            && !self.is_destination_wrong;
+            && !self.has_key
+            && !self.is_address_wrong;
         if offered { Ok(()) } else { Err(Errno::NO_DATA) }
     }
+}
+
+/// Returns the address that an application names, if it names one. Fails if it has another length than ours.
+///
+/// # Safety
+/// The pointer is null or leads to so many bytes.
+pub(crate) unsafe fn address_at(
+    from: *const c_void,
+    len: usize,
+) -> Result<Option<[u8; ADDRESS_BYTES]>, Errno> {
+    match len {
+        _ if from.is_null() => Ok(None),
+        // SAFETY: the caller's promise.
+        ADDRESS_BYTES => Ok(Some(unsafe { from.cast::<[u8; ADDRESS_BYTES]>().read_unaligned() })),
+        _ => Err(Errno::INVALID),
+    }
+}
+
+/// Copies an address into memory that `fi_freeinfo` frees.
+fn copied(address: Option<[u8; ADDRESS_BYTES]>) -> Result<(*mut c_void, usize), Errno> {
+    let Some(address) = address else { return Ok((std::ptr::null_mut(), 0)) };
+    let copy: *mut [u8; ADDRESS_BYTES] = allocate()?;
+    // SAFETY: new memory of this size.
+    unsafe { copy.write(address) };
+    Ok((copy.cast(), ADDRESS_BYTES))
 }
 
 /// Returns whether this is a name, and not ours.
@@ -250,11 +283,8 @@ fn offer(wanted: &Wanted) -> Result<*mut fi_info, Errno> {
     unsafe {
         (*info).caps = caps;
         (*info).addr_format = ADDRESS_FORMAT;
-        if let Some(address) = wanted.destination {
-            let copy: *mut [u8; ADDRESS_BYTES] = allocate()?;
-            copy.write(address);
-            ((*info).dest_addr, (*info).dest_addrlen) = (copy.cast(), ADDRESS_BYTES);
-        }
+        ((*info).src_addr, (*info).src_addrlen) = copied(wanted.source)?;
+        ((*info).dest_addr, (*info).dest_addrlen) = copied(wanted.destination)?;
         let tx: *mut fi_tx_attr = allocate()?;
         (*tx).caps = caps & !RECEIVERS;
         (*tx).op_flags = wanted.tx[1];

@@ -7,14 +7,15 @@
 //! | `domain.rs` | fabrics and domains |
 //! | `state.rs`, `table.rs` | all objects of a domain, and the lock that protects them |
 //! | `address.rs`, `vector.rs` | address vectors |
+//! | `service.rs` | endpoints that are found by a host and a port |
 //! | `queue.rs` and its directory, `entries.rs` | completion queues, and the calls that read them |
 //! | `counter.rs`, `counts.rs`; `event.rs` | counters; event queues |
 //! | `endpoint.rs` | endpoints: opened, bound, enabled, named |
 //! | `port.rs` and its directory | the endpoint of Nemesia behind one of libfabric: operations, and their completions |
 //! | `message.rs`, `tagged.rs` | the calls for messages without and with a tag |
 //! | `one_sided.rs`, `atomic.rs`; `region.rs`, `memory.rs` | one-sided operations; memory that peers may use |
-//! | `object.rs` | what all objects have; the boundary to C |
 //! | `failure.rs`, `note.rs` | why operations fail: texts for the application, lines for the user |
+//! | `object.rs` | what all objects have; the boundary to C |
 //! | `bindings.rs` | the headers of libfabric, made by bindgen |
 //!
 //! The manual pages of libfabric apply. Nothing of libfabric is linked: its structures grow at their ends only, so the
@@ -33,16 +34,17 @@ mod domain;
 mod endpoint;
 mod entries;
 mod event;
-mod info;
 mod failure;
+mod info;
 mod memory;
 mod message;
-mod object;
 mod note;
+mod object;
 mod one_sided;
 mod port;
 mod queue;
 mod region;
+mod service;
 mod state;
 mod table;
 mod tagged;

@@ -12,6 +12,7 @@ use crate::entries::{Queue, Reader};
 use crate::memory::DomainRegion;
 use crate::object::{Errno, object};
 use crate::port::{Around, Batch, Port};
+use crate::service::ServiceListener;
 use crate::table::Table;
 use crate::vector::AddressVector;
 
@@ -138,6 +139,8 @@ pub(crate) struct EndpointObject {
     pub(crate) endpoint: fid_ep,
     pub(crate) domain: Arc<Domain>,
     pub(crate) number: usize,
+    /// Passes its address to those that know its host and port.
+    pub(crate) _listener: Option<ServiceListener>,
 }
 
 impl EndpointObject {
