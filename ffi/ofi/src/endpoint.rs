@@ -139,8 +139,9 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
                 // SAFETY: a counter of this provider, by its class.
                 let counter: &CounterObject = unsafe { object(other) }?;
                 check_domain(it, &counter.domain)?;
-                // Operations of peers are not counted: FI_RMA_EVENT is not offered.
-                if flags & !COUNTED != 0 || flags == 0 {
+                // Operations of peers are not counted: that needs FI_RMA_EVENT, which is not offered. A counter
+                // without flags counts nothing.
+                if flags & !COUNTED != 0 {
                     return Err(Errno::BAD_FLAGS);
                 }
                 it.with(|port, _| {
