@@ -27,7 +27,7 @@ const LAUNCHERS_OWN: [&str; 4] = ["PMI_FD", "PMI_RANK", "PMI_SIZE", "NEMESIA_INC
                   `run` ends with the status of the first process that failed, or with 128 + the signal that it has \
 passed on.",
     disable_help_subcommand = true,
-    override_usage = "nemesia [perf | info | run] [OPTIONS]"
+    override_usage = "nemesia [perf | info | run | mpi-env] [OPTIONS]"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -49,6 +49,8 @@ pub(crate) enum Command {
                       are killed, and at the second signal at once. The exit status is then 128 + the signal."
     )]
     Run(RunArgs),
+    /// Prints the variables by which an MPI runs over Nemesia, for the shell: eval "$(nemesia mpi-env mpich)"
+    MpiEnv(MpiEnvArgs),
     /// One of the two processes of `perf`
     #[command(hide = true, name = "perf-worker")]
     Worker(WorkerArgs),
@@ -283,6 +285,25 @@ pub(crate) struct RunArgs {
     pub(crate) program: Vec<OsString>,
 }
 
+/// Arguments of `nemesia mpi-env`.
+#[derive(Debug, Args)]
+pub(crate) struct MpiEnvArgs {
+    /// The MPI
+    #[arg(value_enum)]
+    pub(crate) mpi: Mpi,
+}
+
+/// An MPI that runs over the provider of libfabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mpi {
+    /// MPICH 4 and 5
+    Mpich,
+    /// Open MPI 4 and 5
+    Openmpi,
+    /// Intel MPI 2021
+    Intel,
+}
+
 /// Arguments of one of the two processes of `perf`.
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
@@ -320,7 +341,7 @@ pub(crate) fn parse(mut args: Vec<OsString>) -> Result<Option<Command>, Failure>
         args.push("perf".into());
     }
     let whose = match args.get(1).and_then(|word| word.to_str()) {
-        Some(word @ ("perf" | "info" | "run")) => format!("nemesia {word}"),
+        Some(word @ ("perf" | "info" | "run" | "mpi-env")) => format!("nemesia {word}"),
         _ => "nemesia".to_owned(),
     };
     match Cli::try_parse_from(args) {
@@ -335,7 +356,7 @@ pub(crate) fn parse(mut args: Vec<OsString>) -> Result<Option<Command>, Failure>
 /// Returns the parts of an error of `clap` that name the mistake and the probable intention, without the usage.
 fn wrong(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return "a subcommand is missing: perf, info or run".to_owned();
+        return "a subcommand is missing: perf, info, run or mpi-env".to_owned();
     }
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
@@ -368,6 +389,7 @@ mod tests {
             ("perv", "'perf'", "see nemesia --help"),
             ("perf --size 8", "'--sizes'", "see nemesia perf --help"),
             ("info --port pigeon", "pigeon", "see nemesia info --help"),
+            ("mpi-env mpick", "'mpich'", "see nemesia mpi-env --help"),
             ("run -n two -- true", "two", "see nemesia run --help"),
             ("help", "help", "see nemesia --help"),
         ] {
@@ -397,6 +419,7 @@ mod tests {
             ("perf --unexpected-size 8", "--unexpected"),
             ("perf surplus", "surplus"),
             ("info --processes 0", "0"),
+            ("mpi-env", "<MPI>"),
             ("run", "PROGRAM"),
             ("run -n 2", "PROGRAM"),
             ("run -n 0 -- true", "0"),

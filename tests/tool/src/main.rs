@@ -1,4 +1,4 @@
-//! The program `nemesia`: measures (`perf`), explains (`info`) and starts jobs (`run`).
+//! The program `nemesia`: measures (`perf`), explains (`info`), starts jobs (`run`) and sets MPIs up (`mpi-env`).
 //!
 //! An error is one line on the standard error output. The exit status is 2 if a request cannot be met, and 1
 //! if an attempt failed. `run` ends with the status of the first process that failed.
@@ -6,6 +6,7 @@
 mod cli;
 mod failure;
 mod info;
+mod mpi_env;
 mod output;
 mod perf;
 mod run;
@@ -39,6 +40,7 @@ fn dispatch(command: &Command) -> Result<u8, Failure> {
         Command::Perf(args) => perf::perf(args).map(|()| 0),
         Command::Info(args) => info::info(args),
         Command::Run(args) => run::run(args),
+        Command::MpiEnv(args) => mpi_env::mpi_env(args).map(|()| 0),
         Command::Worker(args) => Ok(perf::work(args)),
         Command::Unexpected(args) => Ok(perf::work_unexpected(args)),
         Command::Channel(args) => Ok(perf::work_channel(args)),
