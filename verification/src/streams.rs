@@ -147,7 +147,7 @@ mod tests {
                 ports[at].poll(&mut [Completion::EMPTY; 4]);
                 match ports[at].poll_event(now) {
                     Some(Event::Requested { connection, .. }) => {
-                        ports[at].accept(connection, &offer()).unwrap()
+                        ports[at].accept(connection, &offer()).unwrap();
                     }
                     Some(Event::Established { connection, .. }) if at == 0 && connection == active => {
                         return active;
