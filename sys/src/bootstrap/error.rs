@@ -243,6 +243,12 @@ pub enum LaunchError {
         /// The error of the system.
         source: io::Error,
     },
+    /// The launcher cannot adopt the processes that ranks leave behind.
+    #[error("cannot adopt the processes of ranks: {source}; allow prctl(PR_SET_CHILD_SUBREAPER)")]
+    Adopt {
+        /// The error of the system.
+        source: io::Error,
+    },
     /// A thread of the launcher could not be started. All processes have been ended.
     #[error("cannot start a thread of the launcher: {source}; raise the limit on processes (ulimit -u)")]
     Thread {

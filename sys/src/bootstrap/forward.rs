@@ -40,7 +40,10 @@ impl ForwardSource {
     }
 
     /// Forwards available output, at most `limit` bytes.
-    fn pump(&mut self, limit: usize) {
+    ///
+    /// # Errors
+    /// The launcher's own stream cannot be written.
+    fn pump(&mut self, limit: usize) -> io::Result<()> {
         let mut piece = [0; 8192];
         let mut passed = 0;
         while let (Some(pipe), true) = (&mut self.pipe, passed < limit) {
@@ -50,59 +53,88 @@ impl ForwardSource {
                     passed += count;
                     let mut text = Vec::new();
                     self.lines.push(piece.get(..count).unwrap_or_default(), &mut text);
-                    write_all(self.target, &text);
+                    self.target.write_all(&text)?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(_) => self.pipe = None,
             }
         }
-        if self.pipe.is_none() {
-            self.finish();
-        }
+        if self.pipe.is_none() { self.finish() } else { Ok(()) }
     }
 
-    fn finish(&mut self) {
+    fn finish(&mut self) -> io::Result<()> {
         let mut text = Vec::new();
         self.lines.finish(&mut text);
-        write_all(self.target, &text);
+        self.target.write_all(&text)
     }
 }
 
-/// Writes whole lines. If the launcher's output is closed, the ranks' output is dropped, so that the ranks do
-/// not block.
-fn write_all(target: Target, text: &[u8]) {
-    if text.is_empty() {
-        return;
-    }
-    let _ = match target {
-        Target::Output => {
-            let mut out = io::stdout().lock();
-            out.write_all(text).and_then(|()| out.flush())
+impl Target {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Output => "standard output",
+            Self::Error => "standard error output",
         }
-        Target::Error => io::stderr().lock().write_all(text),
-    };
+    }
+
+    /// Writes whole lines. If another program has made the stream non-blocking, this function waits for it.
+    fn write_all(self, text: &[u8]) -> io::Result<()> {
+        let stream = match self {
+            Self::Output => io::stdout().as_fd().try_clone_to_owned()?,
+            Self::Error => io::stderr().as_fd().try_clone_to_owned()?,
+        };
+        let mut stream = File::from(stream);
+        let mut rest = text;
+        while !rest.is_empty() {
+            match stream.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    poll::wait(&mut [poll::entry(stream.as_fd(), libc::POLLOUT)], None)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Forwards until all pipes are at their end, or until the other side of `stop` is closed: a process that a
-/// rank has left behind may keep its pipes open for ever.
-pub(super) fn run(mut sources: Vec<ForwardSource>, stop: &UnixStream) {
+/// rank has left behind may keep its pipes open for ever. Returns why output was lost, if any was.
+///
+/// If a stream of the launcher cannot be written, the ranks' pipes to it are closed. So their writes fail, as
+/// they would if the ranks wrote to the stream themselves.
+pub(super) fn run(mut sources: Vec<ForwardSource>, stop: &UnixStream) -> Option<String> {
+    let mut lost = None;
     loop {
         let mut entries = vec![poll::entry(stop.as_fd(), libc::POLLIN)];
         let pipes = sources.iter().filter_map(|source| source.pipe.as_ref());
         entries.extend(pipes.map(|pipe| poll::entry(pipe.as_fd(), libc::POLLIN)));
         if entries.len() == 1 {
-            return;
+            return lost;
         }
         let failed = poll::wait(&mut entries, None).is_err();
         let stopped = failed || entries.first().is_some_and(|entry| entry.revents != 0);
         let limit = if stopped { MAX_DRAIN } else { MAX_PARTIAL };
+        let mut broken = None;
         for source in &mut sources {
-            source.pump(limit);
+            let mut forwarded = source.pump(limit);
+            if stopped {
+                forwarded = forwarded.and_then(|()| source.finish());
+            }
+            if let Err(error) = forwarded {
+                broken = Some(source.target);
+                let target = source.target.name();
+                lost.get_or_insert_with(|| format!("the {target} cannot be written: {error}"));
+            }
+        }
+        if let Some(target) = broken {
+            sources.retain(|source| source.target != target);
         }
         if stopped {
-            sources.iter_mut().for_each(ForwardSource::finish);
-            return;
+            return lost;
         }
     }
 }

@@ -7,7 +7,7 @@ use super::outcome::Outcome;
 use super::poll;
 use super::process::{LivePids, Plan, Processes, allowed_cpus};
 use super::server::Server;
-use super::supervise::{INTERRUPT_GRACE, Policy, Supervisor};
+use super::supervise::{INTERRUPT_GRACE, PASS_ON, Policy, Supervisor};
 use std::ffi::OsString;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +22,11 @@ const DISCONNECTION_GRACE: Duration = Duration::from_secs(1);
 /// A job to be started on this machine: `n` processes of one program, as `nemesia run` does.
 ///
 /// The processes find each other through PMI-1 (PMI_FD, PMI_RANK and PMI_SIZE are set for them), and need not
-/// use it. They inherit the environment, the working directory and the standard streams.
+/// use it. They inherit the environment, the working directory and the standard streams, except that only rank 0 gets
+/// the standard input; the others get an empty one.
+///
+/// A signal to a rank, at the end of the job or by [`Interrupter`], also reaches the processes that the rank has
+/// started, such as the program behind a wrapper script.
 #[derive(Debug, Clone)]
 pub struct Launcher {
     size: usize,
@@ -33,6 +37,7 @@ pub struct Launcher {
     keep_going: bool,
     bind: bool,
     restarts: u32,
+    adopts: bool,
 }
 
 impl Launcher {
@@ -50,6 +55,7 @@ impl Launcher {
             keep_going: false,
             bind: false,
             restarts: 0,
+            adopts: false,
         }
     }
 
@@ -99,6 +105,16 @@ impl Launcher {
         self
     }
 
+    /// Sets whether this process serves the job only, as `nemesia run` does: it adopts the processes that ranks leave
+    /// behind (PR_SET_CHILD_SUBREAPER), and if the job fails or is interrupted, it ends them with the ranks. Processes
+    /// that are left behind by a job that succeeds go on. It must have no other children, because they would be
+    /// signalled, and their ends collected. Default: no; then a process is found only through a rank that still runs.
+    #[must_use]
+    pub fn adopt_orphans(mut self, adopt: bool) -> Self {
+        self.adopts = adopt;
+        self
+    }
+
     /// Starts the job and waits until all its processes have ended. A failure of the program itself is not an
     /// error here: see [`Outcome`].
     ///
@@ -117,7 +133,7 @@ impl Launcher {
     /// # Errors
     /// The job cannot be started; no process of it is left.
     pub fn spawn(&self) -> Result<Running, LaunchError> {
-        let mut processes = Processes::new(self.plan()?);
+        let mut processes = Processes::new(self.plan()?).map_err(|source| LaunchError::Adopt { source })?;
         let mut sockets = Vec::with_capacity(self.size);
         let mut sources = Vec::new();
         for rank in 0..self.size {
@@ -156,6 +172,7 @@ impl Launcher {
             pipe_output: self.prefix_output,
             cpus,
             restarts: self.restarts > 0,
+            adopts: self.adopts,
         })
     }
 }
@@ -172,10 +189,20 @@ impl Interrupter {
     /// The second call sends SIGKILL at once. After that no rank is restarted, and [`Outcome::exit_code`] is
     /// 128 + `signal`. No effect if the job has ended, or if `signal` is not between 1 and 127.
     pub fn interrupt(&self, signal: i32) {
+        self.send(signal, 0);
+    }
+
+    /// Sends `signal` to all running ranks and does nothing else, as for SIGUSR1, or for SIGTSTP and SIGCONT. No effect
+    /// if the job has ended, or if `signal` is not between 1 and 127.
+    pub fn pass_on(&self, signal: i32) {
+        self.send(signal, PASS_ON);
+    }
+
+    fn send(&self, signal: i32, flag: u8) {
         if let Some(byte) = u8::try_from(signal).ok().filter(|byte| (1..128).contains(byte)) {
             // An error means that the job has ended, or that many signals are unread: no signal is lost in
             // either case.
-            let _ = poll::send(self.0.as_fd(), &[byte]);
+            let _ = poll::send(self.0.as_fd(), &[byte | flag]);
         }
     }
 }
@@ -198,7 +225,8 @@ pub struct Running {
 #[derive(Debug)]
 struct Forwarder {
     stop: UnixStream,
-    thread: JoinHandle<()>,
+    /// Returns why output was lost, if any was.
+    thread: JoinHandle<Option<String>>,
 }
 
 impl Running {
@@ -263,16 +291,15 @@ impl Running {
             Some(Ok(outcome)) => outcome,
             Some(Err(_)) | None => Err(LaunchError::Panicked),
         };
-        self.finish_output();
-        outcome
+        let lost_output = self.finish_output();
+        outcome.map(|outcome| Outcome { lost_output, ..outcome })
     }
 
-    fn finish_output(&mut self) {
-        if let Some(Forwarder { stop, thread }) = self.forwarder.take() {
-            drop(stop);
-            // A panic there has lost output, which does not fail the job.
-            let _ = thread.join();
-        }
+    /// Waits until the output is forwarded. Returns why some was lost.
+    fn finish_output(&mut self) -> Option<String> {
+        let Forwarder { stop, thread } = self.forwarder.take()?;
+        drop(stop);
+        thread.join().unwrap_or_else(|_| Some("the thread that forwards it panicked".to_owned()))
     }
 }
 
@@ -284,7 +311,7 @@ impl Drop for Running {
             // The outcome cannot be reported here.
             let _ = thread.join();
         }
-        self.finish_output();
+        let _ = self.finish_output();
     }
 }
 

@@ -10,6 +10,7 @@
 //! Environment variables are read and never changed. No thread is started and no signal handler is installed
 //! here, except that [`Launcher`] starts one thread to supervise its processes and one for their output.
 
+mod descendants;
 mod error;
 mod forward;
 mod launcher;

@@ -63,7 +63,9 @@ impl fmt::Display for SignalName {
             libc::SIGBUS => "SIGBUS",
             libc::SIGFPE => "SIGFPE",
             libc::SIGKILL => "SIGKILL",
+            libc::SIGUSR1 => "SIGUSR1",
             libc::SIGSEGV => "SIGSEGV",
+            libc::SIGUSR2 => "SIGUSR2",
             libc::SIGPIPE => "SIGPIPE",
             libc::SIGTERM => "SIGTERM",
             number => return write!(out, "signal {number}"),
@@ -119,17 +121,20 @@ pub struct Outcome {
     pub faults: Vec<(usize, String)>,
     /// The first signal that was forwarded to all ranks ([`Interrupter`](super::Interrupter)).
     pub interrupted: Option<i32>,
+    /// The reason why output of the ranks was lost, with the stream: the launcher could not write it. The ranks' later
+    /// writes to that stream have failed.
+    pub lost_output: Option<String>,
 }
 
 impl Outcome {
     /// Returns the exit status for the launcher itself: 128 + signal if a signal was forwarded; otherwise that of the
-    /// first failure (128 + signal for a signal), or 0.
+    /// first failure (128 + signal for a signal), 1 if output was lost, or 0.
     #[must_use]
     pub fn exit_code(&self) -> i32 {
         if let Some(signal) = self.interrupted {
             return ExitKind::Signaled(signal).status();
         }
-        self.first_failure.map_or(0, |(_, kind)| kind.status())
+        self.first_failure.map_or(i32::from(self.lost_output.is_some()), |(_, kind)| kind.status())
     }
 }
 
@@ -163,6 +168,9 @@ impl fmt::Display for Outcome {
         }
         for (rank, fault) in &self.faults {
             write!(out, "; PMI connection of rank {rank}: {fault}")?;
+        }
+        if let Some(reason) = &self.lost_output {
+            write!(out, "; output was lost: {reason}")?;
         }
         Ok(())
     }

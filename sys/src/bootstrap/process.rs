@@ -1,13 +1,14 @@
 //! One process of a launch: its start, its supervision and its end.
 
 use super::INCARNATION;
+use super::descendants::{Descendant, adopt, descendants, open_pidfd, reap_orphans};
 use super::outcome::ExitKind;
 use std::ffi::OsString;
 use std::io::{self, PipeWriter};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -55,6 +56,8 @@ pub(super) struct Plan {
     pub(super) cpus: Vec<usize>,
     /// Whether ranks may be started again, which the processes learn.
     pub(super) restarts: bool,
+    /// Whether this process has no other children, and becomes the parent of those that ranks leave behind.
+    pub(super) adopts: bool,
 }
 
 /// All processes of a launch. Dropping this kills and reaps the remaining ones.
@@ -63,6 +66,8 @@ pub(super) struct Processes {
     plan: Plan,
     list: Vec<Process>,
     pids: LivePids,
+    /// The processes below ranks that the last signal reached.
+    below: Vec<Descendant>,
 }
 
 #[derive(Debug)]
@@ -78,8 +83,12 @@ struct Process {
 }
 
 impl Processes {
-    pub(super) fn new(plan: Plan) -> Self {
-        Self { plan, list: Vec::new(), pids: LivePids(Arc::new(Mutex::new(Vec::new()))) }
+    pub(super) fn new(plan: Plan) -> io::Result<Self> {
+        if plan.adopts {
+            adopt()?;
+        }
+        let pids = LivePids(Arc::new(Mutex::new(Vec::new())));
+        Ok(Self { plan, list: Vec::new(), pids, below: Vec::new() })
     }
 
     /// Starts the next rank, which inherits `socket`. Returns the pipes of its output, if it has any.
@@ -174,18 +183,59 @@ impl Processes {
                 ended.push((rank, exit, process.ended_by_launcher));
             }
         }
+        if self.plan.adopts {
+            let running = self.running();
+            reap_orphans(|pid| running.contains(&pid));
+        }
         ended
     }
 
-    /// Sends `signal` to all running processes, and records that the launcher ended them.
+    /// Returns whether the ends of orphans must be collected.
+    pub(super) fn adopts(&self) -> bool {
+        self.plan.adopts
+    }
+
+    /// Returns whether a process that a rank has left behind runs.
+    pub(super) fn any_below(&self) -> bool {
+        self.below.iter().any(Descendant::runs) || !self.find_below().is_empty()
+    }
+
+    /// Sends `signal` to all running processes and those below them, and records that the launcher ended the former.
     pub(super) fn end_all(&mut self, signal: i32) {
-        for (rank, process) in self.list.iter_mut().enumerate().filter(|(_, process)| process.exit.is_none())
-        {
-            // On an error the process has changed its user; then the launcher can only wait for its end.
-            if matches!(self.pids.signal(rank, signal), Ok(true)) {
+        for rank in self.signal_all(signal) {
+            if let Some(process) = self.list.get_mut(rank) {
                 process.ended_by_launcher = true;
             }
         }
+    }
+
+    /// Sends `signal` to all running processes and those below them. Returns the ranks that it reached.
+    pub(super) fn signal_all(&mut self, signal: i32) -> Vec<usize> {
+        // Found before any of them is signalled: the end of a process separates those below it from its rank.
+        let mut below = self.find_below();
+        // On an error the process has changed its user; then the launcher can only wait for its end.
+        let reached = |rank: &usize| matches!(self.pids.signal(*rank, signal), Ok(true));
+        let ranks = (0..self.list.len()).filter(reached).collect();
+        for earlier in std::mem::take(&mut self.below) {
+            if !below.contains(&earlier) {
+                below.push(earlier);
+            }
+        }
+        below.iter().for_each(|process| process.signal(signal));
+        self.below = below;
+        ranks
+    }
+
+    /// Returns the process ids of the ranks that were not reaped.
+    fn running(&self) -> Vec<libc::pid_t> {
+        self.pids.with(|pids| pids.iter().flatten().copied().collect())
+    }
+
+    fn find_below(&self) -> Vec<Descendant> {
+        let mut roots = self.running();
+        let own = self.plan.adopts.then(|| libc::pid_t::try_from(std::process::id()).ok()).flatten();
+        roots.extend(own);
+        descendants(&roots, own)
     }
 }
 
@@ -209,14 +259,6 @@ fn kind_of(status: ExitStatus) -> ExitKind {
     }
 }
 
-fn open_pidfd(pid: libc::pid_t) -> Option<OwnedFd> {
-    // SAFETY: pidfd_open takes two integers and touches no memory of this process.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: the kernel has just made this descriptor (close-on-exec) for this call, and nothing else owns it.
-    Some(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 /// Starts a process that inherits `socket` and writes into `writers`, if there are any.
 fn spawn(
     plan: &Plan,
@@ -230,6 +272,10 @@ fn spawn(
     let mut command = command(plan, rank, duplicate.as_ref().unwrap_or(socket).as_raw_fd());
     if plan.restarts {
         command.env(INCARNATION, incarnation.to_string());
+    }
+    // Several readers of one stream would each get a part of it.
+    if rank != 0 {
+        command.stdin(Stdio::null());
     }
     if let [output, error] = writers {
         command.stdout(output.try_clone()?).stderr(error.try_clone()?);

@@ -14,8 +14,13 @@ use std::time::{Duration, Instant};
 const GRACE: Duration = Duration::from_secs(2);
 /// The time between a forwarded signal and SIGKILL.
 pub(super) const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
+/// The bit that the owner adds to a signal that does not end the job.
+pub(super) const PASS_ON: u8 = 0x80;
 /// The interval at which the end of a process is polled if the kernel cannot report it.
 const ASK_EVERY: Duration = Duration::from_millis(10);
+
+/// The interval at which the ends of adopted processes are collected, if nothing else happens.
+const COLLECT_EVERY: Duration = Duration::from_secs(1);
 
 /// The progress of ending the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,9 +77,9 @@ impl Supervisor {
         }
     }
 
-    /// Runs until all processes have ended.
+    /// Runs until all processes have ended. If the job has failed, those that ranks have left behind have ended, too.
     pub(super) fn run(mut self) -> Result<Outcome, LaunchError> {
-        while !self.processes.all_ended() {
+        while !self.is_over(Instant::now()) {
             let called = self.wait()?;
             let now = Instant::now();
             let abandoned = called && self.hear_owner(now);
@@ -100,7 +105,26 @@ impl Supervisor {
             restarts: self.restarts,
             faults: self.faults,
             interrupted: self.interrupted,
+            lost_output: None,
         })
+    }
+
+    fn is_over(&mut self, now: Instant) -> bool {
+        if !self.processes.all_ended() {
+            return false;
+        }
+        let failed = self.first_failure.is_some() || !self.waiting.is_empty() || self.ending != Ending::No;
+        // After a success, a server that a rank has started may go on.
+        if !failed || !self.processes.any_below() {
+            return true;
+        }
+        match self.ending {
+            Ending::No => self.ask_all_to_end(now),
+            Ending::Asked(_) => {}
+            // They may have started others since.
+            Ending::Forced => self.processes.end_all(libc::SIGKILL),
+        }
+        false
     }
 
     /// Waits for an event. Returns whether the owner has sent something.
@@ -119,7 +143,8 @@ impl Supervisor {
                 Ending::Asked(kill_at) => Some(kill_at.saturating_duration_since(now)),
                 Ending::No | Ending::Forced => None,
             },
-            self.processes.any_unwatched().then_some(ASK_EVERY),
+            (self.processes.any_unwatched() || self.processes.all_ended()).then_some(ASK_EVERY),
+            self.processes.adopts().then_some(COLLECT_EVERY),
         ];
         poll::wait(&mut entries, timeouts.into_iter().flatten().min())
             .map_err(|source| LaunchError::Watch { source })?;
@@ -134,8 +159,13 @@ impl Supervisor {
             Ok(count) => count,
             Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
         };
-        for signal in &signals[..count] {
-            self.interrupt(i32::from(*signal), now);
+        for byte in &signals[..count] {
+            let signal = i32::from(byte & !PASS_ON);
+            if byte & PASS_ON == 0 {
+                self.interrupt(signal, now);
+            } else {
+                self.processes.signal_all(signal);
+            }
         }
         false
     }

@@ -44,9 +44,11 @@ pub(crate) enum Command {
     /// Starts N processes of a program on this machine, as one world
     #[command(
         override_usage = "nemesia run -n N [OPTIONS] -- PROGRAM [ARGS]...",
-        after_help = "Ctrl-C (SIGINT), SIGTERM and SIGHUP are passed on to all processes. Those that have not ended 5 \
-            s later \
-                      are killed, and at the second signal at once. The exit status is then 128 + the signal."
+        after_help = "Ctrl-C (SIGINT), SIGTERM and SIGHUP are passed on to all processes, also to those that a process \
+                      has started. Those that have not ended 5 s later are killed, and at the second signal at once. \
+                      The exit status is then 128 + the signal. SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP (Ctrl-Z) and \
+                      SIGCONT are passed on, and the job goes on. If the launcher is killed, or a process fails, no \
+                      process of the job is left. Process 0 reads the standard input, the others an empty one."
     )]
     Run(RunArgs),
     /// Prints the variables by which an MPI runs over Nemesia, for the shell: eval "$(nemesia mpi-env mpich)"

@@ -6,6 +6,7 @@
 mod cli;
 mod failure;
 mod info;
+mod keeper;
 mod mpi_env;
 mod output;
 mod perf;

@@ -9,8 +9,9 @@ use nemesia::bootstrap::{Interrupter, LaunchError, Launcher, Outcome};
 
 use crate::cli::RunArgs;
 use crate::failure::Failure;
+use crate::keeper::{Signals, keep};
 use crate::output;
-use crate::signals::Caught;
+use crate::signals::ends_job;
 
 /// Runs the job. Returns the status of its first failure.
 ///
@@ -21,10 +22,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     for variable in &args.env {
         launcher = launcher.env(&variable.name, &variable.value);
     }
-    // Before any thread or process exists.
-    let caught = Caught::hold().map_err(Failure::failed)?;
+    keep(|signals| launch(&launcher, signals))
+}
+
+fn launch(launcher: &Launcher, signals: Signals) -> Result<u8, Failure> {
     let running = launcher.spawn().map_err(|error| launch_failure(&error))?;
-    pass_on(caught, running.interrupter().map_err(|error| launch_failure(&error))?)?;
+    pass_on(signals, running.interrupter().map_err(|error| launch_failure(&error))?)?;
     let mut pids = running.pids().to_vec();
     let outcome = running.wait().map_err(|error| launch_failure(&error))?;
     for restart in &outcome.restarts {
@@ -38,11 +41,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
 }
 
 /// Starts a thread that passes signals on to the job. It ends with this program.
-fn pass_on(caught: Caught, interrupter: Interrupter) -> Result<(), Failure> {
+fn pass_on(mut signals: Signals, interrupter: Interrupter) -> Result<(), Failure> {
     let pass_on = move || {
-        while let Some(signal) = caught.next() {
-            interrupter.interrupt(signal);
+        while let Some(signal) = signals.next() {
+            if ends_job(signal) { interrupter.interrupt(signal) } else { interrupter.pass_on(signal) }
         }
+        // The process that the user started has been killed: the second signal kills at once.
+        interrupter.interrupt(libc::SIGKILL);
+        interrupter.interrupt(libc::SIGKILL);
     };
     let thread = Builder::new().name("nemesia-signals".to_owned()).spawn(pass_on);
     thread.map(drop).map_err(|source| launch_failure(&LaunchError::Thread { source }))
@@ -55,7 +61,8 @@ fn launcher(args: &RunArgs) -> Result<Launcher, Failure> {
         .prefix_output(args.prefix)
         .keep_going(args.keep_going)
         .restart(args.restart)
-        .bind(args.bind))
+        .bind(args.bind)
+        .adopt_orphans(true))
 }
 
 /// Converts a launch error: a missing program cannot be used; everything else has failed.
@@ -90,6 +97,9 @@ fn report(outcome: &Outcome, pids: &[u32]) -> Option<String> {
     }
     for (rank, fault) in &outcome.faults {
         parts.push(format!("the launcher and {}: {fault}", name(*rank, pids)));
+    }
+    if let Some(reason) = &outcome.lost_output {
+        parts.push(format!("output was lost: {reason}"));
     }
     (!parts.is_empty()).then(|| parts.join("; "))
 }

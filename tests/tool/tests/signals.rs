@@ -1,4 +1,4 @@
-//! Signals that reach `nemesia run`: the job ends with it, in an orderly way.
+//! Signals that reach `nemesia run`: the job ends with it, in an orderly way, and so do the programs that ranks start.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -40,13 +40,25 @@ impl Drop for Scratch {
 
 /// Starts two ranks. Each is a shell that runs `first`, writes its process id, and then sleeps for ever.
 fn start(scratch: &Scratch, first: &str) -> Result<(Child, Vec<i32>), String> {
-    let script = format!("{first}\necho $$ >pid.$PMI_RANK\nwhile :; do sleep 0.1; done");
+    start_script(scratch, &format!("{first}\necho $$ >pid.$PMI_RANK\nwhile :; do sleep 0.1; done"))
+}
+
+/// Starts two ranks. Each is a wrapper that starts a program and goes on after it. The program runs `first`, writes its
+/// process id, and then sleeps for ever.
+fn start_wrapped(scratch: &Scratch, first: &str) -> Result<(Child, Vec<i32>), String> {
+    let program = format!("{first}\necho $$ >pid.$PMI_RANK\nwhile :; do sleep 0.1; done");
+    std::fs::write(scratch.0.join("program"), program).map_err(|error| error.to_string())?;
+    start_script(scratch, "echo $$ >wrapper.$PMI_RANK\nsh ./program\nexit 7")
+}
+
+/// Starts two ranks that run a script, in a process group of their own, and returns the process ids that they write.
+fn start_script(scratch: &Scratch, script: &str) -> Result<(Child, Vec<i32>), String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_nemesia"));
-    command.args(["run", "-n", "2", "--", "sh", "-c", &script]);
+    command.args(["run", "-n", "2", "--", "sh", "-c", script]).process_group(0);
     command.current_dir(&scratch.0).stdin(Stdio::null());
     // If the tests run in the background, the shell has made some of these signals ignored.
     let hear = || {
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP] {
             // SAFETY: async-signal-safe, and the default disposition involves no code.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
@@ -68,6 +80,108 @@ fn send(child: &Child, signal: i32) {
 fn is_there(pid: i32) -> bool {
     // SAFETY: signal 0 only checks that the process exists.
     unsafe { libc::kill(pid, 0) == 0 }
+}
+
+/// Returns the state of a process and its parent; `None` if it does not exist.
+fn state(pid: i32) -> Option<(char, i32)> {
+    let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = line.rsplit_once(") ")?.1.split(' ');
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// Waits until all processes have this state; `'X'` means that they have ended.
+fn await_state(pids: &[i32], wanted: impl Fn(char) -> bool, what: &str) {
+    let deadline = Instant::now() + LONG;
+    for pid in pids {
+        while !wanted(state(*pid).map_or('X', |(state, _)| if state == 'Z' { 'X' } else { state })) {
+            assert!(Instant::now() < deadline, "{what}: process {pid} is {:?}", state(*pid));
+            sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn programs_behind_wrappers_end_with_the_launcher_that_is_signalled() {
+    let scratch = Scratch::new("programs_behind_wrappers").unwrap();
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGKILL] {
+        let (mut child, pids) = start_wrapped(&scratch, "").unwrap();
+        send(&child, signal);
+        let status = child.wait().unwrap();
+        if signal == libc::SIGKILL {
+            await_state(&pids, |state| state == 'X', "SIGKILL");
+        } else {
+            assert_eq!(status.code(), Some(128 + signal), "{status}");
+            assert!(pids.iter().all(|pid| state(*pid).is_none()), "signal {signal}");
+        }
+        (0..2).for_each(|rank| std::fs::remove_file(scratch.0.join(format!("pid.{rank}"))).unwrap());
+    }
+}
+
+/// The first process of the launcher ends the job if the second one, the parent of the ranks, is killed.
+#[test]
+fn programs_behind_wrappers_end_with_the_parent_of_the_ranks() {
+    let scratch = Scratch::new("programs_behind_wrappers_and_parent").unwrap();
+    let (mut child, pids) = start_wrapped(&scratch, "").unwrap();
+    let wrapper = scratch.read("wrapper.0").unwrap().trim().parse().unwrap();
+    let (_, parent) = state(wrapper).unwrap();
+    assert_ne!(parent, child.id() as i32);
+    // SAFETY: a process of this job, which has not ended.
+    assert_eq!(unsafe { libc::kill(parent, libc::SIGKILL) }, 0);
+    assert_eq!(child.wait().unwrap().code(), Some(137));
+    assert!(pids.iter().all(|pid| state(*pid).is_none()));
+}
+
+/// Also the program whose own wrapper was killed, and one that ignores the first signal.
+#[test]
+fn programs_behind_wrappers_end_when_a_rank_fails() {
+    let scratch = Scratch::new("programs_behind_wrappers_of_a_rank_that_fails").unwrap();
+    for first in ["", "trap '' TERM"] {
+        let (mut child, pids) = start_wrapped(&scratch, first).unwrap();
+        let wrapper = scratch.read("wrapper.1").unwrap().trim().parse().unwrap();
+        // SAFETY: a process of this job, which has not ended.
+        assert_eq!(unsafe { libc::kill(wrapper, libc::SIGKILL) }, 0);
+        assert_eq!(child.wait().unwrap().code(), Some(137));
+        assert!(pids.iter().all(|pid| state(*pid).is_none()), "{first}");
+        for name in ["pid.0", "pid.1", "wrapper.0", "wrapper.1"] {
+            std::fs::remove_file(scratch.0.join(name)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn signals_for_the_program_are_passed_on_and_the_job_goes_on() {
+    let scratch = Scratch::new("signals_for_the_program_are_passed_on_and_the_job_goes_on").unwrap();
+    let signals = [("USR1", libc::SIGUSR1), ("USR2", libc::SIGUSR2), ("QUIT", libc::SIGQUIT)];
+    let traps = signals.map(|(name, _)| format!("trap 'echo {name} >{name}.$PMI_RANK' {name}\n")).concat();
+    let (mut child, pids) = start(&scratch, &traps).unwrap();
+    for (name, signal) in signals {
+        send(&child, signal);
+        for rank in 0..2 {
+            assert_eq!(scratch.read(&format!("{name}.{rank}")).unwrap(), format!("{name}\n"));
+        }
+    }
+    assert!(pids.iter().all(|pid| is_there(*pid)) && child.try_wait().unwrap().is_none());
+    send(&child, libc::SIGTERM);
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+/// A terminal sends SIGTSTP to the whole process group, and a shell SIGCONT; a program sends them to one process.
+#[test]
+fn the_job_stops_and_goes_on_with_the_launcher() {
+    let scratch = Scratch::new("the_job_stops_and_goes_on_with_the_launcher").unwrap();
+    let (mut child, pids) = start_wrapped(&scratch, "").unwrap();
+    let launcher = child.id() as i32;
+    let all = [&pids[..], &[launcher]].concat();
+    for target in [-launcher, launcher] {
+        // SAFETY: our own child, which was not waited for, and its group.
+        let send = |signal| assert_eq!(unsafe { libc::kill(target, signal) }, 0);
+        send(libc::SIGTSTP);
+        await_state(&all, |state| state == 'T', "SIGTSTP");
+        send(libc::SIGCONT);
+        await_state(&all, |state| matches!(state, 'S' | 'R' | 'D'), "SIGCONT");
+    }
+    send(&child, libc::SIGTERM);
+    assert_eq!(child.wait().unwrap().code(), Some(143));
 }
 
 #[test]
