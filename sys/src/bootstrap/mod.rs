@@ -230,6 +230,10 @@ impl Bootstrap {
                 if let Some(by) = owner::initialized_runtime().filter(|_| !take_over) {
                     return Err(BootstrapError::Owned { by });
                 }
+                // The code that had the connection before may have changed its flags.
+                if !take_over {
+                    pmi::check_inherited(fd)?;
+                }
                 let socket = pmi::open_inherited(fd)?;
                 let client = PmiClient::connect_as(socket, (rank, size), deadline, take_over);
                 if let Err(BootstrapError::Owned { .. }) = &client {

@@ -492,6 +492,60 @@ pub(super) fn open_inherited(fd: RawFd) -> Result<OwnedFd, BootstrapError> {
 /// Permits another attempt with a descriptor whose connection other code of this process owns.
 pub(super) fn forget_inherited(fd: RawFd) {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner).retain(|opened| *opened != fd);
+    // As it was found: `check_inherited` refuses descriptors with this flag.
+    // SAFETY: F_SETFD takes an int and touches no memory of this process.
+    unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
+}
+
+/// Checks that the connection that PMI_FD names can be a launcher's: another process made it, and it was open when this
+/// program was started. A program whose parent closed PMI_FD may have a connection of its own under that number, and a
+/// request to the launcher would be written to it. Launchers (Hydra, Slurm, Flux, `nemesia run`) pass one end of a
+/// socketpair.
+pub(super) fn check_inherited(fd: RawFd) -> Result<(), BootstrapError> {
+    if OPENED.lock().unwrap_or_else(PoisonError::into_inner).contains(&fd) {
+        return Ok(());
+    }
+    // SAFETY: F_GETFD touches no memory of this process; a descriptor that is not open is an error.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+    let (family, named) = unix_pair(fd).unwrap_or((libc::AF_UNIX, false));
+    let found = if flags >= 0 && flags & libc::FD_CLOEXEC != 0 {
+        "this program opened it after its start (it is close-on-exec)"
+    } else if family != libc::AF_UNIX {
+        "it is a network connection"
+    } else if named {
+        "it is a connection to a service"
+    } else if maker(fd).is_some_and(|pid| pid == std::process::id()) {
+        "this process made it"
+    } else {
+        return Ok(());
+    };
+    Err(BootstrapError::BadDescriptor { fd, reason: format!("is not a launcher's connection: {found}") })
+}
+
+/// Returns the family of a connected stream, and whether one of its ends has a name, which those of a socketpair do
+/// not. `None` for any other descriptor, about which [`open_inherited`] reports more.
+fn unix_pair(fd: RawFd) -> Option<(i32, bool)> {
+    let name = |ask: unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen_t) -> i32| {
+        // SAFETY: zeros are a value of every field.
+        let mut name: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        let mut len = size_of_val(&name) as libc::socklen_t;
+        // SAFETY: `name` has as many bytes as `len` says, and both outlive the call.
+        let got = unsafe { ask(fd, (&raw mut name).cast(), &raw mut len) };
+        (got == 0).then_some((i32::from(name.ss_family), len as usize > size_of::<libc::sa_family_t>()))
+    };
+    let ((family, own), (_, peer)) = (name(libc::getsockname)?, name(libc::getpeername)?);
+    Some((family, own || peer))
+}
+
+/// Returns the process that made a socketpair; `None` if the kernel does not report it.
+fn maker(fd: RawFd) -> Option<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of_val(&peer) as libc::socklen_t;
+    // SAFETY: `peer` has as many bytes as `len` says, and both outlive the call.
+    let got = unsafe {
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut len)
+    };
+    u32::try_from(peer.pid).ok().filter(|_| got == 0)
 }
 
 /// Checks that a descriptor is a connected stream socket; else returns what is wrong. A pipe carries bytes in

@@ -101,3 +101,48 @@ fn a_client_of_a_failed_start_keeps_its_connection_until_the_process_ends() {
     let error = (&other).read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "the stream has not ended");
 }
+
+/// A program whose parent closed PMI_FD may have a connection of its own under that number.
+#[test]
+fn a_connection_that_this_program_made_is_not_taken_for_the_launchers() {
+    use std::os::unix::net::UnixListener;
+    let inheritable = |fd: &dyn AsRawFd| {
+        // SAFETY: F_SETFD takes an int and touches no memory of this process.
+        assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) }, 0);
+        fd.as_raw_fd()
+    };
+    let refusal = |fd: i32| {
+        let lookup = move |name: &str| match name {
+            "PMI_FD" => Some(fd.to_string().into()),
+            "PMI_RANK" => Some("0".into()),
+            "PMI_SIZE" => Some("1".into()),
+            _ => None,
+        };
+        Bootstrap::from_lookup(lookup, LONG, false).unwrap_err().to_string()
+    };
+    let (pair, mut other) = UnixStream::pair().unwrap();
+    let message = refusal(pair.as_raw_fd());
+    assert!(message.contains("close-on-exec") && message.contains("nemesia run"), "{message}");
+    let message = refusal(inheritable(&pair));
+    assert!(message.contains("this process made it"), "{message}");
+    let directory = scratch("service");
+    let service = UnixListener::bind(directory.join("socket")).unwrap();
+    let named = UnixStream::connect(directory.join("socket")).unwrap();
+    let message = refusal(inheritable(&named));
+    assert!(message.contains("a connection to a service"), "{message}");
+    let accepted = service.accept().unwrap().0;
+    assert!(refusal(inheritable(&accepted)).contains("a connection to a service"));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let tcp = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let message = refusal(inheritable(&tcp));
+    assert!(message.contains("a network connection"), "{message}");
+    // Nothing was written to any of them.
+    other.set_nonblocking(true).unwrap();
+    let mut far = listener.accept().unwrap().0;
+    far.set_nonblocking(true).unwrap();
+    accepted.set_nonblocking(true).unwrap();
+    for end in [&mut other as &mut dyn Read, &mut far, &mut &accepted] {
+        assert_eq!(end.read(&mut [0; 1]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+}
