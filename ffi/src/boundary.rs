@@ -6,6 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::slice;
 
+use nemesia::internals::os::CancellationOff;
+
 use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_TRUNCATED, NEMESIA_OK};
 
 /// A size that no future version of a structure reaches; a larger `struct_size` is an error.
@@ -60,9 +62,11 @@ impl<T> Out<T> {
     }
 }
 
-/// Runs `work`, which may fail or panic, and returns a code. Calls `poison` if `work` panicked.
+/// Runs `work`, which may fail or panic, and returns a code. Calls `poison` if `work` panicked. The calling thread
+/// cannot be cancelled meanwhile.
 #[inline]
 pub(crate) fn guard(work: impl FnOnce() -> Result<i32, Fault>, poison: impl FnOnce()) -> i32 {
+    let _held = CancellationOff::hold();
     // Values that a panic may leave incomplete are behind `poison`, or have not reached the caller yet.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(code)) => code,

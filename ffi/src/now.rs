@@ -1,10 +1,11 @@
 //! Sends, receives and requests that end after a few instructions. They run without a guard against panics,
 //! because a guard passes all values through memory. The guarded functions handle every exceptional case, and
-//! report it.
+//! report it. Over TCP they call the operating system, so the thread cannot be cancelled meanwhile.
 
 use std::ffi::c_void;
 use std::slice;
 
+use nemesia::internals::os::CancellationOff;
 use nemesia::{Request, Source, Tag};
 
 use crate::boundary::settle;
@@ -28,6 +29,7 @@ pub(crate) unsafe fn send_now(
     }
     // SAFETY: the caller's promise.
     let endpoint = unsafe { at_hand(endpoint) }?;
+    let _held = CancellationOff::hold();
     // SAFETY: the caller's buffer, not null and not longer than memory.
     let bytes = unsafe { slice::from_raw_parts(buffer.cast::<u8>(), len) };
     // A negative rank becomes one that does not exist.
@@ -58,6 +60,7 @@ pub(crate) unsafe fn send_short_now(
 ) -> bool {
     // SAFETY: the caller's promise.
     let Some(endpoint) = (unsafe { at_hand(endpoint) }) else { return false };
+    let _held = CancellationOff::hold();
     let bytes = if buffer.is_null() || len > nemesia::Endpoint::SHORT_BYTES {
         // Only an empty message may have no buffer.
         if len > 0 {
@@ -89,6 +92,7 @@ pub(crate) unsafe fn recv_now(
     }
     // SAFETY: the caller's promise.
     let endpoint = unsafe { at_hand(endpoint) }?;
+    let _held = CancellationOff::hold();
     settle(buffer);
     // SAFETY: the caller's buffer, not null and not longer than memory; `settle` initialised it.
     let buf = unsafe { slice::from_raw_parts_mut(buffer.cast::<u8>(), capacity) };
@@ -113,6 +117,7 @@ pub(crate) unsafe fn irecv_now(
     }
     // SAFETY: the caller's promise.
     let endpoint = unsafe { at_hand(endpoint) }?;
+    let _held = CancellationOff::hold();
     let tag = Tag::Masked { value, ignore };
     settle(buffer);
     // SAFETY: the caller's promise; `settle` initialised the buffer.

@@ -14,6 +14,7 @@
 //! | `runtime.rs` | the whole small runtime of the embedding guide, also under tools that check every access |
 //! | `reborn.c` | a launcher of its own that starts a rank again |
 //! | `groups.c` | collective calls among some ranks; the room for unexpected messages; a world that meets a process |
+//! | `thread.c` | a thread with a small stack, and one that is cancelled |
 //! | `threads.c` | threads that share an endpoint, or have one endpoint each |
 //! | `plus.cc` | the header in C++ |
 //! | `host.c`, `host_library.c`, `host_mpi.c` | programs whose host runtime uses the launcher before |
@@ -31,6 +32,7 @@ mod misuse;
 mod packages;
 mod quickstart;
 mod runtime;
+mod thread;
 mod toolchain;
 
 use std::path::{Path, PathBuf};

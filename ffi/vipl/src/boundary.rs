@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use nemesia::internals::os::CancellationOff;
 use nemesia::internals::via::Provider;
 use nemesia_core::via::codes::Reliability;
 use nemesia_core::via::setup::{HOST_BYTES, MOST_DISCRIMINATOR_BYTES, ViaAddress};
@@ -12,8 +13,10 @@ use crate::types::{CMemAttributes, CNetAddress, CViAttributes, Handle};
 /// The code of success.
 const SUCCESS: i32 = 0;
 
-/// Runs a call and returns its return code. A panic, which would be a bug, becomes `VIP_ERROR_RESOURCE`.
+/// Runs a call and returns its return code. A panic, which would be a bug, becomes `VIP_ERROR_RESOURCE`. The calling
+/// thread cannot be cancelled meanwhile.
 pub(crate) fn call(run: impl FnOnce(&Provider) -> Result<(), ViaError>) -> i32 {
+    let _held = CancellationOff::hold();
     let run = || Provider::get().and_then(|provider| run(&provider));
     let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(ViaError::ErrorResource));
     result.map_or_else(ViaError::code, |()| SUCCESS)

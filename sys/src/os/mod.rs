@@ -18,6 +18,7 @@
 //! | `owner` | the user of the other end of a TCP connection |
 //! | `origin` | telling a forked child from the process that opened an object |
 //! | [`numa`] | processors, memory nodes, caches, pages |
+//! | `cancel` | cancellation of the calling thread |
 //!
 //! Nothing in these modules leaves a name behind, installs a signal handler, prints, or waits past its deadline.
 //! `forked` installs a handler of `fork`. Two start threads: [`mapping`] on request, and `closer` when another process
@@ -32,6 +33,8 @@
 
 pub mod borrow;
 mod call;
+#[cfg(feature = "internals")]
+mod cancel;
 pub mod clock;
 pub(crate) mod closer;
 pub mod error;
@@ -59,6 +62,8 @@ pub mod watch;
 pub(crate) use call::wait_any;
 #[cfg(test)]
 pub(crate) use call::wait_ready;
+#[cfg(feature = "internals")]
+pub use cancel::CancellationOff;
 pub use closer::ForeignFd;
 pub use error::{Bytes, ShmError};
 pub(crate) use forked::close_in_children;
