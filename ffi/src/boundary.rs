@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use nemesia::internals::os::CancellationOff;
+use nemesia::internals::os::{CancellationOff, with_room};
 
 use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_TRUNCATED, NEMESIA_OK};
 
@@ -76,6 +76,11 @@ pub(crate) fn guard(work: impl FnOnce() -> Result<i32, Fault>, poison: impl FnOn
             panicked(panic)
         }
     }
+}
+
+/// Runs `work` as [`guard`] does, for calls that open or close: they need more stack than small threads have.
+pub(crate) fn guard_with_room(work: impl FnOnce() -> Result<i32, Fault>) -> i32 {
+    with_room(|| guard(work, || ()))
 }
 
 /// Returns texts that end with 0, for C.

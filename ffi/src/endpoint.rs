@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use nemesia::Failure;
 use nemesia::bootstrap::Prefixed;
 
-use crate::boundary::{Out, c_texts, guard, read_versioned, write_text};
+use crate::boundary::{Out, c_texts, guard, guard_with_room, read_versioned, write_text};
 use crate::config::{self, Config};
 use crate::exchange::{Exchange, Foreign, prefix_of};
 use crate::handle::{self, Kind, Object, Pinned, in_use, pin};
@@ -140,7 +140,7 @@ pub(crate) unsafe fn publish_opened(
         out.write(Endpoint::publish(open(&config)?, multiple)?);
         Ok(NEMESIA_OK)
     };
-    guard(work, || ())
+    guard_with_room(work)
 }
 
 /// Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block for at
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn nemesia_endpoint_close(endpoint: *mut Endpoint) -> i32 
         }
         Ok(NEMESIA_OK)
     };
-    guard(work, || ())
+    guard_with_room(work)
 }
 
 /// Writes the rank of this process in its world.

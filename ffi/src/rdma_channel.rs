@@ -9,7 +9,7 @@ use nemesia::bootstrap::Prefixed;
 use nemesia::rdma_channel::ChannelGroup;
 use nemesia::{ChannelDesign, PeerGroup, Segment};
 
-use crate::boundary::{Out, c_texts, check_buffer, guard, read_versioned, text, write_text};
+use crate::boundary::{Out, c_texts, check_buffer, guard, guard_with_room, read_versioned, text, write_text};
 use crate::config::{self, Config};
 use crate::endpoint::{self, Endpoint};
 use crate::exchange::{Exchange, Foreign, prefix_of};
@@ -164,7 +164,7 @@ unsafe fn publish(
         out.write(handle::insert(Channel { group, poisoned, among, warnings: OnceLock::new() })?);
         Ok(NEMESIA_OK)
     };
-    guard(work, || ())
+    guard_with_room(work)
 }
 
 /// Chooses the design of the pipe to one process, before `nemesia_channel_init`. The other process chooses the same.
@@ -321,7 +321,7 @@ pub unsafe extern "C" fn nemesia_channel_finalize(channel: *mut Channel) -> i32 
         group.into_inner().finalize()?;
         Ok(NEMESIA_OK)
     };
-    guard(work, || ())
+    guard_with_room(work)
 }
 
 /// Writes how each process is reached: a line with the port, the design and the reason.

@@ -1,6 +1,17 @@
-//! Properties of the thread that calls.
+//! Properties of the thread that calls: its stack, and its cancellation.
 
 use crate::two_with;
+
+/// The stack in KiB of the small thread, with all that the C library keeps there. The tests build without optimisation,
+/// where functions need more than the 64 KiB of `ffi/README.md`.
+const KIB: &str = "96";
+
+#[test]
+fn a_thread_with_a_small_stack_opens_exchanges_and_closes() -> Result<(), String> {
+    let test = "a_thread_with_a_small_stack_opens_exchanges_and_closes";
+    two_with("thread", test, KIB, &[])?;
+    two_with("thread", test, KIB, &[("NEMESIA_LOCAL", "off")])
+}
 
 #[test]
 fn a_cancelled_thread_ends_outside_of_the_library() -> Result<(), String> {

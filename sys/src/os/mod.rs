@@ -18,7 +18,7 @@
 //! | `owner` | the user of the other end of a TCP connection |
 //! | `origin` | telling a forked child from the process that opened an object |
 //! | [`numa`] | processors, memory nodes, caches, pages |
-//! | `cancel` | cancellation of the calling thread |
+//! | `cancel`, `stack` | cancellation and stack of the calling thread |
 //!
 //! Nothing in these modules leaves a name behind, installs a signal handler, prints, or waits past its deadline.
 //! `forked` installs a handler of `fork`. Two start threads: [`mapping`] on request, and `closer` when another process
@@ -53,6 +53,8 @@ mod random;
 pub(crate) mod released;
 pub(crate) mod reserve;
 pub mod segment;
+#[cfg(feature = "internals")]
+mod stack;
 mod store;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -72,6 +74,8 @@ pub use memory::{CopyError, IdentityStamp, RemoteMemory, allow_any_reader};
 pub(crate) use origin::ProcessOrigin;
 pub(crate) use random::random;
 pub use segment::{Access, AttachLimits, HugePages, Segment, SegmentBacking, SegmentOptions};
+#[cfg(feature = "internals")]
+pub use stack::with_room;
 pub use wake::{HeavyFence, WaitResult, futex_wait, futex_wait_bits, futex_wake, futex_wake_bits};
 pub(crate) use watch::EventSet;
 pub use watch::{Departed, Watch};
