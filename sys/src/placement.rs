@@ -2,7 +2,7 @@
 //! numbers, and storage from the heap. The protocol is [`nemesia_core::port::placement`].
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nemesia_core::port::memory::{Address, ConnectError, LostError};
 pub use nemesia_core::port::placement::PlacementOptions as Options;
@@ -11,6 +11,7 @@ use nemesia_core::port::placement::{
 };
 
 use crate::os;
+use crate::os::descriptor::own;
 
 /// The number of events taken from the kernel at once.
 const EVENTS: usize = 32;
@@ -65,11 +66,8 @@ pub struct PolledStreams<T> {
 pub(crate) fn open<T: StreamSource>(source: T, options: &Options) -> io::Result<PlacementPort<T>> {
     // SAFETY: takes no memory.
     let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if epoll < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and has no other owner.
-    let polled = PolledStreams { source, epoll: unsafe { OwnedFd::from_raw_fd(epoll) } };
+    // SAFETY: a new descriptor, given to us alone.
+    let polled = PolledStreams { source, epoll: unsafe { own(epoll) }? };
     polled.control(polled.source.listener(), libc::EPOLL_CTL_ADD, (libc::EPOLLIN, LISTENER))?;
     PlacementPort::new(polled, options).map_err(io::Error::from_raw_os_error)
 }

@@ -12,7 +12,7 @@ use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use nemesia_core::payload::{GatherList, ScatterList, Segment};
@@ -20,6 +20,7 @@ use nemesia_core::port::memory::{Address, ConnectError, Origin};
 use nemesia_core::port::placement::{ByteStream, StreamResult};
 
 use crate::os;
+use crate::os::descriptor::{above_standard, accept, own};
 pub use crate::placement::{Options, PlacementPort};
 use crate::placement::{PolledStream, StreamSource, open, transferred};
 
@@ -53,7 +54,7 @@ pub(crate) fn listen_as(at: SocketAddr, sockets: SocketOptions, options: &Option
         let why = "name the address of an interface, which others can connect to, not the unspecified one";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
-    let listener = TcpListener::bind(at)?;
+    let listener = TcpListener::bind(at).and_then(above_standard)?;
     os::close_in_children(listener.as_fd());
     listener.set_nonblocking(true)?;
     set_traffic_class(listener.as_fd(), at, sockets.class)?;
@@ -334,7 +335,7 @@ impl StreamSource for Tcp {
 
     fn accept(&mut self) -> Option<Socket> {
         // A stream that left before, or for which there is no descriptor, is not accepted.
-        let (stream, from) = self.listener.accept().ok()?;
+        let (stream, from) = accept(&self.listener).ok()?;
         Socket::new(stream, from, self.sockets).ok()
     }
 
@@ -368,11 +369,9 @@ pub(crate) fn connect(to: SocketAddr, sockets: SocketOptions) -> io::Result<Sock
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes no memory.
     let fd = unsafe { libc::socket(family, kind, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and has no other owner.
-    let stream = unsafe { TcpStream::from_raw_fd(fd) };
+    // SAFETY: a new descriptor, given to us alone.
+    let stream = TcpStream::from(unsafe { own(fd) }?);
+    let fd = stream.as_raw_fd();
     let socket = Socket::new(stream, to, sockets)?;
     let result = match to {
         SocketAddr::V4(to) => {

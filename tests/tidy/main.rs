@@ -11,6 +11,7 @@
 //! | [`circles`] | no circle of imports between the modules of a crate |
 //! | [`api`] | the package `nemesia` makes only its user interface public |
 //! | [`forbid`] | `forbid(unsafe_code)` in every module of `core` but a short list |
+//! | [`descriptors`] | no descriptor of the library has the number of a standard stream |
 //! | [`doors`] | atomics, cells and spinning only through `core/src/sync.rs`; no `std`, no `alloc` |
 //! | [`edges`] | every Release has an Acquire of the same name |
 //! | [`hosts`] | no path of one machine and no registry host in a text file |
@@ -21,6 +22,7 @@
 
 mod api;
 mod circles;
+mod descriptors;
 mod doors;
 mod edges;
 mod forbid;
@@ -70,6 +72,11 @@ fn core_modules_forbid_unsafe_code() {
 #[test]
 fn atomics_cells_and_spinning_come_from_sync() {
     assert_keeps(doors::check_doors);
+}
+
+#[test]
+fn descriptors_are_above_those_of_the_standard_streams() {
+    assert_keeps(descriptors::check);
 }
 
 #[test]

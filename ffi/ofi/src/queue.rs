@@ -78,7 +78,7 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-/// Returns a new set of descriptors.
+/// Returns a new set of descriptors. Its number is that of no standard stream, where the program may print.
 fn new_set() -> Result<OwnedFd, Errno> {
     // SAFETY: no precondition.
     let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -86,7 +86,17 @@ fn new_set() -> Result<OwnedFd, Errno> {
         return Err(Errno::NO_MEMORY);
     }
     // SAFETY: the descriptor is new, and owned here only.
-    Ok(unsafe { OwnedFd::from_raw_fd(set) })
+    let set = unsafe { OwnedFd::from_raw_fd(set) };
+    if set.as_raw_fd() > libc::STDERR_FILENO {
+        return Ok(set);
+    }
+    // SAFETY: no precondition.
+    let raised = unsafe { libc::fcntl(set.as_raw_fd(), libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) };
+    if raised < 0 {
+        return Err(Errno::NO_MEMORY);
+    }
+    // SAFETY: the descriptor is new, and owned here only.
+    Ok(unsafe { OwnedFd::from_raw_fd(raised) })
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {

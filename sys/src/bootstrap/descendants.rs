@@ -5,10 +5,11 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use super::poll;
+use crate::os::descriptor::own;
 
 /// A process below a rank.
 #[derive(Debug)]
@@ -107,9 +108,8 @@ pub(super) fn reap_orphans(is_rank: impl Fn(libc::pid_t) -> bool) {
 pub(super) fn open_pidfd(pid: libc::pid_t) -> Option<OwnedFd> {
     // SAFETY: pidfd_open takes two integers and touches no memory of this process.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0)?;
     // SAFETY: the kernel has just made this descriptor (close-on-exec) for this call, and nothing else owns it.
-    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+    unsafe { own(RawFd::try_from(fd).ok()?) }.ok()
 }
 
 /// Returns the children of all threads of a process; none if the kernel does not list them.

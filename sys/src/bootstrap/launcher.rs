@@ -8,6 +8,7 @@ use super::poll;
 use super::process::{LivePids, Plan, Processes, allowed_cpus};
 use super::server::Server;
 use super::supervise::{INTERRUPT_GRACE, PASS_ON, Policy, Supervisor};
+use crate::os::descriptor::pair;
 use std::ffi::OsString;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
@@ -138,7 +139,7 @@ impl Launcher {
         let mut sources = Vec::new();
         for rank in 0..self.size {
             let connect = |source| LaunchError::Connect { rank, source };
-            let (ours, theirs) = UnixStream::pair().map_err(connect)?;
+            let (ours, theirs) = pair().map_err(connect)?;
             let pipes = processes.start(&OwnedFd::from(theirs)).map_err(|source| LaunchError::Start {
                 rank,
                 program: self.program.clone(),
@@ -238,7 +239,7 @@ impl Running {
     ) -> Result<Self, LaunchError> {
         let failed = |source| LaunchError::Thread { source };
         let (ids, live) = (processes.ids(), processes.live_pids());
-        let (owner, theirs) = UnixStream::pair().map_err(failed)?;
+        let (owner, theirs) = pair().map_err(failed)?;
         let supervisor = Supervisor::new(processes, server, policy, theirs);
         // Started before the supervisor: if this thread cannot be made, dropping `supervisor` ends the
         // processes.
@@ -318,7 +319,7 @@ impl Drop for Running {
 impl Forwarder {
     fn start(sources: Vec<ForwardSource>) -> Result<Self, LaunchError> {
         let failed = |source| LaunchError::Thread { source };
-        let (stop, theirs) = UnixStream::pair().map_err(failed)?;
+        let (stop, theirs) = pair().map_err(failed)?;
         let thread = Builder::new()
             .name("nemesia-output".to_owned())
             .spawn(move || forward::run(sources, &theirs))

@@ -3,6 +3,7 @@
 use super::INCARNATION;
 use super::descendants::{Descendant, adopt, descendants, open_pidfd, reap_orphans};
 use super::outcome::ExitKind;
+use crate::os::descriptor::{above_standard, own};
 use std::ffi::OsString;
 use std::io::{self, PipeWriter};
 use std::mem::MaybeUninit;
@@ -98,6 +99,7 @@ impl Processes {
         if self.plan.pipe_output {
             for _ in 0..2 {
                 let (reader, writer) = io::pipe()?;
+                let (reader, writer) = (above_standard(reader)?, above_standard(writer)?);
                 readers.push(OwnedFd::from(reader));
                 writers.push(writer);
             }
@@ -259,7 +261,8 @@ fn kind_of(status: ExitStatus) -> ExitKind {
     }
 }
 
-/// Starts a process that inherits `socket` and writes into `writers`, if there are any.
+/// Starts a process that inherits `socket`, which is none of the standard streams that the child replaces, and writes
+/// into `writers`, if there are any.
 fn spawn(
     plan: &Plan,
     rank: usize,
@@ -267,9 +270,7 @@ fn spawn(
     socket: &OwnedFd,
     writers: &[PipeWriter],
 ) -> io::Result<Child> {
-    // The duplicate is never one of the standard streams, which the child replaces.
-    let duplicate = if socket.as_raw_fd() <= 2 { Some(socket.try_clone()?) } else { None };
-    let mut command = command(plan, rank, duplicate.as_ref().unwrap_or(socket).as_raw_fd());
+    let mut command = command(plan, rank, socket.as_raw_fd());
     if plan.restarts {
         command.env(INCARNATION, incarnation.to_string());
     }

@@ -5,6 +5,7 @@ use super::outcome::{ExitKind, Outcome, RankExit, RankRestart};
 use super::poll;
 use super::process::Processes;
 use super::server::{Restart, Server};
+use crate::os::descriptor::pair;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -240,7 +241,7 @@ impl Supervisor {
     /// Restarts a rank from this thread, which lasts as long as the processes: the kernel kills them when it
     /// ends.
     fn restart(&mut self, rank: usize, kind: ExitKind) -> io::Result<()> {
-        let (ours, theirs) = UnixStream::pair()?;
+        let (ours, theirs) = pair()?;
         let incarnation = self.server.next_incarnation(rank);
         let pid = self.processes.restart(rank, incarnation, &OwnedFd::from(theirs))?;
         self.server.rank_restarted(rank, OwnedFd::from(ours));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rdma_core_sys as raw;
 
+use crate::os::descriptor::occupy_standard;
 use crate::rdma::{VerbsError, manager, set_nonblocking};
 
 /// A non-blocking channel of events.
@@ -30,6 +31,7 @@ impl Channel {
     /// # Errors
     /// The library or the kernel's `rdma_ucm` is absent.
     pub fn new() -> Result<Arc<Self>, VerbsError> {
+        let _occupied = occupy_standard();
         // SAFETY: no requirements.
         let channel = NonNull::new(unsafe { (manager()?.rdma_create_event_channel)() });
         let channel = channel

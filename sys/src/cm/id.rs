@@ -12,6 +12,7 @@ use rdma_core_sys as raw;
 use super::address::{from_c, to_c};
 use super::channel::Channel;
 
+use crate::os::descriptor::occupy_standard;
 use crate::rdma::{RETRIES, RNR_FOREVER, VerbsError, attributes, last_errno, manager};
 
 /// The parameters of a request or an acceptance.
@@ -68,6 +69,7 @@ impl Id {
     /// The kernel has no more.
     pub fn new(channel: &Arc<Channel>, token: usize) -> Result<Self, VerbsError> {
         let mut id = ptr::null_mut();
+        let _occupied = occupy_standard();
         // SAFETY: the channel exists, and `id` may be written. The token is a number that is never
         // dereferenced.
         let code = unsafe {
@@ -114,6 +116,8 @@ impl Id {
     /// There is no such address, or it is in use.
     pub fn bind(&self, address: SocketAddr) -> Result<(), VerbsError> {
         let mut address = to_c(address);
+        // librdmacm opens the device of the address.
+        let _occupied = occupy_standard();
         // SAFETY: the identifier and the address exist.
         checked("binding an address", unsafe {
             (manager()?.rdma_bind_addr)(self.raw(), (&raw mut address).cast())

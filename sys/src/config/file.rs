@@ -7,6 +7,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::ConfigError;
+use crate::os::descriptor::above_standard;
 
 /// The variable that names the file to read instead of those in [`places`]; if it is empty, no file is read.
 pub(super) const VARIABLE: &str = "NEMESIA_CONFIG";
@@ -55,7 +56,7 @@ pub(super) fn read(path: &Path) -> Result<Option<String>, ConfigError> {
         path: path.to_owned(),
         reason: format!("{reason}: {VARIABLE} names another, or none if it is empty"),
     };
-    let file = match File::open(path) {
+    let file = match File::open(path).and_then(above_standard) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(None);
         }

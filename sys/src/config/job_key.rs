@@ -1,5 +1,6 @@
 //! The key of the job: where a process has it from.
 
+use crate::os::descriptor::above_standard;
 use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
@@ -58,7 +59,8 @@ impl JobKeySource {
             Self::Program(key) => Ok(Some(*key)),
             Self::File(path) => {
                 let problem = |what: &str| format!("NEMESIA_JOB_KEY_FILE={}: {what}", path.display());
-                let file = File::open(path).map_err(|error| problem(&error.to_string()))?;
+                let file =
+                    File::open(path).and_then(above_standard).map_err(|error| problem(&error.to_string()))?;
                 let mode = file.metadata().map_err(|error| problem(&error.to_string()))?.mode();
                 if mode & OTHERS != 0 {
                     return Err(problem("other users may read or change it: use chmod 600"));

@@ -17,6 +17,7 @@ use std::sync::OnceLock;
 
 use super::call::checked;
 use super::closer::{ForeignFd, is_memory};
+use super::descriptor::above_standard;
 use super::error::ShmError;
 use super::store::Store;
 
@@ -38,6 +39,7 @@ pub fn open_foreign(pid: i32, descriptor: u32) -> Result<ForeignFd, ShmError> {
         .read(true)
         .custom_flags(libc::O_PATH | libc::O_CLOEXEC)
         .open(format!("/proc/{pid}/fd/{descriptor}"))
+        .and_then(above_standard)
         .map_err(system)?;
     let kind = Kind::of(named.as_fd()).map_err(system)?;
     if u32::from(kind.mode) & libc::S_IFMT != libc::S_IFREG {
@@ -49,7 +51,7 @@ pub fn open_foreign(pid: i32, descriptor: u32) -> Result<ForeignFd, ShmError> {
     // By the descriptor, so that the file that is opened is the file that was checked.
     let path = format!("/proc/self/fd/{}", named.as_raw_fd());
     let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
-    match file {
+    match file.and_then(above_standard) {
         Ok(file) => Ok(OwnedFd::from(file).into()),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             Err(ShmError::Untrustworthy("its owner holds a lease on it (F_SETLEASE)".into()))

@@ -11,11 +11,12 @@ use std::ffi::{c_int, c_void};
 use std::fmt::Write;
 use std::io;
 use std::mem::{self, ManuallyDrop, MaybeUninit, offset_of};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use super::call::{checked, checked_long, effective_uid, left, process_id, ready_now, wait_ready};
+use super::call::{checked, effective_uid, left, process_id, ready_now, wait_ready};
 use super::closer::{self, ForeignFd, Unwanted};
+use super::descriptor::own;
 use super::error::ShmError;
 use super::forked::close_in_children;
 use super::message::{self, Packet};
@@ -134,11 +135,10 @@ impl Drop for HandoffListener {
 fn accept(listener: BorrowedFd<'_>) -> io::Result<HandoffConnection> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: null addresses are allowed.
-    let fd = checked(unsafe {
-        libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
-    })?;
+    let fd =
+        unsafe { libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
     // SAFETY: a new descriptor, given to us alone.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = unsafe { own(fd) }?;
     close_in_children(fd.as_fd());
     HandoffConnection::new(fd)
 }
@@ -209,8 +209,9 @@ impl HandoffConnection {
         checked(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) })
             .map_err(|errno| ShmError::system("making a pair of sockets", errno))?;
         // SAFETY: two new descriptors, given to us alone.
-        let [one, other] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-        Ok((Self::known(one)?, Self::known(other)?))
+        let [one, other] = fds.map(|fd| unsafe { own(fd) });
+        let failed = |errno| ShmError::system("making a pair of sockets", errno);
+        Ok((Self::known(one.map_err(failed)?)?, Self::known(other.map_err(failed)?)?))
     }
 
     fn known(fd: OwnedFd) -> Result<Self, ShmError> {
@@ -407,7 +408,7 @@ impl HandoffConnection {
     pub fn pidfd(&self) -> Option<OwnedFd> {
         match socket_option::<c_int>(&self.fd, SO_PEERPIDFD) {
             // SAFETY: a new descriptor, given to us alone.
-            Ok(fd) => Some(unsafe { OwnedFd::from_raw_fd(fd) }),
+            Ok(fd) => unsafe { own(fd) }.ok(),
             Err(errno) if errno.raw_os_error() == Some(libc::ENOPROTOOPT) => self.pidfd_by_number(),
             Err(_) => None,
         }
@@ -429,9 +430,9 @@ impl HandoffConnection {
             return None;
         }
         // SAFETY: takes no pointers.
-        let fd = checked_long(unsafe { libc::syscall(libc::SYS_pidfd_open, self.peer.pid, 0) }).ok()?;
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.peer.pid, 0) };
         // SAFETY: a new descriptor, given to us alone.
-        let fd = unsafe { OwnedFd::from_raw_fd(c_int::try_from(fd).ok()?) };
+        let fd = unsafe { own(c_int::try_from(fd).ok()?) }.ok()?;
         let disconnected = ready_now(self.fd.as_fd(), libc::POLLRDHUP).ok()?;
         (disconnected & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) == 0).then_some(fd)
     }
@@ -551,10 +552,9 @@ fn set_send_timeout(fd: &OwnedFd, timeout: Duration) -> Result<(), ShmError> {
 fn socket(flags: c_int) -> Result<OwnedFd, ShmError> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
     // SAFETY: takes no pointers.
-    let fd = checked(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
-        .map_err(|errno| ShmError::system("making a Unix socket", errno))?;
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
     // SAFETY: a new descriptor, given to us alone.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = unsafe { own(fd) }.map_err(|errno| ShmError::system("making a Unix socket", errno))?;
     close_in_children(fd.as_fd());
     Ok(fd)
 }

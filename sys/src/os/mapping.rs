@@ -16,14 +16,15 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
 use std::mem::size_of;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::call::{checked, checked_long, process_id, uninterrupted};
+use super::call::{checked, process_id, uninterrupted};
+use super::descriptor::{above_standard, own};
 
 /// A range of addresses: the first, and the one behind the last.
 pub type Addresses = std::ops::Range<u64>;
@@ -183,12 +184,12 @@ fn open() -> Result<OwnedFd, MappingError> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // First without kernel faults, which the kernel allows to more users.
     let call = |flags: i32| {
-        // SAFETY: the call takes flags only, and returns a new descriptor.
-        checked_long(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })
+        // SAFETY: the call takes flags only.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+        // SAFETY: a new descriptor, given to us alone; the kernel's numbers fit.
+        unsafe { own(fd as i32) }
     };
-    let fd = call(flags | UFFD_USER_MODE_ONLY).or_else(|_| call(flags)).map_err(MappingError::Refused)?;
-    // SAFETY: a new descriptor, which only this value owns; the kernel's numbers fit.
-    let uffd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    let uffd = call(flags | UFFD_USER_MODE_ONLY).or_else(|_| call(flags)).map_err(MappingError::Refused)?;
     let mut api = Api { api: UFFD_API, features: FEATURES, ioctls: 0 };
     control(&uffd, API, &mut api).map_err(MappingError::Features)?;
     Ok(uffd)
@@ -201,10 +202,10 @@ impl MappingWatch {
     /// The kernel refuses, lacks these events, or no thread can be started.
     pub fn start() -> Result<Self, MappingError> {
         let uffd = open()?;
-        // SAFETY: the call takes numbers only, and returns a new descriptor.
-        let stop = checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).map_err(MappingError::Thread)?;
-        // SAFETY: a new descriptor, which only this value owns.
-        let stop = unsafe { OwnedFd::from_raw_fd(stop) };
+        // SAFETY: the call takes numbers only.
+        let stop = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        // SAFETY: a new descriptor, given to us alone.
+        let stop = unsafe { own(stop) }.map_err(MappingError::Thread)?;
         let shared = Arc::new(MappingState {
             state: AtomicU32::new(QUIET),
             changes: Mutex::new(Changes::NONE),
@@ -326,7 +327,8 @@ struct ObservedMapping {
 
 /// Returns the mappings of this process, by address. None if the kernel does not show them.
 fn mappings() -> impl Iterator<Item = ObservedMapping> {
-    let lines = File::open("/proc/self/maps").map(|file| BufReader::new(file).split(b'\n'));
+    let lines =
+        File::open("/proc/self/maps").and_then(above_standard).map(|file| BufReader::new(file).split(b'\n'));
     let lines = lines.into_iter().flatten().map_while(Result::ok);
     lines.filter_map(|line| mapping(&String::from_utf8_lossy(&line)))
 }

@@ -31,6 +31,7 @@ use nemesia_core::port::RemoteRun;
 use nemesia_core::wire::listed::MOST_RUNS;
 
 use super::call::{checked_long, uninterrupted};
+use super::descriptor::above_standard;
 use super::life::PeerLife;
 
 /// The bytes of an [`IdentityStamp`].
@@ -292,6 +293,7 @@ impl RemoteMemory {
             .write(true)
             .custom_flags(libc::O_CLOEXEC)
             .open(format!("/proc/{}/mem", self.pid))
+            .and_then(above_standard)
             .map_err(|error| refusal(&error))?;
         let mut stamp = [0; STAMP_BYTES];
         match file.read_exact_at(&mut stamp, self.stamp.address) {

@@ -7,6 +7,7 @@ use std::ptr;
 
 use super::call::{checked_long, uninterrupted};
 use super::closer::{self, ForeignFd, Unwanted};
+use super::descriptor::above_standard;
 
 /// The largest number of descriptors in one packet.
 pub(super) const MAX_FDS: usize = 8;
@@ -83,11 +84,12 @@ pub(super) fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Pack
         // SAFETY: the header describes buffers that outlive the call, which writes at most their lengths.
         checked_long(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) } as _)
     })?;
+    let (fds, complete) = descriptors(&header);
     Ok(Packet {
         len: usize::try_from(len).unwrap_or(0),
-        fds: descriptors(&header),
+        fds,
         cut: header.msg_flags & libc::MSG_TRUNC != 0,
-        control_cut: header.msg_flags & libc::MSG_CTRUNC != 0,
+        control_cut: !complete || header.msg_flags & libc::MSG_CTRUNC != 0,
     })
 }
 
@@ -169,9 +171,10 @@ fn want_credentials(socket: BorrowedFd<'_>) -> bool {
     set == 0
 }
 
-/// Takes ownership of every descriptor that the kernel has installed for this message.
-fn descriptors(header: &libc::msghdr) -> Vec<ForeignFd> {
-    let mut fds = Vec::new();
+/// Takes ownership of every descriptor that the kernel has installed for this message. `false`: one of them lacks,
+/// because it has the number of a standard stream, and no other number is free.
+fn descriptors(header: &libc::msghdr) -> (Vec<ForeignFd>, bool) {
+    let (mut fds, mut complete) = (Vec::new(), true);
     // SAFETY: the kernel wrote `header` and the control buffer it points to, which is alive in our caller.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
     // SAFETY: null or a header inside the buffer, by the contract of the CMSG macros.
@@ -182,15 +185,19 @@ fn descriptors(header: &libc::msghdr) -> Vec<ForeignFd> {
             #[allow(clippy::unnecessary_cast, reason = "not a usize with every C library")]
             let count = (control.cmsg_len as usize).saturating_sub(overhead) / size_of::<RawFd>();
             for index in 0..count {
-                // SAFETY: the kernel put `count` descriptors there, new ones that have no other owner.
-                fds.push(unsafe {
-                    let data = libc::CMSG_DATA(ptr::from_ref(control)).cast::<RawFd>();
-                    OwnedFd::from_raw_fd(data.add(index).read_unaligned()).into()
-                });
+                // SAFETY: the kernel put `count` descriptors there.
+                let fd = unsafe {
+                    libc::CMSG_DATA(ptr::from_ref(control)).cast::<RawFd>().add(index).read_unaligned()
+                };
+                // SAFETY: a new descriptor, given to us alone.
+                match above_standard(ForeignFd::from(unsafe { OwnedFd::from_raw_fd(fd) })) {
+                    Ok(fd) => fds.push(fd),
+                    Err(_) => complete = false,
+                }
             }
         }
         // SAFETY: `next` is a header of `header`'s buffer.
         next = unsafe { libc::CMSG_NXTHDR(header, next) };
     }
-    fds
+    (fds, complete)
 }

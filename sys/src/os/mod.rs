@@ -5,6 +5,7 @@
 //! | [`segment`] | memory that other processes can map, without a name in any file system |
 //! | [`handoff`] | one connection to each peer, for a handshake and file descriptors |
 //! | `closer` | closing foreign descriptors whose close may block |
+//! | `descriptor` | new descriptors, which are never those of the standard streams |
 //! | [`watch`] | detecting that a peer is gone |
 //! | [`borrow`] | opening a segment of a peer that has not sent its descriptor |
 //! | [`wake`] | sleeping and waking through shared memory; the one-sided fence |
@@ -37,6 +38,7 @@ mod call;
 mod cancel;
 pub mod clock;
 pub(crate) mod closer;
+pub(crate) mod descriptor;
 pub mod error;
 mod forked;
 pub mod handoff;

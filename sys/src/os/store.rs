@@ -4,11 +4,12 @@ use std::ffi::{CString, c_int, c_uint};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use super::call::{checked, uninterrupted};
 use super::closer::{ForeignFd, is_memory};
+use super::descriptor::own;
 use super::error::{Bytes, ShmError};
 use super::limits;
 
@@ -24,11 +25,6 @@ pub(super) enum Store {
 /// The bytes of one reservation call. The kernel abandons an interrupted call, which then has to start again;
 /// with small pieces a process with a fast interval timer makes progress.
 const PIECE: usize = 8 << 20;
-
-fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: only called with a descriptor that a system call has just given to us alone.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
 
 impl Store {
     /// Creates an empty file. The name is for `/proc` only and need not be unique.
@@ -104,13 +100,15 @@ fn offset(bytes: usize) -> Result<libc::off_t, ShmError> {
 fn memfd(name: &CString, kind: c_uint) -> Result<OwnedFd, ShmError> {
     let base = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | kind;
     // SAFETY: the name ends with zero and outlives the call.
-    let create = |flags| checked(unsafe { libc::memfd_create(name.as_ptr(), flags) });
+    let create = |flags| unsafe { libc::memfd_create(name.as_ptr(), flags) };
+    // SAFETY: a new descriptor, given to us alone.
+    let create = |flags| unsafe { own(create(flags)) };
     // Kernels before 6.3 do not know the flag; some kernels with vm.memfd_noexec=2 require it.
     let result = match create(base | libc::MFD_NOEXEC_SEAL) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => create(base),
         result => result,
     };
-    result.map(own).map_err(|errno| match errno.raw_os_error() {
+    result.map_err(|errno| match errno.raw_os_error() {
         Some(libc::ENOSYS | libc::EPERM | libc::EACCES) => ShmError::NoMemfd { errno },
         _ => ShmError::system("memfd_create", errno),
     })
@@ -120,8 +118,9 @@ fn dev_shm() -> Result<OwnedFd, ShmError> {
     // With O_EXCL the file can never get a name.
     let flags = libc::O_TMPFILE | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC;
     // SAFETY: the path ends with zero.
-    let fd = uninterrupted(|| checked(unsafe { libc::open(c"/dev/shm".as_ptr(), flags, 0o600) }))
-        .map(own)
+    let open = || unsafe { libc::open(c"/dev/shm".as_ptr(), flags, 0o600) };
+    // SAFETY: a new descriptor, given to us alone.
+    let fd = uninterrupted(|| unsafe { own(open()) })
         .map_err(|errno| ShmError::system("making an unnamed file in /dev/shm", errno))?;
     match magic(&fd) {
         Ok(libc::TMPFS_MAGIC) => Ok(fd),

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::call::{checked, timespec};
+use super::descriptor::own;
 use super::error::ShmError;
 use super::handoff::{Departure, Glance, HandoffConnection};
 
@@ -86,10 +87,10 @@ impl Watch {
     /// No descriptors are left.
     pub fn new() -> Result<Self, ShmError> {
         // SAFETY: takes no pointers.
-        let fd = checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
-            .map_err(|errno| ShmError::system("making the set of watched peers", errno))?;
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         // SAFETY: a new descriptor, given to us alone.
-        let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
+        let epoll =
+            unsafe { own(fd) }.map_err(|errno| ShmError::system("making the set of watched peers", errno))?;
         Ok(Self {
             epoll: Arc::new(epoll),
             notice: None,
@@ -157,10 +158,9 @@ impl Watch {
         }
         let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
         // SAFETY: takes no pointers.
-        let fd = checked(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })
-            .map_err(|errno| ShmError::system(DOING, errno))?;
+        let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
         // SAFETY: a new descriptor, given to us alone.
-        let clock = unsafe { OwnedFd::from_raw_fd(fd) };
+        let clock = unsafe { own(fd) }.map_err(|errno| ShmError::system(DOING, errno))?;
         let every = libc::itimerspec { it_interval: timespec(every), it_value: timespec(every) };
         // SAFETY: the value outlives the call; a null pointer for the old value is permitted.
         checked(unsafe {
@@ -237,10 +237,10 @@ impl Watch {
         }
         let flags = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
         // SAFETY: takes no pointers.
-        let notice = checked(unsafe { libc::eventfd(0, flags) })
-            .map_err(|errno| ShmError::system("making a descriptor to wake threads", errno))?;
+        let notice = unsafe { libc::eventfd(0, flags) };
         // SAFETY: a new descriptor, given to us alone.
-        let notice = unsafe { OwnedFd::from_raw_fd(notice) };
+        let notice = unsafe { own(notice) }
+            .map_err(|errno| ShmError::system("making a descriptor to wake threads", errno))?;
         self.control(libc::EPOLL_CTL_ADD, notice.as_fd(), SILENT)?;
         self.notice = Some(notice);
         Ok(())
@@ -449,6 +449,8 @@ fn refuse_descriptors(socket: BorrowedFd<'_>) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::FromRawFd;
+
     use super::*;
     use crate::os::call::{checked_long, ready_now, wait_ready};
     use crate::os::testing;

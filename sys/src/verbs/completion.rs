@@ -9,6 +9,7 @@ use rdma_core_sys as raw;
 use rdma_core_sys::inline::{ibv_poll_cq, ibv_req_notify_cq};
 
 use super::device::Device;
+use crate::os::descriptor::occupy_standard;
 use crate::rdma::{VerbsError, set_nonblocking, verbs};
 
 /// The largest number of completions that are polled at once.
@@ -61,9 +62,11 @@ impl CompletionQueue {
     /// The device has no such queue.
     pub fn new(device: &Arc<Device>, entries: u32) -> Result<Arc<Self>, VerbsError> {
         let verbs = verbs()?;
+        let occupied = occupy_standard();
         // SAFETY: the context is open.
         let channel = unsafe { (verbs.ibv_create_comp_channel)(device.context()) };
         let channel = NonNull::new(channel).ok_or_else(|| device.last_error("a completion channel"))?;
+        drop(occupied);
         let wanted = i32::try_from(entries).unwrap_or(i32::MAX);
         // SAFETY: context and channel are open.
         let cq =

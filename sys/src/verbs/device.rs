@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::os::descriptor::occupy_standard;
 use crate::rdma::{VerbsError, last_errno, set_nonblocking, verbs};
 use rdma_core_sys as raw;
 
@@ -159,6 +160,7 @@ struct List {
 impl List {
     fn new() -> Result<Self, VerbsError> {
         let mut count = 0;
+        let _occupied = occupy_standard();
         // SAFETY: `count` may be written.
         let list = unsafe { (verbs()?.ibv_get_device_list)(&raw mut count) };
         if list.is_null() {
@@ -216,6 +218,7 @@ impl Device {
         // SAFETY: the list exists.
         let device = list.iter().find(|device| unsafe { name_of(*device) } == name);
         let device = device.ok_or_else(|| failed("opening it", libc::ENODEV))?;
+        let _occupied = occupy_standard();
         // SAFETY: the device is of the list.
         let context = NonNull::new(unsafe { (verbs.ibv_open_device)(device) })
             .ok_or_else(|| failed("opening it, which needs rights to /dev/infiniband", last_errno()))?;

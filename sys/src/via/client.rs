@@ -1,6 +1,7 @@
 //! The side that calls (paper 2, section 1.4.1): it looks for a process at the remote address that waits under the
 //! discriminator, by TCP, and then goes to the meeting place that this process names.
 
+use crate::os::descriptor::above_standard;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
@@ -150,7 +151,8 @@ fn ask(
         if limit.is_zero() || !waits() {
             break;
         }
-        let mut stream = match TcpStream::connect_timeout(&SocketAddr::from((host, port)), limit) {
+        let stream = TcpStream::connect_timeout(&SocketAddr::from((host, port)), limit);
+        let mut stream = match stream.and_then(above_standard) {
             Ok(stream) => stream,
             Err(error) => match error.kind() {
                 ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => {

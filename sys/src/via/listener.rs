@@ -4,6 +4,7 @@
 //! so many at once: a new one takes the place of the oldest that has not sent its frame, after that one was read once
 //! more. So processes that send nothing, or little at a time, keep nobody out.
 
+use crate::os::descriptor::{above_standard, accept};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, AsRawFd};
@@ -44,7 +45,8 @@ impl Listener {
     /// Listens on the first free port.
     pub(super) fn bind(settings: Settings) -> Result<Self, ViaError> {
         for port in settings.ports() {
-            let Ok(socket) = TcpListener::bind(SocketAddr::from((settings.address, port))) else { continue };
+            let place = SocketAddr::from((settings.address, port));
+            let Ok(socket) = TcpListener::bind(place).and_then(above_standard) else { continue };
             close_in_children(socket.as_fd());
             socket.set_nonblocking(true).map_err(|_| ViaError::ErrorResource)?;
             return Ok(Self { socket, unauthenticated: Vec::new() });
@@ -61,7 +63,7 @@ impl Listener {
     /// Accepts connections and reads what is there. Returns the frames that are complete; the streams do not block.
     pub(super) fn read(&mut self) -> Vec<(TcpStream, SetupFrame)> {
         for _ in 0..MOST_UNAUTHENTICATED {
-            let Ok((stream, _)) = self.socket.accept() else { break };
+            let Ok((stream, _)) = accept(&self.socket) else { break };
             close_in_children(stream.as_fd());
             if stream.set_nonblocking(true).is_ok() {
                 self.keep(stream);

@@ -17,6 +17,7 @@ use super::settings::Settings;
 use super::state::ViaState;
 use super::trust::HostTrust;
 use crate::config::Config;
+use crate::os::descriptor::own;
 use crate::os::{ProcessOrigin, ShmError};
 
 /// Polls before a waiting thread sleeps, and how many of them yield the processor.
@@ -47,9 +48,9 @@ impl Shared {
     pub(super) fn open() -> Result<Arc<Self>, ShmError> {
         // SAFETY: takes no pointers.
         let poke = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if poke < 0 {
-            return Err(ShmError::system("making an event descriptor", std::io::Error::last_os_error()));
-        }
+        // SAFETY: a new descriptor, given to us alone.
+        let poke =
+            unsafe { own(poke) }.map_err(|errno| ShmError::system("making an event descriptor", errno))?;
         let settings = Settings::from_env();
         let networks = Networks::new(Config::from_env().unwrap_or_default(), settings.address);
         let shared = Arc::new(Self {
@@ -60,8 +61,7 @@ impl Shared {
             settings,
             trust: HostTrust::new(settings)?,
             process: crate::os::random()?,
-            // SAFETY: a new descriptor, given to us alone.
-            poke: unsafe { OwnedFd::from_raw_fd(poke) },
+            poke,
             origin: ProcessOrigin::here(1)?,
         });
         Ok(shared)

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use super::{AsyncEndpoint, AsyncShared};
 use crate::endpoint::Arm;
 use crate::error::Error;
+use crate::os::descriptor::pair;
 use crate::os::{ShmError, wait_any};
 
 /// The time after which a wait is over in any case; the endpoint's clock ticks earlier.
@@ -105,7 +106,7 @@ impl AsyncEndpoint {
             Err(Error::Stale) => None,
             fd => Some(fd?),
         };
-        let (woken, bell) = UnixStream::pair().map_err(waiting)?;
+        let (woken, bell) = pair().map_err(waiting)?;
         woken.set_nonblocking(true).map_err(waiting)?;
         bell.set_nonblocking(true).map_err(waiting)?;
         let thread = Arc::new(ThreadWaker { is_woken: AtomicBool::new(true), bell });

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::meeting::TestMeeting;
 use super::pair;
+use crate::os::testing;
 use crate::{Arm, Config, Endpoint, Error, Failure, NetChoice, Source, Tag};
 
 const EVER: Duration = Duration::from_secs(60);
@@ -29,6 +30,49 @@ fn await_readable(endpoint: &mut Endpoint) {
     assert!(
         crate::os::wait_ready(endpoint.event_fd().unwrap(), libc::POLLIN, Instant::now() + EVER).unwrap()
     );
+}
+
+/// Opens a world in a process without standard streams, and returns which of their numbers it has taken.
+fn taken_by(config: &Config) -> Vec<String> {
+    let [mut zero, mut one] = <[Endpoint; 2]>::try_from(super::world_apart(2, config)).unwrap();
+    let sender = std::thread::spawn(move || {
+        one.send(0, 7, &[7; 100_000]).unwrap();
+        one.barrier().unwrap();
+        one
+    });
+    let mut got = vec![0; 100_000];
+    zero.recv(Source::Rank(1), Tag::Exactly(7), &mut got).unwrap();
+    let place = |number: &i32| std::fs::read_link(format!("/proc/self/fd/{number}")).ok();
+    let taken = (0..3).filter_map(|number| Some(place(&number)?.display().to_string())).collect();
+    zero.barrier().unwrap();
+    drop(sender.join().unwrap());
+    taken
+}
+
+/// The next line that the program prints would otherwise go into a segment or a connection.
+#[test]
+fn a_world_takes_no_number_of_a_closed_standard_stream() {
+    const NAME: &str = concat!(module_path!(), "::a_world_takes_no_number_of_a_closed_standard_stream");
+    if !testing::is_child() {
+        return testing::run_again(NAME, || Ok(()));
+    }
+    let streams: Vec<_> = (0..3)
+        .map(|number| {
+            // SAFETY: takes no pointers. Nothing prints until the number is restored.
+            unsafe {
+                let kept = libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 100);
+                libc::close(number);
+                kept
+            }
+        })
+        .collect();
+    let shm = taken_by(&Config::default().net(NetChoice::Off));
+    let (tcp, on_demand) = (taken_by(&apart()), taken_by(&Config::default().connect_on_demand(true)));
+    for (number, kept) in streams.into_iter().enumerate() {
+        // SAFETY: takes no pointers.
+        unsafe { libc::dup2(kept, number as i32) };
+    }
+    assert_eq!([shm, tcp, on_demand], [const { Vec::<String>::new() }; 3]);
 }
 
 #[test]

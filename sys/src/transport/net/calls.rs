@@ -46,6 +46,7 @@ use nemesia_core::wire::hello::Proof;
 use super::LinkStage;
 use super::choice::socket_options;
 use crate::config::Config;
+use crate::os::descriptor::{above_standard, accept};
 use crate::os::{self, ShmError, Watch, random};
 use crate::tcp::{SocketOptions, set_traffic_class};
 use outgoing::OutgoingNetCall;
@@ -161,7 +162,7 @@ impl NetCalls {
     /// Listens for calls at this address of this machine, for [`NetCalls::new`]. The error is one line.
     pub(crate) fn bind(ip: IpAddr) -> Result<TcpListener, String> {
         let refused = |error: std::io::Error| format!("listening for calls at {ip}: {error}");
-        let listener = TcpListener::bind(SocketAddr::new(ip, 0)).map_err(refused)?;
+        let listener = TcpListener::bind(SocketAddr::new(ip, 0)).and_then(above_standard).map_err(refused)?;
         os::close_in_children(listener.as_fd());
         listener.set_nonblocking(true).map_err(refused)?;
         Ok(listener)
@@ -281,7 +282,7 @@ impl NetCalls {
                 self.more = true;
                 return;
             }
-            let Ok(accepted) = self.listener.accept() else {
+            let Ok(accepted) = accept(&self.listener) else {
                 self.more = false;
                 return;
             };

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use super::tag::MOST_LINKS;
 use super::watch::Queries;
 use super::{Manager, PROBES, PathPreference, PortOptions, SetUp, SharedDevice, VerbsPort};
 use crate::cm::{Channel, Id};
+use crate::os::descriptor::own;
 use crate::rdma::VerbsError;
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::device::{Device, DeviceTransport, PortAttributes};
@@ -228,14 +229,10 @@ fn share(domain: &Arc<Domain>, facts: &mut Facts) -> Option<SharedDevice> {
 
 /// Returns one descriptor that is readable when one of these is.
 fn watch(descriptors: &[i32]) -> Result<OwnedFd, VerbsError> {
-    // SAFETY: no requirements; a returned descriptor is ours.
-    let epoll = unsafe {
-        let epoll = libc::epoll_create1(libc::EPOLL_CLOEXEC);
-        if epoll < 0 {
-            return Err(VerbsError::system("a descriptor to wait on"));
-        }
-        OwnedFd::from_raw_fd(epoll)
-    };
+    // SAFETY: no requirements.
+    let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    // SAFETY: a new descriptor, given to us alone.
+    let epoll = unsafe { own(epoll) }.map_err(|_| VerbsError::system("a descriptor to wait on"))?;
     for descriptor in descriptors {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
         // SAFETY: both descriptors are open, and the event can be read.

@@ -1,0 +1,114 @@
+//! New descriptors: none is below 3, where programs expect their standard streams.
+//!
+//! The kernel gives each new descriptor the smallest free number. In a program that has closed its standard streams,
+//! as daemons do, that would be 0, 1 or 2, and the next line that the program prints would go into a connection or a
+//! segment. So each descriptor that the library makes or receives comes from here ([`own`], [`above_standard`]), and
+//! other libraries make theirs while [`occupy_standard`] keeps the low numbers taken. `tests/tidy` checks that.
+//! Exempt are copies (`try_clone` of the standard library never returns a low number), and files that the standard
+//! library opens for reading and closes within one call.
+
+use std::fs::File;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use super::call::checked;
+
+/// The largest number of a standard stream.
+const LAST_STANDARD: RawFd = libc::STDERR_FILENO;
+
+/// Takes ownership of the descriptor that a system call has made. Call at once: it reads `errno`.
+///
+/// # Errors
+/// The system call has failed, or the number is low and no other one is free.
+///
+/// # Safety
+/// The argument is the result of a system call that returns a new descriptor, close-on-exec, or -1. No other code owns
+/// the descriptor.
+pub(crate) unsafe fn own(result: RawFd) -> io::Result<OwnedFd> {
+    let fd = checked(result)?;
+    // SAFETY: a new descriptor, which the caller gives away.
+    above_standard(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Returns what was just made, under a number above those of the standard streams.
+///
+/// # Errors
+/// The number is low, and no other one is free.
+pub(crate) fn above_standard<T: AsFd + From<OwnedFd>>(new: T) -> io::Result<T> {
+    let low = new.as_fd().as_raw_fd();
+    if low > LAST_STANDARD {
+        return Ok(new);
+    }
+    // SAFETY: takes no pointers.
+    let fd = checked(unsafe { libc::fcntl(low, libc::F_DUPFD_CLOEXEC, LAST_STANDARD + 1) })?;
+    // SAFETY: a new descriptor, given to us alone.
+    Ok(T::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Returns two connected sockets.
+pub(crate) fn pair() -> io::Result<(UnixStream, UnixStream)> {
+    let (one, other) = UnixStream::pair()?;
+    Ok((above_standard(one)?, above_standard(other)?))
+}
+
+/// Accepts a connection.
+pub(crate) fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
+    let (stream, from) = listener.accept()?;
+    Ok((above_standard(stream)?, from))
+}
+
+/// Keeps the free numbers of the standard streams taken until the result is dropped: for a call of another library
+/// that makes descriptors. What the program writes there meanwhile fails, as before.
+pub(crate) fn occupy_standard() -> Vec<File> {
+    let null = || File::open("/dev/null").ok().filter(|file| file.as_raw_fd() <= LAST_STANDARD);
+    std::iter::from_fn(null).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::testing;
+
+    /// In a process of its own: other tests open descriptors at the same time.
+    fn without_standard_input(name: &str, body: impl FnOnce()) {
+        if !testing::is_child() {
+            return testing::run_again(name, || Ok(()));
+        }
+        // SAFETY: nothing in this process reads its standard input.
+        unsafe { libc::close(libc::STDIN_FILENO) };
+        body();
+        // SAFETY: takes no pointers.
+        assert!(unsafe { libc::fcntl(libc::STDIN_FILENO, libc::F_GETFD) } < 0, "the number stays free");
+    }
+
+    #[test]
+    fn a_new_descriptor_leaves_the_numbers_of_closed_streams_free() {
+        without_standard_input(
+            concat!(module_path!(), "::a_new_descriptor_leaves_the_numbers_of_closed_streams_free"),
+            || {
+                // SAFETY: takes no pointers.
+                let made = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+                assert_eq!(made, libc::STDIN_FILENO);
+                // SAFETY: a new descriptor, given to us alone.
+                let owned = unsafe { own(made) }.unwrap();
+                assert!(owned.as_raw_fd() > LAST_STANDARD);
+                let (one, other) = pair().unwrap();
+                assert!(one.as_raw_fd() > LAST_STANDARD && other.as_raw_fd() > LAST_STANDARD);
+            },
+        );
+    }
+
+    #[test]
+    fn other_libraries_get_no_number_of_a_closed_stream() {
+        without_standard_input(
+            concat!(module_path!(), "::other_libraries_get_no_number_of_a_closed_stream"),
+            || {
+                let occupied = occupy_standard();
+                assert_eq!(occupied.len(), 1);
+                assert!(File::open("/dev/null").unwrap().as_raw_fd() > LAST_STANDARD);
+            },
+        );
+    }
+}
