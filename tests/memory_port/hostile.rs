@@ -275,6 +275,29 @@ fn silent_unauthenticated_connections_do_not_keep_others_out() -> Verdict {
     scene.bench.works((0, a), (1, b))
 }
 
+/// As for a process that looks rarely: between two looks, more connections come than there are places.
+#[test]
+fn a_handshake_that_has_come_is_heard_before_others_take_its_place() -> Verdict {
+    let mut scene = Scene::new()?;
+    let (mut stream, token) = scene.unauthenticated()?;
+    let mut others = Vec::new();
+    // With the first one they have all places.
+    for _ in 0..63 {
+        scene.bench.turn();
+        others.push(scene.unauthenticated()?.0);
+    }
+    scene.bench.turn();
+    others.push(scene.unauthenticated()?.0);
+    let handshake =
+        Handshake { answer: PlacementAnswer::Request, token, shared: false, private: Private::EMPTY };
+    stream.write_all(&handshake.encode()).map_err(|error| error.to_string())?;
+    scene.bench.until("the request", |bench| {
+        bench.nodes[1].events.iter().any(|it| matches!(it, Event::Requested { .. }))
+    })?;
+    drop(others);
+    Ok(())
+}
+
 #[test]
 fn peers_that_claim_shared_receives_and_never_use_them_block_no_sender() -> Verdict {
     const ENEMIES: usize = 3;

@@ -43,8 +43,10 @@ use outgoing::OutgoingCall;
 
 /// The most connections of others whose calls are not decided.
 const MOST_CALLERS: usize = 256;
-/// The connections that are accepted before the present ones are read.
+/// The connections of this user that are accepted before the present ones are read.
 const AT_ONCE: usize = 64;
+/// The connections of all users that are accepted before the present ones are read: as many as the kernel queues.
+const MOST_AT_ONCE: usize = 4096;
 /// The time within which a call must arrive, and a confirmation if there are too many callers.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The same for calls while there is no room for more connections.
@@ -302,10 +304,10 @@ impl Calls {
     }
 
     fn accept(&mut self, now: Instant, watch: &Watch) {
-        for _ in 0..AT_ONCE {
-            if !self.has_place() || !closer::has_room() {
-                self.more = true;
-                return;
+        let mut ours = 0;
+        for _ in 0..MOST_AT_ONCE {
+            if ours == AT_ONCE || !self.has_place() || !closer::has_room() {
+                break;
             }
             let Ok(connection) = self.listener.accept(now) else {
                 self.more = false;
@@ -313,6 +315,7 @@ impl Calls {
             };
             // A process of another user is not heard. Without room in the set, the time limit ends the caller.
             if connection.require_same_user().is_ok() {
+                ours += 1;
                 let _ = watch.attend(connection.as_fd());
                 self.silent.push(SilentCaller { connection, since: now });
             }

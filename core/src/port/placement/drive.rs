@@ -201,19 +201,28 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
     fn welcome(&mut self) {
         for _ in 0..EVENTS {
             let Some(stream) = self.transport.accept() else { return };
-            let waiting = self.unauthenticated.borrow_mut();
-            if waiting.iter().flatten().count() == MOST_WAITING {
-                // The stream that has been silent for longest is closed.
-                let oldest =
-                    waiting.iter_mut().min_by_key(|it| it.as_ref().map(UnauthenticatedConnection::deadline));
-                oldest.map(Option::take);
-            }
+            self.make_room();
             let unauthenticated = UnauthenticatedConnection::new(stream, self.now);
             let Some(at) = place(&mut self.unauthenticated, unauthenticated) else { return };
             if let Some(Some(it)) = self.unauthenticated.borrow().get(at as usize) {
                 let interest = Interest { new: true, writable: false };
                 self.transport.watch(&it.stream, StreamOwner::Unauthenticated(at).encode(), interest);
             }
+        }
+    }
+
+    /// Closes the unauthenticated stream that has been silent for longest, if there is no place for another one. Its
+    /// handshake may have come meanwhile: then it is heard.
+    fn make_room(&mut self) {
+        let waiting = self.unauthenticated.borrow();
+        if waiting.iter().flatten().count() < MOST_WAITING {
+            return;
+        }
+        let deadlines = waiting.iter().map(|it| it.as_ref().map(UnauthenticatedConnection::deadline));
+        let Some((oldest, _)) = deadlines.enumerate().min_by_key(|(_, deadline)| *deadline) else { return };
+        self.listen(oldest as u32);
+        if let Some(place) = self.unauthenticated.borrow_mut().get_mut(oldest) {
+            *place = None;
         }
     }
 

@@ -6,7 +6,7 @@ use nemesia_core::shared::layout::Geometry;
 
 use super::*;
 use crate::config::Config;
-use crate::os::Departure;
+use crate::os::{Departure, testing};
 
 const GEOMETRY: Geometry = Geometry { cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
 
@@ -140,6 +140,29 @@ fn silent_callers_do_not_keep_a_call_from_being_heard() {
     }
     assert_eq!(two.next_call().unwrap().address, *one.own());
     drop(silent);
+}
+
+/// A process of another user cannot keep the queue full: all its connections are closed in one look.
+#[test]
+fn the_connections_of_other_users_take_no_turn_of_a_caller() {
+    const NAME: &str = concat!(module_path!(), "::the_connections_of_other_users_take_no_turn_of_a_caller");
+    // SAFETY: takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return testing::skipped("only root can act as another user");
+    }
+    if !testing::is_child() {
+        return testing::run_again(NAME, || Ok(()));
+    }
+    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+    // SAFETY: takes numbers only; this process has the user for itself.
+    unsafe { libc::seteuid(65534) };
+    let strangers: Vec<_> = (0..2 * AT_ONCE).map(|_| dial(&two)).collect();
+    // SAFETY: as above.
+    unsafe { libc::seteuid(0) };
+    let _caller = send_call(&one, &two, |_| ());
+    two.hear(&watch);
+    assert_eq!((two.heard(), two.silent.len()), (1, 0));
+    drop(strangers);
 }
 
 #[test]

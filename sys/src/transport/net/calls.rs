@@ -241,10 +241,15 @@ impl NetCalls {
         self.more || waiting.into_iter().any(|count| count > 0)
     }
 
-    /// Accepts pending connections, and reads the requests that have come.
+    /// Reads the requests that have come, and accepts pending connections. In this order: each connection that is
+    /// accepted may end the oldest one without a request.
     pub(crate) fn hear(&mut self, watch: &Watch) {
         let now = Instant::now();
+        self.read(now, watch);
         self.accept(now, watch);
+    }
+
+    fn read(&mut self, now: Instant, watch: &Watch) {
         let mut at = 0;
         while let Some(stranger) = self.strangers.get_mut(at) {
             let heard = match stranger.socket.receive() {
