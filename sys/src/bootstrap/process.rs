@@ -3,7 +3,7 @@
 use super::INCARNATION;
 use super::descendants::{Descendant, adopt, descendants, open_pidfd, reap_orphans};
 use super::outcome::ExitKind;
-use crate::os::descriptor::{above_standard, own};
+use crate::os::descriptor::above_standard;
 use std::ffi::OsString;
 use std::io::{self, PipeWriter};
 use std::mem::MaybeUninit;

@@ -5,9 +5,10 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, SocketAddrV4, TcpStream};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::AsRawFd as _;
 
-use super::call::{checked, effective_uid};
+use super::call::effective_uid;
+use super::descriptor::own;
 
 /// `TCP_ESTABLISHED`, the state of a connection that neither end has closed.
 const ESTABLISHED: u8 = 1;
@@ -42,9 +43,9 @@ pub(crate) fn is_peer_of_same_user(stream: &TcpStream) -> bool {
 fn ask(local: SocketAddrV4, remote: SocketAddrV4) -> Option<TcpEnd> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: takes no pointers.
-    let fd = checked(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG) }).ok()?;
+    let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG) };
     // SAFETY: a new descriptor, given to us alone.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let socket = unsafe { own(fd) }.ok()?;
     let question = question(local, remote);
     // SAFETY: an array of this length.
     let sent = unsafe { libc::send(socket.as_raw_fd(), question.as_ptr().cast(), ASK_BYTES, 0) };

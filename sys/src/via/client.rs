@@ -1,7 +1,6 @@
 //! The side that calls (paper 2, section 1.4.1): it looks for a process at the remote address that waits under the
 //! discriminator, by TCP, and then goes to the meeting place that this process names.
 
-use crate::os::descriptor::above_standard;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
@@ -15,6 +14,7 @@ use super::objects::NewViLink;
 use super::provider::Shared;
 use super::{listener, meeting, network_connect};
 use crate::os::close_in_children;
+use crate::os::descriptor::above_standard;
 
 /// The pause after an attempt at all ports.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);

@@ -4,7 +4,6 @@
 //! so many at once: a new one takes the place of the oldest that has not sent its frame, after that one was read once
 //! more. So processes that send nothing, or little at a time, keep nobody out.
 
-use crate::os::descriptor::{above_standard, accept};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, AsRawFd};
@@ -15,6 +14,7 @@ use nemesia_core::via::setup::{SETUP_BYTES, SetupFrame};
 
 use super::settings::Settings;
 use crate::os::close_in_children;
+use crate::os::descriptor::{above_standard, accept};
 
 /// Unauthenticated connections at once, and those that are accepted before they are read.
 const MOST_UNAUTHENTICATED: usize = 128;
