@@ -26,6 +26,7 @@
 //! | `chunk` | chunks with flags; `chunk_sender` and `chunk_receiver` are the ends of a ring of them |
 //! | `shape` | sizes, layouts, and the card that the ends exchange |
 //! | `link` | connection, memory and numbers of work requests |
+//! | `error` | why a pipe cannot be opened, or has failed |
 //!
 //! # Order
 //! The paper's designs poll memory for pointers and flags. This proves something only if the port places in order,
@@ -44,11 +45,8 @@
 
 use crate::payload::{Gather, Scatter};
 use crate::port::memory::{
-    Completion, Connection, LostError, MemoryKey, MemoryPort, PortRegion, PostError, Slice, WorkError,
-    WorkOutcome,
+    Completion, Connection, LostError, MemoryKey, MemoryPort, PortRegion, Slice, WorkOutcome,
 };
-use crate::shared::fastbox::FastboxFault;
-use crate::shared::ring::RingFault;
 
 mod arrival;
 mod basic;
@@ -56,6 +54,7 @@ mod chunk;
 mod chunk_receiver;
 mod chunk_sender;
 pub mod direct;
+mod error;
 #[cfg(nemesia_injected_fault)]
 pub mod fault;
 mod learned;
@@ -78,113 +77,18 @@ use messages::PointerMessages;
 use past::PastWrites;
 use piggyback::Piggyback;
 use pipelined::Pipelined;
+use pointer::Pointer;
 use pointers::Pointers;
 use words::PointerWords;
 use zero_copy::ZeroCopy;
 
 pub use arrival::PipeArrival;
 pub use direct::DirectPipe;
+pub use error::PipeError;
 use link::PipeLink;
 pub use link::PipeMemory;
 pub use past::PastWrite;
 pub use shape::{CARD_BYTES, ChunkFill, Design, PIPE_VERSION, PipeCard, PipeShape};
-
-/// The reason why a pipe cannot be opened or has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PipeError {
-    /// The size of the ring is not possible.
-    #[error("a ring of {bytes} bytes: the size must be a power of two from {least} to {most}")]
-    Ring {
-        /// The size.
-        bytes: u32,
-        /// The smallest size.
-        least: u32,
-        /// The largest size.
-        most: u32,
-    },
-    /// The size of the chunks is not possible with this ring and port.
-    #[error("chunks of {bytes} bytes: the size must be a power of two from {least} to {most}")]
-    Chunk {
-        /// The size.
-        bytes: u32,
-        /// The smallest size.
-        least: u32,
-        /// The largest size.
-        most: u32,
-    },
-    /// The shape asks for polling on a port that does not place in order.
-    #[error("the port does not promise placement in order, so nothing can be polled: announce arrivals")]
-    Unordered,
-    /// The port has too few receives for messages.
-    #[error("the port has {found} receives a connection, and a pipe needs {needed}: open it with more")]
-    Receives {
-        /// The receives of the port.
-        found: u32,
-        /// The receives needed.
-        needed: u32,
-    },
-    /// The memory lent to the pipe is too small or not aligned to eight bytes.
-    #[error("the memory lent to the pipe is too small, read-only, or not aligned to 8 bytes")]
-    Memory,
-    /// The peer's card is too short.
-    #[error("the peer sent a card of {bytes} bytes, and a card has {CARD_BYTES}: use the same release")]
-    Card {
-        /// The length.
-        bytes: usize,
-    },
-    /// The peer uses another version.
-    #[error("the peer uses version {theirs} of the pipe, this process {ours}: use the same release")]
-    Version {
-        /// The version of this process.
-        ours: u8,
-        /// The version of the peer.
-        theirs: u8,
-    },
-    /// The peer's pipe has another design or other sizes.
-    #[error("the peer's pipe has another design or other sizes: use the same settings on both sides")]
-    Shape,
-    /// The peer's inbox is too small.
-    #[error("the peer lends {bytes} bytes for a pipe that needs {needed}")]
-    Inbox {
-        /// The bytes lent.
-        bytes: u64,
-        /// The bytes needed.
-        needed: u64,
-    },
-    /// The peer violated the protocol. The caller must close the connection.
-    #[error("the peer violated the protocol of the pipe: {what} is {found}, and the limit is {limit}")]
-    Violated {
-        /// The value.
-        what: &'static str,
-        /// The value found.
-        found: u64,
-        /// The limit.
-        limit: u64,
-    },
-    /// The caller gave a list that does not begin with the bytes of the operation in progress.
-    #[error("the list has {found} bytes, but the operation in progress covers {needed}")]
-    List {
-        /// The bytes of the list.
-        found: usize,
-        /// The bytes of the operation.
-        needed: usize,
-    },
-    /// The peer wrote an invalid position or stamp into a fastbox.
-    #[error("the peer violated the protocol of the pipe: {0}")]
-    Fastbox(#[from] FastboxFault),
-    /// The peer wrote an invalid position of a ring.
-    #[error("the peer violated the protocol of the pipe: {0}")]
-    Positions(#[from] RingFault),
-    /// The port refused a work request.
-    #[error("the port refused a work request: {0}")]
-    Post(PostError),
-    /// A work request failed, and with it the connection.
-    #[error("a work request failed: {0}")]
-    Work(WorkError),
-    /// The connection has ended.
-    #[error("the connection has ended: {0}")]
-    Lost(LostError),
-}
 
 /// The most bytes of a put that [`DirectPipe`] sends as one record.
 pub const DIRECT_RECORD_BYTES: usize = 232;
@@ -349,12 +253,13 @@ impl BytePipe {
     /// The pipe has failed; nothing of the list is in use.
     pub fn put<H: PipeHost>(&mut self, host: &mut H, from: &mut Gather) -> Result<usize, PipeError> {
         if let Some(error) = self.lost {
-            if let (PipeRoom::ZeroCopy(room), PipeError::Lost(_) | PipeError::Work(_)) =
-                (&mut self.room, error)
+            if let PipeRoom::ZeroCopy(room) = &mut self.room
+                && error.is_end()
                 && let Some(count) = room.acknowledged(host, (&self.link, &mut self.pointers), from)
             {
                 return Ok(count);
             }
+            let error = self.reason(error);
             return self.abandon_put(host).map_or(Ok(0), |()| Err(error));
         }
         if !self.pointers.may_speak() {
@@ -381,9 +286,7 @@ impl BytePipe {
     pub fn get<H: PipeHost>(&mut self, host: &mut H, into: &mut Scatter) -> Result<usize, PipeError> {
         let ends = (&self.link, &mut self.pointers);
         let result = match &mut self.room {
-            _ if self.lost.is_some_and(|error| !matches!(error, PipeError::Lost(_) | PipeError::Work(_))) => {
-                Ok(0)
-            }
+            _ if self.lost.is_some_and(|error| !error.is_end()) => Ok(0),
             PipeRoom::Basic(room) => room.get(host.port(), ends, into),
             PipeRoom::Piggyback(room) => room.get(host.port(), ends, into),
             PipeRoom::Pipelined(room) => room.get(host.port(), ends, into),
@@ -398,10 +301,24 @@ impl BytePipe {
         };
         match self.lost {
             Some(error) if count == 0 && !into.is_empty() => {
+                let error = self.reason(error);
                 self.abandon_get(host).map_or(Ok(0), |()| Err(error))
             }
             _ => Ok(count),
         }
+    }
+
+    /// Returns whether a get has something to do or to report. It may nevertheless return 0, as for the first chunks of
+    /// a put.
+    pub fn is_ready(&mut self) -> bool {
+        let (link, pointers) = (&self.link, &mut self.pointers);
+        self.lost.is_some()
+            || match &mut self.room {
+                PipeRoom::Basic(room) => room.has_bytes(link, pointers),
+                PipeRoom::Piggyback(room) => room.receiver.has_chunk(link, pointers),
+                PipeRoom::Pipelined(room) => room.receiver.has_chunk(link, pointers),
+                PipeRoom::ZeroCopy(room) => room.has_bytes(link, pointers),
+            }
     }
 
     fn keep(&mut self, result: Result<usize, PipeError>) -> Result<usize, PipeError> {
@@ -411,6 +328,18 @@ impl BytePipe {
             return Ok(0);
         }
         result
+    }
+
+    /// Returns the reason of a failure: the end that the peer has announced, if it is gone.
+    fn reason(&mut self, error: PipeError) -> PipeError {
+        let has_ended = error.is_end() && self.pointers.theirs(&self.link, Pointer::End) != 0;
+        if has_ended { PipeError::Ended } else { error }
+    }
+
+    /// Announces that this end puts and gets nothing more, after the bytes that were put. [`BytePipe::push`] posts the
+    /// announcement; the connection is closed afterwards.
+    pub const fn finish(&mut self) {
+        self.pointers.publish(Pointer::End, 1);
     }
 
     /// Ends the use of the caller's buffers by puts. `None` if they are still in use.
@@ -442,6 +371,7 @@ impl BytePipe {
         to: MemoryKey,
     ) -> Result<PastWrite, PipeError> {
         if let Some(error) = self.lost {
+            let error = self.reason(error);
             return self.past.abandon(host).map_or(Ok(PastWrite::Posted), |()| Err(error));
         }
         // What this end has staged goes first, and where only one end may speak first, not at all yet.

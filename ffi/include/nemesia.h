@@ -299,7 +299,8 @@
 #define NEMESIA_ERR_NO_PEER -35
 
 /**
- * The peer's connection has ended: `nemesia_endpoint_connect` permits another one.
+ * The peer's connection has ended: `nemesia_endpoint_connect` permits another one. Of a channel: the peer has
+ * finalized it, and all of its bytes were got.
  */
 #define NEMESIA_ERR_ENDED -36
 

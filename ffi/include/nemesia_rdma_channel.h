@@ -12,7 +12,8 @@
  *   nemesia_channel_get                  takes bytes from a pipe into a list of buffers
  *   nemesia_channel_finalize             flushes and disconnects
  *
- * Beside them: nemesia_channel_set_design, nemesia_channel_explain, nemesia_channel_warning.
+ * Beside them: nemesia_channel_wait sleeps until a pipe has bytes, and names it; nemesia_channel_set_design,
+ * nemesia_channel_explain, nemesia_channel_warning.
  *
  * Example, for two processes: `nemesia run -n 2 PROGRAM` prints hello.
  *     #include <nemesia_rdma_channel.h>
@@ -154,9 +155,13 @@ int32_t nemesia_channel_init(struct nemesia_channel *channel);
  * its address with its bytes until it is done, until this function returns an error for this peer, or until
  * `nemesia_channel_finalize` has returned: the zero-copy design does 0 bytes of it until the peer has read it.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_PEER_FAILED if the peer is gone, NEMESIA_ERR_PEER if it violated the protocol or
- * the channel is not connected; NEMESIA_ERR_ARGUMENT, _HANDLE, _RANK, _FORKED, _THREADS or _PANIC. Threads: one at a
- * time.
+ * Bytes that are done leave in this call, or in later calls of the channel. Those that have not left are lost if this
+ * process dies. Those that have left arrive nevertheless, unless a network loses them. `nemesia_channel_finalize`
+ * returns when all have left.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ENDED if the peer has finalized its channel, NEMESIA_ERR_PEER_FAILED if it died or
+ * is not reachable, NEMESIA_ERR_PEER if it violated the protocol or the channel is not connected;
+ * NEMESIA_ERR_ARGUMENT, _HANDLE, _RANK, _FORKED, _THREADS or _PANIC. Threads: one at a time.
  */
 int32_t nemesia_channel_put(struct nemesia_channel *channel,
                             int32_t peer,
@@ -180,8 +185,9 @@ int32_t nemesia_channel_put(struct nemesia_channel *channel,
  * function returns an error for this peer, or until `nemesia_channel_finalize` has returned: the zero-copy design does
  * 0 bytes of it until the port has placed them.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_PEER_FAILED if the peer is gone and all its bytes were done, NEMESIA_ERR_PEER if it
- * violated the protocol or the channel is not connected; NEMESIA_ERR_ARGUMENT, _HANDLE, _RANK, _FORKED, _THREADS or
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ENDED if the peer has finalized its channel and all its bytes were done,
+ * NEMESIA_ERR_PEER_FAILED if it died or is not reachable and all its bytes that arrived were done, NEMESIA_ERR_PEER if
+ * it violated the protocol or the channel is not connected; NEMESIA_ERR_ARGUMENT, _HANDLE, _RANK, _FORKED, _THREADS or
  * _PANIC. Threads: one at a time.
  */
 int32_t nemesia_channel_get(struct nemesia_channel *channel,
@@ -191,8 +197,30 @@ int32_t nemesia_channel_get(struct nemesia_channel *channel,
                             size_t *out_bytes);
 
 /**
- * Waits until the bytes that were put have left, disconnects, and frees the channel: the last of the five functions. A
- * peer can still get the bytes. It takes no part in what peers do later: an MPI enters a barrier before.
+ * Waits until a pipe has bytes to get, or has ended and a get reports that, and names the process. The processes take
+ * turns. One call replaces a get from each process. It makes progress with all pipes meanwhile.
+ *
+ * - `channel`: a connected channel.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one look.
+ * - `out_peer`: the rank of the process, written if the function returns NEMESIA_OK.
+ *
+ * A get from that process may nevertheless do 0 bytes, as when a part of a put has arrived. This process sleeps while
+ * there is nothing to do. It polls instead if an RDMA device reaches a process: bytes in memory wake nobody.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_PENDING after the limit, or if gets have reported the ends of all pipes;
+ * NEMESIA_ERR_PEER if the channel is not connected; NEMESIA_ERR_ARGUMENT, _HANDLE, _FORKED, _THREADS or _PANIC.
+ * Threads: one at a time.
+ */
+int32_t nemesia_channel_wait(struct nemesia_channel *channel,
+                             int64_t timeout_ns,
+                             int32_t *out_peer);
+
+/**
+ * Waits until the bytes that were put have left, announces the end to each peer, disconnects, and frees the channel:
+ * the last of the five functions. A peer can still get the bytes; then its gets, and all of its puts, return
+ * NEMESIA_ERR_ENDED. The processes call this in any order, and none waits for another to call it. But bytes over a
+ * network leave only while their receiver makes progress, and what a peer puts afterwards is lost: an MPI enters a
+ * barrier before.
  *
  * - `channel`: the channel, also in case of an error, except NEMESIA_ERR_THREADS, _ARGUMENT and _HANDLE.
  *

@@ -18,7 +18,8 @@ use crate::handle::{self, Kind, Object, Pinned, in_use, pin};
 use crate::lent::Single;
 use crate::list::{Iovec, check_list};
 use crate::rank::rank_of;
-use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_RANK, NEMESIA_OK};
+use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_RANK, NEMESIA_OK, NEMESIA_PENDING};
+use crate::transfer::time_left;
 
 /// The pipes of this process to all others of its process group.
 #[derive(Debug)]
@@ -245,9 +246,13 @@ pub unsafe extern "C" fn nemesia_channel_init(channel: *mut Channel) -> i32 {
 /// its address with its bytes until it is done, until this function returns an error for this peer, or until
 /// `nemesia_channel_finalize` has returned: the zero-copy design does 0 bytes of it until the peer has read it.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_PEER_FAILED if the peer is gone, NEMESIA_ERR_PEER if it violated the protocol or
-/// the channel is not connected; NEMESIA_ERR_ARGUMENT, _HANDLE, _RANK, _FORKED, _THREADS or _PANIC. Threads: one at a
-/// time.
+/// Bytes that are done leave in this call, or in later calls of the channel. Those that have not left are lost if this
+/// process dies. Those that have left arrive nevertheless, unless a network loses them. `nemesia_channel_finalize`
+/// returns when all have left.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ENDED if the peer has finalized its channel, NEMESIA_ERR_PEER_FAILED if it died or
+/// is not reachable, NEMESIA_ERR_PEER if it violated the protocol or the channel is not connected;
+/// NEMESIA_ERR_ARGUMENT, _HANDLE, _RANK, _FORKED, _THREADS or _PANIC. Threads: one at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_channel_put(
     channel: *mut Channel,
@@ -279,8 +284,9 @@ pub unsafe extern "C" fn nemesia_channel_put(
 /// function returns an error for this peer, or until `nemesia_channel_finalize` has returned: the zero-copy design does
 /// 0 bytes of it until the port has placed them.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_PEER_FAILED if the peer is gone and all its bytes were done, NEMESIA_ERR_PEER if it
-/// violated the protocol or the channel is not connected; NEMESIA_ERR_ARGUMENT, _HANDLE, _RANK, _FORKED, _THREADS or
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ENDED if the peer has finalized its channel and all its bytes were done,
+/// NEMESIA_ERR_PEER_FAILED if it died or is not reachable and all its bytes that arrived were done, NEMESIA_ERR_PEER if
+/// it violated the protocol or the channel is not connected; NEMESIA_ERR_ARGUMENT, _HANDLE, _RANK, _FORKED, _THREADS or
 /// _PANIC. Threads: one at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_channel_get(
@@ -298,8 +304,41 @@ pub unsafe extern "C" fn nemesia_channel_get(
     unsafe { move_bytes(channel, peer, (list, count), out_bytes, transfer) }
 }
 
-/// Waits until the bytes that were put have left, disconnects, and frees the channel: the last of the five functions. A
-/// peer can still get the bytes. It takes no part in what peers do later: an MPI enters a barrier before.
+/// Waits until a pipe has bytes to get, or has ended and a get reports that, and names the process. The processes take
+/// turns. One call replaces a get from each process. It makes progress with all pipes meanwhile.
+///
+/// - `channel`: a connected channel.
+/// - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one look.
+/// - `out_peer`: the rank of the process, written if the function returns NEMESIA_OK.
+///
+/// A get from that process may nevertheless do 0 bytes, as when a part of a put has arrived. This process sleeps while
+/// there is nothing to do. It polls instead if an RDMA device reaches a process: bytes in memory wake nobody.
+///
+/// Returns: NEMESIA_OK; NEMESIA_PENDING after the limit, or if gets have reported the ends of all pipes;
+/// NEMESIA_ERR_PEER if the channel is not connected; NEMESIA_ERR_ARGUMENT, _HANDLE, _FORKED, _THREADS or _PANIC.
+/// Threads: one at a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_channel_wait(
+    channel: *mut Channel,
+    timeout_ns: i64,
+    out_peer: *mut i32,
+) -> i32 {
+    let work = |group: &mut ChannelGroup| {
+        // SAFETY: the caller's pointer, null or valid.
+        let out = unsafe { Out::required(out_peer, "out_peer") }?;
+        let Some(rank) = group.wait(time_left(timeout_ns))? else { return Ok(NEMESIA_PENDING) };
+        out.write(rank_of(rank));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's channel, or null.
+    unsafe { on(channel, work) }
+}
+
+/// Waits until the bytes that were put have left, announces the end to each peer, disconnects, and frees the channel:
+/// the last of the five functions. A peer can still get the bytes; then its gets, and all of its puts, return
+/// NEMESIA_ERR_ENDED. The processes call this in any order, and none waits for another to call it. But bytes over a
+/// network leave only while their receiver makes progress, and what a peer puts afterwards is lost: an MPI enters a
+/// barrier before.
 ///
 /// - `channel`: the channel, also in case of an error, except NEMESIA_ERR_THREADS, _ARGUMENT and _HANDLE.
 ///

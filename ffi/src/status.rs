@@ -111,7 +111,8 @@ pub const NEMESIA_ERR_NO_WORLD: i32 = -33;
 pub const NEMESIA_ERR_ADDRESS: i32 = -34;
 /// There is no such peer: it was released, or never existed.
 pub const NEMESIA_ERR_NO_PEER: i32 = -35;
-/// The peer's connection has ended: `nemesia_endpoint_connect` permits another one.
+/// The peer's connection has ended: `nemesia_endpoint_connect` permits another one. Of a channel: the peer has
+/// finalized it, and all of its bytes were got.
 pub const NEMESIA_ERR_ENDED: i32 = -36;
 /// The limit on peers or on connections (NEMESIA_CONNECTIONS) is reached: disconnect from a peer.
 pub const NEMESIA_ERR_CONNECTIONS: i32 = -37;
@@ -272,6 +273,7 @@ impl From<Error> for Fault {
             Error::AgreementUnderWay => NEMESIA_ERR_AGREEMENT,
             Error::Bootstrap(_) => NEMESIA_ERR_BOOTSTRAP,
             Error::Shm(_) => NEMESIA_ERR_SYSTEM,
+            Error::Pipe { problem: PipeError::Ended, .. } => NEMESIA_ERR_ENDED,
             Error::Pipe { problem: PipeError::Lost(_) | PipeError::Work(_), .. } => NEMESIA_ERR_PEER_FAILED,
             Error::Pipe { problem: PipeError::List { .. }, .. } => NEMESIA_ERR_ARGUMENT,
             Error::Peer { .. } | Error::Net { .. } | Error::Pipe { .. } => NEMESIA_ERR_PEER,
@@ -351,6 +353,12 @@ mod tests {
         let fault = Fault::from(Error::Context);
         assert_eq!(fault.code(), NEMESIA_ERR_ARGUMENT);
         assert!(fault.text.contains("65535"), "{fault:?}");
+    }
+
+    #[test]
+    fn the_end_of_a_pipe_has_a_code_of_its_own() {
+        let fault = Fault::from(Error::Pipe { rank: 2, problem: PipeError::Ended });
+        assert_eq!((fault.code(), fault.rank()), (NEMESIA_ERR_ENDED, 2));
     }
 
     #[test]

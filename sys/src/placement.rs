@@ -127,6 +127,7 @@ impl<T: StreamSource> StreamTransport for PolledStreams<T> {
     fn ready(&mut self, words: &mut [u64]) -> usize {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         let most = words.len().min(EVENTS);
+        count_call();
         // SAFETY: there is room for the announced number of events.
         let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), most as i32, 0) };
         let count = usize::try_from(count).unwrap_or(0);
@@ -143,6 +144,21 @@ impl<T: StreamSource> StreamTransport for PolledStreams<T> {
     fn descriptor(&self) -> Option<i32> {
         Some(self.epoll.as_raw_fd())
     }
+}
+
+/// Counts a call of the system that polls, sends or receives, for tests.
+#[cfg(test)]
+pub(crate) fn count_call() {
+    CALLS.set(CALLS.get() + 1);
+}
+
+#[cfg(not(test))]
+pub(crate) const fn count_call() {}
+
+#[cfg(test)]
+thread_local! {
+    /// The calls that [`count_call`] has counted in this thread.
+    pub(crate) static CALLS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 /// The storage of a port, on the heap.

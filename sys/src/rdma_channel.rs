@@ -8,6 +8,11 @@
 //! | get | [`ChannelGroup::get`], [`ChannelGroup::get_raw`] | `nemesia_channel_get` |
 //! | finalize | [`ChannelGroup::finalize`] | `nemesia_channel_finalize` |
 //!
+//! Bytes that a put has counted need not have left this process: they leave in later calls of this group. If the
+//! process dies before [`ChannelGroup::is_flushed`] has returned `true`, they may be lost. Afterwards the peer gets
+//! them all, also after the death of this process; between machines over TCP, unless the connection is reset. The direct
+//! design hands them over within the put; only the last run waits for a later call if the records are full.
+//!
 //! Put and get return at once, with the number of bytes done. What their callers rely on is in
 //! [`nemesia_core::rdma_channel`], with the designs. The setting `NEMESIA_CHANNEL_DESIGN` chooses the design, and
 //! [`ChannelGroup::set_design`] that of a single pipe. [`ChannelGroup::explain`] tells for each peer which design and
@@ -20,6 +25,7 @@
 //! | `fabric` | pipes over one memory port: TCP, RDMA devices, shared memory |
 //! | `host` | the port of pipes, and the registrations of the caller's buffers |
 //! | `rendezvous` | rendezvous by RDMA write, beside the pipes |
+//! | `wait` | which rank has bytes, and sleeping until one has |
 //! | `memory` | memory that is lent to a port |
 //!
 //! ```no_run
@@ -47,6 +53,7 @@ mod host;
 mod memory;
 mod open;
 mod rendezvous;
+mod wait;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
@@ -71,7 +78,9 @@ pub use rendezvous::{ADMISSION_BYTES, Admission, PastWrite};
 /// The calls in a row that do nothing, of puts and gets together, after which the process lets others run. A process of
 /// a busy machine else keeps its core from the peer that it waits for.
 const YIELD_EVERY: u32 = 256;
-/// What a call over a port counts there: it takes as long as so many calls in shared memory.
+/// The time for the announcement of an end.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// What a call over a network counts there: it takes as long as so many calls in shared memory.
 const PORT_CALL: u32 = 16;
 
 /// How a rank is reached.
@@ -102,6 +111,10 @@ pub struct ChannelGroup {
     verbs: Option<ChannelFabric<VerbsPort>>,
     /// Calls in a row that did nothing.
     idle: u32,
+    /// The ranks of which a get has returned an error.
+    over: Vec<bool>,
+    /// The rank at which the next look for bytes begins.
+    next: usize,
     is_connected: bool,
     warnings: Vec<String>,
     /// `None` if the group was begun among peers of an endpoint.
@@ -194,6 +207,8 @@ impl ChannelGroup {
             tcp: None,
             verbs: None,
             idle: 0,
+            over: vec![false; size],
+            next: 0,
             is_connected: false,
             warnings: config.given_up()?,
             exchange,
@@ -345,11 +360,7 @@ impl ChannelGroup {
     fn put_some(&mut self, rank: usize, from: &mut Gather, may_lend: bool) -> Result<usize, Error> {
         self.check_origin()?;
         let result = match self.links.get_mut(rank) {
-            Some(ChannelLink::Direct(link)) => {
-                let result = link.pipe().put(from);
-                link.count(&result);
-                result
-            }
+            Some(ChannelLink::Direct(link)) => link.put(from),
             Some(_) => return self.put_over_port(rank, from, may_lend),
             None => return Err(Error::Rank { rank, last: self.size - 1 }),
         };
@@ -364,7 +375,7 @@ impl ChannelGroup {
             ChannelLink::None | ChannelLink::Direct(_) => None,
         };
         let Some(result) = result else { return Err(self.unconnected(rank)) };
-        self.counted(rank, result, PORT_CALL)
+        self.counted(rank, result, self.call_cost(rank))
     }
 
     /// Gets bytes from the pipe from a rank into the list, from its beginning. Returns how many; the list of the next
@@ -408,14 +419,11 @@ impl ChannelGroup {
     fn get_some(&mut self, rank: usize, into: &mut Scatter, may_lend: bool) -> Result<usize, Error> {
         self.check_origin()?;
         let result = match self.links.get_mut(rank) {
-            Some(ChannelLink::Direct(link)) => {
-                let result = link.pipe().get(into);
-                link.count(&result);
-                result
-            }
+            Some(ChannelLink::Direct(link)) => link.get(into),
             Some(_) => return self.get_over_port(rank, into, may_lend),
             None => return Err(Error::Rank { rank, last: self.size - 1 }),
         };
+        self.over[rank] |= result.is_err();
         self.counted(rank, result, 1)
     }
 
@@ -427,7 +435,13 @@ impl ChannelGroup {
             ChannelLink::None | ChannelLink::Direct(_) => None,
         };
         let Some(result) = result else { return Err(self.unconnected(rank)) };
-        self.counted(rank, result, PORT_CALL)
+        self.over[rank] |= result.is_err();
+        self.counted(rank, result, self.call_cost(rank))
+    }
+
+    /// Returns what a call for a rank that a port reaches counts.
+    fn call_cost(&self, rank: usize) -> u32 {
+        if matches!(self.links[rank], ChannelLink::Shm(_)) { 1 } else { PORT_CALL }
     }
 
     /// Counts the calls that do nothing, and names the rank in an error.
@@ -459,7 +473,12 @@ impl ChannelGroup {
         Error::Net { rank, transport: "RDMA Channel", problem }
     }
 
-    /// Waits until all bytes that were put have left, and disconnects. A peer can still get them.
+    /// Waits until all bytes that were put have left, announces to each peer that nothing more follows, and
+    /// disconnects. A peer can still get the bytes; its next get, and each of its puts, then ends with
+    /// [`PipeError::Ended`], where the death of this process, or the drop of the group, is [`PipeError::Lost`]. No
+    /// process waits for another to call this, and the order of the calls is free. But over a port bytes leave only
+    /// while their receiver makes progress, and bytes that a peer puts afterwards are lost: processes that need them
+    /// first agree that they have got them, as in a barrier.
     ///
     /// # Errors
     /// [`Error::Timeout`] if bytes did not leave within the configured time (NEMESIA_TIMEOUT): they are lost. The
@@ -468,6 +487,9 @@ impl ChannelGroup {
         self.check_origin()?;
         let limit = Duration::from_secs(self.config.timeout_seconds.into());
         let flushed = self.flush(limit);
+        if flushed.is_ok() {
+            self.announce_end();
+        }
         self.close();
         let finalized = self.exchange.as_mut().map_or(Ok(()), |exchange| exchange.finalize());
         flushed?;
@@ -493,8 +515,7 @@ impl ChannelGroup {
         all &= self.verbs.as_mut().is_none_or(ChannelFabric::flush);
         for link in &mut self.links {
             if let ChannelLink::Direct(link) = link {
-                // The bytes of a failed pipe are lost.
-                let has_left = link.pipe().push().unwrap_or(true);
+                let has_left = link.push();
                 if !has_left {
                     link.look();
                 }
@@ -502,6 +523,26 @@ impl ChannelGroup {
             }
         }
         all
+    }
+
+    /// Announces to each peer that nothing more follows. One whose receives are all in use for as long as this waits
+    /// sees a loss instead.
+    fn announce_end(&mut self) {
+        for link in &self.links {
+            if let ChannelLink::Direct(link) = link {
+                link.finish();
+            }
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < LAST_WORDS {
+            let mut all = self.shm.as_mut().is_none_or(ChannelFabric::finish);
+            all &= self.tcp.as_mut().is_none_or(ChannelFabric::finish);
+            all &= self.verbs.as_mut().is_none_or(ChannelFabric::finish);
+            if all {
+                return;
+            }
+            std::thread::yield_now();
+        }
     }
 
     fn close(&mut self) {

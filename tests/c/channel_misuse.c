@@ -15,13 +15,15 @@ static void is_refused(nemesia_channel *channel) {
     char bytes[8] = {0};
     nemesia_iovec list = {bytes, sizeof bytes};
     size_t done = 77;
+    int32_t peer = 77;
     GIVES(NEMESIA_ERR_HANDLE, nemesia_channel_put(channel, 0, &list, 1, &done));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_channel_get(channel, 0, &list, 1, &done));
+    GIVES(NEMESIA_ERR_HANDLE, nemesia_channel_wait(channel, 0, &peer));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_channel_init(channel));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_channel_set_design(channel, 0, "basic"));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_channel_explain(channel, sizeof bytes, bytes, NULL));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_channel_finalize(channel));
-    CHECK(done == 77 && bytes[0] == 0);
+    CHECK(done == 77 && peer == 77 && bytes[0] == 0);
     CHECK(nemesia_channel_warning(channel, 0) == NULL);
 }
 
@@ -33,6 +35,7 @@ int main(void) {
     char bytes[8] = {0}, text[256];
     nemesia_iovec list = {bytes, sizeof bytes}, nowhere = {NULL, 8};
     size_t done = 77;
+    int32_t peer = 77;
     const char *warning;
 
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_channel_init_process_group(NULL, NULL, &rank, &size, &parent));
@@ -51,7 +54,9 @@ int main(void) {
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_channel_set_design(channel, 0, NULL));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_channel_set_design(channel, 0, "quickest"));
     says("zero-copy");
-    CHECK(done == 77);
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_channel_wait(channel, 0, NULL));
+    GIVES(NEMESIA_ERR_PEER, nemesia_channel_wait(channel, 0, &peer));
+    CHECK(done == 77 && peer == 77);
 
     CHECK(nemesia_channel_warning(channel, 0) == NULL);
     OK(nemesia_channel_init(channel));
@@ -62,6 +67,9 @@ int main(void) {
     CHECK(nemesia_channel_warning(channel, 0) == warning);
     GIVES(NEMESIA_ERR_PEER, nemesia_channel_put(channel, 0, &list, 1, &done));
     says("no pipe to itself");
+    /* There is no pipe to wait for. */
+    GIVES(NEMESIA_PENDING, nemesia_channel_wait(channel, -1, &peer));
+    CHECK(peer == 77);
     OK(nemesia_channel_explain(channel, sizeof text, text, &done));
     CHECK(strlen(text) == done && strstr(text, "rank 0: this process") != NULL);
     GIVES(NEMESIA_ERR_TRUNCATED, nemesia_channel_explain(channel, 4, text, &done));

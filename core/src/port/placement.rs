@@ -77,6 +77,11 @@ const LOOKS_AT_RECENT: u32 = 3;
 /// The same while the looks at all find nothing but that connection. The simulation has few looks at all.
 const LOOKS_WHEN_STEADY: u32 = if cfg!(nemesia_injected_fault) { 3 } else { 15 };
 
+/// The most polls that look only at streams in memory, for each poll that asks the transport, and the time between two
+/// polls that do.
+const LOOKS_IN_MEMORY: u32 = 1023;
+const ASK_EVERY: Duration = Duration::from_millis(1);
+
 /// The looks at all that have found only one connection, after which that one is not watched any more: every poll
 /// reads it, and a message then costs less on both sides. It is watched again before the caller sleeps, and as soon as
 /// another one is readable. The simulation has few looks at all.
@@ -128,6 +133,10 @@ pub struct PlacementPort<T: StreamTransport, P: PlacementStorage> {
     /// The number of polls in which no report is held back, because the caller may be about to sleep.
     awake: u32,
     now: Duration,
+    /// The time after which a poll asks the transport also if its streams lie in memory, and the polls for each that
+    /// does: twice as many after each that found nothing.
+    next_ask: Duration,
+    ask_after: u32,
     /// The time of the next look for machines that do not answer.
     next_look: Duration,
 }
@@ -171,6 +180,8 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
             is_unwatched: false,
             awake: 0,
             now: Duration::ZERO,
+            next_ask: Duration::ZERO,
+            ask_after: 0,
             next_look: Duration::ZERO,
         })
     }
@@ -554,7 +565,9 @@ unsafe impl<T: StreamTransport, P: PlacementStorage> MemoryPort for PlacementPor
         // The next poll looks at all connections: it may be the only one.
         self.looks = LOOKS_WHEN_STEADY;
         self.watch_recent();
-        let idle = self.reports.is_empty() && self.listed.is_empty() && self.descriptor().is_some();
+        let can_sleep = !T::Stream::IN_MEMORY || self.each_stream(ByteStream::prepare_sleep);
+        let idle =
+            self.reports.is_empty() && self.listed.is_empty() && self.descriptor().is_some() && can_sleep;
         if idle { Armed::Sleep } else { Armed::Poll }
     }
 

@@ -147,6 +147,11 @@ impl Basic {
         Ok(len)
     }
 
+    /// Returns whether a get finds bytes.
+    pub(super) fn has_bytes(&self, link: &PipeLink, pointers: &mut Pointers) -> bool {
+        self.head != self.taken || pointers.theirs(link, Pointer::Head) > self.taken
+    }
+
     /// Returns whether no staged byte waits for its write.
     pub(super) const fn is_posted(&self) -> bool {
         self.written == self.staged

@@ -64,6 +64,11 @@ impl ChunkReceiver {
         Ok(self.tail)
     }
 
+    /// Returns whether a chunk is there that was not read to its end, or its header is wrong.
+    pub(super) fn has_chunk(&mut self, link: &PipeLink, pointers: &mut Pointers) -> bool {
+        self.taken < self.arrived || self.next(link, pointers).map_or(true, |header| header.is_some())
+    }
+
     /// Returns the header of the next chunk if it has arrived.
     fn next(&mut self, link: &PipeLink, pointers: &mut Pointers) -> Result<Option<ChunkHeader>, PipeError> {
         let announced = matches!(pointers, Pointers::Messages(_));

@@ -183,9 +183,14 @@ impl<'a> DirectPipe<'a> {
         }
     }
 
+    /// Returns whether a get has bytes to return, or an error to report.
+    pub fn is_ready(&self) -> bool {
+        self.run > 0 || self.receiver.has_next() || self.lost.is_some()
+    }
+
     /// Returns whether the peer violated the protocol, so that nothing more can be read.
     const fn is_broken(&self) -> bool {
-        matches!(self.lost, Some(error) if !matches!(error, PipeError::Lost(_)))
+        matches!(self.lost, Some(error) if !error.is_end())
     }
 
     /// Reads from the record at the head. `None` if there is none.
@@ -270,6 +275,11 @@ impl<'a> DirectPipe<'a> {
     /// Takes note that the peer is gone.
     pub fn on_lost(&mut self, error: LostError) {
         self.lost = self.lost.or(Some(PipeError::Lost(error)));
+    }
+
+    /// Takes note that the peer has ended its end in good order.
+    pub fn on_ended(&mut self) {
+        self.lost = self.lost.or(Some(PipeError::Ended));
     }
 
     /// Returns whether all bytes that were put are visible to the peer.

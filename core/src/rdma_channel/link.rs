@@ -57,7 +57,7 @@ impl PipeWork {
     pub(super) const fn of(id: u64) -> Option<(Self, u64)> {
         let work = match id >> NUMBER_BITS {
             0 => Self::Data,
-            kind @ 0x10..=0x12 => Self::Pointer(kind as u8 & 0xf),
+            kind @ 0x10..=0x13 => Self::Pointer(kind as u8 & 0xf),
             0x20 => Self::Receive,
             0x30 => Self::Read,
             0x40 => Self::Past,
@@ -152,7 +152,7 @@ mod tests {
     fn numbers_of_work_requests_have_one_meaning() {
         let kinds =
             [PipeWork::Data, PipeWork::Receive, PipeWork::Read, PipeWork::Past, PipeWork::Push].into_iter();
-        for kind in kinds.chain((0..3).map(PipeWork::Pointer)) {
+        for kind in kinds.chain((0..4).map(PipeWork::Pointer)) {
             for number in [0, 1, 1 << 40, NUMBER] {
                 assert_eq!(PipeWork::of(kind.id(number)), Some((kind, number)));
             }

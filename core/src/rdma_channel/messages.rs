@@ -112,9 +112,9 @@ impl PointerMessages {
         if outstanding + least > self.receives {
             return Ok(());
         }
-        let [head, tail, acks] = self.ours;
+        let [head, tail, acks, end] = self.ours;
         let mut bytes = [0; 8 * WORDS];
-        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip([head, tail, acks, self.seen]) {
+        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip([head, tail, acks, end, self.seen]) {
             *to = word.to_le_bytes();
         }
         let slot = link.shape.send_slot(0, self.sent);
@@ -144,7 +144,8 @@ impl PointerMessages {
     ) -> Result<(), PipeError> {
         let mut bytes = [0; 8 * WORDS];
         if len as usize != bytes.len() || slot >= self.receives {
-            return Err(PipeError::Violated { what: "length of a message", found: len.into(), limit: 32 });
+            let limit = bytes.len() as u64;
+            return Err(PipeError::Violated { what: "length of a message", found: len.into(), limit });
         }
         if !link.outbox.view.read(link.shape.receive_slot(slot), &mut bytes) {
             return Err(PipeError::Memory);
@@ -153,13 +154,13 @@ impl PointerMessages {
         for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
             *to = u64::from_le_bytes(*word);
         }
-        let [head, tail, acks, seen_by_peer] = words;
+        let [head, tail, acks, end, seen_by_peer] = words;
         if seen_by_peer > self.sent {
             let (found, limit) = (seen_by_peer, self.sent);
             return Err(PipeError::Violated { what: "number of messages seen", found, limit });
         }
         self.seen_by_peer = self.seen_by_peer.max(seen_by_peer);
-        for (known, word) in self.theirs.iter_mut().zip([head, tail, acks]) {
+        for (known, word) in self.theirs.iter_mut().zip([head, tail, acks, end]) {
             *known = (*known).max(word);
         }
         self.may_speak = true;

@@ -11,7 +11,9 @@ pub(super) enum Pointer {
     Tail = 1,
     /// So many exposed buffers the receiver has read.
     Acks = 2,
+    /// 1 if this end puts and gets nothing more: it was finalized.
+    End = 3,
 }
 
 /// The number of pointers.
-pub(super) const POINTERS: usize = 3;
+pub(super) const POINTERS: usize = 4;

@@ -1,5 +1,6 @@
 //! Head and tail pointers, each with its master copy at the end that moves it and a replica at the other (paper 1,
-//! section 4.2). A third pointer counts acknowledged buffers of the zero-copy design.
+//! section 4.2). A third pointer counts acknowledged buffers of the zero-copy design, and a fourth one announces the
+//! end.
 //!
 //! Pointers are positions that only grow. A replica may be out of date; this delays its reader and does no harm. Values
 //! of the peer are untrusted: each design checks a value against its own positions before it uses the value.

@@ -1,23 +1,25 @@
 //! The shape of a pipe: its design, its sizes, and where everything lies in its two pieces of memory.
 #![forbid(unsafe_code)]
 
+use super::pointer::POINTERS;
 use super::{PipeArrival, PipeError};
 use crate::port::memory::{Facts, KEY_BYTES, MemoryKey};
 
 /// Version of everything that two ends of a pipe exchange. It increases with every change of a layout.
-pub const PIPE_VERSION: u8 = 2;
+pub const PIPE_VERSION: u8 = 3;
 /// Bytes of a [`PipeCard`].
 pub const CARD_BYTES: usize = 16 + KEY_BYTES;
 /// Bytes before the ring in the inbox: one cache line for each pointer of the peer.
-pub(super) const RING_AT: u64 = 3 * LINE;
+pub(super) const RING_AT: u64 = POINTERS as u64 * LINE;
 /// Distance of two pointers in the inbox.
 pub(super) const LINE: u64 = 64;
 /// Places from which pointers are written, for each pointer; also most messages posted in each direction.
 pub(super) const SLOTS: u64 = 8;
 /// Bytes of a slot.
-pub(super) const SLOT_BYTES: u64 = 32;
-/// Bytes of the outbox behind the staging buffer: three groups of slots to send from, one to receive into.
-const OUTBOX_MORE: u64 = 4 * SLOTS * SLOT_BYTES;
+pub(super) const SLOT_BYTES: u64 = 64;
+/// Bytes of the outbox behind the staging buffer: a group of slots to send from for each pointer, and one to receive
+/// into.
+const OUTBOX_MORE: u64 = (POINTERS as u64 + 1) * SLOTS * SLOT_BYTES;
 /// The smallest chunk.
 pub(super) const LEAST_CHUNK: u32 = 64;
 /// The smallest ring.
@@ -162,7 +164,7 @@ impl PipeShape {
 
     /// Returns the offset in the outbox of a slot to receive into.
     pub(super) const fn receive_slot(&self, number: u64) -> u64 {
-        self.send_slot(3, number)
+        self.send_slot(POINTERS as u64, number)
     }
 }
 

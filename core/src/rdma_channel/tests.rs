@@ -192,6 +192,29 @@ fn bytes_that_arrived_before_the_connection_was_lost_can_be_read() {
 }
 
 #[test]
+fn an_announced_end_is_told_from_a_loss_and_follows_the_bytes() {
+    for (design, arrival) in Design::ALL
+        .into_iter()
+        .flat_map(|design| [PipeArrival::Polled, PipeArrival::Announced].map(|arrival| (design, arrival)))
+    {
+        let [mut a, mut b] = ends(super::PipeShape { arrival, ..shape(design) });
+        let (mut bytes, lost) = ([0; 8], crate::port::memory::LostError::Closed);
+        assert_eq!(a.put(&[1; 8]), Ok(8));
+        a.pipe.finish();
+        assert_eq!(a.pipe.push(&mut a.port), Ok(()));
+        b.drain();
+        // It is no end yet.
+        assert_eq!((b.get(&mut bytes), b.get(&mut bytes), bytes), (Ok(8), Ok(0), [1; 8]));
+        b.pipe.on_lost(lost);
+        let error = Err(PipeError::Ended);
+        assert_eq!((b.get(&mut bytes), b.put(&[1])), (error, error), "{design:?} {arrival:?}");
+        a.pipe.on_lost(lost);
+        let error = Err(PipeError::Lost(lost));
+        assert_eq!((a.get(&mut bytes), a.put(&[1])), (error, error), "{design:?} {arrival:?}");
+    }
+}
+
+#[test]
 fn a_rendezvous_writes_past_the_pipe_and_what_follows_arrives_after_it() {
     for design in Design::ALL {
         let [mut a, mut b] = ends(shape(design));

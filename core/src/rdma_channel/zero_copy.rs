@@ -201,6 +201,11 @@ impl ZeroCopy {
         self.pipe.sender.post(host.port(), link, pointers)
     }
 
+    /// Returns whether a get has something to do: a chunk is there, or bytes of the peer's buffer are being read.
+    pub(super) fn has_bytes(&mut self, link: &PipeLink, pointers: &mut Pointers) -> bool {
+        self.source.is_some() || self.pipe.receiver.has_chunk(link, pointers)
+    }
+
     /// Gets bytes into the list, from its beginning. Returns how many.
     pub(super) fn get<H: PipeHost>(
         &mut self,

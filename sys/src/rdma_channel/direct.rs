@@ -1,12 +1,13 @@
 //! Pipes inside a machine: a segment that both processes have mapped, and a socket that ends with its process.
 //!
 //! The process of the higher rank makes the segment and sends its descriptor with the first packet. The other process
-//! answers. Later nothing is sent: the socket only shows that the peer is gone.
+//! answers. Later the socket shows that the peer is gone. Before, it carries the announcement of an end
+//! ([`HandoffConnection::send_goodbye`]), and wakes a peer that has announced a sleep.
 //!
 //! | word of a first packet, little-endian | value |
 //! |---|---|
 //! | 0 | `nemesiac` |
-//! | 1 | version 1 |
+//! | 1 | version 2 |
 //! | 2 | rank of the sender |
 //! | 3 | bytes of the ring of each direction; 0 in an answer refuses |
 
@@ -14,31 +15,35 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use nemesia_core::payload::{Gather, Scatter};
 use nemesia_core::port::memory::LostError;
 use nemesia_core::rdma_channel::direct::layout::{
-    DIRECT_ACK_AT, DIRECT_READ_AT, DIRECT_RING_AT, DIRECT_SLOTS, DIRECT_SLOTS_AT, DIRECT_WRITTEN_AT,
-    direct_bytes,
+    DIRECT_ACK_AT, DIRECT_READ_AT, DIRECT_RING_AT, DIRECT_SLEEP_AT, DIRECT_SLOTS, DIRECT_SLOTS_AT,
+    DIRECT_WRITTEN_AT, direct_bytes,
 };
 use nemesia_core::rdma_channel::{DirectPipe, PipeError};
 use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
 use nemesia_core::shared::layout::{Extent, LayoutError};
 use nemesia_core::shared::ring::{ByteReader, ByteRing, ByteWriter};
-use nemesia_core::sync::{PayloadMut, Word64};
+use nemesia_core::shared::sleep::{Payer, Sleep, SleepWord, WakeReason, Waking};
+use nemesia_core::sync::{FenceMode, PayloadMut, Word64};
 
 use crate::config::Config;
-use crate::os::{Access, HandoffConnection, HandoffListener, Segment, ShmError, Watch};
+use crate::os::{Access, Departure, HandoffConnection, HandoffListener, Segment, ShmError, Watch};
 use crate::transport::hosts::HostAddress;
 
 /// The magic number of a first packet.
 const MAGIC: u64 = u64::from_le_bytes(*b"nemesiac");
 /// The version of the format above.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// The bytes of a first packet.
 const HELLO_BYTES: usize = 32;
 /// The slack in a segment's size: it may be rounded up to huge pages.
 const ROUNDING: usize = 1 << 30;
 /// The time within which a first packet must follow its connection.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The packets taken at once.
+const MOST_PACKETS: usize = 64;
 /// The calls that find nothing between two looks at the peer's socket.
 const LOOK_EVERY: u32 = 1024;
 
@@ -48,6 +53,10 @@ pub(super) struct DirectLink {
     /// Its type is `'static` because a structure cannot borrow from its own field. Only methods of this type, which
     /// borrow the segment as well, use it. Dropping it has no effect, so the order of drops does not matter.
     pipe: DirectPipe<'static>,
+    own_sleep: &'static SleepWord,
+    their_sleep: &'static SleepWord,
+    /// The peer has announced its end.
+    has_finished: bool,
     idle: u32,
     connection: HandoffConnection,
     /// Shows the end of the peer, of whose socket a child may hold a copy.
@@ -60,25 +69,112 @@ const _: () = assert!(!std::mem::needs_drop::<DirectPipe<'static>>());
 
 impl DirectLink {
     fn new(connection: HandoffConnection, segment: Segment, ring: usize, made: bool) -> Result<Self, String> {
-        let pipe = pipe(&segment, ring, made).map_err(|error| error.to_string())?;
-        Ok(Self { pipe, idle: 0, pidfd: connection.pidfd(), connection, segment })
+        let text = |error: LayoutError| error.to_string();
+        let pipe = pipe(&segment, ring, made).map_err(text)?;
+        let (own_sleep, their_sleep) = sleep_words(&segment, ring, made).map_err(text)?;
+        Ok(Self {
+            pipe,
+            own_sleep,
+            their_sleep,
+            has_finished: false,
+            idle: 0,
+            pidfd: connection.pidfd(),
+            connection,
+            segment,
+        })
     }
 
-    /// Returns the pipe.
+    /// Puts bytes from the beginning of the list.
     #[inline(always)]
-    pub(super) const fn pipe(&mut self) -> &mut DirectPipe<'static> {
-        &mut self.pipe
+    pub(super) fn put(&mut self, from: &mut Gather) -> Result<usize, PipeError> {
+        let waits = !self.pipe.is_sent();
+        let result = self.pipe.put(from);
+        self.after(waits, &result);
+        result
     }
 
-    /// Counts the result of a put or get. Now and then, if nothing was done, looks whether the peer is gone.
+    /// Gets bytes into the list, from its beginning.
     #[inline(always)]
-    pub(super) fn count(&mut self, result: &Result<usize, PipeError>) {
-        if matches!(result, Ok(0)) {
-            self.idle = self.idle.wrapping_add(1);
-            if self.idle.is_multiple_of(LOOK_EVERY) {
-                self.look();
-            }
+    pub(super) fn get(&mut self, into: &mut Scatter) -> Result<usize, PipeError> {
+        let waits = !self.pipe.is_sent();
+        let result = self.pipe.get(into);
+        self.after(waits, &result);
+        result
+    }
+
+    /// Hands over what waits for that. Returns whether all bytes that were put have left; those of a failed pipe are
+    /// lost.
+    pub(super) fn push(&mut self) -> bool {
+        let waits = !self.pipe.is_sent();
+        let has_left = self.pipe.push().unwrap_or(true);
+        if waits {
+            self.signal();
         }
+        has_left
+    }
+
+    /// Wakes the peer after a put or get that may have changed something. Now and then, if nothing was done, looks
+    /// whether the peer is gone.
+    #[inline(always)]
+    fn after(&mut self, waits: bool, result: &Result<usize, PipeError>) {
+        let is_idle = matches!(result, Ok(0));
+        if waits || !is_idle {
+            self.signal();
+        }
+        if is_idle {
+            self.count_idle();
+        }
+    }
+
+    #[inline(always)]
+    fn count_idle(&mut self) {
+        self.idle = self.idle.wrapping_add(1);
+        if self.idle.is_multiple_of(LOOK_EVERY) {
+            self.look();
+        }
+    }
+
+    #[inline(always)]
+    fn signal(&self) {
+        if self.their_sleep.is_asleep(FenceMode::Symmetric) {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        if let Waking::Asleep(_) = self.their_sleep.must_wake(FenceMode::Symmetric, WakeReason::Other) {
+            // If its queue is full, unread packets wake it. If it is gone, the next look finds that.
+            let _ = self.connection.send_wake();
+        }
+    }
+
+    /// Returns whether a get has bytes to return, or an error to report.
+    pub(super) fn is_ready(&mut self) -> bool {
+        if self.pipe.is_ready() {
+            return true;
+        }
+        self.count_idle();
+        false
+    }
+
+    /// Announces that this process sleeps until one of [`DirectLink::descriptors`] is readable. The caller looks once
+    /// more before it sleeps.
+    pub(super) fn prepare_sleep(&self) {
+        // The sleep is for the descriptors, so the sequence is not needed.
+        let _ = self.own_sleep.announce(Sleep::Event);
+    }
+
+    /// Ends the announcement, and looks what has woken this process.
+    pub(super) fn awake(&mut self) {
+        self.own_sleep.unpark(Payer::Sleeper);
+        self.take_packets();
+        self.look();
+    }
+
+    /// Returns the descriptors that become readable when the peer wakes this process or is gone.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [Some(self.connection.as_fd()), self.pidfd.as_ref().map(OwnedFd::as_fd)].into_iter().flatten()
     }
 
     /// Explains the pipe.
@@ -91,8 +187,27 @@ impl DirectLink {
     pub(super) fn look(&mut self) {
         let has_died = self.pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
         if has_died || self.connection.has_disconnected() {
-            self.pipe.on_lost(LostError::Closed);
+            self.take_packets();
+            match self.has_finished {
+                true => self.pipe.on_ended(),
+                false => self.pipe.on_lost(LostError::Closed),
+            }
         }
+    }
+
+    /// Takes the packets that are there, within a limit.
+    fn take_packets(&mut self) {
+        let mut packet = [0; HELLO_BYTES];
+        for _ in 0..MOST_PACKETS {
+            let Ok((len, _)) = self.connection.recv(&mut packet, 0, Instant::now()) else { return };
+            self.has_finished |= HandoffConnection::departure_in(&packet[..len]) == Some(Departure::Finished);
+        }
+    }
+
+    /// Announces that this end puts and gets nothing more.
+    pub(super) fn finish(&self) {
+        // A peer that is gone needs no announcement.
+        let _ = self.connection.send_goodbye();
     }
 }
 
@@ -197,6 +312,25 @@ pub(super) fn accept(
     let segment = Segment::attach(fd, Access::ReadWrite, bytes..=bytes + ROUNDING).map_err(text)?;
     connection.send(&hello(own, wanted), &[], deadline).map_err(text)?;
     Ok(Some((rank, DirectLink::new(connection, segment, ring, false)?)))
+}
+
+/// Returns the sleep words of this process and of the other one, for the process that made the segment or for the other
+/// one.
+fn sleep_words(
+    segment: &Segment,
+    ring: usize,
+    made: bool,
+) -> Result<(&'static SleepWord, &'static SleepWord), LayoutError> {
+    // SAFETY: the segment is mapped until it is dropped, and is stored in one value with the words.
+    let extent = unsafe { Extent::new(segment.as_ptr(), segment.len(), 2 * direct_bytes(ring)) }?;
+    let word = |at: usize| {
+        let word: NonNull<SleepWord> = extent.resolve(at + DIRECT_SLEEP_AT, 1)?;
+        // SAFETY: resolved, so mapped and aligned; atomic words, valid whatever the peer writes; they live as long as
+        // the segment.
+        Ok(unsafe { word.as_ref() })
+    };
+    let (first, second) = (word(0)?, word(direct_bytes(ring))?);
+    Ok(if made { (first, second) } else { (second, first) })
 }
 
 /// Returns the end of a pipe in a segment, for the process that made it or for the other one.

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use nemesia_core::payload::{Gather, Scatter};
 use nemesia_core::port::memory::{
-    Address, Completion, ConnectError, Connection, Event, Facts, LostError, MemoryKey, MemoryPort, Offer,
-    PortRegion, Private, RegionAccess,
+    Address, Armed, Completion, ConnectError, Connection, Event, Facts, LostError, MemoryKey, MemoryPort,
+    Offer, PortRegion, Private, RegionAccess,
 };
 use nemesia_core::rdma_channel::{
     BytePipe, Design, PastWrite, PipeCard, PipeError, PipeHost as _, PipeMemory, PipeShape,
@@ -398,6 +398,33 @@ impl<P: MemoryPort> ChannelFabric<P> {
         }
         self.look();
         all
+    }
+
+    /// Makes progress with what waits.
+    pub(super) fn progress(&mut self) {
+        self.push(|_| true);
+    }
+
+    /// Returns whether a get from the pipe at a place has something to do or to report.
+    pub(super) fn has_bytes(&mut self, at: usize) -> bool {
+        self.ends.get_mut(at).is_some_and(|end| end.pipe.is_ready())
+    }
+
+    /// Prepares for a sleep until [`ChannelFabric::descriptor`] is readable. Returns whether this process may sleep.
+    pub(super) fn arm(&mut self) -> bool {
+        self.port().arm() == Armed::Sleep
+    }
+
+    /// Returns the descriptor of the port.
+    pub(super) fn descriptor(&mut self) -> Option<i32> {
+        self.port().descriptor()
+    }
+
+    /// Announces that this process puts and gets nothing more. Returns whether all announcements leave without the
+    /// progress of peers.
+    pub(super) fn finish(&mut self) -> bool {
+        self.ends.iter_mut().for_each(|end| end.pipe.finish());
+        self.push_out()
     }
 
     /// Closes all connections.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nemesia_core::payload::Segment;
 use nemesia_core::rdma_channel::Design;
 
-use super::{ADMISSION_BYTES, ChannelGroup, PastWrite};
+use super::{ADMISSION_BYTES, ChannelGroup, PastWrite, PipeError};
 use crate::bootstrap::threads;
 use crate::config::{ChannelDesign, Config, NetChoice};
 use crate::endpoint::{Endpoint, PeerGroup};
@@ -267,33 +267,100 @@ fn ends_of_different_sizes_are_refused_on_both_sides() {
     }
 }
 
-#[test]
-fn bytes_of_a_rank_that_has_gone_arrive_and_then_an_error() {
-    for design in ChannelDesign::ALL {
-        let results = group(2, &config().channel_design(design), |mut group| {
-            group.connect()?;
-            let begun = Instant::now();
-            if group.rank() == 0 {
-                let mut put = 0;
-                while put < 1000 {
-                    put += group.put(1, &[std::io::IoSlice::new(&[7; 1000][put..])])?;
-                }
-                return group.finalize().map(|()| String::new());
+/// Returns settings for a pipe of each kind: in mapped memory, over a port, and to another machine.
+fn ways() -> [Config; 4] {
+    let [basic, piggyback, learned] =
+        [Design::Basic, Design::Piggyback, Design::Learned].map(ChannelDesign::Paper);
+    let tcp = config().local(false).net(NetChoice::Tcp);
+    let inside = [ChannelDesign::Direct, basic, learned].map(|design| config().channel_design(design));
+    let [direct, basic, learned] = inside;
+    [direct, basic, learned, tcp.channel_design(piggyback)]
+}
+
+/// Gets 1000 bytes of rank 0, which has put them, and returns the error that follows.
+fn bytes_and_an_error(group: &mut ChannelGroup) -> Error {
+    let (mut got, mut into, begun) = (0, [0; 1001], Instant::now());
+    loop {
+        assert!(begun.elapsed() < HANGS, "got {got}");
+        match group.get(0, &mut [std::io::IoSliceMut::new(&mut into[got..])]) {
+            Ok(count) => got += count,
+            Err(error) => {
+                assert_eq!((got, &into[..1000]), (1000, &[7; 1000][..]), "{error}");
+                return error;
             }
-            let (mut got, mut into) = (0, [0; 1001]);
-            loop {
-                assert!(begun.elapsed() < HANGS, "{design:?}: got {got}");
-                match group.get(0, &mut [std::io::IoSliceMut::new(&mut into[got..])]) {
-                    Ok(count) => got += count,
-                    Err(error) => {
-                        assert_eq!((got, &into[..1000]), (1000, &[7; 1000][..]), "{design:?}: {error}");
-                        return Ok(error.to_string());
+        }
+    }
+}
+
+#[test]
+fn bytes_of_a_rank_that_has_gone_arrive_and_then_an_error_that_says_how_it_went() {
+    for (config, finalizes) in ways().iter().flat_map(|config| [(config, false), (config, true)]) {
+        let results = group(2, config, |mut group| {
+            group.connect()?;
+            if group.rank() == 1 {
+                let error = bytes_and_an_error(&mut group);
+                let put = group.put(0, &[std::io::IoSlice::new(&[1])]).unwrap_err();
+                return Ok(Some((group.explain(), error, put)));
+            }
+            whole(&mut group, 1, &mut [7; 1000], true)?;
+            if finalizes {
+                return group.finalize().map(|()| None);
+            }
+            // As a death: nothing is announced.
+            let begun = Instant::now();
+            while !group.is_flushed() {
+                assert!(begun.elapsed() < HANGS);
+            }
+            Ok(None)
+        });
+        let ends: Vec<_> = results.into_iter().filter_map(Result::unwrap).collect();
+        for (explained, get, put) in ends {
+            for error in [get, put] {
+                let Error::Pipe { rank: 0, problem } = error else { unreachable!("{explained}: {error}") };
+                assert_eq!(problem == PipeError::Ended, finalizes, "{explained}: {problem}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wait_returns_the_rank_that_has_bytes_and_each_end_once() {
+    for config in ways() {
+        let results = group(3, &config, |mut group| {
+            assert!(group.wait(Some(HANGS)).unwrap_err().to_string().contains("call connect first"));
+            group.connect()?;
+            if group.rank() > 0 {
+                // The request of rank 0 ends the sleep of this process. Rank 1 may end before.
+                while let Some(other) = group.wait(Some(HANGS))?.filter(|rank| *rank > 0) {
+                    let end = group.get(other, &mut [std::io::IoSliceMut::new(&mut [0])]);
+                    assert!(!matches!(end, Ok(1..)), "rank {other} puts nothing here");
+                }
+                whole(&mut group, 0, &mut [0], false)?;
+                whole(&mut group, 0, &mut [7; 300], true)?;
+                return group.finalize();
+            }
+            assert_eq!(group.wait(Some(Duration::ZERO))?, None);
+            // One after the other: rank 2 has nothing before it is asked.
+            for rank in [1, 2] {
+                whole(&mut group, rank, &mut [1], true)?;
+                let (mut got, mut into, mut ends) = (0, [0; 300], 0);
+                while ends == 0 {
+                    assert_eq!(group.wait(Some(HANGS))?, Some(rank), "{}", group.explain());
+                    match group.get(rank, &mut [std::io::IoSliceMut::new(&mut into[got..])]) {
+                        Ok(count) if got < 300 => got += count,
+                        Ok(_) => {
+                            let end = group.get(rank, &mut [std::io::IoSliceMut::new(&mut [0])]);
+                            ends += usize::from(end.is_err());
+                        }
+                        Err(error) => unreachable!("{error}"),
                     }
                 }
+                assert_eq!((got, into), (300, [7; 300]));
             }
+            assert_eq!(group.wait(None)?, None, "all have ended");
+            group.finalize()
         });
-        let errors: Vec<String> = results.into_iter().map(Result::unwrap).collect();
-        assert!(errors[1].contains("rank 0") && errors[1].contains("ended"), "{design:?}: {errors:?}");
+        results.into_iter().for_each(|result| result.unwrap());
     }
 }
 

@@ -15,12 +15,14 @@
 //! whatever the keys: keys protect against mistakes there, not against attackers.
 //!
 //! # Bytes
-//! The connecting side makes the segment, and sends it with a packet of four words: `nemesiam`, version 1,
+//! The connecting side makes the segment, and sends it with a packet of four words: `nemesiam`, version 2,
 //! address and value of its identity stamp. The other side answers with its own four words, without a
 //! segment. The segment holds four positions at multiples of 128 bytes (written and read of the connecting
-//! side's ring, then of the other one), the first ring at 4096, and the second behind it, 256 KiB each. Later
-//! packets are one byte: 1, the ring has data; 2, the ring is full, notify when there is room; 3, there is
-//! room.
+//! side's ring, then of the other one), two [sleep words](nemesia_core::shared::sleep) from 1024 on at multiples
+//! of 128 bytes (of the connecting side, then of the other one), the first ring at 4096, and the second behind it,
+//! 256 KiB each. A process that polls finds bytes and room in the rings. One that sleeps announces that in its
+//! word. The other one reads that word after each change of a ring, and then sends a packet of one byte, 1, to wake
+//! it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,7 +34,8 @@ use nemesia_core::port::memory::{Address, ConnectError, Origin};
 use nemesia_core::port::placement::{ByteStream, StreamResult};
 use nemesia_core::shared::layout::{Extent, LayoutError};
 use nemesia_core::shared::ring::{ByteReader, ByteRing, ByteWriter};
-use nemesia_core::sync::{PayloadMut, Word64};
+use nemesia_core::shared::sleep::{Payer, Sleep, SleepWord, WakeReason, Waking};
+use nemesia_core::sync::{FenceMode, PayloadMut, Word64};
 
 pub use crate::os::allow_any_reader;
 use crate::os::{
@@ -40,12 +43,12 @@ use crate::os::{
     ShmError, Watch,
 };
 pub use crate::placement::{Options, PlacementPort};
-use crate::placement::{PolledStream, StreamSource, open, transferred};
+use crate::placement::{PolledStream, StreamSource, count_call, open, transferred};
 
 /// The magic number of the first packet.
 const MAGIC: u64 = u64::from_le_bytes(*b"nemesiam");
 /// The version of the format above.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// The bytes of the first packet.
 const HELLO_BYTES: usize = 32;
 /// The offset of the rings.
@@ -59,12 +62,11 @@ const ROUNDING: usize = 1 << 30;
 /// The bytes between positions.
 const LINE: usize = 128;
 
-/// The ring has data.
+/// The offset of the sleep words.
+const SLEEP_AT: usize = 1024;
+
+/// Wakes a process that sleeps.
 const DOORBELL: u8 = 1;
-/// The ring is full: notify when there is room.
-const FULL: u8 = 2;
-/// There is room.
-const ROOM: u8 = 3;
 /// The number of packets received at once.
 const PACKETS: usize = 16;
 /// The time that the kernel may take to queue a connection.
@@ -122,19 +124,19 @@ pub struct Pipe {
     /// The peer is gone, or the connection has ended.
     ended: bool,
     finished: bool,
-    /// The peer has asked to be notified when there is room.
-    defers_room: bool,
-    /// A packet did not fit: it is sent when the socket is writable.
-    waits: bool,
+    /// The last write found the ring full.
+    is_blocked: bool,
 }
 
-/// Both rings, and the segment into which they point. Their type is `'static` because a structure cannot borrow
+/// Both rings and sleep words, and the segment into which they point. Their type is `'static` because a structure cannot borrow
 /// from its own field. Only methods of [`Pipe`], which borrow all three, use them. Dropping them has no effect,
 /// so the order of drops does not matter.
 #[derive(Debug)]
 struct Ends {
     writer: ByteWriter<'static>,
     reader: ByteReader<'static>,
+    own_sleep: &'static SleepWord,
+    their_sleep: &'static SleepWord,
     segment: Segment,
 }
 
@@ -152,8 +154,7 @@ impl Pipe {
             memory: None,
             ended: false,
             finished: false,
-            defers_room: false,
-            waits: false,
+            is_blocked: false,
         }
     }
 
@@ -168,6 +169,7 @@ impl Pipe {
 
     /// Receives a pending packet, and returns its first byte. The first packet holds the peer's identity stamp.
     fn packet(&mut self) -> io::Result<Option<u8>> {
+        count_call();
         let mut bytes = [0; HELLO_BYTES];
         let fds = usize::from(self.ends.is_none());
         let (len, mut fds) = match self.connection.recv(&mut bytes, fds, Instant::now()) {
@@ -202,15 +204,14 @@ impl Pipe {
         Ok(Some(DOORBELL))
     }
 
-    /// Sends the peer a signal. If it does not fit, earlier signals are still unread.
-    fn ring(&mut self, what: u8) -> io::Result<()> {
-        match self.connection.send(&[what], &[], Instant::now()) {
-            Ok(()) => Ok(()),
-            Err(ShmError::TimedOut { .. }) => {
-                self.waits = true;
-                Ok(())
-            }
-            Err(_) => Err(io::Error::from_raw_os_error(libc::EPIPE)),
+    /// Wakes the peer after a change of a ring, if it sleeps. If the packet does not fit, earlier ones are unread, and
+    /// wake it. If the peer is gone, the system reports that.
+    fn signal(&self) {
+        let Some(ends) = &self.ends else { return };
+        let waking = ends.their_sleep.must_wake(FenceMode::Symmetric, WakeReason::Other);
+        if let Waking::Asleep(_) = waking {
+            count_call();
+            let _ = self.connection.send(&[DOORBELL], &[], Instant::now());
         }
     }
 
@@ -233,49 +234,41 @@ impl Pipe {
 
     /// Reads available bytes; returns 0 at the end.
     fn read_some(&mut self, into: &mut ScatterList<'_>) -> io::Result<usize> {
-        for looks_again in [true, false] {
+        loop {
             let count = self.take(into)?;
             if count > 0 {
-                self.report_room()?;
+                self.signal();
                 return Ok(count);
             }
             if self.ended || self.finished {
                 return Ok(0);
             }
-            // The ring is looked at after every packet that is taken: the peer may have written its data, and sent the
-            // packet, since the last look. What is left in the socket keeps it readable.
-            if !looks_again || !self.take_packets()? && !self.has_ended() {
+            // Without a report there is no packet, and the peer lives. The ring is looked at once more afterwards: what
+            // the peer wrote before it ended is there.
+            if !std::mem::take(&mut self.is_reported) && self.ends.is_some() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            self.take_packets()?;
+            self.ended |= self.pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
+            if self.ends.is_none() && !self.ended {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+        }
+    }
+
+    /// Takes the packets that are there, within a limit. What is left in the socket is reported again.
+    fn take_packets(&mut self) -> io::Result<()> {
+        for _ in 0..PACKETS {
+            if self.packet()?.is_none() {
                 break;
             }
         }
-        self.report_room()?;
-        Err(io::ErrorKind::WouldBlock.into())
-    }
-
-    /// Returns whether the peer is gone. Its process is looked at only after a report of the system.
-    fn has_ended(&mut self) -> bool {
-        let is_reported = std::mem::take(&mut self.is_reported);
-        self.ended |= is_reported && self.pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
-        self.ended
-    }
-
-    /// Takes the packets that are there, within a limit. Returns whether there was one.
-    fn take_packets(&mut self) -> io::Result<bool> {
-        let mut any = false;
-        for _ in 0..PACKETS {
-            match self.packet()? {
-                Some(FULL) => self.defers_room = true,
-                Some(_) => {}
-                None => break,
-            }
-            any = true;
-        }
-        Ok(any)
+        Ok(())
     }
 
     /// Writes as much as fits.
     fn write_some(&mut self, from: &GatherList<'_>) -> io::Result<usize> {
-        self.waits = false;
+        self.is_blocked = false;
         if self.ended {
             return Err(io::Error::from_raw_os_error(libc::EPIPE));
         }
@@ -292,16 +285,11 @@ impl Pipe {
             }
         }
         if total > 0 {
-            self.ring(DOORBELL)?;
-            self.waits = false;
+            self.signal();
             return Ok(total);
         }
-        self.ring(FULL)?;
+        self.is_blocked = true;
         Err(io::ErrorKind::WouldBlock.into())
-    }
-
-    fn report_room(&mut self) -> io::Result<()> {
-        if std::mem::take(&mut self.defers_room) { self.ring(ROOM) } else { Ok(()) }
     }
 }
 
@@ -331,9 +319,15 @@ fn ends(segment: Segment, made: bool) -> Result<Ends, LayoutError> {
         let want = RING_BYTES as u64;
         ByteRing::new(bytes, word(0)?, word(1)?).ok_or(LayoutError::Extent { have: want, want })
     };
-    let (first, second) = (ring(0)?, ring(1)?);
-    let (out, back) = if made { (first, second) } else { (second, first) };
-    Ok(Ends { writer: ByteWriter::new(out), reader: ByteReader::new(back), segment })
+    let sleep = |number: usize| {
+        let word: NonNull<SleepWord> = extent.resolve(SLEEP_AT + number * LINE, 1)?;
+        // SAFETY: resolved, so mapped and aligned; atomic words, valid whatever the peer writes; they live as long as
+        // the segment.
+        Ok::<_, LayoutError>(unsafe { word.as_ref() })
+    };
+    let (first, second) = ((ring(0)?, sleep(0)?), (ring(1)?, sleep(1)?));
+    let ((out, own_sleep), (back, their_sleep)) = if made { (first, second) } else { (second, first) };
+    Ok(Ends { writer: ByteWriter::new(out), reader: ByteReader::new(back), own_sleep, their_sleep, segment })
 }
 
 impl AsFd for Pipe {
@@ -345,6 +339,8 @@ impl AsFd for Pipe {
 // SAFETY: only the memory of the lists is copied, during the call. After `withdraw`, and after a drop, the connection
 // is gone, and the peer discards what it reads (`HandoffConnection::has_disconnected` in `pull`).
 unsafe impl ByteStream for Pipe {
+    const IN_MEMORY: bool = true;
+
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>> {
         Some(Ok(()))
     }
@@ -361,8 +357,29 @@ unsafe impl ByteStream for Pipe {
         self.is_reported = true;
     }
 
+    fn is_ready(&mut self) -> bool {
+        let Some(ends) = &mut self.ends else { return false };
+        // A read or a write reports what is wrong with a position.
+        let has_bytes = ends.reader.available(1).map_or(true, |count| count > 0);
+        has_bytes || self.is_blocked && ends.writer.room(1).map_or(true, |count| count > 0)
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        if let Some(ends) = &self.ends {
+            // The sleep is for the descriptor, so the sequence is not needed.
+            let _ = ends.own_sleep.announce(Sleep::Event);
+        }
+        !self.is_ready()
+    }
+
+    fn awake(&mut self) {
+        if let Some(ends) = &self.ends {
+            ends.own_sleep.unpark(Payer::Sleeper);
+        }
+    }
+
     fn wants_writable(&self) -> bool {
-        self.waits
+        false
     }
 
     fn can_pull(&mut self) -> bool {

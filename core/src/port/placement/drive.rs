@@ -10,7 +10,10 @@ use super::link::{ConnectionPlace, LinkEnd, PendingReports, PlacementLink};
 use super::regions::PlacementRegions;
 use super::send::Flow;
 use super::stream::{ByteStream, Interest, LISTENER, StreamResult, StreamTransport};
-use super::{LOOKS_AT_RECENT, LOOKS_WHEN_STEADY, PlacementPort, PlacementStorage, STEADY_LOOKS};
+use super::{
+    ASK_EVERY, LOOKS_AT_RECENT, LOOKS_IN_MEMORY, LOOKS_WHEN_STEADY, PlacementPort, PlacementStorage,
+    STEADY_LOOKS,
+};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::port::memory::{ConnectError, Connection, ConnectionState, Event, LostError, Private};
@@ -153,10 +156,55 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
         }
     }
 
+    fn stream_of(&mut self, owner: StreamOwner) -> Option<&mut T::Stream> {
+        match owner {
+            StreamOwner::Listener => None,
+            StreamOwner::Link(at) => self.link_at(at)?.stream.as_mut(),
+            StreamOwner::Unauthenticated(at) => {
+                self.unauthenticated.borrow_mut().get_mut(at as usize)?.as_mut().map(|it| &mut it.stream)
+            }
+            StreamOwner::LingeringClose(at) => {
+                self.lingering_closes.borrow_mut().get_mut(at as usize)?.as_mut().map(|it| &mut it.stream)
+            }
+        }
+    }
+
+    /// Calls a function for each stream. Returns whether it has returned true for all.
+    pub(super) fn each_stream(&mut self, mut call: impl FnMut(&mut T::Stream) -> bool) -> bool {
+        let links =
+            self.links.borrow_mut().iter_mut().filter_map(|place| place.link.as_mut()?.stream.as_mut());
+        let others = self.unauthenticated.borrow_mut().iter_mut().flatten().map(|it| &mut it.stream);
+        let lingering = self.lingering_closes.borrow_mut().iter_mut().flatten().map(|it| &mut it.stream);
+        links.chain(others).chain(lingering).fold(true, |all, stream| call(stream) & all)
+    }
+
+    /// Makes progress on the streams in memory that are ready.
+    fn look_in_memory(&mut self) {
+        for at in 0..self.links.borrow().len() as u32 {
+            let stream = self.link_at(at).and_then(|link| link.stream.as_mut());
+            if stream.is_some_and(ByteStream::is_ready) {
+                self.move_on(at, true);
+            }
+        }
+    }
+
     /// Makes as much progress as possible without waiting.
     pub(super) fn progress(&mut self) {
+        if T::Stream::IN_MEMORY && self.awake == 1 {
+            self.each_stream(|stream| {
+                stream.awake();
+                true
+            });
+        }
         self.awake = self.awake.saturating_sub(1);
         self.move_listed(true);
+        if T::Stream::IN_MEMORY {
+            self.look_in_memory();
+            if self.looks < self.ask_after && self.awake == 0 {
+                self.looks += 1;
+                return;
+            }
+        }
         let most = if self.is_unwatched { LOOKS_WHEN_STEADY } else { LOOKS_AT_RECENT };
         if T::Stream::REPORTS_REST
             && self.looks < most
@@ -168,13 +216,14 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
         self.looks = 0;
         let mut words = [LISTENER; EVENTS];
         let count = self.transport.ready(&mut words);
-        for word in words.into_iter().take(count) {
-            match StreamOwner::decode(word) {
+        self.ask_after = if count > 0 { 0 } else { (2 * self.ask_after + 1).min(LOOKS_IN_MEMORY) };
+        for owner in words.into_iter().take(count).map(StreamOwner::decode) {
+            if let Some(stream) = self.stream_of(owner) {
+                stream.was_reported();
+            }
+            match owner {
                 StreamOwner::Listener => self.welcome(),
                 StreamOwner::Link(at) => {
-                    if let Some(stream) = self.link_at(at).and_then(|link| link.stream.as_mut()) {
-                        stream.was_reported();
-                    }
                     self.see(at, count == 1);
                     self.move_on(at, true);
                 }
@@ -479,6 +528,11 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
     /// Checks everything that has a deadline, at time `now`.
     pub(super) fn watch_clock(&mut self, now: Duration) {
         self.now = self.now.max(now);
+        if T::Stream::IN_MEMORY && self.now >= self.next_ask {
+            self.next_ask = self.now.saturating_add(ASK_EVERY);
+            // The next poll asks the transport.
+            self.looks = self.looks.max(LOOKS_IN_MEMORY);
+        }
         let mut next = self.timed.first();
         while let Some(at) = next {
             next = self.timed.next(self.links.borrow_mut(), at);

@@ -46,6 +46,10 @@ pub unsafe trait ByteStream {
     /// only after a read that was blocked.
     const REPORTS_REST: bool = false;
 
+    /// Whether the stream lies in memory, so that [`ByteStream::is_ready`] finds what the peer has done. The port then
+    /// asks [`StreamTransport::ready`] only now and then.
+    const IN_MEMORY: bool = false;
+
     /// Returns the result of connecting; `None` if it is not known yet.
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>>;
 
@@ -57,6 +61,20 @@ pub unsafe trait ByteStream {
 
     /// Takes note that [`StreamTransport::ready`] has reported this stream.
     fn was_reported(&mut self) {}
+
+    /// Returns whether there are bytes to read, or room for a write that was blocked, as far as memory shows it.
+    fn is_ready(&mut self) -> bool {
+        false
+    }
+
+    /// Announces that this process may sleep until [`StreamTransport::ready`] reports something. From then on the peer
+    /// makes it do so. Returns whether there is nothing to do first.
+    fn prepare_sleep(&mut self) -> bool {
+        true
+    }
+
+    /// Ends the announcement of a sleep.
+    fn awake(&mut self) {}
 
     /// Returns whether a write is to be tried again when the stream is reported as writable. If not, the peer
     /// notifies in another way.
@@ -136,7 +154,8 @@ pub trait StreamTransport {
     fn unwatch(&mut self, stream: &Self::Stream);
 
     /// Fills `words` with the words of streams that can make progress, or [`LISTENER`], and returns their
-    /// number. A stream is reported again as long as it has unread bytes, if it has [`ByteStream::REPORTS_REST`].
+    /// number. A stream is reported again as long as it has unread bytes, if it has [`ByteStream::REPORTS_REST`]. One
+    /// in memory is reported at the peer's departure, and at what the peer does after [`ByteStream::prepare_sleep`].
     fn ready(&mut self, words: &mut [u64]) -> usize;
 
     /// Returns an unpredictable number, for keys and tokens.

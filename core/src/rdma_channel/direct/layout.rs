@@ -8,6 +8,7 @@
 //! | 0 | 8 | position that the receiver has read in the fastbox |
 //! | 128 | 8 | position up to which the sender has written the ring |
 //! | 256 | 8 | position up to which the receiver has read the ring |
+//! | 384 | 64 | sleep word of the sender, which the receiver reads after each put and get of its own |
 //! | 4096 | 4096 | slots of the fastbox |
 //! | 8192 | a power of two | the ring |
 #![forbid(unsafe_code)]
@@ -20,6 +21,8 @@ pub const DIRECT_ACK_AT: usize = 0;
 pub const DIRECT_WRITTEN_AT: usize = 128;
 /// Offset in a direction of the ring's position that the receiver writes.
 pub const DIRECT_READ_AT: usize = 256;
+/// Offset in a direction of the sender's sleep word.
+pub const DIRECT_SLEEP_AT: usize = 384;
 /// Offset in a direction of the fastbox's slots.
 pub const DIRECT_SLOTS_AT: usize = 4096;
 /// The slots of a fastbox.

@@ -170,7 +170,7 @@ fn a_peer_that_sends_arbitrary_bytes_fails_only_itself() {
                 // SAFETY: the positions are in a mapped segment.
                 unsafe { base.add(word * LINE).cast::<u64>().write_volatile(value) };
             }
-            let _ = pipe.ring(DOORBELL);
+            let _ = pipe.connection.send(&[DOORBELL], &[], Instant::now());
             (0..5).for_each(|_| victim.turn());
         }
         ended += usize::from(victim.port.state(connection) == ConnectionState::Lost);
@@ -270,7 +270,72 @@ fn the_kernel_identifies_the_process_at_the_other_end() {
     assert_eq!(port.origin(connection), None);
 }
 
-/// What a peer writes while its last signal is taken must be found: no other signal follows.
+#[test]
+fn two_processes_that_poll_make_no_system_call_for_a_message() {
+    let mut victim = Victim::new();
+    let (mut port, connection) = honest(&mut victim);
+    let mut room = [Completion::EMPTY; 4];
+    for _ in 0..4096 {
+        victim.turn();
+        port.poll(&mut room);
+    }
+    let (before, to) = (crate::placement::CALLS.get(), victim.open.1.at(0));
+    for number in 0..2000 {
+        port.write(Work::new(connection, number), CompletionSource::Inline(b"48 bytes"), to, None).unwrap();
+        while port.poll(&mut room) == 0 {
+            victim.turn();
+        }
+    }
+    let calls = crate::placement::CALLS.get() - before;
+    assert!(calls < 200, "{calls} calls for 2000 messages and their answers");
+}
+
+#[test]
+fn a_process_that_sleeps_is_woken_by_bytes_and_by_room() {
+    let mut victim = Victim::new();
+    let (mut port, connection) = honest(&mut victim);
+    let mut room = [Completion::EMPTY; 4];
+    let descriptor = |port: &ShmMemoryPort| {
+        let fd = port.descriptor().unwrap();
+        // SAFETY: the port keeps it open.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    };
+    let sleeps = |port: &mut ShmMemoryPort, room: &mut [Completion]| {
+        while port.arm() == nemesia_core::port::memory::Armed::Poll {
+            port.poll(room);
+        }
+        assert_eq!(port.poll(room), 0);
+    };
+    let is_woken =
+        |port: &ShmMemoryPort, until: Instant| os::wait_ready(descriptor(port), libc::POLLIN, until).unwrap();
+    (0..100).for_each(|_| {
+        victim.turn();
+        port.poll(&mut room);
+    });
+    sleeps(&mut victim.port, &mut room);
+    assert!(!is_woken(&victim.port, Instant::now()));
+    let to = victim.open.1.at(0);
+    port.write(Work::new(connection, 1), CompletionSource::Inline(b"bytes"), to, None).unwrap();
+    port.poll(&mut room);
+    assert!(is_woken(&victim.port, Instant::now() + LATER), "by bytes");
+    // More than the ring takes: the rest waits for room.
+    let bytes = vec![7_u8; 16 << 10].leak();
+    // SAFETY: leaked; nothing else uses them.
+    let region =
+        port.register(unsafe { LentMemory::from_raw(bytes.as_mut_ptr(), bytes.len()) }, Rights::LOCAL);
+    let part = [nemesia_core::port::memory::Slice { region: region.unwrap(), offset: 0, len: 16 << 10 }];
+    let mut number = 2;
+    while port.write(Work::new(connection, number), CompletionSource::Gather(&part), to, None).is_ok() {
+        port.poll(&mut room);
+        number += 1;
+    }
+    sleeps(&mut port, &mut room);
+    assert!(number > 20 && !is_woken(&port, Instant::now()), "{number}");
+    victim.turn();
+    assert!(is_woken(&port, Instant::now() + LATER), "by room");
+}
+
+/// What a peer writes while the last look is taken must be found: no signal follows.
 #[test]
 fn no_burst_is_left_in_the_ring_beside_a_reader() {
     const BURST: usize = 16;
