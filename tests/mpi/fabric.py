@@ -7,7 +7,7 @@ fabtests is in no package. Its groups, and the test that stands for each:
 | getinfo_test, av_test, cntr_test, cq_test, dom_test, eq_test, mr_test, resource_freeing, setopt_test | objects |
 | rdm, rdm_pingpong, rdm_tagged_pingpong, bw, rdm_tagged_bw, loopback, multi_ep, rdm_multi_domain | messages |
 | inject_test, cq_data, multi_recv, recv_cancel, rdm_tagged_peek, unexpected_msg, rdm_cntr_pingpong | messages |
-| resmgmt_test (full queues) | messages: inject, unexpected, held_back |
+| resmgmt_test (full queues) | messages: inject, unexpected, held_back; local |
 | rma_bw, rdm_rma_pingpong, rdm_atomic, multi_mr, unmap_mem | one_sided |
 | rdm_stress, and the waits of msg_epoll and dgram_waitset | waiting |
 | rdm_multi_client, multinode, av_xfer | dying |
@@ -35,7 +35,7 @@ import time
 
 from installed import Unavailable
 
-PROGRAMS = ("objects", "messages", "one_sided", "services", "waiting", "dying")
+PROGRAMS = ("objects", "messages", "local", "one_sided", "services", "waiting", "dying")
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT = 300  # seconds for one test, on a machine that does other work
 CONNECTED = 60  # seconds until a server listens

@@ -57,8 +57,9 @@ pub(crate) const OP_FLAGS: u64 = fi::FI_COMPLETION as u64
     | fi::FI_TRANSMIT_COMPLETE as u64
     | fi::FI_DELIVERY_COMPLETE as u64
     | fi::FI_MULTI_RECV as u64;
-/// The most bytes that an operation may copy, so that its buffer is free on return.
-pub(crate) const INJECT_BYTES: usize = 4096;
+/// The most bytes that an operation may copy, so that its buffer is free on return: few, because the memory for copies
+/// of what has not left must hold very many (`port/kept.rs`). MPIs send longer messages from their own memory.
+pub(crate) const INJECT_BYTES: usize = 256;
 /// The operations that may be under way in one direction, by default half of NEMESIA_REQUESTS.
 const OPERATIONS: usize = 1 << 15;
 /// The most bytes of values that one atomic operation changes.

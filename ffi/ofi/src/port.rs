@@ -6,6 +6,8 @@
 
 mod atomic;
 mod collect;
+mod inject;
+mod kept;
 mod one_sided;
 mod operations;
 mod receive;
@@ -17,9 +19,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nemesia::{
-    Arm, Config, Endpoint, Error, Message, Origin, PeerAddress, PeerRef, PeerStage, Segment, SendOp,
-};
+use nemesia::{Arm, Config, Endpoint, Error, Message, Origin, PeerAddress, PeerRef, Segment, SendOp};
 
 use crate::bindings as fi;
 use crate::counts::Counts;
@@ -31,6 +31,8 @@ use crate::table::Table;
 use crate::vector::AddressVector;
 pub(crate) use atomic::{AtomicAction, AtomicCall, AtomicRuns};
 pub(crate) use collect::Batch;
+use inject::leaves_now;
+use kept::Kept;
 pub(crate) use one_sided::{Accessing, ExposedMemory};
 use operations::{Operation, Operations};
 use written::Inbox;
@@ -66,9 +68,6 @@ const RECV: u64 = fi::FI_RECV as u64;
 const DATA: u64 = fi::FI_REMOTE_CQ_DATA as u64;
 const DELIVERED: u64 = fi::FI_DELIVERY_COMPLETE as u64;
 
-/// The most injected messages that wait to leave: few, because each one, and all that follow it, costs several times as
-/// much as a message that leaves at once.
-const MOST_COPIES: usize = 8;
 /// The bytes that unexpected messages may fill. An MPI cannot receive other messages first, so that the ceiling must
 /// grow. Memory is taken when it is needed, as long as the machine has some.
 const MOST_UNEXPECTED: usize = 16 << 30;
@@ -158,8 +157,10 @@ pub(crate) struct Port {
     pub(crate) receive_queue: Option<BoundQueue>,
     pub(crate) counters: Vec<(Arc<Counts>, u64)>,
     destinations: Vec<Destination>,
-    /// The copies of injected messages that have not left.
-    copies: usize,
+    /// The injected messages that have not left, and what follows them.
+    kept: Kept,
+    /// How long injections have waited for connections in vain.
+    vain: Duration,
     /// By number of the endpoint: the peer, and its address in the vector.
     sources: Vec<Option<(PeerRef, u64)>>,
     operations: Operations,
@@ -213,7 +214,8 @@ impl Port {
             receive_queue: None,
             counters: Vec::new(),
             destinations: Vec::new(),
-            copies: 0,
+            kept: Kept::default(),
+            vain: Duration::ZERO,
             sources: Vec::new(),
             operations: Operations::default(),
             claimed: Vec::new(),
@@ -229,7 +231,8 @@ impl Port {
     }
 
     /// Sends what is pending and closes the endpoint.
-    pub(crate) fn close(self) -> Result<(), Errno> {
+    pub(crate) fn close(mut self) -> Result<(), Errno> {
+        self.start_all_kept();
         drop(self.claimed);
         Ok(self.endpoint.close()?)
     }
@@ -347,7 +350,7 @@ impl Port {
             // SAFETY: the caller's promise.
             unsafe { std::slice::from_raw_parts(base, len) }
         };
-        if self.send_now(rank, bytes, it) {
+        if !self.kept.has(rank) && leaves_now(&mut self.endpoint, rank, bytes, it) {
             self.report_sent(it, len, around);
             return Ok(());
         }
@@ -356,59 +359,6 @@ impl Port {
         }
         let operation = self.sending(it);
         self.start_send(rank, (base, len), it, operation)
-    }
-
-    /// Sends a message if it can leave at once and its end is not that of its receive. False: nothing was sent.
-    #[inline]
-    fn send_now(&mut self, rank: usize, bytes: &[u8], it: &Sending) -> bool {
-        if it.flags & DELIVERED != 0 {
-            return false;
-        }
-        let context = self.endpoint.in_context(it.kind.context());
-        match it.data {
-            None => context.send_now(rank, it.tag, bytes),
-            Some(data) => context.send_immediate_now(rank, it.tag, bytes, data),
-        }
-    }
-
-    /// Sends a message now, or keeps a copy that leaves with the next progress. The application takes it for sent, and
-    /// may make no progress for a long time. So nothing is kept for a peer that is not connected yet, and only a few
-    /// copies for the others: then this makes progress and returns -FI_EAGAIN.
-    #[cold]
-    fn inject(
-        &mut self,
-        rank: usize,
-        bytes: &[u8],
-        it: &Sending,
-        around: &mut Around<'_>,
-    ) -> Result<(), Errno> {
-        let is_plain = it.data.is_none() && it.flags & DELIVERED == 0;
-        if is_plain
-            && bytes.len() <= self.endpoint.inject_bytes()
-            && self.endpoint.in_context(it.kind.context()).inject(rank, it.tag, bytes)?
-        {
-            self.report_sent(it, bytes.len(), around);
-            return Ok(());
-        }
-        if self.copies < MOST_COPIES && self.is_reached(rank)? {
-            let mut operation = self.sending(it);
-            operation.keep_copy(bytes.into());
-            self.start_send(rank, (std::ptr::null(), bytes.len()), it, operation)?;
-            self.copies += 1;
-            return Ok(());
-        }
-        if !self.is_flooded(around.queues) {
-            self.endpoint.progress();
-        }
-        Err(Errno::AGAIN)
-    }
-
-    /// Returns whether there is a connection to a peer, or it is this endpoint.
-    fn is_reached(&self, rank: usize) -> Result<bool, Errno> {
-        let Some(peer) = self.endpoint.peer_of(rank) else { return Ok(true) };
-        // A peer that is lost fails the operation.
-        let stage = self.endpoint.stage_of(peer)?;
-        Ok(!matches!(stage, PeerStage::Calling(_) | PeerStage::Answering(_)))
     }
 
     /// Starts a send of several runs. The list is copied.
@@ -458,14 +408,34 @@ impl Port {
         it: &Sending,
         operation: Operation,
     ) -> Result<(), Errno> {
+        if self.kept.has(rank) {
+            return self.keep_send(rank, (base, len), it, operation);
+        }
         let number = self.operations.insert(operation);
+        let started = self.start_number(number, rank, (base, len), it);
+        if started.is_err()
+            && let Some(operation) = self.operations.remove(number)
+        {
+            self.give_room_back(&operation);
+        }
+        started
+    }
+
+    /// As [`Port::start_send`], for an operation that has a number, and keeps it if it cannot be started.
+    fn start_number(
+        &mut self,
+        number: u64,
+        rank: usize,
+        (base, len): (*const u8, usize),
+        it: &Sending,
+    ) -> Result<(), Errno> {
         let Some(operation) = self.operations.get(number) else { return Err(Errno::OTHER) };
         let list = operation.list();
         let op = if !list.is_empty() {
             // SAFETY: the list is kept until the completion is taken; the runs by the promise of `send_runs`.
             unsafe { SendOp::from_raw_list(rank, it.tag, list.as_ptr(), list.len()) }
         } else {
-            let base = operation.copy().map_or(base, <[u8]>::as_ptr);
+            let (base, len) = operation.copy().map_or((base, len), |copy| (copy.as_ptr(), copy.len()));
             // SAFETY: as above, for a copy; by the promise of `send` otherwise.
             unsafe { SendOp::from_raw(rank, it.tag, base, len) }
         };
@@ -476,13 +446,8 @@ impl Port {
         };
         let op = if it.flags & DELIVERED != 0 { op.synchronous() } else { op };
         // SAFETY: as above.
-        match unsafe { self.endpoint.with_completion(number).isend_op(op) } {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                self.operations.remove(number);
-                Err(error.into())
-            }
-        }
+        unsafe { self.endpoint.with_completion(number).isend_op(op) }?;
+        Ok(())
     }
 
     /// Reports a send that is complete.

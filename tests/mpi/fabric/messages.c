@@ -342,6 +342,7 @@ static void cancelled(void) {
         OK(fi_cancel(&it.ep->fid, &value[at]));
         failed(&it, &value[at], FI_ECANCELED);
     }
+    meet(&it);
     for (int at = 1; at < 100; at += 2) {
         POSTED(&it, fi_tinject(it.ep, &at, 4, it.peer, (uint64_t)at));
         entry = completed(&it, &value[at]);

@@ -96,6 +96,10 @@ impl Port {
         if let ([_, _, ..], _) | (_, true) = (runs.operands, it.flags & INJECT != 0) {
             operation.keep_copy(values.operands().into());
         }
+        if it.flags & INJECT != 0 {
+            self.take_room(rank, length(runs.operands), &mut operation)
+                .inspect_err(|_| self.advance(around))?;
+        }
         let base = match operation.copy() {
             Some(copy) => copy.as_ptr(),
             None if is_one => runs.operands[0].base.cast_const(),

@@ -37,6 +37,9 @@ impl Port {
             self.report(completion, around);
         }
         self.attend_written(around);
+        if self.kept.is_stalled() {
+            self.attend_kept(around);
+        }
     }
 
     /// Writes an entry for a completion.
@@ -46,8 +49,11 @@ impl Port {
             (completion.kind, completion.status())
         {
             let Some(operation) = self.operations.remove(number) else { return };
-            self.copies -= usize::from(operation.copy().is_some()).min(self.copies);
-            return self.report_message(&operation, &status, around);
+            self.report_message(&operation, &status, around);
+            if operation.rare.is_some() {
+                self.settle(&operation, None, around);
+            }
+            return;
         }
         let result = &completion.result();
         match completion.kind {
@@ -74,8 +80,8 @@ impl Port {
             }
             _ => {
                 let Some(operation) = self.operations.remove(number) else { return };
-                self.copies -= usize::from(operation.copy().is_some()).min(self.copies);
                 self.report_end(&operation, result, around);
+                self.settle(&operation, result.as_ref().err().map(Errno::from), around);
             }
         }
     }
@@ -100,6 +106,7 @@ impl Port {
     /// Reports the end of a one-sided operation.
     pub(super) fn end_part(&mut self, number: u64, error: Option<Failure>, around: &mut Around<'_>) {
         let Some(operation) = self.operations.remove(number) else { return };
+        self.give_room_back(&operation);
         if !self.counters.is_empty() {
             self.count(operation.flags & (READ | WRITE), error.is_none());
         }

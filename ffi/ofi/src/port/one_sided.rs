@@ -100,6 +100,7 @@ impl Port {
             // SAFETY: the caller's promise.
             let mut copy = unsafe { copied(&list) }?;
             list = [Segment { base: copy.as_mut_ptr(), len: copy.len() }].into();
+            self.take_room(rank, copy.len(), &mut operation).inspect_err(|_| self.advance(around))?;
             operation.keep_copy(copy);
         }
         if list.is_empty() {
@@ -137,7 +138,9 @@ impl Port {
     pub(super) fn give_up(&mut self, number: u64, missing: u32, error: Errno) -> Result<(), Errno> {
         let Some(operation) = self.operations.get(number) else { return Err(error) };
         if operation.parts == missing {
-            self.operations.remove(number);
+            if let Some(operation) = self.operations.remove(number) {
+                self.give_room_back(&operation);
+            }
             return Err(error);
         }
         operation.parts -= missing;

@@ -31,6 +31,10 @@ pub(super) struct Rare {
     copy: Option<Box<[u8]>>,
     notice: Option<Notice>,
     list: Box<[Segment]>,
+    /// The peer, and the room that its copy takes.
+    room: Option<(usize, usize)>,
+    /// The peer for which messages wait for the end of this one.
+    followed: Option<usize>,
 }
 
 impl Operation {
@@ -42,6 +46,26 @@ impl Operation {
     /// Returns the bytes of a send, if they were copied.
     pub(super) fn copy(&self) -> Option<&[u8]> {
         self.rare.as_ref()?.copy.as_deref()
+    }
+
+    /// Keeps the room that the copy for a peer takes.
+    pub(super) fn set_room(&mut self, rank: usize, bytes: usize) {
+        self.rare.get_or_insert_default().room = Some((rank, bytes));
+    }
+
+    /// Returns the peer of a copy, and the room that the copy takes.
+    pub(super) fn room(&self) -> Option<(usize, usize)> {
+        self.rare.as_ref()?.room
+    }
+
+    /// Lets messages for a peer wait for the end of this one.
+    pub(super) fn set_followed(&mut self, rank: usize) {
+        self.rare.get_or_insert_default().followed = Some(rank);
+    }
+
+    /// Returns the peer for which messages wait for the end of this one.
+    pub(super) fn followed(&self) -> Option<usize> {
+        self.rare.as_ref()?.followed
     }
 
     /// Keeps the runs of the operation's memory, if there are several.
