@@ -81,7 +81,7 @@ impl Port {
             _ => {
                 let Some(operation) = self.operations.remove(number) else { return };
                 self.report_end(&operation, result, around);
-                self.settle(&operation, result.as_ref().err().map(Errno::from), around);
+                self.settle(&operation, result.as_ref().err().map(Failure::of), around);
             }
         }
     }

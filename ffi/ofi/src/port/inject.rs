@@ -15,6 +15,7 @@ use super::kept::{KeptBody, KeptMessage};
 use super::operations::Operation;
 use super::{Around, DELIVERED, Port, SEND, Sending};
 use crate::entries::Entry;
+use crate::failure::Failure;
 use crate::object::Errno;
 
 /// How often an injection makes progress before its message is kept: less than 100 us.
@@ -135,7 +136,7 @@ impl Port {
 
     /// Gives back what an operation that has ended has taken, and sends the messages that have waited for its end.
     #[cold]
-    pub(super) fn settle(&mut self, operation: &Operation, error: Option<Errno>, around: &mut Around<'_>) {
+    pub(super) fn settle(&mut self, operation: &Operation, error: Option<Failure>, around: &mut Around<'_>) {
         self.give_room_back(operation);
         let Some(rank) = operation.followed() else { return };
         self.kept.set_waiting(rank, false);
@@ -170,7 +171,7 @@ impl Port {
                 Ok(true) => return self.kept.set_waiting(rank, true),
                 Ok(false) => {}
                 Err(Errno::AGAIN) => return self.kept.set_stalled(rank),
-                Err(error) => _ = self.fail_kept(rank, error, around),
+                Err(error) => _ = self.fail_kept(rank, error.into(), around),
             }
         }
     }
@@ -199,7 +200,7 @@ impl Port {
     }
 
     /// Ends the oldest message that is kept for a peer with an error. False: there is none.
-    fn fail_kept(&mut self, rank: usize, error: Errno, around: &mut Around<'_>) -> bool {
+    fn fail_kept(&mut self, rank: usize, error: Failure, around: &mut Around<'_>) -> bool {
         let Some(KeptMessage { it, body }) = self.kept.first(rank) else { return false };
         let operation = match body {
             KeptBody::Bytes(_) => Some(self.sending(&it)),
