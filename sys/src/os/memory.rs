@@ -14,8 +14,8 @@
 //!   one address space for ever, even if the process number is reused. When that address space is gone (its
 //!   process has ended, or has called `exec`), writes fail.
 //!
-//! A copy waits for the pages of the other process, which may hold them back (`userfaultfd(2)`, FUSE), until that process
-//! is dead. So nothing is read at first contact, when any process of this user may be the caller
+//! A copy waits for the pages of the other process, which may hold them back (`userfaultfd(2)`, FUSE); no signal but
+//! SIGKILL ends the system call. So nothing is read at first contact, when any process of this user may be the caller
 //! ([`RemoteMemory::permitted`]).
 //!
 //! The kernel copies each page twice through `/proc/PID/mem`. Measured on one machine, a write takes 1.7 to 1.9

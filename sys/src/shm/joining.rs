@@ -29,8 +29,8 @@ pub(crate) struct JoiningProcess {
 }
 
 impl JoiningProcess {
-    /// Maps and validates the segments of a process, for which we have made this link segment, and asks whether its memory
-    /// may be read.
+    /// Maps and validates the segments of a process, for which we have made this link segment, and asks whether its
+    /// memory may be read.
     pub(super) fn new(
         (world, ours): (&ShmWorld, &Arc<OwnSegments>),
         link: OwnLink,

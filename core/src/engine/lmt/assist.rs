@@ -2,8 +2,8 @@
 //! message from the end. [`crate::shared::assist`] assigns the parts, so that no byte is written twice.
 //!
 //! The receiver opens the shared copy (`lmt/get.rs`), and may end it ([`Engine::end_assists`]). The sender looks for it
-//! whenever it works for the peer. The state of the sender is [`Assist`]. A receive does not end while the sender may be
-//! writing into its buffer, not even if the sender violates the protocol ([`Engine::keep_late`]).
+//! whenever it works for the peer. The state of the sender is [`Assist`]. A receive does not end while the sender may
+//! be writing into its buffer, not even if the sender violates the protocol ([`Engine::keep_late`]).
 #![forbid(unsafe_code)]
 
 use crate::engine::peer::PeerQueue;
