@@ -1,6 +1,6 @@
 /* Servers that are found by host and port, as fabtests' tests of two processes find each other without a socket of
- * their own: the server names a port as its source, the client the same as its destination. The first message of the client
- * has its address. */
+ * their own: the server names a port as its source, the client the same as its destination. The first message of the
+ * client has its address. */
 #include <netinet/in.h>
 
 #include "sides.h"
