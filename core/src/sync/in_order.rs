@@ -4,7 +4,8 @@
 //! promised order: both may store the last bytes before others. So the last bytes are copied in a step of their own:
 //! each word of them is a Release of [`Edge::Region`], in rising order. The polling program is the Acquire.
 //!
-//! The last bytes of the source are read first. So a source that is being written in this order is copied in this order.
+//! The last bytes of the source are read first. So a source that is being written in this order is copied in this
+//! order.
 
 use super::{Edge, Word8, Word16, Word32, Word64, opaque};
 use core::ptr::NonNull;

@@ -100,8 +100,8 @@ pub(super) struct IncomingFrame {
 }
 
 impl IncomingFrame {
-    /// Returns the number of bytes at the end of a write that are placed last, all at once: its owner may poll them, and
-    /// streams do not copy in order.
+    /// Returns the number of bytes at the end of a write that are placed last, all at once: the owner of the memory may
+    /// poll them, and streams do not copy in order.
     pub(super) fn held(&self) -> u64 {
         match self.what {
             IncomingKind::Write { .. } => (self.len - self.done).min(LAST as u64),
