@@ -112,7 +112,7 @@ impl<T: StreamSource> StreamTransport for PolledStreams<T> {
         // This fails only for lack of memory; the stream then seems silent, and deadlines end it.
         let _ = self.control(stream.as_fd(), what, (events, word));
         if let Some(process) = stream.process() {
-            // Reported once: if a child of this process holds a copy, the descriptor stays in the set when it is closed.
+            // Reported once: if a child of this process holds a copy, it stays in the set when it is closed.
             let _ = self.control(process, what, (libc::EPOLLIN | libc::EPOLLONESHOT, word));
         }
     }

@@ -10,8 +10,8 @@
 //!
 //! Bytes that a put has counted need not have left this process: they leave in later calls of this group. If the
 //! process dies before [`ChannelGroup::is_flushed`] has returned `true`, they may be lost. Afterwards the peer gets
-//! them all, also after the death of this process; between machines over TCP, unless the connection is reset. The direct
-//! design hands them over within the put; only the last run waits for a later call if the records are full.
+//! them all, also after the death of this process; between machines over TCP, unless the connection is reset. The
+//! direct design hands them over within the put; only the last run waits for a later call if the records are full.
 //!
 //! Put and get return at once, with the number of bytes done. What their callers rely on is in
 //! [`nemesia_core::rdma_channel`], with the designs. The setting `NEMESIA_CHANNEL_DESIGN` chooses the design, and

@@ -1,7 +1,6 @@
 //! Why a pipe cannot be opened, or has failed.
 #![forbid(unsafe_code)]
 
-use super::CARD_BYTES;
 use crate::port::memory::{LostError, PostError, WorkError};
 use crate::shared::fastbox::FastboxFault;
 use crate::shared::ring::RingFault;
@@ -44,7 +43,7 @@ pub enum PipeError {
     #[error("the memory lent to the pipe is too small, read-only, or not aligned to 8 bytes")]
     Memory,
     /// The peer's card is too short.
-    #[error("the peer sent a card of {bytes} bytes, and a card has {CARD_BYTES}: use the same release")]
+    #[error("the peer sent a card of {bytes} bytes, which is too short: use the same release")]
     Card {
         /// The length.
         bytes: usize,

@@ -128,9 +128,9 @@ pub struct Pipe {
     is_blocked: bool,
 }
 
-/// Both rings and sleep words, and the segment into which they point. Their type is `'static` because a structure cannot borrow
-/// from its own field. Only methods of [`Pipe`], which borrow all three, use them. Dropping them has no effect,
-/// so the order of drops does not matter.
+/// Both rings and sleep words, and the segment into which they point. Their type is `'static` because a
+/// structure cannot borrow from its own field. Only methods of [`Pipe`], which borrow all three, use them.
+/// Dropping them has no effect, so the order of drops does not matter.
 #[derive(Debug)]
 struct Ends {
     writer: ByteWriter<'static>,

@@ -211,8 +211,8 @@ fn reap(pid: libc::pid_t) -> Outcome {
     ensure(good, || format!("the forked child ended with status {status:#x}"))
 }
 
-/// `outlived CHANNEL RAW`: rank 1 forks a child that sleeps, and is killed. Rank 0 notices that while the child lives, by
-/// its endpoint (0) or by a pipe (1). No handler of `fork` runs in a raw child (1), which has all descriptors.
+/// `outlived CHANNEL RAW`: rank 1 forks a child that sleeps, and is killed. Rank 0 notices that while the child lives,
+/// by its endpoint (0) or by a pipe (1). No handler of `fork` runs in a raw child (1), which has all descriptors.
 pub(super) fn outlived(by_pipe: bool, raw: bool) -> Outcome {
     let mut way = Way::open(by_pipe)?;
     if way.rank() == 0 {
