@@ -1,8 +1,9 @@
 //! The system's part of software placement: sockets become ready by epoll, keys come from the kernel's random
 //! numbers, and storage from the heap. The protocol is [`nemesia_core::port::placement`].
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use nemesia_core::port::memory::{Address, ConnectError, LostError};
 pub use nemesia_core::port::placement::PlacementOptions as Options;
@@ -10,8 +11,9 @@ use nemesia_core::port::placement::{
     self, ByteStream, Interest, LISTENER, PlacementStorage, StreamResult, StreamTransport,
 };
 
-use crate::os;
 use crate::os::descriptor::own;
+use crate::os::shortage::Shortage;
+use crate::os::{self, ShmError};
 
 /// The number of events taken from the kernel at once.
 const EVENTS: usize = 32;
@@ -49,7 +51,11 @@ pub trait StreamSource {
     fn connect(&mut self, to: &[u8]) -> Result<Self::Stream, ConnectError>;
 
     /// Returns the next incoming stream.
-    fn accept(&mut self) -> Option<Self::Stream>;
+    ///
+    /// # Errors
+    /// There is none (`WouldBlock`), or the next one has ended (`ConnectionAborted`); else the process lacks
+    /// descriptors or memory.
+    fn accept(&mut self) -> io::Result<Self::Stream>;
 
     /// Returns a descriptor that is readable when a stream has come in.
     fn listener(&self) -> BorrowedFd<'_>;
@@ -60,16 +66,43 @@ pub trait StreamSource {
 pub struct PolledStreams<T> {
     source: T,
     epoll: OwnedFd,
+    shortage: Shortage,
 }
 
 /// Opens a port over the streams of a source.
 pub(crate) fn open<T: StreamSource>(source: T, options: &Options) -> io::Result<PlacementPort<T>> {
-    // SAFETY: takes no memory.
-    let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    // SAFETY: a new descriptor, given to us alone.
-    let polled = PolledStreams { source, epoll: unsafe { own(epoll) }? };
-    polled.control(polled.source.listener(), libc::EPOLL_CTL_ADD, (libc::EPOLLIN, LISTENER))?;
-    PlacementPort::new(polled, options).map_err(io::Error::from_raw_os_error)
+    PlacementPort::new(PolledStreams::new(source)?, options).map_err(io::Error::from_raw_os_error)
+}
+
+impl<T: StreamSource> PolledStreams<T> {
+    pub(crate) fn new(source: T) -> io::Result<Self> {
+        // SAFETY: takes no memory.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        // SAFETY: a new descriptor, given to us alone.
+        let polled = Self { source, epoll: unsafe { own(epoll) }?, shortage: Shortage::default() };
+        polled.watch_listener()?;
+        Ok(polled)
+    }
+
+    fn watch_listener(&self) -> io::Result<()> {
+        self.control(self.source.listener(), libc::EPOLL_CTL_ADD, (libc::EPOLLIN, LISTENER))
+    }
+
+    /// Leaves the listener out for a while: it stays readable, and would keep this process from sleeping.
+    fn pause(&mut self, error: io::Error) {
+        // If it is not registered, nothing has to be removed.
+        let _ = self.control(self.source.listener(), libc::EPOLL_CTL_DEL, (0, LISTENER));
+        self.shortage.pause(Instant::now(), &ShmError::system("accepting a connection", error));
+    }
+
+    #[cold]
+    fn resume(&mut self) {
+        if self.shortage.resumes(Instant::now())
+            && let Err(error) = self.watch_listener()
+        {
+            self.pause(error);
+        }
+    }
 }
 
 impl<T> PolledStreams<T> {
@@ -103,7 +136,14 @@ impl<T: StreamSource> StreamTransport for PolledStreams<T> {
     }
 
     fn accept(&mut self) -> Option<T::Stream> {
-        self.source.accept()
+        match self.source.accept() {
+            Ok(stream) => return Some(stream),
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::ConnectionAborted | ErrorKind::Interrupted => {}
+                _ => self.pause(error),
+            },
+        }
+        None
     }
 
     fn watch(&mut self, stream: &T::Stream, word: u64, interest: Interest) {
@@ -125,6 +165,9 @@ impl<T: StreamSource> StreamTransport for PolledStreams<T> {
     }
 
     fn ready(&mut self, words: &mut [u64]) -> usize {
+        if self.shortage.is_paused() {
+            self.resume();
+        }
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         let most = words.len().min(EVENTS);
         count_call();
@@ -175,7 +218,7 @@ pub(crate) fn transferred(count: io::Result<usize>) -> StreamResult {
         Ok(0) => StreamResult::Ended,
         Ok(count) => StreamResult::Bytes(count),
         // After a signal, the kernel reports the stream again.
-        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
             StreamResult::Blocked
         }
         Err(error) => StreamResult::Failed(lost(&error)),

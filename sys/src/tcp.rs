@@ -333,10 +333,10 @@ impl StreamSource for Tcp {
         connect(to, self.sockets).map_err(|error| unreached(&error))
     }
 
-    fn accept(&mut self) -> Option<Socket> {
-        // A stream that left before, or for which there is no descriptor, is not accepted.
-        let (stream, from) = accept(&self.listener).ok()?;
-        Socket::new(stream, from, self.sockets).ok()
+    fn accept(&mut self) -> io::Result<Socket> {
+        let (stream, from) = accept(&self.listener)?;
+        // A stream that has left before is not accepted.
+        Socket::new(stream, from, self.sockets).map_err(|_| io::ErrorKind::ConnectionAborted.into())
     }
 
     fn listener(&self) -> BorrowedFd<'_> {
@@ -407,7 +407,11 @@ pub(crate) fn connect(to: SocketAddr, sockets: SocketOptions) -> io::Result<Sock
 
 #[cfg(test)]
 mod tests {
+    use nemesia_core::port::placement::StreamTransport;
+
     use super::*;
+    use crate::os::testing;
+    use crate::placement::PolledStreams;
 
     fn option_of(socket: BorrowedFd<'_>, option: (c_int, c_int)) -> c_int {
         let (mut value, mut len): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
@@ -416,6 +420,28 @@ mod tests {
         let result = unsafe { libc::getsockopt(fd, level, name, (&raw mut value).cast(), &raw mut len) };
         assert_eq!(result, 0, "{}", io::Error::last_os_error());
         value
+    }
+
+    #[test]
+    fn a_port_without_descriptors_may_sleep_and_accepts_later() {
+        const NAME: &str =
+            concat!(module_path!(), "::a_port_without_descriptors_may_sleep_and_accepts_later");
+        if !testing::is_child() {
+            return testing::run_again(NAME, || Ok(()));
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut streams =
+            PolledStreams::new(Tcp { listener, address, sockets: SocketOptions::default() }).unwrap();
+        let _caller = TcpStream::connect(address).unwrap();
+        let (taken, mut words) = (testing::take_descriptors(), [0; 4]);
+        while streams.ready(&mut words) == 0 {}
+        assert!(streams.accept().is_none());
+        assert_eq!(streams.ready(&mut words), 0, "the listener is left out");
+        drop(taken);
+        while streams.ready(&mut words) == 0 {}
+        assert!(streams.accept().is_some());
     }
 
     #[test]

@@ -261,8 +261,8 @@ fn kind_of(status: ExitStatus) -> ExitKind {
     }
 }
 
-/// Starts a process that inherits `socket`, which is none of the standard streams that the child replaces, and writes
-/// into `writers`, if there are any.
+/// Starts a process that inherits `socket` and writes into `writers`, if there are any. The socket is none of the
+/// standard streams, which the child replaces.
 fn spawn(
     plan: &Plan,
     rank: usize,

@@ -235,6 +235,17 @@ impl ShmError {
             _ => Self::System { what, errno },
         }
     }
+
+    /// Returns whether the cause is a shortage of this process or machine, which may pass and concerns no peer.
+    pub(crate) fn is_shortage(&self) -> bool {
+        match self {
+            Self::Descriptors { .. } | Self::DescriptorLimit { .. } => true,
+            Self::System { errno, .. } => {
+                matches!(errno.raw_os_error(), Some(libc::ENOMEM | libc::ENOBUFS | libc::EAGAIN))
+            }
+            _ => false,
+        }
+    }
 }
 
 #[cfg(test)]

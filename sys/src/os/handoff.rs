@@ -302,10 +302,12 @@ impl HandoffConnection {
         max_fds: usize,
         doing: &'static str,
     ) -> Result<(usize, Vec<ForeignFd>), ShmError> {
-        if packet.control_cut {
-            return Err(self.bad("too many descriptors, or no room for them here (ulimit -n)"));
+        // There is room for more in the buffer: the kernel had no numbers for them.
+        if packet.control_cut && packet.fds.len() <= MAX_FDS {
+            let errno = io::Error::from_raw_os_error(libc::EMFILE);
+            return Err(ShmError::system("receiving the descriptors of a peer", errno));
         }
-        if packet.fds.len() > max_fds {
+        if packet.control_cut || packet.fds.len() > max_fds {
             return Err(self.bad("too many descriptors"));
         }
         if packet.cut {

@@ -15,6 +15,7 @@
 //! | [`mapping`] | detecting that addresses get other pages |
 //! | [`clock`] | comparing times |
 //! | `interfaces` | the addresses of this machine |
+//! | `shortage` | failures that pass: an operation is repeated, a listener pauses |
 //! | [`limits`] | checks before reservations: memory, locked memory, descriptors |
 //! | `owner` | the user of the other end of a TCP connection |
 //! | `origin` | telling a forked child from the process that opened an object |
@@ -55,6 +56,7 @@ mod random;
 pub(crate) mod released;
 pub(crate) mod reserve;
 pub mod segment;
+pub(crate) mod shortage;
 #[cfg(feature = "internals")]
 mod stack;
 mod store;

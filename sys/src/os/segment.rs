@@ -348,7 +348,7 @@ impl Segment {
         limits: impl Into<AttachLimits>,
     ) -> Result<Self, ShmError> {
         let AttachLimits { lengths, allow_unsealed, keeps_pages } = limits.into();
-        let (found, fd) = store::inspect(fd.into(), allow_unsealed)?;
+        let (found, mut fd) = store::inspect(fd.into(), allow_unsealed)?;
         let (least, most) = (*lengths.start(), *lengths.end());
         let len = usize::try_from(found.len)
             .ok()
@@ -360,7 +360,7 @@ impl Segment {
         limits::require_address_space(len)?;
         let write_sealed = found.seals & store::KEEPS_PAGES != 0;
         if keeps_pages || (found.huge && write_sealed) {
-            store::require_kept_pages(&fd, found.seals, found.len)?;
+            fd = store::require_kept_pages(fd, found.seals, found.len)?;
         } else if found.huge {
             // The pool may be empty at the next access to a punched page, which then raises SIGBUS.
             return Err(ShmError::Untrustworthy(

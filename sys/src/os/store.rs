@@ -247,8 +247,8 @@ pub(super) const KEEPS_PAGES: c_int = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_W
 ///
 /// The number of blocks alone does not prove that: before the size was sealed, the owner may have reserved
 /// pages behind the end, and punched as many holes before the end. Setting the size to its present value is
-/// permitted, and frees the pages behind the end.
-pub(super) fn require_kept_pages(fd: &OwnedFd, seals: c_int, len: u64) -> Result<(), ShmError> {
+/// permitted, and frees the pages behind the end. Returns the file.
+pub(super) fn require_kept_pages(fd: OwnedFd, seals: c_int, len: u64) -> Result<OwnedFd, ShmError> {
     const FIXED: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     let refuse = |why: &str| Err(ShmError::Untrustworthy(why.into()));
     if seals & FIXED != FIXED || seals & KEEPS_PAGES == 0 {
@@ -261,7 +261,8 @@ pub(super) fn require_kept_pages(fd: &OwnedFd, seals: c_int, len: u64) -> Result
     // SAFETY: takes no pointers.
     let set = uninterrupted(|| checked(unsafe { libc::ftruncate(fd.as_raw_fd(), size) }));
     set.map_err(|errno| ShmError::system("setting the present size of a segment again", errno))?;
-    let file = File::from(fd.try_clone().map_err(|errno| ShmError::system("copying a descriptor", errno))?);
+    let file = File::from(fd);
     let about = file.metadata().map_err(|errno| ShmError::system("querying the file of a segment", errno))?;
-    require_pages(&about)
+    require_pages(&about)?;
+    Ok(file.into())
 }

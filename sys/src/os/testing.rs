@@ -1,5 +1,6 @@
 //! Helpers of this layer's tests: children, forks, skips.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -65,7 +66,7 @@ type LimitedResource = std::ffi::c_int;
 type LimitedResource = libc::__rlimit_resource_t;
 
 /// Sets the soft limit.
-pub(super) fn set_limit(resource: LimitedResource, soft: u64) -> io::Result<()> {
+pub(crate) fn set_limit(resource: LimitedResource, soft: u64) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel fills and reads a structure that is a local variable.
     unsafe {
@@ -166,4 +167,10 @@ impl Drop for Forked {
         // SAFETY: reaps our own child.
         unsafe { libc::waitpid(self.0, ptr::null_mut(), 0) };
     }
+}
+
+/// Takes all descriptors that this process may still have; for [`run_again`].
+pub(crate) fn take_descriptors() -> Vec<File> {
+    set_limit(libc::RLIMIT_NOFILE, 64).unwrap();
+    std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }

@@ -32,6 +32,8 @@ pub(super) struct Arrivals {
     most: usize,
     /// The last try accepted no connection, although one may be pending.
     full: bool,
+    /// Why no connection could be accepted, since the last one that was.
+    problem: Option<ShmError>,
 }
 
 /// A connection with its handshake and descriptors.
@@ -40,7 +42,7 @@ pub(super) type ArrivedHandshake = (HandoffConnection, ShmHandshake, Vec<Foreign
 impl Arrivals {
     /// Returns an empty set, with room for this many ranks.
     pub(super) fn new(ranks: usize) -> Self {
-        Self { silent: Vec::new(), most: ranks + SPARE, full: false }
+        Self { silent: Vec::new(), most: ranks + SPARE, full: false, problem: None }
     }
 
     /// Accepts pending connections as far as there is room, and closes those that are not from an awaited rank.
@@ -63,14 +65,23 @@ impl Arrivals {
                     refuse(&connection, "this rank is not awaited here");
                 }
                 Ok(connection) => self.silent.push((connection, now)),
-                Err(ShmError::TimedOut { .. }) => return,
+                Err(ShmError::TimedOut { .. }) => {
+                    self.problem = None;
+                    return;
+                }
                 // For example, no descriptors are left.
-                Err(_) => {
+                Err(error) => {
+                    self.problem = Some(error);
                     self.full = true;
                     return;
                 }
             }
         }
+    }
+
+    /// Returns why no connection can be accepted now.
+    pub(super) const fn problem(&mut self) -> Option<ShmError> {
+        self.problem.take()
     }
 
     fn make_room(&mut self, now: Instant) {

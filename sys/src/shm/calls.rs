@@ -36,6 +36,7 @@ use super::joining::JoiningProcess;
 use super::peer::{ShmWorld, Unheard, hear_packet, send_away};
 use super::segments::OwnSegments;
 use crate::error::Error;
+use crate::os::shortage::Shortage;
 use crate::os::{Departure, ForeignFd, HandoffConnection, HandoffListener, ShmError, Watch, closer, random};
 
 pub(crate) use outgoing::CallOutcome;
@@ -101,6 +102,7 @@ pub(crate) struct Calls {
     more: bool,
     /// Processes that leave, and have announced it. Only in a world.
     leavers: Vec<LeavePacket>,
+    shortage: Shortage,
 }
 
 impl AnsweredCall {
@@ -177,6 +179,7 @@ impl Calls {
             parked: Vec::new(),
             more: false,
             leavers: Vec::new(),
+            shortage: Shortage::default(),
         })
     }
 
@@ -249,6 +252,11 @@ impl Calls {
                     send_away(connection, &problem);
                     None
                 }
+                // It calls once more.
+                Err(Unheard::Shortage(error)) => {
+                    self.shortage.record(&error);
+                    None
+                }
                 Err(Unheard::Leaving(_) | Unheard::Gone) => None,
             };
             let SilentCaller { connection, since } = self.silent.remove(at);
@@ -286,6 +294,11 @@ impl Calls {
         self.leavers.pop().map(|LeavePacket { address, departure }| (address, departure))
     }
 
+    /// Returns the next report of a shortage of this process, which keeps it from connecting for now.
+    pub(crate) const fn next_shortage(&mut self) -> Option<String> {
+        self.shortage.next_report()
+    }
+
     /// Returns whether connections of others may be pending that were not accepted.
     pub(crate) const fn has_more(&self) -> bool {
         self.more
@@ -304,14 +317,31 @@ impl Calls {
     }
 
     fn accept(&mut self, now: Instant, watch: &Watch) {
+        if self.shortage.resumes(now)
+            && let Err(error) = watch.attend(self.listener.as_fd())
+        {
+            self.shortage.pause(now, &error);
+        }
         let mut ours = 0;
         for _ in 0..MOST_AT_ONCE {
+            if self.shortage.is_paused() {
+                self.more = false;
+                return;
+            }
             if ours == AT_ONCE || !self.has_place() || !closer::has_room() {
                 break;
             }
-            let Ok(connection) = self.listener.accept(now) else {
-                self.more = false;
-                return;
+            let connection = match self.listener.accept(now) {
+                Ok(connection) => connection,
+                Err(ShmError::TimedOut { .. }) => {
+                    self.more = false;
+                    return;
+                }
+                Err(error) => {
+                    watch.unattend(self.listener.as_fd());
+                    self.shortage.pause(now, &error);
+                    continue;
+                }
             };
             // A process of another user is not heard. Without room in the set, the time limit ends the caller.
             if connection.require_same_user().is_ok() {
@@ -367,7 +397,8 @@ impl Calls {
     /// confirmed.
     ///
     /// # Errors
-    /// What is wrong with the caller's segments; it is refused. `Ok(false)` if it has abandoned the call.
+    /// What is wrong with the caller's segments; it is refused. `Ok(false)` if it has abandoned the call, or calls once
+    /// more because descriptors lack here.
     pub(crate) fn answer(
         &mut self,
         peer: PeerRef,
@@ -377,7 +408,14 @@ impl Calls {
     ) -> Result<bool, String> {
         let HeardCall { handshake, descriptors, connection, .. } = call;
         let connection = Arc::new(connection);
-        let answered = self.ours.link(number).map_err(|error| error.to_string()).and_then(|link| {
+        let link = match self.ours.link(number) {
+            Err(Error::Shm(error)) if error.is_shortage() => {
+                self.shortage.record(&error);
+                return Ok(false);
+            }
+            link => link.map_err(|error| error.to_string()),
+        };
+        let answered = link.and_then(|link| {
             let (ours, said) = ((&*self.world, &self.ours), (&handshake, descriptors));
             let mut joining = JoiningProcess::new(ours, link, said, Arc::clone(&connection))?;
             joining.grant(granted);

@@ -405,9 +405,11 @@ fn answer(
         arrivals.accept(listener, belongs);
         let Some((connection, handshake, fds)) = arrivals.hear() else {
             let now = Instant::now();
-            if now >= deadline {
-                let error = ShmError::TimedOut { doing: "waiting for a peer to connect" };
-                return Err(missing(world, peers, remote, &error));
+            let problem = arrivals.problem();
+            // What does not pass will not be otherwise at the deadline.
+            if now >= deadline || problem.as_ref().is_some_and(|error| !error.is_shortage()) {
+                let late = || ShmError::TimedOut { doing: "waiting for a peer to connect" };
+                return Err(missing(world, peers, remote, &problem.unwrap_or_else(late)));
             }
             let is_missing = |rank: &usize| peers[*rank].is_none() && !remote.contains(*rank);
             report.look(|| (later..peers.len()).filter(is_missing).collect());

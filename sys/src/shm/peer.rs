@@ -68,6 +68,8 @@ pub(super) enum Unheard {
     /// The peer leaves, and has announced how.
     Leaving(Departure),
     Gone,
+    /// This process has no room for the descriptors of the packet, which is lost.
+    Shortage(ShmError),
     Problem(String),
 }
 
@@ -104,6 +106,7 @@ pub(super) fn hear_packet<T>(
         },
         Err(ShmError::TimedOut { .. }) => Ok(None),
         Err(ShmError::PeerGone { .. }) => Err(Unheard::Gone),
+        Err(error) if error.is_shortage() => Err(Unheard::Shortage(error)),
         Err(error) => Err(Unheard::Problem(error.to_string())),
     }
 }
@@ -115,6 +118,7 @@ pub(super) fn hear(
 ) -> Result<Option<(ShmHandshake, Vec<ForeignFd>)>, String> {
     hear_answer(connection, deadline).map_err(|unheard| match unheard {
         Unheard::Problem(problem) => problem,
+        Unheard::Shortage(error) => error.to_string(),
         Unheard::Leaving(_) | Unheard::Gone => "it is gone".into(),
     })
 }

@@ -451,16 +451,19 @@ impl StreamSource for Pipes {
         Ok(pipe)
     }
 
-    fn accept(&mut self) -> Option<Pipe> {
+    fn accept(&mut self) -> io::Result<Pipe> {
         for _ in 0..PACKETS {
-            let connection = self.listener.accept(Instant::now()).ok()?;
+            let connection = self.listener.accept(Instant::now()).map_err(|error| match error {
+                ShmError::System { errno, .. } | ShmError::Descriptors { errno, .. } => errno,
+                _ => io::ErrorKind::WouldBlock.into(),
+            })?;
             // Before any of its packets is received.
             if connection.require_same_user().is_ok() {
-                return Some(Pipe::new(connection, self.own_stamp(), self.copying));
+                return Ok(Pipe::new(connection, self.own_stamp(), self.copying));
             }
         }
         // The listener stays readable.
-        None
+        Err(io::ErrorKind::WouldBlock.into())
     }
 
     fn listener(&self) -> BorrowedFd<'_> {

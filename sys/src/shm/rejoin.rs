@@ -335,6 +335,7 @@ impl RejoinListener {
                 }
                 Err(Unheard::Leaving(departure)) => RejoinAnswer::Gone(departure, None),
                 Err(Unheard::Gone) => RejoinAnswer::Gone(Departure::Died, None),
+                Err(Unheard::Shortage(error)) => RejoinAnswer::Gone(Departure::Died, Some(error.to_string())),
                 Err(Unheard::Problem(problem)) => RejoinAnswer::Gone(Departure::Died, Some(problem)),
             };
             let rank = self.stop_awaiting(at, watch).rank;

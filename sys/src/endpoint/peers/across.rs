@@ -82,6 +82,9 @@ impl PeerTable {
     fn hear_across(&mut self, endpoint: &mut Endpoint) -> bool {
         let Some(across) = &mut self.across else { return false };
         across.hear(&endpoint.waiter.watch);
+        if let Some(shortage) = across.next_shortage() {
+            endpoint.warn(format!("connections wait: {shortage}"));
+        }
         let mut changed = false;
         while let Some((address, finished)) = self.across.as_mut().and_then(|across| across.next_leaver()) {
             changed |= self.note_leave(&address, departure_of(finished), endpoint);

@@ -122,6 +122,9 @@ impl PeerTable {
     /// Reads what callers have sent. Returns whether a process has left.
     fn hear(&mut self, endpoint: &mut Endpoint) -> bool {
         self.calls.hear(&endpoint.waiter.watch);
+        if let Some(shortage) = self.calls.next_shortage() {
+            endpoint.warn(format!("connections wait: {shortage}"));
+        }
         let mut changed = false;
         while let Some((address, departure)) = self.calls.next_leaver() {
             changed |= self.note_leave(&address, failure_of(departure), endpoint);

@@ -20,7 +20,7 @@ const MOST_ATTEMPTS: u32 = 16;
 /// The pause before the second attempt. It doubles with each attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 /// The longest such pause.
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A call of ours that is not answered.
 #[derive(Debug)]
@@ -33,10 +33,14 @@ pub(super) struct OutgoingCall {
     since: Instant,
     /// The number of attempts before it, which the callee has given up.
     attempts: u32,
-    /// Our segment for the peer.
-    link: OwnLink,
-    /// `None` while the callee's queue of connections is full.
+    /// The number by which this process knows the peer.
+    number: u32,
+    /// Our segment for the peer; `None` while descriptors lack.
+    link: Option<OwnLink>,
+    /// `None` while the callee's queue of connections is full, or descriptors lack.
     connection: Option<(HandoffConnection, Option<OwnedFd>)>,
+    /// The shortage of this process that delays the call.
+    shortage: Option<String>,
 }
 
 /// What has become of a call of ours.
@@ -75,6 +79,23 @@ impl CallAnswered {
     }
 }
 
+/// Why a call could not be sent.
+enum Unmade {
+    /// This process lacks descriptors or memory now.
+    Shortage(ShmError),
+    Never(CallOutcome),
+}
+
+impl Unmade {
+    fn of(error: ShmError) -> Self {
+        if error.is_shortage() {
+            Self::Shortage(error)
+        } else {
+            Self::Never(CallOutcome::Refused(error.to_string()))
+        }
+    }
+}
+
 /// Returns the outcome of a call that was closed without an answer, after so many earlier ones.
 fn given_up(attempts: u32) -> CallOutcome {
     match attempts + 1 {
@@ -109,12 +130,21 @@ impl Calls {
         (number, call): (u32, u64),
         attempts: u32,
     ) -> Result<(), Error> {
-        let link = self.ours.link(number)?;
+        let link = match self.ours.link(number) {
+            Ok(link) => Some(link),
+            Err(Error::Shm(error)) if error.is_shortage() => {
+                self.shortage.record(&error);
+                None
+            }
+            Err(error) => return Err(error),
+        };
         let pause =
             attempts.checked_sub(1).map_or(Duration::ZERO, |again| FIRST_PAUSE * (1 << again.min(16)));
         let since = Instant::now() + pause.min(LONGEST_PAUSE);
         let address = *address;
-        self.outgoing.push(OutgoingCall { peer, address, call, since, attempts, link, connection: None });
+        let (connection, shortage) = (None, None);
+        let it = OutgoingCall { peer, address, call, since, attempts, number, link, connection, shortage };
+        self.outgoing.push(it);
         Ok(())
     }
 
@@ -123,14 +153,19 @@ impl Calls {
         let limit = Duration::from_secs(self.world.config.timeout_seconds.into());
         for at in 0..self.outgoing.len() {
             // A rank of our world may compute for any time before it makes progress. Its end is seen in any case.
-            let is_rank = self.outgoing[at].link.number < self.world.size;
+            let is_rank = self.outgoing[at].number < self.world.size && self.outgoing[at].shortage.is_none();
             let limit = if is_rank { Duration::MAX } else { limit };
             let Some(outcome) = self.look_at(at, limit, watch) else { continue };
             let call = self.outgoing.remove(at);
             call.stop(watch);
             self.unpark(call.peer);
             let outcome = match outcome {
-                Ok(answer) => self.meet((call.link, call.attempts), call.connection, answer),
+                Ok(answer) => match (call.link, call.connection) {
+                    (Some(link), Some((connection, _))) => {
+                        self.meet((link, call.attempts), connection, answer)
+                    }
+                    _ => CallOutcome::Gone,
+                },
                 Err(outcome) => outcome,
             };
             return Some((call.peer, outcome));
@@ -153,11 +188,12 @@ impl Calls {
         {
             return Some(Err(outcome));
         }
-        let call = &self.outgoing[at];
+        let call = &mut self.outgoing[at];
         let Some((connection, pidfd)) = &call.connection else {
             let is_late = call.since.elapsed() >= limit;
+            let overloaded = || "it takes no connections: it is overloaded".into();
             return is_late
-                .then(|| Err(CallOutcome::Refused("it takes no connections: it is overloaded".into())));
+                .then(|| Err(CallOutcome::Refused(call.shortage.take().unwrap_or_else(overloaded))));
         };
         // Checked before the packets are read: a dead process sends no further packets.
         let ended = pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
@@ -177,29 +213,56 @@ impl Calls {
             Err(Unheard::Gone) if ended => Some(Err(CallOutcome::Gone)),
             // The callee closes a call that it gives up. If it ends, no process will listen at its address.
             Err(Unheard::Gone) => Some(Err(given_up(call.attempts))),
+            // The answer is lost. The callee answers the next call as well.
+            Err(Unheard::Shortage(error)) => {
+                self.shortage.record(&error);
+                Some(Err(given_up(call.attempts)))
+            }
             Err(Unheard::Problem(problem)) => Some(Err(CallOutcome::Refused(problem))),
         }
     }
 
-    /// Connects to the callee's socket and sends the call, if there is room for the connection.
+    /// Connects to the callee's socket and sends the call, if there is room for the connection. A shortage of this
+    /// process is recorded, and the next look tries again.
     fn connect(&mut self, at: usize, watch: &Watch) -> Result<(), CallOutcome> {
+        let shortage = match self.connect_now(at, watch) {
+            Ok(()) => None,
+            Err(Unmade::Shortage(error)) => {
+                self.shortage.record(&error);
+                Some(error.to_string())
+            }
+            Err(Unmade::Never(outcome)) => return Err(outcome),
+        };
+        self.outgoing[at].shortage = shortage;
+        Ok(())
+    }
+
+    fn connect_now(&mut self, at: usize, watch: &Watch) -> Result<(), Unmade> {
         let Self { outgoing, place, world, ours, own, .. } = self;
         let call = &mut outgoing[at];
-        let refused = |problem: String| CallOutcome::Refused(problem);
+        let refused = |problem: String| Unmade::Never(CallOutcome::Refused(problem));
         let callee = ProcessAddress::decode(&call.address).map_err(refused)?;
         let connection = match HandoffConnection::connect(&callee.socket(), Instant::now()) {
             Ok(connection) => connection,
             Err(ShmError::TimedOut { .. }) => return Ok(()),
-            Err(ShmError::NotListening { .. }) => return Err(CallOutcome::Gone),
-            Err(error) => return Err(refused(error.to_string())),
+            Err(ShmError::NotListening { .. }) => return Err(Unmade::Never(CallOutcome::Gone)),
+            Err(error) => return Err(Unmade::of(error)),
         };
         callee.check(place, &connection).map_err(refused)?;
-        let handshake = world.handshake(call.link.number, 0);
+        let link = match &mut call.link {
+            Some(link) => link,
+            missing => match ours.link(call.number) {
+                Ok(link) => missing.insert(link),
+                Err(Error::Shm(error)) => return Err(Unmade::of(error)),
+                Err(error) => return Err(refused(error.to_string())),
+            },
+        };
+        let handshake = world.handshake(call.number, 0);
         let packet = CallPacket { handshake, address: *own, calls: call.call };
-        match connection.send(&packet.encode(), &ours.descriptors(&call.link), Instant::now()) {
+        match connection.send(&packet.encode(), &ours.descriptors(link), Instant::now()) {
             Ok(()) => {}
-            Err(ShmError::PeerGone { .. }) => return Err(given_up(call.attempts)),
-            Err(error) => return Err(refused(error.to_string())),
+            Err(ShmError::PeerGone { .. }) => return Err(Unmade::Never(given_up(call.attempts))),
+            Err(error) => return Err(Unmade::of(error)),
         }
         // Without room in the set, the answer is found by the next look.
         let _ = watch.attend(connection.as_fd());
@@ -212,10 +275,9 @@ impl Calls {
     fn meet(
         &self,
         (mut link, attempts): (OwnLink, u32),
-        connection: Option<(HandoffConnection, Option<OwnedFd>)>,
+        connection: HandoffConnection,
         (packet, descriptors): (CallPacket, Vec<ForeignFd>),
     ) -> CallOutcome {
-        let Some((connection, _)) = connection else { return CallOutcome::Gone };
         // The callee has got it with the call.
         link.close_descriptor();
         let met = self.verify(&packet, &connection).and_then(|()| {

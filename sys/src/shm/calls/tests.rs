@@ -6,7 +6,7 @@ use nemesia_core::shared::layout::Geometry;
 
 use super::*;
 use crate::config::Config;
-use crate::os::{Departure, testing};
+use crate::os::{Departure, testing, wait_ready};
 
 const GEOMETRY: Geometry = Geometry { cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
 
@@ -64,6 +64,7 @@ fn refusal(connection: &HandoffConnection) -> String {
         Err(Unheard::Leaving(Departure::Died | Departure::Dropped | Departure::Finished) | Unheard::Gone) => {
             "gone".into()
         }
+        Err(Unheard::Shortage(error)) => error.to_string(),
         Ok(_) => "answered".into(),
     }
 }
@@ -163,6 +164,80 @@ fn the_connections_of_other_users_take_no_turn_of_a_caller() {
     two.hear(&watch);
     assert_eq!((two.heard(), two.silent.len()), (1, 0));
     drop(strangers);
+}
+
+/// Runs this part of a test in a process of its own, which may take all its descriptors.
+fn in_another_process(test: &str, body: impl FnOnce()) {
+    if testing::is_child() { body() } else { testing::run_again(test, || Ok(())) }
+}
+
+#[test]
+fn a_process_without_descriptors_may_sleep_and_hears_its_callers_later() {
+    const NAME: &str =
+        concat!(module_path!(), "::a_process_without_descriptors_may_sleep_and_hears_its_callers_later");
+    in_another_process(NAME, || {
+        let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+        let _caller = send_call(&one, &two, |_| ());
+        let taken = testing::take_descriptors();
+        two.hear(&watch);
+        assert!(!wait_ready(watch.as_fd(), libc::POLLIN, Instant::now()).unwrap(), "the set is readable");
+        let report = two.next_shortage().unwrap();
+        assert!(report.contains("ulimit -n") && two.next_shortage().is_none(), "{report}");
+        drop(taken);
+        while two.heard() == 0 {
+            two.hear(&watch);
+        }
+        let _caller = send_call(&one, &two, |_| ());
+        assert!(wait_ready(watch.as_fd(), libc::POLLIN, Instant::now() + PATIENCE).unwrap());
+    });
+}
+
+#[test]
+fn a_call_waits_while_its_process_has_no_descriptors() {
+    const NAME: &str = concat!(module_path!(), "::a_call_waits_while_its_process_has_no_descriptors");
+    in_another_process(NAME, || {
+        let ((mut one, watch), (mut two, its)) = (calls(1), calls(2));
+        let taken = testing::take_descriptors();
+        one.call(PeerRef::from_bits(0), two.own(), (1, 1), 0).unwrap();
+        for _ in 0..10 {
+            assert!(one.next_outcome(&watch).is_none());
+        }
+        let report = one.next_shortage().unwrap();
+        assert!(report.contains("ulimit -n"), "{report}");
+        drop(taken);
+        while two.heard() == 0 {
+            assert!(one.next_outcome(&watch).is_none());
+            two.hear(&its);
+        }
+    });
+}
+
+/// A refusal would end the peer for good.
+#[test]
+fn a_call_is_closed_without_an_answer_while_the_callee_has_no_descriptors() {
+    const NAME: &str =
+        concat!(module_path!(), "::a_call_is_closed_without_an_answer_while_the_callee_has_no_descriptors");
+    in_another_process(NAME, || {
+        let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+        // One whose segments find no room, and one for which there is no segment.
+        let (cut, link) = (dial(&two), one.ours.link(0).unwrap());
+        let _heard = send_call(&one, &two, |_| ());
+        while two.heard() == 0 || two.silent.is_empty() {
+            two.hear(&watch);
+        }
+        let call = two.next_call().unwrap();
+        let _taken = testing::take_descriptors();
+        let packet = CallPacket { handshake: one.world.handshake(0, 0), address: *one.own(), calls: 1 };
+        cut.send(&packet.encode(), &one.ours.descriptors(&link), Instant::now()).unwrap();
+        while !two.silent.is_empty() {
+            two.hear(&watch);
+        }
+        assert_eq!((refusal(&cut).as_str(), two.heard()), ("gone", 0));
+        let _rest = testing::take_descriptors();
+        assert_eq!(two.answer(PeerRef::from_bits(0), call, (1, 0, 0), &watch), Ok(false));
+        let report = two.next_shortage().unwrap();
+        assert!(report.contains("ulimit -n"), "{report}");
+    });
 }
 
 #[test]

@@ -29,7 +29,8 @@ mod socket;
 mod tests;
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,7 @@ use super::LinkStage;
 use super::choice::socket_options;
 use crate::config::Config;
 use crate::os::descriptor::{above_standard, accept};
+use crate::os::shortage::Shortage;
 use crate::os::{self, ShmError, Watch, random};
 use crate::tcp::{SocketOptions, set_traffic_class};
 use outgoing::OutgoingNetCall;
@@ -133,6 +135,7 @@ pub(crate) struct NetCalls {
     ranks: u32,
     /// More connections may be pending.
     more: bool,
+    shortage: Shortage,
 }
 
 impl HeardNetCall {
@@ -199,6 +202,7 @@ impl NetCalls {
             leavers: Vec::new(),
             ranks: 0,
             more: false,
+            shortage: Shortage::default(),
         })
     }
 
@@ -279,6 +283,36 @@ impl NetCalls {
         }
     }
 
+    /// Returns the next report of a shortage of this process, which keeps it from accepting calls for now.
+    pub(crate) const fn next_shortage(&mut self) -> Option<String> {
+        self.shortage.next_report()
+    }
+
+    /// Accepts a connection; `None` if there is none, or if descriptors lack.
+    fn accept_one(&mut self, now: Instant, watch: &Watch) -> Option<(TcpStream, SocketAddr)> {
+        if self.shortage.resumes(now)
+            && let Err(error) = watch.attend(self.listener.as_fd())
+        {
+            self.shortage.pause(now, &error);
+        }
+        if self.shortage.is_paused() {
+            return None;
+        }
+        let error = match accept(&self.listener) {
+            Ok(accepted) => return Some(accepted),
+            Err(error) => error,
+        };
+        match error.kind() {
+            // There is none, or it has ended before it was accepted.
+            ErrorKind::WouldBlock | ErrorKind::ConnectionAborted | ErrorKind::Interrupted => {}
+            _ => {
+                watch.unattend(self.listener.as_fd());
+                self.shortage.pause(now, &ShmError::system("accepting a call", error));
+            }
+        }
+        None
+    }
+
     fn accept(&mut self, now: Instant, watch: &Watch) {
         for _ in 0..AT_ONCE {
             if self.heard.len() + self.answered.iter().filter(|it| !self.is_rank(it.peer)).count()
@@ -287,7 +321,7 @@ impl NetCalls {
                 self.more = true;
                 return;
             }
-            let Ok(accepted) = accept(&self.listener) else {
+            let Some(accepted) = self.accept_one(now, watch) else {
                 self.more = false;
                 return;
             };

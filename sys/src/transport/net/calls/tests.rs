@@ -5,6 +5,7 @@ use nemesia_core::wire::call::{CALL_MESSAGE_BYTES, CallBytes, CallDeparture};
 use nemesia_core::wire::hello::Challenge;
 
 use super::*;
+use crate::os::{testing, wait_ready};
 
 const KEY: [u8; 32] = [7; 32];
 const LIMIT: Duration = Duration::from_secs(60);
@@ -217,6 +218,27 @@ fn a_call_that_was_closed_unread_is_made_again() {
     let heard = one.next_call().unwrap();
     assert_eq!((heard.address, heard.calls()), (address(2), 11));
     drop(silent);
+}
+
+#[test]
+fn a_process_without_descriptors_may_sleep_and_hears_its_callers_later() {
+    const NAME: &str =
+        concat!(module_path!(), "::a_process_without_descriptors_may_sleep_and_hears_its_callers_later");
+    if !testing::is_child() {
+        return testing::run_again(NAME, || Ok(()));
+    }
+    let watch = Watch::new().unwrap();
+    let (mut one, place) = calls(1, &watch);
+    let _caller = connect(place);
+    let taken = testing::take_descriptors();
+    one.hear(&watch);
+    assert!(!wait_ready(watch.as_fd(), libc::POLLIN, Instant::now()).unwrap(), "the set is readable");
+    let report = one.next_shortage().unwrap();
+    assert!(report.contains("ulimit -n") && one.next_shortage().is_none(), "{report}");
+    drop(taken);
+    until(&mut one, &watch, |calls| calls.strangers.len() == 1);
+    let _other = connect(place);
+    assert!(wait_ready(watch.as_fd(), libc::POLLIN, Instant::now() + LIMIT).unwrap());
 }
 
 /// As in a process that looks rarely: between two looks, more strangers come than there are places.
