@@ -277,8 +277,9 @@ impl Endpoint {
         self.engine.acknowledge();
     }
 
-    /// Returns an error, with the reason and the remedy if it is that of a peer that cannot be connected with. The calls
-    /// of an endpoint return such errors; those of [`Completion::result`](crate::Completion::result) lack the reason.
+    /// Returns an error, with the reason and the remedy if it is that of a peer that cannot be connected with. The
+    /// calls of an endpoint return such errors; those of [`Completion::result`](crate::Completion::result) lack the
+    /// reason.
     pub fn with_reason(&self, mut error: Error) -> Error {
         if let Error::PeerFailed { rank, failure: crate::Failure::Unreachable, reason } = &mut error {
             *reason = self.unreached.get(rank).cloned();

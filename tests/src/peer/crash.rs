@@ -228,7 +228,8 @@ pub(super) fn notice() -> Outcome {
             }
             endpoint.send(1, 1, &[0])?;
             let death = endpoint.wait(from_dead);
-            let named = matches!(death, Err(Error::PeerFailed { rank: 2, failure, .. }) if is_death(&endpoint, 2, failure));
+            let named = matches!(death, Err(Error::PeerFailed { rank: 2, failure, .. })
+                if is_death(&endpoint, 2, failure));
             ensure(named, || format!("{death:?}"))?;
         }
         1 => loop {
