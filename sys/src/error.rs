@@ -4,6 +4,8 @@ use std::fmt;
 
 use nemesia_core::engine::rma::Refusal;
 use nemesia_core::engine::{CompletionError, Failure, Truncation};
+use nemesia_core::port::PortFault;
+use nemesia_core::port::memory::LostError;
 use nemesia_core::rdma_channel::PipeError;
 use nemesia_core::shared::layout::LayoutError;
 
@@ -297,6 +299,8 @@ fn ending(failure: Failure, reason: Option<&str>) -> String {
     match (failure, reason) {
         (Failure::Unreachable, Some(reason)) => format!("cannot be connected with: {reason}"),
         (Failure::Unreachable, None) => "cannot be connected with: it refuses, or does not answer".into(),
+        // The peer has done nothing wrong.
+        (Failure::Fault(PortFault::Lost(LostError::Buffer)), _) => format!("was given up: {failure}"),
         (failure, _) => format!("is gone: {failure}"),
     }
 }
@@ -356,6 +360,21 @@ impl From<CompletionError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_peer_is_not_called_gone_that_was_not_reached_or_that_a_buffer_of_this_process_has_cost() {
+        let text = |failure, reason: Option<&str>| {
+            Error::PeerFailed { rank: 3, failure, reason: reason.map(Into::into) }.to_string()
+        };
+        assert_eq!(text(Failure::Died, Some("no reason")), "rank 3 is gone: its process died");
+        let buffer = text(Failure::Fault(PortFault::Lost(LostError::Buffer)), None);
+        assert!(
+            buffer.starts_with("rank 3 was given up: ") && buffer.contains("a buffer of a call"),
+            "{buffer}"
+        );
+        let unreached = text(Failure::Unreachable, Some("it has another key"));
+        assert_eq!(unreached, "rank 3 cannot be connected with: it has another key");
+    }
 
     #[test]
     fn debug_of_an_error_is_its_one_line() {

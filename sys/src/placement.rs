@@ -232,6 +232,8 @@ fn lost(error: &io::Error) -> LostError {
         Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN) => {
             LostError::Unreachable
         }
+        // The kernel has met memory that a call of this process named.
+        Some(libc::EFAULT) => LostError::Buffer,
         Some(code) => LostError::Unknown(code.unsigned_abs()),
         None => LostError::Closed,
     }

@@ -50,7 +50,7 @@ fn failures(rank: &Rank) -> Vec<(usize, u64)> {
     let reported = |line: &str| {
         let (gone, rest) = line.strip_prefix("rank ")?.split_once(" gone after ")?;
         let (millis, failure) = rest.split_once(" ms: ")?;
-        let is_silent = failure.ends_with("the peer does not respond");
+        let is_silent = failure.contains("the peer does not respond");
         Some((gone.parse().ok()?, millis.parse().ok()?)).filter(|_| is_silent)
     };
     rank.output.lines().filter_map(reported).collect()

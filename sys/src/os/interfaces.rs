@@ -35,6 +35,8 @@ impl fmt::Display for AddressFamily {
 struct InterfaceAddress {
     interface: String,
     address: IpAddr,
+    /// A network is connected with the interface (IFF_RUNNING).
+    has_carrier: bool,
 }
 
 /// The address at which this process listens.
@@ -50,8 +52,8 @@ pub(crate) struct ChosenAddress {
 /// Returns the address at which this process listens: `wanted`, which is an address, a prefix of addresses
 /// (`10.1.0.0/16`) or the name of an interface; by default an address of the interface with the default route, else the
 /// first address that is not local to this machine, else the loopback address. IPv4 comes before IPv6, unless a family
-/// is preferred. Link-local addresses are not used, because they mean nothing on another machine. The error is one
-/// line.
+/// is preferred. An interface without a carrier, such as the bridge of containers that do not run, is used only if it
+/// is named. Link-local addresses are not used, because they mean nothing on another machine. The error is one line.
 pub(crate) fn choose(wanted: Option<&str>, family: Option<AddressFamily>) -> Result<ChosenAddress, String> {
     pick(wanted, family, &addresses()?, &default_interfaces())
 }
@@ -103,13 +105,17 @@ fn pick_in(
         let has_route = |it: &InterfaceAddress| {
             let default = if it.address.is_ipv4() { &defaults.ipv4 } else { &defaults.ipv6 };
             // An interface has an address of either family more often than a route of either.
-            [default, &defaults.ipv4].into_iter().flatten().any(|name| *name == it.interface)
+            let is_default = |name: &String| *name == it.interface;
+            it.has_carrier && [default, &defaults.ipv4].into_iter().flatten().any(is_default)
         };
+        let leaves = |it: &InterfaceAddress| it.has_carrier && !it.address.is_loopback();
         return first(&has_route, "the interface with the default route")
+            .or_else(|| first(&leaves, "the first address that is not local to this machine"))
             .or_else(|| {
-                first(&|it| !it.address.is_loopback(), "the first address that is not local to this machine")
+                let why = "which other machines do not reach: there is no other address";
+                first(&|it| it.address.is_loopback(), &format!("{why}{}", unused(all)))
             })
-            .or_else(|| first(&|_| true, "which other machines do not reach: there is no other address"))
+            .or_else(|| first(&|_| true, "which has no carrier: there is no other address"))
             .ok_or_else(|| {
                 format!("this machine has no interface that is up with an {kind}address: {}", list(all))
             });
@@ -120,6 +126,12 @@ fn pick_in(
                 "NEMESIA_NET_ADDRESS={wanted} is no {kind}address: set one of the two to auto"
             ));
         }
+        let is_here = address.is_loopback() || all.iter().any(|it| it.address == address);
+        if !is_here || !is_usable(address) {
+            let no =
+                if is_here { LINK_LOCAL } else { "is no address of an interface of this machine that is up" };
+            return Err(format!("NEMESIA_NET_ADDRESS={wanted} {no}: there are {}", list(all)));
+        }
         return Ok(ChosenAddress { address, why: "NEMESIA_NET_ADDRESS".into(), unmet: None });
     }
     let found = match prefix(wanted) {
@@ -127,14 +139,27 @@ fn pick_in(
         None => first(&|it| it.interface == wanted, "which NEMESIA_NET_ADDRESS names"),
     };
     found.ok_or_else(|| {
-        let no = if family.is_some() {
-            format!("has no {kind}address here")
-        } else {
-            "is neither an address, nor a prefix of an address here, nor an interface that is up and has one"
-                .into()
+        let no = match prefix(wanted) {
+            _ if family.is_some() => format!("has no {kind}address here"),
+            Some(_) => "contains no address of this machine".into(),
+            None if wanted.contains('/') => "is no prefix such as 10.1.0.0/16".into(),
+            None => "names no interface of this machine that is up and has an address".into(),
         };
-        format!("NEMESIA_NET_ADDRESS={wanted} {no}: there are {}", list(all))
+        format!("NEMESIA_NET_ADDRESS={wanted} {no}: there are {}{}", list(all), unused(all))
     })
+}
+
+/// Why a link-local address is not used.
+const LINK_LOCAL: &str = "is link-local, and means nothing on another machine";
+
+/// Names the link-local addresses, which are not used.
+fn unused(all: &[InterfaceAddress]) -> String {
+    let unused = all.iter().filter(|it| !is_usable(it.address));
+    let names: Vec<String> = unused.map(|it| format!("{} ({})", it.interface, it.address)).collect();
+    match names.join(", ") {
+        names if names.is_empty() => names,
+        names => format!("; not used, as it {LINK_LOCAL}: {names}; give the interface another address"),
+    }
 }
 
 /// Lists the interfaces with their addresses.
@@ -223,7 +248,8 @@ fn addresses() -> Result<Vec<InterfaceAddress>, String> {
         let Some(address) = (unsafe { ip(element.ifa_addr) }) else { continue };
         // SAFETY: the name is a string that lives as long as the list.
         let interface = unsafe { CStr::from_ptr(element.ifa_name) }.to_string_lossy().into_owned();
-        found.push(InterfaceAddress { interface, address });
+        let has_carrier = element.ifa_flags & libc::IFF_RUNNING as u32 != 0;
+        found.push(InterfaceAddress { interface, address, has_carrier });
     }
     Ok(found)
 }
@@ -258,6 +284,7 @@ mod tests {
         let it = |interface: &str, address: &str| InterfaceAddress {
             interface: interface.into(),
             address: address.parse().unwrap(),
+            has_carrier: true,
         };
         vec![
             it("lo", "127.0.0.1"),
@@ -297,20 +324,53 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_without_carrier_is_chosen_only_by_name() {
+        let mut all = all();
+        all[3].has_carrier = false;
+        let choose = |wanted, all: &[InterfaceAddress]| choose_in(wanted, None, all, Some("eth0")).unwrap();
+        assert_eq!(choose(None, &all).address.to_string(), "10.1.0.1");
+        assert_eq!(choose(Some("eth0"), &all).address.to_string(), "10.0.0.1");
+        assert_eq!(choose(Some("10.0.0.0/16"), &all).address.to_string(), "10.0.0.1");
+        let down = choose(None, &all[3..4]);
+        assert!(down.address.to_string() == "10.0.0.1" && down.why.contains("no carrier"), "{down:?}");
+    }
+
+    #[test]
+    fn a_machine_with_link_local_addresses_only_says_so() {
+        let all = &all()[..3];
+        let chosen = choose_in(None, None, all, None).unwrap();
+        let says = |text: &str| text.contains("eth0 (fe80::1)") && text.contains("link-local");
+        assert!(chosen.address.is_loopback() && says(&chosen.why), "{chosen:?}");
+        let named = choose_in(Some("eth0"), None, all, None).unwrap_err();
+        assert!(says(&named), "{named}");
+        let given = choose_in(Some("fe80::1"), None, all, None).unwrap_err();
+        assert!(given.contains("fe80::1 is link-local"), "{given}");
+    }
+
+    #[test]
     fn an_address_a_prefix_or_an_interface_can_be_named_and_another_name_is_an_error_with_those_there_are() {
         let all = all();
         let choose =
             |wanted| choose_in(Some(wanted), None, &all, Some("eth0")).map(|it| it.address.to_string());
         assert_eq!(choose("ib0").unwrap(), "10.1.0.1");
-        assert_eq!(choose("192.0.2.9").unwrap(), "192.0.2.9");
-        assert_eq!(choose("fd00::9").unwrap(), "fd00::9");
+        assert_eq!(choose("fd00::7").unwrap(), "fd00::7");
+        assert_eq!(choose("127.0.0.9").unwrap(), "127.0.0.9");
         assert_eq!(choose("10.1.0.0/16").unwrap(), "10.1.0.1");
         assert_eq!(choose("fd00::/8").unwrap(), "fd00::7");
         assert_eq!(choose("10.0.0.0/7").unwrap(), "10.0.0.1");
         assert_eq!(choose("0.0.0.0/0").unwrap(), "127.0.0.1");
-        for wanted in ["ib1", "10.2.0.0/16", "10.1.0.0/33", "fd00::/129", "10.1.0.0/", "/8"] {
+        for (wanted, why) in [
+            ("ib1", "names no interface"),
+            ("192.0.2.9", "is no address of an interface"),
+            ("10.2.0.0/16", "contains no address of this machine"),
+            ("10.1.0.0/33", "is no prefix"),
+            ("fd00::/129", "is no prefix"),
+            ("10.1.0.0/", "is no prefix"),
+            ("/8", "is no prefix"),
+        ] {
             let error = choose(wanted).unwrap_err();
-            assert!(error.contains(wanted) && error.contains("lo (::1), eth0 (10.0.0.1), ib0"), "{error}");
+            assert!(error.contains(&format!("{wanted} {why}")), "{error}");
+            assert!(error.contains("lo (::1), eth0 (10.0.0.1), ib0"), "{error}");
         }
     }
 
@@ -331,8 +391,8 @@ mod tests {
             unmet.starts_with("NEMESIA_NET_FAMILY=ipv6: NEMESIA_NET_ADDRESS=eth0 has no IPv6"),
             "{unmet}"
         );
-        let (address, unmet) = choose(Some("192.0.2.9"), ipv6, &all);
-        assert!(address == "192.0.2.9" && unmet.contains("192.0.2.9 is no IPv6 address"), "{unmet}");
+        let (address, unmet) = choose(Some("10.1.0.1"), ipv6, &all);
+        assert!(address == "10.1.0.1" && unmet.contains("10.1.0.1 is no IPv6 address"), "{unmet}");
         let (address, unmet) = choose(None, ipv6, &all[3..4]);
         assert!(address == "10.0.0.1" && unmet.contains("eth0 (10.0.0.1)"), "{unmet}");
     }

@@ -7,7 +7,7 @@
 
 mod card;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -169,20 +169,31 @@ fn check_places(
     (remote, demand): (&RemoteRanks, &DemandRanks),
 ) -> Result<(), Error> {
     let own = demand.addresses.get(world.rank as usize).and_then(Calls::remote_of);
-    let is_loopback = |at: Option<SocketAddr>| at.is_some_and(|at| at.ip().is_loopback());
     for (rank, address) in demand.addresses.iter().enumerate().filter(|(rank, _)| remote.contains(*rank)) {
         let wrong = |problem: &str| Error::Net { rank, transport: "tcp", problem: problem.into() };
         let Some(at) = Calls::remote_of(address) else {
             return Err(wrong("its address is malformed: mixed programs in one job?"));
         };
-        let is_apart = hosts[rank].network != hosts[world.rank as usize].network;
-        if is_apart && (is_loopback(Some(at)) || is_loopback(own)) {
-            return Err(wrong(
-                "one of both has an address that does not leave its machine: set NEMESIA_NET_ADDRESS",
-            ));
+        let is_apart = hosts[rank].is_apart(&hosts[world.rank as usize]);
+        if let Some(problem) = own.filter(|_| is_apart).and_then(|own| misplaced(own.ip(), at.ip())) {
+            return Err(wrong(&problem));
         }
     }
     Ok(())
+}
+
+/// Returns what is wrong with the addresses of two machines, if they show that one does not reach the other.
+fn misplaced(own: IpAddr, other: IpAddr) -> Option<String> {
+    if own.is_loopback() || other.is_loopback() {
+        let problem = "one of both has an address that does not leave its machine: set NEMESIA_NET_ADDRESS";
+        return Some(problem.into());
+    }
+    (own == other).then(|| {
+        format!(
+            "both machines have the address {own}, as bridges of containers and virtual machines have (docker0, \
+             virbr0): set NEMESIA_NET_ADDRESS to an interface, or a prefix of addresses, of the network between them"
+        )
+    })
 }
 
 /// Exchanges what each process publishes. Collective.
@@ -489,4 +500,18 @@ fn add(
     let weak = Arc::downgrade(&connection);
     watch.add(rank, connection, pidfd)?;
     Ok(weak)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::misplaced;
+
+    #[test]
+    fn machines_that_have_one_address_are_refused_with_the_remedy() {
+        let of = |own: &str, other: &str| misplaced(own.parse().unwrap(), other.parse().unwrap());
+        assert_eq!(of("10.77.0.1", "10.77.0.2"), None);
+        let same = of("172.17.0.1", "172.17.0.1").unwrap();
+        assert!(same.contains("172.17.0.1") && same.contains("set NEMESIA_NET_ADDRESS"), "{same}");
+        assert!(of("127.0.0.1", "10.77.0.2").unwrap().contains("does not leave its machine"));
+    }
 }

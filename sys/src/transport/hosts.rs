@@ -89,6 +89,12 @@ impl HostAddress {
         self.host == other.host && self.host != APART
     }
 
+    /// Returns whether processes of these two places certainly have different addresses.
+    pub(crate) fn is_apart(&self, other: &Self) -> bool {
+        self.network != other.network
+            || (self.host != other.host && ![&self.host, &other.host].into_iter().any(|it| it == APART))
+    }
+
     /// Returns whether the other end of this connection is the process that published this address. The kernel supplies
     /// the process id. Across pid namespaces its numbers have no meaning, and the connection is accepted.
     pub(crate) fn is_genuine(&self, caller: &HandoffConnection) -> bool {
@@ -561,6 +567,14 @@ mod tests {
         assert!(sets_up_alike(&[of(&managed), of(&managed), Card { addresses: [None, None], ..card() }]));
         assert!(sets_up_alike(&[of(&joined), of(&joined)]) && sets_up_alike(&[]));
         assert!(!sets_up_alike(&[of(&managed), of(&joined)]));
+    }
+
+    #[test]
+    fn places_are_apart_by_their_network_or_their_boot() {
+        let here = host("00ff", "42");
+        assert!(!here.is_apart(&here) && here.is_apart(&host("00ff", "43")));
+        assert!(here.is_apart(&host("00fe", "42")), "the numbers of networks are equal on most machines");
+        assert!(!here.is_apart(&host(APART, "42")), "it may run here");
     }
 
     #[test]

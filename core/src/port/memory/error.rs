@@ -129,8 +129,17 @@ pub enum LostError {
     #[error("the peer closed the connection")]
     Closed,
     /// The peer does not respond.
-    #[error("the peer does not respond")]
+    #[error(
+        "the peer does not respond: its machine is gone, or the network loses its packets (only large ones, if an MTU \
+         on the way is smaller than those of both machines)"
+    )]
     Unreachable,
+    /// The memory of a call cannot be read or written.
+    #[error(
+        "a buffer of a call of this process lies in memory that cannot be read or written: check its address and \
+         length, and whether it was freed before the call was complete"
+    )]
+    Buffer,
     /// A work request of this process failed; its completion gives the reason.
     #[error("a work request failed")]
     Work,

@@ -165,6 +165,30 @@ fn everything_that_a_closed_endpoint_has_sent_arrives_and_then_it_has_finished()
 }
 
 #[test]
+fn a_buffer_that_cannot_be_read_is_named_as_such_and_not_the_end_of_the_peer() {
+    const LEN: usize = 1 << 20;
+    let (mut zero, mut one) = pair(&apart());
+    let mut got = vec![0; LEN];
+    // SAFETY: the buffer lives, unused, until the endpoint is closed.
+    let receive =
+        unsafe { one.irecv(Source::Rank(0), Tag::Exactly(1), got.as_mut_ptr(), got.len()) }.unwrap();
+    let nowhere = std::ptr::without_provenance(1 << 12);
+    // SAFETY: no program has memory there, so that only the kernel reads it, and refuses.
+    let send = unsafe { zero.isend(1, 1, nowhere, LEN) }.unwrap();
+    let begun = Instant::now();
+    let error = loop {
+        match zero.test(send) {
+            Ok(None) => _ = one.test(receive),
+            ended => break ended.unwrap_err().to_string(),
+        }
+        assert!(begun.elapsed() < EVER);
+    };
+    let named =
+        error.starts_with("rank 1 was given up: ") && error.contains("a buffer of a call of this process");
+    assert!(named, "{error}");
+}
+
+#[test]
 fn an_endpoint_that_is_dropped_has_failed() {
     let (mut zero, one) = pair(&apart());
     drop(one);

@@ -128,7 +128,7 @@ fn a_world_of_one_machine_that_has_a_key_and_reaches_no_other_machine_says_so() 
     let off = with_key().net(NetChoice::Off);
     let by_verbs = "NEMESIA_NET=verbs: further peers on other machines are not reached";
     let [by_place, by_silent, by_off] = [
-        "further peers on other machines are not reached: listening at 203.0.113.9: ",
+        "further peers on other machines are not reached: NEMESIA_NET_ADDRESS=203.0.113.9 is no address",
         "further peers on other machines are not reached: rank 1 does not listen over TCP",
         "further peers on other machines are not reached: rank 1 has no key in its settings, or its NEMESIA_NET",
     ];
